@@ -1,0 +1,3 @@
+//! The `gainshare` command.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Adapters to what runs the jobs and to what they report.
