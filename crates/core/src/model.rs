@@ -165,6 +165,11 @@ impl Share {
         if x.is_nan() { Share::ZERO } else { Share(x.clamp(0.0, 1.0)) }
     }
 
+    /// Nothing: the default floor.
+    pub fn none() -> Share {
+        Share::ZERO
+    }
+
     /// An equal part among `n` (the whole, if nobody is there).
     pub fn equal(n: usize) -> Share {
         Share(1.0 / n.max(1) as f64)

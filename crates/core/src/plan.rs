@@ -1,1 +1,157 @@
-//! plan
+//! What the decisions answer: targets for the jobs, and why.
+//!
+//! A plan is a value. It has a generation, so that whoever carries it out never goes backwards: an older generation is
+//! refused, a repeated one is harmless. Every running job has a [`Verdict`], also a job that is left as it is; every waiting job
+//! has one too.
+
+use crate::model::{JobId, NodeId, PerResource, Resource, Share, Span, Time};
+use crate::signal::Category;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Plan {
+    pub generation: u64,
+    pub at: Time,
+    /// Waiting jobs to start now, in this order.
+    pub starts: Vec<Start>,
+    /// One entry for every job in the view.
+    pub verdicts: BTreeMap<JobId, Verdict>,
+    /// When control wants to be asked again, if nothing happens before.
+    pub next_due: Option<Time>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Start {
+    pub job: JobId,
+    pub node: NodeId,
+}
+
+/// What happens to one job, and why.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// What it may use from now on; `None` for a job that waits.
+    pub target: Option<Target>,
+    /// Growth per second and unit of each resource, as last measured.
+    pub growth: PerResource<Option<f64>>,
+    pub category: Category,
+    pub reason: Reason,
+}
+
+/// How much of its node a running job may use, resource by resource.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Target {
+    /// Soft limits as the papers mean them: the part a job should not exceed while others want the rest. They may sum to more
+    /// than one.
+    pub limit: PerResource<Share>,
+    /// What each job gets of a fully wanted node under these limits: sums to at most one over the jobs of a node.
+    /// A work-conserving runtime uses it as the weight.
+    pub share: PerResource<Share>,
+}
+
+impl Target {
+    pub const FREE: Target = Target {
+        limit: PerResource { cpu: Share::FULL, memory: Share::FULL, block_io: Share::FULL, net_io: Share::FULL },
+        share: PerResource { cpu: Share::FULL, memory: Share::FULL, block_io: Share::FULL, net_io: Share::FULL },
+    };
+
+    /// The largest change of any limit or share, absolute.
+    pub fn distance(&self, other: &Target) -> f64 {
+        Resource::ALL
+            .iter()
+            .flat_map(|&r| {
+                [
+                    (self.limit.get(r).get() - other.limit.get(r).get()).abs(),
+                    (self.share.get(r).get() - other.share.get(r).get()).abs(),
+                ]
+            })
+            .fold(0.0, f64::max)
+    }
+}
+
+/// Why a job has what it has. The variant names are also what metrics and the API call it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "why")]
+pub enum Reason {
+    /// The policy gives everyone the same.
+    Fair { neighbours: usize },
+    /// No growth measured yet: free competition until two reports have been seen.
+    NotYetMeasured,
+    /// It never reported anything that could be read for so long that it gets an equal part.
+    NoSignal { waited: Span },
+    /// It reported once, then fell silent for unusually long: an equal part, not a guess.
+    StaleSignal { silent: Span },
+    /// It grows: its part of the sum of all growth.
+    Growing { growth: f64, total: f64 },
+    /// Growth fell below the threshold once: limits stay as they were, to be sure.
+    Watching { growth: f64, threshold: f64 },
+    /// Growth stayed below the threshold: its part of the growth, but never less than the floor.
+    Completing { growth: f64, threshold: f64, floor: Share },
+    /// Nobody on the node grows any more: free competition, and the next look comes later.
+    AllCompleting { next_look: Span },
+    /// Nothing due: the last target stands.
+    Unchanged,
+    /// The new target is so close to the one in force that changing it is not worth it.
+    InsideDeadband,
+    /// Started now.
+    Started { node: NodeId },
+    /// All slots are taken; so many jobs go before it.
+    WaitsForSlot { ahead: usize },
+    /// A job it depends on has not ended yet.
+    WaitsForJob { job: JobId },
+}
+
+impl Reason {
+    /// The name used in metrics and the API.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Reason::Fair { .. } => "fair",
+            Reason::NotYetMeasured => "not-yet-measured",
+            Reason::NoSignal { .. } => "no-signal",
+            Reason::StaleSignal { .. } => "stale-signal",
+            Reason::Growing { .. } => "growing",
+            Reason::Watching { .. } => "watching",
+            Reason::Completing { .. } => "completing",
+            Reason::AllCompleting { .. } => "all-completing",
+            Reason::Unchanged => "unchanged",
+            Reason::InsideDeadband => "inside-deadband",
+            Reason::Started { .. } => "started",
+            Reason::WaitsForSlot { .. } => "waits-for-slot",
+            Reason::WaitsForJob { .. } => "waits-for-job",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Reason::Fair { neighbours: 0 } => write!(f, "alone on the node"),
+            Reason::Fair { neighbours } => write!(f, "an equal part beside {neighbours} other(s)"),
+            Reason::NotYetMeasured => write!(f, "new: free competition until its growth is measured"),
+            Reason::NoSignal { waited } => {
+                write!(f, "no loss or accuracy seen in {:.0} s: an equal part", waited.as_secs_f64())
+            }
+            Reason::StaleSignal { silent } => {
+                write!(f, "silent for {:.0} s, longer than usual: an equal part", silent.as_secs_f64())
+            }
+            Reason::Growing { growth, total } => {
+                write!(f, "grows: {} of all growth on the node", Share::clamped(growth / total))
+            }
+            Reason::Watching { growth, threshold } => {
+                write!(f, "growth {growth:.4} fell below {threshold}: watching, limits unchanged")
+            }
+            Reason::Completing { growth, threshold, floor } => {
+                write!(f, "growth {growth:.4} stayed below {threshold}: makes room, keeps at least {floor}")
+            }
+            Reason::AllCompleting { next_look } => {
+                write!(f, "no job here grows any more: free competition, next look in {:.0} s", next_look.as_secs_f64())
+            }
+            Reason::Unchanged => write!(f, "nothing due: the last decision stands"),
+            Reason::InsideDeadband => write!(f, "the change would be too small to be worth it"),
+            Reason::Started { node } => write!(f, "started on {node}"),
+            Reason::WaitsForSlot { ahead } => write!(f, "all slots are taken; {ahead} job(s) ahead"),
+            Reason::WaitsForJob { job } => write!(f, "waits for {job} to end"),
+        }
+    }
+}

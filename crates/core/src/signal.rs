@@ -1,1 +1,189 @@
-//! signal
+//! From a job's reports to what they say about its growth.
+//!
+//! A [`Tracker`] belongs to the driver: it is fed every report and keeps a few numbers. A [`Signal`] is its snapshot inside a
+//! [`crate::view::View`]. Growth itself is measured by the decisions, each over its own interval, from two snapshots.
+//!
+//! **Terms.** `E(t)` is the value of the job's own evaluation function (loss, accuracy, …) at time `t`; asked for between two
+//! reports it is the last one. Progress per second is `P = |E(t_i) − E(t_{i−1})| / (t_i − t_{i−1})`. Growth efficiency for resource
+//! `r` is `G_r = P / R_r` with `R_r` the average fraction of the node used over the interval.
+
+use crate::model::{PerResource, Resource, Span, Time};
+use serde::{Deserialize, Serialize};
+
+/// One report of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    pub value: f64,
+    pub step: Option<u64>,
+    /// How many steps there will be, if the job says.
+    pub total: Option<u64>,
+}
+
+/// Where a job stands. FlowCon calls the lists NL, WL and CL; SpeCon the categories PC, WC and CC: they are the same three.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Category {
+    /// New or growing.
+    #[default]
+    Growing,
+    /// Its growth fell below the threshold once.
+    Watching,
+    /// Its growth stayed below.
+    Completing,
+}
+
+impl Category {
+    pub fn name(self) -> &'static str {
+        match self {
+            Category::Growing => "growing",
+            Category::Watching => "watching",
+            Category::Completing => "completing",
+        }
+    }
+}
+
+/// Whether a value is divided by the first one before its changes are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Normalisation {
+    /// Relative to the magnitude of the first finite value, so that a loss of 200 and one of 2 weigh alike.
+    #[default]
+    Relative,
+    /// As reported.
+    Raw,
+}
+
+/// What a job's reports amount to so far.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Signal {
+    pub reports: u64,
+    /// The first finite value and when it came.
+    pub first: Option<Report>,
+    /// The last finite value and when it came.
+    pub last: Option<Report>,
+    /// The longest time between two reports so far: silence is judged against it.
+    pub longest_gap: Span,
+    pub step: Option<u64>,
+    pub total: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    pub value: f64,
+    pub at: Time,
+}
+
+impl Signal {
+    /// By what the changes of this job's value are divided.
+    pub fn scale(&self, normalisation: Normalisation) -> f64 {
+        match (normalisation, self.first) {
+            (Normalisation::Relative, Some(first)) if first.value.abs() > f64::MIN_POSITIVE => first.value.abs(),
+            _ => 1.0,
+        }
+    }
+}
+
+/// Takes in reports. Values that are not finite are refused and counted, never used.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Tracker {
+    signal: Signal,
+    refused: u64,
+}
+
+impl Tracker {
+    /// Feeds one report; `false` if it was refused.
+    pub fn push(&mut self, at: Time, sample: Sample) -> bool {
+        if !sample.value.is_finite() {
+            self.refused += 1;
+            return false;
+        }
+        let s = &mut self.signal;
+        // Sources may hand over late what they read early; time within one job never runs backwards.
+        let at = s.last.map_or(at, |last| at.max(last.at));
+        let report = Report { value: sample.value, at };
+        if let Some(last) = s.last {
+            s.longest_gap = s.longest_gap.max(at.since(last.at));
+        }
+        s.first.get_or_insert(report);
+        s.last = Some(report);
+        s.reports += 1;
+        s.step = sample.step.or(s.step);
+        s.total = sample.total.or(s.total);
+        true
+    }
+
+    pub fn signal(&self) -> Signal {
+        self.signal
+    }
+
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+}
+
+/// Use below this fraction of a node is no use: dividing by it would make any progress look infinitely efficient.
+const LEAST_USE: f64 = 1e-3;
+
+/// Growth efficiency of each resource over an interval: progress per second over the average use. `None` where the job used (next
+/// to) nothing of the resource, so that it has no claim to it.
+pub fn growth_efficiency(
+    progress_per_second: f64,
+    consumed: PerResource<f64>,
+    interval: Span,
+) -> PerResource<Option<f64>> {
+    let seconds = interval.as_secs_f64();
+    PerResource::from_fn(|r: Resource| {
+        let used = consumed.get(r) / seconds;
+        (seconds > 0.0 && used >= LEAST_USE && progress_per_second.is_finite()).then(|| progress_per_second / used)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(value: f64) -> Sample {
+        Sample { value, step: None, total: None }
+    }
+
+    #[test]
+    fn what_is_not_finite_is_refused_and_counted() {
+        let mut t = Tracker::default();
+        for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            assert!(!t.push(Time(1), sample(bad)));
+        }
+        assert!(t.push(Time(2), sample(1e308)));
+        assert_eq!((t.refused(), t.signal().reports), (3, 1));
+        assert_eq!(t.signal().first.unwrap().value, 1e308);
+    }
+
+    #[test]
+    fn time_within_a_job_never_runs_backwards() {
+        let mut t = Tracker::default();
+        t.push(Time(100), sample(2.0));
+        t.push(Time(40), sample(1.0));
+        assert_eq!(t.signal().last.unwrap().at, Time(100));
+    }
+
+    #[test]
+    fn scale_is_the_magnitude_of_the_first_value_unless_it_is_zero() {
+        let mut t = Tracker::default();
+        t.push(Time(1), sample(-4.0));
+        t.push(Time(2), sample(9.0));
+        assert_eq!(t.signal().scale(Normalisation::Relative), 4.0);
+        assert_eq!(t.signal().scale(Normalisation::Raw), 1.0);
+        let mut z = Tracker::default();
+        z.push(Time(1), sample(0.0));
+        assert_eq!(z.signal().scale(Normalisation::Relative), 1.0);
+    }
+
+    #[test]
+    fn growth_is_progress_over_average_use() {
+        let consumed = PerResource { cpu: 5.0, memory: 1.0, block_io: 0.0, net_io: 0.009 };
+        let g = growth_efficiency(0.1, consumed, Span::from_secs(10));
+        assert_eq!(g.cpu, Some(0.2));
+        assert_eq!(g.memory, Some(1.0));
+        assert_eq!((g.block_io, g.net_io), (None, None));
+        assert_eq!(growth_efficiency(0.1, consumed, Span::ZERO).cpu, None);
+    }
+}

@@ -1,1 +1,95 @@
-//! view
+//! What a driver shows to the decisions: one immutable picture of nodes and jobs.
+//!
+//! Use is handed over as *counters* that only grow (see [`JobView::consumed`]), never as rates, so that each decision can average
+//! over its own interval and no driver needs to know when the last decision was. Everything in here serialises: a view and
+//! a memory written to a file reproduce the plan that was made of them.
+
+use crate::model::{JobId, NodeId, OwnerId, PerResource, Share, Time};
+use crate::signal::Signal;
+use serde::{Deserialize, Serialize};
+
+/// Everything there is to know at one moment. Nodes and jobs are sorted by id; a job that ended is no longer here.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct View {
+    pub now: Time,
+    pub nodes: Vec<NodeView>,
+    pub jobs: Vec<JobView>,
+}
+
+/// One machine that can run jobs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NodeView {
+    pub id: NodeId,
+    pub cores: f64,
+    /// How fast one core is, relative to a reference core.
+    #[serde(default = "one")]
+    pub speed: f64,
+    pub memory_bytes: u64,
+    /// How many jobs may run here at once; `None`: as many as come.
+    #[serde(default)]
+    pub slots: Option<usize>,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// One job that waits or runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobView {
+    pub id: JobId,
+    pub owner: OwnerId,
+    pub arrived: Time,
+    pub phase: Phase,
+    /// What the job's own reports say.
+    pub signal: Signal,
+    /// Use since the job started, in node-seconds per resource: a job that used half the node's CPU for ten seconds consumed
+    /// 5.0 of it. Memory counts alike: a quarter of the memory held for ten seconds is 2.5.
+    pub consumed: PerResource<f64>,
+    /// The least share of the CPU the owner wants kept for it, whatever it gains.
+    #[serde(default = "Share::none")]
+    pub floor: Share,
+    /// The most it may have.
+    #[serde(default)]
+    pub max: Share,
+    /// Larger goes first among waiting jobs.
+    #[serde(default)]
+    pub priority: i32,
+    /// Jobs that must have ended well before this one may start; those still to wait for.
+    #[serde(default)]
+    pub waits_for: Vec<JobId>,
+}
+
+/// Where a job is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "phase")]
+pub enum Phase {
+    /// In the queue, without a node.
+    Waiting,
+    /// Alive on a node. `attempt` counts starts; no two attempts are ever alive together.
+    Running { node: NodeId, since: Time, attempt: u32 },
+}
+
+impl JobView {
+    pub fn node(&self) -> Option<NodeId> {
+        match self.phase {
+            Phase::Running { node, .. } => Some(node),
+            Phase::Waiting => None,
+        }
+    }
+}
+
+impl View {
+    pub fn job(&self, id: JobId) -> Option<&JobView> {
+        self.jobs.binary_search_by_key(&id, |j| j.id).ok().map(|i| &self.jobs[i])
+    }
+
+    pub fn node(&self, id: NodeId) -> Option<&NodeView> {
+        self.nodes.binary_search_by_key(&id, |n| n.id).ok().map(|i| &self.nodes[i])
+    }
+
+    /// The jobs alive on `node`, in order of id.
+    pub fn running_on(&self, node: NodeId) -> impl Iterator<Item = &JobView> {
+        self.jobs.iter().filter(move |j| j.node() == Some(node))
+    }
+}
