@@ -1,1 +1,146 @@
-//! policy
+//! Policies: a named choice of answers to the five decisions, and the numbers they need.
+//!
+//! A preset is what people type (`--policy flowcon`); a [`Policy`] is what control runs. Every field can be set apart from its
+//! preset. Fields of decisions that have a single answer so far are left out until a second one exists.
+
+use crate::model::{Resource, Span};
+use crate::signal::Normalisation;
+use serde::{Deserialize, Serialize};
+
+/// Named policies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Preset {
+    /// Everyone the same: what a plain machine does. The baseline all others are held against.
+    Na,
+    /// FlowCon: shares follow growth efficiency.
+    #[default]
+    Flowcon,
+}
+
+impl Preset {
+    pub const ALL: [Preset; 2] = [Preset::Na, Preset::Flowcon];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Preset::Na => "na",
+            Preset::Flowcon => "flowcon",
+        }
+    }
+}
+
+impl std::str::FromStr for Preset {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Preset, String> {
+        Preset::ALL.into_iter().find(|p| p.name() == s).ok_or_else(|| {
+            let known: Vec<_> = Preset::ALL.iter().map(|p| p.name()).collect();
+            format!("unknown policy `{s}`; known are: {}", known.join(", "))
+        })
+    }
+}
+
+/// How the jobs of one node split it.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "rule")]
+pub enum ShareRule {
+    #[default]
+    Fair,
+    Flowcon(Flowcon),
+}
+
+/// The numbers of FlowCon's Algorithm 1.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Flowcon {
+    /// α: growth efficiency below it counts as "no longer growing".
+    pub alpha: f64,
+    /// β: a completing job keeps at least 1/(β·n) of a node with n jobs.
+    pub beta: f64,
+    /// The first interval between two runs; doubled each time everyone is completing.
+    pub interval: Span,
+    /// Back-off ends here, so that a long quiet spell cannot put the next look off for ever.
+    pub longest_interval: Span,
+    pub normalisation: Normalisation,
+    /// Whose growth efficiency is held against α.
+    pub judged_by: Resource,
+}
+
+impl Default for Flowcon {
+    /// α = 5 %, every 20 s, β = 2: the thesis's middle setting.
+    fn default() -> Self {
+        Flowcon {
+            alpha: 0.05,
+            beta: 2.0,
+            interval: Span::from_secs(20),
+            longest_interval: Span::from_secs(20 * 64),
+            normalisation: Normalisation::Relative,
+            judged_by: Resource::Cpu,
+        }
+    }
+}
+
+/// What control runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Policy {
+    pub share: ShareRule,
+    /// A target that differs by no more than this (absolute, of a whole node) from the one in force is not written.
+    pub deadband: f64,
+    /// A job that reported nothing for so long after its start gets an equal part.
+    pub patience: Span,
+    /// A job whose silence exceeds its longest gap between reports so many times gets an equal part.
+    pub silence_factor: f64,
+    /// Decide anew at every report, not only when the interval is over: for jobs of seconds, and for measuring latency.
+    pub react_to_reports: bool,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy {
+            share: ShareRule::Fair,
+            deadband: 0.01,
+            patience: Span::from_secs(120),
+            silence_factor: 4.0,
+            react_to_reports: false,
+        }
+    }
+}
+
+impl From<Preset> for Policy {
+    fn from(preset: Preset) -> Policy {
+        let share = match preset {
+            Preset::Na => ShareRule::Fair,
+            Preset::Flowcon => ShareRule::Flowcon(Flowcon::default()),
+        };
+        Policy { share, ..Policy::default() }
+    }
+}
+
+/// What is wrong with a policy's numbers.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum PolicyError {
+    #[error("alpha must be a finite number of at least 0, not {0}; 0.05 is a good start")]
+    Alpha(f64),
+    #[error("beta must be a finite number of at least 1, not {0}; the paper uses 2")]
+    Beta(f64),
+    #[error("the interval must be longer than zero; 20s is a good start")]
+    Interval,
+    #[error("the deadband must lie between 0 and 1, not {0}")]
+    Deadband(f64),
+}
+
+impl Policy {
+    /// Refuses numbers no decision could work with.
+    pub fn validate(&self) -> Result<(), PolicyError> {
+        if !(0.0..=1.0).contains(&self.deadband) {
+            return Err(PolicyError::Deadband(self.deadband));
+        }
+        match self.share {
+            ShareRule::Fair => Ok(()),
+            ShareRule::Flowcon(f) if !(f.alpha.is_finite() && f.alpha >= 0.0) => Err(PolicyError::Alpha(f.alpha)),
+            ShareRule::Flowcon(f) if !(f.beta.is_finite() && f.beta >= 1.0) => Err(PolicyError::Beta(f.beta)),
+            ShareRule::Flowcon(f) if f.interval == Span::ZERO => Err(PolicyError::Interval),
+            ShareRule::Flowcon(_) => Ok(()),
+        }
+    }
+}
