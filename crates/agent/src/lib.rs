@@ -1,1 +1,11 @@
-//! The daemon.
+//! The daemon of one machine: it watches jobs, lets the core decide, carries decisions out and tells people about them.
+//!
+//! **Parts.** A *driver* thread owns everything that changes: control, runtimes, collectors and the journal. A small HTTP server asks
+//! the driver over a channel and streams its events. A *supervisor* is the parent of one job and survives the daemon; a *guard*
+//! puts limits back if the daemon dies for good.
+
+pub mod api;
+pub mod config;
+pub mod duration;
+pub mod paths;
+pub mod spec;
