@@ -7,6 +7,8 @@
 //! **Terms.** A [`Handle`] names one job to its runtime. *Original* values are those found before the first change; `release` puts
 //! them back. *Generation*: plans are numbered; an older one is refused, the same one again is harmless.
 
+pub mod collect;
+
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;
 use serde::{Deserialize, Serialize};

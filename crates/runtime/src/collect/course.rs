@@ -1,0 +1,112 @@
+//! Where in its run a job is, from what single lines say.
+//!
+//! A bar counts the batches of one epoch and starts over with the next; readers of a curve need a step that only grows. So a bar within
+//! `Epoch 3/10` becomes a step of the whole run (with 200 batches each, `37/200` is step 437 of 2000), and a bar that starts over without
+//! any word about epochs is counted as another pass of unknown number. Bars of other lengths (validation, evaluation) do not disturb it.
+
+use super::line::{Epoch, Facts};
+use super::{Progress, Unit};
+use serde::{Deserialize, Serialize};
+
+/// Bars of different lengths that are remembered; a job has one for training, perhaps two for evaluation.
+const MAX_BARS: usize = 4;
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Course {
+    /// Set by a line such as `Epoch 3/10`; holds for the lines after it.
+    epoch: Option<RunningEpoch>,
+    /// Bars seen while no epoch is known.
+    bars: Vec<Bar>,
+    /// The place of the last bar, which holds for a dict printed between two redraws.
+    last: Option<Progress>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct RunningEpoch {
+    over: u64,
+    total: u64,
+    /// Length of this epoch's bar: the first one seen in it.
+    length: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Bar {
+    length: u64,
+    at: u64,
+    passes: u64,
+}
+
+/// What a line means for the readings on it and for the job's progress.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Place {
+    pub(super) step: Option<u64>,
+    pub(super) total: Option<u64>,
+    pub(super) progress: Option<Progress>,
+}
+
+impl Course {
+    pub(super) fn note(&mut self, facts: &Facts) -> Place {
+        let epoch = self.note_epoch(facts.epoch);
+        let own = match facts.step {
+            Some(count) => match count.total {
+                // A step that stands alone counts the whole run.
+                None => Some(Progress { step: count.at, total: None, unit: Unit::Step }),
+                Some(length) => self.bar(count.at, length, facts.epoch),
+            },
+            None => epoch,
+        };
+        if let Some(p) = own {
+            self.last = Some(p);
+        }
+        // A bar that is not the training's has no place in the run, not even the last one.
+        let place = if facts.step.is_some() { own } else { own.or(self.last) };
+        Place { step: place.map(|p| p.step), total: place.and_then(|p| p.total), progress: own }
+    }
+
+    fn note_epoch(&mut self, epoch: Option<Epoch>) -> Option<Progress> {
+        let epoch = epoch?;
+        if let Some(total) = epoch.total {
+            let same = self.epoch.as_ref().is_some_and(|e| e.over == epoch.over && e.total == total);
+            if !same {
+                self.epoch = Some(RunningEpoch { over: epoch.over, total, length: None });
+            }
+        }
+        Some(Progress { step: epoch.at, total: epoch.total, unit: Unit::Epoch })
+    }
+
+    fn bar(&mut self, at: u64, length: u64, on_line: Option<Epoch>) -> Option<Progress> {
+        let step_of = |over: u64| over.saturating_mul(length).saturating_add(at);
+        // Lightning's `Epoch 3: 37/100` does not say how many epochs there will be.
+        if let Some(Epoch { over, total: None, .. }) = on_line {
+            return Some(Progress { step: step_of(over), total: None, unit: Unit::Step });
+        }
+        if let Some(epoch) = &mut self.epoch {
+            if *epoch.length.get_or_insert(length) != length {
+                return None;
+            }
+            let step = step_of(epoch.over);
+            let total = epoch.total.saturating_mul(length).max(step);
+            return Some(Progress { step, total: Some(total), unit: Unit::Step });
+        }
+        let longest = self.bars.iter().all(|b| b.length <= length);
+        let i = match self.bars.iter().position(|b| b.length == length) {
+            Some(i) => i,
+            None => {
+                if self.bars.len() == MAX_BARS {
+                    self.bars.remove(0);
+                }
+                self.bars.push(Bar { length, at: 0, passes: 0 });
+                self.bars.len() - 1
+            }
+        };
+        let bar = &mut self.bars[i];
+        bar.passes += u64::from(at < bar.at);
+        bar.at = at;
+        let total = (bar.passes == 0).then_some(length);
+        longest.then_some(Progress {
+            step: bar.passes.saturating_mul(length).saturating_add(at),
+            total,
+            unit: Unit::Step,
+        })
+    }
+}
