@@ -37,6 +37,19 @@ pub struct Verdict {
     pub growth: PerResource<Option<f64>>,
     pub category: Category,
     pub reason: Reason,
+    pub standing: Standing,
+}
+
+/// Whether a verdict changes anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Standing {
+    /// Decided now, and different from before.
+    New,
+    /// Decided now, but so close to the target in force that changing it is not worth it.
+    InsideDeadband,
+    /// Nothing was due for this job: the last decision stands, with its reason.
+    NotDue,
 }
 
 /// How much of its node a running job may use, resource by resource.
@@ -90,10 +103,6 @@ pub enum Reason {
     Completing { growth: f64, threshold: f64, floor: Share },
     /// Nobody on the node grows any more: free competition, and the next look comes later.
     AllCompleting { next_look: Span },
-    /// Nothing due: the last target stands.
-    Unchanged,
-    /// The new target is so close to the one in force that changing it is not worth it.
-    InsideDeadband,
     /// Started now.
     Started { node: NodeId },
     /// All slots are taken; so many jobs go before it.
@@ -114,8 +123,6 @@ impl Reason {
             Reason::Watching { .. } => "watching",
             Reason::Completing { .. } => "completing",
             Reason::AllCompleting { .. } => "all-completing",
-            Reason::Unchanged => "unchanged",
-            Reason::InsideDeadband => "inside-deadband",
             Reason::Started { .. } => "started",
             Reason::WaitsForSlot { .. } => "waits-for-slot",
             Reason::WaitsForJob { .. } => "waits-for-job",
@@ -147,8 +154,6 @@ impl fmt::Display for Reason {
             Reason::AllCompleting { next_look } => {
                 write!(f, "no job here grows any more: free competition, next look in {:.0} s", next_look.as_secs_f64())
             }
-            Reason::Unchanged => write!(f, "nothing due: the last decision stands"),
-            Reason::InsideDeadband => write!(f, "the change would be too small to be worth it"),
             Reason::Started { node } => write!(f, "started on {node}"),
             Reason::WaitsForSlot { ahead } => write!(f, "all slots are taken; {ahead} job(s) ahead"),
             Reason::WaitsForJob { job } => write!(f, "waits for {job} to end"),
