@@ -10,7 +10,7 @@ use world::*;
 
 /// Two jobs, measured once: job 1 fell from 1.0 to 0.9, job 2 from 1.0 to 0.5, each using half the node for 20 s.
 fn two_measured() -> World {
-    let mut w = World::new(flowcon(0.005, 20));
+    let mut w = World::new(flowcon(0.004, 20));
     w.arrive(1);
     w.arrive(2);
     w.must_step();

@@ -1,5 +1,5 @@
 //! A tiny make-believe node for tests: jobs with a value and a rate, moved on by hand. Shared by the tests of this folder.
-#![allow(dead_code, reason = "each test file uses its own part of the world")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part of the world")]
 
 use gainshare_core::check::check;
 use gainshare_core::control::Control;

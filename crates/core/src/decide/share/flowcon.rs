@@ -9,7 +9,8 @@
 //! **Algorithm.** `G < α` moves a job from growing to watching, and from watching to completing; `G ≥ α` brings it back to
 //! growing. Then, if everyone is completing, every limit is 1 (free competition) and the interval doubles. Otherwise, for each
 //! resource: completing jobs get `max(G/ΣG, 1/(β·n))`, watching ones keep what they have, growing ones get `G/ΣG`. A job not yet
-//! measured has limit 1. A job that comes or goes resets the interval and runs the algorithm at once (Algorithm 2); that is seen by
+//! measured has limit 1, which is all the growth there is: until it is measured, completing jobs keep only their floor (the thesis
+//! reports exactly that split, 0.25 against 1, at the launch of its second job). A job that comes or goes resets the interval and runs the algorithm at once (Algorithm 2); that is seen by
 //! comparing sets, so that one job replacing another is noticed.
 //!
 //! **Where the paper is silent.** A job that has not reported since the previous run keeps its growth and its list: the
@@ -54,6 +55,12 @@ struct Seen {
 impl Default for Job {
     fn default() -> Self {
         Job { category: Category::Growing, growth: PerResource::default(), limit: Target::FREE.limit, seen: None }
+    }
+}
+
+impl Job {
+    fn is_new(&self, rule: &Flowcon) -> bool {
+        self.growth.get(rule.judged_by).is_none()
     }
 }
 
@@ -112,6 +119,7 @@ pub(crate) fn run(
         let trusted = jobs.iter().zip(&doubts).filter(|(_, d)| d.is_none());
         trusted.filter_map(|(j, _)| *memory.jobs[&j.id].growth.get(r)).sum::<f64>()
     });
+    let newcomer = jobs.iter().zip(&doubts).any(|(j, d)| d.is_none() && memory.jobs[&j.id].is_new(rule));
     let floor = Share::clamped(1.0 / (rule.beta * n as f64));
     let opinions = jobs.iter().zip(&doubts).map(|(view, doubt)| {
         let job = memory.jobs.get_mut(&view.id).expect("every job of the group was entered above");
@@ -123,7 +131,7 @@ pub(crate) fn run(
                     Doubt::Stale(silent) => Reason::StaleSignal { silent },
                 }
             }
-            None => limit(rule, job, &sum, floor),
+            None => limit(rule, job, &sum, floor, newcomer),
         };
         opinion(job, reason)
     });
@@ -176,7 +184,7 @@ fn doubt(policy: &Policy, rule: &Flowcon, now: Time, view: &JobView) -> Option<D
 }
 
 /// Sets the limits of a job whose signal is sound, and says why.
-fn limit(rule: &Flowcon, job: &mut Job, sum: &PerResource<f64>, floor: Share) -> Reason {
+fn limit(rule: &Flowcon, job: &mut Job, sum: &PerResource<f64>, floor: Share, newcomer: bool) -> Reason {
     let Some(growth) = *job.growth.get(rule.judged_by) else {
         job.limit = Target::FREE.limit;
         return Reason::NotYetMeasured;
@@ -191,8 +199,9 @@ fn limit(rule: &Flowcon, job: &mut Job, sum: &PerResource<f64>, floor: Share) ->
         }
         Category::Watching => Reason::Watching { growth, threshold: rule.alpha },
         Category::Completing => {
-            job.limit =
-                PerResource::from_fn(|r| part(r).map_or(Share::FULL, |p| Share::clamped(p.get().max(floor.get()))));
+            // A newcomer with limit 1 claims all growth until it is measured.
+            let keep = |p: Share| if newcomer || p < floor { floor } else { p };
+            job.limit = PerResource::from_fn(|r| part(r).map_or(Share::FULL, keep));
             Reason::Completing { growth, threshold: rule.alpha, floor }
         }
     }
