@@ -80,11 +80,9 @@ fn play(events: &[Event]) -> (Vec<String>, Option<View>) {
     let mut last = None;
     for event in events {
         match *event {
-            Event::Arrive { id, owner, floor } => {
-                if alive.insert(id) {
-                    let job = w.arrive(id);
-                    (job.owner, job.floor) = (OwnerId(owner), Share::clamped(floor));
-                }
+            Event::Arrive { id, owner, floor } if alive.insert(id) => {
+                let job = w.arrive(id);
+                (job.owner, job.floor) = (OwnerId(owner), Share::clamped(floor));
             }
             Event::Leave(id) => {
                 alive.remove(&id);
