@@ -8,6 +8,7 @@
 //! them back. *Generation*: plans are numbered; an older one is refused, the same one again is harmless.
 
 pub mod collect;
+pub mod docker;
 
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;

@@ -1,0 +1,236 @@
+//! The connection to a Docker engine: connecting, asking, and saying in one line what went wrong.
+//!
+//! The engine's client library is asynchronous while runtimes are called from a plain thread, so an [`Engine`] owns a tokio runtime with
+//! one background thread (for event and log followers) and its methods block. They must not be called from asynchronous code.
+//! Clones share the connection and the background thread.
+//!
+//! **Properties.** Every request is its own connection to the socket, so an engine that restarts needs no reconnecting here. No
+//! request waits longer than [`REQUEST_TIMEOUT`], so a hung engine cannot hang the caller for longer.
+
+use crate::RuntimeError;
+use bollard::Docker;
+use bollard::errors::Error;
+use bollard::models::{ContainerInspectResponse, SystemInfoCgroupVersionEnum};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long one ordinary request may take. The engine answers in milliseconds; five seconds is a machine under heavy load.
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A Docker engine on this machine.
+#[derive(Clone)]
+pub struct Engine {
+    pub(super) docker: Docker,
+    pub(super) socket: String,
+    background: Arc<Background>,
+}
+
+/// A tokio runtime that may be dropped anywhere. The plain one panics when dropped inside asynchronous code.
+struct Background(Option<tokio::runtime::Runtime>);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// What the engine says about its machine.
+#[derive(Debug, Clone)]
+pub(super) struct EngineInfo {
+    pub(super) cores: u32,
+    pub(super) memory_bytes: u64,
+    pub(super) cgroup_v2: bool,
+    /// The engine's clock, in nanoseconds since 1970.
+    pub(super) now_ns: u64,
+}
+
+/// The socket a Docker user expects: `DOCKER_HOST` if it names a Unix socket, a rootless engine's socket if there is one, else the
+/// system's engine.
+pub fn default_socket() -> PathBuf {
+    if let Some(path) = std::env::var("DOCKER_HOST").ok().as_deref().and_then(|host| host.strip_prefix("unix://")) {
+        return PathBuf::from(path);
+    }
+    let rootless = std::env::var_os("XDG_RUNTIME_DIR").map(|dir| Path::new(&dir).join("docker.sock"));
+    match rootless {
+        Some(path) if path.exists() => path,
+        _ => PathBuf::from("/var/run/docker.sock"),
+    }
+}
+
+impl Engine {
+    /// Connects and agrees on an API version. Fails if no engine answers.
+    pub fn connect(socket: &Path) -> Result<Engine, RuntimeError> {
+        let socket = socket.display().to_string();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("gainshare-docker")
+            .enable_all()
+            .build()
+            .map_err(|source| RuntimeError::Io {
+                action: "start a thread for",
+                path: socket.clone(),
+                source,
+                hint: "",
+            })?;
+        // The library reports a missing socket, but not one that may not be opened or that nobody listens on: trying it once tells all apart.
+        if let Err(source) = std::os::unix::net::UnixStream::connect(&socket) {
+            return Err(no_engine(&socket, source));
+        }
+        let docker = runtime.block_on(async {
+            Docker::connect_with_unix(&socket, REQUEST_TIMEOUT.as_secs(), bollard::API_DEFAULT_VERSION)?
+                .negotiate_version()
+                .await
+        });
+        let docker = docker.map_err(|error| failed(&socket, "connect to the engine", error))?;
+        Ok(Engine { docker, socket, background: Arc::new(Background(Some(runtime))) })
+    }
+
+    fn runtime(&self) -> &tokio::runtime::Runtime {
+        self.background.0.as_ref().expect("taken only when the last clone is dropped")
+    }
+
+    /// Runs `work` on the calling thread until it is done.
+    pub(super) fn wait<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime().block_on(work)
+    }
+
+    /// Runs `work` on the background thread.
+    pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.runtime().spawn(work);
+    }
+
+    pub(super) async fn info(&self) -> Result<EngineInfo, RuntimeError> {
+        let info = self.docker.info().await.map_err(|e| failed(&self.socket, "ask the engine about itself", e))?;
+        Ok(EngineInfo {
+            cores: info.ncpu.and_then(|n| u32::try_from(n).ok()).unwrap_or(1).max(1),
+            memory_bytes: info.mem_total.and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
+            cgroup_v2: info.cgroup_version == Some(SystemInfoCgroupVersionEnum::_2),
+            now_ns: info.system_time.as_deref().and_then(parse_time_ns).unwrap_or(0),
+        })
+    }
+
+    /// All the engine knows about a container, or `Gone`.
+    pub(super) async fn inspect(&self, id: &str) -> Result<ContainerInspectResponse, RuntimeError> {
+        match self.docker.inspect_container(id, None).await {
+            Ok(found) => Ok(found),
+            Err(error) if is_missing(&error) => Err(RuntimeError::Gone { key: id.to_owned() }),
+            Err(error) => Err(failed(&self.socket, &format!("inspect container {}", short(id)), error)),
+        }
+    }
+}
+
+/// The twelve characters people know a container by.
+pub(super) fn short(id: &str) -> &str {
+    id.get(..12).unwrap_or(id)
+}
+
+/// The engine answered that there is no such thing.
+pub(super) fn is_missing(error: &Error) -> bool {
+    matches!(error, Error::DockerResponseServerError { status_code: 404, .. })
+}
+
+fn no_engine(socket: &str, source: std::io::Error) -> RuntimeError {
+    let (what, remedy) = match source.kind() {
+        std::io::ErrorKind::PermissionDenied => (
+            format!("this user may not open {socket}"),
+            "Join the group `docker` (`sudo usermod -aG docker $USER`, then log in again), or use a rootless engine",
+        ),
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => (
+            format!("no engine answers at {socket}"),
+            "Start it (`sudo systemctl start docker`), or name another socket with --docker-socket or DOCKER_HOST",
+        ),
+        _ => (format!("cannot open {socket}: {source}"), "Check that it is the engine's socket"),
+    };
+    RuntimeError::Docker { what, remedy }
+}
+
+/// Turns the library's error into one line that says what was tried.
+pub(super) fn failed(socket: &str, tried: &str, error: Error) -> RuntimeError {
+    match error {
+        Error::DockerResponseServerError { status_code, message } => RuntimeError::Docker {
+            what: format!("cannot {tried}: the engine says ({status_code}) {}", one_line(&message)),
+            remedy: "The engine's own log says more",
+        },
+        Error::RequestTimeoutError => hung(socket),
+        Error::SocketNotFoundError(_) | Error::HyperLegacyError { .. } | Error::HyperResponseError { .. } => {
+            RuntimeError::Docker {
+                what: format!("cannot {tried}: no engine answers at {socket}"),
+                remedy: "Start it (`sudo systemctl start docker`); containers keep their limits meanwhile",
+            }
+        }
+        other => RuntimeError::Docker {
+            what: format!("cannot {tried}: {}", one_line(&other.to_string())),
+            remedy: "The engine's own log says more",
+        },
+    }
+}
+
+/// The engine accepts requests and does not answer them.
+pub(super) fn hung(socket: &str) -> RuntimeError {
+    RuntimeError::Docker {
+        what: format!("the engine at {socket} did not answer in {} s", REQUEST_TIMEOUT.as_secs()),
+        remedy: "It is asked again with the next plan; containers keep their limits meanwhile",
+    }
+}
+
+fn one_line(message: &str) -> String {
+    message.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Nanoseconds since 1970 of a time as the engine writes it (RFC 3339 in UTC, up to nine decimals). The engine's "never", in the year
+/// 1, and everything else before 1970 is `None`.
+pub(super) fn parse_time_ns(text: &str) -> Option<u64> {
+    let text = text.strip_suffix('Z')?;
+    if !text.is_ascii() {
+        return None;
+    }
+    let (date_time, decimals) = text.split_once('.').unwrap_or((text, ""));
+    let (date, time) = date_time.split_once('T')?;
+    let mut date = date.split('-').map(|part| part.parse::<u64>().ok());
+    let (year, month, day) = (date.next()??, date.next()??, date.next()??);
+    let mut time = time.split(':').map(|part| part.parse::<u64>().ok());
+    let (hour, minute, second) = (time.next()??, time.next()??, time.next()??);
+    if !(1970..=9999).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day) || decimals.len() > 9 {
+        return None;
+    }
+    // Counting years from March puts the leap day at a year's end, where it needs no case of its own.
+    let (march_year, march_month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let leap_days = march_year / 4 - march_year / 100 + march_year / 400;
+    let days = march_year * 365 + leap_days + (march_month * 153 + 2) / 5 + day - 1 - 719_468;
+    let seconds = days * 86_400 + hour * 3_600 + minute * 60 + second;
+    let nanos = if decimals.is_empty() { 0 } else { format!("{decimals:0<9}").parse::<u64>().ok()? };
+    seconds.checked_mul(1_000_000_000)?.checked_add(nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_as_the_engine_writes_them() {
+        assert_eq!(parse_time_ns("1970-01-01T00:00:00Z"), Some(0));
+        assert_eq!(parse_time_ns("2000-02-29T12:00:00.5Z"), Some(951_825_600_500_000_000));
+        assert_eq!(parse_time_ns("2026-11-15T16:39:02.044688274Z"), Some(1_794_760_742_044_688_274));
+        for bad in [
+            "0001-01-01T00:00:00Z",
+            "",
+            "Z",
+            "2026-11-15",
+            "2026-13-01T00:00:00Z",
+            "2026-11-15T16:39:02.1234567890Z",
+            "é-ü",
+        ] {
+            assert_eq!(parse_time_ns(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_missing_engine_is_one_line_with_a_remedy() {
+        let error = Engine::connect(Path::new("/nonexistent/docker.sock")).err().unwrap().to_string();
+        assert!(error.contains("/nonexistent/docker.sock") && error.contains("systemctl start docker"), "{error}");
+        assert!(!error.contains('\n'));
+    }
+}
