@@ -7,8 +7,10 @@
 //! **Terms.** A [`Handle`] names one job to its runtime. *Original* values are those found before the first change; `release` puts
 //! them back. *Generation*: plans are numbered; an older one is refused, the same one again is harmless.
 
+pub mod cgroup;
 pub mod collect;
 pub mod docker;
+pub mod process;
 
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;

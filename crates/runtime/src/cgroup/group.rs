@@ -1,0 +1,340 @@
+//! One job's group: its directories, its processes, its counters.
+
+use super::file::{self, BUFFER_BYTES, Kept};
+use super::{Base, Controller, CpuList, Version, base};
+use crate::{Counters, Pressure, RuntimeError};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long [`Group::kill`] waits for killed processes to be gone. A process in an uninterruptible wait (a hung network disk) can outlast any wait.
+const KILL_PATIENCE: Duration = Duration::from_secs(2);
+
+/// One directory of a group, and which directory exactly: the kernel does not give an inode number to a second group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupDir {
+    pub path: PathBuf,
+    pub inode: u64,
+    pub controllers: Vec<Controller>,
+}
+
+#[derive(Debug)]
+pub struct Group {
+    key: String,
+    version: Version,
+    dirs: Vec<GroupDir>,
+    cpu: Option<Kept>,
+    memory_usage: Option<Kept>,
+    memory_stat: Option<Kept>,
+}
+
+impl Group {
+    /// Makes the group. An empty one of that name is a leftover and goes first; one with processes is somebody's.
+    pub(super) fn create(base: &Base, name: &str) -> Result<Group, RuntimeError> {
+        let mut dirs: Vec<GroupDir> = Vec::new();
+        let undo = |dirs: &[GroupDir]| dirs.iter().for_each(|d| _ = std::fs::remove_dir(&d.path));
+        for (&controller, parent) in base.dirs() {
+            let path = parent.join(name);
+            if let Some(known) = dirs.iter_mut().find(|d| d.path == path) {
+                known.controllers.push(controller);
+                continue;
+            }
+            let made = make_fresh(&path).and_then(|()| match (base.version(), controller) {
+                (Version::V1, Controller::CpuSet) => base::copy_cpuset(parent, &path),
+                _ => Ok(()),
+            });
+            match made.and_then(|()| file::inode(&path)) {
+                Ok(inode) => dirs.push(GroupDir { path, inode, controllers: vec![controller] }),
+                Err(source) => {
+                    let path = path.display().to_string();
+                    undo(&dirs);
+                    let hint = match source.raw_os_error() {
+                        Some(libc::EBUSY) => "; a group of this name has processes: use another name",
+                        _ => "",
+                    };
+                    return Err(RuntimeError::Io { action: "make the group", path, source, hint });
+                }
+            }
+        }
+        Ok(Group::new(name, base.version(), dirs))
+    }
+
+    /// The group that was made earlier, perhaps by a process before us. Gone, if any of its directories is no longer the same.
+    pub fn reopen(key: &str, version: Version, dirs: &[GroupDir]) -> Result<Group, RuntimeError> {
+        let same = !dirs.is_empty() && dirs.iter().all(|d| file::inode(&d.path).is_ok_and(|inode| inode == d.inode));
+        if !same {
+            return Err(RuntimeError::Gone { key: key.to_owned() });
+        }
+        Ok(Group::new(key, version, dirs.to_vec()))
+    }
+
+    fn new(key: &str, version: Version, dirs: Vec<GroupDir>) -> Group {
+        Group { key: key.to_owned(), version, dirs, cpu: None, memory_usage: None, memory_stat: None }
+    }
+
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    pub fn dirs(&self) -> &[GroupDir] {
+        &self.dirs
+    }
+
+    /// The files into which a process writes `0` to join the group.
+    pub fn procs_files(&self) -> Vec<PathBuf> {
+        self.dirs.iter().map(|d| d.path.join("cgroup.procs")).collect()
+    }
+
+    fn dir(&self, controller: Controller) -> io::Result<&GroupDir> {
+        self.dirs
+            .iter()
+            .find(|d| d.controllers.contains(&controller))
+            .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "this controller is not available here"))
+    }
+
+    /// Where the list of processes is taken from: with the freezer it cannot change while we look.
+    fn anchor(&self) -> io::Result<&GroupDir> {
+        self.dir(Controller::Freezer).or_else(|_| self.dir(Controller::Cpu))
+    }
+
+    /// Opens a file in exactly the directory we made, whatever has become of its name.
+    fn open(&self, name: &str, write: bool) -> io::Result<File> {
+        use nix::fcntl::{OFlag, open, openat};
+        let dir = self.dir(Controller::of_file(name))?;
+        let none = nix::sys::stat::Mode::empty();
+        let handle = open(&dir.path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, none)?;
+        if nix::sys::stat::fstat(handle.as_fd())?.st_ino != dir.inode {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        }
+        let access = if write { OFlag::O_WRONLY } else { OFlag::O_RDONLY };
+        Ok(openat(handle.as_fd(), name, access | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW, none)?.into())
+    }
+
+    /// The file's text without the line end.
+    pub fn get(&self, name: &str) -> io::Result<String> {
+        let mut text = String::new();
+        self.open(name, false)?.read_to_string(&mut text)?;
+        text.truncate(text.trim_end().len());
+        Ok(text)
+    }
+
+    pub fn put(&self, name: &str, value: &str) -> io::Result<()> {
+        let written = self.open(name, true)?.write(value.as_bytes())?;
+        if written == value.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.dir(Controller::of_file(name)).is_ok_and(|d| d.path.join(name).exists())
+    }
+
+    /// The CPUs of the group above.
+    pub(crate) fn parent_cpus(&self) -> Option<CpuList> {
+        let above = self.dir(Controller::CpuSet).ok()?.path.parent()?;
+        CpuList::parse(&file::read(&above.join("cpuset.cpus")).ok()?)
+    }
+
+    /// Turns an error of one of the files into ours.
+    pub fn error(&self, action: &'static str, name: &str, source: io::Error) -> RuntimeError {
+        if file::means_gone(&source) && self.is_gone() {
+            return RuntimeError::Gone { key: self.key.clone() };
+        }
+        let path = match self.dir(Controller::of_file(name)) {
+            Ok(dir) => dir.path.join(name).display().to_string(),
+            Err(_) => name.to_owned(),
+        };
+        RuntimeError::Io { action, path, source, hint: "" }
+    }
+
+    /// Whether any of the group's directories was removed (and perhaps made again by somebody else).
+    pub fn is_gone(&self) -> bool {
+        !self.dirs.iter().all(|d| file::inode(&d.path).is_ok_and(|inode| inode == d.inode))
+    }
+
+    /// What the group used so far. `scratch` is the caller's to reuse.
+    pub fn usage(&mut self, scratch: &mut [u8; BUFFER_BYTES]) -> Result<Counters, RuntimeError> {
+        let v2 = self.version == Version::V2;
+        let (cpu_file, usage_file, inactive) = match v2 {
+            true => ("cpu.stat", "memory.current", "inactive_file"),
+            false => ("cpuacct.usage", "memory.usage_in_bytes", "total_inactive_file"),
+        };
+        let cpu = self.hot(|g| &mut g.cpu, cpu_file, scratch)?;
+        let cpu_ns = match v2 {
+            true => file::keyed(cpu.unwrap_or_default(), "usage_usec").unwrap_or(0).saturating_mul(1000),
+            false => cpu.and_then(|t| t.trim().parse().ok()).unwrap_or(0),
+        };
+        let usage = self.hot(|g| &mut g.memory_usage, usage_file, scratch)?.and_then(|t| t.trim().parse::<u64>().ok());
+        let stat = self.hot(|g| &mut g.memory_stat, "memory.stat", scratch)?;
+        // Cached file pages that nobody looked at for a while can go at any time: they are no part of what the job needs.
+        let idle_cache = stat.and_then(|t| file::keyed(t, inactive)).unwrap_or(0);
+        Ok(Counters {
+            cpu_ns,
+            memory_bytes: usage.unwrap_or(0).saturating_sub(idle_cache),
+            block_bytes: self.block_bytes(),
+            net_bytes: None,
+            pressure: if v2 { self.pressure() } else { None },
+        })
+    }
+
+    /// Reads a file that stays open. `None` if the kernel has no such file here; an error only if the group is gone.
+    fn hot<'b>(
+        &mut self,
+        slot: impl Fn(&mut Group) -> &mut Option<Kept>,
+        name: &str,
+        scratch: &'b mut [u8; BUFFER_BYTES],
+    ) -> Result<Option<&'b str>, RuntimeError> {
+        if slot(self).is_none() {
+            match self.open(name, false) {
+                Ok(file) => *slot(self) = Some(Kept::new(file)),
+                Err(_) if self.is_gone() => return Err(RuntimeError::Gone { key: self.key.clone() }),
+                Err(_) => return Ok(None),
+            }
+        }
+        let kept = slot(self).as_ref().expect("the file was opened above");
+        match kept.read(scratch) {
+            Ok(text) => Ok(Some(text)),
+            Err(source) => Err(self.error("read", name, source)),
+        }
+    }
+
+    fn block_bytes(&self) -> Option<u64> {
+        match self.version {
+            Version::V2 => Some(file::io_stat_bytes(&self.get("io.stat").ok()?)),
+            Version::V1 => ["blkio.throttle.io_service_bytes_recursive", "blkio.throttle.io_service_bytes"]
+                .iter()
+                .find_map(|name| file::blkio_total_bytes(&self.get(name).ok()?)),
+        }
+    }
+
+    fn pressure(&self) -> Option<Pressure> {
+        let some_us = |name: &str| file::pressure_some_us(&self.get(name).ok()?);
+        Some(Pressure {
+            cpu_us: some_us("cpu.pressure")?,
+            memory_us: some_us("memory.pressure")?,
+            io_us: some_us("io.pressure")?,
+        })
+    }
+
+    /// Whether any process is in the group or below it.
+    pub fn is_populated(&self) -> Result<bool, RuntimeError> {
+        if self.version == Version::V2 {
+            let events = self.get("cgroup.events").map_err(|e| self.error("read", "cgroup.events", e))?;
+            return Ok(file::keyed(&events, "populated") == Some(1));
+        }
+        if self.is_gone() {
+            return Err(RuntimeError::Gone { key: self.key.clone() });
+        }
+        // Not `pids`: a process of another pid namespace counts although it has no number here.
+        Ok(self.anchor().is_ok_and(|dir| has_processes(&dir.path)))
+    }
+
+    /// Every process in the group and below. Processes of another pid namespace (shown as 0) cannot be named and are left out.
+    pub fn pids(&self) -> Vec<i32> {
+        let mut pids = Vec::new();
+        if let Ok(dir) = self.anchor()
+            && file::inode(&dir.path).is_ok_and(|inode| inode == dir.inode)
+        {
+            collect_pids(&dir.path, &mut pids);
+        }
+        pids
+    }
+
+    /// Kills every process in the group, also those that fork while we do. `Ok(false)`: some did not go away in time.
+    pub fn kill(&self) -> Result<bool, RuntimeError> {
+        let start = Instant::now();
+        let mut pause = Duration::from_millis(1);
+        loop {
+            if self.is_gone() || !self.is_populated()? {
+                return Ok(true);
+            }
+            if start.elapsed() > KILL_PATIENCE {
+                return Ok(false);
+            }
+            self.kill_once();
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(50));
+        }
+    }
+
+    fn kill_once(&self) {
+        if self.put("cgroup.kill", "1").is_ok() {
+            return;
+        }
+        // A frozen group cannot fork and its pids cannot be reused, so the list is complete and true.
+        let freezer = match self.version {
+            Version::V1 => ("freezer.state", "FROZEN", "THAWED"),
+            Version::V2 => ("cgroup.freeze", "1", "0"),
+        };
+        let frozen = self.put(freezer.0, freezer.1).is_ok();
+        for pid in self.pids() {
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+        }
+        if frozen {
+            let _ = self.put(freezer.0, freezer.2);
+        }
+    }
+
+    /// Removes the group if it is empty; `Ok(false)` if processes keep it. Groups the job made below go too.
+    pub fn remove(&self) -> Result<bool, RuntimeError> {
+        let mut removed = true;
+        for dir in &self.dirs {
+            if !file::inode(&dir.path).is_ok_and(|inode| inode == dir.inode) {
+                continue;
+            }
+            match remove_tree(&dir.path) {
+                Ok(()) => {}
+                Err(e) if file::means_gone(&e) => {}
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => removed = false,
+                Err(e) => return Err(self.error("remove", "cgroup.procs", e)),
+            }
+        }
+        Ok(removed)
+    }
+}
+
+fn make_fresh(path: &Path) -> io::Result<()> {
+    match std::fs::create_dir(path) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            remove_tree(path)?;
+            std::fs::create_dir(path)
+        }
+        other => other,
+    }
+}
+
+/// Removes a group and the groups below it, deepest first. A cgroup's files go with it.
+pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_tree(&entry.path())?;
+        }
+    }
+    std::fs::remove_dir(path)
+}
+
+fn has_processes(dir: &Path) -> bool {
+    let here = file::read(&dir.join("cgroup.procs")).is_ok_and(|text| !text.is_empty());
+    here || std::fs::read_dir(dir).is_ok_and(|entries| {
+        entries.flatten().any(|e| e.file_type().is_ok_and(|t| t.is_dir()) && has_processes(&e.path()))
+    })
+}
+
+fn collect_pids(dir: &Path, pids: &mut Vec<i32>) {
+    let text = file::read(&dir.join("cgroup.procs")).unwrap_or_default();
+    let own = std::process::id() as i32;
+    // 0 would mean our own process group to kill(2), 1 is init: neither is ever a job's.
+    pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|&pid| pid > 1 && pid != own));
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            collect_pids(&entry.path(), pids);
+        }
+    }
+}

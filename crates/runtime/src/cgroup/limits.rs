@@ -1,0 +1,327 @@
+//! What shares mean in the kernel's files.
+//!
+//! **Problem.** A share is a fraction of the node. The kernel wants weights (v1 `cpu.shares` 2…262144 with 1024 as the default, v2 `cpu.weight` 1…10000
+//! with 100), quotas in microseconds of a period, lists of CPUs, bytes, block-I/O weights in yet other ranges.
+//!
+//! **Approach.** [`settings`] is a pure function from [`Wanted`] to file names and values, each value written exactly as the kernel prints it, so that reading back is
+//! a comparison of text. `Wanted::default()` gives the kernel's own defaults: that is how limits are taken back. [`enforce`] writes, reads back and
+//! notices who else writes.
+//!
+//! **Terms.** CPU shares are fractions of the node (0…1); *cores* are CPUs' worth of time; memory is in bytes.
+//!
+//! **Properties.** `ratios_kept`: weights keep the ratio of shares of one percent or more within 1 %. `memory_never_below_use`: a memory limit is never below the
+//! working set plus headroom. `defaults_restore`: the default values are those of a new group. An equal value is not written again.
+
+use super::{Controller, CpuList, Group, Version};
+use crate::RuntimeError;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+pub const MOST_SHARES_V1: u64 = 262_144;
+pub const LEAST_SHARES_V1: u64 = 2;
+pub const DEFAULT_SHARES_V1: u64 = 1024;
+pub const MOST_WEIGHT_V2: u64 = 10_000;
+pub const DEFAULT_WEIGHT_V2: u64 = 100;
+/// The whole node as a v1 weight: the same as v2's largest weight in v1's unit, so that both versions schedule alike.
+const WHOLE_SHARES_V1: f64 = 102_400.0;
+
+/// The kernel's default. Longer periods stall a job's threads longer, shorter ones cost more.
+pub const PERIOD_US: u64 = 100_000;
+/// The kernel takes no quota below a millisecond.
+const LEAST_QUOTA_US: u64 = 1_000;
+
+/// bfq's weights, both versions, go from 1 to 1000; the default of all block weights is 100, but v1's old `blkio.weight`, where it is 500.
+const MOST_BFQ_WEIGHT: f64 = 1_000.0;
+const DEFAULT_BLOCK_WEIGHT: u64 = 100;
+
+/// Between a memory limit and the working set there is always this much, plus an eighth of the working set.
+const HEADROOM_BYTES: u64 = 64 << 20;
+
+/// What one group should have. The default is what a new group has: no limit at all.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Wanted {
+    /// Weight, as a fraction of the node. `None`: the kernel's default weight.
+    pub cpu_share: Option<f64>,
+    /// Hard cap in cores.
+    pub cpu_cap_cores: Option<f64>,
+    /// Only these CPUs.
+    pub cpus: Option<CpuList>,
+    /// Soft memory limit, already checked against use by [`memory_limit_bytes`].
+    pub memory_limit_bytes: Option<u64>,
+    /// Memory that reclaim should spare; v2 only.
+    pub memory_spared_bytes: u64,
+    pub block_share: Option<f64>,
+    /// How many processes and threads there may be.
+    pub most_tasks: Option<u32>,
+}
+
+/// What the files depend on besides what is wanted.
+#[derive(Debug, Clone)]
+pub struct Terrain {
+    pub version: Version,
+    pub all_cpus: CpuList,
+    pub block_weight_file: Option<&'static str>,
+    pub page_bytes: u64,
+}
+
+/// One file and the text it should hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    pub file: &'static str,
+    pub value: String,
+}
+
+/// The files for `wanted`, in the order in which they should be written.
+pub fn settings(on: &Terrain, wanted: &Wanted) -> Vec<Setting> {
+    let mut out = Vec::with_capacity(7);
+    let mut set = |file, value| out.push(Setting { file, value });
+    let page = on.page_bytes.max(1);
+    match on.version {
+        Version::V1 => {
+            set("cpu.shares", wanted.cpu_share.map_or(DEFAULT_SHARES_V1, shares_v1).to_string());
+            set("cpu.cfs_period_us", PERIOD_US.to_string());
+            set("cpu.cfs_quota_us", wanted.cpu_cap_cores.map_or("-1".into(), |c| quota_us(c).to_string()));
+            set("cpuset.cpus", wanted.cpus.as_ref().unwrap_or(&on.all_cpus).to_string());
+            let unlimited = i64::MAX as u64 / page * page;
+            let soft = wanted.memory_limit_bytes.map_or(unlimited, |b| b / page * page);
+            set("memory.soft_limit_in_bytes", soft.to_string());
+        }
+        Version::V2 => {
+            set("cpu.weight", wanted.cpu_share.map_or(DEFAULT_WEIGHT_V2, weight_v2).to_string());
+            let quota = wanted.cpu_cap_cores.map_or("max".into(), |c| quota_us(c).to_string());
+            set("cpu.max", format!("{quota} {PERIOD_US}"));
+            set("cpuset.cpus", wanted.cpus.as_ref().map_or(String::new(), CpuList::to_string));
+            let bytes = |b: u64| (b / page * page).to_string();
+            set("memory.high", wanted.memory_limit_bytes.map_or("max".into(), bytes));
+            set("memory.low", bytes(wanted.memory_spared_bytes));
+        }
+    }
+    if let Some(file) = on.block_weight_file {
+        set(file, block_weight(file, wanted.block_share));
+    }
+    set("pids.max", wanted.most_tasks.map_or("max".into(), |n| n.to_string()));
+    out
+}
+
+/// v1's `cpu.shares` for a share of the node.
+pub fn shares_v1(share: f64) -> u64 {
+    ((share * WHOLE_SHARES_V1).round() as u64).clamp(LEAST_SHARES_V1, MOST_SHARES_V1)
+}
+
+/// v2's `cpu.weight` (and `io.weight`) for a share of the node.
+pub fn weight_v2(share: f64) -> u64 {
+    ((share * MOST_WEIGHT_V2 as f64).round() as u64).clamp(1, MOST_WEIGHT_V2)
+}
+
+fn quota_us(cores: f64) -> u64 {
+    ((cores * PERIOD_US as f64).round() as u64).max(LEAST_QUOTA_US)
+}
+
+fn block_weight(file: &str, share: Option<f64>) -> String {
+    let bfq = |s: f64| ((s * MOST_BFQ_WEIGHT).round() as u64).clamp(1, MOST_BFQ_WEIGHT as u64);
+    match file {
+        "io.weight" => format!("default {}", share.map_or(DEFAULT_BLOCK_WEIGHT, weight_v2)),
+        "io.bfq.weight" => format!("default {}", share.map_or(DEFAULT_BLOCK_WEIGHT, bfq)),
+        "blkio.weight" => share.map_or(500, |s| bfq(s).max(10)).to_string(),
+        _ => share.map_or(DEFAULT_BLOCK_WEIGHT, bfq).to_string(),
+    }
+}
+
+/// The soft memory limit for a job that may have `asked_bytes` and needs `working_set_bytes` now: never below what it needs plus headroom,
+/// in steps of 64 MiB, so that a working set that breathes does not mean a write each time.
+pub fn memory_limit_bytes(asked_bytes: u64, working_set_bytes: u64) -> u64 {
+    let needed = working_set_bytes.saturating_add(working_set_bytes / 8).saturating_add(HEADROOM_BYTES);
+    match needed.checked_next_multiple_of(HEADROOM_BYTES) {
+        Some(needed) if needed > asked_bytes => needed,
+        _ => asked_bytes.max(needed),
+    }
+}
+
+/// Whether a job has grown so near to its soft limit that the limit must give way before the job is slowed.
+pub fn memory_limit_is_near(limit_bytes: u64, working_set_bytes: u64) -> bool {
+    working_set_bytes.saturating_add(HEADROOM_BYTES / 2) > limit_bytes
+}
+
+/// What we know about the files of one group: what we wrote last, and when we last wrote over somebody else's value.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    written: BTreeMap<&'static str, String>,
+    last_fight: Option<Instant>,
+}
+
+/// How often we write over what somebody else wrote.
+const FIGHT_PAUSE: Duration = Duration::from_secs(1);
+
+impl Ledger {
+    /// Takes the present values as ours: after a restart there is no other way to know.
+    pub fn adopt(group: &Group, on: &Terrain) -> Ledger {
+        let written = settings(on, &Wanted::default())
+            .into_iter()
+            .filter_map(|s| Some((s.file, first_line(&group.get(s.file).ok()?))))
+            .collect();
+        Ledger { written, last_fight: None }
+    }
+}
+
+/// What [`enforce`] found and did.
+#[derive(Debug, Default)]
+pub struct Enforced {
+    /// File and value, as read back.
+    pub in_force: Vec<(String, String)>,
+    /// Files this group does not have or that did not take the value, in a sentence each.
+    pub notes: Vec<String>,
+}
+
+/// Makes the group's files hold `wanted`: reads each, writes where it differs, reads back.
+///
+/// A value that is neither the wanted one nor the one we wrote last is somebody else's: it is written over at most once a second, and the
+/// call says `Contested`, even if our value holds now. Only the cpu files are essential; what another controller refuses becomes a note.
+pub fn enforce(group: &Group, wanted: &[Setting], ledger: &mut Ledger, now: Instant) -> Result<Enforced, RuntimeError> {
+    let mut done = Enforced::default();
+    let mut contest = None;
+    let may_fight = ledger.last_fight.is_none_or(|t| now.saturating_duration_since(t) >= FIGHT_PAUSE);
+    for setting in in_safe_order(group, wanted) {
+        let Setting { file, value } = setting;
+        let essential = Controller::of_file(file) == Controller::Cpu;
+        let found = match group.get(file) {
+            Ok(text) => first_line(&text),
+            Err(e) if essential => return Err(group.error("read", file, e)),
+            Err(_) if group.is_gone() => return Err(RuntimeError::Gone { key: group.key().to_owned() }),
+            // A missing file is worth a word only if something was asked of it.
+            Err(_) => {
+                done.notes.extend(missing_note(file, value));
+                continue;
+            }
+        };
+        let foreign = ledger.written.get(file).is_some_and(|last| *last != found);
+        if found == *value {
+            ledger.written.insert(file, found.clone());
+            done.in_force.push((file.to_string(), found));
+            continue;
+        }
+        if foreign {
+            contest.get_or_insert((*file, value.clone(), found.clone()));
+            if !may_fight {
+                done.in_force.push((file.to_string(), found));
+                continue;
+            }
+            ledger.last_fight = Some(now);
+        }
+        // An empty write is no write at all: an empty list is cleared with a line end.
+        let text = if value.is_empty() { "\n" } else { value };
+        if let Err(e) = group.put(file, text) {
+            if essential || group.is_gone() {
+                return Err(group.error("write", file, e));
+            }
+            done.notes.push(format!("{file} did not take {value}: {e}"));
+            done.in_force.push((file.to_string(), found));
+            continue;
+        }
+        let back = group.get(file).map(|t| first_line(&t)).map_err(|e| group.error("read", file, e))?;
+        if back == *value {
+            ledger.written.insert(file, back.clone());
+        } else {
+            ledger.last_fight = Some(now);
+            contest.get_or_insert((*file, value.clone(), back.clone()));
+        }
+        done.in_force.push((file.to_string(), back));
+    }
+    match contest {
+        Some((what, wanted, found)) => {
+            Err(RuntimeError::Contested { key: group.key().to_owned(), what: what.to_owned(), wanted, found })
+        }
+        None => Ok(done),
+    }
+}
+
+/// v1 checks quota over period against the parent at each single write. A longer period goes before the quota, a shorter one after
+/// it: then no state in between asks for more than the final one.
+fn in_safe_order<'s>(group: &Group, wanted: &'s [Setting]) -> Vec<&'s Setting> {
+    let mut order: Vec<&Setting> = wanted.iter().collect();
+    let period_now = group.get("cpu.cfs_period_us").ok().and_then(|t| t.parse::<u64>().ok());
+    if period_now.is_some_and(|now| now > PERIOD_US)
+        && let Some(period) = order.iter().position(|s| s.file == "cpu.cfs_period_us")
+        && let Some(quota) = order.iter().position(|s| s.file == "cpu.cfs_quota_us")
+        && period < quota
+    {
+        order.swap(period, quota);
+    }
+    order
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().trim_end().to_owned()
+}
+
+fn missing_note(file: &str, value: &str) -> Option<String> {
+    let default = ["max", "0", "-1", "", "default 100", "100"].contains(&value) || file == "cpuset.cpus";
+    (!default).then(|| format!("{file} is not available to this group, so {value} is not enforced"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn on(version: Version) -> Terrain {
+        let block_weight_file = Some(if version == Version::V1 { "blkio.bfq.weight" } else { "io.weight" });
+        Terrain { version, all_cpus: CpuList::new(vec![0, 1, 2, 3]), block_weight_file, page_bytes: 4096 }
+    }
+
+    fn value(settings: &[Setting], file: &str) -> String {
+        settings.iter().find(|s| s.file == file).unwrap_or_else(|| panic!("{file}")).value.clone()
+    }
+
+    #[test]
+    fn values_as_worked_out_by_hand() {
+        let wanted = Wanted {
+            cpu_share: Some(0.25),
+            cpu_cap_cores: Some(1.5),
+            cpus: Some(CpuList::new(vec![2, 3])),
+            memory_limit_bytes: Some(10_000),
+            memory_spared_bytes: 4096,
+            block_share: Some(0.5),
+            most_tasks: Some(4096),
+        };
+        let v1 = settings(&on(Version::V1), &wanted);
+        assert_eq!(value(&v1, "cpu.shares"), "25600");
+        assert_eq!(value(&v1, "cpu.cfs_quota_us"), "150000");
+        assert_eq!(value(&v1, "cpuset.cpus"), "2-3");
+        assert_eq!(value(&v1, "memory.soft_limit_in_bytes"), "8192");
+        assert_eq!(value(&v1, "blkio.bfq.weight"), "500");
+        let v2 = settings(&on(Version::V2), &wanted);
+        assert_eq!(value(&v2, "cpu.weight"), "2500");
+        assert_eq!(value(&v2, "cpu.max"), "150000 100000");
+        assert_eq!(value(&v2, "memory.high"), "8192");
+        assert_eq!(value(&v2, "memory.low"), "4096");
+        assert_eq!(value(&v2, "io.weight"), "default 5000");
+        assert_eq!(value(&v2, "pids.max"), "4096");
+    }
+
+    #[test]
+    fn no_quota_is_too_small_for_the_kernel() {
+        let tiny = Wanted { cpu_cap_cores: Some(0.0), cpu_share: Some(0.0), ..Wanted::default() };
+        assert_eq!(value(&settings(&on(Version::V1), &tiny), "cpu.cfs_quota_us"), "1000");
+        assert_eq!(value(&settings(&on(Version::V1), &tiny), "cpu.shares"), "2");
+        assert_eq!(value(&settings(&on(Version::V2), &tiny), "cpu.weight"), "1");
+    }
+
+    proptest! {
+        #[test]
+        fn ratios_kept(a in 0.01f64..=1.0, b in 0.01f64..=1.0) {
+            let wanted = a / b;
+            let v1 = shares_v1(a) as f64 / shares_v1(b) as f64;
+            let v2 = weight_v2(a) as f64 / weight_v2(b) as f64;
+            prop_assert!((v1 / wanted - 1.0).abs() < 0.01, "{a} {b}: {v1} for {wanted}");
+            prop_assert!((v2 / wanted - 1.0).abs() < 0.01, "{a} {b}: {v2} for {wanted}");
+        }
+
+        #[test]
+        fn memory_never_below_use(asked in any::<u64>(), used in any::<u64>()) {
+            let limit = memory_limit_bytes(asked, used);
+            prop_assert!(limit >= asked.min(u64::MAX - HEADROOM_BYTES) || limit >= used);
+            prop_assert!(limit == u64::MAX || limit >= used.saturating_add(used / 8));
+            prop_assert!(used > u64::MAX / 4 || !memory_limit_is_near(limit, used));
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Which process exactly: pid and start time.
+//!
+//! The kernel gives a pid to another process once the first is gone; the time a process started (in clock ticks since boot) tells the two
+//! apart. Every signal to a process we did not start ourselves a moment ago goes through this check.
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Identity {
+    pub pid: i32,
+    /// Clock ticks after boot, field 22 of `/proc/PID/stat`.
+    pub start_ticks: u64,
+}
+
+impl Identity {
+    /// Of a process that runs now (or is a zombie: its pid is still taken).
+    pub fn of(pid: i32) -> Option<Identity> {
+        Stat::of(pid).map(|stat| Identity { pid, start_ticks: stat.start_ticks })
+    }
+
+    /// Whether exactly this process still runs. A zombie does not run.
+    pub fn is_alive(&self) -> bool {
+        Stat::of(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks && !matches!(stat.state, 'Z' | 'X'))
+    }
+
+    /// Whether the pid was given to another process since.
+    pub fn was_reused(&self) -> bool {
+        Stat::of(self.pid).is_some_and(|stat| stat.start_ticks != self.start_ticks)
+    }
+}
+
+/// What we need of `/proc/PID/stat`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stat {
+    pub(crate) state: char,
+    pub(crate) parent: i32,
+    pub(crate) group: i32,
+    pub(crate) session: i32,
+    /// User and system time, with that of children that ended and were waited for.
+    pub(crate) cpu_ticks: u64,
+    pub(crate) start_ticks: u64,
+}
+
+impl Stat {
+    pub(crate) fn of(pid: i32) -> Option<Stat> {
+        if pid <= 0 {
+            return None;
+        }
+        Stat::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// The program's name stands in parentheses and may itself hold blanks and parentheses: fields count from the last one.
+    pub(crate) fn parse(text: &str) -> Option<Stat> {
+        let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
+        let state = fields.next()?.chars().next()?;
+        let parent = fields.next()?.parse().ok()?;
+        let group = fields.next()?.parse().ok()?;
+        let session = fields.next()?.parse().ok()?;
+        // Fields 14 to 17 are utime, stime, cutime, cstime; the next one taken here is field 7.
+        let mut cpu_ticks = 0u64;
+        for field in fields.by_ref().skip(7).take(4) {
+            cpu_ticks = cpu_ticks.saturating_add(field.parse::<i64>().ok()?.max(0) as u64);
+        }
+        let start_ticks = fields.nth(4)?.parse().ok()?;
+        Some(Stat { state, parent, group, session, cpu_ticks, start_ticks })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_parentheses_does_not_confuse() {
+        let text =
+            "42 (a) R (b)) S 1 42 41 0 -1 4194560 1 2 3 4 100 20 3 4 20 0 1 0 98765 1000 200 18446744073709551615";
+        let stat = Stat::parse(text).unwrap();
+        assert_eq!(stat, Stat { state: 'S', parent: 1, group: 42, session: 41, cpu_ticks: 127, start_ticks: 98765 });
+    }
+
+    #[test]
+    fn we_know_ourselves_and_no_other() {
+        let me = Identity::of(std::process::id() as i32).unwrap();
+        assert!(me.is_alive() && !me.was_reused());
+        let other = Identity { start_ticks: me.start_ticks + 1, ..me };
+        assert!(!other.is_alive() && other.was_reused());
+        assert!(Identity::of(0).is_none() && Identity::of(-1).is_none());
+    }
+
+    #[test]
+    fn a_zombie_is_not_alive_but_keeps_its_pid() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let id = Identity::of(child.id() as i32).unwrap();
+        let mut tries = 0;
+        while id.is_alive() && tries < 500 {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            tries += 1;
+        }
+        assert!(!id.is_alive() && !id.was_reused());
+        child.wait().unwrap();
+        assert!(!id.is_alive());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn garbage_never_panics(text in "\\PC*") {
+            let _ = Stat::parse(&text);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Jobs as plain processes: each in a process group, a session and a cgroup of its own.
+//!
+//! **Problem.** Make the kernel give each job what the plan says, for jobs that are ordinary programs started by somebody's shell; survive our own restart; never
+//! touch a process that is not the job's; say clearly what this machine cannot do.
+//!
+//! **Approach.** [`ProcessRuntime::prepare`] makes the job's group before the job exists and tells the `cgroup.procs` files into which the child writes itself between
+//! fork and exec ([`start::enter`] does it), so that not one instruction of the job runs outside. Limits go through [`crate::cgroup`]. On a machine where we may
+//! not make cgroups the runtime falls back to priorities and a stop/continue duty cycle ([`fallback`]); [`ProcessRuntime::limitation`] says so.
+//! After a restart of the daemon [`ProcessRuntime::adopt`] takes over what [`JobGroup`] and [`Identity`] recorded.
+//!
+//! **Terms.** A job's *leader* is the process that was started; its pid is also the number of its process group and session.
+//!
+//! **Properties.** A group that is removed or recreated, and a pid that is reused, count as gone and are never touched. The same plan twice writes nothing. A memory limit is
+//! never below the working set. `release` leaves the kernel's defaults behind.
+
+mod cores;
+mod grouped;
+mod identity;
+pub mod start;
+
+pub use identity::Identity;
+
+use crate::cgroup::{GroupDir, Hierarchy, Version};
+use crate::{Capacity, Counters, Handle, InForce, Mode, Runtime, RuntimeError, RuntimeKind};
+use gainshare_core::model::JobId;
+use gainshare_core::plan::Target;
+use grouped::Grouped;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How a [`ProcessRuntime`] should work.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The name of the base group: one for each daemon, so that two of them never share a group.
+    pub base: String,
+    pub mode: Mode,
+    /// How many processes and threads one job may have; contains a fork bomb. `None`: as many as the machine allows.
+    pub most_tasks: Option<u32>,
+}
+
+impl Config {
+    pub fn new(base: impl Into<String>) -> Config {
+        Config { base: base.into(), mode: Mode::default(), most_tasks: Some(default_most_tasks()) }
+    }
+}
+
+/// Generous for any training job (data loaders times thread pools grow with the cores), small enough that the daemon and a shell still work
+/// beside a fork bomb.
+fn default_most_tasks() -> u32 {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    let generous = cores.saturating_mul(256).clamp(4096, 32_768);
+    let pid_max = std::fs::read_to_string("/proc/sys/kernel/pid_max").ok().and_then(|t| t.trim().parse::<u32>().ok());
+    generous.min(pid_max.map_or(u32::MAX, |most| most / 2))
+}
+
+/// What must be remembered to find a job's group again; goes into the journal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobGroup {
+    pub handle: Handle,
+    /// `None` on a machine without cgroup rights.
+    pub version: Option<Version>,
+    pub dirs: Vec<GroupDir>,
+    /// The child writes `0` into each of these before exec. Empty without cgroup rights.
+    pub procs_files: Vec<PathBuf>,
+}
+
+/// Puts a job's limits back to the kernel's defaults without a runtime: for whoever must clean up after a daemon that is dead. Harmless if the
+/// job is gone.
+pub fn restore(group: &JobGroup) -> Result<(), RuntimeError> {
+    grouped::restore(group)
+}
+
+/// The process runtime. See the module documentation.
+#[derive(Debug)]
+pub struct ProcessRuntime {
+    jobs: Grouped,
+}
+
+impl ProcessRuntime {
+    /// On the hierarchy of this machine.
+    pub fn detect(config: Config) -> Result<ProcessRuntime, RuntimeError> {
+        ProcessRuntime::on(Hierarchy::detect()?, config)
+    }
+
+    pub fn on(hierarchy: Hierarchy, config: Config) -> Result<ProcessRuntime, RuntimeError> {
+        Ok(ProcessRuntime { jobs: Grouped::open(hierarchy, config)? })
+    }
+
+    /// Makes the group of a job about to start. `name` must be new; it becomes the handle's key.
+    pub fn prepare(&mut self, job: JobId, name: &str) -> Result<JobGroup, RuntimeError> {
+        self.jobs.prepare(job, name)
+    }
+
+    /// The job's leader runs (and is in its group: it joined before exec).
+    pub fn started(&mut self, handle: &Handle, leader: Identity) -> Result<(), RuntimeError> {
+        self.jobs.started(handle, leader)
+    }
+
+    /// Takes over a job that was started before this runtime existed. `Gone` if its group is not the recorded one or nothing of it runs any more.
+    pub fn adopt(&mut self, group: &JobGroup, leader: Identity) -> Result<(), RuntimeError> {
+        self.jobs.adopt(group, leader)
+    }
+
+    /// Asks the job to end: SIGTERM to its process group. Returns at once.
+    pub fn terminate(&mut self, handle: &Handle) -> Result<(), RuntimeError> {
+        self.jobs.terminate(handle)
+    }
+
+    /// Kills every process of the job, also those that left its process group. `Ok(false)`: some did not go away within two seconds.
+    pub fn kill(&mut self, handle: &Handle) -> Result<bool, RuntimeError> {
+        self.jobs.kill(handle)
+    }
+
+    /// Asks, waits up to `grace`, then kills. Blocks for as long; a driver that must not wait calls [`Self::terminate`] and later [`Self::kill`].
+    pub fn stop(&mut self, handle: &Handle, grace: Duration) -> Result<bool, RuntimeError> {
+        self.terminate(handle)?;
+        let start = std::time::Instant::now();
+        while start.elapsed() < grace {
+            if !self.is_alive(handle)? {
+                return Ok(true);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.kill(handle)
+    }
+
+    /// Removes groups below our base that hold no process and belong to no job we know: leftovers of a crash.
+    pub fn sweep(&mut self) {
+        self.jobs.sweep();
+    }
+
+    /// Removes what is empty, the base group last. Groups of jobs that still run stay, with their limits as they are: release those jobs first.
+    pub fn close(&mut self) {
+        self.jobs.close();
+    }
+
+    /// What this runtime cannot do on this machine, in a sentence each.
+    pub fn notes(&self) -> &[String] {
+        self.jobs.notes()
+    }
+}
+
+impl Runtime for ProcessRuntime {
+    fn kind(&self) -> RuntimeKind {
+        RuntimeKind::Process
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.jobs.capacity()
+    }
+
+    fn apply(&mut self, generation: u64, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
+        self.jobs.apply(generation, wanted)
+    }
+
+    fn read(&mut self, job: &Handle) -> Result<Counters, RuntimeError> {
+        self.jobs.read(job)
+    }
+
+    fn is_alive(&mut self, job: &Handle) -> Result<bool, RuntimeError> {
+        self.jobs.is_alive(job)
+    }
+
+    fn release(&mut self, job: &Handle) -> Result<(), RuntimeError> {
+        self.jobs.release(job)
+    }
+}
