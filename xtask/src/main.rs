@@ -1,3 +1,44 @@
-//! The chores of the project.
+//! The project's chores, so that nobody needs to remember commands: `cargo xtask --help`.
 
-fn main() {}
+mod bench;
+mod check;
+mod setup;
+mod sh;
+mod test;
+
+use clap::{Parser, Subcommand};
+
+/// Chores of the Gainshare project.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Installs what the tests need, then runs the checks and every test.
+    ///
+    /// Debian packages are installed with apt-get (as root, or through sudo). Tools that come from crates.io and the Python
+    /// environment are kept in ~/.cache/gainshare, named after their content, and built again only when that changes.
+    Test(test::Args),
+    /// Formatting, lints, dependency rules, licences, freshness of generated files.
+    Check(check::Args),
+    /// Measures what the project promises and prints the figures.
+    Bench(bench::Args),
+    /// Writes the generated files (CLI reference) anew.
+    Generate,
+    /// Only installs what the tests need.
+    Setup,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().chore {
+        Chore::Test(args) => test::run(args),
+        Chore::Check(args) => check::run(args),
+        Chore::Bench(args) => bench::run(args),
+        Chore::Generate => check::generate(),
+        Chore::Setup => setup::everything().map(drop),
+    }
+}

@@ -1,0 +1,79 @@
+"""An ordinary PyTorch training script: it knows nothing of Gainshare and prints its loss as scripts do.
+
+Models: a variational auto-encoder and a classifier, on digit-like images made from a seed (no download).
+"""
+
+import argparse
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+def images(count, seed):
+    """Ten blotchy prototypes of 28x28 pixels, shifted, with flipped pixels and some wrong labels: quick to learn, never exactly."""
+    g = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(10, 1, 7, 7, generator=g)
+    prototypes = F.interpolate(coarse, size=(28, 28), mode="bilinear", align_corners=False).squeeze(1) > 0.6
+    labels = torch.randint(0, 10, (count,), generator=g)
+    shifts = torch.randint(-3, 4, (count,), generator=g)
+    x = torch.stack([torch.roll(prototypes[k], int(s), dims=1) for k, s in zip(labels, shifts)])
+    x = x ^ (torch.rand(count, 28, 28, generator=g) < 0.03)
+    wrong = torch.rand(count, generator=g) < 0.1
+    labels[wrong] = torch.randint(0, 10, (int(wrong.sum()),), generator=g)
+    return x.float().view(count, 784), labels
+
+
+class Vae(nn.Module):
+    def __init__(self, hidden):
+        super().__init__()
+        self.encode = nn.Linear(784, hidden)
+        self.mean, self.spread = nn.Linear(hidden, 20), nn.Linear(hidden, 20)
+        self.decode = nn.Sequential(nn.Linear(20, hidden), nn.ReLU(), nn.Linear(hidden, 784))
+
+    def loss(self, x, _labels):
+        h = F.relu(self.encode(x))
+        mean, spread = self.mean(h), self.spread(h)
+        z = mean + torch.exp(0.5 * spread) * torch.randn_like(mean)
+        reconstruction = F.binary_cross_entropy_with_logits(self.decode(z), x, reduction="sum")
+        divergence = -0.5 * torch.sum(1 + spread - mean.pow(2) - spread.exp())
+        return (reconstruction + divergence) / len(x)
+
+
+class Mlp(nn.Module):
+    def __init__(self, hidden):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 10)
+        )
+
+    def loss(self, x, labels):
+        return F.cross_entropy(self.layers(x), labels)
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("model", choices=["vae", "mlp"])
+    p.add_argument("--steps", type=int, default=1000)
+    p.add_argument("--batch", type=int, default=128)
+    p.add_argument("--hidden", type=int, default=400)
+    p.add_argument("--every", type=int, default=20, help="steps between two printed losses (their mean)")
+    args = p.parse_args()
+    torch.manual_seed(1)
+    x, labels = images(8192, seed=7)
+    model = (Vae if args.model == "vae" else Mlp)(args.hidden)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    mean = 0.0
+    for step in range(1, args.steps + 1):
+        pick = torch.randint(0, len(x), (args.batch,))
+        loss = model.loss(x[pick], labels[pick])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        mean += loss.item() / args.every
+        if step % args.every == 0:
+            print(f"step {step}/{args.steps} loss: {mean:.5f}")
+            mean = 0.0
+
+
+main()

@@ -1,0 +1,102 @@
+//! One daemon of its own for a benchmark: the released program, in temporary folders, ended when the benchmark ends.
+
+use crate::sh;
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub(super) struct Lab {
+    program: PathBuf,
+    dir: tempfile::TempDir,
+    daemon: Option<Child>,
+}
+
+impl Lab {
+    /// Builds the program as users get it.
+    pub(super) fn new() -> Result<Lab> {
+        sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare"]))?;
+        let metadata = sh::output(sh::cargo().args(["metadata", "--no-deps", "--format-version", "1"]))?;
+        let metadata: Value = serde_json::from_str(&metadata)?;
+        let target = metadata["target_directory"].as_str().context("cargo metadata names no target directory")?;
+        let program = Path::new(target).join("release/gainshare");
+        Ok(Lab { program, dir: tempfile::Builder::new().prefix("gainshare-bench-").tempdir()?, daemon: None })
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The program with this lab's folders.
+    pub(super) fn gainshare(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .env("GAINSHARE_STATE_DIR", self.path("state"))
+            .env("GAINSHARE_RUNTIME_DIR", self.path("run"))
+            .env("XDG_CONFIG_HOME", self.path("config"));
+        command
+    }
+
+    /// Starts a daemon and waits until it answers; returns how long that took.
+    pub(super) fn up(&mut self, flags: &[&str]) -> Result<Duration> {
+        let started = Instant::now();
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("daemon.log"))?;
+        let daemon =
+            self.gainshare().arg("up").args(flags).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
+        self.daemon = Some(daemon);
+        while self.ask(&["ps"]).is_err() {
+            if started.elapsed() > Duration::from_secs(20) {
+                bail!("the daemon did not come up:\n{}", std::fs::read_to_string(self.path("daemon.log"))?);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(started.elapsed())
+    }
+
+    pub(super) fn pid(&self) -> Result<u32> {
+        Ok(self.daemon.as_ref().context("no daemon runs")?.id())
+    }
+
+    /// `kill -9`.
+    pub(super) fn kill(&mut self) -> Result<()> {
+        let mut daemon = self.daemon.take().context("no daemon runs")?;
+        daemon.kill()?;
+        daemon.wait()?;
+        Ok(())
+    }
+
+    /// Ends the daemon, and its jobs if there are any.
+    pub(super) fn down(&mut self) -> Result<()> {
+        if let Some(mut daemon) = self.daemon.take() {
+            let asked = sh::output(self.gainshare().args(["down", "--stop-jobs"]));
+            if asked.is_err() {
+                daemon.kill()?;
+            }
+            daemon.wait()?;
+            asked?;
+        }
+        Ok(())
+    }
+
+    /// Runs a command that prints JSON.
+    pub(super) fn ask(&self, words: &[&str]) -> Result<Value> {
+        let text = sh::output(self.gainshare().args(words).args(["-o", "json"]))?;
+        serde_json::from_str(&text).with_context(|| format!("`gainshare {}` printed no JSON: {text}", words.join(" ")))
+    }
+
+    /// The live jobs.
+    pub(super) fn jobs(&self) -> Result<Vec<Value>> {
+        let answer = self.ask(&["ps"])?;
+        let jobs = answer.get("jobs").unwrap_or(&answer).as_array().context("`ps` printed no list")?;
+        Ok(jobs.clone())
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if let Err(e) = self.down() {
+            eprintln!("the benchmark's daemon did not end well: {e:#}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! `cargo xtask bench`: the figures the project promises, each printed in one run.
+//!
+//! Timings on shared machines are noisy, so every benchmark prints counts or ratios of things measured in the same run, and no test
+//! depends on them.
+
+mod agent;
+mod lab;
+mod torch;
+
+use anyhow::Result;
+use clap::{Subcommand, ValueEnum};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+    /// How to print the figures.
+    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
+    output: Format,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Format {
+    Table,
+    Json,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// The daemon with 50 live jobs that report once a second: CPU, memory, latency, restart.
+    Agent(agent::Args),
+    /// Three real PyTorch jobs, started plainly and as `gainshare run` starts them, under `na` and `flowcon`.
+    Torch(torch::Args),
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let figures = match args.what {
+        What::Agent(a) => agent::run(&a)?,
+        What::Torch(a) => torch::run(&a)?,
+    };
+    match args.output {
+        Format::Json => println!("{}", serde_json::to_string_pretty(&figures)?),
+        Format::Table => table(&figures, 0),
+    }
+    Ok(())
+}
+
+/// Prints an object as indented lines: enough for people, and the same names as the JSON.
+fn table(value: &serde_json::Value, depth: usize) {
+    let indent = "  ".repeat(depth);
+    let fields: Vec<(String, &serde_json::Value)> = match value {
+        serde_json::Value::Object(map) => map.iter().map(|(k, v)| (k.clone(), v)).collect(),
+        serde_json::Value::Array(items) => items.iter().enumerate().map(|(i, v)| (format!("[{i}]"), v)).collect(),
+        _ => return,
+    };
+    for (name, value) in fields {
+        match value {
+            serde_json::Value::Object(_) | serde_json::Value::Array(_) => {
+                println!("{indent}{name}");
+                table(value, depth + 1);
+            }
+            other => println!("{indent}{name:<32} {other}"),
+        }
+    }
+}

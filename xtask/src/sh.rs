@@ -1,0 +1,47 @@
+//! Running other programs, and saying which one failed.
+
+use anyhow::{Context, Result, bail};
+use std::path::PathBuf;
+use std::process::Command;
+
+/// The root of the checkout.
+pub(crate) fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout").to_path_buf()
+}
+
+/// `cargo`, the one that runs us, in the root of the checkout.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+fn show(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs to the end with the terminal's output; an exit code other than 0 is an error.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    eprintln!("$ {}", show(command));
+    let status = command.status().with_context(|| format!("cannot start `{}`", show(command)))?;
+    if !status.success() {
+        bail!("`{}` failed: {status}", show(command));
+    }
+    Ok(())
+}
+
+/// Runs to the end and returns what was printed.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot start `{}`", show(command)))?;
+    if !output.status.success() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        bail!("`{}` failed: {}\n{errors}", show(command), output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Whether a program runs and says it is fine.
+pub(crate) fn works(command: &mut Command) -> bool {
+    command.output().is_ok_and(|o| o.status.success())
+}
