@@ -28,8 +28,8 @@ pub(crate) fn run_with(installed: &Installed) -> Result<()> {
     sh::run(sh::cargo().args(["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     layers()?;
     let mut deny = sh::cargo();
-    // Advisories need a database from the network; licences, bans and sources do not.
-    deny.args(["deny", "--offline", "check", "bans", "licenses", "sources"]);
+    // Advisories need a database of their own from the network; licences, bans and sources come with the crates.
+    deny.args(["deny", "--locked", "check", "bans", "licenses", "sources"]);
     installed.equip(&mut deny);
     sh::run(&mut deny)?;
     fresh()
