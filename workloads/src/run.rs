@@ -1,0 +1,190 @@
+//! The training loop: steps, reports, checkpoints and stopping.
+//!
+//! Progress goes to standard output (or error, where the mimicked framework does that), everything said to the person who
+//! started the run goes to standard error, one line each. Output that nobody reads any more does not end a run: whoever
+//! follows a job may come and go.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::{Instant, SystemTime};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::signal::Signal;
+
+use crate::args::{Resume, TrainArgs};
+use crate::checkpoint::Store;
+use crate::metrics_file::{MetricsFile, MetricsFormat};
+use crate::report::{Progress, Renderer};
+use crate::stop;
+use crate::trainer::Trainer;
+
+/// Says something to the person who started the run. A closed standard error must not end the run, so nothing is unwrapped.
+fn say(message: impl Display) {
+    let _ = writeln!(io::stderr(), "gainshare train: {message}");
+}
+
+pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
+    let setup = args.setup();
+    let total_steps = args.total_steps(&setup);
+    let mut trainer = Trainer::new(setup.clone())?;
+    let mut store = args.checkpoint.as_deref().map(|dir| Store::claim(dir, args.attempt)).transpose()?;
+    if let Some(store) = &mut store {
+        resume(args.resume, store, &mut trainer)?;
+    }
+    let resumed_at = trainer.step();
+    let mut saved_at = (resumed_at > 0).then_some(resumed_at);
+    let mut output = Output::new(args)?;
+    stop::listen().context("cannot listen for signals")?;
+
+    // A run that had reached its loss before it was started again is finished, as one that had taken its steps is.
+    let mut finished = trainer.step() >= total_steps;
+    if let (Some(goal), true) = (args.until_loss, resumed_at > 0) {
+        finished |= f64::from(trainer.measure()?.loss) <= goal;
+    }
+    if finished {
+        say(format_args!("nothing left to do: step {resumed_at} of {total_steps} was reached before"));
+    }
+    let started = Instant::now();
+    let cpu_before_s = cpu_seconds();
+    let mut last = None;
+    while !finished && stop::asked().is_none() {
+        let stepped = trainer.advance()?;
+        let step = trainer.step();
+        finished = step >= total_steps;
+        if step % args.report_every == 0 || step % setup.epoch_steps() == 0 || finished {
+            let measured = trainer.measure()?;
+            let progress = Progress {
+                step,
+                total_steps,
+                epoch_steps: setup.epoch_steps(),
+                batch: setup.batch,
+                loss: measured.loss,
+                accuracy: measured.accuracy,
+                learning_rate: stepped.learning_rate,
+                gradient_norm: stepped.gradient_norm,
+                elapsed_s: started.elapsed().as_secs_f64(),
+                session_steps: step - resumed_at,
+            };
+            output.report(&progress);
+            finished |= args.until_loss.is_some_and(|goal| f64::from(progress.loss) <= goal);
+            last = Some(progress);
+        }
+        if let Some(store) = &mut store
+            && args.checkpoint_every > 0
+            && step % args.checkpoint_every == 0
+        {
+            match store.save(&trainer.state()?) {
+                Ok(_) => saved_at = Some(step),
+                Err(error) if error.is_fenced() => return Err(error.into()),
+                Err(error) => say(format_args!("no checkpoint at step {step}, training goes on: {error}")),
+            }
+        }
+    }
+    output.end(last.as_ref());
+    let wall_s = started.elapsed().as_secs_f64();
+    let taken = trainer.step() - resumed_at;
+    if taken > 0 {
+        let cpu_ms = (cpu_seconds() - cpu_before_s) * 1e3 / taken as f64;
+        let rate = taken as f64 / wall_s;
+        let name = setup.kind.name();
+        say(format_args!("{name}: {taken} steps in {wall_s:.2} s ({rate:.1} steps/s, {cpu_ms:.2} CPU ms per step)"));
+    }
+    let step = trainer.step();
+    if let Some(store) = &mut store
+        && saved_at != Some(step)
+    {
+        let path = store
+            .save(&trainer.state()?)
+            .with_context(|| format!("the work after step {} is lost", saved_at.unwrap_or(0)))?;
+        say(format_args!("step {step} saved as {}", path.display()));
+    }
+    match stop::asked() {
+        Some(signal) if !finished => {
+            say(format_args!(
+                "stopped by {signal} after step {step} of {total_steps}; the same command continues from the checkpoint, if any"
+            ));
+            // What a shell reports for a process that the signal itself ended.
+            Ok(ExitCode::from(if signal == Signal::SIGINT { 130 } else { 143 }))
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn resume(when: Resume, store: &mut Store, trainer: &mut Trainer) -> Result<()> {
+    if when == Resume::Never {
+        return Ok(());
+    }
+    let found = store.newest(|damaged| say(format_args!("skipped: {damaged}")))?;
+    match found {
+        Some((path, state)) => {
+            trainer.restore(state).with_context(|| format!("cannot continue from {}", path.display()))?;
+            say(format_args!("continues after step {} from {}", trainer.step(), path.display()));
+        }
+        None if when == Resume::Must => {
+            bail!("--resume: there is no whole checkpoint in the --checkpoint directory; start without it")
+        }
+        None => {}
+    }
+    Ok(())
+}
+
+/// CPU time of this process so far, user and system, all threads.
+fn cpu_seconds() -> f64 {
+    let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 * 1e-6;
+    getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()))
+}
+
+/// Where reports go. A sink that fails is named once and left alone afterwards.
+struct Output {
+    renderer: Renderer,
+    open: bool,
+    metrics: Option<MetricsFile>,
+}
+
+impl Output {
+    fn new(args: &TrainArgs) -> Result<Self> {
+        let open = |path: &std::path::PathBuf| {
+            let format = args.metrics_format.unwrap_or_else(|| MetricsFormat::of(path));
+            MetricsFile::open(path, format).with_context(|| {
+                format!("cannot open the metrics file {}; give another --metrics-file", path.display())
+            })
+        };
+        let metrics = args.metrics_file.as_ref().map(open).transpose()?;
+        Ok(Output { renderer: Renderer::new(args.format), open: true, metrics })
+    }
+
+    fn report(&mut self, progress: &Progress) {
+        let text = self.renderer.report(progress);
+        self.print(&text);
+        if let Some(metrics) = &mut self.metrics
+            && let Err(error) = metrics.append(progress, SystemTime::now())
+        {
+            say(format_args!("the metrics file is given up, training goes on: {error}"));
+            self.metrics = None;
+        }
+    }
+
+    fn end(&mut self, last: Option<&Progress>) {
+        let text = self.renderer.end(last);
+        self.print(&text);
+    }
+
+    /// One write and one flush per report, so that a reader never waits for a buffer to fill.
+    fn print(&mut self, text: &str) {
+        if text.is_empty() || !self.open {
+            return;
+        }
+        let written = if self.renderer.on_stderr() {
+            io::stderr().write_all(text.as_bytes())
+        } else {
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+        };
+        if let Err(error) = written {
+            self.open = false;
+            say(format_args!("nobody reads the progress any more, training goes on: {error}"));
+        }
+    }
+}

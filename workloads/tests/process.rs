@@ -1,0 +1,248 @@
+//! The trainer as a real process: signals, kills, damaged and full checkpoint directories, fencing, output.
+//!
+//! The reference of every resume test is the output of a run nobody touched; CSV prints losses with every digit they have, so
+//! equal lines mean equal bits.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const MODELS: [&str; 5] = ["vae", "mlp", "lstm", "gru", "birnn"];
+
+/// A small model that reports every step as CSV; a step takes about a millisecond.
+fn trainer(model: &str, steps: u64) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gainshare-train"));
+    command.args([model, "--hidden", "8", "--batch", "4", "--report-every", "1", "--format", "csv"]);
+    command.args(["--steps", &steps.to_string()]);
+    command.env_remove("GAINSHARE_ATTEMPT").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn with_checkpoints(mut command: Command, dir: &Path, every: u64) -> Command {
+    command.arg("--checkpoint").arg(dir).args(["--checkpoint-every", &every.to_string()]);
+    command
+}
+
+/// Report lines by step, without the header.
+fn reports(output: &Output) -> Vec<String> {
+    String::from_utf8(output.stdout.clone()).unwrap().lines().skip(1).map(str::to_owned).collect()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Starts the command, reads `lines` lines of its output, sends the signal and collects the rest.
+fn signalled_after(mut command: Command, lines: usize, signal: Signal) -> Output {
+    let mut child = command.spawn().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut text = String::new();
+    for _ in 0..lines {
+        stdout.read_line(&mut text).unwrap();
+    }
+    send(&child, signal);
+    std::io::Read::read_to_string(&mut stdout, &mut text).unwrap();
+    let mut output = child.wait_with_output().unwrap();
+    output.stdout = text.into_bytes();
+    output
+}
+
+fn send(child: &Child, signal: Signal) {
+    kill(Pid::from_raw(child.id() as i32), signal).unwrap();
+}
+
+fn checkpoints(dir: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<(u64, PathBuf)> = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter_map(|path| {
+            let name = path.file_name()?.to_str()?.strip_suffix(".safetensors")?;
+            Some((name.rsplit_once('-')?.1.parse().ok()?, path))
+        })
+        .collect();
+    paths.sort();
+    paths.into_iter().map(|(_, path)| path).collect()
+}
+
+#[test]
+fn sigterm_saves_and_the_next_run_continues_exactly() {
+    for (index, model) in MODELS.into_iter().enumerate() {
+        let whole = reports(&trainer(model, 150).output().unwrap());
+        assert_eq!(whole.len(), 150);
+        let dir = tempfile::tempdir().unwrap();
+        let command = || with_checkpoints(trainer(model, 150), dir.path(), 0);
+        let first = signalled_after(command(), 4 + 7 * index, Signal::SIGTERM);
+        assert_eq!(first.status.code(), Some(143), "{model}: {}", stderr(&first));
+        assert!(stderr(&first).contains("stopped by SIGTERM"), "{model}: {}", stderr(&first));
+        let second = command().output().unwrap();
+        assert!(second.status.success(), "{model}: {}", stderr(&second));
+        assert!(stderr(&second).contains("continues after step"), "{model}: {}", stderr(&second));
+        let (before, after) = (reports(&first), reports(&second));
+        assert!(before.len() < 150 && !after.is_empty(), "{model} was stopped in the middle");
+        assert_eq!([before, after].concat(), whole, "{model}");
+    }
+}
+
+#[test]
+fn killed_while_saving_continues_from_the_newest_whole_checkpoint() {
+    let whole = reports(&trainer("gru", 200).output().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let command = || with_checkpoints(trainer("gru", 200), dir.path(), 5);
+    let killed = signalled_after(command(), 40, Signal::SIGKILL);
+    assert_eq!(killed.status.code(), None, "SIGKILL leaves no exit code");
+    // What a save that was cut off by a power loss can leave: a short newest file and a temporary one.
+    let newest = checkpoints(dir.path()).pop().expect("a checkpoint every five steps");
+    let content = fs::read(&newest).unwrap();
+    fs::write(&newest, &content[..content.len() / 2]).unwrap();
+    fs::write(dir.path().join(".saving"), &content[..10]).unwrap();
+    let resumed = command().output().unwrap();
+    assert!(resumed.status.success(), "{}", stderr(&resumed));
+    let skipped = format!("skipped: {} is damaged", newest.display());
+    assert!(stderr(&resumed).contains(&skipped), "{}", stderr(&resumed));
+    let lines = reports(&resumed);
+    assert_eq!(lines, whole[whole.len() - lines.len()..]);
+    assert!(lines.len() < 200, "the run before was not for nothing");
+    assert!(!dir.path().join(".saving").exists());
+}
+
+#[test]
+fn sigint_ends_with_130_and_needs_no_checkpoint_directory() {
+    let output = signalled_after(trainer("mlp", 1_000_000), 3, Signal::SIGINT);
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+}
+
+#[test]
+fn one_thread_means_one_thread() {
+    // Full size: products this large would tempt a thread pool.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gainshare-train"));
+    command.args(["vae", "--steps", "1000000", "--report-every", "1", "--threads", "1"]);
+    let mut child = command.env("RAYON_NUM_THREADS", "2").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    for _ in 0..3 {
+        lines.next().unwrap().unwrap();
+    }
+    let threads = fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().count();
+    send(&child, Signal::SIGTERM);
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert_eq!(threads, 1);
+}
+
+#[test]
+fn output_nobody_reads_does_not_end_the_run() {
+    let mut child = trainer("mlp", 60).spawn().unwrap();
+    drop(child.stdout.take());
+    drop(child.stderr.take());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_full_disk_costs_checkpoints_but_not_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = with_checkpoints(trainer("gru", 400), dir.path(), 100).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    lines.next().unwrap().unwrap();
+    // The next save goes to a device that is always full; the run removes the link when it cleans up after the failure.
+    std::os::unix::fs::symlink("/dev/full", dir.path().join(".saving")).unwrap();
+    lines.for_each(drop);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let message = stderr(&output).lines().find(|line| line.contains("no checkpoint at step")).map(str::to_owned);
+    let message = message.unwrap_or_else(|| panic!("no word of the failed save in: {}", stderr(&output)));
+    assert!(message.contains(dir.path().to_str().unwrap()) && message.contains("free some space"), "{message}");
+    assert!(checkpoints(dir.path()).pop().unwrap().ends_with("attempt-0.step-400.safetensors"));
+}
+
+#[test]
+fn a_last_save_that_fails_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = with_checkpoints(trainer("gru", 1_000_000), dir.path(), 0).spawn().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    stdout.read_line(&mut String::new()).unwrap();
+    std::os::unix::fs::symlink("/dev/full", dir.path().join(".saving")).unwrap();
+    send(&child, Signal::SIGTERM);
+    std::io::copy(&mut stdout, &mut std::io::sink()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("is lost"), "{}", stderr(&output));
+}
+
+#[test]
+fn an_older_attempt_can_neither_save_nor_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let attempt = |number: &str, steps| {
+        let mut command = with_checkpoints(trainer("gru", steps), dir.path(), 10);
+        command.env("GAINSHARE_ATTEMPT", number);
+        command
+    };
+    let mut old = attempt("1", 1_000_000).spawn().unwrap();
+    let mut stdout = BufReader::new(old.stdout.take().unwrap());
+    stdout.read_line(&mut String::new()).unwrap();
+    let drain = std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
+    let new = attempt("2", 1).output().unwrap();
+    assert!(new.status.success(), "{}", stderr(&new));
+    // The old run notices at its next save, without being told.
+    let old = old.wait_with_output().unwrap();
+    drain.join().unwrap().unwrap();
+    assert_eq!(old.status.code(), Some(1));
+    assert!(stderr(&old).contains("attempt 2 owns it"), "{}", stderr(&old));
+    let late = attempt("1", 5).output().unwrap();
+    assert_eq!(late.status.code(), Some(1));
+    assert!(late.stdout.is_empty() && stderr(&late).contains("attempt 1 may not write"), "{}", stderr(&late));
+}
+
+#[test]
+fn reaching_the_loss_ends_the_run_and_the_next_one_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let metrics = dir.path().join("metrics.csv");
+    let run = || {
+        let mut command = with_checkpoints(trainer("vae", 100_000), &dir.path().join("checkpoints"), 1000);
+        command.args(["--until-loss", "400", "--metrics-file"]).arg(&metrics);
+        command.output().unwrap()
+    };
+    let first = run();
+    assert!(first.status.success(), "{}", stderr(&first));
+    let losses: Vec<f32> =
+        reports(&first).iter().map(|line| line.split(',').nth(2).unwrap().parse().unwrap()).collect();
+    let (last, before) = losses.split_last().unwrap();
+    assert!(*last <= 400.0 && before.iter().all(|&loss| loss > 400.0));
+    assert_eq!(fs::read(&metrics).unwrap(), first.stdout, "the metrics file has what was printed");
+    let again = run();
+    assert!(again.status.success() && reports(&again).is_empty(), "{}", stderr(&again));
+    assert!(stderr(&again).contains("nothing left to do"), "{}", stderr(&again));
+}
+
+#[test]
+fn bad_input_is_named_with_its_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    let file = file.to_str().unwrap();
+    let saved = dir.path().join("saved");
+    assert!(with_checkpoints(trainer("gru", 2), &saved, 0).status().unwrap().success());
+    let saved = saved.to_str().unwrap();
+    for (arguments, code, expected) in [
+        (&["transformer"][..], 2, "birnn"),
+        (&["vae", "--steps", "0"], 2, "--steps"),
+        (&["vae", "--steps", "5", "--epochs", "5"], 2, "--epochs"),
+        (&["vae", "--lr", "-1"], 2, "above zero"),
+        (&["vae", "--lr", "nan"], 2, "above zero"),
+        (&["vae", "--until-loss", "-3"], 2, "above zero"),
+        (&["vae", "--hidden", "99999999"], 2, "--hidden"),
+        (&["vae", "--checkpoint", file], 1, "that is a directory"),
+        (&["vae", "--checkpoint", dir.path().to_str().unwrap(), "--resume"], 1, "no whole checkpoint"),
+        (&["gru", "--batch", "5", "--hidden", "8", "--checkpoint", saved], 1, "batch 4"),
+        (&["vae", "--metrics-file", "/nowhere/metrics.csv"], 1, "/nowhere/metrics.csv"),
+        (&["mlp", "--hidden", "8", "--lr", "1e30"], 1, "--lr"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_gainshare-train")).args(arguments).output().unwrap();
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {message}");
+        assert!(message.contains(expected), "{arguments:?}: {message}");
+        let one_line = message.trim_end().lines().count() == 1;
+        assert!(one_line || code == 2, "{arguments:?}: {message}");
+    }
+}
