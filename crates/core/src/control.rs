@@ -4,7 +4,7 @@
 //! reached. `step` answers with a plan if anything is due, and with nothing otherwise; calling it too often is harmless. All it
 //! remembers between two calls is in one serialisable memory, so a view and a control written to a file reproduce the plan.
 
-use crate::decide::share::{self, Bounds, Opinion, flowcon};
+use crate::decide::share::{self, Bounds, Opinion, flowcon, rank};
 use crate::decide::{order, place};
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Span, Time};
 use crate::plan::{Plan, Reason, Standing, Start, Target, Verdict};
@@ -208,6 +208,7 @@ fn share_out(
             let (opinions, wait) = flowcon::run(rule, policy, now, jobs, changed, &mut group.flowcon);
             (opinions, Some(wait))
         }
+        ShareRule::Rank(by) => rank::run(by, jobs),
     };
     group.members = jobs.iter().map(|j| j.id).collect();
     group.reports = reports(jobs);

@@ -103,6 +103,8 @@ pub enum Reason {
     Completing { growth: f64, threshold: f64, floor: Share },
     /// Nobody on the node grows any more: free competition, and the next look comes later.
     AllCompleting { next_look: Span },
+    /// Jobs are served one after the other; so many go before it on its node.
+    Ranked { ahead: usize },
     /// Started now.
     Started { node: NodeId },
     /// All slots are taken; so many jobs go before it.
@@ -123,6 +125,7 @@ impl Reason {
             Reason::Watching { .. } => "watching",
             Reason::Completing { .. } => "completing",
             Reason::AllCompleting { .. } => "all-completing",
+            Reason::Ranked { .. } => "ranked",
             Reason::Started { .. } => "started",
             Reason::WaitsForSlot { .. } => "waits-for-slot",
             Reason::WaitsForJob { .. } => "waits-for-job",
@@ -154,6 +157,8 @@ impl fmt::Display for Reason {
             Reason::AllCompleting { next_look } => {
                 write!(f, "no job here grows any more: free competition, next look in {:.0} s", next_look.as_secs_f64())
             }
+            Reason::Ranked { ahead: 0 } => write!(f, "first in line: the node is its own"),
+            Reason::Ranked { ahead } => write!(f, "{ahead} job(s) go before it: what they leave is its own"),
             Reason::Started { node } => write!(f, "started on {node}"),
             Reason::WaitsForSlot { ahead } => write!(f, "all slots are taken; {ahead} job(s) ahead"),
             Reason::WaitsForJob { job } => write!(f, "waits for {job} to end"),

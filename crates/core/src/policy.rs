@@ -16,15 +16,24 @@ pub enum Preset {
     /// FlowCon: shares follow growth efficiency.
     #[default]
     Flowcon,
+    /// First come, first served: the oldest job has the node to itself.
+    Fifo,
+    /// Least attained service first, in queues as Tiresias has them.
+    Las,
+    /// Shortest remaining work first; it needs to know what nobody knows, and bounds what any policy can reach on one node.
+    Srpt,
 }
 
 impl Preset {
-    pub const ALL: [Preset; 2] = [Preset::Na, Preset::Flowcon];
+    pub const ALL: [Preset; 5] = [Preset::Na, Preset::Flowcon, Preset::Fifo, Preset::Las, Preset::Srpt];
 
     pub fn name(self) -> &'static str {
         match self {
             Preset::Na => "na",
             Preset::Flowcon => "flowcon",
+            Preset::Fifo => "fifo",
+            Preset::Las => "las",
+            Preset::Srpt => "srpt",
         }
     }
 }
@@ -46,6 +55,21 @@ pub enum ShareRule {
     #[default]
     Fair,
     Flowcon(Flowcon),
+    /// One after the other: the first in line has the node, what it cannot use goes to the next.
+    Rank(Rank),
+}
+
+/// Who goes first where jobs are served one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "by")]
+pub enum Rank {
+    /// The one that came first.
+    Arrival,
+    /// The one with the least work left, where it is known.
+    Remaining,
+    /// The one that has consumed least of the node, in queues: consumption below the first limit (node-seconds) makes the first queue, below
+    /// the second the next, and so on; first come first served within a queue.
+    Attained { limits_s: [f64; 2] },
 }
 
 /// The numbers of FlowCon's Algorithm 1.
@@ -106,11 +130,17 @@ impl Default for Policy {
     }
 }
 
+/// Tiresias leaves its queue limits to be tuned to the workload; for jobs of minutes on one node these sort the short from the long.
+const TIRESIAS_LIMITS_S: [f64; 2] = [30.0, 120.0];
+
 impl From<Preset> for Policy {
     fn from(preset: Preset) -> Policy {
         let share = match preset {
             Preset::Na => ShareRule::Fair,
             Preset::Flowcon => ShareRule::Flowcon(Flowcon::default()),
+            Preset::Fifo => ShareRule::Rank(Rank::Arrival),
+            Preset::Las => ShareRule::Rank(Rank::Attained { limits_s: TIRESIAS_LIMITS_S }),
+            Preset::Srpt => ShareRule::Rank(Rank::Remaining),
         };
         Policy { share, ..Policy::default() }
     }
@@ -136,7 +166,7 @@ impl Policy {
             return Err(PolicyError::Deadband(self.deadband));
         }
         match self.share {
-            ShareRule::Fair => Ok(()),
+            ShareRule::Fair | ShareRule::Rank(_) => Ok(()),
             ShareRule::Flowcon(f) if !(f.alpha.is_finite() && f.alpha >= 0.0) => Err(PolicyError::Alpha(f.alpha)),
             ShareRule::Flowcon(f) if !(f.beta.is_finite() && f.beta >= 1.0) => Err(PolicyError::Beta(f.beta)),
             ShareRule::Flowcon(f) if f.interval == Span::ZERO => Err(PolicyError::Interval),

@@ -35,7 +35,7 @@ fn one() -> f64 {
 }
 
 /// One job that waits or runs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct JobView {
     pub id: JobId,
     pub owner: OwnerId,
@@ -58,13 +58,18 @@ pub struct JobView {
     /// Jobs that must have ended well before this one may start; those still to wait for.
     #[serde(default)]
     pub waits_for: Vec<JobId>,
+    /// The work left, in seconds alone on its node, where somebody truly knows it: bounds that no real policy can reach are
+    /// computed from it. A real driver leaves it empty.
+    #[serde(default)]
+    pub known_left_s: Option<f64>,
 }
 
 /// Where a job is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "phase")]
 pub enum Phase {
     /// In the queue, without a node.
+    #[default]
     Waiting,
     /// Alive on a node. `attempt` counts starts; no two attempts are ever alive together.
     Running { node: NodeId, since: Time, attempt: u32 },

@@ -12,6 +12,7 @@
 //! `floor_respected`; `permutation_invariant`: the order of jobs does not matter; `owners_are_apart`.
 
 pub mod flowcon;
+pub(crate) mod rank;
 
 use crate::model::{PerResource, Resource, Share};
 use crate::plan::{Reason, Target};
