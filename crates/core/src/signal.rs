@@ -7,7 +7,12 @@
 //! reports it is the last one. Progress per second is `P = |E(t_i) − E(t_{i−1})| / (t_i − t_{i−1})`. Growth efficiency for resource
 //! `r` is `G_r = P / R_r` with `R_r` the average fraction of the node used over the interval.
 
+pub mod curve;
+pub mod forms;
+pub mod predict;
+
 use crate::model::{PerResource, Resource, Span, Time};
+use curve::Curve;
 use serde::{Deserialize, Serialize};
 
 /// One report of a job.
@@ -65,6 +70,20 @@ pub struct Signal {
     pub longest_gap: Span,
     pub step: Option<u64>,
     pub total: Option<u64>,
+    /// Where its curve is going.
+    #[serde(default)]
+    pub outlook: Option<Outlook>,
+}
+
+/// What the fitted curve says, as of a recent report. Positions are steps, or reports of a job that does not count steps.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Outlook {
+    /// The position of the newest report.
+    pub at: f64,
+    /// The position at which the curve will be flat.
+    pub flat_at: f64,
+    /// The change still to come until the end (the total, or the limit if the job names no total), in units of the change seen so far.
+    pub gain_left: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -88,7 +107,15 @@ impl Signal {
 pub struct Tracker {
     signal: Signal,
     refused: u64,
+    #[serde(default)]
+    curve: Curve,
+    /// How many reports had come when the curve was last fitted.
+    #[serde(default)]
+    fitted_at: u64,
 }
+
+/// A fit costs microseconds, a flood of reports comes faster: the curve is fitted anew when this part of its reports is new.
+const NEW_PART: u64 = 16;
 
 impl Tracker {
     /// Feeds one report; `false` if it was refused.
@@ -107,9 +134,26 @@ impl Tracker {
         s.first.get_or_insert(report);
         s.last = Some(report);
         s.reports += 1;
+        if s.step.is_none() && sample.step.is_some() {
+            // Positions counted in reports cannot be compared with steps.
+            self.curve = Curve::default();
+        }
         s.step = sample.step.or(s.step);
         s.total = sample.total.or(s.total);
+        let x = s.step.map_or(s.reports as f64, |step| step as f64);
+        self.curve.push(x, sample.value);
+        if (s.reports - self.fitted_at) * NEW_PART >= s.reports {
+            self.fitted_at = s.reports;
+            s.outlook = outlook(&self.curve, s.total);
+        } else if let Some(outlook) = &mut s.outlook {
+            outlook.at = x;
+        }
         true
+    }
+
+    /// The curve seen so far.
+    pub fn curve(&self) -> &Curve {
+        &self.curve
     }
 
     pub fn signal(&self) -> Signal {
@@ -119,6 +163,13 @@ impl Tracker {
     pub fn refused(&self) -> u64 {
         self.refused
     }
+}
+
+fn outlook(curve: &Curve, total: Option<u64>) -> Option<Outlook> {
+    let end = total.map(|t| t as f64);
+    let fit = predict::fit(curve, end)?;
+    let gain_left = fit.gain_left(end.unwrap_or(f64::INFINITY));
+    Some(Outlook { at: curve.at()?, flat_at: fit.flat_at().mid, gain_left })
 }
 
 /// Use below this fraction of a node is no use: dividing by it would make any progress look infinitely efficient.
