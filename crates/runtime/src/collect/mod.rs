@@ -5,9 +5,9 @@
 //! rotated, flooded or plain garbage, and none of it may hurt the daemon.
 //!
 //! **How.** One parser for each way turns bytes into [`Reading`]s and [`Progress`]: [`OutputParser`] (the process's output),
-//! `MetricsFile` (CSV, NDJSON, text), `EventFiles` (TensorBoard), `prometheus` and `push`. A [`Chooser`] picks the one metric that is
+//! [`MetricsFile`] (CSV, NDJSON, text), [`EventFiles`] (TensorBoard), [`prometheus`] and [`push`]. A [`Chooser`] picks the one metric that is
 //! the job's evaluation function. A `Collector` puts them together for one job: it finds the ways by itself, in a fixed order, or
-//! uses the one that the job's `MetricSpec` names. Nothing here has a clock or a thread; a driver calls `poll`.
+//! uses the one that the job's [`MetricSpec`] names. Nothing here has a clock or a thread; a driver calls `poll`.
 //!
 //! **Terms.** A *reading* is one value of one metric. *Progress* is how far the job is, in steps, epochs or per cent. A *position* is
 //! what must be kept, so that a restarted daemon goes on exactly where it was.
@@ -15,17 +15,29 @@
 //! **Properties.** No value that leaves is NaN, infinite or larger than [`MAX_MAGNITUDE`]; memory is bounded whatever is fed; where the
 //! input is cut into pieces does not matter; what is refused or dropped is counted in [`Counters`].
 
+mod beneath;
 mod chooser;
 mod course;
 mod json;
 mod line;
+mod metrics_file;
 mod number;
 mod output;
+pub mod prometheus;
+pub mod push;
+mod spec;
+mod tail;
+mod tensorboard;
 mod terminal;
 
+pub use beneath::Root;
 pub use chooser::{Chooser, Goal, Verdict};
 pub use line::{Pattern, PatternError};
+pub use metrics_file::{FileState, MetricsFile};
 pub use output::{OutputParser, OutputState};
+pub use spec::{MetricSpec, MetricSpecError, Source};
+pub use tail::{Change, FileTail, Position};
+pub use tensorboard::EventFiles;
 
 use serde::{Deserialize, Serialize};
 
