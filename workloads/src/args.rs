@@ -12,8 +12,9 @@ use crate::trainer::Setup;
 /// The reported loss is measured on a fixed held-out batch, not on the mini-batch just trained on, so that it
 /// moves with the model and not with the luck of the draw.
 ///
-/// A step with default sizes costs very roughly (milliseconds of one core): vae 7, mlp 6, lstm 15, gru 12, birnn 8. The
-/// true figure is printed on standard error at the end.
+/// A step with default sizes costs about 10 to 20 ms of one core (vae 14, mlp 11, lstm 15, gru 16, birnn 17, reports
+/// included, on a server core of 2023). The true figure is printed on standard error at the end. In a run of 700 steps the
+/// first fifth makes 70 to 95 % of the whole loss reduction.
 ///
 /// SIGTERM and SIGINT end the run after the current step, with a last checkpoint if --checkpoint is given; the exit code is
 /// then 143 or 130. Running the same command again continues exactly where it stopped.

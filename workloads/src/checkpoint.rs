@@ -47,8 +47,8 @@ pub(crate) struct State {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckpointError {
-    #[error("cannot {doing} {}: {source}; {remedy}", path.display())]
-    Io { doing: &'static str, path: PathBuf, source: io::Error, remedy: &'static str },
+    #[error("cannot {doing} {}: {error}; {remedy}", path.display())]
+    Io { doing: &'static str, path: PathBuf, error: io::Error, remedy: &'static str },
     #[error("{} is damaged ({why})", path.display())]
     Damaged { path: PathBuf, why: String },
     #[error(
@@ -75,8 +75,8 @@ impl CheckpointError {
 
 /// Turns an I/O error into one that names the path and what to do about it.
 fn failed<'a>(doing: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> CheckpointError + 'a {
-    move |source| {
-        let remedy = match source.kind() {
+    move |error| {
+        let remedy = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 "free some space or choose another --checkpoint directory"
             }
@@ -88,7 +88,7 @@ fn failed<'a>(doing: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> 
             }
             _ => "check the --checkpoint directory",
         };
-        CheckpointError::Io { doing, path: path.to_owned(), source, remedy }
+        CheckpointError::Io { doing, path: path.to_owned(), error, remedy }
     }
 }
 

@@ -6,7 +6,7 @@ use clap::Parser;
 use gainshare_workloads::{TrainArgs, train};
 
 #[derive(Parser)]
-#[command(version, about, long_about = None)]
+#[command(version)]
 struct Cli {
     #[command(flatten)]
     args: TrainArgs,

@@ -8,12 +8,12 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use crate::report::{CSV_HEADER, Progress, csv_line, json_line};
+use crate::report::{Progress, csv_header, csv_line, json_line};
 
 /// Format of the metrics file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum MetricsFormat {
-    /// Header line, then step,epoch,loss,accuracy
+    /// Header line, then step, epoch, loss and, for classifiers, accuracy
     Csv,
     /// One JSON object per line
     Ndjson,
@@ -48,7 +48,7 @@ impl MetricsFile {
 
     pub(crate) fn append(&mut self, progress: &Progress, now: SystemTime) -> io::Result<()> {
         let line = match self.format {
-            MetricsFormat::Csv if self.empty => format!("{CSV_HEADER}{}", csv_line(progress)),
+            MetricsFormat::Csv if self.empty => csv_header(progress) + &csv_line(progress),
             MetricsFormat::Csv => csv_line(progress),
             MetricsFormat::Ndjson => json_line(progress),
             MetricsFormat::Katib => {

@@ -117,18 +117,19 @@ impl Renderer {
             ),
             Format::Lightning => {
                 self.open_epoch = Some(p.epoch());
+                let train_acc = p.accuracy.map(|a| format!(", train_acc={}", lightning_number(a))).unwrap_or_default();
                 let bar = tqdm_bar(
                     p.step_in_epoch(),
                     p.epoch_steps,
                     p.step_in_epoch() as f64 / p.steps_per_s(),
                     p.steps_per_s(),
-                    &format!(", v_num=0, train_loss={}{}", four_digits(f64::from(p.loss)), accuracy(", train_acc=")),
+                    &format!(", v_num=0, train_loss={}{train_acc}", lightning_number(f64::from(p.loss))),
                 );
                 format!("\rEpoch {}: {bar}", p.epoch() - 1)
             }
             Format::Tqdm => {
                 self.open_epoch = Some(p.epoch());
-                let postfix = format!(", loss={}{}", four_digits(f64::from(p.loss)), accuracy(", accuracy="));
+                let postfix = format!(", loss={:.4}{}", p.loss, accuracy(", accuracy="));
                 format!("\r{}", tqdm_bar(p.step, p.total_steps, p.elapsed_s, p.steps_per_s(), &postfix))
             }
             Format::Pytorch => {
@@ -141,7 +142,7 @@ impl Renderer {
                 format!("epoch: {}, step: {}, loss: {}{}\n", p.epoch(), p.step, p.loss, accuracy(", accuracy: "))
             }
             Format::Json => json_line(p),
-            Format::Csv if first => format!("{CSV_HEADER}{}", csv_line(p)),
+            Format::Csv if first => csv_header(p) + &csv_line(p),
             Format::Csv => csv_line(p),
         }
     }
@@ -194,7 +195,8 @@ impl Renderer {
         let finished = current == target;
         let seconds =
             if finished { current as f64 / p.steps_per_s() } else { (target - current) as f64 / p.steps_per_s() };
-        let clock = keras_clock(seconds);
+        // Keras cuts the time left down to whole seconds but rounds the time an epoch took.
+        let clock = keras_clock(if finished { seconds.round() } else { seconds });
         let per_step_ms = 1e3 / p.steps_per_s();
         let per_step = if per_step_ms >= 1e3 {
             format!("{:.0}s/step", per_step_ms / 1e3)
@@ -217,7 +219,10 @@ impl Renderer {
             "\x1b[37m{}\x1b[0m \x1b[1m{clock}\x1b[0m {per_step}{metrics}",
             "━".repeat((WIDTH - done) as usize)
         ));
-        self.drawn_width = count.len() + 1 + WIDTH as usize + 1 + clock.len() + 1 + per_step.len() + metrics.len();
+        let width = count.len() + 1 + WIDTH as usize + 1 + clock.len() + 1 + per_step.len() + metrics.len();
+        // A shorter drawing must cover what the longer one before it left on the screen.
+        text.push_str(&" ".repeat(self.drawn_width.saturating_sub(width)));
+        self.drawn_width = width;
         self.open_epoch = Some(p.epoch());
         if finished {
             text.push('\n');
@@ -228,11 +233,14 @@ impl Renderer {
     }
 }
 
-pub(crate) const CSV_HEADER: &str = "step,epoch,loss,accuracy\n";
+/// The names of the columns; models that give no answers have no accuracy.
+pub(crate) fn csv_header(p: &Progress) -> String {
+    if p.accuracy.is_some() { "step,epoch,loss,accuracy\n" } else { "step,epoch,loss\n" }.to_owned()
+}
 
 pub(crate) fn csv_line(p: &Progress) -> String {
-    let accuracy = p.accuracy.map(|a| a.to_string()).unwrap_or_default();
-    format!("{},{},{},{accuracy}\n", p.step, p.epoch(), p.loss)
+    let accuracy = p.accuracy.map(|a| format!(",{a}")).unwrap_or_default();
+    format!("{},{},{}{accuracy}\n", p.step, p.epoch(), p.loss)
 }
 
 pub(crate) fn json_line(p: &Progress) -> String {
@@ -275,7 +283,7 @@ fn tqdm_clock(seconds: f64) -> String {
 }
 
 fn keras_clock(seconds: f64) -> String {
-    let s = seconds.round() as u64;
+    let s = seconds as u64;
     match s {
         0..=60 => format!("{s}s"),
         61..=3600 => format!("{}:{:02}", s / 60, s % 60),
@@ -294,16 +302,35 @@ fn python_float(value: f64) -> String {
 
 /// A number as Python's `%.4g` writes it.
 fn four_digits(value: f64) -> String {
+    significant(value, 4)
+}
+
+/// A number as Lightning's bar shows it: three digits, filled up to five characters so that the bar does not jump.
+fn lightning_number(value: f64) -> String {
+    let mut text = significant(value, 3);
+    if !text.contains('e') {
+        if !text.contains('.') && text.len() < 5 {
+            text.push('.');
+        }
+        while text.len() < 5 {
+            text.push('0');
+        }
+    }
+    text
+}
+
+/// A number as Python's `%.{digits}g` writes it.
+fn significant(value: f64, digits: usize) -> String {
     if value == 0.0 {
         return "0".to_owned();
     }
-    let text = format!("{value:.3e}");
+    let text = format!("{value:.*e}", digits - 1);
     let exponent: i32 = text.split_once('e').and_then(|(_, e)| e.parse().ok()).unwrap_or(0);
     let trim = |text: &str| {
         if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text.to_owned() }
     };
-    if (-4..4).contains(&exponent) {
-        return trim(&format!("{value:.*}", (3 - exponent) as usize));
+    if (-4..digits as i32).contains(&exponent) {
+        return trim(&format!("{value:.*}", (digits as i32 - 1 - exponent) as usize));
     }
     let (digits, exponent) = text.split_once('e').expect("Rust's exponent form has an e");
     python_sign(&format!("{}e{exponent}", trim(digits)))
@@ -382,8 +409,8 @@ mod tests {
         );
         assert!(
             whole(Format::Lightning).ends_with(
-                "\rEpoch 0: 100%|██████████| 50/50 [00:00<00:00, 125.00it/s, v_num=0, train_loss=0.5123, train_acc=0.8750]\
-                 \rEpoch 1:  20%|██        | 10/50 [00:00<00:00, 125.00it/s, v_num=0, train_loss=0.5123, train_acc=0.8750]\n"
+                "\rEpoch 0: 100%|██████████| 50/50 [00:00<00:00, 125.00it/s, v_num=0, train_loss=0.512, train_acc=0.875]\
+                 \rEpoch 1:  20%|██        | 10/50 [00:00<00:00, 125.00it/s, v_num=0, train_loss=0.512, train_acc=0.875]\n"
             ),
             "{}",
             whole(Format::Lightning)
@@ -405,6 +432,8 @@ mod tests {
             whole(Format::Csv).lines().take(2).collect::<Vec<_>>(),
             ["step,epoch,loss,accuracy", "10,1,0.5123457,0.875"]
         );
+        let unanswered = Progress { accuracy: None, ..progress(10) };
+        assert_eq!(Renderer::new(Format::Csv).report(&unanswered), "step,epoch,loss\n10,1,0.5123457\n");
         assert_eq!(whole(Format::Quiet), "");
         let json: serde_json::Value = serde_json::from_str(&first(Format::Json)).unwrap();
         assert_eq!((&json["step"], &json["epoch"], &json["accuracy"]), (&10.into(), &1.into(), &0.875.into()));
@@ -418,6 +447,7 @@ mod tests {
             [1.0, 0.5, 5e-5, 1e16, 0.0001, 0.0].map(python_float),
             ["1.0", "0.5", "5e-05", "1e+16", "0.0001", "0.0"]
         );
+        assert_eq!([2.0, 123.4, 0.5126, 1234.0].map(lightning_number), ["2.000", "123.0", "0.513", "1.23e+03"]);
         let four = [98.1234, 0.5123457, 0.00001234, 12345.6, 1.0, 0.0, 1234.0, 9999.9];
         assert_eq!(four.map(four_digits), ["98.12", "0.5123", "1.234e-05", "1.235e+04", "1", "0", "1234", "1e+04"]);
     }

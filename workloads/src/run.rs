@@ -26,6 +26,7 @@ fn say(message: impl Display) {
 }
 
 pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
+    stop::listen().context("cannot listen for signals")?;
     let setup = args.setup();
     let total_steps = args.total_steps(&setup);
     let mut trainer = Trainer::new(setup.clone())?;
@@ -36,7 +37,6 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     let resumed_at = trainer.step();
     let mut saved_at = (resumed_at > 0).then_some(resumed_at);
     let mut output = Output::new(args)?;
-    stop::listen().context("cannot listen for signals")?;
 
     // A run that had reached its loss before it was started again is finished, as one that had taken its steps is.
     let mut finished = trainer.step() >= total_steps;
@@ -102,9 +102,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     }
     match stop::asked() {
         Some(signal) if !finished => {
-            say(format_args!(
-                "stopped by {signal} after step {step} of {total_steps}; the same command continues from the checkpoint, if any"
-            ));
+            let hint = if store.is_some() { "; the same command continues here" } else { "" };
+            say(format_args!("stopped by {signal} after step {step} of {total_steps}{hint}"));
             // What a shell reports for a process that the signal itself ended.
             Ok(ExitCode::from(if signal == Signal::SIGINT { 130 } else { 143 }))
         }
@@ -184,7 +183,7 @@ impl Output {
         };
         if let Err(error) = written {
             self.open = false;
-            say(format_args!("nobody reads the progress any more, training goes on: {error}"));
+            say(format_args!("progress can no longer be printed, training goes on: {error}"));
         }
     }
 }

@@ -238,11 +238,11 @@ mod tests {
     #[test]
     fn loss_falls_for_every_model() {
         for (kind, steps, factor) in [
-            (ModelKind::Vae, 150, 0.6),
-            (ModelKind::Mlp, 300, 0.75),
-            (ModelKind::Lstm, 100, 0.85),
-            (ModelKind::Gru, 150, 0.6),
-            (ModelKind::Birnn, 200, 0.8),
+            (ModelKind::Vae, 60, 0.6),
+            (ModelKind::Mlp, 100, 0.8),
+            (ModelKind::Lstm, 80, 0.9),
+            (ModelKind::Gru, 60, 0.6),
+            (ModelKind::Birnn, 100, 0.85),
         ] {
             let learning_rate = 3e-3;
             let mut trainer = Trainer::new(Setup { kind, hidden: 32, batch: 16, learning_rate, seed: 1 }).unwrap();
