@@ -8,7 +8,9 @@
 //! them back. *Generation*: plans are numbered; an older one is refused, the same one again is harmless.
 
 pub mod cgroup;
+#[cfg(feature = "collect")]
 pub mod collect;
+#[cfg(feature = "docker")]
 pub mod docker;
 pub mod process;
 

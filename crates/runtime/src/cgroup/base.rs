@@ -191,9 +191,22 @@ impl Base {
         let Some(found) = candidates.iter().find(|f| dir.is_some_and(|d| d.join(f).exists())) else {
             return (None, Some("block I/O has no weight here: the kernel offers none to this group".into()));
         };
-        let note = (found.contains("bfq") && !some_disk_uses_bfq())
-            .then(|| format!("{found} is set but no disk uses the bfq scheduler, so it has no effect now"));
+        let idle = match *found {
+            "io.weight" if !self.cost_controller_is_on() => {
+                Some("the kernel's I/O cost controller is off (io.cost.qos)")
+            }
+            "io.weight" | "blkio.weight" => None,
+            _ if some_disk_uses_bfq() => None,
+            _ => Some("no disk uses the bfq scheduler"),
+        };
+        let note = idle.map(|why| format!("{found} is set but has no effect now: {why}"));
         (Some(found), note)
+    }
+
+    /// v2's `io.weight` works only where the cost controller was enabled for a disk, in the topmost group.
+    fn cost_controller_is_on(&self) -> bool {
+        let top = self.hierarchy.parent().ancestors().take_while(|d| d.join("cgroup.procs").exists()).last();
+        top.is_some_and(|dir| file::read(&dir.join("io.cost.qos")).is_ok_and(|text| text.contains("enable=1")))
     }
 
     /// Lets the base weigh as much as its jobs would weigh as plain tasks, where plain tasks are its neighbours.

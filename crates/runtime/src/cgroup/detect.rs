@@ -151,10 +151,16 @@ fn make_room(root: &Path, own: &Path, parent: &Path) -> Result<(), String> {
     if !has_cpu("cgroup.controllers") {
         return Err(format!("the cpu controller is not handed down to {}; enable it in its parent", parent.display()));
     }
-    if has_cpu("cgroup.subtree_control") || std::fs::write(parent.join("cgroup.subtree_control"), "+cpu").is_ok() {
-        return Ok(());
-    }
+    // Only the topmost group of all, the one without a type, may hold processes and controlled children. Elsewhere the kernel would take `+cpu` and turn
+    // the group into the root of a threaded tree, in which no other controller works.
     let procs = std::fs::read_to_string(parent.join("cgroup.procs")).unwrap_or_default();
+    if procs.trim().is_empty() || !parent.join("cgroup.type").exists() {
+        return match has_cpu("cgroup.subtree_control") {
+            true => Ok(()),
+            false => std::fs::write(parent.join("cgroup.subtree_control"), "+cpu")
+                .map_err(|e| format!("cannot enable the cpu controller below {}: {e}", parent.display())),
+        };
+    }
     let alone = procs.split_ascii_whitespace().eq([std::process::id().to_string().as_str()]);
     if parent != own || !alone {
         return Err(format!(

@@ -134,10 +134,14 @@ impl Group {
         self.dir(Controller::of_file(name)).is_ok_and(|d| d.path.join(name).exists())
     }
 
-    /// The CPUs of the group above.
+    /// The CPUs of the group above: all that this group can have.
     pub(crate) fn parent_cpus(&self) -> Option<CpuList> {
         let above = self.dir(Controller::CpuSet).ok()?.path.parent()?;
-        CpuList::parse(&file::read(&above.join("cpuset.cpus")).ok()?)
+        let name = match self.version {
+            Version::V1 => "cpuset.cpus",
+            Version::V2 => "cpuset.cpus.effective",
+        };
+        CpuList::parse(&file::read(&above.join(name)).ok()?)
     }
 
     /// Turns an error of one of the files into ours.

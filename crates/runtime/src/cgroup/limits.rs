@@ -193,8 +193,9 @@ pub fn enforce(group: &Group, wanted: &[Setting], ledger: &mut Ledger, now: Inst
                 continue;
             }
         };
+        let means_all = || value.is_empty() && group.parent_cpus().is_some_and(|all| all.to_string() == found);
         let foreign = ledger.written.get(file).is_some_and(|last| *last != found);
-        if found == *value {
+        if found == *value || (*file == "cpuset.cpus" && means_all()) {
             ledger.written.insert(file, found.clone());
             done.in_force.push((file.to_string(), found));
             continue;
@@ -207,18 +208,21 @@ pub fn enforce(group: &Group, wanted: &[Setting], ledger: &mut Ledger, now: Inst
             }
             ledger.last_fight = Some(now);
         }
-        // An empty write is no write at all: an empty list is cleared with a line end.
-        let text = if value.is_empty() { "\n" } else { value };
-        if let Err(e) = group.put(file, text) {
-            if essential || group.is_gone() {
-                return Err(group.error("write", file, e));
+        let written = match value.as_str() {
+            "" => clear(group, file),
+            value => group.put(file, value).map(|()| value.to_owned()),
+        };
+        let value = match written {
+            Ok(value) => value,
+            Err(e) if essential || group.is_gone() => return Err(group.error("write", file, e)),
+            Err(e) => {
+                done.notes.push(format!("{file} did not take {value}: {e}"));
+                done.in_force.push((file.to_string(), found));
+                continue;
             }
-            done.notes.push(format!("{file} did not take {value}: {e}"));
-            done.in_force.push((file.to_string(), found));
-            continue;
-        }
+        };
         let back = group.get(file).map(|t| first_line(&t)).map_err(|e| group.error("read", file, e))?;
-        if back == *value {
+        if back == value {
             ledger.written.insert(file, back.clone());
         } else {
             ledger.last_fight = Some(now);
@@ -231,6 +235,18 @@ pub fn enforce(group: &Group, wanted: &[Setting], ledger: &mut Ledger, now: Inst
             Err(RuntimeError::Contested { key: group.key().to_owned(), what: what.to_owned(), wanted, found })
         }
         None => Ok(done),
+    }
+}
+
+/// Empties a list. An empty write is no write at all, so it takes a line end; some kernels (6.1 is one) refuse to empty the CPUs of a group with
+/// processes, even on v2, and get all CPUs of the group above instead, which means the same. Answers what was written.
+fn clear(group: &Group, file: &str) -> std::io::Result<String> {
+    match group.put(file, "\n") {
+        Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => {
+            let all = group.parent_cpus().ok_or(e)?.to_string();
+            group.put(file, &all).map(|()| all)
+        }
+        other => other.map(|()| String::new()),
     }
 }
 
