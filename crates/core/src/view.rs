@@ -58,7 +58,7 @@ pub struct JobView {
     /// Jobs that must have ended well before this one may start; those still to wait for.
     #[serde(default)]
     pub waits_for: Vec<JobId>,
-    /// The work left, in seconds alone on its node, where somebody truly knows it: bounds that no real policy can reach are
+    /// The work left, in node-seconds (all of its node for so long), where somebody truly knows it: bounds that no real policy can reach are
     /// computed from it. A real driver leaves it empty.
     #[serde(default)]
     pub known_left_s: Option<f64>,

@@ -8,4 +8,13 @@
 //! **Properties.** Time is an integer; every random number comes from a stream of its own, named by what it is for; the same
 //! scenario, policy and seed give the same bytes.
 
+pub mod curve;
+pub mod engine;
 pub mod figure;
+pub mod models;
+pub mod outcome;
+pub mod paper;
+pub mod random;
+pub mod study;
+pub mod summary;
+pub mod world;

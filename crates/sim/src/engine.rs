@@ -1,0 +1,428 @@
+//! Runs one world under one policy.
+//!
+//! **Problem.** A policy decides, jobs work on, and what they report depends on what was decided. All of it must be exact and
+//! repeatable, and the policy must be the production code, not a copy.
+//!
+//! **Approach.** Between two events every job works at a constant rate, so time jumps from event to event: an arrival, a job that is ready to work
+//! after its start or restore, a finish, a moment control asked for. Jobs are advanced in one step and the reports they made on the way are handed to
+//! their trackers with the times at which they were made. Then [`Control`] is asked until it has nothing more to say; every plan passes
+//! [`check`] and is carried out at once.
+//!
+//! **Terms.** Events are ordered by (time, sequence number). A finish carries the version of the rate it was computed from; when the rate
+//! changes, the old event is void.
+//!
+//! **Properties.** The same world and policy give the same outcome, bit for bit. Work is conserved: what a job has done when it
+//! finishes is its work, and a node never deals out more than it has.
+
+use crate::outcome::{Course, JobOutcome, Migration, Outcome, Stay};
+use crate::random::Stream;
+use crate::world::{Actuator, World, deal, slowdown};
+use gainshare_core::check::check;
+use gainshare_core::control::Control;
+use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Time};
+use gainshare_core::plan::{Plan, Target};
+use gainshare_core::policy::{Policy, Rank, ShareRule};
+use gainshare_core::signal::{Sample, Tracker};
+use gainshare_core::view::{JobView, NodeView, Phase, View};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// What went wrong, which is always a bug in a policy or an impossible world.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SimError {
+    #[error("at {at_s:.3} s the policy made an unsound plan: {what}; this is a bug of the policy, please report it")]
+    Unsound { at_s: f64, what: String },
+    #[error(
+        "after {at_s:.3} s nothing can happen any more, but {left} job(s) have not ended; does any node have room for {first}?"
+    )]
+    Stuck { at_s: f64, left: usize, first: String },
+    #[error(
+        "control still wants to decide after {0} rounds at the same moment; this is a bug of the policy, please report it"
+    )]
+    Restless(usize),
+}
+
+/// What to write down on the way, beyond when each job ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Record {
+    /// Losses and shares over time, for figures.
+    pub courses: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Arrive(usize),
+    Ready { job: usize, attempt: u32 },
+    Finish { job: usize, version: u64 },
+    Report { job: usize, version: u64 },
+    Due,
+}
+
+#[derive(Debug, Clone)]
+struct Live {
+    phase: Phase,
+    /// No work before this moment: the job starts or is being restored.
+    ready: Time,
+    target: Target,
+    advanced: Time,
+    done: f64,
+    rate: f64,
+    /// The part of its node it uses now.
+    used: f64,
+    memory: f64,
+    version: u64,
+    reports: u64,
+    noise: Stream,
+    tracker: Tracker,
+    consumed: PerResource<f64>,
+    outcome: JobOutcome,
+    course: Course,
+}
+
+/// One run.
+struct Run<'a> {
+    world: &'a World,
+    control: Control,
+    record: Record,
+    clairvoyant: bool,
+    reacts: bool,
+    now: Time,
+    heap: BinaryHeap<Reverse<(Time, u64, Event)>>,
+    sequence: u64,
+    due: Option<Time>,
+    jobs: Vec<Live>,
+    /// Arrived and not ended, in order of id.
+    active: Vec<usize>,
+    migrations: Vec<Migration>,
+    events: u64,
+    plans: u64,
+}
+
+/// More rounds than any policy needs at one moment: starts change the view, which may lead to shares, which may lead to moves.
+const ROUNDS: usize = 16;
+
+/// Runs `world` to its end under `policy`.
+pub fn run(world: &World, policy: &Policy, record: Record) -> Result<Outcome, SimError> {
+    let mut run = Run::new(world, policy, record);
+    while let Some(Reverse((at, _, event))) = run.heap.pop() {
+        run.now = at;
+        let mut anything = run.happen(event);
+        // What happens at the same moment is decided on together.
+        while run.heap.peek().is_some_and(|Reverse((t, _, _))| *t == at) {
+            let Some(Reverse((_, _, event))) = run.heap.pop() else { break };
+            anything |= run.happen(event);
+        }
+        if anything {
+            run.decide()?;
+        }
+    }
+    run.finish()
+}
+
+impl<'a> Run<'a> {
+    fn new(world: &'a World, policy: &Policy, record: Record) -> Run<'a> {
+        let jobs = world.jobs.iter().enumerate().map(|(i, job)| Live {
+            phase: Phase::Waiting,
+            ready: Time::ZERO,
+            target: Target::FREE,
+            advanced: job.arrival,
+            done: 0.0,
+            rate: 0.0,
+            used: 0.0,
+            memory: 0.0,
+            version: 0,
+            reports: 0,
+            noise: Stream::new(world.seed, i as u64, "report noise"),
+            tracker: Tracker::default(),
+            consumed: PerResource::default(),
+            outcome: JobOutcome::new(job, &world.nodes),
+            course: Course::default(),
+        });
+        let mut run = Run {
+            world,
+            control: Control::new(policy.clone()),
+            record,
+            clairvoyant: matches!(policy.share, ShareRule::Rank(Rank::Remaining)),
+            reacts: policy.react_to_reports,
+            now: Time::ZERO,
+            heap: BinaryHeap::new(),
+            sequence: 0,
+            due: None,
+            jobs: jobs.collect(),
+            active: vec![],
+            migrations: vec![],
+            events: 0,
+            plans: 0,
+        };
+        for (i, job) in world.jobs.iter().enumerate() {
+            run.push(job.arrival, Event::Arrive(i));
+        }
+        run
+    }
+
+    fn push(&mut self, at: Time, event: Event) {
+        self.sequence += 1;
+        self.heap.push(Reverse((at, self.sequence, event)));
+    }
+
+    /// Takes one event in; `false` if it was void.
+    fn happen(&mut self, event: Event) -> bool {
+        self.events += 1;
+        match event {
+            Event::Arrive(job) => {
+                let place = self.active.partition_point(|&j| j < job);
+                self.active.insert(place, job);
+                true
+            }
+            Event::Ready { job, attempt } => {
+                let current = matches!(self.jobs[job].phase, Phase::Running { attempt: a, .. } if a == attempt);
+                if current && self.jobs[job].outcome.finished.is_none() {
+                    self.redeal(self.node_of(job));
+                }
+                // Nothing to decide: a job that starts to work is no news until it reports.
+                false
+            }
+            Event::Finish { job, version } if self.jobs[job].version == version => {
+                self.end(job);
+                true
+            }
+            Event::Report { job, version } if self.jobs[job].version == version => {
+                self.advance(job);
+                self.plan_report(job);
+                true
+            }
+            Event::Due if self.due == Some(self.now) => {
+                self.due = None;
+                true
+            }
+            Event::Finish { .. } | Event::Report { .. } | Event::Due => false,
+        }
+    }
+
+    fn node_of(&self, job: usize) -> usize {
+        match self.jobs[job].phase {
+            Phase::Running { node, .. } => node.0 as usize,
+            Phase::Waiting => unreachable!("only running jobs have a node"),
+        }
+    }
+
+    /// Brings one job to the present and hands its reports of the time between to its tracker.
+    fn advance(&mut self, index: usize) {
+        let (job, live) = (&self.world.jobs[index], &mut self.jobs[index]);
+        let seconds = self.now.since(live.advanced).as_secs_f64();
+        let (from, was) = (live.advanced, live.done);
+        live.advanced = self.now;
+        if seconds <= 0.0 || live.phase == Phase::Waiting {
+            return;
+        }
+        live.consumed.memory += live.memory * seconds;
+        if live.rate <= 0.0 {
+            return;
+        }
+        live.done = (was + live.rate * seconds).min(job.work);
+        live.consumed.cpu += live.used * seconds;
+        let when = |done: f64| from + Span::from_secs_f64((done - was) / live.rate);
+        for mark in &mut live.outcome.marks {
+            if mark.at.is_none() && live.done >= mark.work {
+                mark.at = Some(when(mark.work));
+            }
+        }
+        loop {
+            let next = (live.reports + 1) as f64 * job.report_every;
+            if next > live.done * (1.0 + 1e-12) || next > job.work * (1.0 + 1e-9) {
+                break;
+            }
+            live.reports += 1;
+            let value = job.curve.loss(next / job.work, live.noise.normal());
+            let total = job.tells_total.then(|| (job.work / job.report_every).round() as u64);
+            let at = when(next).min(self.now);
+            live.tracker.push(at, Sample { value, step: Some(live.reports), total });
+            if self.record.courses {
+                live.course.loss.push((at.as_secs_f64(), value));
+            }
+        }
+    }
+
+    fn end(&mut self, index: usize) {
+        let work = self.world.jobs[index].work;
+        // The finish was computed from the rate; what rounding left of the work is done now.
+        self.advance(index);
+        let node = self.node_of(index);
+        let live = &mut self.jobs[index];
+        live.done = work;
+        live.outcome.finished = Some(self.now);
+        for mark in &mut live.outcome.marks {
+            mark.at.get_or_insert(self.now);
+        }
+        if let Some(stay) = live.outcome.stays.last_mut() {
+            stay.to = self.now;
+        }
+        live.outcome.consumed = live.consumed.cpu;
+        self.set_rate(index, 0.0, 0.0);
+        self.jobs[index].phase = Phase::Waiting;
+        self.active.retain(|&j| j != index);
+        self.redeal(node);
+    }
+
+    /// Sets what a job does from now on; it must have been advanced to the present.
+    fn set_rate(&mut self, index: usize, rate: f64, used: f64) {
+        let live = &mut self.jobs[index];
+        if self.record.courses && (live.used - used).abs() > 1e-9 {
+            live.course.share.push((self.now.as_secs_f64(), used));
+        }
+        if live.rate == rate && live.used == used {
+            return;
+        }
+        (live.rate, live.used) = (rate, used);
+        live.version += 1;
+        if rate > 0.0 && live.outcome.finished.is_none() {
+            let left = (self.world.jobs[index].work - live.done).max(0.0);
+            // A rate next to nothing may put the end beyond all time.
+            let at = self.now + Span(((left / rate) * 1e6).ceil() as u64);
+            let version = live.version;
+            self.push(at, Event::Finish { job: index, version });
+            self.plan_report(index);
+        }
+    }
+
+    /// Where reports count at once, the next one is an event of its own.
+    fn plan_report(&mut self, index: usize) {
+        let (job, live) = (&self.world.jobs[index], &self.jobs[index]);
+        if !self.reacts || live.rate <= 0.0 {
+            return;
+        }
+        let left = (live.reports + 1) as f64 * job.report_every - live.done;
+        let at = self.now + Span((((left.max(0.0) / live.rate) * 1e6).ceil() as u64).saturating_add(1));
+        self.push(at, Event::Report { job: index, version: live.version });
+    }
+
+    /// Deals one node out anew, after anything on it changed.
+    fn redeal(&mut self, node: usize) {
+        let spec = &self.world.nodes[node];
+        let here = |j: &usize| self.jobs[*j].phase != Phase::Waiting && self.node_of(*j) == node;
+        let jobs: Vec<usize> = self.active.iter().copied().filter(here).collect();
+        for &j in &jobs {
+            self.advance(j);
+        }
+        let held: f64 = jobs.iter().map(|&j| self.world.jobs[j].memory_bytes as f64).sum();
+        let swapping = (held / spec.memory_bytes.max(1) as f64).max(1.0);
+        let (mut weights, mut caps) = (vec![], vec![]);
+        for &j in &jobs {
+            let (job, live) = (&self.world.jobs[j], &self.jobs[j]);
+            let able = if live.ready > self.now { 0.0 } else { (job.max_cores / spec.cores).min(1.0) };
+            let (weight, cap) = match self.world.actuator {
+                Actuator::Weight => (live.target.share.cpu.get(), able),
+                Actuator::Quota => (1.0, able.min(live.target.limit.cpu.get())),
+            };
+            weights.push(weight);
+            caps.push(cap);
+        }
+        let parts = deal(&weights, &caps);
+        let slow = slowdown(self.world.interference, &parts) * swapping;
+        for (&j, part) in jobs.iter().zip(parts) {
+            let job = &self.world.jobs[j];
+            let rate = spec.speed * job.speedup.rate(part * spec.cores) / slow;
+            self.jobs[j].memory = job.memory_bytes as f64 / spec.memory_bytes.max(1) as f64;
+            self.set_rate(j, rate, part);
+        }
+    }
+
+    fn view(&mut self) -> View {
+        for i in 0..self.active.len() {
+            self.advance(self.active[i]);
+        }
+        let nodes = self.world.nodes.iter().enumerate().map(|(i, n)| NodeView {
+            id: NodeId(i as u32),
+            cores: n.cores,
+            speed: n.speed,
+            memory_bytes: n.memory_bytes,
+            slots: n.slots,
+        });
+        let jobs = self.active.iter().map(|&j| {
+            let (job, live) = (&self.world.jobs[j], &self.jobs[j]);
+            let node = &self.world.nodes[live.outcome.stays.last().map_or(0, |s| s.node)];
+            let most = job.max_cores.min(node.cores) / node.cores;
+            let left = (1.0 - live.done / job.work).max(0.0) * job.alone_s(node) * most;
+            JobView {
+                id: JobId(j as u64),
+                owner: OwnerId(job.owner),
+                arrived: job.arrival,
+                phase: live.phase,
+                signal: live.tracker.signal(),
+                consumed: live.consumed,
+                floor: Share::clamped(job.floor),
+                max: Share::FULL,
+                priority: job.priority,
+                waits_for: vec![],
+                known_left_s: self.clairvoyant.then_some(left),
+            }
+        });
+        View { now: self.now, nodes: nodes.collect(), jobs: jobs.collect() }
+    }
+
+    fn decide(&mut self) -> Result<(), SimError> {
+        for _ in 0..ROUNDS {
+            let view = self.view();
+            let Some(plan) = self.control.step(&view) else {
+                self.ask_again();
+                return Ok(());
+            };
+            self.plans += 1;
+            if let Some(violation) = check(&view, &plan).first() {
+                return Err(SimError::Unsound { at_s: self.now.as_secs_f64(), what: violation.to_string() });
+            }
+            self.carry_out(&plan);
+        }
+        Err(SimError::Restless(ROUNDS))
+    }
+
+    fn ask_again(&mut self) {
+        let due = self.control.due().map(|d| d.max(Time(self.now.0 + 1)));
+        if due != self.due {
+            self.due = due;
+            if let Some(at) = due {
+                self.push(at, Event::Due);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, plan: &Plan) {
+        let mut touched = vec![false; self.world.nodes.len()];
+        for start in &plan.starts {
+            let (job, node) = (start.job.0 as usize, start.node.0 as usize);
+            self.settle(job, node, self.world.jobs[job].start);
+            touched[node] = true;
+        }
+        for (id, verdict) in &plan.verdicts {
+            let (job, Some(target)) = (id.0 as usize, verdict.target) else { continue };
+            if self.jobs[job].target != target {
+                self.jobs[job].target = target;
+                touched[self.node_of(job)] = true;
+            }
+        }
+        for (node, _) in touched.iter().enumerate().filter(|(_, t)| **t) {
+            self.redeal(node);
+        }
+    }
+
+    /// Puts a job onto a node, where it can work after `delay`.
+    fn settle(&mut self, index: usize, node: usize, delay: Span) {
+        let live = &mut self.jobs[index];
+        let attempt = live.outcome.stays.len() as u32 + 1;
+        live.phase = Phase::Running { node: NodeId(node as u32), since: self.now, attempt };
+        live.ready = self.now + delay;
+        live.target = Target::FREE;
+        live.outcome.stays.push(Stay { node, from: self.now, to: self.now });
+        let ready = live.ready;
+        self.push(ready, Event::Ready { job: index, attempt });
+    }
+
+    fn finish(self) -> Result<Outcome, SimError> {
+        if let Some(first) = self.active.first() {
+            let first = self.world.jobs[*first].name.clone();
+            return Err(SimError::Stuck { at_s: self.now.as_secs_f64(), left: self.active.len(), first });
+        }
+        let (jobs, courses) = self.jobs.into_iter().map(|l| (l.outcome, l.course)).unzip();
+        Ok(Outcome { jobs, courses, migrations: self.migrations, events: self.events, plans: self.plans })
+    }
+}

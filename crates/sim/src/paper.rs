@@ -1,0 +1,173 @@
+//! The papers' experiments: the published figures beside ours, under every policy.
+//!
+//! **Problem.** Nobody can judge a policy by numbers from another machine. Each published experiment is therefore rebuilt here from what is known of it,
+//! run over many seeds under the paper's own policy, ours and the field's, and printed beside the published figures.
+//!
+//! **Approach.** An [`Experiment`] names its world (drawn anew for each seed), the paper's own policy with the paper's settings, and what was
+//! published. One calibration ([`crate::models`]) serves all of them.
+
+mod flowcon;
+
+use crate::engine::{Record, SimError};
+use crate::figure::Table;
+use crate::study::{compare, median, quantile};
+use crate::summary::{Summary, summarise, table};
+use crate::world::World;
+use gainshare_core::policy::{Policy, Preset};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Enough for stable medians; the experiments of the papers are single runs.
+pub const SEEDS: u64 = 31;
+
+/// One published experiment.
+pub struct Experiment {
+    pub name: &'static str,
+    pub title: &'static str,
+    /// The world of one seed.
+    pub world: fn(u64) -> World,
+    /// Policies that stand in for a preset in this experiment, with the paper's settings.
+    pub own: Vec<(&'static str, Policy)>,
+    pub published: Value,
+    /// Where the published figures are percentages of the baseline in several settings, one row for each.
+    pub rows: Vec<Setting>,
+}
+
+/// One setting of a paper's policy and the reduction published for it, in percent.
+pub struct Setting {
+    pub alpha: f64,
+    pub interval_s: u64,
+    pub policy: Policy,
+    pub published: Option<f64>,
+    pub measure: Measure,
+}
+
+/// What a row's percentage is a reduction of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Measure {
+    /// The completion time of one job.
+    Job(usize),
+    /// The mean completion time of all jobs.
+    Mean,
+}
+
+/// One line of a table like the thesis's 6.2.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RowResult {
+    pub alpha: f64,
+    pub interval_s: u64,
+    pub published: Option<f64>,
+    pub simulated: f64,
+    /// The middle 80 % over seeds.
+    pub spread: [f64; 2],
+}
+
+/// An experiment, run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    pub name: String,
+    pub title: String,
+    pub seeds: u64,
+    pub published: Value,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rows: Vec<RowResult>,
+    pub policies: BTreeMap<String, Summary>,
+    /// The policies in the order of the tables.
+    #[serde(skip)]
+    pub order: Vec<String>,
+}
+
+/// All experiments, in the order of the papers.
+pub fn experiments() -> Vec<Experiment> {
+    flowcon::experiments()
+}
+
+/// The experiment of that name.
+pub fn find(name: &str) -> Result<Experiment, String> {
+    let all = experiments();
+    let known = all.iter().map(|e| e.name).collect::<Vec<_>>().join(", ");
+    all.into_iter().find(|e| e.name == name).ok_or(format!("no experiment is called `{name}`; known are: {known}"))
+}
+
+impl Experiment {
+    /// Every preset, the paper's own settings in place of a preset's.
+    pub fn policies(&self) -> Vec<(String, Policy)> {
+        let own = |name: &str| self.own.iter().find(|(n, _)| *n == name).map(|(_, p)| p.clone());
+        Preset::ALL.iter().map(|p| (p.name().to_owned(), own(p.name()).unwrap_or_else(|| Policy::from(*p)))).collect()
+    }
+
+    pub fn run(&self, seeds: u64, tell: &(impl Fn(usize, usize) + Sync)) -> Result<Report, SimError> {
+        let named = self.policies();
+        let mut policies: Vec<Policy> = named.iter().map(|(_, p)| p.clone()).collect();
+        policies.extend(self.rows.iter().map(|r| r.policy.clone()));
+        let total = policies.len() * seeds as usize;
+        let outcomes = compare(&self.world, &policies, seeds, Record::default(), &|done| tell(done, total))?;
+        let order: Vec<String> = named.into_iter().map(|(n, _)| n).collect();
+        let rows = self.rows.iter().zip(&outcomes[order.len()..]);
+        let rows = rows.map(|(setting, of)| setting.result(of, &outcomes[0])).collect();
+        Ok(Report {
+            name: self.name.to_owned(),
+            title: self.title.to_owned(),
+            seeds,
+            published: self.published.clone(),
+            rows,
+            policies: summarise(&order, &outcomes[..order.len()]),
+            order,
+        })
+    }
+}
+
+impl Setting {
+    fn result(&self, of: &[crate::outcome::Outcome], base: &[crate::outcome::Outcome]) -> RowResult {
+        let value = |o: &crate::outcome::Outcome| match self.measure {
+            Measure::Job(j) => o.jobs[j].completion_s(),
+            Measure::Mean => o.mean_completion_s(),
+        };
+        let reductions: Vec<f64> = of.iter().zip(base).map(|(o, b)| 100.0 * (1.0 - value(o) / value(b))).collect();
+        RowResult {
+            alpha: self.alpha,
+            interval_s: self.interval_s,
+            published: self.published,
+            simulated: median(&reductions),
+            spread: [quantile(&reductions, 0.1), quantile(&reductions, 0.9)],
+        }
+    }
+}
+
+impl Report {
+    /// For people: what was published, the rows if there are any, and all policies.
+    pub fn tables(&self) -> Vec<(String, Table)> {
+        let mut out = vec![];
+        if let Value::Object(published) = &self.published {
+            let rows = published.iter().map(|(k, v)| vec![k.clone(), plain(v)]).collect();
+            out.push(("published".to_owned(), Table { head: vec!["figure".into(), "value".into()], rows }));
+        }
+        if !self.rows.is_empty() {
+            let head = ["α", "interval", "published", "simulated", "80 % of seeds"].map(String::from).to_vec();
+            let row = |r: &RowResult| {
+                vec![
+                    format!("{} %", r.alpha * 100.0),
+                    format!("{} s", r.interval_s),
+                    r.published.map_or("–".into(), |p| format!("{p:.1} %")),
+                    format!("{:.1} %", r.simulated),
+                    format!("{:.0}–{:.0}", r.spread[0], r.spread[1]),
+                ]
+            };
+            out.push(("reduction against na".to_owned(), Table { head, rows: self.rows.iter().map(row).collect() }));
+        }
+        out.push((format!("simulated, median of {} seeds", self.seeds), table(&self.order, &self.policies)));
+        out
+    }
+
+    pub fn json(&self) -> Value {
+        json!(self)
+    }
+}
+
+fn plain(v: &Value) -> String {
+    match v {
+        Value::String(s) => s.clone(),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,94 @@
+//! What a comparison comes to: one line for each policy, medians over seeds and their spread.
+
+use crate::figure::Table;
+use crate::outcome::Outcome;
+use crate::study::{median, quantile};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// One policy against the baseline, over all seeds. Times in seconds; medians unless the name says otherwise.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    pub mean_completion_s: f64,
+    /// The middle 80 % of the mean completion time over seeds.
+    pub mean_completion_spread_s: [f64; 2],
+    pub makespan_s: f64,
+    pub makespan_spread_s: [f64; 2],
+    /// The part of all jobs that end sooner than under the baseline.
+    pub faster_share: f64,
+    /// How much longer the worst-off job takes than under the baseline: 0.15 is 15 %.
+    pub worst_slowdown: f64,
+    /// How much sooner the best-off job ends: 0.4 is 40 %.
+    pub best_speedup: f64,
+    /// Mean time until jobs have made 90 % of their loss reduction.
+    pub mean_to_90_percent_s: f64,
+    /// Mean over jobs of (time taken) / (time alone on the best node).
+    pub stretch: f64,
+    pub migrations: f64,
+}
+
+/// A difference of less than this (relative) is not "faster": rounding to microseconds and reports at slightly other moments.
+const SAME: f64 = 1e-3;
+
+/// Sums up each policy against the first.
+pub fn summarise(names: &[String], outcomes: &[Vec<Outcome>]) -> BTreeMap<String, Summary> {
+    let base = &outcomes[0];
+    names.iter().cloned().zip(outcomes.iter().map(|of| summary(of, base))).collect()
+}
+
+fn summary(of: &[Outcome], base: &[Outcome]) -> Summary {
+    let each = |f: &dyn Fn(&Outcome) -> f64| -> Vec<f64> { of.iter().map(f).collect() };
+    let ratios: Vec<Vec<f64>> = of
+        .iter()
+        .zip(base)
+        .map(|(o, b)| o.completions_s().zip(b.completions_s()).map(|(x, y)| x / y).collect())
+        .collect();
+    let over = |f: &dyn Fn(&[f64]) -> f64| -> f64 { median(&ratios.iter().map(|r| f(r)).collect::<Vec<_>>()) };
+    let spread = |v: &[f64]| [quantile(v, 0.1), quantile(v, 0.9)];
+    let (means, spans) = (each(&Outcome::mean_completion_s), each(&Outcome::makespan_s));
+    Summary {
+        mean_completion_s: median(&means),
+        mean_completion_spread_s: spread(&means),
+        makespan_s: median(&spans),
+        makespan_spread_s: spread(&spans),
+        faster_share: over(&|r| r.iter().filter(|x| **x < 1.0 - SAME).count() as f64 / r.len().max(1) as f64),
+        worst_slowdown: over(&|r| r.iter().copied().fold(f64::MIN, f64::max) - 1.0),
+        best_speedup: over(&|r| 1.0 - r.iter().copied().fold(f64::MAX, f64::min)),
+        mean_to_90_percent_s: median(&each(&|o| o.mean_quality_s(0.9))),
+        stretch: median(&each(&|o| {
+            o.jobs.iter().map(|j| j.completion_s() / j.alone_s).sum::<f64>() / o.jobs.len().max(1) as f64
+        })),
+        migrations: median(&each(&|o| o.migrations.len() as f64)),
+    }
+}
+
+/// The summaries as a table, policies in the order given.
+pub fn table(names: &[String], summaries: &BTreeMap<String, Summary>) -> Table {
+    let head = [
+        "policy",
+        "mean completion",
+        "80 % of seeds",
+        "makespan",
+        "faster",
+        "worst job",
+        "best job",
+        "to 90 %",
+        "stretch",
+    ];
+    let row = |name: &String| {
+        let s = &summaries[name];
+        let [low, high] = s.mean_completion_spread_s;
+        vec![
+            name.clone(),
+            format!("{:.1} s", s.mean_completion_s),
+            format!("{low:.0}–{high:.0}"),
+            format!("{:.1} s", s.makespan_s),
+            format!("{:.0} %", s.faster_share * 100.0),
+            format!("{:+.1} %", s.worst_slowdown * 100.0),
+            format!("{:+.1} %", -s.best_speedup * 100.0),
+            format!("{:.1} s", s.mean_to_90_percent_s),
+            format!("{:.2}", s.stretch),
+        ]
+    };
+    Table { head: head.map(String::from).to_vec(), rows: names.iter().map(row).collect() }
+}

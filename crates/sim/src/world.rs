@@ -1,0 +1,187 @@
+//! What is simulated: nodes, jobs and how they disturb each other. All of it is drawn before a policy sees anything, so that
+//! every policy faces the same world.
+//!
+//! **Terms.** Work is counted in seconds of one reference core. A node has `cores`, each `speed` times a reference core. A job's *rate* is the work
+//! it does per second; with `c` cores of speed `s` it is `s · speedup(c)`.
+//!
+//! **Interference.** Jobs that share a node disturb each other (cold caches, context switches). With `u` a job's part of what is used, the chance that a
+//! slice of time follows one of another job is `1 − Σu²` (one half for two equal jobs, two thirds for three); every rate is divided by
+//! `1 + γ·(1 − Σu²)`.
+//! Jobs that together hold more memory than the node has are slowed in proportion.
+
+use crate::curve::Curve;
+use gainshare_core::model::{Span, Time};
+use serde::{Deserialize, Serialize};
+
+/// One machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    pub name: String,
+    pub cores: f64,
+    pub speed: f64,
+    pub memory_bytes: u64,
+    pub slots: Option<usize>,
+}
+
+/// How much faster a job runs on more cores; one core is 1.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "law")]
+pub enum Speedup {
+    /// Twice the cores, twice the rate.
+    #[default]
+    Linear,
+    /// `1 / ((1 − parallel) + parallel/c)`.
+    Amdahl { parallel: f64 },
+    /// Measured points (cores, rate), joined by straight lines; flat beyond the last.
+    Table { points: Vec<(f64, f64)> },
+}
+
+impl Speedup {
+    pub fn rate(&self, cores: f64) -> f64 {
+        match self {
+            Speedup::Linear => cores,
+            // Below one core the job has one core's threads for a part of the time.
+            Speedup::Amdahl { .. } if cores < 1.0 => cores,
+            Speedup::Amdahl { parallel } => 1.0 / ((1.0 - parallel) + parallel / cores),
+            Speedup::Table { points } => {
+                let (mut before, mut rate) = ((0.0, 0.0), 0.0);
+                for &(c, r) in points {
+                    if cores <= c {
+                        return before.1 + (r - before.1) * (cores - before.0) / (c - before.0);
+                    }
+                    (before, rate) = ((c, r), r);
+                }
+                rate
+            }
+        }
+    }
+}
+
+/// One job, as it truly is; policies see only what it reports.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Job {
+    pub name: String,
+    pub model: String,
+    pub arrival: Time,
+    /// Seconds of one reference core.
+    pub work: f64,
+    pub speedup: Speedup,
+    /// It cannot use more cores than this.
+    pub max_cores: f64,
+    pub memory_bytes: u64,
+    pub curve: Curve,
+    /// Work between two reports.
+    pub report_every: f64,
+    /// Whether its reports say how many there will be.
+    pub tells_total: bool,
+    /// From the order to run until the first work is done.
+    pub start: Span,
+    /// What saving and restoring cost when it is moved.
+    pub save: Span,
+    pub restore: Span,
+    pub owner: u32,
+    pub priority: i32,
+    pub floor: f64,
+}
+
+impl Job {
+    /// Seconds it would take alone on `node`, from its first work on.
+    pub fn alone_s(&self, node: &Node) -> f64 {
+        self.work / (node.speed * self.speedup.rate(node.cores.min(self.max_cores)))
+    }
+}
+
+/// What a share means on the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Actuator {
+    /// Work-conserving: what one job leaves, others use in proportion to their shares (`cpu.weight`).
+    #[default]
+    Weight,
+    /// A hard cap at the limit and free competition below it (`docker update --cpus`).
+    Quota,
+}
+
+/// Everything, before anything happened. Jobs are in order of arrival; a job's place is its id.
+#[derive(Debug, Clone, PartialEq)]
+pub struct World {
+    pub seed: u64,
+    pub nodes: Vec<Node>,
+    pub jobs: Vec<Job>,
+    pub actuator: Actuator,
+    /// γ, see the module's text.
+    pub interference: f64,
+}
+
+/// Deals a node out: parts of it in proportion to `weights`, nobody above their cap; what one cannot use goes to the others. Weights of zero
+/// count only when nobody else wants anything more.
+///
+/// Example: weights 1 and 1 with caps 0.19 and 1 give 0.19 and 0.81.
+pub fn deal(weights: &[f64], caps: &[f64]) -> Vec<f64> {
+    let mut parts = vec![0.0; caps.len()];
+    let mut left = 1.0;
+    let mut open: Vec<usize> = (0..caps.len()).filter(|&i| weights[i] > 0.0).collect();
+    // In the order in which they fill up, everyone can be served in one pass.
+    open.sort_by(|&a, &b| (caps[a] / weights[a]).total_cmp(&(caps[b] / weights[b])).then(a.cmp(&b)));
+    let mut weight: f64 = open.iter().map(|&i| weights[i]).sum();
+    for &i in &open {
+        parts[i] = (left * weights[i] / weight).min(caps[i]);
+        left = (left - parts[i]).max(0.0);
+        weight = (weight - weights[i]).max(f64::MIN_POSITIVE);
+    }
+    let mut idle: Vec<usize> = (0..caps.len()).filter(|&i| weights[i] <= 0.0).collect();
+    idle.sort_by(|&a, &b| caps[a].total_cmp(&caps[b]).then(a.cmp(&b)));
+    for (done, &i) in idle.iter().enumerate() {
+        parts[i] = (left / (idle.len() - done) as f64).min(caps[i]);
+        left = (left - parts[i]).max(0.0);
+    }
+    parts
+}
+
+/// By how much neighbours slow each other; see the module's text.
+pub fn slowdown(interference: f64, parts: &[f64]) -> f64 {
+    let used: f64 = parts.iter().sum();
+    let squares: f64 = parts.iter().map(|p| p * p).sum();
+    if squares <= 0.0 { 1.0 } else { 1.0 + interference * (1.0 - squares / (used * used)).max(0.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_one_cannot_use_goes_to_the_others() {
+        assert_eq!(deal(&[1.0, 1.0], &[0.19, 1.0]), [0.19, 0.81]);
+        assert_eq!(deal(&[0.25, 0.75], &[1.0, 1.0]), [0.25, 0.75]);
+        // The first takes its cap of 0.5; the line behind it, without weight, shares the rest.
+        assert_eq!(deal(&[1.0, 0.0, 0.0], &[0.5, 1.0, 0.1]), [0.5, 0.4, 0.1]);
+        assert_eq!(deal(&[], &[]), Vec::<f64>::new());
+    }
+
+    #[test]
+    fn three_equal_neighbours_disturb_by_two_thirds_and_an_idle_one_not_at_all() {
+        assert!((slowdown(0.3, &[1.0 / 3.0; 3]) - 1.2).abs() < 1e-12);
+        assert!((slowdown(0.1, &[0.5, 0.0]) - 1.0).abs() < 1e-12);
+        assert_eq!(slowdown(0.1, &[]), 1.0);
+    }
+
+    #[test]
+    fn speedups_are_as_their_laws_say() {
+        assert_eq!(Speedup::Linear.rate(4.0), 4.0);
+        assert!((Speedup::Amdahl { parallel: 0.9 }.rate(9.0) - 5.0).abs() < 1e-12);
+        let table = Speedup::Table { points: vec![(1.0, 1.0), (4.0, 2.5)] };
+        assert_eq!([table.rate(0.5), table.rate(2.0), table.rate(9.0)], [0.5, 1.5, 2.5]);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_left_while_somebody_wants_it(jobs in prop::collection::vec((0.0f64..1.0, 0.01f64..1.0), 1..10)) {
+            let (weights, caps): (Vec<f64>, Vec<f64>) = jobs.into_iter().unzip();
+            let parts = deal(&weights, &caps);
+            let (used, wanted): (f64, f64) = (parts.iter().sum(), caps.iter().sum());
+            prop_assert!((used - wanted.min(1.0)).abs() < 1e-9, "{parts:?}");
+            prop_assert!(parts.iter().zip(&caps).all(|(p, c)| *p <= c + 1e-12 && *p >= 0.0));
+        }
+    }
+}
