@@ -6,7 +6,7 @@
 //!
 //! **How.** One parser for each way turns bytes into [`Reading`]s and [`Progress`]: [`OutputParser`] (the process's output),
 //! [`MetricsFile`] (CSV, NDJSON, text), [`EventFiles`] (TensorBoard), [`prometheus`] and [`push`]. A [`Chooser`] picks the one metric that is
-//! the job's evaluation function. A `Collector` puts them together for one job: it finds the ways by itself, in a fixed order, or
+//! the job's evaluation function. A [`Collector`] puts them together for one job: it finds the ways by itself, in a fixed order, or
 //! uses the one that the job's [`MetricSpec`] names. Nothing here has a clock or a thread; a driver calls `poll`.
 //!
 //! **Terms.** A *reading* is one value of one metric. *Progress* is how far the job is, in steps, epochs or per cent. A *position* is
@@ -17,7 +17,9 @@
 
 mod beneath;
 mod chooser;
+mod collector;
 mod course;
+mod discover;
 mod json;
 mod line;
 mod metrics_file;
@@ -32,6 +34,7 @@ mod terminal;
 
 pub use beneath::Root;
 pub use chooser::{Chooser, Goal, Verdict};
+pub use collector::{Collector, CollectorState, Update};
 pub use line::{Pattern, PatternError};
 pub use metrics_file::{FileState, MetricsFile};
 pub use output::{OutputParser, OutputState};

@@ -70,6 +70,10 @@ pub enum MetricSpecError {
     Unused { from: Source, field: &'static str, instead: Source },
     #[error("metric source {from} needs {field}; add it, or set source to auto")]
     Missing { from: Source, field: &'static str },
+    #[error(
+        "metric path needs a source; set source to file for a metrics file, or to tensorboard for a folder of event files"
+    )]
+    PathOfWhat,
     #[error("metric path {path:?} may leave the job's folder; give a path below it, without .. in it")]
     PathEscapes { path: String },
     #[error("metric {field} is empty; leave it out, or say what it is")]
@@ -99,7 +103,10 @@ impl MetricSpec {
         if self.pattern.is_some() && !matches!(from, Source::Auto | Source::Output | Source::File) {
             return unused("pattern", Source::Output);
         }
-        if self.path.is_some() && !matches!(from, Source::Auto | Source::File | Source::Tensorboard) {
+        if self.path.is_some() && from == Source::Auto {
+            return Err(MetricSpecError::PathOfWhat);
+        }
+        if self.path.is_some() && !matches!(from, Source::File | Source::Tensorboard) {
             return unused("path", Source::File);
         }
         if self.url.is_some() && !matches!(from, Source::Auto | Source::Prometheus) {
@@ -135,7 +142,8 @@ mod tests {
             (r#"{"source": "prometheus"}"#, "needs url"),
             (r#"{"source": "push", "path": "x"}"#, "does not use path"),
             (r#"{"source": "output", "url": "http://localhost:1/"}"#, "does not use url"),
-            (r#"{"path": "../../etc/passwd"}"#, "leave the job's folder"),
+            (r#"{"path": "metrics.csv"}"#, "needs a source"),
+            (r#"{"source": "file", "path": "../../etc/passwd"}"#, "leave the job's folder"),
             (r#"{"url": "https://localhost/"}"#, "http://"),
             (r#"{"url": "http://169.254.169.254/"}"#, "loopback"),
         ] {

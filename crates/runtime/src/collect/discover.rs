@@ -1,0 +1,168 @@
+//! Finds event files and metrics files below a job's folder.
+//!
+//! A folder may hold a data set of a million files, so a look is bounded in depth and in entries, goes level by level (what a job writes is
+//! seldom deep), follows no link, and leaves out folders that are known to hold something else. Only files changed since the job's start
+//! count; a metrics file must also have been made since then, because its name does not tell whose it is.
+//!
+//! Several jobs often share one folder (four runs in four terminals). Event files carry the writer's process id in their name, so that
+//! they can be told apart; see [`writer_pid`].
+
+use super::beneath::Root;
+use nix::dir::Type;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// Levels of folders; `lightning_logs/version_0/checkpoints` has three.
+const MAX_DEPTH: usize = 6;
+
+/// Entries seen in one look: about 1 ms.
+const MAX_ENTRIES: usize = 3000;
+
+/// File systems stamp with a clock that runs a little behind.
+const CLOCK_SLACK: Duration = Duration::from_millis(50);
+
+/// What was found, as paths relative to the root.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) events: Vec<PathBuf>,
+    /// The oldest first.
+    pub(super) metrics: Vec<PathBuf>,
+}
+
+pub(super) fn look(root: &Root, under: &Path, since: SystemTime) -> Found {
+    let since = since.checked_sub(CLOCK_SLACK).unwrap_or(since);
+    let mut found = Found::default();
+    let mut metrics = Vec::new();
+    let mut level = vec![under.to_path_buf()];
+    let mut left = MAX_ENTRIES;
+    for _ in 0..MAX_DEPTH {
+        let mut next = Vec::new();
+        for folder in level {
+            let Ok(mut dir) = root.folder(&folder) else { continue };
+            for entry in dir.iter().flatten() {
+                let name = entry.file_name().to_bytes();
+                if name == b"." || name == b".." {
+                    continue;
+                }
+                if left == 0 {
+                    break;
+                }
+                left -= 1;
+                let path = || folder.join(std::ffi::OsStr::from_bytes(name));
+                match entry.file_type() {
+                    Some(Type::Directory) if !is_foreign(name) => next.push(path()),
+                    // Some file systems do not tell the kind; the file itself is looked at before it is read.
+                    Some(Type::File) | None if is_event_file(name) || is_metrics_file(name) => {
+                        let Ok(meta) = root.peek(&path()).and_then(|f| f.metadata()) else { continue };
+                        let changed = meta.modified().is_ok_and(|t| t >= since);
+                        let born = meta.created().or(meta.modified()).unwrap_or(since);
+                        if changed && is_event_file(name) {
+                            found.events.push(path());
+                        } else if changed && born >= since {
+                            metrics.push((born, path()));
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        level = next;
+    }
+    metrics.sort();
+    found.events.sort();
+    found.metrics = metrics.into_iter().map(|(_, path)| path).collect();
+    found
+}
+
+fn is_event_file(name: &[u8]) -> bool {
+    name.windows(9).any(|w| w == b".tfevents")
+}
+
+/// Names that trainers give to their metrics: Lightning, YOLO, Keras examples, Katib, plain scripts.
+fn is_metrics_file(name: &[u8]) -> bool {
+    const NAMES: [&[u8]; 12] = [
+        b"metrics.csv",
+        b"metrics.jsonl",
+        b"metrics.ndjson",
+        b"metrics.log",
+        b"metrics.txt",
+        b"training.csv",
+        b"training_log.csv",
+        b"train_log.csv",
+        b"train_log.jsonl",
+        b"log.csv",
+        b"history.csv",
+        b"results.csv",
+    ];
+    NAMES.contains(&name)
+}
+
+/// Folders that hold code, data or caches.
+fn is_foreign(name: &[u8]) -> bool {
+    const FOREIGN: [&[u8]; 8] =
+        [b"node_modules", b"site-packages", b"__pycache__", b"venv", b"data", b"dataset", b"datasets", b"wandb"];
+    name.starts_with(b".") || FOREIGN.contains(&name)
+}
+
+/// The process that made an event file: `….tfevents.<time>.<host>.<pid>.<n>`, with `.v2` behind it by TensorFlow.
+pub(super) fn writer_pid(path: &Path) -> Option<u32> {
+    let name = path.file_name()?.to_str()?;
+    let name = name.strip_suffix(".v2").unwrap_or(name);
+    let mut parts = name.rsplit('.');
+    parts.next()?.parse::<u64>().ok()?;
+    parts.next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn finds_what_is_new_and_leaves_the_rest() {
+        let temporary = tempfile::tempdir().unwrap();
+        let at = |p: &str| temporary.path().join(p);
+        fs::create_dir_all(at("old")).unwrap();
+        fs::write(at("old/events.out.tfevents.1.h.1.0"), "").unwrap();
+        fs::write(at("old/metrics.csv"), "").unwrap();
+        std::thread::sleep(Duration::from_millis(120));
+        let start = SystemTime::now();
+        for p in [
+            "runs/a/events.out.tfevents.2.h.77.0",
+            "lightning_logs/version_0/metrics.csv",
+            ".git/metrics.csv",
+            "data/metrics.csv",
+            "1/2/3/4/5/6/7/metrics.csv",
+        ] {
+            fs::create_dir_all(at(p).parent().unwrap()).unwrap();
+            fs::write(at(p), "x").unwrap();
+        }
+        fs::write(at("old/metrics.csv"), "now changed, but made by an earlier run").unwrap();
+        std::os::unix::fs::symlink("/", at("loop")).unwrap();
+        let root = Root::open(temporary.path()).unwrap();
+        let found = look(&root, Path::new(""), start);
+        assert_eq!(found.events, [PathBuf::from("runs/a/events.out.tfevents.2.h.77.0")]);
+        assert_eq!(found.metrics, [PathBuf::from("lightning_logs/version_0/metrics.csv")]);
+    }
+
+    #[test]
+    fn a_look_is_bounded() {
+        let temporary = tempfile::tempdir().unwrap();
+        for i in 0..MAX_ENTRIES + 100 {
+            fs::write(temporary.path().join(format!("{i}.txt")), "").unwrap();
+        }
+        fs::create_dir(temporary.path().join("zz")).unwrap();
+        let start = std::time::Instant::now();
+        look(&Root::open(temporary.path()).unwrap(), Path::new(""), SystemTime::UNIX_EPOCH);
+        assert!(start.elapsed() < Duration::from_secs(2));
+    }
+
+    #[test]
+    fn writers_are_named() {
+        let pid = |name: &str| writer_pid(Path::new(name));
+        assert_eq!(pid("x/events.out.tfevents.1794760710.vm.31330.1.v2"), Some(31330));
+        assert_eq!(pid("events.out.tfevents.1794760702.gpu1.example.org.31229.0"), Some(31229));
+        assert_eq!(pid("events.out.tfevents.1794760702"), None);
+    }
+}
