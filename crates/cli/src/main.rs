@@ -1,3 +1,93 @@
-//! The `gainshare` command.
+//! The `gainshare` command: reads the command line, does it, and ends with a code that scripts can use.
+#![allow(unreachable_pub, reason = "a program exports nothing; `pub` says what a module offers to the others")]
 
-fn main() {}
+mod args;
+mod docker;
+mod docs;
+mod doctor;
+mod explain;
+mod jobs;
+mod link;
+mod pending;
+mod print;
+mod run;
+mod supervise;
+mod up;
+
+use anyhow::Result;
+use args::{Cli, Command};
+use clap::Parser;
+use gainshare_agent::api::client::ClientError;
+use gainshare_agent::paths::Paths;
+use link::Link;
+use print::Out;
+use std::process::ExitCode;
+
+/// What a shell reports for a program that wrote into a closed pipe; we end the same way, only without dying of it.
+const BROKEN_PIPE: u8 = 128 + libc::SIGPIPE as u8;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let out = Out::new(cli.output);
+    match execute(cli.command, &out) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) if is_broken_pipe(&error) => ExitCode::from(BROKEN_PIPE),
+        Err(error) => {
+            let code = error.downcast_ref::<ClientError>().and_then(ClientError::code);
+            complain_with(&out, &format!("{error:#}"), code.map(|c| serde_json::json!(c)));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(command: Command, out: &Out) -> Result<u8> {
+    let link = || Link::new(Paths::find(None, None));
+    match command {
+        Command::Run(args) => run::run(&args, out),
+        Command::Up(args) => up::up(&args, out),
+        Command::Down { stop_jobs } => up::down(stop_jobs, &link()?, out),
+        Command::Submit(args) => jobs::submit(&args, &link()?, out),
+        Command::Ps { all, watch } => jobs::ps(all, watch, &link()?, out),
+        Command::Logs { job, follow, tail } => jobs::logs(&job, follow, tail, &link()?),
+        Command::Stop { jobs, grace, no_wait } => jobs::stop(&jobs, grace, !no_wait, &link()?, out),
+        Command::Explain { job } => explain::explain(&job, &link()?, out),
+        Command::Events => jobs::events(&link()?, out),
+        Command::Doctor => doctor::doctor(&link()?, out),
+        Command::Train(_) => anyhow::bail!("no trainer in this build"),
+        Command::Completions { shell } => docs::completions(shell, out),
+        Command::Man { dir } => docs::man(&dir),
+        Command::Reference => docs::reference(out),
+        Command::Supervise(args) => run::supervise_detached(&args, out),
+        Command::Guard { state_dir, runtime_dir, lease } => {
+            pending::guard(&state_dir, &runtime_dir, lease)?;
+            Ok(0)
+        }
+    }
+}
+
+/// One line on standard error, or one JSON object there if the caller is a program.
+fn complain(out: &Out, message: &str) {
+    complain_with(out, message, None);
+}
+
+fn complain_with(out: &Out, message: &str, code: Option<serde_json::Value>) {
+    use std::io::Write;
+    let message = message.trim().replace('\n', " | ");
+    let line = if out.is_json() {
+        let mut body = serde_json::json!({ "error": message });
+        if let Some(code) = code {
+            body["code"] = code;
+        }
+        body.to_string()
+    } else {
+        format!("gainshare: {message}")
+    };
+    // Whoever closed standard error does not want to read it.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe))
+}

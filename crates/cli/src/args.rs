@@ -1,0 +1,345 @@
+//! The command line: every command, option and help text. The reference in `docs/reference/cli.md` and the man pages are made of it.
+
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use gainshare_agent::config::Listen;
+use gainshare_agent::duration::parse_duration;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const EXIT_CODES: &str = "\
+Exit codes: `run` ends with the code of its job (128 + n if signal n ended it; 126 if the program cannot be run, 127 if it is not \
+found). All other commands: 0 done, 1 failed, 2 wrong usage.
+
+Environment: GAINSHARE_STATE_DIR and GAINSHARE_RUNTIME_DIR say where the daemon keeps its things, GAINSHARE_SOCKET where to find a \
+daemon, NO_COLOR switches colours off.";
+
+/// Shares a machine among training jobs by what each job gains from its share.
+///
+/// Put `gainshare run --` in front of each training command. Gainshare watches the loss or accuracy that the job prints anyway
+/// and gives the machine to the jobs that still improve.
+#[derive(Debug, Parser)]
+#[command(name = "gainshare", version, after_help = EXIT_CODES, after_long_help = EXIT_CODES, max_term_width = 110)]
+pub struct Cli {
+    /// Print tables for people, or JSON for programs (errors too, on standard error)
+    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
+    pub output: Format,
+
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    Table,
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command as a job of this machine's daemon, in this terminal
+    ///
+    /// The job sees your terminal, environment and directory as if it had been started without gainshare, and its output is passed
+    /// on untouched. The first Ctrl-C interrupts the job, the second terminates it, the third kills it. A daemon is started if none
+    /// is running; should that fail, the job runs all the same, without sharing.
+    #[command(after_help = "Example:\n  gainshare run --name vae -- python train.py --epochs 30")]
+    Run(RunArgs),
+
+    /// Run the daemon that watches the jobs and shares the machine
+    ///
+    /// `run` and `submit` start one by themselves, which ends when there has been no job for ten minutes. Start it yourself to
+    /// choose the policy, the number of slots and so on. Every option can also be set in ~/.config/gainshare/config.toml under the same name.
+    #[command(after_help = "Example:\n  gainshare up --detach --slots 4 --policy flowcon")]
+    Up(Box<UpArgs>),
+
+    /// End the daemon; its jobs go on without limits unless told otherwise
+    #[command(after_help = "Example:\n  gainshare down --stop-jobs")]
+    Down {
+        /// Stop all jobs first
+        #[arg(long)]
+        stop_jobs: bool,
+    },
+
+    /// Submit the jobs of one or more job files (TOML, YAML or JSON) to run in the background
+    ///
+    /// All jobs of all files are checked before any is submitted. A [sweep] makes one job for each combination of its values.
+    #[command(after_help = "Example:\n  gainshare submit sweep.toml --dry-run")]
+    Submit(SubmitArgs),
+
+    /// List jobs
+    #[command(after_help = "Example:\n  gainshare ps --watch")]
+    Ps {
+        /// Also those that have ended
+        #[arg(short, long)]
+        all: bool,
+        /// Show the list anew every second
+        #[arg(short, long)]
+        watch: bool,
+    },
+
+    /// Print the output of a job
+    #[command(after_help = "Example:\n  gainshare logs -f --tail 20 vae")]
+    Logs {
+        /// Name or number of the job
+        job: String,
+        /// Go on as the job prints, until it ends
+        #[arg(short, long)]
+        follow: bool,
+        /// Begin with the last N lines
+        #[arg(short = 'n', long, value_name = "N")]
+        tail: Option<usize>,
+    },
+
+    /// Ask jobs to end (SIGTERM), and kill those that have not after a while
+    #[command(after_help = "Example:\n  gainshare stop --grace 30s vae mlp-2")]
+    Stop {
+        /// Names or numbers of the jobs
+        #[arg(required = true)]
+        jobs: Vec<String>,
+        /// How long a job may take to save its work
+        #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+        grace: Duration,
+        /// Do not wait until the jobs have ended
+        #[arg(long)]
+        no_wait: bool,
+    },
+
+    /// Say why a job has the share it has
+    #[command(after_help = "Example:\n  gainshare explain vae")]
+    Explain {
+        /// Name or number of the job
+        job: String,
+    },
+
+    /// Print what happens, as it happens: jobs that come, go and report, and decisions
+    #[command(after_help = "Example:\n  gainshare events -o json")]
+    Events,
+
+    /// Look at what this machine can do for jobs, and say how to get what is missing
+    #[command(after_help = "Example:\n  gainshare doctor")]
+    Doctor,
+
+    /// Train a built-in model with real gradients, to try things out
+    #[command(after_help = "Example:\n  gainshare run -- gainshare train vae --steps 500")]
+    Train(TrainArgs),
+
+    /// Print the completion script for a shell
+    #[command(
+        after_help = "Example:\n  gainshare completions bash > ~/.local/share/bash-completion/completions/gainshare"
+    )]
+    Completions {
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+
+    /// Write the man pages into a directory
+    #[command(hide = true)]
+    Man {
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+    },
+
+    /// Print this command line's reference in Markdown
+    #[command(hide = true)]
+    Reference,
+
+    /// Be the parent of one detached job
+    #[command(hide = true)]
+    Supervise(SuperviseArgs),
+
+    /// Put limits back should the daemon die
+    #[command(hide = true)]
+    Guard {
+        #[arg(long)]
+        state_dir: PathBuf,
+        #[arg(long)]
+        runtime_dir: PathBuf,
+        #[arg(long, value_parser = parse_duration)]
+        lease: Duration,
+    },
+}
+
+/// What describes a job on the command line; also handed to a detached supervisor.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Name of the job [default: the program's name and a number]
+    #[arg(short, long)]
+    pub name: Option<String>,
+    /// Among waiting jobs, larger goes first
+    #[arg(short, long, value_name = "P", default_value_t = 0, allow_negative_numbers = true)]
+    pub priority: i32,
+    /// Start only after this job has ended well (may be repeated)
+    #[arg(long, value_name = "JOB")]
+    pub after: Vec<String>,
+    /// The metric that says how the job does, by the name under which it is printed [default: found by itself]
+    #[arg(short, long, value_name = "NAME")]
+    pub metric: Option<String>,
+    /// A regular expression that finds the metric in the output; its first group is the value
+    #[arg(long, value_name = "REGEX")]
+    pub pattern: Option<String>,
+    /// The file (CSV, JSON lines or text) into which the job writes its metrics
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub metrics_file: Option<PathBuf>,
+    /// The least share of the CPU it is given when others want it too, 0 to 1
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    pub floor: f64,
+    /// The largest share of the CPU it may have, 0 to 1
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
+    pub max: f64,
+    /// Start it exactly as the shell would: no fitting thread pools, no passive waiting
+    #[arg(long)]
+    pub plain: bool,
+    /// Run in the background; follow with `gainshare logs -f`
+    #[arg(short, long)]
+    pub detach: bool,
+    /// Fail if there is no daemon and none can be started, rather than run without sharing
+    #[arg(long)]
+    pub require_daemon: bool,
+    /// What runs the job
+    #[arg(long, value_enum, default_value_t = RuntimeChoice::Process, value_name = "RUNTIME")]
+    pub runtime: RuntimeChoice,
+    /// The image to run it in, with --runtime docker
+    #[arg(long, required_if_eq("runtime", "docker"))]
+    pub image: Option<String>,
+    /// The command and its arguments
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RuntimeChoice {
+    Process,
+    Docker,
+}
+
+impl From<RuntimeChoice> for gainshare_runtime::RuntimeKind {
+    fn from(choice: RuntimeChoice) -> Self {
+        match choice {
+            RuntimeChoice::Process => gainshare_runtime::RuntimeKind::Process,
+            RuntimeChoice::Docker => gainshare_runtime::RuntimeKind::Docker,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct SubmitArgs {
+    /// Job files
+    #[arg(required = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub files: Vec<PathBuf>,
+    /// Run all of them under this runtime, whatever the files say
+    #[arg(long, value_enum, value_name = "RUNTIME")]
+    pub runtime: Option<RuntimeChoice>,
+    /// Check the files and show the jobs they make, but submit nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct UpArgs {
+    /// Settings file [default: ~/.config/gainshare/config.toml]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+    /// Who gets how much: `na` treats all alike, `flowcon` goes by growth
+    #[arg(long, value_enum)]
+    pub policy: Option<PolicyChoice>,
+    /// FlowCon: growth efficiency below this counts as "no longer growing" [default: 0.05]
+    #[arg(long)]
+    pub alpha: Option<f64>,
+    /// FlowCon: time between two decisions [default: 20s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub interval: Option<Duration>,
+    /// FlowCon: a job that no longer grows keeps at least 1/(BETA n) of a machine with n jobs [default: 2]
+    #[arg(long)]
+    pub beta: Option<f64>,
+    /// FlowCon: compare changes of the metric relative to its first value, or as they are [default: relative]
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub normalise: Option<NormaliseChoice>,
+    /// How a share becomes a limit: relative weight, hard cap, or whole cores [default: weight]
+    #[arg(long, value_enum)]
+    pub mode: Option<ModeChoice>,
+    /// How many jobs may run at once; others wait [default: no limit]
+    #[arg(long, value_name = "N")]
+    pub slots: Option<usize>,
+    /// How many cores the jobs may use [default: all]
+    #[arg(long, value_name = "N")]
+    pub cores: Option<usize>,
+    /// What runs jobs; `docker` also adopts containers labelled for it [default: process]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "RUNTIME")]
+    pub runtime: Option<Vec<RuntimeChoice>>,
+    /// Adopt every container, not only labelled ones
+    #[arg(long)]
+    pub docker_all: bool,
+    /// The Docker engine's socket [default: that of DOCKER_HOST or the current context]
+    #[arg(long, value_name = "PATH")]
+    pub docker_socket: Option<PathBuf>,
+    /// Loopback address for programs and the push protocol, or `none` [default: 127.0.0.1:0, any free port]
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<Listen>,
+    /// Where journal, logs and job records are kept
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub state_dir: Option<PathBuf>,
+    /// Where socket, lock and lease of the running daemon are
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub runtime_dir: Option<PathBuf>,
+    /// End after this long without a job [default: never, unless started on demand]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub idle_exit: Option<Duration>,
+    /// Limits are put back this long after the daemon's last sign of life [default: 15s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub lease: Option<Duration>,
+    /// Decide when the interval is over (`tick`), or at every report too (`sample`) [default: tick]
+    #[arg(long, value_enum)]
+    pub react: Option<ReactChoice>,
+    /// Stay in this terminal (the default)
+    #[arg(long, conflicts_with = "detach")]
+    pub foreground: bool,
+    /// Run in the background; return when it is ready
+    #[arg(short, long)]
+    pub detach: bool,
+    /// Started by another command: be content with a daemon that runs, and end when idle
+    #[arg(long, hide = true)]
+    pub on_demand: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PolicyChoice {
+    Na,
+    Flowcon,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum NormaliseChoice {
+    Relative,
+    Raw,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ModeChoice {
+    Weight,
+    Quota,
+    Cores,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ReactChoice {
+    Tick,
+    Sample,
+}
+
+#[derive(Debug, Args)]
+pub struct SuperviseArgs {
+    /// The job's directory, for a job that the daemon starts
+    #[arg(required_unless_present = "attached")]
+    pub dir: Option<PathBuf>,
+    /// Which start this is
+    #[arg(long, default_value_t = 0)]
+    pub attempt: u32,
+    /// Register the job itself; its description comes on standard input
+    #[arg(long, conflicts_with = "dir", requires = "command")]
+    pub attached: bool,
+    #[arg(last = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct TrainArgs {}

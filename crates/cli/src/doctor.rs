@@ -1,0 +1,223 @@
+//! `doctor`: what this machine can do for jobs, what it cannot, and the remedy.
+//!
+//! Each check is one line. *Essential* is what no job can do without (a place for the journal, room on its disk, a daemon that answers);
+//! without it the exit code is 1. Everything else is a degree of service: jobs run, only with less to share by.
+
+use crate::link::{Found, Link};
+use crate::print::{Colour, Out, Side, Table, bytes, printable, seconds};
+use anyhow::Result;
+use gainshare_agent::paths::Paths;
+use gainshare_runtime::docker::{Engine, default_socket};
+use serde::Serialize;
+use std::path::Path;
+
+/// Below this the journal still works but logs will soon fill the rest.
+const LITTLE_SPACE_BYTES: u64 = 1 << 30;
+
+/// Below this the next job may be refused.
+const NO_SPACE_BYTES: u64 = 16 << 20;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Verdict {
+    Ok,
+    /// Works, with less.
+    Less,
+    /// Essential, and missing.
+    Fails,
+}
+
+#[derive(Debug, Serialize)]
+struct Check {
+    what: &'static str,
+    verdict: Verdict,
+    found: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
+}
+
+impl Check {
+    fn ok(what: &'static str, found: impl Into<String>) -> Check {
+        Check { what, verdict: Verdict::Ok, found: found.into(), remedy: None }
+    }
+
+    fn less(what: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Check {
+        Check { what, verdict: Verdict::Less, found: found.into(), remedy: Some(remedy.into()) }
+    }
+
+    fn fails(what: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Check {
+        Check { what, verdict: Verdict::Fails, found: found.into(), remedy: Some(remedy.into()) }
+    }
+}
+
+pub fn doctor(link: &Link, out: &Out) -> Result<u8> {
+    let mut checks = vec![machine()];
+    checks.extend(cgroups());
+    checks.push(pressure());
+    checks.push(docker());
+    checks.extend(directories(&link.paths));
+    checks.push(space(&link.paths));
+    checks.extend(daemon(link));
+    let healthy = checks.iter().all(|check| check.verdict != Verdict::Fails);
+    if out.is_json() {
+        out.json(&serde_json::json!({"healthy": healthy, "checks": checks}))?;
+    } else {
+        out.text(&render(&checks, out))?;
+    }
+    Ok(u8::from(!healthy))
+}
+
+fn render(checks: &[Check], out: &Out) -> String {
+    let mut table = Table::new(&[("", Side::Left), ("", Side::Left), ("", Side::Left)]);
+    for check in checks {
+        let (mark, colour) = match check.verdict {
+            Verdict::Ok => ("ok", Colour::Green),
+            Verdict::Less => ("less", Colour::Yellow),
+            Verdict::Fails => ("FAILS", Colour::Red),
+        };
+        table.row(vec![
+            (mark.into(), colour),
+            (check.what.into(), Colour::Bold),
+            (printable(&check.found), Colour::Plain),
+        ]);
+        if let Some(remedy) = &check.remedy {
+            table.row(vec![
+                (String::new(), Colour::Plain),
+                (String::new(), Colour::Plain),
+                (format!("→ {}", printable(remedy)), Colour::Dim),
+            ]);
+        }
+    }
+    table.render(out, 0)
+}
+
+fn machine() -> Check {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let memory = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    let memory = memory.map_or_else(|| "an unknown amount".to_owned(), |kib| bytes(kib << 10));
+    Check::ok("machine", format!("{cores} core(s), {memory} of memory"))
+}
+
+fn cgroups() -> Vec<Check> {
+    Vec::new()
+}
+
+fn pressure() -> Check {
+    match std::fs::read_to_string("/proc/pressure/cpu") {
+        Ok(_) => Check::ok("pressure", "the kernel tells how long tasks wait (PSI)"),
+        Err(_) => Check::less(
+            "pressure",
+            "no stall times (PSI) from this kernel: `explain` shows none",
+            "boot with psi=1, or a kernel with CONFIG_PSI",
+        ),
+    }
+}
+
+fn docker() -> Check {
+    let socket = default_socket();
+    match Engine::connect(&socket) {
+        Ok(_) => Check::ok("docker", format!("engine at {}", socket.display())),
+        Err(error) => Check::less(
+            "docker",
+            error.to_string(),
+            "only needed for containers: start the engine, or join the group that may use its socket",
+        ),
+    }
+}
+
+fn directories(paths: &Paths) -> Vec<Check> {
+    if let Err(error) = paths.create() {
+        return vec![Check::fails(
+            "directories",
+            error.to_string(),
+            "set GAINSHARE_STATE_DIR and GAINSHARE_RUNTIME_DIR to directories of your own",
+        )];
+    }
+    let mut checks = Vec::new();
+    for (what, dir, variable) in
+        [("state dir", &paths.state, "GAINSHARE_STATE_DIR"), ("runtime dir", &paths.runtime, "GAINSHARE_RUNTIME_DIR")]
+    {
+        let probe = dir.join(format!(".doctor-{}", std::process::id()));
+        let written = std::fs::write(&probe, [0u8; 4096]);
+        let _ = std::fs::remove_file(&probe);
+        checks.push(match written {
+            Ok(()) => Check::ok(what, dir.display().to_string()),
+            Err(error) => Check::fails(
+                what,
+                format!("cannot write to {}: {error}", dir.display()),
+                format!("free space or correct its rights, or set {variable} to another directory"),
+            ),
+        });
+    }
+    checks
+}
+
+fn space(paths: &Paths) -> Check {
+    match free_bytes(&paths.state) {
+        Some(free) if free < NO_SPACE_BYTES => Check::fails(
+            "free disk",
+            format!("only {} left for journal and logs", bytes(free)),
+            format!("free some space on the disk of {}", paths.state.display()),
+        ),
+        Some(free) if free < LITTLE_SPACE_BYTES => Check::less(
+            "free disk",
+            format!("{} left for journal and logs", bytes(free)),
+            format!("free some space on the disk of {}", paths.state.display()),
+        ),
+        Some(free) => Check::ok("free disk", format!("{} for journal and logs", bytes(free))),
+        None => Check::less("free disk", "cannot be told", format!("see `df {}`", paths.state.display())),
+    }
+}
+
+fn free_bytes(dir: &Path) -> Option<u64> {
+    let found = nix::sys::statvfs::statvfs(dir).ok()?;
+    Some(found.blocks_available() as u64 * found.fragment_size() as u64)
+}
+
+fn daemon(link: &Link) -> Vec<Check> {
+    match link.look() {
+        Found::Running => {
+            match link.call(link.client.health()) {
+                Ok(health) => {
+                    let found = format!(
+                        "pid {}, policy {}, {} live job(s), up for {}",
+                        health.pid,
+                        health.policy,
+                        health.live_jobs,
+                        seconds(health.uptime_s)
+                    );
+                    let mut checks = vec![Check::ok("daemon", found)];
+                    checks.extend(health.problems.iter().map(|problem| {
+                        Check::less("daemon", problem.clone(), format!("see {}", link.paths.daemon_log().display()))
+                    }));
+                    for runtime in health.runtimes {
+                        checks.extend(runtime.notes.iter().map(|note| {
+                            Check::less("daemon", format!("{}: {note}", runtime.kind), "see the lines above")
+                        }));
+                    }
+                    checks
+                }
+                Err(error) => vec![Check::fails("daemon", error.to_string(), "try again")],
+            }
+        }
+        Found::Mute => vec![Check::fails(
+            "daemon",
+            format!("it has {} but does not answer", link.client.socket().display()),
+            format!(
+                "continue it (kill -CONT) if it is stopped, else end it; its pid is in {}",
+                link.paths.lock().display()
+            ),
+        )],
+        Found::Nobody => {
+            let mut checks = vec![Check::ok("daemon", "not running; `run` and `submit` start it")];
+            if link.paths.socket().exists() {
+                let text = "a daemon ended without cleaning up; the next one does it and takes its jobs over";
+                checks.push(Check::less("leftovers", text, "start one with `gainshare up --detach`"));
+            }
+            checks
+        }
+    }
+}

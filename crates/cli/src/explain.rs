@@ -1,0 +1,131 @@
+//! `explain`: why a job has the share it has, in the order in which a person would ask.
+
+use crate::jobs::{category_colour, state_colour};
+use crate::link::Link;
+use crate::print::{Colour, NOTHING, Out, Side, Table, number, optional, percent, printable};
+use anyhow::{Result, bail};
+use gainshare_agent::api::types::{DecisionInfo, Explanation, Resources};
+use std::fmt::Write;
+
+pub fn explain(job: &str, link: &Link, out: &Out) -> Result<u8> {
+    if !link.ensure_if_used()? {
+        bail!("there is no job `{job}`: nothing was ever run here");
+    }
+    let explanation = link.call(link.client.explain(job))?;
+    if out.is_json() {
+        out.json(&explanation)?;
+    } else {
+        out.text(&render(&explanation, out))?;
+    }
+    Ok(0)
+}
+
+fn render(e: &Explanation, out: &Out) -> String {
+    let job = &e.job;
+    let mut text = String::new();
+    let mut say = |line: String| {
+        text.push_str(&line);
+        text.push('\n');
+    };
+    let heading = |title: &str| out.paint(title, Colour::Bold);
+    let reason = job.reason.as_ref().map_or_else(String::new, |why| format!(": {}", printable(&why.text)));
+    say(format!(
+        "{} (job {}) is {}, share {} under {}{reason}",
+        out.paint(&job.name, Colour::Bold),
+        job.id,
+        out.paint(job.state.name(), state_colour(job.state)),
+        optional(job.share, percent),
+        e.policy,
+    ));
+    if let Some(category) = &e.category {
+        say(format!("category  {}", out.paint(category, category_colour(Some(category)))));
+    }
+    match &e.metric {
+        Some(m) => {
+            let step = optional(m.step, |s| s.to_string());
+            let total = m.total.map_or_else(String::new, |t| format!(" of {t}"));
+            say(format!(
+                "metric    {} = {} at step {step}{total}, from {}",
+                printable(&m.name),
+                number(m.value),
+                m.source
+            ));
+        }
+        None => say("metric    none found yet; name it with --metric, --pattern or --metrics-file".into()),
+    }
+    for note in e.metric_notes.iter().chain(&e.notes) {
+        say(format!("note      {}", printable(note)));
+    }
+
+    say(String::new());
+    text.push_str(&resources(e, out));
+
+    if !e.in_force.is_empty() {
+        let _ = writeln!(text, "\n{}", heading("limits in force"));
+        for setting in &e.in_force {
+            let _ = writeln!(text, "  {}={}", setting.name, setting.value);
+        }
+    }
+    let _ = writeln!(text, "\n{}", heading("neighbours"));
+    if e.neighbours.is_empty() {
+        text.push_str("  none: it has the machine to itself\n");
+    } else {
+        let mut table = Table::new(&[("", Side::Left), ("", Side::Right), ("", Side::Left), ("", Side::Left)]);
+        for n in &e.neighbours {
+            table.row(vec![
+                (n.name.clone(), Colour::Plain),
+                (optional(n.share, percent), Colour::Plain),
+                (optional(n.category.clone(), |c| c), category_colour(n.category.as_deref())),
+                (optional(n.growth, |g| format!("growth {}", number(g))), Colour::Plain),
+            ]);
+        }
+        text.push_str(&table.render(out, 2));
+    }
+    if !e.start_env.is_empty() {
+        let _ = writeln!(text, "\n{}", heading("set at its start (switch off with --plain)"));
+        for variable in &e.start_env {
+            let _ = writeln!(text, "  {}={}  {}", variable.name, variable.value, out.paint(&variable.why, Colour::Dim));
+        }
+    }
+    if !e.decisions.is_empty() {
+        let _ = writeln!(text, "\n{}", heading("last decisions, newest first"));
+        text.push_str(&decisions(&e.decisions, out));
+    }
+    text
+}
+
+fn resources(e: &Explanation, out: &Out) -> String {
+    let columns = [("RESOURCE", Side::Left), ("SHARE", Side::Right), ("LIMIT", Side::Right), ("GROWTH", Side::Right)];
+    let mut table = Table::new(&columns);
+    fn pick<T: Copy>(r: &Resources<T>) -> [T; 4] {
+        [r.cpu, r.memory, r.block_io, r.net_io]
+    }
+    let growth = pick(&e.growth);
+    for (i, name) in ["cpu", "memory", "block I/O", "network I/O"].into_iter().enumerate() {
+        table.row(vec![
+            (name.into(), Colour::Plain),
+            (optional(e.share.as_ref(), |share| percent(pick(share)[i])), Colour::Plain),
+            (optional(e.limit.as_ref(), |limit| percent(pick(limit)[i])), Colour::Plain),
+            (optional(growth[i], number), Colour::Plain),
+        ]);
+    }
+    table.render(out, 0)
+}
+
+fn decisions(decisions: &[DecisionInfo], out: &Out) -> String {
+    let left = Side::Left;
+    let mut table = Table::new(&[("", left), ("", Side::Right), ("", left), ("", left)]);
+    for decision in decisions {
+        let trouble = decision.error.as_ref().map_or_else(String::new, |e| format!(" (not applied: {e})"));
+        table.row(vec![
+            (decision.at.clone(), Colour::Dim),
+            (optional(decision.share, percent), Colour::Plain),
+            (
+                decision.category.clone().unwrap_or_else(|| NOTHING.into()),
+                category_colour(decision.category.as_deref()),
+            ),
+            (format!("{}{trouble}", decision.reason.text), Colour::Plain),
+        ]);
+    }
+    table.render(out, 2)
+}

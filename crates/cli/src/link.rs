@@ -1,0 +1,202 @@
+//! The way to the daemon: finds it, starts one if there is none, and asks it things from ordinary blocking code.
+//!
+//! Starting is safe when many do it at once: `gainshare up --detach --on-demand` takes a lock, looks again, and only then starts
+//! a daemon; everybody else waits for the lock and finds it running.
+
+use anyhow::{Context, Result, bail};
+use gainshare_agent::api::client::{Client, ClientError};
+use gainshare_agent::paths::Paths;
+use nix::fcntl::{Flock, FlockArg};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A daemon that re-adopts many jobs after a crash takes a second or two; a machine under full load somewhat longer.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A healthy daemon answers in milliseconds. One that does not within this time is stopped or stuck.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Asks the daemon, blocking.
+pub struct Link {
+    pub client: Client,
+    pub paths: Paths,
+    runtime: tokio::runtime::Runtime,
+}
+
+/// What a look for a daemon found.
+pub enum Found {
+    Running,
+    Nobody,
+    /// Something has the socket but does not answer.
+    Mute,
+}
+
+impl Link {
+    /// To the daemon of `paths`, whether it runs or not.
+    pub fn new(paths: Paths) -> Result<Link> {
+        Ok(Link { client: Client::new(paths.client_socket()), paths, runtime: runtime()? })
+    }
+
+    pub fn call<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime.block_on(work)
+    }
+
+    /// [`Link::call`] that gives up after a while, for what is only best effort.
+    pub fn call_within<T>(
+        &self,
+        limit: Duration,
+        work: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
+        self.runtime.block_on(async {
+            tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+                Err(ClientError::Timeout {
+                    socket: self.client.socket().display().to_string(),
+                    seconds: limit.as_secs(),
+                })
+            })
+        })
+    }
+
+    pub fn look(&self) -> Found {
+        match self.call_within(HEALTH_TIMEOUT, self.client.health()) {
+            Ok(_) => Found::Running,
+            Err(ClientError::Timeout { .. }) => Found::Mute,
+            Err(_) => Found::Nobody,
+        }
+    }
+
+    /// Makes sure that a daemon answers, starting one if need be.
+    pub fn ensure(&self) -> Result<()> {
+        let socket = self.client.socket().display();
+        match self.look() {
+            Found::Running => return Ok(()),
+            Found::Mute => {
+                bail!("the daemon at {socket} does not answer: it is stopped or stuck; see `gainshare doctor`")
+            }
+            Found::Nobody if std::env::var_os("GAINSHARE_SOCKET").is_some_and(|v| !v.is_empty()) => {
+                bail!("no daemon answers at {socket}, which GAINSHARE_SOCKET names; correct or unset it")
+            }
+            Found::Nobody => {}
+        }
+        let starter = own_program()?
+            .args(["up", "--detach", "--on-demand"])
+            .arg("--state-dir")
+            .arg(&self.paths.state)
+            .arg("--runtime-dir")
+            .arg(&self.paths.runtime)
+            .stdin(Stdio::null())
+            .output()
+            .context("cannot start the daemon")?;
+        if starter.status.success() {
+            return Ok(());
+        }
+        let words = String::from_utf8_lossy(&starter.stderr);
+        bail!("{}", words.trim().trim_start_matches("gainshare: "));
+    }
+
+    /// For commands that only look: a daemon is started if there is anything it could know, so that jobs whose daemon died are
+    /// watched again. `false`: there has never been one here.
+    pub fn ensure_if_used(&self) -> Result<bool> {
+        if matches!(self.look(), Found::Nobody) && !self.paths.journal().exists() {
+            return Ok(false);
+        }
+        self.ensure().map(|()| true)
+    }
+}
+
+/// Just enough to wait for one answer at a time.
+pub fn runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot set up polling")
+}
+
+/// This very program, to be run again.
+pub fn own_program() -> Result<Command> {
+    // The link works even if the file was replaced by a newer one meanwhile.
+    Ok(Command::new(std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into())))
+}
+
+/// Makes `command` independent of our terminal and directory.
+pub fn detach(command: &mut Command) -> &mut Command {
+    // SAFETY: setsid may be called between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            nix::unistd::setsid()?;
+            Ok(())
+        })
+    }
+}
+
+/// Starts `up` with `arguments` in the background and waits until it answers; `false` if one was running already.
+pub fn start_in_background(link: &Link, arguments: &[std::ffi::OsString]) -> Result<bool> {
+    link.paths.create()?;
+    let _lock = start_lock(&link.paths)?;
+    match link.look() {
+        Found::Running => return Ok(false),
+        Found::Mute => bail!(
+            "the daemon at {} does not answer: it is stopped or stuck; see `gainshare doctor`",
+            link.client.socket().display()
+        ),
+        Found::Nobody => {}
+    }
+    let log_path = link.paths.daemon_log();
+    let log = OpenOptions::new().append(true).create(true).mode(0o600).open(&log_path);
+    let log = log.with_context(|| format!("cannot open {}", log_path.display()))?;
+    let log_start = log.metadata().map_or(0, |m| m.len());
+    let mut command = own_program()?;
+    command.arg("up").args(arguments).current_dir("/").stdin(Stdio::null());
+    command.stdout(log.try_clone()?).stderr(log);
+    let mut child = detach(&mut command).spawn().context("cannot start the daemon")?;
+    wait_until_ready(link, &mut child).map_err(|why| {
+        let tail = tail(&log_path, log_start);
+        let last = if tail.is_empty() { String::new() } else { format!(": {tail}") };
+        anyhow::anyhow!("the daemon did not come up ({why}){last}; its log is {}", log_path.display())
+    })?;
+    Ok(true)
+}
+
+fn start_lock(paths: &Paths) -> Result<Flock<File>> {
+    let path = paths.runtime.join("start.lock");
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    Flock::lock(file, FlockArg::LockExclusive)
+        .map_err(|(_, errno)| anyhow::anyhow!("cannot lock {}: {errno}", path.display()))
+}
+
+fn wait_until_ready(link: &Link, child: &mut Child) -> Result<(), String> {
+    let start = Instant::now();
+    let mut pause = Duration::from_millis(5);
+    loop {
+        if matches!(link.look(), Found::Running) {
+            return Ok(());
+        }
+        match child.try_wait() {
+            Ok(Some(status)) => {
+                // Somebody may have started one by hand in the same moment.
+                return if matches!(link.look(), Found::Running) { Ok(()) } else { Err(status.to_string()) };
+            }
+            Err(error) => return Err(error.to_string()),
+            Ok(None) if start.elapsed() > START_TIMEOUT => {
+                return Err(format!("no answer within {} s", START_TIMEOUT.as_secs()));
+            }
+            Ok(None) => {}
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(100));
+    }
+}
+
+/// The last words of the log since `start`, on one line.
+fn tail(path: &std::path::Path, start: u64) -> String {
+    let mut text = Vec::new();
+    if let Ok(mut file) = File::open(path) {
+        let _ = file.seek(SeekFrom::Start(start));
+        let _ = file.take(64 << 10).read_to_end(&mut text);
+    }
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
+    lines[lines.len().saturating_sub(3)..].join(" | ").trim_start_matches("gainshare: ").to_owned()
+}

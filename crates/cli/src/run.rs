@@ -1,0 +1,320 @@
+//! `run`: one command as a job, in this terminal or in the background; and `supervise`, the parent of a detached one.
+
+use crate::args::{RunArgs, RuntimeChoice, SuperviseArgs};
+use crate::link::{self, Link};
+use crate::print::{Out, printable};
+use crate::supervise::child::find_program;
+use crate::supervise::signals::Signals;
+use crate::supervise::{Fence, Job, Post, supervise};
+use anyhow::{Context, Result, anyhow, bail};
+use gainshare_agent::api::client::ClientError;
+use gainshare_agent::api::types::{Admission, ErrorCode, JobInfo, JobState, StartOrder, SuperviseFile};
+use gainshare_agent::paths::Paths;
+use gainshare_agent::spec::{JobSpec, MetricSpec, StartKind};
+use nix::sys::signal::Signal;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{IsTerminal, Read, Write};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+/// `supervise` was started for an attempt that is no longer wanted, or that somebody else has already begun (EX_TEMPFAIL).
+const SUPERSEDED: u8 = 75;
+
+/// How often the way to the daemon is tried anew before a job is run without it.
+const TRIES: usize = 3;
+
+pub fn run(args: &RunArgs, out: &Out) -> Result<u8> {
+    if args.runtime == RuntimeChoice::Process {
+        let path = std::env::var_os("PATH");
+        if let Err(error) = find_program(&args.command[0], path.as_ref(), None) {
+            crate::complain(out, &error.to_string());
+            return Ok(error.exit_code());
+        }
+    }
+    let spec = spec(args)?;
+    spec.validate()?;
+    if args.detach {
+        return run_detached(args, &spec, out);
+    }
+    let link = Link::new(Paths::find(None, None))?;
+    if args.runtime == RuntimeChoice::Docker {
+        link.ensure()?;
+        return crate::docker::run(&link, spec);
+    }
+    let signals = Signals::install().context("cannot catch signals")?;
+    match register(&link, &spec) {
+        Ok(job) => attached(&link, job, &args.command, &signals, out, true),
+        Err(error) if args.require_daemon || is_refusal(&error) => Err(error),
+        Err(error) => {
+            eprintln!("gainshare: warning: {error:#}; running the job without sharing");
+            Ok(plain(&args.command, &signals, out))
+        }
+    }
+}
+
+fn plain(command: &[OsString], signals: &Signals, out: &Out) -> u8 {
+    let job = Job { command, cwd: None, base_env: None, env: &BTreeMap::new(), post: None };
+    supervise(&job, signals, true).unwrap_or_else(|error| {
+        crate::complain(out, &error.to_string());
+        error.exit_code()
+    })
+}
+
+fn spec(args: &RunArgs) -> Result<JobSpec> {
+    let metric = MetricSpec { name: args.metric.clone(), pattern: args.pattern.clone() };
+    Ok(JobSpec {
+        name: args.name.clone(),
+        command: args.command.iter().map(|a| a.to_string_lossy().into_owned()).collect(),
+        cwd: Some(std::env::current_dir().context("the current directory is gone; change to another one")?),
+        runtime: args.runtime.into(),
+        image: args.image.clone(),
+        priority: args.priority,
+        after: args.after.clone(),
+        floor: args.floor,
+        max: args.max,
+        start: if args.plain { StartKind::Plain } else { StartKind::Tuned },
+        metric,
+        ..JobSpec::default()
+    })
+}
+
+/// The daemon was there and said no, so that running without it would be against the user's own words.
+fn is_refusal(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(ClientError::Refused { code, .. }) if !matches!(
+        code,
+        Some(ErrorCode::DiskFull | ErrorCode::Internal | ErrorCode::ShuttingDown | ErrorCode::Timeout)
+    ))
+}
+
+/// Makes the job known. A daemon that ends just now (idle, replaced) is followed by the next.
+fn register(link: &Link, spec: &JobSpec) -> Result<JobInfo> {
+    let mut last = anyhow!("no daemon");
+    for _ in 0..TRIES {
+        link.ensure()?;
+        match link.call(link.client.submit_attached(spec.clone())) {
+            Err(
+                error @ (ClientError::NoDaemon { .. }
+                | ClientError::Refused { code: Some(ErrorCode::ShuttingDown), .. }),
+            ) => {
+                last = error.into();
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            other => return Ok(other?),
+        }
+    }
+    Err(last)
+}
+
+/// What came of waiting for a turn.
+enum Turn {
+    Start(StartOrder),
+    /// It will never start: the exit code, and what to say.
+    Never(u8, String),
+    /// The daemon is gone for good.
+    Alone(anyhow::Error),
+}
+
+/// Waits for admission, then runs the registered job to its end.
+fn attached(
+    link: &Link,
+    job: JobInfo,
+    command: &[OsString],
+    signals: &Signals,
+    out: &Out,
+    terminal: bool,
+) -> Result<u8> {
+    let order = match wait_for_turn(link, &job, signals, terminal) {
+        Turn::Start(order) => order,
+        Turn::Never(code, why) => {
+            crate::complain(out, &why);
+            return Ok(code);
+        }
+        Turn::Alone(error) if terminal => {
+            eprintln!("gainshare: warning: {error:#}; running the job without sharing");
+            return Ok(plain(command, signals, out));
+        }
+        Turn::Alone(error) => return Err(error),
+    };
+    let fence = Fence::take(Path::new(&order.dir));
+    if let Err(error) = &fence {
+        eprintln!("gainshare: warning: {error}");
+    }
+    for note in &order.notes {
+        eprintln!("gainshare: note: {}", printable(note));
+    }
+    let post = Post { socket: link.client.socket().to_owned(), id: job.id, order };
+    let job = Job { command, cwd: None, base_env: None, env: &BTreeMap::new(), post: Some(&post) };
+    Ok(supervise(&job, signals, terminal).unwrap_or_else(|error| {
+        crate::complain(out, &error.to_string());
+        error.exit_code()
+    }))
+}
+
+fn wait_for_turn(link: &Link, job: &JobInfo, signals: &Signals, terminal: bool) -> Turn {
+    let mut status = Status { shown: false, last: String::new(), on: terminal };
+    let mut failures = 0;
+    loop {
+        let answer = link.call(async {
+            tokio::select! {
+                answer = link.client.admission(job.id) => answer.map(Some),
+                _ = signals.arrived() => Ok(None),
+            }
+        });
+        match answer {
+            Ok(Some(Admission::Start { start })) => {
+                status.clear();
+                return Turn::Start(start);
+            }
+            Ok(Some(Admission::Waiting { reason })) => {
+                failures = 0;
+                status.show(&job.name, reason.as_ref().map_or("waiting", |why| &why.text));
+            }
+            Ok(Some(Admission::Refused { state_now, reason })) => {
+                status.clear();
+                let why = reason.map_or_else(String::new, |why| format!(": {}", why.text));
+                let code = if state_now == JobState::Stopped { 128 + Signal::SIGTERM as u8 } else { 1 };
+                return Turn::Never(code, format!("{} did not start, it is {}{why}", job.name, state_now.name()));
+            }
+            Ok(None) => {
+                while let Some(signal) = signals.next() {
+                    if matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT) {
+                        status.clear();
+                        let _ = link.call_within(Duration::from_secs(3), link.client.stop(&job.id.to_string(), 0.0));
+                        return Turn::Never(
+                            128 + signal as u8,
+                            format!("{} was still waiting; it is withdrawn", job.name),
+                        );
+                    }
+                    if signal == Signal::SIGTSTP {
+                        signals.stop_own_group();
+                    }
+                }
+            }
+            Err(error) if error.is_unreachable() && failures < TRIES => {
+                // The journal knows the job: the next daemon puts it where it was in the queue.
+                failures += 1;
+                std::thread::sleep(Duration::from_millis(200));
+                let _ = link.ensure();
+            }
+            Err(error) => {
+                status.clear();
+                return Turn::Alone(error.into());
+            }
+        }
+    }
+}
+
+/// One line on the user's terminal while the job waits, replaced as the reason changes.
+struct Status {
+    shown: bool,
+    last: String,
+    on: bool,
+}
+
+impl Status {
+    fn show(&mut self, job: &str, reason: &str) {
+        if !self.on || self.last == reason {
+            return;
+        }
+        self.last = reason.to_owned();
+        let reason = printable(reason);
+        if std::io::stderr().is_terminal() {
+            eprint!("\r\x1b[Kgainshare: {job} waits: {reason}");
+            let _ = std::io::stderr().flush();
+            self.shown = true;
+        } else {
+            eprintln!("gainshare: {job} waits: {reason}");
+        }
+    }
+
+    fn clear(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+/// Starts a supervisor of its own for the job, which keeps this environment, directory and limits, and reports whether the daemon took the
+/// job. The supervisor's standard output carries that one answer.
+fn run_detached(args: &RunArgs, spec: &JobSpec, out: &Out) -> Result<u8> {
+    let link = Link::new(Paths::find(None, None))?;
+    link.ensure()?;
+    if args.runtime == RuntimeChoice::Docker {
+        let jobs = link.call(link.client.submit(vec![spec.clone()], BTreeMap::new()))?;
+        return announce(&jobs[0], out);
+    }
+    let mut command = link::own_program()?;
+    command.args(["supervise", "--attached", "--"]).args(&args.command);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = link::detach(&mut command).spawn().context("cannot start a supervisor")?;
+    let description = serde_json::to_vec(spec)?;
+    child.stdin.take().context("no pipe to the supervisor")?.write_all(&description)?;
+    let mut answer = String::new();
+    child.stdout.take().context("no pipe from the supervisor")?.read_to_string(&mut answer)?;
+    match serde_json::from_str::<JobInfo>(&answer) {
+        Ok(job) => announce(&job, out),
+        Err(_) => {
+            let mut words = String::new();
+            child.stderr.take().context("no pipe from the supervisor")?.read_to_string(&mut words)?;
+            bail!("{}", words.trim().trim_start_matches("gainshare: "))
+        }
+    }
+}
+
+fn announce(job: &JobInfo, out: &Out) -> Result<u8> {
+    if out.is_json() {
+        out.json(job)?;
+    } else {
+        out.text(&format!("{}\n", job.name))?;
+    }
+    Ok(0)
+}
+
+pub fn supervise_detached(args: &SuperviseArgs, out: &Out) -> Result<u8> {
+    let signals = Signals::install().context("cannot catch signals")?;
+    match &args.dir {
+        Some(dir) => supervise_for_daemon(dir, args.attempt, &signals),
+        None => supervise_attached(&args.command, &signals, out),
+    }
+}
+
+/// The second half of `run --detach`.
+fn supervise_attached(command: &[OsString], signals: &Signals, out: &Out) -> Result<u8> {
+    let spec: JobSpec =
+        serde_json::from_reader(std::io::stdin().lock()).context("cannot read the job's description")?;
+    let link = Link::new(Paths::find(None, None))?;
+    let job = register(&link, &spec)?;
+    serde_json::to_writer(std::io::stdout().lock(), &job)?;
+    std::io::stdout().flush()?;
+    // From here on nobody listens: whoever started us must not wait for these to be closed.
+    let nowhere = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    nix::unistd::dup2_stdin(&nowhere)?;
+    nix::unistd::dup2_stdout(&nowhere)?;
+    nix::unistd::dup2_stderr(&nowhere)?;
+    attached(&link, job, command, signals, out, false)
+}
+
+/// A job of `submit`, started by the daemon.
+fn supervise_for_daemon(dir: &Path, attempt: u32, signals: &Signals) -> Result<u8> {
+    let Ok(_fence) = Fence::take(dir) else { return Ok(SUPERSEDED) };
+    let path = dir.join("spec.json");
+    let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let file: SuperviseFile =
+        serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?;
+    if file.order.attempt != attempt || Fence::already_begun(dir, attempt) {
+        return Ok(SUPERSEDED);
+    }
+    let command: Vec<OsString> = file.spec.command.iter().map(OsString::from).collect();
+    let post = Post { socket: file.socket.into(), id: file.id, order: file.order };
+    let job = Job {
+        command: &command,
+        cwd: file.spec.cwd.as_deref(),
+        base_env: (!file.base_env.is_empty()).then_some(&file.base_env),
+        env: &file.spec.env,
+        post: Some(&post),
+    };
+    // The reason why it could not start is in exit.json; there is nobody else to tell.
+    Ok(supervise(&job, signals, false).unwrap_or_else(|error| error.exit_code()))
+}

@@ -1,0 +1,175 @@
+//! The parent of one job: starts it, carries its output, records how it ended.
+//!
+//! **Problem.** A job must outlive the daemon, keep its terminal, and leave a true record of its end whatever else dies.
+//!
+//! **How.** One small process for each job, single-threaded but for one short-lived report: [`child`] starts the job, [`pump`] carries
+//! bytes and signals, [`record`] writes `started.json` and `exit.json` into the job's directory. The daemon is told as well, but only
+//! the files count: a daemon that was away reads them when it is back.
+//!
+//! **Terms.** *Attached*: in the foreground of whoever typed `gainshare run`. *Detached*: no terminal, output only to the log.
+
+pub mod child;
+mod log;
+mod pump;
+pub mod record;
+pub mod signals;
+mod terminal;
+
+use child::{Launch, Spawned, StartError, Streams};
+use gainshare_agent::api::client::{Client, ClientError};
+use gainshare_agent::api::types::{Exited, StartOrder, Started};
+use nix::fcntl::{Flock, FlockArg};
+use record::{Ending, now_unix_s, write_json};
+use signals::Signals;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use terminal::{Standard, UserTerminal};
+
+/// How long an unresponsive daemon may hold up the end of `run`. What it misses it reads from `exit.json`.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long a supervisor waits for another one of the same job to end.
+const FENCE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Who has to be told about the job.
+pub struct Post {
+    /// The daemon's.
+    pub socket: PathBuf,
+    pub id: u64,
+    pub order: StartOrder,
+}
+
+pub struct Job<'a> {
+    pub command: &'a [OsString],
+    pub cwd: Option<&'a Path>,
+    pub base_env: Option<&'a BTreeMap<String, String>>,
+    pub env: &'a BTreeMap<String, String>,
+    /// `None`: no daemon; the job just runs.
+    pub post: Option<&'a Post>,
+}
+
+/// Runs the job to its end and returns the exit code to pass on.
+pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, StartError> {
+    let standard = Standard::look();
+    let user = (attached && standard.wants_pty()).then(|| UserTerminal::new(standard));
+    let order = job.post.map(|post| &post.order);
+    let launch = Launch {
+        command: job.command,
+        cwd: job.cwd,
+        base_env: job.base_env,
+        env: job.env,
+        env_if_absent: order
+            .map_or_else(Vec::new, |o| o.env.iter().map(|v| (v.name.as_str(), v.value.as_str())).collect()),
+        procs_files: order.map_or(&[], |o| &o.procs_files),
+        cpus: order.and_then(|o| o.cpus.as_deref()),
+    };
+    let streams = if attached { Streams::Attached(standard, user.as_ref()) } else { Streams::Detached };
+    let spawned = match child::spawn(&launch, &streams) {
+        Ok(spawned) => spawned,
+        Err(error) => {
+            if let Some(post) = job.post {
+                let code = Some(i32::from(error.exit_code()));
+                tell_exit(post, Exited { code, error: Some(error.to_string()), ..Exited::default() });
+            }
+            return Err(error);
+        }
+    };
+    let Spawned { pid, pipes, pty, notes } = spawned;
+    let report = job.post.map(|post| tell_start(post, pid.as_raw(), notes));
+    let log = order.map(|o| log::Log::open(Path::new(&o.dir)));
+    let mut pump = pump::Pump::new(signals, pid, log);
+    for (from, to) in pipes {
+        pump.add_pipe(from, attached.then_some(to));
+    }
+    let ending = match (pty, user) {
+        (Some(pty), Some(user)) => pump.add_pty(pty, user).and_then(|()| pump.run()),
+        _ => pump.run(),
+    };
+    let ending = ending.unwrap_or_else(|error| {
+        // Only a broken kernel brings us here; the job is still ours to wait for.
+        eprintln!("gainshare: lost the job's output: {error}");
+        nix::sys::wait::waitpid(pid, None).ok().and_then(Ending::from_wait).unwrap_or(Ending::Code(1))
+    });
+    if let Some(post) = job.post {
+        let (code, signal) = match ending {
+            Ending::Code(code) => (Some(code), None),
+            Ending::Signal(signal) => (None, Some(signal)),
+        };
+        if let Some(report) = report {
+            let _ = report.join();
+        }
+        tell_exit(post, Exited { code, signal, ..Exited::default() });
+    }
+    Ok(ending.exit_code())
+}
+
+/// Records the start and tells the daemon from a thread of its own: output must flow even if nobody answers.
+fn tell_start(post: &Post, pid: i32, notes: Vec<String>) -> std::thread::JoinHandle<()> {
+    let started = Started { attempt: post.order.attempt, pid, start_ticks: start_ticks(pid), notes };
+    if let Err(error) = write_json(Path::new(&post.order.dir), "started.json", &started) {
+        eprintln!("gainshare: cannot write {}/started.json: {error}; the job goes on", post.order.dir);
+    }
+    let (socket, id) = (post.socket.clone(), post.id);
+    std::thread::spawn(move || report(socket, |client| async move { client.started(id, &started).await.map(drop) }))
+}
+
+fn tell_exit(post: &Post, exited: Exited) {
+    let exited = Exited { attempt: post.order.attempt, ended_s: now_unix_s(), ..exited };
+    if let Err(error) = write_json(Path::new(&post.order.dir), "exit.json", &exited) {
+        eprintln!("gainshare: cannot write {}/exit.json: {error}; free some space", post.order.dir);
+    }
+    let id = post.id;
+    report(post.socket.clone(), |client| async move { client.exited(id, &exited).await.map(drop) });
+}
+
+/// Tells the daemon something if it is there. What it misses now it reads from the files later.
+fn report<F: Future<Output = Result<(), ClientError>>>(socket: PathBuf, tell: impl FnOnce(Client) -> F) {
+    if let Ok(runtime) = crate::link::runtime() {
+        let _ = runtime.block_on(async { tokio::time::timeout(REPORT_TIMEOUT, tell(Client::new(socket))).await });
+    }
+}
+
+/// Held while an attempt lives: two supervisors of one job can never both start it.
+pub struct Fence(#[expect(dead_code, reason = "held, not read")] Flock<File>);
+
+impl Fence {
+    /// Another holder may just be ending, so it is given a moment.
+    pub fn take(dir: &Path) -> Result<Fence, String> {
+        let path = dir.join("supervisor.lock");
+        let start = Instant::now();
+        loop {
+            let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+            let file = file.map_err(|error| format!("cannot open {}: {error}", path.display()))?;
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(Fence(lock)),
+                Err(_) if start.elapsed() < FENCE_PATIENCE => std::thread::sleep(Duration::from_millis(50)),
+                Err(_) => return Err(format!("{} is held by another supervisor of this job", path.display())),
+            }
+        }
+    }
+
+    /// Whether an attempt not older than `attempt` has already left its records.
+    pub fn already_begun(dir: &Path, attempt: u32) -> bool {
+        #[derive(serde::Deserialize)]
+        struct Attempt {
+            attempt: u32,
+        }
+        ["started.json", "exit.json"].iter().any(|name| {
+            let found =
+                std::fs::read(dir.join(name)).ok().and_then(|text| serde_json::from_slice::<Attempt>(&text).ok());
+            found.is_some_and(|record| record.attempt >= attempt)
+        })
+    }
+}
+
+/// When a process started, in clock ticks after boot; 0 if it is gone already.
+pub fn start_ticks(pid: i32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The program's name may contain anything, also parentheses; the numbers follow the last one.
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    fields.split_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
+}
