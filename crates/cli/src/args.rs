@@ -121,7 +121,7 @@ pub enum Command {
 
     /// Train a built-in model with real gradients, to try things out
     #[command(after_help = "Example:\n  gainshare run -- gainshare train vae --steps 500")]
-    Train(TrainArgs),
+    Train(Box<gainshare_workloads::TrainArgs>),
 
     /// Print the completion script for a shell
     #[command(
@@ -340,6 +340,3 @@ pub struct SuperviseArgs {
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 }
-
-#[derive(Debug, Args)]
-pub struct TrainArgs {}

@@ -7,6 +7,7 @@ use crate::link::{Found, Link};
 use crate::print::{Colour, Out, Side, Table, bytes, printable, seconds};
 use anyhow::Result;
 use gainshare_agent::paths::Paths;
+use gainshare_runtime::cgroup::{Base, Controller, Hierarchy, Version};
 use gainshare_runtime::docker::{Engine, default_socket};
 use serde::Serialize;
 use std::path::Path;
@@ -101,8 +102,48 @@ fn machine() -> Check {
     Check::ok("machine", format!("{cores} core(s), {memory} of memory"))
 }
 
+/// Makes a group of our own, looks at what it can do, and removes it again.
 fn cgroups() -> Vec<Check> {
-    Vec::new()
+    const WITHOUT: &str = "jobs are shared by priority and by stopping and continuing them, which is coarse";
+    let base = Hierarchy::detect().and_then(|found| {
+        let place = found.parent().display().to_string();
+        Base::open(found, &format!("gainshare-doctor-{}", std::process::id())).map(|base| (base, place))
+    });
+    let (base, place) = match base {
+        Ok(found) => found,
+        Err(error) => return vec![Check::less("cgroups", error.to_string(), format!("until then {WITHOUT}"))],
+    };
+    let version = match base.version() {
+        Version::V1 => "v1",
+        Version::V2 => "v2",
+    };
+    let mut checks = vec![Check::ok("cgroups", format!("{version}, groups are made in {place}"))];
+    for (controller, what, without) in [
+        (Controller::Cpu, "cpu", WITHOUT),
+        (Controller::Memory, "memory", "memory is watched but not shared"),
+        (Controller::CpuSet, "cpuset", "--mode cores falls back to weights"),
+        (Controller::Pids, "pids", "a fork bomb is not contained"),
+    ] {
+        checks.push(if base.has(controller) {
+            Check::ok(what, "may be limited")
+        } else {
+            let remedy = match base.version() {
+                Version::V1 => "mount the controller, or run as root",
+                Version::V2 => "have the controller delegated to you (systemd: Delegate=yes), or run as root",
+            };
+            Check::less(what, format!("no right to this controller: {without}"), remedy)
+        });
+    }
+    checks.push(match (base.block_weight_file(), base.block_note()) {
+        (Some(file), None) => Check::ok("block I/O", format!("shared by {file}")),
+        (_, note) => Check::less(
+            "block I/O",
+            note.unwrap_or("the kernel has no weight for it: it is watched but not shared"),
+            "choose a scheduler with weights for the disk, e.g. `echo bfq > /sys/block/DISK/queue/scheduler`",
+        ),
+    });
+    base.remove();
+    checks
 }
 
 fn pressure() -> Check {

@@ -178,7 +178,7 @@ pub fn logs(job: &str, follow: bool, tail: Option<usize>, link: &Link) -> Result
     let offset = match tail {
         Some(lines) => {
             let dir = link.call(link.client.job(job))?.dir;
-            tail_offset(&Path::new(&dir).join("output.log"), lines)
+            tail_offset(Path::new(&dir), lines)
         }
         None => 0,
     };
@@ -226,29 +226,39 @@ impl Output {
     }
 }
 
-/// Where the last `lines` lines of a file begin; 0 if it cannot be told.
-fn tail_offset(path: &Path, lines: usize) -> u64 {
+/// Where the last `lines` lines of a job's output begin, counted over the rotated file and the current one.
+fn tail_offset(dir: &Path, lines: usize) -> u64 {
+    let older = dir.join("output.log.1");
+    match last_lines(&dir.join("output.log"), lines) {
+        (start, 0) => start + older.metadata().map_or(0, |m| m.len()),
+        (_, lacking) => last_lines(&older, lacking).0,
+    }
+}
+
+/// Where the last `lines` lines of a file begin, and how many of them it lacks.
+fn last_lines(path: &Path, lines: usize) -> (u64, usize) {
     const PIECE: u64 = 64 << 10;
-    let Ok(file) = std::fs::File::open(path) else { return 0 };
+    let Ok(file) = std::fs::File::open(path) else { return (0, lines) };
     let size = file.metadata().map_or(0, |m| m.len());
     let (mut end, mut left) = (size, lines);
-    while end > 0 {
+    while end > 0 && left > 0 {
         let start = end.saturating_sub(PIECE);
         let mut piece = vec![0; (end - start) as usize];
         if file.read_exact_at(&mut piece, start).is_err() {
-            return 0;
+            return (0, 0);
         }
         for (i, _) in piece.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n') {
             let after = start + i as u64 + 1;
             // The line end at the very end closes the last line, it begins no new one.
-            if after < size && left <= 1 {
-                return if left == 0 { size } else { after };
-            }
             left -= usize::from(after < size);
+            if left == 0 {
+                return (after, 0);
+            }
         }
         end = start;
     }
-    if lines == 0 { size } else { 0 }
+    // The first line begins without a line end before it.
+    if left == 0 || size == 0 { (size, left) } else { (0, left - 1) }
 }
 
 pub fn stop(jobs: &[String], grace: Duration, wait: bool, link: &Link, out: &Out) -> Result<u8> {
@@ -335,21 +345,28 @@ mod tests {
     #[test]
     fn the_last_lines_are_found() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("log");
-        let tail = |text: &str, lines: usize| {
-            std::fs::write(&path, text).unwrap();
-            text[tail_offset(&path, lines) as usize..].to_owned()
+        let write = |older: &str, newer: &str| {
+            std::fs::write(dir.path().join("output.log.1"), older).unwrap();
+            std::fs::write(dir.path().join("output.log"), newer).unwrap();
         };
-        assert_eq!(tail("a\nb\nc\n", 1), "c\n");
-        assert_eq!(tail("a\nb\nc\n", 2), "b\nc\n");
-        assert_eq!(tail("a\nb\nc\n", 9), "a\nb\nc\n");
-        assert_eq!(tail("a\nb\nc", 1), "c");
-        assert_eq!(tail("a\n\n\n", 2), "\n\n");
-        assert_eq!(tail("a\nb\n", 0), "");
-        assert_eq!(tail("a", 0), "");
-        assert_eq!(tail("", 3), "");
+        let tail = |older: &str, newer: &str, lines: usize| {
+            write(older, newer);
+            format!("{older}{newer}")[tail_offset(dir.path(), lines) as usize..].to_owned()
+        };
+        for older in ["", "older\n"] {
+            assert_eq!(tail(older, "a\nb\nc\n", 1), "c\n");
+            assert_eq!(tail(older, "a\nb\nc\n", 2), "b\nc\n");
+            assert_eq!(tail(older, "a\nb\nc\n", 3), "a\nb\nc\n");
+            assert_eq!(tail(older, "a\nb\nc\n", 4), format!("{older}a\nb\nc\n"));
+            assert_eq!(tail(older, "a\nb\nc", 1), "c");
+            assert_eq!(tail(older, "a\n\n\n", 2), "\n\n");
+            assert_eq!(tail(older, "a\nb\n", 0), "");
+            assert_eq!(tail(older, "a", 0), "");
+            assert_eq!(tail(older, "", 3), older);
+        }
+        assert_eq!(tail("1\n2\n3\n", "4\n", 2), "3\n4\n");
         let long = format!("{}\nlast {}\n", "x".repeat(200_000), "y".repeat(100_000));
-        assert_eq!(tail(&long, 1).len(), 100_006);
+        assert_eq!(tail("", &long, 1).len(), 100_006);
         assert_eq!(tail_offset(Path::new("/nonexistent"), 3), 0);
     }
 }

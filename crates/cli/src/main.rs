@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let out = Out::new(cli.output);
     match execute(cli.command, &out) {
-        Ok(code) => ExitCode::from(code),
+        Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::from(BROKEN_PIPE),
         Err(error) => {
             let code = error.downcast_ref::<ClientError>().and_then(ClientError::code);
@@ -40,29 +40,31 @@ fn main() -> ExitCode {
     }
 }
 
-fn execute(command: Command, out: &Out) -> Result<u8> {
+fn execute(command: Command, out: &Out) -> Result<ExitCode> {
     let link = || Link::new(Paths::find(None, None));
-    match command {
-        Command::Run(args) => run::run(&args, out),
-        Command::Up(args) => up::up(&args, out),
-        Command::Down { stop_jobs } => up::down(stop_jobs, &link()?, out),
-        Command::Submit(args) => jobs::submit(&args, &link()?, out),
-        Command::Ps { all, watch } => jobs::ps(all, watch, &link()?, out),
-        Command::Logs { job, follow, tail } => jobs::logs(&job, follow, tail, &link()?),
-        Command::Stop { jobs, grace, no_wait } => jobs::stop(&jobs, grace, !no_wait, &link()?, out),
-        Command::Explain { job } => explain::explain(&job, &link()?, out),
-        Command::Events => jobs::events(&link()?, out),
-        Command::Doctor => doctor::doctor(&link()?, out),
-        Command::Train(_) => anyhow::bail!("no trainer in this build"),
-        Command::Completions { shell } => docs::completions(shell, out),
-        Command::Man { dir } => docs::man(&dir),
-        Command::Reference => docs::reference(out),
-        Command::Supervise(args) => run::supervise_detached(&args, out),
+    let code = match command {
+        // Before anything else could have started a thread: the trainer sets its thread pool through the environment.
+        Command::Train(args) => return gainshare_workloads::train(&args),
+        Command::Run(args) => run::run(&args, out)?,
+        Command::Up(args) => up::up(&args, out)?,
+        Command::Down { stop_jobs } => up::down(stop_jobs, &link()?, out)?,
+        Command::Submit(args) => jobs::submit(&args, &link()?, out)?,
+        Command::Ps { all, watch } => jobs::ps(all, watch, &link()?, out)?,
+        Command::Logs { job, follow, tail } => jobs::logs(&job, follow, tail, &link()?)?,
+        Command::Stop { jobs, grace, no_wait } => jobs::stop(&jobs, grace, !no_wait, &link()?, out)?,
+        Command::Explain { job } => explain::explain(&job, &link()?, out)?,
+        Command::Events => jobs::events(&link()?, out)?,
+        Command::Doctor => doctor::doctor(&link()?, out)?,
+        Command::Completions { shell } => docs::completions(shell, out)?,
+        Command::Man { dir } => docs::man(&dir)?,
+        Command::Reference => docs::reference(out)?,
+        Command::Supervise(args) => run::supervise_detached(&args, out)?,
         Command::Guard { state_dir, runtime_dir, lease } => {
             pending::guard(&state_dir, &runtime_dir, lease)?;
-            Ok(0)
+            0
         }
-    }
+    };
+    Ok(ExitCode::from(code))
 }
 
 /// One line on standard error, or one JSON object there if the caller is a program.
