@@ -27,6 +27,8 @@ pub struct DaemonConfig {
     pub slots: Option<usize>,
     /// How many cores the jobs may use; missing: all.
     pub cores: Option<usize>,
+    /// How many jobs at once the thread pools of a tuned start should leave room for, at least; missing: those that are there.
+    pub expect: Option<usize>,
     pub runtime: Vec<RuntimeKind>,
     /// Adopt every container, not only labelled ones.
     pub docker_all: bool,
@@ -60,6 +62,7 @@ impl Default for DaemonConfig {
             mode: Mode::default(),
             slots: None,
             cores: None,
+            expect: None,
             runtime: vec![RuntimeKind::Process],
             docker_all: false,
             docker_socket: None,

@@ -5,7 +5,16 @@
 //! puts limits back if the daemon dies for good.
 
 pub mod api;
+pub mod clock;
 pub mod config;
+pub mod daemon;
+mod driver;
 pub mod duration;
+pub mod error;
+pub mod fail;
+pub mod guard;
+pub mod journal;
+mod metrics;
 pub mod paths;
+pub mod record;
 pub mod spec;

@@ -10,6 +10,7 @@
 //! Values of the environment never leave through [`JobSpec::env_names`], which is all that the API shows.
 
 use gainshare_runtime::RuntimeKind;
+use gainshare_runtime::collect::MetricSpec;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -85,22 +86,6 @@ impl Default for JobSpec {
             metric: MetricSpec::default(),
             sweep: BTreeMap::new(),
         }
-    }
-}
-
-/// Stands in until the collectors land; the real one has the same name.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct MetricSpec {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pattern: Option<String>,
-}
-
-impl MetricSpec {
-    pub fn validate(&self) -> Result<(), String> {
-        Ok(())
     }
 }
 

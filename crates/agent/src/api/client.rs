@@ -83,13 +83,14 @@ impl Client {
 
     /// Submits jobs whose supervisors the daemon starts. All or none.
     pub async fn submit(&self, jobs: Vec<JobSpec>, base_env: BTreeMap<String, String>) -> Result<Vec<JobInfo>> {
-        let body = SubmitRequest { jobs, attached: false, base_env };
+        let body = SubmitRequest { jobs, base_env, ..SubmitRequest::default() };
         Ok(self.post::<JobList>("/v1/jobs", &body, CALL_TIMEOUT).await?.jobs)
     }
 
-    /// Submits one job that the caller will supervise itself; ask for [`Client::admission`] next.
-    pub async fn submit_attached(&self, job: JobSpec) -> Result<JobInfo> {
-        let body = SubmitRequest { jobs: vec![job], attached: true, base_env: BTreeMap::new() };
+    /// Submits one job that the caller will supervise itself; ask for [`Client::admission`] next. `env_names` are the variables
+    /// that its environment has.
+    pub async fn submit_attached(&self, job: JobSpec, env_names: Vec<String>) -> Result<JobInfo> {
+        let body = SubmitRequest { jobs: vec![job], attached: true, env_names, ..SubmitRequest::default() };
         let list: JobList = self.post("/v1/jobs", &body, CALL_TIMEOUT).await?;
         list.jobs.into_iter().next().ok_or_else(|| ClientError::Unexpected { what: "no job in the answer".into() })
     }

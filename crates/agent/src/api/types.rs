@@ -159,6 +159,9 @@ pub struct SubmitRequest {
     /// JOBDIR/spec.json (both 0600), never shown.
     #[serde(default)]
     pub base_env: BTreeMap<String, String>,
+    /// For an attached job: the names of the variables that its environment has, so that a tuned start leaves them alone.
+    #[serde(default)]
+    pub env_names: Vec<String>,
 }
 
 /// `POST /v1/jobs/{job}/admission`.

@@ -1,0 +1,198 @@
+//! Who may speak to the daemon.
+//!
+//! The Unix socket is guarded by its file's mode; the TCP listener by a token. On both, every request of every method must name a host of
+//! ours and, if it comes from a web page, come from a page of ours: a page of somebody else whose name was bound to 127.0.0.1 (DNS
+//! rebinding) says its own name, and a form on such a page says where it comes from.
+
+use super::serve::Door;
+use crate::api::types::ErrorCode;
+use crate::error::Refusal;
+use axum::http::{HeaderMap, header};
+use sha2::{Digest, Sha256};
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// The secret that opens the TCP listener: 32 random bytes as hexadecimal digits.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+impl Token {
+    /// Reads the token, or makes a new one if there is none that is whole.
+    pub fn load_or_make(path: &Path) -> std::io::Result<Token> {
+        if let Ok(text) = std::fs::read_to_string(path) {
+            let text = text.trim();
+            if text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit()) {
+                return Ok(Token(text.to_owned()));
+            }
+        }
+        let mut bytes = [0u8; 32];
+        std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        let token = hex(&bytes);
+        let aside = path.with_extension("new");
+        let _ = std::fs::remove_file(&aside);
+        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
+        writeln!(file, "{token}")?;
+        file.sync_all()?;
+        std::fs::rename(&aside, path)?;
+        Ok(Token(token))
+    }
+
+    /// Opens nothing but one job's push route. The same for as long as the token is the same, so that a job's environment stays
+    /// true when the daemon restarts.
+    pub(crate) fn for_push(&self, job: u64) -> Token {
+        let mut hash = Sha256::new();
+        hash.update(b"push\0");
+        hash.update(self.0.as_bytes());
+        hash.update(job.to_le_bytes());
+        Token(hex(&hash.finalize()))
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+
+    /// Takes as long for a near miss as for a wild guess.
+    fn matches(&self, given: &str) -> bool {
+        let (a, b) = (self.0.as_bytes(), given.as_bytes());
+        a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (x, y)| differ | (x ^ y)) == 0
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Refuses a request that may not come in through this door.
+pub(super) fn check(door: Door, token: &Token, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
+    let host = one(headers, header::HOST).filter(|h| is_ours(h, door)).ok_or_else(|| {
+        Refusal::new(
+            ErrorCode::ForbiddenHost,
+            "the Host header names no host of this daemon: use localhost or 127.0.0.1",
+        )
+    })?;
+    if headers.contains_key(header::ORIGIN) {
+        let origin = one(headers, header::ORIGIN).and_then(|o| o.strip_prefix("http://"));
+        if origin.is_none_or(|o| !o.eq_ignore_ascii_case(host)) {
+            return Err(Refusal::new(
+                ErrorCode::ForbiddenOrigin,
+                "the request comes from a web page of another origin: only this daemon's own pages may ask",
+            ));
+        }
+    }
+    if door == Door::Unix {
+        return Ok(());
+    }
+    let given = one(headers, header::AUTHORIZATION).and_then(|a| a.strip_prefix("Bearer ")).unwrap_or("");
+    let for_push = pushed_job(path).is_some_and(|job| token.for_push(job).matches(given));
+    if token.matches(given) || for_push {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        ErrorCode::Unauthorised,
+        "the token is missing or wrong: send `Authorization: Bearer TOKEN` with the content of the state directory's token file",
+    ))
+}
+
+/// The value of a header that occurs exactly once.
+fn one(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
+    let mut values = headers.get_all(name).iter();
+    let value = values.next()?.to_str().ok()?;
+    values.next().is_none().then_some(value)
+}
+
+fn is_ours(host: &str, door: Door) -> bool {
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !port.contains(']') => (name, Some(port)),
+        _ => (host, None),
+    };
+    let ours = ["localhost", "127.0.0.1", "[::1]"].iter().any(|h| name.eq_ignore_ascii_case(h));
+    match door {
+        Door::Unix => ours,
+        Door::Tcp { port: here } => ours && port.and_then(|p| p.parse::<u16>().ok()) == Some(here),
+    }
+}
+
+/// The id in `/v1/jobs/ID/push`.
+fn pushed_job(path: &str) -> Option<u64> {
+    path.strip_prefix("/v1/jobs/")?.strip_suffix("/push")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TCP: Door = Door::Tcp { port: 8080 };
+
+    fn headers(list: &[(header::HeaderName, &str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in list {
+            map.append(name, value.parse().unwrap());
+        }
+        map
+    }
+
+    #[test]
+    fn only_our_hosts_and_our_pages() {
+        let token = Token("a".repeat(64));
+        let bearer = format!("Bearer {}", "a".repeat(64));
+        let auth = (header::AUTHORIZATION, bearer.as_str());
+        let code = |door, list: &[_]| check(door, &token, "/v1/jobs", &headers(list)).map_err(|e| e.code);
+        for host in ["localhost:8080", "127.0.0.1:8080", "[::1]:8080", "LOCALHOST:8080"] {
+            assert_eq!(code(TCP, &[(header::HOST, host), auth.clone()]), Ok(()), "{host}");
+        }
+        for host in [
+            "evil.example:8080",
+            "localhost",
+            "localhost:80",
+            "localhost:8080.evil.example",
+            "127.0.0.1.evil:8080",
+            "",
+            "[::1]",
+        ] {
+            assert_eq!(code(TCP, &[(header::HOST, host), auth.clone()]), Err(ErrorCode::ForbiddenHost), "{host}");
+        }
+        let host = (header::HOST, "localhost:8080");
+        assert_eq!(code(TCP, &[host.clone(), host.clone(), auth.clone()]), Err(ErrorCode::ForbiddenHost));
+        assert_eq!(code(TCP, &[host.clone(), (header::ORIGIN, "http://localhost:8080"), auth.clone()]), Ok(()));
+        for origin in
+            ["http://evil.example", "null", "https://localhost:8080", "http://localhost:81", "http://localhost:8080/x"]
+        {
+            let list = [host.clone(), (header::ORIGIN, origin), auth.clone()];
+            assert_eq!(code(TCP, &list), Err(ErrorCode::ForbiddenOrigin), "{origin}");
+        }
+        assert_eq!(code(Door::Unix, &[(header::HOST, "localhost")]), Ok(()));
+        assert_eq!(code(Door::Unix, &[(header::HOST, "evil.example")]), Err(ErrorCode::ForbiddenHost));
+        assert_eq!(code(Door::Unix, &[]), Err(ErrorCode::ForbiddenHost));
+    }
+
+    #[test]
+    fn a_push_token_opens_its_own_route_only() {
+        let token = Token("b".repeat(64));
+        let bearer = format!("Bearer {}", token.for_push(7).text());
+        let list = [(header::HOST, "localhost:8080"), (header::AUTHORIZATION, bearer.as_str())];
+        let ok = |path| check(TCP, &token, path, &headers(&list)).is_ok();
+        assert!(ok("/v1/jobs/7/push"));
+        assert!(!ok("/v1/jobs/8/push") && !ok("/v1/jobs/7/stop") && !ok("/v1/jobs"));
+        assert!(check(TCP, &token, "/v1/jobs", &headers(&list[..1])).is_err());
+    }
+
+    #[test]
+    fn tokens_are_kept_private_and_made_anew_when_torn() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let first = Token::load_or_make(&path).unwrap();
+        assert_eq!(Token::load_or_make(&path).unwrap(), first);
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
+        std::fs::write(&path, "short").unwrap();
+        assert_ne!(Token::load_or_make(&path).unwrap(), first);
+        assert_eq!(format!("{first:?}"), "Token(…)");
+    }
+}

@@ -1,0 +1,339 @@
+//! The routes. Each stands once in [`table`], with its handler and its description, so that the OpenAPI document cannot miss one.
+
+use super::logs::LogReader;
+use super::openapi;
+use super::serve::Api;
+use crate::api::types::*;
+use crate::driver::Driver;
+use crate::error::Refusal;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::sse::{self, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, delete, get, post};
+use axum::{Json, Router};
+use futures_util::{Stream, StreamExt};
+use gainshare_core::model::JobId;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::convert::Infallible;
+use std::time::Duration;
+use tokio_stream::wrappers::BroadcastStream;
+use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
+
+/// How long an admission request waits for good news.
+const LONG_POLL: Duration = Duration::from_secs(25);
+
+/// How often a followed log is looked at.
+const FOLLOW_PACE: Duration = Duration::from_millis(100);
+
+type Answer = Result<Response, Refusal>;
+
+/// One route, as the router and the description need it.
+pub(super) struct Route {
+    pub(super) method: &'static str,
+    pub(super) path: &'static str,
+    pub(super) summary: &'static str,
+    pub(super) query: &'static [(&'static str, &'static str)],
+    pub(super) request: Option<openapi::Schema>,
+    pub(super) response: openapi::Content,
+    pub(super) status: u16,
+    handler: MethodRouter<Api>,
+}
+
+fn route(
+    method: &'static str,
+    path: &'static str,
+    summary: &'static str,
+    response: openapi::Content,
+    handler: MethodRouter<Api>,
+) -> Route {
+    Route { method, path, summary, query: &[], request: None, response, status: 200, handler }
+}
+
+/// Every route there is.
+pub(super) fn table() -> Vec<Route> {
+    use openapi::{Content, json};
+    let takes = |request, route: Route| Route { request: Some(request), ..route };
+    let asks = |query, route: Route| Route { query, ..route };
+    vec![
+        route("get", "/v1/health", "How the daemon is", json::<Health>(), get(health)),
+        route("get", "/v1/version", "Which version it is", json::<Version>(), get(version)),
+        route("get", "/v1/openapi.json", "This description", Content::AnyJson, get(describe)),
+        route("get", "/metrics", "For Prometheus", Content::Text, get(metrics)),
+        Route {
+            status: 201,
+            ..takes(
+                openapi::schema::<SubmitRequest>(),
+                route("post", "/v1/jobs", "Submit jobs, all or none", json::<JobList>(), post(submit)),
+            )
+        },
+        asks(
+            &[("all", "also jobs that have ended")],
+            route("get", "/v1/jobs", "List jobs", json::<JobList>(), get(list)),
+        ),
+        route("get", "/v1/jobs/{job}", "One job, by id or name", json::<JobInfo>(), get(show)),
+        route("delete", "/v1/jobs/{job}", "Forget an ended job", json::<JobInfo>(), delete(forget)),
+        route(
+            "post",
+            "/v1/jobs/{job}/admission",
+            "An attached supervisor asks whether it may start; answers within 25 s, with 202 while the job waits",
+            json::<Admission>(),
+            post(admission),
+        ),
+        takes(
+            openapi::schema::<Started>(),
+            route("post", "/v1/jobs/{job}/started", "A supervisor started the job", json::<JobInfo>(), post(started)),
+        ),
+        takes(
+            openapi::schema::<Exited>(),
+            route("post", "/v1/jobs/{job}/exited", "A supervisor saw the job end", json::<JobInfo>(), post(exited)),
+        ),
+        takes(
+            openapi::schema::<StopRequest>(),
+            route("post", "/v1/jobs/{job}/stop", "SIGTERM, then SIGKILL", json::<JobInfo>(), post(stop)),
+        ),
+        route("get", "/v1/jobs/{job}/explain", "Why the job has what it has", json::<Explanation>(), get(explain)),
+        asks(
+            &[("since", "seconds after the job's start")],
+            route("get", "/v1/jobs/{job}/samples", "What the job reported", json::<SampleList>(), get(samples)),
+        ),
+        asks(
+            &[("offset", "bytes to skip"), ("follow", "go on until the job ends")],
+            route("get", "/v1/jobs/{job}/logs", "The job's output", Content::Bytes, get(logs)),
+        ),
+        takes(
+            openapi::Schema::Any,
+            route(
+                "post",
+                "/v1/jobs/{job}/push",
+                "A job reports by itself, in our form or Kubeflow Trainer's",
+                Content::AnyJson,
+                post(push),
+            ),
+        ),
+        route("get", "/v1/events", "What happens, as server-sent events", Content::Events, get(events)),
+        asks(
+            &[("last", "how many, 20 if not said")],
+            route("get", "/v1/plans", "The last decisions, newest first", json::<PlanList>(), get(plans)),
+        ),
+        route("get", "/v1/view", "What the last decision saw and said, for replay", Content::AnyJson, get(view)),
+        takes(
+            openapi::schema::<ShutdownRequest>(),
+            route("post", "/v1/shutdown", "Put limits back and end", Content::AnyJson, post(shutdown)),
+        ),
+    ]
+}
+
+pub(super) fn router(api: Api) -> Router {
+    let mut router = Router::new();
+    for route in table() {
+        router = router.route(route.path, route.handler);
+    }
+    router.fallback(nothing).method_not_allowed_fallback(nothing).with_state(api)
+}
+
+async fn nothing() -> Refusal {
+    Refusal::new(ErrorCode::NotFound, "there is nothing here: /v1/openapi.json lists what there is")
+}
+
+/// An empty body stands for all defaults.
+fn body<T: DeserializeOwned + Default>(bytes: &Bytes) -> Result<T, Refusal> {
+    if bytes.is_empty() { Ok(T::default()) } else { required(bytes) }
+}
+
+fn required<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Refusal> {
+    serde_json::from_slice(bytes).map_err(|e| {
+        // A sound JSON text that does not fit is a mistake in the description, not in the request.
+        let code = if e.is_data() { ErrorCode::InvalidSpec } else { ErrorCode::BadRequest };
+        Refusal::new(code, format!("the body cannot be used: {e}"))
+    })
+}
+
+impl Api {
+    /// Finds the job and asks about it on the driver's thread.
+    async fn about<T: Send + 'static>(
+        &self,
+        job: String,
+        question: impl FnOnce(&mut Driver, JobId) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        self.driver.ask(move |d| d.find(&job).and_then(|id| question(d, id))).await?
+    }
+}
+
+async fn health(State(api): State<Api>) -> Answer {
+    Ok(Json(api.driver.ask(|d| d.health()).await?).into_response())
+}
+
+async fn version() -> Json<Version> {
+    Json(Version { version: env!("CARGO_PKG_VERSION").into(), api: "v1".into() })
+}
+
+async fn describe() -> Response {
+    Json(openapi::document()).into_response()
+}
+
+async fn metrics(State(api): State<Api>) -> Answer {
+    api.driver.ask(|d| d.set_gauges()).await?;
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(axum::http::header::CONTENT_TYPE, kind)], api.metrics.text()).into_response())
+}
+
+async fn submit(State(api): State<Api>, bytes: Bytes) -> Answer {
+    let request: SubmitRequest = required(&bytes)?;
+    let jobs = api.driver.ask(|d| d.submit(request)).await??;
+    Ok((StatusCode::CREATED, Json(JobList { jobs })).into_response())
+}
+
+#[derive(Deserialize)]
+struct ListQuery {
+    #[serde(default)]
+    all: bool,
+}
+
+async fn list(State(api): State<Api>, Query(query): Query<ListQuery>) -> Answer {
+    let jobs = api.driver.ask(move |d| d.list(query.all)).await?;
+    Ok(Json(JobList { jobs }).into_response())
+}
+
+async fn show(State(api): State<Api>, Path(job): Path<String>) -> Answer {
+    Ok(Json(api.about(job, |d, id| d.show(id)).await?).into_response())
+}
+
+async fn forget(State(api): State<Api>, Path(job): Path<String>) -> Answer {
+    let gone = |d: &mut Driver, id| {
+        let info = d.show(id)?;
+        d.forget(id).map(|()| info)
+    };
+    Ok(Json(api.about(job, gone).await?).into_response())
+}
+
+async fn admission(State(api): State<Api>, Path(job): Path<String>) -> Answer {
+    let deadline = tokio::time::Instant::now() + LONG_POLL;
+    let mut changes = api.driver.changes();
+    loop {
+        changes.mark_unchanged();
+        let answer = api.about(job.clone(), |d, id| d.admission(id)).await?;
+        let waits = matches!(answer, Admission::Waiting { .. });
+        let status = if waits { StatusCode::ACCEPTED } else { StatusCode::OK };
+        if !waits || tokio::time::timeout_at(deadline, changes.changed()).await.is_err() {
+            return Ok((status, Json(answer)).into_response());
+        }
+    }
+}
+
+async fn started(State(api): State<Api>, Path(job): Path<String>, bytes: Bytes) -> Answer {
+    let started: Started = required(&bytes)?;
+    Ok(Json(api.about(job, move |d, id| d.started(id, &started)).await?).into_response())
+}
+
+async fn exited(State(api): State<Api>, Path(job): Path<String>, bytes: Bytes) -> Answer {
+    let exited: Exited = required(&bytes)?;
+    Ok(Json(api.about(job, move |d, id| d.exited(id, &exited)).await?).into_response())
+}
+
+async fn stop(State(api): State<Api>, Path(job): Path<String>, bytes: Bytes) -> Answer {
+    let request: StopRequest = body(&bytes)?;
+    Ok(Json(api.about(job, move |d, id| d.stop(id, request.grace_s)).await?).into_response())
+}
+
+async fn explain(State(api): State<Api>, Path(job): Path<String>) -> Answer {
+    Ok(Json(api.about(job, |d, id| d.explain(id)).await?).into_response())
+}
+
+#[derive(Deserialize)]
+struct SamplesQuery {
+    #[serde(default)]
+    since: f64,
+}
+
+async fn samples(State(api): State<Api>, Path(job): Path<String>, Query(query): Query<SamplesQuery>) -> Answer {
+    Ok(Json(api.about(job, move |d, id| d.samples(id, query.since)).await?).into_response())
+}
+
+#[derive(Deserialize)]
+struct LogsQuery {
+    #[serde(default)]
+    offset: u64,
+    #[serde(default)]
+    follow: bool,
+}
+
+async fn logs(State(api): State<Api>, Path(job): Path<String>, Query(query): Query<LogsQuery>) -> Answer {
+    let info = api.about(job, |d, id| d.show(id)).await?;
+    let reader = LogReader::open(api.paths.job(info.id), query.offset);
+    let follow = query.follow && !info.state.is_final();
+    let stream = follow_log(api, info.id, reader, follow);
+    let kind = [(axum::http::header::CONTENT_TYPE, "application/octet-stream")];
+    Ok((kind, Body::from_stream(stream)).into_response())
+}
+
+/// Pieces of the log; with `follow` until the job has ended and nothing is left.
+fn follow_log(
+    api: Api,
+    job: u64,
+    reader: LogReader,
+    follow: bool,
+) -> impl Stream<Item = std::io::Result<Bytes>> + Send {
+    futures_util::stream::unfold((api, reader, follow), move |(api, mut reader, mut follow)| async move {
+        loop {
+            match reader.next() {
+                Ok(Some(piece)) => return Some((Ok(piece), (api, reader, follow))),
+                Ok(None) if !follow => return None,
+                Ok(None) => {}
+                Err(e) => return Some((Err(e), (api, reader, false))),
+            }
+            tokio::time::sleep(FOLLOW_PACE).await;
+            // Asked before the last look at the file: what was written before the end is then certainly seen.
+            let live = api.driver.ask(move |d| d.is_live(JobId(job))).await.unwrap_or(false);
+            follow = live;
+        }
+    })
+}
+
+async fn push(State(api): State<Api>, Path(job): Path<String>, bytes: Bytes) -> Answer {
+    api.about(job, move |d, id| d.push(id, &bytes)).await?;
+    Ok(Json(serde_json::json!({})).into_response())
+}
+
+async fn events(State(api): State<Api>) -> Sse<impl Stream<Item = Result<sse::Event, Infallible>>> {
+    let stream = BroadcastStream::new(api.driver.subscribe()).map(|item| {
+        let missed;
+        let event: &Event = match &item {
+            Ok(event) => event,
+            Err(BroadcastStreamRecvError::Lagged(events)) => {
+                missed = Event::Missed { events: *events };
+                &missed
+            }
+        };
+        let data = serde_json::to_string(event).unwrap_or_default();
+        Ok(sse::Event::default().event(event.name()).data(data))
+    });
+    Sse::new(stream).keep_alive(KeepAlive::new().interval(Duration::from_secs(15)))
+}
+
+#[derive(Deserialize)]
+struct PlansQuery {
+    #[serde(default = "twenty")]
+    last: usize,
+}
+
+fn twenty() -> usize {
+    20
+}
+
+async fn plans(State(api): State<Api>, Query(query): Query<PlansQuery>) -> Answer {
+    let plans = api.driver.ask(move |d| d.plans(query.last.min(1000))).await??;
+    Ok(Json(PlanList { plans }).into_response())
+}
+
+async fn view(State(api): State<Api>) -> Answer {
+    Ok(Json(api.driver.ask(|d| d.dump()).await?).into_response())
+}
+
+async fn shutdown(State(api): State<Api>, bytes: Bytes) -> Answer {
+    let request: ShutdownRequest = body(&bytes)?;
+    api.driver.ask(move |d| d.shut_down(request)).await?;
+    Ok(Json(serde_json::json!({})).into_response())
+}

@@ -1,0 +1,95 @@
+//! The two listeners, and what holds for every request on them: limits on size, time and number, and the door check.
+
+use super::auth::{self, Token};
+use super::routes;
+use crate::api::types::ErrorCode;
+use crate::driver::DriverHandle;
+use crate::error::Refusal;
+use crate::metrics::Metrics;
+use crate::paths::Paths;
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::serve::Listener;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+
+/// A body larger than this is no request of ours; the largest is a thousand jobs with their environments.
+const MAX_BODY_BYTES: usize = 8 << 20;
+
+/// Longer than any long poll.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(35);
+
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Connections at once on each listener.
+const MAX_CONNECTIONS: usize = 512;
+
+/// Through which listener a request came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Door {
+    Unix,
+    Tcp { port: u16 },
+}
+
+/// What handlers need.
+#[derive(Clone)]
+pub(crate) struct Api {
+    pub(crate) driver: DriverHandle,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) paths: Paths,
+    pub(crate) token: Token,
+}
+
+/// Serves until the process ends.
+pub(crate) async fn serve(api: Api, unix: UnixListener, tcp: Option<TcpListener>) {
+    let router = |door| {
+        let guarded = middleware::from_fn_with_state((door, api.token.clone()), guard);
+        routes::router(api.clone()).layer(DefaultBodyLimit::max(MAX_BODY_BYTES)).layer(guarded)
+    };
+    if let Some(tcp) = tcp
+        && let Ok(address) = tcp.local_addr()
+    {
+        tokio::spawn(accept(router(Door::Tcp { port: address.port() }), tcp));
+    }
+    accept(router(Door::Unix), unix).await;
+}
+
+/// Takes connections for ever; a listener that runs out of descriptors waits a moment by itself.
+async fn accept<L: Listener>(router: Router, mut listener: L) {
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    while let Ok(permit) = room.clone().acquire_owned().await {
+        let (stream, _) = listener.accept().await;
+        let service = TowerToHyperService::new(router.clone());
+        tokio::spawn(async move {
+            let mut http = hyper::server::conn::http1::Builder::new();
+            http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(64 << 10);
+            // A connection that breaks is the client's affair.
+            let _ = http.serve_connection(TokioIo::new(stream), service).await;
+            drop(permit);
+        });
+    }
+}
+
+async fn guard(State((door, token)): State<(Door, Token)>, request: Request, next: Next) -> Response {
+    if let Err(refusal) = auth::check(door, &token, request.uri().path(), request.headers()) {
+        return refusal.into_response();
+    }
+    match tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => Refusal::new(ErrorCode::Timeout, "the daemon took too long: try again").into_response(),
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status = axum::http::StatusCode::from_u16(self.code.status())
+            .unwrap_or(axum::http::StatusCode::INTERNAL_SERVER_ERROR);
+        (status, axum::Json(self.body())).into_response()
+    }
+}

@@ -1,0 +1,94 @@
+//! Notices what supervisors write into the jobs' directories.
+//!
+//! One inotify watch for each job's directory: output.log grew, started.json or exit.json appeared. The kernel merges equal events that
+//! were not read yet, so a flood of output costs one event. Where a watch cannot be had (the user's limit is reached), the job is looked at
+//! again and again instead.
+
+use gainshare_core::model::JobId;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsFd;
+use std::path::Path;
+
+/// What happened in one job's directory since the last look.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) output: bool,
+    pub(super) started: bool,
+    pub(super) exit: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Watch {
+    inotify: Option<Inotify>,
+    jobs: BTreeMap<WatchDescriptor, JobId>,
+    unwatched: BTreeSet<JobId>,
+}
+
+impl Watch {
+    pub(super) fn new() -> Watch {
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
+            .inspect_err(|e| tracing::warn!("no inotify ({e}): the jobs' output is polled"))
+            .ok();
+        Watch { inotify, jobs: BTreeMap::new(), unwatched: BTreeSet::new() }
+    }
+
+    pub(super) fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        self.inotify.as_ref().map(|i| i.as_fd())
+    }
+
+    pub(super) fn add(&mut self, job: JobId, dir: &Path) {
+        let flags = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO;
+        match self.inotify.as_ref().map(|i| i.add_watch(dir, flags)) {
+            Some(Ok(wd)) => {
+                self.jobs.insert(wd, job);
+            }
+            other => {
+                if let Some(Err(e)) = other {
+                    tracing::warn!(%job, "cannot watch {} ({e}): its output is polled", dir.display());
+                }
+                self.unwatched.insert(job);
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, job: JobId) {
+        self.unwatched.remove(&job);
+        let Some((&wd, _)) = self.jobs.iter().find(|(_, j)| **j == job) else { return };
+        self.jobs.remove(&wd);
+        if let Some(inotify) = &self.inotify {
+            // The directory may be gone already, and with it the watch.
+            let _ = inotify.rm_watch(wd);
+        }
+    }
+
+    /// Jobs that must be polled.
+    pub(super) fn unwatched(&self) -> &BTreeSet<JobId> {
+        &self.unwatched
+    }
+
+    /// Everything since the last call.
+    pub(super) fn read(&mut self) -> BTreeMap<JobId, Seen> {
+        let mut seen: BTreeMap<JobId, Seen> = BTreeMap::new();
+        let Some(inotify) = &self.inotify else { return seen };
+        while let Ok(events) = inotify.read_events() {
+            for event in events {
+                if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
+                    // Something was missed: look at everything.
+                    let all = Seen { output: true, started: true, exit: true };
+                    seen.extend(self.jobs.values().map(|&j| (j, all)));
+                    continue;
+                }
+                let Some(&job) = self.jobs.get(&event.wd) else { continue };
+                let s = seen.entry(job).or_default();
+                match event.name.as_deref().and_then(|n| n.to_str()) {
+                    Some("output.log") => s.output = true,
+                    Some("started.json") => s.started = true,
+                    Some("exit.json") => s.exit = true,
+                    _ => {}
+                }
+            }
+        }
+        seen
+    }
+}

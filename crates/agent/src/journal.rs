@@ -1,0 +1,476 @@
+//! What must not be forgotten: jobs, what happened to them, their samples, the limits that were changed.
+//!
+//! **Problem.** The daemon may die at any instruction and the disk may fill up; no job, sample or limit that was acknowledged may be
+//! lost, and what was not finished must be recognisable.
+//!
+//! **How.** One SQLite file in WAL mode, synced at every commit, with one writer (the driver). [`Batch`] is everything that becomes true
+//! together; [`Journal::commit`] writes it in one transaction. The `journal` table is append-only and holds every [`Change`]; the `jobs`
+//! table is the state that those changes lead to, kept so that a start need not replay them. Samples are committed together with the position
+//! of the collector that read them, so that a restart neither loses nor repeats one.
+//!
+//! **Properties.** A batch is there as a whole or not at all, wherever the file was cut. Replaying the `journal` table gives the `jobs`
+//! table. A full disk is told apart from other errors and changes nothing.
+
+use crate::clock::{Clock, Moment};
+use crate::record::{Change, JobRecord};
+use gainshare_core::control::Control;
+use gainshare_core::model::{JobId, Time};
+use gainshare_core::plan::Plan;
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, params};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+const SCHEMA_VERSION: i64 = 1;
+
+/// Plans older than this many are pruned; the rest of the journal stays as long as its job.
+const PLANS_KEPT: i64 = 2000;
+
+/// Samples of one job beyond this are thinned to every second one.
+pub const SAMPLES_KEPT: u64 = 10_000;
+
+/// What can go wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    #[error(
+        "the disk that holds {path} is full: free some space; limits stay as they are and new work is refused until then"
+    )]
+    Full { path: String },
+    #[error("cannot use the journal {path}: {source}")]
+    Sqlite { path: String, source: rusqlite::Error },
+    #[error("the journal {path} is damaged ({what}): move it away to begin anew; running jobs are not harmed")]
+    Damaged { path: String, what: String },
+    #[error(
+        "the journal {path} was written by a newer version (schema {found}, known {SCHEMA_VERSION}): use that version"
+    )]
+    Newer { path: String, found: i64 },
+}
+
+impl JournalError {
+    pub fn is_full(&self) -> bool {
+        matches!(self, JournalError::Full { .. })
+    }
+}
+
+/// What is to become true together.
+#[derive(Debug, Default)]
+pub struct Batch {
+    pub changes: Vec<(Moment, Option<JobId>, Change)>,
+    /// Full records after the changes.
+    pub records: Vec<JobRecord>,
+    /// Jobs whose earlier samples belong to another metric than these.
+    pub cleared: Vec<JobId>,
+    pub samples: Vec<(JobId, StoredSample)>,
+    /// By job: an opaque text for whoever continues reading where this daemon stopped.
+    pub positions: Vec<(JobId, String)>,
+    /// Samples of the job whose sequence number is no multiple of the second number are dropped.
+    pub thin: Vec<(JobId, u64)>,
+    pub limits: Vec<LimitRow>,
+    pub released: Vec<String>,
+    pub control: Option<Control>,
+}
+
+impl Batch {
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+            && self.records.is_empty()
+            && self.cleared.is_empty()
+            && self.samples.is_empty()
+            && self.positions.is_empty()
+            && self.thin.is_empty()
+            && self.limits.is_empty()
+            && self.released.is_empty()
+            && self.control.is_none()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StoredSample {
+    pub seq: u64,
+    pub time: Time,
+    pub step: Option<u64>,
+    pub value: f64,
+}
+
+/// A job whose limits we changed: enough to put them back without the daemon.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LimitRow {
+    /// The runtime's key: a cgroup's name, a container's id.
+    pub key: String,
+    pub job: JobId,
+    /// `process` or `docker`.
+    pub runtime: String,
+    /// What the runtime needs to find the job and its original limits, as JSON.
+    pub original: String,
+}
+
+/// One line of the `journal` table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    pub seq: i64,
+    pub at: Moment,
+    pub job: Option<JobId>,
+    pub change: Change,
+}
+
+/// Everything a starting daemon needs.
+#[derive(Debug)]
+pub struct Loaded {
+    pub jobs: Vec<(JobRecord, Option<String>)>,
+    pub control: Option<Control>,
+    pub plans: Vec<(Moment, Plan)>,
+    pub owners: Vec<String>,
+    /// The last daemon did not end properly.
+    pub unclean: bool,
+}
+
+/// The journal. See the module documentation.
+#[derive(Debug)]
+pub struct Journal {
+    db: Connection,
+    path: String,
+    clock: Clock,
+    epoch: u64,
+}
+
+impl Journal {
+    /// Opens or makes the file and begins a new epoch.
+    pub fn open(path: &Path) -> Result<Journal, JournalError> {
+        let name = path.display().to_string();
+        let fail = |e: rusqlite::Error| explain(&name, e);
+        let existed = path.exists();
+        let mut db = Connection::open(path).map_err(fail)?;
+        if !existed {
+            use std::os::unix::fs::PermissionsExt;
+            // The WAL and its index inherit the mode; environments are in here.
+            std::fs::set_permissions(path, PermissionsExt::from_mode(0o600))
+                .map_err(|e| JournalError::Damaged { path: name.clone(), what: e.to_string() })?;
+        }
+        db.busy_timeout(std::time::Duration::from_secs(2)).map_err(fail)?;
+        db.pragma_update(None, "journal_mode", "WAL").map_err(fail)?;
+        db.pragma_update(None, "synchronous", "FULL").map_err(fail)?;
+        // A megabyte is plenty for what the driver touches; the default would be a good part of the daemon's memory.
+        db.pragma_update(None, "cache_size", -1024).map_err(fail)?;
+        db.pragma_update(None, "journal_size_limit", 8 << 20).map_err(fail)?;
+        let found: i64 = db.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(fail)?;
+        if found > SCHEMA_VERSION {
+            return Err(JournalError::Newer { path: name, found });
+        }
+        if found == 0 {
+            let tx = db.transaction().map_err(fail)?;
+            create(&tx).and_then(|()| tx.commit()).map_err(fail)?;
+        }
+        let check: String = db.pragma_query_value(None, "quick_check", |r| r.get(0)).map_err(fail)?;
+        if check != "ok" {
+            return Err(JournalError::Damaged { path: name, what: check.replace('\n', "; ") });
+        }
+        let kept = get_meta(&db, "clock").map_err(fail)?.and_then(|t| serde_json::from_str(&t).ok());
+        let latest: Option<i64> = db.query_row("SELECT MAX(time_us) FROM journal", [], |r| r.get(0)).map_err(fail)?;
+        let latest_sample: Option<i64> =
+            db.query_row("SELECT MAX(time_us) FROM samples", [], |r| r.get(0)).map_err(fail)?;
+        let latest = latest.unwrap_or(0).max(latest_sample.unwrap_or(0));
+        let clock = Clock::resume(kept, Time(latest as u64));
+        let epoch = get_meta(&db, "epoch").map_err(fail)?.and_then(|t| t.parse::<u64>().ok()).unwrap_or(0);
+        let mut journal = Journal { db, path: name, clock, epoch };
+        journal.next_epoch()?;
+        Ok(journal)
+    }
+
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Everything decided under an older epoch is stale from now on.
+    pub fn next_epoch(&mut self) -> Result<u64, JournalError> {
+        let (epoch, clock) = (self.epoch + 1, json(&self.clock));
+        self.transact(|tx| {
+            set_meta(tx, "epoch", &epoch.to_string())?;
+            set_meta(tx, "clock", &clock)
+        })?;
+        self.epoch = epoch;
+        Ok(epoch)
+    }
+
+    /// What earlier daemons left.
+    pub fn load(&self) -> Result<Loaded, JournalError> {
+        let fail = |e| explain(&self.path, e);
+        let bad = |what: serde_json::Error| JournalError::Damaged { path: self.path.clone(), what: what.to_string() };
+        let mut jobs = Vec::new();
+        let mut query = self.db.prepare("SELECT record, position FROM jobs ORDER BY id").map_err(fail)?;
+        let mut rows = query.query([]).map_err(fail)?;
+        while let Some(row) = rows.next().map_err(fail)? {
+            let record: String = row.get(0).map_err(fail)?;
+            jobs.push((serde_json::from_str(&record).map_err(bad)?, row.get(1).map_err(fail)?));
+        }
+        let control = get_meta(&self.db, "control").map_err(fail)?;
+        let mut plans: Vec<(Moment, Plan)> = self
+            .entries_where("kind = 'plan' ORDER BY seq DESC LIMIT 20")?
+            .into_iter()
+            .filter_map(|e| match e.change {
+                Change::Plan { plan } => Some((e.at, plan)),
+                _ => None,
+            })
+            .collect();
+        plans.reverse();
+        let mut query = self.db.prepare("SELECT name FROM owners ORDER BY id").map_err(fail)?;
+        let owners = query.query_map([], |r| r.get(0)).map_err(fail)?.collect::<Result<_, _>>().map_err(fail)?;
+        let last: Option<String> = self
+            .db
+            .query_row("SELECT kind FROM journal ORDER BY seq DESC LIMIT 1", [], |r| r.get(0))
+            .optional()
+            .map_err(fail)?;
+        let unclean = last.is_some_and(|kind| kind != "closed");
+        // A control of another version is no loss: shares are measured anew.
+        Ok(Loaded { jobs, control: control.and_then(|c| serde_json::from_str(&c).ok()), plans, owners, unclean })
+    }
+
+    /// Makes the whole batch true, or nothing of it.
+    pub fn commit(&mut self, batch: &Batch) -> Result<(), JournalError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.transact(|tx| write(tx, batch))
+    }
+
+    /// The smallest id that no job has had yet.
+    pub fn next_id(&self) -> Result<JobId, JournalError> {
+        let query = "SELECT MAX(COALESCE((SELECT MAX(id) FROM jobs), 0), COALESCE((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'last_id'), 0))";
+        let last: i64 = self.db.query_row(query, [], |r| r.get(0)).map_err(|e| explain(&self.path, e))?;
+        Ok(JobId(last as u64 + 1))
+    }
+
+    pub fn add_owner(&mut self, name: &str) -> Result<(), JournalError> {
+        self.transact(|tx| tx.execute("INSERT OR IGNORE INTO owners (name) VALUES (?1)", [name]).map(drop))
+    }
+
+    /// The secret part of a submission.
+    pub fn base_env(&self, job: JobId) -> Result<BTreeMap<String, String>, JournalError> {
+        let text: Option<String> = self
+            .db
+            .query_row("SELECT base_env FROM jobs WHERE id = ?1", [job.0 as i64], |r| r.get(0))
+            .optional()
+            .map_err(|e| explain(&self.path, e))?;
+        Ok(text.and_then(|t| serde_json::from_str(&t).ok()).unwrap_or_default())
+    }
+
+    /// A job's samples later than `after`, oldest first.
+    pub fn samples(&self, job: JobId, after: Time) -> Result<Vec<StoredSample>, JournalError> {
+        let fail = |e| explain(&self.path, e);
+        let mut query = self
+            .db
+            .prepare_cached(
+                "SELECT seq, time_us, step, value FROM samples WHERE job = ?1 AND time_us > ?2 ORDER BY seq",
+            )
+            .map_err(fail)?;
+        let rows = query
+            .query_map(params![job.0 as i64, after.0 as i64], |r| {
+                Ok(StoredSample {
+                    seq: r.get::<_, i64>(0)? as u64,
+                    time: Time(r.get::<_, i64>(1)? as u64),
+                    step: r.get::<_, Option<i64>>(2)?.map(|s| s as u64),
+                    value: r.get(3)?,
+                })
+            })
+            .map_err(fail)?;
+        rows.collect::<Result<_, _>>().map_err(fail)
+    }
+
+    /// The last plans, newest first.
+    pub fn plans(&self, last: usize) -> Result<Vec<(Moment, Plan)>, JournalError> {
+        let entries = self.entries_where(&format!("kind = 'plan' ORDER BY seq DESC LIMIT {last}"))?;
+        Ok(entries
+            .into_iter()
+            .filter_map(|e| match e.change {
+                Change::Plan { plan } => Some((e.at, plan)),
+                _ => None,
+            })
+            .collect())
+    }
+
+    /// Every change that is still kept, oldest first.
+    pub fn entries(&self) -> Result<Vec<Entry>, JournalError> {
+        self.entries_where("1 ORDER BY seq")
+    }
+
+    fn entries_where(&self, condition: &str) -> Result<Vec<Entry>, JournalError> {
+        let fail = |e| explain(&self.path, e);
+        let mut query = self
+            .db
+            .prepare(&format!("SELECT seq, time_us, unix_s, job, body FROM journal WHERE {condition}"))
+            .map_err(fail)?;
+        let mut rows = query.query([]).map_err(fail)?;
+        let mut entries = Vec::new();
+        while let Some(row) = rows.next().map_err(fail)? {
+            let body: String = row.get(4).map_err(fail)?;
+            let change = serde_json::from_str(&body)
+                .map_err(|e| JournalError::Damaged { path: self.path.clone(), what: e.to_string() })?;
+            let at =
+                Moment { time: Time(row.get::<_, i64>(1).map_err(fail)? as u64), unix_s: row.get(2).map_err(fail)? };
+            let job = row.get::<_, Option<i64>>(3).map_err(fail)?.map(|id| JobId(id as u64));
+            entries.push(Entry { seq: row.get(0).map_err(fail)?, at, job, change });
+        }
+        Ok(entries)
+    }
+
+    pub fn limits(&self) -> Result<Vec<LimitRow>, JournalError> {
+        read_limits(&self.db).map_err(|e| explain(&self.path, e))
+    }
+
+    fn transact(&mut self, work: impl FnOnce(&Transaction) -> rusqlite::Result<()>) -> Result<(), JournalError> {
+        let run = || {
+            let tx = self.db.transaction()?;
+            work(&tx)?;
+            tx.commit()
+        };
+        run().map_err(|e| explain(&self.path, e))
+    }
+}
+
+/// The limits that were changed and not yet put back, for the guard: read beside a daemon that is dead or stands still.
+pub fn limits_in(path: &Path) -> Result<Vec<LimitRow>, JournalError> {
+    let name = path.display().to_string();
+    // Reading a WAL needs its index, which a dead writer may have left to be rebuilt: so not read-only.
+    let db = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(|e| explain(&name, e))?;
+    db.busy_timeout(std::time::Duration::from_secs(2)).map_err(|e| explain(&name, e))?;
+    read_limits(&db).map_err(|e| explain(&name, e))
+}
+
+fn read_limits(db: &Connection) -> rusqlite::Result<Vec<LimitRow>> {
+    let mut query = db.prepare("SELECT key, job, runtime, original FROM limits ORDER BY job")?;
+    let rows = query.query_map([], |r| {
+        let job = JobId(r.get::<_, i64>(1)? as u64);
+        Ok(LimitRow { key: r.get(0)?, job, runtime: r.get(2)?, original: r.get(3)? })
+    })?;
+    rows.collect()
+}
+
+fn create(tx: &Transaction) -> rusqlite::Result<()> {
+    tx.execute_batch(
+        "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+         CREATE TABLE jobs (id INTEGER PRIMARY KEY, record TEXT NOT NULL, base_env TEXT NOT NULL DEFAULT '{}', position TEXT);
+         CREATE TABLE journal (seq INTEGER PRIMARY KEY AUTOINCREMENT, time_us INTEGER NOT NULL, unix_s REAL NOT NULL,
+                               job INTEGER, kind TEXT NOT NULL, body TEXT NOT NULL);
+         CREATE INDEX journal_kind ON journal (kind, seq);
+         CREATE INDEX journal_job ON journal (job);
+         CREATE TABLE samples (job INTEGER NOT NULL, seq INTEGER NOT NULL, time_us INTEGER NOT NULL, step INTEGER,
+                               value REAL NOT NULL, PRIMARY KEY (job, seq)) WITHOUT ROWID;
+         CREATE TABLE limits (key TEXT PRIMARY KEY, job INTEGER NOT NULL, runtime TEXT NOT NULL, original TEXT NOT NULL)
+                              WITHOUT ROWID;
+         CREATE TABLE owners (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);",
+    )?;
+    tx.pragma_update(None, "user_version", SCHEMA_VERSION)
+}
+
+fn write(tx: &Transaction, batch: &Batch) -> rusqlite::Result<()> {
+    for (at, job, change) in &batch.changes {
+        tx.prepare_cached("INSERT INTO journal (time_us, unix_s, job, kind, body) VALUES (?1, ?2, ?3, ?4, ?5)")?
+            .execute(params![
+                at.time.0 as i64,
+                at.unix_s,
+                job.map(|j| j.0 as i64),
+                change.kind(),
+                json(&stored(change))
+            ])?;
+        match (job, change) {
+            (Some(id), Change::Submitted { record, base_env }) => {
+                tx.prepare_cached("INSERT INTO jobs (id, record, base_env) VALUES (?1, ?2, ?3)")?.execute(params![
+                    id.0 as i64,
+                    json(record),
+                    json(base_env)
+                ])?;
+                set_meta(tx, "last_id", &id.0.to_string())?;
+            }
+            (Some(id), Change::Forgotten) => {
+                for table in ["jobs WHERE id", "samples WHERE job", "journal WHERE kind != 'forgotten' AND job"] {
+                    tx.execute(&format!("DELETE FROM {table} = ?1"), [id.0 as i64])?;
+                }
+            }
+            (None, Change::Plan { plan }) if plan.generation % 64 == 0 => {
+                for kind in ["plan", "applied"] {
+                    tx.execute(
+                        "DELETE FROM journal WHERE kind = ?1 AND seq <
+                         (SELECT seq FROM journal WHERE kind = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2)",
+                        params![kind, PLANS_KEPT],
+                    )?;
+                }
+            }
+            _ => {}
+        }
+    }
+    for record in &batch.records {
+        tx.prepare_cached("UPDATE jobs SET record = ?2 WHERE id = ?1")?
+            .execute(params![record.id.0 as i64, json(record)])?;
+    }
+    for job in &batch.cleared {
+        tx.execute("DELETE FROM samples WHERE job = ?1", [job.0 as i64])?;
+    }
+    for (job, s) in &batch.samples {
+        tx.prepare_cached(
+            "INSERT OR REPLACE INTO samples (job, seq, time_us, step, value) VALUES (?1, ?2, ?3, ?4, ?5)",
+        )?
+        .execute(params![job.0 as i64, s.seq as i64, s.time.0 as i64, s.step.map(|x| x as i64), s.value])?;
+    }
+    for (job, position) in &batch.positions {
+        tx.prepare_cached("UPDATE jobs SET position = ?2 WHERE id = ?1")?.execute(params![job.0 as i64, position])?;
+    }
+    for (job, stride) in &batch.thin {
+        tx.execute("DELETE FROM samples WHERE job = ?1 AND seq % ?2 != 0", params![job.0 as i64, *stride as i64])?;
+    }
+    for l in &batch.limits {
+        tx.prepare_cached("INSERT OR REPLACE INTO limits (key, job, runtime, original) VALUES (?1, ?2, ?3, ?4)")?
+            .execute(params![l.key, l.job.0 as i64, l.runtime, l.original])?;
+    }
+    for key in &batch.released {
+        tx.prepare_cached("DELETE FROM limits WHERE key = ?1")?.execute([key])?;
+    }
+    if let Some(control) = &batch.control {
+        set_meta(tx, "control", &json(control))?;
+    }
+    Ok(())
+}
+
+/// The submitted environment is kept once, in the `jobs` table, and goes when the job is forgotten.
+fn stored(change: &Change) -> std::borrow::Cow<'_, Change> {
+    use std::borrow::Cow;
+    match change {
+        Change::Submitted { record, base_env } if !base_env.is_empty() => {
+            Cow::Owned(Change::Submitted { record: record.clone(), base_env: BTreeMap::new() })
+        }
+        other => Cow::Borrowed(other),
+    }
+}
+
+fn get_meta(db: &Connection, key: &str) -> rusqlite::Result<Option<String>> {
+    db.query_row("SELECT value FROM meta WHERE key = ?1", [key], |r| r.get(0)).optional()
+}
+
+fn set_meta(tx: &Transaction, key: &str, value: &str) -> rusqlite::Result<()> {
+    tx.prepare_cached("INSERT OR REPLACE INTO meta (key, value) VALUES (?1, ?2)")?.execute([key, value]).map(drop)
+}
+
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("our own types have string keys and finite numbers")
+}
+
+fn explain(path: &str, source: rusqlite::Error) -> JournalError {
+    use rusqlite::ErrorCode;
+    let path = path.to_owned();
+    match source.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => JournalError::Full { path },
+        // SQLite reports some writes on a full disk as input/output errors; the disk itself tells the difference.
+        Some(ErrorCode::SystemIoFailure) if is_full(Path::new(&path)) => JournalError::Full { path },
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            JournalError::Damaged { path, what: source.to_string() }
+        }
+        _ => JournalError::Sqlite { path, source },
+    }
+}
+
+fn is_full(path: &Path) -> bool {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    nix::sys::statvfs::statvfs(dir).is_ok_and(|s| s.blocks_available() * s.fragment_size() < 256 << 10)
+}
