@@ -76,7 +76,7 @@ fn the_opted_in_are_followed_and_the_others_left_alone() {
 
 #[test]
 fn an_engine_that_restarts_loses_nothing() {
-    let mut docker = Dockerd::start();
+    let mut docker = Dockerd::start_to_restart();
     let stays = docker.run("stays", SLEEP, &[IN], HostConfig::default());
     let goes = docker.run("goes", SLEEP, &[IN], HostConfig::default());
     let pid = docker.pid(&goes);

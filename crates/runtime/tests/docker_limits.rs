@@ -173,5 +173,7 @@ fn others_who_write_too_are_noticed_and_the_dead_stay_dead() {
     assert!(matches!(runtime.read(&next), Err(RuntimeError::Gone { .. })));
     assert!(matches!(apply(&mut runtime, 12, &next, target(0.5, 1.0)), Err(RuntimeError::Gone { .. })));
     runtime.release(&next).expect("harmless");
-    assert!(matches!(runtime.adopt(JobId(5), &id, None), Err(RuntimeError::Gone { .. })));
+    for nobody in [id.as_str(), "", "..", "../images", "a/b?c", "no-such-name"] {
+        assert!(matches!(runtime.adopt(JobId(5), nobody, None), Err(RuntimeError::Gone { .. })), "{nobody}");
+    }
 }

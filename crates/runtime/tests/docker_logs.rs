@@ -36,7 +36,7 @@ fn expected(word: &str, every: usize) -> String {
 
 #[test]
 fn output_arrives_once_across_breaks_of_reader_and_engine() {
-    let mut docker = Dockerd::start();
+    let mut docker = Dockerd::start_to_restart();
     let id = docker.run("counts", COUNT, &[], HostConfig::default());
     let terminal =
         docker.run_as("terminal", "echo one; echo two >&2; printf 'three'", &[], HostConfig::default(), true);

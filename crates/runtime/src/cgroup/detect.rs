@@ -9,7 +9,8 @@
 //! internal processes"), so the place is the nearest group above us that was handed over to us on purpose (systemd
 //! marks it with an extended attribute), else the topmost one we may write to.
 
-use super::{Controller, Hierarchy, Version};
+use super::file::inode;
+use super::{Controller, Group, GroupDir, Hierarchy, Version};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
@@ -61,6 +62,35 @@ pub(super) fn detect() -> Result<Hierarchy, String> {
     Err("no right to make cgroups with the cpu controller here; run as root, or on a systemd machine start with \
          `systemd-run --user --scope -p Delegate=yes gainshare up`"
         .into())
+}
+
+/// The group of a process that is not ours, if its path names `id` in every hierarchy: a container's group, which carries the container's id. `None` also
+/// where we do not see its directories.
+pub(crate) fn group_of(pid: i32, id: &str) -> Option<Group> {
+    let mounts = parse_mounts(&read_proc("/proc/self/mountinfo").ok()?);
+    let membership = read_proc(&format!("/proc/{pid}/cgroup")).ok()?;
+    let locate = |controller: Option<Controller>| -> Option<PathBuf> {
+        let name = controller.map(Controller::v1_name);
+        let mount = mounts.iter().find(|m| match name {
+            Some(name) => m.version == Version::V1 && m.options.iter().any(|o| o == name),
+            None => m.version == Version::V2,
+        })?;
+        let path = membership_of(&membership, name).filter(|path| path.contains(id))?;
+        Some(own_dir(mount, path)).filter(|dir| dir != &mount.at)
+    };
+    // A hybrid machine has a v2 mount as well, but not with the controllers that count.
+    let version = if locate(Some(Controller::Cpu)).is_some() { Version::V1 } else { Version::V2 };
+    let mut dirs: Vec<GroupDir> = Vec::new();
+    for controller in Controller::ALL {
+        let Some(path) = locate(Some(controller).filter(|_| version == Version::V1)) else { continue };
+        match dirs.iter_mut().find(|dir| dir.path == path) {
+            Some(dir) => dir.controllers.push(controller),
+            None => dirs.push(GroupDir { inode: inode(&path).ok()?, path, controllers: vec![controller] }),
+        }
+    }
+    let needed = [Controller::Cpu, Controller::CpuAcct, Controller::Memory];
+    let complete = needed.iter().all(|needed| dirs.iter().any(|dir| dir.controllers.contains(needed)));
+    if complete { Group::reopen(id, version, &dirs).ok() } else { None }
 }
 
 fn read_proc(path: &str) -> Result<String, String> {

@@ -21,6 +21,7 @@ pub mod limits;
 
 pub use base::Base;
 pub use cpus::CpuList;
+pub(crate) use detect::group_of;
 pub use group::{Group, GroupDir};
 
 use crate::RuntimeError;

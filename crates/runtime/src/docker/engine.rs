@@ -114,6 +114,11 @@ impl Engine {
 
     /// All the engine knows about a container, or `Gone`.
     pub(super) async fn inspect(&self, id: &str) -> Result<ContainerInspectResponse, RuntimeError> {
+        // It becomes part of the request's path, where a slash or a question mark would ask for something else.
+        if !id.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b)) || id.is_empty() || id.starts_with('.')
+        {
+            return Err(RuntimeError::Gone { key: id.to_owned() });
+        }
         match self.docker.inspect_container(id, None).await {
             Ok(found) => Ok(found),
             Err(error) if is_missing(&error) => Err(RuntimeError::Gone { key: id.to_owned() }),
@@ -228,9 +233,28 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_engine_is_one_line_with_a_remedy() {
-        let error = Engine::connect(Path::new("/nonexistent/docker.sock")).err().unwrap().to_string();
-        assert!(error.contains("/nonexistent/docker.sock") && error.contains("systemctl start docker"), "{error}");
-        assert!(!error.contains('\n'));
+    fn an_engine_that_is_not_there_is_one_line_with_a_remedy() {
+        let refuses = |socket: &Path, words: &[&str]| {
+            let error = Engine::connect(socket).err().expect("nobody is there").to_string();
+            assert!(error.contains(socket.to_str().unwrap()), "{error}");
+            assert!(words.iter().all(|word| error.contains(word)) && !error.contains('\n'), "{error}");
+        };
+        refuses(Path::new("/nonexistent/docker.sock"), &["systemctl start docker", "--docker-socket"]);
+        // An engine that was killed leaves its socket behind.
+        let dir = tempfile::tempdir().unwrap();
+        let stale = dir.path().join("stale.sock");
+        drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+        refuses(&stale, &["systemctl start docker"]);
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        refuses(&file, &["no engine answers"]);
+        // Something else listens there, and hangs up.
+        let other = dir.path().join("other.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&other).unwrap();
+        std::thread::spawn(move || listener.incoming().for_each(drop));
+        refuses(&other, &["no engine answers"]);
+
+        let denied = no_engine("/run/x.sock", std::io::ErrorKind::PermissionDenied.into()).to_string();
+        assert!(denied.contains("/run/x.sock") && denied.contains("usermod -aG docker"), "{denied}");
     }
 }

@@ -202,14 +202,13 @@ impl Machine {
         } else if let Some((knob, value)) = self.quota(wish) {
             wanted.insert(knob, value);
         }
-        if let Some(cpus) = &wish.cpus {
-            match wish.original.get(&Knob::CpusetCpus) {
-                Some(pinned) if !pinned.is_unset() => {
-                    notes.push(format!("its owner pinned it to CPUs {pinned}: left there, only weighted"));
-                }
-                _ => {
-                    wanted.insert(Knob::CpusetCpus, Value::List(cpus.clone()));
-                }
+        match wish.original.get(&Knob::CpusetCpus) {
+            Some(pinned) if mode == Mode::Cores && !pinned.is_unset() => {
+                notes.push(format!("its owner pinned it to CPUs {pinned}: left there, only weighted"));
+            }
+            _ => {
+                let cpus = wish.cpus.iter().map(|cpus| (Knob::CpusetCpus, Value::List(cpus.clone())));
+                wanted.extend(cpus);
             }
         }
         if let Some(bytes) = self.reservation(wish) {
@@ -220,6 +219,8 @@ impl Machine {
                 let weight = (neutral as f64 * wish.relative_block).round().clamp(10.0, 1000.0);
                 wanted.insert(Knob::BlkioWeight, Value::Number(weight as i64));
             }
+            // Nobody asked for a difference.
+            None if (wish.relative_block - 1.0).abs() < 0.01 => {}
             None => notes
                 .push("block I/O is not limited: this kernel has no block I/O weight the engine can set".to_owned()),
         }

@@ -23,6 +23,7 @@ mod image;
 pub mod labels;
 mod limits;
 mod logs;
+mod tracked;
 mod usage;
 
 pub use containers::{Bind, ContainerSpec, Network};
@@ -32,9 +33,10 @@ pub use image::LOCAL_IMAGE;
 pub use limits::{Knob, Value, Values};
 pub use logs::{LogChunk, LogCursor};
 
+use crate::cgroup::CpuList;
+use crate::process::cores::deal;
 use crate::{Capacity, Counters, Handle, InForce, Mode, Runtime, RuntimeError, RuntimeKind};
 use bollard::models::ContainerInspectResponse;
-use bollard::query_parameters::StatsOptions;
 use futures_util::StreamExt;
 use gainshare_core::model::{JobId, PerResource, Resource};
 use gainshare_core::plan::Target;
@@ -44,7 +46,8 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use tracked::Tracked;
 use usage::Place;
 
 /// A container's limits as they were before the first change: all that is needed to put them back.
@@ -57,9 +60,6 @@ pub struct Original {
 
 /// How many containers are updated at the same time. The engine spends most of an update waiting for its container runtime.
 const AT_ONCE: usize = 8;
-/// How long a contested container is left alone, first and at most.
-const BACK_OFF_FIRST: Duration = Duration::from_secs(2);
-const BACK_OFF_LAST: Duration = Duration::from_secs(120);
 
 /// Carries out targets on containers. See the module documentation.
 pub struct DockerRuntime {
@@ -67,32 +67,8 @@ pub struct DockerRuntime {
     mode: Mode,
     machine: Machine,
     tracked: BTreeMap<String, Tracked>,
-}
-
-struct Tracked {
-    job: JobId,
-    name: String,
-    original: Original,
-    started_at: String,
-    /// `None` where the engine's containers are not processes of this machine.
-    place: Option<Place>,
-    hard_memory_bytes: i64,
-    generation: u64,
-    /// What the engine has in force, as last read back.
-    found: Values,
-    /// What the kernel has in force, as read after our last write.
-    kernel: Vec<(String, String)>,
-    /// What we set and the engine silently dropped: not tried again.
-    refused: Values,
-    contest: Option<Contest>,
-}
-
-struct Contest {
-    what: String,
-    wanted: String,
-    found: String,
-    until: Instant,
-    back_off: Duration,
+    /// Whether to look for the containers' cgroups on this machine.
+    look_here: bool,
 }
 
 impl DockerRuntime {
@@ -104,23 +80,31 @@ impl DockerRuntime {
     pub fn new(engine: Engine, mode: Mode) -> Result<DockerRuntime, RuntimeError> {
         let info = engine.wait(engine.info())?;
         let online = fs::read_to_string("/sys/devices/system/cpu/online").map(|list| list.trim().to_owned());
+        let all_cpus = online.ok().filter(|list| CpuList::parse(list).is_some_and(|l| l.len() == info.cores as usize));
         let machine = Machine {
             cores: info.cores,
             memory_bytes: info.memory_bytes,
             cgroup_v2: info.cgroup_v2,
             weights: if info.cgroup_v2 { WeightScale::Linear } else { WeightScale::Shares },
-            all_cpus: online.unwrap_or_else(|_| format!("0-{}", info.cores - 1)),
+            all_cpus: all_cpus.unwrap_or_else(|| (0..info.cores).collect::<CpuList>().to_string()),
             block_weight: None,
         };
-        Ok(DockerRuntime { engine, mode, machine, tracked: BTreeMap::new() })
+        Ok(DockerRuntime { engine, mode, machine, tracked: BTreeMap::new(), look_here: true })
+    }
+
+    /// Sees containers only through the engine, as with an engine on another machine.
+    #[doc(hidden)]
+    pub fn from_afar(mut self) -> DockerRuntime {
+        self.look_here = false;
+        self
     }
 
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// Takes charge of a running container and returns its limits before us, which the caller should store before the first plan is applied. After
-    /// a restart of the caller, `known` is what was stored then.
+    /// Takes charge of a running container and returns its limits before us, which the caller should store before the first plan is
+    /// applied. After a restart of the caller, `known` is what was stored then.
     pub fn adopt(&mut self, job: JobId, id: &str, known: Option<Original>) -> Result<(Handle, Original), RuntimeError> {
         let container = self.engine.wait(self.engine.inspect(id))?;
         let id = container.id.clone().unwrap_or_else(|| id.to_owned());
@@ -129,30 +113,18 @@ impl DockerRuntime {
             return Err(RuntimeError::Gone { key: id });
         }
         let host = container.host_config.clone().unwrap_or_default();
-        let found = values_of(&host);
-        // What an earlier life was given by us and not yet relieved of is still there; its original is this one's too. A known original may also be from
-        // another mode: then what that mode changed is put back by the first plan.
+        // What an earlier life was given by us and not yet relieved of is still there; its original is this one's too. A known original may
+        // also be from another mode: then what that mode changed is put back by the first plan.
         let earlier = known.filter(|known| known.id == id);
         let earlier = earlier.or_else(|| self.tracked.get(&id).map(|tracked| tracked.original.clone()));
-        let mut original = Original { id: id.clone(), values: managed(self.mode, &found) };
+        let mut original = Original { id: id.clone(), values: managed(self.mode, &values_of(&host)) };
         original.values.extend(earlier.into_iter().flat_map(|earlier| earlier.values));
-        let place = state.pid.and_then(|pid| Place::find(pid, &id, host.network_mode.as_deref() == Some("host")));
+        let place = state.pid.filter(|_| self.look_here);
+        let place = place.and_then(|pid| Place::find(pid, &id, host.network_mode.as_deref() == Some("host")));
         if let Some(place) = &place {
             self.machine.block_weight = place.default_block_weight();
         }
-        let tracked = Tracked {
-            job,
-            name: container.name.as_deref().unwrap_or(&id).trim_start_matches('/').to_owned(),
-            original: original.clone(),
-            started_at: state.started_at.unwrap_or_default(),
-            kernel: place.as_ref().map(Place::settings).unwrap_or_default(),
-            place,
-            hard_memory_bytes: host.memory.unwrap_or(0),
-            generation: 0,
-            found,
-            refused: Values::new(),
-            contest: None,
-        };
+        let tracked = Tracked::new(&self.engine, job, original.clone(), &container, place);
         self.tracked.insert(id.clone(), tracked);
         Ok((Handle { job, key: id }, original))
     }
@@ -165,10 +137,10 @@ impl DockerRuntime {
             Err(RuntimeError::Gone { .. }) => return Ok(()),
             Err(error) => return Err(error),
         };
-        let found = values_of(&container.host_config.unwrap_or_default());
-        if self.machine.cgroup_v2 {
-            let place = container.state.and_then(|s| Place::find(s.pid?, &original.id, false));
-            self.learn_scale(place.as_ref(), &found);
+        let found = values_of(&container.host_config.clone().unwrap_or_default());
+        let pid = container.state.as_ref().and_then(|state| state.pid).filter(|_| self.machine.cgroup_v2);
+        if let Some(place) = pid.and_then(|pid| Place::find(pid, &original.id, true)) {
+            self.learn_scale(tracked::weight_and_shares(&place.settings(), &found));
         }
         let change = difference(&self.machine.effective(&original.values), &self.machine.effective(&found));
         match self.engine.wait(update(&self.engine, &original.id, &change)) {
@@ -177,27 +149,30 @@ impl DockerRuntime {
         }
     }
 
-    /// On cgroup v2 the kernel's weight tells by which rule the engine translated the shares.
-    fn learn_scale(&mut self, place: Option<&Place>, found: &Values) {
-        let Some(Value::Number(shares @ 2..)) = found.get(&Knob::CpuShares) else { return };
-        let kernel = place.map(Place::settings).unwrap_or_default();
-        let weight = kernel.iter().find(|(name, _)| name == "cpu.weight").and_then(|(_, text)| text.parse().ok());
-        if let Some(weight) = weight {
-            self.machine.weights = WeightScale::seen(*shares, weight);
-        }
+    /// A weight of cgroup v2 and the shares it was made from show by which rule the engine translates. Says whether it is another one than assumed.
+    fn learn_scale(&mut self, seen: Option<(f64, i64)>) -> bool {
+        let scale = seen.map_or(self.machine.weights, |(weight, shares)| WeightScale::seen(shares, weight));
+        std::mem::replace(&mut self.machine.weights, scale) != scale
     }
 
     /// The tracked container of a handle, if the handle means its present life.
-    fn tracked(&self, job: &Handle) -> Result<&Tracked, RuntimeError> {
-        match self.tracked.get(&job.key) {
-            Some(tracked) if tracked.job == job.job => Ok(tracked),
-            Some(_) => Err(RuntimeError::Gone { key: job.key.clone() }),
-            None => Err(RuntimeError::Unsupported(format!("container {} was not adopted: adopt it first", job.key))),
+    fn tracked(&mut self, job: &Handle) -> Result<&mut Tracked, RuntimeError> {
+        let gone = || RuntimeError::Gone { key: job.key.clone() };
+        if self.tracked.get(&job.key).is_some_and(|tracked| tracked.job == job.job) {
+            return self.tracked.get_mut(&job.key).ok_or_else(gone);
+        }
+        // Another life, or never adopted, or let go: the last two differ by whether it still runs.
+        let container = self.engine.wait(self.engine.inspect(&job.key))?;
+        match container.state.unwrap_or_default().running {
+            Some(true) if !self.tracked.contains_key(&job.key) => {
+                Err(RuntimeError::Unsupported(format!("container {} was not adopted: adopt it first", job.key)))
+            }
+            _ => Err(gone()),
         }
     }
 
     /// What each container should have, beside notes on what cannot be had.
-    fn wanted(&self, wanted: &[(Handle, Target)]) -> Vec<Result<(Values, Vec<String>), RuntimeError>> {
+    fn wanted(&mut self, wanted: &[(Handle, Target)]) -> Vec<Result<(Values, Vec<String>), RuntimeError>> {
         let mean = PerResource::from_fn(|resource| {
             wanted.iter().map(|(_, target)| target.share.get(resource).get()).sum::<f64>() / wanted.len() as f64
         });
@@ -205,69 +180,121 @@ impl DockerRuntime {
             let mean = *mean.get(resource);
             if mean > 0.0 { target.share.get(resource).get() / mean } else { 1.0 }
         };
-        let one = |(job, target): &(Handle, Target)| {
+        let dealt = self.deal_cores(wanted);
+        let (machine, mode) = (self.machine.clone(), self.mode);
+        let one = |((job, target), cpus): (&(Handle, Target), Option<CpuList>)| {
             let tracked = self.tracked(job)?;
-            let working_set_bytes = match &tracked.place {
-                Some(place) => place.read().map_or(0, |counters| counters.memory_bytes),
-                None => 0,
-            };
             let wish = Wish {
                 target,
                 relative_cpu: relative(target, Resource::Cpu),
                 relative_block: relative(target, Resource::BlockIo),
-                cpus: None,
-                working_set_bytes,
+                cpus: cpus.map(|cpus| cpus.to_string()),
+                // Read only if it matters: it is the dearest part of a plan that changes nothing.
+                working_set_bytes: match target.limit.memory.get() < 1.0 {
+                    true => tracked.read()?.memory_bytes,
+                    false => 0,
+                },
                 hard_memory_bytes: tracked.hard_memory_bytes,
                 original: &tracked.original.values,
             };
-            Ok(self.machine.wanted(self.mode, &wish))
+            Ok(machine.wanted(mode, &wish))
         };
-        wanted.iter().map(one).collect()
+        wanted.iter().zip(dealt).map(one).collect()
+    }
+
+    /// Whole cores for each container, in cores mode. Those whose owner pinned them get none of ours.
+    fn deal_cores(&self, wanted: &[(Handle, Target)]) -> Vec<Option<CpuList>> {
+        let mut dealt = vec![None; wanted.len()];
+        if self.mode != Mode::Cores {
+            return dealt;
+        }
+        let cpus_in = |values: &Values| match values.get(&Knob::CpusetCpus) {
+            Some(Value::List(list)) => CpuList::parse(list).unwrap_or_default(),
+            _ => CpuList::default(),
+        };
+        let is_ours = |(_, (job, _)): &(usize, &(Handle, Target))| {
+            self.tracked.get(&job.key).is_some_and(|tracked| cpus_in(&tracked.original.values).is_empty())
+        };
+        let ours: Vec<(usize, &(Handle, Target))> = wanted.iter().enumerate().filter(is_ours).collect();
+        let claims: Vec<f64> = ours.iter().map(|(_, (_, target))| target.share.cpu.get()).collect();
+        let held: Vec<CpuList> = ours.iter().map(|(_, (job, _))| cpus_in(&self.tracked[&job.key].found)).collect();
+        let all: Vec<u32> = CpuList::parse(&self.machine.all_cpus).unwrap_or_default().iter().collect();
+        for ((i, _), cpus) in ours.iter().zip(deal(&all, &claims, &held)) {
+            dealt[*i] = Some(cpus).filter(|cpus| !cpus.is_empty());
+        }
+        dealt
     }
 
     /// Decides what to write to one container: nothing, or the difference, or the reason why it is not to be touched.
     fn prepare(&mut self, generation: u64, job: &Handle, wanted: &Values) -> Result<Values, RuntimeError> {
-        let known = self.tracked(job)?.generation;
+        let (engine, machine) = (self.engine.clone(), self.machine.clone());
+        let tracked = self.tracked(job)?;
+        let known = tracked.generation;
         if generation < known {
             return Err(RuntimeError::OldGeneration { key: job.key.clone(), given: generation, known });
         }
-        let tracked = self.tracked.get_mut(&job.key).expect("looked up above");
-        if tracked.place.as_ref().is_some_and(|place| !place.is_alive()) {
+        if tracked.is_alive() == Some(false) {
             return Err(RuntimeError::Gone { key: job.key.clone() });
         }
-        if let Some((file, left, found)) = tracked.foreign_write() {
-            let container = self.engine.wait(self.engine.inspect(&job.key))?;
-            tracked.take_in(values_of(&container.host_config.unwrap_or_default()), &Values::new());
-            // If it was not done through the engine, the engine must be made to write again what it believes to be in force.
-            tracked.found.retain(|knob, _| !usage::files_of(*knob).contains(&file.as_str()));
-            tracked.contested(file, left, found);
+        if let Some(foreign) = tracked.foreign_write() {
+            let container = engine.wait(engine.inspect(&job.key))?;
+            tracked.contested_by(foreign, &container);
         }
-        tracked.still_contested(&job.key)?;
+        tracked.still_contested()?;
         tracked.generation = generation;
-        let mut change = difference(wanted, &self.machine.effective(&tracked.found));
+        let mut change = difference(wanted, &machine.effective(&tracked.found));
         change.retain(|knob, value| tracked.refused.get(knob) != Some(value));
         Ok(change)
     }
 
-    /// Takes in what the engine says after a write (or instead of one, where the kernel's files cannot be read).
-    fn conclude(
-        &mut self,
-        job: &Handle,
-        change: &Values,
-        container: ContainerInspectResponse,
-        mut notes: Vec<String>,
-    ) -> Result<InForce, RuntimeError> {
-        let tracked = self.tracked.get_mut(&job.key).expect("prepared before");
-        let state = container.state.unwrap_or_default();
-        if state.running != Some(true) || state.started_at.as_deref() != Some(tracked.started_at.as_str()) {
-            return Err(RuntimeError::Gone { key: job.key.clone() });
-        }
-        tracked.kernel = tracked.place.as_ref().map(Place::settings).unwrap_or_default();
-        let now = values_of(&container.host_config.unwrap_or_default());
-        let ignored = tracked.take_in(now, change);
-        tracked.still_contested(&job.key)?;
-        notes.extend(ignored.iter().map(|knob| format!("{knob} stays as it is: the engine ignores it on this kernel")));
-        Ok(tracked.in_force(notes))
+    fn apply_once(&mut self, generation: u64, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
+        let values = self.wanted(wanted);
+        let prepare = |(values, (job, _)): (Result<_, _>, &(Handle, Target))| {
+            let (values, notes) = values?;
+            Ok((self.prepare(generation, job, &values)?, notes))
+        };
+        let prepared: Vec<Result<(Values, Vec<String>), RuntimeError>> =
+            values.into_iter().zip(wanted).map(prepare).collect();
+        let engine = self.engine.clone();
+        // One unanswered request is enough to know that the others would wait in vain.
+        let is_hung = Cell::new(false);
+        let write = async |job: &Handle, change: &Values, must_ask: bool| {
+            if change.is_empty() && !must_ask {
+                return Ok(None);
+            }
+            if is_hung.get() {
+                return Err(engine::hung(&engine.socket));
+            }
+            let asked = Instant::now();
+            let answer = match update(&engine, &job.key, change).await {
+                Ok(()) => engine.inspect(&job.key).await.map(Some),
+                Err(error) => Err(error),
+            };
+            is_hung.set(is_hung.get() || asked.elapsed() >= engine::REQUEST_TIMEOUT);
+            answer
+        };
+        let write = &write;
+        let answers: Vec<Result<Option<ContainerInspectResponse>, RuntimeError>> = engine.wait(async {
+            let calls = prepared.iter().zip(wanted).map(|(prepared, (job, _))| {
+                let must_ask = self.tracked.get(&job.key).is_some_and(|tracked| tracked.is_alive().is_none());
+                async move {
+                    match prepared {
+                        Ok((change, _)) => write(job, change, must_ask).await,
+                        Err(_) => Ok(None),
+                    }
+                }
+            });
+            futures_util::stream::iter(calls).buffered(AT_ONCE).collect().await
+        });
+        let conclude = |((prepared, answer), (job, _)): ((Result<_, _>, Result<_, _>), &(Handle, Target))| {
+            let ((change, notes), answer) = (prepared?, answer?);
+            let tracked = self.tracked(job)?;
+            match answer {
+                Some(container) => tracked.take_in(&change, &container, notes),
+                None => Ok(tracked.in_force(notes)),
+            }
+        };
+        prepared.into_iter().zip(answers).zip(wanted).map(conclude).collect()
     }
 }
 
@@ -281,202 +308,48 @@ impl Runtime for DockerRuntime {
     }
 
     fn apply(&mut self, generation: u64, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
-        let mut results = self.apply_once(generation, wanted);
-        // The first weight ever written on cgroup v2 shows the engine's scale; if it is not the assumed one, the weights are set anew.
-        let assumed = self.machine.weights;
-        if let Some(tracked) =
-            wanted.iter().find_map(|(job, _)| self.tracked.get(&job.key)).filter(|_| self.machine.cgroup_v2)
-        {
-            let (place, found) = (tracked.place.clone(), tracked.found.clone());
-            self.learn_scale(place.as_ref(), &found);
+        let results = self.apply_once(generation, wanted);
+        // Weights that were written by the wrong rule are written once more.
+        match self.learn_scale(self.tracked.values().find_map(Tracked::weight_and_shares)) {
+            true => self.apply_once(generation, wanted),
+            false => results,
         }
-        if self.machine.weights != assumed {
-            results = self.apply_once(generation, wanted);
-        }
-        results
     }
 
     fn read(&mut self, job: &Handle) -> Result<Counters, RuntimeError> {
-        let gone = || RuntimeError::Gone { key: job.key.clone() };
-        match &self.tracked(job)?.place {
-            Some(place) => place.read().map_err(|source| match place.is_alive() {
-                true => RuntimeError::Io { action: "read the cgroup of", path: job.key.clone(), source, hint: "" },
-                false => gone(),
-            }),
-            None => {
-                let options = StatsOptions { stream: false, one_shot: true };
-                let docker = self.engine.docker.clone();
-                let stats =
-                    self.engine.wait(async { std::pin::pin!(docker.stats(&job.key, Some(options))).next().await });
-                match stats {
-                    Some(Ok(stats)) => Ok(usage::from_stats(&stats)),
-                    Some(Err(error)) if !engine::is_missing(&error) => {
-                        Err(engine::failed(&self.engine.socket, "read statistics", error))
-                    }
-                    _ => Err(gone()),
-                }
-            }
-        }
+        self.tracked(job)?.read()
     }
 
     fn is_alive(&mut self, job: &Handle) -> Result<bool, RuntimeError> {
-        let tracked = match self.tracked(job) {
-            Ok(tracked) => tracked,
-            Err(RuntimeError::Gone { .. }) => return Ok(false),
+        let is_alive = match self.tracked(job) {
+            Ok(tracked) => tracked.is_alive(),
+            Err(RuntimeError::Gone { .. }) => Some(false),
             Err(error) => return Err(error),
         };
-        if let Some(place) = &tracked.place {
-            return Ok(place.is_alive());
+        if let Some(is_alive) = is_alive {
+            return Ok(is_alive);
         }
         match self.engine.wait(self.engine.inspect(&job.key)) {
-            Ok(container) => {
-                let state = container.state.unwrap_or_default();
-                Ok(state.running == Some(true) && state.started_at.as_deref() == Some(tracked.started_at.as_str()))
-            }
+            Ok(container) => Ok(self.tracked(job)?.is_described_alive(&container)),
             Err(RuntimeError::Gone { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
     fn release(&mut self, job: &Handle) -> Result<(), RuntimeError> {
-        let original = match self.tracked(job) {
-            Ok(tracked) => tracked.original.clone(),
-            // Not ours, or a later life of the container, which keeps what it has.
-            Err(_) => return Ok(()),
-        };
-        self.restore(&original)?;
-        self.tracked.remove(&job.key);
+        // Not ours, or a later life of the container: it keeps what it has.
+        let ours = self.tracked.get(&job.key).filter(|tracked| tracked.job == job.job);
+        if let Some(original) = ours.map(|tracked| tracked.original.clone()) {
+            self.restore(&original)?;
+            self.tracked.remove(&job.key);
+        }
         Ok(())
     }
 }
 
-impl DockerRuntime {
-    fn apply_once(&mut self, generation: u64, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
-        let prepared: Vec<_> = self
-            .wanted(wanted)
-            .into_iter()
-            .zip(wanted)
-            .map(|(values, (job, _))| {
-                let (values, notes) = values?;
-                Ok((self.prepare(generation, job, &values)?, notes))
-            })
-            .collect();
-        let engine = self.engine.clone();
-        // One unanswered request is enough to know that the others would wait in vain.
-        let hung = Cell::new(false);
-        let write = async |job: &Handle, change: &Values, must_ask: bool| {
-            if change.is_empty() && !must_ask {
-                return Ok(None);
-            }
-            if hung.get() {
-                return Err(engine::hung(&engine.socket));
-            }
-            let asked = Instant::now();
-            let answer = async {
-                update(&engine, &job.key, change).await?;
-                engine.inspect(&job.key).await
-            };
-            let answer = answer.await;
-            hung.set(hung.get() || asked.elapsed() >= engine::REQUEST_TIMEOUT);
-            answer.map(Some)
-        };
-        let write = &write;
-        let answers: Vec<Option<Result<Option<ContainerInspectResponse>, RuntimeError>>> = engine.wait(async {
-            let calls = prepared.iter().zip(wanted).map(|(prepared, (job, _))| {
-                let must_ask = self.tracked.get(&job.key).is_some_and(|tracked| tracked.place.is_none());
-                async move {
-                    match prepared {
-                        Ok((change, _)) => Some(write(job, change, must_ask).await),
-                        Err(_) => None,
-                    }
-                }
-            });
-            futures_util::stream::iter(calls).buffered(AT_ONCE).collect().await
-        });
-        let outcomes = prepared.into_iter().zip(answers).zip(wanted);
-        outcomes
-            .map(|((prepared, answer), (job, _))| {
-                let (change, notes) = prepared?;
-                match answer.transpose()?.flatten() {
-                    Some(container) => self.conclude(job, &change, container, notes),
-                    None => Ok(self.tracked[&job.key].in_force(notes)),
-                }
-            })
-            .collect()
-    }
-}
-
-impl Tracked {
-    /// A file of the kernel that no longer holds what it held after our last write: its name, what it held and what it holds.
-    fn foreign_write(&mut self) -> Option<(String, String, String)> {
-        let now = self.place.as_ref()?.settings();
-        let is_ours = |file: &str| self.original.values.keys().any(|knob| usage::files_of(*knob).contains(&file));
-        let mut changed = self.kernel.iter().zip(&now).filter(|(left, found)| left != found && is_ours(&left.0));
-        let foreign = changed.next().map(|((file, left), (_, found))| (file.clone(), left.clone(), found.clone()));
-        self.kernel = now;
-        foreign
-    }
-
-    /// Compares what the engine has in force with what it had and what we just wrote. Returns what it ignored of that. What others wrote is contested, and it
-    /// is what they will want to have when we let go.
-    fn take_in(&mut self, now: Values, written: &Values) -> Vec<Knob> {
-        let before = std::mem::replace(&mut self.found, now.clone());
-        let mut ignored = Vec::new();
-        for (knob, found) in now {
-            let Some(had) = before.get(&knob).filter(|_| self.original.values.contains_key(&knob)) else { continue };
-            match written.get(&knob) {
-                Some(value) if *value == found => {}
-                Some(value) if *had == found => {
-                    self.refused.insert(knob, value.clone());
-                    ignored.push(knob);
-                }
-                None if *had == found => {}
-                expected => {
-                    self.contested(knob.to_string(), expected.unwrap_or(had).to_string(), found.to_string());
-                    self.original.values.insert(knob, found);
-                }
-            }
-        }
-        ignored
-    }
-
-    fn contested(&mut self, what: String, wanted: String, found: String) {
-        let now = Instant::now();
-        // One foreign change is seen in the engine and in the kernel, and often in several values: that is one contest.
-        let back_off = match &self.contest {
-            Some(last) if now < last.until => return,
-            Some(last) if now < last.until + BACK_OFF_LAST => (last.back_off * 2).min(BACK_OFF_LAST),
-            _ => BACK_OFF_FIRST,
-        };
-        tracing::warn!(container = self.name, what, wanted, found, "something else writes this limit too; backing off");
-        self.contest = Some(Contest { what, wanted, found, until: now + back_off, back_off });
-    }
-
-    fn still_contested(&self, key: &str) -> Result<(), RuntimeError> {
-        match &self.contest {
-            Some(contest) if Instant::now() < contest.until => Err(contest.error(key)),
-            _ => Ok(()),
-        }
-    }
-
-    fn in_force(&self, notes: Vec<String>) -> InForce {
-        let settings = match self.place {
-            Some(_) => self.kernel.clone(),
-            None => self.found.iter().map(|(knob, value)| (knob.to_string(), value.to_string())).collect(),
-        };
-        InForce { settings, notes }
-    }
-}
-
-impl Contest {
-    fn error(&self, key: &str) -> RuntimeError {
-        RuntimeError::Contested {
-            key: key.to_owned(),
-            what: self.what.clone(),
-            wanted: self.wanted.clone(),
-            found: self.found.clone(),
-        }
-    }
+/// What tells one start of a container from the next.
+fn life_of(container: &ContainerInspectResponse) -> String {
+    container.state.as_ref().and_then(|state| state.started_at.clone()).unwrap_or_default()
 }
 
 async fn update(engine: &Engine, id: &str, change: &Values) -> Result<(), RuntimeError> {

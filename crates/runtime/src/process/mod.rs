@@ -13,7 +13,7 @@
 //! **Properties.** A group that is removed or recreated, and a pid that is reused, count as gone and are never touched. The same plan twice writes nothing. A memory limit is
 //! never below the working set. `release` leaves the kernel's defaults behind.
 
-mod cores;
+pub(crate) mod cores;
 mod grouped;
 mod identity;
 pub mod start;

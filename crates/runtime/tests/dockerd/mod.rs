@@ -1,8 +1,7 @@
 //! A real Docker engine for one test: started with everything it owns below one temporary directory and one cgroup, and removed
 //! without a trace, whatever the test did.
 //!
-//! It needs root and Debian's `docker.io` and `busybox-static`. Containers have no network. The engine keeps containers running while
-//! it restarts (`--live-restore`).
+//! It needs root and Debian's `docker.io` and `busybox-static`. Containers have no network.
 
 // Each test program uses another part of this.
 #![allow(dead_code)]
@@ -27,19 +26,30 @@ pub(crate) struct Dockerd {
     dir: tempfile::TempDir,
     cgroup: String,
     storage: &'static str,
+    /// Containers run on while the engine is away.
+    live_restore: bool,
     process: Option<Child>,
     client: tokio::runtime::Runtime,
 }
 
 impl Dockerd {
-    /// Starts an engine that has one image, [`IMAGE`].
+    /// Starts an engine that has one image, [`IMAGE`], and whose containers end with it.
     pub(crate) fn start() -> Dockerd {
+        Dockerd::start_as(false)
+    }
+
+    /// Starts an engine whose containers run on while it restarts.
+    pub(crate) fn start_to_restart() -> Dockerd {
+        Dockerd::start_as(true)
+    }
+
+    fn start_as(live_restore: bool) -> Dockerd {
         assert!(Path::new("/usr/sbin/dockerd").exists(), "this test needs an engine: apt-get install docker.io");
         // The path of containerd's socket goes below it, and a socket's path may have 107 bytes only.
         let dir = tempfile::Builder::new().prefix("gsd").tempdir_in("/tmp").expect("a temporary directory");
         let cgroup = format!("gainshare-test-{}", dir.path().file_name().unwrap().to_str().unwrap());
         let client = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let mut dockerd = Dockerd { dir, cgroup, storage: "overlay2", process: None, client };
+        let mut dockerd = Dockerd { dir, cgroup, storage: "overlay2", live_restore, process: None, client };
         if let Err(log) = dockerd.launch() {
             // A machine whose own root is an overlay cannot stack another one on it.
             dockerd.storage = "vfs";
@@ -70,7 +80,8 @@ impl Dockerd {
             .arg(format!("--cgroup-parent=/{}", self.cgroup))
             .arg(format!("--storage-driver={}", self.storage))
             // The defaults would ask for a better memory score than the tests may give themselves.
-            .args(["--oom-score-adjust=0", "--bridge=none", "--iptables=false", "--ip6tables=false", "--live-restore"])
+            .args(["--oom-score-adjust=0", "--bridge=none", "--iptables=false", "--ip6tables=false"])
+            .arg(format!("--live-restore={}", self.live_restore))
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log);
@@ -96,7 +107,7 @@ impl Dockerd {
         Ok(())
     }
 
-    /// Ends the engine; containers run on.
+    /// Ends the engine.
     pub(crate) fn shut_down(&mut self) {
         let Some(mut process) = self.process.take() else { return };
         signal(process.id() as i32, libc::SIGTERM);
