@@ -4,7 +4,7 @@
 //! reached. `step` answers with a plan if anything is due, and with nothing otherwise; calling it too often is harmless. All it
 //! remembers between two calls is in one serialisable memory, so a view and a control written to a file reproduce the plan.
 
-use crate::decide::share::{self, Bounds, Opinion, flowcon, rank};
+use crate::decide::share::{self, Bounds, Opinion, flowcon, gain, rank};
 use crate::decide::{order, place};
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Span, Time};
 use crate::plan::{Plan, Reason, Standing, Start, Target, Verdict};
@@ -31,6 +31,8 @@ struct Group {
     reports: u64,
     due: Option<Time>,
     flowcon: flowcon::Memory,
+    #[serde(default)]
+    gain: gain::Memory,
 }
 
 /// The decision in force for a job.
@@ -209,6 +211,10 @@ fn share_out(
             (opinions, Some(wait))
         }
         ShareRule::Rank(by) => rank::run(by, jobs),
+        ShareRule::Gain(rule) => {
+            let (opinions, wait) = gain::run(rule, policy, now, jobs, part, &mut group.gain);
+            (opinions, Some(wait))
+        }
     };
     group.members = jobs.iter().map(|j| j.id).collect();
     group.reports = reports(jobs);

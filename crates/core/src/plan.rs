@@ -105,6 +105,10 @@ pub enum Reason {
     AllCompleting { next_look: Span },
     /// Jobs are served one after the other; so many go before it on its node.
     Ranked { ahead: usize },
+    /// So many node-seconds are left by its own account, and so many jobs on its node gain more from a unit of it.
+    Gaining { left_s: f64, ahead: usize },
+    /// Others would gain more, but an equal share would soon have ended it: it goes first so as not to lose by their gain.
+    Owed { left_s: f64 },
     /// Started now.
     Started { node: NodeId },
     /// All slots are taken; so many jobs go before it.
@@ -126,6 +130,8 @@ impl Reason {
             Reason::Completing { .. } => "completing",
             Reason::AllCompleting { .. } => "all-completing",
             Reason::Ranked { .. } => "ranked",
+            Reason::Gaining { .. } => "gaining",
+            Reason::Owed { .. } => "owed",
             Reason::Started { .. } => "started",
             Reason::WaitsForSlot { .. } => "waits-for-slot",
             Reason::WaitsForJob { .. } => "waits-for-job",
@@ -159,6 +165,18 @@ impl fmt::Display for Reason {
             }
             Reason::Ranked { ahead: 0 } => write!(f, "first in line: the node is its own"),
             Reason::Ranked { ahead } => write!(f, "{ahead} job(s) go before it: what they leave is its own"),
+            Reason::Gaining { left_s, ahead: 0 } => {
+                write!(f, "gains most here for what it takes: about {left_s:.0} s of the node left")
+            }
+            Reason::Gaining { left_s, ahead } => {
+                write!(f, "{ahead} job(s) here gain more for what they take; about {left_s:.0} s of the node left")
+            }
+            Reason::Owed { left_s } => {
+                write!(
+                    f,
+                    "goes first, or it would end later than with an equal share; about {left_s:.0} s of the node left"
+                )
+            }
             Reason::Started { node } => write!(f, "started on {node}"),
             Reason::WaitsForSlot { ahead } => write!(f, "all slots are taken; {ahead} job(s) ahead"),
             Reason::WaitsForJob { job } => write!(f, "waits for {job} to end"),

@@ -22,10 +22,13 @@ pub enum Preset {
     Las,
     /// Shortest remaining work first; it needs to know what nobody knows, and bounds what any policy can reach on one node.
     Srpt,
+    /// Our own: the node goes where a unit of it gains most, and nobody ends later than with an equal share.
+    Gainshare,
 }
 
 impl Preset {
-    pub const ALL: [Preset; 5] = [Preset::Na, Preset::Flowcon, Preset::Fifo, Preset::Las, Preset::Srpt];
+    pub const ALL: [Preset; 6] =
+        [Preset::Na, Preset::Flowcon, Preset::Fifo, Preset::Las, Preset::Srpt, Preset::Gainshare];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -34,6 +37,7 @@ impl Preset {
             Preset::Fifo => "fifo",
             Preset::Las => "las",
             Preset::Srpt => "srpt",
+            Preset::Gainshare => "gainshare",
         }
     }
 }
@@ -57,6 +61,8 @@ pub enum ShareRule {
     Flowcon(Flowcon),
     /// One after the other: the first in line has the node, what it cannot use goes to the next.
     Rank(Rank),
+    /// Where a unit of the node gains most.
+    Gain(Gain),
 }
 
 /// Who goes first where jobs are served one after the other.
@@ -70,6 +76,38 @@ pub enum Rank {
     /// The one that has consumed least of the node, in queues: consumption below the first limit (node-seconds) makes the first queue, below
     /// the second the next, and so on; first come first served within a queue.
     Attained { limits_s: [f64; 2] },
+}
+
+/// The numbers of our own rule. None of them is a time that would make it fit jobs of minutes but not of days; the looks are bounded by what looking costs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Gain {
+    /// What the improvement still to come is worth, where ending the job is worth 1.
+    pub quality: f64,
+    /// How much later than with an equal share a job may end, as a part of its whole time.
+    pub slack: f64,
+    /// Every job keeps this part of an equal share.
+    pub floor: f64,
+    /// A job that is being served is passed only by one that gains more by this part.
+    pub switch: f64,
+    /// The next look comes after this part of the time until the first job ends.
+    pub look: f64,
+    pub shortest_look: Span,
+    pub longest_look: Span,
+}
+
+impl Default for Gain {
+    fn default() -> Self {
+        Gain {
+            quality: 0.1,
+            slack: 0.0,
+            floor: 0.05,
+            switch: 0.1,
+            look: 0.1,
+            shortest_look: Span::from_secs(1),
+            longest_look: Span::from_secs(300),
+        }
+    }
 }
 
 /// The numbers of FlowCon's Algorithm 1.
@@ -141,6 +179,7 @@ impl From<Preset> for Policy {
             Preset::Fifo => ShareRule::Rank(Rank::Arrival),
             Preset::Las => ShareRule::Rank(Rank::Attained { limits_s: TIRESIAS_LIMITS_S }),
             Preset::Srpt => ShareRule::Rank(Rank::Remaining),
+            Preset::Gainshare => ShareRule::Gain(Gain::default()),
         };
         Policy { share, ..Policy::default() }
     }
@@ -155,6 +194,10 @@ pub enum PolicyError {
     Beta(f64),
     #[error("the interval must be longer than zero; 20s is a good start")]
     Interval,
+    #[error("{name} of the gain rule must lie between 0 and {most}, not {value}")]
+    Gain { name: &'static str, value: f64, most: f64 },
+    #[error("the looks of the gain rule must be longer than zero, the shortest no longer than the longest")]
+    Looks,
     #[error("the deadband must lie between 0 and 1, not {0}")]
     Deadband(f64),
 }
@@ -171,6 +214,28 @@ impl Policy {
             ShareRule::Flowcon(f) if !(f.beta.is_finite() && f.beta >= 1.0) => Err(PolicyError::Beta(f.beta)),
             ShareRule::Flowcon(f) if f.interval == Span::ZERO => Err(PolicyError::Interval),
             ShareRule::Flowcon(_) => Ok(()),
+            ShareRule::Gain(g) => g.validate(),
         }
+    }
+}
+
+impl Gain {
+    fn validate(&self) -> Result<(), PolicyError> {
+        let numbers = [
+            ("quality", self.quality, 100.0),
+            ("slack", self.slack, 100.0),
+            ("floor", self.floor, 1.0),
+            ("switch", self.switch, 100.0),
+            ("look", self.look, 1.0),
+        ];
+        for (name, value, most) in numbers {
+            if !(0.0..=most).contains(&value) {
+                return Err(PolicyError::Gain { name, value, most });
+            }
+        }
+        if self.shortest_look == Span::ZERO || self.shortest_look > self.longest_look {
+            return Err(PolicyError::Looks);
+        }
+        Ok(())
     }
 }

@@ -11,7 +11,9 @@
 //! **Properties** (each a test of that name): `conservation`: shares sum to at most one per node and resource;
 //! `floor_respected`; `permutation_invariant`: the order of jobs does not matter; `owners_are_apart`.
 
+mod fair_machine;
 pub mod flowcon;
+pub mod gain;
 pub(crate) mod rank;
 
 use crate::model::{PerResource, Resource, Share};

@@ -1,0 +1,386 @@
+//! Our own rule: the node goes where a unit of it gains most, and nobody pays for it.
+//!
+//! **Problem.** The mean completion time is least when the job with the least work left goes first, but nobody knows the work left, the longest job
+//! would starve, and a wrong guess would let one job hold the node for ever.
+//!
+//! **Approach.** (`docs/gain-policy.md` has the whole story.)
+//! 1. *Work left* is predicted from what the job itself reports: steps of a total, else the distance of its curve to its flat part, never less
+//!    than what it has consumed (a job about which only its age is known has as much before it as behind it).
+//! 2. *Gain per unit*: finishing a job is worth 1, the part of its improvement still to come is worth [`Gain::quality`] more; both divided by the work
+//!    left. Jobs are served in this order, each as much as it can use.
+//! 3. *Guard*: a machine that shares equally is simulated beside the real one ([`super::fair_machine`]). When it would end a job is that job's
+//!    deadline. A job may go out of deadline order only while every deadline before its own can still be kept; otherwise deadlines decide.
+//!    Serving in deadline order ends nobody later than equal sharing does (E. Friedman and S. Henderson, "Fairness and efficiency in web server
+//!    protocols", SIGMETRICS 2003), and arrivals only push the deadlines of others back: with true predictions no job loses.
+//! 4. *When in doubt* (no report yet, none for long) a job gets an equal part, the same as on the fair machine.
+//! 5. Everyone keeps a small part of an equal share, so that it goes on reporting; a job that is being served stays unless another one is better by
+//!    more than [`Gain::switch`].
+//!
+//! **Terms.** Work and service are node-seconds of CPU. All times derive from the jobs' own; there is no threshold in seconds.
+
+use super::Opinion;
+use super::fair_machine::{self, Task};
+use crate::model::{JobId, PerResource, Share, Span, Time};
+use crate::plan::Reason;
+use crate::policy::{Gain, Policy};
+use crate::signal::Category;
+use crate::signal::predict::FLAT;
+use crate::view::{JobView, Phase};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What the rule remembers of one group between two runs.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Memory {
+    at: Time,
+    jobs: BTreeMap<JobId, Job>,
+    /// Work left on the fair machine of jobs that have really ended: there they still run, and slow the others down.
+    ghosts: Vec<(f64, f64)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Job {
+    /// Consumed when it joined this group, and the step it had reached.
+    joined_with: f64,
+    joined_at_step: f64,
+    /// Consumed at the last run.
+    consumed: f64,
+    /// What the fair machine has given it since it joined.
+    fair: f64,
+    /// Consumed when the newest report seen was made, and the reports and the step at that moment.
+    reported_with: f64,
+    reports: u64,
+    step: f64,
+    /// Consumed and time at the last measurement of what it can use.
+    measured: (f64, Time),
+    /// The most of the node it can use, as far as is known.
+    most: f64,
+    /// The least total work it ever predicted for itself.
+    least_total: f64,
+    /// Its share since the last run.
+    share: f64,
+    left: Option<f64>,
+}
+
+/// Use below this part of what was granted means that the job cannot use more.
+const UNUSED: f64 = 0.9;
+
+/// A job is granted a little more than it was seen to use, so that growing demand shows.
+const ROOM: f64 = 1.1;
+
+/// No job is believed to be unable to use this much: a pause for a checkpoint must not look like a small job.
+const LEAST_MOST: f64 = 0.02;
+
+/// A job that has made all its steps still saves and tidies up: this part of all it consumed.
+const EPILOGUE: f64 = 0.01;
+
+impl Job {
+    fn new(now: Time, view: &JobView) -> Job {
+        let step = position(view);
+        Job {
+            joined_with: view.consumed.cpu,
+            joined_at_step: step,
+            consumed: view.consumed.cpu,
+            fair: 0.0,
+            reported_with: view.consumed.cpu,
+            reports: view.signal.reports,
+            step,
+            measured: (view.consumed.cpu, now),
+            most: 1.0,
+            least_total: f64::INFINITY,
+            share: 0.0,
+            left: None,
+        }
+    }
+
+    /// Takes in what happened since the last run, `elapsed_s` ago.
+    fn observe(&mut self, now: Time, elapsed_s: f64, view: &JobView) {
+        let used = (view.consumed.cpu - self.consumed).max(0.0);
+        self.consumed = view.consumed.cpu;
+        if view.signal.reports == self.reports {
+            return;
+        }
+        self.reports = view.signal.reports;
+        self.step = position(view);
+        // The report came some time ago; what was consumed since then went into later steps.
+        let since_report = view.signal.last.map_or(0.0, |l| now.since(l.at).as_secs_f64());
+        let part = if elapsed_s > 0.0 { (since_report / elapsed_s).min(1.0) } else { 0.0 };
+        self.reported_with = self.consumed - used * part;
+        let (before, then) = self.measured;
+        let seconds = now.since(then).as_secs_f64();
+        if seconds > 0.0 && self.share > 0.0 {
+            let rate = (self.consumed - before) / seconds;
+            if rate < UNUSED * self.share {
+                self.most = rate.clamp(LEAST_MOST, 1.0);
+            } else {
+                self.most = self.most.max(rate * ROOM).min(1.0);
+            }
+        }
+        self.measured = (self.consumed, now);
+    }
+
+    /// Predicts the work left.
+    fn predict(&mut self, view: &JobView) -> Option<f64> {
+        let signal = &view.signal;
+        let here = (self.reported_with - self.joined_with, self.step - self.joined_at_step);
+        // What a step costs on this node; before the first one here, what it cost so far.
+        let (work, steps) = if here.1 > 0.0 { here } else { (self.reported_with, self.step) };
+        if !(work > 0.0 && steps > 0.0) {
+            return None;
+        }
+        let per_step = work / steps;
+        let since = self.consumed - self.reported_with;
+        let left = match signal.total {
+            Some(total) => {
+                let left = (per_step * (total as f64 - self.step).max(0.0) - since).max(EPILOGUE * self.consumed);
+                // A job that has overrun its own prediction is believed to have at least as much left as it has overrun.
+                let overrun = self.consumed - self.least_total;
+                self.least_total = self.least_total.min(self.consumed + left);
+                left.max(overrun)
+            }
+            None => {
+                let to_flat = signal.outlook.map_or(0.0, |o| per_step * (o.flat_at - self.step) - since);
+                to_flat.max(self.consumed)
+            }
+        };
+        left.is_finite().then_some(left)
+    }
+}
+
+/// How far a job is: steps, or reports where it counts no steps.
+fn position(view: &JobView) -> f64 {
+    view.signal.step.unwrap_or(view.signal.reports) as f64
+}
+
+/// Why a job's reports are not to be relied on.
+fn doubt(policy: &Policy, now: Time, view: &JobView, left: Option<f64>) -> Option<Reason> {
+    let Phase::Running { since, .. } = view.phase else { return None };
+    match view.signal.last {
+        None => {
+            let waited = now.since(since);
+            Some(if waited > policy.patience { Reason::NoSignal { waited } } else { Reason::NotYetMeasured })
+        }
+        Some(last) => {
+            let silent = now.since(last.at.max(since));
+            let usual = view.signal.longest_gap.as_secs_f64();
+            if silent > policy.patience && silent.as_secs_f64() > policy.silence_factor * usual {
+                Some(Reason::StaleSignal { silent })
+            } else {
+                left.is_none().then_some(Reason::NotYetMeasured)
+            }
+        }
+    }
+}
+
+/// One job in the race for the node.
+struct Runner {
+    place: usize,
+    left: f64,
+    most: f64,
+    /// Gain per unit of work.
+    gain: f64,
+    /// Seconds from now.
+    deadline_s: f64,
+    share: f64,
+    owed: bool,
+}
+
+/// Runs the rule over one group, sorted by id. `part` is the group's part of the node. Returns one opinion for each job, in the same order, and how
+/// long to wait until the next run.
+pub(crate) fn run(
+    rule: &Gain,
+    policy: &Policy,
+    now: Time,
+    jobs: &[&JobView],
+    part: f64,
+    memory: &mut Memory,
+) -> (Vec<Opinion>, Span) {
+    let elapsed_s = if memory.at == Time::ZERO { 0.0 } else { now.since(memory.at).as_secs_f64() };
+    advance_fair_machine(memory, part, elapsed_s);
+    memory.at = now;
+    bury(memory, jobs);
+    for view in jobs {
+        let job = memory.jobs.entry(view.id).or_insert_with(|| Job::new(now, view));
+        // Counters that fell belong to another attempt.
+        if view.consumed.cpu < job.consumed || view.signal.reports < job.reports {
+            *job = Job::new(now, view);
+        }
+        job.observe(now, elapsed_s, view);
+        job.left = job.predict(view);
+    }
+
+    let equal = part / jobs.len().max(1) as f64;
+    let doubts: Vec<Option<Reason>> = jobs.iter().map(|v| doubt(policy, now, v, memory.jobs[&v.id].left)).collect();
+    let mut runners = line_up(rule, jobs, &doubts, part, memory);
+    let wait_s = next_look(rule, jobs, &doubts, part, memory);
+    let known = runners.len() as f64;
+    serve(rule, &mut runners, equal * known, equal, wait_s);
+
+    let mut shares = vec![equal; jobs.len()];
+    let mut reasons: Vec<Reason> = doubts.iter().map(|d| d.unwrap_or(Reason::NotYetMeasured)).collect();
+    let mut by_share: Vec<usize> = (0..runners.len()).collect();
+    by_share
+        .sort_by(|&a, &b| runners[b].share.total_cmp(&runners[a].share).then(runners[a].place.cmp(&runners[b].place)));
+    for (ahead, r) in by_share.into_iter().map(|i| &runners[i]).enumerate() {
+        shares[r.place] = r.share;
+        reasons[r.place] =
+            if r.owed { Reason::Owed { left_s: r.left } } else { Reason::Gaining { left_s: r.left, ahead } };
+    }
+    let opinions = jobs.iter().zip(shares).zip(reasons).map(|((view, share), reason)| {
+        let job = memory.jobs.get_mut(&view.id).expect("every job of the group was entered above");
+        job.share = share;
+        let limit = Share::clamped(share / part);
+        Opinion {
+            limit: PerResource { cpu: limit, memory: Share::FULL, block_io: Share::FULL, net_io: Share::FULL },
+            growth: PerResource { cpu: job.left.map(|l| worth(rule, view) / l), ..PerResource::default() },
+            category: category(view),
+            reason,
+        }
+    });
+    (opinions.collect(), Span::from_secs_f64(wait_s))
+}
+
+/// The part of a job's improvement that is still to come, 0…1; all of it before anything is known.
+fn to_come(view: &JobView) -> f64 {
+    view.signal.outlook.map_or(1.0, |o| o.gain_left / (1.0 + o.gain_left))
+}
+
+fn worth(rule: &Gain, view: &JobView) -> f64 {
+    1.0 + rule.quality * to_come(view)
+}
+
+fn category(view: &JobView) -> Category {
+    match to_come(view) {
+        g if g < FLAT => Category::Completing,
+        g if g < 5.0 * FLAT => Category::Watching,
+        _ => Category::Growing,
+    }
+}
+
+/// Moves the fair machine on by `elapsed_s`, with the predictions of the last run.
+fn advance_fair_machine(memory: &mut Memory, part: f64, elapsed_s: f64) {
+    if elapsed_s <= 0.0 {
+        return;
+    }
+    let fates = fair_machine::run(&tasks(memory), part, elapsed_s);
+    for (job, fate) in memory.jobs.values_mut().zip(&fates) {
+        job.fair += fate.served;
+    }
+    let served = &fates[memory.jobs.len()..];
+    for (ghost, fate) in memory.ghosts.iter_mut().zip(served) {
+        ghost.0 -= fate.served;
+    }
+    memory.ghosts.retain(|g| g.0 > 1e-9);
+}
+
+/// What runs on the fair machine: the jobs, in order of id, then the ghosts.
+fn tasks(memory: &Memory) -> Vec<Task> {
+    let jobs = memory.jobs.values().map(|j| Task {
+        left: j.left.map_or(f64::INFINITY, |l| (j.consumed - j.joined_with + l - j.fair).max(0.0)),
+        most: j.most,
+    });
+    jobs.chain(memory.ghosts.iter().map(|&(left, most)| Task { left, most })).collect()
+}
+
+/// Turns jobs that are gone into ghosts: what they would still have to do on the fair machine.
+fn bury(memory: &mut Memory, jobs: &[&JobView]) {
+    if jobs.is_empty() {
+        *memory = Memory { at: memory.at, ..Memory::default() };
+    }
+    let Memory { jobs: known, ghosts, .. } = memory;
+    known.retain(|id, job| {
+        let stays = jobs.binary_search_by_key(id, |j| j.id).is_ok();
+        if !stays && let Some(left) = job.left {
+            let behind = job.consumed - job.joined_with + left - job.fair;
+            if behind > 0.0 {
+                ghosts.push((behind, job.most));
+            }
+        }
+        stays
+    });
+}
+
+/// The jobs whose work left is known, each with its gain and its deadline.
+fn line_up(rule: &Gain, jobs: &[&JobView], doubts: &[Option<Reason>], part: f64, memory: &Memory) -> Vec<Runner> {
+    let fates = fair_machine::run(&tasks(memory), part, 0.0);
+    let runner = |(place, view): (usize, &&JobView)| {
+        let job = &memory.jobs[&view.id];
+        let left = job.left?;
+        if doubts[place].is_some() {
+            return None;
+        }
+        let served = job.share > 0.5 * job.most.min(part);
+        let stay = if served { 1.0 + rule.switch } else { 1.0 };
+        let ends_s = fates[place].ends_s;
+        // Slack is granted on the whole time from its arrival here, which is what it would take on the fair machine.
+        let whole_s = job.fair / part + ends_s;
+        Some(Runner {
+            place,
+            left,
+            most: job.most,
+            gain: stay * worth(rule, view) / left.max(f64::MIN_POSITIVE),
+            deadline_s: ends_s + rule.slack * whole_s,
+            share: 0.0,
+            owed: false,
+        })
+    };
+    jobs.iter().enumerate().filter_map(runner).collect()
+}
+
+/// Deals `capacity` out to the runners: by gain where the deadlines before allow it, else by deadline. `equal` is an equal part.
+fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, equal: f64, wait_s: f64) {
+    let n = runners.len();
+    let floor = rule.floor * equal;
+    // In order of deadline; ties (all that are late) by what is least left.
+    let mut by_deadline: Vec<usize> = (0..n).collect();
+    by_deadline.sort_by(|&a, &b| {
+        let (a, b) = (&runners[a], &runners[b]);
+        a.deadline_s.total_cmp(&b.deadline_s).then(a.left.total_cmp(&b.left)).then(a.place.cmp(&b.place))
+    });
+    // The time to spare before each deadline if all before it are served first; a job may pass others only while all of them can spare the time
+    // until the next look.
+    let mut may_pass = vec![true; n];
+    let (mut sum, mut all_can_wait) = (0.0, true);
+    for &i in &by_deadline {
+        may_pass[i] = all_can_wait;
+        sum += runners[i].left;
+        let r = &runners[i];
+        let spare = (r.deadline_s - sum / capacity).min(r.deadline_s - r.left / r.most.min(capacity));
+        all_can_wait &= spare > wait_s;
+    }
+    let mut by_gain: Vec<usize> = (0..n).collect();
+    by_gain.sort_by(|&a, &b| {
+        let (a, b) = (&runners[a], &runners[b]);
+        b.gain.total_cmp(&a.gain).then(a.place.cmp(&b.place))
+    });
+    let mut left = (capacity - floor * n as f64).max(0.0);
+    let passing = by_gain.iter().copied().filter(|&i| may_pass[i]);
+    let waiting = by_deadline.iter().copied().filter(|&i| !may_pass[i]);
+    let first = by_gain.first().copied();
+    for i in passing.chain(waiting) {
+        let r = &mut runners[i];
+        let grant = (r.most * ROOM - floor).clamp(0.0, left);
+        r.share = floor + grant;
+        r.owed = grant > 0.0 && first.is_some_and(|f| f != i && !may_pass[f]);
+        left -= grant;
+    }
+    // What nobody can use is left to all alike.
+    for r in runners.iter_mut() {
+        r.share += left / n as f64;
+    }
+}
+
+/// Looks again after a part of what the job that ends first has left, and of the age of those not yet measured: often for jobs of
+/// seconds, rarely for jobs of days.
+fn next_look(rule: &Gain, jobs: &[&JobView], doubts: &[Option<Reason>], part: f64, memory: &Memory) -> f64 {
+    let scale = jobs.iter().zip(doubts).map(|(view, doubt)| {
+        let job = &memory.jobs[&view.id];
+        match (doubt, job.left, view.phase) {
+            (None, Some(left), _) => left / job.most.min(part),
+            (_, _, Phase::Running { since, .. }) => memory.at.since(since).as_secs_f64(),
+            _ => 0.0,
+        }
+    });
+    let shortest = scale.fold(f64::INFINITY, f64::min);
+    (rule.look * shortest).clamp(rule.shortest_look.as_secs_f64(), rule.longest_look.as_secs_f64())
+}
