@@ -10,7 +10,7 @@
 //! Values of the environment never leave through [`JobSpec::env_names`], which is all that the API shows.
 
 use gainshare_runtime::RuntimeKind;
-use gainshare_runtime::collect::MetricSpec;
+pub use gainshare_runtime::collect::MetricSpec;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -63,7 +63,7 @@ fn plain(command: &[OsString], signals: &Signals, out: &Out) -> u8 {
 }
 
 fn spec(args: &RunArgs) -> Result<JobSpec> {
-    let metric = MetricSpec { name: args.metric.clone(), pattern: args.pattern.clone() };
+    let metric = MetricSpec { name: args.metric.clone(), pattern: args.pattern.clone(), ..MetricSpec::default() };
     Ok(JobSpec {
         name: args.name.clone(),
         command: args.command.iter().map(|a| a.to_string_lossy().into_owned()).collect(),
@@ -91,9 +91,11 @@ fn is_refusal(error: &anyhow::Error) -> bool {
 /// Makes the job known. A daemon that ends just now (idle, replaced) is followed by the next.
 fn register(link: &Link, spec: &JobSpec) -> Result<JobInfo> {
     let mut last = anyhow!("no daemon");
+    // Names only: with them the daemon leaves alone what the user has set.
+    let names: Vec<String> = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
     for _ in 0..TRIES {
         link.ensure()?;
-        match link.call(link.client.submit_attached(spec.clone())) {
+        match link.call(link.client.submit_attached(spec.clone(), names.clone())) {
             Err(
                 error @ (ClientError::NoDaemon { .. }
                 | ClientError::Refused { code: Some(ErrorCode::ShuttingDown), .. }),

@@ -1,14 +1,15 @@
 //! The life of jobs: what their files say, what they report, who is still alive, how they end.
 
-use super::reports::{Progress, Reports};
+use super::reports::{Look, Progress, Reports};
 use super::{Driver, Job, LOOK_PACE, OUTPUT_PACE};
 use crate::api::types::{ErrorCode, Event, Exited, JobState, Started};
 use crate::error::Refusal;
 use crate::fail;
 use crate::journal::{SAMPLES_KEPT, StoredSample};
-use crate::record::Change;
+use crate::record::{Change, JobRecord};
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_runtime::RuntimeKind;
+use gainshare_runtime::collect::prometheus::Endpoint;
 use serde::de::DeserializeOwned;
 use std::fs::File;
 use std::path::Path;
@@ -28,8 +29,8 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 impl Job {
     /// All that a restart needs, as the journal keeps it.
     pub(super) fn position(&self) -> String {
-        let progress = Progress { reports: self.reports.as_ref().map(Reports::position), ..self.progress.clone() };
-        serde_json::to_string(&progress).unwrap_or_default()
+        let position = self.reports.as_ref().map_or_else(|| self.progress.position.clone(), Reports::position);
+        serde_json::to_string(&Progress { position, ..self.progress.clone() }).unwrap_or_default()
     }
 }
 
@@ -39,11 +40,17 @@ impl Driver {
         let dir = self.paths.job(id.0);
         self.watch.add(id, &dir);
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        let (spec, log) = (&job.record.spec.metric, dir.join("output.log"));
-        job.reports = Some(match job.progress.reports.take() {
-            Some(position) => Reports::resume(spec, log, position),
-            None => Reports::new(spec, log),
-        });
+        let record = &job.record;
+        let folder = record.spec.cwd.as_deref().filter(|_| record.spec.runtime == RuntimeKind::Process);
+        let began_s = record.started.unwrap_or(self.clock.moment()).unix_s;
+        let position = std::mem::take(&mut job.progress.position);
+        match Reports::open(&record.spec.metric, &dir, folder, began_s, position) {
+            Ok(reports) => job.reports = Some(reports),
+            Err(e) => {
+                tracing::warn!(job = %id, "its reports cannot be read: {e}");
+                job.record.notes.push(e.to_string());
+            }
+        }
     }
 
     /// Takes in what supervisors wrote.
@@ -127,7 +134,9 @@ impl Driver {
         self.watch.remove(id);
         self.starts.retain(|s| *s != id);
         if let Some(job) = self.jobs.get_mut(&id) {
-            job.progress.reports = job.reports.take().map(|r| r.position());
+            if let Some(reports) = job.reports.take() {
+                job.progress.position = reports.position();
+            }
             job.kill_at = None;
         }
         self.job_changed(id);
@@ -174,29 +183,58 @@ impl Driver {
         let now = self.now();
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let Some(reports) = &mut job.reports else { return };
-        job.dirty = false;
-        job.last_look = now;
-        job.next_look = now + LOOK_PACE;
-        let look = reports.poll(last);
+        let look = if last { reports.finish(now) } else { reports.read_output(now) };
         job.dirty = look.more;
-        self.take_samples(id, look.forget, &look.samples);
+        job.last_look = now;
+        let files = (now >= job.next_look && !last).then(|| {
+            job.next_look = now + LOOK_PACE;
+            reports.read_files(now, pids(&job.record))
+        });
+        let endpoint = reports.fetch_due(now).filter(|_| !last);
+        self.take_look(id, look);
+        if let Some(look) = files {
+            self.take_look(id, look);
+        }
+        if let Some(endpoint) = endpoint {
+            self.fetch(id, endpoint);
+        }
+    }
+
+    /// Asks a job's endpoint on a thread of its own: it may take seconds.
+    fn fetch(&self, id: JobId, endpoint: Endpoint) {
+        let handle = self.handle.clone();
+        let ask = move || {
+            let answer = endpoint.fetch();
+            handle.tell(move |driver| {
+                let now = driver.now();
+                if let Some(reports) = driver.jobs.get_mut(&id).and_then(|j| j.reports.as_mut()) {
+                    let look = reports.fetched(now, answer);
+                    driver.take_look(id, look);
+                }
+            });
+        };
+        if let Err(e) = std::thread::Builder::new().name("fetch".into()).stack_size(256 << 10).spawn(ask) {
+            tracing::warn!(job = %id, "cannot start a thread: {e}");
+        }
     }
 
     /// Feeds samples to the job's tracker and keeps them for the journal.
-    pub(super) fn take_samples(&mut self, id: JobId, forget: bool, samples: &[gainshare_core::signal::Sample]) {
+    fn take_look(&mut self, id: JobId, look: Look) {
+        let now = self.now();
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.progress.course = look.progress.or(job.progress.course);
+        let samples = &look.samples;
         if samples.is_empty() {
             return;
         }
-        let now = self.now();
-        let Some(job) = self.jobs.get_mut(&id) else { return };
-        if forget {
+        if look.forget {
             job.progress.tracker = Default::default();
             self.unsaved.samples.retain(|(owner, _)| *owner != id);
             self.unsaved.cleared.push(id);
         }
         if let Some(reports) = &job.reports {
             job.progress.metric = reports.metric().map(str::to_owned);
-            job.progress.source = Some(reports.source().to_owned());
+            job.progress.source = reports.source();
         }
         for sample in samples {
             if !job.progress.tracker.push(now, *sample) {
@@ -242,11 +280,12 @@ impl Driver {
 
     /// A job reports by itself. Acknowledged only when it is on disk: there is no file to read it from again.
     pub(crate) fn push(&mut self, id: JobId, body: &[u8]) -> Result<(), Refusal> {
+        let now = self.now();
         let Some(reports) = self.jobs.get_mut(&id).and_then(|j| j.reports.as_mut()) else {
             return Err(Refusal::new(ErrorCode::WrongState, format!("{id} does not run: it cannot report")));
         };
-        let look = reports.push(body).map_err(|e| Refusal::new(ErrorCode::BadRequest, e.to_string()))?;
-        self.take_samples(id, look.forget, &look.samples);
+        let look = reports.pushed(now, body).map_err(|e| Refusal::new(ErrorCode::BadRequest, e.to_string()))?;
+        self.take_look(id, look);
         self.save()
     }
 
@@ -355,6 +394,13 @@ impl Driver {
     pub(super) fn is_supervised(&self, id: JobId) -> bool {
         is_locked(&self.paths.job(id.0).join("supervisor.lock"))
     }
+}
+
+/// The job's processes as its control group lists them, so that a neighbour's event files are not taken for its own.
+fn pids(record: &JobRecord) -> Vec<u32> {
+    let listed = record.group.as_ref().and_then(|g| g.procs_files.first());
+    let text = listed.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
+    text.lines().filter_map(|line| line.parse().ok()).chain(record.leader.map(|l| l.pid as u32)).collect()
 }
 
 /// Whether some process holds an exclusive lock on the file.

@@ -206,6 +206,8 @@ pub(crate) struct Driver {
     wake: Arc<EventFd>,
     events: broadcast::Sender<Arc<Event>>,
     changes: tokio_watch::Sender<u64>,
+    /// For threads that work for the driver.
+    handle: DriverHandle,
 }
 
 impl Driver {
@@ -268,6 +270,7 @@ impl Driver {
             wake,
             events,
             changes,
+            handle: handle.clone(),
         };
         if loaded.unclean {
             tracing::info!("the last daemon did not end properly: going on from its journal");

@@ -87,9 +87,12 @@ impl Driver {
     /// At the pace so far; `None` unless the job says how many steps there are.
     fn eta_s(&self, job: &Job) -> Option<f64> {
         let signal = job.progress.tracker.signal();
-        let (step, total) = (signal.step?, signal.total?);
+        let (step, total) = match job.progress.course {
+            Some(course) => (course.step, course.total?),
+            None => (signal.step?, signal.total?),
+        };
         let since = job.record.started?.time;
-        let at = signal.last?.at;
+        let at = signal.last.map_or(job.last_look, |last| last.at);
         let pace = step as f64 / at.since(since).as_secs_f64();
         let left = total.saturating_sub(step) as f64 / pace - self.now().since(at).as_secs_f64();
         (pace > 0.0 && left.is_finite()).then_some(left.max(0.0))
@@ -282,8 +285,8 @@ fn metric(job: &Job) -> Option<MetricInfo> {
     Some(MetricInfo {
         name: job.progress.metric.clone()?,
         value: signal.last?.value,
-        step: signal.step,
-        total: signal.total,
+        step: signal.step.or(job.progress.course.map(|c| c.step)),
+        total: signal.total.or(job.progress.course.and_then(|c| c.total)),
         source: job.progress.source.clone().unwrap_or_default(),
     })
 }
