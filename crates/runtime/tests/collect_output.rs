@@ -70,6 +70,10 @@ fn lightning_bars() {
     let input = "\rEpoch 3:  37%|███▋      | 37/100 [00:01<00:02, 25.13it/s, v_num=0, train_loss=0.493]";
     check(input, &["v_num=0@337", "train_loss=0.493@337"]);
     check_progress(input, 337, None, Unit::Step);
+    // Before it names the next epoch, Lightning sets the bar back and shows the old values once more.
+    let back = "Epoch 0: 100%|███| 20/20 [00:01<00:00, loss=0.5]\rEpoch 0:   0%|   | 0/20 [00:00<?, loss=0.5]\rEpoch 1:   0%|   | 0/20 [00:00<?, loss=0.5]\r";
+    check(back, &["loss=0.5@20"]);
+    check_progress(back, 20, None, Unit::Step);
     check(
         "Epoch 0/9 ━━━━━━╸━━━ 37/100 0:00:01 • 0:00:02 25.1it/s v_num: 0.000 loss: 0.49\n",
         &["v_num=0@37/900", "loss=0.49@37/900"],
@@ -84,6 +88,9 @@ fn tqdm_bars_and_what_people_put_into_them() {
     // A bar that starts over is another pass over the data.
     let twice = "100%|██████| 20/20 [00:01<00:00, 9it/s]\r  5%|▌    | 1/20 [00:01<00:05, 9it/s, loss=1.5]\r";
     check(twice, &["loss=1.5@21"]);
+    // A bar beside a line that is one ahead of it is not.
+    let beside = "step 5/20 loss: 2\n 20%|██   | 4/20 [00:01<00:05, 9it/s]\rstep 6/20 loss: 1\n";
+    check(beside, &["loss=2@5/20", "loss=1@6/20"]);
     // Downloads and validation are not training.
     let chores = "model.safetensors:  45%|████ | 1.2G/2.7G [00:01<00:05, 100MB/s]\r\
                   Map:  50%|█████ | 500/1000 [00:01<00:01, 500 examples/s]\r\

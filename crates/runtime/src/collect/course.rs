@@ -17,8 +17,10 @@ pub(super) struct Course {
     epoch: Option<RunningEpoch>,
     /// Bars seen while no epoch is known.
     bars: Vec<Bar>,
-    /// The place of the last bar, which holds for a dict printed between two redraws.
-    last: Option<Progress>,
+    /// The place of the last bar or step, which holds for a dict printed between two redraws.
+    last_step: Option<Progress>,
+    /// The job reports epochs such as 0.5, as Hugging Face does: then also its whole ones are a measure of time, not a count.
+    fractional: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,30 +48,33 @@ pub(super) struct Place {
 
 impl Course {
     pub(super) fn note(&mut self, facts: &Facts) -> Place {
-        let epoch = self.note_epoch(facts.epoch);
+        self.fractional |= facts.fractional_epoch;
+        let epoch = facts.epoch.and_then(|e| self.note_epoch(e));
         let own = match facts.step {
             Some(count) => match count.total {
                 // A step that stands alone counts the whole run.
                 None => Some(Progress { step: count.at, total: None, unit: Unit::Step }),
                 Some(length) => self.bar(count.at, length, facts.epoch),
             },
-            None => epoch,
+            None => None,
         };
-        if let Some(p) = own {
-            self.last = Some(p);
-        }
-        // A bar that is not the training's has no place in the run, not even the last one.
-        let place = if facts.step.is_some() { own } else { own.or(self.last) };
-        Place { step: place.map(|p| p.step), total: place.and_then(|p| p.total), progress: own }
+        self.last_step = own.or(self.last_step);
+        // Steps say more than epochs. A bar that is not the training's has no place in the run, not even the last one.
+        let place = if facts.step.is_some() { own } else { self.last_step.or(epoch) };
+        let progress = own.or(epoch.filter(|_| self.last_step.is_none()));
+        Place { step: place.map(|p| p.step), total: place.and_then(|p| p.total), progress }
     }
 
-    fn note_epoch(&mut self, epoch: Option<Epoch>) -> Option<Progress> {
-        let epoch = epoch?;
-        if let Some(total) = epoch.total {
-            let same = self.epoch.as_ref().is_some_and(|e| e.over == epoch.over && e.total == total);
-            if !same {
-                self.epoch = Some(RunningEpoch { over: epoch.over, total, length: None });
+    fn note_epoch(&mut self, epoch: Epoch) -> Option<Progress> {
+        match epoch.total {
+            Some(total) => {
+                let same = self.epoch.as_ref().is_some_and(|e| e.over == epoch.over && e.total == total);
+                if !same {
+                    self.epoch = Some(RunningEpoch { over: epoch.over, total, length: None });
+                }
             }
+            None if self.fractional => return None,
+            None => {}
         }
         Some(Progress { step: epoch.at, total: epoch.total, unit: Unit::Epoch })
     }
@@ -78,7 +83,9 @@ impl Course {
         let step_of = |over: u64| over.saturating_mul(length).saturating_add(at);
         // Lightning's `Epoch 3: 37/100` does not say how many epochs there will be.
         if let Some(Epoch { over, total: None, .. }) = on_line {
-            return Some(Progress { step: step_of(over), total: None, unit: Unit::Step });
+            let here = Progress { step: step_of(over), total: None, unit: Unit::Step };
+            // It also sets the bar back to zero before it names the next epoch.
+            return Some(self.last_step.filter(|last| at == 0 && last.step > here.step).unwrap_or(here));
         }
         if let Some(epoch) = &mut self.epoch {
             if *epoch.length.get_or_insert(length) != length {
@@ -100,8 +107,12 @@ impl Course {
             }
         };
         let bar = &mut self.bars[i];
-        bar.passes += u64::from(at < bar.at);
-        bar.at = at;
+        // A bar and a printed line that show the same count may be one behind the other; only a fall far back is a new pass.
+        if at < bar.at / 2 {
+            bar.passes += 1;
+            bar.at = at;
+        }
+        bar.at = bar.at.max(at);
         let total = (bar.passes == 0).then_some(length);
         longest.then_some(Progress {
             step: bar.passes.saturating_mul(length).saturating_add(at),

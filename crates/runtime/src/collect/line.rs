@@ -26,6 +26,8 @@ pub(super) struct Facts {
     pub(super) surplus: u64,
     pub(super) step: Option<Count>,
     pub(super) epoch: Option<Epoch>,
+    /// The line gave an epoch that is no whole number.
+    pub(super) fractional_epoch: bool,
 }
 
 /// A step, with the total if the line has it.
@@ -61,6 +63,8 @@ impl Facts {
             (Some(what), Number::Good(x)) => {
                 if integral && (0.0..1e15).contains(&x) {
                     self.place(what, x as u64, None);
+                } else {
+                    self.fractional_epoch |= what == Word::Epoch;
                 }
             }
             (Some(_), Number::Bad) => {}

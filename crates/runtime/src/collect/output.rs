@@ -90,6 +90,7 @@ fn report(
 ) {
     let facts = line::parse(line, pattern);
     let place = course.note(&facts);
+    let set_back = facts.step.is_some_and(|s| s.at == 0 && s.total.is_some());
     batch.progress = place.progress.or(batch.progress);
     counters.dropped_readings += facts.surplus;
     for (metric, value) in facts.values {
@@ -99,7 +100,9 @@ fn report(
         };
         let now = (value, place.step);
         if let Some(last) = seen.get_mut(&metric) {
-            if now.1.is_some() && *last == now {
+            // A bar that was set back to zero still shows the values of the end of the last one.
+            let redrawn = last.1 == now.1 || set_back;
+            if now.1.is_some() && last.0 == value && redrawn {
                 continue;
             }
             *last = now;
