@@ -1,8 +1,10 @@
 //! The command line: every command, option and help text. The reference in `docs/reference/cli.md` and the man pages are made of it.
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use gainshare_agent::config::Listen;
 use gainshare_agent::duration::parse_duration;
+use gainshare_core::policy::Preset;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -174,10 +176,10 @@ pub struct RunArgs {
     /// The metric that says how the job does, by the name under which it is printed [default: found by itself]
     #[arg(short, long, value_name = "NAME")]
     pub metric: Option<String>,
-    /// A regular expression that finds the metric in the output; its first group is the value
+    /// A regular expression for output that nothing else understands; its group named `value` is the metric
     #[arg(long, value_name = "REGEX")]
     pub pattern: Option<String>,
-    /// The file (CSV, JSON lines or text) into which the job writes its metrics
+    /// The file (CSV, JSON lines or text) below the current directory into which the job writes its metrics
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub metrics_file: Option<PathBuf>,
     /// The least share of the CPU it is given when others want it too, 0 to 1
@@ -234,14 +236,18 @@ pub struct SubmitArgs {
     pub dry_run: bool,
 }
 
+fn policy() -> impl TypedValueParser<Value = Preset> {
+    PossibleValuesParser::new(Preset::ALL.map(Preset::name)).try_map(|name| name.parse::<Preset>())
+}
+
 #[derive(Debug, Args)]
 pub struct UpArgs {
     /// Settings file [default: ~/.config/gainshare/config.toml]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
-    /// Who gets how much: `na` treats all alike, `flowcon` goes by growth
-    #[arg(long, value_enum)]
-    pub policy: Option<PolicyChoice>,
+    /// Who gets how much: `na` treats all alike, `flowcon` goes by growth [default: flowcon]
+    #[arg(long, value_parser = policy())]
+    pub policy: Option<Preset>,
     /// FlowCon: growth efficiency below this counts as "no longer growing" [default: 0.05]
     #[arg(long)]
     pub alpha: Option<f64>,
@@ -263,6 +269,9 @@ pub struct UpArgs {
     /// How many cores the jobs may use [default: all]
     #[arg(long, value_name = "N")]
     pub cores: Option<usize>,
+    /// How many jobs at once the thread pools of a tuned start leave room for [default: those that are there]
+    #[arg(long, value_name = "N")]
+    pub expect: Option<usize>,
     /// What runs jobs; `docker` also adopts containers labelled for it [default: process]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "RUNTIME")]
     pub runtime: Option<Vec<RuntimeChoice>>,
@@ -299,12 +308,6 @@ pub struct UpArgs {
     /// Started by another command: be content with a daemon that runs, and end when idle
     #[arg(long, hide = true)]
     pub on_demand: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PolicyChoice {
-    Na,
-    Flowcon,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

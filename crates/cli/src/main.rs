@@ -8,7 +8,6 @@ mod doctor;
 mod explain;
 mod jobs;
 mod link;
-mod pending;
 mod print;
 mod run;
 mod supervise;
@@ -60,7 +59,7 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
         Command::Reference => docs::reference(out)?,
         Command::Supervise(args) => run::supervise_detached(&args, out)?,
         Command::Guard { state_dir, runtime_dir, lease } => {
-            pending::guard(&state_dir, &runtime_dir, lease)?;
+            gainshare_agent::guard::run(state_dir, runtime_dir, lease)?;
             0
         }
     };

@@ -10,7 +10,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use gainshare_agent::api::client::ClientError;
 use gainshare_agent::api::types::{Admission, ErrorCode, JobInfo, JobState, StartOrder, SuperviseFile};
 use gainshare_agent::paths::Paths;
-use gainshare_agent::spec::{JobSpec, MetricSpec, StartKind};
+use gainshare_agent::spec::{JobSpec, StartKind};
+use gainshare_runtime::collect::{MetricSpec, Source};
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -63,7 +64,13 @@ fn plain(command: &[OsString], signals: &Signals, out: &Out) -> u8 {
 }
 
 fn spec(args: &RunArgs) -> Result<JobSpec> {
-    let metric = MetricSpec { name: args.metric.clone(), pattern: args.pattern.clone(), ..MetricSpec::default() };
+    let metric = MetricSpec {
+        source: if args.metrics_file.is_some() { Source::File } else { Source::Auto },
+        name: args.metric.clone(),
+        pattern: args.pattern.clone(),
+        path: args.metrics_file.as_ref().map(|path| path.display().to_string()),
+        url: None,
+    };
     Ok(JobSpec {
         name: args.name.clone(),
         command: args.command.iter().map(|a| a.to_string_lossy().into_owned()).collect(),

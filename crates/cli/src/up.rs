@@ -4,18 +4,20 @@
 //! the state directory, so that one started on demand after a crash goes on with the same slots, policy and so on; a clean end
 //! removes the record.
 
-use crate::args::{ModeChoice, NormaliseChoice, PolicyChoice, ReactChoice, UpArgs};
+use crate::args::{ModeChoice, NormaliseChoice, ReactChoice, UpArgs};
 use crate::link::{self, Found, Link};
 use crate::print::Out;
 use anyhow::{Context, Result, bail};
 use gainshare_agent::config::{DaemonConfig, React};
+use gainshare_agent::daemon;
 use gainshare_agent::paths::Paths;
-use gainshare_core::policy::Preset;
 use gainshare_core::signal::Normalisation;
 use gainshare_runtime::Mode;
 use serde_json::json;
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use tracing_subscriber::EnvFilter;
 
 /// How long a daemon that was started on demand stays without a job.
 const ON_DEMAND_IDLE: Duration = Duration::from_secs(600);
@@ -30,9 +32,18 @@ pub fn up(args: &UpArgs, out: &Out) -> Result<u8> {
     if args.detach {
         return up_detached(args, paths, out);
     }
-    paths.create()?;
-    let record = Record::write(&paths, &config)?;
-    crate::pending::Daemon::run(config)?;
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_from_env("GAINSHARE_LOG").unwrap_or_else(|_| EnvFilter::new("info")))
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    let record = Record(paths.state.join(Record::NAME));
+    let text = toml::to_string(&config).context("cannot write the settings as TOML")?;
+    daemon::run(config, |ready| {
+        record.write(&text);
+        tracing::info!(pid = ready.pid, jobs = ready.live_jobs, "ready at {}", ready.socket.display());
+    })?;
     record.remove();
     Ok(0)
 }
@@ -85,7 +96,7 @@ fn foreground_arguments(paths: &Paths, config: Option<&PathBuf>) -> Vec<std::ffi
 
 fn settings(args: &UpArgs) -> Result<DaemonConfig> {
     let directories = Paths::find(args.state_dir.clone(), args.runtime_dir.clone());
-    let interrupted = Some(Record::path(&directories)).filter(|path| args.on_demand && path.exists());
+    let interrupted = Some(directories.state.join(Record::NAME)).filter(|path| args.on_demand && path.exists());
     let default_file = DaemonConfig::default_file().filter(|file| file.exists());
     let file = args.config.clone().or(interrupted.clone()).or(default_file);
     let mut config = match file {
@@ -105,13 +116,7 @@ fn overlay(config: &mut DaemonConfig, args: &UpArgs) {
             *field = value;
         }
     }
-    set(
-        &mut config.policy,
-        args.policy.map(|choice| match choice {
-            PolicyChoice::Na => Preset::Na,
-            PolicyChoice::Flowcon => Preset::Flowcon,
-        }),
-    );
+    set(&mut config.policy, args.policy);
     set(
         &mut config.mode,
         args.mode.map(|choice| match choice {
@@ -137,6 +142,7 @@ fn overlay(config: &mut DaemonConfig, args: &UpArgs) {
     config.interval = args.interval.or(config.interval);
     config.slots = args.slots.or(config.slots);
     config.cores = args.cores.or(config.cores);
+    config.expect = args.expect.or(config.expect);
     set(&mut config.runtime, args.runtime.as_ref().map(|choices| choices.iter().map(|&c| c.into()).collect()));
     config.docker_all |= args.docker_all;
     config.docker_socket = args.docker_socket.clone().or(config.docker_socket.take());
@@ -151,21 +157,12 @@ fn overlay(config: &mut DaemonConfig, args: &UpArgs) {
 struct Record(PathBuf);
 
 impl Record {
-    fn path(paths: &Paths) -> PathBuf {
-        paths.state.join("running.toml")
-    }
+    const NAME: &str = "running.toml";
 
-    fn write(paths: &Paths, config: &DaemonConfig) -> Result<Record> {
-        let path = Record::path(paths);
-        let running = std::fs::File::open(paths.lock())
-            .ok()
-            .is_some_and(|lock| nix::fcntl::Flock::lock(lock, nix::fcntl::FlockArg::LockSharedNonblock).is_err());
-        if !running {
-            let text = toml::to_string(config).context("cannot write the settings as TOML")?;
-            // Not having the record only matters after a crash; a full disk is reported by the journal, in better words.
-            let _ = std::fs::write(&path, text);
-        }
-        Ok(Record(path))
+    /// Only the daemon that has the lock may write it. Not having it only matters after a crash; a full disk is reported by the
+    /// journal, in better words.
+    fn write(&self, settings: &str) {
+        let _ = std::fs::write(&self.0, settings);
     }
 
     fn remove(self) {

@@ -128,7 +128,8 @@ pub enum Key {
 impl Pty {
     /// Makes a pty that looks like the user's terminal; returns it and the side for the job.
     pub fn open(user: &UserTerminal) -> io::Result<(Pty, OwnedFd)> {
-        let mode = termios::tcgetattr(user.screen()).ok();
+        // In the background the terminal is in the mode of a shell that waits for a command, which is no mode for a job.
+        let mode = if user.in_foreground() { termios::tcgetattr(user.screen()).ok() } else { None };
         let OpenptyResult { master, slave } = openpty(user.size().as_ref(), mode.as_ref())?;
         for fd in [&master, &slave] {
             nix::fcntl::fcntl(fd, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
