@@ -27,6 +27,8 @@ pub enum Violation {
     SecondAttempt(JobId),
     #[error("{0} would be started before the job it waits for has ended")]
     TooEarly(JobId),
+    #[error("{0} would be moved though it does not run, is where it should go, or is moved twice")]
+    NeedlessMove(JobId),
     #[error("{job} would be started on {node}, which nobody knows")]
     UnknownNode { job: JobId, node: NodeId },
     #[error("{node} would run {running} jobs in {slots} slots")]
@@ -74,6 +76,28 @@ fn check_starts(view: &View, plan: &Plan, found: &mut Vec<Violation>) {
             continue;
         };
         let count = running.entry(node.id).or_default();
+        *count += 1;
+        if let Some(slots) = node.slots.filter(|slots| *count > *slots) {
+            found.push(Violation::TooManyJobs { node: node.id, running: *count, slots });
+        }
+    }
+    check_moves(view, plan, &mut running, found);
+}
+
+/// A move is sound if its job runs elsewhere, once, and there is room where it goes.
+fn check_moves(view: &View, plan: &Plan, running: &mut BTreeMap<NodeId, usize>, found: &mut Vec<Violation>) {
+    let mut moved = BTreeSet::new();
+    for m in &plan.moves {
+        let Some(from) = view.job(m.job).and_then(|j| j.node()).filter(|n| *n != m.to && moved.insert(m.job)) else {
+            found.push(Violation::NeedlessMove(m.job));
+            continue;
+        };
+        let Some(node) = view.node(m.to) else {
+            found.push(Violation::UnknownNode { job: m.job, node: m.to });
+            continue;
+        };
+        *running.entry(from).or_default() -= 1;
+        let count = running.entry(m.to).or_default();
         *count += 1;
         if let Some(slots) = node.slots.filter(|slots| *count > *slots) {
             found.push(Violation::TooManyJobs { node: node.id, running: *count, slots });

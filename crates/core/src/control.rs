@@ -4,11 +4,12 @@
 //! reached. `step` answers with a plan if anything is due, and with nothing otherwise; calling it too often is harmless. All it
 //! remembers between two calls is in one serialisable memory, so a view and a control written to a file reproduce the plan.
 
+use crate::decide::relocate::specon;
 use crate::decide::share::{self, Bounds, Opinion, flowcon, gain, rank};
 use crate::decide::{order, place};
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Span, Time};
 use crate::plan::{Plan, Reason, Standing, Start, Target, Verdict};
-use crate::policy::{Policy, ShareRule};
+use crate::policy::{MoveRule, Policy, ShareRule};
 use crate::signal::Category;
 use crate::view::{JobView, Phase, View};
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,8 @@ pub struct Control {
     waiting: BTreeSet<JobId>,
     nodes: BTreeMap<NodeId, BTreeMap<OwnerId, Group>>,
     standing: BTreeMap<JobId, Decided>,
+    #[serde(default)]
+    specon: specon::Memory,
 }
 
 /// The jobs of one owner on one node: the unit within which shares move.
@@ -49,7 +52,14 @@ type Grouped<'a> = BTreeMap<NodeId, BTreeMap<OwnerId, Vec<&'a JobView>>>;
 
 impl Control {
     pub fn new(policy: Policy) -> Control {
-        Control { policy, generation: 0, waiting: BTreeSet::new(), nodes: BTreeMap::new(), standing: BTreeMap::new() }
+        Control {
+            policy,
+            generation: 0,
+            waiting: BTreeSet::new(),
+            nodes: BTreeMap::new(),
+            standing: BTreeMap::new(),
+            specon: specon::Memory::default(),
+        }
     }
 
     pub fn policy(&self) -> &Policy {
@@ -69,10 +79,15 @@ impl Control {
 
     /// When `step` should be called again, if nothing happens before.
     pub fn due(&self) -> Option<Time> {
-        self.nodes.values().flat_map(|owners| owners.values()).filter_map(|g| g.due).min()
+        let shares = self.nodes.values().flat_map(|owners| owners.values()).filter_map(|g| g.due);
+        let moves = if self.standing.is_empty() { None } else { self.specon.due };
+        shares.chain(moves).min()
     }
 
     fn is_due(&self, view: &View, grouped: &Grouped) -> bool {
+        if matches!(self.policy.moves, MoveRule::Specon(_)) && specon::due(&self.specon, view) {
+            return true;
+        }
         let waiting = view.jobs.iter().filter(|j| j.phase == Phase::Waiting).map(|j| j.id);
         if !waiting.eq(self.waiting.iter().copied()) {
             return true;
@@ -113,18 +128,35 @@ impl Control {
                 }
             }
         }
+        self.relocate(view, &mut plan);
         plan.next_due = self.due();
         plan
+    }
+
+    /// Asks `move` for the running jobs.
+    fn relocate(&mut self, view: &View, plan: &mut Plan) {
+        let MoveRule::Specon(rule) = self.policy.moves else { return };
+        if specon::due(&self.specon, view) {
+            plan.moves = specon::run(&rule, view, &mut self.specon);
+            for m in &plan.moves {
+                let verdict = plan.verdicts.get_mut(&m.job).expect("every running job has a verdict by now");
+                (verdict.reason, verdict.standing) = (Reason::Moves { to: m.to, because: m.why }, Standing::New);
+            }
+        }
+        for (id, verdict) in &mut plan.verdicts {
+            verdict.category = specon::category(&self.specon, *id).unwrap_or(verdict.category);
+        }
     }
 
     /// Asks `order` and `place` for the waiting jobs.
     fn start_waiting(&mut self, view: &View, plan: &mut Plan) {
         let (ready, blocked) = order::queue(view);
-        let mut room = place::Room::new(view);
+        let category = |id: JobId| self.standing.get(&id).map_or(Category::Growing, |d| d.category);
+        let mut room = place::Room::new(view, category);
         let mut ahead = 0;
         self.waiting.clear();
         for job in &ready {
-            let reason = match room.spread() {
+            let reason = match room.choose(&self.policy.place, job.id) {
                 Some(node) => {
                     plan.starts.push(Start { job: job.id, node });
                     Reason::Started { node }

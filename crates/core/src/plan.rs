@@ -16,6 +16,9 @@ pub struct Plan {
     pub at: Time,
     /// Waiting jobs to start now, in this order.
     pub starts: Vec<Start>,
+    /// Running jobs to save, stop and restore on another node.
+    #[serde(default)]
+    pub moves: Vec<Move>,
     /// One entry for every job in the view.
     pub verdicts: BTreeMap<JobId, Verdict>,
     /// When control wants to be asked again, if nothing happens before.
@@ -26,6 +29,23 @@ pub struct Plan {
 pub struct Start {
     pub job: JobId,
     pub node: NodeId,
+}
+
+/// A running job that should live elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Move {
+    pub job: JobId,
+    pub to: NodeId,
+    pub why: MoveReason,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MoveReason {
+    /// It has converged and its neighbours still grow.
+    SlowGrowth,
+    /// All have converged and another node has less to do.
+    Rebalance,
 }
 
 /// What happens to one job, and why.
@@ -109,6 +129,8 @@ pub enum Reason {
     Gaining { left_s: f64, ahead: usize },
     /// Others would gain more, but an equal share would soon have ended it: it goes first so as not to lose by their gain.
     Owed { left_s: f64 },
+    /// It moves to another node.
+    Moves { to: NodeId, because: MoveReason },
     /// Started now.
     Started { node: NodeId },
     /// All slots are taken; so many jobs go before it.
@@ -132,6 +154,7 @@ impl Reason {
             Reason::Ranked { .. } => "ranked",
             Reason::Gaining { .. } => "gaining",
             Reason::Owed { .. } => "owed",
+            Reason::Moves { .. } => "moves",
             Reason::Started { .. } => "started",
             Reason::WaitsForSlot { .. } => "waits-for-slot",
             Reason::WaitsForJob { .. } => "waits-for-job",
@@ -177,6 +200,10 @@ impl fmt::Display for Reason {
                     "goes first, or it would end later than with an equal share; about {left_s:.0} s of the node left"
                 )
             }
+            Reason::Moves { to, because: MoveReason::SlowGrowth } => {
+                write!(f, "has converged beside jobs that grow: moves to {to}")
+            }
+            Reason::Moves { to, because: MoveReason::Rebalance } => write!(f, "{to} has less to do: moves there"),
             Reason::Started { node } => write!(f, "started on {node}"),
             Reason::WaitsForSlot { ahead } => write!(f, "all slots are taken; {ahead} job(s) ahead"),
             Reason::WaitsForJob { job } => write!(f, "waits for {job} to end"),

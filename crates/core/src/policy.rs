@@ -16,6 +16,10 @@ pub enum Preset {
     /// FlowCon: shares follow growth efficiency.
     #[default]
     Flowcon,
+    /// SpeCon: converged jobs move away from those that still grow.
+    Specon,
+    /// FlowCon 2.0: FlowCon on every node, and new jobs go where they will grow most.
+    Flowcon2,
     /// First come, first served: the oldest job has the node to itself.
     Fifo,
     /// Least attained service first, in queues as Tiresias has them.
@@ -27,13 +31,23 @@ pub enum Preset {
 }
 
 impl Preset {
-    pub const ALL: [Preset; 6] =
-        [Preset::Na, Preset::Flowcon, Preset::Fifo, Preset::Las, Preset::Srpt, Preset::Gainshare];
+    pub const ALL: [Preset; 8] = [
+        Preset::Na,
+        Preset::Flowcon,
+        Preset::Specon,
+        Preset::Flowcon2,
+        Preset::Fifo,
+        Preset::Las,
+        Preset::Srpt,
+        Preset::Gainshare,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
             Preset::Na => "na",
             Preset::Flowcon => "flowcon",
+            Preset::Specon => "specon",
+            Preset::Flowcon2 => "flowcon2",
             Preset::Fifo => "fifo",
             Preset::Las => "las",
             Preset::Srpt => "srpt",
@@ -110,6 +124,55 @@ impl Default for Gain {
     }
 }
 
+/// On which node a waiting job starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "rule")]
+pub enum PlaceRule {
+    /// The fewest jobs for its cores.
+    #[default]
+    Spread,
+    /// As Kubernetes' default scheduler scores jobs that request nothing; `seed` breaks ties.
+    Kubernetes { seed: u64 },
+    /// Where it will grow most.
+    Growth,
+}
+
+/// Which running job should live elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "rule")]
+pub enum MoveRule {
+    #[default]
+    Stay,
+    Specon(Specon),
+}
+
+/// The numbers of SpeCon's Algorithms 3, 4 and 5.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Specon {
+    /// α: growth over one interval below it counts as slow.
+    pub alpha: f64,
+    pub interval: Span,
+    /// What a progressing, a watching and a converged job count for in a node's score.
+    pub weights: [f64; 3],
+    /// Whether Algorithm 5 runs.
+    pub rebalance: bool,
+    pub normalisation: Normalisation,
+}
+
+impl Default for Specon {
+    /// α = 0.01, every 30 s: the thesis's setting for all experiments with several models.
+    fn default() -> Self {
+        Specon {
+            alpha: 0.01,
+            interval: Span::from_secs(30),
+            weights: [2.0, 1.5, 1.0],
+            rebalance: true,
+            normalisation: Normalisation::Relative,
+        }
+    }
+}
+
 /// The numbers of FlowCon's Algorithm 1.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -146,6 +209,8 @@ impl Default for Flowcon {
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
     pub share: ShareRule,
+    pub place: PlaceRule,
+    pub moves: MoveRule,
     /// A target that differs by no more than this (absolute, of a whole node) from the one in force is not written.
     pub deadband: f64,
     /// A job that reported nothing for so long after its start gets an equal part.
@@ -160,6 +225,8 @@ impl Default for Policy {
     fn default() -> Self {
         Policy {
             share: ShareRule::Fair,
+            place: PlaceRule::Spread,
+            moves: MoveRule::Stay,
             deadband: 0.01,
             patience: Span::from_secs(120),
             silence_factor: 4.0,
@@ -174,14 +241,16 @@ const TIRESIAS_LIMITS_S: [f64; 2] = [30.0, 120.0];
 impl From<Preset> for Policy {
     fn from(preset: Preset) -> Policy {
         let share = match preset {
-            Preset::Na => ShareRule::Fair,
-            Preset::Flowcon => ShareRule::Flowcon(Flowcon::default()),
+            Preset::Na | Preset::Specon => ShareRule::Fair,
+            Preset::Flowcon | Preset::Flowcon2 => ShareRule::Flowcon(Flowcon::default()),
             Preset::Fifo => ShareRule::Rank(Rank::Arrival),
             Preset::Las => ShareRule::Rank(Rank::Attained { limits_s: TIRESIAS_LIMITS_S }),
             Preset::Srpt => ShareRule::Rank(Rank::Remaining),
             Preset::Gainshare => ShareRule::Gain(Gain::default()),
         };
-        Policy { share, ..Policy::default() }
+        let place = if preset == Preset::Flowcon2 { PlaceRule::Growth } else { PlaceRule::Spread };
+        let moves = if preset == Preset::Specon { MoveRule::Specon(Specon::default()) } else { MoveRule::Stay };
+        Policy { share, place, moves, ..Policy::default() }
     }
 }
 
@@ -198,6 +267,10 @@ pub enum PolicyError {
     Gain { name: &'static str, value: f64, most: f64 },
     #[error("the looks of the gain rule must be longer than zero, the shortest no longer than the longest")]
     Looks,
+    #[error(
+        "SpeCon's alpha must be a finite number of at least 0, not {0}, and its interval longer than zero; 0.01 every 30s is a good start"
+    )]
+    Specon(f64),
     #[error("the deadband must lie between 0 and 1, not {0}")]
     Deadband(f64),
 }
@@ -207,6 +280,11 @@ impl Policy {
     pub fn validate(&self) -> Result<(), PolicyError> {
         if !(0.0..=1.0).contains(&self.deadband) {
             return Err(PolicyError::Deadband(self.deadband));
+        }
+        if let MoveRule::Specon(s) = self.moves
+            && !(s.alpha.is_finite() && s.alpha >= 0.0 && s.interval > Span::ZERO)
+        {
+            return Err(PolicyError::Specon(s.alpha));
         }
         match self.share {
             ShareRule::Fair | ShareRule::Rank(_) => Ok(()),

@@ -21,7 +21,7 @@ use gainshare_core::check::check;
 use gainshare_core::control::Control;
 use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Time};
 use gainshare_core::plan::{Plan, Target};
-use gainshare_core::policy::{Policy, Rank, ShareRule};
+use gainshare_core::policy::{PlaceRule, Policy, Rank, ShareRule};
 use gainshare_core::signal::{Sample, Tracker};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
 use std::cmp::Reverse;
@@ -121,6 +121,11 @@ pub fn run(world: &World, policy: &Policy, record: Record) -> Result<Outcome, Si
 
 impl<'a> Run<'a> {
     fn new(world: &'a World, policy: &Policy, record: Record) -> Run<'a> {
+        let mut policy = policy.clone();
+        // Where a policy leaves something to chance, every seed is another chance.
+        if let PlaceRule::Kubernetes { seed } = &mut policy.place {
+            *seed ^= world.seed;
+        }
         let jobs = world.jobs.iter().enumerate().map(|(i, job)| Live {
             phase: Phase::Waiting,
             ready: Time::ZERO,
@@ -140,10 +145,10 @@ impl<'a> Run<'a> {
         });
         let mut run = Run {
             world,
-            control: Control::new(policy.clone()),
             record,
             clairvoyant: matches!(policy.share, ShareRule::Rank(Rank::Remaining)),
             reacts: policy.react_to_reports,
+            control: Control::new(policy),
             now: Time::ZERO,
             heap: BinaryHeap::new(),
             sequence: 0,
@@ -393,8 +398,20 @@ impl<'a> Run<'a> {
             self.settle(job, node, self.world.jobs[job].start);
             touched[node] = true;
         }
+        for m in &plan.moves {
+            let (job, to) = (m.job.0 as usize, m.to.0 as usize);
+            let spec = &self.world.jobs[job];
+            touched[self.leave(job)] = true;
+            self.settle(job, to, Span(spec.save.0 + spec.restore.0));
+            self.migrations.push(Migration { job, at: self.now, why: m.why });
+            touched[to] = true;
+        }
         for (id, verdict) in &plan.verdicts {
             let (job, Some(target)) = (id.0 as usize, verdict.target) else { continue };
+            // A job that moves competes freely until the next plan knows it where it is.
+            if plan.moves.iter().any(|m| m.job == *id) {
+                continue;
+            }
             if self.jobs[job].target != target {
                 self.jobs[job].target = target;
                 touched[self.node_of(job)] = true;
@@ -403,6 +420,16 @@ impl<'a> Run<'a> {
         for (node, _) in touched.iter().enumerate().filter(|(_, t)| **t) {
             self.redeal(node);
         }
+    }
+
+    /// Takes a running job off its node and returns which it was.
+    fn leave(&mut self, index: usize) -> usize {
+        self.advance(index);
+        self.set_rate(index, 0.0, 0.0);
+        if let Some(stay) = self.jobs[index].outcome.stays.last_mut() {
+            stay.to = self.now;
+        }
+        self.node_of(index)
     }
 
     /// Puts a job onto a node, where it can work after `delay`.

@@ -2,7 +2,7 @@
 
 use crate::world::{Job, Node};
 use gainshare_core::model::Time;
-use serde::Serialize;
+use gainshare_core::plan::MoveReason;
 
 /// The result of one run.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,19 +55,11 @@ pub struct Course {
     pub share: Vec<(f64, f64)>,
 }
 
-/// Why a job was moved: SpeCon marks the two kinds -M and -R.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum MigrationKind {
-    SlowGrowth,
-    Rebalance,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Migration {
     pub job: usize,
     pub at: Time,
-    pub kind: MigrationKind,
+    pub why: MoveReason,
 }
 
 /// Parts of the loss reduction whose times are kept: quality of 90 % stands for "usable", 99 % for "converged".

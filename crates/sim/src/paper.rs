@@ -7,13 +7,15 @@
 //! published. One calibration ([`crate::models`]) serves all of them.
 
 mod flowcon;
+mod flowcon2;
+mod specon;
 
 use crate::engine::{Record, SimError};
 use crate::figure::Table;
 use crate::study::{compare, median, quantile};
 use crate::summary::{Summary, summarise, table};
 use crate::world::World;
-use gainshare_core::policy::{Policy, Preset};
+use gainshare_core::policy::{PlaceRule, Policy, Preset};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -30,6 +32,8 @@ pub struct Experiment {
     /// Policies that stand in for a preset in this experiment, with the paper's settings.
     pub own: Vec<(&'static str, Policy)>,
     pub published: Value,
+    /// How jobs find their node where a policy has no opinion of its own.
+    pub place: PlaceRule,
     /// Where the published figures are percentages of the baseline in several settings, one row for each.
     pub rows: Vec<Setting>,
 }
@@ -80,7 +84,8 @@ pub struct Report {
 
 /// All experiments, in the order of the papers.
 pub fn experiments() -> Vec<Experiment> {
-    flowcon::experiments()
+    let papers = [flowcon::experiments(), specon::experiments(), flowcon2::experiments()];
+    papers.into_iter().flatten().collect()
 }
 
 /// The experiment of that name.
@@ -94,7 +99,15 @@ impl Experiment {
     /// Every preset, the paper's own settings in place of a preset's.
     pub fn policies(&self) -> Vec<(String, Policy)> {
         let own = |name: &str| self.own.iter().find(|(n, _)| *n == name).map(|(_, p)| p.clone());
-        Preset::ALL.iter().map(|p| (p.name().to_owned(), own(p.name()).unwrap_or_else(|| Policy::from(*p)))).collect()
+        let policy = |preset: &Preset| {
+            let mut policy = own(preset.name()).unwrap_or_else(|| Policy::from(*preset));
+            // What the default scheduler decides in the testbed is decided so for every policy that leaves it alone.
+            if policy.place == PlaceRule::Spread {
+                policy.place = self.place;
+            }
+            (preset.name().to_owned(), policy)
+        };
+        Preset::ALL.iter().map(policy).collect()
     }
 
     pub fn run(&self, seeds: u64, tell: &(impl Fn(usize, usize) + Sync)) -> Result<Report, SimError> {

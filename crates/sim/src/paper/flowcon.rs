@@ -5,7 +5,7 @@ use crate::models::{self, CORES, FLOWCON, INTERFERENCE, Model};
 use crate::random::Stream;
 use crate::world::{Actuator, Job, Node, World};
 use gainshare_core::model::Span;
-use gainshare_core::policy::{Flowcon, Policy, ShareRule};
+use gainshare_core::policy::{Flowcon, PlaceRule, Policy, ShareRule};
 use serde_json::json;
 
 pub(super) fn experiments() -> Vec<Experiment> {
@@ -16,6 +16,7 @@ pub(super) fn experiments() -> Vec<Experiment> {
             world: fixed,
             own: vec![("flowcon", flowcon(0.05, 20))],
             published: json!({"same_setting_measured_twice_percent": [26.2, 19.0]}),
+            place: PlaceRule::Spread,
             rows: TABLE_6_2.map(|(alpha, s, p)| row(alpha, s, Some(p), Measure::Job(2))).into(),
         },
         Experiment {
@@ -28,6 +29,7 @@ pub(super) fn experiments() -> Vec<Experiment> {
                 "flowcon_makespan_s_interval_20_to_60": [386.1, 372.4, 384.8, 389.0, 388.1],
                 "overlap_of_three_s": {"na": 84.7, "flowcon": 59.4}, "overlap_of_two_s": {"na": 240.5, "flowcon": 213.2},
             }),
+            place: PlaceRule::Spread,
             rows: [20, 30, 40, 50, 60]
                 .map(|s| row(0.05, s, (s == 30).then_some(31.9).or((s == 20).then_some(21.4)), Measure::Job(2)))
                 .into(),
@@ -41,6 +43,7 @@ pub(super) fn experiments() -> Vec<Experiment> {
                 "best_reduction_percent": 42.06, "faster": "4 to 5 of 5", "makespan_change_percent": [-5, -1],
                 "worst_slowdown_percent_alpha_5_interval_60": 11.8, "na_completion_s": {"Job-4": 422.5, "Job-5": 489.4},
             }),
+            place: PlaceRule::Spread,
             rows: [(0.03, 30), (0.03, 60), (0.05, 30), (0.05, 60)].map(|(a, s)| row(a, s, None, Measure::Mean)).into(),
         },
         Experiment {
@@ -52,6 +55,7 @@ pub(super) fn experiments() -> Vec<Experiment> {
                 "makespan_s": {"na": 1384.9, "flowcon": 1350.7}, "faster": "9 of 10",
                 "best_job_s": {"na": 188.3, "flowcon": 110.8}, "worst_slowdown_percent": 1.1,
             }),
+            place: PlaceRule::Spread,
             rows: vec![],
         },
         Experiment {
@@ -63,6 +67,7 @@ pub(super) fn experiments() -> Vec<Experiment> {
                 "makespan_s": {"na": 1980.1, "flowcon": 1950.9}, "faster": "11 of 15",
                 "best_job_s": {"na": 308.1, "flowcon": 271.4}, "worst_slowdown_percent": 5.7,
             }),
+            place: PlaceRule::Spread,
             rows: vec![],
         },
     ]
