@@ -125,6 +125,10 @@ pub enum Command {
     #[command(after_help = "Example:\n  gainshare run -- gainshare train vae --steps 500")]
     Train(Box<gainshare_workloads::TrainArgs>),
 
+    /// Watch three training jobs share this machine: as it is, then by what each gains
+    #[command(after_help = "Example:\n  gainshare demo\n  gainshare demo --seconds 120 --policy na,flowcon -o json")]
+    Demo(crate::demo::DemoArgs),
+
     /// Print the completion script for a shell
     #[command(
         after_help = "Example:\n  gainshare completions bash > ~/.local/share/bash-completion/completions/gainshare"

@@ -2,6 +2,7 @@
 #![allow(unreachable_pub, reason = "a program exports nothing; `pub` says what a module offers to the others")]
 
 mod args;
+mod demo;
 mod docker;
 mod docs;
 mod doctor;
@@ -54,6 +55,7 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
         Command::Explain { job } => explain::explain(&job, &link()?, out)?,
         Command::Events => jobs::events(&link()?, out)?,
         Command::Doctor => doctor::doctor(&link()?, out)?,
+        Command::Demo(args) => demo::demo(&args, out)?,
         Command::Completions { shell } => docs::completions(shell, out)?,
         Command::Man { dir } => docs::man(&dir)?,
         Command::Reference => docs::reference(out)?,

@@ -1,0 +1,63 @@
+//! The report of a demo: one HTML page with the table and the pictures, nothing to load from elsewhere.
+
+use super::outcome::{JobOutcome, Outcome, comparison};
+use gainshare_sim::figure::{Bar, Gantt, LineChart, Page, Row, Series, Shape};
+
+pub(super) fn html(rounds: &[Outcome], cores: usize) -> String {
+    let mut page = Page::new("Gainshare demo").text(&format!(
+        "Three training jobs with real gradients share {cores} core(s) of this machine, once under each policy, with the same start and \
+         the same work. Completion counts from a job's arrival; \"to 90 %\" is the time until it had made nine tenths of its loss reduction. \
+         `gainshare demo` makes this page anew."
+    ));
+    page = page.table(&comparison(rounds));
+    for round in rounds {
+        page = page
+            .heading(&format!("Policy {}", round.policy))
+            .figure(&chart(round, "Loss, relative to its first", "relative loss", Shape::Line, relative))
+            .figure(&chart(round, "Shares of the CPU, stacked", "share", Shape::Stacked, |job| job.shares.clone()))
+            .figure(&gantt(round));
+    }
+    page.html()
+}
+
+fn relative(job: &JobOutcome) -> Vec<(f64, f64)> {
+    let first = job.losses.first().map_or(1.0, |(_, v)| v.abs().max(f64::MIN_POSITIVE));
+    job.losses.iter().map(|(t, v)| (*t, v / first)).collect()
+}
+
+fn chart(
+    round: &Outcome,
+    title: &str,
+    y_label: &str,
+    shape: Shape,
+    points: impl Fn(&JobOutcome) -> Vec<(f64, f64)>,
+) -> String {
+    LineChart {
+        title: title.to_owned(),
+        x_label: "seconds since the start of the round".to_owned(),
+        y_label: y_label.to_owned(),
+        shape,
+        y_from_zero: true,
+        marks: round.jobs.iter().map(|j| (j.arrived_s, j.name.clone())).collect(),
+        series: round.jobs.iter().map(|j| Series::new(j.name.clone(), points(j))).collect(),
+    }
+    .svg()
+}
+
+fn gantt(round: &Outcome) -> String {
+    let row = |(tone, job): (usize, &JobOutcome)| Row {
+        label: job.name.clone(),
+        bars: vec![Bar {
+            from: job.arrived_s,
+            to: job.ended_s,
+            label: format!("{:.1} s", job.completion_s()),
+            tone,
+        }],
+    };
+    Gantt {
+        title: "Who ran when".to_owned(),
+        x_label: "seconds since the start of the round".to_owned(),
+        rows: round.jobs.iter().enumerate().map(row).collect(),
+    }
+    .svg()
+}
