@@ -88,6 +88,8 @@ fn tqdm_bars_and_what_people_put_into_them() {
     // A bar that starts over is another pass over the data.
     let twice = "100%|██████| 20/20 [00:01<00:00, 9it/s]\r  5%|▌    | 1/20 [00:01<00:05, 9it/s, loss=1.5]\r";
     check(twice, &["loss=1.5@21"]);
+    let glued = "  0%|     | 0/20 [00:00<?, ?it/s, loss=2.1]step 1/20 loss: 2.0625\r\n";
+    check(glued, &["loss=2.1@0/20", "loss=2.0625@1/20"]);
     // A bar beside a line that is one ahead of it is not.
     let beside = "step 5/20 loss: 2\n 20%|██   | 4/20 [00:01<00:05, 9it/s]\rstep 6/20 loss: 1\n";
     check(beside, &["loss=2@5/20", "loss=1@6/20"]);
@@ -109,6 +111,11 @@ fn plain_lines_of_all_sorts() {
     check("epoch=3 loss=0.25 acc=93.5%\n", &["loss=0.25@3", "acc=93.5@3"]);
     check("Train Loss: 0.25 | Val Loss: 0.5 | Val Acc: 0.75\n", &["Train_Loss=0.25", "Val_Loss=0.5", "Val_Acc=0.75"]);
     check("step 100/1000 loss: 0.5\n", &["loss=0.5@100/1000"]);
+    // Steps that go on from epoch to epoch are of the whole run.
+    check(
+        "Epoch 1/2\nstep 30/60 loss: 3\nEpoch 2/2\nstep 31/60 loss: 2\nstep 60/60 loss: 1\n",
+        &["loss=3@30/120", "loss=2@31/60", "loss=1@60/60"],
+    );
     check("iter 100: loss 2.5, time 12.34ms\n", &["loss=2.5@100"]);
     check("loss=tensor(0.25, grad_fn=<NllLossBackward0>)\n", &["loss=0.25"]);
     check("2024-01-02T03:04:05Z loss=0.5\n", &["loss=0.5"]);

@@ -4,7 +4,7 @@
 //! `Epoch 3/10` becomes a step of the whole run (with 200 batches each, `37/200` is step 437 of 2000), and a bar that starts over without
 //! any word about epochs is counted as another pass of unknown number. Bars of other lengths (validation, evaluation) do not disturb it.
 
-use super::line::{Epoch, Facts};
+use super::line::{Count, Epoch, Facts};
 use super::{Progress, Unit};
 use serde::{Deserialize, Serialize};
 
@@ -29,10 +29,17 @@ struct RunningEpoch {
     total: u64,
     /// Length of this epoch's bar: the first one seen in it.
     length: Option<u64>,
+    /// The highest count in this epoch, and the length and the highest count in the one before.
+    at: u64,
+    before: Option<(u64, u64)>,
+    /// The count goes on from epoch to epoch: it is of the whole run already.
+    global: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Bar {
+    /// Drawn, as opposed to written in words.
+    drawn: bool,
     length: u64,
     at: u64,
     passes: u64,
@@ -54,14 +61,14 @@ impl Course {
             Some(count) => match count.total {
                 // A step that stands alone counts the whole run.
                 None => Some(Progress { step: count.at, total: None, unit: Unit::Step }),
-                Some(length) => self.bar(count.at, length, facts.epoch),
+                Some(length) => self.bar(count, length, facts.epoch),
             },
             None => None,
         };
         self.last_step = own.or(self.last_step);
         // Steps say more than epochs. A bar that is not the training's has no place in the run, not even the last one.
         let place = if facts.step.is_some() { own } else { self.last_step.or(epoch) };
-        let progress = own.or(epoch.filter(|_| self.last_step.is_none()));
+        let progress = own.map(|own| self.furthest(own)).or(epoch.filter(|_| self.last_step.is_none()));
         Place { step: place.map(|p| p.step), total: place.and_then(|p| p.total), progress }
     }
 
@@ -70,7 +77,10 @@ impl Course {
             Some(total) => {
                 let same = self.epoch.as_ref().is_some_and(|e| e.over == epoch.over && e.total == total);
                 if !same {
-                    self.epoch = Some(RunningEpoch { over: epoch.over, total, length: None });
+                    let before = self.epoch.take();
+                    let global = before.as_ref().is_some_and(|e| e.global);
+                    let before = before.and_then(|e| Some((e.length?, e.at)));
+                    self.epoch = Some(RunningEpoch { over: epoch.over, total, length: None, at: 0, before, global });
                 }
             }
             None if self.fractional => return None,
@@ -79,7 +89,13 @@ impl Course {
         Some(Progress { step: epoch.at, total: epoch.total, unit: Unit::Epoch })
     }
 
-    fn bar(&mut self, at: u64, length: u64, on_line: Option<Epoch>) -> Option<Progress> {
+    /// A bar may lag behind what the job writes about the same steps: the furthest counts.
+    fn furthest(&self, own: Progress) -> Progress {
+        let bars = self.bars.iter().filter(|b| self.epoch.is_none() && Some(b.length) == own.total && b.passes == 0);
+        Progress { step: bars.map(|b| b.at).fold(own.step, u64::max), ..own }
+    }
+
+    fn bar(&mut self, Count { at, bar: drawn, .. }: Count, length: u64, on_line: Option<Epoch>) -> Option<Progress> {
         let step_of = |over: u64| over.saturating_mul(length).saturating_add(at);
         // Lightning's `Epoch 3: 37/100` does not say how many epochs there will be.
         if let Some(Epoch { over, total: None, .. }) = on_line {
@@ -88,36 +104,40 @@ impl Course {
             return Some(self.last_step.filter(|last| at == 0 && last.step > here.step).unwrap_or(here));
         }
         if let Some(epoch) = &mut self.epoch {
+            if epoch.length.is_none() {
+                epoch.global |= epoch.before.is_some_and(|(len, highest)| len == length && at > highest);
+            }
             if *epoch.length.get_or_insert(length) != length {
                 return None;
+            }
+            epoch.at = epoch.at.max(at);
+            if epoch.global {
+                return Some(Progress { step: at, total: Some(length), unit: Unit::Step });
             }
             let step = step_of(epoch.over);
             let total = epoch.total.saturating_mul(length).max(step);
             return Some(Progress { step, total: Some(total), unit: Unit::Step });
         }
         let longest = self.bars.iter().all(|b| b.length <= length);
-        let i = match self.bars.iter().position(|b| b.length == length) {
+        let i = match self.bars.iter().position(|b| (b.drawn, b.length) == (drawn, length)) {
             Some(i) => i,
             None => {
                 if self.bars.len() == MAX_BARS {
                     self.bars.remove(0);
                 }
-                self.bars.push(Bar { length, at: 0, passes: 0 });
+                self.bars.push(Bar { drawn, length, at: 0, passes: 0 });
                 self.bars.len() - 1
             }
         };
         let bar = &mut self.bars[i];
-        // A bar and a printed line that show the same count may be one behind the other; only a fall far back is a new pass.
+        // Lines of several processes may come out of order; only a fall far back is a new pass.
         if at < bar.at / 2 {
             bar.passes += 1;
             bar.at = at;
         }
         bar.at = bar.at.max(at);
+        let step = bar.passes.saturating_mul(length).saturating_add(at);
         let total = (bar.passes == 0).then_some(length);
-        longest.then_some(Progress {
-            step: bar.passes.saturating_mul(length).saturating_add(at),
-            total,
-            unit: Unit::Step,
-        })
+        longest.then_some(Progress { step, total, unit: Unit::Step })
     }
 }

@@ -14,10 +14,10 @@ const MAX_DEPTH: usize = 4;
 pub(super) fn facts(object: &Map<String, Value>, facts: &mut Facts) {
     walk(object, "", 0, facts);
     let total = ["total", "total_steps", "max_steps"].iter().find_map(|key| object.get(*key)?.as_u64());
-    if let (Some(Count { at, total: None }), Some(total)) = (facts.step, total)
+    if let (Some(Count { at, total: None, .. }), Some(total)) = (facts.step, total)
         && at <= total
     {
-        facts.step = Some(Count { at, total: Some(total) });
+        facts.step = Some(Count { at, total: Some(total), bar: false });
     }
 }
 

@@ -35,6 +35,8 @@ pub(super) struct Facts {
 pub(super) struct Count {
     pub(super) at: u64,
     pub(super) total: Option<u64>,
+    /// Shown by a bar, not by words: two counters side by side may differ.
+    pub(super) bar: bool,
 }
 
 /// An epoch as written, and how many epochs are already over when it is shown.
@@ -76,7 +78,7 @@ impl Facts {
         match what {
             // A place with a total says more than one without, whichever comes first.
             Word::Step if self.step.is_none_or(|s| s.total.is_none() && total.is_some()) => {
-                self.step = Some(Count { at, total });
+                self.step = Some(Count { at, total, bar: false });
             }
             Word::Epoch if self.epoch.is_none_or(|e| e.total.is_none() && total.is_some()) => {
                 self.epoch = Some(Epoch { at, total, over: if total.is_some() { at.saturating_sub(1) } else { at } });
@@ -117,6 +119,13 @@ fn position_word(word: &str, fraction: bool) -> Option<Word> {
     } else {
         None
     }
+}
+
+/// What a program prints while a tqdm bar stands on the line comes right behind the bar; splits the two.
+pub(super) fn split_after_bar(line: &[u8]) -> (&[u8], &[u8]) {
+    let find = |from: usize, what: &[u8]| line[from..].windows(what.len()).position(|w| w == what).map(|i| from + i);
+    let end = find(0, b"%|").and_then(|bar| find(bar, b" [")).and_then(|open| find(open, b"]"));
+    end.map_or((line, &[]), |end| line.split_at(end + 1))
 }
 
 /// Reads one plain line.
@@ -314,8 +323,8 @@ fn fraction_at(line: &[u8], end: usize, next: usize, facts: &mut Facts) {
             return;
         }
     }
-    if tqdm || keras || rich || mnist {
-        facts.place(Word::Step, at, total);
+    if (tqdm || keras || rich || mnist) && facts.step.is_none_or(|s| s.total.is_none()) {
+        facts.step = Some(Count { at, total, bar: true });
     }
 }
 
@@ -405,7 +414,7 @@ impl Pattern {
             }
             if let Some(at) = group("step").and_then(|s| s.parse().ok()) {
                 let total = group("total").and_then(|s| s.parse().ok()).filter(|&total| total >= at);
-                facts.step = Some(Count { at, total });
+                facts.step = Some(Count { at, total, bar: false });
             }
         }
     }

@@ -54,7 +54,7 @@ impl OutputParser {
     pub fn feed(&mut self, bytes: &[u8], batch: &mut Batch) {
         let OutputState { terminal, course, seen } = &mut self.state;
         let (pattern, counters) = (self.pattern.as_ref(), &mut self.counters);
-        let mut take = |line: &[u8]| report(line, pattern, course, seen, counters, batch);
+        let mut take = |line: &[u8]| report_line(line, pattern, course, seen, counters, batch);
         let long = terminal.feed(bytes, &mut take);
         self.counters.long_lines += long;
     }
@@ -63,7 +63,7 @@ impl OutputParser {
     pub fn finish(&mut self, batch: &mut Batch) {
         let OutputState { terminal, course, seen } = &mut self.state;
         let (pattern, counters) = (self.pattern.as_ref(), &mut self.counters);
-        let mut take = |line: &[u8]| report(line, pattern, course, seen, counters, batch);
+        let mut take = |line: &[u8]| report_line(line, pattern, course, seen, counters, batch);
         let long = terminal.finish(&mut take);
         self.counters.long_lines += long;
     }
@@ -76,6 +76,23 @@ impl OutputParser {
             self.state.terminal = Terminal::default();
         } else if !bytes.is_empty() {
             self.state.terminal.skip_line();
+        }
+    }
+}
+
+/// Takes in one line of the terminal.
+fn report_line(
+    line: &[u8],
+    pattern: Option<&Pattern>,
+    course: &mut Course,
+    seen: &mut BTreeMap<String, (f64, Option<u64>)>,
+    counters: &mut Counters,
+    batch: &mut Batch,
+) {
+    let (bar, text) = line::split_after_bar(line);
+    for part in [bar, text] {
+        if !part.is_empty() {
+            report(part, pattern, course, seen, counters, batch);
         }
     }
 }
