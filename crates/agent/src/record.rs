@@ -46,9 +46,9 @@ pub struct JobRecord {
     pub notes: Vec<String>,
 }
 
-/// What can happen. The tag is the journal's `kind`.
+/// What can happen; the tag is the journal's `kind`. It stands outside, because serde loses numeric keys of maps behind an inner tag.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "kind")]
+#[serde(rename_all = "kebab-case")]
 pub enum Change {
     Submitted {
         record: Box<JobRecord>,

@@ -26,6 +26,12 @@ const SUPERSEDED: u8 = 75;
 /// How often the way to the daemon is tried anew before a job is run without it.
 const TRIES: usize = 3;
 
+/// A job that starts at once, as most do, needs no word about waiting.
+const FIRST_STATUS: Duration = Duration::from_millis(400);
+
+/// How often the reason for waiting is looked up anew.
+const NEXT_STATUS: Duration = Duration::from_secs(2);
+
 pub fn run(args: &RunArgs, out: &Out) -> Result<u8> {
     if args.runtime == RuntimeChoice::Process {
         let path = std::env::var_os("PATH");
@@ -166,9 +172,19 @@ fn wait_for_turn(link: &Link, job: &JobInfo, signals: &Signals, terminal: bool) 
     let mut failures = 0;
     loop {
         let answer = link.call(async {
-            tokio::select! {
-                answer = link.client.admission(job.id) => answer.map(Some),
-                _ = signals.arrived() => Ok(None),
+            let asked = link.client.admission(job.id);
+            tokio::pin!(asked);
+            let mut look = tokio::time::interval_at(tokio::time::Instant::now() + FIRST_STATUS, NEXT_STATUS);
+            loop {
+                tokio::select! {
+                    answer = &mut asked => return answer.map(Some),
+                    _ = signals.arrived() => return Ok(None),
+                    _ = look.tick() => {
+                        if let Ok(now) = link.client.job(&job.id.to_string()).await {
+                            status.show(&job.name, now.reason.as_ref().map_or("for its turn", |why| &why.text));
+                        }
+                    }
+                }
             }
         });
         match answer {
@@ -176,10 +192,7 @@ fn wait_for_turn(link: &Link, job: &JobInfo, signals: &Signals, terminal: bool) 
                 status.clear();
                 return Turn::Start(start);
             }
-            Ok(Some(Admission::Waiting { reason })) => {
-                failures = 0;
-                status.show(&job.name, reason.as_ref().map_or("waiting", |why| &why.text));
-            }
+            Ok(Some(Admission::Waiting { .. })) => failures = 0,
             Ok(Some(Admission::Refused { state_now, reason })) => {
                 status.clear();
                 let why = reason.map_or_else(String::new, |why| format!(": {}", why.text));
