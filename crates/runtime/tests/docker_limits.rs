@@ -8,7 +8,7 @@ use gainshare_core::model::{JobId, PerResource, Share};
 use gainshare_core::plan::Target;
 use gainshare_runtime::docker::{DockerRuntime, Original};
 use gainshare_runtime::{Handle, Mode, Runtime, RuntimeError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const BURN: &str = "while :; do :; done";
 const SLEEP: &str = "while :; do sleep 1; done";
@@ -142,6 +142,7 @@ fn others_who_write_too_are_noticed_and_the_dead_stay_dead() {
     let error = runtime.apply(7, &plan).remove(0).unwrap_err();
     assert!(matches!(&error, RuntimeError::Contested { found, .. } if found == "700"), "{error}");
     assert!(error.to_string().contains("1229"), "{error}");
+    assert!(runtime.original(&job).unwrap().values.values().any(|value| value.to_string() == "700"));
     std::fs::write(docker.cgroup_file(&id, "cpu.shares"), "800").unwrap();
     assert!(matches!(runtime.apply(8, &plan).remove(0), Err(RuntimeError::Contested { .. })));
     assert_eq!(docker.cgroup_text(&id, "cpu.shares"), "800", "not written while backing off");
@@ -176,4 +177,26 @@ fn others_who_write_too_are_noticed_and_the_dead_stay_dead() {
     for nobody in [id.as_str(), "", "..", "../images", "a/b?c", "no-such-name"] {
         assert!(matches!(runtime.adopt(JobId(5), nobody, None), Err(RuntimeError::Gone { .. })), "{nobody}");
     }
+}
+
+#[test]
+fn what_a_hung_engine_does_late_is_no_contest() {
+    let docker = Dockerd::start();
+    let ids = ["one", "two"].map(|name| docker.run(name, SLEEP, &[], HostConfig::default()));
+    let mut runtime = DockerRuntime::connect(&docker.socket(), Mode::Weight).unwrap();
+    let [one, two] = [0, 1].map(|i| adopt(&mut runtime, i as u64, &ids[i]).0);
+    let plan = [(one.clone(), target(0.75, 1.0)), (two, target(0.25, 1.0))];
+    docker.signal_engine(libc::SIGSTOP);
+    let asked = Instant::now();
+    let errors: Vec<String> = runtime.apply(1, &plan).into_iter().map(|r| r.unwrap_err().to_string()).collect();
+    let waited = asked.elapsed();
+    let is_alive = runtime.is_alive(&one);
+    docker.signal_engine(libc::SIGCONT);
+    assert!(errors.iter().all(|error| error.contains("did not answer") && !error.contains('\n')), "{errors:?}");
+    assert!(waited < Duration::from_secs(15), "all were given up together, after {waited:?}");
+    assert!(is_alive.unwrap());
+    eventually("the engine does what it was asked for", || docker.cgroup_text(&ids[0], "cpu.shares") == "1536");
+    runtime.apply(2, &plan).into_iter().for_each(|result| drop(result.expect("it was our own write")));
+    runtime.release(&one).unwrap();
+    assert_eq!(docker.cgroup_text(&ids[0], "cpu.shares"), "1024");
 }

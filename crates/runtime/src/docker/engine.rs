@@ -1,11 +1,11 @@
 //! The connection to a Docker engine: connecting, asking, and saying in one line what went wrong.
 //!
-//! The engine's client library is asynchronous while runtimes are called from a plain thread, so an [`Engine`] owns a tokio runtime with
-//! one background thread (for event and log followers) and its methods block. They must not be called from asynchronous code.
-//! Clones share the connection and the background thread.
+//! The engine's client library is asynchronous while runtimes are called from a plain thread, so an [`Engine`] owns a
+//! tokio runtime with one background thread (for event and log followers) and its methods block. They must not be
+//! called from asynchronous code. Clones share the connection and the background thread.
 //!
-//! **Properties.** Every request is its own connection to the socket, so an engine that restarts needs no reconnecting here. No
-//! request waits longer than [`REQUEST_TIMEOUT`], so a hung engine cannot hang the caller for longer.
+//! **Properties.** Every request is its own connection to the socket, so an engine that restarts needs no reconnecting
+//! here. No request waits longer than [`REQUEST_TIMEOUT`], so a hung engine cannot hang the caller for longer.
 
 use crate::RuntimeError;
 use bollard::Docker;
@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long one ordinary request may take. The engine answers in milliseconds; five seconds is a machine under heavy load.
+/// How long one ordinary request may take. The engine answers in milliseconds; five seconds is a machine under heavy
+/// load.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A Docker engine on this machine.
@@ -47,8 +48,8 @@ pub(super) struct EngineInfo {
     pub(super) now_ns: u64,
 }
 
-/// The socket a Docker user expects: `DOCKER_HOST` if it names a Unix socket, a rootless engine's socket if there is one, else the
-/// system's engine.
+/// The socket a Docker user expects: `DOCKER_HOST` if it names a Unix socket, a rootless engine's socket if there is
+/// one, else the system's engine.
 pub fn default_socket() -> PathBuf {
     if let Some(path) = std::env::var("DOCKER_HOST").ok().as_deref().and_then(|host| host.strip_prefix("unix://")) {
         return PathBuf::from(path);
@@ -75,7 +76,8 @@ impl Engine {
                 source,
                 hint: "",
             })?;
-        // The library reports a missing socket, but not one that may not be opened or that nobody listens on: trying it once tells all apart.
+        // The library reports a missing socket, but not one that may not be opened or that nobody listens on: trying it
+        // once tells all apart.
         if let Err(source) = std::os::unix::net::UnixStream::connect(&socket) {
             return Err(no_engine(&socket, source));
         }
@@ -185,8 +187,8 @@ fn one_line(message: &str) -> String {
     message.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Nanoseconds since 1970 of a time as the engine writes it (RFC 3339 in UTC, up to nine decimals). The engine's "never", in the year
-/// 1, and everything else before 1970 is `None`.
+/// Nanoseconds since 1970 of a time as the engine writes it (RFC 3339 in UTC, up to nine decimals). The engine's
+/// "never", in the year 1, and everything else before 1970 is `None`.
 pub(super) fn parse_time_ns(text: &str) -> Option<u64> {
     let text = text.strip_suffix('Z')?;
     if !text.is_ascii() {

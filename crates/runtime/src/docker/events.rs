@@ -1,15 +1,16 @@
 //! Which containers come and go.
 //!
-//! **Problem.** The engine reports starts, ends and memory kills on a stream that breaks when the engine restarts, and what happens while
-//! nobody listens is not repeated.
+//! **Problem.** The engine reports starts, ends and memory kills on a stream that breaks when the engine restarts, and
+//! what happens while nobody listens is not repeated.
 //!
-//! **Approach.** One follower keeps the set of containers it has announced. Whenever it (re)connects it notes the engine's time, subscribes from
-//! that time on, lists what runs now, and announces the difference to its set; only then does it follow the stream. Events that were
-//! already covered by the list are recognised by their time. A container that is restarted is announced as ended and appeared again.
+//! **Approach.** One follower keeps the set of containers it has announced. Whenever it (re)connects it notes the
+//! engine's time, subscribes from that time on, lists what runs now, and announces the difference to its set; only then
+//! does it follow the stream. Events that were already covered by the list are recognised by their time. A container
+//! that is restarted is announced as ended and appeared again.
 //!
-//! **Properties.** Containers that did not opt in are filtered out by the engine itself: they are neither listed nor inspected. For each
-//! container `Appeared` and `Died` alternate, beginning with `Appeared`. A container that lived only while the engine was not
-//! reachable may be missed altogether; none is ever reported twice.
+//! **Properties.** Containers that did not opt in are filtered out by the engine itself: they are neither listed nor
+//! inspected. For each container `Appeared` and `Died` alternate, beginning with `Appeared`. A container that lived
+//! only while the engine was not reachable may be missed altogether; none is ever reported twice.
 
 use super::engine::{Engine, failed, parse_time_ns};
 use super::labels;

@@ -1,7 +1,7 @@
 //! An image made of one static program, without a registry.
 //!
-//! The built-in trainers are part of the `gainshare` program, so a container needs nothing but that program: the image is a handful of
-//! files, put into a tar archive in memory and handed to the engine as `docker import` would do it.
+//! The built-in trainers are part of the `gainshare` program, so a container needs nothing but that program: the image
+//! is a handful of files, put into a tar archive in memory and handed to the engine as `docker import` would do it.
 
 use super::engine::{Engine, failed};
 use crate::RuntimeError;
@@ -20,7 +20,8 @@ pub const LOCAL_IMAGE: &str = "gainshare:local";
 const IMPORT_TIMEOUT: Duration = Duration::from_secs(300);
 
 impl Engine {
-    /// Makes the image `name` (as in `repository:tag`) from a statically linked program, which becomes `/gainshare` and the entry point.
+    /// Makes the image `name` (as in `repository:tag`) from a statically linked program, which becomes `/gainshare` and
+    /// the entry point.
     pub fn image_from_program(&self, program: &Path, name: &str) -> Result<(), RuntimeError> {
         let unreadable = |source| RuntimeError::Io {
             action: "make an image from",
@@ -40,7 +41,8 @@ impl Engine {
         self.import_image(rootfs, name, &[r#"ENTRYPOINT ["/gainshare"]"#])
     }
 
-    /// Makes the image `name` from a tar archive of a root file system, as `docker import` does; `changes` are lines of a Dockerfile.
+    /// Makes the image `name` from a tar archive of a root file system, as `docker import` does; `changes` are lines of
+    /// a Dockerfile.
     pub fn import_image(&self, rootfs_tar: Vec<u8>, name: &str, changes: &[&str]) -> Result<(), RuntimeError> {
         let (repo, tag) = name.rsplit_once(':').unwrap_or((name, "latest"));
         let options = CreateImageOptions {
@@ -71,7 +73,8 @@ impl Engine {
     }
 }
 
-/// A root file system that holds `program` and what any program expects to find: a place for temporary files, and names for the users.
+/// A root file system that holds `program` and what any program expects to find: a place for temporary files, and names
+/// for the users.
 fn rootfs(program: &[u8]) -> io::Result<Vec<u8>> {
     let mut tar = tar::Builder::new(Vec::with_capacity(program.len() + (64 << 10)));
     let mut add = |path: &str, mode: u32, content: Option<&[u8]>| {

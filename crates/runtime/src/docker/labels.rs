@@ -1,7 +1,7 @@
 //! The labels by which containers and Gainshare speak to each other, all in one place.
 //!
-//! A person opts a container in with `--label gainshare.enable=true` and may say more with the other labels; containers that we
-//! start ourselves carry [`JOB`] and [`ATTEMPT`] as well, so that a restarted daemon finds them again.
+//! A person opts a container in with `--label gainshare.enable=true` and may say more with the other labels; containers
+//! that we start ourselves carry [`JOB`] and [`ATTEMPT`] as well, so that a restarted daemon finds them again.
 
 /// `true` opts a container in; `false` keeps it out even where every container is adopted.
 pub const ENABLE: &str = "gainshare.enable";

@@ -1,24 +1,25 @@
 //! From targets to what `docker update` can set, and back to what was there before. Pure: no engine is asked here.
 //!
-//! **Problem.** The engine takes limits as a handful of numbers, reads zero as "leave as it is", and so cannot be told to unset what was
-//! never set. Weights mean different things on cgroup v1, on v2, and on v2 with a newer `runc`.
+//! **Problem.** The engine takes limits as a handful of numbers, reads zero as "leave as it is", and so cannot be told
+//! to unset what was never set. Weights mean different things on cgroup v1, on v2, and on v2 with a newer `runc`.
 //!
-//! **Approach.** A container's limits are a map from [`Knob`] to [`Value`], as the engine reports them, with "never set" replaced by the
-//! value that has the same effect ([`Machine::effective`]). Wanted, found and original values then compare and subtract like any maps, and
-//! putting back is writing the originals.
+//! **Approach.** A container's limits are a map from [`Knob`] to [`Value`], as the engine reports them, with "never
+//! set" replaced by the value that has the same effect ([`Machine::effective`]). Wanted, found and original values then
+//! compare and subtract like any maps, and putting back is writing the originals.
 //!
 //! | knob | from | never set equals |
 //! |---|---|---|
-//! | `cpu-shares` | share of the CPU, relative to the mean: the mean container keeps the kernel's default weight | 1024 (v1), weight 100 (v2) |
+//! | `cpu-shares` | share of the CPU; the mean container keeps the default weight | 1024 (v1), weight 100 (v2) |
 //! | `cpu-quota`, `cpus` | limit of the CPU, quota mode; never above what the container was created with | −1: none |
 //! | `cpuset-cpus` | whole cores, cores mode | all CPUs |
-//! | `memory-reservation` | limit of the memory, never below the working set: v1 soft limit, v2 `memory.low` | none (v1), 6 MiB (v2) |
+//! | `memory-reservation` | limit of memory, not below use: v1 soft limit, v2 `memory.low` | none (v1), 6 MiB (v2) |
 //! | `blkio-weight` | share of block I/O, relative to the mean | what the kernel's scheduler starts with |
 //!
 //! The hard memory limit is never written, so that no container can be killed by us for using memory.
 //!
-//! **Why `cpu-quota` and not `cpus`.** Once set, the engine can never unset `cpus` (zero is "leave", and it must be positive), while a quota of −1
-//! is unlimited. A container that was *created* with `cpus` refuses a quota; there `cpus` itself is changed, and the original exists.
+//! **Why `cpu-quota` and not `cpus`.** Once set, the engine can never unset `cpus` (zero is "leave", and it must be
+//! positive), while a quota of −1 is unlimited. A container that was *created* with `cpus` refuses a quota; there
+//! `cpus` itself is changed, and the original exists.
 
 use crate::Mode;
 use bollard::models::{ContainerUpdateBody, HostConfig};
@@ -91,7 +92,8 @@ pub type Values = BTreeMap<Knob, Value>;
 const LEAST_RESERVATION_BYTES: u64 = 6 << 20;
 /// Soft limits move in steps of this size, so that a slowly growing working set does not cause a write with every plan.
 const RESERVATION_STEP_BYTES: u64 = 64 << 20;
-/// The engine's own period; it is never changed, because a container with a period of its own refuses `docker update --cpus` for ever.
+/// The engine's own period; it is never changed, because a container with a period of its own refuses `docker update
+/// --cpus` for ever.
 const PERIOD_US: f64 = 100_000.0;
 /// The kernel's smallest quota.
 const LEAST_QUOTA_US: i64 = 1_000;
@@ -101,7 +103,8 @@ const LEAST_QUOTA_US: i64 = 1_000;
 pub(super) enum WeightScale {
     /// cgroup v1: they are the weight.
     Shares,
-    /// cgroup v2 as `runc` did it until 2025: 2…262144 onto 1…10000 by a straight line, so the default of 1024 came out as 39.
+    /// cgroup v2 as `runc` did it until 2025: 2…262144 onto 1…10000 by a straight line, so the default of 1024 came out
+    /// as 39.
     Linear,
     /// cgroup v2 since `runc` 1.3.2: a curve through (2, 1), (1024, 100), (262144, 10000).
     Curved,
@@ -193,7 +196,8 @@ impl Machine {
         }
     }
 
-    /// What to set for a container, and what cannot be set and why. Everything not set by the mode is what it was before us.
+    /// What to set for a container, and what cannot be set and why. Everything not set by the mode is what it was
+    /// before us.
     pub(super) fn wanted(&self, mode: Mode, wish: &Wish<'_>) -> (Values, Vec<String>) {
         let mut notes = Vec::new();
         let mut wanted = self.effective(wish.original);
@@ -276,7 +280,8 @@ pub(super) fn values_of(host: &HostConfig) -> Values {
     ])
 }
 
-/// The part of a container's limits that this mode may change. The others stay its owner's, also while we are in charge.
+/// The part of a container's limits that this mode may change. The others stay its owner's, also while we are in
+/// charge.
 pub(super) fn managed(mode: Mode, values: &Values) -> Values {
     let has_cpus = values.get(&Knob::Cpus).is_some_and(|v| !v.is_unset());
     let is_managed = |knob: Knob| match knob {
@@ -423,7 +428,11 @@ mod tests {
         /// Whatever is asked for, the engine is never handed a value it refuses.
         #[test]
         fn wanted_values_are_in_the_engines_range(
-            cpu in 0.0f64..=1.0, memory in 0.0f64..=1.0, relative in 0.0f64..100.0, v2: bool, nano in 0i64..16_000_000_000,
+            cpu in 0.0f64..=1.0,
+            memory in 0.0f64..=1.0,
+            relative in 0.0f64..100.0,
+            v2: bool,
+            nano in 0i64..16_000_000_000,
         ) {
             let t = target(cpu, memory);
             let original = values_of(&HostConfig { nano_cpus: Some(nano), ..Default::default() });

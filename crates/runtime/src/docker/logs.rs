@@ -1,20 +1,21 @@
 //! The output of a container, complete and once, across restarts of the engine and of ourselves.
 //!
-//! **Problem.** The engine's log stream breaks when the engine restarts, can be resumed only at a whole second, and knows no
-//! offsets; a training job's losses must neither be lost nor counted twice.
+//! **Problem.** The engine's log stream breaks when the engine restarts, can be resumed only at a whole second, and
+//! knows no offsets; a training job's losses must neither be lost nor counted twice.
 //!
-//! **Approach.** Every entry comes with the engine's time stamp in nanoseconds. A [`LogCursor`] remembers, for standard output and standard error
-//! apart, the newest stamp seen and how many entries had it. After a break the stream is asked for from a little before the cursor, and entries
-//! the cursor covers are skipped. The two are kept apart because each is stamped by its own writer: within one of them the order of the stamps
-//! is the order of the entries, between them it is not. Each delivered chunk carries the cursor after it: whoever stores
-//! the cursor together with what the chunk meant can resume there.
+//! **Approach.** Every entry comes with the engine's time stamp in nanoseconds. A [`LogCursor`] remembers, for standard
+//! output and standard error apart, the newest stamp seen and how many entries had it. After a break the stream is
+//! asked for from a little before the cursor, and entries the cursor covers are skipped. The two are kept apart because
+//! each is stamped by its own writer: within one of them the order of the stamps is the order of the entries, between
+//! them it is not. Each delivered chunk carries the cursor after it: whoever stores the cursor together with what the
+//! chunk meant can resume there.
 //!
-//! Entries go through a bounded channel. When its reader is slow, the follower stops asking the engine, which keeps the entries in the container's
-//! log: nothing is dropped, memory stays bounded, and the container never waits.
+//! Entries go through a bounded channel. When its reader is slow, the follower stops asking the engine, which keeps the
+//! entries in the container's log: nothing is dropped, memory stays bounded, and the container never waits.
 //!
-//! **Limits, all the engine's.** It hands out an entry at a line end or after 16 KiB, so a progress bar that only ever returns the carriage arrives late.
-//! A log rotated away while nobody reads is lost. If the machine's clock is set back, entries stamped before the cursor are skipped
-//! after the next break.
+//! **Limits, all the engine's.** It hands out an entry at a line end or after 16 KiB, so a progress bar that only ever
+//! returns the carriage arrives late. A log rotated away while nobody reads is lost. If the machine's clock is set
+//! back, entries stamped before the cursor are skipped after the next break.
 
 use super::engine::{Engine, is_missing, parse_time_ns};
 use bollard::container::LogOutput;
@@ -73,8 +74,8 @@ impl LogCursor {
 }
 
 impl Engine {
-    /// Follows a container's output from `from` on. The channel closes when the container has ended and everything was delivered, or is gone.
-    /// Dropping the receiver ends the follower.
+    /// Follows a container's output from `from` on. The channel closes when the container has ended and everything was
+    /// delivered, or is gone. Dropping the receiver ends the follower.
     pub fn follow_logs(&self, id: &str, from: LogCursor) -> mpsc::Receiver<LogChunk> {
         let (out, chunks) = mpsc::channel(CHANNEL);
         let reader = Reader { engine: self.clone(), id: id.to_owned(), cursor: from, out };
@@ -107,7 +108,8 @@ impl Reader {
             }
             match self.engine.inspect(&self.id).await {
                 Err(crate::RuntimeError::Gone { .. }) => return,
-                // The follower may have been cut off before the last entries: one pass over what is stored now brings them.
+                // The follower may have been cut off before the last entries: one pass over what is stored now brings
+                // them.
                 Ok(container) if has_ended(&container) => match self.pass(false).await {
                     Ok(None) | Err(Unwanted) => return,
                     Ok(Some(error)) if is_missing(&error) => return,
@@ -168,8 +170,9 @@ fn has_ended(container: &bollard::models::ContainerInspectResponse) -> bool {
     container.state.as_ref().is_some_and(|s| s.running != Some(true) && s.restarting != Some(true))
 }
 
-/// The entries of one frame, each without its stamp. A frame of a container without a terminal is one entry. A terminal's output is not framed; it is
-/// cut at line ends by the client library, and entries of a line longer than the engine's limit follow each other at exactly that distance.
+/// The entries of one frame, each without its stamp. A frame of a container without a terminal is one entry. A
+/// terminal's output is not framed; it is cut at line ends by the client library, and entries of a line longer than the
+/// engine's limit follow each other at exactly that distance.
 fn entries(frame: &[u8], is_console: bool) -> Vec<(u64, &[u8])> {
     let mut found = Vec::new();
     let mut rest = frame;

@@ -1,20 +1,23 @@
 //! The Docker runtime: containers that opted in, and containers we start, share the machine by our targets.
 //!
-//! **Problem.** Training containers of a Docker host should get what their progress earns while they run, with nothing but the engine's
-//! own interface, and must be left exactly as they were when we let go.
+//! **Problem.** Training containers of a Docker host should get what their progress earns while they run, with nothing
+//! but the engine's own interface, and must be left exactly as they were when we let go.
 //!
-//! **Approach.** [`Engine`] is the connection: it reports which containers come and go ([`Engine::events`]), follows their output
-//! ([`Engine::follow_logs`]), starts, stops and removes containers of our own and makes images without a registry. [`DockerRuntime`] carries out plans:
-//! [`DockerRuntime::adopt`] remembers a container's limits (the [`Original`], for the caller's journal) and from then on targets are applied through the
-//! engine's live update. What was changed is read back from the engine. Before the next change the kernel's own files are compared with how we left them; a
-//! difference means that somebody else writes too: the job is reported as contested and left alone for a while, longer each time.
+//! **Approach.** [`Engine`] is the connection: it reports which containers come and go ([`Engine::events`]), follows
+//! their output ([`Engine::follow_logs`]), starts, stops and removes containers of our own and makes images without a
+//! registry. [`DockerRuntime`] carries out plans: [`DockerRuntime::adopt`] remembers a container's limits (the
+//! [`Original`], for the caller's journal) and from then on targets are applied through the engine's live update. What
+//! was changed is read back from the engine. Before the next change the kernel's own files are compared with how we
+//! left them; a difference means that somebody else writes too: the job is reported as contested and left alone for a
+//! while, longer each time.
 //!
-//! **Terms.** A handle's key is the container's full id. A *life* is one start of a container: a restarted one has the same id and
-//! counts as another job, which must be adopted again.
+//! **Terms.** A handle's key is the container's full id. A *life* is one start of a container: a restarted one has the
+//! same id and counts as another job, which must be adopted again.
 //!
-//! **Properties.** Only adopted containers are ever written to. A value in force is not written again, and an older plan is refused. The hard memory
-//! limit is never touched. Restoring is possible from the [`Original`] alone, by another process and also for a container that has stopped,
-//! whose limits the engine would otherwise apply at its next start. An engine that restarts is simply asked again.
+//! **Properties.** Only adopted containers are ever written to. A value in force is not written again, and an older
+//! plan is refused. The hard memory limit is never touched. Restoring is possible from the [`Original`] alone, by
+//! another process and also for a container that has stopped, whose limits the engine would otherwise apply at its next
+//! start. An engine that restarts is simply asked again.
 
 mod containers;
 mod engine;
@@ -58,7 +61,8 @@ pub struct Original {
     pub values: Values,
 }
 
-/// How many containers are updated at the same time. The engine spends most of an update waiting for its container runtime.
+/// How many containers are updated at the same time. The engine spends most of an update waiting for its container
+/// runtime.
 const AT_ONCE: usize = 8;
 
 /// Carries out targets on containers. See the module documentation.
@@ -103,8 +107,8 @@ impl DockerRuntime {
         &self.engine
     }
 
-    /// Takes charge of a running container and returns its limits before us, which the caller should store before the first plan is
-    /// applied. After a restart of the caller, `known` is what was stored then.
+    /// Takes charge of a running container and returns its limits before us, which the caller should store before the
+    /// first plan is applied. After a restart of the caller, `known` is what was stored then.
     pub fn adopt(&mut self, job: JobId, id: &str, known: Option<Original>) -> Result<(Handle, Original), RuntimeError> {
         let container = self.engine.wait(self.engine.inspect(id))?;
         let id = container.id.clone().unwrap_or_else(|| id.to_owned());
@@ -113,8 +117,8 @@ impl DockerRuntime {
             return Err(RuntimeError::Gone { key: id });
         }
         let host = container.host_config.clone().unwrap_or_default();
-        // What an earlier life was given by us and not yet relieved of is still there; its original is this one's too. A known original may
-        // also be from another mode: then what that mode changed is put back by the first plan.
+        // What an earlier life was given by us and not yet relieved of is still there; its original is this one's too.
+        // A known original may also be from another mode: then what that mode changed is put back by the first plan.
         let earlier = known.filter(|known| known.id == id);
         let earlier = earlier.or_else(|| self.tracked.get(&id).map(|tracked| tracked.original.clone()));
         let mut original = Original { id: id.clone(), values: managed(self.mode, &values_of(&host)) };
@@ -129,8 +133,14 @@ impl DockerRuntime {
         Ok((Handle { job, key: id }, original))
     }
 
-    /// Puts back what an adopted container had before us, without having adopted it: for whoever cleans up after a daemon. Harmless if the
-    /// container is gone.
+    /// What will be put back for an adopted container. It changes when somebody else sets its limits: store it anew after a
+    /// plan was contested.
+    pub fn original(&self, job: &Handle) -> Option<&Original> {
+        self.tracked.get(&job.key).filter(|tracked| tracked.job == job.job).map(|tracked| &tracked.original)
+    }
+
+    /// Puts back what an adopted container had before us, without having adopted it: for whoever cleans up after a
+    /// daemon. Harmless if the container is gone.
     pub fn restore(&mut self, original: &Original) -> Result<(), RuntimeError> {
         let container = match self.engine.wait(self.engine.inspect(&original.id)) {
             Ok(container) => container,
@@ -149,7 +159,8 @@ impl DockerRuntime {
         }
     }
 
-    /// A weight of cgroup v2 and the shares it was made from show by which rule the engine translates. Says whether it is another one than assumed.
+    /// A weight of cgroup v2 and the shares it was made from show by which rule the engine translates. Says whether it
+    /// is another one than assumed.
     fn learn_scale(&mut self, seen: Option<(f64, i64)>) -> bool {
         let scale = seen.map_or(self.machine.weights, |(weight, shares)| WeightScale::seen(shares, weight));
         std::mem::replace(&mut self.machine.weights, scale) != scale
@@ -238,7 +249,7 @@ impl DockerRuntime {
         }
         if let Some(foreign) = tracked.foreign_write() {
             let container = engine.wait(engine.inspect(&job.key))?;
-            tracked.contested_by(foreign, &container);
+            tracked.explain(foreign, &container);
         }
         tracked.still_contested()?;
         tracked.generation = generation;
@@ -287,11 +298,15 @@ impl DockerRuntime {
             futures_util::stream::iter(calls).buffered(AT_ONCE).collect().await
         });
         let conclude = |((prepared, answer), (job, _)): ((Result<_, _>, Result<_, _>), &(Handle, Target))| {
-            let ((change, notes), answer) = (prepared?, answer?);
+            let (change, notes) = prepared?;
             let tracked = self.tracked(job)?;
             match answer {
-                Some(container) => tracked.take_in(&change, &container, notes),
-                None => Ok(tracked.in_force(notes)),
+                Ok(Some(container)) => tracked.take_in(&change, &container, notes),
+                Ok(None) => Ok(tracked.in_force(notes)),
+                Err(error) => {
+                    tracked.not_answered(&change);
+                    Err(error)
+                }
             }
         };
         prepared.into_iter().zip(answers).zip(wanted).map(conclude).collect()

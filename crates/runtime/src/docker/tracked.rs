@@ -1,8 +1,9 @@
 //! One adopted container: what it had, what we gave it, and whether somebody else writes its limits too.
 //!
-//! **Approach.** After each write the engine's and the kernel's values are remembered. A value that later differs was written by somebody else: the
-//! container is *contested* and left alone, first for [`BACK_OFF_FIRST`], then twice as long each time. What others set through the engine becomes the
-//! original, because it is what they will want to have when we let go.
+//! **Approach.** After each write the engine's and the kernel's values are remembered. A value that later differs was
+//! written by somebody else: the container is *contested* and left alone, first for [`BACK_OFF_FIRST`], then twice as
+//! long each time. What others set through the engine becomes the original, because it is what they will want to have
+//! when we let go.
 
 use super::engine::Engine;
 use super::limits::{Knob, Value, Values, values_of};
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant};
 /// How long a contested container is left alone, first and at most.
 const BACK_OFF_FIRST: Duration = Duration::from_secs(2);
 const BACK_OFF_LAST: Duration = Duration::from_secs(120);
+/// How long a request that was not answered may still take effect.
+const LATE: Duration = Duration::from_secs(120);
 
 pub(super) struct Tracked {
     pub(super) job: JobId,
@@ -27,6 +30,10 @@ pub(super) struct Tracked {
     pub(super) found: Values,
     /// What we set and the engine silently dropped: not tried again.
     pub(super) refused: Values,
+    /// What we asked for without getting an answer, and until when it may still come into force: an engine that hangs
+    /// does it later.
+    unanswered: Vec<(Knob, Value)>,
+    unanswered_until: Instant,
     /// What the kernel has in force, as read after our last write.
     kernel: Vec<(String, String)>,
     name: String,
@@ -73,6 +80,8 @@ impl Tracked {
             hard_memory_bytes: host.memory.unwrap_or(0),
             found: values_of(&host),
             refused: Values::new(),
+            unanswered: Vec::new(),
+            unanswered_until: Instant::now(),
             kernel: Vec::new(),
             life: life_of(container),
             source,
@@ -122,8 +131,8 @@ impl Tracked {
         weight_and_shares(&self.kernel, &self.found)
     }
 
-    /// A file of the kernel that no longer holds what it held after our last write: its name, what it held and what it holds. Limits that
-    /// are not ours to set may change as they like.
+    /// A file of the kernel that no longer holds what it held after our last write: its name, what it held and what it
+    /// holds. Limits that are not ours to set may change as they like.
     pub(super) fn foreign_write(&mut self) -> Option<(String, String, String)> {
         let now = self.kernel_settings();
         let is_ours = |file: &str| self.original.values.keys().any(|&knob| files_of(knob).contains(&file));
@@ -133,16 +142,35 @@ impl Tracked {
         foreign
     }
 
-    /// Takes in the engine's view after somebody else's write was seen in the kernel's `file`.
-    pub(super) fn contested_by(&mut self, foreign: (String, String, String), container: &ContainerInspectResponse) {
+    /// Finds out from the engine what it means that a file of the kernel does not hold what we left there.
+    pub(super) fn explain(&mut self, foreign: (String, String, String), container: &ContainerInspectResponse) {
         let (file, left, found) = foreign;
         self.compare(values_of(&container.host_config.clone().unwrap_or_default()), &Values::new());
-        // If it was not done through the engine, the engine must be made to write again what it believes to be in force.
+        let is_late =
+            |(&knob, value): (&Knob, &Value)| files_of(knob).contains(&file.as_str()) && self.is_ours(knob, value);
+        if self.found.iter().any(is_late) {
+            return;
+        }
+        // If it was not done through the engine, the engine must be made to write again what it believes to be in
+        // force.
         self.found.retain(|&knob, _| !files_of(knob).contains(&file.as_str()));
         self.contested(file, left, found);
     }
 
-    /// Takes in what the engine says after we set `written` (or nothing, where the kernel's files cannot be seen) and returns what is in force.
+    /// Remembers a request that was not answered.
+    pub(super) fn not_answered(&mut self, written: &Values) {
+        self.unanswered.retain(|_| Instant::now() < self.unanswered_until);
+        self.unanswered.extend(written.iter().map(|(&knob, value)| (knob, value.clone())));
+        self.unanswered_until = Instant::now() + LATE;
+    }
+
+    /// Whether a value is one that we asked for without getting an answer.
+    fn is_ours(&self, knob: Knob, value: &Value) -> bool {
+        Instant::now() < self.unanswered_until && self.unanswered.iter().any(|(k, v)| *k == knob && v == value)
+    }
+
+    /// Takes in what the engine says after we set `written` (or nothing, where the kernel's files cannot be seen) and
+    /// returns what is in force.
     pub(super) fn take_in(
         &mut self,
         written: &Values,
@@ -172,6 +200,7 @@ impl Tracked {
                     ignored.push(knob);
                 }
                 None if *had == found => {}
+                _ if self.is_ours(knob, &found) => {}
                 expected => {
                     self.contested(knob.to_string(), expected.unwrap_or(had).to_string(), found.to_string());
                     self.original.values.insert(knob, found);
@@ -184,7 +213,8 @@ impl Tracked {
     fn contested(&mut self, what: String, wanted: String, found: String) {
         let now = Instant::now();
         let back_off = match &self.contest {
-            // One foreign change is seen in the engine and in the kernel, and often in several values: that is one contest.
+            // One foreign change is seen in the engine and in the kernel, and often in several values: that is one
+            // contest.
             Some(last) if now < last.until => return,
             Some(last) if now < last.until + BACK_OFF_LAST => (last.back_off * 2).min(BACK_OFF_LAST),
             _ => BACK_OFF_FIRST,

@@ -1,12 +1,13 @@
 //! What a container used and what the kernel has in force for it, cheaply.
 //!
-//! **Problem.** The engine's statistics are slow and dear: version 20.10 answers a single question after a whole second and spends 1.6 ms of CPU on it,
-//! so that 50 containers could not be read every second one by one.
+//! **Problem.** The engine's statistics are slow and dear: version 20.10 answers a single question after a whole second
+//! and spends 1.6 ms of CPU on it, so that 50 containers could not be read every second one by one.
 //!
-//! **Approach.** When the engine runs on this machine, its containers' cgroups are directories here. They are found once, from the container's first
-//! process ([`Place`]); a reading is then a few small files, some 60 µs. They are trusted only if their path names the container's id, so a
-//! reused process number can never show another job. Where no such directories are seen (an engine in a virtual machine), a
-//! follower takes in the engine's statistics in the background, once a second, and a reading is the latest of them ([`Followed`]).
+//! **Approach.** When the engine runs on this machine, its containers' cgroups are directories here. They are found
+//! once, from the container's first process ([`Place`]); a reading is then a few small files, some 60 µs. They are
+//! trusted only if their path names the container's id, so a reused process number can never show another job. Where no
+//! such directories are seen (an engine in a virtual machine), a follower takes in the engine's statistics in the
+//! background, once a second, and a reading is the latest of them ([`Followed`]).
 //!
 //! **Terms.** Working set: memory in use less the file pages the kernel would drop first.
 
@@ -56,7 +57,8 @@ impl Place {
         Ok(counters)
     }
 
-    /// What the kernel has in force, by the names of its files. Read after our own writes and compared later, it shows every foreign write.
+    /// What the kernel has in force, by the names of its files. Read after our own writes and compared later, it shows
+    /// every foreign write.
     pub(super) fn settings(&self) -> Vec<(String, String)> {
         let all = [Knob::CpuShares, Knob::CpuQuota, Knob::CpusetCpus, Knob::MemoryReservation, Knob::BlkioWeight];
         let files = all.iter().flat_map(|&knob| files_of(knob));
@@ -67,9 +69,9 @@ impl Place {
         files.filter_map(text).collect()
     }
 
-    /// The weight the engine's `blkio-weight` starts from; `None` where the kernel has no file that takes it. The engine of cgroup v1 knows
-    /// only CFQ's file; on v2 `runc` writes BFQ's weight as it is and else spreads 10…1000 over `io.weight`'s 1…10000, where 20 comes
-    /// out as the kernel's default of 100.
+    /// The weight the engine's `blkio-weight` starts from; `None` where the kernel has no file that takes it. The
+    /// engine of cgroup v1 knows only CFQ's file; on v2 `runc` writes BFQ's weight as it is and else spreads 10…1000
+    /// over `io.weight`'s 1…10000, where 20 comes out as the kernel's default of 100.
     pub(super) fn default_block_weight(&self) -> Option<i64> {
         let candidates: &[(&str, i64)] = match self.group.version() {
             Version::V1 => &[("blkio.weight", 500)],
@@ -134,7 +136,8 @@ impl Followed {
     }
 }
 
-/// Keeps a reading; says whether anybody still wants it. Of a container that has stopped the engine reports zeros: these are not kept.
+/// Keeps a reading; says whether anybody still wants it. Of a container that has stopped the engine reports zeros:
+/// these are not kept.
 fn store(slot: &Weak<Mutex<Option<Counters>>>, now: Counters) -> bool {
     let Some(slot) = slot.upgrade() else { return false };
     let mut latest = slot.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! A real Docker engine for one test: started with everything it owns below one temporary directory and one cgroup, and removed
-//! without a trace, whatever the test did.
+//! A real Docker engine for one test: started with everything it owns below one temporary directory and one cgroup, and
+//! removed without a trace, whatever the test did.
 //!
 //! It needs root and Debian's `docker.io` and `busybox-static`. Containers have no network.
 
@@ -85,7 +85,8 @@ impl Dockerd {
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log);
-        // SAFETY: prctl is a plain system call and touches no memory of ours. It makes the engine end with a test that was killed.
+        // SAFETY: prctl is a plain system call and touches no memory of ours. It makes the engine end with a test that
+        // was killed.
         unsafe {
             command.pre_exec(|| {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
@@ -118,6 +119,10 @@ impl Dockerd {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    pub(crate) fn signal_engine(&self, number: i32) {
+        signal(self.process.as_ref().expect("the engine runs").id() as i32, number);
     }
 
     /// Calls the engine directly, as any other user of it would.
