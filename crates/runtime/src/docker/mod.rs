@@ -133,8 +133,8 @@ impl DockerRuntime {
         Ok((Handle { job, key: id }, original))
     }
 
-    /// What will be put back for an adopted container. It changes when somebody else sets its limits: store it anew after a
-    /// plan was contested.
+    /// What will be put back for an adopted container. It changes when somebody else sets its limits: store it anew
+    /// after a plan was contested.
     pub fn original(&self, job: &Handle) -> Option<&Original> {
         self.tracked.get(&job.key).filter(|tracked| tracked.job == job.job).map(|tracked| &tracked.original)
     }
