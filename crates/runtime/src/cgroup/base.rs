@@ -309,7 +309,8 @@ fn quota_cores(version: Version, dir: &Path) -> Option<f64> {
     (quota > 0.0 && period > 0.0).then_some(quota / period)
 }
 
-fn own_affinity() -> CpuList {
+/// The CPUs this process may run on.
+pub(crate) fn own_affinity() -> CpuList {
     let Ok(set) = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)) else { return CpuList::new(vec![0]) };
     (0..nix::sched::CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false)).map(|cpu| cpu as u32).collect()
 }

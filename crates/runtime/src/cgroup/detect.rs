@@ -9,8 +9,7 @@
 //! internal processes"), so the place is the nearest group above us that was handed over to us on purpose (systemd
 //! marks it with an extended attribute), else the topmost one we may write to.
 
-use super::file::inode;
-use super::{Controller, Group, GroupDir, Hierarchy, Version};
+use super::{Controller, Hierarchy, Version};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
@@ -66,7 +65,9 @@ pub(super) fn detect() -> Result<Hierarchy, String> {
 
 /// The group of a process that is not ours, if its path names `id` in every hierarchy: a container's group, which carries the container's id. `None` also
 /// where we do not see its directories.
-pub(crate) fn group_of(pid: i32, id: &str) -> Option<Group> {
+#[cfg(feature = "docker")]
+pub(crate) fn group_of(pid: i32, id: &str) -> Option<super::Group> {
+    use super::{Group, GroupDir, file::inode};
     let mounts = parse_mounts(&read_proc("/proc/self/mountinfo").ok()?);
     let membership = read_proc(&format!("/proc/{pid}/cgroup")).ok()?;
     let locate = |controller: Option<Controller>| -> Option<PathBuf> {
@@ -91,6 +92,27 @@ pub(crate) fn group_of(pid: i32, id: &str) -> Option<Group> {
     let needed = [Controller::Cpu, Controller::CpuAcct, Controller::Memory];
     let complete = needed.iter().all(|needed| dirs.iter().any(|dir| dir.controllers.contains(needed)));
     if complete { Group::reopen(id, version, &dirs).ok() } else { None }
+}
+
+/// Whether we are in the topmost group of the cpu controller, and can see that it is the topmost one.
+pub(crate) fn in_topmost_cpu_group() -> bool {
+    let (Ok(mountinfo), Ok(membership)) = (read_proc("/proc/self/mountinfo"), read_proc("/proc/self/cgroup")) else {
+        return false;
+    };
+    parse_mounts(&mountinfo).iter().any(|mount| match mount.version {
+        // Only the topmost v1 group has a release agent, only the topmost v2 group has no type.
+        Version::V1 => {
+            mount.options.iter().any(|o| o == "cpu")
+                && membership_of(&membership, Some("cpu")) == Some("/")
+                && mount.at.join("release_agent").exists()
+        }
+        Version::V2 => {
+            let controllers = std::fs::read_to_string(mount.at.join("cgroup.controllers")).unwrap_or_default();
+            controllers.split_ascii_whitespace().any(|c| c == "cpu")
+                && membership_of(&membership, None) == Some("/")
+                && !mount.at.join("cgroup.type").exists()
+        }
+    })
 }
 
 fn read_proc(path: &str) -> Result<String, String> {

@@ -20,8 +20,11 @@ mod group;
 pub mod limits;
 
 pub use base::Base;
+pub(crate) use base::{machine_memory_bytes, own_affinity};
 pub use cpus::CpuList;
+#[cfg(feature = "docker")]
 pub(crate) use detect::group_of;
+pub(crate) use detect::in_topmost_cpu_group;
 pub use group::{Group, GroupDir};
 
 use crate::RuntimeError;

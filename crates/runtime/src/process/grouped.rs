@@ -4,7 +4,7 @@
 //! neighbours do on average until the first plan that knows it.
 
 use super::cores::deal;
-use super::{Config, Identity, JobGroup};
+use super::{Config, Identity, JobGroup, page_bytes};
 use crate::cgroup::file::BUFFER_BYTES;
 use crate::cgroup::limits::{self, Ledger, Terrain, Wanted};
 use crate::cgroup::{Base, Controller, CpuList, Group, Hierarchy};
@@ -70,10 +70,6 @@ fn put_defaults(group: &Group, terrain: &Terrain, ledger: &mut Ledger) -> Result
         Ok(_) | Err(RuntimeError::Gone { .. } | RuntimeError::Contested { .. }) => Ok(()),
         Err(other) => Err(other),
     }
-}
-
-fn page_bytes() -> u64 {
-    nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096) as u64
 }
 
 impl Grouped {

@@ -66,6 +66,11 @@ impl Stat {
     }
 }
 
+/// Clock ticks are a hundredth of a second on every Linux of today, but the kernel may be asked.
+pub(crate) fn ticks_per_second() -> u64 {
+    nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok().flatten().filter(|&n| n > 0).unwrap_or(100) as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,7 @@
 //!
 //! **Approach.** [`ProcessRuntime::prepare`] makes the job's group before the job exists and tells the `cgroup.procs` files into which the child writes itself between
 //! fork and exec ([`start::enter`] does it), so that not one instruction of the job runs outside. Limits go through [`crate::cgroup`]. On a machine where we may
-//! not make cgroups the runtime falls back to priorities and a stop/continue duty cycle ([`fallback`]); [`ProcessRuntime::limitation`] says so.
+//! not make cgroups the runtime falls back to priorities and a stop/continue duty cycle (module `fallback`); [`ProcessRuntime::notes`] say so.
 //! After a restart of the daemon [`ProcessRuntime::adopt`] takes over what [`JobGroup`] and [`Identity`] recorded.
 //!
 //! **Terms.** A job's *leader* is the process that was started; its pid is also the number of its process group and session.
@@ -14,18 +14,22 @@
 //! never below the working set. `release` leaves the kernel's defaults behind.
 
 pub(crate) mod cores;
+mod fallback;
 mod grouped;
 mod identity;
 pub mod start;
 
+pub use fallback::keeper;
 pub use identity::Identity;
 
 use crate::cgroup::{GroupDir, Hierarchy, Version};
 use crate::{Capacity, Counters, Handle, InForce, Mode, Runtime, RuntimeError, RuntimeKind};
+use fallback::Fallback;
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;
 use grouped::Grouped;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -37,11 +41,13 @@ pub struct Config {
     pub mode: Mode,
     /// How many processes and threads one job may have; contains a fork bomb. `None`: as many as the machine allows.
     pub most_tasks: Option<u32>,
+    /// The command that runs [`keeper::run`] and nothing else. Only the fallback uses it; without it the fallback cannot share the CPU.
+    pub keeper: Option<Vec<OsString>>,
 }
 
 impl Config {
     pub fn new(base: impl Into<String>) -> Config {
-        Config { base: base.into(), mode: Mode::default(), most_tasks: Some(default_most_tasks()) }
+        Config { base: base.into(), mode: Mode::default(), most_tasks: Some(default_most_tasks()), keeper: None }
     }
 }
 
@@ -52,6 +58,10 @@ fn default_most_tasks() -> u32 {
     let generous = cores.saturating_mul(256).clamp(4096, 32_768);
     let pid_max = std::fs::read_to_string("/proc/sys/kernel/pid_max").ok().and_then(|t| t.trim().parse::<u32>().ok());
     generous.min(pid_max.map_or(u32::MAX, |most| most / 2))
+}
+
+fn page_bytes() -> u64 {
+    nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096) as u64
 }
 
 /// What must be remembered to find a job's group again; goes into the journal.
@@ -74,42 +84,73 @@ pub fn restore(group: &JobGroup) -> Result<(), RuntimeError> {
 /// The process runtime. See the module documentation.
 #[derive(Debug)]
 pub struct ProcessRuntime {
-    jobs: Grouped,
+    jobs: Jobs,
+}
+
+#[derive(Debug)]
+enum Jobs {
+    Grouped(Box<Grouped>),
+    Fallback(Box<Fallback>),
+}
+
+/// The same call on whichever of the two is there.
+macro_rules! either {
+    ($runtime:expr, $jobs:ident => $call:expr) => {
+        match $runtime {
+            Jobs::Grouped($jobs) => $call,
+            Jobs::Fallback($jobs) => $call,
+        }
+    };
 }
 
 impl ProcessRuntime {
-    /// On the hierarchy of this machine.
+    /// On the hierarchy of this machine; without one, on what is left. [`Self::has_cgroups`] and [`Self::notes`] tell which.
     pub fn detect(config: Config) -> Result<ProcessRuntime, RuntimeError> {
-        ProcessRuntime::on(Hierarchy::detect()?, config)
+        match Hierarchy::detect().and_then(|hierarchy| Grouped::open(hierarchy, config.clone())) {
+            Ok(jobs) => Ok(ProcessRuntime { jobs: Jobs::Grouped(Box::new(jobs)) }),
+            Err(error @ (RuntimeError::Unsupported(_) | RuntimeError::Io { .. })) => {
+                Ok(ProcessRuntime::without_cgroups(config, &error.to_string()))
+            }
+            Err(other) => Err(other),
+        }
     }
 
     pub fn on(hierarchy: Hierarchy, config: Config) -> Result<ProcessRuntime, RuntimeError> {
-        Ok(ProcessRuntime { jobs: Grouped::open(hierarchy, config)? })
+        Ok(ProcessRuntime { jobs: Jobs::Grouped(Box::new(Grouped::open(hierarchy, config)?)) })
+    }
+
+    /// By priority, or by stopping and continuing. `why` is told to people.
+    pub fn without_cgroups(config: Config, why: &str) -> ProcessRuntime {
+        ProcessRuntime { jobs: Jobs::Fallback(Box::new(Fallback::open(config, why))) }
+    }
+
+    pub fn has_cgroups(&self) -> bool {
+        matches!(self.jobs, Jobs::Grouped(_))
     }
 
     /// Makes the group of a job about to start. `name` must be new; it becomes the handle's key.
     pub fn prepare(&mut self, job: JobId, name: &str) -> Result<JobGroup, RuntimeError> {
-        self.jobs.prepare(job, name)
+        either!(&mut self.jobs, jobs => jobs.prepare(job, name))
     }
 
     /// The job's leader runs (and is in its group: it joined before exec).
     pub fn started(&mut self, handle: &Handle, leader: Identity) -> Result<(), RuntimeError> {
-        self.jobs.started(handle, leader)
+        either!(&mut self.jobs, jobs => jobs.started(handle, leader))
     }
 
     /// Takes over a job that was started before this runtime existed. `Gone` if its group is not the recorded one or nothing of it runs any more.
     pub fn adopt(&mut self, group: &JobGroup, leader: Identity) -> Result<(), RuntimeError> {
-        self.jobs.adopt(group, leader)
+        either!(&mut self.jobs, jobs => jobs.adopt(group, leader))
     }
 
     /// Asks the job to end: SIGTERM to its process group. Returns at once.
     pub fn terminate(&mut self, handle: &Handle) -> Result<(), RuntimeError> {
-        self.jobs.terminate(handle)
+        either!(&mut self.jobs, jobs => jobs.terminate(handle))
     }
 
     /// Kills every process of the job, also those that left its process group. `Ok(false)`: some did not go away within two seconds.
     pub fn kill(&mut self, handle: &Handle) -> Result<bool, RuntimeError> {
-        self.jobs.kill(handle)
+        either!(&mut self.jobs, jobs => jobs.kill(handle))
     }
 
     /// Asks, waits up to `grace`, then kills. Blocks for as long; a driver that must not wait calls [`Self::terminate`] and later [`Self::kill`].
@@ -127,17 +168,21 @@ impl ProcessRuntime {
 
     /// Removes groups below our base that hold no process and belong to no job we know: leftovers of a crash.
     pub fn sweep(&mut self) {
-        self.jobs.sweep();
+        if let Jobs::Grouped(jobs) = &mut self.jobs {
+            jobs.sweep();
+        }
     }
 
     /// Removes what is empty, the base group last. Groups of jobs that still run stay, with their limits as they are: release those jobs first.
     pub fn close(&mut self) {
-        self.jobs.close();
+        if let Jobs::Grouped(jobs) = &mut self.jobs {
+            jobs.close();
+        }
     }
 
     /// What this runtime cannot do on this machine, in a sentence each.
     pub fn notes(&self) -> &[String] {
-        self.jobs.notes()
+        either!(&self.jobs, jobs => jobs.notes())
     }
 }
 
@@ -147,22 +192,22 @@ impl Runtime for ProcessRuntime {
     }
 
     fn capacity(&self) -> Capacity {
-        self.jobs.capacity()
+        either!(&self.jobs, jobs => jobs.capacity())
     }
 
     fn apply(&mut self, generation: u64, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
-        self.jobs.apply(generation, wanted)
+        either!(&mut self.jobs, jobs => jobs.apply(generation, wanted))
     }
 
     fn read(&mut self, job: &Handle) -> Result<Counters, RuntimeError> {
-        self.jobs.read(job)
+        either!(&mut self.jobs, jobs => jobs.read(job))
     }
 
     fn is_alive(&mut self, job: &Handle) -> Result<bool, RuntimeError> {
-        self.jobs.is_alive(job)
+        either!(&mut self.jobs, jobs => jobs.is_alive(job))
     }
 
     fn release(&mut self, job: &Handle) -> Result<(), RuntimeError> {
-        self.jobs.release(job)
+        either!(&mut self.jobs, jobs => jobs.release(job))
     }
 }

@@ -1,0 +1,235 @@
+//! The keeper: the one small process that holds the levers of the fallback, and lets go of all of them when we are no longer there.
+//!
+//! **Problem.** A job that is stopped stays stopped if whoever should continue it is killed. So the daemon itself must never stop a job.
+//!
+//! **Approach.** The daemon starts a keeper and writes lines to its input. The keeper stops and continues the jobs' process groups by the clock and sets their scheduling
+//! priority. When its input ends (the daemon ended, however) or is silent for [`LEASE`] (the daemon hangs or is stopped), it continues every job, puts priorities back and, at the end of
+//! input, goes. It ignores the signals that a terminal or a shutdown sends to everybody, so that it outlives the daemon by the moment that takes. If the keeper itself is killed, the daemon
+//! continues the jobs at its next look, within a second or so, and starts another one. Only if both are killed by force at the same moment does a job depend on the last safeguard: its
+//! leader asked the kernel for SIGCONT when its parent dies (see [`crate::process::start::enter`]).
+//!
+//! **Lines.** `set KEY OFFSET_US ON_US NICE PID:START…` holds a job: in each period it runs for `ON_US` from `OFFSET_US` on; `PID:START` are the leaders of its process groups. `free KEY` lets it go. Every line, also one
+//! that says nothing (`beat`), tells that the daemon is there.
+
+use super::super::Identity;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// Long enough that the signals cost nothing, short enough that nobody watching a progress bar sees it.
+pub(super) const PERIOD_US: u64 = 200_000;
+
+/// How long the keeper believes in a daemon that says nothing. The daemon looks at its jobs every second.
+const LEASE: Duration = Duration::from_secs(4);
+
+/// The kernel lets an ordinary user change such a priority once in 0.1 s, all users together.
+const NICE_PAUSE: Duration = Duration::from_millis(110);
+
+/// Runs the keeper on standard input until it ends. Meant to be all a process does.
+pub fn run() -> std::io::Result<()> {
+    let input = std::io::stdin();
+    let mut keeper = Keeper::new(Instant::now());
+    let mut pending: Vec<u8> = Vec::new();
+    loop {
+        let wait = keeper.tick(Instant::now());
+        let mut fds = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
+        // Rounded up: waking before the edge would mean turning around until it comes.
+        let wait_ms = u16::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
+        match poll(&mut fds, PollTimeout::from(wait_ms)) {
+            Ok(0) | Err(Errno::EINTR) => continue,
+            Ok(_) => {}
+            Err(error) => {
+                keeper.let_go();
+                return Err(error.into());
+            }
+        }
+        let mut chunk = [0u8; 4096];
+        match nix::unistd::read(input.as_fd(), &mut chunk) {
+            Ok(0) | Err(Errno::EIO) => break,
+            Ok(n) => pending.extend_from_slice(&chunk[..n]),
+            Err(_) => continue,
+        }
+        while let Some(end) = pending.iter().position(|&b| b == b'\n') {
+            let line: Vec<u8> = pending.drain(..=end).collect();
+            keeper.hear(&String::from_utf8_lossy(&line), Instant::now());
+        }
+        // The daemon writes lines of a few hundred bytes; what has no end is not from it.
+        if pending.len() > 1 << 20 {
+            break;
+        }
+    }
+    keeper.let_go();
+    Ok(())
+}
+
+struct Held {
+    offset_us: u64,
+    on_us: u64,
+    nice: i32,
+    leaders: Vec<Identity>,
+    stopped: bool,
+    nice_is_set: bool,
+}
+
+struct Keeper {
+    start: Instant,
+    heard: Instant,
+    held: BTreeMap<String, Held>,
+    next_nice: Instant,
+}
+
+impl Keeper {
+    fn new(now: Instant) -> Keeper {
+        Keeper { start: now, heard: now, held: BTreeMap::new(), next_nice: now }
+    }
+
+    fn hear(&mut self, line: &str, now: Instant) {
+        self.heard = now;
+        let mut words = line.split_ascii_whitespace();
+        match (words.next(), words.next()) {
+            (Some("set"), Some(key)) => {
+                let Some(mut new) = parse_held(words) else { return };
+                if let Some(old) = self.held.get(key) {
+                    new.stopped = old.stopped;
+                    new.nice_is_set = old.nice == new.nice && old.nice_is_set;
+                    // A group that is no longer named must not stay stopped.
+                    if old.stopped {
+                        old.leaders
+                            .iter()
+                            .filter(|l| !new.leaders.contains(l))
+                            .for_each(|l| signal(l, Signal::SIGCONT));
+                        new.leaders
+                            .iter()
+                            .filter(|l| !old.leaders.contains(l))
+                            .for_each(|l| signal(l, Signal::SIGSTOP));
+                    }
+                }
+                self.held.insert(key.to_owned(), new);
+            }
+            (Some("free"), Some(key)) => {
+                if let Some(held) = self.held.remove(key) {
+                    free(&held);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Does what is due and answers how long nothing will be.
+    fn tick(&mut self, now: Instant) -> Duration {
+        let silent = now.saturating_duration_since(self.heard);
+        if silent >= LEASE && !self.held.is_empty() {
+            self.let_go();
+        }
+        let now_us = now.duration_since(self.start).as_micros() as u64;
+        let mut wait = Duration::from_secs(1);
+        for held in self.held.values_mut() {
+            if held.on_us < PERIOD_US {
+                let phase = (now_us + PERIOD_US - held.offset_us) % PERIOD_US;
+                let off = phase >= held.on_us;
+                if off != held.stopped {
+                    let which = if off { Signal::SIGSTOP } else { Signal::SIGCONT };
+                    held.leaders.iter().for_each(|leader| signal(leader, which));
+                    held.stopped = off;
+                }
+                let edge = if off { PERIOD_US } else { held.on_us };
+                wait = wait.min(Duration::from_micros(edge - phase));
+            } else if held.stopped {
+                held.leaders.iter().for_each(|leader| signal(leader, Signal::SIGCONT));
+                held.stopped = false;
+            }
+            if !held.nice_is_set {
+                if now >= self.next_nice {
+                    held.nice_is_set = held.leaders.first().is_none_or(|leader| set_group_nice(leader, held.nice));
+                    self.next_nice = now + NICE_PAUSE;
+                }
+                wait = wait.min(NICE_PAUSE);
+            }
+        }
+        wait
+    }
+
+    fn let_go(&mut self) {
+        for held in std::mem::take(&mut self.held).into_values() {
+            free(&held);
+        }
+    }
+}
+
+fn parse_held<'w>(mut words: impl Iterator<Item = &'w str>) -> Option<Held> {
+    let offset_us = words.next()?.parse::<u64>().ok()? % PERIOD_US;
+    let on_us = words.next()?.parse::<u64>().ok()?.min(PERIOD_US);
+    let nice = words.next()?.parse::<i32>().ok()?.clamp(0, 19);
+    let leaders = words
+        .filter_map(|word| {
+            let (pid, start) = word.split_once(':')?;
+            Some(Identity { pid: pid.parse().ok()?, start_ticks: start.parse().ok()? })
+        })
+        .collect();
+    Some(Held { offset_us, on_us, nice, leaders, stopped: false, nice_is_set: false })
+}
+
+/// To a process group, unless its number belongs to another process by now. (While the leader is dead but others of the group live, the kernel gives the number to nobody.)
+fn signal(leader: &Identity, which: Signal) {
+    if leader.pid > 1 && !leader.was_reused() {
+        let _ = killpg(Pid::from_raw(leader.pid), which);
+    }
+}
+
+fn free(held: &Held) {
+    held.leaders.iter().for_each(|leader| signal(leader, Signal::SIGCONT));
+    if held.nice != 0
+        && let Some(leader) = held.leaders.first()
+    {
+        let start = Instant::now();
+        while !set_group_nice(leader, 0) && start.elapsed() < Duration::from_secs(2) {
+            std::thread::sleep(NICE_PAUSE);
+        }
+    }
+}
+
+/// Sets the priority of the leader's session as a whole. `false`: the kernel asks to come again later.
+fn set_group_nice(leader: &Identity, nice: i32) -> bool {
+    if leader.was_reused() {
+        return true;
+    }
+    match std::fs::write(format!("/proc/{}/autogroup", leader.pid), nice.to_string()) {
+        Err(error) => error.raw_os_error() != Some(libc::EAGAIN),
+        Ok(()) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_understood_or_ignored() {
+        let now = Instant::now();
+        let mut keeper = Keeper::new(now);
+        for garbage in ["", "beat", "set", "set a", "set a x y z", "set a 1 2", "free", "free nobody", "\u{fffd}"] {
+            keeper.hear(garbage, now);
+            assert!(keeper.held.is_empty(), "{garbage}");
+        }
+        keeper.hear("set a 10 200000 7 2147483646:1\n", now);
+        let held = &keeper.held["a"];
+        assert_eq!((held.offset_us, held.on_us, held.nice, held.leaders.len()), (10, PERIOD_US, 7, 1));
+        keeper.hear("free a", now);
+        assert!(keeper.held.is_empty());
+    }
+
+    #[test]
+    fn silence_means_letting_go() {
+        let now = Instant::now();
+        let mut keeper = Keeper::new(now);
+        keeper.hear("set a 0 100000 0", now);
+        keeper.tick(now + LEASE / 2);
+        assert_eq!(keeper.held.len(), 1);
+        keeper.tick(now + LEASE);
+        assert!(keeper.held.is_empty());
+    }
+}
