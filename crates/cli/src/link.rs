@@ -166,17 +166,23 @@ fn start_lock(paths: &Paths) -> Result<Flock<File>> {
         .map_err(|(_, errno)| anyhow::anyhow!("cannot lock {}: {errno}", path.display()))
 }
 
+/// How long a daemon that somebody else started may take to answer once ours has given way to it.
+const OTHER_DAEMON_PATIENCE: Duration = Duration::from_secs(2);
+
 fn wait_until_ready(link: &Link, child: &mut Child) -> Result<(), String> {
     let start = Instant::now();
     let mut pause = Duration::from_millis(5);
+    let mut ended: Option<Instant> = None;
     loop {
         if matches!(link.look(), Found::Running) {
             return Ok(());
         }
         match child.try_wait() {
             Ok(Some(status)) => {
-                // Somebody may have started one by hand in the same moment.
-                return if matches!(link.look(), Found::Running) { Ok(()) } else { Err(status.to_string()) };
+                // Somebody may have started one by hand in the same moment: ours gave way to it, and it will answer soon.
+                if ended.get_or_insert_with(Instant::now).elapsed() > OTHER_DAEMON_PATIENCE {
+                    return Err(status.to_string());
+                }
             }
             Err(error) => return Err(error.to_string()),
             Ok(None) if start.elapsed() > START_TIMEOUT => {
