@@ -75,7 +75,6 @@ pub struct CollectorState {
     output: OutputState,
     events: BTreeMap<PathBuf, Position>,
     file: Option<(PathBuf, FileState)>,
-    pids: BTreeSet<u32>,
     counters: Counters,
 }
 
@@ -148,7 +147,7 @@ impl Collector {
             output_allowance: Allowance::default(),
             events,
             file,
-            pids: state.pids,
+            pids: BTreeSet::new(),
             next_look: Time::ZERO,
             look_every: FIRST_LOOK,
             next_fetch: Time::ZERO,
@@ -168,7 +167,6 @@ impl Collector {
             output: self.output.state().clone(),
             events: self.events.as_ref().map(EventFiles::positions).unwrap_or_default(),
             file: self.file.as_ref().map(|f| (f.path().to_path_buf(), f.state())),
-            pids: self.pids.clone(),
             counters: self.counters(),
         }
     }

@@ -18,6 +18,10 @@ use regex::bytes::{Regex, RegexBuilder};
 /// More metrics than this on one line are not a report.
 pub(super) const MAX_PER_LINE: usize = 64;
 
+/// Places (`3/10`) looked at on one line, and words: an honest line has a few, and each costs a look at its surroundings.
+const MAX_FRACTIONS: usize = 16;
+const MAX_WORDS: usize = 256;
+
 /// What one line or record said.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Facts {
@@ -219,7 +223,10 @@ fn pairs(line: &[u8], facts: &mut Facts) {
             rest = &rest[call + 1..];
         }
         let Some((value, len)) = number::leading(rest) else { continue };
-
+        if facts.values.len() >= MAX_PER_LINE {
+            facts.surplus += 1;
+            continue;
+        }
         let mut end = line[..i].trim_ascii_end().len();
         let quoted = end > 0 && matches!(line[end - 1], b'\'' | b'"');
         end -= usize::from(quoted);
@@ -246,7 +253,11 @@ fn pairs(line: &[u8], facts: &mut Facts) {
 /// metric was found in a clearer form.
 fn bare(line: &[u8], facts: &mut Facts) {
     let clearer = facts.values.iter().any(|(name, _)| is_metric_word(name));
-    let mut words = line.split(|b| matches!(b, b' ' | b'|' | b',' | b'(' | b'[')).filter(|w| !w.is_empty()).peekable();
+    let mut words = line
+        .split(|b| matches!(b, b' ' | b'|' | b',' | b'(' | b'['))
+        .filter(|w| !w.is_empty())
+        .take(MAX_WORDS)
+        .peekable();
     while let Some(word) = words.next() {
         let Some((value, len)) = words.peek().and_then(|next| number::leading(next)) else { continue };
         let integral = words.peek().is_some_and(|next| next[..len].iter().all(u8::is_ascii_digit));
@@ -264,10 +275,10 @@ fn bare(line: &[u8], facts: &mut Facts) {
 
 /// Finds places such as `Epoch 3/10`.
 fn fractions(line: &[u8], facts: &mut Facts) {
-    for (i, _) in line.iter().enumerate().filter(|(_, b)| **b == b'/') {
+    for (i, _) in line.iter().enumerate().filter(|(_, b)| **b == b'/').take(MAX_FRACTIONS) {
         fraction_at(line, i, i + 1, facts);
     }
-    for (i, _) in line.windows(4).enumerate().filter(|(_, w)| w == b" of ") {
+    for (i, _) in line.windows(4).enumerate().filter(|(_, w)| w == b" of ").take(MAX_FRACTIONS) {
         fraction_at(line, i, i + 4, facts);
     }
 }
@@ -311,8 +322,14 @@ fn fraction_at(line: &[u8], end: usize, next: usize, facts: &mut Facts) {
     let rich = trimmed.ends_with(BAR) || trimmed.ends_with("╸".as_bytes()) || trimmed.ends_with("╺".as_bytes());
     let mnist = before.ends_with(b"[") && after.starts_with(b" (");
     if tqdm {
+        // Nobody's bar is longer, and the search must not be either.
+        let after = &after[..after.len().min(300)];
         let title = &line[..line.iter().position(|&b| b == b'|').unwrap_or(0)];
-        if is_chore(title) || after.windows(10).any(|w| w == b"examples/s") || after.windows(3).any(|w| w == b"B/s") {
+        if title.len() > 300
+            || is_chore(title)
+            || after.windows(10).any(|w| w == b"examples/s")
+            || after.windows(3).any(|w| w == b"B/s")
+        {
             return;
         }
         let about_epochs = title.windows(5).any(|w| w.eq_ignore_ascii_case(b"epoch"));
@@ -384,7 +401,13 @@ impl Pattern {
             return Err(PatternError::TooLarge { pattern: shown() });
         }
         // A quarter of a megabyte compiles any sensible pattern; `(\w{500}){500}` would need gigabytes.
-        let built = RegexBuilder::new(pattern).size_limit(256 << 10).dfa_size_limit(256 << 10).nest_limit(50).build();
+        // Classes are those of ASCII: `\w` of all scripts is a hundred times larger, and numbers are what is looked for.
+        let built = RegexBuilder::new(pattern)
+            .unicode(false)
+            .size_limit(256 << 10)
+            .dfa_size_limit(256 << 10)
+            .nest_limit(50)
+            .build();
         let regex = built.map_err(|e| match e {
             regex::Error::CompiledTooBig(_) => PatternError::TooLarge { pattern: shown() },
             // The engine draws a picture over several lines; its last line is the reason.
