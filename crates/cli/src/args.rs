@@ -163,6 +163,10 @@ pub enum Command {
         #[arg(long, value_parser = parse_duration)]
         lease: Duration,
     },
+
+    /// Stop and continue jobs on a machine without cgroups, and let go of them should the daemon die
+    #[command(hide = true)]
+    Keep,
 }
 
 /// What describes a job on the command line; also handed to a detached supervisor.

@@ -64,6 +64,10 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
             gainshare_agent::guard::run(state_dir, runtime_dir, lease)?;
             0
         }
+        Command::Keep => {
+            gainshare_runtime::process::keeper::run()?;
+            0
+        }
     };
     Ok(ExitCode::from(code))
 }

@@ -232,6 +232,53 @@ fn a_new_daemon_adopts_what_still_runs() {
 }
 
 #[test]
+fn a_new_daemon_keeps_the_group_of_a_job_about_to_start() {
+    let mut bench = Bench::new(Mode::Weight);
+    let before = bench.runtime.prepare(gainshare_core::model::JobId(9), "soon").unwrap();
+    // The supervisor has the files open already when the first daemon dies and the second asks for the group.
+    let mut joins: Vec<_> =
+        before.procs_files.iter().map(|path| std::fs::OpenOptions::new().write(true).open(path).unwrap()).collect();
+    let mut second = ProcessRuntime::detect(bench.config.clone()).unwrap();
+    let after = second.prepare(gainshare_core::model::JobId(9), "soon").unwrap();
+    assert_eq!(before, after);
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    for file in &mut joins {
+        std::io::Write::write_all(file, child.id().to_string().as_bytes()).expect("the group is the same");
+    }
+    // Even a third one, when the child is in: the job goes on as if nothing had happened.
+    let mut third = ProcessRuntime::detect(bench.config.clone()).unwrap();
+    let group = third.prepare(gainshare_core::model::JobId(9), "soon").unwrap();
+    third.started(&group.handle, Identity::of(child.id() as i32).unwrap()).unwrap();
+    assert!(third.is_alive(&group.handle).unwrap());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!third.is_alive(&group.handle).unwrap());
+    third.release(&group.handle).unwrap();
+}
+
+#[test]
+fn a_job_that_grows_is_not_held_back_by_its_memory_limit() {
+    let mut bench = Bench::new(Mode::Weight);
+    let job = bench.start("(sleep 1; head -c 300000000 /dev/zero; sleep 60) | tail -c 300000000", None);
+    let mut asked = Target::FREE;
+    asked.limit.memory = gainshare_core::model::Share::clamped(0.001);
+    asked.share.memory = asked.limit.memory;
+    bench.runtime.apply(1, &[(job.clone(), asked)]).remove(0).unwrap();
+    // The daemon looks at its jobs once a second.
+    let start = Instant::now();
+    let mut used = 0;
+    while used < 280_000_000 && start.elapsed() < Duration::from_secs(40) {
+        std::thread::sleep(Duration::from_millis(500));
+        used = bench.runtime.read(&job).unwrap().memory_bytes;
+    }
+    println!("300 MB after {:.1} s", start.elapsed().as_secs_f64());
+    assert!(used >= 280_000_000, "stuck at {used} bytes");
+    let group = bench.group(&job);
+    let killed = group.get("memory.events").or_else(|_| group.get("memory.oom_control")).unwrap();
+    assert!(killed.lines().any(|l| l == "oom_kill 0"), "{killed}");
+}
+
+#[test]
 fn memory_is_never_limited_below_use() {
     let mut bench = Bench::new(Mode::Weight);
     // The last 100 MB of what has no end must be kept in memory.

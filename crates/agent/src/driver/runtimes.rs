@@ -63,5 +63,6 @@ pub(crate) fn process_config(config: &DaemonConfig, paths: &Paths) -> process::C
     }
     let mut process = process::Config::new(format!("gainshare-{:08x}", hash as u32 ^ (hash >> 32) as u32));
     process.mode = config.mode;
+    process.keeper = Some(vec![super::lease::program(config).into_os_string(), "keep".into()]);
     process
 }

@@ -56,15 +56,17 @@ fn seconds(text: &str) -> Result<f64, String> {
 pub fn demo(args: &DemoArgs, out: &Out) -> Result<u8> {
     if !args.no_report {
         // Found out now, not after two minutes.
-        std::fs::File::create(&args.report)
-            .with_context(|| format!("cannot write the report to {}: choose another --report", args.report.display()))?;
+        std::fs::File::create(&args.report).with_context(|| {
+            format!("cannot write the report to {}: choose another --report", args.report.display())
+        })?;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let jobs = schedule::calibrate(args.seconds)?;
         let mut rounds = Vec::new();
         for policy in &args.policy {
-            let settings = round::Settings { policy: *policy, cores: args.cores, alpha: args.alpha, length_s: args.seconds };
+            let settings =
+                round::Settings { policy: *policy, cores: args.cores, alpha: args.alpha, length_s: args.seconds };
             let title = format!("round {} of {}: {}", rounds.len() + 1, args.policy.len(), policy.name());
             match round::play(&settings, &jobs, &title).await? {
                 Some(outcome) => rounds.push(outcome),

@@ -47,12 +47,7 @@ fn chart(
 fn gantt(round: &Outcome) -> String {
     let row = |(tone, job): (usize, &JobOutcome)| Row {
         label: job.name.clone(),
-        bars: vec![Bar {
-            from: job.arrived_s,
-            to: job.ended_s,
-            label: format!("{:.1} s", job.completion_s()),
-            tone,
-        }],
+        bars: vec![Bar { from: job.arrived_s, to: job.ended_s, label: format!("{:.1} s", job.completion_s()), tone }],
     };
     Gantt {
         title: "Who ran when".to_owned(),

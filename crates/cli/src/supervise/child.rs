@@ -169,6 +169,8 @@ pub fn spawn(launch: &Launch, streams: &Streams) -> Result<Spawned, StartError> 
             {
                 complain(CPUS, errno);
             }
+            // Without cgroups a job is stopped and continued. Should everybody who would continue it be killed at once, the kernel does.
+            let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGCONT);
             Ok(())
         });
     }

@@ -32,7 +32,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes the group. An empty one of that name is a leftover and goes first; one with processes is somebody's.
+    /// Makes the group. One of that name that is there is taken as it is: a daemon before us prepared it, and a child may be about to join it, or just did.
     pub(super) fn create(base: &Base, name: &str) -> Result<Group, RuntimeError> {
         let mut dirs: Vec<GroupDir> = Vec::new();
         let undo = |dirs: &[GroupDir]| dirs.iter().for_each(|d| _ = std::fs::remove_dir(&d.path));
@@ -42,7 +42,7 @@ impl Group {
                 known.controllers.push(controller);
                 continue;
             }
-            let made = make_fresh(&path).and_then(|()| match (base.version(), controller) {
+            let made = make_dir(&path).and_then(|()| match (base.version(), controller) {
                 (Version::V1, Controller::CpuSet) => base::copy_cpuset(parent, &path),
                 _ => Ok(()),
             });
@@ -51,11 +51,7 @@ impl Group {
                 Err(source) => {
                     let path = path.display().to_string();
                     undo(&dirs);
-                    let hint = match source.raw_os_error() {
-                        Some(libc::EBUSY) => "; a group of this name has processes: use another name",
-                        _ => "",
-                    };
-                    return Err(RuntimeError::Io { action: "make the group", path, source, hint });
+                    return Err(RuntimeError::Io { action: "make the group", path, source, hint: "" });
                 }
             }
         }
@@ -302,13 +298,10 @@ impl Group {
     }
 }
 
-fn make_fresh(path: &Path) -> io::Result<()> {
+fn make_dir(path: &Path) -> io::Result<()> {
     match std::fs::create_dir(path) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-            remove_tree(path)?;
-            std::fs::create_dir(path)
-        }
-        other => other,
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
+        _ => Ok(()),
     }
 }
 

@@ -128,7 +128,8 @@ impl ProcessRuntime {
         matches!(self.jobs, Jobs::Grouped(_))
     }
 
-    /// Makes the group of a job about to start. `name` must be new; it becomes the handle's key.
+    /// Makes the group of a job about to start. `name` becomes the handle's key and must be new for each start of each job; asked again after a restart of the
+    /// daemon, for a job that was about to start, the group is taken as it is.
     pub fn prepare(&mut self, job: JobId, name: &str) -> Result<JobGroup, RuntimeError> {
         either!(&mut self.jobs, jobs => jobs.prepare(job, name))
     }
