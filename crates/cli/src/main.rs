@@ -26,8 +26,17 @@ use std::process::ExitCode;
 /// What a shell reports for a program that wrote into a closed pipe; we end the same way, only without dying of it.
 const BROKEN_PIPE: u8 = 128 + libc::SIGPIPE as u8;
 
+const WRONG_USAGE: u8 = 2;
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() && asks_for_json() => {
+            complain(&Out::new(args::Format::Json), error.to_string().trim_start_matches("error: "));
+            return ExitCode::from(WRONG_USAGE);
+        }
+        Err(error) => error.exit(),
+    };
     let out = Out::new(cli.output);
     match execute(cli.command, &out) {
         Ok(code) => code,
@@ -72,6 +81,13 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
+/// Whether the caller is a program, for a command line that could not be understood.
+fn asks_for_json() -> bool {
+    let words: Vec<String> = std::env::args().skip(1).take_while(|word| word != "--").collect();
+    let apart = words.windows(2).any(|pair| matches!(pair[0].as_str(), "-o" | "--output") && pair[1] == "json");
+    apart || words.iter().any(|word| matches!(word.as_str(), "-ojson" | "-o=json" | "--output=json"))
+}
+
 /// One line on standard error, or one JSON object there if the caller is a program.
 fn complain(out: &Out, message: &str) {
     complain_with(out, message, None);
@@ -79,7 +95,8 @@ fn complain(out: &Out, message: &str) {
 
 fn complain_with(out: &Out, message: &str, code: Option<serde_json::Value>) {
     use std::io::Write;
-    let message = message.trim().replace('\n', " | ");
+    let lines: Vec<&str> = message.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let message = lines.join(" | ");
     let line = if out.is_json() {
         let mut body = serde_json::json!({ "error": message });
         if let Some(code) = code {

@@ -1,0 +1,207 @@
+//! `run` from pipes: output untouched, codes and signals passed on, whatever happens to the daemon.
+
+mod common;
+
+use common::{Home, eventually, read_until, signal, wait};
+use nix::sys::signal::Signal;
+use std::io::{Read, Write};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+fn shell<'a>(options: &[&'a str], script: &'a str) -> Vec<&'a str> {
+    [&["run"], options, &["--", "sh", "-c", script]].concat()
+}
+
+fn pid(child: &Child) -> i32 {
+    child.id() as i32
+}
+
+#[test]
+fn streams_stay_apart_and_the_code_is_the_jobs() {
+    let home = Home::new();
+    let outcome = home.run(&shell(&["--name", "both"], "echo out; echo err >&2; exit 7"));
+    assert_eq!((outcome.code, outcome.stdout.as_str(), outcome.stderr.as_str()), (7, "out\n", "err\n"));
+    assert_eq!(home.run(&shell(&[], "kill -KILL $$")).code, 137);
+    assert_eq!(home.run(&shell(&[], "kill -TERM $$")).code, 143);
+    let job = home.job("both").unwrap();
+    assert_eq!((job["state"].as_str(), job["exit_code"].as_i64()), (Some("failed"), Some(7)));
+    let log = home.ok(&["logs", "both"]);
+    assert!(log.contains("out\n") && log.contains("err\n"), "{log}");
+}
+
+#[test]
+fn every_byte_arrives_unchanged() {
+    let home = Home::new();
+    // All byte values, no line ends where a buffer might want them, more than any pipe holds.
+    let bytes: Vec<u8> = (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let mut command = home.command(&["run", "--name", "bytes", "--", "cat"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let sent = bytes.clone();
+    let writer = std::thread::spawn(move || stdin.write_all(&sent).unwrap());
+    let mut received = Vec::new();
+    child.stdout.take().unwrap().read_to_end(&mut received).unwrap();
+    writer.join().unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(received == bytes, "{} of {} bytes", received.len(), bytes.len());
+    let log = home.command(&["logs", "bytes"]).output().unwrap().stdout;
+    assert!(log == bytes, "the log has {} of {} bytes", log.len(), bytes.len());
+}
+
+#[test]
+fn output_is_not_held_back() {
+    let home = Home::new();
+    home.ok(&["up", "--detach"]);
+    let mut child = home.spawn(&shell(&[], "printf 'no line end'; sleep 60"));
+    let start = Instant::now();
+    read_until(child.stdout.as_mut().unwrap(), "no line end");
+    assert!(start.elapsed() < Duration::from_secs(30), "the job sleeps for a minute");
+    signal(pid(&child), Signal::SIGTERM);
+    assert_eq!(wait(child).code, 143);
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_job_as_it_would_without_us() {
+    let home = Home::new();
+    let mut child = home.spawn(&["run", "--name", "yes", "--", "yes"]);
+    read_until(child.stdout.as_mut().unwrap(), "y\ny\n");
+    drop(child.stdout.take());
+    assert_eq!(wait(child).code, 141);
+    assert_eq!(home.job("yes").unwrap()["signal"], 13);
+}
+
+#[test]
+fn background_children_do_not_hold_the_job_open() {
+    let home = Home::new();
+    let start = Instant::now();
+    let outcome = home.run(&shell(&[], "sleep 60 & echo done; exit 4"));
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (4, "done\n"));
+    assert!(start.elapsed() < Duration::from_secs(40));
+}
+
+#[test]
+fn interrupts_grow_firmer() {
+    let home = Home::new();
+    let script = "trap 'echo int' INT; trap 'echo term' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut child = home.spawn(&shell(&[], script));
+    let id = pid(&child);
+    let stdout = child.stdout.as_mut().unwrap();
+    read_until(stdout, "ready");
+    signal(id, Signal::SIGINT);
+    read_until(stdout, "int");
+    signal(id, Signal::SIGINT);
+    read_until(stdout, "term");
+    signal(id, Signal::SIGINT);
+    assert_eq!(wait(child).code, 137);
+}
+
+#[test]
+fn other_signals_are_passed_on() {
+    let home = Home::new();
+    for (sent, name) in [(Signal::SIGTERM, "TERM"), (Signal::SIGHUP, "HUP"), (Signal::SIGUSR1, "USR1")] {
+        let script = format!("trap 'echo got {name}; exit 9' {name}; echo ready; while :; do sleep 0.05; done");
+        let mut child = home.spawn(&shell(&[], &script));
+        read_until(child.stdout.as_mut().unwrap(), "ready");
+        signal(pid(&child), sent);
+        let outcome = wait(child);
+        assert_eq!((outcome.code, outcome.stdout.trim()), (9, format!("got {name}").as_str()));
+    }
+}
+
+#[test]
+fn environment_and_directory_are_the_callers() {
+    let home = Home::new();
+    let script = "echo $MINE $OMP_NUM_THREADS; pwd";
+    let outcome = home.command(&shell(&[], script)).env("MINE", "kept").env("OMP_NUM_THREADS", "77").output().unwrap();
+    let here = home.path().canonicalize().unwrap();
+    assert_eq!(String::from_utf8(outcome.stdout).unwrap(), format!("kept 77\n{}\n", here.display()));
+    let tuned = home.ok(&shell(&[], "echo $OMP_WAIT_POLICY"));
+    assert_eq!(tuned, "PASSIVE\n", "unless the user says otherwise, waiting is passive");
+    assert_eq!(home.ok(&shell(&["--plain"], "echo [$OMP_WAIT_POLICY]")), "[]\n");
+}
+
+#[test]
+fn a_daemon_that_dies_takes_nothing_with_it() {
+    let home = Home::new();
+    let mut command = home.command(&shell(&["--name", "survivor"], "echo before; read line; echo after $line; exit 5"));
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    read_until(child.stdout.as_mut().unwrap(), "before");
+    home.wait_for_state("survivor", "running");
+    signal(home.daemon_pid(), Signal::SIGKILL);
+    child.stdin.take().unwrap().write_all(b"all\n").unwrap();
+    let outcome = wait(child);
+    assert_eq!((outcome.code, outcome.stdout.as_str(), outcome.stderr.as_str()), (5, "after all\n", ""));
+    // The next daemon learns of the end from the job's directory.
+    let job = home.wait_for_state("survivor", "failed");
+    assert_eq!(job["exit_code"], 5);
+}
+
+#[test]
+fn ten_at_once_share_one_daemon() {
+    let home = Home::new();
+    let children: Vec<Child> = (0..10).map(|i| home.spawn(&shell(&[], &format!("exit {i}")))).collect();
+    for (i, child) in children.into_iter().enumerate() {
+        let outcome = wait(child);
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (i as i32, ""));
+    }
+    assert_eq!(home.json(&["ps", "-a"])["jobs"].as_array().unwrap().len(), 10);
+    let log = std::fs::read_to_string(home.state().join("daemon.log")).unwrap();
+    assert_eq!(log.matches("ready at").count(), 1, "{log}");
+}
+
+#[test]
+fn a_job_waits_for_a_slot_and_can_be_withdrawn() {
+    let home = Home::new();
+    home.ok(&["up", "--detach", "--slots", "1"]);
+    home.ok(&["run", "--detach", "--name", "first", "--", "sleep", "60"]);
+    home.wait_for_state("first", "running");
+    let mut second = home.spawn(&shell(&["--name", "second"], "echo ran"));
+    let words = read_until(second.stderr.as_mut().unwrap(), "\n");
+    assert!(words.contains("second waits") && words.contains("slot"), "{words}");
+    let mut third = home.spawn(&shell(&["--name", "third"], "echo never"));
+    read_until(third.stderr.as_mut().unwrap(), "third waits");
+    signal(pid(&third), Signal::SIGINT);
+    let outcome = wait(third);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (130, ""));
+    home.wait_for_state("third", "stopped");
+
+    // A crash of the daemon does not make it forget how many slots there are, nor who waits.
+    signal(home.daemon_pid(), Signal::SIGKILL);
+    assert!(eventually(|| home.job("second").is_some_and(|job| job["state"] == "queued")));
+    home.ok(&["stop", "first"]);
+    let outcome = wait(second);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (0, "ran\n"));
+}
+
+#[test]
+fn detached_jobs_outlive_the_command_and_keep_its_environment() {
+    let home = Home::new();
+    let script = "echo $MINE; read line || echo no input; while :; do sleep 0.05; done";
+    let mut command = home.command(&shell(&["--detach", "--name", "bg"], script));
+    let outcome = command.env("MINE", "kept").output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&outcome.stdout), "bg\n");
+    home.wait_for_state("bg", "running");
+    assert!(eventually(|| home.ok(&["logs", "bg"]) == "kept\nno input\n"));
+    let follower = home.spawn(&["logs", "-f", "bg"]);
+    assert_eq!(home.ok(&["stop", "bg"]), "bg: stopped\n");
+    let outcome = wait(follower);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (0, "kept\nno input\n"), "following ends with the job");
+    assert_eq!(home.ok(&["logs", "--tail", "1", "bg"]), "no input\n");
+}
+
+#[test]
+fn a_supervisor_is_small() {
+    let home = Home::new();
+    let child = home.spawn(&["run", "--name", "idle", "--", "sleep", "60"]);
+    home.wait_for_state("idle", "running");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let value = |name: &str| -> u64 {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    // What the kernel cannot share with other supervisors of the same program.
+    assert!(value("RssAnon:") < 4096, "{} KiB", value("RssAnon:"));
+    assert_eq!(value("Threads:"), 1);
+    home.ok(&["stop", "idle"]);
+    assert_eq!(wait(child).code, 143);
+}
