@@ -14,6 +14,13 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// How long answers may take once the driver has ended.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Where a daemon can be reached, once it can.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,10 +47,14 @@ pub fn run(config: DaemonConfig, ready: impl FnOnce(&Ready)) -> Result<(), Daemo
     let unix = bind_unix(&paths.socket())?;
     let live_jobs = driver.live_jobs();
     let api = Api { driver: handle.clone(), metrics, paths: paths.clone(), token };
-    let server = start_server(api, unix, tcp)?;
+    let (stop, stopped) = watch::channel(());
+    let (runtime, server) = start_server(api, unix, tcp, stopped)?;
     ready(&Ready { socket: paths.socket(), listen, pid: std::process::id(), live_jobs });
     driver.run();
-    server.shutdown_background();
+    drop(stop);
+    // Whoever asked for the end shall have an answer; whoever only listens on shall not hold it up.
+    let _ = runtime.block_on(async { tokio::time::timeout(LAST_WORDS, server).await });
+    runtime.shutdown_background();
     let _ = std::fs::remove_file(paths.socket());
     Ok(())
 }
@@ -103,7 +114,8 @@ fn start_server(
     api: Api,
     unix: UnixListener,
     tcp: Option<std::net::TcpListener>,
-) -> Result<tokio::runtime::Runtime, DaemonError> {
+    stopped: watch::Receiver<()>,
+) -> Result<(Runtime, JoinHandle<()>), DaemonError> {
     let fail = |e| DaemonError::Io { action: "start", path: "the HTTP server".into(), source: e };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -118,8 +130,8 @@ fn start_server(
         (unix, tcp.map(tokio::net::TcpListener::from_std).transpose().map_err(fail)?)
     };
     runtime.spawn(end_on_signals(api.driver.clone()));
-    runtime.spawn(serve(api, unix, tcp));
-    Ok(runtime)
+    let server = runtime.spawn(serve(api, unix, tcp, stopped));
+    Ok((runtime, server))
 }
 
 async fn end_on_signals(driver: DriverHandle) {

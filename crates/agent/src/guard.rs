@@ -105,7 +105,8 @@ fn restore_all(paths: &Paths) -> bool {
     whole
 }
 
-fn restore(row: &LimitRow) -> Result<(), RuntimeError> {
+/// Puts one job's limits back without its runtime knowing it. Harmless if the job is gone.
+pub(crate) fn restore(row: &LimitRow) -> Result<(), RuntimeError> {
     let unreadable = |e: serde_json::Error| RuntimeError::Unsupported(format!("{}: {e}", row.key));
     if row.runtime == "docker" {
         let kept: ContainerOriginal = serde_json::from_str(&row.original).map_err(unreadable)?;

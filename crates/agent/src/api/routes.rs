@@ -18,6 +18,7 @@ use gainshare_core::model::JobId;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
@@ -298,7 +299,14 @@ async fn push(State(api): State<Api>, Path(job): Path<String>, bytes: Bytes) -> 
 }
 
 async fn events(State(api): State<Api>) -> Sse<impl Stream<Item = Result<sse::Event, Infallible>>> {
-    let stream = BroadcastStream::new(api.driver.subscribe()).map(|item| {
+    let events = BroadcastStream::new(api.driver.subscribe());
+    let over = |item: &Result<Arc<Event>, _>| matches!(item, Ok(event) if **event == Event::ShuttingDown);
+    // The last word is passed on, then the stream ends.
+    let stream = events.scan(false, move |ended, item| {
+        let go_on = !std::mem::replace(ended, over(&item));
+        std::future::ready(go_on.then_some(item))
+    });
+    let stream = stream.map(|item| {
         let missed;
         let event: &Event = match &item {
             Ok(event) => event,

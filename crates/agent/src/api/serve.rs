@@ -13,11 +13,12 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::serve::Listener;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 /// A body larger than this is no request of ours; the largest is a thousand jobs with their environments.
 const MAX_BODY_BYTES: usize = 8 << 20;
@@ -46,34 +47,47 @@ pub(crate) struct Api {
     pub(crate) token: Token,
 }
 
-/// Serves until the process ends.
-pub(crate) async fn serve(api: Api, unix: UnixListener, tcp: Option<TcpListener>) {
+/// Serves until `stop` is sent or dropped, then lets answers that are under way finish.
+pub(crate) async fn serve(api: Api, unix: UnixListener, tcp: Option<TcpListener>, stop: watch::Receiver<()>) {
     let router = |door| {
         let guarded = middleware::from_fn_with_state((door, api.token.clone()), guard);
         routes::router(api.clone()).layer(DefaultBodyLimit::max(MAX_BODY_BYTES)).layer(guarded)
     };
-    if let Some(tcp) = tcp
-        && let Ok(address) = tcp.local_addr()
-    {
-        tokio::spawn(accept(router(Door::Tcp { port: address.port() }), tcp));
+    let on_unix = accept(router(Door::Unix), unix, stop.clone());
+    match tcp.as_ref().map(TcpListener::local_addr) {
+        Some(Ok(address)) => {
+            let router = router(Door::Tcp { port: address.port() });
+            let on_tcp = async {
+                if let Some(tcp) = tcp {
+                    accept(router, tcp, stop).await;
+                }
+            };
+            tokio::join!(on_unix, on_tcp);
+        }
+        _ => on_unix.await,
     }
-    accept(router(Door::Unix), unix).await;
 }
 
-/// Takes connections for ever; a listener that runs out of descriptors waits a moment by itself.
-async fn accept<L: Listener>(router: Router, mut listener: L) {
+async fn accept<L: Listener>(router: Router, mut listener: L, mut stop: watch::Receiver<()>) {
     let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let connections = GracefulShutdown::new();
     while let Ok(permit) = room.clone().acquire_owned().await {
-        let (stream, _) = listener.accept().await;
+        // A listener that runs out of descriptors waits a moment by itself.
+        let (stream, _) = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.changed() => break,
+        };
+        let mut http = hyper::server::conn::http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(64 << 10);
         let service = TowerToHyperService::new(router.clone());
+        let connection = connections.watch(http.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
-            let mut http = hyper::server::conn::http1::Builder::new();
-            http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(64 << 10);
             // A connection that breaks is the client's affair.
-            let _ = http.serve_connection(TokioIo::new(stream), service).await;
+            let _ = connection.await;
             drop(permit);
         });
     }
+    connections.shutdown().await;
 }
 
 async fn guard(State((door, token)): State<(Door, Token)>, request: Request, next: Next) -> Response {

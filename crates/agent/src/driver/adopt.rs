@@ -1,5 +1,6 @@
 //! Coming back: jobs that an earlier daemon left, a lapse of the lease, and going away properly.
 
+use super::jobs::limit_row;
 use super::plans::decision;
 use super::reports::Progress;
 use super::runtimes::Runtimes;
@@ -7,7 +8,8 @@ use super::{Driver, Job};
 use crate::api::types::{Event, JobState, StopRequest};
 use crate::clock::Moment;
 use crate::error::Refusal;
-use crate::journal::{Batch, JournalError};
+use crate::guard;
+use crate::journal::Batch;
 use crate::record::{Change, JobRecord};
 use gainshare_core::control::Control;
 use gainshare_core::model::{JobId, Span};
@@ -47,17 +49,40 @@ impl Driver {
             self.begin_watching(*id);
             self.find_again(*id);
         }
+        self.release_leftovers();
         if let Some(process) = &mut self.runtimes.process {
             process.sweep();
         }
+        // Rows of jobs that a daemon let go properly are gone; they must be back before a limit is.
+        let _ = self.save();
         // The last plan may have been journaled but not applied: applying it again makes the limits the new ones.
         if let Some((_, plan)) = plans.last() {
             self.apply(plan.generation);
+            // The same holds for its starts, which control believes to have happened.
+            let waits = |id: &JobId| self.jobs.get(id).is_some_and(|j| j.record.state == JobState::Queued);
+            self.starts = plan.starts.iter().map(|s| s.job).filter(waits).collect();
         }
         let _ = self.save();
         if !held.is_empty() {
             let live = self.jobs.values().filter(|j| j.record.is_live()).count();
             tracing::info!("found {live} live job(s) of {} that were running", held.len());
+        }
+    }
+
+    /// Puts limits back of jobs that ended just before their daemon died.
+    fn release_leftovers(&mut self) {
+        let rows = match self.journal.limits() {
+            Ok(rows) => rows,
+            Err(e) => return tracing::warn!("{e}"),
+        };
+        for row in rows {
+            if self.jobs.get(&row.job).is_some_and(|j| j.record.holds_slot()) {
+                continue;
+            }
+            match guard::restore(&row) {
+                Ok(()) => self.unsaved.released.push(row.key),
+                Err(e) => tracing::warn!(job = %row.job, "limits could not be put back: {e}"),
+            }
         }
     }
 
@@ -68,6 +93,7 @@ impl Driver {
             return self.find_container_again(id);
         }
         let Some(group) = record.group.clone() else { return };
+        self.unsaved.limits.push(limit_row(&group));
         match record.state {
             JobState::Starting => {
                 // Its group is empty or not yet known to be otherwise; making it again is harmless.
@@ -139,7 +165,6 @@ impl Driver {
                 }
             }
         }
-        self.journal_limits();
         let generation = self.last_view.as_ref().map_or(0, |(_, plan)| plan.generation);
         let policy = self.control.policy().clone();
         self.control = Control::new(policy);
@@ -148,14 +173,6 @@ impl Driver {
             job.verdict = None;
         }
         self.wants_decision = true;
-    }
-
-    /// The guard forgets nothing: rows stay until we release. After a lapse they must be there again for the next one.
-    fn journal_limits(&mut self) {
-        let result: Result<Vec<_>, JournalError> = self.journal.limits();
-        if let Err(e) = result {
-            tracing::warn!("{}", Refusal::from(e));
-        }
     }
 
     /// Forgets the oldest ended jobs.

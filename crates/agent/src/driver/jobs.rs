@@ -9,7 +9,7 @@ use crate::journal::{Batch, LimitRow};
 use crate::record::{Change, JobRecord};
 use crate::spec::{self, JobSpec, StartKind};
 use gainshare_core::model::{JobId, Span};
-use gainshare_runtime::process::{Identity, start};
+use gainshare_runtime::process::{Identity, JobGroup, start};
 use gainshare_runtime::{RuntimeError, RuntimeKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -245,12 +245,7 @@ impl Driver {
         let group = process.prepare(id, &format!("job-{}-{attempt}", id.0))?;
         order.procs_files = group.procs_files.iter().map(|p| p.display().to_string()).collect();
         order.cpus = self.cpus();
-        let limits = vec![LimitRow {
-            key: group.handle.key.clone(),
-            job: id,
-            runtime: kind_name(RuntimeKind::Process).into(),
-            original: serde_json::to_string(&group).unwrap_or_default(),
-        }];
+        let limits = vec![limit_row(&group)];
         let handle = group.handle.clone();
         let change = Change::Admitted { order: order.clone(), group: Some(group) };
         let at = self.clock.moment();
@@ -529,6 +524,16 @@ fn refuse_cycles(records: &[JobRecord]) -> Result<(), Refusal> {
     let names: Vec<&str> = left.values().map(|r| r.name.as_str()).collect();
     let message = format!("jobs {} wait for each other in a circle: remove one `after`", names.join(", "));
     Err(Refusal::new(ErrorCode::InvalidSpec, message))
+}
+
+/// What the guard needs to put a process job's limits back.
+pub(super) fn limit_row(group: &JobGroup) -> LimitRow {
+    LimitRow {
+        key: group.handle.key.clone(),
+        job: group.handle.job,
+        runtime: kind_name(RuntimeKind::Process).into(),
+        original: serde_json::to_string(group).unwrap_or_default(),
+    }
 }
 
 pub(super) fn kind_name(kind: RuntimeKind) -> &'static str {
