@@ -104,6 +104,8 @@ pub struct Gain {
     pub floor: f64,
     /// A job that is being served is passed only by one that gains more by this part.
     pub switch: f64,
+    /// A newcomer is measured first, at a cost to the others of no more than this part of what they have left.
+    pub probe: f64,
     /// The next look comes after this part of the time until the first job ends.
     pub look: f64,
     pub shortest_look: Span,
@@ -117,6 +119,7 @@ impl Default for Gain {
             slack: 0.0,
             floor: 0.05,
             switch: 0.1,
+            probe: 0.05,
             look: 0.1,
             shortest_look: Span::from_secs(1),
             longest_look: Span::from_secs(300),
@@ -304,6 +307,7 @@ impl Gain {
             ("slack", self.slack, 100.0),
             ("floor", self.floor, 1.0),
             ("switch", self.switch, 100.0),
+            ("probe", self.probe, 1.0),
             ("look", self.look, 1.0),
         ];
         for (name, value, most) in numbers {

@@ -51,8 +51,10 @@ struct Job {
     reported_with: f64,
     reports: u64,
     step: f64,
-    /// Consumed and time at the last measurement of what it can use.
-    measured: (f64, Time),
+    /// Consumed at the last measurement of what it can use; granted since then; and for how long.
+    measured_with: f64,
+    granted: f64,
+    granted_s: f64,
     /// The most of the node it can use, as far as is known.
     most: f64,
     /// The least total work it ever predicted for itself.
@@ -75,7 +77,7 @@ const LEAST_MOST: f64 = 0.02;
 const EPILOGUE: f64 = 0.01;
 
 impl Job {
-    fn new(now: Time, view: &JobView) -> Job {
+    fn new(view: &JobView) -> Job {
         let step = position(view);
         Job {
             joined_with: view.consumed.cpu,
@@ -85,7 +87,9 @@ impl Job {
             reported_with: view.consumed.cpu,
             reports: view.signal.reports,
             step,
-            measured: (view.consumed.cpu, now),
+            measured_with: view.consumed.cpu,
+            granted: 0.0,
+            granted_s: 0.0,
             most: 1.0,
             least_total: f64::INFINITY,
             share: 0.0,
@@ -97,6 +101,8 @@ impl Job {
     fn observe(&mut self, now: Time, elapsed_s: f64, view: &JobView) {
         let used = (view.consumed.cpu - self.consumed).max(0.0);
         self.consumed = view.consumed.cpu;
+        self.granted += self.share * elapsed_s;
+        self.granted_s += elapsed_s;
         if view.signal.reports == self.reports {
             return;
         }
@@ -106,17 +112,21 @@ impl Job {
         let since_report = view.signal.last.map_or(0.0, |l| now.since(l.at).as_secs_f64());
         let part = if elapsed_s > 0.0 { (since_report / elapsed_s).min(1.0) } else { 0.0 };
         self.reported_with = self.consumed - used * part;
-        let (before, then) = self.measured;
-        let seconds = now.since(then).as_secs_f64();
-        if seconds > 0.0 && self.share > 0.0 {
-            let rate = (self.consumed - before) / seconds;
-            if rate < UNUSED * self.share {
+        self.measure();
+    }
+
+    /// Compares what was used since the last measurement with what was granted.
+    fn measure(&mut self) {
+        if self.granted > 0.0 {
+            let used = self.consumed - self.measured_with;
+            let rate = used / self.granted_s;
+            if used < UNUSED * self.granted {
                 self.most = rate.clamp(LEAST_MOST, 1.0);
-            } else {
-                self.most = self.most.max(rate * ROOM).min(1.0);
+            } else if rate * ROOM > self.most {
+                self.most = (rate * ROOM * ROOM).min(1.0);
             }
         }
-        self.measured = (self.consumed, now);
+        (self.measured_with, self.granted, self.granted_s) = (self.consumed, 0.0, 0.0);
     }
 
     /// Predicts the work left.
@@ -200,10 +210,10 @@ pub(crate) fn run(
     memory.at = now;
     bury(memory, jobs);
     for view in jobs {
-        let job = memory.jobs.entry(view.id).or_insert_with(|| Job::new(now, view));
+        let job = memory.jobs.entry(view.id).or_insert_with(|| Job::new(view));
         // Counters that fell belong to another attempt.
         if view.consumed.cpu < job.consumed || view.signal.reports < job.reports {
-            *job = Job::new(now, view);
+            *job = Job::new(view);
         }
         job.observe(now, elapsed_s, view);
         job.left = job.predict(view);
@@ -213,10 +223,16 @@ pub(crate) fn run(
     let doubts: Vec<Option<Reason>> = jobs.iter().map(|v| doubt(policy, now, v, memory.jobs[&v.id].left)).collect();
     let mut runners = line_up(rule, jobs, &doubts, part, memory);
     let wait_s = next_look(rule, jobs, &doubts, part, memory);
-    let known = runners.len() as f64;
-    serve(rule, &mut runners, equal * known, equal, wait_s);
-
+    let fair = equal * runners.len() as f64;
+    let probe = probe(rule, jobs, &runners, equal, part, memory);
     let mut shares = vec![equal; jobs.len()];
+    let mut capacity = fair;
+    if let Some((place, share)) = probe {
+        capacity -= share - equal;
+        shares[place] = share;
+    }
+    serve(rule, &mut runners, capacity, fair, equal, wait_s);
+
     let mut reasons: Vec<Reason> = doubts.iter().map(|d| d.unwrap_or(Reason::NotYetMeasured)).collect();
     let mut by_share: Vec<usize> = (0..runners.len()).collect();
     by_share
@@ -327,8 +343,9 @@ fn line_up(rule: &Gain, jobs: &[&JobView], doubts: &[Option<Reason>], part: f64,
     jobs.iter().enumerate().filter_map(runner).collect()
 }
 
-/// Deals `capacity` out to the runners: by gain where the deadlines before allow it, else by deadline. `equal` is an equal part.
-fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, equal: f64, wait_s: f64) {
+/// Deals `capacity` out to the runners: by gain where the deadlines before allow it, else by deadline. `fair` is what all of them together
+/// have on the fair machine, `equal` what one has.
+fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f64, wait_s: f64) {
     let n = runners.len();
     let floor = rule.floor * equal;
     // In order of deadline; ties (all that are late) by what is least left.
@@ -338,15 +355,17 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, equal: f64, wait_s:
         a.deadline_s.total_cmp(&b.deadline_s).then(a.left.total_cmp(&b.left)).then(a.place.cmp(&b.place))
     });
     // The time to spare before each deadline if all before it are served first; a job may pass others only while all of them can spare the time
-    // until the next look.
+    // until the next look. A job that can use only a part of the node cannot catch up by being served alone: it may have no time to spare long
+    // before its deadline comes first, and then must run now.
     let mut may_pass = vec![true; n];
+    let mut must_run = vec![false; n];
     let (mut sum, mut all_can_wait) = (0.0, true);
     for &i in &by_deadline {
-        may_pass[i] = all_can_wait;
-        sum += runners[i].left;
         let r = &runners[i];
-        let spare = (r.deadline_s - sum / capacity).min(r.deadline_s - r.left / r.most.min(capacity));
-        all_can_wait &= spare > wait_s;
+        may_pass[i] = all_can_wait;
+        must_run[i] = r.most < fair && r.deadline_s - r.left / r.most <= wait_s;
+        sum += r.left;
+        all_can_wait &= must_run[i] || r.deadline_s - sum / fair > wait_s;
     }
     let mut by_gain: Vec<usize> = (0..n).collect();
     by_gain.sort_by(|&a, &b| {
@@ -354,20 +373,42 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, equal: f64, wait_s:
         b.gain.total_cmp(&a.gain).then(a.place.cmp(&b.place))
     });
     let mut left = (capacity - floor * n as f64).max(0.0);
-    let passing = by_gain.iter().copied().filter(|&i| may_pass[i]);
-    let waiting = by_deadline.iter().copied().filter(|&i| !may_pass[i]);
+    let urgent = by_deadline.iter().copied().filter(|&i| must_run[i]);
+    let passing = by_gain.iter().copied().filter(|&i| !must_run[i] && may_pass[i]);
+    let waiting = by_deadline.iter().copied().filter(|&i| !must_run[i] && !may_pass[i]);
     let first = by_gain.first().copied();
-    for i in passing.chain(waiting) {
+    for i in urgent.chain(passing).chain(waiting) {
         let r = &mut runners[i];
         let grant = (r.most * ROOM - floor).clamp(0.0, left);
         r.share = floor + grant;
-        r.owed = grant > 0.0 && first.is_some_and(|f| f != i && !may_pass[f]);
+        r.owed = grant > 0.0 && first.is_some_and(|f| f != i && (must_run[i] || !may_pass[f]));
         left -= grant;
     }
     // What nobody can use is left to all alike.
     for r in runners.iter_mut() {
         r.share += left / n as f64;
     }
+}
+
+/// The newcomer to be measured first, and the share it gets for that: what a job takes, and how much it can use, is worth knowing soon. It lasts until
+/// the first report, but no longer than until it has cost the others [`Gain::probe`] of what they have left.
+fn probe(
+    rule: &Gain,
+    jobs: &[&JobView],
+    runners: &[Runner],
+    equal: f64,
+    part: f64,
+    memory: &Memory,
+) -> Option<(usize, f64)> {
+    let budget = rule.probe * runners.iter().map(|r| r.left).sum::<f64>();
+    let attained = |view: &JobView| memory.jobs[&view.id].consumed - memory.jobs[&view.id].joined_with;
+    let (place, _) = jobs
+        .iter()
+        .enumerate()
+        .filter(|(_, v)| memory.jobs[&v.id].left.is_none() && attained(v) < budget)
+        .min_by_key(|(_, v)| (v.arrived, v.id))?;
+    let share = equal.max(0.75 * part).min(equal * (1 + runners.len()) as f64 * 0.95);
+    Some((place, share.max(equal)))
 }
 
 /// Looks again after a part of what the job that ends first has left, and of the age of those not yet measured: often for jobs of
