@@ -4,8 +4,9 @@
 //! would starve, and a wrong guess would let one job hold the node for ever.
 //!
 //! **Approach.** (`docs/gain-policy.md` has the whole story.)
-//! 1. *Work left* is predicted from what the job itself reports: steps of a total, else the distance of its curve to its flat part, never less
-//!    than what it has consumed (a job about which only its age is known has as much before it as behind it).
+//! 1. *Work left* is predicted from what the job itself reports: steps of a total; else its curve, since people train some time past the point where it
+//!    flattens ([`Gain::past_flat`]); and never less than a part of what it has consumed ([`Gain::past_age`]), because the older a job is, the longer it
+//!    is likely to last.
 //! 2. *Gain per unit*: finishing a job is worth 1, the part of its improvement still to come is worth [`Gain::quality`] more; both divided by the work
 //!    left. Jobs are served in this order, each as much as it can use.
 //! 3. *Guard*: a machine that shares equally is simulated beside the real one ([`super::fair_machine`]). When it would end a job is that job's
@@ -130,7 +131,7 @@ impl Job {
     }
 
     /// Predicts the work left.
-    fn predict(&mut self, view: &JobView) -> Option<f64> {
+    fn predict(&mut self, rule: &Gain, view: &JobView) -> Option<f64> {
         let signal = &view.signal;
         let here = (self.reported_with - self.joined_with, self.step - self.joined_at_step);
         // What a step costs on this node; before the first one here, what it cost so far.
@@ -149,8 +150,8 @@ impl Job {
                 left.max(overrun)
             }
             None => {
-                let to_flat = signal.outlook.map_or(0.0, |o| per_step * (o.flat_at - self.step) - since);
-                to_flat.max(self.consumed)
+                let until = signal.outlook.map_or(0.0, |o| per_step * (rule.past_flat * o.flat_at - self.step) - since);
+                until.max(rule.past_age * self.consumed)
             }
         };
         left.is_finite().then_some(left)
@@ -216,7 +217,7 @@ pub(crate) fn run(
             *job = Job::new(view);
         }
         job.observe(now, elapsed_s, view);
-        job.left = job.predict(view);
+        job.left = job.predict(rule, view);
     }
 
     let equal = part / jobs.len().max(1) as f64;
