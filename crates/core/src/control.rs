@@ -4,7 +4,7 @@
 //! reached. `step` answers with a plan if anything is due, and with nothing otherwise; calling it too often is harmless. All it
 //! remembers between two calls is in one serialisable memory, so a view and a control written to a file reproduce the plan.
 
-use crate::decide::relocate::specon;
+use crate::decide::relocate::{self, specon};
 use crate::decide::share::{self, Bounds, Opinion, flowcon, gain, rank};
 use crate::decide::{order, place};
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Span, Time};
@@ -25,6 +25,9 @@ pub struct Control {
     standing: BTreeMap<JobId, Decided>,
     #[serde(default)]
     specon: specon::Memory,
+    /// Deadlines that jobs moved by gain took along from their old node.
+    #[serde(default)]
+    promises: BTreeMap<JobId, Time>,
 }
 
 /// The jobs of one owner on one node: the unit within which shares move.
@@ -59,6 +62,7 @@ impl Control {
             nodes: BTreeMap::new(),
             standing: BTreeMap::new(),
             specon: specon::Memory::default(),
+            promises: BTreeMap::new(),
         }
     }
 
@@ -111,6 +115,7 @@ impl Control {
         self.start_waiting(view, &mut plan);
         self.nodes.retain(|node, _| grouped.contains_key(node));
         self.standing.retain(|id, _| view.job(*id).is_some_and(|j| j.node().is_some()));
+        self.promises.retain(|id, _| view.job(*id).is_some());
         for (node, owners) in grouped {
             let groups = self.nodes.entry(*node).or_default();
             // When an owner comes or goes, every owner's part of the node changes.
@@ -120,7 +125,8 @@ impl Control {
             for (owner, jobs) in owners {
                 let group = groups.entry(*owner).or_default();
                 if regrouped || group.wants(&self.policy, view.now, jobs) {
-                    share_out(&self.policy, view.now, jobs, part, group, &mut self.standing, &mut plan);
+                    let promises = &self.promises;
+                    share_out(&self.policy, jobs, part, promises, group, &mut self.standing, &mut plan);
                 } else {
                     for job in jobs {
                         plan.verdicts.insert(job.id, self.standing[&job.id].verdict(Standing::NotDue));
@@ -135,17 +141,36 @@ impl Control {
 
     /// Asks `move` for the running jobs.
     fn relocate(&mut self, view: &View, plan: &mut Plan) {
-        let MoveRule::Specon(rule) = self.policy.moves else { return };
-        if specon::due(&self.specon, view) {
-            plan.moves = specon::run(&rule, view, &mut self.specon);
-            for m in &plan.moves {
-                let verdict = plan.verdicts.get_mut(&m.job).expect("every running job has a verdict by now");
-                (verdict.reason, verdict.standing) = (Reason::Moves { to: m.to, because: m.why }, Standing::New);
+        match self.policy.moves {
+            MoveRule::Stay => {}
+            MoveRule::Specon(rule) => {
+                if specon::due(&self.specon, view) {
+                    plan.moves = specon::run(&rule, view, &mut self.specon);
+                }
+                for (id, verdict) in &mut plan.verdicts {
+                    verdict.category = specon::category(&self.specon, *id).unwrap_or(verdict.category);
+                }
+            }
+            MoveRule::Gain(rule) => {
+                // An empty node that a waiting job is about to get is not empty.
+                if plan.starts.is_empty() && view.nodes.len() > 1 {
+                    let known = |id: JobId| self.group_of(view, id)?.gain.known(id);
+                    plan.moves = relocate::gain::run(&rule, view, known);
+                    let deadline = |id: JobId| Some((id, self.group_of(view, id)?.gain.known(id)?.deadline?));
+                    let taken_along: Vec<_> = plan.moves.iter().filter_map(|m| deadline(m.job)).collect();
+                    self.promises.extend(taken_along);
+                }
             }
         }
-        for (id, verdict) in &mut plan.verdicts {
-            verdict.category = specon::category(&self.specon, *id).unwrap_or(verdict.category);
+        for m in &plan.moves {
+            let verdict = plan.verdicts.get_mut(&m.job).expect("every running job has a verdict by now");
+            (verdict.reason, verdict.standing) = (Reason::Moves { to: m.to, because: m.why }, Standing::New);
         }
+    }
+
+    fn group_of(&self, view: &View, id: JobId) -> Option<&Group> {
+        let job = view.job(id)?;
+        self.nodes.get(&job.node()?)?.get(&job.owner)
     }
 
     /// Asks `order` and `place` for the waiting jobs.
@@ -228,13 +253,14 @@ impl Decided {
 /// Asks `share` for one group and enters its verdicts into the plan.
 fn share_out(
     policy: &Policy,
-    now: Time,
     jobs: &[&JobView],
     part: f64,
+    promises: &BTreeMap<JobId, Time>,
     group: &mut Group,
     standing: &mut BTreeMap<JobId, Decided>,
     plan: &mut Plan,
 ) {
+    let now = plan.at;
     let changed = group.changed(jobs);
     let (opinions, wait): (Vec<Opinion>, Option<Span>) = match &policy.share {
         ShareRule::Fair => (vec![Opinion::fair(jobs.len()); jobs.len()], None),
@@ -244,7 +270,7 @@ fn share_out(
         }
         ShareRule::Rank(by) => rank::run(by, jobs),
         ShareRule::Gain(rule) => {
-            let (opinions, wait) = gain::run(rule, policy, now, jobs, part, &mut group.gain);
+            let (opinions, wait) = gain::run(rule, policy, now, jobs, part, promises, &mut group.gain);
             (opinions, Some(wait))
         }
     };

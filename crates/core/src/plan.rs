@@ -46,6 +46,8 @@ pub enum MoveReason {
     SlowGrowth,
     /// All have converged and another node has less to do.
     Rebalance,
+    /// A node has run empty, and the move ends jobs sooner by far more than it costs.
+    Gain,
 }
 
 /// What happens to one job, and why.
@@ -204,6 +206,9 @@ impl fmt::Display for Reason {
                 write!(f, "has converged beside jobs that grow: moves to {to}")
             }
             Reason::Moves { to, because: MoveReason::Rebalance } => write!(f, "{to} has less to do: moves there"),
+            Reason::Moves { to, because: MoveReason::Gain } => {
+                write!(f, "{to} has run empty: moves there, which ends jobs sooner by far more than it costs")
+            }
             Reason::Started { node } => write!(f, "started on {node}"),
             Reason::WaitsForSlot { ahead } => write!(f, "all slots are taken; {ahead} job(s) ahead"),
             Reason::WaitsForJob { job } => write!(f, "waits for {job} to end"),

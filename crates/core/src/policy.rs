@@ -154,6 +154,24 @@ pub enum MoveRule {
     #[default]
     Stay,
     Specon(Specon),
+    /// To nodes that have run empty, where it ends jobs soonest; needs the share rule `gain`, which knows the work left.
+    Gain(GainMove),
+}
+
+/// The numbers of moves by gain.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GainMove {
+    /// What saving, stopping and restoring a job costs it. The thesis measured under 5 s.
+    pub cost: Span,
+    /// A move must gain so many times its cost, over all jobs: predictions err.
+    pub worth: f64,
+}
+
+impl Default for GainMove {
+    fn default() -> Self {
+        GainMove { cost: Span::from_secs(5), worth: 3.0 }
+    }
 }
 
 /// The numbers of SpeCon's Algorithms 3, 4 and 5.
@@ -259,7 +277,11 @@ impl From<Preset> for Policy {
             Preset::Gainshare => ShareRule::Gain(Gain::default()),
         };
         let place = if preset == Preset::Flowcon2 { PlaceRule::Growth } else { PlaceRule::Spread };
-        let moves = if preset == Preset::Specon { MoveRule::Specon(Specon::default()) } else { MoveRule::Stay };
+        let moves = match preset {
+            Preset::Specon => MoveRule::Specon(Specon::default()),
+            Preset::Gainshare => MoveRule::Gain(GainMove::default()),
+            _ => MoveRule::Stay,
+        };
         Policy { share, place, moves, ..Policy::default() }
     }
 }
@@ -295,6 +317,11 @@ impl Policy {
             && !(s.alpha.is_finite() && s.alpha >= 0.0 && s.interval > Span::ZERO)
         {
             return Err(PolicyError::Specon(s.alpha));
+        }
+        if let MoveRule::Gain(m) = self.moves
+            && !(0.0..=1e6).contains(&m.worth)
+        {
+            return Err(PolicyError::Gain { name: "worth", value: m.worth, most: 1e6 });
         }
         match self.share {
             ShareRule::Fair | ShareRule::Rank(_) => Ok(()),

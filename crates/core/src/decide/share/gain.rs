@@ -63,13 +63,21 @@ struct Job {
     /// Its share since the last run.
     share: f64,
     left: Option<f64>,
+    /// When an equal share on its own node would end it, where that is known.
+    deadline: Option<Time>,
+    /// It was moved here from another node, and that node's fair machine gave it its deadline: it is no part of this one, because those who
+    /// are at home here would not have had it beside them.
+    guest: bool,
 }
 
 /// Use below this part of what was granted means that the job cannot use more.
 const UNUSED: f64 = 0.9;
 
 /// A job is granted a little more than it was seen to use, so that growing demand shows.
-const ROOM: f64 = 1.1;
+const ROOM: f64 = 1.25;
+
+/// Use above this part of what a job was thought able to use shows that it was underestimated.
+const MORE: f64 = 1.1;
 
 /// No job is believed to be unable to use this much: a pause for a checkpoint must not look like a small job.
 const LEAST_MOST: f64 = 0.02;
@@ -95,6 +103,8 @@ impl Job {
             least_total: f64::INFINITY,
             share: 0.0,
             left: None,
+            deadline: None,
+            guest: false,
         }
     }
 
@@ -123,8 +133,9 @@ impl Job {
             let rate = used / self.granted_s;
             if used < UNUSED * self.granted {
                 self.most = rate.clamp(LEAST_MOST, 1.0);
-            } else if rate * ROOM > self.most {
-                self.most = (rate * ROOM * ROOM).min(1.0);
+            } else if rate > MORE * self.most {
+                // It used all it had, and more than it was thought able to: it may well use much more.
+                self.most = (2.0 * rate).min(1.0);
             }
         }
         (self.measured_with, self.granted, self.granted_s) = (self.consumed, 0.0, 0.0);
@@ -204,6 +215,7 @@ pub(crate) fn run(
     now: Time,
     jobs: &[&JobView],
     part: f64,
+    promises: &BTreeMap<JobId, Time>,
     memory: &mut Memory,
 ) -> (Vec<Opinion>, Span) {
     let elapsed_s = if memory.at == Time::ZERO { 0.0 } else { now.since(memory.at).as_secs_f64() };
@@ -216,6 +228,9 @@ pub(crate) fn run(
         if view.consumed.cpu < job.consumed || view.signal.reports < job.reports {
             *job = Job::new(view);
         }
+        if let Some(promise) = promises.get(&view.id) {
+            (job.guest, job.deadline) = (true, Some(*promise));
+        }
         job.observe(now, elapsed_s, view);
         job.left = job.predict(rule, view);
     }
@@ -223,6 +238,10 @@ pub(crate) fn run(
     let equal = part / jobs.len().max(1) as f64;
     let doubts: Vec<Option<Reason>> = jobs.iter().map(|v| doubt(policy, now, v, memory.jobs[&v.id].left)).collect();
     let mut runners = line_up(rule, jobs, &doubts, part, memory);
+    for r in runners.iter().filter(|r| r.deadline_s.is_finite()) {
+        let job = memory.jobs.get_mut(&jobs[r.place].id).expect("every job of the group was entered above");
+        job.deadline = Some(now + Span::from_secs_f64(r.deadline_s));
+    }
     let wait_s = next_look(rule, jobs, &doubts, part, memory);
     let fair = equal * runners.len() as f64;
     let probe = probe(rule, jobs, &runners, equal, part, memory);
@@ -257,6 +276,25 @@ pub(crate) fn run(
     (opinions.collect(), Span::from_secs_f64(wait_s))
 }
 
+/// What the rule knows of a job, for those who decide where it should live.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Known {
+    /// Node-seconds left.
+    pub(crate) left: f64,
+    /// The most of its node it can use.
+    pub(crate) most: f64,
+    /// When an equal share would end it.
+    pub(crate) deadline: Option<Time>,
+}
+
+impl Memory {
+    /// What is known of `job`, if its work left can be told.
+    pub(crate) fn known(&self, job: JobId) -> Option<Known> {
+        let job = self.jobs.get(&job)?;
+        Some(Known { left: job.left?, most: job.most, deadline: job.deadline })
+    }
+}
+
 /// The part of a job's improvement that is still to come, 0…1; all of it before anything is known.
 fn to_come(view: &JobView) -> f64 {
     view.signal.outlook.map_or(1.0, |o| o.gain_left / (1.0 + o.gain_left))
@@ -280,19 +318,22 @@ fn advance_fair_machine(memory: &mut Memory, part: f64, elapsed_s: f64) {
         return;
     }
     let fates = fair_machine::run(&tasks(memory), part, elapsed_s);
-    for (job, fate) in memory.jobs.values_mut().zip(&fates) {
+    let at_home = memory.jobs.values_mut().filter(|j| !j.guest);
+    let mut count = 0;
+    for (job, fate) in at_home.zip(&fates) {
         job.fair += fate.served;
+        count += 1;
     }
-    let served = &fates[memory.jobs.len()..];
+    let served = &fates[count..];
     for (ghost, fate) in memory.ghosts.iter_mut().zip(served) {
         ghost.0 -= fate.served;
     }
     memory.ghosts.retain(|g| g.0 > 1e-9);
 }
 
-/// What runs on the fair machine: the jobs, in order of id, then the ghosts.
+/// What runs on the fair machine: the jobs at home here, in order of id, then the ghosts.
 fn tasks(memory: &Memory) -> Vec<Task> {
-    let jobs = memory.jobs.values().map(|j| Task {
+    let jobs = memory.jobs.values().filter(|j| !j.guest).map(|j| Task {
         left: j.left.map_or(f64::INFINITY, |l| (j.consumed - j.joined_with + l - j.fair).max(0.0)),
         most: j.most,
     });
@@ -307,7 +348,10 @@ fn bury(memory: &mut Memory, jobs: &[&JobView]) {
     let Memory { jobs: known, ghosts, .. } = memory;
     known.retain(|id, job| {
         let stays = jobs.binary_search_by_key(id, |j| j.id).is_ok();
-        if !stays && let Some(left) = job.left {
+        if !stays
+            && !job.guest
+            && let Some(left) = job.left
+        {
             let behind = job.consumed - job.joined_with + left - job.fair;
             if behind > 0.0 {
                 ghosts.push((behind, job.most));
@@ -320,6 +364,8 @@ fn bury(memory: &mut Memory, jobs: &[&JobView]) {
 /// The jobs whose work left is known, each with its gain and its deadline.
 fn line_up(rule: &Gain, jobs: &[&JobView], doubts: &[Option<Reason>], part: f64, memory: &Memory) -> Vec<Runner> {
     let fates = fair_machine::run(&tasks(memory), part, 0.0);
+    let at_home = memory.jobs.iter().filter(|(_, j)| !j.guest).map(|(id, _)| *id);
+    let ends_s: BTreeMap<JobId, f64> = at_home.zip(fates.iter().map(|f| f.ends_s)).collect();
     let runner = |(place, view): (usize, &&JobView)| {
         let job = &memory.jobs[&view.id];
         let left = job.left?;
@@ -328,15 +374,18 @@ fn line_up(rule: &Gain, jobs: &[&JobView], doubts: &[Option<Reason>], part: f64,
         }
         let served = job.share > 0.5 * job.most.min(part);
         let stay = if served { 1.0 + rule.switch } else { 1.0 };
-        let ends_s = fates[place].ends_s;
-        // Slack is granted on the whole time from its arrival here, which is what it would take on the fair machine.
-        let whole_s = job.fair / part + ends_s;
+        let deadline_s = match (ends_s.get(&view.id), job.deadline) {
+            // Slack is granted on the whole time from its arrival here, which is what it would take on the fair machine.
+            (Some(ends_s), _) => ends_s + rule.slack * (job.fair / part + ends_s),
+            (None, Some(promise)) => promise.since(memory.at).as_secs_f64(),
+            (None, None) => f64::INFINITY,
+        };
         Some(Runner {
             place,
             left,
             most: job.most,
             gain: stay * worth(rule, view) / left.max(f64::MIN_POSITIVE),
-            deadline_s: ends_s + rule.slack * whole_s,
+            deadline_s,
             share: 0.0,
             owed: false,
         })
