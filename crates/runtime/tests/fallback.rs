@@ -1,7 +1,8 @@
 //! The process runtime without cgroup rights, as an ordinary user on the real kernel.
 //!
-//! The tests run as root and start themselves again as `nobody` on one CPU; the inner tests are ignored otherwise. To see both levers, the inner process is put either where the kernel
-//! schedules by session (the topmost cpu group) or into a group of its own, where it does not and only stopping and continuing is left.
+//! The tests run as root and start themselves again as `nobody` on one CPU; the inner tests are ignored otherwise. To
+//! see both levers, the inner process is put either where the kernel schedules by session (the topmost cpu group) or
+//! into a group of its own, where it does not and only stopping and continuing is left.
 
 mod suite;
 
@@ -37,7 +38,8 @@ impl Stage {
         // nobody must be able to read the program, wherever it was built.
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("inner");
-        // By another process: a program that is still open for writing, be it by a child another test's thread has just forked, cannot be started.
+        // By another process: a program that is still open for writing, be it by a child another test's thread has
+        // just forked, cannot be started.
         let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap();
         assert!(copied.success());
         for path in [dir.path(), &program] {
@@ -300,7 +302,8 @@ fn inner_conforms() {
     assert!(!stopped, "released but still stopped now and then");
     assert!(wait_until(Duration::from_secs(3), || bench.limits_outside(&small)[0].1 == "0"), "its priority is back");
 
-    // A job that traps SIGTERM gets the time to save, even if it was stopped; one that ignores it is killed with its children.
+    // A job that traps SIGTERM gets the time to save, even if it was stopped; one that ignores it is killed with its
+    // children.
     let dir = tempfile::tempdir().unwrap();
     let (ready, saved) = (dir.path().join("ready"), dir.path().join("saved"));
     let polite =

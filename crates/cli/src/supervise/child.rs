@@ -1,7 +1,8 @@
 //! Starts the job's process: in a session of its own, inside its cgroups, on its CPUs, with its streams.
 //!
-//! Everything that must hold before the program's first instruction is done between fork and exec, so that no thread or child of
-//! the job can ever be outside. A cgroup that cannot be joined is no reason not to train: it becomes a note.
+//! Everything that must hold before the program's first instruction is done between fork and exec, so that no thread
+//! or child of the job can ever be outside. A cgroup that cannot be joined is no reason not to train: it becomes a
+//! note.
 
 use super::terminal::{Pty, Standard, UserTerminal};
 use nix::errno::Errno;
@@ -169,7 +170,8 @@ pub fn spawn(launch: &Launch, streams: &Streams) -> Result<Spawned, StartError> 
             {
                 complain(CPUS, errno);
             }
-            // Without cgroups a job is stopped and continued. Should everybody who would continue it be killed at once, the kernel does.
+            // Without cgroups a job is stopped and continued. Should everybody who would continue it be killed at
+            // once, the kernel does.
             let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGCONT);
             Ok(())
         });

@@ -1,8 +1,9 @@
 //! The base group: ours, below which every job has a group.
 //!
-//! It carries no limit of its own. It tells what the machine has for the jobs (CPUs and memory that limits above us leave), which block-I/O
-//! file the kernel has, and it keeps the jobs from losing against the rest of the machine by being in a group at all: a group
-//! competes with a single task as an equal, so where the neighbours are tasks the base weighs as many tasks as it has jobs.
+//! It carries no limit of its own. It tells what the machine has for the jobs (CPUs and memory that limits above us
+//! leave), which block-I/O file the kernel has, and it keeps the jobs from losing against the rest of the machine by
+//! being in a group at all: a group competes with a single task as an equal, so where the neighbours are tasks the
+//! base weighs as many tasks as it has jobs.
 
 use super::group::remove_tree;
 use super::{Controller, CpuList, Group, Hierarchy, Version, check_name, file, limits};
@@ -174,7 +175,8 @@ impl Base {
             .collect();
         if !dirs.contains_key(&Controller::Cpu) {
             return Err(RuntimeError::Unsupported(format!(
-                "the cpu controller cannot be enabled in {}; run `echo +cpu > {}` or start in a delegated systemd scope",
+                "the cpu controller cannot be enabled in {}; run `echo +cpu > {}` \
+                 or start in a delegated systemd scope",
                 dir.display(),
                 parent.join("cgroup.subtree_control").display()
             )));
@@ -225,7 +227,8 @@ impl Base {
         }
     }
 
-    /// Lets reclaim spare the jobs' memory up to `bytes` (v2's protection counts only if every group above grants it too).
+    /// Lets reclaim spare the jobs' memory up to `bytes` (v2's protection counts only if every group above grants it
+    /// too).
     pub fn protect_memory(&self, bytes: u64) {
         if let (Version::V2, Some(dir)) = (self.hierarchy.version, self.dirs.get(&Controller::Memory)) {
             let _ = file::write(&dir.join("memory.low"), &bytes.to_string());

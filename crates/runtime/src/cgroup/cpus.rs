@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// CPUs by number, sorted, each once. Prints in the kernel's own form, so that a value read back compares equal as text.
+/// CPUs by number, sorted, each once. Prints in the kernel's own form, so that a value read back compares equal as
+/// text.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct CpuList(Vec<u32>);
 

@@ -1,13 +1,14 @@
 //! Which cgroup hierarchy this machine has, and below which directory we may make groups.
 //!
-//! **Problem.** Machines differ: v2 alone; v1 with its controllers mounted one by one or together; *hybrid* ones with v1 controllers
-//! and a v2 mount that has none of those we need. We may be root, a user with a delegated subtree (systemd), or nobody special.
+//! **Problem.** Machines differ: v2 alone; v1 with its controllers mounted one by one or together; *hybrid* ones with
+//! v1 controllers and a v2 mount that has none of those we need. We may be root, a user with a delegated subtree
+//! (systemd), or nobody special.
 //!
-//! **Approach.** `/proc/self/mountinfo` tells what is mounted where, `/proc/self/cgroup` where we are. v2 is used if its mount has
-//! the `cpu` controller, else v1 if `cpu` is mounted there. On v1 our groups go below the group we are in, hierarchy
-//! by hierarchy, so that limits set on us hold for the jobs. On v2 a group with processes cannot have controlled children ("no
-//! internal processes"), so the place is the nearest group above us that was handed over to us on purpose (systemd
-//! marks it with an extended attribute), else the topmost one we may write to.
+//! **Approach.** `/proc/self/mountinfo` tells what is mounted where, `/proc/self/cgroup` where we are. v2 is used if
+//! its mount has the `cpu` controller, else v1 if `cpu` is mounted there. On v1 our groups go below the group we are
+//! in, hierarchy by hierarchy, so that limits set on us hold for the jobs. On v2 a group with processes cannot have
+//! controlled children ("no internal processes"), so the place is the nearest group above us that was handed over to
+//! us on purpose (systemd marks it with an extended attribute), else the topmost one we may write to.
 
 use super::{Controller, Hierarchy, Version};
 use std::collections::BTreeMap;
@@ -63,8 +64,8 @@ pub(super) fn detect() -> Result<Hierarchy, String> {
         .into())
 }
 
-/// The group of a process that is not ours, if its path names `id` in every hierarchy: a container's group, which carries the container's id. `None` also
-/// where we do not see its directories.
+/// The group of a process that is not ours, if its path names `id` in every hierarchy: a container's group, which
+/// carries the container's id. `None` also where we do not see its directories.
 #[cfg(feature = "docker")]
 pub(crate) fn group_of(pid: i32, id: &str) -> Option<super::Group> {
     use super::{Group, GroupDir, file::inode};
@@ -155,8 +156,9 @@ fn membership_of<'t>(text: &'t str, controller: Option<&str>) -> Option<&'t str>
     })
 }
 
-/// The directory of the group `path` below `mount`. In a container the mount may show only a part of the hierarchy while
-/// `/proc/self/cgroup` still tells the whole path, or the path may lie outside of what we see: then it is the mount itself.
+/// The directory of the group `path` below `mount`. In a container the mount may show only a part of the hierarchy
+/// while `/proc/self/cgroup` still tells the whole path, or the path may lie outside of what we see: then it is the
+/// mount itself.
 fn own_dir(mount: &Mount, path: &str) -> PathBuf {
     let relative = match mount.root.as_str() {
         "/" => path,
@@ -194,7 +196,8 @@ fn find_v2_parent(root: &Path, own: &Path) -> Result<Hierarchy, String> {
     }))
 }
 
-/// Makes sure `parent` can have controlled children. If we are the only process in it, we step aside into a leaf of our own.
+/// Makes sure `parent` can have controlled children. If we are the only process in it, we step aside into a leaf of
+/// our own.
 fn make_room(root: &Path, own: &Path, parent: &Path) -> Result<(), String> {
     let has_cpu = |file: &str| {
         let text = std::fs::read_to_string(parent.join(file)).unwrap_or_default();
@@ -203,8 +206,9 @@ fn make_room(root: &Path, own: &Path, parent: &Path) -> Result<(), String> {
     if !has_cpu("cgroup.controllers") {
         return Err(format!("the cpu controller is not handed down to {}; enable it in its parent", parent.display()));
     }
-    // Only the topmost group of all, the one without a type, may hold processes and controlled children. Elsewhere the kernel would take `+cpu` and turn
-    // the group into the root of a threaded tree, in which no other controller works.
+    // Only the topmost group of all, the one without a type, may hold processes and controlled children. Elsewhere
+    // the kernel would take `+cpu` and turn the group into the root of a threaded tree, in which no other controller
+    // works.
     let procs = std::fs::read_to_string(parent.join("cgroup.procs")).unwrap_or_default();
     if procs.trim().is_empty() || !parent.join("cgroup.type").exists() {
         return match has_cpu("cgroup.subtree_control") {

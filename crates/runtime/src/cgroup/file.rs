@@ -1,7 +1,8 @@
 //! Reading and writing the kernel's small files.
 //!
-//! A cgroup file is written in one `write` (the kernel parses each `write` on its own) and read in one `pread` from the start.
-//! A file of a group that was removed answers `ENODEV` through an open descriptor and `ENOENT` by path; both mean *gone*.
+//! A cgroup file is written in one `write` (the kernel parses each `write` on its own) and read in one `pread` from
+//! the start. A file of a group that was removed answers `ENODEV` through an open descriptor and `ENOENT` by path;
+//! both mean *gone*.
 //!
 //! **Properties.** Files that are read every second stay open ([`Kept`]), so that a read costs one system call and no
 //! allocation. Parsers take `&str` and answer `None` for what they do not understand.
@@ -79,7 +80,8 @@ pub(crate) fn io_stat_bytes(text: &str) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-/// Bytes in v1's `blkio.throttle.io_service_bytes*`: the last line is `Total N`; a group that never read a disk has only `Total 0`.
+/// Bytes in v1's `blkio.throttle.io_service_bytes*`: the last line is `Total N`; a group that never read a disk has
+/// only `Total 0`.
 pub(crate) fn blkio_total_bytes(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("Total ")?.trim().parse().ok())
 }

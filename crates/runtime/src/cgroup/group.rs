@@ -10,7 +10,8 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long [`Group::kill`] waits for killed processes to be gone. A process in an uninterruptible wait (a hung network disk) can outlast any wait.
+/// How long [`Group::kill`] waits for killed processes to be gone. A process in an uninterruptible wait (a hung
+/// network disk) can outlast any wait.
 const KILL_PATIENCE: Duration = Duration::from_secs(2);
 
 /// One directory of a group, and which directory exactly: the kernel does not give an inode number to a second group.
@@ -32,7 +33,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes the group. One of that name that is there is taken as it is: a daemon before us prepared it, and a child may be about to join it, or just did.
+    /// Makes the group. One of that name that is there is taken as it is: a daemon before us prepared it, and a child
+    /// may be about to join it, or just did.
     pub(super) fn create(base: &Base, name: &str) -> Result<Group, RuntimeError> {
         let mut dirs: Vec<GroupDir> = Vec::new();
         let undo = |dirs: &[GroupDir]| dirs.iter().for_each(|d| _ = std::fs::remove_dir(&d.path));
@@ -58,7 +60,8 @@ impl Group {
         Ok(Group::new(name, base.version(), dirs))
     }
 
-    /// The group that was made earlier, perhaps by a process before us. Gone, if any of its directories is no longer the same.
+    /// The group that was made earlier, perhaps by a process before us. Gone, if any of its directories is no longer
+    /// the same.
     pub fn reopen(key: &str, version: Version, dirs: &[GroupDir]) -> Result<Group, RuntimeError> {
         let same = !dirs.is_empty() && dirs.iter().all(|d| file::inode(&d.path).is_ok_and(|inode| inode == d.inode));
         if !same {
@@ -171,7 +174,8 @@ impl Group {
         };
         let usage = self.hot(|g| &mut g.memory_usage, usage_file, scratch)?.and_then(|t| t.trim().parse::<u64>().ok());
         let stat = self.hot(|g| &mut g.memory_stat, "memory.stat", scratch)?;
-        // Cached file pages that nobody looked at for a while can go at any time: they are no part of what the job needs.
+        // Cached file pages that nobody looked at for a while can go at any time: they are no part of what the job
+        // needs.
         let idle_cache = stat.and_then(|t| file::keyed(t, inactive)).unwrap_or(0);
         Ok(Counters {
             cpu_ns,
@@ -234,7 +238,8 @@ impl Group {
         Ok(self.anchor().is_ok_and(|dir| has_processes(&dir.path)))
     }
 
-    /// Every process in the group and below. Processes of another pid namespace (shown as 0) cannot be named and are left out.
+    /// Every process in the group and below. Processes of another pid namespace (shown as 0) cannot be named and are
+    /// left out.
     pub fn pids(&self) -> Vec<i32> {
         let mut pids = Vec::new();
         if let Ok(dir) = self.anchor()

@@ -1,16 +1,18 @@
 //! What shares mean in the kernel's files.
 //!
-//! **Problem.** A share is a fraction of the node. The kernel wants weights (v1 `cpu.shares` 2…262144 with 1024 as the default, v2 `cpu.weight` 1…10000
-//! with 100), quotas in microseconds of a period, lists of CPUs, bytes, block-I/O weights in yet other ranges.
+//! **Problem.** A share is a fraction of the node. The kernel wants weights (v1 `cpu.shares` 2…262144 with 1024 as
+//! the default, v2 `cpu.weight` 1…10000 with 100), quotas in microseconds of a period, lists of CPUs, bytes,
+//! block-I/O weights in yet other ranges.
 //!
-//! **Approach.** [`settings`] is a pure function from [`Wanted`] to file names and values, each value written exactly as the kernel prints it, so that reading back is
-//! a comparison of text. `Wanted::default()` gives the kernel's own defaults: that is how limits are taken back. [`enforce`] writes, reads back and
-//! notices who else writes.
+//! **Approach.** [`settings`] is a pure function from [`Wanted`] to file names and values, each value written exactly
+//! as the kernel prints it, so that reading back is a comparison of text. `Wanted::default()` gives the kernel's own
+//! defaults: that is how limits are taken back. [`enforce`] writes, reads back and notices who else writes.
 //!
 //! **Terms.** CPU shares are fractions of the node (0…1); *cores* are CPUs' worth of time; memory is in bytes.
 //!
-//! **Properties.** `ratios_kept`: weights keep the ratio of shares of one percent or more within 1 %. `memory_never_below_use`: a memory limit is never below the
-//! working set plus headroom. `defaults_restore`: the default values are those of a new group. An equal value is not written again.
+//! **Properties.** `ratios_kept`: weights keep the ratio of shares of one percent or more within 1 %.
+//! `memory_never_below_use`: a memory limit is never below the working set plus headroom. `defaults_restore`: the
+//! default values are those of a new group. An equal value is not written again.
 
 use super::{Controller, CpuList, Group, Version};
 use crate::RuntimeError;
@@ -30,7 +32,8 @@ pub const PERIOD_US: u64 = 100_000;
 /// The kernel takes no quota below a millisecond.
 const LEAST_QUOTA_US: u64 = 1_000;
 
-/// bfq's weights, both versions, go from 1 to 1000; the default of all block weights is 100, but v1's old `blkio.weight`, where it is 500.
+/// bfq's weights, both versions, go from 1 to 1000; the default of all block weights is 100, but v1's old
+/// `blkio.weight`, where it is 500.
 const MOST_BFQ_WEIGHT: f64 = 1_000.0;
 const DEFAULT_BLOCK_WEIGHT: u64 = 100;
 
@@ -127,8 +130,8 @@ fn block_weight(file: &str, share: Option<f64>) -> String {
     }
 }
 
-/// The soft memory limit for a job that may have `asked_bytes` and needs `working_set_bytes` now: never below what it needs plus headroom,
-/// in steps of 64 MiB, so that a working set that breathes does not mean a write each time.
+/// The soft memory limit for a job that may have `asked_bytes` and needs `working_set_bytes` now: never below what it
+/// needs plus headroom, in steps of 64 MiB, so that a working set that breathes does not mean a write each time.
 pub fn memory_limit_bytes(asked_bytes: u64, working_set_bytes: u64) -> u64 {
     let needed = working_set_bytes.saturating_add(working_set_bytes / 8).saturating_add(HEADROOM_BYTES);
     match needed.checked_next_multiple_of(HEADROOM_BYTES) {
@@ -174,8 +177,9 @@ pub struct Enforced {
 
 /// Makes the group's files hold `wanted`: reads each, writes where it differs, reads back.
 ///
-/// A value that is neither the wanted one nor the one we wrote last is somebody else's: it is written over at most once a second, and the
-/// call says `Contested`, even if our value holds now. Only the cpu files are essential; what another controller refuses becomes a note.
+/// A value that is neither the wanted one nor the one we wrote last is somebody else's: it is written over at most
+/// once a second, and the call says `Contested`, even if our value holds now. Only the cpu files are essential; what
+/// another controller refuses becomes a note.
 pub fn enforce(group: &Group, wanted: &[Setting], ledger: &mut Ledger, now: Instant) -> Result<Enforced, RuntimeError> {
     let mut done = Enforced::default();
     let mut contest = None;
@@ -238,8 +242,9 @@ pub fn enforce(group: &Group, wanted: &[Setting], ledger: &mut Ledger, now: Inst
     }
 }
 
-/// Empties a list. An empty write is no write at all, so it takes a line end; some kernels (6.1 is one) refuse to empty the CPUs of a group with
-/// processes, even on v2, and get all CPUs of the group above instead, which means the same. Answers what was written.
+/// Empties a list. An empty write is no write at all, so it takes a line end; some kernels (6.1 is one) refuse to
+/// empty the CPUs of a group with processes, even on v2, and get all CPUs of the group above instead, which means the
+/// same. Answers what was written.
 fn clear(group: &Group, file: &str) -> std::io::Result<String> {
     match group.put(file, "\n") {
         Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => {
@@ -250,8 +255,8 @@ fn clear(group: &Group, file: &str) -> std::io::Result<String> {
     }
 }
 
-/// v1 checks quota over period against the parent at each single write. A longer period goes before the quota, a shorter one after
-/// it: then no state in between asks for more than the final one.
+/// v1 checks quota over period against the parent at each single write. A longer period goes before the quota, a
+/// shorter one after it: then no state in between asks for more than the final one.
 fn in_safe_order<'s>(group: &Group, wanted: &'s [Setting]) -> Vec<&'s Setting> {
     let mut order: Vec<&Setting> = wanted.iter().collect();
     let period_now = group.get("cpu.cfs_period_us").ok().and_then(|t| t.parse::<u64>().ok());

@@ -1,16 +1,18 @@
 //! Control groups, v1 and v2: a thin layer over the kernel's files.
 //!
-//! **Problem.** Give every job a group of its own below one *base* group, write limits, read back what the kernel made of them,
-//! read what was used, and never touch a group that is not ours, even if somebody removed ours and made another one of the same name.
+//! **Problem.** Give every job a group of its own below one *base* group, write limits, read back what the kernel
+//! made of them, read what was used, and never touch a group that is not ours, even if somebody removed ours and made
+//! another one of the same name.
 //!
-//! **Approach.** A [`Hierarchy`] is the place where groups may be made: found by [`Hierarchy::detect`], or any directory
-//! ([`Hierarchy::v1_at`], [`Hierarchy::v2_at`]) in tests. [`Base`] is our group in it, [`Group`] one job's group below. On v1 a group is one directory in
-//! each controller's tree, on v2 a single directory. Files are named as the kernel names them (`cpu.shares`, `memory.high`); the part before the
-//! dot says in which directory they are. What a share means in these files is [`limits`]' business.
+//! **Approach.** A [`Hierarchy`] is the place where groups may be made: found by [`Hierarchy::detect`], or any
+//! directory ([`Hierarchy::v1_at`], [`Hierarchy::v2_at`]) in tests. [`Base`] is our group in it, [`Group`] one job's
+//! group below. On v1 a group is one directory in each controller's tree, on v2 a single directory. Files are named
+//! as the kernel names them (`cpu.shares`, `memory.high`); the part before the dot says in which directory they are.
+//! What a share means in these files is [`limits`]' business.
 //!
-//! **Properties.** A [`Group`] remembers the inode of each of its directories, and every access goes through a directory
-//! that was checked against it: a group recreated by somebody else counts as gone. Making a group twice, removing what is removed and
-//! killing an empty group are harmless.
+//! **Properties.** A [`Group`] remembers the inode of each of its directories, and every access goes through a
+//! directory that was checked against it: a group recreated by somebody else counts as gone. Making a group twice,
+//! removing what is removed and killing an empty group are harmless.
 
 mod base;
 mod cpus;
@@ -137,8 +139,9 @@ impl Hierarchy {
     }
 }
 
-/// Names go into paths: letters, digits, `.`, `_`, `-`, not more than a file name may have, and nothing the kernel could take for one of its
-/// own files (they all have a dot after a word it knows, so a name may not start like that).
+/// Names go into paths: letters, digits, `.`, `_`, `-`, not more than a file name may have, and nothing the kernel
+/// could take for one of its own files (they all have a dot after a word it knows, so a name may not start like
+/// that).
 fn check_name(name: &str) -> Result<(), RuntimeError> {
     let known = [
         "cgroup", "cpu", "cpuacct", "cpuset", "memory", "blkio", "io", "pids", "freezer", "hugetlb", "misc", "rdma",

@@ -1,7 +1,7 @@
 //! The process runtime on a machine with cgroup rights.
 //!
-//! Each mode says which of the group's files carry the CPU share; memory and block I/O are alike in all of them. A job that is new weighs as much as its
-//! neighbours do on average until the first plan that knows it.
+//! Each mode says which of the group's files carry the CPU share; memory and block I/O are alike in all of them. A
+//! job that is new weighs as much as its neighbours do on average until the first plan that knows it.
 
 use super::cores::deal;
 use super::{Config, Identity, JobGroup, page_bytes};
@@ -238,7 +238,8 @@ impl Grouped {
         match limits::enforce(&job.group, &settings, &mut job.ledger, Instant::now()) {
             Ok(done) => Ok(InForce { settings: done.in_force, notes: [notes, done.notes].concat() }),
             Err(RuntimeError::Io { action, path, source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
-                // The likely cause: a quota above us became smaller than what we ask for. The next plan sees the new capacity.
+                // The likely cause: a quota above us became smaller than what we ask for. The next plan sees the new
+                // capacity.
                 self.base.refresh();
                 Err(RuntimeError::Io {
                     action,
@@ -255,7 +256,8 @@ impl Grouped {
         let terrain = self.terrain.clone();
         let job = self.jobs.get_mut(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })?;
         let counters = job.group.usage(&mut self.scratch)?;
-        // A job that grows must not be slowed by a limit that was fitting a moment ago: v2 throttles hard above memory.high.
+        // A job that grows must not be slowed by a limit that was fitting a moment ago: v2 throttles hard above
+        // memory.high.
         if let (Some(asked), Some(limit)) = (job.memory_asked_bytes, job.wanted.memory_limit_bytes)
             && limits::memory_limit_is_near(limit, counters.memory_bytes)
         {

@@ -1,7 +1,8 @@
 //! Which process exactly: pid and start time.
 //!
-//! The kernel gives a pid to another process once the first is gone; the time a process started (in clock ticks since boot) tells the two
-//! apart. Every signal to a process we did not start ourselves a moment ago goes through this check.
+//! The kernel gives a pid to another process once the first is gone; the time a process started (in clock ticks since
+//! boot) tells the two apart. Every signal to a process we did not start ourselves a moment ago goes through this
+//! check.
 
 use serde::{Deserialize, Serialize};
 
@@ -49,7 +50,8 @@ impl Stat {
         Stat::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// The program's name stands in parentheses and may itself hold blanks and parentheses: fields count from the last one.
+    /// The program's name stands in parentheses and may itself hold blanks and parentheses: fields count from the
+    /// last one.
     pub(crate) fn parse(text: &str) -> Option<Stat> {
         let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;

@@ -1,17 +1,22 @@
 //! Jobs as plain processes: each in a process group, a session and a cgroup of its own.
 //!
-//! **Problem.** Make the kernel give each job what the plan says, for jobs that are ordinary programs started by somebody's shell; survive our own restart; never
-//! touch a process that is not the job's; say clearly what this machine cannot do.
+//! **Problem.** Make the kernel give each job what the plan says, for jobs that are ordinary programs started by
+//! somebody's shell; survive our own restart; never touch a process that is not the job's; say clearly what this
+//! machine cannot do.
 //!
-//! **Approach.** [`ProcessRuntime::prepare`] makes the job's group before the job exists and tells the `cgroup.procs` files into which the child writes itself between
-//! fork and exec ([`start::enter`] does it), so that not one instruction of the job runs outside. Limits go through [`crate::cgroup`]. On a machine where we may
-//! not make cgroups the runtime falls back to priorities and a stop/continue duty cycle (module `fallback`); [`ProcessRuntime::notes`] say so.
-//! After a restart of the daemon [`ProcessRuntime::adopt`] takes over what [`JobGroup`] and [`Identity`] recorded.
+//! **Approach.** [`ProcessRuntime::prepare`] makes the job's group before the job exists and tells the `cgroup.procs`
+//! files into which the child writes itself between fork and exec ([`start::enter`] does it), so that not one
+//! instruction of the job runs outside. Limits go through [`crate::cgroup`]. On a machine where we may not make
+//! cgroups the runtime falls back to priorities and a stop/continue duty cycle (module `fallback`);
+//! [`ProcessRuntime::notes`] say so. After a restart of the daemon [`ProcessRuntime::adopt`] takes over what
+//! [`JobGroup`] and [`Identity`] recorded.
 //!
-//! **Terms.** A job's *leader* is the process that was started; its pid is also the number of its process group and session.
+//! **Terms.** A job's *leader* is the process that was started; its pid is also the number of its process group and
+//! session.
 //!
-//! **Properties.** A group that is removed or recreated, and a pid that is reused, count as gone and are never touched. The same plan twice writes nothing. A memory limit is
-//! never below the working set. `release` leaves the kernel's defaults behind.
+//! **Properties.** A group that is removed or recreated, and a pid that is reused, count as gone and are never
+//! touched. The same plan twice writes nothing. A memory limit is never below the working set. `release` leaves the
+//! kernel's defaults behind.
 
 pub(crate) mod cores;
 mod fallback;
@@ -41,7 +46,8 @@ pub struct Config {
     pub mode: Mode,
     /// How many processes and threads one job may have; contains a fork bomb. `None`: as many as the machine allows.
     pub most_tasks: Option<u32>,
-    /// The command that runs [`keeper::run`] and nothing else. Only the fallback uses it; without it the fallback cannot share the CPU.
+    /// The command that runs [`keeper::run`] and nothing else. Only the fallback uses it; without it the fallback
+    /// cannot share the CPU.
     pub keeper: Option<Vec<OsString>>,
 }
 
@@ -51,8 +57,8 @@ impl Config {
     }
 }
 
-/// Generous for any training job (data loaders times thread pools grow with the cores), small enough that the daemon and a shell still work
-/// beside a fork bomb.
+/// Generous for any training job (data loaders times thread pools grow with the cores), small enough that the daemon
+/// and a shell still work beside a fork bomb.
 fn default_most_tasks() -> u32 {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let generous = cores.saturating_mul(256).clamp(4096, 32_768);
@@ -75,8 +81,8 @@ pub struct JobGroup {
     pub procs_files: Vec<PathBuf>,
 }
 
-/// Puts a job's limits back to the kernel's defaults without a runtime: for whoever must clean up after a daemon that is dead. Harmless if the
-/// job is gone.
+/// Puts a job's limits back to the kernel's defaults without a runtime: for whoever must clean up after a daemon that
+/// is dead. Harmless if the job is gone.
 pub fn restore(group: &JobGroup) -> Result<(), RuntimeError> {
     grouped::restore(group)
 }
@@ -104,7 +110,8 @@ macro_rules! either {
 }
 
 impl ProcessRuntime {
-    /// On the hierarchy of this machine; without one, on what is left. [`Self::has_cgroups`] and [`Self::notes`] tell which.
+    /// On the hierarchy of this machine; without one, on what is left. [`Self::has_cgroups`] and [`Self::notes`] tell
+    /// which.
     pub fn detect(config: Config) -> Result<ProcessRuntime, RuntimeError> {
         match Hierarchy::detect().and_then(|hierarchy| Grouped::open(hierarchy, config.clone())) {
             Ok(jobs) => Ok(ProcessRuntime { jobs: Jobs::Grouped(Box::new(jobs)) }),
@@ -128,8 +135,9 @@ impl ProcessRuntime {
         matches!(self.jobs, Jobs::Grouped(_))
     }
 
-    /// Makes the group of a job about to start. `name` becomes the handle's key and must be new for each start of each job; asked again after a restart of the
-    /// daemon, for a job that was about to start, the group is taken as it is.
+    /// Makes the group of a job about to start. `name` becomes the handle's key and must be new for each start of
+    /// each job; asked again after a restart of the daemon, for a job that was about to start, the group is taken as
+    /// it is.
     pub fn prepare(&mut self, job: JobId, name: &str) -> Result<JobGroup, RuntimeError> {
         either!(&mut self.jobs, jobs => jobs.prepare(job, name))
     }
@@ -139,7 +147,8 @@ impl ProcessRuntime {
         either!(&mut self.jobs, jobs => jobs.started(handle, leader))
     }
 
-    /// Takes over a job that was started before this runtime existed. `Gone` if its group is not the recorded one or nothing of it runs any more.
+    /// Takes over a job that was started before this runtime existed. `Gone` if its group is not the recorded one or
+    /// nothing of it runs any more.
     pub fn adopt(&mut self, group: &JobGroup, leader: Identity) -> Result<(), RuntimeError> {
         either!(&mut self.jobs, jobs => jobs.adopt(group, leader))
     }
@@ -149,12 +158,14 @@ impl ProcessRuntime {
         either!(&mut self.jobs, jobs => jobs.terminate(handle))
     }
 
-    /// Kills every process of the job, also those that left its process group. `Ok(false)`: some did not go away within two seconds.
+    /// Kills every process of the job, also those that left its process group. `Ok(false)`: some did not go away
+    /// within two seconds.
     pub fn kill(&mut self, handle: &Handle) -> Result<bool, RuntimeError> {
         either!(&mut self.jobs, jobs => jobs.kill(handle))
     }
 
-    /// Asks, waits up to `grace`, then kills. Blocks for as long; a driver that must not wait calls [`Self::terminate`] and later [`Self::kill`].
+    /// Asks, waits up to `grace`, then kills. Blocks for as long; a driver that must not wait calls
+    /// [`Self::terminate`] and later [`Self::kill`].
     pub fn stop(&mut self, handle: &Handle, grace: Duration) -> Result<bool, RuntimeError> {
         self.terminate(handle)?;
         let start = std::time::Instant::now();
@@ -174,7 +185,8 @@ impl ProcessRuntime {
         }
     }
 
-    /// Removes what is empty, the base group last. Groups of jobs that still run stay, with their limits as they are: release those jobs first.
+    /// Removes what is empty, the base group last. Groups of jobs that still run stay, with their limits as they are:
+    /// release those jobs first.
     pub fn close(&mut self) {
         if let Jobs::Grouped(jobs) = &mut self.jobs {
             jobs.close();

@@ -1,17 +1,20 @@
 //! A start that shares well.
 //!
-//! **Problem.** Numeric libraries assume that the machine is theirs: each makes a thread for every core, and threads that wait for work spin instead of sleeping.
-//! Three jobs side by side then burn most of the machine on waiting for each other: setting passive waiting at the start, and nothing else, made three real PyTorch jobs on two cores
+//! **Problem.** Numeric libraries assume that the machine is theirs: each makes a thread for every core, and threads
+//! that wait for work spin instead of sleeping. Three jobs side by side then burn most of the machine on waiting for
+//! each other: setting passive waiting at the start, and nothing else, made three real PyTorch jobs on two cores
 //! three and a half times faster. No limit set later repairs a bad start, because the pools are sized once.
 //!
-//! **Approach.** [`tuned_env`] is a pure function from what the user has set to variables to add, each with its reason. [`enter`] arranges what
-//! happens between fork and exec.
+//! **Approach.** [`tuned_env`] is a pure function from what the user has set to variables to add, each with its
+//! reason. [`enter`] arranges what happens between fork and exec.
 //!
-//! What is *not* set, on purpose: oneTBB has no variable for its pool; it counts the CPUs of its affinity mask and its idle threads sleep soon, so that `cores` mode fits it. `XLA_FLAGS` is
-//! left alone: XLA ends a program whose flags it does not know, and its pool can be sized without (`PJRT_NPROC`).
+//! What is *not* set, on purpose: oneTBB has no variable for its pool; it counts the CPUs of its affinity mask and
+//! its idle threads sleep soon, so that `cores` mode fits it. `XLA_FLAGS` is left alone: XLA ends a program whose
+//! flags it does not know, and its pool can be sized without (`PJRT_NPROC`).
 //!
-//! **Properties.** `never_overrides`: a variable the user has set is never in the answer, nor one that would take precedence over it (`MKL_NUM_THREADS` beats
-//! `OMP_NUM_THREADS`). `threads_fit`: all pools have cores divided by jobs threads, at least one.
+//! **Properties.** `never_overrides`: a variable the user has set is never in the answer, nor one that would take
+//! precedence over it (`MKL_NUM_THREADS` beats `OMP_NUM_THREADS`). `threads_fit`: all pools have cores divided by
+//! jobs threads, at least one.
 
 use crate::cgroup::CpuList;
 use serde::{Deserialize, Serialize};
@@ -151,7 +154,8 @@ pub fn fitting_threads(cores: f64, expected_jobs: usize) -> usize {
     ((cores / expected_jobs.max(1) as f64).floor() as usize).max(1)
 }
 
-/// The variables to add for a job that shares `cores` with `expected_jobs` jobs (itself counted). `user` answers what the user has set.
+/// The variables to add for a job that shares `cores` with `expected_jobs` jobs (itself counted). `user` answers what
+/// the user has set.
 pub fn tuned_env(user: impl Fn(&str) -> Option<String>, cores: f64, expected_jobs: usize) -> Vec<Tuned> {
     let threads = fitting_threads(cores, expected_jobs);
     // Programs that split the CPU into several XLA devices know what they do, and need a thread for each device.
@@ -171,19 +175,23 @@ pub fn tuned_env(user: impl Fn(&str) -> Option<String>, cores: f64, expected_job
         .collect()
 }
 
-/// Lets the child start a session of its own, join its cgroup and bind itself to `cpus` (if given), before the job's program runs.
+/// Lets the child start a session of its own, join its cgroup and bind itself to `cpus` (if given), before the job's
+/// program runs.
 ///
-/// The session matters beyond tidiness: a process group that is stopped while its session's leader dies gets SIGHUP from the kernel, and a job in our
-/// session would be killed that way if we died at the wrong moment. Must not be combined with `Command::process_group`: a group's leader cannot start a session.
+/// The session matters beyond tidiness: a process group that is stopped while its session's leader dies gets SIGHUP
+/// from the kernel, and a job in our session would be killed that way if we died at the wrong moment. Must not be
+/// combined with `Command::process_group`: a group's leader cannot start a session.
 ///
-/// As the last safeguard of the duty cycle the child asks for SIGCONT when its parent dies: harmless for a process that runs.
+/// As the last safeguard of the duty cycle the child asks for SIGCONT when its parent dies: harmless for a process
+/// that runs.
 pub fn enter(command: &mut Command, procs_files: &[PathBuf], cpus: Option<&CpuList>) -> io::Result<()> {
     let files: Vec<CString> =
         procs_files.iter().map(|path| CString::new(path.as_os_str().as_bytes())).collect::<Result<_, _>>()?;
     let mask = cpus.filter(|list| !list.is_empty()).map(affinity_mask).transpose()?;
     let before_exec = move || {
         nix::unistd::setsid()?;
-        // Writing 0 means the writer itself: nothing to format, nothing to allocate, as it must be between fork and exec.
+        // Writing 0 means the writer itself: nothing to format, nothing to allocate, as it must be between fork and
+        // exec.
         files.iter().try_for_each(join)?;
         if let Some(mask) = &mask {
             nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), mask)?;

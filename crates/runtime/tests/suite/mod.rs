@@ -1,7 +1,8 @@
 //! The conformance suite: what every runtime must do, checked against real jobs.
 //!
-//! A runtime's test gives a [`Subject`] that can start and end real jobs under it, and calls [`run_all`] or the checks one by one. Every check starts its own jobs and ends them.
-//! The checks name the property they are about in the message with which they fail.
+//! A runtime's test gives a [`Subject`] that can start and end real jobs under it, and calls [`run_all`] or the
+//! checks one by one. Every check starts its own jobs and ends them. The checks name the property they are about in
+//! the message with which they fail.
 
 #![allow(dead_code, reason = "each runtime's test uses the checks that can apply to it")]
 

@@ -1,4 +1,5 @@
-//! Real processes for the tests of the process runtime: a [`Bench`] starts jobs as the daemon does and leaves nothing behind.
+//! Real processes for the tests of the process runtime: a [`Bench`] starts jobs as the daemon does and leaves nothing
+//! behind.
 
 use super::suite::Subject;
 use gainshare_core::model::JobId;

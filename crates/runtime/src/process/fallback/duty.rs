@@ -1,13 +1,14 @@
 //! When each job may run, if stopping and continuing is all we have.
 //!
-//! **Problem.** Shares of a machine must come out of on and off alone. Simply running each job for its share of the time is wrong twice: two jobs on at
-//! the same time halve each other, and cores stand idle when few jobs want them.
+//! **Problem.** Shares of a machine must come out of on and off alone. Simply running each job for its share of the
+//! time is wrong twice: two jobs on at the same time halve each other, and cores stand idle when few jobs want them.
 //!
-//! **Approach.** A job's *demand* is how many cores it uses while it may run. The cores are filled like water by share, nobody getting more than it demands; what a job gets
-//! over what it demands is the part of each period it may run. The windows are laid end to end around the period, so that jobs which cannot run together take turns.
+//! **Approach.** A job's *demand* is how many cores it uses while it may run. The cores are filled like water by
+//! share, nobody getting more than it demands; what a job gets over what it demands is the part of each period it may
+//! run. The windows are laid end to end around the period, so that jobs which cannot run together take turns.
 //!
-//! **Properties.** `work_conserving`: if all demand together fits the cores, nobody is stopped. `proportional`: jobs that want everything get their shares. `never_starved`: every job runs
-//! at least a twentieth of the time.
+//! **Properties.** `work_conserving`: if all demand together fits the cores, nobody is stopped. `proportional`: jobs
+//! that want everything get their shares. `never_starved`: every job runs at least a twentieth of the time.
 
 /// The least part of a period anybody runs: a job that never runs would look hung, and could not even react to SIGTERM.
 const LEAST_ON: f64 = 0.05;
@@ -118,7 +119,8 @@ mod tests {
             for (a, ca) in rates.iter().zip(&claims) {
                 for (b, cb) in rates.iter().zip(&claims) {
                     let both_want_more = *a < ca.demand_cores - 1e-6 && *b < cb.demand_cores - 1e-6;
-                    prop_assert!(!both_want_more || (a / ca.share - b / cb.share).abs() < 1e-6 * cores / ca.share.min(cb.share), "proportional");
+                    let unequal = (a / ca.share - b / cb.share).abs() * ca.share.min(cb.share) / cores;
+                    prop_assert!(!both_want_more || unequal < 1e-6, "proportional");
                 }
             }
         }

@@ -1,14 +1,20 @@
-//! The keeper: the one small process that holds the levers of the fallback, and lets go of all of them when we are no longer there.
+//! The keeper: the one small process that holds the levers of the fallback, and lets go of all of them when we are no
+//! longer there.
 //!
-//! **Problem.** A job that is stopped stays stopped if whoever should continue it is killed. So the daemon itself must never stop a job.
+//! **Problem.** A job that is stopped stays stopped if whoever should continue it is killed. So the daemon itself
+//! must never stop a job.
 //!
-//! **Approach.** The daemon starts a keeper and writes lines to its input. The keeper stops and continues the jobs' process groups by the clock and sets their scheduling
-//! priority. When its input ends (the daemon ended, however) or is silent for [`LEASE`] (the daemon hangs or is stopped), it continues every job, puts priorities back and, at the end of
-//! input, goes. It ignores the signals that a terminal or a shutdown sends to everybody, so that it outlives the daemon by the moment that takes. If the keeper itself is killed, the daemon
-//! continues the jobs at its next look, within a second or so, and starts another one. Only if both are killed by force at the same moment does a job depend on the last safeguard: its
-//! leader asked the kernel for SIGCONT when its parent dies (see [`crate::process::start::enter`]).
+//! **Approach.** The daemon starts a keeper and writes lines to its input. The keeper stops and continues the jobs'
+//! process groups by the clock and sets their scheduling priority. When its input ends (the daemon ended, however) or
+//! is silent for [`LEASE`] (the daemon hangs or is stopped), it continues every job, puts priorities back and, at the
+//! end of input, goes. It ignores the signals that a terminal or a shutdown sends to everybody, so that it outlives
+//! the daemon by the moment that takes. If the keeper itself is killed, the daemon continues the jobs at its next
+//! look, within a second or so, and starts another one. Only if both are killed by force at the same moment does a
+//! job depend on the last safeguard: its leader asked the kernel for SIGCONT when its parent dies (see
+//! [`crate::process::start::enter`]).
 //!
-//! **Lines.** `set KEY OFFSET_US ON_US NICE PID:START…` holds a job: in each period it runs for `ON_US` from `OFFSET_US` on; `PID:START` are the leaders of its process groups. `free KEY` lets it go. Every line, also one
+//! **Lines.** `set KEY OFFSET_US ON_US NICE PID:START…` holds a job: in each period it runs for `ON_US` from
+//! `OFFSET_US` on; `PID:START` are the leaders of its process groups. `free KEY` lets it go. Every line, also one
 //! that says nothing (`beat`), tells that the daemon is there.
 
 use super::super::Identity;
@@ -173,7 +179,8 @@ fn parse_held<'w>(mut words: impl Iterator<Item = &'w str>) -> Option<Held> {
     Some(Held { offset_us, on_us, nice, leaders, stopped: false, nice_is_set: false })
 }
 
-/// To a process group, unless its number belongs to another process by now. (While the leader is dead but others of the group live, the kernel gives the number to nobody.)
+/// To a process group, unless its number belongs to another process by now. (While the leader is dead but others of
+/// the group live, the kernel gives the number to nobody.)
 fn signal(leader: &Identity, which: Signal) {
     if leader.pid > 1 && !leader.was_reused() {
         let _ = killpg(Pid::from_raw(leader.pid), which);

@@ -24,7 +24,8 @@ impl Link {
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::NotFound)?;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null());
-        // SAFETY: system calls only. What is ignored stays ignored after exec: Ctrl-C and a shutdown reach everybody, and the keeper must be the last to go.
+        // SAFETY: system calls only. What is ignored stays ignored after exec: Ctrl-C and a shutdown reach everybody,
+        // and the keeper must be the last to go.
         unsafe {
             command.pre_exec(|| {
                 nix::unistd::setsid()?;
@@ -79,7 +80,8 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // The end of its input is the keeper's sign to let go; it must have done so before we return. One that hangs is taken away: the caller continues the jobs.
+        // The end of its input is the keeper's sign to let go; it must have done so before we return. One that hangs
+        // is taken away: the caller continues the jobs.
         drop(self.input.take());
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(3) {

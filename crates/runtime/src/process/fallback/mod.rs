@@ -1,16 +1,20 @@
 //! Sharing without cgroup rights: scheduling priority where it can be taken back, else stop and continue.
 //!
-//! **Problem.** On many machines a user may not make cgroups. Plain `nice` is no way out: an ordinary user can lower a job's priority but never raise it again, and where the kernel groups
-//! sessions for scheduling (*autogroups*) it has no effect between sessions at all.
+//! **Problem.** On many machines a user may not make cgroups. Plain `nice` is no way out: an ordinary user can lower
+//! a job's priority but never raise it again, and where the kernel groups sessions for scheduling (*autogroups*) it
+//! has no effect between sessions at all.
 //!
-//! **Approach.** Each job has a session of its own. If the kernel schedules by session, the priority of the session is a weight, and an ordinary user may put it back to where it was: that is
-//! used in `weight` mode. Everywhere else, and for hard caps, the job's process groups are stopped and continued in slices of a fifth of a second ([`duty`]). `cores` mode binds threads to CPUs, which needs no
-//! right at all. All levers but the last are held by the [`keeper`], a process that lets go of everything when we are gone.
+//! **Approach.** Each job has a session of its own. If the kernel schedules by session, the priority of the session
+//! is a weight, and an ordinary user may put it back to where it was: that is used in `weight` mode. Everywhere else,
+//! and for hard caps, the job's process groups are stopped and continued in slices of a fifth of a second ([`duty`]).
+//! `cores` mode binds threads to CPUs, which needs no right at all. All levers but the last are held by the
+//! [`keeper`], a process that lets go of everything when we are gone.
 //!
-//! **What it cannot do**, and says in its notes: limit memory and I/O, count network use, contain a process that leaves the session and loses its parent, or be as exact as the kernel. A
-//! job that stops itself is continued by us.
+//! **What it cannot do**, and says in its notes: limit memory and I/O, count network use, contain a process that
+//! leaves the session and loses its parent, or be as exact as the kernel. A job that stops itself is continued by us.
 //!
-//! **Properties.** No job is stopped when the daemon is not there. A pid that was reused is not touched. Use only ever grows.
+//! **Properties.** No job is stopped when the daemon is not there. A pid that was reused is not touched. Use only
+//! ever grows.
 
 mod duty;
 pub mod keeper;
@@ -296,7 +300,8 @@ impl Fallback {
         let now = Instant::now();
         if self.table.refresh(now) {
             self.take_stock(now);
-            // Threads started since the last plan are bound too, demands have changed, and the keeper wants to hear from us.
+            // Threads started since the last plan are bound too, demands have changed, and the keeper wants to hear
+            // from us.
             for job in self.jobs.values().filter(|j| j.cpus.is_some()) {
                 bind(&job.members, job.cpus.as_ref().expect("just filtered"));
             }
@@ -392,7 +397,8 @@ impl Job {
         line
     }
 
-    /// Adds up use. A child that ends leaves its use to the parent that waits for it; what is lost otherwise must not make a counter go back.
+    /// Adds up use. A child that ends leaves its use to the parent that waits for it; what is lost otherwise must not
+    /// make a counter go back.
     fn count(&mut self, ticks_per_second: u64) {
         let ticks = self.members.iter().map(|(_, s)| s.cpu_ticks).fold(0, u64::saturating_add);
         self.used.cpu_ns = self.used.cpu_ns.max(ticks.saturating_mul(1_000_000_000 / ticks_per_second.max(1)));
@@ -461,8 +467,9 @@ fn bind(members: &[(i32, Stat)], cpus: &CpuList) {
     }
 }
 
-/// Whether the kernel makes a scheduling group of each session, and we are where that counts: only tasks in the topmost cpu cgroup are grouped that way. In a
-/// container we may believe to be at the top and are not, so that the top must prove to be it.
+/// Whether the kernel makes a scheduling group of each session, and we are where that counts: only tasks in the
+/// topmost cpu cgroup are grouped that way. In a container we may believe to be at the top and are not, so that the
+/// top must prove to be it.
 fn sessions_are_scheduled() -> bool {
     let enabled = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").is_ok_and(|t| t.trim() == "1");
     enabled && crate::cgroup::in_topmost_cpu_group()

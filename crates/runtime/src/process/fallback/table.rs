@@ -1,7 +1,7 @@
 //! Whose process is it? One look at `/proc` for all jobs.
 //!
-//! Without cgroups a job is everything in the session its leader started, and everything descended from it as long as the line of parents is unbroken. A
-//! process that leaves the session and whose parent then ends is lost to us.
+//! Without cgroups a job is everything in the session its leader started, and everything descended from it as long as
+//! the line of parents is unbroken. A process that leaves the session and whose parent then ends is lost to us.
 
 use super::super::identity::Stat;
 use std::collections::HashMap;
@@ -77,7 +77,8 @@ mod tests {
     #[test]
     fn sessions_and_descendants_belong_to_the_job() {
         let mut table = Table::default();
-        // 10 leads a job; 11 is in its session, 12 left it but is a child of 11; 20 is somebody else; 30 and 31 are each other's parents.
+        // 10 leads a job; 11 is in its session, 12 left it but is a child of 11; 20 is somebody else; 30 and 31 are
+        // each other's parents.
         for (pid, parent, session) in
             [(10, 5, 10), (11, 10, 10), (12, 11, 12), (5, 1, 5), (20, 5, 20), (30, 31, 30), (31, 30, 31)]
         {
