@@ -13,6 +13,7 @@ use crate::policy::{MoveRule, Policy, ShareRule};
 use crate::signal::Category;
 use crate::view::{JobView, Phase, View};
 use serde::{Deserialize, Serialize};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The decisions of one policy, and what they remember.
@@ -274,7 +275,9 @@ fn share_out(
             (opinions, Some(wait))
         }
     };
-    group.members = jobs.iter().map(|j| j.id).collect();
+    if changed {
+        group.members = jobs.iter().map(|j| j.id).collect();
+    }
     group.reports = reports(jobs);
     group.due = wait.map(|w| now + w);
 
@@ -288,10 +291,20 @@ fn share_out(
         .zip(&targets)
         .all(|(j, t)| standing.get(&j.id).is_some_and(|d| d.target.distance(t) <= policy.deadband));
     for ((job, opinion), target) in jobs.iter().zip(opinions).zip(targets) {
-        let target = if held { standing[&job.id].target } else { target };
-        let decided = Decided { target, growth: opinion.growth, category: opinion.category, reason: opinion.reason };
+        let mut decided =
+            Decided { target, growth: opinion.growth, category: opinion.category, reason: opinion.reason };
+        match standing.entry(job.id) {
+            Entry::Occupied(mut before) => {
+                if held {
+                    decided.target = before.get().target;
+                }
+                before.insert(decided.clone());
+            }
+            Entry::Vacant(none) => {
+                none.insert(decided.clone());
+            }
+        }
         let verdict = decided.verdict(if held { Standing::InsideDeadband } else { Standing::New });
         plan.verdicts.insert(job.id, verdict);
-        standing.insert(job.id, decided);
     }
 }

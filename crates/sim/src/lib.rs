@@ -8,6 +8,7 @@
 //! **Properties.** Time is an integer; every random number comes from a stream of its own, named by what it is for; the same
 //! scenario, policy and seed give the same bytes.
 
+pub mod bench;
 pub mod curve;
 pub mod engine;
 pub mod figure;
@@ -17,4 +18,5 @@ pub mod paper;
 pub mod random;
 pub mod study;
 pub mod summary;
+pub mod trace;
 pub mod world;

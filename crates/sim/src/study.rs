@@ -59,7 +59,12 @@ pub fn quantile(values: &[f64], q: f64) -> f64 {
     if sorted.is_empty() {
         return f64::NAN;
     }
-    sorted.sort_by(f64::total_cmp);
+    sorted.sort_unstable_by(f64::total_cmp);
+    quantile_of_sorted(&sorted, q)
+}
+
+/// As [`quantile`], of values that are in order already; there must be one at least.
+pub(crate) fn quantile_of_sorted(sorted: &[f64], q: f64) -> f64 {
     let at = q.clamp(0.0, 1.0) * (sorted.len() - 1) as f64;
     let (low, part) = (at.floor() as usize, at.fract());
     let high = (low + 1).min(sorted.len() - 1);

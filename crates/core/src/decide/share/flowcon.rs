@@ -81,13 +81,20 @@ pub(crate) fn run(
     memory: &mut Memory,
 ) -> (Vec<Opinion>, Span) {
     memory.jobs.retain(|id, _| jobs.binary_search_by_key(id, |j| j.id).is_ok());
+    if memory.jobs.len() < jobs.len() {
+        for view in jobs {
+            memory.jobs.entry(view.id).or_default();
+        }
+    }
     if changed || memory.interval == Span::ZERO {
         memory.interval = rule.interval;
     }
+    // Both are sorted by id and hold the same ids, so that they can be walked side by side.
+    let mut states: Vec<&mut Job> = memory.jobs.values_mut().collect();
     let doubts: Vec<Option<Doubt>> = jobs
         .iter()
-        .map(|view| {
-            let job = memory.jobs.entry(view.id).or_default();
+        .zip(states.iter_mut())
+        .map(|(view, job)| {
             let measured = measure(rule, now, view, job);
             let doubt = doubt(policy, rule, now, view);
             if measured && doubt.is_none() {
@@ -103,26 +110,22 @@ pub(crate) fn run(
         .collect();
 
     let n = jobs.len();
-    let completing = |i: usize| doubts[i].is_some() || memory.jobs[&jobs[i].id].category == Category::Completing;
+    let completing = |i: usize| doubts[i].is_some() || states[i].category == Category::Completing;
     if n > 0 && (0..n).all(completing) && doubts.iter().any(Option::is_none) {
         let next_look = Span((memory.interval.0.saturating_mul(2)).min(rule.longest_interval.0.max(rule.interval.0)));
         memory.interval = next_look;
-        let opinions = jobs.iter().map(|view| {
-            let job = memory.jobs.get_mut(&view.id).expect("every job of the group was entered above");
+        let opinions = states.into_iter().map(|job| {
             job.limit = Target::FREE.limit;
             opinion(job, Reason::AllCompleting { next_look })
         });
         return (opinions.collect(), next_look);
     }
 
-    let sum = PerResource::from_fn(|r| {
-        let trusted = jobs.iter().zip(&doubts).filter(|(_, d)| d.is_none());
-        trusted.filter_map(|(j, _)| *memory.jobs[&j.id].growth.get(r)).sum::<f64>()
-    });
-    let newcomer = jobs.iter().zip(&doubts).any(|(j, d)| d.is_none() && memory.jobs[&j.id].is_new(rule));
+    let trusted = || states.iter().zip(&doubts).filter(|(_, d)| d.is_none()).map(|(job, _)| job);
+    let sum = PerResource::from_fn(|r| trusted().filter_map(|job| *job.growth.get(r)).sum::<f64>());
+    let newcomer = trusted().any(|job| job.is_new(rule));
     let floor = Share::clamped(1.0 / (rule.beta * n as f64));
-    let opinions = jobs.iter().zip(&doubts).map(|(view, doubt)| {
-        let job = memory.jobs.get_mut(&view.id).expect("every job of the group was entered above");
+    let opinions = states.into_iter().zip(&doubts).map(|(job, doubt)| {
         let reason = match doubt {
             Some(doubt) => {
                 job.limit = PerResource::from_fn(|_| Share::equal(n));
