@@ -163,6 +163,38 @@ fn pytorch_with_tensorboard_and_tqdm() {
 }
 
 #[test]
+fn pytorch_while_it_writes_and_the_daemon_restarts() {
+    let folder = tempfile::tempdir().unwrap();
+    let started = SystemTime::now();
+    let mut child = start("torch_tensorboard.py", folder.path(), false);
+    // Its output must go somewhere, or it would wait for us.
+    let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let drains = [
+        std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()).unwrap()),
+        std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()).unwrap()),
+    ];
+    let spec = MetricSpec { source: Source::Tensorboard, ..MetricSpec::default() };
+    let (mut state, mut steps, mut over) = (CollectorState::default(), Vec::new(), false);
+    for second in 0.. {
+        let last = over;
+        // A new collector each time, as after a restart, from what the one before left.
+        let mut collector = Collector::new(&spec, Some(folder.path()), started, state).unwrap();
+        let update = collector.poll(Time::from_secs_f64(f64::from(second)));
+        steps.extend(update.readings.iter().map(|r| r.step.unwrap()));
+        state = serde_json::from_str(&serde_json::to_string(&collector.state()).unwrap()).unwrap();
+        if last {
+            break;
+        }
+        over = child.try_wait().unwrap().is_some();
+        std::thread::sleep(Duration::from_millis(3));
+    }
+    for drain in drains {
+        drain.join().unwrap();
+    }
+    assert_eq!(steps, (0..=20).collect::<Vec<_>>(), "each step once, in order");
+}
+
+#[test]
 fn lightning() {
     let folder = tempfile::tempdir().unwrap();
     let started = SystemTime::now();

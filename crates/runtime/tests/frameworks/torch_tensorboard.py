@@ -12,7 +12,7 @@ x = torch.rand(256, 8)
 y = x.sum(1, keepdim=True)
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-writer = SummaryWriter()
+writer = SummaryWriter(max_queue=1, flush_secs=1)
 losses = []
 bar = tqdm(range(20), desc="training")
 for step in bar:
