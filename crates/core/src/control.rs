@@ -5,7 +5,7 @@
 //! remembers between two calls is in one serialisable memory, so a view and a control written to a file reproduce the plan.
 
 use crate::decide::relocate::{self, specon};
-use crate::decide::share::{self, Bounds, Opinion, flowcon, gain, rank};
+use crate::decide::share::{self, Bounds, Opinion, flowcon, gain, rank, weigh};
 use crate::decide::{order, place};
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Span, Time};
 use crate::plan::{Plan, Reason, Standing, Start, Target, Verdict};
@@ -270,6 +270,7 @@ fn share_out(
             (opinions, Some(wait))
         }
         ShareRule::Rank(by) => rank::run(by, jobs),
+        ShareRule::Weigh { by } => weigh::run(*by, now, jobs),
         ShareRule::Gain(rule) => {
             let (opinions, wait) = gain::run(rule, policy, now, jobs, part, promises, &mut group.gain);
             (opinions, Some(wait))

@@ -5,6 +5,7 @@
 //! has one too.
 
 use crate::model::{JobId, NodeId, PerResource, Resource, Share, Span, Time};
+use crate::policy::Weigh;
 use crate::signal::Category;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -131,6 +132,8 @@ pub enum Reason {
     Gaining { left_s: f64, ahead: usize },
     /// Others would gain more, but an equal share would soon have ended it: it goes first so as not to lose by their gain.
     Owed { left_s: f64 },
+    /// Its part as a published rule weighs it, with the work left (node-seconds) where its reports say.
+    Weighed { by: Weigh, left_s: Option<f64> },
     /// It moves to another node.
     Moves { to: NodeId, because: MoveReason },
     /// Started now.
@@ -156,6 +159,7 @@ impl Reason {
             Reason::Ranked { .. } => "ranked",
             Reason::Gaining { .. } => "gaining",
             Reason::Owed { .. } => "owed",
+            Reason::Weighed { .. } => "weighed",
             Reason::Moves { .. } => "moves",
             Reason::Started { .. } => "started",
             Reason::WaitsForSlot { .. } => "waits-for-slot",
@@ -201,6 +205,18 @@ impl fmt::Display for Reason {
                     f,
                     "goes first, or it would end later than with an equal share; about {left_s:.0} s of the node left"
                 )
+            }
+            Reason::Weighed { by, left_s } => {
+                let rule = match by {
+                    Weigh::Drf => "an equal part of what each needs most",
+                    Weigh::Slaq => "by how much its loss will fall next",
+                    Weigh::Optimus => "by how much its end comes nearer",
+                    Weigh::Themis => "so that all are late by the same factor",
+                };
+                match left_s {
+                    Some(left) => write!(f, "{rule}; about {left:.0} s of the node left"),
+                    None => write!(f, "{rule}"),
+                }
             }
             Reason::Moves { to, because: MoveReason::SlowGrowth } => {
                 write!(f, "has converged beside jobs that grow: moves to {to}")

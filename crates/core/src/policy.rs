@@ -22,8 +22,18 @@ pub enum Preset {
     Flowcon2,
     /// First come, first served: the oldest job has the node to itself.
     Fifo,
-    /// Least attained service first, in queues as Tiresias has them.
-    Las,
+    /// Dominant resource fairness.
+    Drf,
+    /// Shortest remaining time first, by what the jobs' own reports predict.
+    Srtf,
+    /// Tiresias: least attained service first, in queues.
+    Tiresias,
+    /// SLAQ: where the loss falls most in the next epoch.
+    Slaq,
+    /// Optimus: where the remaining time shrinks most.
+    Optimus,
+    /// Themis: everyone late by the same factor.
+    Themis,
     /// Shortest remaining work first; it needs to know what nobody knows, and bounds what any policy can reach on one node.
     Srpt,
     /// Our own: the node goes where a unit of it gains most, and nobody ends later than with an equal share.
@@ -31,15 +41,20 @@ pub enum Preset {
 }
 
 impl Preset {
-    pub const ALL: [Preset; 8] = [
+    pub const ALL: [Preset; 13] = [
         Preset::Na,
         Preset::Flowcon,
         Preset::Specon,
         Preset::Flowcon2,
         Preset::Fifo,
-        Preset::Las,
-        Preset::Srpt,
+        Preset::Drf,
+        Preset::Srtf,
+        Preset::Tiresias,
+        Preset::Slaq,
+        Preset::Optimus,
+        Preset::Themis,
         Preset::Gainshare,
+        Preset::Srpt,
     ];
 
     pub fn name(self) -> &'static str {
@@ -49,7 +64,12 @@ impl Preset {
             Preset::Specon => "specon",
             Preset::Flowcon2 => "flowcon2",
             Preset::Fifo => "fifo",
-            Preset::Las => "las",
+            Preset::Drf => "drf",
+            Preset::Srtf => "srtf",
+            Preset::Tiresias => "tiresias",
+            Preset::Slaq => "slaq",
+            Preset::Optimus => "optimus",
+            Preset::Themis => "themis",
             Preset::Srpt => "srpt",
             Preset::Gainshare => "gainshare",
         }
@@ -75,8 +95,22 @@ pub enum ShareRule {
     Flowcon(Flowcon),
     /// One after the other: the first in line has the node, what it cannot use goes to the next.
     Rank(Rank),
+    /// In proportion to weights that a published rule finds.
+    Weigh {
+        by: Weigh,
+    },
     /// Where a unit of the node gains most.
     Gain(Gain),
+}
+
+/// Published rules that weigh jobs against each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Weigh {
+    Drf,
+    Slaq,
+    Optimus,
+    Themis,
 }
 
 /// Who goes first where jobs are served one after the other.
@@ -87,6 +121,8 @@ pub enum Rank {
     Arrival,
     /// The one with the least work left, where it is known.
     Remaining,
+    /// The one with the least work left, as its own reports predict it; before the first prediction, the one that consumed least.
+    Predicted,
     /// The one that has consumed least of the node, in queues: consumption below the first limit (node-seconds) makes the first queue, below
     /// the second the next, and so on; first come first served within a queue.
     Attained { limits_s: [f64; 2] },
@@ -272,7 +308,12 @@ impl From<Preset> for Policy {
             Preset::Na | Preset::Specon => ShareRule::Fair,
             Preset::Flowcon | Preset::Flowcon2 => ShareRule::Flowcon(Flowcon::default()),
             Preset::Fifo => ShareRule::Rank(Rank::Arrival),
-            Preset::Las => ShareRule::Rank(Rank::Attained { limits_s: TIRESIAS_LIMITS_S }),
+            Preset::Drf => ShareRule::Weigh { by: Weigh::Drf },
+            Preset::Srtf => ShareRule::Rank(Rank::Predicted),
+            Preset::Tiresias => ShareRule::Rank(Rank::Attained { limits_s: TIRESIAS_LIMITS_S }),
+            Preset::Slaq => ShareRule::Weigh { by: Weigh::Slaq },
+            Preset::Optimus => ShareRule::Weigh { by: Weigh::Optimus },
+            Preset::Themis => ShareRule::Weigh { by: Weigh::Themis },
             Preset::Srpt => ShareRule::Rank(Rank::Remaining),
             Preset::Gainshare => ShareRule::Gain(Gain::default()),
         };
@@ -324,7 +365,7 @@ impl Policy {
             return Err(PolicyError::Gain { name: "worth", value: m.worth, most: 1e6 });
         }
         match self.share {
-            ShareRule::Fair | ShareRule::Rank(_) => Ok(()),
+            ShareRule::Fair | ShareRule::Rank(_) | ShareRule::Weigh { .. } => Ok(()),
             ShareRule::Flowcon(f) if !(f.alpha.is_finite() && f.alpha >= 0.0) => Err(PolicyError::Alpha(f.alpha)),
             ShareRule::Flowcon(f) if !(f.beta.is_finite() && f.beta >= 1.0) => Err(PolicyError::Beta(f.beta)),
             ShareRule::Flowcon(f) if f.interval == Span::ZERO => Err(PolicyError::Interval),

@@ -11,10 +11,16 @@
 //! **Properties** (each a test of that name): `conservation`: shares sum to at most one per node and resource;
 //! `floor_respected`; `permutation_invariant`: the order of jobs does not matter; `owners_are_apart`.
 
+mod account;
+mod drf;
 mod fair_machine;
 pub mod flowcon;
 pub mod gain;
+mod optimus;
 pub(crate) mod rank;
+mod slaq;
+mod themis;
+pub(crate) mod weigh;
 
 use crate::model::{PerResource, Resource, Share};
 use crate::plan::{Reason, Target};

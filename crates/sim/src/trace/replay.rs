@@ -48,30 +48,30 @@ pub fn replay(jobs: &[TraceJob], devices: u32, order: GangOrder, restore: Span) 
     let mut live: Vec<Live> =
         jobs.iter().map(|j| Live { left: Span::from_secs_f64(j.duration_s), ..Live::default() }).collect();
     let mut ends: BinaryHeap<Reverse<(Time, u32, u32)>> = BinaryHeap::new();
-    let (mut next, mut now) = (0, Time::ZERO);
+    let mut next = 0;
     let (mut events, mut preemptions, mut longest_queue, mut impossible) = (0u64, 0u64, 0, 0);
     loop {
         let arrival = jobs.get(next).map(|j| Time::from_secs_f64(j.submitted_s));
         let end = ends.peek().map(|Reverse((t, _, _))| *t);
         let Some(at) = [arrival, end, gang.due()].into_iter().flatten().min() else { break };
-        now = at.max(now);
+        let now = at;
         events += 1;
-        if end == Some(at) {
-            let Some(Reverse((_, id, version))) = ends.pop() else { break };
+        // What happens at the same moment is decided on together; else a device that one job frees could go to and fro between the others.
+        while let Some(Reverse((_, id, version))) = ends.peek().copied().filter(|Reverse((t, _, _))| *t == at) {
+            ends.pop();
             let job = &mut live[id as usize];
-            if job.version != version {
-                continue;
+            if job.version == version {
+                job.ended = Some(now);
+                gang.finish(JobId(u64::from(id)));
             }
-            job.ended = Some(now);
-            gang.finish(JobId(u64::from(id)));
-        } else if arrival == Some(at) {
-            let wants = jobs[next].devices;
-            next += 1;
-            if wants > devices {
+        }
+        while let Some(job) = jobs.get(next).filter(|j| Time::from_secs_f64(j.submitted_s) == at) {
+            if job.devices > devices {
                 impossible += 1;
-                continue;
+            } else {
+                gang.arrive(now, JobId(next as u64), job.devices, live[next].left);
             }
-            gang.arrive(now, JobId(next as u64 - 1), wants, live[next - 1].left);
+            next += 1;
         }
         for act in gang.decide(now) {
             match act {

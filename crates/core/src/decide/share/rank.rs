@@ -6,9 +6,10 @@
 //! the second dimension, the number of devices, is the share consumed).
 //!
 //! **Properties.** `permutation_invariant`: ties go to the lower id. A job whose remaining work nobody knows goes last under
-//! [`Rank::Remaining`].
+//! [`Rank::Remaining`]; one without a prediction goes first under [`Rank::Predicted`], so that there will be one.
 
 use super::Opinion;
+use super::account::work_left;
 use crate::model::{PerResource, Share, Span};
 use crate::plan::Reason;
 use crate::policy::Rank;
@@ -19,13 +20,17 @@ use crate::view::JobView;
 /// use goes down the line in order.
 const NEXT: f64 = 1e-4;
 
-/// How often attained service is looked at: no job overstays its queue for longer.
+/// How often what changes with time is looked at: no job overstays for longer.
 const LOOK: Span = Span::from_secs(5);
 
 pub(crate) fn run(by: &Rank, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) {
     let key = |job: &JobView| match by {
         Rank::Arrival => (0, job.arrived.0 as f64),
         Rank::Remaining => (0, job.known_left_s.unwrap_or(f64::INFINITY)),
+        Rank::Predicted => match work_left(job) {
+            None => (0, job.consumed.cpu),
+            Some(left) => (1, left),
+        },
         Rank::Attained { limits_s } => {
             (limits_s.iter().filter(|l| job.consumed.cpu >= **l).count(), job.arrived.0 as f64)
         }
@@ -45,6 +50,6 @@ pub(crate) fn run(by: &Rank, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) 
         category: Category::Growing,
         reason: Reason::Ranked { ahead },
     });
-    let wait = matches!(by, Rank::Attained { .. }).then_some(LOOK);
+    let wait = matches!(by, Rank::Attained { .. } | Rank::Predicted).then_some(LOOK);
     (opinions.collect(), wait)
 }
