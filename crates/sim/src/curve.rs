@@ -44,6 +44,18 @@ pub struct Curve {
     pub noise: f64,
 }
 
+impl Family {
+    /// Whether the numbers make a curve that falls.
+    pub fn is_sound(&self) -> bool {
+        let positive = |x: f64| x > 0.0 && x.is_finite();
+        match *self {
+            Family::Exponential { rate } => positive(rate),
+            Family::PowerLaw { rate, power } => positive(rate) && positive(power),
+            Family::Linear => true,
+        }
+    }
+}
+
 impl Curve {
     /// An exponential fall that has made `part` of its reduction when a fifth of the work is done: how the thesis describes its models.
     pub fn by_first_fifth(start: f64, end: f64, part: f64, noise: f64) -> Curve {

@@ -9,13 +9,17 @@
 //! scenario, policy and seed give the same bytes.
 
 pub mod bench;
+pub mod bounds;
 pub mod curve;
 pub mod engine;
 pub mod figure;
 pub mod models;
 pub mod outcome;
 pub mod paper;
+pub mod picture;
 pub mod random;
+pub mod scenario;
+pub mod simulate;
 pub mod study;
 pub mod summary;
 pub mod trace;

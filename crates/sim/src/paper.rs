@@ -10,8 +10,11 @@ mod flowcon;
 mod flowcon2;
 mod specon;
 
-use crate::engine::{Record, SimError};
-use crate::figure::Table;
+use crate::bounds::{Bounds, bounds};
+use crate::engine::{Record, SimError, run};
+use crate::figure::{BarChart, Group, Page, Table};
+use crate::outcome::Outcome;
+use crate::picture::{self, Figure};
 use crate::study::{compare, median, quantile};
 use crate::summary::{Summary, summarise, table};
 use crate::world::World;
@@ -77,6 +80,8 @@ pub struct Report {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rows: Vec<RowResult>,
     pub policies: BTreeMap<String, Summary>,
+    /// What no policy can beat with the jobs placed as the baseline places them; medians.
+    pub bounds: Bounds,
     /// The policies in the order of the tables.
     #[serde(skip)]
     pub order: Vec<String>,
@@ -126,14 +131,90 @@ impl Experiment {
             published: self.published.clone(),
             rows,
             policies: summarise(&order, &outcomes[..order.len()]),
+            bounds: median_bounds(&self.world, &outcomes[0]),
             order,
         })
     }
 }
 
+/// The median of each bound over seeds.
+pub(crate) fn median_bounds(world: &impl Fn(u64) -> World, base: &[Outcome]) -> Bounds {
+    let all: Vec<Bounds> = base.iter().enumerate().map(|(seed, o)| bounds(&world(seed as u64), o)).collect();
+    let of = |f: fn(&Bounds) -> f64| median(&all.iter().map(f).collect::<Vec<_>>());
+    Bounds {
+        mean_completion_s: of(|b| b.mean_completion_s),
+        makespan_s: of(|b| b.makespan_s),
+        mean_to_90_percent_s: of(|b| b.mean_to_90_percent_s),
+    }
+}
+
+/// The policies a figure shows: more would hide what matters.
+const SHOWN: [&str; 4] = ["na", "flowcon", "gainshare", "srpt"];
+
+impl Experiment {
+    /// Figures of one run (seed 0), the one that stands for the experiment first.
+    pub fn figures(&self, report: &Report) -> Result<Vec<Figure>, SimError> {
+        let world = (self.world)(0);
+        let shown = self
+            .policies()
+            .into_iter()
+            .filter(|(n, _)| SHOWN.contains(&n.as_str()) || self.own.iter().any(|(own, _)| own == n));
+        let runs: Vec<(String, Outcome)> = shown
+            .map(|(name, policy)| run(&world, &policy, Record { courses: true }).map(|o| (name, o)))
+            .collect::<Result<_, _>>()?;
+        let mut figures = vec![];
+        if !report.rows.is_empty() {
+            figures.push(rows_figure(report));
+        }
+        if world.nodes.len() == 1 {
+            let named: Vec<(&str, &Outcome)> = runs.iter().map(|(n, o)| (n.as_str(), o)).collect();
+            figures.push(picture::completions(self.title, &named));
+            figures.extend(runs.iter().map(|(n, o)| picture::shares(&format!("CPU usage, {n}"), &world, o, 0)));
+            figures.extend(runs.iter().map(|(n, o)| picture::losses(&format!("Losses, {n}"), &world, o)));
+        } else {
+            // The paper's own policy first: its Gantt is what the paper shows.
+            let own = |name: &str| self.own.iter().any(|(n, _)| *n == name);
+            let (first, others): (Vec<_>, Vec<_>) = runs.iter().partition(|(n, _)| own(n));
+            let gantt = |(n, o): &&(String, Outcome)| picture::gantt(&format!("{}: {n}", self.title), &world, o);
+            figures.extend(first.iter().map(gantt));
+            let named: Vec<(&str, &Outcome)> = runs.iter().map(|(n, o)| (n.as_str(), o)).collect();
+            figures.push(picture::completions(self.title, &named));
+            figures.extend(others.iter().map(gantt));
+        }
+        Ok(figures)
+    }
+
+    /// Everything about the experiment on one page.
+    pub fn page(&self, report: &Report) -> Result<String, SimError> {
+        let mut page = Page::new(self.title);
+        for (title, table) in report.tables() {
+            page = page.heading(&title).table(&table);
+        }
+        page = page.heading("Figures");
+        for figure in self.figures(report)? {
+            page = page.figure(&figure.svg).text(&figure.caption);
+        }
+        Ok(page.html())
+    }
+}
+
+fn rows_figure(report: &Report) -> Figure {
+    let group = |r: &RowResult| Group {
+        label: format!("{} %, {} s", r.alpha * 100.0, r.interval_s),
+        values: vec![r.published.unwrap_or(f64::NAN), r.simulated],
+    };
+    let chart = BarChart {
+        title: report.title.clone(),
+        y_label: "reduction against na, %".into(),
+        names: vec!["published".into(), "simulated (median)".into()],
+        groups: report.rows.iter().map(group).collect(),
+    };
+    Figure { caption: "Published and simulated reductions, by α and interval.".into(), svg: chart.svg() }
+}
+
 impl Setting {
-    fn result(&self, of: &[crate::outcome::Outcome], base: &[crate::outcome::Outcome]) -> RowResult {
-        let value = |o: &crate::outcome::Outcome| match self.measure {
+    fn result(&self, of: &[Outcome], base: &[Outcome]) -> RowResult {
+        let value = |o: &Outcome| match self.measure {
             Measure::Job(j) => o.jobs[j].completion_s(),
             Measure::Mean => o.mean_completion_s(),
         };
@@ -170,6 +251,7 @@ impl Report {
             out.push(("reduction against na".to_owned(), Table { head, rows: self.rows.iter().map(row).collect() }));
         }
         out.push((format!("simulated, median of {} seeds", self.seeds), table(&self.order, &self.policies)));
+        out.push(("no policy can beat".to_owned(), self.bounds.table()));
         out
     }
 

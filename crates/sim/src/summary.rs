@@ -18,6 +18,8 @@ pub struct Summary {
     pub faster_share: f64,
     /// How much longer the worst-off job takes than under the baseline: 0.15 is 15 %.
     pub worst_slowdown: f64,
+    /// As above, but the median over seeds is taken for each job first: how much the worst-off of them typically loses.
+    pub worst_job_median_slowdown: f64,
     /// How much sooner the best-off job ends: 0.4 is 40 %.
     pub best_speedup: f64,
     /// Mean time until jobs have made 90 % of their loss reduction.
@@ -53,6 +55,7 @@ fn summary(of: &[Outcome], base: &[Outcome]) -> Summary {
         makespan_spread_s: spread(&spans),
         faster_share: over(&|r| r.iter().filter(|x| **x < 1.0 - SAME).count() as f64 / r.len().max(1) as f64),
         worst_slowdown: over(&|r| r.iter().copied().fold(f64::MIN, f64::max) - 1.0),
+        worst_job_median_slowdown: worst_typical(&ratios),
         best_speedup: over(&|r| 1.0 - r.iter().copied().fold(f64::MAX, f64::min)),
         mean_to_90_percent_s: median(&each(&|o| o.mean_quality_s(0.9))),
         stretch: median(&each(&|o| {
@@ -60,6 +63,13 @@ fn summary(of: &[Outcome], base: &[Outcome]) -> Summary {
         })),
         migrations: median(&each(&|o| o.migrations.len() as f64)),
     }
+}
+
+/// The largest, over jobs, of the median over seeds of (time taken / time under the baseline) − 1.
+fn worst_typical(ratios: &[Vec<f64>]) -> f64 {
+    let jobs = ratios.iter().map(Vec::len).min().unwrap_or(0);
+    let typical = |j: usize| median(&ratios.iter().map(|r| r[j]).collect::<Vec<_>>()) - 1.0;
+    (0..jobs).map(typical).fold(f64::NEG_INFINITY, f64::max)
 }
 
 /// The summaries as a table, policies in the order given.

@@ -37,6 +37,19 @@ pub enum Speedup {
 }
 
 impl Speedup {
+    /// Whether the numbers make a law: more cores never make a job slower.
+    pub fn is_sound(&self) -> bool {
+        match self {
+            Speedup::Linear => true,
+            Speedup::Amdahl { parallel } => (0.0..=1.0).contains(parallel),
+            Speedup::Table { points } => {
+                let rising = points.windows(2).all(|w| w[1].0 > w[0].0 && w[1].1 >= w[0].1);
+                let first = points.first().is_some_and(|p| p.0 > 0.0 && p.1 > 0.0);
+                first && rising && points.iter().all(|p| p.0.is_finite() && p.1.is_finite())
+            }
+        }
+    }
+
     pub fn rate(&self, cores: f64) -> f64 {
         match self {
             Speedup::Linear => cores,

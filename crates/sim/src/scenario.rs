@@ -1,0 +1,440 @@
+//! Scenario files: a world that people can read and write.
+//!
+//! A scenario is TOML: nodes, kinds of jobs, and when jobs of each kind come. Numbers may be fixed or drawn from a range; every seed draws anew. Unknown
+//! fields are refused. What is wrong is told with its line, its field and what to do about it.
+//!
+//! ```toml
+//! title = "two kinds of jobs on one machine"
+//!
+//! [[node]]
+//! name = "box"
+//! cores = 8
+//!
+//! [[job]]
+//! name = "vae"
+//! seconds_alone = 260            # on a whole node of the first kind
+//! loss = { start = 1.0, end = 0.2, shape = { family = "exponential", rate = 5.2 } }
+//!
+//! [[job]]
+//! name = "mnist"
+//! count = 3
+//! arrives_s = { from = 20, to = 120 }
+//! seconds_alone = { from = 30, to = 100 }
+//! loss = { start = 2.3, end = 0.1, shape = { family = "exponential", rate = 11.5 }, noise = 0.01 }
+//! ```
+
+use crate::curve::Curve;
+use crate::random::Stream;
+use crate::world::{Actuator, Job, Node, Speedup, World};
+use gainshare_core::model::{Span, Time};
+use serde::Deserialize;
+use std::ops::Range;
+
+/// What is wrong with a scenario file.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ScenarioError {
+    /// The text is not TOML, a field is unknown, missing or of the wrong kind.
+    #[error("{file}, line {line}: {what}")]
+    Syntax { file: String, line: usize, what: String },
+    /// A number makes no sense.
+    #[error("{file}, line {line}, {field}: {what}; {remedy}")]
+    Value { file: String, line: usize, field: String, what: String, remedy: &'static str },
+}
+
+/// A number that is fixed, or drawn from a range for each job and seed.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(untagged, expecting = "a number, or a range like { from = 10, to = 20 }")]
+pub enum Number {
+    Fixed(f64),
+    Range(Bounds),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bounds {
+    from: f64,
+    to: f64,
+}
+
+impl Number {
+    fn draw(self, stream: &mut Stream) -> f64 {
+        match self {
+            Number::Fixed(x) => x,
+            Number::Range(Bounds { from, to }) => stream.uniform(from, to),
+        }
+    }
+
+    fn ends(self) -> [f64; 2] {
+        match self {
+            Number::Fixed(x) => [x, x],
+            Number::Range(Bounds { from, to }) => [from, to],
+        }
+    }
+}
+
+/// A scenario, checked.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    #[serde(default)]
+    pub title: String,
+    #[serde(default)]
+    actuator: Actuator,
+    /// γ of the world: by how much neighbours disturb each other.
+    #[serde(default)]
+    interference: f64,
+    #[serde(rename = "node")]
+    nodes: Vec<toml::Spanned<NodeSpec>>,
+    #[serde(rename = "job")]
+    jobs: Vec<toml::Spanned<JobSpec>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NodeSpec {
+    name: String,
+    #[serde(default = "one")]
+    count: u32,
+    cores: f64,
+    #[serde(default = "one_f")]
+    speed: f64,
+    #[serde(default = "memory")]
+    memory_gib: f64,
+    slots: Option<usize>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JobSpec {
+    name: String,
+    #[serde(default = "one")]
+    count: u32,
+    #[serde(default = "zero")]
+    arrives_s: Number,
+    /// Jobs of this kind after the first come so much later, each after the one before.
+    every_s: Option<Number>,
+    /// Alone on a whole node of the first kind.
+    seconds_alone: Number,
+    /// The most cores it can use; all, unless given.
+    max_cores: Option<f64>,
+    #[serde(default)]
+    speedup: Speedup,
+    #[serde(default = "small_memory")]
+    memory_gib: f64,
+    loss: Curve,
+    /// How many reports it makes from start to end.
+    #[serde(default = "hundred")]
+    reports: Number,
+    #[serde(default)]
+    tells_total: bool,
+    #[serde(default = "zero")]
+    start_s: Number,
+    #[serde(default = "two")]
+    save_s: Number,
+    #[serde(default = "two")]
+    restore_s: Number,
+    #[serde(default)]
+    owner: u32,
+    #[serde(default)]
+    priority: i32,
+    #[serde(default)]
+    floor: f64,
+}
+
+fn one() -> u32 {
+    1
+}
+fn one_f() -> f64 {
+    1.0
+}
+fn memory() -> f64 {
+    64.0
+}
+fn small_memory() -> f64 {
+    1.0
+}
+fn zero() -> Number {
+    Number::Fixed(0.0)
+}
+fn two() -> Number {
+    Number::Fixed(2.0)
+}
+fn hundred() -> Number {
+    Number::Fixed(100.0)
+}
+
+/// More than anybody means: a typing error, not a study.
+const MOST_JOBS: u32 = 100_000;
+
+impl Scenario {
+    /// Reads and checks a scenario; `file` is what messages call it.
+    pub fn parse(file: &str, text: &str) -> Result<Scenario, ScenarioError> {
+        let scenario: Scenario = toml::from_str(text).map_err(|e| ScenarioError::Syntax {
+            file: file.to_owned(),
+            line: e.span().map_or(1, |s| line(text, &s)),
+            what: e.message().to_owned(),
+        })?;
+        scenario.check(file, text)?;
+        Ok(scenario)
+    }
+
+    fn check(&self, file: &str, text: &str) -> Result<(), ScenarioError> {
+        let wrong = |span: Range<usize>, field: String, what: String, remedy| {
+            Err(ScenarioError::Value { file: file.to_owned(), line: line(text, &span), field, what, remedy })
+        };
+        if self.nodes.is_empty() {
+            return wrong(0..0, "node".into(), "there is none".into(), "add a [[node]] with a name and cores");
+        }
+        if self.jobs.is_empty() {
+            return wrong(
+                0..0,
+                "job".into(),
+                "there is none".into(),
+                "add a [[job]] with a name, seconds_alone and a loss",
+            );
+        }
+        if !(0.0..=10.0).contains(&self.interference) {
+            let remedy = "give a number from 0 (none) to 10; 0.15 fits the thesis's machine";
+            return wrong(0..0, "interference".into(), format!("{} is out of range", self.interference), remedy);
+        }
+        for node in &self.nodes {
+            let n = node.get_ref();
+            let numbers = [("cores", n.cores), ("speed", n.speed), ("memory_gib", n.memory_gib)];
+            if let Some((field, value)) = numbers.into_iter().find(|(_, v)| !(*v > 0.0 && v.is_finite())) {
+                let field = format!("{field} of node `{}`", n.name);
+                return wrong(node.span(), field, format!("{value} is not more than zero"), "give a positive number");
+            }
+            if n.count == 0 || n.slots == Some(0) {
+                let field = format!("count or slots of node `{}`", n.name);
+                return wrong(
+                    node.span(),
+                    field,
+                    "nothing could ever run there".into(),
+                    "give 1 or more, or leave it out",
+                );
+            }
+        }
+        for job in &self.jobs {
+            if let Some((field, what, remedy)) = job.get_ref().complaint() {
+                return wrong(job.span(), format!("{field} of job `{}`", job.get_ref().name), what, remedy);
+            }
+        }
+        let jobs: u64 = self.jobs.iter().map(|j| u64::from(j.get_ref().count)).sum();
+        if jobs > u64::from(MOST_JOBS) {
+            let remedy = "lower the counts; for traces use `gainshare trace replay`";
+            return wrong(0..0, "count".into(), format!("{jobs} jobs are too many for shares"), remedy);
+        }
+        Ok(())
+    }
+
+    /// The world of one seed.
+    pub fn world(&self, seed: u64) -> World {
+        let nodes: Vec<Node> = self.nodes.iter().flat_map(|n| n.get_ref().nodes()).collect();
+        let mut jobs = vec![];
+        for (kind, spec) in self.jobs.iter().enumerate() {
+            spec.get_ref().draw(seed, kind as u64, &nodes[0], &mut jobs);
+        }
+        jobs.sort_by_key(|j: &Job| j.arrival);
+        World { seed, nodes, jobs, actuator: self.actuator, interference: self.interference }
+    }
+}
+
+impl NodeSpec {
+    fn nodes(&self) -> impl Iterator<Item = Node> {
+        (1..=self.count).map(|i| Node {
+            name: if self.count == 1 { self.name.clone() } else { format!("{}-{i}", self.name) },
+            cores: self.cores,
+            speed: self.speed,
+            memory_bytes: gib(self.memory_gib),
+            slots: self.slots,
+        })
+    }
+}
+
+fn gib(gib: f64) -> u64 {
+    (gib * (1u64 << 30) as f64) as u64
+}
+
+impl JobSpec {
+    /// The first thing that makes no sense: field, what is wrong, what to do.
+    fn complaint(&self) -> Option<(&'static str, String, &'static str)> {
+        let at_least = |field, number: Number, least: f64, remedy| {
+            let [from, to] = number.ends();
+            let sound = from.is_finite() && to.is_finite() && from >= least && to >= from;
+            (!sound).then(|| (field, format!("{from} to {to} does not lie at or above {least}, lowest first"), remedy))
+        };
+        let curve = &self.loss;
+        let numbers = [
+            at_least("arrives_s", self.arrives_s, 0.0, "give seconds from the start, 0 or more"),
+            at_least(
+                "every_s",
+                self.every_s.unwrap_or(Number::Fixed(0.0)),
+                0.0,
+                "give seconds between arrivals, 0 or more",
+            ),
+            at_least("seconds_alone", self.seconds_alone, 1e-3, "give the seconds the job takes alone on a node"),
+            at_least("reports", self.reports, 1.0, "give how many reports it makes in all, 1 or more"),
+            at_least("start_s", self.start_s, 0.0, "give seconds, 0 or more"),
+            at_least("save_s", self.save_s, 0.0, "give seconds, 0 or more"),
+            at_least("restore_s", self.restore_s, 0.0, "give seconds, 0 or more"),
+            at_least(
+                "max_cores",
+                Number::Fixed(self.max_cores.unwrap_or(1.0)),
+                1e-3,
+                "give a positive number of cores",
+            ),
+            at_least("memory_gib", Number::Fixed(self.memory_gib), 0.0, "give GiB, 0 or more"),
+            at_least(
+                "loss.noise",
+                Number::Fixed(curve.noise),
+                0.0,
+                "give a deviation of 0 or more, as a part of start − end",
+            ),
+        ];
+        if let Some(complaint) = numbers.into_iter().flatten().next() {
+            return Some(complaint);
+        }
+        if !(curve.start.is_finite() && curve.end.is_finite()) || curve.start == curve.end {
+            let what = format!("a loss from {} to {} says nothing", curve.start, curve.end);
+            return Some(("loss", what, "give two different finite numbers"));
+        }
+        if !curve.shape.is_sound() {
+            return Some(("loss.shape", "a rate or power is not more than zero".into(), "give positive numbers"));
+        }
+        if curve.drops.iter().any(|d| !(0.0..=1.0).contains(&d.at) || !(0.0..=1.0).contains(&d.gains)) {
+            return Some(("loss.drops", "at and gains are parts".into(), "give numbers from 0 to 1"));
+        }
+        if !self.speedup.is_sound() {
+            let remedy = "parallel lies from 0 to 1; table points rise in both cores and rate, from above zero";
+            return Some(("speedup", "the law cannot hold".into(), remedy));
+        }
+        if !(0.0..=1.0).contains(&self.floor) {
+            return Some(("floor", format!("{} is not a part of a node", self.floor), "give a number from 0 to 1"));
+        }
+        (self.count == 0)
+            .then(|| ("count", "no job of this kind would come".into(), "give 1 or more, or remove the kind"))
+    }
+
+    fn draw(&self, seed: u64, kind: u64, reference: &Node, out: &mut Vec<Job>) {
+        let max_cores = self.max_cores.unwrap_or(f64::INFINITY);
+        let mut after_s = 0.0;
+        for i in 0..self.count {
+            let entity = (kind << 32) | u64::from(i);
+            let stream = |purpose| Stream::new(seed, entity, purpose);
+            let arrives_s = match self.every_s {
+                Some(every) if i > 0 => {
+                    after_s += every.draw(&mut stream("gap"));
+                    after_s
+                }
+                _ => {
+                    let at = self.arrives_s.draw(&mut stream("arrival"));
+                    after_s = at;
+                    at
+                }
+            };
+            let rate = reference.speed * self.speedup.rate(reference.cores.min(max_cores));
+            let work = self.seconds_alone.draw(&mut stream("work")) * rate;
+            let seconds = |number: Number, purpose| Span::from_secs_f64(number.draw(&mut stream(purpose)));
+            out.push(Job {
+                name: if self.count == 1 { self.name.clone() } else { format!("{}-{}", self.name, i + 1) },
+                model: self.name.clone(),
+                arrival: Time::from_secs_f64(arrives_s),
+                work,
+                speedup: self.speedup.clone(),
+                max_cores,
+                memory_bytes: gib(self.memory_gib),
+                curve: self.loss.clone(),
+                report_every: work / self.reports.draw(&mut stream("reports")).max(1.0),
+                tells_total: self.tells_total,
+                start: seconds(self.start_s, "start"),
+                save: seconds(self.save_s, "save"),
+                restore: seconds(self.restore_s, "restore"),
+                owner: self.owner,
+                priority: self.priority,
+                floor: self.floor,
+            });
+        }
+    }
+}
+
+/// The line of a place in the text, from 1.
+fn line(text: &str, span: &Range<usize>) -> usize {
+    text[..span.start.min(text.len())].bytes().filter(|b| *b == b'\n').count() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+title = "t"
+[[node]]
+name = "box"
+count = 2
+cores = 8
+[[job]]
+name = "vae"
+seconds_alone = 260
+loss = { start = 1.0, end = 0.2, shape = { family = "exponential", rate = 5.2 } }
+[[job]]
+name = "mnist"
+count = 3
+arrives_s = { from = 20, to = 120 }
+every_s = 10
+seconds_alone = { from = 30, to = 100 }
+max_cores = 4
+loss = { start = 2.3, end = 0.1, shape = { family = "power-law", rate = 11.5, power = 1.0 }, noise = 0.01 }
+"#;
+
+    #[test]
+    fn a_scenario_becomes_a_world_and_every_seed_another_one() {
+        let scenario = Scenario::parse("good.toml", GOOD).unwrap();
+        let world = scenario.world(1);
+        assert_eq!((world.nodes.len(), world.jobs.len()), (2, 4));
+        assert!((world.jobs[0].alone_s(&world.nodes[0]) - 260.0).abs() < 1e-9);
+        let mnist: Vec<_> = world.jobs.iter().filter(|j| j.model == "mnist").collect();
+        assert!(mnist.iter().all(|j| (30.0..100.0).contains(&j.alone_s(&world.nodes[0]))));
+        assert_eq!(mnist[1].arrival.since(mnist[0].arrival), Span::from_secs(10));
+        assert_eq!(scenario.world(1), world);
+        assert_ne!(scenario.world(2), world);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_line_field_and_remedy() {
+        let cases: [(&str, &str, &str, &[&str]); 12] = [
+            ("cores = 8", "cores = 0", "line 3", &["cores of node `box`", "positive"]),
+            ("cores = 8", "corse = 8", "line 6", &["corse", "cores"]),
+            ("seconds_alone = 260", "seconds_alone = -1", "line 7", &["seconds_alone of job `vae`", "alone on a node"]),
+            ("seconds_alone = 260", "seconds_alone = \"long\"", "line 9", &["a number, or a range"]),
+            ("seconds_alone = 260", "", "line 7", &["seconds_alone"]),
+            ("from = 20, to = 120", "from = 120, to = 20", "line 11", &["arrives_s of job `mnist`", "lowest first"]),
+            ("end = 0.2", "end = 1.0", "line 7", &["loss of job `vae`", "different"]),
+            ("rate = 5.2", "rate = -5.2", "line 7", &["loss.shape", "positive"]),
+            ("family = \"exponential\"", "family = \"magic\"", "line 10", &["magic", "exponential"]),
+            ("count = 3", "count = 0", "line 11", &["count of job `mnist`"]),
+            ("title = \"t\"", "title = ", "line 2", &[""]),
+            ("max_cores = 4", "max_cores = nan", "line 11", &["max_cores of job `mnist`"]),
+        ];
+        for (old, new, at, words) in cases {
+            assert!(GOOD.contains(old), "{old}");
+            let error = Scenario::parse("bad.toml", &GOOD.replacen(old, new, 1)).unwrap_err().to_string();
+            assert!(error.starts_with("bad.toml, ") && error.contains(at), "{new}: {error}");
+            assert!(words.iter().all(|w| error.contains(w)), "{new}: {error}");
+        }
+        for (text, word) in [("", "node"), ("[[node]]\nname = \"a\"\ncores = 1\n", "job")] {
+            assert!(Scenario::parse("x", text).unwrap_err().to_string().contains(word));
+        }
+    }
+
+    #[test]
+    fn the_example_in_the_module_text_is_sound() {
+        let text: String = include_str!("scenario.rs")
+            .lines()
+            .skip_while(|l| *l != "//! ```toml")
+            .skip(1)
+            .take_while(|l| *l != "//! ```")
+            .map(|l| l.trim_start_matches("//!").trim_start_matches(' ').to_owned() + "\n")
+            .collect();
+        assert_eq!(Scenario::parse("example", &text).unwrap().world(0).jobs.len(), 4);
+    }
+}
