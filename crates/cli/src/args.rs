@@ -129,6 +129,27 @@ pub enum Command {
     #[command(after_help = "Example:\n  gainshare demo\n  gainshare demo --seconds 120 --policy na,flowcon -o json")]
     Demo(crate::demo::DemoArgs),
 
+    /// Would this policy help my jobs? Simulate a scenario under several policies
+    ///
+    /// Every seed draws the scenario's jobs anew; all policies face the same draws. Times are medians over seeds. The policies are the code that the
+    /// daemon runs, except that `srpt` knows how much work is left, which nobody does: it shows how much there is to gain.
+    #[command(
+        after_help = "Example:\n  gainshare sim lab.toml --policy na,flowcon,gainshare,srpt --seeds 100 --figure lab.html"
+    )]
+    Sim(crate::simulate::SimArgs),
+
+    /// Repeat an experiment of the papers and print it beside the published figures
+    #[command(
+        after_help = "Example:\n  gainshare paper --list\n  gainshare paper table-6.2\n  gainshare paper specon-30 --figure who-ran-where.svg"
+    )]
+    Paper(crate::simulate::PaperArgs),
+
+    /// Read, make up and replay traces of clusters
+    Trace {
+        #[command(subcommand)]
+        command: crate::simulate::TraceCommand,
+    },
+
     /// Print the completion script for a shell
     #[command(
         after_help = "Example:\n  gainshare completions bash > ~/.local/share/bash-completion/completions/gainshare"

@@ -11,6 +11,7 @@ mod jobs;
 mod link;
 mod print;
 mod run;
+mod simulate;
 mod supervise;
 mod up;
 
@@ -65,6 +66,9 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
         Command::Events => jobs::events(&link()?, out)?,
         Command::Doctor => doctor::doctor(&link()?, out)?,
         Command::Demo(args) => demo::demo(&args, out)?,
+        Command::Sim(args) => simulate::sim(&args, out)?,
+        Command::Paper(args) => simulate::paper(&args, out)?,
+        Command::Trace { command } => simulate::trace(&command, out)?,
         Command::Completions { shell } => docs::completions(shell, out)?,
         Command::Man { dir } => docs::man(&dir)?,
         Command::Reference => docs::reference(out)?,

@@ -1,0 +1,289 @@
+//! `gainshare sim`, `paper` and `trace`: the simulator from the command line. All numbers come from `gainshare-sim`; here they are only asked for, shown and written.
+
+use crate::print::Out;
+use anyhow::{Context, Result, bail};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand, ValueHint};
+use gainshare_core::decide::gang::GangOrder;
+use gainshare_core::model::Span;
+use gainshare_core::policy::{Policy, Preset};
+use gainshare_sim::figure::Table;
+use gainshare_sim::picture::Figure;
+use gainshare_sim::scenario::Scenario;
+use gainshare_sim::trace::{self, Replay, Shape, TraceJob};
+use gainshare_sim::{paper, simulate};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+fn preset() -> impl TypedValueParser {
+    PossibleValuesParser::new(Preset::ALL.map(Preset::name)).try_map(|name| name.parse::<Preset>())
+}
+
+#[derive(Debug, Args)]
+pub struct SimArgs {
+    /// The scenario, a TOML file
+    #[arg(value_hint = ValueHint::FilePath)]
+    file: PathBuf,
+
+    /// The policies to compare; the first is the baseline
+    #[arg(long, value_delimiter = ',', value_parser = preset(), default_value = "na,flowcon,gainshare,srpt", value_name = "POLICY,…")]
+    policy: Vec<Preset>,
+
+    /// How many worlds to draw from the scenario
+    #[arg(long, default_value_t = 31, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    seeds: u64,
+
+    /// Write the first figure (.svg), or everything on one page (.html)
+    #[arg(long, value_hint = ValueHint::FilePath)]
+    figure: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct PaperArgs {
+    /// The experiment; `--list` names all
+    #[arg(required_unless_present = "list")]
+    name: Option<String>,
+
+    /// List the experiments
+    #[arg(long, conflicts_with = "name")]
+    list: bool,
+
+    /// How many times to draw the experiment
+    #[arg(long, default_value_t = paper::SEEDS, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    seeds: u64,
+
+    /// Write the first figure (.svg), or everything on one page (.html)
+    #[arg(long, value_hint = ValueHint::FilePath)]
+    figure: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TraceCommand {
+    /// Read traces of any known format and write one of our own
+    #[command(after_help = "Example:\n  gainshare trace import philly.csv.gz --to philly-own.csv")]
+    Import {
+        /// Philly, ITP or our own CSV; .gz is unpacked. Several are merged
+        #[arg(required = true, value_hint = ValueHint::FilePath)]
+        files: Vec<PathBuf>,
+        /// Where to write it; without it the trace is only described
+        #[arg(long, value_hint = ValueHint::FilePath)]
+        to: Option<PathBuf>,
+    },
+
+    /// Make up a trace
+    #[command(after_help = "Example:\n  gainshare trace generate --jobs 10000 --like philly.csv.gz --to made-up.csv")]
+    Generate {
+        #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+        jobs: u32,
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+        /// Fit the distributions to this trace
+        #[arg(long, value_hint = ValueHint::FilePath)]
+        like: Option<PathBuf>,
+        /// Where to write it
+        #[arg(long, value_hint = ValueHint::FilePath)]
+        to: PathBuf,
+    },
+
+    /// Run a trace through a cluster's queue
+    #[command(
+        after_help = "Example:\n  gainshare trace replay philly.csv.gz --policy fifo,tiresias,srtf --devices 600"
+    )]
+    Replay {
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+        /// Orders of the queue to compare
+        #[arg(long, value_delimiter = ',', value_parser = ["fifo", "srtf", "tiresias"], default_value = "fifo,tiresias,srtf", value_name = "POLICY,…")]
+        policy: Vec<String>,
+        /// Devices of the cluster; without it, as many as make the trace fill 80 % of them
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+        devices: Option<u32>,
+        /// Seconds to restore a job that was preempted
+        #[arg(long, default_value_t = 30)]
+        restore: u64,
+    },
+}
+
+/// A bar on the terminal while runs are made; nothing where nobody watches.
+fn bar(out: &Out) -> ProgressBar {
+    if out.is_json() || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} runs  {eta} left");
+    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn show(out: &Out, title: &str, tables: &[(String, Table)]) -> Result<()> {
+    let mut text = if title.is_empty() { String::new() } else { format!("{title}\n\n") };
+    for (heading, table) in tables {
+        text.push_str(&format!("{heading}\n{}\n", table.text()));
+    }
+    Ok(out.text(&text)?)
+}
+
+/// Writes the first figure, or the page, by the file's ending.
+fn write_figure(path: &Path, figures: &[Figure], page: impl FnOnce() -> Result<String>) -> Result<()> {
+    let text = match path.extension().and_then(|e| e.to_str()) {
+        Some("svg") => figures.first().context("there is nothing to draw")?.svg.clone(),
+        Some("html") => page()?,
+        _ => {
+            bail!("{}: figures are written as .svg, whole pages as .html; choose one of these endings", path.display())
+        }
+    };
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+pub fn sim(args: &SimArgs, out: &Out) -> Result<u8> {
+    let file = args.file.display().to_string();
+    let text = std::fs::read_to_string(&args.file).with_context(|| format!("cannot read {file}"))?;
+    let scenario = Scenario::parse(&file, &text)?;
+    let mut policies: Vec<(String, Policy)> = vec![];
+    for preset in &args.policy {
+        if policies.iter().all(|(name, _)| name != preset.name()) {
+            policies.push((preset.name().to_owned(), Policy::from(*preset)));
+        }
+    }
+    let bar = bar(out);
+    let tell = |done: usize, total: usize| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    };
+    let simulation = simulate::simulate(&scenario, &policies, args.seeds, &tell)?;
+    bar.finish_and_clear();
+    if let Some(path) = &args.figure {
+        let figures = simulate::figures(&scenario, &policies)?;
+        write_figure(path, &figures, || Ok(simulate::page(&simulation, &figures)))?;
+    }
+    if out.is_json() {
+        out.json(&simulation)?;
+    } else {
+        show(out, &simulation.title, &simulation.tables())?;
+    }
+    Ok(0)
+}
+
+pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
+    let Some(name) = &args.name else {
+        let all: Vec<_> = paper::experiments().iter().map(|e| json!({"name": e.name, "title": e.title})).collect();
+        if out.is_json() {
+            out.json(&all)?;
+        } else {
+            let rows = paper::experiments().iter().map(|e| format!("{:<24}{}\n", e.name, e.title)).collect::<String>();
+            out.text(&rows)?;
+        }
+        return Ok(0);
+    };
+    let experiment = paper::find(name).map_err(anyhow::Error::msg)?;
+    let bar = bar(out);
+    let report = experiment.run(args.seeds, &|done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.finish_and_clear();
+    if let Some(path) = &args.figure {
+        write_figure(path, &experiment.figures(&report)?, || Ok(experiment.page(&report)?))?;
+    }
+    if out.is_json() {
+        out.json(&report)?;
+    } else {
+        show(out, &report.title, &report.tables())?;
+    }
+    Ok(0)
+}
+
+pub fn trace(command: &TraceCommand, out: &Out) -> Result<u8> {
+    match command {
+        TraceCommand::Import { files, to } => {
+            let (mut jobs, mut skipped) = (vec![], 0);
+            for file in files {
+                let (read, never_ran) = trace::read(file)?;
+                jobs.extend(read);
+                skipped += never_ran;
+            }
+            jobs.sort_by(|a, b| a.submitted_s.total_cmp(&b.submitted_s));
+            if let Some(path) = to {
+                save(path, &jobs)?;
+            }
+            describe(&jobs, skipped, out)?;
+        }
+        TraceCommand::Generate { jobs, seed, like, to } => {
+            let shape = match like {
+                Some(path) => Shape::fit(&trace::read(path)?.0),
+                None => Shape::typical(),
+            };
+            let made = shape.generate(*jobs as usize, *seed);
+            save(to, &made)?;
+            describe(&made, 0, out)?;
+        }
+        TraceCommand::Replay { file, policy, devices, restore } => {
+            let (jobs, _) = trace::read(file)?;
+            let devices = devices.unwrap_or_else(|| (trace::offered_load(&jobs) / 0.8).ceil().max(1.0) as u32);
+            replay(&jobs, policy, devices, Span::from_secs(*restore), out)?;
+        }
+    }
+    Ok(0)
+}
+
+fn save(path: &Path, jobs: &[TraceJob]) -> Result<()> {
+    let context = || format!("cannot write {}", path.display());
+    let mut file = std::io::BufWriter::new(std::fs::File::create(path).with_context(context)?);
+    trace::write(&mut file, jobs).and_then(|()| file.flush()).with_context(context)
+}
+
+fn describe(jobs: &[TraceJob], skipped: usize, out: &Out) -> Result<()> {
+    let days = jobs.last().map_or(0.0, |j| j.submitted_s) / 86_400.0;
+    let load = trace::offered_load(jobs);
+    if out.is_json() {
+        out.json(&json!({"jobs": jobs.len(), "never_ran": skipped, "days": days, "mean_devices_busy": load}))?;
+    } else {
+        let skipped = if skipped > 0 { format!(" ({skipped} that never ran are left out)") } else { String::new() };
+        out.text(&format!(
+            "{} jobs over {days:.1} days{skipped}; they keep {load:.1} devices busy on average\n",
+            jobs.len()
+        ))?;
+    }
+    Ok(())
+}
+
+fn replay(jobs: &[TraceJob], policies: &[String], devices: u32, restore: Span, out: &Out) -> Result<()> {
+    let order = |name: &str| match name {
+        "srtf" => GangOrder::Srtf,
+        "tiresias" => GangOrder::tiresias(),
+        _ => GangOrder::Fifo,
+    };
+    let runs: Vec<(&String, Replay)> =
+        policies.iter().map(|p| (p, trace::replay(jobs, devices, order(p), restore))).collect();
+    if out.is_json() {
+        let policies: std::collections::BTreeMap<_, _> = runs.iter().map(|(n, r)| (n, r)).collect();
+        out.json(&json!({"devices": devices, "policies": policies}))?;
+        return Ok(());
+    }
+    let head = ["policy", "mean", "median", "95 %", "99 %", "mean wait", "makespan", "used", "preempted"];
+    let hours = |s: f64| format!("{:.2} h", s / 3600.0);
+    let row = |(name, r): &(&String, Replay)| {
+        let times = [
+            r.mean_completion_s,
+            r.median_completion_s,
+            r.p95_completion_s,
+            r.p99_completion_s,
+            r.mean_wait_s,
+            r.makespan_s,
+        ];
+        let mut cells = vec![(*name).clone()];
+        cells.extend(times.map(hours));
+        cells.push(format!("{:.0} %", r.utilisation * 100.0));
+        cells.push(r.preemptions.to_string());
+        cells
+    };
+    let table = Table { head: head.map(String::from).to_vec(), rows: runs.iter().map(row).collect() };
+    let left_out = runs.first().map_or(0, |(_, r)| r.impossible);
+    let note = if left_out > 0 {
+        format!("{left_out} job(s) ask for more devices than there are and are left out\n")
+    } else {
+        String::new()
+    };
+    out.text(&format!("{} jobs on {devices} devices; completion from submission\n{}{note}", jobs.len(), table.text()))?;
+    Ok(())
+}
