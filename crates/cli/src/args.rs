@@ -14,7 +14,7 @@ Exit codes: `run` ends with the code of its job (128 + n if signal n ended it; 1
 found). All other commands: 0 done, 1 failed, 2 wrong usage.
 
 Environment: GAINSHARE_STATE_DIR and GAINSHARE_RUNTIME_DIR say where the daemon keeps its things, GAINSHARE_SOCKET where to find a \
-daemon, NO_COLOR switches colours off.";
+daemon, GAINSHARE_LOG how much the daemon logs (such as `debug`), NO_COLOR switches colours off.";
 
 /// Shares a machine among training jobs by what each job gains from its share.
 ///

@@ -81,15 +81,15 @@ fn render(e: &Explanation, out: &Out) -> String {
         }
         text.push_str(&table.render(out, 2));
     }
+    if !e.decisions.is_empty() {
+        let _ = writeln!(text, "\n{}", heading("last decisions, newest first"));
+        text.push_str(&decisions(&e.decisions, out));
+    }
     if !e.start_env.is_empty() {
         let _ = writeln!(text, "\n{}", heading("set at its start (switch off with --plain)"));
         for variable in &e.start_env {
             let _ = writeln!(text, "  {}={}  {}", variable.name, variable.value, out.paint(&variable.why, Colour::Dim));
         }
-    }
-    if !e.decisions.is_empty() {
-        let _ = writeln!(text, "\n{}", heading("last decisions, newest first"));
-        text.push_str(&decisions(&e.decisions, out));
     }
     text
 }

@@ -88,18 +88,27 @@ pub fn ps(all: bool, watch: bool, link: &Link, out: &Out) -> Result<u8> {
         return Ok(0);
     }
     let on_screen = std::io::stdout().is_terminal() && !out.is_json();
+    if on_screen {
+        out.text("\x1b[2J")?;
+    }
     loop {
         let jobs = if link.ensure_if_used()? { link.call(link.client.jobs(all))? } else { Vec::new() };
         if out.is_json() {
             out.json_line(&json!({"jobs": jobs}))?;
         } else {
-            // Home, the table with each line's rest erased, then everything below: no flicker.
             let text = table(&jobs, out);
-            let text = if on_screen { format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")) } else { text + "\n" };
+            let text = if on_screen { screenful(&text) } else { text + "\n" };
             out.text(&text)?;
         }
         std::thread::sleep(WATCH_EVERY);
     }
+}
+
+/// Home, as many lines as fit with each line's rest erased, then everything below erased: no flicker, no scrolling.
+fn screenful(text: &str) -> String {
+    let rows = crate::supervise::terminal_rows().unwrap_or(usize::MAX);
+    let lines: Vec<&str> = text.lines().take(rows.saturating_sub(1)).collect();
+    format!("\x1b[H{}\x1b[K\n\x1b[J", lines.join("\x1b[K\n"))
 }
 
 fn table(jobs: &[JobInfo], out: &Out) -> String {

@@ -69,14 +69,18 @@ impl Link {
         }
     }
 
+    /// What to say about [`Found::Mute`].
+    pub fn mute(&self) -> anyhow::Error {
+        let socket = self.client.socket().display();
+        anyhow::anyhow!("the daemon at {socket} does not answer: it is stopped or stuck; see `gainshare doctor`")
+    }
+
     /// Makes sure that a daemon answers, starting one if need be.
     pub fn ensure(&self) -> Result<()> {
         let socket = self.client.socket().display();
         match self.look() {
             Found::Running => return Ok(()),
-            Found::Mute => {
-                bail!("the daemon at {socket} does not answer: it is stopped or stuck; see `gainshare doctor`")
-            }
+            Found::Mute => return Err(self.mute()),
             Found::Nobody if std::env::var_os("GAINSHARE_SOCKET").is_some_and(|v| !v.is_empty()) => {
                 bail!("no daemon answers at {socket}, which GAINSHARE_SOCKET names; correct or unset it")
             }
@@ -136,10 +140,7 @@ pub fn start_in_background(link: &Link, arguments: &[std::ffi::OsString]) -> Res
     let _lock = start_lock(&link.paths)?;
     match link.look() {
         Found::Running => return Ok(false),
-        Found::Mute => bail!(
-            "the daemon at {} does not answer: it is stopped or stuck; see `gainshare doctor`",
-            link.client.socket().display()
-        ),
+        Found::Mute => return Err(link.mute()),
         Found::Nobody => {}
     }
     let log_path = link.paths.daemon_log();

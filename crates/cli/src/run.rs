@@ -214,10 +214,11 @@ fn wait_for_turn(link: &Link, job: &JobInfo, signals: &Signals, terminal: bool) 
                     }
                 }
             }
-            Err(error) if error.is_unreachable() && failures < TRIES => {
-                // The journal knows the job: the next daemon puts it where it was in the queue.
+            Err(error) if error.is_unreachable() && (failures < TRIES || !terminal) => {
+                // The journal knows the job: the next daemon puts it where it was in the queue. In a terminal somebody waits, who is
+                // better served by a job without sharing than by none; a detached job was promised to run, so it keeps trying.
                 failures += 1;
-                std::thread::sleep(Duration::from_millis(200));
+                std::thread::sleep(Duration::from_millis(200) * failures.min(25) as u32);
                 let _ = link.ensure();
             }
             Err(error) => {
@@ -243,11 +244,11 @@ impl Status {
         self.last = reason.to_owned();
         let reason = printable(reason);
         if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[Kgainshare: {job} waits: {reason}");
+            eprint!("\r\x1b[Kgainshare: {job} is queued: {reason}");
             let _ = std::io::stderr().flush();
             self.shown = true;
         } else {
-            eprintln!("gainshare: {job} waits: {reason}");
+            eprintln!("gainshare: {job} is queued: {reason}");
         }
     }
 

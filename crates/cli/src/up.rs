@@ -174,9 +174,13 @@ pub fn down(stop_jobs: bool, link: &Link, out: &Out) -> Result<u8> {
     let say = |was_running: bool, text: &str| {
         if out.is_json() { out.json(&json!({"was_running": was_running})) } else { out.text(&format!("{text}\n")) }
     };
-    if matches!(link.look(), Found::Nobody) {
-        say(false, "no daemon is running")?;
-        return Ok(0);
+    match link.look() {
+        Found::Running => {}
+        Found::Mute => return Err(link.mute()),
+        Found::Nobody => {
+            say(false, "no daemon is running")?;
+            return Ok(0);
+        }
     }
     let health = link.call(link.client.health())?;
     link.call(link.client.shutdown(stop_jobs))?;

@@ -157,9 +157,9 @@ fn a_job_waits_for_a_slot_and_can_be_withdrawn() {
     home.wait_for_state("first", "running");
     let mut second = home.spawn(&shell(&["--name", "second"], "echo ran"));
     let words = read_until(second.stderr.as_mut().unwrap(), "\n");
-    assert!(words.contains("second waits") && words.contains("slot"), "{words}");
+    assert!(words.contains("second is queued") && words.contains("slot"), "{words}");
     let mut third = home.spawn(&shell(&["--name", "third"], "echo never"));
-    read_until(third.stderr.as_mut().unwrap(), "third waits");
+    read_until(third.stderr.as_mut().unwrap(), "third is queued");
     signal(pid(&third), Signal::SIGINT);
     let outcome = wait(third);
     assert_eq!((outcome.code, outcome.stdout.as_str()), (130, ""));

@@ -166,6 +166,12 @@ impl Fence {
     }
 }
 
+/// How many lines the user's terminal shows.
+pub fn terminal_rows() -> Option<usize> {
+    let size = UserTerminal::new(Standard::look()).size()?;
+    (size.ws_row > 0).then_some(usize::from(size.ws_row))
+}
+
 /// When a process started, in clock ticks after boot; 0 if it is gone already.
 pub fn start_ticks(pid: i32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
