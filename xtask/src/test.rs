@@ -20,7 +20,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     // The release profile: one build serves the tests, the demo and the benchmarks, and the trainers are too slow without it.
     let mut tests = sh::cargo();
-    tests.args(["nextest", "run", "--release", "--workspace", "--all-targets"]).args(&args.nextest);
+    tests.args(["nextest", "run", "--release", "--workspace"]).args(&args.nextest);
     installed.equip(&mut tests);
     sh::run(&mut tests)?;
     if args.nextest.is_empty() {

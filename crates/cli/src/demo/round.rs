@@ -38,7 +38,7 @@ pub(super) async fn play(settings: &Settings, jobs: &[Job], title: &str) -> Resu
     let mut screen = Screen::open(title, settings.length_s);
     let played = tokio::select! {
         played = watch(&client, jobs, &mut screen) => played.map(Some),
-        _ = tokio::signal::ctrl_c() => Ok(None),
+        () = broken_off() => Ok(None),
     };
     screen.close();
     let stopped = client.shutdown(true).await;
@@ -46,6 +46,23 @@ pub(super) async fn play(settings: &Settings, jobs: &[Job], title: &str) -> Resu
     let played = played?;
     stopped.context("the demo's daemon did not end well")?;
     Ok(played.map(|jobs| Outcome { policy: settings.policy.name(), jobs }))
+}
+
+/// Until the user presses Ctrl-C, closes the terminal, or asks us to end.
+async fn broken_off() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let wait = async |kind| match signal(kind) {
+        Ok(mut signals) => {
+            signals.recv().await;
+        }
+        // Without a handler the signal ends us, which is what it is for.
+        Err(_) => std::future::pending().await,
+    };
+    tokio::select! {
+        () = wait(SignalKind::interrupt()) => {}
+        () = wait(SignalKind::terminate()) => {}
+        () = wait(SignalKind::hangup()) => {}
+    }
 }
 
 /// Submits each job when its time has come, and follows all of them to their ends.
@@ -126,6 +143,11 @@ impl Daemon {
         }
         // A group of its own: Ctrl-C is for us, and we end the round in order.
         command.process_group(0).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        // If we are killed, nobody else would end it.
+        // SAFETY: prctl may be called between fork and exec.
+        unsafe {
+            command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM)?));
+        }
         let child = command.spawn().context("cannot start the demo's daemon")?;
         Ok(Daemon { child, log })
     }
