@@ -1,0 +1,88 @@
+//! The papers' experiments: does the model reproduce what it was calibrated to, and are the reports as promised?
+
+use gainshare_sim::engine::Record;
+use gainshare_sim::outcome::Outcome;
+use gainshare_sim::paper::{Report, SEEDS, experiments, find};
+use gainshare_sim::study::{compare, median};
+
+fn report(name: &str, seeds: u64) -> Report {
+    find(name).expect("it exists").run(seeds, &|_, _| ()).expect("a sound run")
+}
+
+#[test]
+fn table_6_2_is_within_eight_points_in_seven_of_ten_settings_with_the_same_trends() {
+    let rows = report("table-6.2", SEEDS).rows;
+    assert_eq!(rows.len(), 10);
+    let near = rows.iter().filter(|r| (r.simulated - r.published.unwrap()).abs() <= 8.0).count();
+    assert!(near >= 7, "{near} of 10: {rows:?}");
+    assert!(rows.iter().all(|r| r.simulated > 0.0), "FlowCon helps in every setting: {rows:?}");
+    let at = |alpha: f64, s: u64| rows.iter().find(|r| r.alpha == alpha && r.interval_s == s).unwrap().simulated;
+    // 30 s is best, then longer intervals help less and less; larger thresholds help less than the smallest.
+    assert!(at(0.10, 30) > at(0.10, 20) && at(0.10, 30) > at(0.10, 40));
+    assert!(at(0.10, 40) > at(0.10, 50) && at(0.10, 50) > at(0.10, 60));
+    assert!(at(0.01, 20) > at(0.05, 20) && at(0.05, 20) >= at(0.15, 20));
+}
+
+/// Medians of mean completion time and makespan under one policy of an experiment.
+fn medians(name: &str, policy: &str) -> (f64, f64) {
+    let experiment = find(name).expect("it exists");
+    let (_, policy) = experiment.policies().into_iter().find(|(n, _)| n == policy).expect("it exists");
+    let outcomes = compare(&experiment.world, &[policy], SEEDS, Record::default(), &|_| ()).expect("a sound run");
+    let of = |f: fn(&Outcome) -> f64| median(&outcomes[0].iter().map(f).collect::<Vec<_>>());
+    (of(Outcome::mean_completion_s), of(Outcome::makespan_s))
+}
+
+#[test]
+fn the_baselines_are_what_was_measured() {
+    let near = |got: f64, published: f64, within: f64| {
+        assert!((got / published - 1.0).abs() < within, "{got} against {published}");
+    };
+    let (mean, makespan) = medians("flowcon-fixed", "na");
+    near(mean, (394.0 + 240.5 + 84.7) / 3.0, 0.01);
+    near(makespan, 394.0, 0.01);
+    near(medians("flowcon-10", "na").1, 1384.9, 0.05);
+    near(medians("flowcon-15", "na").1, 1980.1, 0.05);
+    near(medians("specon-fixed", "na").0, 275.2, 0.05);
+    let (na, specon) = (medians("specon-30", "na"), medians("specon-30", "specon"));
+    near(na.0, 799.5, 0.05);
+    near(na.1, 1640.0, 0.05);
+    // SpeCon helps the mean and the makespan, as published.
+    assert!(specon.0 < na.0 && specon.1 < na.1, "{specon:?} {na:?}");
+}
+
+#[test]
+fn every_experiment_reports_what_was_promised_and_draws() {
+    for experiment in experiments() {
+        let report = experiment.run(1, &|_, _| ()).expect("a sound run");
+        let json = serde_json::to_value(&report).expect("it serialises");
+        for policy in ["na", "flowcon", "gainshare", "srpt"] {
+            for field in ["mean_completion_s", "makespan_s", "faster_share", "worst_slowdown"] {
+                assert!(json["policies"][policy][field].is_number(), "{}: {policy} {field}", experiment.name);
+            }
+        }
+        assert!(json["published"].is_object());
+        let figures = experiment.figures(&report).expect("figures");
+        assert!(figures.iter().all(|f| f.svg.starts_with("<svg") && !f.svg.contains("NaN")), "{}", experiment.name);
+        assert!(experiment.page(&report).expect("a page").contains("</html>"));
+    }
+}
+
+#[test]
+fn the_gantt_of_specon_marks_what_was_moved() {
+    let experiment = find("specon-30").expect("it exists");
+    let report = experiment.run(1, &|_, _| ()).expect("a sound run");
+    let first = &experiment.figures(&report).expect("figures")[0];
+    assert!(first.svg.contains("-M") && first.svg.contains("Worker-4"), "no move to be seen");
+}
+
+#[test]
+fn the_same_experiment_gives_the_same_bytes() {
+    let bytes = || serde_json::to_string(&report("flowcon-5", 3)).expect("it serialises");
+    assert_eq!(bytes(), bytes());
+}
+
+#[test]
+fn an_unknown_experiment_names_the_known_ones() {
+    let error = find("table-9").err().expect("unknown");
+    assert!(error.contains("table-9") && error.contains("table-6.2") && error.contains("specon-30"), "{error}");
+}
