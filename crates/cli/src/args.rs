@@ -145,6 +145,7 @@ pub enum Command {
     Paper(crate::simulate::PaperArgs),
 
     /// Read, make up and replay traces of clusters
+    #[command(after_help = "Example:\n  gainshare trace replay philly.csv.gz --policy fifo,tiresias")]
     Trace {
         #[command(subcommand)]
         command: crate::simulate::TraceCommand,
