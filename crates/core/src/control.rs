@@ -26,9 +26,8 @@ pub struct Control {
     standing: BTreeMap<JobId, Decided>,
     #[serde(default)]
     specon: specon::Memory,
-    /// Deadlines that jobs moved by gain took along from their old node.
     #[serde(default)]
-    promises: BTreeMap<JobId, Time>,
+    gain: gain::Memory,
 }
 
 /// The jobs of one owner on one node: the unit within which shares move.
@@ -38,8 +37,6 @@ struct Group {
     reports: u64,
     due: Option<Time>,
     flowcon: flowcon::Memory,
-    #[serde(default)]
-    gain: gain::Memory,
 }
 
 /// The decision in force for a job.
@@ -63,7 +60,7 @@ impl Control {
             nodes: BTreeMap::new(),
             standing: BTreeMap::new(),
             specon: specon::Memory::default(),
-            promises: BTreeMap::new(),
+            gain: gain::Memory::default(),
         }
     }
 
@@ -116,7 +113,9 @@ impl Control {
         self.start_waiting(view, &mut plan);
         self.nodes.retain(|node, _| grouped.contains_key(node));
         self.standing.retain(|id, _| view.job(*id).is_some_and(|j| j.node().is_some()));
-        self.promises.retain(|id, _| view.job(*id).is_some());
+        if let ShareRule::Gain(rule) = &self.policy.share {
+            gain::observe(rule, view, &mut self.gain);
+        }
         for (node, owners) in grouped {
             let groups = self.nodes.entry(*node).or_default();
             // When an owner comes or goes, every owner's part of the node changes.
@@ -126,8 +125,8 @@ impl Control {
             for (owner, jobs) in owners {
                 let group = groups.entry(*owner).or_default();
                 if regrouped || group.wants(&self.policy, view.now, jobs) {
-                    let promises = &self.promises;
-                    share_out(&self.policy, jobs, part, promises, group, &mut self.standing, &mut plan);
+                    let memory = &mut self.gain;
+                    share_out(&self.policy, jobs, part, memory, group, &mut self.standing, &mut plan);
                 } else {
                     for job in jobs {
                         plan.verdicts.insert(job.id, self.standing[&job.id].verdict(Standing::NotDue));
@@ -155,11 +154,7 @@ impl Control {
             MoveRule::Gain(rule) => {
                 // An empty node that a waiting job is about to get is not empty.
                 if plan.starts.is_empty() && view.nodes.len() > 1 {
-                    let known = |id: JobId| self.group_of(view, id)?.gain.known(id);
-                    plan.moves = relocate::gain::run(&rule, view, known);
-                    let deadline = |id: JobId| Some((id, self.group_of(view, id)?.gain.known(id)?.deadline?));
-                    let taken_along: Vec<_> = plan.moves.iter().filter_map(|m| deadline(m.job)).collect();
-                    self.promises.extend(taken_along);
+                    plan.moves = relocate::gain::run(&rule, view, |id| self.gain.prediction(id));
                 }
             }
         }
@@ -169,21 +164,22 @@ impl Control {
         }
     }
 
-    fn group_of(&self, view: &View, id: JobId) -> Option<&Group> {
-        let job = view.job(id)?;
-        self.nodes.get(&job.node()?)?.get(&job.owner)
-    }
-
     /// Asks `order` and `place` for the waiting jobs.
     fn start_waiting(&mut self, view: &View, plan: &mut Plan) {
         let (ready, blocked) = order::queue(view);
         let category = |id: JobId| self.standing.get(&id).map_or(Category::Growing, |d| d.category);
         let mut room = place::Room::new(view, category);
+        let counts = self.gain.fair().counts();
+        let mut fair_room = place::Room::with(view, &counts);
         let mut ahead = 0;
         self.waiting.clear();
         for job in &ready {
             let reason = match room.choose(&self.policy.place, job.id) {
                 Some(node) => {
+                    if matches!(self.policy.share, ShareRule::Gain(_)) {
+                        let home = fair_room.choose(&self.policy.place, job.id).unwrap_or(node);
+                        self.gain.fair().settle(job.id, home);
+                    }
                     plan.starts.push(Start { job: job.id, node });
                     Reason::Started { node }
                 }
@@ -256,7 +252,7 @@ fn share_out(
     policy: &Policy,
     jobs: &[&JobView],
     part: f64,
-    promises: &BTreeMap<JobId, Time>,
+    memory: &mut gain::Memory,
     group: &mut Group,
     standing: &mut BTreeMap<JobId, Decided>,
     plan: &mut Plan,
@@ -272,7 +268,7 @@ fn share_out(
         ShareRule::Rank(by) => rank::run(by, jobs),
         ShareRule::Weigh { by } => weigh::run(*by, now, jobs),
         ShareRule::Gain(rule) => {
-            let (opinions, wait) = gain::run(rule, policy, now, jobs, part, promises, &mut group.gain);
+            let (opinions, wait) = gain::run(rule, policy, now, jobs, part, memory);
             (opinions, Some(wait))
         }
     };

@@ -44,6 +44,11 @@ impl<'a> Room<'a> {
         Room { view, running }
     }
 
+    /// A world in which so many jobs run on each node.
+    pub(crate) fn with(view: &'a View, jobs: &BTreeMap<NodeId, usize>) -> Room<'a> {
+        Room { view, running: jobs.iter().map(|(node, jobs)| (*node, (*jobs, 0))).collect() }
+    }
+
     fn counts(&self, id: NodeId) -> (usize, usize) {
         self.running.get(&id).copied().unwrap_or_default()
     }

@@ -13,7 +13,6 @@
 
 mod account;
 mod drf;
-mod fair_machine;
 pub mod flowcon;
 pub mod gain;
 mod optimus;

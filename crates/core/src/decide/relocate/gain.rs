@@ -6,12 +6,12 @@
 //! **Approach.** Only nodes without jobs take one, so a move never hurts anybody who is there. On the node it leaves, jobs are served in order of the work left;
 //! let `S` be the time until job `k` of `m` would end there, `l` its own part of it and `t` the time it would take on the empty node, the cost of moving
 //! included. Moving it ends it `S − t` sooner and each of the `m − k` jobs behind it `l` sooner: the gain is the sum. The best move of all is made
-//! if it gains several times what it costs and the job itself ends sooner. It takes along the deadline of its old node
-//! ([`crate::decide::share::gain`]): on the new one it is a guest.
+//! if it gains several times what it costs and the job itself ends sooner. Its deadline stays what it was, so that it cannot push aside those who would have had
+//! the node to themselves (`decide::fair`).
 //!
 //! **Properties** (tests): nobody moves to a node with jobs, nobody moves for less than it costs, and a job alone on its node moves only to a faster one.
 
-use crate::decide::share::gain::Known;
+use crate::decide::fair::Prediction;
 use crate::model::{JobId, NodeId};
 use crate::plan::{Move, MoveReason};
 use crate::policy::GainMove;
@@ -21,11 +21,11 @@ use std::collections::BTreeMap;
 /// One job that could move.
 struct Candidate {
     id: JobId,
-    known: Known,
+    known: Prediction,
 }
 
 /// The moves to make. `known` tells what the share rule knows of a job.
-pub(crate) fn run(rule: &GainMove, view: &View, known: impl Fn(JobId) -> Option<Known>) -> Vec<Move> {
+pub(crate) fn run(rule: &GainMove, view: &View, known: impl Fn(JobId) -> Option<Prediction>) -> Vec<Move> {
     let mut crowds: BTreeMap<NodeId, Vec<Candidate>> = BTreeMap::new();
     let mut busy: BTreeMap<NodeId, usize> = BTreeMap::new();
     for job in &view.jobs {
@@ -67,7 +67,7 @@ fn best_of(rule: &GainMove, from: &NodeView, to: &NodeView, crowd: &[Candidate])
 }
 
 /// How long the rest of a job takes alone on `to`.
-fn seconds_on(job: &Known, from: &NodeView, to: &NodeView) -> f64 {
+fn seconds_on(job: &Prediction, from: &NodeView, to: &NodeView) -> f64 {
     let core_seconds = job.left * from.cores * from.speed;
     let cores = (job.most * from.cores).min(to.cores);
     // A job that could use all of a small node may use more of a larger one.
@@ -103,17 +103,18 @@ mod tests {
 
     fn moves(view: &View, lefts: &[f64]) -> Vec<(u64, u32)> {
         let rule = GainMove { cost: Span::from_secs(5), worth: 3.0 };
-        let known = |id: JobId| Some(Known { left: lefts[id.0 as usize], most: 1.0, deadline: None });
+        let known = |id: JobId| Some(Prediction { left: lefts[id.0 as usize], most: 1.0 });
         run(&rule, view, known).iter().map(|m| (m.job.0, m.to.0)).collect()
     }
 
     #[test]
     fn the_job_whose_move_ends_jobs_soonest_goes_to_the_empty_node() {
-        // In order 10, 50, 90: moving the second ends it 10 − 5 sooner and the third 50 sooner, moving the third ends it 60 − 5 sooner.
         let view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 0)]);
-        assert_eq!(moves(&view, &[10.0, 90.0, 50.0]), [(2, 1)]);
-        // With 10, 20, 90 they gain 5 + 20 and 25: a tie goes to the later one, which has not been served yet.
+        // In order 10, 20, 90: moving the first would not end it sooner; moving the second ends it 10 − 5 sooner and the third 20 sooner, moving the
+        // third ends it 30 − 5 sooner: a tie, which goes to the one that has been served least.
         assert_eq!(moves(&view, &[10.0, 90.0, 20.0]), [(1, 1)]);
+        // Twice as fast a node ends the third of 10, 20 and 90 at 5 + 45, 70 sooner; the second would gain 15 + 20.
+        assert_eq!(moves(&world(&[1.0, 2.0], &[(0, 0), (1, 0), (2, 0)]), &[10.0, 20.0, 90.0]), [(2, 1)]);
     }
 
     #[test]

@@ -9,45 +9,43 @@
 //!    is likely to last.
 //! 2. *Gain per unit*: finishing a job is worth 1, the part of its improvement still to come is worth [`Gain::quality`] more; both divided by the work
 //!    left. Jobs are served in this order, each as much as it can use.
-//! 3. *Guard*: a machine that shares equally is simulated beside the real one ([`super::fair_machine`]). When it would end a job is that job's
+//! 3. *Guard*: a world that shares equally is simulated beside the real one (`decide::fair`). When it would end a job is that job's
 //!    deadline. A job may go out of deadline order only while every deadline before its own can still be kept; otherwise deadlines decide.
 //!    Serving in deadline order ends nobody later than equal sharing does (E. Friedman and S. Henderson, "Fairness and efficiency in web server
 //!    protocols", SIGMETRICS 2003), and arrivals only push the deadlines of others back: with true predictions no job loses.
-//! 4. *When in doubt* (no report yet, none for long) a job gets an equal part, the same as on the fair machine.
+//! 4. *When in doubt* (no report yet, none for long) a job gets an equal part, the same as in the fair world.
 //! 5. Everyone keeps a small part of an equal share, so that it goes on reporting; a job that is being served stays unless another one is better by
 //!    more than [`Gain::switch`].
 //!
 //! **Terms.** Work and service are node-seconds of CPU. All times derive from the jobs' own; there is no threshold in seconds.
 
 use super::Opinion;
-use super::fair_machine::{self, Task};
-use crate::model::{JobId, PerResource, Share, Span, Time};
+use crate::decide::fair::{FairWorld, Prediction};
+use crate::model::{JobId, NodeId, PerResource, Share, Span, Time};
 use crate::plan::Reason;
 use crate::policy::{Gain, Policy};
 use crate::signal::Category;
 use crate::signal::predict::FLAT;
-use crate::view::{JobView, Phase};
+use crate::view::{JobView, Phase, View};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What the rule remembers of one group between two runs.
+/// What the rule remembers between two runs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Memory {
     at: Time,
     jobs: BTreeMap<JobId, Job>,
-    /// Work left on the fair machine of jobs that have really ended: there they still run, and slow the others down.
-    ghosts: Vec<(f64, f64)>,
+    fair: FairWorld,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Job {
-    /// Consumed when it joined this group, and the step it had reached.
+    node: NodeId,
+    /// Consumed when it came to this node, and the step it had reached.
     joined_with: f64,
     joined_at_step: f64,
     /// Consumed at the last run.
     consumed: f64,
-    /// What the fair machine has given it since it joined.
-    fair: f64,
     /// Consumed when the newest report seen was made, and the reports and the step at that moment.
     reported_with: f64,
     reports: u64,
@@ -59,15 +57,10 @@ struct Job {
     /// The most of the node it can use, as far as is known.
     most: f64,
     /// The least total work it ever predicted for itself.
-    least_total: f64,
+    least_total: Option<f64>,
     /// Its share since the last run.
     share: f64,
     left: Option<f64>,
-    /// When an equal share on its own node would end it, where that is known.
-    deadline: Option<Time>,
-    /// It was moved here from another node, and that node's fair machine gave it its deadline: it is no part of this one, because those who
-    /// are at home here would not have had it beside them.
-    guest: bool,
 }
 
 /// Use below this part of what was granted means that the job cannot use more.
@@ -86,13 +79,13 @@ const LEAST_MOST: f64 = 0.02;
 const EPILOGUE: f64 = 0.01;
 
 impl Job {
-    fn new(view: &JobView) -> Job {
+    fn new(view: &JobView, node: NodeId) -> Job {
         let step = position(view);
         Job {
+            node,
             joined_with: view.consumed.cpu,
             joined_at_step: step,
             consumed: view.consumed.cpu,
-            fair: 0.0,
             reported_with: view.consumed.cpu,
             reports: view.signal.reports,
             step,
@@ -100,11 +93,9 @@ impl Job {
             granted: 0.0,
             granted_s: 0.0,
             most: 1.0,
-            least_total: f64::INFINITY,
+            least_total: None,
             share: 0.0,
             left: None,
-            deadline: None,
-            guest: false,
         }
     }
 
@@ -156,9 +147,10 @@ impl Job {
             Some(total) => {
                 let left = (per_step * (total as f64 - self.step).max(0.0) - since).max(EPILOGUE * self.consumed);
                 // A job that has overrun its own prediction is believed to have at least as much left as it has overrun.
-                let overrun = self.consumed - self.least_total;
-                self.least_total = self.least_total.min(self.consumed + left);
-                left.max(overrun)
+                let total = self.consumed + left;
+                let least = self.least_total.map_or(total, |l| l.min(total));
+                self.least_total = Some(least);
+                left.max(self.consumed - least)
             }
             None => {
                 let until = signal.outlook.map_or(0.0, |o| per_step * (rule.past_flat * o.flat_at - self.step) - since);
@@ -207,6 +199,27 @@ struct Runner {
     owed: bool,
 }
 
+/// Takes in a view, before shares are decided in it: how far each job is, what it has left, and what the fair world makes of that.
+pub(crate) fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
+    let Memory { at, jobs, fair } = memory;
+    let elapsed_s = if *at == Time::ZERO { 0.0 } else { view.now.since(*at).as_secs_f64() };
+    *at = view.now;
+    jobs.retain(|id, _| view.job(*id).is_some_and(|j| j.node().is_some()));
+    for seen in &view.jobs {
+        let Some(node) = seen.node() else { continue };
+        let job = jobs.entry(seen.id).or_insert_with(|| Job::new(seen, node));
+        // Counters that fell belong to another attempt; on another node steps cost something else.
+        if seen.consumed.cpu < job.consumed || seen.signal.reports < job.reports {
+            *job = Job::new(seen, node);
+        } else if job.node != node {
+            *job = Job { most: job.most, ..Job::new(seen, node) };
+        }
+        job.observe(view.now, elapsed_s, seen);
+        job.left = job.predict(rule, seen);
+    }
+    fair.step(view, |id| jobs.get(&id).and_then(|j| Some(Prediction { left: j.left?, most: j.most })));
+}
+
 /// Runs the rule over one group, sorted by id. `part` is the group's part of the node. Returns one opinion for each job, in the same order, and how
 /// long to wait until the next run.
 pub(crate) fn run(
@@ -215,33 +228,11 @@ pub(crate) fn run(
     now: Time,
     jobs: &[&JobView],
     part: f64,
-    promises: &BTreeMap<JobId, Time>,
     memory: &mut Memory,
 ) -> (Vec<Opinion>, Span) {
-    let elapsed_s = if memory.at == Time::ZERO { 0.0 } else { now.since(memory.at).as_secs_f64() };
-    advance_fair_machine(memory, part, elapsed_s);
-    memory.at = now;
-    bury(memory, jobs);
-    for view in jobs {
-        let job = memory.jobs.entry(view.id).or_insert_with(|| Job::new(view));
-        // Counters that fell belong to another attempt.
-        if view.consumed.cpu < job.consumed || view.signal.reports < job.reports {
-            *job = Job::new(view);
-        }
-        if let Some(promise) = promises.get(&view.id) {
-            (job.guest, job.deadline) = (true, Some(*promise));
-        }
-        job.observe(now, elapsed_s, view);
-        job.left = job.predict(rule, view);
-    }
-
     let equal = part / jobs.len().max(1) as f64;
     let doubts: Vec<Option<Reason>> = jobs.iter().map(|v| doubt(policy, now, v, memory.jobs[&v.id].left)).collect();
     let mut runners = line_up(rule, jobs, &doubts, part, memory);
-    for r in runners.iter().filter(|r| r.deadline_s.is_finite()) {
-        let job = memory.jobs.get_mut(&jobs[r.place].id).expect("every job of the group was entered above");
-        job.deadline = Some(now + Span::from_secs_f64(r.deadline_s));
-    }
     let wait_s = next_look(rule, jobs, &doubts, part, memory);
     let fair = equal * runners.len() as f64;
     let probe = probe(rule, jobs, &runners, equal, part, memory);
@@ -276,22 +267,15 @@ pub(crate) fn run(
     (opinions.collect(), Span::from_secs_f64(wait_s))
 }
 
-/// What the rule knows of a job, for those who decide where it should live.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Known {
-    /// Node-seconds left.
-    pub(crate) left: f64,
-    /// The most of its node it can use.
-    pub(crate) most: f64,
-    /// When an equal share would end it.
-    pub(crate) deadline: Option<Time>,
-}
-
 impl Memory {
-    /// What is known of `job`, if its work left can be told.
-    pub(crate) fn known(&self, job: JobId) -> Option<Known> {
+    /// What is predicted of `job`, if its work left can be told.
+    pub(crate) fn prediction(&self, job: JobId) -> Option<Prediction> {
         let job = self.jobs.get(&job)?;
-        Some(Known { left: job.left?, most: job.most, deadline: job.deadline })
+        Some(Prediction { left: job.left?, most: job.most })
+    }
+
+    pub(crate) fn fair(&mut self) -> &mut FairWorld {
+        &mut self.fair
     }
 }
 
@@ -312,60 +296,8 @@ fn category(view: &JobView) -> Category {
     }
 }
 
-/// Moves the fair machine on by `elapsed_s`, with the predictions of the last run.
-fn advance_fair_machine(memory: &mut Memory, part: f64, elapsed_s: f64) {
-    if elapsed_s <= 0.0 {
-        return;
-    }
-    let fates = fair_machine::run(&tasks(memory), part, elapsed_s);
-    let at_home = memory.jobs.values_mut().filter(|j| !j.guest);
-    let mut count = 0;
-    for (job, fate) in at_home.zip(&fates) {
-        job.fair += fate.served;
-        count += 1;
-    }
-    let served = &fates[count..];
-    for (ghost, fate) in memory.ghosts.iter_mut().zip(served) {
-        ghost.0 -= fate.served;
-    }
-    memory.ghosts.retain(|g| g.0 > 1e-9);
-}
-
-/// What runs on the fair machine: the jobs at home here, in order of id, then the ghosts.
-fn tasks(memory: &Memory) -> Vec<Task> {
-    let jobs = memory.jobs.values().filter(|j| !j.guest).map(|j| Task {
-        left: j.left.map_or(f64::INFINITY, |l| (j.consumed - j.joined_with + l - j.fair).max(0.0)),
-        most: j.most,
-    });
-    jobs.chain(memory.ghosts.iter().map(|&(left, most)| Task { left, most })).collect()
-}
-
-/// Turns jobs that are gone into ghosts: what they would still have to do on the fair machine.
-fn bury(memory: &mut Memory, jobs: &[&JobView]) {
-    if jobs.is_empty() {
-        *memory = Memory { at: memory.at, ..Memory::default() };
-    }
-    let Memory { jobs: known, ghosts, .. } = memory;
-    known.retain(|id, job| {
-        let stays = jobs.binary_search_by_key(id, |j| j.id).is_ok();
-        if !stays
-            && !job.guest
-            && let Some(left) = job.left
-        {
-            let behind = job.consumed - job.joined_with + left - job.fair;
-            if behind > 0.0 {
-                ghosts.push((behind, job.most));
-            }
-        }
-        stays
-    });
-}
-
 /// The jobs whose work left is known, each with its gain and its deadline.
 fn line_up(rule: &Gain, jobs: &[&JobView], doubts: &[Option<Reason>], part: f64, memory: &Memory) -> Vec<Runner> {
-    let fates = fair_machine::run(&tasks(memory), part, 0.0);
-    let at_home = memory.jobs.iter().filter(|(_, j)| !j.guest).map(|(id, _)| *id);
-    let ends_s: BTreeMap<JobId, f64> = at_home.zip(fates.iter().map(|f| f.ends_s)).collect();
     let runner = |(place, view): (usize, &&JobView)| {
         let job = &memory.jobs[&view.id];
         let left = job.left?;
@@ -374,12 +306,11 @@ fn line_up(rule: &Gain, jobs: &[&JobView], doubts: &[Option<Reason>], part: f64,
         }
         let served = job.share > 0.5 * job.most.min(part);
         let stay = if served { 1.0 + rule.switch } else { 1.0 };
-        let deadline_s = match (ends_s.get(&view.id), job.deadline) {
-            // Slack is granted on the whole time from its arrival here, which is what it would take on the fair machine.
-            (Some(ends_s), _) => ends_s + rule.slack * (job.fair / part + ends_s),
-            (None, Some(promise)) => promise.since(memory.at).as_secs_f64(),
-            (None, None) => f64::INFINITY,
-        };
+        // Slack is granted on the whole time the job would take with equal shares.
+        let deadline_s = memory.fair.ends(view.id).map_or(f64::INFINITY, |(ends, since)| {
+            let late_s = rule.slack * ends.since(since).as_secs_f64();
+            (ends.as_secs_f64() - memory.at.as_secs_f64()).max(0.0) + late_s
+        });
         Some(Runner {
             place,
             left,
@@ -394,7 +325,7 @@ fn line_up(rule: &Gain, jobs: &[&JobView], doubts: &[Option<Reason>], part: f64,
 }
 
 /// Deals `capacity` out to the runners: by gain where the deadlines before allow it, else by deadline. `fair` is what all of them together
-/// have on the fair machine, `equal` what one has.
+/// would have with equal shares, `equal` what one has.
 fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f64, wait_s: f64) {
     let n = runners.len();
     let floor = rule.floor * equal;

@@ -1,7 +1,4 @@
-//! The machine that shares equally, in thought: when would each job end if nobody were preferred?
-//!
-//! **Problem.** A policy that prefers some jobs must not make others pay for it. What a job may expect is what an equal share would have given it, so that
-//! machine is simulated beside the real one.
+//! One machine that shares equally: when would each job end on it, and what would each get until then?
 //!
 //! **Algorithm.** Every job has work left and a most it can use. All that can use more run at the same *level*, the others at their most. The level
 //! only rises (jobs end, nobody comes), so a job that reached its most stays there. Jobs at the level end in order of their work, because the
@@ -15,9 +12,9 @@ use std::collections::BinaryHeap;
 /// One job of the machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Task {
-    /// Node-seconds left; infinite if nobody knows.
+    /// Work left; infinite if nobody knows.
     pub(crate) left: f64,
-    /// The most of the node it can use, above 0.
+    /// The most work it can do in a second, above 0.
     pub(crate) most: f64,
 }
 
@@ -26,7 +23,7 @@ pub(crate) struct Task {
 pub(crate) struct Fate {
     /// Seconds from now to its end; infinite if nobody knows.
     pub(crate) ends_s: f64,
-    /// Node-seconds it gets until the moment asked for.
+    /// Work it gets done until the moment asked for.
     pub(crate) served: f64,
 }
 
@@ -48,7 +45,7 @@ impl Ord for Key {
     }
 }
 
-/// Runs `tasks` on a machine of size `capacity` to their ends; `served` counts what each gets within the first `until_s` seconds.
+/// Runs `tasks` on a machine that does `capacity` of work in a second to their ends; `served` counts what each gets within the first `until_s` seconds.
 pub(crate) fn run(tasks: &[Task], capacity: f64, until_s: f64) -> Vec<Fate> {
     let mut fates = vec![Fate { ends_s: f64::INFINITY, served: 0.0 }; tasks.len()];
     let mut by_left: BinaryHeap<Reverse<(Key, usize)>> = BinaryHeap::with_capacity(tasks.len());
