@@ -167,7 +167,7 @@ fn position(view: &JobView) -> f64 {
 }
 
 /// Why a job's reports are not to be relied on.
-fn doubt(policy: &Policy, now: Time, view: &JobView, left: Option<f64>) -> Option<Reason> {
+fn doubt(policy: &Policy, now: Time, view: &JobView, job: &Job) -> Option<Reason> {
     let Phase::Running { since, .. } = view.phase else { return None };
     match view.signal.last {
         None => {
@@ -177,10 +177,13 @@ fn doubt(policy: &Policy, now: Time, view: &JobView, left: Option<f64>) -> Optio
         Some(last) => {
             let silent = now.since(last.at.max(since));
             let usual = view.signal.longest_gap.as_secs_f64();
-            if silent > policy.patience && silent.as_secs_f64() > policy.silence_factor * usual {
+            // A job that was given little is silent for long; what counts is how much it consumed without a word.
+            let per_report = job.reported_with / view.signal.reports.max(1) as f64;
+            let mute = job.consumed - job.reported_with > policy.silence_factor * per_report;
+            if mute && silent > policy.patience && silent.as_secs_f64() > policy.silence_factor * usual {
                 Some(Reason::StaleSignal { silent })
             } else {
-                left.is_none().then_some(Reason::NotYetMeasured)
+                job.left.is_none().then_some(Reason::NotYetMeasured)
             }
         }
     }
@@ -231,7 +234,7 @@ pub(crate) fn run(
     memory: &mut Memory,
 ) -> (Vec<Opinion>, Span) {
     let equal = part / jobs.len().max(1) as f64;
-    let doubts: Vec<Option<Reason>> = jobs.iter().map(|v| doubt(policy, now, v, memory.jobs[&v.id].left)).collect();
+    let doubts: Vec<Option<Reason>> = jobs.iter().map(|v| doubt(policy, now, v, &memory.jobs[&v.id])).collect();
     let mut runners = line_up(rule, jobs, &doubts, part, memory);
     let wait_s = next_look(rule, jobs, &doubts, part, memory);
     let fair = equal * runners.len() as f64;
