@@ -65,6 +65,10 @@ pub enum Change {
         container: Option<String>,
         notes: Vec<String>,
     },
+    /// Something its owner should know.
+    Noted {
+        note: String,
+    },
     /// A user wants it to end.
     Stopping,
     /// It ended, or never began.
@@ -105,6 +109,7 @@ impl Change {
             Change::Submitted { .. } => "submitted",
             Change::Admitted { .. } => "admitted",
             Change::Started { .. } => "started",
+            Change::Noted { .. } => "noted",
             Change::Stopping => "stopping",
             Change::Ended { .. } => "ended",
             Change::Released => "released",
@@ -134,7 +139,12 @@ impl JobRecord {
                 self.started = Some(at);
                 self.leader = *leader;
                 self.container = container.clone();
-                self.notes.clone_from(notes);
+                self.notes.extend(notes.iter().cloned());
+            }
+            Change::Noted { note } => {
+                if !self.notes.contains(note) {
+                    self.notes.push(note.clone());
+                }
             }
             Change::Stopping => self.stop_requested = true,
             Change::Ended { state, exit_code, signal, why } => {

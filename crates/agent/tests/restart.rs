@@ -18,7 +18,7 @@ fn jobs_outlive_the_daemon_and_are_found_again() {
     d.submit(vec![
         trainer("long", 60, "0.05"),
         sh("meanwhile", &format!("echo loss=3; {until_gate}; echo loss=1; exit 4")),
-        sh("orphan", "sleep 60"),
+        sh("orphan", "exec sleep 60"),
     ])
     .unwrap();
     let mut waits = sh("waits", "true");

@@ -364,7 +364,7 @@ pub struct PlanList {
     pub plans: Vec<PlanInfo>,
 }
 
-/// What `GET /v1/events` streams. The event's name is the tag; `seq` is the server-sent event's id.
+/// What `GET /v1/events` streams. The event's name is the tag.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 pub enum Event {

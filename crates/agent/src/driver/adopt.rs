@@ -7,7 +7,6 @@ use super::runtimes::Runtimes;
 use super::{Driver, Job};
 use crate::api::types::{Event, JobState, StopRequest};
 use crate::clock::Moment;
-use crate::error::Refusal;
 use crate::guard;
 use crate::journal::Batch;
 use crate::record::{Change, JobRecord};
@@ -148,14 +147,17 @@ impl Driver {
         self.lease.set_epoch(epoch);
         self.fact(None, Change::Lapsed { epoch: lapsed });
         match Runtimes::open(&self.config, &self.paths) {
-            Ok(runtimes) => self.runtimes = runtimes,
+            Ok(fresh) => {
+                let docker = self.runtimes.docker.take();
+                self.runtimes = Runtimes { docker, ..fresh };
+            }
             Err(e) => tracing::error!("{e}"),
         }
         let held: Vec<JobId> = self.jobs.values().filter(|j| j.record.holds_slot()).map(|j| j.record.id).collect();
         for id in held {
             let (state, kind) = (self.jobs[&id].record.state, self.jobs[&id].record.spec.runtime);
             match (kind, state) {
-                (RuntimeKind::Docker, _) => self.find_container_again(id),
+                (RuntimeKind::Docker, _) => self.take_charge_again(id),
                 (RuntimeKind::Process, JobState::Running) => self.adopt_process(id),
                 (RuntimeKind::Process, _) => {
                     let key = self.jobs[&id].record.group.as_ref().map(|g| g.handle.key.clone());
@@ -234,15 +236,5 @@ impl Driver {
         }
         self.lease.give_up();
         self.emit(Event::ShuttingDown);
-    }
-
-    fn find_container_again(&mut self, _id: JobId) {}
-
-    pub(super) fn admit_container(&mut self, _id: JobId) -> Result<(), Refusal> {
-        Err(RuntimeError::Unsupported("docker is not there yet".into()).into())
-    }
-
-    pub(super) fn stop_container(&mut self, _id: JobId) -> Result<(), RuntimeError> {
-        Ok(())
     }
 }

@@ -61,20 +61,30 @@ impl Driver {
             ));
         }
         let records = self.name_and_number(specs, &request)?;
-        for record in &records {
-            if !request.attached {
+        if !request.attached {
+            for record in &records {
                 self.check_startable(&record.spec, &request.base_env)?;
             }
+        }
+        let ids: Vec<JobId> = records.iter().map(|r| r.id).collect();
+        self.enter(records, request.base_env)?;
+        fail::point("submit-before-reply");
+        // Decided right away, so that the answer already says whether the job starts or what it waits for.
+        self.decide();
+        Ok(ids.iter().filter_map(|id| self.jobs.get(id)).map(|j| self.info(j)).collect())
+    }
+
+    /// Makes the jobs' directories and journals them; from then on they exist.
+    pub(super) fn enter(&mut self, records: Vec<JobRecord>, base_env: BTreeMap<String, String>) -> Result<(), Refusal> {
+        for record in &records {
             self.make_dir(record.id)?;
         }
         let at = self.clock.moment();
-        let changes = records
-            .iter()
-            .map(|record| {
-                let change = Change::Submitted { record: Box::new(record.clone()), base_env: request.base_env.clone() };
-                (at, Some(record.id), change)
-            })
-            .collect();
+        let submitted = |record: &JobRecord| {
+            let change = Change::Submitted { record: Box::new(record.clone()), base_env: base_env.clone() };
+            (at, Some(record.id), change)
+        };
+        let changes = records.iter().map(submitted).collect();
         for owner in records.iter().map(|r| r.owner.clone()).collect::<BTreeSet<_>>() {
             self.know_owner(&owner)?;
         }
@@ -88,18 +98,12 @@ impl Driver {
             return Err(e);
         }
         let now = self.now();
-        let ids: Vec<JobId> = records.iter().map(|r| r.id).collect();
         for record in records {
-            let job = Job::new(record, now);
-            self.jobs.insert(job.record.id, job);
+            let id = record.id;
+            self.jobs.insert(id, Job::new(record, now));
+            self.job_changed(id);
         }
-        for id in &ids {
-            self.job_changed(*id);
-        }
-        fail::point("submit-before-reply");
-        // Decided right away, so that the answer already says whether the job starts or what it waits for.
-        self.decide();
-        Ok(ids.iter().filter_map(|id| self.jobs.get(id)).map(|j| self.info(j)).collect())
+        Ok(())
     }
 
     /// Gives every job its id, name, owner and the ids of the jobs it waits for.
@@ -129,35 +133,15 @@ impl Driver {
             }
             taken.insert(name.clone());
             by_name.insert(name.clone(), id);
-            spec.name = Some(name.clone());
-            records.push(JobRecord {
-                id,
-                name,
-                owner: spec.owner.clone().unwrap_or_else(unix_user),
-                after: Vec::new(),
-                env_names: if request.attached {
-                    request.env_names.clone()
-                } else {
-                    request.base_env.keys().cloned().collect()
-                },
-                attached: request.attached,
-                adopted: false,
-                state: JobState::Queued,
-                attempt: 0,
-                submitted: self.clock.moment(),
-                started: None,
-                ended: None,
-                order: None,
-                group: None,
-                leader: None,
-                container: None,
-                exit_code: None,
-                signal: None,
-                why: None,
-                stop_requested: false,
-                notes: Vec::new(),
-                spec,
-            });
+            spec.name = Some(name);
+            let mut record = self.new_record(id, spec, request.attached);
+            record.env_names = match (request.attached, record.spec.runtime) {
+                (true, _) => request.env_names.clone(),
+                (false, RuntimeKind::Process) => request.base_env.keys().cloned().collect(),
+                // A container has the environment of its image, not of whoever submitted it.
+                (false, RuntimeKind::Docker) => Vec::new(),
+            };
+            records.push(record);
         }
         for record in &mut records {
             for name in &record.spec.after {
@@ -176,6 +160,34 @@ impl Driver {
         }
         refuse_cycles(&records)?;
         Ok(records)
+    }
+
+    /// A job that waits; its spec has a name.
+    pub(super) fn new_record(&self, id: JobId, spec: JobSpec, attached: bool) -> JobRecord {
+        JobRecord {
+            id,
+            name: spec.label(),
+            owner: spec.owner.clone().unwrap_or_else(unix_user),
+            after: Vec::new(),
+            env_names: Vec::new(),
+            attached,
+            adopted: false,
+            state: JobState::Queued,
+            attempt: 0,
+            submitted: self.clock.moment(),
+            started: None,
+            ended: None,
+            order: None,
+            group: None,
+            leader: None,
+            container: None,
+            exit_code: None,
+            signal: None,
+            why: None,
+            stop_requested: false,
+            notes: Vec::new(),
+            spec,
+        }
     }
 
     fn know_owner(&mut self, name: &str) -> Result<(), Refusal> {
@@ -203,9 +215,6 @@ impl Driver {
             );
             return Err(Refusal::new(ErrorCode::InvalidSpec, message));
         }
-        if spec.runtime != RuntimeKind::Process {
-            return Ok(());
-        }
         let cwd = spec.cwd.clone().unwrap_or_else(|| PathBuf::from("/"));
         if !cwd.is_dir() {
             let message = format!(
@@ -214,6 +223,9 @@ impl Driver {
                 cwd.display()
             );
             return Err(Refusal::new(ErrorCode::InvalidSpec, message));
+        }
+        if spec.runtime != RuntimeKind::Process {
+            return Ok(());
         }
         let path = spec.env.get("PATH").or(base_env.get("PATH")).cloned();
         let path = path.or_else(|| std::env::var("PATH").ok()).unwrap_or_else(|| "/usr/bin:/bin".into());
@@ -276,46 +288,50 @@ impl Driver {
         Ok(())
     }
 
-    /// What a tuned start adds to the environment.
+    /// What a tuned start adds to the environment: never what the user has set, nor what would take precedence over it.
     pub(super) fn start_env(&self, record: &JobRecord) -> Vec<StartVar> {
-        let mut vars = self.push_env(record.id);
-        if record.spec.start == StartKind::Tuned {
-            let user = |name: &str| -> Option<String> {
-                if let Some(value) = record.spec.env.get(name) {
-                    return Some(value.clone());
-                }
-                // Of the environment only names are known here. Flags of XLA may ask for several devices, which want their threads.
-                let set = record.env_names.iter().any(|n| n == name);
-                set.then(|| {
-                    if name == "XLA_FLAGS" { "--xla_force_host_platform_device_count".into() } else { String::new() }
-                })
-            };
-            let others = self.jobs.values().filter(|j| j.record.holds_slot()).count();
-            let waiting = self.jobs.values().filter(|j| j.record.state == JobState::Queued && j.record.id != record.id);
-            let free = self.config.slots.map_or(usize::MAX, |s| s.saturating_sub(others + 1));
-            let expected = (others + 1 + waiting.count().min(free)).max(self.config.expect.unwrap_or(1));
-            let tuned = start::tuned_env(user, self.cores(), expected);
-            vars.extend(tuned.into_iter().map(|t| StartVar { name: t.name.into(), value: t.value, why: t.why.into() }));
+        if record.spec.start == StartKind::Plain {
+            return Vec::new();
         }
-        vars
+        let user = |name: &str| -> Option<String> {
+            if let Some(value) = record.spec.env.get(name) {
+                return Some(value.clone());
+            }
+            // Of the environment only names are known here. Flags of XLA may ask for several devices, which want their threads.
+            let set = record.env_names.iter().any(|n| n == name);
+            set.then(
+                || if name == "XLA_FLAGS" { "--xla_force_host_platform_device_count".into() } else { String::new() },
+            )
+        };
+        let others = self.jobs.values().filter(|j| j.record.holds_slot()).count();
+        let waiting = self.jobs.values().filter(|j| j.record.state == JobState::Queued && j.record.id != record.id);
+        let free = self.config.slots.map_or(usize::MAX, |s| s.saturating_sub(others + 1));
+        let expected = (others + 1 + waiting.count().min(free)).max(self.config.expect.unwrap_or(1));
+        let tuned = start::tuned_env(user, self.cores(), expected);
+        let tuned = tuned.into_iter().map(|t| StartVar { name: t.name.into(), value: t.value, why: t.why.into() });
+        self.push_env(record).into_iter().filter(|v| user(&v.name).is_none()).chain(tuned).collect()
     }
 
     /// Where a job that wants to report by itself finds us. The token is named by a file, because these variables are shown.
-    fn push_env(&self, id: JobId) -> Vec<StartVar> {
-        let Some(address) = self.listen else { return Vec::new() };
-        let file = self.paths.job(id.0).join("push-token");
-        if let Err(e) = write_private(&file, self.token.for_push(id.0).text().as_bytes()) {
-            tracing::warn!(job = %id, "cannot write {}: {e}", file.display());
+    fn push_env(&self, record: &JobRecord) -> Vec<StartVar> {
+        // A container's loopback is its own.
+        let Some(address) = self.listen.filter(|_| record.spec.runtime == RuntimeKind::Process) else {
+            return Vec::new();
+        };
+        let id = record.id.0;
+        let file = self.paths.job(id).join("push-token");
+        if let Err(e) = write_private(&file, self.token.for_push(id).text().as_bytes()) {
+            tracing::warn!(job = %record.id, "cannot write {}: {e}", file.display());
             return Vec::new();
         }
-        let var = |name: &str, value: String, why: &str| StartVar { name: name.into(), value, why: why.into() };
+        let (url, file) = (format!("http://{address}/v1/jobs/{id}/push"), file.display().to_string());
+        let var =
+            |name: &str, value: &str, why: &str| StartVar { name: name.into(), value: value.into(), why: why.into() };
         vec![
-            var(
-                "GAINSHARE_PUSH_URL",
-                format!("http://{address}/v1/jobs/{}/push", id.0),
-                "where the job may report by itself",
-            ),
-            var("GAINSHARE_PUSH_TOKEN_FILE", file.display().to_string(), "the bearer token that goes with it"),
+            var("GAINSHARE_PUSH_URL", &url, "where the job may report by itself"),
+            var("GAINSHARE_PUSH_TOKEN_FILE", &file, "the bearer token that goes with it"),
+            var("KUBEFLOW_TRAINER_SERVER_URL", &url, "frameworks that know Kubeflow Trainer report by themselves"),
+            var("KUBEFLOW_TRAINER_SERVER_TOKEN", &file, "the file with the bearer token that goes with it"),
         ]
     }
 

@@ -1,5 +1,6 @@
 //! The life of jobs: what their files say, what they report, who is still alive, how they end.
 
+use super::docker::Pump;
 use super::reports::{Look, Progress, Reports};
 use super::{Driver, Job, LOOK_PACE, OUTPUT_PACE};
 use crate::api::types::{ErrorCode, Event, Exited, JobState, Started};
@@ -30,7 +31,8 @@ impl Job {
     /// All that a restart needs, as the journal keeps it.
     pub(super) fn position(&self) -> String {
         let position = self.reports.as_ref().map_or_else(|| self.progress.position.clone(), Reports::position);
-        serde_json::to_string(&Progress { position, ..self.progress.clone() }).unwrap_or_default()
+        let copied = self.pump.as_ref().map_or(self.progress.copied, Pump::copied);
+        serde_json::to_string(&Progress { position, copied, ..self.progress.clone() }).unwrap_or_default()
     }
 }
 
@@ -41,14 +43,15 @@ impl Driver {
         self.watch.add(id, &dir);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let record = &job.record;
-        let folder = record.spec.cwd.as_deref().filter(|_| record.spec.runtime == RuntimeKind::Process);
+        // A container of ours sees the folder under the same name; of somebody else's container we know none.
+        let folder = record.spec.cwd.as_deref();
         let began_s = record.started.unwrap_or(self.clock.moment()).unix_s;
         let position = std::mem::take(&mut job.progress.position);
         match Reports::open(&record.spec.metric, &dir, folder, began_s, position) {
             Ok(reports) => job.reports = Some(reports),
             Err(e) => {
                 tracing::warn!(job = %id, "its reports cannot be read: {e}");
-                job.record.notes.push(e.to_string());
+                self.fact(Some(id), Change::Noted { note: e.to_string() });
             }
         }
     }
@@ -137,6 +140,7 @@ impl Driver {
             if let Some(reports) = job.reports.take() {
                 job.progress.position = reports.position();
             }
+            job.pump = None;
             job.kill_at = None;
         }
         self.job_changed(id);

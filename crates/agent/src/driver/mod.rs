@@ -11,6 +11,7 @@
 //! plan, a start) become true by being written: without the disk they are refused or put off.
 
 mod adopt;
+mod docker;
 mod jobs;
 mod lease;
 mod life;
@@ -111,6 +112,8 @@ struct Job {
     progress: reports::Progress,
     /// Present while the job is live.
     reports: Option<reports::Reports>,
+    /// Copies a container's output.
+    pump: Option<docker::Pump>,
     verdict: Option<Verdict>,
     in_force: Option<InForce>,
     apply_error: Option<String>,
@@ -138,6 +141,7 @@ impl Job {
             record,
             progress: reports::Progress { stride: 1, ..Default::default() },
             reports: None,
+            pump: None,
             verdict: None,
             in_force: None,
             apply_error: None,
@@ -199,6 +203,7 @@ pub(crate) struct Driver {
     /// What is wrong at the moment, for `health`.
     problems: BTreeMap<&'static str, String>,
     next_beat: Time,
+    next_engine: Time,
     idle_since: Time,
     began: Time,
     ending: Option<Ending>,
@@ -263,6 +268,7 @@ impl Driver {
             recent_plans: VecDeque::new(),
             problems: BTreeMap::new(),
             next_beat: now,
+            next_engine: Time::ZERO,
             idle_since: now,
             began: now,
             ending: None,
@@ -276,6 +282,7 @@ impl Driver {
             tracing::info!("the last daemon did not end properly: going on from its journal");
         }
         driver.fact(None, Change::Opened { epoch: driver.journal.epoch(), pid: std::process::id() });
+        driver.look_for_docker();
         driver.restore(loaded.jobs, loaded.plans);
         Ok((driver, handle))
     }
@@ -441,6 +448,7 @@ impl Driver {
         self.lease.keep_guard(&self.paths, &self.config);
         self.reap();
         self.look_after_the_living();
+        self.look_for_docker();
         self.retry_starts();
         if !self.unsaved.is_empty() || self.control_unsaved || self.jobs.values().any(|j| j.unsaved) {
             crate::fail::point("samples-before-journal");

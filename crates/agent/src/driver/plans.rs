@@ -214,6 +214,7 @@ impl Driver {
         }
         if !errors.is_empty() {
             self.fact(None, Change::Applied { generation, errors });
+            self.note_originals();
         }
         for id in gone {
             self.look_for_exit(id);

@@ -143,6 +143,8 @@ impl Reports {
 pub(super) struct Progress {
     pub(super) tracker: Tracker,
     pub(super) position: Position,
+    /// For a container.
+    pub(super) copied: super::docker::Copied,
     pub(super) meter: Meter,
     /// How far the job is, in its own words.
     pub(super) course: Option<collect::Progress>,
