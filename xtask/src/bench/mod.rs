@@ -7,7 +7,8 @@ mod agent;
 mod lab;
 mod torch;
 
-use anyhow::Result;
+use crate::sh;
+use anyhow::{Context, Result};
 use clap::{Subcommand, ValueEnum};
 
 #[derive(clap::Args)]
@@ -31,18 +32,35 @@ enum What {
     Agent(agent::Args),
     /// Three real PyTorch jobs, started plainly and as `gainshare run` starts them, under `na` and `flowcon`.
     Torch(torch::Args),
+    /// The simulator: replay of 80,000 jobs, cost of a decision and of an event, memory.
+    Sim,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let figures = match args.what {
         What::Agent(a) => agent::run(&a)?,
         What::Torch(a) => torch::run(&a)?,
+        What::Sim => simulator()?,
     };
     match args.output {
         Format::Json => println!("{}", serde_json::to_string_pretty(&figures)?),
         Format::Table => table(&figures, 0),
     }
     Ok(())
+}
+
+/// Measured by the simulator's own example, in a process of its own: its memory is one of the figures.
+fn simulator() -> Result<serde_json::Value> {
+    let printed = sh::output(sh::cargo().args([
+        "run",
+        "--release",
+        "--quiet",
+        "--package",
+        "gainshare-sim",
+        "--example",
+        "bench",
+    ]))?;
+    serde_json::from_str(&printed).with_context(|| format!("the simulator's benchmark printed no JSON: {printed}"))
 }
 
 /// Prints an object as indented lines: enough for people, and the same names as the JSON.
