@@ -59,13 +59,28 @@ pub fn run(config: DaemonConfig, ready: impl FnOnce(&Ready)) -> Result<(), Daemo
     Ok(())
 }
 
+/// How long a killed daemon may take to be gone.
+const DYING: std::time::Duration = std::time::Duration::from_secs(2);
+
 /// One daemon for each runtime directory: held until the process ends, however it ends.
 fn lock(paths: &Paths) -> Result<File, DaemonError> {
     let path = paths.lock();
     let fail = |e| io("lock", &path, e);
     let mut file =
         OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(fail)?;
-    match file.try_lock() {
+    let began = std::time::Instant::now();
+    let locked = loop {
+        let locked = file.try_lock();
+        let held = matches!(locked, Err(std::fs::TryLockError::WouldBlock));
+        // A daemon that was killed holds its lock until the kernel has taken it apart, which a busy machine may put off; a daemon
+        // that lives answers.
+        let lives = || std::os::unix::net::UnixStream::connect(paths.socket()).is_ok();
+        if !held || began.elapsed() > DYING || lives() {
+            break locked;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    };
+    match locked {
         Ok(()) => {
             file.set_len(0).map_err(fail)?;
             writeln!(file, "{}", std::process::id()).map_err(fail)?;

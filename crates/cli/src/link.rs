@@ -168,7 +168,7 @@ fn start_lock(paths: &Paths) -> Result<Flock<File>> {
 }
 
 /// How long a daemon that somebody else started may take to answer once ours has given way to it.
-const OTHER_DAEMON_PATIENCE: Duration = Duration::from_secs(2);
+const OTHER_DAEMON_PATIENCE: Duration = Duration::from_secs(3);
 
 fn wait_until_ready(link: &Link, child: &mut Child) -> Result<(), String> {
     let start = Instant::now();
