@@ -1,9 +1,9 @@
 //! Coming back: jobs that an earlier daemon left, a lapse of the lease, and going away properly.
 
-use super::jobs::limit_row;
 use super::plans::decision;
 use super::reports::Progress;
 use super::runtimes::Runtimes;
+use super::start::limit_row;
 use super::{Driver, Job};
 use crate::api::types::{Event, JobState, StopRequest};
 use crate::clock::Moment;

@@ -19,6 +19,7 @@ mod plans;
 mod report;
 mod reports;
 mod runtimes;
+mod start;
 mod usage;
 mod watch;
 
@@ -204,6 +205,8 @@ pub(crate) struct Driver {
     problems: BTreeMap<&'static str, String>,
     next_beat: Time,
     next_engine: Time,
+    /// When limits were last written or found to be as wanted.
+    applied_at: Time,
     idle_since: Time,
     began: Time,
     ending: Option<Ending>,
@@ -269,6 +272,7 @@ impl Driver {
             problems: BTreeMap::new(),
             next_beat: now,
             next_engine: Time::ZERO,
+            applied_at: Time::ZERO,
             idle_since: now,
             began: now,
             ending: None,
