@@ -144,6 +144,15 @@ pub enum Command {
     )]
     Paper(crate::simulate::PaperArgs),
 
+    /// Where is this loss or accuracy going? Fit a curve, forecast it, draw it
+    ///
+    /// The fit is the daemon's own: an average over many shapes, so that noise, spikes and drops of the learning rate mislead less. The
+    /// interval holds the truth about four times out of five.
+    #[command(
+        after_help = "Example:\n  gainshare predict metrics.csv --horizon 100 --figure forecast.svg\n  gainshare predict losses.txt --target 0.1\n  gainshare predict finished-run.csv --back-test"
+    )]
+    Predict(crate::predict::PredictArgs),
+
     /// Read, make up and replay traces of clusters
     #[command(after_help = "Example:\n  gainshare trace replay philly.csv.gz --policy fifo,tiresias")]
     Trace {

@@ -9,6 +9,7 @@ mod doctor;
 mod explain;
 mod jobs;
 mod link;
+mod predict;
 mod print;
 mod run;
 mod simulate;
@@ -68,6 +69,7 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
         Command::Demo(args) => demo::demo(&args, out)?,
         Command::Sim(args) => simulate::sim(&args, out)?,
         Command::Paper(args) => simulate::paper(&args, out)?,
+        Command::Predict(args) => predict::predict(&args, out)?,
         Command::Trace { command } => simulate::trace(&command, out)?,
         Command::Completions { shell } => docs::completions(shell, out)?,
         Command::Man { dir } => docs::man(&dir)?,

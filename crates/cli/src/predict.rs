@@ -1,0 +1,348 @@
+//! `gainshare predict`: where is this curve going? Reads a curve from a file, fits it as the daemon does, and shows forecast, interval, what other forms
+//! say, and a picture.
+
+use crate::print::Out;
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueHint};
+use gainshare_core::signal::curve::Curve;
+use gainshare_core::signal::forms::Form;
+use gainshare_core::signal::predict::{Estimate, Fit, Reach, fit};
+use gainshare_sim::figure::{LineChart, Series, Shape, Table};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, Args)]
+pub struct PredictArgs {
+    /// CSV with a header, one JSON object per line, or plain numbers; `-` is the standard input
+    #[arg(value_hint = ValueHint::FilePath)]
+    file: PathBuf,
+
+    /// The step at which the run ends; without it, twice as far as the file goes
+    #[arg(long)]
+    horizon: Option<f64>,
+
+    /// A value to wait for: when is it met?
+    #[arg(long, allow_negative_numbers = true)]
+    target: Option<f64>,
+
+    /// The column with the value; found by its name if not given
+    #[arg(long, value_name = "NAME")]
+    column: Option<String>,
+
+    /// The column with the step; found by its name if not given, else lines are counted
+    #[arg(long, value_name = "NAME")]
+    step_column: Option<String>,
+
+    /// Take the file for a whole run: forecast its end from its first 20, 40 and 60 % and say how wrong that was
+    #[arg(long, conflicts_with_all = ["horizon", "target"])]
+    back_test: bool,
+
+    /// Write the picture (.svg)
+    #[arg(long, value_hint = ValueHint::FilePath)]
+    figure: Option<PathBuf>,
+}
+
+/// The answer, as programs get it.
+#[derive(Debug, Serialize)]
+struct Prediction {
+    points: usize,
+    at: f64,
+    level: f64,
+    noise: f64,
+    horizon: f64,
+    forecast: Estimate,
+    limit: Estimate,
+    flat_at: Estimate,
+    /// The change still to come until the horizon, in units of the change seen.
+    gain_left: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<Reach>,
+    /// What each form says about the value at the horizon.
+    forms: BTreeMap<&'static str, f64>,
+}
+
+/// Relative errors of the final value, one for each part seen.
+#[derive(Debug, Serialize)]
+struct BackTest {
+    points: usize,
+    final_value: f64,
+    seen: [f64; 3],
+    errors: BTreeMap<&'static str, [f64; 3]>,
+    /// Whether the interval held the final value.
+    held: [bool; 3],
+}
+
+const SEEN: [f64; 3] = [0.2, 0.4, 0.6];
+
+pub fn predict(args: &PredictArgs, out: &Out) -> Result<u8> {
+    let name = args.file.display().to_string();
+    let points = read(&args.file, args.column.as_deref(), args.step_column.as_deref())?;
+    if args.back_test {
+        return back_test(&name, &points, out);
+    }
+    let curve = curve(&points);
+    let (Some(at), Some(_)) = (curve.at(), points.first()) else { bail!("{name} has no finite value in it") };
+    let horizon = args.horizon.unwrap_or(2.0 * at);
+    if !horizon.is_finite() || horizon < at {
+        bail!("the horizon must lie at or after the last step, {at}, not at {horizon}");
+    }
+    let fit = fit(&curve, Some(horizon)).with_context(|| format!("{name} has no finite value in it"))?;
+    let prediction = Prediction {
+        points: points.len(),
+        at,
+        level: fit.level(),
+        noise: fit.noise(),
+        horizon,
+        forecast: fit.value_at(horizon),
+        limit: fit.limit(),
+        flat_at: fit.flat_at(),
+        gain_left: fit.gain_left(horizon),
+        target: args.target.map(|t| fit.reaches(t)),
+        forms: Form::ALL.iter().filter_map(|f| Some((f.name(), f.forecast(&curve, horizon)?))).collect(),
+    };
+    if let Some(path) = &args.figure {
+        let svg = chart(&name, &points, &fit, at, horizon).svg();
+        std::fs::write(path, svg).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if out.is_json() {
+        out.json(&prediction)?;
+    } else {
+        out.text(&text(&name, &points, &fit, &prediction))?;
+    }
+    Ok(0)
+}
+
+fn curve(points: &[(f64, f64)]) -> Curve {
+    let mut curve = Curve::default();
+    for (x, y) in points {
+        curve.push(*x, *y);
+    }
+    curve
+}
+
+fn back_test(name: &str, points: &[(f64, f64)], out: &Out) -> Result<u8> {
+    let &[.., (horizon, final_value)] = points else { bail!("{name} has no finite value in it") };
+    let seen = SEEN.map(|part| curve(&points[..((part * points.len() as f64).round() as usize).max(1)]));
+    let error = |guess: f64| (guess - final_value).abs() / final_value.abs().max(f64::MIN_POSITIVE);
+    let errors = Form::ALL.map(|form| {
+        (form.name(), [0, 1, 2].map(|i: usize| form.forecast(&seen[i], horizon).map_or(f64::INFINITY, error)))
+    });
+    let held = [0, 1, 2].map(|i: usize| {
+        let e = fit(&seen[i], Some(horizon)).map(|f| f.value_at(horizon));
+        e.is_some_and(|e| (e.low..=e.high).contains(&final_value))
+    });
+    let test = BackTest { points: points.len(), final_value, seen: SEEN, errors: errors.into_iter().collect(), held };
+    if out.is_json() {
+        out.json(&test)?;
+        return Ok(0);
+    }
+    let head = ["form", "after 20 %", "after 40 %", "after 60 %"].map(String::from).to_vec();
+    let rows = errors.iter().map(|(form, e)| {
+        std::iter::once((*form).to_owned()).chain(e.iter().map(|e| format!("{:.2} %", 100.0 * e))).collect()
+    });
+    let table = Table { head, rows: rows.collect() };
+    let held = held.iter().filter(|h| **h).count();
+    out.text(&format!(
+        "{name}: {} points, the last {}. How wrong forecasts of it were:\n\n{}\nThe interval held it {held} times of 3.\n",
+        points.len(),
+        number(final_value),
+        table.text()
+    ))?;
+    Ok(0)
+}
+
+fn text(name: &str, points: &[(f64, f64)], fit: &Fit, p: &Prediction) -> String {
+    let range = |e: &Estimate| format!("{} ({} to {})", number(e.mid), number(e.low), number(e.high));
+    let mut out = format!(
+        "{name}: {} points up to step {}, now at {}\n\n{}\n",
+        p.points,
+        number(p.at),
+        number(p.level),
+        picture(points, fit, p)
+    );
+    let mut line = |what: &str, said: String| out += &format!("{what:<24}{said}\n");
+    line(&format!("at step {}", number(p.horizon)), range(&p.forecast));
+    line("in the end", range(&p.limit));
+    line("flat from step", if p.flat_at.mid <= p.at { "now on".to_owned() } else { range(&p.flat_at) });
+    line("still to come", format!("{:.0} % of what was gained so far", 100.0 * p.gain_left));
+    if let Some(jump) = fit.jump() {
+        line("sudden change", format!("of {} at step {}", number(jump.height), number(jump.x)));
+    }
+    if let Some(reach) = &p.target {
+        let when = reach.at.as_ref().map_or(String::new(), |e| format!(", at step {}", range(e)));
+        line("target met", format!("with a chance of {:.0} %{when}", 100.0 * reach.chance));
+    }
+    out += "\nOther forms would say:\n";
+    for (form, value) in p.forms.iter().filter(|(form, _)| **form != Form::Gainshare.name()) {
+        out += &format!("  {form:<22}{}\n", number(*value));
+    }
+    out
+}
+
+/// Four significant digits: more would claim to know more.
+fn number(x: f64) -> String {
+    match x.abs() {
+        a if a == 0.0 || !a.is_finite() => format!("{x}"),
+        a if !(1e-3..1e6).contains(&a) => format!("{x:.3e}"),
+        a => format!("{x:.*}", (3 - a.log10().floor() as i32).max(0) as usize),
+    }
+}
+
+const COLUMNS: usize = 72;
+const ROWS: usize = 14;
+
+/// The curve (`·`), the fit (`+`) and the forecast with its interval (`*`, `:`) in characters.
+fn picture(points: &[(f64, f64)], fit: &Fit, p: &Prediction) -> String {
+    let first = points[0].0.min(p.at);
+    let x_at = |column: usize| first + (p.horizon - first) * column as f64 / (COLUMNS - 1) as f64;
+    let ahead: Vec<Option<Estimate>> =
+        (0..COLUMNS).map(|c| Some(x_at(c)).filter(|x| *x > p.at).map(|x| fit.value_at(x))).collect();
+    let ys = points.iter().map(|q| q.1).chain(ahead.iter().flatten().flat_map(|e| [e.low, e.high]));
+    let (low, high) = ys.filter(|y| y.is_finite()).fold((f64::MAX, f64::MIN), |(l, h), y| (l.min(y), h.max(y)));
+    let span = if high > low { high - low } else { 1.0 };
+    let row = |y: f64| ((high - y) / span * (ROWS - 1) as f64).round().clamp(0.0, (ROWS - 1) as f64) as usize;
+    let column = |x: f64| {
+        let part = (x - first) / (p.horizon - first).max(f64::MIN_POSITIVE);
+        (part * (COLUMNS - 1) as f64).round().clamp(0.0, (COLUMNS - 1) as f64) as usize
+    };
+    let mut grid = vec![vec![' '; COLUMNS]; ROWS];
+    for (c, e) in ahead.iter().enumerate().filter_map(|(c, e)| Some((c, e.as_ref()?))) {
+        (row(e.high)..=row(e.low)).for_each(|r| grid[r][c] = ':');
+        grid[row(e.mid)][c] = '*';
+    }
+    points.iter().for_each(|q| grid[row(q.1)][column(q.0)] = '·');
+    for (c, x) in (0..COLUMNS).map(|c| (c, x_at(c))).filter(|(_, x)| *x <= p.at) {
+        grid[row(fit.at(x))][c] = '+';
+    }
+    let mut out = String::new();
+    for (r, line) in grid.iter().enumerate() {
+        let label = if r == 0 {
+            number(high)
+        } else if r == ROWS - 1 {
+            number(low)
+        } else {
+            String::new()
+        };
+        out += &format!("{label:>10} |{}\n", line.iter().collect::<String>().trim_end());
+    }
+    out += &format!("{:>10} +{}\n", "", "-".repeat(COLUMNS));
+    let (left, right) = (number(first), number(p.horizon));
+    out + &format!("{:>10}  {left}{right:>width$}\n", "", width = COLUMNS.saturating_sub(left.len()))
+}
+
+fn chart(name: &str, points: &[(f64, f64)], fit: &Fit, at: f64, horizon: f64) -> LineChart {
+    let steps = |from: f64, to: f64| (0..=120).map(move |i| from + (to - from) * f64::from(i) / 120.0);
+    let first = points.first().map_or(0.0, |p| p.0);
+    let ahead = |pick: fn(&Estimate) -> f64| steps(at, horizon).map(|x| (x, pick(&fit.value_at(x)))).collect();
+    LineChart {
+        title: format!("{name}: what is to come"),
+        x_label: "step".into(),
+        y_label: "value".into(),
+        shape: Shape::Line,
+        y_from_zero: false,
+        marks: vec![(at, "now".into())],
+        series: vec![
+            Series::new("reported", points.to_vec()),
+            Series::new("fit", steps(first, at).map(|x| (x, fit.at(x))).collect()),
+            Series::new("forecast", ahead(|e| e.mid)),
+            Series::new("one in ten below", ahead(|e| e.low)),
+            Series::new("one in ten above", ahead(|e| e.high)),
+        ],
+    }
+}
+
+/// Names by which the value is known, the best first, and those of the step.
+const VALUES: [&str; 10] =
+    ["metric", "val_loss", "eval_loss", "loss", "train_loss", "val_accuracy", "accuracy", "acc", "value", "objective"];
+const STEPS: [&str; 7] = ["epoch", "step", "global_step", "iteration", "iter", "batch", "progress"];
+
+/// Reads (step, value) from a file. Lines whose value is no finite number are left out.
+fn read(path: &Path, column: Option<&str>, step_column: Option<&str>) -> Result<Vec<(f64, f64)>> {
+    let name = path.display().to_string();
+    let mut bytes = vec![];
+    if path == Path::new("-") {
+        std::io::stdin().read_to_end(&mut bytes).context("cannot read the standard input")?;
+    } else {
+        bytes = std::fs::read(path).with_context(|| format!("cannot read {name}"))?;
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let rows = rows(&text);
+    let names: Vec<&str> = rows.iter().flat_map(|r| r.keys().map(String::as_str)).collect();
+    let known = |wanted: &[&str]| wanted.iter().find(|w| names.contains(w)).map(|w| (*w).to_owned());
+    let pick = |asked: Option<&str>| match asked {
+        Some(asked) if !names.contains(&asked) => {
+            let mut all = names.clone();
+            all.sort_unstable();
+            all.dedup();
+            bail!("{name} has no column `{asked}`; it has: {}", all.join(", "))
+        }
+        asked => Ok(asked.map(str::to_owned)),
+    };
+    let step = pick(step_column)?.or_else(|| known(&STEPS));
+    let like = || names.iter().find(|n| n.contains("loss") || n.contains("acc")).map(|n| (*n).to_owned());
+    let other = || names.iter().find(|n| Some(**n) != step.as_deref()).map(|n| (*n).to_owned());
+    let Some(value) = pick(column)?.or_else(|| known(&VALUES)).or_else(like).or_else(other) else {
+        bail!("{name} has no numbers in it; a CSV with a header, JSON lines or plain numbers are understood");
+    };
+    let mut points: Vec<(f64, f64)> = vec![];
+    for row in &rows {
+        let Some(y) = row.get(&value).copied().filter(|y| y.is_finite()) else { continue };
+        let x = step.as_ref().and_then(|s| row.get(s)).copied().unwrap_or(points.len() as f64 + 1.0);
+        points.push((x, y));
+    }
+    // Several values of one step, or a counter that starts over: then the place in the file is the better clock.
+    if points.windows(2).any(|w| w[1].0 <= w[0].0) || points.first().is_some_and(|p| p.0 < 0.0) {
+        points.iter_mut().enumerate().for_each(|(i, p)| p.0 = (i + 1) as f64);
+    }
+    if points.is_empty() {
+        bail!("{name} has no finite value in column `{value}`");
+    }
+    Ok(points)
+}
+
+/// Every line as numbers by column name. Plain numbers are one column, `value`.
+fn rows(text: &str) -> Vec<BTreeMap<String, f64>> {
+    let lines = || text.lines().map(str::trim).filter(|l| !l.is_empty());
+    let Some(first) = lines().next() else { return vec![] };
+    if first.starts_with('{') {
+        let object = |line: &str| -> Option<BTreeMap<String, f64>> {
+            let object: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).ok()?;
+            Some(object.into_iter().filter_map(|(k, v)| Some((k, v.as_f64()?))).collect())
+        };
+        return lines().filter_map(object).collect();
+    }
+    let cells =
+        |line: &str| -> Vec<String> { line.split(',').map(|c| c.trim().trim_matches('"').to_owned()).collect() };
+    let head = cells(first);
+    let plain = head.iter().all(|c| c.parse::<f64>().is_ok());
+    if plain {
+        let last = |line: &str| Some(BTreeMap::from([("value".to_owned(), cells(line).last()?.parse().ok()?)]));
+        return lines().filter_map(last).collect();
+    }
+    let row = |line: &str| -> BTreeMap<String, f64> {
+        head.iter().cloned().zip(cells(line)).filter_map(|(k, v)| Some((k, v.parse().ok()?))).collect()
+    };
+    lines().skip(1).map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn csv_json_lines_and_plain_numbers_are_understood() {
+        let csv = rows("epoch,loss\n1,3.0\n2,\"2.5\"\n");
+        assert_eq!(csv[1]["loss"], 2.5);
+        let json = rows("{\"step\": 5, \"loss\": 1.5, \"note\": \"x\"}\nnot json\n{\"step\": 6, \"loss\": 1.4}\n");
+        assert_eq!((json.len(), json[1]["step"]), (2, 6.0));
+        assert_eq!(rows("3\n2.5\noops\n2\n").len(), 3);
+        assert!(rows("").is_empty());
+    }
+
+    #[test]
+    fn numbers_have_four_digits() {
+        assert_eq!([number(0.94331), number(1234.5), number(2.0e9), number(0.0)], ["0.9433", "1234", "2.000e9", "0"]);
+    }
+}
