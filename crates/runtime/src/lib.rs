@@ -13,6 +13,7 @@ pub mod collect;
 #[cfg(feature = "docker")]
 pub mod docker;
 pub mod process;
+pub mod usage;
 
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;

@@ -20,7 +20,6 @@ mod report;
 mod reports;
 mod runtimes;
 mod start;
-mod usage;
 mod watch;
 
 pub(crate) use lease::{LeaseContent, lapsed_epoch};

@@ -1,7 +1,6 @@
 //! Decisions: view, plan, second opinion, journal, apply, read back, tell.
 
 use super::jobs::kind_name;
-use super::usage::Whole;
 use super::{Driver, Job, RECENT_PLANS};
 use crate::api::types::{DecisionInfo, Event, JobState, Why};
 use crate::clock::{Moment, rfc3339};
@@ -12,6 +11,7 @@ use gainshare_core::check::check;
 use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Span};
 use gainshare_core::plan::{Plan, Standing, Target, Verdict};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
+use gainshare_runtime::usage::Whole;
 use gainshare_runtime::{Capacity, Handle, RuntimeError};
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -3,7 +3,6 @@
 //! The job's output comes from output.log in its directory, whoever writes it; everything else (event files, a metrics file, an endpoint,
 //! pushes) is the collector's business. Positions are committed together with the samples read before them.
 
-use super::usage::Meter;
 use gainshare_core::model::Time;
 use gainshare_core::signal::{Sample, Tracker};
 use gainshare_runtime::collect::prometheus::{Endpoint, FetchError};
@@ -11,6 +10,7 @@ use gainshare_runtime::collect::push::PushError;
 use gainshare_runtime::collect::{
     self, Change, Collector, CollectorState, Counters, FileTail, MetricSpec, MetricSpecError, Root, Update,
 };
+use gainshare_runtime::usage::Meter;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;

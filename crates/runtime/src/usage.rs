@@ -3,21 +3,21 @@
 //! The decisions want use as counters in node-seconds per resource. CPU, disk and network are counters already and only divided by what
 //! the node has; memory is a level, so its integral is kept here, from look to look.
 
+use crate::{Capacity, Counters};
 use gainshare_core::model::{PerResource, Span, Time};
-use gainshare_runtime::{Capacity, Counters};
 use serde::{Deserialize, Serialize};
 
 /// What counts as the whole node.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Whole {
-    pub(super) capacity: Capacity,
-    pub(super) block_bytes_s: u64,
-    pub(super) net_bytes_s: u64,
+pub struct Whole {
+    pub capacity: Capacity,
+    pub block_bytes_s: u64,
+    pub net_bytes_s: u64,
 }
 
 /// Follows one job's use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Meter {
+pub struct Meter {
     consumed: PerResource<f64>,
     last: Option<Look>,
     /// Cores in use between the last two looks that were long enough apart.
@@ -35,7 +35,7 @@ struct Look {
 const SHORTEST_RATE: Span = Span::from_millis(500);
 
 impl Meter {
-    pub(super) fn take(&mut self, at: Time, counters: Counters, whole: &Whole) {
+    pub fn take(&mut self, at: Time, counters: Counters, whole: &Whole) {
         let c = &mut self.consumed;
         // A counter that went backwards belongs to a new cgroup of the same job; what was consumed stays consumed.
         let last = self.last.map_or(Counters::default(), |l| l.counters);
@@ -64,19 +64,19 @@ impl Meter {
         self.last = Some(look);
     }
 
-    pub(super) fn consumed(&self) -> PerResource<f64> {
+    pub fn consumed(&self) -> PerResource<f64> {
         self.consumed
     }
 
-    pub(super) fn looked_at(&self) -> Option<Time> {
+    pub fn looked_at(&self) -> Option<Time> {
         self.last.map(|l| l.at)
     }
 
-    pub(super) fn cores(&self) -> Option<f64> {
+    pub fn cores(&self) -> Option<f64> {
         self.cores
     }
 
-    pub(super) fn memory_bytes(&self) -> Option<u64> {
+    pub fn memory_bytes(&self) -> Option<u64> {
         self.last.map(|l| l.counters.memory_bytes)
     }
 }
