@@ -72,7 +72,7 @@ def main():
         optimizer.step()
         mean += loss.item() / args.every
         if step % args.every == 0:
-            print(f"step {step}/{args.steps} loss: {mean:.5f}")
+            print(f"step {step}/{args.steps} loss: {mean:.5f}", flush=True)
             mean = 0.0
 
 

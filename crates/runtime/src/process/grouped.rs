@@ -4,6 +4,7 @@
 //! job that is new weighs as much as its neighbours do on average until the first plan that knows it.
 
 use super::cores::deal;
+use super::traffic::Traffic;
 use super::{Config, Identity, JobGroup, page_bytes};
 use crate::cgroup::file::BUFFER_BYTES;
 use crate::cgroup::limits::{self, Ledger, Terrain, Wanted};
@@ -29,6 +30,7 @@ pub(super) struct Grouped {
     jobs: BTreeMap<String, Job>,
     generation: u64,
     notes: Vec<String>,
+    traffic: Traffic,
     scratch: Box<[u8; BUFFER_BYTES]>,
 }
 
@@ -82,10 +84,11 @@ impl Grouped {
             page_bytes: page_bytes(),
         };
         let mut notes: Vec<String> = base.block_note().map(str::to_owned).into_iter().collect();
-        notes.push(
-            "network use cannot be told apart from that of other processes, so it is neither counted nor limited"
-                .into(),
-        );
+        let mut traffic = Traffic::default();
+        notes.push(match traffic.probe() {
+            Ok(()) => "network use is counted (TCP) but not limited".into(),
+            Err(why) => why,
+        });
         for (controller, note) in [
             (Controller::Memory, "memory is neither counted nor limited: no memory controller here"),
             (Controller::CpuSet, "whole cores cannot be given: no cpuset controller here"),
@@ -102,6 +105,7 @@ impl Grouped {
             jobs: BTreeMap::new(),
             generation: 0,
             notes,
+            traffic,
             scratch: Box::new([0; BUFFER_BYTES]),
         })
     }
@@ -255,7 +259,8 @@ impl Grouped {
     pub(super) fn read(&mut self, handle: &Handle) -> Result<Counters, RuntimeError> {
         let terrain = self.terrain.clone();
         let job = self.jobs.get_mut(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })?;
-        let counters = job.group.usage(&mut self.scratch)?;
+        let mut counters = job.group.usage(&mut self.scratch)?;
+        counters.net_bytes = self.traffic.of(&handle.key, Instant::now(), || job.group.pids());
         // A job that grows must not be slowed by a limit that was fitting a moment ago: v2 throttles hard above
         // memory.high.
         if let (Some(asked), Some(limit)) = (job.memory_asked_bytes, job.wanted.memory_limit_bytes)
@@ -281,6 +286,7 @@ impl Grouped {
 
     pub(super) fn release(&mut self, handle: &Handle) -> Result<(), RuntimeError> {
         let Some(mut job) = self.jobs.remove(&handle.key) else { return Ok(()) };
+        self.traffic.forget(&handle.key);
         self.base.weigh_for(self.jobs.len());
         if job.group.is_gone() || job.group.remove()? {
             return Ok(());

@@ -23,6 +23,7 @@ mod fallback;
 mod grouped;
 mod identity;
 pub mod start;
+mod traffic;
 
 pub use fallback::keeper;
 pub use identity::Identity;

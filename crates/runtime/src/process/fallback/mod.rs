@@ -10,7 +10,7 @@
 //! `cores` mode binds threads to CPUs, which needs no right at all. All levers but the last are held by the
 //! [`keeper`], a process that lets go of everything when we are gone.
 //!
-//! **What it cannot do**, and says in its notes: limit memory and I/O, count network use, contain a process that
+//! **What it cannot do**, and says in its notes: limit memory and I/O, contain a process that
 //! leaves the session and loses its parent, or be as exact as the kernel. A job that stops itself is continued by us.
 //!
 //! **Properties.** No job is stopped when the daemon is not there. A pid that was reused is not touched. Use only
@@ -23,6 +23,7 @@ mod table;
 
 use super::cores::deal;
 use super::identity::Stat;
+use super::traffic::Traffic;
 use super::{Config, Identity, JobGroup, page_bytes};
 use crate::cgroup::{CpuList, machine_memory_bytes, own_affinity};
 use crate::{Capacity, Counters, Handle, InForce, Mode, RuntimeError};
@@ -50,6 +51,7 @@ pub(super) struct Fallback {
     link: Option<Link>,
     jobs: BTreeMap<String, Job>,
     table: Table,
+    traffic: Traffic,
     generation: u64,
     notes: Vec<String>,
     ticks_per_second: u64,
@@ -89,7 +91,9 @@ impl Fallback {
             _ => "the CPU is shared by stopping and continuing the job's processes in slices of a fifth of a second"
                 .into(),
         });
-        notes.push("memory and I/O are counted but not limited, network use is neither".into());
+        notes.push("memory and I/O are counted but not limited".into());
+        let mut traffic = Traffic::default();
+        notes.extend(traffic.probe().err());
         Fallback {
             capacity: Capacity { cores, memory_bytes: machine_memory_bytes() },
             ticks_per_second: super::identity::ticks_per_second(),
@@ -99,6 +103,7 @@ impl Fallback {
             link,
             jobs: BTreeMap::new(),
             table: Table::default(),
+            traffic,
             generation: 0,
             notes,
         }
@@ -307,7 +312,9 @@ impl Fallback {
             }
             self.rebalance();
         }
-        Ok(self.job_mut(handle)?.used)
+        let job = self.jobs.get(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })?;
+        let members = || job.members.iter().map(|(pid, _)| *pid).collect();
+        Ok(Counters { net_bytes: self.traffic.of(&handle.key, now, members), ..job.used })
     }
 
     pub(super) fn is_alive(&mut self, handle: &Handle) -> Result<bool, RuntimeError> {
@@ -325,6 +332,7 @@ impl Fallback {
 
     pub(super) fn release(&mut self, handle: &Handle) -> Result<(), RuntimeError> {
         let Some(job) = self.jobs.remove(&handle.key) else { return Ok(()) };
+        self.traffic.forget(&handle.key);
         if let Some(link) = &mut self.link {
             let _ = link.free(&handle.key);
         }
