@@ -1,4 +1,4 @@
-//! A daemon for the tests of this crate: `up CONFIG.toml`, and the two small programs that a daemon starts, `supervise` and `guard`.
+//! A daemon for the tests of this crate: `up CONFIG.toml`, and the small programs that a daemon starts: `supervise`, `guard`, `keep`.
 //!
 //! The supervisor is the smallest that keeps the agreement with the daemon: lock, started.json, output.log, exit.json.
 
@@ -23,8 +23,12 @@ fn main() -> ExitCode {
             gainshare_agent::guard::run(PathBuf::from(state), PathBuf::from(runtime), lease).expect("the guard runs");
             ExitCode::SUCCESS
         }
+        ["keep"] => {
+            gainshare_runtime::process::keeper::run().expect("the keeper runs");
+            ExitCode::SUCCESS
+        }
         _ => {
-            eprintln!("usage: agentd up CONFIG | supervise DIR --attempt N | guard …");
+            eprintln!("usage: agentd up CONFIG | supervise DIR --attempt N | guard … | keep");
             ExitCode::from(2)
         }
     }

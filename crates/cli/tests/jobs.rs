@@ -126,3 +126,27 @@ fn doctor_completions_and_man_pages() {
     assert!(home.ok(&["--version"]).starts_with("gainshare "));
     assert!(home.ok(&["help"]).contains("Exit codes"));
 }
+
+#[test]
+fn a_job_that_outlives_its_daemon_leaves_no_group_behind() {
+    let home = Home::new();
+    let stop = home.path().join("stop");
+    let script = format!("while [ ! -e {} ]; do sleep 0.05; done", stop.display());
+    std::fs::write(home.path().join("job.toml"), format!("name = 'long'\ncommand = ['sh', '-c', '{script}']\n"))
+        .unwrap();
+    home.ok(&["submit", home.path().join("job.toml").to_str().unwrap()]);
+    let pid = home.wait_for_state("long", "running")["pid"].as_i64().unwrap();
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let group = groups.lines().find_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        let mounted =
+            if controllers.is_empty() { String::new() } else { format!("/{}", controllers.split(',').next()?) };
+        path.contains("/gainshare-").then(|| std::path::PathBuf::from(format!("/sys/fs/cgroup{mounted}{path}")))
+    });
+    // Without the right to make groups there are none to leave.
+    let Some(group) = group else { return eprintln!("SKIPPED: no right to make groups here") };
+    assert!(group.is_dir(), "{}", group.display());
+    home.ok(&["down"]);
+    std::fs::write(&stop, "").unwrap();
+    assert!(eventually(|| !group.exists() && !group.parent().unwrap().exists()), "{} is left", group.display());
+}

@@ -1,5 +1,6 @@
 //! The runtimes this daemon uses, by kind.
 
+use super::lease::program;
 use crate::config::DaemonConfig;
 use crate::error::DaemonError;
 use crate::paths::Paths;
@@ -74,6 +75,7 @@ fn missing(kind: RuntimeKind) -> RuntimeError {
 pub(crate) fn process_config(config: &DaemonConfig, paths: &Paths) -> process::Config {
     let mut process = process::Config::new(base_name(&paths.state));
     process.mode = config.mode;
+    process.keeper = Some(vec![program(config).into(), "keep".into()]);
     process
 }
 

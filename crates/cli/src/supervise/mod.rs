@@ -114,7 +114,9 @@ fn tell_start(post: &Post, pid: i32, notes: Vec<String>) -> std::thread::JoinHan
         eprintln!("gainshare: cannot write {}/started.json: {error}; the job goes on", post.order.dir);
     }
     let (socket, id) = (post.socket.clone(), post.id);
-    std::thread::spawn(move || report(socket, |client| async move { client.started(id, &started).await.map(drop) }))
+    std::thread::spawn(move || {
+        report(socket, |client| async move { client.started(id, &started).await.map(drop) });
+    })
 }
 
 fn tell_exit(post: &Post, exited: Exited) {
@@ -123,14 +125,28 @@ fn tell_exit(post: &Post, exited: Exited) {
         eprintln!("gainshare: cannot write {}/exit.json: {error}; free some space", post.order.dir);
     }
     let id = post.id;
-    report(post.socket.clone(), |client| async move { client.exited(id, &exited).await.map(drop) });
+    if !report(post.socket.clone(), |client| async move { client.exited(id, &exited).await.map(drop) }) {
+        remove_groups(&post.order);
+    }
 }
 
-/// Tells the daemon something if it is there. What it misses now it reads from the files later.
-fn report<F: Future<Output = Result<(), ClientError>>>(socket: PathBuf, tell: impl FnOnce(Client) -> F) {
-    if let Ok(runtime) = crate::link::runtime() {
-        let _ = runtime.block_on(async { tokio::time::timeout(REPORT_TIMEOUT, tell(Client::new(socket))).await });
+/// Without a daemon nobody else removes the job's groups, nor the base they are in when it was the last. The kernel refuses both while
+/// a process is left in them.
+fn remove_groups(order: &StartOrder) {
+    for group in order.procs_files.iter().filter_map(|file| Path::new(file).parent()) {
+        let _ = std::fs::remove_dir(group);
+        let ours = |base: &&Path| base.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(b"gainshare-"));
+        if let Some(base) = group.parent().filter(ours) {
+            let _ = std::fs::remove_dir(base);
+        }
     }
+}
+
+/// Tells the daemon something if it is there; whether it heard. What it misses now it reads from the files later.
+fn report<F: Future<Output = Result<(), ClientError>>>(socket: PathBuf, tell: impl FnOnce(Client) -> F) -> bool {
+    let Ok(runtime) = crate::link::runtime() else { return false };
+    let told = runtime.block_on(async { tokio::time::timeout(REPORT_TIMEOUT, tell(Client::new(socket))).await });
+    matches!(told, Ok(Ok(())))
 }
 
 /// Held while an attempt lives: two supervisors of one job can never both start it.

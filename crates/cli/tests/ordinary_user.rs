@@ -1,0 +1,111 @@
+//! An ordinary user on a machine that gives no right to make control groups: jobs are shared all the same, and people are told how.
+
+mod common;
+
+use common::{Home, eventually};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+/// `nobody`: has no group anywhere.
+const NOBODY: u32 = 65534;
+
+struct User {
+    home: Home,
+}
+
+impl User {
+    fn new() -> User {
+        let home = Home::new();
+        // The build folder may be closed to others.
+        let program = home.path().join("gainshare");
+        std::fs::copy(env!("CARGO_BIN_EXE_gainshare"), &program).unwrap();
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        for dir in ["state", "run", "config"] {
+            let dir = home.path().join(dir);
+            std::fs::create_dir(&dir).unwrap();
+            chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
+            std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).unwrap();
+        }
+        std::fs::set_permissions(home.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        User { home }
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let template = self.home.command(words);
+        let mut command = Command::new(self.home.path().join("gainshare"));
+        command.args(words).current_dir(self.home.path()).env_clear().env("PATH", "/usr/bin:/bin");
+        command.envs(template.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.uid(NOBODY).gid(NOBODY).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, words: &[&str]) -> (i32, String) {
+        let done = self.command(words).output().unwrap();
+        let text = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
+        (done.status.code().unwrap_or(-1), text)
+    }
+
+    fn ok(&self, words: &[&str]) -> String {
+        let (code, text) = self.run(words);
+        assert_eq!(code, 0, "gainshare {}: {text}", words.join(" "));
+        text
+    }
+
+    /// CPU time of the job so far, by the kernel's account.
+    fn cpu_ticks(&self, name: &str) -> u64 {
+        let list: serde_json::Value = serde_json::from_str(&self.ok(&["ps", "-o", "json"])).unwrap();
+        let job = list["jobs"].as_array().unwrap().iter().find(|job| job["name"] == name).cloned().unwrap_or_default();
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", job["pid"])).unwrap_or_default();
+        let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        fields.split_whitespace().skip(11).take(2).filter_map(|f| f.parse::<u64>().ok()).sum()
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.run(&["down", "--stop-jobs"]);
+    }
+}
+
+#[test]
+fn jobs_are_shared_without_the_right_to_make_groups() {
+    if !nix::unistd::geteuid().is_root() {
+        return eprintln!("SKIPPED: only root can become somebody else");
+    }
+    let user = User::new();
+    assert!(user.ok(&["doctor"]).contains("no right to make cgroups"));
+    assert_eq!(user.run(&["run", "--name", "quick", "--", "sh", "-c", "exit 3"]).0, 3);
+    user.ok(&["down"]);
+
+    // Both on one core, or they would not compete. One has stopped learning, the other learns for ever.
+    let mut daemon = user.command(&["up", "--cores", "1", "--interval", "1s", "--alpha", "0.05"]);
+    let mut daemon = daemon.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    assert!(eventually(|| user.home.runtime().join("api.sock").exists()));
+    let busy = |report: &str| {
+        format!("i=0; while :; do i=$((i+1)); {report}; j=0; while [ $j -lt 20000 ]; do j=$((j+1)); done; done")
+    };
+    for (name, report) in [("flat", "echo step $i loss=0.5"), ("grows", "echo step $i loss=$((9000000-i*1000))")] {
+        let file = user.home.path().join("config").join(format!("{name}.toml"));
+        std::fs::write(&file, format!("name = '{name}'\ncommand = ['sh', '-c', '{}']\n", busy(report))).unwrap();
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
+        user.ok(&["submit", file.to_str().unwrap()]);
+    }
+    let shared = |text: &str| {
+        text.contains("shared by scheduling priority") || text.contains("shared by stopping and continuing")
+    };
+    let text = user.ok(&["explain", "flat"]);
+    assert!(text.contains("no cgroups:") && shared(&text), "{text}");
+
+    // The kernel's own account: over a while, the job that grows gets clearly more of the core.
+    let mut last = (0, 0);
+    let favoured = eventually(|| {
+        let before = (user.cpu_ticks("flat"), user.cpu_ticks("grows"));
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        last = (user.cpu_ticks("flat") - before.0, user.cpu_ticks("grows") - before.1);
+        last.1 as f64 > 1.5 * last.0 as f64
+    });
+    assert!(favoured, "flat and grows got {last:?} ticks\n{}", user.ok(&["explain", "flat"]));
+    user.ok(&["down", "--stop-jobs"]);
+    let _ = daemon.wait();
+}
