@@ -10,14 +10,13 @@ pub(super) fn html(rounds: &[Outcome], cores: usize) -> String {
          `gainshare demo` makes this page anew."
     ));
     page = page.table(&comparison(rounds));
-    for round in rounds {
-        page = page
-            .heading(&format!("Policy {}", round.policy))
-            .figure(&chart(round, "Loss, relative to its first", "relative loss", Shape::Line, relative))
-            .figure(&chart(round, "Shares of the CPU, stacked", "share", Shape::Stacked, |job| job.shares.clone()))
-            .figure(&gantt(round));
-    }
-    page.html()
+    let each = |draw: &dyn Fn(&Outcome) -> String| rounds.iter().map(draw).collect::<Vec<_>>();
+    page.beside(&each(&|round| {
+        chart(round, "shares of the CPU, stacked", "share", Shape::Stacked, |job| job.shares.clone())
+    }))
+    .beside(&each(&|round| chart(round, "loss, relative to its first", "relative loss", Shape::Line, relative)))
+    .beside(&each(&gantt))
+    .html()
 }
 
 fn relative(job: &JobOutcome) -> Vec<(f64, f64)> {
@@ -33,7 +32,7 @@ fn chart(
     points: impl Fn(&JobOutcome) -> Vec<(f64, f64)>,
 ) -> String {
     LineChart {
-        title: title.to_owned(),
+        title: format!("{}: {title}", round.policy),
         x_label: "seconds since the start of the round".to_owned(),
         y_label: y_label.to_owned(),
         shape,
@@ -50,7 +49,7 @@ fn gantt(round: &Outcome) -> String {
         bars: vec![Bar { from: job.arrived_s, to: job.ended_s, label: format!("{:.1} s", job.completion_s()), tone }],
     };
     Gantt {
-        title: "Who ran when".to_owned(),
+        title: format!("{}: who ran when", round.policy),
         x_label: "seconds since the start of the round".to_owned(),
         rows: round.jobs.iter().enumerate().map(row).collect(),
     }

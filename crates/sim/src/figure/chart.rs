@@ -70,15 +70,17 @@ impl LineChart {
             Shape::Stacked => series.iter().enumerate().rev().for_each(|(i, s)| area(&mut out, s, i, &x, &y)),
             _ => series.iter().enumerate().for_each(|(i, s)| line(&mut out, s, i, self.shape, &x, &y)),
         }
-        for (at, word) in &self.marks {
+        for (i, (at, word)) in self.marks.iter().enumerate() {
             let px = x.at(*at);
+            // Marks may be close to each other: their words take turns in three lines.
+            let line = TOP + 10.0 + 12.0 * (i % 3) as f64;
             let _ = write!(
                 out,
                 "<line class=\"frame\" x1=\"{px:.1}\" x2=\"{px:.1}\" y1=\"{TOP}\" y2=\"{:.1}\" stroke=\"#5c666f\" stroke-dasharray=\"3 3\"/>\
                  <text class=\"faint\" x=\"{:.1}\" y=\"{:.1}\" font-size=\"10\" fill=\"#5c666f\">{}</text>",
                 TOP + PLOT,
                 px + 3.0,
-                TOP + 10.0,
+                line,
                 escape(word)
             );
         }

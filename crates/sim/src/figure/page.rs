@@ -3,9 +3,10 @@
 use super::escape;
 use std::fmt::Write;
 
-const STYLE: &str = ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,Helvetica,Arial,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;\
+const STYLE: &str = ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,Helvetica,Arial,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;\
 color:#1d2329;background:#fff}table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}th,td{padding:.25rem .8rem;text-align:right;\
 border-bottom:1px solid #dfe3e7}th:first-child,td:first-child{text-align:left}figure{margin:1.5rem 0;overflow-x:auto}svg{max-width:100%;height:auto}\
+.beside{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(26rem,100%),1fr));gap:0 1.5rem}.beside figure{margin:.5rem 0}\
 @media (prefers-color-scheme: dark){body{color:#e4e7ea;background:#14181c}th,td{border-color:#3a4149}}";
 
 /// Rows under a head; the first column names the row.
@@ -77,6 +78,13 @@ impl Page {
     /// Adds an SVG made by one of the charts.
     pub fn figure(mut self, svg: &str) -> Page {
         let _ = write!(self.body, "<figure>{svg}</figure>");
+        self
+    }
+
+    /// Adds figures to compare: beside each other where the window is wide enough.
+    pub fn beside(mut self, svgs: &[String]) -> Page {
+        let figures: String = svgs.iter().map(|svg| format!("<figure>{svg}</figure>")).collect();
+        let _ = write!(self.body, "<div class=\"beside\">{figures}</div>");
         self
     }
 
