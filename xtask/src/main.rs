@@ -5,6 +5,7 @@ mod check;
 mod setup;
 mod sh;
 mod test;
+mod testbed;
 
 use clap::{Parser, Subcommand};
 
@@ -31,6 +32,8 @@ enum Chore {
     Generate,
     /// Only installs what the tests need.
     Setup,
+    /// A real Kubernetes on this machine: see docs/testbed.md.
+    Testbed(testbed::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -40,5 +43,6 @@ fn main() -> anyhow::Result<()> {
         Chore::Bench(args) => bench::run(args),
         Chore::Generate => check::generate(),
         Chore::Setup => setup::everything().map(drop),
+        Chore::Testbed(args) => testbed::run(args),
     }
 }

@@ -3,7 +3,7 @@
 //! Everything that takes long and is pinned is kept outside the checkout, in a folder named after what is in it, so that a second
 //! clone finds it and a change of version builds it anew.
 
-use crate::sh;
+use crate::{sh, testbed};
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,6 +24,18 @@ const PACKAGES: [&str; 13] = [
     "procps",
     "util-linux",
     "tmux",
+];
+
+/// What a test bed is made of that Debian provides: see `docs/testbed.md`.
+const TESTBED_PACKAGES: [&str; 8] = [
+    "etcd-server",
+    "containerd",
+    "runc",
+    "containernetworking-plugins",
+    "busybox-static",
+    "nftables",
+    "iproute2",
+    "openssl",
 ];
 
 /// Tools from crates.io, pinned.
@@ -62,16 +74,27 @@ pub(crate) fn everything() -> Result<Installed> {
     packages()?;
     let bin = tools()?;
     let venv = venv()?;
+    testbed::programs()?;
     Ok(Installed { bin, venv })
 }
 
-/// Installs the missing Debian packages.
+/// Installs the Debian packages that the tests need.
 pub(crate) fn packages() -> Result<()> {
+    let all: Vec<&str> = PACKAGES.into_iter().chain(TESTBED_PACKAGES).collect();
+    install(&all)
+}
+
+/// Installs the Debian packages that a test bed needs.
+pub(crate) fn testbed_packages() -> Result<()> {
+    install(&TESTBED_PACKAGES)
+}
+
+fn install(packages: &[&'static str]) -> Result<()> {
     let installed = |package: &str| {
         sh::output(Command::new("dpkg-query").args(["-W", "-f=${db:Status-Status}", package]))
             .is_ok_and(|status| status == "installed")
     };
-    let missing: Vec<&str> = PACKAGES.into_iter().filter(|p| !installed(p)).collect();
+    let missing: Vec<&str> = packages.iter().copied().filter(|p| !installed(p)).collect();
     if missing.is_empty() {
         return Ok(());
     }

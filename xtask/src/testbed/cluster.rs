@@ -1,0 +1,400 @@
+//! Brings a cluster up and takes it down.
+//!
+//! The order is the shortest one that works: the engines of the nodes start and take their images while the API server starts; then everything that talks to the
+//! API server starts at once. Coming down is one step that does not depend on how far coming up got: kill what is in the test bed's control group, and
+//! namespaces, mounts and interfaces go with the processes; then remove the groups and the folder.
+
+use super::build::{self, Lock};
+use super::groups::Groups;
+use super::network::Plan;
+use super::node::{self, Node, NodeSpec};
+use super::plane::{Plane, make};
+use super::process::Place;
+use super::state::{NETWORK, State, mounts_of};
+use super::{image, kwok};
+use crate::{setup, sh};
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How long one step of coming up may take on a machine that is busy with other things.
+const PATIENCE: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(250);
+/// The kernel's limit for the path of a socket, less what comes after a test bed's folder.
+const LONGEST_SOCKET: usize = 107;
+
+/// What a test bed should be.
+#[derive(Clone)]
+pub(crate) struct Spec {
+    /// Tells test beds apart that stand beside each other.
+    pub(crate) name: String,
+    /// The folder of all test beds' state.
+    pub(crate) base: PathBuf,
+    pub(crate) nodes: Vec<NodeSpec>,
+    /// How many make-believe nodes stand beside the real ones.
+    pub(crate) kwok_nodes: u32,
+}
+
+impl Spec {
+    /// A test bed of that name with these nodes, in the usual folder.
+    #[allow(dead_code, reason = "part of the interface for end-to-end runs")]
+    pub(crate) fn new(name: &str, nodes: &[(&str, f64)]) -> Result<Spec> {
+        let parse = |(name, cores): &(&str, f64)| format!("{name}={cores}").parse();
+        let nodes = nodes.iter().map(parse).collect::<Result<_>>()?;
+        Ok(Spec { name: name.to_owned(), base: default_base()?, nodes, kwok_nodes: 0 })
+    }
+}
+
+/// Where test beds keep their state unless told otherwise.
+pub(crate) fn default_base() -> Result<PathBuf> {
+    Ok(setup::cache()?.join("testbed/run"))
+}
+
+/// A running cluster. It goes down when the value is dropped, unless it is told to stay.
+pub(crate) struct Testbed {
+    state: State,
+    stays: bool,
+}
+
+impl Testbed {
+    /// Brings a cluster up; a running one of the same name and shape is used as it is.
+    pub(crate) fn up(spec: &Spec) -> Result<Testbed> {
+        let began = Instant::now();
+        check(spec)?;
+        setup::testbed_packages()?;
+        let bin = build::programs()?;
+        make(&spec.base)?;
+        // Held until everything is up, so that two callers never build one test bed together.
+        let _lock = lock(&spec.base, &spec.name)?;
+        let dir = spec.base.join(&spec.name);
+        match State::load(&dir) {
+            Ok(Some(state)) if state.ready && state.ended().is_empty() => {
+                if state.nodes != spec.nodes || state.kwok_nodes != spec.kwok_nodes || state.bin != bin {
+                    bail!(
+                        "a different test bed `{}` is up ({}): `cargo xtask testbed down --name {}` first, or choose another --name",
+                        spec.name,
+                        shape(&state.nodes, state.kwok_nodes),
+                        spec.name,
+                    );
+                }
+                eprintln!("testbed: `{}` is up already", spec.name);
+                return Ok(Testbed { state, stays: true });
+            }
+            Ok(None) if !dir.exists() => {}
+            _ => {
+                eprintln!("testbed: cleaning up after a test bed `{}` that did not come down", spec.name);
+                clean(&dir, &spec.name)?;
+            }
+        }
+        make(&dir)?;
+        // An address range is free until its interface is there.
+        let numbers = Lock::take(&spec.base.join("network.lock"), "another test bed that comes up")?;
+        let mut state = State::new(spec.name.clone(), dir, bin, Plan::free()?);
+        state.nodes = spec.nodes.clone();
+        state.kwok_nodes = spec.kwok_nodes;
+        state.save()?;
+        // From here on a failure takes everything down again.
+        let mut testbed = Testbed { state, stays: false };
+        testbed.start_network()?;
+        drop(numbers);
+        if let Err(error) = testbed.start() {
+            let kept = spec.base.join(format!("{}.failed", spec.name));
+            let _ = std::fs::remove_dir_all(&kept);
+            let _ = std::fs::rename(testbed.state.dir.join("log"), &kept);
+            return Err(error.context(format!("the test bed did not come up (its logs are in {})", kept.display())));
+        }
+        testbed.state.ready = true;
+        testbed.state.save()?;
+        eprintln!("testbed: `{}` is up after {:.0} s", spec.name, began.elapsed().as_secs_f64());
+        Ok(testbed)
+    }
+
+    /// The test bed of that name that is up.
+    pub(crate) fn open(base: &Path, name: &str) -> Result<Testbed> {
+        let state = State::load(&base.join(name))?;
+        let state = state.filter(|s| s.ready);
+        let state =
+            state.with_context(|| format!("no test bed `{name}` is up: `cargo xtask testbed up --name {name}`"))?;
+        Ok(Testbed { state, stays: true })
+    }
+
+    /// Leaves the cluster up when this value is gone.
+    pub(crate) fn stay(mut self) {
+        self.stays = true;
+    }
+
+    /// Takes the cluster down and says whether all of it went.
+    #[allow(dead_code, reason = "part of the interface for end-to-end runs")]
+    pub(crate) fn down(mut self) -> Result<()> {
+        self.stays = true;
+        let base = self.state.dir.parent().context("a test bed lies in a folder")?;
+        down(base, &self.state.name).map(drop)
+    }
+
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.plane().kubeconfig("admin")
+    }
+
+    /// The folder with kubectl and helm.
+    pub(crate) fn bin(&self) -> &Path {
+        &self.state.bin
+    }
+
+    /// kubectl as the cluster's administrator.
+    pub(crate) fn kubectl(&self) -> Command {
+        let mut kubectl = Command::new(self.state.bin.join("kubectl"));
+        kubectl.arg("--kubeconfig").arg(self.kubeconfig()).env_remove("KUBECONFIG");
+        kubectl
+    }
+
+    /// The folder of a node's control group files of one controller, such as `cpu`.
+    #[allow(dead_code, reason = "part of the interface for end-to-end runs")]
+    pub(crate) fn node_cgroup(&self, node: &str, controller: &str) -> Result<PathBuf> {
+        self.state.groups()?.node_dir(node, controller)
+    }
+
+    /// A file of a node, given as the node sees it (such as `/var/log/pods`), as the machine sees it.
+    #[allow(dead_code, reason = "part of the interface for end-to-end runs")]
+    pub(crate) fn node_path(&self, node: &str, path: &str) -> PathBuf {
+        node::on_machine(&self.state.dir, node, path)
+    }
+
+    /// Sends a signal to a program, such as `kube-apiserver` or `kubelet-NODE`.
+    pub(crate) fn signal(&self, program: &str, signal: i32) -> Result<()> {
+        self.state.process(program)?.signal(signal)
+    }
+
+    /// Starts a program again that was killed.
+    pub(crate) fn start_again(&mut self, program: &str) -> Result<()> {
+        self.state.start_again(program)
+    }
+
+    /// Makes an image known to every node: an archive as it is, or the static program at `path` under the name `name`.
+    pub(crate) fn load_image(&self, path: &Path, name: &str) -> Result<()> {
+        if !image::is_program(path)? {
+            return self.import(path);
+        }
+        let archive = tempfile::NamedTempFile::new_in(&self.state.dir).context("cannot make a temporary file")?;
+        image::write_program(path, name, archive.path())?;
+        self.import(archive.path())
+    }
+
+    fn import(&self, archive: &Path) -> Result<()> {
+        self.state.nodes.iter().try_for_each(|n| node::import(&self.state.dir, &n.name, archive))
+    }
+
+    fn plane(&self) -> Plane<'_> {
+        Plane { dir: &self.state.dir, bin: &self.state.bin, plan: self.state.plan() }
+    }
+
+    fn start_network(&mut self) -> Result<()> {
+        self.state.groups()?.create()?;
+        make(&self.state.dir.join("log"))?;
+        self.state.start_at(NETWORK, holder(), None, &Place::NewNetwork)?;
+        self.state.plan().connect(self.state.process(NETWORK)?, self.state.nodes.len())
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let plan = self.state.plan();
+        let groups = self.state.groups()?;
+        let specs = self.state.nodes.clone();
+        let names: Vec<String> = specs.iter().map(|n| n.name.clone()).collect();
+        self.plane().write_files(&names)?;
+        let (etcd, api) = (self.plane().etcd(), self.plane().api_server());
+        self.state.start("etcd", etcd, None)?;
+        self.state.start("kube-apiserver", api, None)?;
+
+        let mut kubelets = Vec::new();
+        for (index, spec) in specs.iter().enumerate() {
+            groups.create_node(&spec.name, spec.cores)?;
+            let node = Node {
+                spec,
+                testbed: &self.state.dir,
+                bin: &self.state.bin,
+                kubeconfig: self.plane().kubeconfig(&format!("node-{}", spec.name)),
+                cgroup_root: groups.node_root(&spec.name),
+                address: plan.node(index)?,
+                plan,
+            };
+            node.write_files()?;
+            let (binds, containerd, kubelet) = (node.binds(), node.containerd(), node.kubelet());
+            let place = Place::NewMounts(self.state.process(NETWORK)?, &binds);
+            self.state.start_at(&mounts_of(&spec.name), holder(), None, &place)?;
+            self.state.start(&format!("containerd-{}", spec.name), containerd, Some(&spec.name))?;
+            kubelets.push((spec.name.clone(), kubelet));
+        }
+        if !specs.is_empty() {
+            self.give_base_images()?;
+        }
+        self.wait("the API server to be ready", "kube-apiserver", |t| {
+            Ok(sh::works(t.kubectl().args(["get", "--raw", "/readyz"])))
+        })?;
+        let (manager, scheduler, dns) =
+            (self.plane().controller_manager(), self.plane().scheduler(), self.plane().dns());
+        self.state.start("kube-controller-manager", manager, None)?;
+        for (node, kubelet) in kubelets {
+            self.state.start(&format!("kubelet-{node}"), kubelet, Some(&node))?;
+        }
+        self.state.start("kube-scheduler", scheduler, None)?;
+        if let Some(first) = names.first() {
+            self.state.start("coredns", dns, None)?;
+            // kube-proxy gives up when the node it speaks for is not there yet.
+            self.wait("the first node to register", &format!("kubelet-{first}"), |t| {
+                Ok(sh::works(t.kubectl().args(["get", "node", first])))
+            })?;
+            let proxy = self.plane().proxy();
+            self.state.start("kube-proxy", proxy, None)?;
+        }
+        if self.state.kwok_nodes > 0 {
+            let argv = kwok::prepare(&self.plane())?;
+            self.state.start("kwok", argv, None)?;
+            kwok::create_nodes(|| self.kubectl(), &self.state.dir, self.state.kwok_nodes)?;
+        }
+        for name in &names {
+            self.wait(&format!("node {name} to be ready"), &format!("kubelet-{name}"), |t| t.node_ready(name))?;
+        }
+        if self.state.kwok_nodes > 0 {
+            self.wait("the make-believe nodes to be ready", "kwok", |t| {
+                Ok(kwok::ready_nodes(t.kubectl())? == t.state.kwok_nodes as usize)
+            })?;
+        }
+        self.wait("the default service account", "kube-controller-manager", |t| {
+            Ok(sh::works(t.kubectl().args(["get", "serviceaccount", "default"])))
+        })
+    }
+
+    fn give_base_images(&mut self) -> Result<()> {
+        let archive = self.state.dir.join("base-images.tar");
+        image::write_base(&archive)?;
+        for spec in self.state.nodes.clone() {
+            let engine = format!("containerd-{}", spec.name);
+            let socket = self.node_path(&spec.name, "/run/containerd/containerd.sock");
+            self.wait(&format!("the engine of {}", spec.name), &engine, |_| {
+                Ok(sh::works(Command::new("ctr").arg("--address").arg(&socket).arg("version")))
+            })?;
+        }
+        self.import(&archive)
+    }
+
+    fn node_ready(&self, name: &str) -> Result<bool> {
+        let Ok(text) = sh::output(self.kubectl().args(["get", "node", name, "--output=json"])) else {
+            return Ok(false);
+        };
+        let node: Value = serde_json::from_str(&text).context("kubectl prints JSON")?;
+        let conditions = node["status"]["conditions"].as_array();
+        Ok(conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")))
+    }
+
+    /// Waits until `done`; a program that ends meanwhile, or too long a wait, is an error that shows what `program` wrote last.
+    fn wait(&self, what: &str, program: &str, done: impl Fn(&Testbed) -> Result<bool>) -> Result<()> {
+        let began = Instant::now();
+        while !done(self)? {
+            self.state.check_alive()?;
+            if began.elapsed() > PATIENCE {
+                bail!(
+                    "waited {} s for {what}. The last lines of {}:\n{}",
+                    PATIENCE.as_secs(),
+                    self.state.log(program).display(),
+                    self.state.tail(program)
+                );
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Testbed {
+    fn drop(&mut self) {
+        if !self.stays
+            && let Err(error) = clean(&self.state.dir, &self.state.name)
+        {
+            eprintln!("testbed: {error:#}");
+        }
+    }
+}
+
+/// A program that does nothing but keep the namespaces it was started in.
+fn holder() -> Vec<String> {
+    vec!["sleep".to_owned(), "infinity".to_owned()]
+}
+
+/// Takes a test bed down, whatever state it is in; says whether there was one.
+pub(crate) fn down(base: &Path, name: &str) -> Result<bool> {
+    check_name(name)?;
+    let dir = base.join(name);
+    let lock = if base.exists() { Some(lock(base, name)?) } else { None };
+    let there = dir.exists() || !Groups::of(name)?.existing().is_empty();
+    if there {
+        clean(&dir, name)?;
+    }
+    drop(lock);
+    Ok(there)
+}
+
+fn lock(base: &Path, name: &str) -> Result<Lock> {
+    Lock::take(&base.join(format!("{name}.lock")), &format!("another command on the test bed `{name}`"))
+}
+
+fn clean(dir: &Path, name: &str) -> Result<()> {
+    let state = State::load(dir).ok().flatten();
+    let processes: Vec<_> = state.iter().flat_map(|s| s.programs.values()).map(|p| p.process).collect();
+    Groups::of(name)?.destroy(|| processes.iter().for_each(|p| p.reap()))?;
+    if let Some(state) = state {
+        state.plan().disconnect()?;
+    }
+    match std::fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", dir.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if name.is_empty() || name.len() > 20 || !name.chars().all(fits) {
+        bail!("`{name}` is no name for a test bed: up to 20 small letters, digits and dashes");
+    }
+    Ok(())
+}
+
+fn check(spec: &Spec) -> Result<()> {
+    check_name(&spec.name)?;
+    // SAFETY: geteuid has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        bail!("a test bed makes control groups, mounts and interfaces: run it as root");
+    }
+    if !spec.base.is_absolute() {
+        bail!("{} is no absolute path", spec.base.display());
+    }
+    for path in [&spec.base, &setup::cache()?] {
+        if let Some(own) = node::hidden(path) {
+            bail!("every node has a {own} of its own, so {} cannot be below it: choose another folder", path.display());
+        }
+    }
+    let mut names: Vec<&str> = spec.nodes.iter().map(|n| n.name.as_str()).collect();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        bail!("two nodes are called {}", pair[0]);
+    }
+    if spec.nodes.is_empty() && spec.kwok_nodes == 0 {
+        bail!("a test bed needs a node: --nodes, --node or --kwok");
+    }
+    for name in names {
+        let socket = node::on_machine(&spec.base.join(&spec.name), name, "/run/containerd/containerd.sock");
+        if socket.as_os_str().len() > LONGEST_SOCKET {
+            bail!("{} is too long for a socket: choose a shorter --state or a shorter name", socket.display());
+        }
+    }
+    Ok(())
+}
+
+/// Nodes in words.
+pub(crate) fn shape(nodes: &[NodeSpec], kwok_nodes: u32) -> String {
+    let real = nodes.iter().map(|n| format!("{}={}", n.name, n.cores));
+    let fake = (kwok_nodes > 0).then(|| format!("{kwok_nodes} make-believe nodes"));
+    real.chain(fake).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,266 @@
+//! The control groups of a test bed: where its nodes get their cores, and how every process of it is found again.
+//!
+//! Each test bed owns one group, `gainshare-testbed-NAME`, directly below the root of every hierarchy. Below it lies one group per node (the
+//! kubelet's cgroup root, whose quota is the node's size) and `system`, which holds the programs of the cluster themselves. A
+//! child process never leaves that tree on its own, so killing what is in the tree ends the whole test bed, and nothing but
+//! the test bed, whatever became of the files that name its processes.
+//!
+//! Version 1 (a hierarchy for each controller) and version 2 (one for all) are both served.
+
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The period of every quota, in microseconds: the kernel's default.
+const PERIOD_US: f64 = 100_000.0;
+/// The group of the cluster's own programs.
+const SYSTEM: &str = "system";
+
+struct Hierarchy {
+    root: PathBuf,
+    /// Controllers of version 1, such as `cpu`; empty for version 2.
+    controllers: Vec<String>,
+    v2: bool,
+}
+
+impl Hierarchy {
+    fn has(&self, controller: &str) -> bool {
+        self.v2 || self.controllers.iter().any(|c| c == controller)
+    }
+}
+
+/// The groups of one test bed.
+pub(crate) struct Groups {
+    name: String,
+    hierarchies: Vec<Hierarchy>,
+}
+
+impl Groups {
+    /// Finds the machine's hierarchies; makes nothing.
+    pub(crate) fn of(testbed: &str) -> Result<Groups> {
+        let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read /proc/self/mounts")?;
+        let hierarchies = hierarchies(&mounts);
+        if !hierarchies.iter().any(|h| h.has("cpu")) {
+            bail!("no cgroup hierarchy with the cpu controller is mounted: a node's cores cannot be limited here");
+        }
+        Ok(Groups { name: format!("gainshare-testbed-{testbed}"), hierarchies })
+    }
+
+    /// The kubelet's cgroup root of a node, as a path below the hierarchies.
+    pub(crate) fn node_root(&self, node: &str) -> String {
+        format!("/{}/{node}", self.name)
+    }
+
+    /// The folder of a node's files of one controller.
+    pub(crate) fn node_dir(&self, node: &str, controller: &str) -> Result<PathBuf> {
+        let hierarchy = self.hierarchies.iter().find(|h| h.has(controller));
+        let hierarchy = hierarchy.with_context(|| format!("the cgroup controller {controller} is not mounted"))?;
+        Ok(hierarchy.root.join(&self.name).join(node))
+    }
+
+    /// The hierarchy in which processes are followed. The kubelet puts containers into all of them; our own programs go into this one only,
+    /// so that the memory they use stays charged to whoever started them.
+    fn tracking(&self) -> &Hierarchy {
+        let pids = self.hierarchies.iter().find(|h| h.has("pids"));
+        pids.unwrap_or(&self.hierarchies[0])
+    }
+
+    /// The file a program of the cluster writes itself into before it starts.
+    pub(crate) fn system_procs(&self) -> PathBuf {
+        self.tracking().root.join(&self.name).join(SYSTEM).join("cgroup.procs")
+    }
+
+    /// Makes the groups of the cluster's programs.
+    pub(crate) fn create(&self) -> Result<()> {
+        for hierarchy in &self.hierarchies {
+            let ours = hierarchy.root.join(&self.name);
+            make(&ours)?;
+            if hierarchy.v2 {
+                delegate(&hierarchy.root)?;
+                delegate(&ours)?;
+            } else if hierarchy.has("cpuset") {
+                inherit_cpuset(&ours)?;
+            }
+        }
+        make(&self.tracking().root.join(&self.name).join(SYSTEM))
+    }
+
+    /// Makes the groups of a node of `cores` cores.
+    pub(crate) fn create_node(&self, node: &str, cores: f64) -> Result<()> {
+        for hierarchy in &self.hierarchies {
+            let group = hierarchy.root.join(&self.name).join(node);
+            make(&group)?;
+            if hierarchy.has("cpuset") && !hierarchy.v2 {
+                inherit_cpuset(&group)?;
+            }
+            if hierarchy.has("cpu") {
+                let quota = (cores * PERIOD_US).round() as u64;
+                if hierarchy.v2 {
+                    write(&group.join("cpu.max"), &format!("{quota} {PERIOD_US}"))?;
+                } else {
+                    write(&group.join("cpu.cfs_period_us"), &PERIOD_US.to_string())?;
+                    write(&group.join("cpu.cfs_quota_us"), &quota.to_string())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every process of the test bed.
+    pub(crate) fn processes(&self) -> Vec<i32> {
+        let mut found = Vec::new();
+        for hierarchy in &self.hierarchies {
+            walk(&hierarchy.root.join(&self.name), &mut |group| {
+                let procs = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+                found.extend(procs.lines().filter_map(|pid| pid.parse::<i32>().ok()));
+            });
+        }
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// The groups that exist, deepest first.
+    pub(crate) fn existing(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        for hierarchy in &self.hierarchies {
+            walk(&hierarchy.root.join(&self.name), &mut |group| found.push(group.to_path_buf()));
+        }
+        found
+    }
+
+    /// Kills every process of the test bed and removes its groups. `reap` is called between rounds: a dead child of ours stays in its
+    /// group until somebody has asked for its status.
+    pub(crate) fn destroy(&self, mut reap: impl FnMut()) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let processes = self.processes();
+            for &pid in &processes {
+                // SAFETY: kill has no preconditions; the process was in our own group a moment ago.
+                unsafe { libc::kill(pid, libc::SIGKILL) };
+            }
+            reap();
+            if processes.is_empty() {
+                break;
+            }
+            if Instant::now() > deadline {
+                bail!("processes {processes:?} of the test bed do not end after SIGKILL");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        loop {
+            // Deepest first: a group with groups in it cannot be removed.
+            let mut busy = None;
+            for group in self.existing() {
+                if fs::remove_dir(&group).is_err() && group.exists() {
+                    busy = Some(group);
+                }
+            }
+            let Some(busy) = busy else { return Ok(()) };
+            if Instant::now() > deadline {
+                bail!("the group {} cannot be removed", busy.display());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn hierarchies(mounts: &str) -> Vec<Hierarchy> {
+    let mut found: Vec<Hierarchy> = Vec::new();
+    let mut unified = None;
+    for line in mounts.lines() {
+        let mut words = line.split(' ').skip(1);
+        let (Some(root), Some(kind), Some(options)) = (words.next(), words.next(), words.next()) else { continue };
+        let root = PathBuf::from(root);
+        match kind {
+            "cgroup" => {
+                let flags = ["rw", "ro", "nosuid", "nodev", "noexec", "relatime", "xattr", "clone_children"];
+                let controllers: Vec<String> = options
+                    .split(',')
+                    .filter(|o| !flags.contains(o) && !o.contains("_agent="))
+                    .map(Into::into)
+                    .collect();
+                // A hierarchy mounted twice is one hierarchy.
+                if !found.iter().any(|h| h.controllers == controllers) {
+                    found.push(Hierarchy { root, controllers, v2: false });
+                }
+            }
+            "cgroup2" if unified.is_none() => unified = Some(Hierarchy { root, controllers: Vec::new(), v2: true }),
+            _ => {}
+        }
+    }
+    // Beside version 1, the unified hierarchy has no controllers and nobody puts containers there.
+    if !found.iter().any(|h| h.has("cpu")) {
+        found.clear();
+        found.extend(unified);
+    }
+    found
+}
+
+fn walk(group: &Path, visit: &mut dyn FnMut(&Path)) {
+    let Ok(entries) = fs::read_dir(group) else { return };
+    for entry in entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
+        walk(&entry.path(), visit);
+    }
+    visit(group);
+}
+
+fn make(group: &Path) -> Result<()> {
+    fs::create_dir_all(group).with_context(|| format!("cannot make the group {}: this needs root", group.display()))
+}
+
+fn write(file: &Path, value: &str) -> Result<()> {
+    fs::write(file, value).with_context(|| format!("cannot write {value} to {}", file.display()))
+}
+
+/// A new group of version 1 has no processors and no memory nodes until somebody says which.
+fn inherit_cpuset(group: &Path) -> Result<()> {
+    let parent = group.parent().context("a group has a parent")?;
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let of_parent = fs::read_to_string(parent.join(file))
+            .with_context(|| format!("cannot read {}", parent.join(file).display()))?;
+        write(&group.join(file), of_parent.trim())?;
+    }
+    Ok(())
+}
+
+/// Hands every controller that a group of version 2 has to the groups below it.
+fn delegate(group: &Path) -> Result<()> {
+    let controllers = fs::read_to_string(group.join("cgroup.controllers")).unwrap_or_default();
+    for controller in controllers.split_whitespace() {
+        // One that cannot be handed on (for example because a real-time process uses it) must not spoil the others.
+        let _ = fs::write(group.join("cgroup.subtree_control"), format!("+{controller}"));
+    }
+    let handed = fs::read_to_string(group.join("cgroup.subtree_control")).unwrap_or_default();
+    if !handed.split_whitespace().any(|c| c == "cpu") {
+        bail!("{} does not hand on the cpu controller: no node can be limited", group.display());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_1_beats_an_empty_unified_hierarchy() {
+        let found = hierarchies(
+            "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
+             cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,nosuid,relatime,cpu,cpuacct 0 0\n\
+             cgroup /sys/fs/cgroup/systemd cgroup rw,xattr,release_agent=/x,name=systemd 0 0\n\
+             cgroup /elsewhere cgroup rw,cpu,cpuacct 0 0\n\
+             cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n",
+        );
+        let roots: Vec<_> = found.iter().map(|h| (h.root.to_str().unwrap(), h.v2)).collect();
+        assert_eq!(roots, [("/sys/fs/cgroup/cpu,cpuacct", false), ("/sys/fs/cgroup/systemd", false)]);
+        assert!(found[0].has("cpu") && found[0].has("cpuacct") && !found[1].has("cpu"));
+        assert_eq!(found[1].controllers, ["name=systemd"]);
+    }
+
+    #[test]
+    fn version_2_alone() {
+        let found = hierarchies("cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n");
+        assert!(matches!(found.as_slice(), [h] if h.v2 && h.has("cpu") && h.has("pids")));
+    }
+}

@@ -1,0 +1,232 @@
+//! A whole life of a test bed: up, used, and gone without a trace.
+//!
+//! Two unequal nodes run a pod each; the pods reach each other, a service, and the API server; one is resized in place and its control group
+//! follows without a restart. Then everything comes down, and the machine is compared with what it was before. Needs root.
+
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const NAME: &str = "selftest";
+
+fn xtask(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    command.args(["testbed", "--name", NAME]).args(args).stdin(Stdio::null());
+    command.output().expect("our own program starts")
+}
+
+fn ok(args: &[&str]) -> String {
+    let output = xtask(args);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{args:?}: {}\n{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn kubectl(args: &[&str]) -> String {
+    ok(&[&["kubectl"], args].concat())
+}
+
+/// Takes the test bed down whatever happens to the test.
+struct Down;
+
+impl Drop for Down {
+    fn drop(&mut self) {
+        xtask(&["down"]);
+    }
+}
+
+fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what} did not come about in a minute");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// What a test bed could leave on the machine: interfaces, mounts, control groups, packet filter rules, kernel settings.
+fn traces() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let names = |dir: &str| fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path().display().to_string());
+    found.extend(names("/sys/class/net").map(|n| format!("interface {n}")));
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    // Other tests have mounts of their own meanwhile.
+    let ours = |m: &&str| [NAME, "kubelet", "containerd", "netns"].iter().any(|part| m.contains(part));
+    found.extend(mounts.lines().filter(ours).map(|m| format!("mount {m}")));
+    found.extend(groups(Path::new("/sys/fs/cgroup"), 3).into_iter().map(|g| format!("group {}", g.display())));
+    let rules = Command::new("nft").args(["list", "tables"]).output().expect("nft is installed");
+    found.extend(String::from_utf8_lossy(&rules.stdout).lines().map(|t| format!("rules {t}")));
+    let routes = Command::new("ip").args(["route"]).output().expect("ip is installed");
+    found.extend(String::from_utf8_lossy(&routes.stdout).lines().map(|r| format!("route {r}")));
+    for setting in ["vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys"] {
+        let value = fs::read_to_string(Path::new("/proc/sys").join(setting)).unwrap_or_default();
+        found.insert(format!("setting {setting} {}", value.trim()));
+    }
+    found.extend(
+        ["/var/lib/kubelet", "/var/log/pods", "/run/netns"]
+            .iter()
+            .filter(|p| Path::new(p).exists())
+            .map(|p| format!("folder {p}")),
+    );
+    found
+}
+
+/// Test beds' groups down to a depth.
+fn groups(dir: &Path, depth: u32) -> Vec<PathBuf> {
+    let below = fs::read_dir(dir).into_iter().flatten().flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir()));
+    let mut found = Vec::new();
+    for path in below.map(|e| e.path()) {
+        if path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(&format!("gainshare-testbed-{NAME}"))) {
+            found.push(path.clone());
+        }
+        if depth > 0 {
+            found.extend(groups(&path, depth - 1));
+        }
+    }
+    found
+}
+
+/// Processes whose command line names the test bed's folder.
+fn processes(dir: &str) -> Vec<String> {
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    let line = |e: fs::DirEntry| fs::read_to_string(e.path().join("cmdline")).ok().map(|c| c.replace('\0', " "));
+    all.filter_map(line).filter(|c| c.contains(dir)).collect()
+}
+
+/// The only file of that name below a folder whose path contains `part`.
+fn find(dir: &Path, part: &str, name: &str) -> Option<PathBuf> {
+    for entry in fs::read_dir(dir).ok()?.flatten() {
+        let path = entry.path();
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            if let Some(found) = find(&path, part, name) {
+                return Some(found);
+            }
+        } else if path.ends_with(name) && path.display().to_string().contains(part) {
+            return Some(path);
+        }
+    }
+    None
+}
+
+const PODS: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: { name: on-big, labels: { app: on-big } }
+spec:
+  nodeSelector: { kubernetes.io/hostname: big }
+  containers:
+  - name: main
+    image: busybox:local
+    command: [sh, -c, "trap 'exit 0' TERM; echo hello from big > /tmp/index.html; httpd -p 8080 -h /tmp; while :; do sleep 1 & wait; done"]
+    resources: { requests: { cpu: 400m, memory: 64Mi }, limits: { cpu: 400m, memory: 64Mi } }
+---
+apiVersion: v1
+kind: Pod
+metadata: { name: on-small }
+spec:
+  nodeSelector: { kubernetes.io/hostname: small }
+  containers:
+  - { name: main, image: "busybox:local", command: [sleep, "3600"], resources: { requests: { cpu: 100m } } }
+---
+apiVersion: v1
+kind: Service
+metadata: { name: big }
+spec: { selector: { app: on-big }, ports: [{ port: 80, targetPort: 8080 }] }
+"#;
+
+#[test]
+fn up_used_and_gone() {
+    // SAFETY: geteuid has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("SKIPPED: a test bed needs root");
+        return;
+    }
+    ok(&["down"]);
+    let before = traces();
+    let began = Instant::now();
+    let guard = Down;
+    ok(&["up", "--node", "big=1.2", "--node", "small=0.6"]);
+    eprintln!("up after {:.1} s", began.elapsed().as_secs_f64());
+    let status: Value = serde_json::from_str(&ok(&["status", "--output", "json"])).unwrap();
+    assert_eq!(status["up"], true);
+    let dir = status["dir"].as_str().unwrap().to_owned();
+
+    // Up once more is no mess: the same is reused, something else is refused and leaves the first alone.
+    ok(&["up", "--node", "big=1.2", "--node", "small=0.6"]);
+    let other = xtask(&["up", "--nodes", "1"]);
+    assert!(!other.status.success());
+    assert!(String::from_utf8_lossy(&other.stderr).contains("testbed down"), "the remedy is named");
+
+    // The scheduler sees the sizes.
+    for (node, milli) in [("big", "1200m"), ("small", "600m")] {
+        let cpu = kubectl(&["get", "node", node, "--output=jsonpath={.status.allocatable.cpu}"]);
+        assert_eq!(cpu, milli, "{node}");
+    }
+
+    let manifest = tempfile::NamedTempFile::new().unwrap();
+    fs::write(manifest.path(), PODS).unwrap();
+    kubectl(&["apply", "--filename", manifest.path().to_str().unwrap()]);
+    kubectl(&["wait", "--for=condition=Ready", "pod/on-big", "pod/on-small", "--timeout=60s"]);
+    let get = |path: &str| kubectl(&["get", "pod", "on-big", &format!("--output=jsonpath={{{path}}}")]);
+
+    // By address, by the service's name, and to the API server with the pod's own token.
+    let fetch = |url: &str| {
+        let script = format!("wget -q -T 5 -O - --no-check-certificate {url}");
+        kubectl(&["exec", "on-small", "--", "sh", "-c", &script])
+    };
+    assert_eq!(fetch(&format!("http://{}:8080/", get(".status.podIP"))), "hello from big\n");
+    let by_name = eventually("the service", || {
+        let output = xtask(&["kubectl", "exec", "on-small", "--", "wget", "-q", "-T", "2", "-O", "-", "http://big/"]);
+        output.status.success().then_some(output.stdout)
+    });
+    assert_eq!(by_name, b"hello from big\n");
+    let token = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+    let version =
+        fetch(&format!("--header \"Authorization: Bearer $(cat {token})\" https://kubernetes.default.svc/version"));
+    assert!(version.contains("\"v1.35."), "{version}");
+    let may = xtask(&["kubectl", "auth", "can-i", "list", "secrets", "--as=system:serviceaccount:default:default"]);
+    assert!(!may.status.success(), "rights are checked");
+
+    // Resized in place: the group follows, nothing restarts.
+    let uid = get(".metadata.uid");
+    let container = get(".status.containerStatuses[0].containerID").replace("containerd://", "");
+    let (file, quota, resized) = match find(Path::new("/sys/fs/cgroup"), &container, "cpu.cfs_quota_us") {
+        Some(file) => (file, "40000", "90000"),
+        None => (find(Path::new("/sys/fs/cgroup"), &container, "cpu.max").unwrap(), "40000 100000", "90000 100000"),
+    };
+    let place = file.display().to_string();
+    assert!(place.contains(&format!("/gainshare-testbed-{NAME}/big/")) && place.contains(&uid), "{place}");
+    let read = || fs::read_to_string(&file).unwrap().trim().to_owned();
+    assert_eq!(read(), quota);
+    let patch =
+        r#"{"spec":{"containers":[{"name":"main","resources":{"requests":{"cpu":"900m"},"limits":{"cpu":"900m"}}}]}}"#;
+    let asked = Instant::now();
+    kubectl(&["patch", "pod", "on-big", "--subresource=resize", "--patch", patch]);
+    eventually("the new quota", || (read() == resized).then_some(()));
+    eprintln!("resized after {:.1} s", asked.elapsed().as_secs_f64());
+    eventually("the new status", || (get(".status.containerStatuses[0].resources.limits.cpu") == "900m").then_some(()));
+    assert_eq!(get(".status.containerStatuses[0].restartCount"), "0");
+    assert_eq!(get(".status.containerStatuses[0].containerID"), format!("containerd://{container}"));
+
+    // A test bed that has lost a part comes back with the same command.
+    ok(&["kill", "kube-scheduler"]);
+    assert!(ok(&["status"]).contains("ended: kube-scheduler"));
+    ok(&["start", "kube-scheduler"]);
+    assert!(!ok(&["status"]).contains("ended"));
+
+    let down = Instant::now();
+    ok(&["down"]);
+    eprintln!("down after {:.1} s", down.elapsed().as_secs_f64());
+    drop(guard);
+    assert!(!Path::new(&dir).exists(), "{dir} is left");
+    assert_eq!(processes(&dir), Vec::<String>::new());
+    let after = traces();
+    let left: Vec<_> = after.symmetric_difference(&before).collect();
+    assert!(left.is_empty(), "left behind or changed: {left:#?}");
+    assert!(ok(&["status"]).contains("no test bed"));
+}
