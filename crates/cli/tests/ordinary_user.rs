@@ -79,13 +79,13 @@ fn jobs_are_shared_without_the_right_to_make_groups() {
     user.ok(&["down"]);
 
     // Both on one core, or they would not compete. One has stopped learning, the other learns for ever.
-    let mut daemon = user.command(&["up", "--cores", "1", "--interval", "1s", "--alpha", "0.05"]);
+    let mut daemon = user.command(&["up", "--cores", "1", "--interval", "1s", "--alpha", "0.02"]);
     let mut daemon = daemon.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     assert!(eventually(|| user.home.runtime().join("api.sock").exists()));
     let busy = |report: &str| {
         format!("i=0; while :; do i=$((i+1)); {report}; j=0; while [ $j -lt 20000 ]; do j=$((j+1)); done; done")
     };
-    for (name, report) in [("flat", "echo step $i loss=0.5"), ("grows", "echo step $i loss=$((9000000-i*1000))")] {
+    for (name, report) in [("flat", "echo step $i loss=0.5"), ("grows", "echo step $i loss=$((9000000000-i*i*i))")] {
         let file = user.home.path().join("config").join(format!("{name}.toml"));
         std::fs::write(&file, format!("name = '{name}'\ncommand = ['sh', '-c', '{}']\n", busy(report))).unwrap();
         std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
