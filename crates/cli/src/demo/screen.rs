@@ -58,7 +58,10 @@ impl Screen {
     }
 
     pub(super) fn close(&mut self) {
-        if self.terminal.take().is_some() {
+        if let Some(mut terminal) = self.terminal.take() {
+            // The cursor is where the last change was drawn; what follows belongs below the picture.
+            let below = terminal.get_frame().area().bottom().saturating_sub(1);
+            let _ = terminal.set_cursor_position((0, below));
             ratatui::restore();
             eprintln!();
         }
