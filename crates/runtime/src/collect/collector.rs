@@ -66,6 +66,18 @@ pub struct Update {
     pub forget: bool,
 }
 
+impl Update {
+    /// Adds what was found after it.
+    fn then(&mut self, later: Update) {
+        if later.forget {
+            self.readings.clear();
+        }
+        self.forget |= later.forget;
+        self.readings.extend(later.readings);
+        self.progress = later.progress.or(self.progress.take());
+    }
+}
+
 /// What must be kept to go on after a restart. Small: a few kilobytes at most, mostly the beginning of a line.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -257,13 +269,7 @@ impl Collector {
         let mut update = self.read_files(now, true);
         let mut batch = Batch::default();
         self.output.finish(&mut batch);
-        let last = self.accept(now, Source::Output, batch);
-        if last.forget {
-            update.readings.clear();
-        }
-        update.forget |= last.forget;
-        update.readings.extend(last.readings);
-        update.progress = last.progress.or(update.progress);
+        update.then(self.accept(now, Source::Output, batch));
         update
     }
 
@@ -278,13 +284,7 @@ impl Collector {
             let read = if last { file.finish(&mut batch) } else { file.poll(MAX_READINGS, &mut batch) };
             self.counters.failures += u64::from(read.is_err());
         }
-        let from_file = self.accept(now, Source::File, batch);
-        if from_file.forget {
-            update.readings.clear();
-        }
-        update.forget |= from_file.forget;
-        update.readings.extend(from_file.readings);
-        update.progress = update.progress.or(from_file.progress);
+        update.then(self.accept(now, Source::File, batch));
         update
     }
 

@@ -28,7 +28,6 @@ pub(super) struct Grouped {
     config: Config,
     terrain: Terrain,
     jobs: BTreeMap<String, Job>,
-    generation: u64,
     notes: Vec<String>,
     traffic: Traffic,
     scratch: Box<[u8; BUFFER_BYTES]>,
@@ -103,7 +102,6 @@ impl Grouped {
             config,
             terrain,
             jobs: BTreeMap::new(),
-            generation: 0,
             notes,
             traffic,
             scratch: Box::new([0; BUFFER_BYTES]),
@@ -177,16 +175,7 @@ impl Grouped {
         self.jobs.get_mut(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })
     }
 
-    pub(super) fn apply(&mut self, generation: u64, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
-        if generation < self.generation {
-            let refuse = |h: &Handle| RuntimeError::OldGeneration {
-                key: h.key.clone(),
-                given: generation,
-                known: self.generation,
-            };
-            return wanted.iter().map(|(handle, _)| Err(refuse(handle))).collect();
-        }
-        self.generation = generation;
+    pub(super) fn apply(&mut self, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
         let dealt = self.deal_cores(wanted);
         let results: Vec<_> =
             wanted.iter().zip(dealt).map(|((handle, target), cpus)| self.apply_one(handle, target, cpus)).collect();

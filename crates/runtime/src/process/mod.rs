@@ -92,6 +92,8 @@ pub fn restore(group: &JobGroup) -> Result<(), RuntimeError> {
 #[derive(Debug)]
 pub struct ProcessRuntime {
     jobs: Jobs,
+    /// Of the newest plan.
+    generation: u64,
 }
 
 #[derive(Debug)]
@@ -115,7 +117,7 @@ impl ProcessRuntime {
     /// which.
     pub fn detect(config: Config) -> Result<ProcessRuntime, RuntimeError> {
         match Hierarchy::detect().and_then(|hierarchy| Grouped::open(hierarchy, config.clone())) {
-            Ok(jobs) => Ok(ProcessRuntime { jobs: Jobs::Grouped(Box::new(jobs)) }),
+            Ok(jobs) => Ok(ProcessRuntime { jobs: Jobs::Grouped(Box::new(jobs)), generation: 0 }),
             Err(error @ (RuntimeError::Unsupported(_) | RuntimeError::Io { .. })) => {
                 Ok(ProcessRuntime::without_cgroups(config, &error.to_string()))
             }
@@ -124,12 +126,12 @@ impl ProcessRuntime {
     }
 
     pub fn on(hierarchy: Hierarchy, config: Config) -> Result<ProcessRuntime, RuntimeError> {
-        Ok(ProcessRuntime { jobs: Jobs::Grouped(Box::new(Grouped::open(hierarchy, config)?)) })
+        Ok(ProcessRuntime { jobs: Jobs::Grouped(Box::new(Grouped::open(hierarchy, config)?)), generation: 0 })
     }
 
     /// By priority, or by stopping and continuing. `why` is told to people.
     pub fn without_cgroups(config: Config, why: &str) -> ProcessRuntime {
-        ProcessRuntime { jobs: Jobs::Fallback(Box::new(Fallback::open(config, why))) }
+        ProcessRuntime { jobs: Jobs::Fallback(Box::new(Fallback::open(config, why))), generation: 0 }
     }
 
     pub fn has_cgroups(&self) -> bool {
@@ -210,7 +212,13 @@ impl Runtime for ProcessRuntime {
     }
 
     fn apply(&mut self, generation: u64, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
-        either!(&mut self.jobs, jobs => jobs.apply(generation, wanted))
+        if generation < self.generation {
+            let known = self.generation;
+            let refuse = |h: &Handle| RuntimeError::OldGeneration { key: h.key.clone(), given: generation, known };
+            return wanted.iter().map(|(handle, _)| Err(refuse(handle))).collect();
+        }
+        self.generation = generation;
+        either!(&mut self.jobs, jobs => jobs.apply(wanted))
     }
 
     fn read(&mut self, job: &Handle) -> Result<Counters, RuntimeError> {

@@ -52,7 +52,6 @@ pub(super) struct Fallback {
     jobs: BTreeMap<String, Job>,
     table: Table,
     traffic: Traffic,
-    generation: u64,
     notes: Vec<String>,
     ticks_per_second: u64,
 }
@@ -104,7 +103,6 @@ impl Fallback {
             jobs: BTreeMap::new(),
             table: Table::default(),
             traffic,
-            generation: 0,
             notes,
         }
     }
@@ -164,16 +162,7 @@ impl Fallback {
         self.jobs.get_mut(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })
     }
 
-    pub(super) fn apply(&mut self, generation: u64, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
-        if generation < self.generation {
-            let refuse = |h: &Handle| RuntimeError::OldGeneration {
-                key: h.key.clone(),
-                given: generation,
-                known: self.generation,
-            };
-            return wanted.iter().map(|(handle, _)| Err(refuse(handle))).collect();
-        }
-        self.generation = generation;
+    pub(super) fn apply(&mut self, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
         for (handle, target) in wanted {
             if let Some(job) = self.jobs.get_mut(&handle.key) {
                 job.target = Some(*target);
