@@ -6,6 +6,7 @@
 //!
 //! All names that appear on other people's objects (labels, annotations) are here and nowhere else.
 #![allow(clippy::duplicated_attributes, reason = "every printed column has a type, and many have the same")]
+#![allow(unreachable_pub, reason = "the schema macro makes private copies of public types")]
 
 use crate::wire::{Collector, Mode, PolicyKind, Settings};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
