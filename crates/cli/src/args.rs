@@ -160,6 +160,14 @@ pub enum Command {
         command: crate::simulate::TraceCommand,
     },
 
+    /// Run the manager of a Kubernetes cluster: watches pods and policies, and resizes on behalf of the agents
+    #[command(after_help = "Example:\n  gainshare operator --namespace gainshare-system --authority /run/gainshare")]
+    Operator(Box<crate::kube::operator::OperatorArgs>),
+
+    /// Print the custom resource definitions for a cluster
+    #[command(after_help = "Example:\n  gainshare crd | kubectl apply -f -")]
+    Crd,
+
     /// Print the completion script for a shell
     #[command(
         after_help = "Example:\n  gainshare completions bash > ~/.local/share/bash-completion/completions/gainshare"

@@ -8,6 +8,7 @@ mod docs;
 mod doctor;
 mod explain;
 mod jobs;
+mod kube;
 mod link;
 mod predict;
 mod print;
@@ -71,6 +72,8 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
         Command::Paper(args) => simulate::paper(&args, out)?,
         Command::Predict(args) => predict::predict(&args, out)?,
         Command::Trace { command } => simulate::trace(&command, out)?,
+        Command::Operator(args) => kube::operator::operator(&args)?,
+        Command::Crd => kube::crd::crd(out)?,
         Command::Completions { shell } => docs::completions(shell, out)?,
         Command::Man { dir } => docs::man(&dir)?,
         Command::Reference => docs::reference(out)?,

@@ -14,6 +14,16 @@
 //! **Properties.** A pod is never restarted, its QoS class never changes, and everything that must survive a restart of either program is
 //! on the objects themselves.
 
+mod bounds;
 pub mod crd;
+mod facts;
+pub mod manager;
+mod quantity;
 pub mod resize;
+mod select;
+pub mod tls;
+mod webhook;
 pub mod wire;
+
+/// The client library, so that commands use the same version of it.
+pub use kube;

@@ -1,7 +1,39 @@
-//! From shares to resources, and what may be asked of a pod at all. Pure functions.
+//! From shares to resources, and what may be asked of a pod at all. Pure functions, used by the agent to plan and by the manager to vet.
+//!
+//! **Problem.** A decision says "this job should have 62 % of what the jobs of this node have". Kubernetes knows requests, which become CPU weights, and
+//! limits, which become hard caps, and it refuses a resize that would change a pod's QoS class, remove a value, or leave a LimitRange.
+//!
+//! **How.** The *pool* is what the selected pods of one policy requested on this node before we came, so shares only move what these pods
+//! were promised together and nobody else loses. [`divide`] splits the pool by shares within each pod's bounds. [`shape`] turns a
+//! pod's part into requests and limits by its class: a Burstable pod's request moves and its limit stays (in `quota` mode the
+//! limit moves in proportion); a Guaranteed pod's request and limit move together, as they must. [`changes`] drops what is not worth a
+//! write and puts decreases before increases, so that the node is never promised twice. [`vet`] is written independently and
+//! refuses what breaks a rule, whoever planned it.
+//!
+//! **Properties**, each a test of that name: `conservation` (parts never sum to more than the pool unless the least parts already do), `floor_respected`,
+//! `class_kept`, `idempotent`, `downs_first`, `permutation_invariant`, `plans_pass_the_vet`.
+//!
+//! **Units.** CPU in thousandths of a core, memory in bytes.
+
+use crate::wire::{Mode, PodOnNode, QosClass};
 use serde::{Deserialize, Serialize};
 
-/// Requests and limits of one container. Absent: the container has none.
+/// The least CPU request we set: what the kernel turns into (almost) its least weight, and enough for a heartbeat.
+pub const LEAST_CPU_MILLI: u64 = 10;
+
+/// A request is written only if it moves by more than this part of what it is. Kernel weights below that are not felt.
+pub const DEADBAND: f64 = 0.05;
+
+/// A memory request is this much larger than the working set: it is read seconds before the kubelet acts on it.
+pub const MEMORY_HEADROOM: f64 = 1.2;
+
+/// Memory requests are whole multiples of this, so that a wobbling working set does not make a write each time.
+const MEMORY_STEP_BYTES: u64 = 16 << 20;
+
+/// Enough to bring any interval of doubles down to neighbours that round alike.
+const HALVINGS: usize = 128;
+
+/// Requests and limits of one container. Absent: the container has none (or, in a change: it stays).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Resources {
     #[serde(default)]
@@ -18,11 +50,34 @@ pub struct Amounts {
     pub memory_bytes: Option<u64>,
 }
 
+impl Amounts {
+    fn over(self, base: Amounts) -> Amounts {
+        Amounts { cpu_milli: self.cpu_milli.or(base.cpu_milli), memory_bytes: self.memory_bytes.or(base.memory_bytes) }
+    }
+}
+
+impl Resources {
+    /// These values where they are given, `base` elsewhere.
+    pub fn over(self, base: Resources) -> Resources {
+        Resources { requests: self.requests.over(base.requests), limits: self.limits.over(base.limits) }
+    }
+
+    /// Whether this container alone would make its pod Guaranteed.
+    pub fn is_guaranteed(&self) -> bool {
+        let same = |a: Option<u64>, b: Option<u64>| a.is_some_and(|a| a > 0) && a == b;
+        same(self.requests.cpu_milli, self.limits.cpu_milli)
+            && same(self.requests.memory_bytes, self.limits.memory_bytes)
+    }
+}
+
 /// Between which values each resource may move, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bounds {
     pub cpu_milli: Range,
     pub memory_bytes: Range,
+    /// The largest `limit / request` a LimitRange allows for CPU, in thousandths; absent: any.
+    #[serde(default)]
+    pub cpu_ratio_milli: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,8 +86,257 @@ pub struct Range {
     pub max: u64,
 }
 
-impl Default for Bounds {
-    fn default() -> Bounds {
-        Bounds { cpu_milli: Range { min: 10, max: u64::MAX }, memory_bytes: Range { min: 0, max: u64::MAX } }
+impl Range {
+    fn clamp(self, value: u64) -> u64 {
+        value.min(self.max).max(self.min)
+    }
+
+    fn contains(self, value: u64) -> bool {
+        (self.min..=self.max).contains(&value)
     }
 }
+
+impl Default for Bounds {
+    fn default() -> Bounds {
+        Bounds {
+            cpu_milli: Range { min: LEAST_CPU_MILLI, max: u64::MAX },
+            memory_bytes: Range { min: 0, max: u64::MAX },
+            cpu_ratio_milli: None,
+        }
+    }
+}
+
+/// One pod's claim on a pool.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Claim {
+    /// Its share, 0 to 1; shares need not sum to one.
+    pub share: f64,
+    pub min: u64,
+    pub max: u64,
+}
+
+/// Splits `pool` in proportion to shares, each part within its claim's bounds; what one cannot take goes to the others.
+///
+/// Parts sum to at most the pool, unless the least parts alone exceed it: then everyone gets the least part. Parts are
+/// whole, rounded down, so up to one unit per claim is left.
+pub fn divide(pool: u64, claims: &[Claim]) -> Vec<u64> {
+    let share = |claim: &Claim| if claim.share.is_finite() { claim.share.clamp(0.0, 1.0) } else { 0.0 };
+    // Nobody has a share (all zero or unreadable): equal parts, as everywhere when in doubt.
+    let equal = claims.iter().all(|claim| share(claim) <= 0.0);
+    let share = |claim: &Claim| if equal { 1.0 } else { share(claim) };
+    // One price for all: the largest factor at which the parts, each cut to its bounds, still fit the pool. The sum of whole parts only grows
+    // with the factor, so halving finds it, and it does not depend on the order of the claims.
+    let part = |claim: &Claim, factor: f64| {
+        let max = claim.max.max(claim.min);
+        ((factor * share(claim)).clamp(claim.min as f64, max as f64).floor() as u64).clamp(claim.min, max)
+    };
+    let fits =
+        |factor: f64| claims.iter().map(|claim| u128::from(part(claim, factor))).sum::<u128>() <= u128::from(pool);
+    let least = claims.iter().map(share).filter(|share| *share > 0.0).fold(1.0, f64::min);
+    let (mut low, mut high) = (0.0, 2.0 * pool as f64 / least);
+    for _ in 0..HALVINGS {
+        let middle = (low + high) / 2.0;
+        if fits(middle) { low = middle } else { high = middle }
+    }
+    claims.iter().map(|claim| part(claim, low)).collect()
+}
+
+/// What the pods of one policy on one node requested together before we came.
+pub fn pool_milli<'a>(pods: impl IntoIterator<Item = &'a PodOnNode>) -> u64 {
+    pods.into_iter().filter(|pod| pod.blocked.is_none()).filter_map(|pod| pod.original.requests.cpu_milli).sum()
+}
+
+/// A pod's claim at a share of `pool`: bounds, floor and the rules of its class in numbers.
+pub fn claim(pod: &PodOnNode, pool: u64, share: f64) -> Claim {
+    let floor = (pool as f64 * pod.settings.floor.clamp(0.0, 1.0)).floor() as u64;
+    let range = pod.allowed.cpu_milli;
+    let mut max = range.max;
+    if pod.class != QosClass::Guaranteed
+        && let Some(limit) = movable_limit(pod).or(pod.now.limits.cpu_milli)
+    {
+        max = max.min(limit);
+    }
+    let mut min = range.min.max(LEAST_CPU_MILLI).max(floor);
+    if let (Some(ratio), Some(limit), true) =
+        (pod.allowed.cpu_ratio_milli, pod.now.limits.cpu_milli, moves_request_only(pod))
+    {
+        min = min.max((limit * 1000).div_ceil(ratio.max(1)));
+    }
+    Claim { share, min: min.min(max), max }
+}
+
+/// How far the limit itself may rise, where it moves with the request.
+fn movable_limit(pod: &PodOnNode) -> Option<u64> {
+    (!moves_request_only(pod)).then_some(pod.allowed.cpu_milli.max)
+}
+
+fn moves_request_only(pod: &PodOnNode) -> bool {
+    pod.class != QosClass::Guaranteed && (pod.settings.mode == Mode::Weight || pod.original.limits.cpu_milli.is_none())
+}
+
+/// The requests and limits that give a pod `cpu_milli`, keeping its class. Only values that change kind are in the answer: memory is absent.
+pub fn shape(pod: &PodOnNode, cpu_milli: u64) -> Resources {
+    let Some(original) = pod.original.requests.cpu_milli else { return Resources::default() };
+    let cpu = pod.allowed.cpu_milli.clamp(cpu_milli.max(LEAST_CPU_MILLI));
+    let (request, limit) = if pod.class == QosClass::Guaranteed {
+        (cpu, Some(cpu))
+    } else if moves_request_only(pod) {
+        (pod.now.limits.cpu_milli.map_or(cpu, |limit| cpu.min(limit)), None)
+    } else {
+        let whole = pod.original.limits.cpu_milli.unwrap_or(original);
+        let scaled = (whole as f64 * cpu as f64 / original.max(1) as f64).round() as u64;
+        (cpu, Some(pod.allowed.cpu_milli.clamp(scaled.max(cpu))))
+    };
+    let mut to = Resources {
+        requests: Amounts { cpu_milli: Some(request), memory_bytes: None },
+        limits: Amounts { cpu_milli: limit, memory_bytes: None },
+    };
+    // A Burstable pod whose only container has all requests equal to its limits would be Guaranteed, which the API server refuses.
+    if pod.class == QosClass::Burstable && to.over(pod.now).is_guaranteed() {
+        match limit {
+            Some(limit) if pod.allowed.cpu_milli.contains(limit + 1) => to.limits.cpu_milli = Some(limit + 1),
+            _ => to.requests.cpu_milli = Some(request.saturating_sub(1)),
+        }
+    }
+    to
+}
+
+/// The memory request that follows a working set: above it by the headroom, within bounds, never above the limit. Nothing for a Guaranteed pod:
+/// its limit would have to follow, and a limit that shrinks can kill.
+pub fn memory_request(pod: &PodOnNode, working_set_bytes: u64) -> Option<u64> {
+    if !pod.settings.memory || pod.class != QosClass::Burstable || pod.now.requests.memory_bytes.is_none() {
+        return None;
+    }
+    let wanted = (working_set_bytes as f64 * MEMORY_HEADROOM) as u64;
+    let stepped = wanted.div_ceil(MEMORY_STEP_BYTES).max(1) * MEMORY_STEP_BYTES;
+    let bounded = pod.allowed.memory_bytes.clamp(stepped).min(pod.now.limits.memory_bytes.unwrap_or(u64::MAX));
+    (bounded >= working_set_bytes.min(pod.now.limits.memory_bytes.unwrap_or(u64::MAX))).then_some(bounded)
+}
+
+/// Whether going from `now` to `to` is worth a write.
+pub fn worth_it(now: &Resources, to: &Resources) -> bool {
+    let moved = |now: Option<u64>, to: Option<u64>| match (now, to) {
+        (_, None) => false,
+        (None, Some(_)) => true,
+        (Some(now), Some(to)) => now.abs_diff(to) as f64 > now as f64 * DEADBAND,
+    };
+    moved(now.requests.cpu_milli, to.requests.cpu_milli)
+        || moved(now.limits.cpu_milli, to.limits.cpu_milli)
+        || moved(now.requests.memory_bytes, to.requests.memory_bytes)
+        || moved(now.limits.memory_bytes, to.limits.memory_bytes)
+}
+
+/// What to ask for so that the pods of one policy on one node get these shares: nothing for pods that have it (nearly) already or cannot be
+/// resized, decreases first. The answer holds indices into `pods`.
+pub fn changes(pods: &[(&PodOnNode, f64)]) -> Vec<(usize, Resources)> {
+    let pool = pool_milli(pods.iter().map(|(pod, _)| *pod));
+    let movable: Vec<usize> = (0..pods.len()).filter(|&i| pods[i].0.blocked.is_none()).collect();
+    let claims: Vec<Claim> = movable.iter().map(|&i| claim(pods[i].0, pool, pods[i].1)).collect();
+    let mut wanted: Vec<(usize, Resources)> = movable
+        .iter()
+        .zip(divide(pool, &claims))
+        .map(|(&i, part)| (i, shape(pods[i].0, part)))
+        .filter(|(i, to)| worth_it(&pods[*i].0.now, to))
+        .collect();
+    wanted.sort_by_key(|(i, to)| (is_up(&pods[*i].0.now, to), *i));
+    wanted
+}
+
+/// Whether a change asks for more CPU or memory than before: those come after the decreases.
+pub fn is_up(now: &Resources, to: &Resources) -> bool {
+    let more = |now: Option<u64>, to: Option<u64>| to.is_some_and(|to| to > now.unwrap_or(0));
+    more(now.requests.cpu_milli, to.requests.cpu_milli) || more(now.requests.memory_bytes, to.requests.memory_bytes)
+}
+
+/// Why a change must not be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("{0}")]
+    Blocked(String),
+    #[error("{what} cannot be added by a resize, because it could not be removed again: set it in the pod's template")]
+    Added { what: &'static str },
+    #[error(
+        "{what} of {value} is outside what is allowed here ({min} to {max}): see the namespace's LimitRange and the node's size"
+    )]
+    OutOfBounds { what: &'static str, value: u64, min: u64, max: u64 },
+    #[error("a {what} request of {request} would exceed its limit of {limit}")]
+    AboveLimit { what: &'static str, request: u64, limit: u64 },
+    #[error("it would change the pod's QoS class from {from:?}, which Kubernetes forbids")]
+    Class { from: QosClass },
+    #[error("a memory limit is never lowered, because that can kill the pod: {from} to {to}")]
+    MemoryLimitLowered { from: u64, to: u64 },
+    #[error(
+        "the CPU limit would be more than {allowed_milli}/1000 of the request: see maxLimitRequestRatio in the namespace's LimitRange"
+    )]
+    Ratio { allowed_milli: u64 },
+    #[error(
+        "{asked} more {what} than the pods of the policy had on this node together ({pool}): lower another pod first"
+    )]
+    Pool { what: &'static str, asked: u64, pool: u64 },
+    #[error(
+        "quota {quota} has only {left} of {what} left, {asked} more was asked for: raise the quota or let another pod end"
+    )]
+    Quota { quota: String, what: String, left: u64, asked: u64 },
+}
+
+/// Looks at one change on its own, independently of how it was planned.
+pub fn vet(pod: &PodOnNode, to: &Resources) -> Result<(), Refusal> {
+    if let Some(blocked) = &pod.blocked {
+        return Err(Refusal::Blocked(blocked.message.clone()));
+    }
+    let now = pod.now;
+    for (what, before, after) in [
+        ("a CPU request", now.requests.cpu_milli, to.requests.cpu_milli),
+        ("a CPU limit", now.limits.cpu_milli, to.limits.cpu_milli),
+        ("a memory request", now.requests.memory_bytes, to.requests.memory_bytes),
+        ("a memory limit", now.limits.memory_bytes, to.limits.memory_bytes),
+    ] {
+        if before.is_none() && after.is_some() {
+            return Err(Refusal::Added { what });
+        }
+    }
+    for (what, range, value) in [
+        ("a CPU request", pod.allowed.cpu_milli, to.requests.cpu_milli),
+        ("a CPU limit", pod.allowed.cpu_milli, to.limits.cpu_milli),
+        ("a memory request", pod.allowed.memory_bytes, to.requests.memory_bytes),
+    ] {
+        if let Some(value) = value
+            && !range.contains(value)
+        {
+            return Err(Refusal::OutOfBounds { what, value, min: range.min, max: range.max });
+        }
+    }
+    if let (Some(from), Some(to)) = (now.limits.memory_bytes, to.limits.memory_bytes)
+        && to < from
+    {
+        return Err(Refusal::MemoryLimitLowered { from, to });
+    }
+    let after = to.over(now);
+    for (what, request, limit) in [
+        ("CPU", after.requests.cpu_milli, after.limits.cpu_milli),
+        ("memory", after.requests.memory_bytes, after.limits.memory_bytes),
+    ] {
+        if let (Some(request), Some(limit)) = (request, limit)
+            && request > limit
+        {
+            return Err(Refusal::AboveLimit { what, request, limit });
+        }
+    }
+    if let (Some(allowed_milli), Some(request), Some(limit)) =
+        (pod.allowed.cpu_ratio_milli, after.requests.cpu_milli, after.limits.cpu_milli)
+        && limit * 1000 > request * allowed_milli
+    {
+        return Err(Refusal::Ratio { allowed_milli });
+    }
+    let kept = match pod.class {
+        QosClass::Guaranteed => after.is_guaranteed(),
+        // Other containers may keep the pod Burstable; we do not rely on them.
+        QosClass::Burstable => !after.is_guaranteed() || now.is_guaranteed(),
+        QosClass::BestEffort => false,
+    };
+    if kept { Ok(()) } else { Err(Refusal::Class { from: pod.class }) }
+}
+
+#[cfg(test)]
+#[path = "resize_tests.rs"]
+mod tests;

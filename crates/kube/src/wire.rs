@@ -15,6 +15,7 @@
 //! other; what breaks that gets a new path.
 
 use crate::resize::{Bounds, Resources};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Where agents send their [`Sync`].
@@ -278,7 +279,7 @@ pub struct Settings {
     pub pattern: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyKind {
     Fair,
@@ -287,7 +288,7 @@ pub enum PolicyKind {
     Gainshare,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// Requests carry the weight; limits stay, except of Guaranteed pods.
@@ -297,7 +298,7 @@ pub enum Mode {
     Quota,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Collector {
     /// The container's output, as the kubelet keeps it.

@@ -161,9 +161,24 @@ impl Testbed {
         node::on_machine(&self.state.dir, node, path)
     }
 
-    /// Sends a signal to a program, such as `kube-apiserver` or `kubelet-NODE`.
+    /// Sends a signal (to stop and to go on, say) to a program, such as `kube-apiserver` or `kubelet-NODE`.
+    #[allow(dead_code, reason = "part of the interface for end-to-end runs")]
     pub(crate) fn signal(&self, program: &str, signal: i32) -> Result<()> {
         self.state.process(program)?.signal(signal)
+    }
+
+    /// Kills a program and waits until it is gone.
+    pub(crate) fn kill(&self, program: &str) -> Result<()> {
+        let process = self.state.process(program)?;
+        process.signal(libc::SIGKILL)?;
+        let began = Instant::now();
+        while process.alive() {
+            if began.elapsed() > PATIENCE {
+                bail!("{program} does not end after SIGKILL");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
     }
 
     /// Starts a program again that was killed.

@@ -19,14 +19,26 @@ const SYSTEM: &str = "system";
 
 struct Hierarchy {
     root: PathBuf,
-    /// Controllers of version 1, such as `cpu`; empty for version 2.
-    controllers: Vec<String>,
-    v2: bool,
+    kind: Kind,
+}
+
+#[derive(PartialEq)]
+enum Kind {
+    /// With its controllers, such as `cpu` or `name=systemd`.
+    V1(Vec<String>),
+    /// The one hierarchy with every controller.
+    V2,
+    /// Version 2 beside version 1, without controllers: engines put containers there too, so it needs cleaning.
+    Beside,
 }
 
 impl Hierarchy {
     fn has(&self, controller: &str) -> bool {
-        self.v2 || self.controllers.iter().any(|c| c == controller)
+        match &self.kind {
+            Kind::V1(controllers) => controllers.iter().any(|c| c == controller),
+            Kind::V2 => true,
+            Kind::Beside => false,
+        }
     }
 }
 
@@ -71,12 +83,17 @@ impl Groups {
         self.tracking().root.join(&self.name).join(SYSTEM).join("cgroup.procs")
     }
 
+    /// The hierarchies in which we make groups ourselves.
+    fn used(&self) -> impl Iterator<Item = &Hierarchy> {
+        self.hierarchies.iter().filter(|h| h.kind != Kind::Beside)
+    }
+
     /// Makes the groups of the cluster's programs.
     pub(crate) fn create(&self) -> Result<()> {
-        for hierarchy in &self.hierarchies {
+        for hierarchy in self.used() {
             let ours = hierarchy.root.join(&self.name);
             make(&ours)?;
-            if hierarchy.v2 {
+            if hierarchy.kind == Kind::V2 {
                 delegate(&hierarchy.root)?;
                 delegate(&ours)?;
             } else if hierarchy.has("cpuset") {
@@ -88,15 +105,16 @@ impl Groups {
 
     /// Makes the groups of a node of `cores` cores.
     pub(crate) fn create_node(&self, node: &str, cores: f64) -> Result<()> {
-        for hierarchy in &self.hierarchies {
+        for hierarchy in self.used() {
             let group = hierarchy.root.join(&self.name).join(node);
             make(&group)?;
-            if hierarchy.has("cpuset") && !hierarchy.v2 {
+            let v2 = hierarchy.kind == Kind::V2;
+            if hierarchy.has("cpuset") && !v2 {
                 inherit_cpuset(&group)?;
             }
             if hierarchy.has("cpu") {
                 let quota = (cores * PERIOD_US).round() as u64;
-                if hierarchy.v2 {
+                if v2 {
                     write(&group.join("cpu.max"), &format!("{quota} {PERIOD_US}"))?;
                 } else {
                     write(&group.join("cpu.cfs_period_us"), &PERIOD_US.to_string())?;
@@ -182,19 +200,20 @@ fn hierarchies(mounts: &str) -> Vec<Hierarchy> {
                     .map(Into::into)
                     .collect();
                 // A hierarchy mounted twice is one hierarchy.
-                if !found.iter().any(|h| h.controllers == controllers) {
-                    found.push(Hierarchy { root, controllers, v2: false });
+                let kind = Kind::V1(controllers);
+                if !found.iter().any(|h| h.kind == kind) {
+                    found.push(Hierarchy { root, kind });
                 }
             }
-            "cgroup2" if unified.is_none() => unified = Some(Hierarchy { root, controllers: Vec::new(), v2: true }),
+            "cgroup2" if unified.is_none() => unified = Some(root),
             _ => {}
         }
     }
-    // Beside version 1, the unified hierarchy has no controllers and nobody puts containers there.
-    if !found.iter().any(|h| h.has("cpu")) {
+    let v1 = found.iter().any(|h| h.has("cpu"));
+    if !v1 {
         found.clear();
-        found.extend(unified);
     }
+    found.extend(unified.map(|root| Hierarchy { root, kind: if v1 { Kind::Beside } else { Kind::V2 } }));
     found
 }
 
@@ -252,15 +271,16 @@ mod tests {
              cgroup /elsewhere cgroup rw,cpu,cpuacct 0 0\n\
              cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n",
         );
-        let roots: Vec<_> = found.iter().map(|h| (h.root.to_str().unwrap(), h.v2)).collect();
-        assert_eq!(roots, [("/sys/fs/cgroup/cpu,cpuacct", false), ("/sys/fs/cgroup/systemd", false)]);
+        let roots: Vec<_> = found.iter().map(|h| h.root.to_str().unwrap()).collect();
+        assert_eq!(roots, ["/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified"]);
         assert!(found[0].has("cpu") && found[0].has("cpuacct") && !found[1].has("cpu"));
-        assert_eq!(found[1].controllers, ["name=systemd"]);
+        assert!(found[1].kind == Kind::V1(vec!["name=systemd".to_owned()]));
+        assert!(found[2].kind == Kind::Beside && !found[2].has("cpu"));
     }
 
     #[test]
     fn version_2_alone() {
         let found = hierarchies("cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n");
-        assert!(matches!(found.as_slice(), [h] if h.v2 && h.has("cpu") && h.has("pids")));
+        assert!(matches!(found.as_slice(), [h] if h.kind == Kind::V2 && h.has("cpu") && h.has("pids")));
     }
 }

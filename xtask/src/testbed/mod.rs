@@ -119,7 +119,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             testbed.load_image(&file, &image)
         }
         TestbedCommand::Kubectl { args } => Err(open()?.kubectl().args(args).exec()).context("cannot start kubectl"),
-        TestbedCommand::Kill { program } => open()?.signal(&program, libc::SIGKILL),
+        TestbedCommand::Kill { program } => open()?.kill(&program),
         TestbedCommand::Start { program } => open()?.start_again(&program),
         TestbedCommand::Build => {
             println!("{}", programs()?.display());

@@ -1,0 +1,99 @@
+//! `gainshare operator`: the manager of a cluster.
+
+use anyhow::{Context, Result};
+use clap::Args;
+use gainshare_kube::manager::{self, Config};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use tokio::signal::unix::{SignalKind, signal};
+
+#[derive(Debug, Args)]
+pub struct OperatorArgs {
+    /// The namespace it runs in
+    #[arg(long, env = "POD_NAMESPACE", default_value = "gainshare-system", value_name = "NAME")]
+    pub namespace: String,
+    /// Its own pod, which gets a label while it leads
+    #[arg(long, env = "POD_NAME", value_name = "NAME")]
+    pub pod_name: Option<String>,
+    /// Where agents and admission reviews come in, with TLS
+    #[arg(long, default_value = "0.0.0.0:8443", value_name = "ADDRESS")]
+    pub listen: SocketAddr,
+    /// Where health and metrics are asked for
+    #[arg(long, default_value = "0.0.0.0:8080", value_name = "ADDRESS")]
+    pub plain_listen: SocketAddr,
+    /// Its Service, by whose names it is reached
+    #[arg(long, default_value = "gainshare-manager", value_name = "NAME")]
+    pub service: String,
+    /// Further names and addresses by which it is reached
+    #[arg(long, value_name = "NAME")]
+    pub server_name: Vec<String>,
+    /// The ServiceAccount of the agents
+    #[arg(long, default_value = "gainshare-agent", value_name = "NAME")]
+    pub agent_account: String,
+    /// The Lease that decides who leads
+    #[arg(long, default_value = "gainshare-manager", value_name = "NAME")]
+    pub lease: String,
+    /// The ConfigMap in which its certificate is published
+    #[arg(long, default_value = "gainshare-manager", value_name = "NAME")]
+    pub config_map: String,
+    /// The MutatingWebhookConfiguration in which it is published, too
+    #[arg(long, value_name = "NAME")]
+    pub webhook: Option<String>,
+    /// Folders in which its certificate authority may be kept, the first that has one or can be written
+    #[arg(long, value_name = "DIR")]
+    pub authority: Vec<PathBuf>,
+    /// Give every pod of the cluster its own values back and end, before an uninstall
+    #[arg(long)]
+    pub release: bool,
+}
+
+pub fn operator(args: &OperatorArgs) -> Result<u8> {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("GAINSHARE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,kube_lease_manager=warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the asynchronous runtime")?;
+    runtime.block_on(run(args))
+}
+
+async fn run(args: &OperatorArgs) -> Result<u8> {
+    let config = config(args);
+    let client = manager::client().await?;
+    if args.release {
+        let count = manager::release(&config, &client).await?;
+        println!("every pod has its own values ({count} were given back)");
+        return Ok(0);
+    }
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    let end = async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+    };
+    manager::run(config, client, end).await?;
+    Ok(0)
+}
+
+fn config(args: &OperatorArgs) -> Config {
+    let (service, namespace) = (&args.service, &args.namespace);
+    let mut server_names = vec![
+        format!("{service}.{namespace}.svc"),
+        format!("{service}.{namespace}.svc.cluster.local"),
+        format!("{service}.{namespace}"),
+        service.clone(),
+    ];
+    server_names.extend(args.server_name.iter().cloned());
+    Config {
+        namespace: namespace.clone(),
+        pod_name: args.pod_name.clone(),
+        listen: args.listen,
+        plain_listen: args.plain_listen,
+        server_names,
+        agent_account: args.agent_account.clone(),
+        lease: args.lease.clone(),
+        config_map: args.config_map.clone(),
+        webhook: args.webhook.clone(),
+        authority_folders: args.authority.clone(),
+    }
+}

@@ -1,0 +1,271 @@
+//! What we need to know of a pod, and nothing else: tens of thousands of pods are held in memory.
+//!
+//! [`PodFacts::of`] reads the API server's object once; everything after that works on facts. [`PodFacts::blocked`] says why a pod cannot be
+//! resized, with the remedy, before the API server or a kubelet would say it in fewer words.
+
+use crate::crd;
+use crate::quantity;
+use crate::resize::Resources;
+use crate::wire::{Blocked, QosClass, ResizeState};
+use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, ResourceRequirements};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Annotations and labels of this domain are ours.
+const OURS: &str = "gainshare.dev/";
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct PodFacts {
+    pub(crate) uid: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) resource_version: String,
+    pub(crate) generation: i64,
+    pub(crate) node: Option<String>,
+    pub(crate) labels: BTreeMap<String, String>,
+    /// Annotations of our domain.
+    pub(crate) notes: BTreeMap<String, String>,
+    pub(crate) owners: Vec<Owner>,
+    pub(crate) class: QosClass,
+    pub(crate) containers: Vec<ContainerFacts>,
+    /// It has begun to run, and nobody has asked it to end.
+    pub(crate) running: bool,
+    /// Made from a file on its node; the API server only shows it.
+    pub(crate) is_static: bool,
+    pub(crate) windows: bool,
+    /// Resources are given for the pod as a whole.
+    pub(crate) pod_level: bool,
+    pub(crate) resize: ResizeState,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Owner {
+    pub(crate) api_version: String,
+    pub(crate) kind: String,
+    pub(crate) name: String,
+    pub(crate) controller: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct ContainerFacts {
+    pub(crate) name: String,
+    pub(crate) resources: Resources,
+    /// As written, for the day it is put back.
+    pub(crate) written: Written,
+    /// A new CPU value restarts it.
+    pub(crate) restarts_for_cpu: bool,
+    pub(crate) started_ms: Option<u64>,
+}
+
+/// Requests and limits in the author's own words.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub(crate) struct Written {
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) requests: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) limits: BTreeMap<String, String>,
+}
+
+impl Written {
+    fn of(requirements: Option<&ResourceRequirements>) -> Written {
+        // Only what we may change: other resources (GPUs, ephemeral storage) are not ours to put back.
+        let copy = |map: Option<&BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>| {
+            let ours = map.into_iter().flatten().filter(|(name, _)| matches!(name.as_str(), "cpu" | "memory"));
+            ours.map(|(name, quantity)| (name.clone(), quantity.0.clone())).collect()
+        };
+        Written {
+            requests: copy(requirements.and_then(|r| r.requests.as_ref())),
+            limits: copy(requirements.and_then(|r| r.limits.as_ref())),
+        }
+    }
+
+    pub(crate) fn resources(&self) -> Resources {
+        let quantities = |map: &BTreeMap<String, String>| {
+            let pairs = map.iter().map(|(name, text)| {
+                (name.clone(), k8s_openapi::apimachinery::pkg::api::resource::Quantity(text.clone()))
+            });
+            Some(pairs.collect())
+        };
+        quantity::resources(Some(&ResourceRequirements {
+            requests: quantities(&self.requests),
+            limits: quantities(&self.limits),
+            claims: None,
+        }))
+    }
+}
+
+/// The annotation that remembers what a pod was. The uid keeps a copied manifest from carrying another pod's past.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Originals {
+    pub(crate) uid: String,
+    pub(crate) containers: BTreeMap<String, Written>,
+}
+
+impl PodFacts {
+    pub(crate) fn of(pod: &Pod) -> Option<PodFacts> {
+        let meta = &pod.metadata;
+        let spec = pod.spec.as_ref()?;
+        let status = pod.status.clone().unwrap_or_default();
+        let notes: BTreeMap<String, String> =
+            meta.annotations.clone().unwrap_or_default().into_iter().filter(|(key, _)| key.starts_with(OURS)).collect();
+        let is_static = meta.annotations.as_ref().is_some_and(|a| a.contains_key("kubernetes.io/config.mirror"));
+        Some(PodFacts {
+            uid: meta.uid.clone()?,
+            namespace: meta.namespace.clone()?,
+            name: meta.name.clone()?,
+            resource_version: meta.resource_version.clone().unwrap_or_default(),
+            generation: meta.generation.unwrap_or_default(),
+            node: spec.node_name.clone(),
+            labels: meta.labels.clone().unwrap_or_default(),
+            notes,
+            owners: meta
+                .owner_references
+                .iter()
+                .flatten()
+                .map(|owner| Owner {
+                    api_version: owner.api_version.clone(),
+                    kind: owner.kind.clone(),
+                    name: owner.name.clone(),
+                    controller: owner.controller.unwrap_or_default(),
+                })
+                .collect(),
+            class: match status.qos_class.as_deref() {
+                Some("Guaranteed") => QosClass::Guaranteed,
+                Some("BestEffort") => QosClass::BestEffort,
+                _ => QosClass::Burstable,
+            },
+            containers: spec.containers.iter().map(|container| ContainerFacts::of(container, &status)).collect(),
+            running: status.phase.as_deref() == Some("Running") && meta.deletion_timestamp.is_none(),
+            is_static,
+            windows: spec.os.as_ref().is_some_and(|os| os.name == "windows"),
+            pod_level: spec.resources.is_some(),
+            resize: resize_state(&status, meta.generation.unwrap_or_default()),
+        })
+    }
+
+    pub(crate) fn container(&self, name: &str) -> Option<&ContainerFacts> {
+        self.containers.iter().find(|container| container.name == name)
+    }
+
+    /// What the pod was before our first change; nothing if we never touched it, or if the annotation is not this pod's or cannot be read.
+    pub(crate) fn originals(&self) -> Option<Originals> {
+        let text = self.notes.get(crd::ORIGINAL_ANNOTATION)?;
+        serde_json::from_str::<Originals>(text).ok().filter(|originals| originals.uid == self.uid)
+    }
+
+    /// The annotation to write before the first change.
+    pub(crate) fn remember(&self) -> Originals {
+        let containers = self.containers.iter().map(|c| (c.name.clone(), c.written.clone())).collect();
+        Originals { uid: self.uid.clone(), containers }
+    }
+
+    /// Why the container cannot be resized, and what its author could do about it.
+    pub(crate) fn blocked(&self, container: &str) -> Option<Blocked> {
+        let blocked = |reason: &str, message: String| Some(Blocked { reason: reason.to_owned(), message });
+        let Some(facts) = self.container(container) else {
+            let names: Vec<&str> = self.containers.iter().map(|c| c.name.as_str()).collect();
+            return blocked(
+                "NoSuchContainer",
+                format!(
+                    "the pod has no container {container}; it has {}: name one of them in the policy",
+                    names.join(", ")
+                ),
+            );
+        };
+        if self.is_static {
+            return blocked(
+                "StaticPod",
+                "a static pod is changed on its node only: run it as a Deployment or Job".to_owned(),
+            );
+        }
+        if self.windows {
+            return blocked("Windows", "Windows pods cannot be resized in place".to_owned());
+        }
+        if self.pod_level {
+            return blocked(
+                "PodLevelResources",
+                "resources are given for the pod as a whole: give them to its containers instead".to_owned(),
+            );
+        }
+        if self.class == QosClass::BestEffort {
+            return blocked(
+                "BestEffort",
+                format!(
+                    "the pod requests nothing, and Kubernetes does not resize such pods: give container {container} a CPU request"
+                ),
+            );
+        }
+        if facts.restarts_for_cpu {
+            return blocked(
+                "RestartContainer",
+                format!(
+                    "container {container} would be restarted: set its resizePolicy for cpu to NotRequired in the pod's template"
+                ),
+            );
+        }
+        if facts.resources.requests.cpu_milli.is_none_or(|milli| milli == 0) {
+            return blocked(
+                "NoCpuRequest",
+                format!(
+                    "container {container} requests no CPU, and a request could not be taken away again: give it one in the pod's template"
+                ),
+            );
+        }
+        if self.notes.contains_key(crd::ORIGINAL_ANNOTATION) && self.originals().is_none() {
+            return blocked(
+                "UnreadableOriginals",
+                format!(
+                    "the annotation {} is not this pod's or cannot be read, so nothing could be put back: remove it",
+                    crd::ORIGINAL_ANNOTATION
+                ),
+            );
+        }
+        None
+    }
+}
+
+impl ContainerFacts {
+    fn of(container: &Container, status: &PodStatus) -> ContainerFacts {
+        let restarts_for_cpu = container
+            .resize_policy
+            .iter()
+            .flatten()
+            .any(|policy| policy.resource_name == "cpu" && policy.restart_policy == "RestartContainer");
+        let running = status
+            .container_statuses
+            .iter()
+            .flatten()
+            .find(|status| status.name == container.name)
+            .and_then(|status| status.state.as_ref()?.running.as_ref()?.started_at.as_ref());
+        ContainerFacts {
+            name: container.name.clone(),
+            resources: quantity::resources(container.resources.as_ref()),
+            written: Written::of(container.resources.as_ref()),
+            restarts_for_cpu,
+            started_ms: running.map(|time| time.0.as_millisecond().max(0) as u64),
+        }
+    }
+}
+
+/// What the kubelet says about the pod's present spec. A condition about an older spec says nothing about this one.
+fn resize_state(status: &PodStatus, generation: i64) -> ResizeState {
+    let about_now = |kind: &str| {
+        let found = status.conditions.iter().flatten().find(|c| c.type_ == kind && c.status == "True")?;
+        (found.observed_generation == Some(generation)).then_some(found)
+    };
+    if let Some(pending) = about_now("PodResizePending") {
+        let message = pending.message.clone().unwrap_or_default();
+        return match pending.reason.as_deref() {
+            Some("Infeasible") => ResizeState::Infeasible { message },
+            _ => ResizeState::Deferred { message },
+        };
+    }
+    if about_now("PodResizeInProgress").is_some() || status.observed_generation.is_some_and(|seen| seen < generation) {
+        return ResizeState::InProgress;
+    }
+    ResizeState::Settled
+}
+
+#[cfg(test)]
+#[path = "facts_tests.rs"]
+pub(crate) mod tests;

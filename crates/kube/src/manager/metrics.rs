@@ -1,0 +1,67 @@
+//! What the manager counts, for Prometheus.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct WriteLabels {
+    pub(crate) what: &'static str,
+    pub(crate) outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct StateLabels {
+    pub(crate) state: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct CategoryLabels {
+    pub(crate) category: &'static str,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    pub(crate) leader: Gauge,
+    pub(crate) pods: Gauge,
+    pub(crate) blocked: Gauge,
+    pub(crate) jobs: Family<CategoryLabels, Gauge>,
+    pub(crate) agents: Gauge,
+    pub(crate) to_restore: Gauge,
+    pub(crate) writes: Family<WriteLabels, Counter>,
+    pub(crate) resizes: Family<StateLabels, Counter>,
+    pub(crate) syncs: Family<StateLabels, Counter>,
+    pub(crate) watch_errors: Counter,
+    pub(crate) admissions: Counter,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Metrics {
+        let mut metrics = Metrics::default();
+        let mut registry = Registry::with_prefix("gainshare_manager");
+        registry.register("leader", "1 if this manager is the leader", metrics.leader.clone());
+        registry.register("pods", "Running pods that a policy selects", metrics.pods.clone());
+        registry.register("pods_blocked", "Selected pods that cannot be resized", metrics.blocked.clone());
+        registry.register("jobs", "Jobs by category, as the agents see them", metrics.jobs.clone());
+        registry.register("agents", "Agents heard of within the last half minute", metrics.agents.clone());
+        registry.register("pods_to_restore", "Pods whose own values are to be put back", metrics.to_restore.clone());
+        registry.register("writes", "Writes to the API server", metrics.writes.clone());
+        registry.register("resizes", "Resizes that agents asked for", metrics.resizes.clone());
+        registry.register("syncs", "Requests of agents", metrics.syncs.clone());
+        registry.register("watch_errors", "Times a watch had to be started anew", metrics.watch_errors.clone());
+        registry.register("admissions", "New pods that got a start that shares well", metrics.admissions.clone());
+        metrics.registry = registry;
+        metrics
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing into a String cannot fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}

@@ -1,0 +1,145 @@
+//! What a pod's own annotation says about its share, and the events that go with it.
+//!
+//! Written only when the category, the share, the policy or what hinders a resize changes; progress itself never reaches the API server. The sentence
+//! of the reason is refreshed at those moments only.
+
+use super::agents::Agents;
+use super::lead::Leader;
+use super::write::WriteError;
+use crate::crd;
+use crate::facts::PodFacts;
+use crate::wire::{Blocked, Category, JobState, PodOnNode, ResizeState};
+use futures_util::StreamExt;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::runtime::events::{Event, EventType, Recorder};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+const AT_ONCE: usize = 8;
+
+/// The annotation [`crd::STATUS_ANNOTATION`].
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodNote {
+    /// The SharePolicy; empty: the namespace's label.
+    #[serde(default)]
+    pub policy: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub category: Option<Category>,
+    /// In hundredths of the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_percent: Option<u32>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocked: Option<Blocked>,
+    /// `Deferred` or `Infeasible`, in the kubelet's words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pending: Option<String>,
+}
+
+impl PodNote {
+    fn of(pod: &PodOnNode, job: Option<&JobState>) -> PodNote {
+        let pending = match &pod.resize {
+            ResizeState::Deferred { message } => Some(format!("Deferred: {message}")),
+            ResizeState::Infeasible { message } => Some(format!("Infeasible: {message}")),
+            ResizeState::Settled | ResizeState::InProgress => None,
+        };
+        PodNote {
+            policy: pod.policy.clone(),
+            category: job.map(|job| job.category),
+            share_percent: job.and_then(|job| job.share).map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32),
+            reason: job.map(|job| job.reason.clone()).unwrap_or_default(),
+            blocked: pod.blocked.clone(),
+            pending,
+        }
+    }
+
+    fn says_the_same(&self, other: &PodNote) -> bool {
+        PodNote { reason: String::new(), ..self.clone() } == PodNote { reason: String::new(), ..other.clone() }
+    }
+}
+
+/// The note a pod carries and the one it should carry, if they say different things.
+fn wanted(pod: &PodFacts, on_node: &PodOnNode, agents: &Agents) -> Option<(PodNote, PodNote)> {
+    let job = agents.job(&pod.uid);
+    let carried: Option<PodNote> =
+        pod.notes.get(crd::STATUS_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
+    // A manager that has just started knows no jobs yet: what a former one wrote stands until the agent speaks.
+    if job.is_none() && on_node.blocked.is_none() {
+        return None;
+    }
+    let note = PodNote::of(on_node, job);
+    match carried {
+        Some(carried) if carried.says_the_same(&note) => None,
+        carried => Some((carried.unwrap_or_default(), note)),
+    }
+}
+
+/// Writes the notes of these pods where they changed. Those that could not be written are marked again.
+pub(crate) async fn pass(leader: &Arc<Leader>, recorder: &Recorder, uids: impl IntoIterator<Item = String>) {
+    let due: Vec<(PodFacts, PodNote, PodNote)> = leader.look(|world| {
+        let agents = leader.agents.lock().expect("never poisoned");
+        uids.into_iter()
+            .filter_map(|uid| {
+                let pod = world.pod(&uid)?;
+                let (before, after) = wanted(pod, world.shared(&uid)?, &agents)?;
+                Some((pod.clone(), before, after))
+            })
+            .collect()
+    });
+    let results: Vec<Option<String>> = futures_util::stream::iter(due)
+        .map(|(pod, before, after)| async move {
+            let text = serde_json::to_string(&after).ok()?;
+            match leader.writer.annotate(&pod, &[(crd::STATUS_ANNOTATION, Some(text))]).await {
+                Ok(written) => {
+                    leader.change(|world| world.put_pod(written));
+                    tell(recorder, &pod, &before, &after).await;
+                    None
+                }
+                Err(WriteError::Again(_)) => Some(pod.uid),
+                Err(error) => {
+                    tracing::warn!(pod = pod.name, namespace = pod.namespace, %error, "cannot write a pod's note");
+                    None
+                }
+            }
+        })
+        .buffer_unordered(AT_ONCE)
+        .collect()
+        .await;
+    leader.mark_pods(results.into_iter().flatten());
+}
+
+/// An event for what people would want to know; losing one is no harm.
+async fn tell(recorder: &Recorder, pod: &PodFacts, before: &PodNote, after: &PodNote) {
+    let event = |type_: EventType, reason: &str, note: String| Event {
+        type_,
+        reason: reason.to_owned(),
+        note: Some(note.chars().take(1000).collect()),
+        action: "Share".to_owned(),
+        secondary: None,
+    };
+    let event = match (&after.blocked, &after.pending, after.category) {
+        (Some(blocked), ..) if before.blocked.as_ref() != Some(blocked) => {
+            event(EventType::Warning, "NotResizable", blocked.message.clone())
+        }
+        (_, Some(pending), _) if before.pending.as_ref() != Some(pending) => {
+            event(EventType::Normal, "ResizePending", pending.clone())
+        }
+        (_, _, Some(category)) if before.category != Some(category) => {
+            event(EventType::Normal, "CategoryChanged", format!("{}: {}", category.name(), after.reason))
+        }
+        _ => return,
+    };
+    let reference = ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        namespace: Some(pod.namespace.clone()),
+        name: Some(pod.name.clone()),
+        uid: Some(pod.uid.clone()),
+        ..ObjectReference::default()
+    };
+    if let Err(error) = recorder.publish(&event, &reference).await {
+        tracing::debug!(%error, "event not published");
+    }
+}

@@ -1,0 +1,262 @@
+//! Tests of [`super`]: hand-worked cases, then the properties over random pods.
+
+use super::*;
+use crate::wire::{Blocked, Collector, PolicyKind, ResizeState, Settings};
+use proptest::prelude::*;
+
+const GIB: u64 = 1 << 30;
+
+fn amounts(cpu_milli: Option<u64>, memory_bytes: Option<u64>) -> Amounts {
+    Amounts { cpu_milli, memory_bytes }
+}
+
+fn pod(class: QosClass, requests: Amounts, limits: Amounts) -> PodOnNode {
+    let original = Resources { requests, limits };
+    PodOnNode {
+        uid: "u".into(),
+        namespace: "team".into(),
+        name: "p".into(),
+        policy: "all".into(),
+        container: "main".into(),
+        owner: "Job/p".into(),
+        started_ms: None,
+        settings: Settings {
+            policy: PolicyKind::Flowcon,
+            alpha: None,
+            beta: None,
+            interval_ms: None,
+            mode: Mode::Weight,
+            memory: false,
+            floor: 0.0,
+            metric: None,
+            maximize: None,
+            collector: Collector::Stdout,
+            pattern: None,
+        },
+        original,
+        now: original,
+        class,
+        blocked: None,
+        allowed: Bounds::default(),
+        resize: ResizeState::Settled,
+    }
+}
+
+/// Burstable, 500m requested, no CPU limit.
+fn open() -> PodOnNode {
+    pod(QosClass::Burstable, amounts(Some(500), Some(GIB)), amounts(None, None))
+}
+
+fn guaranteed(cpu: u64) -> PodOnNode {
+    pod(QosClass::Guaranteed, amounts(Some(cpu), Some(GIB)), amounts(Some(cpu), Some(GIB)))
+}
+
+fn cpu(changes: &[(usize, Resources)]) -> Vec<(usize, u64)> {
+    changes.iter().map(|(i, to)| (*i, to.requests.cpu_milli.unwrap())).collect()
+}
+
+#[test]
+fn three_pods_share_what_they_requested() {
+    let pods = [open(), open(), open()];
+    let plan = changes(&[(&pods[0], 0.2), (&pods[1], 0.2), (&pods[2], 0.6)]);
+    // The pool is 1500m; decreases come first.
+    assert_eq!(cpu(&plan), [(0, 300), (1, 300), (2, 900)]);
+    assert!(plan.iter().all(|(_, to)| to.limits == Amounts::default() && to.requests.memory_bytes.is_none()));
+}
+
+#[test]
+fn a_burstable_pod_keeps_its_limit_and_stays_below_it() {
+    let mut capped = open();
+    capped.now.limits.cpu_milli = Some(800);
+    capped.original = capped.now;
+    let plan = changes(&[(&capped, 0.9), (&open(), 0.1)]);
+    // 900m would be its part; 800m is its limit; the rest goes to the other.
+    assert_eq!(cpu(&plan), [(1, 200), (0, 800)]);
+}
+
+#[test]
+fn quota_mode_moves_the_limit_in_proportion() {
+    let mut capped = pod(QosClass::Burstable, amounts(Some(500), None), amounts(Some(1000), None));
+    capped.settings.mode = Mode::Quota;
+    let to = shape(&capped, 250);
+    assert_eq!((to.requests.cpu_milli, to.limits.cpu_milli), (Some(250), Some(500)));
+    let mut uncapped = open();
+    uncapped.settings.mode = Mode::Quota;
+    assert_eq!(shape(&uncapped, 250).limits.cpu_milli, None, "a limit that was not there could not be removed again");
+}
+
+#[test]
+fn guaranteed_pods_move_request_and_limit_together() {
+    let to = shape(&guaranteed(1000), 1300);
+    assert_eq!((to.requests.cpu_milli, to.limits.cpu_milli), (Some(1300), Some(1300)));
+    assert_eq!(vet(&guaranteed(1000), &to), Ok(()));
+}
+
+#[test]
+fn a_burstable_pod_does_not_become_guaranteed_by_accident() {
+    let near = pod(QosClass::Burstable, amounts(Some(500), Some(GIB)), amounts(Some(800), Some(GIB)));
+    let to = shape(&near, 800);
+    assert_eq!(to.requests.cpu_milli, Some(799));
+    let exact = Resources { requests: amounts(Some(800), None), limits: Amounts::default() };
+    assert_eq!(vet(&near, &exact), Err(Refusal::Class { from: QosClass::Burstable }));
+}
+
+#[test]
+fn blocked_pods_neither_move_nor_count() {
+    let mut still = open();
+    still.blocked = Some(Blocked { reason: "RestartContainer".into(), message: "it would restart".into() });
+    let plan = changes(&[(&still, 0.5), (&open(), 0.25), (&open(), 0.25)]);
+    assert_eq!(cpu(&plan), [], "the two others have equal parts of their own 1000m already");
+    assert!(vet(&still, &Resources::default()).is_err());
+}
+
+#[test]
+fn what_is_refused() {
+    let request = |milli| Resources { requests: amounts(Some(milli), None), limits: Amounts::default() };
+    let mut bounded = open();
+    bounded.allowed.cpu_milli = Range { min: 100, max: 900 };
+    assert!(matches!(vet(&bounded, &request(50)), Err(Refusal::OutOfBounds { min: 100, max: 900, .. })));
+    assert!(matches!(vet(&bounded, &request(901)), Err(Refusal::OutOfBounds { .. })));
+    assert_eq!(vet(&bounded, &request(900)), Ok(()));
+    let limit = Resources { requests: Amounts::default(), limits: amounts(Some(1000), None) };
+    assert!(matches!(vet(&open(), &limit), Err(Refusal::Added { what: "a CPU limit" })));
+    let lowered = Resources { requests: Amounts::default(), limits: amounts(None, Some(GIB / 2)) };
+    assert!(matches!(vet(&guaranteed(500), &lowered), Err(Refusal::MemoryLimitLowered { .. })));
+    assert!(matches!(vet(&guaranteed(500), &request(400)), Err(Refusal::Class { from: QosClass::Guaranteed })));
+    assert!(matches!(vet(&guaranteed(500), &request(600)), Err(Refusal::AboveLimit { .. })));
+    let best_effort = pod(QosClass::BestEffort, Amounts::default(), Amounts::default());
+    assert!(vet(&best_effort, &request(100)).is_err());
+    let mut ratio = pod(QosClass::Burstable, amounts(Some(500), None), amounts(Some(1000), None));
+    ratio.allowed.cpu_ratio_milli = Some(2000);
+    assert!(matches!(vet(&ratio, &request(400)), Err(Refusal::Ratio { allowed_milli: 2000 })));
+    assert_eq!(claim(&ratio, 1000, 0.0).min, 500, "the plan knows the ratio too");
+}
+
+#[test]
+fn memory_follows_the_working_set() {
+    let mut burstable = pod(QosClass::Burstable, amounts(Some(500), Some(4 * GIB)), amounts(None, Some(8 * GIB)));
+    assert_eq!(memory_request(&burstable, GIB), None, "only if the policy says so");
+    burstable.settings.memory = true;
+    let request = memory_request(&burstable, GIB).unwrap();
+    assert!(request > GIB && request < 13 * GIB / 10, "{request}");
+    assert_eq!(memory_request(&burstable, 8 * GIB), Some(8 * GIB), "the limit is the end");
+    burstable.allowed.memory_bytes.max = GIB / 2;
+    assert_eq!(memory_request(&burstable, GIB), None, "rather no change than a request below use");
+    let mut fixed = guaranteed(500);
+    fixed.settings.memory = true;
+    assert_eq!(memory_request(&fixed, GIB), None);
+}
+
+#[test]
+fn small_moves_are_not_worth_a_write() {
+    let now = Resources { requests: amounts(Some(1000), None), limits: Amounts::default() };
+    let to = |milli| Resources { requests: amounts(Some(milli), None), limits: Amounts::default() };
+    assert!(!worth_it(&now, &to(1050)) && !worth_it(&now, &to(950)));
+    assert!(worth_it(&now, &to(1051)) && worth_it(&now, &to(949)));
+    assert!(!worth_it(&now, &Resources::default()));
+}
+
+#[test]
+fn nonsense_shares_give_equal_parts() {
+    let pods = [open(), open()];
+    for share in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
+        assert_eq!(cpu(&changes(&[(&pods[0], share), (&pods[1], share)])), [], "{share}");
+    }
+}
+
+fn any_pod() -> impl Strategy<Value = PodOnNode> {
+    let numbers = (10u64..4000, 0u64..4000, 1u64..8, 0u64..3);
+    (numbers, 0u8..4, any::<bool>(), 0.0f64..0.3, 0u64..300).prop_map(
+        |((request, extra, gib, more), kind, quota, floor, min)| {
+            let memory = gib * GIB;
+            let mut pod = match kind {
+                0 => guaranteed(request),
+                1 => pod(QosClass::Burstable, amounts(Some(request), Some(memory)), amounts(None, None)),
+                2 => pod(QosClass::Burstable, amounts(Some(request), None), amounts(Some(request + extra), None)),
+                _ => pod(
+                    QosClass::Burstable,
+                    amounts(Some(request), Some(memory)),
+                    amounts(Some(request + extra + 1), Some(memory + more * GIB)),
+                ),
+            };
+            pod.settings.mode = if quota { Mode::Quota } else { Mode::Weight };
+            pod.settings.floor = floor;
+            pod.allowed.cpu_milli = Range { min: min.min(request).max(1), max: 8000 };
+            pod
+        },
+    )
+}
+
+fn any_shares() -> impl Strategy<Value = Vec<(PodOnNode, f64)>> {
+    prop::collection::vec((any_pod(), 0.0f64..1.0), 1..12)
+}
+
+fn refs(pods: &[(PodOnNode, f64)]) -> Vec<(&PodOnNode, f64)> {
+    pods.iter().map(|(pod, share)| (pod, *share)).collect()
+}
+
+proptest! {
+    #[test]
+    fn conservation(pool in 0u64..100_000, claims in prop::collection::vec((0.0f64..1.0, 0u64..500, 0u64..20_000), 1..20)) {
+        let claims: Vec<Claim> = claims.into_iter().map(|(share, min, max)| Claim { share, min, max }).collect();
+        let parts = divide(pool, &claims);
+        let least: u64 = claims.iter().map(|c| c.min).sum();
+        prop_assert!(parts.iter().sum::<u64>() <= pool.max(least));
+        // Nothing is wasted either, beyond rounding, unless everyone has all it may.
+        let most: u64 = claims.iter().map(|c| c.max.max(c.min)).sum();
+        let wanted = claims.iter().any(|c| c.share > 0.0);
+        let idle = claims.iter().any(|c| c.share == 0.0);
+        prop_assert!(!wanted || idle || parts.iter().sum::<u64>() + claims.len() as u64 >= pool.min(most));
+    }
+
+    #[test]
+    fn floor_respected(pods in any_shares()) {
+        let pool = pool_milli(pods.iter().map(|(pod, _)| pod));
+        for (pod, share) in &pods {
+            let claim = claim(pod, pool, *share);
+            let parts = divide(pool, &[claim]);
+            prop_assert!(claim.min <= claim.max && parts[0] >= claim.min.min(pool.max(claim.min)));
+        }
+    }
+
+    #[test]
+    fn permutation_invariant(pool in 1u64..100_000, claims in prop::collection::vec((0.001f64..1.0, 0u64..500, 500u64..20_000), 1..10)) {
+        let claims: Vec<Claim> = claims.into_iter().map(|(share, min, max)| Claim { share, min, max }).collect();
+        let mut turned = claims.clone();
+        turned.reverse();
+        let mut parts = divide(pool, &turned);
+        parts.reverse();
+        // Sums of floats differ in the last bit with the order, which can move a rounding by one.
+        prop_assert!(divide(pool, &claims).iter().zip(&parts).all(|(a, b)| a.abs_diff(*b) <= 1));
+    }
+
+    #[test]
+    fn plans_pass_the_vet(pods in any_shares()) {
+        for (i, to) in changes(&refs(&pods)) {
+            prop_assert_eq!(vet(&pods[i].0, &to), Ok(()), "{:?} to {:?}", pods[i].0.now, to);
+        }
+    }
+
+    #[test]
+    fn class_kept(pods in any_shares()) {
+        for (i, to) in changes(&refs(&pods)) {
+            let after = to.over(pods[i].0.now);
+            prop_assert_eq!(after.is_guaranteed(), pods[i].0.class == QosClass::Guaranteed);
+        }
+    }
+
+    #[test]
+    fn idempotent(mut pods in any_shares()) {
+        for (i, to) in changes(&refs(&pods)) {
+            pods[i].0.now = to.over(pods[i].0.now);
+        }
+        prop_assert_eq!(changes(&refs(&pods)), vec![]);
+    }
+
+    #[test]
+    fn downs_first(pods in any_shares()) {
+        let plan = changes(&refs(&pods));
+        let ups: Vec<bool> = plan.iter().map(|(i, to)| is_up(&pods[*i].0.now, to)).collect();
+        prop_assert!(ups.is_sorted(), "{:?}", ups);
+    }
+}
