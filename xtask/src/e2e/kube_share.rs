@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     judge(&report)
 }
 
-fn tell(kube: &Kube, args: &Args, program: &std::path::Path) -> Result<Report> {
+fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     kube.testbed.load_image(program, IMAGE)?;
     kube.apply(&train::unknown_kind())?;
     let work_s = if args.short { 30.0 } else { 80.0 };
@@ -111,7 +111,7 @@ fn tell(kube: &Kube, args: &Args, program: &std::path::Path) -> Result<Report> {
     kube.kubectl(&["delete", "namespace", "plain", "--wait=false"])?;
 
     eprintln!("e2e: with a policy");
-    install(kube)?;
+    install(kube, program)?;
     namespace(kube, "shared")?;
     policy(kube, "shared", if args.short { "1s" } else { "2s" })?;
     let watch = Watch::start(kube, NODE)?;
@@ -176,7 +176,9 @@ fn helm(kube: &Kube) -> Command {
     helm
 }
 
-fn install(kube: &Kube) -> Result<()> {
+fn install(kube: &Kube, program: &Path) -> Result<()> {
+    let definitions = sh::output(Command::new(program).args(["-o", "json", "crd"]))?;
+    kube.apply(&serde_json::from_str(&definitions).context("`gainshare crd` prints JSON")?)?;
     let (name, tag) = IMAGE.split_once(':').context("an image has a tag")?;
     let chart = sh::root().join("deploy/chart");
     sh::output(
