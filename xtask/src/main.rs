@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod e2e;
 mod setup;
 mod sh;
 mod test;
@@ -34,6 +35,8 @@ enum Chore {
     Setup,
     /// A real Kubernetes on this machine: see docs/testbed.md.
     Testbed(testbed::Args),
+    /// Whole stories on a real cluster: see docs/testbed.md.
+    E2e(e2e::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -44,5 +47,6 @@ fn main() -> anyhow::Result<()> {
         Chore::Generate => check::generate(),
         Chore::Setup => setup::everything().map(drop),
         Chore::Testbed(args) => testbed::run(args),
+        Chore::E2e(args) => e2e::run(args),
     }
 }

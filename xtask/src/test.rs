@@ -1,6 +1,6 @@
 //! `cargo xtask test`: everything a change must pass.
 
-use crate::{check, setup, sh};
+use crate::{check, e2e, setup, sh};
 use anyhow::Result;
 
 #[derive(clap::Args)]
@@ -25,6 +25,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     sh::run(&mut tests)?;
     if args.nextest.is_empty() {
         sh::run(sh::cargo().args(["test", "--release", "--workspace", "--doc", "--quiet"]))?;
+        e2e::short()?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use crate::paths::Paths;
 use gainshare_core::model::Span;
 use gainshare_core::policy::{Flowcon, Policy, PolicyError, Preset, ShareRule};
 use gainshare_core::signal::Normalisation;
+use gainshare_runtime::usage::Whole;
 use gainshare_runtime::{Mode, RuntimeKind};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
@@ -73,8 +74,8 @@ impl Default for DaemonConfig {
             lease: Duration::from_secs(15),
             react: React::Tick,
             // One SATA disk, one gigabit link: only the order of magnitude matters, because growth is compared between jobs.
-            block_bandwidth: 500_000_000,
-            net_bandwidth: 125_000_000,
+            block_bandwidth: Whole::BLOCK_BYTES_S,
+            net_bandwidth: Whole::NET_BYTES_S,
             program: None,
         }
     }

@@ -168,6 +168,15 @@ pub enum Command {
     #[command(after_help = "Example:\n  gainshare crd | kubectl apply -f -")]
     Crd,
 
+    /// Follow the pods of one node of a cluster, and decide how they share it
+    ///
+    /// Runs on every node, as part of the chart. It reads the logs and control groups of pods that a SharePolicy selects, and changes nothing itself:
+    /// it asks the manager for resizes. It needs no right at the API server.
+    #[command(
+        after_help = "Example:\n  gainshare agent --runtime kubernetes --manager https://gainshare-manager:8443 --ca ca.crt --token-file token --node worker-1"
+    )]
+    Agent(crate::kube::agent::AgentArgs),
+
     /// Print the completion script for a shell
     #[command(
         after_help = "Example:\n  gainshare completions bash > ~/.local/share/bash-completion/completions/gainshare"

@@ -32,6 +32,9 @@ const BROKEN_PIPE: u8 = 128 + libc::SIGPIPE as u8;
 const WRONG_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    if is_plugin() {
+        return plugin();
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() && asks_for_json() => {
@@ -47,6 +50,23 @@ fn main() -> ExitCode {
         Err(error) => {
             let code = error.downcast_ref::<ClientError>().and_then(ClientError::code);
             complain_with(&out, &format!("{error:#}"), code.map(|c| serde_json::json!(c)));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether kubectl called us: its plugins are found by their names.
+fn is_plugin() -> bool {
+    let name = std::env::args_os().next().map(std::path::PathBuf::from);
+    name.is_some_and(|path| path.file_stem().is_some_and(|stem| stem == "kubectl-gainshare"))
+}
+
+fn plugin() -> ExitCode {
+    match kube::plugin::plugin(kube::plugin::PluginCli::parse()) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) if is_broken_pipe(&error) => ExitCode::from(BROKEN_PIPE),
+        Err(error) => {
+            complain(&Out::new(args::Format::Table), &format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -74,6 +94,7 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
         Command::Trace { command } => simulate::trace(&command, out)?,
         Command::Operator(args) => kube::operator::operator(&args)?,
         Command::Crd => kube::crd::crd(out)?,
+        Command::Agent(args) => kube::agent::agent(&args)?,
         Command::Completions { shell } => docs::completions(shell, out)?,
         Command::Man { dir } => docs::man(&dir)?,
         Command::Reference => docs::reference(out)?,

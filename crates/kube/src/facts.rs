@@ -15,55 +15,55 @@ use std::collections::BTreeMap;
 const OURS: &str = "gainshare.dev/";
 
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct PodFacts {
-    pub(crate) uid: String,
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-    pub(crate) resource_version: String,
-    pub(crate) generation: i64,
-    pub(crate) node: Option<String>,
-    pub(crate) labels: BTreeMap<String, String>,
+pub struct PodFacts {
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+    pub resource_version: String,
+    pub generation: i64,
+    pub node: Option<String>,
+    pub labels: BTreeMap<String, String>,
     /// Annotations of our domain.
-    pub(crate) notes: BTreeMap<String, String>,
-    pub(crate) owners: Vec<Owner>,
-    pub(crate) class: QosClass,
-    pub(crate) containers: Vec<ContainerFacts>,
+    pub notes: BTreeMap<String, String>,
+    pub owners: Vec<Owner>,
+    pub class: QosClass,
+    pub containers: Vec<ContainerFacts>,
     /// It has begun to run, and nobody has asked it to end.
-    pub(crate) running: bool,
+    pub running: bool,
     /// Made from a file on its node; the API server only shows it.
-    pub(crate) is_static: bool,
-    pub(crate) windows: bool,
+    pub is_static: bool,
+    pub windows: bool,
     /// Resources are given for the pod as a whole.
-    pub(crate) pod_level: bool,
-    pub(crate) resize: ResizeState,
+    pub pod_level: bool,
+    pub resize: ResizeState,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Owner {
-    pub(crate) api_version: String,
-    pub(crate) kind: String,
-    pub(crate) name: String,
-    pub(crate) controller: bool,
+pub struct Owner {
+    pub api_version: String,
+    pub kind: String,
+    pub name: String,
+    pub controller: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct ContainerFacts {
-    pub(crate) name: String,
-    pub(crate) resources: Resources,
+pub struct ContainerFacts {
+    pub name: String,
+    pub resources: Resources,
     /// As written, for the day it is put back.
-    pub(crate) written: Written,
+    pub written: Written,
     /// A new CPU value restarts it.
-    pub(crate) restarts_for_cpu: bool,
-    pub(crate) started_ms: Option<u64>,
+    pub restarts_for_cpu: bool,
+    pub started_ms: Option<u64>,
 }
 
 /// Requests and limits in the author's own words.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub(crate) struct Written {
+pub struct Written {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) requests: BTreeMap<String, String>,
+    pub requests: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) limits: BTreeMap<String, String>,
+    pub limits: BTreeMap<String, String>,
 }
 
 impl Written {
@@ -79,7 +79,7 @@ impl Written {
         }
     }
 
-    pub(crate) fn resources(&self) -> Resources {
+    pub fn resources(&self) -> Resources {
         let quantities = |map: &BTreeMap<String, String>| {
             let pairs = map.iter().map(|(name, text)| {
                 (name.clone(), k8s_openapi::apimachinery::pkg::api::resource::Quantity(text.clone()))
@@ -96,13 +96,13 @@ impl Written {
 
 /// The annotation that remembers what a pod was. The uid keeps a copied manifest from carrying another pod's past.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Originals {
-    pub(crate) uid: String,
-    pub(crate) containers: BTreeMap<String, Written>,
+pub struct Originals {
+    pub uid: String,
+    pub containers: BTreeMap<String, Written>,
 }
 
 impl PodFacts {
-    pub(crate) fn of(pod: &Pod) -> Option<PodFacts> {
+    pub fn of(pod: &Pod) -> Option<PodFacts> {
         let meta = &pod.metadata;
         let spec = pod.spec.as_ref()?;
         let status = pod.status.clone().unwrap_or_default();
@@ -143,24 +143,24 @@ impl PodFacts {
         })
     }
 
-    pub(crate) fn container(&self, name: &str) -> Option<&ContainerFacts> {
+    pub fn container(&self, name: &str) -> Option<&ContainerFacts> {
         self.containers.iter().find(|container| container.name == name)
     }
 
     /// What the pod was before our first change; nothing if we never touched it, or if the annotation is not this pod's or cannot be read.
-    pub(crate) fn originals(&self) -> Option<Originals> {
+    pub fn originals(&self) -> Option<Originals> {
         let text = self.notes.get(crd::ORIGINAL_ANNOTATION)?;
         serde_json::from_str::<Originals>(text).ok().filter(|originals| originals.uid == self.uid)
     }
 
     /// The annotation to write before the first change.
-    pub(crate) fn remember(&self) -> Originals {
+    pub fn remember(&self) -> Originals {
         let containers = self.containers.iter().map(|c| (c.name.clone(), c.written.clone())).collect();
         Originals { uid: self.uid.clone(), containers }
     }
 
     /// Why the container cannot be resized, and what its author could do about it.
-    pub(crate) fn blocked(&self, container: &str) -> Option<Blocked> {
+    pub fn blocked(&self, container: &str) -> Option<Blocked> {
         let blocked = |reason: &str, message: String| Some(Blocked { reason: reason.to_owned(), message });
         let Some(facts) = self.container(container) else {
             let names: Vec<&str> = self.containers.iter().map(|c| c.name.as_str()).collect();
@@ -268,4 +268,4 @@ fn resize_state(status: &PodStatus, generation: i64) -> ResizeState {
 
 #[cfg(test)]
 #[path = "facts_tests.rs"]
-pub(crate) mod tests;
+pub mod tests;

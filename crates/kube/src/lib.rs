@@ -16,14 +16,15 @@
 
 mod bounds;
 pub mod crd;
-mod facts;
+pub mod facts;
 pub mod manager;
+pub mod node;
 mod quantity;
 pub mod resize;
-mod select;
+pub mod select;
 pub mod tls;
 mod webhook;
 pub mod wire;
 
-/// The client library, so that commands use the same version of it.
-pub use kube;
+/// The client library and its types, so that commands use the same version of them.
+pub use {k8s_openapi, kube};

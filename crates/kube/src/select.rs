@@ -14,21 +14,21 @@ use std::collections::BTreeMap;
 
 /// A policy, as far as it matters for pods.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct PolicyFacts {
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-    pub(crate) uid: String,
-    pub(crate) generation: i64,
+pub struct PolicyFacts {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+    pub generation: i64,
     /// For "the oldest has it": creation time in seconds, then the name.
-    pub(crate) created_s: i64,
-    pub(crate) spec: SharePolicySpec,
+    pub created_s: i64,
+    pub spec: SharePolicySpec,
     /// It is being deleted.
-    pub(crate) ending: bool,
-    pub(crate) status: Option<crd::SharePolicyStatus>,
+    pub ending: bool,
+    pub status: Option<crd::SharePolicyStatus>,
 }
 
 impl PolicyFacts {
-    pub(crate) fn of(policy: &SharePolicy) -> Option<PolicyFacts> {
+    pub fn of(policy: &SharePolicy) -> Option<PolicyFacts> {
         let meta = &policy.metadata;
         Some(PolicyFacts {
             namespace: meta.namespace.clone()?,
@@ -43,12 +43,12 @@ impl PolicyFacts {
     }
 
     /// Whether pods belong to it at all at present.
-    pub(crate) fn is_active(&self) -> bool {
+    pub fn is_active(&self) -> bool {
         !self.spec.suspend && !self.ending
     }
 
     /// Whether the pod (of the same namespace) is meant.
-    pub(crate) fn selects(&self, pod: &PodFacts) -> bool {
+    pub fn selects(&self, pod: &PodFacts) -> bool {
         if is_out(pod) {
             return false;
         }
@@ -66,10 +66,7 @@ fn is_out(pod: &PodFacts) -> bool {
 }
 
 /// The policy that has this pod, if several select it.
-pub(crate) fn choose<'a>(
-    policies: impl IntoIterator<Item = &'a PolicyFacts>,
-    pod: &PodFacts,
-) -> Option<&'a PolicyFacts> {
+pub fn choose<'a>(policies: impl IntoIterator<Item = &'a PolicyFacts>, pod: &PodFacts) -> Option<&'a PolicyFacts> {
     policies
         .into_iter()
         .filter(|policy| policy.is_active() && policy.selects(pod))
@@ -77,12 +74,12 @@ pub(crate) fn choose<'a>(
 }
 
 /// Whether the namespace's label has this pod.
-pub(crate) fn by_namespace(namespace_labels: &BTreeMap<String, String>, pod: &PodFacts) -> bool {
+pub fn by_namespace(namespace_labels: &BTreeMap<String, String>, pod: &PodFacts) -> bool {
     namespace_labels.get(crd::SHARE_LABEL).is_some_and(|value| value == "enabled") && !is_out(pod)
 }
 
 /// Label selectors as the API server understands them. An unknown operator selects nothing.
-pub(crate) fn labels_match(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
+pub fn labels_match(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
     let equal = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
     let fits = selector.match_expressions.iter().flatten().all(|wanted| {
         let value = labels.get(&wanted.key);
@@ -131,19 +128,19 @@ fn same_group(a: &str, b: &str) -> bool {
 }
 
 /// What made the pod, for people.
-pub(crate) fn owner_name(pod: &PodFacts) -> String {
+pub fn owner_name(pod: &PodFacts) -> String {
     let owner = pod.owners.iter().find(|owner| owner.controller).or(pod.owners.first());
     owner.map_or_else(|| format!("Pod/{}", pod.name), |owner| format!("{}/{}", owner.kind, owner.name))
 }
 
 /// The container that trains: the pod's annotation, the policy's word, or the first one.
-pub(crate) fn container_name(spec: &SharePolicySpec, pod: &PodFacts) -> String {
+pub fn container_name(spec: &SharePolicySpec, pod: &PodFacts) -> String {
     let said = pod.notes.get(crd::CONTAINER_ANNOTATION).or(spec.container.as_ref());
     said.cloned().or_else(|| pod.containers.first().map(|c| c.name.clone())).unwrap_or_default()
 }
 
 /// The policy's settings with the pod's annotations over them.
-pub(crate) fn settings(spec: &SharePolicySpec, pod: &PodFacts) -> Settings {
+pub fn settings(spec: &SharePolicySpec, pod: &PodFacts) -> Settings {
     let mut settings = spec.settings();
     let note = |key: &str| pod.notes.get(key).cloned();
     if let Some(metric) = note(crd::METRIC_ANNOTATION) {

@@ -15,6 +15,12 @@ pub struct Whole {
     pub net_bytes_s: u64,
 }
 
+impl Whole {
+    /// A machine whose disk and network nobody has measured: an ordinary SSD and Gigabit Ethernet.
+    pub const BLOCK_BYTES_S: u64 = 500_000_000;
+    pub const NET_BYTES_S: u64 = 125_000_000;
+}
+
 /// Follows one job's use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Meter {

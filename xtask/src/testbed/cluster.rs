@@ -186,7 +186,7 @@ impl Testbed {
         self.state.start_again(program)
     }
 
-    /// Makes an image known to every node: an archive as it is, or the static program at `path` under the name `name`.
+    /// Makes an image known to every node: an archive as it is, or the program at `path`, with the libraries it needs, under the name `name`.
     pub(crate) fn load_image(&self, path: &Path, name: &str) -> Result<()> {
         if !image::is_program(path)? {
             return self.import(path);

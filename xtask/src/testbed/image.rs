@@ -1,11 +1,12 @@
-//! Container images from static programs, without a registry and without an engine.
+//! Container images from single programs, without a registry and without an engine.
 //!
 //! An image is an archive as `docker save` writes it: one layer (a tar archive of the root file system), a configuration, and a manifest that names both.
-//! The layer is the program and the few files that any program expects.
+//! The layer is the program, the shared libraries it needs (a static one needs none), and the few files that any program expects.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
@@ -22,6 +23,8 @@ pub(crate) struct Image<'a> {
     pub(crate) name: &'a str,
     /// Where the program lies in the image, and its content.
     pub(crate) program: (&'a str, &'a [u8]),
+    /// Shared libraries: where they lie, and their content.
+    pub(crate) libraries: &'a [(String, Vec<u8>)],
     /// Other names of the program, as links to it.
     pub(crate) links: &'a [String],
     pub(crate) entrypoint: &'a [&'a str],
@@ -37,10 +40,16 @@ impl Image<'_> {
         file(&mut tar, "etc/group", 0o644, b"root:x:0:\nnogroup:x:65534:\n")?;
         folder(&mut tar, "tmp/", 0o1777)?;
         let path = path.trim_start_matches('/');
-        for parent in Path::new(path).ancestors().skip(1).filter(|p| !p.as_os_str().is_empty()) {
+        let libraries = self.libraries.iter().map(|(path, content)| (path.trim_start_matches('/'), content.as_slice()));
+        let files: Vec<(&str, &[u8])> = std::iter::once((path, content)).chain(libraries).collect();
+        let folders: BTreeSet<&Path> = files.iter().flat_map(|(path, _)| Path::new(path).ancestors().skip(1)).collect();
+        // Sorted, a folder comes before what is in it.
+        for parent in folders.into_iter().filter(|p| !p.as_os_str().is_empty()) {
             folder(&mut tar, &format!("{}/", parent.display()), 0o755)?;
         }
-        file(&mut tar, path, 0o755, content)?;
+        for (path, content) in files {
+            file(&mut tar, path, 0o755, content)?;
+        }
         for link in self.links {
             let mut header = tar::Header::new_gnu();
             header.set_entry_type(tar::EntryType::Symlink);
@@ -116,24 +125,32 @@ pub(crate) fn write_base(to: &Path) -> Result<()> {
     let program = (path, busybox.as_slice());
     // A pod's first process has nothing to do but to stay, and to go when it is told to.
     let stay = ["/bin/sh", "-c", "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done"];
-    let busybox = Image { name: BUSYBOX, program, links: &links, entrypoint: &[] };
-    let pause = Image { name: PAUSE, program, links: &links, entrypoint: &stay };
+    let busybox = Image { name: BUSYBOX, program, libraries: &[], links: &links, entrypoint: &[] };
+    let pause = Image { name: PAUSE, program, libraries: &[], links: &links, entrypoint: &stay };
     write_archive(&[busybox, pause], to)
 }
 
-/// Writes an archive of the image `name` whose only program is the static program at `path`.
+/// Writes an archive of the image `name` whose only program is the one at `path`, with the shared libraries of this machine that it needs.
 pub(crate) fn write_program(path: &Path, name: &str, to: &Path) -> Result<()> {
     let content = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    if content.windows(14).take(4096).any(|w| w == b"/lib64/ld-linu") {
-        bail!(
-            "{} needs shared libraries and would not run in an image of its own: build it with \
-             RUSTFLAGS=\"-C target-feature=+crt-static\" and --target",
-            path.display()
-        );
-    }
+    let libraries = libraries(path)?;
     let file = path.file_name().and_then(|n| n.to_str()).context("a program has a name in UTF-8")?;
     let inside = format!("/{file}");
-    write_archive(&[Image { name, program: (&inside, &content), links: &[], entrypoint: &[&inside] }], to)
+    let program = (inside.as_str(), content.as_slice());
+    write_archive(&[Image { name, program, libraries: &libraries, links: &[], entrypoint: &[&inside] }], to)
+}
+
+/// What the loader would load. Its own words are `libm.so.6 => /lib/x86_64-linux-gnu/libm.so.6 (0x…)` and, for itself, `/lib64/ld-linux… (0x…)`.
+fn libraries(program: &Path) -> Result<Vec<(String, Vec<u8>)>> {
+    // A static program is not an error to us, but it is to ldd.
+    let said = crate::sh::output(Command::new("ldd").arg(program)).unwrap_or_default();
+    let paths = said.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
+    let read = |path: &str| {
+        let content =
+            fs::read(path).with_context(|| format!("cannot read {path}, which {} needs", program.display()))?;
+        Ok((path.to_owned(), content))
+    };
+    paths.map(read).collect()
 }
 
 /// Whether a file is a program rather than an archive.
@@ -166,7 +183,8 @@ mod tests {
     fn the_manifest_names_what_is_in_the_archive() {
         let dir = tempfile::tempdir().unwrap();
         let to = dir.path().join("images.tar");
-        let image = |name| Image { name, program: ("/bin/tool", b"content"), links: &[], entrypoint: &["/bin/tool"] };
+        let program = ("/bin/tool", &b"content"[..]);
+        let image = |name| Image { name, program, libraries: &[], links: &[], entrypoint: &["/bin/tool"] };
         write_archive(&[image("one:local"), image("two:local")], &to).unwrap();
         let mut files = std::collections::BTreeMap::new();
         for entry in tar::Archive::new(File::open(&to).unwrap()).entries().unwrap() {
@@ -185,9 +203,11 @@ mod tests {
     }
 
     #[test]
-    fn a_dynamic_program_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let error = write_program(Path::new("/proc/self/exe"), "x", &dir.path().join("x.tar")).unwrap_err();
-        assert!(error.to_string().contains("crt-static"), "{error}");
+    fn a_program_brings_the_libraries_it_needs() {
+        let own = std::env::current_exe().unwrap();
+        let found = libraries(&own).unwrap();
+        assert!(found.iter().any(|(path, content)| path.contains("libc.so") && content.starts_with(b"\x7fELF")));
+        assert!(found.iter().any(|(path, _)| path.contains("/ld-")));
+        assert!(libraries(Path::new("/bin/busybox")).unwrap().is_empty());
     }
 }

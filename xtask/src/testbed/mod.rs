@@ -48,9 +48,9 @@ enum TestbedCommand {
         #[arg(short, long, value_parser = ["json"])]
         output: Option<String>,
     },
-    /// Makes an image known to every node: an archive of images, or a static program.
+    /// Makes an image known to every node: an archive of images, or a program.
     LoadImage {
-        /// An archive as `docker save` writes it, or a static program [default: build this project's].
+        /// An archive as `docker save` writes it, or a program [default: build this project's, statically].
         file: Option<PathBuf>,
         /// What pods call the image made from a program.
         #[arg(long, default_value = "gainshare:local")]

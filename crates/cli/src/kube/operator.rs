@@ -48,9 +48,7 @@ pub struct OperatorArgs {
 }
 
 pub fn operator(args: &OperatorArgs) -> Result<u8> {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("GAINSHARE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,kube_lease_manager=warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    super::log("info,kube_lease_manager=warn");
     let runtime = tokio::runtime::Runtime::new().context("cannot start the asynchronous runtime")?;
     runtime.block_on(run(args))
 }

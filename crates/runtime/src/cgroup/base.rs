@@ -318,7 +318,7 @@ pub(crate) fn own_affinity() -> CpuList {
     (0..nix::sched::CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false)).map(|cpu| cpu as u32).collect()
 }
 
-pub(crate) fn machine_memory_bytes() -> u64 {
+pub fn machine_memory_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kib =
         text.lines().find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());

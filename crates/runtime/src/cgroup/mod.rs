@@ -22,7 +22,8 @@ mod group;
 pub mod limits;
 
 pub use base::Base;
-pub(crate) use base::{machine_memory_bytes, own_affinity};
+pub use base::machine_memory_bytes;
+pub(crate) use base::own_affinity;
 pub use cpus::CpuList;
 #[cfg(feature = "docker")]
 pub(crate) use detect::group_of;
@@ -65,7 +66,8 @@ impl Controller {
         Controller::Freezer,
     ];
 
-    fn v1_name(self) -> &'static str {
+    /// The name of its tree on v1.
+    pub fn v1_name(self) -> &'static str {
         match self {
             Controller::Cpu => "cpu",
             Controller::CpuAcct => "cpuacct",

@@ -1,0 +1,69 @@
+//! `gainshare agent`: follows the pods of one node of a cluster.
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum, ValueHint};
+use gainshare_kube::node::{AgentConfig, run};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use tokio::signal::unix::{SignalKind, signal};
+
+#[derive(Debug, Args)]
+pub struct AgentArgs {
+    /// What runs the jobs of this node
+    #[arg(long, value_enum, default_value_t = NodeRuntime::Kubernetes)]
+    runtime: NodeRuntime,
+    /// Where the manager listens for agents
+    #[arg(long, value_name = "URL", env = "GAINSHARE_MANAGER")]
+    manager: String,
+    /// The certificate that the manager's own must hold against; read again when it changes
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    ca: PathBuf,
+    /// The agent's ServiceAccount token, made for the audience gainshare-manager; read again for every request
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    token_file: PathBuf,
+    /// This node's name in the cluster
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    node: String,
+    /// Where the host's /var/log/pods is mounted
+    #[arg(long, value_name = "DIR", default_value = "/var/log/pods", value_hint = ValueHint::DirPath)]
+    pod_logs: PathBuf,
+    /// Where the host's /sys/fs/cgroup is mounted
+    #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup", value_hint = ValueHint::DirPath)]
+    cgroup_root: PathBuf,
+    /// Where health and metrics are served, as plain HTTP
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9810")]
+    listen: SocketAddr,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum NodeRuntime {
+    Kubernetes,
+}
+
+pub fn agent(args: &AgentArgs) -> Result<u8> {
+    let NodeRuntime::Kubernetes = args.runtime;
+    super::log("info");
+    let config = AgentConfig {
+        node: args.node.clone(),
+        manager: args.manager.clone(),
+        ca_file: args.ca.clone(),
+        token_file: args.token_file.clone(),
+        logs: args.pod_logs.clone(),
+        cgroups: args.cgroup_root.clone(),
+        listen: args.listen,
+    };
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a runtime")?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
+        let stop = async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        run(config, stop).await?;
+        Ok(0)
+    })
+}

@@ -1,0 +1,219 @@
+//! One selected pod as its node sees it: what it prints, what it uses, where it stands.
+//!
+//! Times in logs are the node's wall clock; decisions run on the boot clock, which nobody can set. A report that was printed a while ago (an agent
+//! that has just started reads a job's history) is placed as far back as its stamp lies behind the wall clock now, never in the future.
+
+use super::logs::{ContainerLog, Piece};
+use crate::wire::{self, PodOnNode};
+use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Time};
+use gainshare_core::plan::Verdict;
+use gainshare_core::signal::{Sample, Tracker};
+use gainshare_core::view::{JobView, Phase};
+use gainshare_runtime::cgroup::Group;
+use gainshare_runtime::collect::{self, Collector, CollectorState, MetricSpec, Source};
+use gainshare_runtime::usage::{Meter, Whole};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+/// The agent has one node: its own.
+pub(crate) const HERE: NodeId = NodeId(0);
+
+/// One moment on the clock of decisions and on the wall.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Now {
+    pub(crate) time: Time,
+    /// Nanoseconds since 1970.
+    pub(crate) unix_ns: u64,
+}
+
+impl Now {
+    /// When a wall clock that reads what ours reads would have shown `unix_ns`.
+    pub(crate) fn place(&self, unix_ns: u64) -> Time {
+        Time(self.time.0.saturating_sub(self.unix_ns.saturating_sub(unix_ns) / 1000))
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) id: JobId,
+    pub(crate) pod: PodOnNode,
+    pub(crate) group: Option<Group>,
+    pub(crate) meter: Meter,
+    pub(crate) verdict: Option<Verdict>,
+    log: Option<ContainerLog>,
+    collector: Option<Collector>,
+    /// Why the job's reports cannot be read, if so.
+    trouble: Option<String>,
+    tracker: Tracker,
+    course: Option<collect::Progress>,
+    starts: u32,
+    since: Time,
+}
+
+/// What one look at a job's output gave.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Looked {
+    pub(crate) reports: u64,
+    pub(crate) refused: u64,
+    /// There is more to read.
+    pub(crate) more: bool,
+}
+
+impl Job {
+    pub(crate) fn new(id: JobId, pod: PodOnNode, logs: &Path, now: Now) -> Job {
+        let since = pod.started_ms.map_or(now.time, |ms| now.place(ms.saturating_mul(1_000_000)));
+        let mut job = Job {
+            id,
+            log: ContainerLog::new(logs, &pod.namespace, &pod.name, &pod.uid, &pod.container),
+            pod,
+            group: None,
+            meter: Meter::default(),
+            verdict: None,
+            collector: None,
+            trouble: None,
+            tracker: Tracker::default(),
+            course: None,
+            starts: 0,
+            since,
+        };
+        job.begin(since);
+        job
+    }
+
+    /// Takes what the manager says anew about the same pod.
+    pub(crate) fn update(&mut self, pod: PodOnNode, logs: &Path, now: Now) {
+        let before = &self.pod;
+        let same_reports = before.container == pod.container
+            && metric_spec(&before.settings) == metric_spec(&pod.settings)
+            && before.settings.collector == pod.settings.collector;
+        if same_reports {
+            self.pod = pod;
+        } else {
+            // Another metric is another curve: everything printed so far is read again with the new eyes.
+            let id = self.id;
+            let (group, meter) = (self.group.take(), self.meter);
+            *self = Job { group, meter, ..Job::new(id, pod, logs, now) };
+        }
+    }
+
+    /// A start of the container: nothing that was reported before counts.
+    fn begin(&mut self, at: Time) {
+        self.since = at;
+        self.tracker = Tracker::default();
+        self.course = None;
+        self.trouble = None;
+        self.collector = None;
+        if self.pod.settings.collector == wire::Collector::None {
+            return;
+        }
+        let spec = metric_spec(&self.pod.settings);
+        // There is no folder to look into, so nobody asks for the time at which files were written.
+        match Collector::new(&spec, None, SystemTime::UNIX_EPOCH + Duration::ZERO, CollectorState::default()) {
+            Ok(collector) => self.collector = Some(collector),
+            Err(error) => self.trouble = Some(error.to_string()),
+        }
+    }
+
+    /// Reads what the container printed since the last look.
+    pub(crate) fn look(&mut self, now: Now) -> Looked {
+        let mut looked = Looked::default();
+        // Taken out while it hands us what it reads.
+        let Some(mut log) = self.log.take() else { return looked };
+        let refused_before = self.tracker.refused();
+        looked.more = log.look(now.time, |piece| match piece {
+            Piece::Started => {
+                self.starts += 1;
+                if self.starts > 1 {
+                    self.begin(now.time);
+                }
+            }
+            Piece::Text { at_ns, text } => looked.reports += self.hear(now.place(at_ns), text),
+        });
+        looked.refused = self.tracker.refused().saturating_sub(refused_before);
+        self.log = Some(log);
+        looked
+    }
+
+    fn hear(&mut self, at: Time, text: &[u8]) -> u64 {
+        let Some(collector) = &mut self.collector else { return 0 };
+        let update = collector.output(at, text);
+        if update.forget {
+            self.tracker = Tracker::default();
+        }
+        self.course = update.progress.or(self.course);
+        update.readings.iter().filter(|r| self.tracker.push(at, Sample::from(*r))).count() as u64
+    }
+
+    /// Reads the counters of the pod's group; forgets a group that is gone.
+    pub(crate) fn measure(&mut self, at: Time, whole: &Whole, scratch: &mut [u8; 16 * 1024]) {
+        let Some(group) = &mut self.group else { return };
+        match group.usage(scratch) {
+            Ok(counters) => self.meter.take(at, counters, whole),
+            Err(_) => self.group = None,
+        }
+    }
+
+    /// Lines of its log that nobody could read.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.log.as_ref().map_or(0, ContainerLog::dropped)
+    }
+
+    /// Whether the job takes part in the node's decisions.
+    pub(crate) fn takes_part(&self) -> bool {
+        self.pod.blocked.is_none() && self.pod.started_ms.is_some()
+    }
+
+    pub(crate) fn view(&self) -> JobView {
+        JobView {
+            id: self.id,
+            owner: OwnerId(0),
+            arrived: self.since,
+            phase: Phase::Running { node: HERE, since: self.since, attempt: self.starts.max(1) },
+            signal: self.tracker.signal(),
+            consumed: self.meter.consumed(),
+            floor: Share::clamped(self.pod.settings.floor),
+            max: Share::FULL,
+            priority: 0,
+            waits_for: Vec::new(),
+            known_left_s: None,
+        }
+    }
+
+    /// What people should know.
+    pub(crate) fn state(&self) -> wire::JobState {
+        let signal = self.tracker.signal();
+        let verdict = self.verdict.as_ref();
+        let reason = match (&self.pod.blocked, &self.trouble, verdict) {
+            (Some(blocked), ..) => blocked.message.clone(),
+            (None, Some(trouble), _) => format!("its reports cannot be read: {trouble}"),
+            (None, None, Some(verdict)) => verdict.reason.to_string(),
+            (None, None, None) if self.pod.started_ms.is_none() => "its container does not run".into(),
+            (None, None, None) => "not decided yet".into(),
+        };
+        wire::JobState {
+            uid: self.pod.uid.clone(),
+            container: self.pod.container.clone(),
+            category: verdict.map(|v| v.category.into()).unwrap_or_default(),
+            growth: verdict.and_then(|v| v.growth.cpu),
+            progress: wire::Progress {
+                step: self.course.map(|c| c.step).or(signal.step),
+                total: self.course.and_then(|c| c.total).or(signal.total),
+                metric: self.collector.as_ref().and_then(|c| c.metric()).map(str::to_owned),
+                value: signal.last.map(|r| r.value),
+            },
+            share: verdict.and_then(|v| v.target).map(|t| t.share.cpu.get()),
+            reason,
+        }
+    }
+}
+
+/// Where the job's evaluation function is found: in its output, by name or pattern if the policy has one.
+fn metric_spec(settings: &wire::Settings) -> MetricSpec {
+    MetricSpec {
+        source: Source::Output,
+        name: settings.metric.clone(),
+        pattern: settings.pattern.clone(),
+        path: None,
+        url: None,
+    }
+}

@@ -1,0 +1,170 @@
+//! The cluster as an administrator with kubectl sees it, and the kernel's files behind its pods.
+
+use crate::sh;
+use crate::testbed::Testbed;
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A test bed in use.
+pub(super) struct Kube {
+    pub(super) testbed: Testbed,
+}
+
+impl Kube {
+    /// Creates or changes objects.
+    pub(super) fn apply(&self, object: &Value) -> Result<()> {
+        self.send(&["apply", "--server-side", "--force-conflicts", "-f", "-"], object).map(drop)
+    }
+
+    /// Creates an object and returns it as the API server has it.
+    pub(super) fn create(&self, object: &Value) -> Result<Value> {
+        let created = self.send(&["create", "-o", "json", "-f", "-"], object)?;
+        serde_json::from_str(&created).context("kubectl prints JSON")
+    }
+
+    fn send(&self, words: &[&str], object: &Value) -> Result<String> {
+        let mut command = self.testbed.kubectl();
+        command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().context("cannot start kubectl")?;
+        child.stdin.take().context("the input is piped")?.write_all(object.to_string().as_bytes())?;
+        let output = child.wait_with_output()?;
+        if !output.status.success() {
+            bail!("kubectl {} failed: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    pub(super) fn kubectl(&self, words: &[&str]) -> Result<String> {
+        sh::output(self.testbed.kubectl().args(words))
+    }
+
+    pub(super) fn get(&self, words: &[&str]) -> Result<Value> {
+        let text = self.kubectl(&[&["get", "-o", "json", "--request-timeout", "5s"], words].concat())?;
+        serde_json::from_str(&text).context("kubectl prints JSON")
+    }
+
+    /// The pods of a namespace, perhaps only those with a label.
+    pub(super) fn pods(&self, namespace: &str, selector: &str) -> Result<Vec<Pod>> {
+        let list = self.get(&["pods", "-n", namespace, "-l", selector])?;
+        Ok(list["items"].as_array().into_iter().flatten().map(|pod| Pod(pod.clone())).collect())
+    }
+
+    /// The folder of a pod's group in the cpu hierarchy.
+    pub(super) fn pod_group(&self, node: &str, uid: &str) -> Result<PathBuf> {
+        let pods = self.testbed.node_cgroup(node, "cpu")?.join("kubepods");
+        let classes = ["burstable", "", "besteffort"];
+        let found = classes.iter().map(|class| pods.join(class).join(format!("pod{uid}"))).find(|dir| dir.is_dir());
+        found.with_context(|| format!("node {node} has no control group for the pod {uid}"))
+    }
+
+    /// Kills the program of a pod's container as a fault of the machine would.
+    pub(super) fn kill_pod(&self, node: &str, uid: &str) -> Result<()> {
+        let mut killed = 0;
+        for entry in std::fs::read_dir(self.pod_group(node, uid)?)?.flatten() {
+            let procs = std::fs::read_to_string(entry.path().join("cgroup.procs")).unwrap_or_default();
+            for pid in procs.lines().filter_map(|line| line.parse::<i32>().ok()) {
+                let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                if command.contains("gainshare") {
+                    // SAFETY: the process is in a control group of our own test bed.
+                    killed += usize::from(unsafe { libc::kill(pid, libc::SIGKILL) } == 0);
+                }
+            }
+        }
+        if killed == 0 {
+            bail!("the pod {uid} on {node} has no process of ours to kill");
+        }
+        Ok(())
+    }
+}
+
+/// A pod as the API server shows it.
+pub(super) struct Pod(pub(super) Value);
+
+impl Pod {
+    fn text(&self, pointer: &str) -> &str {
+        self.0.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.text("/metadata/name")
+    }
+
+    pub(super) fn uid(&self) -> &str {
+        self.text("/metadata/uid")
+    }
+
+    pub(super) fn node(&self) -> &str {
+        self.text("/spec/nodeName")
+    }
+
+    pub(super) fn phase(&self) -> &str {
+        self.text("/status/phase")
+    }
+
+    pub(super) fn container(&self) -> &str {
+        self.text("/spec/containers/0/name")
+    }
+
+    pub(super) fn restarts(&self) -> u64 {
+        self.0.pointer("/status/containerStatuses/0/restartCount").and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.0.pointer("/status/containerStatuses/0/ready").and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    pub(super) fn annotation(&self, key: &str) -> Option<&str> {
+        self.0.pointer("/metadata/annotations")?.get(key)?.as_str()
+    }
+
+    /// The CPU request in thousandths of a core.
+    pub(super) fn request_milli(&self) -> Option<u64> {
+        let text = self.0.pointer("/spec/containers/0/resources/requests/cpu")?.as_str()?;
+        match text.strip_suffix('m') {
+            Some(milli) => milli.parse().ok(),
+            None => text.parse::<f64>().ok().map(|cores| (cores * 1000.0).round() as u64),
+        }
+    }
+
+    /// Its log on the machine.
+    pub(super) fn log_file(&self, kube: &Kube) -> PathBuf {
+        let folder = format!("{}_{}_{}", self.text("/metadata/namespace"), self.name(), self.uid());
+        let logs = kube.testbed.node_path(self.node(), "/var/log/pods").join(folder).join(self.container());
+        let runs = std::fs::read_dir(&logs).into_iter().flatten().flatten().map(|e| e.path());
+        let newest = runs.filter(|p| p.extension().is_some_and(|e| e == "log")).max();
+        newest.unwrap_or_else(|| logs.join("0.log"))
+    }
+}
+
+/// Lines of a log as the engine writes it: when, in seconds since 1970, and what.
+pub(super) fn log_lines(path: &Path) -> Result<Vec<(f64, String)>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let entry = |line: &str| {
+        let mut fields = line.splitn(4, ' ');
+        let at: jiff::Timestamp = fields.next()?.parse().ok()?;
+        Some((at.as_nanosecond() as f64 / 1e9, fields.nth(2)?.to_owned()))
+    };
+    Ok(text.lines().filter_map(entry).collect())
+}
+
+pub(super) fn unix_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}
+
+/// Asks again and again until there is an answer; the error of the last try says what was missing.
+pub(super) fn wait_for<T>(what: &str, patience: Duration, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
+    let began = Instant::now();
+    loop {
+        match ask() {
+            Ok(answer) => return Ok(answer),
+            Err(error) if began.elapsed() > patience => {
+                return Err(error.context(format!("{what} did not come about within {} s", patience.as_secs())));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(200)),
+        }
+    }
+}

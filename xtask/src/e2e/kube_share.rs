@@ -1,0 +1,373 @@
+//! `cargo xtask e2e kube-share`: what Gainshare does for pods that people already have, on a real cluster of two nodes.
+//!
+//! 1. Three training pods on one node, one early and two later, made by hand, by a Job and by a controller of an unknown kind; nobody shares.
+//! 2. Gainshare is installed, a policy written, and the same pods come again. The last to come must end a fifth sooner, nothing may restart, and the
+//!    kernel must have what the agent decided within a second.
+//! 3. The agent is killed, the manager is killed, the API server is stopped: limits hold, nothing restarts, everything converges within half a
+//!    minute of the return. A pod that came meanwhile is shared like the others.
+//! 4. Gainshare is uninstalled while pods run: all have what they had.
+
+use super::kube::{Kube, Pod, wait_for};
+use super::trace::Watch;
+use super::train::{self, IMAGE, LABEL, Maker, REQUEST_MILLI, Run, Took};
+use crate::sh;
+use crate::testbed::{Spec, Testbed, static_program};
+use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Where the pods train; the other node has the manager.
+const NODE: &str = "train";
+const OTHER: &str = "other";
+const SYSTEM: &str = "gainshare-system";
+const CONVERGED_WITHIN: Duration = Duration::from_secs(30);
+const LEAST_GAIN: f64 = 0.2;
+const LONGEST_EFFECT_S: f64 = 1.0;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Runs of half a minute and a short stop of the API server, as `cargo xtask test` does it.
+    #[arg(long)]
+    short: bool,
+    /// Leave the cluster up, to look around.
+    #[arg(long)]
+    keep: bool,
+    /// This program instead of a new static build.
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+    /// As JSON.
+    #[arg(short, long, value_parser = ["json"])]
+    output: Option<String>,
+}
+
+impl Args {
+    /// With the program that the tests have built already: a static one would be a second build of everything.
+    pub(super) fn short(program: PathBuf) -> Args {
+        Args { short: true, keep: false, program: Some(program), output: None }
+    }
+}
+
+/// What was measured.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    /// Seconds from creation to the last word, by run.
+    without_policy_s: BTreeMap<&'static str, f64>,
+    with_policy_s: BTreeMap<&'static str, f64>,
+    /// How much sooner the last to come ended, as a part of its time without a policy.
+    last_sooner: f64,
+    restarts: u64,
+    decisions: usize,
+    /// Seconds from a decision to the kernel's file.
+    effect_s: Effects,
+    /// Seconds from the return of what was killed or stopped until everything agreed again, a new pod included.
+    converged_s: BTreeMap<&'static str, f64>,
+    /// Pods that had their original values back after the uninstall.
+    restored: usize,
+    took_s: f64,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Effects {
+    median: f64,
+    largest: f64,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let began = Instant::now();
+    let program = args.program.clone().map_or_else(static_program, Ok)?;
+    let testbed = Testbed::up(&Spec::new("kube-share", &[(NODE, 1.0), (OTHER, 0.6)])?)?;
+    let kube = Kube { testbed };
+    let told = tell(&kube, args, &program);
+    if args.keep {
+        eprintln!("e2e: the cluster stays: KUBECONFIG={}", kube.testbed.kubeconfig().display());
+        kube.testbed.stay();
+    } else {
+        kube.testbed.down()?;
+    }
+    let mut report = told?;
+    report.took_s = began.elapsed().as_secs_f64();
+    match args.output {
+        Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
+        None => print(&report),
+    }
+    judge(&report)
+}
+
+fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
+    kube.testbed.load_image(program, IMAGE)?;
+    kube.apply(&train::unknown_kind())?;
+    let work_s = if args.short { 30.0 } else { 80.0 };
+    let runs = train::schedule(program, work_s)?;
+    let patience = Duration::from_secs_f64(work_s * 6.0 + 60.0);
+    let mut report = Report::default();
+
+    eprintln!("e2e: without a policy");
+    namespace(kube, "plain")?;
+    let plain = train::play(kube, "plain", NODE, &runs, patience)?;
+    kube.kubectl(&["delete", "namespace", "plain", "--wait=false"])?;
+
+    eprintln!("e2e: with a policy");
+    install(kube, program)?;
+    namespace(kube, "shared")?;
+    policy(kube, "shared", if args.short { "1s" } else { "2s" })?;
+    let watch = Watch::start(kube, NODE)?;
+    let shared = train::play(kube, "shared", NODE, &runs, patience)?;
+    let agent = agent_pod(kube)?;
+    let effects = watch.effects(kube, &agent)?;
+    drop(watch);
+    report.decisions = effects.len();
+    report.effect_s = summarise(&effects)?;
+    report.without_policy_s = seconds(&plain);
+    report.with_policy_s = seconds(&shared);
+    let (before, after) = (report.without_policy_s["last"], report.with_policy_s["last"]);
+    report.last_sooner = 1.0 - after / before;
+    report.restarts = plain.iter().chain(&shared).map(|t| t.restarts).sum();
+    kube.kubectl(&["delete", "job,pod,trainrun", "--all", "-n", "shared"])?;
+
+    eprintln!("e2e: faults");
+    for run in lasting_runs() {
+        train::start(kube, "shared", NODE, &run)?;
+    }
+    wait_for("the first shares", Duration::from_secs(60), || converged(kube, 2, true))?;
+    faults(kube, args.short, &mut report)?;
+
+    eprintln!("e2e: uninstall");
+    report.restored = uninstall(kube)?;
+    let pods = kube.pods("shared", LABEL)?;
+    report.restarts += pods.iter().map(Pod::restarts).sum::<u64>();
+    Ok(report)
+}
+
+/// Two runs that outlast the faults: one that is soon flat, and one that grows for long.
+fn lasting_runs() -> [Run; 2] {
+    let run = |name, maker, words: &str| Run {
+        name,
+        maker,
+        arrives_s: 0.0,
+        words: words.split(' ').map(str::to_owned).collect(),
+    };
+    [
+        run("flat", Maker::Plain, "train mlp --seed 5 --steps 100000000 --report-every 10 --lr 0.0000001"),
+        run("grows", Maker::Job, "train vae --seed 6 --steps 100000000 --report-every 2 --lr 0.0001"),
+    ]
+}
+
+fn namespace(kube: &Kube, name: &str) -> Result<()> {
+    kube.apply(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } }))
+}
+
+fn policy(kube: &Kube, namespace: &str, interval: &str) -> Result<()> {
+    let (key, value) = LABEL.split_once('=').context("a label has a value")?;
+    kube.apply(&json!({
+        "apiVersion": "gainshare.dev/v1alpha1",
+        "kind": "SharePolicy",
+        "metadata": { "name": "train", "namespace": namespace },
+        "spec": { "selector": { "matchLabels": { key: value } }, "policy": "flowcon", "interval": interval, "alpha": 0.01 },
+    }))
+}
+
+fn helm(kube: &Kube) -> Command {
+    let mut helm = Command::new(kube.testbed.bin().join("helm"));
+    helm.arg("--kubeconfig").arg(kube.testbed.kubeconfig()).args(["--namespace", SYSTEM]).env_remove("KUBECONFIG");
+    helm
+}
+
+fn install(kube: &Kube, program: &Path) -> Result<()> {
+    let definitions = sh::output(Command::new(program).args(["-o", "json", "crd"]))?;
+    kube.apply(&serde_json::from_str(&definitions).context("`gainshare crd` prints JSON")?)?;
+    let (name, tag) = IMAGE.split_once(':').context("an image has a tag")?;
+    let chart = sh::root().join("deploy/chart");
+    sh::output(
+        helm(kube)
+            .args(["upgrade", "--install", "gainshare"])
+            .arg(chart)
+            .args(["--create-namespace", "--wait", "--timeout", "120s"])
+            .args(["--set", &format!("image.repository={name},image.tag={tag},image.pullPolicy=Never")])
+            // The manager must not land where it would be measured.
+            .args(["--set", &format!("manager.nodeSelector.kubernetes\\.io/hostname={OTHER}")]),
+    )?;
+    wait_for("the agent on the training node", Duration::from_secs(60), || {
+        let agent = agent_pod(kube)?;
+        ensure!(agent.is_ready(), "the agent {} is not ready", agent.name());
+        Ok(())
+    })
+}
+
+fn agent_pod(kube: &Kube) -> Result<Pod> {
+    let pods = kube.pods(SYSTEM, "app.kubernetes.io/component=agent")?;
+    pods.into_iter().find(|p| p.node() == NODE).context("no agent runs on the training node")
+}
+
+fn manager_pod(kube: &Kube) -> Result<Pod> {
+    let pods = kube.pods(SYSTEM, "app.kubernetes.io/component=manager")?;
+    pods.into_iter().find(|p| p.phase() == "Running").context("no manager runs")
+}
+
+/// Whether everybody agrees: at least `count` pods are shared, each has been decided on, the kernel has what the spec says, and nobody was promised
+/// more than there is.
+fn converged(kube: &Kube, count: usize, reshaped: bool) -> Result<Vec<Pod>> {
+    let pods: Vec<Pod> = kube.pods("shared", LABEL)?.into_iter().filter(|p| p.phase() == "Running").collect();
+    ensure!(pods.len() >= count, "{} of {count} pods run", pods.len());
+    let mut sum = 0;
+    for pod in &pods {
+        let note = pod.annotation("gainshare.dev/status").unwrap_or_default();
+        ensure!(note.contains("sharePercent"), "{} has no share yet: {note}", pod.name());
+        let milli = pod.request_milli().context("a training pod requests CPU")?;
+        sum += milli;
+        let shares = cpu_shares(kube, pod)?;
+        ensure!(shares == (milli * 1024 / 1000).max(2), "{} has {shares} shares for {milli}m", pod.name());
+    }
+    ensure!(sum <= REQUEST_MILLI * pods.len() as u64, "{sum}m are promised");
+    let moved = pods.iter().any(|p| p.request_milli() != Some(REQUEST_MILLI));
+    ensure!(moved || !reshaped, "every pod has what it came with");
+    Ok(pods)
+}
+
+fn cpu_shares(kube: &Kube, pod: &Pod) -> Result<u64> {
+    let file = kube.pod_group(pod.node(), pod.uid())?.join("cpu.shares");
+    let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    text.trim().parse().with_context(|| format!("{} holds no number", file.display()))
+}
+
+/// What the kernel has in force for each pod.
+fn in_force(kube: &Kube, pods: &[Pod]) -> Result<Vec<u64>> {
+    pods.iter().map(|pod| cpu_shares(kube, pod)).collect()
+}
+
+fn faults(kube: &Kube, short: bool, report: &mut Report) -> Result<()> {
+    let agent = agent_pod(kube)?;
+    let pods = converged(kube, 2, true)?;
+    let before = in_force(kube, &pods)?;
+    kube.kill_pod(NODE, agent.uid())?;
+    let killed = Instant::now();
+    hold(kube, &pods, &before, Duration::from_secs(1), "the agent was killed")?;
+    report.converged_s.insert("agent_killed", back_to_work(kube, killed, "after-agent")?);
+
+    let manager = manager_pod(kube)?;
+    let pods = converged(kube, 2, true)?;
+    let before = in_force(kube, &pods)?;
+    kube.kill_pod(manager.node(), manager.uid())?;
+    let killed = Instant::now();
+    hold(kube, &pods, &before, Duration::from_secs(1), "the manager was killed")?;
+    report.converged_s.insert("manager_killed", back_to_work(kube, killed, "after-manager")?);
+
+    let pods = converged(kube, 2, true)?;
+    let before = in_force(kube, &pods)?;
+    kube.testbed.signal("kube-apiserver", libc::SIGSTOP)?;
+    // The agent may have asked for something a moment before.
+    std::thread::sleep(Duration::from_secs(2));
+    let before = in_force(kube, &pods).unwrap_or(before);
+    let held =
+        hold(kube, &pods, &before, Duration::from_secs(if short { 10 } else { 60 }), "the API server was stopped");
+    kube.testbed.signal("kube-apiserver", libc::SIGCONT)?;
+    held?;
+    report.converged_s.insert("api_server_stopped", back_to_work(kube, Instant::now(), "after-api")?);
+    Ok(())
+}
+
+/// Limits stay as they are for so long.
+fn hold(kube: &Kube, pods: &[Pod], before: &[u64], time: Duration, why: &str) -> Result<()> {
+    let began = Instant::now();
+    while began.elapsed() < time {
+        let now = in_force(kube, pods)?;
+        ensure!(now == before, "limits changed from {before:?} to {now:?} after {why}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// A new pod comes; everything must agree again within the time. Returns the seconds since `since`.
+fn back_to_work(kube: &Kube, since: Instant, name: &'static str) -> Result<f64> {
+    let words = "train mlp --seed 7 --steps 100000000 --report-every 10".split(' ').map(str::to_owned).collect();
+    let run = Run { name, maker: Maker::Unknown, arrives_s: 0.0, words };
+    wait_for("the new pod's creation", Duration::from_secs(20), || train::start(kube, "shared", NODE, &run))?;
+    // Longer than allowed, so that a figure is reported; it is judged at the end.
+    wait_for("agreement", CONVERGED_WITHIN * 2, || converged(kube, 3, true))?;
+    let seconds = since.elapsed().as_secs_f64();
+    eprintln!("e2e: converged {seconds:.1} s after {name}");
+    kube.kubectl(&["delete", "pod", name, "-n", "shared"])?;
+    wait_for("agreement without it", CONVERGED_WITHIN, || converged(kube, 2, true))?;
+    Ok(seconds)
+}
+
+/// Uninstalls while pods run, and counts those that have their original values back.
+fn uninstall(kube: &Kube) -> Result<usize> {
+    converged(kube, 2, true)?;
+    sh::output(helm(kube).args(["uninstall", "gainshare", "--wait", "--timeout", "120s"]))?;
+    let pods = wait_for("the original values", Duration::from_secs(15), || {
+        let pods = kube.pods("shared", LABEL)?;
+        for pod in &pods {
+            let milli = pod.request_milli();
+            ensure!(milli == Some(REQUEST_MILLI), "{} still requests {milli:?}", pod.name());
+            let left = ["gainshare.dev/status", "gainshare.dev/original-resources"];
+            let left: Vec<_> = left.into_iter().filter(|key| pod.annotation(key).is_some()).collect();
+            ensure!(left.is_empty(), "{} still has {}", pod.name(), left.join(", "));
+            let shares = cpu_shares(kube, pod)?;
+            ensure!(shares == REQUEST_MILLI * 1024 / 1000, "{} still has {shares} shares", pod.name());
+        }
+        Ok(pods)
+    })?;
+    Ok(pods.len())
+}
+
+fn seconds(took: &[Took]) -> BTreeMap<&'static str, f64> {
+    took.iter().map(|t| (t.name, (t.seconds * 10.0).round() / 10.0)).collect()
+}
+
+fn summarise(effects: &[Option<f64>]) -> Result<Effects> {
+    let mut times: Vec<f64> = effects.iter().flatten().copied().collect();
+    if times.len() < effects.len() {
+        bail!("{} of {} decisions never reached the kernel", effects.len() - times.len(), effects.len());
+    }
+    times.sort_by(f64::total_cmp);
+    let median = times.get(times.len() / 2).copied().context("the agent decided nothing")?;
+    Ok(Effects { median, largest: times.last().copied().unwrap_or(median) })
+}
+
+fn print(r: &Report) {
+    println!("{:<10} {:>16} {:>14}", "run", "without policy", "with policy");
+    for (name, before) in &r.without_policy_s {
+        println!("{name:<10} {before:>14.1} s {:>12.1} s", r.with_policy_s[name]);
+    }
+    println!("the last to come ended {:.0} % sooner; {} restarts", r.last_sooner * 100.0, r.restarts);
+    println!(
+        "{} decisions were in force after {:.2} s (median), {:.2} s at most",
+        r.decisions, r.effect_s.median, r.effect_s.largest
+    );
+    for (what, seconds) in &r.converged_s {
+        println!("{}: limits held, converged after {seconds:.1} s", what.replace('_', " "));
+    }
+    println!("uninstalled: {} pods have their own values back ({:.0} s in all)", r.restored, r.took_s);
+}
+
+/// Every promise that was broken, in one error.
+fn judge(r: &Report) -> Result<()> {
+    let mut broken = Vec::new();
+    if r.last_sooner < LEAST_GAIN {
+        broken.push(format!(
+            "the last to come ended {:.0} % sooner, not {:.0} %",
+            r.last_sooner * 100.0,
+            LEAST_GAIN * 100.0
+        ));
+    }
+    if r.restarts > 0 {
+        broken.push(format!("{} restarts", r.restarts));
+    }
+    if r.effect_s.largest > LONGEST_EFFECT_S {
+        broken.push(format!("a decision took {:.2} s to be in force", r.effect_s.largest));
+    }
+    for (what, seconds) in &r.converged_s {
+        if *seconds > CONVERGED_WITHIN.as_secs_f64() {
+            broken.push(format!("{what}: converged after {seconds:.1} s"));
+        }
+    }
+    if r.restored < 2 {
+        broken.push("not every pod had its own values back".into());
+    }
+    ensure!(broken.is_empty(), "promises were broken: {}", broken.join("; "));
+    Ok(())
+}

@@ -1,0 +1,36 @@
+//! `cargo xtask e2e`: whole stories on a real cluster, told in figures.
+
+mod kube;
+mod kube_share;
+mod trace;
+mod train;
+
+use crate::sh;
+use anyhow::Result;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    story: Story,
+}
+
+#[derive(clap::Subcommand)]
+enum Story {
+    /// Pods that people already have are reshaped in place: the last to come ends sooner, nothing restarts, and everything is put back.
+    ///
+    /// Brings up a test bed of two nodes, trains three models on one of them without and with a policy, kills the agent, the manager and stops the API
+    /// server, and uninstalls. Prints what was measured; fails if a promise was broken.
+    KubeShare(kube_share::Args),
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    match args.story {
+        Story::KubeShare(args) => kube_share::run(&args),
+    }
+}
+
+/// The shorter telling that belongs to `cargo xtask test`, with the program of the release profile.
+pub(crate) fn short() -> Result<()> {
+    sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare"]))?;
+    kube_share::run(&kube_share::Args::short(sh::root().join("target/release/gainshare")))
+}

@@ -1,0 +1,120 @@
+//! What the kernel had in force, and when: a thread that reads the CPU weights of pods again and again.
+//!
+//! The decision is in the agent's log, with the engine's time stamp; the effect is in the kernel's file. Nobody between the two is asked.
+
+use super::kube::{Kube, Pod, log_lines, unix_s};
+use anyhow::Result;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+const PACE: Duration = Duration::from_millis(20);
+
+/// A weight that was seen for the first time.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    at_s: f64,
+    shares: u64,
+}
+
+type Seens = BTreeMap<String, Vec<Seen>>;
+
+/// Watches until it is dropped.
+pub(super) struct Watch {
+    seen: Arc<Mutex<Seens>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    /// Watches every pod of a node.
+    pub(super) fn start(kube: &Kube, node: &str) -> Result<Watch> {
+        let pods = kube.testbed.node_cgroup(node, "cpu")?.join("kubepods/burstable");
+        let (seen, stop) = (Arc::new(Mutex::new(Seens::new())), Arc::new(AtomicBool::new(false)));
+        let (seen_there, stop_there) = (seen.clone(), stop.clone());
+        let thread = std::thread::spawn(move || {
+            while !stop_there.load(Ordering::Relaxed) {
+                look(&pods, &seen_there);
+                std::thread::sleep(PACE);
+            }
+        });
+        Ok(Watch { seen, stop, thread: Some(thread) })
+    }
+
+    /// How long each decision of the agent took to be in force; `None` for one that never was. One that was overtaken by the next is left out.
+    pub(super) fn effects(&self, kube: &Kube, agent: &Pod) -> Result<Vec<Option<f64>>> {
+        let decisions = decisions(&log_lines(&agent.log_file(kube))?);
+        let seen = self.seen.lock().map_err(|_| anyhow::anyhow!("the watch has panicked"))?;
+        let mut effects = Vec::new();
+        for (i, decision) in decisions.iter().enumerate() {
+            let next = decisions[i + 1..].iter().find(|d| d.uid == decision.uid).map(|d| d.at_s);
+            let Some(weights) = seen.get(&decision.uid) else { continue };
+            let wanted = (decision.cpu_milli * 1024 / 1000).max(2);
+            let in_force = weights.iter().rfind(|s| s.at_s <= decision.at_s).is_some_and(|s| s.shares == wanted);
+            let later = weights.iter().find(|s| s.at_s > decision.at_s && s.shares == wanted);
+            let effect = if in_force { Some(0.0) } else { later.map(|s| s.at_s - decision.at_s) };
+            let overtaken = next.is_some_and(|next| effect.is_none_or(|e| decision.at_s + e > next));
+            let ended = next.is_none() && effect.is_none() && unix_s() - decision.at_s < 2.0;
+            if !overtaken && !ended {
+                effects.push(effect);
+            }
+        }
+        Ok(effects)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn look(pods: &PathBuf, seen: &Mutex<Seens>) {
+    for entry in std::fs::read_dir(pods).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(uid) = name.to_str().and_then(|n| n.strip_prefix("pod")) else { continue };
+        let text = std::fs::read_to_string(entry.path().join("cpu.shares")).unwrap_or_default();
+        let Ok(shares) = text.trim().parse() else { continue };
+        let Ok(mut seen) = seen.lock() else { return };
+        let weights = seen.entry(uid.to_owned()).or_default();
+        if weights.last().is_none_or(|last| last.shares != shares) {
+            weights.push(Seen { at_s: unix_s(), shares });
+        }
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct Decision {
+    at_s: f64,
+    uid: String,
+    cpu_milli: u64,
+}
+
+/// The agent logs each wish as `… wants … uid=… cpu_milli=…`.
+fn decisions(lines: &[(f64, String)]) -> Vec<Decision> {
+    let parse = |(at_s, text): &(f64, String)| {
+        let word = |key: &str| text.split_whitespace().find_map(|w| w.strip_prefix(key));
+        let cpu_milli = word("cpu_milli=")?.parse().ok()?;
+        Some(Decision { at_s: *at_s, uid: word("uid=")?.trim_matches('"').to_owned(), cpu_milli })
+    };
+    lines.iter().filter_map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decisions_are_found_in_the_agents_log() {
+        let line =
+            r#"2026-11-15T12:00:00Z  INFO gainshare_kube::node::state: wants pod=a/b uid=1-2 cpu_milli=410 share=0.5"#;
+        let lines = [(1.0, "hello".to_owned()), (2.0, line.to_owned())];
+        assert_eq!(decisions(&lines), [Decision { at_s: 2.0, uid: "1-2".into(), cpu_milli: 410 }]);
+    }
+}
