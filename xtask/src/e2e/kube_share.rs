@@ -9,7 +9,7 @@
 
 use super::kube::{Kube, Pod, wait_for};
 use super::trace::Watch;
-use super::train::{self, IMAGE, LABEL, Maker, REQUEST_MILLI, Run, Took};
+use super::train::{self, IMAGE, LABEL, Maker, REQUEST_MILLI, Run, Took, Work};
 use crate::sh;
 use crate::testbed::{Spec, Testbed, static_program};
 use anyhow::{Context, Result, bail, ensure};
@@ -113,7 +113,7 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     eprintln!("e2e: with a policy");
     install(kube, program)?;
     namespace(kube, "shared")?;
-    policy(kube, "shared", if args.short { "1s" } else { "2s" })?;
+    policy(kube, "shared", "2s")?;
     let watch = Watch::start(kube, NODE)?;
     let shared = train::play(kube, "shared", NODE, &runs, patience)?;
     let agent = agent_pod(kube)?;
@@ -142,18 +142,12 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     Ok(report)
 }
 
-/// Two runs that outlast the faults: one that is soon flat, and one that grows for long.
+/// Two pods that outlast the faults: one is flat from the start, the other gains the same for ever, which no training does.
 fn lasting_runs() -> [Run; 2] {
-    let run = |name, maker, words: &str| Run {
-        name,
-        maker,
-        arrives_s: 0.0,
-        words: words.split(' ').map(str::to_owned).collect(),
-    };
-    [
-        run("flat", Maker::Plain, "train mlp --seed 5 --steps 100000000 --report-every 10 --lr 0.0000001"),
-        run("grows", Maker::Job, "train vae --seed 6 --steps 100000000 --report-every 2 --lr 0.0001"),
-    ]
+    let flat = "while :; do i=$((i+1)); [ $((i % 20000)) != 0 ] || echo loss: 1.5; done";
+    let grows = "l=1000; while :; do i=$((i+1)); [ $((i % 20000)) != 0 ] || { l=$((l-20)); echo loss: $l; }; done";
+    let run = |name, maker, script| Run { name, maker, arrives_s: 0.0, work: Work::Script(script) };
+    [run("flat", Maker::Plain, flat), run("grows", Maker::Job, grows)]
 }
 
 fn namespace(kube: &Kube, name: &str) -> Result<()> {
@@ -166,7 +160,7 @@ fn policy(kube: &Kube, namespace: &str, interval: &str) -> Result<()> {
         "apiVersion": "gainshare.dev/v1alpha1",
         "kind": "SharePolicy",
         "metadata": { "name": "train", "namespace": namespace },
-        "spec": { "selector": { "matchLabels": { key: value } }, "policy": "flowcon", "interval": interval, "alpha": 0.01 },
+        "spec": { "selector": { "matchLabels": { key: value } }, "policy": "flowcon", "interval": interval, "alpha": 0.02 },
     }))
 }
 
@@ -283,7 +277,7 @@ fn hold(kube: &Kube, pods: &[Pod], before: &[u64], time: Duration, why: &str) ->
 /// A new pod comes; everything must agree again within the time. Returns the seconds since `since`.
 fn back_to_work(kube: &Kube, since: Instant, name: &'static str) -> Result<f64> {
     let words = "train mlp --seed 7 --steps 100000000 --report-every 10".split(' ').map(str::to_owned).collect();
-    let run = Run { name, maker: Maker::Unknown, arrives_s: 0.0, words };
+    let run = Run { name, maker: Maker::Unknown, arrives_s: 0.0, work: Work::Train(words) };
     wait_for("the new pod's creation", Duration::from_secs(20), || train::start(kube, "shared", NODE, &run))?;
     // Longer than allowed, so that a figure is reported; it is judged at the end.
     wait_for("agreement", CONVERGED_WITHIN * 2, || converged(kube, 3, true))?;

@@ -13,14 +13,25 @@ use std::time::Duration;
 
 const PACE: Duration = Duration::from_millis(20);
 
-/// A weight that was seen for the first time.
+/// The weights of one pod.
+#[derive(Debug, Default)]
+struct Weights {
+    /// When each was seen for the first time.
+    seen: Vec<Seen>,
+    /// When the pod's group was last there.
+    last_s: f64,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     at_s: f64,
     shares: u64,
 }
 
-type Seens = BTreeMap<String, Vec<Seen>>;
+type Seens = BTreeMap<String, Weights>;
+
+/// A decision about a pod that ends within this time may come too late.
+const ENDING_S: f64 = 2.0;
 
 /// Watches until it is dropped.
 pub(super) struct Watch {
@@ -44,7 +55,8 @@ impl Watch {
         Ok(Watch { seen, stop, thread: Some(thread) })
     }
 
-    /// How long each decision of the agent took to be in force; `None` for one that never was. One that was overtaken by the next is left out.
+    /// How long each decision of the agent took to be in force; `None` for one that never was. One that was overtaken by the next, or by the pod's
+    /// end, is left out.
     pub(super) fn effects(&self, kube: &Kube, agent: &Pod) -> Result<Vec<Option<f64>>> {
         let decisions = decisions(&log_lines(&agent.log_file(kube))?);
         let seen = self.seen.lock().map_err(|_| anyhow::anyhow!("the watch has panicked"))?;
@@ -53,11 +65,11 @@ impl Watch {
             let next = decisions[i + 1..].iter().find(|d| d.uid == decision.uid).map(|d| d.at_s);
             let Some(weights) = seen.get(&decision.uid) else { continue };
             let wanted = (decision.cpu_milli * 1024 / 1000).max(2);
-            let in_force = weights.iter().rfind(|s| s.at_s <= decision.at_s).is_some_and(|s| s.shares == wanted);
-            let later = weights.iter().find(|s| s.at_s > decision.at_s && s.shares == wanted);
+            let in_force = weights.seen.iter().rfind(|s| s.at_s <= decision.at_s).is_some_and(|s| s.shares == wanted);
+            let later = weights.seen.iter().find(|s| s.at_s > decision.at_s && s.shares == wanted);
             let effect = if in_force { Some(0.0) } else { later.map(|s| s.at_s - decision.at_s) };
             let overtaken = next.is_some_and(|next| effect.is_none_or(|e| decision.at_s + e > next));
-            let ended = next.is_none() && effect.is_none() && unix_s() - decision.at_s < 2.0;
+            let ended = effect.is_none() && weights.last_s < decision.at_s + ENDING_S;
             if !overtaken && !ended {
                 effects.push(effect);
             }
@@ -83,8 +95,9 @@ fn look(pods: &PathBuf, seen: &Mutex<Seens>) {
         let Ok(shares) = text.trim().parse() else { continue };
         let Ok(mut seen) = seen.lock() else { return };
         let weights = seen.entry(uid.to_owned()).or_default();
-        if weights.last().is_none_or(|last| last.shares != shares) {
-            weights.push(Seen { at_s: unix_s(), shares });
+        weights.last_s = unix_s();
+        if weights.seen.last().is_none_or(|last| last.shares != shares) {
+            weights.seen.push(Seen { at_s: weights.last_s, shares });
         }
     }
 }
