@@ -8,11 +8,11 @@
 //! 4. Gainshare is uninstalled while pods run: all have what they had.
 
 use super::kube::{Kube, Pod, wait_for};
-use super::trace::Watch;
+use super::trace::{Level, Watch};
 use super::train::{self, IMAGE, LABEL, Maker, REQUEST_MILLI, Run, Took, Work};
 use crate::sh;
 use crate::testbed::{Spec, Testbed, static_program};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -61,8 +61,12 @@ struct Report {
     last_sooner: f64,
     restarts: u64,
     decisions: usize,
-    /// Seconds from a decision to the kernel's file.
+    /// Decisions that stood and never reached the kernel.
+    lost_decisions: usize,
+    /// Seconds from a decision to the kernel's file of the container.
     effect_s: Effects,
+    /// The same for the pod's file, which a kubelet lowers later than the container's.
+    pod_effect_s: Effects,
     /// Seconds from the return of what was killed or stopped until everything agreed again, a new pod included.
     converged_s: BTreeMap<&'static str, f64>,
     /// Pods that had their original values back after the uninstall.
@@ -73,6 +77,8 @@ struct Report {
 #[derive(Debug, Default, Serialize)]
 struct Effects {
     median: f64,
+    /// Nine in ten were quicker.
+    ninetieth: f64,
     largest: f64,
 }
 
@@ -117,9 +123,11 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     let watch = Watch::start(kube, NODE)?;
     let shared = train::play(kube, "shared", NODE, &runs, patience)?;
     let agent = agent_pod(kube)?;
-    let effects = watch.effects(kube, &agent)?;
+    let effects = watch.effects(kube, &agent, Level::Container)?;
+    report.pod_effect_s = summarise(&watch.effects(kube, &agent, Level::Pod)?)?;
     drop(watch);
     report.decisions = effects.len();
+    report.lost_decisions = effects.iter().filter(|e| e.is_none()).count();
     report.effect_s = summarise(&effects)?;
     report.without_policy_s = seconds(&plain);
     report.with_policy_s = seconds(&shared);
@@ -160,7 +168,7 @@ fn policy(kube: &Kube, namespace: &str, interval: &str) -> Result<()> {
         "apiVersion": "gainshare.dev/v1alpha1",
         "kind": "SharePolicy",
         "metadata": { "name": "train", "namespace": namespace },
-        "spec": { "selector": { "matchLabels": { key: value } }, "policy": "flowcon", "interval": interval, "alpha": 0.02 },
+        "spec": { "selector": { "matchLabels": { key: value } }, "policy": "flowcon", "interval": interval, "alpha": 0.04 },
     }))
 }
 
@@ -314,12 +322,10 @@ fn seconds(took: &[Took]) -> BTreeMap<&'static str, f64> {
 
 fn summarise(effects: &[Option<f64>]) -> Result<Effects> {
     let mut times: Vec<f64> = effects.iter().flatten().copied().collect();
-    if times.len() < effects.len() {
-        bail!("{} of {} decisions never reached the kernel", effects.len() - times.len(), effects.len());
-    }
     times.sort_by(f64::total_cmp);
     let median = times.get(times.len() / 2).copied().context("the agent decided nothing")?;
-    Ok(Effects { median, largest: times.last().copied().unwrap_or(median) })
+    let ninetieth = times.get(times.len() * 9 / 10).copied().unwrap_or(median);
+    Ok(Effects { median, ninetieth, largest: times.last().copied().unwrap_or(median) })
 }
 
 fn print(r: &Report) {
@@ -351,8 +357,11 @@ fn judge(r: &Report) -> Result<()> {
     if r.restarts > 0 {
         broken.push(format!("{} restarts", r.restarts));
     }
-    if r.effect_s.largest > LONGEST_EFFECT_S {
-        broken.push(format!("a decision took {:.2} s to be in force", r.effect_s.largest));
+    if r.effect_s.ninetieth > LONGEST_EFFECT_S {
+        broken.push(format!("one decision in ten took {:.2} s or more to be in force", r.effect_s.ninetieth));
+    }
+    if r.lost_decisions > 0 {
+        broken.push(format!("{} of {} decisions never reached the kernel", r.lost_decisions, r.decisions));
     }
     for (what, seconds) in &r.converged_s {
         if *seconds > CONVERGED_WITHIN.as_secs_f64() {

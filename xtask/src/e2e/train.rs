@@ -53,12 +53,12 @@ pub(super) struct Took {
 
 /// The three runs: one early and long, two later and shorter. `work_s` is all their work, in seconds of a whole core.
 pub(super) fn schedule(program: &Path, work_s: f64) -> Result<Vec<Run>> {
-    // The proportions of FlowCon's own experiment with three models, as in `gainshare demo`. The last learns slowly, so that it still grows when
-    // the others are flat.
+    // About the proportions of FlowCon's own experiment with three models. The last comes when the others are flat, and learns slowly, so that it grows
+    // to its end.
     let runs = [
-        ("early", Maker::Plain, "vae", "0.001", 0.0, 0.62),
-        ("second", Maker::Job, "mlp", "0.001", 0.12, 0.26),
-        ("last", Maker::Unknown, "mlp", "0.00005", 0.24, 0.12),
+        ("early", Maker::Plain, "vae", "0.001", 0.0, 0.60),
+        ("second", Maker::Job, "mlp", "0.001", 0.08, 0.25),
+        ("last", Maker::Unknown, "mlp", "0.00005", 0.35, 0.15),
     ];
     runs.into_iter()
         .map(|(name, maker, model, rate_of_learning, arrives, part)| {
