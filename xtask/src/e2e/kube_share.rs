@@ -117,7 +117,7 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     kube.kubectl(&["delete", "namespace", "plain", "--wait=false"])?;
 
     eprintln!("e2e: with a policy");
-    install(kube, program)?;
+    install(kube)?;
     namespace(kube, "shared")?;
     policy(kube, "shared", "2s")?;
     let watch = Watch::start(kube, NODE)?;
@@ -178,9 +178,7 @@ fn helm(kube: &Kube) -> Command {
     helm
 }
 
-fn install(kube: &Kube, program: &Path) -> Result<()> {
-    let definitions = sh::output(Command::new(program).args(["-o", "json", "crd"]))?;
-    kube.apply(&serde_json::from_str(&definitions).context("`gainshare crd` prints JSON")?)?;
+fn install(kube: &Kube) -> Result<()> {
     let (name, tag) = IMAGE.split_once(':').context("an image has a tag")?;
     let chart = sh::root().join("deploy/chart");
     sh::output(
