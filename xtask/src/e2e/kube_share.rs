@@ -119,7 +119,7 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     eprintln!("e2e: with a policy");
     install(kube)?;
     namespace(kube, "shared")?;
-    policy(kube, "shared", "2s")?;
+    policy(kube, "shared", "4s")?;
     let watch = Watch::start(kube, NODE)?;
     let shared = train::play(kube, "shared", NODE, &runs, patience)?;
     let agent = agent_pod(kube)?;
