@@ -7,8 +7,12 @@ use anyhow::{Context, Result, bail};
 #[derive(clap::Args)]
 pub(crate) struct Args {}
 
-/// The one file that is generated from the program and committed, so that it can be read without building anything.
-const CLI_REFERENCE: &str = "docs/reference/cli.md";
+/// The files that the program itself writes and that are committed, so that they can be read and applied without building anything, each with its command.
+const GENERATED: [(&str, &str); 2] =
+    [("docs/reference/cli.md", "reference"), ("deploy/chart/crds/sharepolicies.yaml", "crd")];
+
+/// The chart as plain YAML, for those without Helm. Its freshness is looked at where Helm is there: in the manager's test.
+const MANIFESTS: &str = "deploy/gainshare.yaml";
 
 /// Which crates may not be reached from which: the layers of ARCHITECTURE.md, and what keeps `core` replayable.
 const ABSENT: [(&str, &[&str]); 4] = [
@@ -53,22 +57,44 @@ fn layers() -> Result<()> {
     Ok(())
 }
 
-fn reference() -> Result<String> {
-    sh::output(sh::cargo().args(["run", "--release", "--quiet", "--package", "gainshare", "--", "reference"]))
+fn written_by(command: &str) -> Result<String> {
+    sh::output(sh::cargo().args(["run", "--release", "--quiet", "--package", "gainshare", "--", command]))
 }
 
 fn fresh() -> Result<()> {
-    let committed = std::fs::read_to_string(sh::root().join(CLI_REFERENCE))
-        .with_context(|| format!("{CLI_REFERENCE} is missing: run `cargo xtask generate`"))?;
-    if committed != reference()? {
-        bail!("{CLI_REFERENCE} no longer says what the program does: run `cargo xtask generate` and commit it");
+    for (file, command) in GENERATED {
+        let committed = std::fs::read_to_string(sh::root().join(file))
+            .with_context(|| format!("{file} is missing: run `cargo xtask generate`"))?;
+        if committed != written_by(command)? {
+            bail!("{file} no longer says what the program does: run `cargo xtask generate` and commit it");
+        }
+        eprintln!("{file} is fresh");
     }
-    eprintln!("{CLI_REFERENCE} is fresh");
     Ok(())
 }
 
 pub(crate) fn generate() -> Result<()> {
-    let path = sh::root().join(CLI_REFERENCE);
-    std::fs::create_dir_all(path.parent().expect("the reference lies in a folder"))?;
-    std::fs::write(&path, reference()?).with_context(|| format!("cannot write {}", path.display()))
+    for (file, command) in GENERATED {
+        write(file, &written_by(command)?)?;
+    }
+    let helm = crate::testbed::programs()?.join("helm");
+    let chart = sh::root().join("deploy/chart");
+    let rendered = sh::output(
+        std::process::Command::new(helm)
+            .args(["template", "gainshare"])
+            .arg(chart)
+            .args(["--namespace", "gainshare-system", "--kube-version", "1.35.0", "--include-crds", "--no-hooks"])
+            .args(["--set", "authority.create=false"]),
+    )?;
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: gainshare-system\n";
+    write(
+        MANIFESTS,
+        &format!("# The chart in deploy/chart as plain YAML, by `cargo xtask generate`.\n{namespace}{rendered}"),
+    )
+}
+
+fn write(file: &str, text: &str) -> Result<()> {
+    let path = sh::root().join(file);
+    std::fs::create_dir_all(path.parent().expect("generated files lie in folders"))?;
+    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
 }

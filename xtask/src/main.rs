@@ -29,7 +29,7 @@ enum Chore {
     Check(check::Args),
     /// Measures what the project promises and prints the figures.
     Bench(bench::Args),
-    /// Writes the generated files (CLI reference) anew.
+    /// Writes the generated files (CLI reference, custom resource, plain YAML of the chart) anew.
     Generate,
     /// Only installs what the tests need.
     Setup,

@@ -1,11 +1,13 @@
 //! What the kernel had in force, and when: a thread that reads the CPU weights of pods again and again.
 //!
-//! The decision is in the agent's log, with the engine's time stamp; the effect is in the kernel's file. Nobody between the two is asked.
+//! The decision is in the agent's log, with the engine's time stamp; the effect is in the kernel's file. Nobody between the two is asked. A kubelet raises the
+//! pod's group before the container's, and lowers it after the container's, when its next look at the runtime (once a second) has confirmed that; so the
+//! two are told apart.
 
 use super::kube::{Kube, Pod, log_lines, unix_s};
 use anyhow::Result;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -13,14 +15,32 @@ use std::time::Duration;
 
 const PACE: Duration = Duration::from_millis(20);
 
-/// A weight that was seen for the first time.
+/// The weights of one pod.
+#[derive(Debug, Default)]
+struct Weights {
+    /// When each was seen for the first time.
+    seen: Vec<Seen>,
+    /// When the pod's group was last there.
+    last_s: f64,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     at_s: f64,
     shares: u64,
 }
 
-type Seens = BTreeMap<String, Vec<Seen>>;
+/// Which of a pod's groups is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Level {
+    Container,
+    Pod,
+}
+
+type Seens = BTreeMap<(String, Level), Weights>;
+
+/// A decision about a pod that ends within this time may come too late; a pod's group outlives its container by some seconds.
+const ENDING_S: f64 = 5.0;
 
 /// Watches until it is dropped.
 pub(super) struct Watch {
@@ -44,20 +64,21 @@ impl Watch {
         Ok(Watch { seen, stop, thread: Some(thread) })
     }
 
-    /// How long each decision of the agent took to be in force; `None` for one that never was. One that was overtaken by the next is left out.
-    pub(super) fn effects(&self, kube: &Kube, agent: &Pod) -> Result<Vec<Option<f64>>> {
+    /// How long each decision of the agent took to be in force; `None` for one that never was. One that was overtaken by the next, or by the pod's
+    /// end, is left out.
+    pub(super) fn effects(&self, kube: &Kube, agent: &Pod, level: Level) -> Result<Vec<Option<f64>>> {
         let decisions = decisions(&log_lines(&agent.log_file(kube))?);
         let seen = self.seen.lock().map_err(|_| anyhow::anyhow!("the watch has panicked"))?;
         let mut effects = Vec::new();
         for (i, decision) in decisions.iter().enumerate() {
             let next = decisions[i + 1..].iter().find(|d| d.uid == decision.uid).map(|d| d.at_s);
-            let Some(weights) = seen.get(&decision.uid) else { continue };
+            let Some(weights) = seen.get(&(decision.uid.clone(), level)) else { continue };
             let wanted = (decision.cpu_milli * 1024 / 1000).max(2);
-            let in_force = weights.iter().rfind(|s| s.at_s <= decision.at_s).is_some_and(|s| s.shares == wanted);
-            let later = weights.iter().find(|s| s.at_s > decision.at_s && s.shares == wanted);
+            let in_force = weights.seen.iter().rfind(|s| s.at_s <= decision.at_s).is_some_and(|s| s.shares == wanted);
+            let later = weights.seen.iter().find(|s| s.at_s > decision.at_s && s.shares == wanted);
             let effect = if in_force { Some(0.0) } else { later.map(|s| s.at_s - decision.at_s) };
             let overtaken = next.is_some_and(|next| effect.is_none_or(|e| decision.at_s + e > next));
-            let ended = next.is_none() && effect.is_none() && unix_s() - decision.at_s < 2.0;
+            let ended = effect.is_none() && weights.last_s < decision.at_s + ENDING_S;
             if !overtaken && !ended {
                 effects.push(effect);
             }
@@ -75,18 +96,26 @@ impl Drop for Watch {
     }
 }
 
-fn look(pods: &PathBuf, seen: &Mutex<Seens>) {
+fn look(pods: &Path, seen: &Mutex<Seens>) {
     for entry in std::fs::read_dir(pods).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let Some(uid) = name.to_str().and_then(|n| n.strip_prefix("pod")) else { continue };
-        let text = std::fs::read_to_string(entry.path().join("cpu.shares")).unwrap_or_default();
-        let Ok(shares) = text.trim().parse() else { continue };
-        let Ok(mut seen) = seen.lock() else { return };
-        let weights = seen.entry(uid.to_owned()).or_default();
-        if weights.last().is_none_or(|last| last.shares != shares) {
-            weights.push(Seen { at_s: unix_s(), shares });
+        let below = std::fs::read_dir(entry.path()).into_iter().flatten().flatten();
+        // The other group below a pod's holds its namespaces and has the least weight there is.
+        let container = below.filter(|e| e.path().is_dir()).filter_map(|e| shares(&e.path())).max();
+        for (level, shares) in [(Level::Pod, shares(&entry.path())), (Level::Container, container)] {
+            let (Some(shares), Ok(mut seen)) = (shares, seen.lock()) else { continue };
+            let weights = seen.entry((uid.to_owned(), level)).or_default();
+            weights.last_s = unix_s();
+            if weights.seen.last().is_none_or(|last| last.shares != shares) {
+                weights.seen.push(Seen { at_s: weights.last_s, shares });
+            }
         }
     }
+}
+
+fn shares(group: &Path) -> Option<u64> {
+    std::fs::read_to_string(group.join("cpu.shares")).ok()?.trim().parse().ok()
 }
 
 #[derive(Debug, PartialEq)]

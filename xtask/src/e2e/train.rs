@@ -1,6 +1,7 @@
 //! Training pods: sized for this machine, made the way people make them.
 
 use super::kube::{Kube, Pod, log_lines, unix_s, wait_for};
+use crate::testbed::BUSYBOX;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -30,7 +31,16 @@ pub(super) struct Run {
     pub(super) name: &'static str,
     pub(super) maker: Maker,
     pub(super) arrives_s: f64,
-    pub(super) words: Vec<String>,
+    pub(super) work: Work,
+}
+
+/// What a pod does.
+#[derive(Debug, Clone)]
+pub(super) enum Work {
+    /// A built-in trainer with these words after `gainshare`.
+    Train(Vec<String>),
+    /// A shell script that burns and prints.
+    Script(&'static str),
 }
 
 /// When a run came and went.
@@ -43,21 +53,23 @@ pub(super) struct Took {
 
 /// The three runs: one early and long, two later and shorter. `work_s` is all their work, in seconds of a whole core.
 pub(super) fn schedule(program: &Path, work_s: f64) -> Result<Vec<Run>> {
-    // The proportions of FlowCon's own experiment with three models, as in `gainshare demo`.
+    // About the proportions of FlowCon's own experiment with three models. The last comes when the others are flat, and learns slowly, so that it grows
+    // to its end.
     let runs = [
-        ("early", Maker::Plain, "vae", "1", 0.0, 0.62),
-        ("second", Maker::Job, "mlp", "2", 0.12, 0.26),
-        ("last", Maker::Unknown, "mlp", "3", 0.24, 0.12),
+        ("early", Maker::Plain, "vae", "0.001", 0.0, 0.60),
+        ("second", Maker::Job, "mlp", "0.001", 0.08, 0.25),
+        ("last", Maker::Unknown, "mlp", "0.00005", 0.35, 0.15),
     ];
     runs.into_iter()
-        .map(|(name, maker, model, seed, arrives, part)| {
+        .map(|(name, maker, model, rate_of_learning, arrives, part)| {
             let rate = steps_per_second(program, model)?;
             let steps = ((rate * work_s * part) as u64).max(50);
             // Five reports a second on an idle core.
             let every = ((rate / 5.0) as u64).max(1);
             let (steps, every) = (steps.to_string(), every.to_string());
-            let words = ["train", model, "--seed", seed, "--steps", &steps, "--report-every", &every];
-            Ok(Run { name, maker, arrives_s: arrives * work_s, words: words.map(str::to_owned).to_vec() })
+            let words = ["train", model, "--lr", rate_of_learning, "--steps", &steps, "--report-every", &every];
+            let work = Work::Train(words.map(str::to_owned).to_vec());
+            Ok(Run { name, maker, arrives_s: arrives * work_s, work })
         })
         .collect()
 }
@@ -115,7 +127,11 @@ pub(super) fn unknown_kind() -> Value {
     })
 }
 
-fn template(words: &[String], node: &str) -> Value {
+fn template(work: &Work, node: &str) -> Value {
+    let (image, command, args) = match work {
+        Work::Train(words) => (IMAGE, json!(null), json!(words)),
+        Work::Script(script) => (BUSYBOX, json!(["/bin/sh", "-c", script]), json!(null)),
+    };
     json!({
         "metadata": { "labels": { "story": "kube-share" } },
         "spec": {
@@ -124,9 +140,10 @@ fn template(words: &[String], node: &str) -> Value {
             "nodeSelector": { "kubernetes.io/hostname": node },
             "containers": [{
                 "name": "train",
-                "image": IMAGE,
+                "image": image,
                 "imagePullPolicy": "Never",
-                "args": words,
+                "command": command,
+                "args": args,
                 "resources": { "requests": { "cpu": format!("{REQUEST_MILLI}m"), "memory": "64Mi" } },
             }],
         },
@@ -135,7 +152,7 @@ fn template(words: &[String], node: &str) -> Value {
 
 /// Creates a run's pod in the way of its maker.
 pub(super) fn start(kube: &Kube, namespace: &str, node: &str, run: &Run) -> Result<()> {
-    let mut pod = template(&run.words, node);
+    let mut pod = template(&run.work, node);
     let name = json!(run.name);
     match run.maker {
         Maker::Plain | Maker::Unknown => {

@@ -16,6 +16,9 @@ const MARK: &str = "kwok.x-k8s.io/node";
 /// What a make-believe kubelet does to pods. Nodes follow kwok's own defaults.
 const STAGES: &str = include_str!("../../../testbed/kwok.yaml");
 
+/// Nodes renew their leases every quarter of this, well within the 40 s after which they count as lost.
+const LEASE_S: u32 = 100;
+
 /// How many clients make nodes at once: one alone is held back by its own rate limit.
 const CLIENTS: usize = 4;
 
@@ -29,7 +32,7 @@ pub(crate) fn prepare(plane: &Plane) -> Result<Vec<String>> {
         format!("--config={}", config.display()),
         "--manage-all-nodes=false".to_owned(),
         format!("--manage-nodes-with-annotation-selector={MARK}=fake"),
-        "--node-lease-duration-seconds=40".to_owned(),
+        format!("--node-lease-duration-seconds={LEASE_S}"),
     ])
 }
 

@@ -15,6 +15,7 @@ mod state;
 
 pub(crate) use build::programs;
 pub(crate) use cluster::{Spec, Testbed};
+pub(crate) use image::BUSYBOX;
 
 use crate::sh;
 use anyhow::{Context, Result, bail};

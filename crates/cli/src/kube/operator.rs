@@ -48,7 +48,7 @@ pub struct OperatorArgs {
 }
 
 pub fn operator(args: &OperatorArgs) -> Result<u8> {
-    super::log("info,kube_lease_manager=warn");
+    super::log("info,kube_lease_manager=warn,kube_client=off,kube_runtime=error");
     let runtime = tokio::runtime::Runtime::new().context("cannot start the asynchronous runtime")?;
     runtime.block_on(run(args))
 }

@@ -93,6 +93,8 @@ pub struct Row {
     policy: String,
     container: String,
     category: Option<Category>,
+    /// Improvement per second and part of the node's CPU, when the category or the share last changed.
+    growth: Option<f64>,
     /// Of what the pods of its policy on its node requested together.
     share_percent: Option<u32>,
     reason: String,
@@ -237,6 +239,7 @@ fn rows(
                 blocked: pod.blocked(&container),
                 container,
                 category: note.category,
+                growth: note.growth,
                 share_percent: note.share_percent,
                 reason: note.reason,
                 original,
@@ -311,6 +314,10 @@ fn explain(row: &Row, out: &Out) -> Result<()> {
         Some(blocked) => line("left alone", &format!("{}: {}", blocked.reason, blocked.message)),
         None => {
             line("category", category(row).0);
+            line(
+                "growth",
+                &row.growth.map_or("not measured yet".into(), |g| format!("{g} per second and part of the CPU")),
+            );
             let share = row.share_percent.map_or("not decided yet".into(), |s| {
                 format!("{s}% of what the pods of this policy on this node requested together")
             });

@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 /// An agent that was silent for longer is not there, as far as conditions go. Its pods keep what they have.
 pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(40);
 
+/// A node that was silent for longer will not come back under this name, or as a new one.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
+
 #[derive(Debug, Default)]
 pub(crate) struct Agents {
     nodes: BTreeMap<String, Agent>,
@@ -115,10 +118,24 @@ impl Agents {
         self.nodes.keys().filter(|node| self.is_heard(node, now)).count()
     }
 
-    /// Jobs by category, as the agents last counted them.
-    pub(crate) fn counts(&self) -> BTreeMap<Category, u32> {
+    /// Forgets nodes that have been silent for so long that they are gone, and their jobs.
+    pub(crate) fn forget_silent(&mut self, now: Instant) {
+        let gone: Vec<String> = self
+            .nodes
+            .iter()
+            .filter(|(_, agent)| now.saturating_duration_since(agent.heard) > FORGOTTEN_AFTER)
+            .map(|(node, _)| node.clone())
+            .collect();
+        for agent in gone.iter().filter_map(|node| self.nodes.remove(node)) {
+            agent.jobs.iter().for_each(|uid| drop(self.jobs.remove(uid)));
+        }
+    }
+
+    /// Jobs by category, as the agents that can be heard counted them.
+    pub(crate) fn counts(&self, now: Instant) -> BTreeMap<Category, u32> {
         let mut counts = BTreeMap::new();
-        for beat in self.nodes.values().map(|agent| agent.beat) {
+        let heard = self.nodes.iter().filter(|(node, _)| self.is_heard(node, now));
+        for beat in heard.map(|(_, agent)| agent.beat) {
             *counts.entry(Category::Growing).or_default() += beat.growing;
             *counts.entry(Category::Watching).or_default() += beat.watching;
             *counts.entry(Category::Converged).or_default() += beat.converged;
@@ -195,5 +212,10 @@ mod tests {
         let (mut agents, now) = (Agents::default(), Instant::now());
         agents.hear(&sync(1, 1, None), now);
         assert!(agents.is_heard("n", now) && !agents.is_heard("n", now + SILENT_AFTER) && !agents.is_heard("m", now));
+        agents.hear(&sync(1, 2, Some(&[("a", Category::Growing)])), now);
+        agents.forget_silent(now + SILENT_AFTER);
+        assert!(agents.job("a").is_some());
+        agents.forget_silent(now + FORGOTTEN_AFTER * 2);
+        assert!(agents.job("a").is_none() && agents.want_jobs("n"));
     }
 }

@@ -2,6 +2,7 @@
 
 use super::agents::Agents;
 use super::auth::Reviewer;
+use super::contest::Contests;
 use super::metrics::Metrics;
 use super::watch::KINDS;
 use super::world::{PolicyKey, World};
@@ -14,6 +15,7 @@ use tokio::sync::{Notify, watch};
 pub(crate) struct Leader {
     world: Mutex<World>,
     pub(crate) agents: Mutex<Agents>,
+    pub(crate) contests: Mutex<Contests>,
     pub(crate) writer: Writer,
     pub(crate) reviewer: Reviewer,
     pub(crate) metrics: Arc<Metrics>,
@@ -39,6 +41,7 @@ impl Leader {
         Leader {
             world: Mutex::new(World::new(first_revision)),
             agents: Mutex::default(),
+            contests: Mutex::default(),
             writer,
             reviewer,
             metrics,

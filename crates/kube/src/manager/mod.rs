@@ -6,6 +6,7 @@
 
 mod agents;
 mod auth;
+mod contest;
 mod lead;
 mod metrics;
 mod notes;
@@ -42,6 +43,9 @@ const LEASE_GRACE_S: u64 = 5;
 
 /// Statuses and notes are written at most this often, so that ten changes in a moment make one write.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
+
+/// How long writes rest after one failed: the API server is probably away.
+const WRITE_PAUSE: Duration = Duration::from_secs(4);
 
 /// How often silence of agents is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -223,19 +227,27 @@ async fn write_loop(leader: Arc<Leader>, client: Client, recorder: Recorder) {
         let dirty = leader.take_dirty();
         notes::pass(&leader, &recorder, dirty.pods).await;
         let again = policies::pass(&leader, &client, &recorder, dirty.policies).await;
-        leader.mark_policies(again);
         count(&leader);
+        if !again.is_empty() {
+            leader.mark_policies(again);
+            tokio::time::sleep(WRITE_PAUSE).await;
+        }
     }
 }
 
 fn count(leader: &Leader) {
+    let shared: std::collections::BTreeSet<String> =
+        leader.look(|world| world.all_shared().map(|pod| pod.uid.clone()).collect());
+    leader.contests.lock().expect("never poisoned").keep(|uid| shared.contains(uid));
     let (pods, blocked) = leader
         .look(|world| (world.all_shared().count(), world.all_shared().filter(|pod| pod.blocked.is_some()).count()));
     leader.metrics.pods.set(pods as i64);
     leader.metrics.blocked.set(blocked as i64);
-    let agents = leader.agents.lock().expect("never poisoned");
-    leader.metrics.agents.set(agents.heard_count(Instant::now()) as i64);
-    for (category, number) in agents.counts() {
+    let now = Instant::now();
+    let mut agents = leader.agents.lock().expect("never poisoned");
+    agents.forget_silent(now);
+    leader.metrics.agents.set(agents.heard_count(now) as i64);
+    for (category, number) in agents.counts(now) {
         leader.metrics.jobs.get_or_create(&metrics::CategoryLabels { category: category.name() }).set(number.into());
     }
 }

@@ -1,7 +1,7 @@
 //! What a pod's own annotation says about its share, and the events that go with it.
 //!
 //! Written only when the category, the share, the policy or what hinders a resize changes; progress itself never reaches the API server. The sentence
-//! of the reason is refreshed at those moments only.
+//! of the reason and the growth are refreshed at those moments only.
 
 use super::agents::Agents;
 use super::lead::Leader;
@@ -26,6 +26,9 @@ pub struct PodNote {
     pub policy: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub category: Option<Category>,
+    /// As last measured when one of the others changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub growth: Option<f64>,
     /// In hundredths of the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_percent: Option<u32>,
@@ -48,6 +51,7 @@ impl PodNote {
         PodNote {
             policy: pod.policy.clone(),
             category: job.map(|job| job.category),
+            growth: job.and_then(|job| job.growth).map(|growth| (growth * 1e4).round() / 1e4),
             share_percent: job.and_then(|job| job.share).map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32),
             reason: job.map(|job| job.reason.clone()).unwrap_or_default(),
             blocked: pod.blocked.clone(),
@@ -56,7 +60,8 @@ impl PodNote {
     }
 
     fn says_the_same(&self, other: &PodNote) -> bool {
-        PodNote { reason: String::new(), ..self.clone() } == PodNote { reason: String::new(), ..other.clone() }
+        let gist = |note: &PodNote| PodNote { reason: String::new(), growth: None, ..note.clone() };
+        gist(self) == gist(other)
     }
 }
 

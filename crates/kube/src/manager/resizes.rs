@@ -6,6 +6,7 @@ use super::write::WriteError;
 use crate::facts::PodFacts;
 use crate::resize::{self, Resources};
 use crate::wire::{Outcome, OutcomeState, Resize, ResizeState};
+use std::time::Instant;
 
 /// One outcome for each resize, in the order in which they came.
 pub(crate) async fn carry_out(leader: &Leader, node: &str, epoch: u64, resizes: &[Resize]) -> Vec<Outcome> {
@@ -72,6 +73,8 @@ fn judge(leader: &Leader, node: &str, wanted: &Resize) -> Result<PodFacts, Outco
         if !resize::worth_it(&pod.now, &wanted.to) {
             return Err(OutcomeState::Unchanged);
         }
+        let contested = leader.contests.lock().expect("never poisoned").judge(&wanted.uid, &pod.now, Instant::now());
+        contested.map_err(refused)?;
         resize::vet(pod, &wanted.to)
             .and_then(|()| world.pool(pod, node, &wanted.to))
             .and_then(|()| world.quota(&pod.namespace, &pod.now, &wanted.to))
@@ -92,6 +95,9 @@ async fn write(leader: &Leader, pod: PodFacts, container: &str, to: Resources) -
         leader.change(|world| world.put_pod(pod.clone()));
     }
     let resized = leader.writer.resize(&pod, container, to).await?;
+    if let Some(after) = resized.container(container) {
+        leader.contests.lock().expect("never poisoned").wrote(&pod.uid, after.resources);
+    }
     leader.change(|world| world.put_pod(resized));
     Ok(())
 }

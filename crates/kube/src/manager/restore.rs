@@ -38,7 +38,10 @@ pub(crate) async fn pass(leader: &Arc<Leader>, pauses: &mut Pauses) {
             .await;
         for (uid, result) in results {
             match result {
-                Ok(()) => drop(pauses.until.remove(&uid)),
+                Ok(()) => {
+                    pauses.until.remove(&uid);
+                    leader.contests.lock().expect("never poisoned").forget(&uid);
+                }
                 Err(WriteError::Gone) => leader.change(|world| world.remove_pod(&uid)),
                 Err(error) => {
                     let pause =

@@ -41,6 +41,8 @@ impl From<kube::Error> for WriteError {
                 // Changed meanwhile, too many requests, or the server is ill.
                 409 | 429 | 500.. => WriteError::Again(status.message),
                 401 => WriteError::Again(status.message),
+                // An API server that has just started does not know our rights yet; a quota or a policy that says no is another matter.
+                403 if status.message.contains("forbidden: User ") => WriteError::Again(status.message),
                 _ => WriteError::Refused(status.message),
             },
             other => WriteError::Again(format!("the API server did not answer: {other}")),

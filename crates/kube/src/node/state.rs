@@ -4,9 +4,9 @@
 //! to it the *node* is the pool that those pods requested together, so shares are parts of the pool. [`resize`] turns them into requests and
 //! limits; what differs from the pod's present values is asked for until the manager says what became of it.
 //!
-//! **Waiting.** A resize that failed is asked for again after a pause that doubles, one that was refused after a longer one, unless another target is
-//! decided before; what the kubelet defers or calls infeasible is left to it until then. Where somebody else changes a pod's resources
-//! after us, we ask again, more and more seldom.
+//! **Waiting.** A resize that failed is asked for again after a pause that doubles; so is one that was refused, because another pod's decrease may
+//! have come too late or a quota may have room again. Another target that is decided meanwhile goes out at once. What the kubelet defers or
+//! calls infeasible is left to it. Where somebody else changes a pod's resources after us, we ask again, more and more seldom.
 //!
 //! **After a start.** An agent keeps nothing on disk, so a fresh one has measured no growth yet, and its first decisions would give everyone the
 //! same again. Pods that were reshaped already keep what they have until it is known who still grows, or for [`HOLD_INTERVALS`] intervals.
@@ -36,9 +36,6 @@ const SEARCH_PACE: Span = Span::from_secs(1);
 /// The first pause after a resize that did not work, or was undone by somebody; doubled each time.
 const FIRST_PAUSE: Span = Span::from_secs(1);
 const LONGEST_PAUSE: Span = Span::from_secs(300);
-
-/// The first pause after a refusal. Another pod's decrease may have failed and come later; a quota may have room again, and nobody tells us.
-const REFUSED_PAUSE: Span = Span::from_secs(5);
 
 /// A pod's new values take a moment from the API server to us. Within it they are not taken for somebody else's.
 const SETTLING: Span = Span::from_secs(10);
@@ -173,7 +170,7 @@ impl Node {
             let Asked::Done(at) = wanted.progress else { continue };
             let infeasible = matches!(job.pod.resize, ResizeState::Infeasible { .. });
             if !infeasible && now.since(at) > SETTLING && wanted.resize.to.over(job.pod.now) != job.pod.now {
-                wanted.progress = Asked::Again(now + pause(FIRST_PAUSE, wanted.failures));
+                wanted.progress = Asked::Again(now + pause(wanted.failures));
                 wanted.failures += 1;
                 tracing::warn!(pod = %name(job), "something else has changed its resources: asking for ours again, later each time");
             }
@@ -195,13 +192,13 @@ impl Node {
                 }
                 OutcomeState::Refused { why } => {
                     tracing::warn!(uid = outcome.uid, "a resize was refused: {why}");
-                    let again = now + pause(REFUSED_PAUSE, wanted.failures);
+                    let again = now + pause(wanted.failures);
                     wanted.failures += 1;
                     Asked::Again(again)
                 }
                 OutcomeState::Failed { why } => {
                     tracing::info!(uid = outcome.uid, "a resize did not work, trying again: {why}");
-                    let again = now + pause(FIRST_PAUSE, wanted.failures);
+                    let again = now + pause(wanted.failures);
                     wanted.failures += 1;
                     Asked::Again(again)
                 }
@@ -411,8 +408,8 @@ fn want(wanted: &mut BTreeMap<String, Wanted>, members: &[&Job], generation: u64
     news
 }
 
-fn pause(first: Span, failures: u32) -> Span {
-    Span(first.0.saturating_mul(1 << failures.min(20))).min(LONGEST_PAUSE)
+fn pause(failures: u32) -> Span {
+    Span(FIRST_PAUSE.0.saturating_mul(1 << failures.min(20))).min(LONGEST_PAUSE)
 }
 
 fn hold_for(policy: &Policy) -> Span {
