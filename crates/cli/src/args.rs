@@ -149,7 +149,7 @@ pub enum Command {
     /// The fit is the daemon's own: an average over many shapes, so that noise, spikes and drops of the learning rate mislead less. The
     /// interval holds the truth about four times out of five.
     #[command(
-        after_help = "Example:\n  gainshare predict metrics.csv --horizon 100 --figure forecast.svg\n  gainshare predict losses.txt --target 0.1\n  gainshare predict finished-run.csv --back-test"
+        after_help = "Example:\n  gainshare predict metrics.csv --horizon 100 --figure forecast.svg\n  gainshare predict losses.txt --target 0.1\n  gainshare predict finished-run.csv --back-test\n  gainshare predict finished-runs/ --back-test -o json"
     )]
     Predict(crate::predict::PredictArgs),
 

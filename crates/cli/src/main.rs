@@ -7,6 +7,7 @@ mod docker;
 mod docs;
 mod doctor;
 mod explain;
+mod figure;
 mod jobs;
 mod kube;
 mod link;

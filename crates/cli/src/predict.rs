@@ -1,13 +1,16 @@
 //! `gainshare predict`: where is this curve going? Reads a curve from a file, fits it as the daemon does, and shows forecast, interval, what other forms
 //! say, and a picture.
 
+mod score;
+
+use crate::figure::{self, Drawing};
 use crate::print::Out;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
 use gainshare_core::signal::curve::Curve;
 use gainshare_core::signal::forms::Form;
 use gainshare_core::signal::predict::{Estimate, Fit, Reach, fit};
-use gainshare_sim::figure::{LineChart, Series, Shape, Table};
+use gainshare_sim::figure::{LineChart, Series, Shape};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -15,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
 pub struct PredictArgs {
-    /// CSV with a header, one JSON object per line, or plain numbers; `-` is the standard input
+    /// CSV with a header, one JSON object per line, or plain numbers; `-` is the standard input. With --back-test also a folder of them
     #[arg(value_hint = ValueHint::FilePath)]
     file: PathBuf,
 
@@ -35,11 +38,11 @@ pub struct PredictArgs {
     #[arg(long, value_name = "NAME")]
     step_column: Option<String>,
 
-    /// Take the file for a whole run: forecast its end from its first 20, 40 and 60 % and say how wrong that was
-    #[arg(long, conflicts_with_all = ["horizon", "target"])]
+    /// Take the file for a whole run (a folder for many): forecast the end from the first 20, 40 and 60 % and say how wrong that was, by this and by other forms
+    #[arg(long, visible_alias = "score", conflicts_with_all = ["horizon", "target", "figure"])]
     back_test: bool,
 
-    /// Write the picture (.svg)
+    /// Write the picture (.svg, .png)
     #[arg(long, value_hint = ValueHint::FilePath)]
     figure: Option<PathBuf>,
 }
@@ -63,24 +66,18 @@ struct Prediction {
     forms: BTreeMap<&'static str, f64>,
 }
 
-/// Relative errors of the final value, one for each part seen.
-#[derive(Debug, Serialize)]
-struct BackTest {
-    points: usize,
-    final_value: f64,
-    seen: [f64; 3],
-    errors: BTreeMap<&'static str, [f64; 3]>,
-    /// Whether the interval held the final value.
-    held: [bool; 3],
-}
-
-const SEEN: [f64; 3] = [0.2, 0.4, 0.6];
-
 pub fn predict(args: &PredictArgs, out: &Out) -> Result<u8> {
+    figure::check(args.figure.as_deref(), false)?;
     let name = args.file.display().to_string();
+    if args.file.is_dir() {
+        if !args.back_test {
+            bail!("{name} is a folder; --back-test judges forecasts on all curves in it, one curve is a file");
+        }
+        return score::folder(&args.file, args.column.as_deref(), args.step_column.as_deref(), out);
+    }
     let points = read(&args.file, args.column.as_deref(), args.step_column.as_deref())?;
     if args.back_test {
-        return back_test(&name, &points, out);
+        return score::file(&name, &points, out);
     }
     let curve = curve(&points);
     let (Some(at), Some(_)) = (curve.at(), points.first()) else { bail!("{name} has no finite value in it") };
@@ -104,7 +101,7 @@ pub fn predict(args: &PredictArgs, out: &Out) -> Result<u8> {
     };
     if let Some(path) = &args.figure {
         let svg = chart(&name, &points, &fit, at, horizon).svg();
-        std::fs::write(path, svg).with_context(|| format!("cannot write {}", path.display()))?;
+        figure::write(path, &Drawing { svg: Some(&svg), page: None })?;
     }
     if out.is_json() {
         out.json(&prediction)?;
@@ -120,37 +117,6 @@ fn curve(points: &[(f64, f64)]) -> Curve {
         curve.push(*x, *y);
     }
     curve
-}
-
-fn back_test(name: &str, points: &[(f64, f64)], out: &Out) -> Result<u8> {
-    let &[.., (horizon, final_value)] = points else { bail!("{name} has no finite value in it") };
-    let seen = SEEN.map(|part| curve(&points[..((part * points.len() as f64).round() as usize).max(1)]));
-    let error = |guess: f64| (guess - final_value).abs() / final_value.abs().max(f64::MIN_POSITIVE);
-    let errors = Form::ALL.map(|form| {
-        (form.name(), [0, 1, 2].map(|i: usize| form.forecast(&seen[i], horizon).map_or(f64::INFINITY, error)))
-    });
-    let held = [0, 1, 2].map(|i: usize| {
-        let e = fit(&seen[i], Some(horizon)).map(|f| f.value_at(horizon));
-        e.is_some_and(|e| (e.low..=e.high).contains(&final_value))
-    });
-    let test = BackTest { points: points.len(), final_value, seen: SEEN, errors: errors.into_iter().collect(), held };
-    if out.is_json() {
-        out.json(&test)?;
-        return Ok(0);
-    }
-    let head = ["form", "after 20 %", "after 40 %", "after 60 %"].map(String::from).to_vec();
-    let rows = errors.iter().map(|(form, e)| {
-        std::iter::once((*form).to_owned()).chain(e.iter().map(|e| format!("{:.2} %", 100.0 * e))).collect()
-    });
-    let table = Table { head, rows: rows.collect() };
-    let held = held.iter().filter(|h| **h).count();
-    out.text(&format!(
-        "{name}: {} points, the last {}. How wrong forecasts of it were:\n\n{}\nThe interval held it {held} times of 3.\n",
-        points.len(),
-        number(final_value),
-        table.text()
-    ))?;
-    Ok(0)
 }
 
 fn text(name: &str, points: &[(f64, f64)], fit: &Fit, p: &Prediction) -> String {

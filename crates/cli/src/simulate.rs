@@ -1,14 +1,14 @@
 //! `gainshare sim`, `paper` and `trace`: the simulator from the command line. All numbers come from `gainshare-sim`; here they are only asked for, shown and written.
 
+use crate::figure::{self, Drawing};
 use crate::print::Out;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueHint};
 use gainshare_core::decide::gang::GangOrder;
 use gainshare_core::model::Span;
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_sim::figure::Table;
-use gainshare_sim::picture::Figure;
 use gainshare_sim::scenario::Scenario;
 use gainshare_sim::trace::{self, Replay, Shape, TraceJob};
 use gainshare_sim::{paper, simulate};
@@ -35,7 +35,7 @@ pub struct SimArgs {
     #[arg(long, default_value_t = 31, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     seeds: u64,
 
-    /// Write the first figure (.svg), or everything on one page (.html)
+    /// Write the first figure (.svg, .png), or everything on one page (.html)
     #[arg(long, value_hint = ValueHint::FilePath)]
     figure: Option<PathBuf>,
 }
@@ -54,7 +54,11 @@ pub struct PaperArgs {
     #[arg(long, default_value_t = paper::SEEDS, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     seeds: u64,
 
-    /// Write the first figure (.svg), or everything on one page (.html)
+    /// Jobs do not say how many epochs they will make; by default they do, as the papers' trainers
+    #[arg(long)]
+    hide_totals: bool,
+
+    /// Write the first figure (.svg, .png), or everything on one page (.html)
     #[arg(long, value_hint = ValueHint::FilePath)]
     figure: Option<PathBuf>,
 }
@@ -64,7 +68,7 @@ pub enum TraceCommand {
     /// Read traces of any known format and write one of our own
     #[command(after_help = "Example:\n  gainshare trace import philly.csv.gz --to philly-own.csv")]
     Import {
-        /// Philly, ITP or our own CSV; .gz is unpacked. Several are merged
+        /// Philly, ITP or our own CSV; .gz and .tar.gz are unpacked. Several are merged
         #[arg(required = true, value_hint = ValueHint::FilePath)]
         files: Vec<PathBuf>,
         /// Where to write it; without it the trace is only described
@@ -123,22 +127,11 @@ fn show(out: &Out, title: &str, tables: &[(String, Table)]) -> Result<()> {
     Ok(out.text(&text)?)
 }
 
-/// Writes the first figure, or the page, by the file's ending.
-fn write_figure(path: &Path, figures: &[Figure], page: impl FnOnce() -> Result<String>) -> Result<()> {
-    let text = match path.extension().and_then(|e| e.to_str()) {
-        Some("svg") => figures.first().context("there is nothing to draw")?.svg.clone(),
-        Some("html") => page()?,
-        _ => {
-            bail!("{}: figures are written as .svg, whole pages as .html; choose one of these endings", path.display())
-        }
-    };
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-}
-
 pub fn sim(args: &SimArgs, out: &Out) -> Result<u8> {
+    figure::check(args.figure.as_deref(), true)?;
     let file = args.file.display().to_string();
-    let text = std::fs::read_to_string(&args.file).with_context(|| format!("cannot read {file}"))?;
-    let scenario = Scenario::parse(&file, &text)?;
+    let bytes = std::fs::read(&args.file).with_context(|| format!("cannot read {file}"))?;
+    let scenario = Scenario::parse_bytes(&file, &bytes)?;
     let mut policies: Vec<(String, Policy)> = vec![];
     for preset in &args.policy {
         if policies.iter().all(|(name, _)| name != preset.name()) {
@@ -154,7 +147,8 @@ pub fn sim(args: &SimArgs, out: &Out) -> Result<u8> {
     bar.finish_and_clear();
     if let Some(path) = &args.figure {
         let figures = simulate::figures(&scenario, &policies)?;
-        write_figure(path, &figures, || Ok(simulate::page(&simulation, &figures)))?;
+        let page = || -> Result<String> { Ok(simulate::page(&simulation, &figures)) };
+        figure::write(path, &Drawing { svg: figures.first().map(|f| f.svg.as_str()), page: Some(&page) })?;
     }
     if out.is_json() {
         out.json(&simulation)?;
@@ -175,15 +169,19 @@ pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
         }
         return Ok(0);
     };
+    figure::check(args.figure.as_deref(), true)?;
     let experiment = paper::find(name).map_err(anyhow::Error::msg)?;
     let bar = bar(out);
-    let report = experiment.run(args.seeds, &|done, total| {
+    let totals = if args.hide_totals { paper::Totals::Hidden } else { paper::Totals::Told };
+    let report = experiment.run(args.seeds, totals, &|done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     })?;
     bar.finish_and_clear();
     if let Some(path) = &args.figure {
-        write_figure(path, &experiment.figures(&report)?, || Ok(experiment.page(&report)?))?;
+        let figures = experiment.figures(&report)?;
+        let page = || -> Result<String> { Ok(experiment.page(&report)?) };
+        figure::write(path, &Drawing { svg: figures.first().map(|f| f.svg.as_str()), page: Some(&page) })?;
     }
     if out.is_json() {
         out.json(&report)?;

@@ -110,12 +110,12 @@ impl Control {
     fn decide(&mut self, view: &View, grouped: &Grouped) -> Plan {
         self.generation += 1;
         let mut plan = Plan { generation: self.generation, at: view.now, ..Plan::default() };
-        self.start_waiting(view, &mut plan);
-        self.nodes.retain(|node, _| grouped.contains_key(node));
-        self.standing.retain(|id, _| view.job(*id).is_some_and(|j| j.node().is_some()));
         if let ShareRule::Gain(rule) = &self.policy.share {
             gain::observe(rule, view, &mut self.gain);
         }
+        self.start_waiting(view, &mut plan);
+        self.nodes.retain(|node, _| grouped.contains_key(node));
+        self.standing.retain(|id, _| view.job(*id).is_some_and(|j| j.node().is_some()));
         for (node, owners) in grouped {
             let groups = self.nodes.entry(*node).or_default();
             // When an owner comes or goes, every owner's part of the node changes.
@@ -154,7 +154,7 @@ impl Control {
             MoveRule::Gain(rule) => {
                 // An empty node that a waiting job is about to get is not empty.
                 if plan.starts.is_empty() && view.nodes.len() > 1 {
-                    plan.moves = relocate::gain::run(&rule, view, |id| self.gain.prediction(id));
+                    plan.moves = relocate::gain::run(&rule, view, |id| self.gain.stake(id));
                 }
             }
         }
@@ -174,12 +174,18 @@ impl Control {
         let mut ahead = 0;
         self.waiting.clear();
         for job in &ready {
-            let reason = match room.choose(&self.policy.place, job.id) {
+            let node = if matches!(self.policy.share, ShareRule::Gain(_)) {
+                let home = fair_room.choose(&self.policy.place, job.id);
+                let node = home.and_then(|h| room.welcome(h)).or_else(|| room.choose(&self.policy.place, job.id));
+                if let Some(home) = home.or(node).filter(|_| node.is_some()) {
+                    self.gain.fair().settle(job.id, home);
+                }
+                node
+            } else {
+                room.choose(&self.policy.place, job.id)
+            };
+            let reason = match node {
                 Some(node) => {
-                    if matches!(self.policy.share, ShareRule::Gain(_)) {
-                        let home = fair_room.choose(&self.policy.place, job.id).unwrap_or(node);
-                        self.gain.fair().settle(job.id, home);
-                    }
                     plan.starts.push(Start { job: job.id, node });
                     Reason::Started { node }
                 }

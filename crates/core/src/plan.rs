@@ -49,6 +49,8 @@ pub enum MoveReason {
     Rebalance,
     /// A node has run empty, and the move ends jobs sooner by far more than it costs.
     Gain,
+    /// It would end later than with equal shares where it is, and does not, or less so, elsewhere.
+    Owed,
 }
 
 /// What happens to one job, and why.
@@ -224,6 +226,9 @@ impl fmt::Display for Reason {
             Reason::Moves { to, because: MoveReason::Rebalance } => write!(f, "{to} has less to do: moves there"),
             Reason::Moves { to, because: MoveReason::Gain } => {
                 write!(f, "{to} has run empty: moves there, which ends jobs sooner by far more than it costs")
+            }
+            Reason::Moves { to, because: MoveReason::Owed } => {
+                write!(f, "would end later than with equal shares where it is: moves to {to}")
             }
             Reason::Started { node } => write!(f, "started on {node}"),
             Reason::WaitsForSlot { ahead } => write!(f, "all slots are taken; {ahead} job(s) ahead"),

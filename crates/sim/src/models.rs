@@ -69,7 +69,7 @@ pub fn job(model: &Model, seed: u64, entity: u64, name: String, arrival_s: f64) 
         memory_bytes: 1 << 30,
         curve: Curve::by_first_fifth(1.0, model.end, model.first_fifth, 0.01),
         report_every: work / model.reports,
-        tells_total: false,
+        tells_total: true,
         start: Span::ZERO,
         save: Span::from_secs_f64(move_s / 2.0),
         restore: Span::from_secs_f64(move_s / 2.0),

@@ -5,9 +5,13 @@
 //!
 //! **Approach.** An [`Experiment`] names its world (drawn anew for each seed), the paper's own policy with the paper's settings, and what was
 //! published. One calibration ([`crate::models`]) serves all of them.
+//!
+//! The papers' trainers loop over a fixed number of epochs and print which one they are in, so the jobs here say how many reports they will make; [`Totals::Hidden`]
+//! asks what happens to policies that would use it if they do not. The papers' own policies do not look at it.
 
 mod flowcon;
 mod flowcon2;
+mod setup;
 mod specon;
 
 use crate::bounds::{Bounds, bounds};
@@ -20,7 +24,7 @@ use crate::summary::{Summary, summarise, table};
 use crate::world::World;
 use gainshare_core::policy::{PlaceRule, Policy, Preset};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Enough for stable medians; the experiments of the papers are single runs.
@@ -39,6 +43,14 @@ pub struct Experiment {
     pub place: PlaceRule,
     /// Where the published figures are percentages of the baseline in several settings, one row for each.
     pub rows: Vec<Setting>,
+}
+
+/// Whether jobs say how many reports they will make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Totals {
+    Told,
+    Hidden,
 }
 
 /// One setting of a paper's policy and the reduction published for it, in percent.
@@ -76,6 +88,7 @@ pub struct Report {
     pub name: String,
     pub title: String,
     pub seeds: u64,
+    pub totals: Totals,
     pub published: Value,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rows: Vec<RowResult>,
@@ -115,12 +128,21 @@ impl Experiment {
         Preset::ALL.iter().map(policy).collect()
     }
 
-    pub fn run(&self, seeds: u64, tell: &(impl Fn(usize, usize) + Sync)) -> Result<Report, SimError> {
+    /// The world of one seed, whose jobs say how many reports they will make or do not.
+    fn drawn(&self, seed: u64, totals: Totals) -> World {
+        let mut world = (self.world)(seed);
+        world.jobs.iter_mut().for_each(|j| j.tells_total = totals == Totals::Told);
+        world
+    }
+
+    /// Runs it under every policy for seeds 0…`seeds`. `tell` hears (done, total).
+    pub fn run(&self, seeds: u64, totals: Totals, tell: &(impl Fn(usize, usize) + Sync)) -> Result<Report, SimError> {
+        let world = |seed| self.drawn(seed, totals);
         let named = self.policies();
         let mut policies: Vec<Policy> = named.iter().map(|(_, p)| p.clone()).collect();
         policies.extend(self.rows.iter().map(|r| r.policy.clone()));
         let total = policies.len() * seeds as usize;
-        let outcomes = compare(&self.world, &policies, seeds, Record::default(), &|done| tell(done, total))?;
+        let outcomes = compare(&world, &policies, seeds, Record::default(), &|done| tell(done, total))?;
         let order: Vec<String> = named.into_iter().map(|(n, _)| n).collect();
         let rows = self.rows.iter().zip(&outcomes[order.len()..]);
         let rows = rows.map(|(setting, of)| setting.result(of, &outcomes[0])).collect();
@@ -128,10 +150,11 @@ impl Experiment {
             name: self.name.to_owned(),
             title: self.title.to_owned(),
             seeds,
+            totals,
             published: self.published.clone(),
             rows,
             policies: summarise(&order, &outcomes[..order.len()]),
-            bounds: median_bounds(&self.world, &outcomes[0]),
+            bounds: median_bounds(&world, &outcomes[0]),
             order,
         })
     }
@@ -154,7 +177,7 @@ const SHOWN: [&str; 4] = ["na", "flowcon", "gainshare", "srpt"];
 impl Experiment {
     /// Figures of one run (seed 0), the one that stands for the experiment first.
     pub fn figures(&self, report: &Report) -> Result<Vec<Figure>, SimError> {
-        let world = (self.world)(0);
+        let world = self.drawn(0, report.totals);
         let shown = self
             .policies()
             .into_iter()
@@ -250,13 +273,11 @@ impl Report {
             };
             out.push(("reduction against na".to_owned(), Table { head, rows: self.rows.iter().map(row).collect() }));
         }
-        out.push((format!("simulated, median of {} seeds", self.seeds), table(&self.order, &self.policies)));
+        let hidden =
+            if self.totals == Totals::Hidden { "; jobs do not say how many reports they will make" } else { "" };
+        out.push((format!("simulated, median of {} seeds{hidden}", self.seeds), table(&self.order, &self.policies)));
         out.push(("no policy can beat".to_owned(), self.bounds.table()));
         out
-    }
-
-    pub fn json(&self) -> Value {
-        json!(self)
     }
 }
 

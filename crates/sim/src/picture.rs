@@ -66,15 +66,15 @@ pub fn losses(title: &str, world: &World, outcome: &Outcome) -> Figure {
     Figure { caption: "Loss of each job as it reported it.".into(), svg: chart.svg() }
 }
 
-/// Who ran where: bars marked -M were moved for slow growth, -R to rebalance, as in the thesis's Figure 6.22.
+/// Who ran where: bars marked -M were moved for slow growth, -R to rebalance, as in the thesis's Figure 6.22; our own moves likewise, by gain and home.
 pub fn gantt(title: &str, world: &World, outcome: &Outcome) -> Figure {
     let mut rows: Vec<Row> = world.nodes.iter().map(|n| Row { label: n.name.clone(), bars: vec![] }).collect();
     for (j, job) in outcome.jobs.iter().enumerate() {
         let moves: Vec<_> = outcome.migrations.iter().filter(|m| m.job == j).collect();
         for (i, stay) in job.stays.iter().enumerate() {
             let mark = match i.checked_sub(1).and_then(|k| moves.get(k)).map(|m| m.why) {
-                Some(MoveReason::SlowGrowth) => "-M",
-                Some(_) => "-R",
+                Some(MoveReason::SlowGrowth | MoveReason::Gain) => "-M",
+                Some(MoveReason::Rebalance | MoveReason::Owed) => "-R",
                 None => "",
             };
             rows[stay.node].bars.push(Bar {
@@ -87,7 +87,8 @@ pub fn gantt(title: &str, world: &World, outcome: &Outcome) -> Figure {
     }
     let chart = Gantt { title: title.to_owned(), x_label: "seconds".into(), rows };
     Figure {
-        caption: "Where each job ran. -M: moved because it had converged beside growing jobs; -R: moved to rebalance."
+        caption: "Where each job ran. -M: moved, under SpeCon because it had converged beside growing jobs, under gainshare to a node that had \
+                  run empty; -R: moved to rebalance, under gainshare home."
             .into(),
         svg: chart.svg(),
     }

@@ -34,16 +34,19 @@ use std::ops::Range;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ScenarioError {
     /// The text is not TOML, a field is unknown, missing or of the wrong kind.
-    #[error("{file}, line {line}: {what}")]
-    Syntax { file: String, line: usize, what: String },
+    #[error("{file}, line {line}{}: {what}; {remedy}", field.as_ref().map_or(String::new(), |f| format!(", {f}")))]
+    Syntax { file: String, line: usize, field: Option<String>, what: String, remedy: &'static str },
     /// A number makes no sense.
     #[error("{file}, line {line}, {field}: {what}; {remedy}")]
     Value { file: String, line: usize, field: String, what: String, remedy: &'static str },
 }
 
+/// How the message about something that is no [`Number`] begins.
+const NUMBER: &str = "a number, or a range";
+
 /// A number that is fixed, or drawn from a range for each job and seed.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-#[serde(untagged, expecting = "a number, or a range like { from = 10, to = 20 }")]
+#[serde(untagged, expecting = "a number, or a range like { from = 10, to = 20 }")] // as NUMBER begins
 pub enum Number {
     Fixed(f64),
     Range(Bounds),
@@ -169,18 +172,32 @@ const MOST_JOBS: u32 = 100_000;
 impl Scenario {
     /// Reads and checks a scenario; `file` is what messages call it.
     pub fn parse(file: &str, text: &str) -> Result<Scenario, ScenarioError> {
-        let scenario: Scenario = toml::from_str(text).map_err(|e| ScenarioError::Syntax {
-            file: file.to_owned(),
-            line: e.span().map_or(1, |s| line(text, &s)),
-            what: e.message().to_owned(),
+        let scenario: Scenario = toml::from_str(text).map_err(|e| {
+            let line = e.span().map_or(1, |s| line(text, &s));
+            let field = text.lines().nth(line - 1).and_then(key).map(str::to_owned);
+            let (what, remedy) = explain(e.message());
+            ScenarioError::Syntax { file: file.to_owned(), line, field, what, remedy }
         })?;
         scenario.check(file, text)?;
         Ok(scenario)
     }
 
+    /// As [`Scenario::parse`], of bytes that may not even be text.
+    pub fn parse_bytes(file: &str, bytes: &[u8]) -> Result<Scenario, ScenarioError> {
+        let text = std::str::from_utf8(bytes).map_err(|e| ScenarioError::Syntax {
+            file: file.to_owned(),
+            line: bytes[..e.valid_up_to()].iter().filter(|b| **b == b'\n').count() + 1,
+            field: None,
+            what: "this is not text".into(),
+            remedy: "a scenario is a TOML file in UTF-8",
+        })?;
+        Scenario::parse(file, text)
+    }
+
     fn check(&self, file: &str, text: &str) -> Result<(), ScenarioError> {
         let wrong = |span: Range<usize>, field: String, what: String, remedy| {
-            Err(ScenarioError::Value { file: file.to_owned(), line: line(text, &span), field, what, remedy })
+            let line = field_line(text, &span, &field);
+            Err(ScenarioError::Value { file: file.to_owned(), line, field, what, remedy })
         };
         if self.nodes.is_empty() {
             return wrong(0..0, "node".into(), "there is none".into(), "add a [[node]] with a name and cores");
@@ -205,7 +222,7 @@ impl Scenario {
                 return wrong(node.span(), field, format!("{value} is not more than zero"), "give a positive number");
             }
             if n.count == 0 || n.slots == Some(0) {
-                let field = format!("count or slots of node `{}`", n.name);
+                let field = format!("{} of node `{}`", if n.count == 0 { "count" } else { "slots" }, n.name);
                 return wrong(
                     node.span(),
                     field,
@@ -261,7 +278,11 @@ impl JobSpec {
         let at_least = |field, number: Number, least: f64, remedy| {
             let [from, to] = number.ends();
             let sound = from.is_finite() && to.is_finite() && from >= least && to >= from;
-            (!sound).then(|| (field, format!("{from} to {to} does not lie at or above {least}, lowest first"), remedy))
+            let what = || match number {
+                Number::Fixed(x) => format!("{x} is not a number of at least {least}"),
+                Number::Range(_) => format!("{from} to {to} does not lie at or above {least}, lowest first"),
+            };
+            (!sound).then(|| (field, what(), remedy))
         };
         let curve = &self.loss;
         let numbers = [
@@ -357,6 +378,43 @@ impl JobSpec {
     }
 }
 
+/// What the TOML reader says, in our words where its own need them, and what to do about it.
+fn explain(message: &str) -> (String, &'static str) {
+    let starts = |with: &str| message.starts_with(with);
+    let remedy = match () {
+        () if starts("unknown field") => "correct the name or remove the line",
+        () if starts("missing field") => "add a line for it here",
+        () if starts("unknown variant") => "choose one of these",
+        () if starts("duplicate key") => "remove one of the two",
+        () if starts("invalid") || starts(NUMBER) => "correct the value",
+        () => {
+            "correct the line: texts stand in quotes, [[node]] and [[job]] in two brackets, each field on a line of its own"
+        }
+    };
+    let what = if starts(NUMBER) { format!("this must be {message}") } else { message.to_owned() };
+    (what, remedy)
+}
+
+/// The name before the equals sign of a line.
+fn key(line: &str) -> Option<&str> {
+    let (name, _) = line.split_once('=')?;
+    let name = name.trim().trim_matches('"');
+    let sound = !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'));
+    sound.then_some(name)
+}
+
+/// The line of `field` (of which only the first name counts: `loss.shape of job x` is `loss`) in the table that begins at `span`; that of the table if
+/// it cannot be found.
+fn field_line(text: &str, span: &Range<usize>, field: &str) -> usize {
+    let first = line(text, span);
+    let name = field.split([' ', '.']).next().unwrap_or(field);
+    let table = |l: &str| l.trim_start().starts_with('[');
+    // The head of the file is a table without a header.
+    let own = usize::from(text.lines().nth(first - 1).is_some_and(table));
+    let body = text.lines().enumerate().skip(first - 1 + own).take_while(|(_, l)| !table(l));
+    body.into_iter().find(|(_, l)| key(l) == Some(name)).map_or(first, |(i, _)| i + 1)
+}
+
 /// The line of a place in the text, from 1.
 fn line(text: &str, span: &Range<usize>) -> usize {
     text[..span.start.min(text.len())].bytes().filter(|b| *b == b'\n').count() + 1
@@ -401,19 +459,27 @@ loss = { start = 2.3, end = 0.1, shape = { family = "power-law", rate = 11.5, po
 
     #[test]
     fn what_is_wrong_is_told_with_line_field_and_remedy() {
-        let cases: [(&str, &str, &str, &[&str]); 12] = [
-            ("cores = 8", "cores = 0", "line 3", &["cores of node `box`", "positive"]),
+        let cases: [(&str, &str, &str, &[&str]); 15] = [
+            ("cores = 8", "cores = 0", "line 6", &["cores of node `box`", "positive"]),
             ("cores = 8", "corse = 8", "line 6", &["corse", "cores"]),
-            ("seconds_alone = 260", "seconds_alone = -1", "line 7", &["seconds_alone of job `vae`", "alone on a node"]),
-            ("seconds_alone = 260", "seconds_alone = \"long\"", "line 9", &["a number, or a range"]),
-            ("seconds_alone = 260", "", "line 7", &["seconds_alone"]),
-            ("from = 20, to = 120", "from = 120, to = 20", "line 11", &["arrives_s of job `mnist`", "lowest first"]),
-            ("end = 0.2", "end = 1.0", "line 7", &["loss of job `vae`", "different"]),
-            ("rate = 5.2", "rate = -5.2", "line 7", &["loss.shape", "positive"]),
+            ("seconds_alone = 260", "seconds_alone = -1", "line 9", &["seconds_alone of job `vae`", "alone on a node"]),
+            (
+                "seconds_alone = 260",
+                "seconds_alone = \"long\"",
+                "line 9",
+                &["seconds_alone", "a number, or a range", "correct the value"],
+            ),
+            ("seconds_alone = 260", "", "line 7", &["seconds_alone", "add a line"]),
+            ("from = 20, to = 120", "from = 120, to = 20", "line 14", &["arrives_s of job `mnist`", "lowest first"]),
+            ("end = 0.2", "end = 1.0", "line 10", &["loss of job `vae`", "different"]),
+            ("rate = 5.2", "rate = -5.2", "line 10", &["loss.shape", "positive"]),
             ("family = \"exponential\"", "family = \"magic\"", "line 10", &["magic", "exponential"]),
-            ("count = 3", "count = 0", "line 11", &["count of job `mnist`"]),
-            ("title = \"t\"", "title = ", "line 2", &[""]),
-            ("max_cores = 4", "max_cores = nan", "line 11", &["max_cores of job `mnist`"]),
+            ("count = 3", "count = 0", "line 13", &["count of job `mnist`"]),
+            ("count = 3", "count = 99999999999", "line 13", &["count", "correct the value"]),
+            ("count = 2", "cores = 2", "line 6", &["cores", "duplicate", "remove"]),
+            ("title = \"t\"", "interference = -1", "line 2", &["interference", "from 0"]),
+            ("title = \"t\"", "title = ", "line 2", &["title", "correct the line"]),
+            ("max_cores = 4", "max_cores = nan", "line 17", &["max_cores of job `mnist`"]),
         ];
         for (old, new, at, words) in cases {
             assert!(GOOD.contains(old), "{old}");
@@ -421,6 +487,8 @@ loss = { start = 2.3, end = 0.1, shape = { family = "power-law", rate = 11.5, po
             assert!(error.starts_with("bad.toml, ") && error.contains(at), "{new}: {error}");
             assert!(words.iter().all(|w| error.contains(w)), "{new}: {error}");
         }
+        let error = Scenario::parse_bytes("bad.toml", b"title = 'a'\n\xff\xfe").unwrap_err().to_string();
+        assert!(error.contains("line 2") && error.contains("not text"), "{error}");
         for (text, word) in [("", "node"), ("[[node]]\nname = \"a\"\ncores = 1\n", "job")] {
             assert!(Scenario::parse("x", text).unwrap_err().to_string().contains(word));
         }

@@ -2,11 +2,11 @@
 
 use gainshare_sim::engine::Record;
 use gainshare_sim::outcome::Outcome;
-use gainshare_sim::paper::{Report, SEEDS, experiments, find};
+use gainshare_sim::paper::{Report, SEEDS, Totals, experiments, find};
 use gainshare_sim::study::{compare, median};
 
 fn report(name: &str, seeds: u64) -> Report {
-    find(name).expect("it exists").run(seeds, &|_, _| ()).expect("a sound run")
+    find(name).expect("it exists").run(seeds, Totals::Told, &|_, _| ()).expect("a sound run")
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn the_baselines_are_what_was_measured() {
 #[test]
 fn every_experiment_reports_what_was_promised_and_draws() {
     for experiment in experiments() {
-        let report = experiment.run(1, &|_, _| ()).expect("a sound run");
+        let report = experiment.run(1, Totals::Told, &|_, _| ()).expect("a sound run");
         let json = serde_json::to_value(&report).expect("it serialises");
         for policy in ["na", "flowcon", "gainshare", "srpt"] {
             for field in ["mean_completion_s", "makespan_s", "faster_share", "worst_slowdown"] {
@@ -70,7 +70,7 @@ fn every_experiment_reports_what_was_promised_and_draws() {
 #[test]
 fn the_gantt_of_specon_marks_what_was_moved() {
     let experiment = find("specon-30").expect("it exists");
-    let report = experiment.run(1, &|_, _| ()).expect("a sound run");
+    let report = experiment.run(1, Totals::Told, &|_, _| ()).expect("a sound run");
     let first = &experiment.figures(&report).expect("figures")[0];
     assert!(first.svg.contains("-M") && first.svg.contains("Worker-4"), "no move to be seen");
 }

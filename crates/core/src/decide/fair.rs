@@ -11,13 +11,14 @@
 //!
 //! **Terms.** Work is in core-seconds of a core of speed 1, so that jobs can be followed across unequal nodes.
 
+pub(crate) mod disturbance;
 pub(crate) mod machine;
 
-use crate::model::{JobId, NodeId, OwnerId, Time};
+use crate::model::{JobId, NodeId, OwnerId, Span, Time};
 use crate::view::{NodeView, View};
-use machine::Task;
+use machine::{Fate, Task};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct FairWorld {
@@ -25,6 +26,8 @@ pub(crate) struct FairWorld {
     jobs: BTreeMap<JobId, Job>,
     /// Where jobs that are about to start belong.
     homes: BTreeMap<JobId, NodeId>,
+    /// How much neighbours slow each other down, see [`machine::slowdown`].
+    disturbance: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -32,9 +35,8 @@ struct Job {
     home: NodeId,
     owner: OwnerId,
     since: Time,
-    /// Work done by the real job since then, and what it had consumed of its real node when last looked at.
+    /// Work done by the real job since then.
     done: f64,
-    consumed: f64,
     /// Work given by the fair world.
     given: f64,
     /// All its work since then, as last predicted.
@@ -42,6 +44,14 @@ struct Job {
     /// Cores it can use; infinite if it never left any unused.
     cores: f64,
     ends: Option<Time>,
+}
+
+/// What became known of a job since the last step, in node-seconds of the node it is on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct News {
+    /// Work it has done.
+    pub(crate) done: f64,
+    pub(crate) prediction: Option<Prediction>,
 }
 
 /// What is predicted of a job, in node-seconds of the node it is on.
@@ -53,10 +63,11 @@ pub(crate) struct Prediction {
 }
 
 impl FairWorld {
-    /// How many jobs each node has.
+    /// How many jobs each node has that have not ended there.
     pub(crate) fn counts(&self) -> BTreeMap<NodeId, usize> {
         let mut counts = BTreeMap::new();
-        for home in self.jobs.values().map(|j| j.home).chain(self.homes.values().copied()) {
+        let here = self.jobs.values().filter(|j| !j.has_ended()).map(|j| j.home);
+        for home in here.chain(self.homes.values().copied()) {
             *counts.entry(home).or_default() += 1;
         }
         counts
@@ -67,23 +78,30 @@ impl FairWorld {
         self.homes.insert(job, node);
     }
 
+    /// Where `job` lives.
+    pub(crate) fn home(&self, job: JobId) -> Option<NodeId> {
+        self.jobs.get(&job).map(|j| j.home)
+    }
+
     /// When the fair world ends `job` and when it came there, if the end is known.
     pub(crate) fn ends(&self, job: JobId) -> Option<(Time, Time)> {
         self.jobs.get(&job).and_then(|j| Some((j.ends?, j.since)))
     }
 
-    /// Moves the world on to `view`.
-    pub(crate) fn step(&mut self, view: &View, predict: impl Fn(JobId) -> Option<Prediction>) {
+    /// Moves the world on to `view`. `disturbance` is what is now known of how much neighbours slow each other down, `news` what became known of each
+    /// running job, in their order.
+    pub(crate) fn step(&mut self, view: &View, disturbance: f64, news: impl Iterator<Item = News>) {
         self.advance(view);
-        for job in &view.jobs {
-            let Some(node) = job.node().and_then(|n| view.node(n)) else { continue };
+        self.disturbance = disturbance;
+        let running = view.jobs.iter().filter_map(|j| Some((j, view.node(j.node()?))));
+        for ((job, node), News { done, prediction }) in running.zip(news) {
+            let Some(node) = node else { continue };
             let speed = node.cores * node.speed;
             let known = self.jobs.entry(job.id).or_insert_with(|| Job {
                 home: self.homes.remove(&job.id).filter(|h| view.node(*h).is_some()).unwrap_or(node.id),
                 owner: job.owner,
                 since: view.now,
                 done: 0.0,
-                consumed: job.consumed.cpu,
                 given: 0.0,
                 total: None,
                 cores: f64::INFINITY,
@@ -92,65 +110,66 @@ impl FairWorld {
             if view.node(known.home).is_none() {
                 known.home = node.id;
             }
-            known.done += (job.consumed.cpu - known.consumed).max(0.0) * speed;
-            known.consumed = job.consumed.cpu;
-            let prediction = predict(job.id);
+            known.done += done * speed;
             known.total = prediction.map(|p| known.done + p.left * speed);
             known.cores = prediction.filter(|p| p.most < 1.0).map_or(f64::INFINITY, |p| p.most * node.cores);
         }
         self.homes.retain(|id, _| view.job(*id).is_some());
-        // A job that ended before anything was known of it leaves nothing to remember.
+        // Who has really ended stays until the fair world has ended it too; of who ended before anything was known of it nothing is to be remembered.
         self.jobs.retain(|id, j| {
-            view.job(*id).is_some_and(|v| v.node().is_some()) || (j.total.is_some() && view.node(j.home).is_some())
+            view.job(*id).is_some_and(|v| v.node().is_some())
+                || (j.total.is_some() && !j.has_ended() && view.node(j.home).is_some())
         });
-        self.look_ahead(view);
+        let ends = self.machines(view, None);
+        for (job, fate) in self.jobs.values_mut().zip(ends) {
+            job.ends = fate.ends_s.is_finite().then(|| view.now + Span::from_secs_f64(fate.ends_s));
+        }
     }
 
-    /// Gives every job what its machine gives it until now; who has all its work and has really ended is forgotten.
+    /// Gives every job what its machine gives it until now.
     fn advance(&mut self, view: &View) {
         let elapsed_s = if self.at == Time::ZERO { 0.0 } else { view.now.since(self.at).as_secs_f64() };
         self.at = view.now;
-        if elapsed_s <= 0.0 {
-            return;
-        }
-        for (ids, fates) in self.machines(view, elapsed_s) {
-            for (id, fate) in ids.iter().zip(fates) {
-                let job = self.jobs.get_mut(id).expect("machines are made of the jobs");
+        if elapsed_s > 0.0 {
+            let served = self.machines(view, Some(elapsed_s));
+            for (job, fate) in self.jobs.values_mut().zip(served) {
                 job.given += fate.served;
             }
         }
-        self.jobs.retain(|id, j| view.job(*id).is_some() || j.total.is_some_and(|t| t - j.given > 1e-9 * t));
     }
 
-    fn look_ahead(&mut self, view: &View) {
-        for (ids, fates) in self.machines(view, 0.0) {
-            for (id, fate) in ids.iter().zip(fates) {
-                let job = self.jobs.get_mut(id).expect("machines are made of the jobs");
-                job.ends = fate.ends_s.is_finite().then(|| view.now + crate::model::Span::from_secs_f64(fate.ends_s));
+    /// Runs the machine of every node and owner, to the end or for so many seconds: what becomes of each job, in their order.
+    fn machines(&self, view: &View, until_s: Option<f64>) -> Vec<Fate> {
+        let mut parts: BTreeMap<(NodeId, OwnerId), (Vec<usize>, Vec<Task>)> = BTreeMap::new();
+        let mut fates = vec![Fate { ends_s: f64::INFINITY, served: 0.0 }; self.jobs.len()];
+        for (place, job) in self.jobs.values().enumerate() {
+            let Some(node) = view.node(job.home) else { continue };
+            let (places, tasks) = parts.entry((job.home, job.owner)).or_default();
+            places.push(place);
+            tasks.push(job.task(node));
+        }
+        let mut owners: BTreeMap<NodeId, usize> = BTreeMap::new();
+        for (home, _) in parts.keys() {
+            *owners.entry(*home).or_default() += 1;
+        }
+        for ((home, _), (places, tasks)) in parts {
+            let Some(node) = view.node(home) else { continue };
+            let capacity = node.cores * node.speed / owners[&home] as f64;
+            let run = machine::run(&tasks, capacity, self.disturbance, until_s);
+            for (place, fate) in places.into_iter().zip(run) {
+                fates[place] = fate;
             }
         }
-    }
-
-    /// Runs the machine of every node and owner: the jobs on it, and what becomes of each.
-    fn machines(&self, view: &View, until_s: f64) -> Vec<(Vec<JobId>, Vec<machine::Fate>)> {
-        let mut parts: BTreeMap<(NodeId, OwnerId), Vec<JobId>> = BTreeMap::new();
-        let mut owners: BTreeMap<NodeId, BTreeSet<OwnerId>> = BTreeMap::new();
-        for (id, job) in &self.jobs {
-            parts.entry((job.home, job.owner)).or_default().push(*id);
-            owners.entry(job.home).or_default().insert(job.owner);
-        }
-        let run = |((home, _), ids): ((NodeId, OwnerId), Vec<JobId>)| {
-            let node = view.node(home)?;
-            let capacity = node.cores * node.speed / owners[&home].len() as f64;
-            let tasks: Vec<Task> = ids.iter().map(|id| self.jobs[id].task(node)).collect();
-            let fates = machine::run(&tasks, capacity, until_s);
-            Some((ids, fates))
-        };
-        parts.into_iter().filter_map(run).collect()
+        fates
     }
 }
 
 impl Job {
+    /// Whether the fair world has given it all its work.
+    fn has_ended(&self) -> bool {
+        self.total.is_some_and(|t| t - self.given <= 1e-9 * t)
+    }
+
     fn task(&self, node: &NodeView) -> Task {
         Task {
             left: self.total.map_or(f64::INFINITY, |t| (t - self.given).max(0.0)),

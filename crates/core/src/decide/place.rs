@@ -81,6 +81,20 @@ impl<'a> Room<'a> {
         self.running.entry(node).or_default().0 += 1;
         Some(node)
     }
+
+    /// Takes a slot for a job that belongs on `home`: there, or on an empty node that has more to offer; nowhere if none has a slot.
+    pub(crate) fn welcome(&mut self, home: NodeId) -> Option<NodeId> {
+        let free = self.view.nodes.iter().filter(|n| n.slots.is_none_or(|slots| self.jobs(n.id) < slots));
+        let offer = |n: &NodeView| n.cores * n.speed / (self.jobs(n.id) + 1) as f64;
+        let node = free
+            .filter(|n| n.id == home || self.jobs(n.id) == 0)
+            .max_by(|a, b| {
+                offer(a).total_cmp(&offer(b)).then((a.id == home).cmp(&(b.id == home))).then(b.id.cmp(&a.id))
+            })?
+            .id;
+        self.running.entry(node).or_default().0 += 1;
+        Some(node)
+    }
 }
 
 /// The sum of the two resource scores of the default scheduler for a node with so many jobs.
@@ -144,6 +158,22 @@ mod tests {
         assert_eq!(Room::new(&fast, |_| Category::Growing).choose(&PlaceRule::Growth, JobId(9)), Some(NodeId(1)));
         let faster = view(vec![node(0, 16.0, 3.5), node(1, 16.0, 1.0)], &[(1, 0), (2, 0)]);
         assert_eq!(Room::new(&faster, |_| Category::Growing).choose(&PlaceRule::Growth, JobId(9)), Some(NodeId(0)));
+    }
+
+    #[test]
+    fn a_newcomer_goes_home_or_to_an_empty_node_that_offers_more() {
+        let v = view(vec![node(0, 16.0, 1.0), node(1, 16.0, 1.0), node(2, 4.0, 1.0)], &[(1, 0)]);
+        let welcome = |jobs: &[(u64, u32)], home: u32| {
+            let v = view(v.nodes.clone(), jobs);
+            Room::new(&v, |_| Category::Growing).welcome(NodeId(home))
+        };
+        assert_eq!(welcome(&[], 1), Some(NodeId(1)));
+        assert_eq!(welcome(&[(1, 0)], 0), Some(NodeId(1)));
+        // Half of a large node is more than a small one, a seventh of it is not.
+        assert_eq!(welcome(&[(1, 0), (2, 1)], 0), Some(NodeId(0)));
+        assert_eq!(welcome(&[(1, 0), (2, 0), (3, 0), (4, 0), (5, 1)], 0), Some(NodeId(2)));
+        // A busy node that is not its home is no choice.
+        assert_eq!(welcome(&[(1, 0), (2, 0), (3, 1), (4, 2)], 0), Some(NodeId(0)));
     }
 
     #[test]

@@ -1,75 +1,75 @@
 //! FlowCon's evaluation (thesis, section 6.1): one node, jobs at fixed or random times.
 
-use super::{Experiment, Measure, Setting};
-use crate::models::{self, CORES, FLOWCON, INTERFERENCE, Model};
+use super::setup::{at_random, experiment, kinds, row, submitted, workers, world};
+use super::{Experiment, Measure};
+use crate::models::{self, FLOWCON, Model};
 use crate::random::Stream;
-use crate::world::{Actuator, Job, Node, World};
+use crate::world::{Job, World};
 use gainshare_core::model::Span;
-use gainshare_core::policy::{Flowcon, PlaceRule, Policy, ShareRule};
+use gainshare_core::policy::{Flowcon, Policy, ShareRule};
 use serde_json::json;
 
 pub(super) fn experiments() -> Vec<Experiment> {
     vec![
         Experiment {
-            name: "table-6.2",
-            title: "FlowCon, Table 6.2: by how much MNIST-TensorFlow ends sooner, in ten settings",
-            world: fixed,
-            own: vec![("flowcon", flowcon(0.05, 20))],
-            published: json!({"same_setting_measured_twice_percent": [26.2, 19.0]}),
-            place: PlaceRule::Spread,
-            rows: TABLE_6_2.map(|(alpha, s, p)| row(alpha, s, Some(p), Measure::Job(2))).into(),
+            rows: TABLE_6_2.map(|(alpha, s, p)| row(flowcon, alpha, s, Some(p), Measure::Job(2))).into(),
+            ..experiment(
+                ("table-6.2", "FlowCon, Table 6.2: by how much MNIST-TensorFlow ends sooner, in ten settings"),
+                fixed,
+                ("flowcon", flowcon(0.05, 20)),
+                json!({"same_setting_measured_twice_percent": [26.2, 19.0]}),
+            )
         },
         Experiment {
-            name: "flowcon-fixed",
-            title: "FlowCon, Figures 6.1–6.6: VAE at 0 s, MNIST-PyTorch at 40 s, MNIST-TensorFlow at 80 s",
-            world: fixed,
-            own: vec![("flowcon", flowcon(0.05, 20))],
-            published: json!({
-                "na_makespan_s": 394.0, "na_completion_s": [394.0, 240.5, 84.7],
-                "flowcon_makespan_s_interval_20_to_60": [386.1, 372.4, 384.8, 389.0, 388.1],
-                "overlap_of_three_s": {"na": 84.7, "flowcon": 59.4}, "overlap_of_two_s": {"na": 240.5, "flowcon": 213.2},
-            }),
-            place: PlaceRule::Spread,
-            rows: [20, 30, 40, 50, 60]
-                .map(|s| row(0.05, s, (s == 30).then_some(31.9).or((s == 20).then_some(21.4)), Measure::Job(2)))
+            rows: [(20, Some(21.4)), (30, Some(31.9)), (40, None), (50, None), (60, None)]
+                .map(|(s, p)| row(flowcon, 0.05, s, p, Measure::Job(2)))
                 .into(),
+            ..experiment(
+                (
+                    "flowcon-fixed",
+                    "FlowCon, Figures 6.1–6.6: VAE at 0 s, MNIST-PyTorch at 40 s, MNIST-TensorFlow at 80 s",
+                ),
+                fixed,
+                ("flowcon", flowcon(0.05, 20)),
+                json!({
+                    "na_makespan_s": 394.0, "na_completion_s": [394.0, 240.5, 84.7],
+                    "flowcon_makespan_s_interval_20_to_60": [386.1, 372.4, 384.8, 389.0, 388.1],
+                    "overlap_of_three_s": {"na": 84.7, "flowcon": 59.4}, "overlap_of_two_s": {"na": 240.5, "flowcon": 213.2},
+                }),
+            )
         },
         Experiment {
-            name: "flowcon-5",
-            title: "FlowCon, Figures 6.7–6.9: five different jobs at random in 0–200 s",
-            world: five,
-            own: vec![("flowcon", flowcon(0.03, 30))],
-            published: json!({
-                "best_reduction_percent": 42.06, "faster": "4 to 5 of 5", "makespan_change_percent": [-5, -1],
-                "worst_slowdown_percent_alpha_5_interval_60": 11.8, "na_completion_s": {"Job-4": 422.5, "Job-5": 489.4},
-            }),
-            place: PlaceRule::Spread,
-            rows: [(0.03, 30), (0.03, 60), (0.05, 30), (0.05, 60)].map(|(a, s)| row(a, s, None, Measure::Mean)).into(),
+            rows: [(0.03, 30), (0.03, 60), (0.05, 30), (0.05, 60)]
+                .map(|(a, s)| row(flowcon, a, s, None, Measure::Mean))
+                .into(),
+            ..experiment(
+                ("flowcon-5", "FlowCon, Figures 6.7–6.9: five different jobs at random in 0–200 s"),
+                five,
+                ("flowcon", flowcon(0.03, 30)),
+                json!({
+                    "best_reduction_percent": 42.06, "faster": "4 to 5 of 5", "makespan_change_percent": [-5, -1],
+                    "worst_slowdown_percent_alpha_5_interval_60": 11.8, "na_completion_s": {"Job-4": 422.5, "Job-5": 489.4},
+                }),
+            )
         },
-        Experiment {
-            name: "flowcon-10",
-            title: "FlowCon, Figures 6.10–6.14: ten jobs at random in 0–200 s",
-            world: |seed| random(seed, 10),
-            own: vec![("flowcon", flowcon(0.10, 20))],
-            published: json!({
+        experiment(
+            ("flowcon-10", "FlowCon, Figures 6.10–6.14: ten jobs at random in 0–200 s"),
+            |seed| random(seed, kinds(seed, 10, &FLOWCON)),
+            ("flowcon", flowcon(0.10, 20)),
+            json!({
                 "makespan_s": {"na": 1384.9, "flowcon": 1350.7}, "faster": "9 of 10",
                 "best_job_s": {"na": 188.3, "flowcon": 110.8}, "worst_slowdown_percent": 1.1,
             }),
-            place: PlaceRule::Spread,
-            rows: vec![],
-        },
-        Experiment {
-            name: "flowcon-15",
-            title: "FlowCon, Figure 6.15: fifteen jobs at random in 0–200 s",
-            world: |seed| random(seed, 15),
-            own: vec![("flowcon", flowcon(0.10, 20))],
-            published: json!({
+        ),
+        experiment(
+            ("flowcon-15", "FlowCon, Figure 6.15: fifteen jobs at random in 0–200 s"),
+            |seed| random(seed, kinds(seed, 15, &FLOWCON)),
+            ("flowcon", flowcon(0.10, 20)),
+            json!({
                 "makespan_s": {"na": 1980.1, "flowcon": 1950.9}, "faster": "11 of 15",
                 "best_job_s": {"na": 308.1, "flowcon": 271.4}, "worst_slowdown_percent": 5.7,
             }),
-            place: PlaceRule::Spread,
-            rows: vec![],
-        },
+        ),
     ]
 }
 
@@ -93,17 +93,8 @@ pub(super) fn flowcon(alpha: f64, interval_s: u64) -> Policy {
     Policy { share: ShareRule::Flowcon(rule), ..Policy::default() }
 }
 
-fn row(alpha: f64, interval_s: u64, published: Option<f64>, measure: Measure) -> Setting {
-    Setting { alpha, interval_s, policy: flowcon(alpha, interval_s), published, measure }
-}
-
-fn node(name: &str, memory_gib: u64) -> Node {
-    Node { name: name.into(), cores: CORES, speed: 1.0, memory_bytes: memory_gib << 30, slots: None }
-}
-
 fn one_node(seed: u64, jobs: Vec<Job>) -> World {
-    let nodes = vec![node("worker", 16)];
-    World { seed, nodes, jobs, actuator: Actuator::Weight, interference: INTERFERENCE }
+    world(seed, workers(1), jobs)
 }
 
 fn by_name(name: &str) -> &'static Model {
@@ -121,23 +112,16 @@ fn fixed(seed: u64) -> World {
 
 /// Five jobs, one of each kind, at random times.
 fn five(seed: u64) -> World {
-    let kinds = ["LSTM-CFC", "VAE-P", "VAE-T", "MNIST-P", "GRU"];
-    at_random(seed, kinds.iter().map(|k| by_name(k)))
+    random(seed, ["LSTM-CFC", "VAE-P", "VAE-T", "MNIST-P", "GRU"].into_iter().map(by_name))
 }
 
-/// `n` jobs of random kinds at random times.
-fn random(seed: u64, n: u64) -> World {
-    at_random(seed, (0..n).map(|i| &FLOWCON[Stream::new(seed, i, "kind").below(FLOWCON.len())]))
-}
-
-fn at_random(seed: u64, kinds: impl Iterator<Item = &'static Model>) -> World {
-    let mut times: Vec<(f64, &Model)> =
-        kinds.enumerate().map(|(i, m)| (Stream::new(seed, i as u64, "arrival").uniform(0.0, 200.0), m)).collect();
-    times.sort_by(|a, b| a.0.total_cmp(&b.0));
-    // The thesis's clock starts with the first job.
-    let first = times.first().map_or(0.0, |t| t.0);
-    let jobs = times.into_iter().enumerate().map(|(i, (at, model))| {
-        models::job(model, seed, i as u64, format!("Job-{} {}", i + 1, model.name), at - first)
-    });
-    one_node(seed, jobs.collect())
+/// Jobs of these kinds at random times. The thesis's clock starts with the first job.
+fn random(seed: u64, kinds: impl Iterator<Item = &'static Model>) -> World {
+    let times: Vec<(f64, &Model)> = at_random(seed, 200.0, kinds).collect();
+    let first = times.iter().map(|t| t.0).fold(f64::INFINITY, f64::min);
+    let mut jobs = submitted(seed, times.into_iter().map(|(at, model)| (at - first, model)));
+    for job in &mut jobs {
+        job.name = format!("{} {}", job.name, job.model);
+    }
+    one_node(seed, jobs)
 }

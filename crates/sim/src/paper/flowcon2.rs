@@ -2,39 +2,36 @@
 
 use super::Experiment;
 use super::flowcon::flowcon;
-use super::specon::{at_random, cluster, workers};
-use crate::world::Node;
+use super::setup::{at_random, experiment, kinds, submitted, workers, world};
+use crate::models::SPECON;
+use crate::world::{Node, World};
 use gainshare_core::policy::{PlaceRule, Policy};
 use serde_json::json;
 
-const DS: PlaceRule = PlaceRule::Kubernetes { seed: 0 };
-
 pub(super) fn experiments() -> Vec<Experiment> {
     vec![
-        Experiment {
-            name: "flowcon2-20",
-            title: "FlowCon 2.0: 20 jobs at random in 0–300 s on 4 equal workers",
-            world: |seed| cluster(seed, workers(4), at_random(seed, 20, 300.0)),
-            own: vec![("flowcon2", flowcon2())],
-            published: json!({
+        experiment(
+            ("flowcon2-20", "FlowCon 2.0: 20 jobs at random in 0–300 s on 4 equal workers"),
+            |seed| mixed(seed, workers(4), 20),
+            ("flowcon2", flowcon2()),
+            json!({
                 "faster": "18 of 20", "best_reduction_percent_of_all_experiments": 68.8,
                 "makespan_reduction_percent_of_all_experiments": 18.0,
             }),
-            place: DS,
-            rows: vec![],
-        },
-        Experiment {
-            name: "flowcon2-60",
-            title: "FlowCon 2.0: 60 jobs at random in 0–300 s on 8 unequal workers",
-            world: |seed| cluster(seed, unequal(), at_random(seed, 60, 300.0)),
-            own: vec![("flowcon2", flowcon2())],
-            published: json!({
+        ),
+        experiment(
+            ("flowcon2-60", "FlowCon 2.0: 60 jobs at random in 0–300 s on 8 unequal workers"),
+            |seed| mixed(seed, unequal(), 60),
+            ("flowcon2", flowcon2()),
+            json!({
                 "makespan": "a larger reduction than on equal workers", "best_reduction_percent_of_all_experiments": 68.8,
             }),
-            place: DS,
-            rows: vec![],
-        },
+        ),
     ]
+}
+
+fn mixed(seed: u64, nodes: Vec<Node>, n: u64) -> World {
+    world(seed, nodes, submitted(seed, at_random(seed, 300.0, kinds(seed, n, &SPECON))))
 }
 
 fn flowcon2() -> Policy {

@@ -42,16 +42,44 @@ impl Format {
 }
 
 /// Reads a trace and puts it in order of submission, from zero. Jobs that took no time or held no device never ran and are left out, as in the
-/// studies these traces come from; `skipped` says how many.
+/// studies these traces come from; the number beside them says how many. An archive holds one trace for each cluster: all are merged, each from zero, and
+/// jobs without an owner get the cluster's name.
 pub fn read(path: &Path) -> Result<(Vec<TraceJob>, usize), TraceError> {
     let name = path.display().to_string();
     let io = |source| TraceError::Io { path: name.clone(), source };
-    let file = std::fs::File::open(path).map_err(io)?;
-    if path.extension().is_some_and(|e| e == "gz") {
-        parse(&name, BufReader::new(flate2::read::MultiGzDecoder::new(file)))
+    let file = BufReader::new(std::fs::File::open(path).map_err(io)?);
+    let plain: Box<dyn Read> = match path.extension().and_then(|e| e.to_str()) {
+        Some("gz" | "tgz") => Box::new(flate2::read::MultiGzDecoder::new(file)),
+        _ => Box::new(file),
+    };
+    if [".tar", ".tar.gz", ".tgz"].iter().any(|end| name.ends_with(end)) {
+        archive(&name, plain)
     } else {
-        parse(&name, BufReader::new(file))
+        parse(&name, BufReader::new(plain))
     }
+}
+
+/// All traces of a tar archive.
+fn archive(path: &str, input: impl Read) -> Result<(Vec<TraceJob>, usize), TraceError> {
+    let io = |source| TraceError::Io { path: path.to_owned(), source };
+    let (mut jobs, mut skipped) = (vec![], 0);
+    for entry in tar::Archive::new(input).entries().map_err(io)? {
+        let entry = entry.map_err(io)?;
+        let member = entry.path().map_err(io)?.into_owned();
+        if !entry.header().entry_type().is_file() || member.extension().is_none_or(|e| e != "csv") {
+            continue;
+        }
+        let (mut read, never_ran) = parse(&format!("{path}, {}", member.display()), BufReader::new(entry))?;
+        let cluster = member.file_stem().unwrap_or_default().to_string_lossy();
+        read.iter_mut().filter(|j| j.owner.is_empty()).for_each(|j| j.owner = cluster.to_string());
+        jobs.extend(read);
+        skipped += never_ran;
+    }
+    if jobs.is_empty() {
+        return Err(TraceError::Empty { path: path.to_owned() });
+    }
+    jobs.sort_by(|a: &TraceJob, b| a.submitted_s.total_cmp(&b.submitted_s));
+    Ok((jobs, skipped))
 }
 
 pub(super) fn parse(path: &str, mut input: impl BufRead) -> Result<(Vec<TraceJob>, usize), TraceError> {
@@ -190,6 +218,27 @@ mod tests {
         let mut text = vec![];
         write(&mut text, &itp).unwrap();
         assert_eq!(parse("own", text.as_slice()).unwrap().0, itp);
+    }
+
+    #[test]
+    fn an_archive_is_one_trace_and_names_the_bad_member() {
+        let tar = |last: &str| {
+            let mut tar = tar::Builder::new(vec![]);
+            let head = "job_id,submission_time,duration,num_gpu\n";
+            for (name, text) in [("c1.csv", "a,100,5,64\nb,90,7,1\n"), ("LICENSE", "not a trace"), ("c2.csv", last)] {
+                let text = format!("{head}{text}");
+                let mut header = tar::Header::new_gnu();
+                header.set_size(text.len() as u64);
+                header.set_mode(0o644);
+                tar.append_data(&mut header, name, text.as_bytes()).unwrap();
+            }
+            tar.into_inner().unwrap()
+        };
+        let (jobs, skipped) = archive("t.tar", tar("c,5,3,2\nd,6,0,2\n").as_slice()).unwrap();
+        let owners: Vec<_> = jobs.iter().map(|j| (j.name.as_str(), j.owner.as_str(), j.submitted_s)).collect();
+        assert_eq!((owners, skipped), (vec![("b", "c1", 0.0), ("c", "c2", 0.0), ("a", "c1", 10.0)], 1));
+        let error = archive("t.tar", tar("c,5,x,2\n").as_slice()).unwrap_err().to_string();
+        assert!(error.contains("t.tar, c2.csv, line 2") && error.contains("`duration`"), "{error}");
     }
 
     #[test]

@@ -45,22 +45,32 @@ impl Ord for Key {
     }
 }
 
-/// Runs `tasks` on a machine that does `capacity` of work in a second to their ends; `served` counts what each gets within the first `until_s` seconds.
-pub(crate) fn run(tasks: &[Task], capacity: f64, until_s: f64) -> Vec<Fate> {
+/// How much longer everything takes where jobs use a machine side by side: `1 + γ·(1 − Σu²)`, `u` a job's part of what is used. `1 − Σu²` is the chance
+/// that a slice of time follows one of another job.
+pub(crate) fn slowdown(disturbance: f64, used: f64, squares: f64) -> f64 {
+    if used > 0.0 { 1.0 + disturbance * (1.0 - squares / (used * used)).max(0.0) } else { 1.0 }
+}
+
+/// Runs `tasks` on a machine that does `capacity` of work in a second, if they do not disturb each other: to their ends, or for the first `until_s`
+/// seconds, of which alone `served` speaks. Who has not ended by then has no end.
+pub(crate) fn run(tasks: &[Task], capacity: f64, disturbance: f64, until_s: Option<f64>) -> Vec<Fate> {
     let mut fates = vec![Fate { ends_s: f64::INFINITY, served: 0.0 }; tasks.len()];
-    let mut by_left: BinaryHeap<Reverse<(Key, usize)>> = BinaryHeap::with_capacity(tasks.len());
-    let mut by_most: Vec<usize> = (0..tasks.len()).collect();
-    by_most.sort_by(|&a, &b| tasks[b].most.total_cmp(&tasks[a].most));
-    by_left.extend(tasks.iter().enumerate().map(|(i, t)| Reverse((Key(t.left.max(0.0)), i))));
+    // Heaps, because a short run looks at few of the jobs.
+    let heap = |key: fn(&Task) -> f64| -> BinaryHeap<Reverse<(Key, usize)>> {
+        tasks.iter().enumerate().map(|(i, t)| Reverse((Key(key(t)), i))).collect::<Vec<_>>().into()
+    };
+    let (mut by_left, mut by_most) = (heap(|t| t.left.max(0.0)), heap(|t| t.most));
     let mut at_most: BinaryHeap<Reverse<(Key, usize)>> = BinaryHeap::new();
-    let mut capped = vec![false; tasks.len()];
+    // When a job reached its most, and what it had got by then.
+    let mut capped: Vec<Option<(f64, f64)>> = vec![None; tasks.len()];
     let mut ended = vec![false; tasks.len()];
-    let (mut at_level, mut taken) = (tasks.len(), 0.0);
-    // `integral`: what a job that was at the level all the time has got; `marked`: the same at `until_s`.
-    let (mut now, mut integral, mut marked) = (0.0, 0.0, None);
+    let (mut at_level, mut taken, mut squares) = (tasks.len(), 0.0, 0.0);
+    // All rates shrink alike while jobs disturb each other, so the race is run on a clock of its own (`now`) that the real one (`clock`) outruns.
+    // `integral`: what a job that was at the level all the time has got; `mark`: `now` and `integral` when the time asked for is over.
+    let (mut now, mut clock, mut integral, mut mark) = (0.0, 0.0, 0.0, None);
     loop {
         let mut level = if at_level > 0 { ((capacity - taken) / at_level as f64).max(0.0) } else { 0.0 };
-        while let Some(&i) = by_most.last() {
+        while let Some(&Reverse((_, i))) = by_most.peek() {
             if ended[i] {
                 by_most.pop();
                 continue;
@@ -69,20 +79,14 @@ pub(crate) fn run(tasks: &[Task], capacity: f64, until_s: f64) -> Vec<Fate> {
                 break;
             }
             by_most.pop();
-            capped[i] = true;
+            capped[i] = Some((now, integral));
             at_level -= 1;
             taken += tasks[i].most;
-            let ends = now + (tasks[i].left - integral).max(0.0) / tasks[i].most;
-            at_most.push(Reverse((Key(ends), i)));
-            // What it got until now, and what it will get until it ends or the moment asked for comes.
-            let until = ends.min(until_s);
-            fates[i].served = integral.min(tasks[i].left) + (until - now).max(0.0) * tasks[i].most;
-            if now > until_s {
-                fates[i].served = marked.unwrap_or(0.0f64).min(tasks[i].left);
-            }
+            squares += tasks[i].most * tasks[i].most;
+            at_most.push(Reverse((Key(now + (tasks[i].left - integral).max(0.0) / tasks[i].most), i)));
             level = if at_level > 0 { ((capacity - taken) / at_level as f64).max(0.0) } else { 0.0 };
         }
-        while by_left.peek().is_some_and(|Reverse((_, i))| capped[*i]) {
+        while by_left.peek().is_some_and(|Reverse((_, i))| capped[*i].is_some()) {
             by_left.pop();
         }
         let next_level = by_left.peek().map_or(f64::INFINITY, |Reverse((Key(left), _))| {
@@ -90,29 +94,37 @@ pub(crate) fn run(tasks: &[Task], capacity: f64, until_s: f64) -> Vec<Fate> {
         });
         let next_most = at_most.peek().map_or(f64::INFINITY, |Reverse((Key(ends), _))| *ends);
         let next = next_level.min(next_most);
-        if marked.is_none() && next >= until_s {
-            marked = Some(integral + (until_s - now) * level);
+        let many = at_level as f64;
+        let slow = slowdown(disturbance, many * level + taken, many * level * level + squares);
+        if let Some(until_s) = until_s.filter(|u| clock + (next - now) * slow >= *u) {
+            let until = now + (until_s - clock) / slow;
+            mark = Some((until, integral + (until - now) * level));
+            break;
         }
         if next.is_infinite() {
             break;
         }
         integral += (next - now) * level;
+        clock += (next - now) * slow;
         now = next;
         let queue = if next_level <= next_most { &mut by_left } else { &mut at_most };
         let Some(Reverse((_, i))) = queue.pop() else { break };
         ended[i] = true;
-        fates[i].ends_s = now;
-        if capped[i] {
+        fates[i].ends_s = clock;
+        if capped[i].is_some() {
             taken = (taken - tasks[i].most).max(0.0);
+            squares = (squares - tasks[i].most * tasks[i].most).max(0.0);
         } else {
             at_level -= 1;
-            fates[i].served = marked.unwrap_or(integral).min(tasks[i].left.max(0.0));
         }
     }
-    for (i, fate) in fates.iter_mut().enumerate() {
-        if !ended[i] && !capped[i] {
-            fate.served = marked.unwrap_or(0.0);
-        }
+    let (until, at_level) = mark.unwrap_or((now, integral));
+    for ((fate, task), capped) in fates.iter_mut().zip(tasks).zip(capped) {
+        let got = match capped {
+            Some((since, got)) if until > since => got + (until - since) * task.most,
+            _ => at_level,
+        };
+        fate.served = got.min(task.left.max(0.0));
     }
     fates
 }
@@ -124,7 +136,7 @@ mod tests {
 
     fn ends(tasks: &[(f64, f64)]) -> Vec<f64> {
         let tasks: Vec<Task> = tasks.iter().map(|&(left, most)| Task { left, most }).collect();
-        run(&tasks, 1.0, 0.0).iter().map(|f| f.ends_s).collect()
+        run(&tasks, 1.0, 0.0, None).iter().map(|f| f.ends_s).collect()
     }
 
     fn close(a: &[f64], b: &[f64]) {
@@ -160,10 +172,18 @@ mod tests {
     #[test]
     fn service_is_counted_until_the_moment_asked_for() {
         let tasks = [Task { left: 10.0, most: 1.0 }, Task { left: 30.0, most: 1.0 }, Task { left: 99.0, most: 0.1 }];
-        let served = |t: f64| run(&tasks, 1.0, t).iter().map(|f| f.served).collect::<Vec<_>>();
+        let served = |t: f64| run(&tasks, 1.0, 0.0, Some(t)).iter().map(|f| f.served).collect::<Vec<_>>();
         close(&served(0.0), &[0.0, 0.0, 0.0]);
         close(&served(10.0), &[4.5, 4.5, 1.0]);
         close(&served(30.0), &[10.0, 17.0, 3.0]);
+    }
+
+    #[test]
+    fn neighbours_disturb_each_other() {
+        // Two at a half each take 1 + 0.4/2 as long; the longer one's last 20 are undisturbed.
+        let tasks = [Task { left: 10.0, most: 1.0 }, Task { left: 30.0, most: 1.0 }];
+        close(&run(&tasks, 1.0, 0.4, None).iter().map(|f| f.ends_s).collect::<Vec<_>>(), &[24.0, 44.0]);
+        close(&run(&tasks, 1.0, 0.4, Some(12.0)).iter().map(|f| f.served).collect::<Vec<_>>(), &[5.0, 5.0]);
     }
 
     proptest! {
@@ -172,7 +192,12 @@ mod tests {
             jobs in prop::collection::vec((0.0f64..100.0, 0.05f64..=1.0), 1..12), capacity in 0.2f64..=1.0, until in 0.0f64..200.0,
         ) {
             let tasks: Vec<Task> = jobs.iter().map(|&(left, most)| Task { left, most }).collect();
-            let fates = run(&tasks, capacity, until);
+            let ends = run(&tasks, capacity, 0.0, None);
+            let mut fates = run(&tasks, capacity, 0.0, Some(until));
+            for (fate, end) in fates.iter_mut().zip(ends) {
+                prop_assert!(fate.ends_s.is_infinite() || fate.ends_s == end.ends_s);
+                fate.ends_s = end.ends_s;
+            }
             let served: f64 = fates.iter().map(|f| f.served).sum();
             prop_assert!(served <= capacity * until + 1e-6);
             for (task, fate) in tasks.iter().zip(&fates) {

@@ -1,45 +1,62 @@
-//! Moves by gain: a node that has run empty takes the job whose move ends jobs soonest.
+//! Moves by gain: a node that has run empty takes the job whose move ends jobs soonest, and visitors go home before they make anybody late.
 //!
 //! **Problem.** Shares help only within a node. While one node has nothing to do, jobs queue up on another; but a move costs seconds, and a visitor
 //! must not slow those down who come to the node later.
 //!
-//! **Approach.** Only nodes without jobs take one, so a move never hurts anybody who is there. On the node it leaves, jobs are served in order of the work left;
-//! let `S` be the time until job `k` of `m` would end there, `l` its own part of it and `t` the time it would take on the empty node, the cost of moving
-//! included. Moving it ends it `S − t` sooner and each of the `m − k` jobs behind it `l` sooner: the gain is the sum. The best move of all is made
-//! if it gains several times what it costs and the job itself ends sooner. Its deadline stays what it was, so that it cannot push aside those who would have had
-//! the node to themselves (`decide::fair`).
+//! **Approach.** *To an empty node.* Only nodes without jobs take one, so such a move never hurts anybody who is there. On the node it leaves, jobs are served in
+//! order of the work left; let `S` be the time until job `k` of `m` would end there, `l` its own part of it and `t` the time it would take on the empty node, the
+//! cost of moving included. Moving it ends it `S − t` sooner and each of the `m − k` jobs behind it `l` sooner: the gain is the sum. The best move of all is made
+//! if it gains several times what it costs and the job itself ends sooner.
 //!
-//! **Properties** (tests): nobody moves to a node with jobs, nobody moves for less than it costs, and a job alone on its node moves only to a faster one.
+//! *Home.* Every job has a home, the node on which the fair world has it (`decide::fair`), and there it can always be kept from being late: its share of that node was
+//! promised to nobody else. A job elsewhere is a visitor. Where, served in order of deadline, residents would end late and less so without a visitor, or the visitor itself
+//! would end late and sooner at home, it goes home. Each such move brings one job home, so there is an end to them.
+//!
+//! **Properties** (tests): nobody moves to a node with jobs except home, nobody moves for less than it costs, a job alone on its node moves only to a faster one, and who has
+//! just moved stays for a while.
 
 use crate::decide::fair::Prediction;
+use crate::decide::share::gain::Stake;
 use crate::model::{JobId, NodeId};
 use crate::plan::{Move, MoveReason};
 use crate::policy::GainMove;
-use crate::view::{NodeView, View};
-use std::collections::BTreeMap;
+use crate::view::{NodeView, Phase, View};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One job that could move.
+#[derive(Debug, Clone, Copy)]
 struct Candidate {
     id: JobId,
     known: Prediction,
+    home: NodeId,
+    deadline_s: f64,
+    /// Whether it has been where it is for long enough to move again.
+    settled: bool,
 }
 
-/// The moves to make. `known` tells what the share rule knows of a job.
-pub(crate) fn run(rule: &GainMove, view: &View, known: impl Fn(JobId) -> Option<Prediction>) -> Vec<Move> {
+/// The moves to make. `stake` tells what the share rule knows of a job.
+pub(crate) fn run(rule: &GainMove, view: &View, stake: impl Fn(JobId) -> Option<Stake>) -> Vec<Move> {
     let mut crowds: BTreeMap<NodeId, Vec<Candidate>> = BTreeMap::new();
-    let mut busy: BTreeMap<NodeId, usize> = BTreeMap::new();
+    let mut busy: BTreeSet<NodeId> = BTreeSet::new();
     for job in &view.jobs {
-        let Some(node) = job.node() else { continue };
-        *busy.entry(node).or_default() += 1;
-        if let Some(known) = known(job.id) {
-            crowds.entry(node).or_default().push(Candidate { id: job.id, known });
+        let Phase::Running { node, since, attempt } = job.phase else { continue };
+        busy.insert(node);
+        if let Some(Stake { known, home, deadline_s }) = stake(job.id) {
+            // A job that has just moved is being restored, and its move must first have been worth its cost.
+            let stayed_s = view.now.since(since).as_secs_f64();
+            let settled = attempt <= 1 || stayed_s >= rule.worth * rule.cost.as_secs_f64();
+            crowds.entry(node).or_default().push(Candidate { id: job.id, known, home, deadline_s, settled });
         }
     }
     for crowd in crowds.values_mut() {
+        crowd.sort_by(|a, b| a.deadline_s.total_cmp(&b.deadline_s).then(a.id.cmp(&b.id)));
+    }
+    let mut moves = send_home(rule, view, &mut crowds);
+    busy.extend(moves.iter().map(|m| m.to));
+    for crowd in crowds.values_mut() {
         crowd.sort_by(|a, b| a.known.left.total_cmp(&b.known.left).then(a.id.cmp(&b.id)));
     }
-    let empty = |n: &&NodeView| !busy.contains_key(&n.id) && n.slots != Some(0);
-    let mut moves = vec![];
+    let empty = |n: &&NodeView| !busy.contains(&n.id) && n.slots != Some(0);
     for to in view.nodes.iter().filter(empty) {
         let best = crowds
             .iter()
@@ -52,6 +69,54 @@ pub(crate) fn run(rule: &GainMove, view: &View, known: impl Fn(JobId) -> Option<
     moves
 }
 
+/// Sends visitors home: where they, or those they visit, would else end later than in the fair world. One from each node at a time.
+fn send_home(rule: &GainMove, view: &View, crowds: &mut BTreeMap<NodeId, Vec<Candidate>>) -> Vec<Move> {
+    let cost_s = rule.cost.as_secs_f64();
+    let mut moves = vec![];
+    let nodes: Vec<NodeId> = crowds.keys().copied().collect();
+    for from in nodes {
+        let (Some(here), crowd) = (view.node(from), &crowds[&from]) else { continue };
+        let late_s = late_residents_s(crowd, from);
+        let visitors = crowd.iter().enumerate().filter(|(_, c)| c.home != from && c.settled);
+        let gains = visitors.filter_map(|(place, visitor)| {
+            let to = view.node(visitor.home).filter(|n| has_room(view, n, &moves))?;
+            // What those who live here are spared, and what it gains itself.
+            let mut rest = crowd.clone();
+            rest.remove(place);
+            let spared_s = late_s - late_residents_s(&rest, from);
+            let at_home = crowds.get(&to.id).map_or(&[][..], |c| c.as_slice());
+            let first = at_home.partition_point(|c| c.deadline_s <= visitor.deadline_s);
+            let before_s: f64 = at_home[..first].iter().map(|c| c.known.left).sum();
+            let there_s = cost_s + before_s + seconds_on(&visitor.known, here, to);
+            let here_s: f64 = crowd[..=place].iter().map(|c| c.known.left).sum();
+            let sooner_s = if here_s > visitor.deadline_s { here_s - there_s } else { 0.0 };
+            let gain_s = spared_s.max(sooner_s);
+            (gain_s > cost_s).then_some((place, to.id, gain_s))
+        });
+        let best = gains.max_by(|a, b| a.2.total_cmp(&b.2).then(b.0.cmp(&a.0)));
+        let Some((place, to, _)) = best else { continue };
+        let gone = crowds.get_mut(&from).expect("it is one of the keys").remove(place);
+        moves.push(Move { job: gone.id, to, why: MoveReason::Owed });
+    }
+    moves
+}
+
+/// By how much those who live on `node` end later than in the fair world, in all, if `crowd` is served in order of deadline.
+fn late_residents_s(crowd: &[Candidate], node: NodeId) -> f64 {
+    let mut ends_s = 0.0;
+    let late = crowd.iter().map(|c| {
+        ends_s += c.known.left;
+        if c.home == node { (ends_s - c.deadline_s.max(0.0)).max(0.0) } else { 0.0 }
+    });
+    late.sum()
+}
+
+/// Whether `node` has a slot left beside those who run there and those who are about to come.
+fn has_room(view: &View, node: &NodeView, moves: &[Move]) -> bool {
+    let coming = moves.iter().filter(|m| m.to == node.id).count();
+    node.slots.is_none_or(|slots| view.running_on(node.id).count() + coming < slots)
+}
+
 /// The job of `crowd` whose move gains most, and how many seconds, if any is worth it.
 fn best_of(rule: &GainMove, from: &NodeView, to: &NodeView, crowd: &[Candidate]) -> Option<(usize, f64)> {
     let cost_s = rule.cost.as_secs_f64();
@@ -61,7 +126,7 @@ fn best_of(rule: &GainMove, from: &NodeView, to: &NodeView, crowd: &[Candidate])
         let alone_s = here_s.max(c.known.left / c.known.most);
         let there_s = cost_s + seconds_on(&c.known, from, to);
         let behind = (crowd.len() - 1 - k) as f64;
-        (there_s < alone_s).then_some((k, behind * c.known.left + alone_s - there_s))
+        (c.settled && there_s < alone_s).then_some((k, behind * c.known.left + alone_s - there_s))
     });
     gains.filter(|g| g.1 > rule.worth * cost_s).max_by(|a, b| a.1.total_cmp(&b.1))
 }
@@ -79,7 +144,7 @@ fn seconds_on(job: &Prediction, from: &NodeView, to: &NodeView) -> f64 {
 mod tests {
     use super::*;
     use crate::model::{Span, Time};
-    use crate::view::{JobView, Phase};
+    use crate::view::JobView;
 
     fn world(nodes: &[f64], jobs: &[(u64, u32)]) -> View {
         let node = |(i, speed): (usize, &f64)| NodeView {
@@ -102,9 +167,18 @@ mod tests {
     }
 
     fn moves(view: &View, lefts: &[f64]) -> Vec<(u64, u32)> {
+        let stakes: Vec<_> = lefts.iter().map(|left| (*left, 0, f64::INFINITY)).collect();
+        moves_of(view, &stakes)
+    }
+
+    /// With (work left, home, deadline) of each job.
+    fn moves_of(view: &View, stakes: &[(f64, u32, f64)]) -> Vec<(u64, u32)> {
         let rule = GainMove { cost: Span::from_secs(5), worth: 3.0 };
-        let known = |id: JobId| Some(Prediction { left: lefts[id.0 as usize], most: 1.0 });
-        run(&rule, view, known).iter().map(|m| (m.job.0, m.to.0)).collect()
+        let stake = |id: JobId| {
+            let (left, home, deadline_s) = stakes[id.0 as usize];
+            Some(Stake { known: Prediction { left, most: 1.0 }, home: NodeId(home), deadline_s })
+        };
+        run(&rule, view, stake).iter().map(|m| (m.job.0, m.to.0)).collect()
     }
 
     #[test]
@@ -129,6 +203,38 @@ mod tests {
     fn a_job_alone_moves_only_to_a_faster_node() {
         assert_eq!(moves(&world(&[1.0, 1.0], &[(0, 0)]), &[1000.0]), []);
         assert_eq!(moves(&world(&[1.0, 2.0], &[(0, 0)]), &[1000.0]), [(0, 1)]);
+    }
+
+    #[test]
+    fn a_visitor_in_the_way_goes_home_and_residents_stay() {
+        // Node 0: a visitor (home 1) and a resident, which the visitor makes 40 s late if it is due first. Node 1 is busy, so that nobody moves for gain.
+        let view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 1)]);
+        assert_eq!(moves_of(&view, &[(40.0, 1, 95.0), (50.0, 0, 50.0), (9.0, 1, 99.0)]), []);
+        assert_eq!(moves_of(&view, &[(40.0, 1, 45.0), (50.0, 0, 50.0), (9.0, 1, 99.0)]), [(0, 1)]);
+        // Both live there: they have to get along.
+        assert_eq!(moves_of(&view, &[(40.0, 0, 45.0), (50.0, 0, 50.0), (9.0, 1, 99.0)]), []);
+    }
+
+    #[test]
+    fn a_visitor_that_is_late_goes_home_if_that_is_sooner() {
+        let view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 1)]);
+        // It would end at 90 and is due at 60; at home after 5 + 40, unless the one there is due before it.
+        assert_eq!(moves_of(&view, &[(40.0, 1, 60.0), (50.0, 0, 50.0), (60.0, 1, 99.0)]), [(0, 1)]);
+        assert_eq!(moves_of(&view, &[(40.0, 1, 60.0), (50.0, 0, 50.0), (60.0, 1, 55.0)]), []);
+    }
+
+    #[test]
+    fn who_has_just_moved_stays_for_a_while() {
+        let mut view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 1)]);
+        view.now = Time::from_secs_f64(20.0);
+        let moved_at = |view: &mut View, s: f64| {
+            view.jobs[0].phase = Phase::Running { node: NodeId(0), since: Time::from_secs_f64(s), attempt: 2 };
+        };
+        let stakes = [(40.0, 1, 45.0), (50.0, 0, 50.0), (9.0, 1, 99.0)];
+        moved_at(&mut view, 10.0);
+        assert_eq!(moves_of(&view, &stakes), []);
+        moved_at(&mut view, 5.0);
+        assert_eq!(moves_of(&view, &stakes), [(0, 1)]);
     }
 
     #[test]

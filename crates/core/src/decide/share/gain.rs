@@ -20,7 +20,8 @@
 //! **Terms.** Work and service are node-seconds of CPU. All times derive from the jobs' own; there is no threshold in seconds.
 
 use super::Opinion;
-use crate::decide::fair::{FairWorld, Prediction};
+use crate::decide::fair::disturbance::{Company, Disturbance};
+use crate::decide::fair::{FairWorld, News, Prediction};
 use crate::model::{JobId, NodeId, PerResource, Share, Span, Time};
 use crate::plan::Reason;
 use crate::policy::{Gain, Policy};
@@ -36,30 +37,40 @@ pub struct Memory {
     at: Time,
     jobs: BTreeMap<JobId, Job>,
     fair: FairWorld,
+    #[serde(default)]
+    disturbance: Disturbance,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Job {
     node: NodeId,
-    /// Consumed when it came to this node, and the step it had reached.
+    /// CPU counter at the last run.
+    counter: f64,
+    /// Consumed when it came to this node, and the step it had reached; what a step cost before, in node-seconds of this node.
     joined_with: f64,
     joined_at_step: f64,
-    /// Consumed at the last run.
+    before: Option<f64>,
+    /// Whether it came here in the midst of a step, the rest of which says nothing of what a step costs.
+    midst: bool,
+    /// Consumed at the last run and since the run before it, less what neighbours made it lose.
     consumed: f64,
+    newly: f64,
+    company: Company,
     /// Consumed when the newest report seen was made, and the reports and the step at that moment.
     reported_with: f64,
     reports: u64,
     step: f64,
-    /// Consumed at the last measurement of what it can use; granted since then; and for how long.
-    measured_with: f64,
+    /// Used since the last measurement of what it can use; granted meanwhile; and for how long. Time on the floor does not count: it shows nothing.
+    used: f64,
     granted: f64,
     granted_s: f64,
     /// The most of the node it can use, as far as is known.
     most: f64,
     /// The least total work it ever predicted for itself.
     least_total: Option<f64>,
-    /// Its share since the last run.
+    /// Its share since the last run, and whether that was little more than the floor.
     share: f64,
+    throttled: bool,
     left: Option<f64>,
 }
 
@@ -83,69 +94,95 @@ impl Job {
         let step = position(view);
         Job {
             node,
+            counter: view.consumed.cpu,
             joined_with: view.consumed.cpu,
             joined_at_step: step,
+            before: None,
+            midst: view.signal.reports > 0,
             consumed: view.consumed.cpu,
+            newly: 0.0,
+            company: Company::default(),
             reported_with: view.consumed.cpu,
             reports: view.signal.reports,
             step,
-            measured_with: view.consumed.cpu,
+            used: 0.0,
             granted: 0.0,
             granted_s: 0.0,
             most: 1.0,
             least_total: None,
             share: 0.0,
+            throttled: false,
             left: None,
         }
     }
 
-    /// Takes in what happened since the last run, `elapsed_s` ago.
-    fn observe(&mut self, now: Time, elapsed_s: f64, view: &JobView) {
-        let used = (view.consumed.cpu - self.consumed).max(0.0);
-        self.consumed = view.consumed.cpu;
-        self.granted += self.share * elapsed_s;
-        self.granted_s += elapsed_s;
+    /// Came to another node, where a second is worth `faster` times as much.
+    fn moved(&self, view: &JobView, node: NodeId, faster: f64) -> Job {
+        Job { most: self.most, before: self.per_step().map(|s| s / faster), ..Job::new(view, node) }
+    }
+
+    /// Takes in what happened since the last run, `elapsed_s` ago, beside neighbours that took turns with it with a chance of `shared`.
+    fn observe(&mut self, now: Time, elapsed_s: f64, view: &JobView, shared: f64, disturbance: &mut Disturbance) {
+        let used = (view.consumed.cpu - self.counter).max(0.0);
+        self.counter = view.consumed.cpu;
+        self.newly = used / (1.0 + disturbance.gamma() * shared);
+        self.consumed += self.newly;
+        if !self.throttled {
+            self.used += used;
+            self.granted += self.share * elapsed_s;
+            self.granted_s += elapsed_s;
+        }
         if view.signal.reports == self.reports {
+            disturbance.observe(&mut self.company, used, shared, None);
             return;
         }
-        self.reports = view.signal.reports;
-        self.step = position(view);
         // The report came some time ago; what was consumed since then went into later steps.
         let since_report = view.signal.last.map_or(0.0, |l| now.since(l.at).as_secs_f64());
         let part = if elapsed_s > 0.0 { (since_report / elapsed_s).min(1.0) } else { 0.0 };
-        self.reported_with = self.consumed - used * part;
+        let step = position(view);
+        disturbance.observe(&mut self.company, used, shared, Some((step - self.step, used * part)));
+        self.reports = view.signal.reports;
+        self.step = step;
+        self.reported_with = self.consumed - self.newly * part;
+        if std::mem::take(&mut self.midst) {
+            (self.joined_with, self.joined_at_step) = (self.reported_with, self.step);
+        }
         self.measure();
+    }
+
+    /// What a step costs on this node; before the first one here, what it cost so far.
+    fn per_step(&self) -> Option<f64> {
+        let (work, steps) = (self.reported_with - self.joined_with, self.step - self.joined_at_step);
+        if work > 0.0 && steps > 0.0 { Some(work / steps) } else { self.before }
     }
 
     /// Compares what was used since the last measurement with what was granted.
     fn measure(&mut self) {
         if self.granted > 0.0 {
-            let used = self.consumed - self.measured_with;
-            let rate = used / self.granted_s;
-            if used < UNUSED * self.granted {
+            let rate = self.used / self.granted_s;
+            if self.used < UNUSED * self.granted {
                 self.most = rate.clamp(LEAST_MOST, 1.0);
             } else if rate > MORE * self.most {
                 // It used all it had, and more than it was thought able to: it may well use much more.
                 self.most = (2.0 * rate).min(1.0);
             }
         }
-        (self.measured_with, self.granted, self.granted_s) = (self.consumed, 0.0, 0.0);
+        (self.used, self.granted, self.granted_s) = (0.0, 0.0, 0.0);
+    }
+
+    /// The work left, as far as plans go: until it has ended there is something.
+    fn rest(&self) -> Option<f64> {
+        self.left.map(|left| left.max(EPILOGUE * self.consumed))
     }
 
     /// Predicts the work left.
     fn predict(&mut self, rule: &Gain, view: &JobView) -> Option<f64> {
         let signal = &view.signal;
-        let here = (self.reported_with - self.joined_with, self.step - self.joined_at_step);
-        // What a step costs on this node; before the first one here, what it cost so far.
-        let (work, steps) = if here.1 > 0.0 { here } else { (self.reported_with, self.step) };
-        if !(work > 0.0 && steps > 0.0) {
-            return None;
-        }
-        let per_step = work / steps;
+        let per_step = self.per_step()?;
         let since = self.consumed - self.reported_with;
         let left = match signal.total {
             Some(total) => {
-                let left = (per_step * (total as f64 - self.step).max(0.0) - since).max(EPILOGUE * self.consumed);
+                let left = (per_step * (total as f64 - self.step).max(0.0) - since).max(0.0);
                 // A job that has overrun its own prediction is believed to have at least as much left as it has overrun.
                 let total = self.consumed + left;
                 let least = self.least_total.map_or(total, |l| l.min(total));
@@ -189,6 +226,16 @@ fn doubt(policy: &Policy, now: Time, view: &JobView, job: &Job) -> Option<Reason
     }
 }
 
+/// What a move must know of a job.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Stake {
+    pub(crate) known: Prediction,
+    /// Where the fair world has it.
+    pub(crate) home: NodeId,
+    /// When the fair world ends it, in seconds from now; in the past for a job that is late.
+    pub(crate) deadline_s: f64,
+}
+
 /// One job in the race for the node.
 struct Runner {
     place: usize,
@@ -204,23 +251,37 @@ struct Runner {
 
 /// Takes in a view, before shares are decided in it: how far each job is, what it has left, and what the fair world makes of that.
 pub(crate) fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
-    let Memory { at, jobs, fair } = memory;
+    let Memory { at, jobs, fair, disturbance } = memory;
     let elapsed_s = if *at == Time::ZERO { 0.0 } else { view.now.since(*at).as_secs_f64() };
     *at = view.now;
     jobs.retain(|id, _| view.job(*id).is_some_and(|j| j.node().is_some()));
+    // What was used of each node since the last run, and the sum of the squares: who shared it with whom.
+    let mut uses: BTreeMap<NodeId, (f64, f64)> = BTreeMap::new();
     for seen in &view.jobs {
         let Some(node) = seen.node() else { continue };
         let job = jobs.entry(seen.id).or_insert_with(|| Job::new(seen, node));
         // Counters that fell belong to another attempt; on another node steps cost something else.
-        if seen.consumed.cpu < job.consumed || seen.signal.reports < job.reports {
+        if seen.consumed.cpu < job.counter || seen.signal.reports < job.reports {
             *job = Job::new(seen, node);
         } else if job.node != node {
-            *job = Job { most: job.most, ..Job::new(seen, node) };
+            let speed = |id: NodeId| view.node(id).map_or(1.0, |n| n.cores * n.speed);
+            *job = job.moved(seen, node, speed(node) / speed(job.node));
         }
-        job.observe(view.now, elapsed_s, seen);
+        let used = seen.consumed.cpu - job.counter;
+        let (sum, squares) = uses.entry(node).or_default();
+        (*sum, *squares) = (*sum + used, *squares + used * used);
+    }
+    // Both are in order of id, and the same by now.
+    for (seen, job) in view.jobs.iter().filter(|j| j.node().is_some()).zip(jobs.values_mut()) {
+        let (sum, squares) = uses[&job.node];
+        let shared = if sum > 0.0 { (1.0 - squares / (sum * sum)).max(0.0) } else { 0.0 };
+        job.observe(view.now, elapsed_s, seen, shared, disturbance);
         job.left = job.predict(rule, seen);
     }
-    fair.step(view, |id| jobs.get(&id).and_then(|j| Some(Prediction { left: j.left?, most: j.most })));
+    let news = jobs
+        .values()
+        .map(|job| News { done: job.newly, prediction: job.left.map(|left| Prediction { left, most: job.most }) });
+    fair.step(view, disturbance.gamma(), news);
 }
 
 /// Runs the rule over one group, sorted by id. `part` is the group's part of the node. Returns one opinion for each job, in the same order, and how
@@ -234,11 +295,12 @@ pub(crate) fn run(
     memory: &mut Memory,
 ) -> (Vec<Opinion>, Span) {
     let equal = part / jobs.len().max(1) as f64;
-    let doubts: Vec<Option<Reason>> = jobs.iter().map(|v| doubt(policy, now, v, &memory.jobs[&v.id])).collect();
-    let mut runners = line_up(rule, jobs, &doubts, part, memory);
-    let wait_s = next_look(rule, jobs, &doubts, part, memory);
+    let pairs: Vec<(&JobView, Job)> = jobs.iter().map(|v| (*v, memory.jobs[&v.id])).collect();
+    let doubts: Vec<Option<Reason>> = pairs.iter().map(|(v, job)| doubt(policy, now, v, job)).collect();
+    let mut runners = line_up(rule, &pairs, &doubts, part, memory);
+    let wait_s = next_look(rule, &pairs, &doubts, part, now);
     let fair = equal * runners.len() as f64;
-    let probe = probe(rule, jobs, &runners, equal, part, memory);
+    let probe = probe(rule, &pairs, &runners, equal, part);
     let mut shares = vec![equal; jobs.len()];
     let mut capacity = fair;
     if let Some((place, share)) = probe {
@@ -259,10 +321,11 @@ pub(crate) fn run(
     let opinions = jobs.iter().zip(shares).zip(reasons).map(|((view, share), reason)| {
         let job = memory.jobs.get_mut(&view.id).expect("every job of the group was entered above");
         job.share = share;
+        job.throttled = share < 0.5 * equal.min(job.most);
         let limit = Share::clamped(share / part);
         Opinion {
             limit: PerResource { cpu: limit, memory: Share::FULL, block_io: Share::FULL, net_io: Share::FULL },
-            growth: PerResource { cpu: job.left.map(|l| worth(rule, view) / l), ..PerResource::default() },
+            growth: PerResource { cpu: job.rest().map(|l| worth(rule, view) / l), ..PerResource::default() },
             category: category(view),
             reason,
         }
@@ -271,10 +334,13 @@ pub(crate) fn run(
 }
 
 impl Memory {
-    /// What is predicted of `job`, if its work left can be told.
-    pub(crate) fn prediction(&self, job: JobId) -> Option<Prediction> {
-        let job = self.jobs.get(&job)?;
-        Some(Prediction { left: job.left?, most: job.most })
+    /// What is predicted of `job` and when it is to end, if its work left can be told.
+    pub(crate) fn stake(&self, id: JobId) -> Option<Stake> {
+        let job = self.jobs.get(&id)?;
+        let deadline_s =
+            self.fair.ends(id).map_or(f64::INFINITY, |(ends, _)| ends.as_secs_f64() - self.at.as_secs_f64());
+        let home = self.fair.home(id).unwrap_or(job.node);
+        Some(Stake { known: Prediction { left: job.rest()?, most: job.most }, home, deadline_s })
     }
 
     pub(crate) fn fair(&mut self) -> &mut FairWorld {
@@ -300,10 +366,15 @@ fn category(view: &JobView) -> Category {
 }
 
 /// The jobs whose work left is known, each with its gain and its deadline.
-fn line_up(rule: &Gain, jobs: &[&JobView], doubts: &[Option<Reason>], part: f64, memory: &Memory) -> Vec<Runner> {
-    let runner = |(place, view): (usize, &&JobView)| {
-        let job = &memory.jobs[&view.id];
-        let left = job.left?;
+fn line_up(
+    rule: &Gain,
+    jobs: &[(&JobView, Job)],
+    doubts: &[Option<Reason>],
+    part: f64,
+    memory: &Memory,
+) -> Vec<Runner> {
+    let runner = |(place, (view, job)): (usize, &(&JobView, Job))| {
+        let left = job.rest()?;
         if doubts[place].is_some() {
             return None;
         }
@@ -376,35 +447,24 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
 
 /// The newcomer to be measured first, and the share it gets for that: what a job takes, and how much it can use, is worth knowing soon. It lasts until
 /// the first report, but no longer than until it has cost the others [`Gain::probe`] of what they have left.
-fn probe(
-    rule: &Gain,
-    jobs: &[&JobView],
-    runners: &[Runner],
-    equal: f64,
-    part: f64,
-    memory: &Memory,
-) -> Option<(usize, f64)> {
+fn probe(rule: &Gain, jobs: &[(&JobView, Job)], runners: &[Runner], equal: f64, part: f64) -> Option<(usize, f64)> {
     let budget = rule.probe * runners.iter().map(|r| r.left).sum::<f64>();
-    let attained = |view: &JobView| memory.jobs[&view.id].consumed - memory.jobs[&view.id].joined_with;
     let (place, _) = jobs
         .iter()
         .enumerate()
-        .filter(|(_, v)| memory.jobs[&v.id].left.is_none() && attained(v) < budget)
-        .min_by_key(|(_, v)| (v.arrived, v.id))?;
+        .filter(|(_, (_, job))| job.left.is_none() && job.consumed - job.joined_with < budget)
+        .min_by_key(|(_, (v, _))| (v.arrived, v.id))?;
     let share = equal.max(0.75 * part).min(equal * (1 + runners.len()) as f64 * 0.95);
     Some((place, share.max(equal)))
 }
 
 /// Looks again after a part of what the job that ends first has left, and of the age of those not yet measured: often for jobs of
 /// seconds, rarely for jobs of days.
-fn next_look(rule: &Gain, jobs: &[&JobView], doubts: &[Option<Reason>], part: f64, memory: &Memory) -> f64 {
-    let scale = jobs.iter().zip(doubts).map(|(view, doubt)| {
-        let job = &memory.jobs[&view.id];
-        match (doubt, job.left, view.phase) {
-            (None, Some(left), _) => left / job.most.min(part),
-            (_, _, Phase::Running { since, .. }) => memory.at.since(since).as_secs_f64(),
-            _ => 0.0,
-        }
+fn next_look(rule: &Gain, jobs: &[(&JobView, Job)], doubts: &[Option<Reason>], part: f64, now: Time) -> f64 {
+    let scale = jobs.iter().zip(doubts).map(|((view, job), doubt)| match (doubt, job.rest(), view.phase) {
+        (None, Some(left), _) => left / job.most.min(part),
+        (_, _, Phase::Running { since, .. }) => now.since(since).as_secs_f64(),
+        _ => 0.0,
     });
     let shortest = scale.fold(f64::INFINITY, f64::min);
     (rule.look * shortest).clamp(rule.shortest_look.as_secs_f64(), rule.longest_look.as_secs_f64())
