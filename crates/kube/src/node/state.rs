@@ -33,8 +33,9 @@ const HOLD_INTERVALS: u64 = 3;
 /// Between two searches for groups that are missing.
 const SEARCH_PACE: Span = Span::from_secs(1);
 
-/// The first pause after a resize that did not work, or was undone by somebody; doubled each time.
-const FIRST_PAUSE: Span = Span::from_secs(1);
+/// The first pause after a resize that did not work, or was undone by somebody; doubled each time. Most often the kubelet has written the pod's status in
+/// the same moment, and the next try succeeds.
+const FIRST_PAUSE: Span = Span::from_millis(100);
 const LONGEST_PAUSE: Span = Span::from_secs(300);
 
 /// A pod's new values take a moment from the API server to us. Within it they are not taken for somebody else's.

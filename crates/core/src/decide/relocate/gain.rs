@@ -207,9 +207,9 @@ mod tests {
 
     #[test]
     fn a_visitor_in_the_way_goes_home_and_residents_stay() {
-        // Node 0: a visitor (home 1) that is due first, and a resident that it makes 40 s late. Node 1 is busy, so that nobody moves for gain.
+        // Node 0: a visitor (home 1) and a resident, which the visitor makes 40 s late if it is due first. Node 1 is busy, so that nobody moves for gain.
         let view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 1)]);
-        assert_eq!(moves_of(&view, &[(40.0, 1, 60.0), (50.0, 0, 50.0), (9.0, 1, 99.0)]), []);
+        assert_eq!(moves_of(&view, &[(40.0, 1, 95.0), (50.0, 0, 50.0), (9.0, 1, 99.0)]), []);
         assert_eq!(moves_of(&view, &[(40.0, 1, 45.0), (50.0, 0, 50.0), (9.0, 1, 99.0)]), [(0, 1)]);
         // Both live there: they have to get along.
         assert_eq!(moves_of(&view, &[(40.0, 0, 45.0), (50.0, 0, 50.0), (9.0, 1, 99.0)]), []);
