@@ -5,12 +5,11 @@
 //! namespaces, mounts and interfaces go with the processes; then remove the groups and the folder.
 
 use super::build::{self, Lock};
-use super::groups::Groups;
 use super::network::Plan;
 use super::node::{self, Node, NodeSpec};
 use super::plane::{Plane, make};
 use super::process::Place;
-use super::state::{NETWORK, State, mounts_of};
+use super::state::{NETWORK, State, default_base, groups_of, mounts_of};
 use super::{image, kwok};
 use crate::{setup, sh};
 use anyhow::{Context, Result, bail};
@@ -47,11 +46,6 @@ impl Spec {
     }
 }
 
-/// Where test beds keep their state unless told otherwise.
-pub(crate) fn default_base() -> Result<PathBuf> {
-    Ok(setup::cache()?.join("testbed/run"))
-}
-
 /// A running cluster. It goes down when the value is dropped, unless it is told to stay.
 pub(crate) struct Testbed {
     state: State,
@@ -85,7 +79,7 @@ impl Testbed {
             Ok(None) if !dir.exists() => {}
             _ => {
                 eprintln!("testbed: cleaning up after a test bed `{}` that did not come down", spec.name);
-                clean(&dir, &spec.name)?;
+                clean(&dir)?;
             }
         }
         make(&dir)?;
@@ -156,7 +150,6 @@ impl Testbed {
     }
 
     /// A file of a node, given as the node sees it (such as `/var/log/pods`), as the machine sees it.
-    #[allow(dead_code, reason = "part of the interface for end-to-end runs")]
     pub(crate) fn node_path(&self, node: &str, path: &str) -> PathBuf {
         node::on_machine(&self.state.dir, node, path)
     }
@@ -181,9 +174,20 @@ impl Testbed {
         Ok(())
     }
 
-    /// Starts a program again that was killed.
+    /// Starts a program again that was killed. Nobody supervises these programs, and most of them give up when what they need is not there: so what they need is
+    /// waited for first, and what others need is waited for after.
     pub(crate) fn start_again(&mut self, program: &str) -> Result<()> {
-        self.state.start_again(program)
+        let foundation = ["etcd", "kube-apiserver"];
+        let engine_of = program.strip_prefix("containerd-");
+        if !foundation.contains(&program) && engine_of.is_none() {
+            self.wait_for_api_server()?;
+        }
+        self.state.start_again(program)?;
+        if let Some(node) = engine_of {
+            self.wait_for_engine(node)?;
+        }
+        let both = foundation.iter().all(|p| self.state.process(p).is_ok_and(|p| p.alive()));
+        if foundation.contains(&program) && both { self.wait_for_api_server() } else { Ok(()) }
     }
 
     /// Makes an image known to every node: an archive as it is, or the program at `path`, with the libraries it needs, under the name `name`.
@@ -243,9 +247,7 @@ impl Testbed {
         if !specs.is_empty() {
             self.give_base_images()?;
         }
-        self.wait("the API server to be ready", "kube-apiserver", |t| {
-            Ok(sh::works(t.kubectl().args(["get", "--raw", "/readyz"])))
-        })?;
+        self.wait_for_api_server()?;
         let (manager, scheduler, dns) =
             (self.plane().controller_manager(), self.plane().scheduler(), self.plane().dns());
         self.state.start("kube-controller-manager", manager, None)?;
@@ -277,20 +279,30 @@ impl Testbed {
         }
         self.wait("the default service account", "kube-controller-manager", |t| {
             Ok(sh::works(t.kubectl().args(["get", "serviceaccount", "default"])))
-        })
+        })?;
+        self.state.check_alive()
     }
 
     fn give_base_images(&mut self) -> Result<()> {
         let archive = self.state.dir.join("base-images.tar");
         image::write_base(&archive)?;
         for spec in self.state.nodes.clone() {
-            let engine = format!("containerd-{}", spec.name);
-            let socket = self.node_path(&spec.name, "/run/containerd/containerd.sock");
-            self.wait(&format!("the engine of {}", spec.name), &engine, |_| {
-                Ok(sh::works(Command::new("ctr").arg("--address").arg(&socket).arg("version")))
-            })?;
+            self.wait_for_engine(&spec.name)?;
         }
         self.import(&archive)
+    }
+
+    fn wait_for_api_server(&self) -> Result<()> {
+        self.wait("the API server to be ready", "kube-apiserver", |t| {
+            Ok(sh::works(t.kubectl().args(["get", "--raw", "/readyz"])))
+        })
+    }
+
+    fn wait_for_engine(&self, node: &str) -> Result<()> {
+        let socket = self.node_path(node, "/run/containerd/containerd.sock");
+        self.wait(&format!("the engine of {node}"), &format!("containerd-{node}"), |_| {
+            Ok(sh::works(Command::new("ctr").arg("--address").arg(&socket).arg("version")))
+        })
     }
 
     fn node_ready(&self, name: &str) -> Result<bool> {
@@ -302,11 +314,13 @@ impl Testbed {
         Ok(conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")))
     }
 
-    /// Waits until `done`; a program that ends meanwhile, or too long a wait, is an error that shows what `program` wrote last.
+    /// Waits until `done`; if `program` ends meanwhile, or the wait is too long, the error shows what it wrote last.
     fn wait(&self, what: &str, program: &str, done: impl Fn(&Testbed) -> Result<bool>) -> Result<()> {
         let began = Instant::now();
         while !done(self)? {
-            self.state.check_alive()?;
+            if self.state.ended().contains(&program) {
+                bail!("{program} ended. The last lines it wrote:\n{}", self.state.tail(program));
+            }
             if began.elapsed() > PATIENCE {
                 bail!(
                     "waited {} s for {what}. The last lines of {}:\n{}",
@@ -324,7 +338,7 @@ impl Testbed {
 impl Drop for Testbed {
     fn drop(&mut self) {
         if !self.stays
-            && let Err(error) = clean(&self.state.dir, &self.state.name)
+            && let Err(error) = clean(&self.state.dir)
         {
             eprintln!("testbed: {error:#}");
         }
@@ -341,9 +355,9 @@ pub(crate) fn down(base: &Path, name: &str) -> Result<bool> {
     check_name(name)?;
     let dir = base.join(name);
     let lock = if base.exists() { Some(lock(base, name)?) } else { None };
-    let there = dir.exists() || !Groups::of(name)?.existing().is_empty();
+    let there = dir.exists() || !groups_of(&dir)?.existing().is_empty();
     if there {
-        clean(&dir, name)?;
+        clean(&dir)?;
     }
     drop(lock);
     Ok(there)
@@ -353,10 +367,10 @@ fn lock(base: &Path, name: &str) -> Result<Lock> {
     Lock::take(&base.join(format!("{name}.lock")), &format!("another command on the test bed `{name}`"))
 }
 
-fn clean(dir: &Path, name: &str) -> Result<()> {
+fn clean(dir: &Path) -> Result<()> {
     let state = State::load(dir).ok().flatten();
     let processes: Vec<_> = state.iter().flat_map(|s| s.programs.values()).map(|p| p.process).collect();
-    Groups::of(name)?.destroy(|| processes.iter().for_each(|p| p.reap()))?;
+    groups_of(dir)?.destroy(|| processes.iter().for_each(|p| p.reap()))?;
     if let Some(state) = state {
         state.plan().disconnect()?;
     }

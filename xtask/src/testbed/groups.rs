@@ -49,7 +49,7 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Finds the machine's hierarchies; makes nothing.
+    /// Finds the machine's hierarchies; makes nothing. `testbed` tells test beds apart, also those of different folders.
     pub(crate) fn of(testbed: &str) -> Result<Groups> {
         let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read /proc/self/mounts")?;
         let hierarchies = hierarchies(&mounts);

@@ -19,9 +19,10 @@ pub(crate) use image::BUSYBOX;
 
 use crate::sh;
 use anyhow::{Context, Result, bail};
-use cluster::{default_base, down, shape};
+use cluster::{down, shape};
 use node::{NodeSpec, machine_cores};
 use serde_json::json;
+use state::default_base;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 

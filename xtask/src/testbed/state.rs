@@ -4,12 +4,15 @@
 //! and every program that was started.
 
 use super::groups::Groups;
+use super::image::hex;
 use super::network::Plan;
 use super::node::NodeSpec;
 use super::plane::write;
 use super::process::{Place, Process, start};
+use crate::setup;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -48,6 +51,22 @@ pub(crate) fn mounts_of(node: &str) -> String {
     format!("mounts-{node}")
 }
 
+/// The groups of the test bed in a folder.
+pub(crate) fn groups_of(dir: &Path) -> Result<Groups> {
+    let name = dir.file_name().and_then(|n| n.to_str()).context("a test bed's folder has a name")?;
+    if dir.parent() == Some(&default_base()?) {
+        return Groups::of(name);
+    }
+    // The same name in another folder is another test bed.
+    let digest = hex(&Sha256::digest(dir.as_os_str().as_encoded_bytes()));
+    Groups::of(&format!("{name}-{}", &digest[..8]))
+}
+
+/// Where test beds keep their state unless told otherwise.
+pub(crate) fn default_base() -> Result<PathBuf> {
+    Ok(setup::cache()?.join("testbed/run"))
+}
+
 impl State {
     pub(crate) fn new(name: String, dir: PathBuf, bin: PathBuf, plan: Plan) -> State {
         let (nodes, programs) = (Vec::new(), BTreeMap::new());
@@ -79,7 +98,7 @@ impl State {
     }
 
     pub(crate) fn groups(&self) -> Result<Groups> {
-        Groups::of(&self.name)
+        groups_of(&self.dir)
     }
 
     pub(crate) fn process(&self, program: &str) -> Result<Process> {
