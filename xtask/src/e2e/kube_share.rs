@@ -27,9 +27,6 @@ const SYSTEM: &str = "gainshare-system";
 const CONVERGED_WITHIN: Duration = Duration::from_secs(30);
 const LEAST_GAIN: f64 = 0.2;
 const LONGEST_EFFECT_S: f64 = 1.0;
-/// Half of the few decisions of a short telling are a pod's first: noting a pod's own values right before makes the kubelet wait for its next look at the
-/// runtime, and the manager may have to try again.
-const LONGEST_FIRST_EFFECT_S: f64 = 5.0;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -348,7 +345,9 @@ fn print(r: &Report) {
 /// Every promise that was broken, in one error.
 fn judge(r: &Report, short: bool) -> Result<()> {
     let mut broken = Vec::new();
-    if r.last_sooner < LEAST_GAIN {
+    // Figures of speed are for a quiet machine: the short telling, which belongs to the tests, prints them and judges only what must always hold.
+    let fast = !short;
+    if fast && r.last_sooner < LEAST_GAIN {
         broken.push(format!(
             "the last to come ended {:.0} % sooner, not {:.0} %",
             r.last_sooner * 100.0,
@@ -358,9 +357,8 @@ fn judge(r: &Report, short: bool) -> Result<()> {
     if r.restarts > 0 {
         broken.push(format!("{} restarts", r.restarts));
     }
-    let longest = if short { LONGEST_FIRST_EFFECT_S } else { LONGEST_EFFECT_S };
-    if r.effect_s.ninetieth > longest {
-        broken.push(format!("one decision in ten took {:.2} s or more to be in force", r.effect_s.ninetieth));
+    if fast && r.effect_s.largest > LONGEST_EFFECT_S {
+        broken.push(format!("a decision took {:.2} s to be in force", r.effect_s.largest));
     }
     if r.lost_decisions > 0 {
         broken.push(format!("{} of {} decisions never reached the kernel", r.lost_decisions, r.decisions));
