@@ -129,7 +129,6 @@ pub(super) fn folder(path: &Path, column: Option<&str>, step_column: Option<&str
 
 #[cfg(test)]
 mod tests {
-    use super::*;
 
     #[test]
     fn a_curve_that_stays_is_forecast_without_error_and_one_value_is_no_curve() {
