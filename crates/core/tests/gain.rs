@@ -166,7 +166,7 @@ proptest! {
         prop_assert!(last.fold(0.0, f64::max) <= 50.0 + work + 2.0);
     }
 
-    /// Who has which id does not matter.
+    /// Who has which id hardly matters to the jobs as a whole.
     #[test]
     fn permutation_invariant(works in prop::collection::vec(10.0f64..150.0, 2..6)) {
         let jobs: Vec<Truth> = works.iter().enumerate().map(|(i, w)| job(3.0 * i as f64, *w)).collect();
