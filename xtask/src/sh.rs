@@ -13,6 +13,14 @@ pub(crate) fn root() -> PathBuf {
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
+    // What cargo told us about ourselves is not about what it builds next: build scripts that look at these (ring's does) would
+    // be run again, and everything above them compiled again, each time somebody changes between `cargo` and `cargo xtask`.
+    for (name, _) in std::env::vars_os() {
+        let about_us = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
+        if name.to_str().is_some_and(|name| about_us.iter().any(|prefix| name.starts_with(prefix))) {
+            command.env_remove(name);
+        }
+    }
     command
 }
 
