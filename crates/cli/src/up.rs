@@ -170,6 +170,12 @@ impl Record {
     }
 }
 
+/// Whether the process still runs; one that ended and waits for its parent to notice does not.
+fn is_running(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
 pub fn down(stop_jobs: bool, link: &Link, out: &Out) -> Result<u8> {
     let say = |was_running: bool, text: &str| {
         if out.is_json() { out.json(&json!({"was_running": was_running})) } else { out.text(&format!("{text}\n")) }
@@ -185,7 +191,8 @@ pub fn down(stop_jobs: bool, link: &Link, out: &Out) -> Result<u8> {
     let health = link.call(link.client.health())?;
     link.call(link.client.shutdown(stop_jobs))?;
     let start = Instant::now();
-    while std::path::Path::new(&format!("/proc/{}", health.pid)).exists() && !matches!(link.look(), Found::Nobody) {
+    // Not only until it no longer answers: `gainshare up` right after this must find the way free.
+    while is_running(health.pid) {
         if start.elapsed() > DOWN_TIMEOUT {
             bail!(
                 "the daemon (pid {}) is still running after {} s; see its log {}",

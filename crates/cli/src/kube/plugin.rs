@@ -328,7 +328,7 @@ fn explain(row: &Row, out: &Out) -> Result<()> {
     line("original", &resources(&row.original));
     line("now", &resources(&row.now));
     if let Some(pending) = &row.pending {
-        line("kubelet", pending);
+        line("pending", pending);
     }
     Ok(out.text(&text)?)
 }

@@ -48,6 +48,11 @@ impl Contests {
         }
     }
 
+    /// Whether the pod is left alone at this time.
+    pub(crate) fn rests(&self, uid: &str, at: Instant) -> bool {
+        self.pods.get(uid).and_then(|contest| contest.rest_until).is_some_and(|until| until > at)
+    }
+
     /// The pod has its own values again: what we wrote before is no measure any more.
     pub(crate) fn forget(&mut self, uid: &str) {
         self.pods.remove(uid);

@@ -60,8 +60,10 @@ impl Leader {
             let result = change(&mut world);
             (result, world.take_touched())
         };
-        if !touched.policies.is_empty() {
-            self.dirty.lock().expect("never poisoned").policies.extend(touched.policies);
+        if !touched.policies.is_empty() || !touched.pods.is_empty() {
+            let mut dirty = self.dirty.lock().expect("never poisoned");
+            dirty.policies.extend(touched.policies);
+            dirty.pods.extend(touched.pods);
         }
         if !touched.nodes.is_empty() {
             let bells = self.bells.lock().expect("never poisoned");

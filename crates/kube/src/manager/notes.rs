@@ -2,6 +2,9 @@
 //!
 //! Written only when the category, the share, the policy or what hinders a resize changes; progress itself never reaches the API server. The sentence
 //! of the reason and the growth are refreshed at those moments only.
+//!
+//! What a pod was before we came is noted as soon as a policy has it, not with its first resize: a kubelet that has just seen a pod change looks at
+//! it again only after its next round through the runtime, up to a second later, and the first decision would wait for that.
 
 use super::agents::Agents;
 use super::lead::Leader;
@@ -14,8 +17,20 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use std::time::Instant;
 
 const AT_ONCE: usize = 8;
+
+const CONTESTED: &str =
+    "Contested: something else changes this pod's CPU (another autoscaler?); keep one of the two away from it";
+
+/// What is to be written on one pod.
+struct Due {
+    pod: PodFacts,
+    /// The note it carries and the one it should carry.
+    note: Option<(PodNote, PodNote)>,
+    originals: Option<(&'static str, Option<String>)>,
+}
 
 /// The annotation [`crd::STATUS_ANNOTATION`].
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -36,14 +51,15 @@ pub struct PodNote {
     pub reason: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked: Option<Blocked>,
-    /// `Deferred` or `Infeasible`, in the kubelet's words.
+    /// Why the share is not in force: `Deferred` or `Infeasible`, in the kubelet's words, or `Contested`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<String>,
 }
 
 impl PodNote {
-    fn of(pod: &PodOnNode, job: Option<&JobState>) -> PodNote {
+    fn of(pod: &PodOnNode, job: Option<&JobState>, contested: bool) -> PodNote {
         let pending = match &pod.resize {
+            _ if contested => Some(CONTESTED.to_owned()),
             ResizeState::Deferred { message } => Some(format!("Deferred: {message}")),
             ResizeState::Infeasible { message } => Some(format!("Infeasible: {message}")),
             ResizeState::Settled | ResizeState::InProgress => None,
@@ -65,8 +81,14 @@ impl PodNote {
     }
 }
 
+/// The annotation that remembers what the pod was, if it has none yet.
+pub(crate) fn originals(pod: &PodFacts) -> Option<(&'static str, Option<String>)> {
+    let text = || serde_json::to_string(&pod.remember()).expect("names and quantities are JSON");
+    pod.originals().is_none().then(|| (crd::ORIGINAL_ANNOTATION, Some(text())))
+}
+
 /// The note a pod carries and the one it should carry, if they say different things.
-fn wanted(pod: &PodFacts, on_node: &PodOnNode, agents: &Agents) -> Option<(PodNote, PodNote)> {
+fn wanted(pod: &PodFacts, on_node: &PodOnNode, agents: &Agents, contested: bool) -> Option<(PodNote, PodNote)> {
     let job = agents.job(&pod.uid);
     let carried: Option<PodNote> =
         pod.notes.get(crd::STATUS_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
@@ -74,7 +96,7 @@ fn wanted(pod: &PodFacts, on_node: &PodOnNode, agents: &Agents) -> Option<(PodNo
     if job.is_none() && on_node.blocked.is_none() {
         return None;
     }
-    let note = PodNote::of(on_node, job);
+    let note = PodNote::of(on_node, job, contested);
     match carried {
         Some(carried) if carried.says_the_same(&note) => None,
         carried => Some((carried.unwrap_or_default(), note)),
@@ -83,26 +105,33 @@ fn wanted(pod: &PodFacts, on_node: &PodOnNode, agents: &Agents) -> Option<(PodNo
 
 /// Writes the notes of these pods where they changed. Those that could not be written are marked again.
 pub(crate) async fn pass(leader: &Arc<Leader>, recorder: &Recorder, uids: impl IntoIterator<Item = String>) {
-    let due: Vec<(PodFacts, PodNote, PodNote)> = leader.look(|world| {
+    let now = Instant::now();
+    let due: Vec<Due> = leader.look(|world| {
         let agents = leader.agents.lock().expect("never poisoned");
+        let contests = leader.contests.lock().expect("never poisoned");
         uids.into_iter()
             .filter_map(|uid| {
-                let pod = world.pod(&uid)?;
-                let (before, after) = wanted(pod, world.shared(&uid)?, &agents)?;
-                Some((pod.clone(), before, after))
+                let (pod, on_node) = (world.pod(&uid)?, world.shared(&uid)?);
+                let note = wanted(pod, on_node, &agents, contests.rests(&uid, now));
+                let originals = originals(pod).filter(|_| on_node.blocked.is_none());
+                (note.is_some() || originals.is_some()).then(|| Due { pod: pod.clone(), note, originals })
             })
             .collect()
     });
     let results: Vec<Option<String>> = futures_util::stream::iter(due)
-        .map(|(pod, before, after)| async move {
-            let text = serde_json::to_string(&after).ok()?;
-            match leader.writer.annotate(&pod, &[(crd::STATUS_ANNOTATION, Some(text))]).await {
+        .map(|Due { pod, note, originals }| async move {
+            let text = note.as_ref().map(|(_, after)| serde_json::to_string(after)).transpose().ok()?;
+            let annotations: Vec<_> =
+                originals.into_iter().chain(text.map(|text| (crd::STATUS_ANNOTATION, Some(text)))).collect();
+            match leader.writer.annotate(&pod, &annotations).await {
                 Ok(written) => {
                     leader.change(|world| world.put_pod(written));
-                    tell(recorder, &pod, &before, &after).await;
+                    if let Some((before, after)) = &note {
+                        tell(recorder, &pod, before, after).await;
+                    }
                     None
                 }
-                Err(WriteError::Again(_)) => Some(pod.uid),
+                Err(WriteError::Again(_) | WriteError::Changed(_)) => Some(pod.uid),
                 Err(error) => {
                     tracing::warn!(pod = pod.name, namespace = pod.namespace, %error, "cannot write a pod's note");
                     None
@@ -129,7 +158,8 @@ async fn tell(recorder: &Recorder, pod: &PodFacts, before: &PodNote, after: &Pod
             event(EventType::Warning, "NotResizable", blocked.message.clone())
         }
         (_, Some(pending), _) if before.pending.as_ref() != Some(pending) => {
-            event(EventType::Normal, "ResizePending", pending.clone())
+            let type_ = if pending == CONTESTED { EventType::Warning } else { EventType::Normal };
+            event(type_, "ResizePending", pending.clone())
         }
         (_, _, Some(category)) if before.category != Some(category) => {
             event(EventType::Normal, "CategoryChanged", format!("{}: {}", category.name(), after.reason))

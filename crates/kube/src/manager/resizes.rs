@@ -2,11 +2,15 @@
 
 use super::lead::Leader;
 use super::metrics::StateLabels;
+use super::notes;
 use super::write::WriteError;
 use crate::facts::PodFacts;
 use crate::resize::{self, Resources};
 use crate::wire::{Outcome, OutcomeState, Resize, ResizeState};
 use std::time::Instant;
+
+/// How often a pod that changed under our hands is looked at again before the agent is asked to come back.
+const MOST_LOOKS: usize = 3;
 
 /// One outcome for each resize, in the order in which they came.
 pub(crate) async fn carry_out(leader: &Leader, node: &str, epoch: u64, resizes: &[Resize]) -> Vec<Outcome> {
@@ -44,18 +48,32 @@ async fn one(leader: &Leader, node: &str, epoch: u64, wanted: &Resize) -> Outcom
     if let Err(why) = admitted {
         return OutcomeState::Refused { why };
     }
-    let pod = match judge(leader, node, wanted) {
-        Ok(pod) => pod,
-        Err(state) => return state,
-    };
-    match write(leader, pod, wanted.container.as_str(), wanted.to).await {
-        Ok(()) => {
-            leader.mark_pods([wanted.uid.clone()]);
-            OutcomeState::Done
+    let mut looks = 0;
+    loop {
+        let pod = match judge(leader, node, wanted) {
+            Ok(pod) => pod,
+            Err(state) => return state,
+        };
+        let written = match write(leader, pod.clone(), wanted.container.as_str(), wanted.to).await {
+            // Mostly the kubelet, which has just written the pod's status. Our watch will tell us in a moment, but the decision
+            // should not wait for that.
+            Err(WriteError::Changed(_)) if looks < MOST_LOOKS => {
+                looks += 1;
+                let fresh = leader.writer.look(&pod).await;
+                fresh.map(|pod| leader.change(|world| world.put_pod(pod))).err()
+            }
+            Err(error) => Some(error),
+            Ok(()) => {
+                leader.mark_pods([wanted.uid.clone()]);
+                return OutcomeState::Done;
+            }
+        };
+        match written {
+            None => {}
+            Some(WriteError::Again(why) | WriteError::Changed(why)) => return OutcomeState::Failed { why },
+            Some(WriteError::Refused(why)) => return OutcomeState::Refused { why },
+            Some(WriteError::Gone) => return OutcomeState::Refused { why: "the pod is gone".to_owned() },
         }
-        Err(WriteError::Again(why)) => OutcomeState::Failed { why },
-        Err(WriteError::Refused(why)) => OutcomeState::Refused { why },
-        Err(WriteError::Gone) => OutcomeState::Refused { why: "the pod is gone".to_owned() },
     }
 }
 
@@ -74,7 +92,10 @@ fn judge(leader: &Leader, node: &str, wanted: &Resize) -> Result<PodFacts, Outco
             return Err(OutcomeState::Unchanged);
         }
         let contested = leader.contests.lock().expect("never poisoned").judge(&wanted.uid, &pod.now, Instant::now());
-        contested.map_err(refused)?;
+        if let Err(why) = contested {
+            leader.mark_pods([wanted.uid.clone()]);
+            return Err(refused(why));
+        }
         resize::vet(pod, &wanted.to)
             .and_then(|()| world.pool(pod, node, &wanted.to))
             .and_then(|()| world.quota(&pod.namespace, &pod.now, &wanted.to))
@@ -90,8 +111,8 @@ fn judge(leader: &Leader, node: &str, wanted: &Resize) -> Result<PodFacts, Outco
 
 async fn write(leader: &Leader, pod: PodFacts, container: &str, to: Resources) -> Result<(), WriteError> {
     let mut pod = pod;
-    if pod.originals().is_none() {
-        pod = leader.writer.remember(&pod).await?;
+    if let Some(originals) = notes::originals(&pod) {
+        pod = leader.writer.annotate(&pod, &[originals]).await?;
         leader.change(|world| world.put_pod(pod.clone()));
     }
     let resized = leader.writer.resize(&pod, container, to).await?;

@@ -42,6 +42,8 @@ pub(crate) struct World {
 pub(crate) struct Touched {
     pub(crate) nodes: BTreeSet<String>,
     pub(crate) policies: BTreeSet<PolicyKey>,
+    /// Pods that a policy has from now on.
+    pub(crate) pods: BTreeSet<String>,
 }
 
 impl World {
@@ -260,9 +262,10 @@ impl World {
         let node = self.pods[uid].node.clone().unwrap_or_default();
         let before = self.shared.insert(uid.to_owned(), entry);
         if before.as_ref() != self.shared.get(uid) {
-            if let Some(before) = before {
-                self.touched.policies.insert((before.namespace, before.policy));
-            }
+            match before {
+                Some(before) => self.touched.policies.insert((before.namespace, before.policy)),
+                None => self.touched.pods.insert(uid.to_owned()),
+            };
             self.touched.policies.insert(key);
             self.shared_of_node.entry(node.clone()).or_default().insert(uid.to_owned());
             self.bump(node);

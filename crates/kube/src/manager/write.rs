@@ -29,6 +29,9 @@ pub(crate) enum WriteError {
     /// It may work in a moment.
     #[error("{0}")]
     Again(String),
+    /// The pod is not what it was when this was decided: look at it, and decide again.
+    #[error("{0}")]
+    Changed(String),
     #[error("the pod is gone")]
     Gone,
 }
@@ -38,8 +41,9 @@ impl From<kube::Error> for WriteError {
         match error {
             kube::Error::Api(status) => match status.code {
                 404 => WriteError::Gone,
-                // Changed meanwhile, too many requests, or the server is ill.
-                409 | 429 | 500.. => WriteError::Again(status.message),
+                409 => WriteError::Changed(status.message),
+                // Too many requests, or the server is ill.
+                429 | 500.. => WriteError::Again(status.message),
                 401 => WriteError::Again(status.message),
                 // An API server that has just started does not know our rights yet; a quota or a policy that says no is another matter.
                 403 if status.message.contains("forbidden: User ") => WriteError::Again(status.message),
@@ -61,10 +65,10 @@ impl Writer {
         Writer { client, metrics }
     }
 
-    /// Notes what the pod was, before the first change: whoever comes after us can put it back.
-    pub(crate) async fn remember(&self, pod: &PodFacts) -> Result<PodFacts, WriteError> {
-        let text = serde_json::to_string(&pod.remember()).map_err(|error| WriteError::Refused(error.to_string()))?;
-        self.annotate(pod, &[(crd::ORIGINAL_ANNOTATION, Some(text))]).await
+    /// The pod as it is now.
+    pub(crate) async fn look(&self, pod: &PodFacts) -> Result<PodFacts, WriteError> {
+        let now = self.send("look", self.pods(pod).get(&pod.name)).await?;
+        if now.uid == pod.uid { Ok(now) } else { Err(WriteError::Gone) }
     }
 
     /// Sets annotations, or removes those without a value.
@@ -124,6 +128,7 @@ impl Writer {
             Ok(_) => "done",
             Err(WriteError::Refused(_)) => "refused",
             Err(WriteError::Again(_)) => "again",
+            Err(WriteError::Changed(_)) => "changed",
             Err(WriteError::Gone) => "gone",
         };
         self.metrics.writes.get_or_create(&WriteLabels { what, outcome }).inc();
