@@ -34,6 +34,9 @@ struct Candidate {
     settled: bool,
 }
 
+/// The job of each node, by its place in the crowd, whose move would gain most, and how many seconds.
+type Bests = BTreeMap<NodeId, (usize, f64)>;
+
 /// The moves to make. `stake` tells what the share rule knows of a job.
 pub(crate) fn run(rule: &GainMove, view: &View, stake: impl Fn(JobId) -> Option<Stake>) -> Vec<Move> {
     let mut crowds: BTreeMap<NodeId, Vec<Candidate>> = BTreeMap::new();
@@ -57,7 +60,7 @@ pub(crate) fn run(rule: &GainMove, view: &View, stake: impl Fn(JobId) -> Option<
     }
     let empty = |n: &&NodeView| !busy.contains_key(&n.id) && n.slots != Some(0);
     // Nodes of one kind have the same best moves, which change only where somebody has left.
-    let mut kinds: BTreeMap<(u64, u64), (&NodeView, BTreeMap<NodeId, (usize, f64)>)> = BTreeMap::new();
+    let mut kinds: BTreeMap<(u64, u64), (&NodeView, Bests)> = BTreeMap::new();
     for to in view.nodes.iter().filter(empty) {
         let best_from = |from: NodeId, to: &NodeView, crowd: &[Candidate]| best_of(rule, view.node(from)?, to, crowd);
         let (_, bests) = kinds.entry((to.cores.to_bits(), to.speed.to_bits())).or_insert_with(|| {
