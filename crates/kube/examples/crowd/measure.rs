@@ -36,7 +36,9 @@ impl Writes {
         let text = client.request_text(http_get("/metrics")?).await?;
         let count = |verb: &str, resource: &str, part: &str| {
             let label = |name: &str, value: &str| format!("{name}=\"{value}\"");
-            let words = [label("verb", verb), label("resource", resource), label("subresource", part)];
+            // What was refused (the pod had changed meanwhile, say) has written nothing.
+            let done = label("code", "200");
+            let words = [label("verb", verb), label("resource", resource), label("subresource", part), done];
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             metric(&text, "apiserver_request_total", &words)
         };

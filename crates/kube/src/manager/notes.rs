@@ -15,7 +15,10 @@ use kube::runtime::events::{Event, EventType, Recorder};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 16;
+
+/// So many notes are written before policies' statuses have their turn again: when a large cluster changes at once, its policies must not wait for every pod.
+const MOST_IN_A_PASS: usize = 1000;
 
 /// The annotation [`crd::STATUS_ANNOTATION`].
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -83,7 +86,7 @@ fn wanted(pod: &PodFacts, on_node: &PodOnNode, agents: &Agents) -> Option<(PodNo
 
 /// Writes the notes of these pods where they changed. Those that could not be written are marked again.
 pub(crate) async fn pass(leader: &Arc<Leader>, recorder: &Recorder, uids: impl IntoIterator<Item = String>) {
-    let due: Vec<(PodFacts, PodNote, PodNote)> = leader.look(|world| {
+    let mut due: Vec<(PodFacts, PodNote, PodNote)> = leader.look(|world| {
         let agents = leader.agents.lock().expect("never poisoned");
         uids.into_iter()
             .filter_map(|uid| {
@@ -93,6 +96,8 @@ pub(crate) async fn pass(leader: &Arc<Leader>, recorder: &Recorder, uids: impl I
             })
             .collect()
     });
+    let later = due.split_off(due.len().min(MOST_IN_A_PASS));
+    leader.mark_pods(later.into_iter().map(|(pod, ..)| pod.uid));
     let results: Vec<Option<String>> = futures_util::stream::iter(due)
         .map(|(pod, before, after)| async move {
             let text = serde_json::to_string(&after).ok()?;
@@ -131,6 +136,8 @@ async fn tell(recorder: &Recorder, pod: &PodFacts, before: &PodNote, after: &Pod
         (_, Some(pending), _) if before.pending.as_ref() != Some(pending) => {
             event(EventType::Normal, "ResizePending", pending.clone())
         }
+        // That a new job grows is no news.
+        (_, _, Some(Category::Growing)) if before.category.is_none() => return,
         (_, _, Some(category)) if before.category != Some(category) => {
             event(EventType::Normal, "CategoryChanged", format!("{}: {}", category.name(), after.reason))
         }
