@@ -246,6 +246,7 @@ fn manager_config(listen: SocketAddr) -> manager::Config {
         config_map: "gainshare-manager".to_owned(),
         webhook: Some("gainshare".to_owned()),
         authority_folders: Vec::new(),
+        fail_at: gainshare_kube::jobs::FailPoint::default(),
     }
 }
 

@@ -284,7 +284,7 @@ pub enum State {
 }
 
 /// One pod of the job.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Attempt {
     /// Grows with every attempt.
@@ -313,6 +313,9 @@ pub struct Attempt {
     /// It has provably stopped, and how.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
+    /// Nodes that did not take it, or its forerunners that did not begin.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tried: Vec<String>,
 }
 
 /// Why an attempt is asked to end.
@@ -338,9 +341,6 @@ pub struct Migration {
     /// When the stop was proven.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped: Option<MicroTime>,
-    /// Nodes that did not take it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub tried: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -8,6 +8,18 @@
 //!
 //! **Terms.** *Attempt*: one pod of the job. *Epoch*: its number. *Proof of stop*: what shows that a pod's containers have ended and never run again.
 
+mod controller;
+mod effects;
+mod ending;
+mod machine;
+mod pod;
+mod seen;
+mod status;
+mod store;
+
+pub(crate) use controller::start;
+pub use effects::{FAIL_POINT_EXIT, FailPoint};
+
 use crate::training_job::JobPolicy;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -51,6 +63,8 @@ pub struct JobFacts {
     /// What the pod asks for, in thousandths of a core and in bytes.
     pub cpu_request_milli: u64,
     pub memory_request_bytes: u64,
+    /// Nodes that had no room for it just now.
+    pub tried: Vec<String>,
     /// Measured at its last move: from being asked to end until it ran again.
     pub move_cost_s: Option<f64>,
 }
@@ -80,9 +94,6 @@ pub struct Board {
     pub changed: Notify,
 }
 
-/// The orders that wait; the same board seen from the decision's side.
-pub type Orders = Board;
-
 impl Board {
     /// Puts an order; a former one about the same job that nobody has taken is forgotten.
     pub fn put(&self, order: Order) {
@@ -93,6 +104,10 @@ impl Board {
     /// All jobs that are ours to run.
     pub fn facts(&self) -> Vec<JobFacts> {
         self.facts.lock().expect("never poisoned").values().cloned().collect()
+    }
+
+    pub(crate) fn ordered_uids(&self) -> Vec<String> {
+        self.orders.lock().expect("never poisoned").keys().cloned().collect()
     }
 
     pub(crate) fn order(&self, uid: &str) -> Option<Order> {
