@@ -29,6 +29,8 @@ pub const JOB_FINALIZER: &str = "gainshare.dev/training-job";
 pub const PLACE_GATE: &str = "gainshare.dev/place";
 /// On a TrainingJob: the name of a pod that an administrator swears has stopped, where nothing else proves it.
 pub const STOPPED_ANNOTATION: &str = "gainshare.dev/stopped";
+/// On a TrainingJob: the node where it is to live, for whoever knows better than the decision. Each new value is followed once.
+pub const NODE_ANNOTATION: &str = "gainshare.dev/node";
 /// The controller that takes jobs without `managedBy`.
 pub const OUR_NAME: &str = "gainshare.dev/manager";
 
@@ -262,6 +264,9 @@ pub struct TrainingJobStatus {
     /// What was last decided about where it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_decision: Option<String>,
+    /// The last value of the annotation gainshare.dev/node that was followed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_node: Option<String>,
     /// When the first attempt began; a suspension sets it anew.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<MicroTime>,
@@ -364,4 +369,65 @@ pub struct Move {
     pub save_s: f64,
     /// From then until it ran again.
     pub restore_s: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::CustomResourceExt;
+    use serde_json::json;
+
+    fn messages(spec: &serde_json::Value) -> String {
+        match TrainingJobSpec::validate_cel(spec, None) {
+            Ok(()) => String::new(),
+            Err(errors) => format!("{errors:?}"),
+        }
+    }
+
+    #[test]
+    fn good_jobs_pass() {
+        let template = json!({"spec": {"containers": [{"name": "main", "image": "i"}]}});
+        for spec in [
+            json!({"template": template}),
+            json!({
+                "template": template, "policy": "specon", "suspend": true,
+                "checkpoint": {"claimName": "c", "path": "/keep", "subPath": "a/b"},
+                "objective": {"metric": "loss", "type": "minimize", "goal": 0.1},
+                "runPolicy": {"backoffLimit": 0, "cleanPodPolicy": "All"},
+            }),
+        ] {
+            assert_eq!(messages(&spec), "", "{spec}");
+            let read: TrainingJobSpec = serde_json::from_value(spec).unwrap();
+            assert_eq!(read.run_policy.termination_grace_period_seconds, 30);
+        }
+    }
+
+    #[test]
+    fn mistakes_are_answered_with_what_to_write_instead() {
+        for (more, helps) in [
+            (json!({"checkpoint": {"claimName": "c", "path": "keep"}}), "such as /checkpoints"),
+            (json!({"checkpoint": {"claimName": "", "path": "/keep"}}), "names a PersistentVolumeClaim"),
+            (json!({"checkpoint": {"claimName": "c", "path": "/k", "subPath": "../../etc"}}), "relative and without"),
+            (json!({"runPolicy": {"backoffLimit": -1}}), "between 0 (never try again) and 1000"),
+            (json!({"runPolicy": {"terminationGracePeriodSeconds": 0}}), "enough to write a checkpoint"),
+        ] {
+            let mut spec = json!({"template": {}});
+            spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let said = messages(&spec);
+            assert!(said.contains(helps), "{spec} was answered with {said:?}");
+        }
+    }
+
+    #[test]
+    fn the_schema_has_columns_defaults_and_a_free_template() {
+        let crd = serde_json::to_value(TrainingJob::crd()).unwrap();
+        let version = &crd["spec"]["versions"][0];
+        let columns = version["additionalPrinterColumns"].as_array().unwrap();
+        let columns: Vec<&str> = columns.iter().map(|column| column["name"].as_str().unwrap()).collect();
+        assert_eq!(columns, ["State", "Node", "Attempt", "Category", "Moves", "Message", "Age"]);
+        let spec = &version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
+        assert_eq!(spec["policy"]["default"], "gainshare");
+        assert_eq!(spec["template"]["x-kubernetes-preserve-unknown-fields"], true);
+        assert_eq!(spec["runPolicy"]["default"]["backoffLimit"], 3);
+    }
 }

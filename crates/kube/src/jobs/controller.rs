@@ -4,7 +4,7 @@
 //! task at a time; many jobs at once. A deed that fails is no matter: the job is read again and the next step finds what is to be done.
 
 use super::effects::{Done, FailPoint, Hand, NotDone};
-use super::machine::{Do, Fault, Next, REFUSAL_PAUSE, Seen, movable, step};
+use super::machine::{Do, Fault, Next, REFUSAL_PAUSE, Seen, asked, movable, step};
 use super::pod;
 use super::seen::{self, JobSeen, NodeSeen, Nodes, PodSeen};
 use super::store::{Key, Store};
@@ -12,7 +12,7 @@ use super::{Board, JobFacts, JobState};
 use crate::manager::lead::Leader;
 use crate::manager::metrics::WriteLabels;
 use crate::manager::watch::{News, follow};
-use crate::training_job::{JOB_LABEL, JobPolicy, OUR_NAME, State, TrainingJob};
+use crate::training_job::{JOB_LABEL, JobPolicy, NODE_ANNOTATION, OUR_NAME, State, TrainingJob};
 use futures_util::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
@@ -264,7 +264,8 @@ impl Controller {
             Err(message) => Some(Fault { for_good: true, message: message.clone() }),
             Ok(_) => self.store.lock().expect("never poisoned").fault(key, now),
         };
-        let order = self.board.order(&job.uid);
+        // Whoever writes the annotation goes before the decision.
+        let order = asked(job).or_else(|| self.board.order(&job.uid));
         let pod_uid = job.status.attempt.as_ref().and_then(|attempt| attempt.uid.clone());
         let progress = pod_uid.as_ref().and_then(|uid| {
             let agents = self.leader.agents.lock().expect("never poisoned");
@@ -409,7 +410,10 @@ fn facts(job: &JobSeen, pods: &[PodSeen], (cpu_request_milli, memory_request_byt
         arrived: job.created,
         policy: job.spec.policy,
         state,
-        movable: movable(job),
+        movable: movable(job).and_then(|()| match &job.wanted_node {
+            Some(node) => Err(format!("the annotation {NODE_ANNOTATION} keeps it on {node}")),
+            None => Ok(()),
+        }),
         pod_uid: attempt.and_then(|attempt| attempt.uid.clone()),
         cpu_request_milli,
         memory_request_bytes,

@@ -18,7 +18,8 @@ use super::seen::{JobSeen, NodeSeen, Nodes, PodSeen, Stop};
 use super::status::{Said, say};
 use super::{Order, OrderKind};
 use crate::training_job::{
-    Attempt, CleanPodPolicy, JobPolicy, Migration, Move, OUR_NAME, Phase, State, Stopping, TrainingJobStatus,
+    Attempt, CleanPodPolicy, JobPolicy, Migration, Move, NODE_ANNOTATION, OUR_NAME, Phase, State, Stopping,
+    TrainingJobStatus,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -503,6 +504,7 @@ fn running(seen: &Seen<'_>, attempt: &Attempt, pod: &PodSeen) -> Next {
             stopped: None,
         });
         next.last_decision = Some(format!("move to {}: {}", order.node, order.why));
+        next.asked_node = seen.job.wanted_node.clone();
         return Next { todo: vec![Do::Write("stopping", Box::new(next)), Do::Taken], wake: None };
     }
     let mut next = status.clone();
@@ -556,6 +558,26 @@ pub(super) fn close(status: &mut TrainingJobStatus, migration: &Migration, node:
     });
     let surplus = status.last_moves.len().saturating_sub(MOVES_KEPT);
     status.last_moves.drain(..surplus);
+}
+
+/// What the annotation of the job orders, if it does not live there and was not sent there before.
+pub(crate) fn asked(job: &JobSeen) -> Option<Order> {
+    let node = job.wanted_node.as_ref()?;
+    let attempt = job.status.attempt.as_ref().filter(|attempt| attempt.ended.is_none());
+    let kind = match attempt {
+        Some(attempt) if attempt.start_time.is_some() => OrderKind::Move,
+        _ => OrderKind::Place,
+    };
+    let fits = match kind {
+        OrderKind::Place => attempt.is_none_or(|attempt| !attempt.tried.contains(node)),
+        OrderKind::Move => {
+            let there = attempt.is_some_and(|attempt| attempt.node.as_ref() == Some(node));
+            !there && job.status.asked_node.as_ref() != Some(node) && movable(job).is_ok()
+        }
+    };
+    let why = format!("the annotation {NODE_ANNOTATION} asks for it");
+    let order = Order { uid: job.uid.clone(), node: node.clone(), kind, why };
+    (fits && applies(&order, &job.status)).then_some(order)
 }
 
 /// Why the job must stay where it is.

@@ -25,6 +25,8 @@ pub(crate) struct JobSeen {
     pub(crate) has_finalizer: bool,
     /// The pod that an administrator swears has stopped.
     pub(crate) sworn_stopped: Option<String>,
+    /// Where somebody wants it to live.
+    pub(crate) wanted_node: Option<String>,
     pub(crate) spec: TrainingJobSpec,
     pub(crate) status: TrainingJobStatus,
 }

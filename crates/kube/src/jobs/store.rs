@@ -5,7 +5,7 @@
 
 use super::machine::Fault;
 use super::seen::{JobSeen, NodeSeen, PodSeen};
-use crate::training_job::{JOB_FINALIZER, STOPPED_ANNOTATION, TrainingJob};
+use crate::training_job::{JOB_FINALIZER, NODE_ANNOTATION, STOPPED_ANNOTATION, TrainingJob};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,6 +43,7 @@ impl JobSeen {
             deleting: meta.deletion_timestamp.is_some(),
             has_finalizer: meta.finalizers.iter().flatten().any(|one| one == JOB_FINALIZER),
             sworn_stopped: meta.annotations.as_ref().and_then(|notes| notes.get(STOPPED_ANNOTATION)).cloned(),
+            wanted_node: meta.annotations.as_ref().and_then(|notes| notes.get(NODE_ANNOTATION)).cloned(),
             spec: job.spec.clone(),
             status: job.status.clone().unwrap_or_default(),
         })

@@ -12,7 +12,7 @@ use crate::crd::SharePolicySpec;
 use crate::facts::PodFacts;
 use crate::resize::{Refusal, Resources};
 use crate::select::{self, PolicyFacts};
-use crate::wire::PodOnNode;
+use crate::wire::{Blocked, PodOnNode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -296,12 +296,19 @@ impl World {
         let policies = self.policies.range((pod.namespace.clone(), String::new())..);
         let of_namespace =
             policies.take_while(|((namespace, _), _)| *namespace == pod.namespace).map(|(_, policy)| policy);
-        let label_spec = label_policy();
-        let (name, spec) = match select::choose(of_namespace, pod) {
-            Some(policy) => (policy.name.clone(), &policy.spec),
-            None if select::by_namespace(self.namespaces.get(&pod.namespace)?, pod) => (String::new(), &label_spec),
-            None => return None,
+        let (label_spec, by_job) = (label_policy(), select::by_job(pod));
+        let (name, spec) = match (select::choose(of_namespace, pod), &by_job) {
+            (Some(policy), _) => (policy.name.clone(), &policy.spec),
+            (None, Some(job)) => (job.name.clone(), &job.spec),
+            (None, None) if select::by_namespace(self.namespaces.get(&pod.namespace)?, pod) => {
+                (String::new(), &label_spec)
+            }
+            (None, None) => return None,
         };
+        let watched = by_job.as_ref().filter(|job| job.watch_only && job.name == name).map(|job| Blocked {
+            reason: "WatchedOnly".to_owned(),
+            message: format!("{}: its policy moves jobs, and leaves their shares as they are", job.name),
+        });
         let container = select::container_name(spec, pod);
         let facts = pod.container(&container);
         let now = facts.map(|c| c.resources).unwrap_or_default();
@@ -321,7 +328,7 @@ impl World {
             original,
             now,
             class: pod.class,
-            blocked: pod.blocked(&container),
+            blocked: pod.blocked(&container).or(watched),
             allowed: bounds::bounds(pod, &container, &original, ranges, self.nodes.get(node)),
             resize: pod.resize.clone(),
             container,
