@@ -7,6 +7,7 @@ use gainshare_kube::crd::{ORIGINAL_ANNOTATION, SharePolicy};
 use gainshare_kube::kube::{Client, Config, CustomResourceExt, config};
 use gainshare_kube::manager;
 use gainshare_kube::resize::{Amounts, Resources};
+use gainshare_kube::training_job::TrainingJob;
 use gainshare_kube::wire::{Answer, Beat, Category, JobState, OutcomeState, Resize, SYNC_PATH, Sync, TOKEN_AUDIENCE};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -246,6 +247,7 @@ fn manager_config(listen: SocketAddr) -> manager::Config {
         config_map: "gainshare-manager".to_owned(),
         webhook: Some("gainshare".to_owned()),
         authority_folders: Vec::new(),
+        fail_at: gainshare_kube::jobs::FailPoint::default(),
     }
 }
 
@@ -289,6 +291,7 @@ fn the_manager_in_a_real_cluster() {
     bed.kubectl(&["create", "namespace", SYSTEM]);
     bed.kubectl(&["create", "namespace", "team"]);
     bed.apply(&serde_json::to_value(SharePolicy::crd()).unwrap());
+    bed.apply(&serde_json::to_value(TrainingJob::crd()).unwrap());
     let chart = bed.chart(&[]);
     bed.run("kubectl", &["apply", "-n", SYSTEM, "-f", "-"], &chart);
     bed.kubectl(&["wait", "--for=condition=Established", "crd/sharepolicies.gainshare.dev", "--timeout=30s"]);
@@ -382,9 +385,14 @@ fn rights(bed: &Bed) {
         assert!(!bed.can("gainshare-manager", verb, "secrets"), "the manager must not {verb} secrets");
         assert!(!bed.can("gainshare-manager", verb, "deployments.apps"), "the manager must not {verb} workloads");
     }
-    for (verb, what) in
-        [("create", "pods"), ("delete", "pods"), ("update", "pods"), ("patch", "pods/status"), ("create", "pods/exec")]
-    {
+    for (verb, what) in [
+        ("update", "pods"),
+        ("patch", "pods/status"),
+        ("create", "pods/exec"),
+        ("create", "pods/binding"),
+        ("create", "trainingjobs.gainshare.dev"),
+        ("create", "persistentvolumeclaims"),
+    ] {
         assert!(!bed.can("gainshare-manager", verb, what), "the manager must not {verb} {what}");
     }
     for (verb, what) in [
@@ -392,9 +400,43 @@ fn rights(bed: &Bed) {
         ("patch", "pods"),
         ("watch", "pods"),
         ("patch", "sharepolicies.gainshare.dev/status"),
+        ("patch", "trainingjobs.gainshare.dev/status"),
     ] {
         assert!(bed.can("gainshare-manager", verb, what), "the manager must {verb} {what}");
     }
+    only_pods_of_training_jobs(bed);
+}
+
+/// Roles cannot say whose pods may be made and deleted; the admission policy of the chart does.
+fn only_pods_of_training_jobs(bed: &Bed) {
+    let manager = format!("--as=system:serviceaccount:{SYSTEM}:gainshare-manager");
+    let try_it = |args: &[&str], object: &Value| {
+        let output = bed.output("kubectl", &[args, &[manager.as_str()]].concat(), &object.to_string());
+        (output.status.success(), text(&output.stderr))
+    };
+    let plain = pod("anybodys", "kwok-1", json!({}));
+    bed.apply(&plain);
+    let create = ["create", "--dry-run=server", "-f", "-"];
+    let mut mine = plain.clone();
+    mine["metadata"]["name"] = json!("mine");
+    // The API server takes some seconds to know a new policy.
+    eventually("a policy that holds", || try_it(&create, &mine).1.contains("pods of TrainingJobs only").then_some(()));
+    let (done, said) = try_it(&["delete", "--dry-run=server", "pod", "anybodys", "-n", "team"], &json!({}));
+    assert!(!done && said.contains("pods of TrainingJobs only"), "{said}");
+    mine["spec"].as_object_mut().unwrap().remove("nodeName");
+    mine["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob", "name": "run", "uid": "1", "controller": true,
+    }]);
+    assert!(try_it(&create, &mine).1.contains("scheduling gate"), "a pod of a job is gated");
+    mine["spec"]["schedulingGates"] = json!([{"name": "gainshare.dev/place"}]);
+    let (done, said) = try_it(&create, &mine);
+    assert!(done, "{said}");
+    let mut bad = mine.clone();
+    bad["spec"]["volumes"] = json!([{"name": "root", "hostPath": {"path": "/"}}]);
+    assert!(try_it(&create, &bad).1.contains("host paths"));
+    mine["spec"]["containers"][0]["securityContext"] = json!({"privileged": true});
+    assert!(try_it(&create, &mine).1.contains("no privileged pods"));
+    bed.kubectl(&["delete", "pod", "anybodys", "-n", "team", "--wait=false"]);
 }
 
 fn mistakes_are_answered_with_help(bed: &Bed) {

@@ -73,6 +73,13 @@ impl Control {
         self.generation = self.generation.max(generation);
     }
 
+    /// What saving, stopping and restoring a job was measured to cost: moves by gain must be worth it.
+    pub fn set_moving_cost(&mut self, cost: Span) {
+        if let MoveRule::Gain(rule) = &mut self.policy.moves {
+            rule.cost = cost;
+        }
+    }
+
     /// Decides if anything is due in this view: a job came or went, an interval is over, a report arrived where reports count.
     pub fn step(&mut self, view: &View) -> Option<Plan> {
         let grouped = group(view);
@@ -168,21 +175,21 @@ impl Control {
     fn start_waiting(&mut self, view: &View, plan: &mut Plan) {
         let (ready, blocked) = order::queue(view);
         let category = |id: JobId| self.standing.get(&id).map_or(Category::Growing, |d| d.category);
-        let mut room = place::Room::new(view, category);
+        let mut room = place::Room::new(view, self.policy.place, category);
         let counts = self.gain.fair().counts();
-        let mut fair_room = place::Room::with(view, &counts);
+        let mut fair_room = place::Room::with(view, self.policy.place, &counts);
         let mut ahead = 0;
         self.waiting.clear();
         for job in &ready {
             let node = if matches!(self.policy.share, ShareRule::Gain(_)) {
-                let home = fair_room.choose(&self.policy.place, job.id);
-                let node = home.and_then(|h| room.welcome(h)).or_else(|| room.choose(&self.policy.place, job.id));
+                let home = fair_room.choose(job.id);
+                let node = home.and_then(|h| room.welcome(h)).or_else(|| room.choose(job.id));
                 if let Some(home) = home.or(node).filter(|_| node.is_some()) {
                     self.gain.fair().settle(job.id, home);
                 }
                 node
             } else {
-                room.choose(&self.policy.place, job.id)
+                room.choose(job.id)
             };
             let reason = match node {
                 Some(node) => {

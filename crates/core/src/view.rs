@@ -55,6 +55,9 @@ pub struct JobView {
     /// Larger goes first among waiting jobs.
     #[serde(default)]
     pub priority: i32,
+    /// It must stay where it runs: nobody could save and restore it.
+    #[serde(default)]
+    pub pinned: bool,
     /// Jobs that must have ended well before this one may start; those still to wait for.
     #[serde(default)]
     pub waits_for: Vec<JobId>,

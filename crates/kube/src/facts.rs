@@ -30,6 +30,8 @@ pub struct PodFacts {
     pub containers: Vec<ContainerFacts>,
     /// It has begun to run, and nobody has asked it to end.
     pub running: bool,
+    /// It has a node, and does not run yet.
+    pub starting: bool,
     /// Made from a file on its node; the API server only shows it.
     pub is_static: bool,
     pub windows: bool,
@@ -136,6 +138,9 @@ impl PodFacts {
             },
             containers: spec.containers.iter().map(|container| ContainerFacts::of(container, &status)).collect(),
             running: status.phase.as_deref() == Some("Running") && meta.deletion_timestamp.is_none(),
+            starting: status.phase.as_deref() == Some("Pending")
+                && meta.deletion_timestamp.is_none()
+                && spec.node_name.is_some(),
             is_static,
             windows: spec.os.as_ref().is_some_and(|os| os.name == "windows"),
             pod_level: spec.resources.is_some(),

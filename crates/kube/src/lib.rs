@@ -17,12 +17,14 @@
 mod bounds;
 pub mod crd;
 pub mod facts;
+pub mod jobs;
 pub mod manager;
 pub mod node;
 mod quantity;
 pub mod resize;
 pub mod select;
 pub mod tls;
+pub mod training_job;
 mod webhook;
 pub mod wire;
 

@@ -8,7 +8,8 @@
 
 use crate::crd::{self, Goal, SharePolicy, SharePolicySpec, TargetRef};
 use crate::facts::PodFacts;
-use crate::wire::{Collector, Settings};
+use crate::training_job::{JobPolicy, POLICY_ANNOTATION};
+use crate::wire::{Collector, PolicyKind, Settings};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use std::collections::BTreeMap;
 
@@ -76,6 +77,34 @@ pub fn choose<'a>(policies: impl IntoIterator<Item = &'a PolicyFacts>, pod: &Pod
 /// Whether the namespace's label has this pod.
 pub fn by_namespace(namespace_labels: &BTreeMap<String, String>, pod: &PodFacts) -> bool {
     namespace_labels.get(crd::SHARE_LABEL).is_some_and(|value| value == "enabled") && !is_out(pod)
+}
+
+/// How the pods of TrainingJobs share, if no policy says otherwise.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobShare {
+    /// Stands where a policy's name would: no policy can have it.
+    pub name: String,
+    pub spec: SharePolicySpec,
+    /// The job's policy has no answer to how a node is shared: the pod is watched and keeps what it has.
+    pub watch_only: bool,
+}
+
+/// What a TrainingJob's own policy says about sharing its node. A job is its author's wish to be shared, so no SharePolicy is needed.
+pub fn by_job(pod: &PodFacts) -> Option<JobShare> {
+    let ours = |owner: &crate::facts::Owner| {
+        owner.controller && owner.kind == "TrainingJob" && owner.api_version.starts_with("gainshare.dev/")
+    };
+    if !pod.owners.iter().any(ours) || is_out(pod) {
+        return None;
+    }
+    let policy = pod.notes.get(POLICY_ANNOTATION).and_then(|word| from_word::<JobPolicy>(word)).unwrap_or_default();
+    let (kind, watch_only) = match policy {
+        JobPolicy::Na | JobPolicy::Specon => (PolicyKind::Fair, true),
+        JobPolicy::Flowcon2 => (PolicyKind::Flowcon, false),
+        JobPolicy::Gainshare => (PolicyKind::Gainshare, false),
+    };
+    let spec = SharePolicySpec { policy: kind, ..SharePolicySpec::default() };
+    Some(JobShare { name: format!("TrainingJob/{}", policy.name()), spec, watch_only })
 }
 
 /// Label selectors as the API server understands them. An unknown operator selects nothing.

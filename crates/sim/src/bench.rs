@@ -11,6 +11,7 @@ use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::signal::{Sample, Tracker};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// Jobs of the largest public traces.
@@ -35,6 +36,10 @@ pub fn run() -> Value {
         "event_cost_ns_by_jobs": per_event,
         "decision_over_1000_jobs_ms": {
             "flowcon": decision_ms(Preset::Flowcon), "gainshare": decision_ms(Preset::Gainshare), "na": decision_ms(Preset::Na),
+        },
+        "pass_over_5000_nodes_50000_jobs": {
+            "specon": cluster_pass(Preset::Specon), "flowcon2": cluster_pass(Preset::Flowcon2),
+            "gainshare": cluster_pass(Preset::Gainshare),
         },
         "peak_memory_mib": peak_memory_mib(),
     })
@@ -88,6 +93,90 @@ fn decision_ms(preset: Preset) -> f64 {
         }
     }
     best
+}
+
+/// Passes over a whole cluster: jobs on unequal nodes report, and turn about a twentieth of the nodes run empty, to which others may move, and as many new jobs wait
+/// for a place. Seconds of the median and the slowest pass.
+fn cluster_pass(preset: Preset) -> Value {
+    const NODES: u32 = 5_000;
+    const JOBS: usize = 50_000;
+    let nodes: Vec<NodeView> = (0..NODES)
+        .map(|i| {
+            let cores = [8.0, 16.0, 32.0][i as usize % 3];
+            NodeView { id: NodeId(i), cores, speed: 1.0, memory_bytes: 1 << 36, slots: Some(32) }
+        })
+        .collect();
+    let mut control = Control::new(Policy::from(preset));
+    let mut jobs: BTreeMap<u64, PassJob> = BTreeMap::new();
+    let (mut next, mut seconds, mut placed, mut placing_s, mut moved) = (0, vec![], 0, 0.0, 0);
+    for round in 0..16u64 {
+        let now = Time::ZERO + Span::from_secs(60 * (round + 1));
+        if round % 2 == 0 {
+            while jobs.len() < JOBS {
+                jobs.insert(next, PassJob::default());
+                next += 1;
+            }
+        } else {
+            let emptied = |node: NodeId| u64::from(node.0) % 20 == round % 20;
+            jobs.retain(|_, job| !job.node.is_some_and(emptied));
+        }
+        let view =
+            View { now, nodes: nodes.clone(), jobs: jobs.iter_mut().map(|(i, job)| job.go_on(*i, now)).collect() };
+        let begun = Instant::now();
+        let plan = control.step(&view);
+        let took = begun.elapsed().as_secs_f64();
+        let Some(plan) = plan else { continue };
+        // The first places everybody at once.
+        if round > 0 {
+            seconds.push(took);
+            if !plan.starts.is_empty() {
+                placing_s += took;
+            }
+            placed += plan.starts.len();
+            moved += plan.moves.len();
+        }
+        let places = plan.starts.iter().map(|s| (s.job, s.node)).chain(plan.moves.iter().map(|m| (m.job, m.to)));
+        for (job, node) in places {
+            jobs.entry(job.0).and_modify(|job| job.node = Some(node));
+        }
+    }
+    seconds.sort_by(f64::total_cmp);
+    json!({
+        "median_s": seconds[seconds.len() / 2], "slowest_s": seconds.last(), "placed": placed, "moved": moved,
+        "placements_per_s": placed as f64 / placing_s,
+    })
+}
+
+/// A job of [`cluster_pass`].
+#[derive(Default)]
+struct PassJob {
+    node: Option<NodeId>,
+    rounds: u64,
+    tracker: Tracker,
+    consumed: f64,
+}
+
+impl PassJob {
+    /// A minute passes. Every fifth job hardly slackens; the others converge within some rounds.
+    fn go_on(&mut self, id: u64, now: Time) -> JobView {
+        if self.node.is_some() {
+            self.rounds += 1;
+            self.consumed += 60.0 * [0.05, 0.1, 0.2][id as usize % 3];
+            let value = if id.is_multiple_of(5) {
+                1.0 - 0.03 * self.rounds as f64
+            } else {
+                (-0.7 * (self.rounds * (1 + id % 5)) as f64).exp()
+            };
+            self.tracker.push(now, Sample { value, step: Some(self.rounds), total: Some(30 + id % 40) });
+        }
+        JobView {
+            id: JobId(id),
+            phase: self.node.map_or(Phase::Waiting, |node| Phase::Running { node, since: Time::ZERO, attempt: 1 }),
+            signal: self.tracker.signal(),
+            consumed: PerResource { cpu: self.consumed, memory: self.consumed, ..PerResource::default() },
+            ..JobView::default()
+        }
+    }
 }
 
 /// The most memory this process has had, where the kernel says.

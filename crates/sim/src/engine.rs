@@ -359,6 +359,7 @@ impl<'a> Run<'a> {
                 max: Share::FULL,
                 priority: job.priority,
                 waits_for: vec![],
+                pinned: false,
                 known_left_s: self.clairvoyant.then_some(left),
             }
         });

@@ -4,6 +4,7 @@
 //! depends on them.
 
 mod agent;
+mod kube;
 mod lab;
 mod torch;
 
@@ -32,6 +33,8 @@ enum What {
     Agent(agent::Args),
     /// Three real PyTorch jobs, started plainly and as `gainshare run` starts them, under `na` and `flowcon`.
     Torch(torch::Args),
+    /// The manager of a cluster of 1,000 make-believe nodes and 10,000 pods: memory, whether it keeps up, what it writes. Needs root.
+    Kube(kube::Args),
     /// The simulator: replay of 80,000 jobs, cost of a decision and of an event, memory.
     Sim,
 }
@@ -40,6 +43,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let figures = match args.what {
         What::Agent(a) => agent::run(&a)?,
         What::Torch(a) => torch::run(&a)?,
+        What::Kube(a) => kube::run(&a)?,
         What::Sim => simulator()?,
     };
     match args.output {

@@ -71,6 +71,7 @@ impl Driver {
             max: Share::clamped(r.spec.max),
             priority: r.spec.priority,
             waits_for: r.after.iter().copied().filter(|id| !done(id)).collect(),
+            pinned: false,
             known_left_s: None,
         }
     }

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use clap::Args;
+use gainshare_kube::jobs::FailPoint;
 use gainshare_kube::manager::{self, Config};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -93,5 +94,7 @@ fn config(args: &OperatorArgs) -> Config {
         config_map: args.config_map.clone(),
         webhook: args.webhook.clone(),
         authority_folders: args.authority.clone(),
+        // Not an option: nobody but a test wants a manager that dies.
+        fail_at: FailPoint::at(std::env::var("GAINSHARE_FAIL_AT").ok()),
     }
 }

@@ -11,17 +11,24 @@
 //! jobs can expect `(1 − c/(β·n))/(g + 1)` of its cores and speed, `n = g + c + 1`: a node full of completing jobs is roomier than
 //! one with as many growing ones. (Source: V. Sharma's thesis on FlowCon 2.0 names the aim; the measure is ours.)
 
+use crate::decide::Key;
 use crate::model::{JobId, NodeId};
 use crate::policy::PlaceRule;
 use crate::signal::Category;
 use crate::view::{NodeView, View};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Free slots and running jobs of every node, kept up to date while several jobs are placed in one go.
+///
+/// Nodes that have a slot are kept in the order in which the rule prefers them, so that placing a job costs the same among ten nodes and ten thousand.
 pub(crate) struct Room<'a> {
     view: &'a View,
-    /// Growing and completing jobs of each node.
-    running: BTreeMap<NodeId, (usize, usize)>,
+    rule: PlaceRule,
+    /// Growing and completing jobs of each node of the view, in its order.
+    running: Vec<(usize, usize)>,
+    /// Places in the view of nodes with a free slot, by how little they would offer; only those without jobs in `empty`, by what they would.
+    ranking: BTreeSet<(Key, usize)>,
+    empty: BTreeSet<(Key, usize)>,
 }
 
 /// What a job that requests nothing counts for, in thousandths of a core and in bytes.
@@ -33,68 +40,104 @@ const SYSTEM_PODS: u64 = 2;
 const BETA: f64 = 2.0;
 
 impl<'a> Room<'a> {
-    pub(crate) fn new(view: &'a View, category: impl Fn(JobId) -> Category) -> Room<'a> {
-        let mut running: BTreeMap<NodeId, (usize, usize)> = BTreeMap::new();
+    pub(crate) fn new(view: &'a View, rule: PlaceRule, category: impl Fn(JobId) -> Category) -> Room<'a> {
+        let mut running = vec![(0, 0); view.nodes.len()];
         for job in &view.jobs {
-            if let Some(node) = job.node() {
-                let (growing, completing) = running.entry(node).or_default();
+            if let Some(place) = job.node().and_then(|node| place_of(view, node)) {
+                let (growing, completing) = &mut running[place];
                 *(if category(job.id) == Category::Completing { completing } else { growing }) += 1;
             }
         }
-        Room { view, running }
+        Room::ranked(view, rule, running)
     }
 
     /// A world in which so many jobs run on each node.
-    pub(crate) fn with(view: &'a View, jobs: &BTreeMap<NodeId, usize>) -> Room<'a> {
-        Room { view, running: jobs.iter().map(|(node, jobs)| (*node, (*jobs, 0))).collect() }
+    pub(crate) fn with(view: &'a View, rule: PlaceRule, jobs: &BTreeMap<NodeId, usize>) -> Room<'a> {
+        let count = |node: &NodeView| (jobs.get(&node.id).copied().unwrap_or_default(), 0);
+        Room::ranked(view, rule, view.nodes.iter().map(count).collect())
     }
 
-    fn counts(&self, id: NodeId) -> (usize, usize) {
-        self.running.get(&id).copied().unwrap_or_default()
+    fn ranked(view: &'a View, rule: PlaceRule, running: Vec<(usize, usize)>) -> Room<'a> {
+        let mut room = Room { view, rule, running, ranking: BTreeSet::new(), empty: BTreeSet::new() };
+        for place in 0..view.nodes.len() {
+            room.enter(place);
+        }
+        room
     }
 
-    fn jobs(&self, id: NodeId) -> usize {
-        let (growing, completing) = self.counts(id);
+    fn jobs(&self, place: usize) -> usize {
+        let (growing, completing) = self.running[place];
         growing + completing
     }
 
-    /// Takes a slot for `job` on the node the rule prefers, if any has one.
-    pub(crate) fn choose(&mut self, rule: &PlaceRule, job: JobId) -> Option<NodeId> {
-        let free = self.view.nodes.iter().filter(|n| n.slots.is_none_or(|slots| self.jobs(n.id) < slots));
-        let node = match rule {
-            PlaceRule::Spread => {
-                let crowd = |n: &NodeView| self.jobs(n.id) as f64 / n.cores.max(f64::MIN_POSITIVE);
-                free.min_by(|a, b| crowd(a).total_cmp(&crowd(b)).then(a.id.cmp(&b.id)))?.id
-            }
-            PlaceRule::Kubernetes { seed } => {
-                free.max_by_key(|n| (kubernetes_score(n, self.jobs(n.id) as u64), hash(*seed, job, n.id)))?.id
-            }
+    fn has_slot(&self, place: usize) -> bool {
+        self.view.nodes[place].slots.is_none_or(|slots| self.jobs(place) < slots)
+    }
+
+    /// What the rule goes by, the smallest first. The default scheduler's ties are broken anew for each job, so that its key only groups nodes.
+    fn key(&self, place: usize) -> Key {
+        let node = &self.view.nodes[place];
+        let (growing, completing) = self.running[place];
+        Key(match self.rule {
+            PlaceRule::Spread => self.jobs(place) as f64 / node.cores.max(f64::MIN_POSITIVE),
+            PlaceRule::Kubernetes { .. } => -(kubernetes_score(node, self.jobs(place) as u64) as f64),
             PlaceRule::Growth => {
-                let worse = |n: &NodeView| {
-                    let (growing, completing) = self.counts(n.id);
-                    let all = (growing + completing + 1) as f64;
-                    -n.cores * n.speed * (1.0 - completing as f64 / (BETA * all)) / (growing + 1) as f64
-                };
-                free.min_by(|a, b| worse(a).total_cmp(&worse(b)).then(a.id.cmp(&b.id)))?.id
+                let all = (growing + completing + 1) as f64;
+                -node.cores * node.speed * (1.0 - completing as f64 / (BETA * all)) / (growing + 1) as f64
+            }
+        })
+    }
+
+    fn enter(&mut self, place: usize) {
+        if self.has_slot(place) {
+            self.ranking.insert((self.key(place), place));
+            if self.jobs(place) == 0 {
+                self.empty.insert((Key(-self.offer(place)), place));
+            }
+        }
+    }
+
+    /// Takes a slot.
+    fn take(&mut self, place: usize) -> NodeId {
+        self.ranking.remove(&(self.key(place), place));
+        self.empty.remove(&(Key(-self.offer(place)), place));
+        self.running[place].0 += 1;
+        self.enter(place);
+        self.view.nodes[place].id
+    }
+
+    fn offer(&self, place: usize) -> f64 {
+        let node = &self.view.nodes[place];
+        node.cores * node.speed / (self.jobs(place) + 1) as f64
+    }
+
+    /// Takes a slot for `job` on the node the rule prefers, if any has one.
+    pub(crate) fn choose(&mut self, job: JobId) -> Option<NodeId> {
+        let first = *self.ranking.first()?;
+        let place = match self.rule {
+            PlaceRule::Spread | PlaceRule::Growth => first.1,
+            PlaceRule::Kubernetes { seed } => {
+                let ties = self.ranking.iter().take_while(|(key, _)| *key == first.0).map(|(_, place)| *place);
+                ties.max_by_key(|&place| hash(seed, job, self.view.nodes[place].id))?
             }
         };
-        self.running.entry(node).or_default().0 += 1;
-        Some(node)
+        Some(self.take(place))
     }
 
     /// Takes a slot for a job that belongs on `home`: there, or on an empty node that has more to offer; nowhere if none has a slot.
     pub(crate) fn welcome(&mut self, home: NodeId) -> Option<NodeId> {
-        let free = self.view.nodes.iter().filter(|n| n.slots.is_none_or(|slots| self.jobs(n.id) < slots));
-        let offer = |n: &NodeView| n.cores * n.speed / (self.jobs(n.id) + 1) as f64;
-        let node = free
-            .filter(|n| n.id == home || self.jobs(n.id) == 0)
-            .max_by(|a, b| {
-                offer(a).total_cmp(&offer(b)).then((a.id == home).cmp(&(b.id == home))).then(b.id.cmp(&a.id))
-            })?
-            .id;
-        self.running.entry(node).or_default().0 += 1;
-        Some(node)
+        let home = place_of(self.view, home).filter(|&place| self.has_slot(place));
+        let empty = self.empty.first().map(|(_, place)| *place);
+        let place = match (home, empty) {
+            (Some(home), Some(empty)) if self.offer(empty) > self.offer(home) => empty,
+            (home, empty) => home.or(empty)?,
+        };
+        Some(self.take(place))
     }
+}
+
+fn place_of(view: &View, node: NodeId) -> Option<usize> {
+    view.nodes.binary_search_by_key(&node, |n| n.id).ok()
 }
 
 /// The sum of the two resource scores of the default scheduler for a node with so many jobs.
@@ -142,8 +185,8 @@ mod tests {
     #[test]
     fn spreading_goes_by_jobs_for_each_core() {
         let v = view(vec![node(0, 4.0, 1.0), node(1, 16.0, 1.0)], &[(1, 0), (2, 1), (3, 1)]);
-        let mut room = Room::new(&v, |_| Category::Growing);
-        assert_eq!(room.choose(&PlaceRule::Spread, JobId(9)), Some(NodeId(1)));
+        let mut room = Room::new(&v, PlaceRule::Spread, |_| Category::Growing);
+        assert_eq!(room.choose(JobId(9)), Some(NodeId(1)));
     }
 
     #[test]
@@ -151,13 +194,13 @@ mod tests {
         let v = view(vec![node(0, 16.0, 1.0), node(1, 16.0, 1.0)], &[(1, 0), (2, 0), (3, 1)]);
         // Two completing: (1 − 2/6)/1 = 0.67 of the node; one growing: 0.5.
         let completing = |id: JobId| if id.0 < 3 { Category::Completing } else { Category::Growing };
-        assert_eq!(Room::new(&v, completing).choose(&PlaceRule::Growth, JobId(9)), Some(NodeId(0)));
-        assert_eq!(Room::new(&v, |_| Category::Growing).choose(&PlaceRule::Growth, JobId(9)), Some(NodeId(1)));
+        assert_eq!(Room::new(&v, PlaceRule::Growth, completing).choose(JobId(9)), Some(NodeId(0)));
+        assert_eq!(Room::new(&v, PlaceRule::Growth, |_| Category::Growing).choose(JobId(9)), Some(NodeId(1)));
         // A node twice as fast is worth two growing neighbours.
         let fast = view(vec![node(0, 16.0, 2.5), node(1, 16.0, 1.0)], &[(1, 0), (2, 0)]);
-        assert_eq!(Room::new(&fast, |_| Category::Growing).choose(&PlaceRule::Growth, JobId(9)), Some(NodeId(1)));
+        assert_eq!(Room::new(&fast, PlaceRule::Growth, |_| Category::Growing).choose(JobId(9)), Some(NodeId(1)));
         let faster = view(vec![node(0, 16.0, 3.5), node(1, 16.0, 1.0)], &[(1, 0), (2, 0)]);
-        assert_eq!(Room::new(&faster, |_| Category::Growing).choose(&PlaceRule::Growth, JobId(9)), Some(NodeId(0)));
+        assert_eq!(Room::new(&faster, PlaceRule::Growth, |_| Category::Growing).choose(JobId(9)), Some(NodeId(0)));
     }
 
     #[test]
@@ -165,7 +208,7 @@ mod tests {
         let v = view(vec![node(0, 16.0, 1.0), node(1, 16.0, 1.0), node(2, 4.0, 1.0)], &[(1, 0)]);
         let welcome = |jobs: &[(u64, u32)], home: u32| {
             let v = view(v.nodes.clone(), jobs);
-            Room::new(&v, |_| Category::Growing).welcome(NodeId(home))
+            Room::new(&v, PlaceRule::Spread, |_| Category::Growing).welcome(NodeId(home))
         };
         assert_eq!(welcome(&[], 1), Some(NodeId(1)));
         assert_eq!(welcome(&[(1, 0)], 0), Some(NodeId(1)));
@@ -183,7 +226,7 @@ mod tests {
         assert!(scores.windows(2).all(|w| w[0] >= w[1]), "{scores:?}");
         assert!(scores.windows(2).any(|w| w[0] == w[1]) && scores[0] > scores[7], "{scores:?}");
         let v = view((0..4).map(|i| node(i, 16.0, 1.0)).collect(), &[]);
-        let first = |seed| Room::new(&v, |_| Category::Growing).choose(&PlaceRule::Kubernetes { seed }, JobId(1));
+        let first = |seed| Room::new(&v, PlaceRule::Kubernetes { seed }, |_| Category::Growing).choose(JobId(1));
         let chosen: std::collections::BTreeSet<_> = (0..40).map(first).collect();
         assert_eq!(chosen.len(), 4);
     }

@@ -40,6 +40,7 @@ impl World {
             max: Share::FULL,
             priority: 0,
             waits_for: vec![],
+            pinned: false,
             known_left_s: None,
         };
         &mut self.jobs.entry(JobId(id)).or_insert((view, Tracker::default())).0

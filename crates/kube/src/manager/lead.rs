@@ -7,6 +7,7 @@ use super::metrics::Metrics;
 use super::watch::KINDS;
 use super::world::{PolicyKey, World};
 use super::write::Writer;
+use crate::jobs::Board;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,6 +17,8 @@ pub(crate) struct Leader {
     world: Mutex<World>,
     pub(crate) agents: Mutex<Agents>,
     pub(crate) contests: Mutex<Contests>,
+    /// Between the decision about training jobs and their controller.
+    pub(crate) jobs: Arc<Board>,
     pub(crate) writer: Writer,
     pub(crate) reviewer: Reviewer,
     pub(crate) metrics: Arc<Metrics>,
@@ -42,6 +45,7 @@ impl Leader {
             world: Mutex::new(World::new(first_revision)),
             agents: Mutex::default(),
             contests: Mutex::default(),
+            jobs: Arc::default(),
             writer,
             reviewer,
             metrics,

@@ -7,8 +7,8 @@
 mod agents;
 mod auth;
 mod contest;
-mod lead;
-mod metrics;
+pub(crate) mod lead;
+pub(crate) mod metrics;
 mod notes;
 mod policies;
 mod publish;
@@ -16,9 +16,11 @@ mod release;
 mod resizes;
 mod restore;
 mod serve;
-mod watch;
+pub(crate) mod watch;
 mod world;
 mod write;
+
+pub(crate) use write::FIELD_MANAGER;
 
 pub use notes::PodNote;
 pub use release::release;
@@ -74,6 +76,8 @@ pub struct Config {
     pub webhook: Option<String>,
     /// Where the certificate authority may be kept; see [`Authority::load_or_make`].
     pub authority_folders: Vec<PathBuf>,
+    /// For tests: the step of a training job at which the process ends.
+    pub fail_at: crate::jobs::FailPoint,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -196,7 +200,9 @@ fn lead(
     tasks.spawn(publish::run(config.clone(), client.clone(), authority.certificate_pem().to_owned()));
     tasks.spawn(restore_loop(leader.clone()));
     let reporter = Reporter { controller: "gainshare.dev/manager".to_owned(), instance: config.pod_name.clone() };
-    tasks.spawn(write_loop(leader.clone(), client.clone(), Recorder::new(client.clone(), reporter)));
+    let recorder = Recorder::new(client.clone(), reporter);
+    crate::jobs::start(&mut tasks, &leader, client, recorder.clone(), config.fail_at.clone());
+    tasks.spawn(write_loop(leader.clone(), client.clone(), recorder));
     leading.send_replace(Some(leader));
     tasks
 }

@@ -3,8 +3,8 @@
 //! Written only when the category, the share, the policy or what hinders a resize changes; progress itself never reaches the API server. The sentence
 //! of the reason and the growth are refreshed at those moments only.
 //!
-//! What a pod was before we came is noted as soon as a policy has it, not with its first resize: a kubelet that has just seen a pod change looks at
-//! it again only after its next round through the runtime, up to a second later, and the first decision would wait for that.
+//! What a pod was before we came is noted while it is being started, or with its first note, rather than with its first resize: a kubelet that has just
+//! seen a pod change looks at it again only after its next round through the runtime, up to a second later, and the decision would wait for that.
 
 use super::agents::Agents;
 use super::lead::Leader;
@@ -19,7 +19,10 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Instant;
 
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 16;
+
+/// So many notes are written before policies' statuses have their turn again: when a large cluster changes at once, its policies must not wait for every pod.
+const MOST_IN_A_PASS: usize = 1000;
 
 const CONTESTED: &str =
     "Contested: something else changes this pod's CPU (another autoscaler?); keep one of the two away from it";
@@ -106,18 +109,26 @@ fn wanted(pod: &PodFacts, on_node: &PodOnNode, agents: &Agents, contested: bool)
 /// Writes the notes of these pods where they changed. Those that could not be written are marked again.
 pub(crate) async fn pass(leader: &Arc<Leader>, recorder: &Recorder, uids: impl IntoIterator<Item = String>) {
     let now = Instant::now();
-    let due: Vec<Due> = leader.look(|world| {
+    let mut due: Vec<Due> = leader.look(|world| {
         let agents = leader.agents.lock().expect("never poisoned");
         let contests = leader.contests.lock().expect("never poisoned");
         uids.into_iter()
             .filter_map(|uid| {
-                let (pod, on_node) = (world.pod(&uid)?, world.shared(&uid)?);
-                let note = wanted(pod, on_node, &agents, contests.rests(&uid, now));
-                let originals = originals(pod).filter(|_| on_node.blocked.is_none());
+                let pod = world.pod(&uid)?;
+                let note = match world.shared(&uid) {
+                    Some(on_node) => Some(wanted(pod, on_node, &agents, contests.rests(&uid, now))?),
+                    None => None,
+                };
+                let originals = originals(pod).filter(|_| match &note {
+                    Some((_, note)) => note.blocked.is_none(),
+                    None => world.is_coming(&uid),
+                });
                 (note.is_some() || originals.is_some()).then(|| Due { pod: pod.clone(), note, originals })
             })
             .collect()
     });
+    let later = due.split_off(due.len().min(MOST_IN_A_PASS));
+    leader.mark_pods(later.into_iter().map(|due| due.pod.uid));
     let results: Vec<Option<String>> = futures_util::stream::iter(due)
         .map(|Due { pod, note, originals }| async move {
             let text = note.as_ref().map(|(_, after)| serde_json::to_string(after)).transpose().ok()?;
@@ -161,6 +172,8 @@ async fn tell(recorder: &Recorder, pod: &PodFacts, before: &PodNote, after: &Pod
             let type_ = if pending == CONTESTED { EventType::Warning } else { EventType::Normal };
             event(type_, "ResizePending", pending.clone())
         }
+        // That a new job grows is no news.
+        (_, _, Some(Category::Growing)) if before.category.is_none() => return,
         (_, _, Some(category)) if before.category != Some(category) => {
             event(EventType::Normal, "CategoryChanged", format!("{}: {}", category.name(), after.reason))
         }

@@ -1,7 +1,7 @@
 //! Lets go of every pod in the cluster, before an uninstall.
 //!
 //! The switch in the manager's ConfigMap makes a running manager give everything back and keep its hands off. If none runs, we do it ourselves: the
-//! pods carry all that is needed.
+//! pods carry all that is needed. Training jobs and their pods lose our finalizers, so that they can be deleted without us.
 
 use super::metrics::Metrics;
 use super::restore::restore;
@@ -10,10 +10,14 @@ use super::write::{FIELD_MANAGER, WriteError, Writer};
 use super::{Config, ManagerError};
 use crate::crd::ORIGINAL_ANNOTATION;
 use crate::facts::PodFacts;
+use crate::training_job::{ATTEMPT_FINALIZER, JOB_FINALIZER, JOB_LABEL, TrainingJob};
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
-use kube::Client;
 use kube::api::{Api, ListParams, Patch, PatchParams};
+use kube::{Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
 use serde_json::json;
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,6 +43,8 @@ pub async fn release(config: &Config, client: &Client) -> Result<usize, ManagerE
         let carrying = carrying(client).await?;
         most = most.max(carrying.len());
         if carrying.is_empty() {
+            unhold::<Pod>(client, ListParams::default().labels(JOB_LABEL), ATTEMPT_FINALIZER).await?;
+            unhold::<TrainingJob>(client, ListParams::default(), JOB_FINALIZER).await?;
             return Ok(most);
         }
         if started.elapsed() > LONGEST {
@@ -78,4 +84,32 @@ async fn carrying(client: &Client) -> Result<Vec<PodFacts>, ManagerError> {
             None => return Ok(found),
         }
     }
+}
+
+/// Takes our finalizer off, so that nothing waits for a manager that will not come. Pods of training jobs run on.
+async fn unhold<K>(client: &Client, which: ListParams, finalizer: &str) -> Result<(), ManagerError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+{
+    let all = match Api::<K>::all(client.clone()).list(&which).await {
+        Ok(all) => all,
+        // The definition is not there, so no object is.
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    for object in all.items.iter().filter(|object| object.finalizers().iter().any(|one| one == finalizer)) {
+        let others: Vec<&String> = object.finalizers().iter().filter(|one| *one != finalizer).collect();
+        let api: Api<K> = Api::namespaced(client.clone(), &object.namespace().unwrap_or_default());
+        let patch = json!({"metadata": {"resourceVersion": object.resource_version(), "finalizers": others}});
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        match api.patch(&object.name_any(), &params, &Patch::Merge(patch)).await {
+            Ok(_) => {}
+            // Gone, or changed meanwhile: whoever changed it is at work there, and the uninstall can be run again.
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
+                tracing::warn!(name = object.name_any(), finalizer, "changed while it was let go");
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }

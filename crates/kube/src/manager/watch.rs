@@ -5,6 +5,7 @@
 //! be let go.
 
 use super::lead::Leader;
+use super::metrics::Metrics;
 use super::world::World;
 use crate::bounds::{NodeFacts, QuotaFacts, RangeFacts};
 use crate::crd::SharePolicy;
@@ -32,7 +33,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// What a watch tells, in one shape for all kinds: facts, because whole objects would fill the memory during a list.
-enum News<F> {
+pub(crate) enum News<F> {
     Here(F),
     Gone(F),
     /// All that exist, after a start.
@@ -143,32 +144,48 @@ impl Watches<'_> {
     {
         let leader = self.leader.clone();
         self.tasks.spawn(async move {
-            let put = |news: News<F>| leader.change(|world| put(world, news));
-            let mut pause = FIRST_PAUSE;
-            let mut seen_all = false;
-            let mut listing: Vec<F> = Vec::new();
-            let mut stream = watcher(api, config).boxed();
-            while let Some(event) = stream.next().await {
-                match event {
-                    Ok(Event::Init) => listing.clear(),
-                    Ok(Event::InitApply(object)) => listing.extend(read(object)),
-                    Ok(Event::InitDone) => {
-                        put(News::All(std::mem::take(&mut listing)));
-                        pause = FIRST_PAUSE;
-                        if !std::mem::replace(&mut seen_all, true) {
-                            leader.seen_all_of_one_kind();
-                        }
-                    }
-                    Ok(Event::Apply(object)) => read(object).into_iter().for_each(|facts| put(News::Here(facts))),
-                    Ok(Event::Delete(object)) => read(object).into_iter().for_each(|facts| put(News::Gone(facts))),
-                    Err(error) => {
-                        leader.metrics.watch_errors.inc();
-                        tracing::warn!(%error, kind = std::any::type_name::<K>(), "watch broken; starting it anew");
-                        tokio::time::sleep(pause).await;
-                        pause = (pause * 2).min(LONGEST_PAUSE);
-                    }
+            let put = |news: News<F>| {
+                leader.change(|world| put(world, news));
+            };
+            follow(api, config, &leader.metrics.clone(), read, put, || leader.seen_all_of_one_kind()).await;
+        });
+    }
+}
+
+/// Follows one kind for ever. `complete` is called once, when all that exist have been seen.
+pub(crate) async fn follow<K, F>(
+    api: Api<K>,
+    config: watcher::Config,
+    metrics: &Metrics,
+    read: impl Fn(K) -> Option<F>,
+    put: impl Fn(News<F>),
+    complete: impl Fn(),
+) where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let mut pause = FIRST_PAUSE;
+    let mut seen_all = false;
+    let mut listing: Vec<F> = Vec::new();
+    let mut stream = watcher(api, config).boxed();
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(Event::Init) => listing.clear(),
+            Ok(Event::InitApply(object)) => listing.extend(read(object)),
+            Ok(Event::InitDone) => {
+                put(News::All(std::mem::take(&mut listing)));
+                pause = FIRST_PAUSE;
+                if !std::mem::replace(&mut seen_all, true) {
+                    complete();
                 }
             }
-        });
+            Ok(Event::Apply(object)) => read(object).into_iter().for_each(|facts| put(News::Here(facts))),
+            Ok(Event::Delete(object)) => read(object).into_iter().for_each(|facts| put(News::Gone(facts))),
+            Err(error) => {
+                metrics.watch_errors.inc();
+                tracing::warn!(%error, kind = std::any::type_name::<K>(), "watch broken; starting it anew");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
     }
 }

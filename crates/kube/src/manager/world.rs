@@ -12,8 +12,9 @@ use crate::crd::SharePolicySpec;
 use crate::facts::PodFacts;
 use crate::resize::{Refusal, Resources};
 use crate::select::{self, PolicyFacts};
-use crate::wire::PodOnNode;
+use crate::wire::{Blocked, PodOnNode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Which policy a pod belongs to: its namespace, and its name (empty: the namespace's label).
@@ -42,7 +43,7 @@ pub(crate) struct World {
 pub(crate) struct Touched {
     pub(crate) nodes: BTreeSet<String>,
     pub(crate) policies: BTreeSet<PolicyKey>,
-    /// Pods that a policy has from now on.
+    /// Pods that a policy will have as soon as they run.
     pub(crate) pods: BTreeSet<String>,
 }
 
@@ -257,15 +258,19 @@ impl World {
     }
 
     fn derive(&mut self, uid: &str) {
-        let Some(entry) = self.entry(uid) else { return self.unshare(uid) };
+        let Some(entry) = self.entry(uid) else {
+            if self.is_coming(uid) {
+                self.touched.pods.insert(uid.to_owned());
+            }
+            return self.unshare(uid);
+        };
         let key = (entry.namespace.clone(), entry.policy.clone());
         let node = self.pods[uid].node.clone().unwrap_or_default();
         let before = self.shared.insert(uid.to_owned(), entry);
         if before.as_ref() != self.shared.get(uid) {
-            match before {
-                Some(before) => self.touched.policies.insert((before.namespace, before.policy)),
-                None => self.touched.pods.insert(uid.to_owned()),
-            };
+            if let Some(before) = before {
+                self.touched.policies.insert((before.namespace, before.policy));
+            }
             self.touched.policies.insert(key);
             self.shared_of_node.entry(node.clone()).or_default().insert(uid.to_owned());
             self.bump(node);
@@ -289,22 +294,41 @@ impl World {
         self.touched.nodes.insert(node);
     }
 
-    /// What the agent gets to know of the pod, if any policy has it.
-    fn entry(&self, uid: &str) -> Option<PodOnNode> {
-        let pod = self.pods.get(uid)?;
-        let node = pod.node.as_ref()?;
-        if self.off || !pod.running {
+    /// Whether the pod is being started, a policy will have it, and it can be resized.
+    pub(crate) fn is_coming(&self, uid: &str) -> bool {
+        let Some(pod) = self.pods.get(uid).filter(|pod| pod.starting) else { return false };
+        let chosen = self.chosen(pod).filter(|chosen| !chosen.watch_only);
+        chosen.is_some_and(|chosen| pod.blocked(&select::container_name(&chosen.spec, pod)).is_none())
+    }
+
+    /// The policy that has the pod, or will have it when it runs.
+    fn chosen(&self, pod: &PodFacts) -> Option<Chosen<'_>> {
+        if self.off {
             return None;
         }
         let policies = self.policies.range((pod.namespace.clone(), String::new())..);
         let of_namespace =
             policies.take_while(|((namespace, _), _)| *namespace == pod.namespace).map(|(_, policy)| policy);
-        let label_spec = label_policy();
-        let (name, spec) = match select::choose(of_namespace, pod) {
-            Some(policy) => (policy.name.clone(), &policy.spec),
-            None if select::by_namespace(self.namespaces.get(&pod.namespace)?, pod) => (String::new(), &label_spec),
-            None => return None,
-        };
+        if let Some(policy) = select::choose(of_namespace, pod) {
+            return Some(Chosen { name: policy.name.clone(), spec: Cow::Borrowed(&policy.spec), watch_only: false });
+        }
+        if let Some(job) = select::by_job(pod) {
+            return Some(Chosen { name: job.name, spec: Cow::Owned(job.spec), watch_only: job.watch_only });
+        }
+        let by_label = select::by_namespace(self.namespaces.get(&pod.namespace)?, pod);
+        by_label.then(|| Chosen { name: String::new(), spec: Cow::Owned(label_policy()), watch_only: false })
+    }
+
+    /// What the agent gets to know of the pod, if any policy has it.
+    fn entry(&self, uid: &str) -> Option<PodOnNode> {
+        let pod = self.pods.get(uid).filter(|pod| pod.running)?;
+        let node = pod.node.as_ref()?;
+        let Chosen { name, spec, watch_only } = self.chosen(pod)?;
+        let spec = spec.as_ref();
+        let watched = watch_only.then(|| Blocked {
+            reason: "WatchedOnly".to_owned(),
+            message: format!("{name}: its policy moves jobs, and leaves their shares as they are"),
+        });
         let container = select::container_name(spec, pod);
         let facts = pod.container(&container);
         let now = facts.map(|c| c.resources).unwrap_or_default();
@@ -324,12 +348,21 @@ impl World {
             original,
             now,
             class: pod.class,
-            blocked: pod.blocked(&container),
+            blocked: pod.blocked(&container).or(watched),
             allowed: bounds::bounds(pod, &container, &original, ranges, self.nodes.get(node)),
             resize: pod.resize.clone(),
             container,
         })
     }
+}
+
+/// What decides about a pod.
+struct Chosen<'a> {
+    /// The policy's name (empty: the namespace's label), or the training job's.
+    name: String,
+    spec: Cow<'a, SharePolicySpec>,
+    /// The pod is looked at, and keeps what it has.
+    watch_only: bool,
 }
 
 /// Those that are known but no longer alive.

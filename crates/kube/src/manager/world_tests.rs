@@ -45,6 +45,22 @@ fn names(world: &World, node: &str) -> Vec<String> {
 }
 
 #[test]
+fn a_pod_that_is_being_started_is_made_ready_if_a_policy_will_have_it() {
+    let starting = |uid: &str| PodFacts { running: false, starting: true, ..pod(uid, "n1", 1) };
+    let mut world = World::new(1);
+    world.put_pod(starting("nobody's"));
+    assert!(world.take_touched().pods.is_empty());
+    world.put_policy(all("p"));
+    assert!(world.take_touched().pods.contains("nobody's"), "the policy came later");
+    world.put_pod(PodFacts { class: crate::wire::QosClass::BestEffort, ..starting("cannot") });
+    world.put_pod(PodFacts { starting: false, ..starting("ends") });
+    assert!(world.take_touched().pods.is_empty() && !world.is_coming("cannot"));
+    assert_eq!(names(&world, "n1"), Vec::<String>::new(), "agents hear of it when it runs");
+    world.put_pod(pod("nobody's", "n1", 2));
+    assert!(!world.is_coming("nobody's") && names(&world, "n1") == ["nobody's"]);
+}
+
+#[test]
 fn each_node_gets_its_own_pods_and_a_revision_that_moves() {
     let mut world = World::new(100);
     world.put_policy(all("p"));

@@ -175,6 +175,7 @@ impl Job {
             max: Share::FULL,
             priority: 0,
             waits_for: Vec::new(),
+            pinned: false,
             known_left_s: None,
         }
     }

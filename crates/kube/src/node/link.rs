@@ -58,9 +58,9 @@ pub enum LinkError {
 
 type Https = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-/// Speaks to one manager.
+/// Speaks to one manager. Public for whoever plays agents: a benchmark should speak as they do.
 #[derive(Clone)]
-pub(crate) struct Link {
+pub struct Link {
     url: Uri,
     ca_file: PathBuf,
     token_file: PathBuf,
@@ -68,7 +68,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(manager: &str, ca_file: &Path, token_file: &Path) -> Result<Link, LinkError> {
+    /// For a manager at `https://host:port`; both files are read when they are needed.
+    pub fn new(manager: &str, ca_file: &Path, token_file: &Path) -> Result<Link, LinkError> {
         let address = || LinkError::Address { url: manager.to_owned() };
         let url: Uri = format!("{}{SYNC_PATH}", manager.trim_end_matches('/')).parse().map_err(|_| address())?;
         if url.scheme_str() != Some("https") || url.host().is_none() || url.path() != SYNC_PATH {
@@ -115,7 +116,7 @@ impl Link {
     }
 
     /// Sends one request and waits for its answer.
-    pub(crate) async fn ask(&mut self, sync: &Sync) -> Result<Answer, LinkError> {
+    pub async fn ask(&mut self, sync: &Sync) -> Result<Answer, LinkError> {
         let client = self.client()?;
         let token = std::fs::read_to_string(&self.token_file).map_err(|source| LinkError::File {
             what: "the agent's token",

@@ -19,7 +19,7 @@ mod serve;
 mod state;
 
 pub use cgroups::CgroupError;
-pub use link::LinkError;
+pub use link::{Link, LinkError};
 
 use crate::wire::{Answer, Beat, Category, JobState, Resize, Sync};
 use cgroups::PodGroups;
@@ -29,7 +29,7 @@ use gainshare_core::model::{Span, Time};
 use gainshare_runtime::Capacity;
 use gainshare_runtime::cgroup::machine_memory_bytes;
 use job::Now;
-use link::{Link, Pause};
+use link::Pause;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 use serve::Status;

@@ -21,7 +21,7 @@ use crate::model::{JobId, NodeId};
 use crate::plan::{Move, MoveReason};
 use crate::policy::GainMove;
 use crate::view::{NodeView, Phase, View};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// One job that could move.
 #[derive(Debug, Clone, Copy)]
@@ -34,43 +34,58 @@ struct Candidate {
     settled: bool,
 }
 
+/// The job of each node, by its place in the crowd, whose move would gain most, and how many seconds.
+type Bests = BTreeMap<NodeId, (usize, f64)>;
+
 /// The moves to make. `stake` tells what the share rule knows of a job.
 pub(crate) fn run(rule: &GainMove, view: &View, stake: impl Fn(JobId) -> Option<Stake>) -> Vec<Move> {
     let mut crowds: BTreeMap<NodeId, Vec<Candidate>> = BTreeMap::new();
-    let mut busy: BTreeSet<NodeId> = BTreeSet::new();
+    let mut busy: BTreeMap<NodeId, usize> = BTreeMap::new();
     for job in &view.jobs {
         let Phase::Running { node, since, attempt } = job.phase else { continue };
-        busy.insert(node);
+        *busy.entry(node).or_default() += 1;
         if let Some(Stake { known, home, deadline_s }) = stake(job.id) {
             // A job that has just moved is being restored, and its move must first have been worth its cost.
             let stayed_s = view.now.since(since).as_secs_f64();
-            let settled = attempt <= 1 || stayed_s >= rule.worth * rule.cost.as_secs_f64();
+            let settled = !job.pinned && (attempt <= 1 || stayed_s >= rule.worth * rule.cost.as_secs_f64());
             crowds.entry(node).or_default().push(Candidate { id: job.id, known, home, deadline_s, settled });
         }
     }
     for crowd in crowds.values_mut() {
         crowd.sort_by(|a, b| a.deadline_s.total_cmp(&b.deadline_s).then(a.id.cmp(&b.id)));
     }
-    let mut moves = send_home(rule, view, &mut crowds);
-    busy.extend(moves.iter().map(|m| m.to));
+    let mut moves = send_home(rule, view, &mut crowds, &mut busy);
     for crowd in crowds.values_mut() {
         crowd.sort_by(|a, b| a.known.left.total_cmp(&b.known.left).then(a.id.cmp(&b.id)));
     }
-    let empty = |n: &&NodeView| !busy.contains(&n.id) && n.slots != Some(0);
+    let empty = |n: &&NodeView| !busy.contains_key(&n.id) && n.slots != Some(0);
+    // Nodes of one kind have the same best moves, which change only where somebody has left.
+    let mut kinds: BTreeMap<(u64, u64), (&NodeView, Bests)> = BTreeMap::new();
     for to in view.nodes.iter().filter(empty) {
-        let best = crowds
-            .iter()
-            .filter_map(|(from, crowd)| Some((*from, best_of(rule, view.node(*from)?, to, crowd)?)))
-            .max_by(|a, b| a.1.1.total_cmp(&b.1.1).then(b.0.cmp(&a.0)));
-        let Some((from, (place, _))) = best else { continue };
+        let best_from = |from: NodeId, to: &NodeView, crowd: &[Candidate]| best_of(rule, view.node(from)?, to, crowd);
+        let (_, bests) = kinds.entry((to.cores.to_bits(), to.speed.to_bits())).or_insert_with(|| {
+            let bests = crowds.iter().filter_map(|(from, crowd)| Some((*from, best_from(*from, to, crowd)?)));
+            (to, bests.collect())
+        });
+        let best = bests.iter().max_by(|a, b| a.1.1.total_cmp(&b.1.1).then(b.0.cmp(a.0)));
+        let Some((&from, &(place, _))) = best else { continue };
         let crowd = crowds.get_mut(&from).expect("the best move starts from one of the crowds");
         moves.push(Move { job: crowd.remove(place).id, to: to.id, why: MoveReason::Gain });
+        for (like, bests) in kinds.values_mut() {
+            bests.remove(&from);
+            bests.extend(best_from(from, like, crowd).map(|best| (from, best)));
+        }
     }
     moves
 }
 
 /// Sends visitors home: where they, or those they visit, would else end later than in the fair world. One from each node at a time.
-fn send_home(rule: &GainMove, view: &View, crowds: &mut BTreeMap<NodeId, Vec<Candidate>>) -> Vec<Move> {
+fn send_home(
+    rule: &GainMove,
+    view: &View,
+    crowds: &mut BTreeMap<NodeId, Vec<Candidate>>,
+    busy: &mut BTreeMap<NodeId, usize>,
+) -> Vec<Move> {
     let cost_s = rule.cost.as_secs_f64();
     let mut moves = vec![];
     let nodes: Vec<NodeId> = crowds.keys().copied().collect();
@@ -79,7 +94,7 @@ fn send_home(rule: &GainMove, view: &View, crowds: &mut BTreeMap<NodeId, Vec<Can
         let late_s = late_residents_s(crowd, from);
         let visitors = crowd.iter().enumerate().filter(|(_, c)| c.home != from && c.settled);
         let gains = visitors.filter_map(|(place, visitor)| {
-            let to = view.node(visitor.home).filter(|n| has_room(view, n, &moves))?;
+            let to = view.node(visitor.home).filter(|n| has_room(n, busy))?;
             // What those who live here are spared, and what it gains itself.
             let mut rest = crowd.clone();
             rest.remove(place);
@@ -96,6 +111,8 @@ fn send_home(rule: &GainMove, view: &View, crowds: &mut BTreeMap<NodeId, Vec<Can
         let best = gains.max_by(|a, b| a.2.total_cmp(&b.2).then(b.0.cmp(&a.0)));
         let Some((place, to, _)) = best else { continue };
         let gone = crowds.get_mut(&from).expect("it is one of the keys").remove(place);
+        // It still takes its place on the node it leaves, until it has left.
+        *busy.entry(to).or_default() += 1;
         moves.push(Move { job: gone.id, to, why: MoveReason::Owed });
     }
     moves
@@ -111,10 +128,9 @@ fn late_residents_s(crowd: &[Candidate], node: NodeId) -> f64 {
     late.sum()
 }
 
-/// Whether `node` has a slot left beside those who run there and those who are about to come.
-fn has_room(view: &View, node: &NodeView, moves: &[Move]) -> bool {
-    let coming = moves.iter().filter(|m| m.to == node.id).count();
-    node.slots.is_none_or(|slots| view.running_on(node.id).count() + coming < slots)
+/// Whether `node` has a slot left beside those who run there or are about to come.
+fn has_room(node: &NodeView, busy: &BTreeMap<NodeId, usize>) -> bool {
+    node.slots.is_none_or(|slots| busy.get(&node.id).copied().unwrap_or(0) < slots)
 }
 
 /// The job of `crowd` whose move gains most, and how many seconds, if any is worth it.

@@ -13,15 +13,17 @@
 //! that hold fewer than `bf − 1` do. The job that settled last is taken first.
 //!
 //! **Where the paper is silent.** A first `G` counts as falling. A job that has not reported since the last run keeps its category. Rebalancing takes
-//! jobs only from nodes that hold more than `bf` and each job once: as printed, it could empty one node to fill another and back again.
+//! jobs only from nodes that hold more than `bf` and each job once: as printed, it could empty one node to fill another and back again. A node whose slots
+//! are taken is no candidate.
 
+use crate::decide::Key;
 use crate::model::{JobId, NodeId, Span, Time};
 use crate::plan::{Move, MoveReason};
 use crate::policy::Specon;
 use crate::signal::Category;
 use crate::view::View;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What the manager and its workers remember between two runs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -41,6 +43,8 @@ struct Job {
     since: Option<Time>,
     settled: bool,
     rebalanced: bool,
+    #[serde(default)]
+    pinned: bool,
     /// CPU consumed at the last run, and the part of its node used since the one before.
     consumed: f64,
     used: f64,
@@ -53,15 +57,16 @@ pub(crate) fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> 
     let interval = memory.ran.map_or(Span::ZERO, |t| view.now.since(t));
     memory.ran = Some(view.now);
 
-    let mut cluster = Cluster { nodes: view.nodes.iter().map(|n| (n.id, vec![])).collect() };
+    let mut cluster = Cluster::of(view);
     let mut asking = vec![];
     for job in &view.jobs {
         let Some(node) = job.node() else { continue };
-        cluster.nodes.entry(node).or_default().push(job.id);
+        cluster.nodes.entry(node).or_default().jobs.push(job.id);
         let known = memory.jobs.entry(job.id).or_default();
         let spent = (job.consumed.cpu - known.consumed).max(0.0);
         known.used = if interval == Span::ZERO { 0.0 } else { spent / interval.as_secs_f64() };
         known.consumed = job.consumed.cpu;
+        known.pinned = job.pinned;
         let Some(last) = job.signal.last else { continue };
         if known.settled || job.signal.reports == known.reports {
             continue;
@@ -78,23 +83,26 @@ pub(crate) fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> 
                     known.category = Category::Completing;
                     known.since = Some(view.now);
                 }
-                Category::Completing => asking.push((job.id, node)),
+                Category::Completing if !job.pinned => asking.push((job.id, node)),
+                Category::Completing => {}
             }
         }
         known.growth = Some(growth);
     }
 
     let mut moves = vec![];
+    let mut scores = Scores::new(rule, &cluster, memory);
     for (id, host) in asking {
-        let busy = cluster.count(host, memory, |c| c != Category::Completing);
-        if busy <= 1 {
+        let [progressing, watching, _] = scores.tallies[&host].counts;
+        if progressing + watching <= 1 {
             continue;
         }
-        let target = cluster.best(rule, host, memory);
+        let target = scores.best(host);
         let job = memory.jobs.get_mut(&id).expect("only known jobs ask");
         (job.settled, job.since) = (true, Some(view.now));
         if target != host {
             cluster.move_job(id, host, target);
+            scores.move_job(job, host, target);
             moves.push(Move { job: id, to: target, why: MoveReason::SlowGrowth });
         }
     }
@@ -118,20 +126,28 @@ pub(crate) fn category(memory: &Memory, id: JobId) -> Option<Category> {
 
 /// Algorithm 5.
 fn rebalance(cluster: &mut Cluster, memory: &mut Memory, moves: &mut Vec<Move>) {
-    let total: usize = cluster.nodes.values().map(Vec::len).sum();
+    let total: usize = cluster.nodes.values().map(|n| n.jobs.len()).sum();
     let factor = total / cluster.nodes.len().max(1);
-    let idle = cluster.nodes.values().any(Vec::is_empty);
+    let idle = cluster.nodes.values().any(|n| n.jobs.is_empty() && n.has_room());
     let enough = if idle { factor } else { factor.saturating_sub(1) };
-    let room = |jobs: &Vec<JobId>| if idle { jobs.is_empty() } else { jobs.len() < enough };
-    let takers: Vec<NodeId> = cluster.nodes.iter().filter(|(_, j)| room(j)).map(|(n, _)| *n).collect();
+    let takes = |n: &Node| if idle { n.jobs.is_empty() } else { n.jobs.len() < enough };
+    let takers: Vec<NodeId> = cluster.nodes.iter().filter(|(_, n)| takes(n)).map(|(id, _)| *id).collect();
+    if takers.is_empty() {
+        return;
+    }
+    // Newest first. Nodes only lose jobs here until they hold no more than the factor, so who was passed over once is passed over for good.
+    let crowded = cluster.nodes.iter().filter(|(_, n)| n.jobs.len() > factor);
+    let mut candidates: Vec<(NodeId, JobId)> = crowded
+        .flat_map(|(id, n)| n.jobs.iter().map(|j| (*id, *j)))
+        .filter(|(_, j)| !memory.jobs[j].rebalanced && !memory.jobs[j].pinned)
+        .collect();
+    candidates.sort_by_key(|(_, j)| (std::cmp::Reverse(memory.jobs[j].since), *j));
+    let mut candidates = candidates.into_iter();
     for taker in takers {
-        while cluster.nodes[&taker].len() < enough {
-            let crowded = cluster.nodes.iter().filter(|(_, jobs)| jobs.len() > factor);
-            let candidates = crowded.flat_map(|(n, jobs)| jobs.iter().map(|j| (*n, *j)));
-            let newest = candidates
-                .filter(|(_, j)| !memory.jobs[j].rebalanced)
-                .max_by_key(|(_, j)| (memory.jobs[j].since, std::cmp::Reverse(*j)));
-            let Some((from, job)) = newest else { break };
+        while cluster.nodes[&taker].jobs.len() < enough && cluster.nodes[&taker].has_room() {
+            let Some((from, job)) = candidates.find(|(from, _)| cluster.nodes[from].jobs.len() > factor) else {
+                return;
+            };
             cluster.move_job(job, from, taker);
             memory.jobs.get_mut(&job).expect("only known jobs are candidates").rebalanced = true;
             moves.push(Move { job, to: taker, why: MoveReason::Rebalance });
@@ -141,31 +157,104 @@ fn rebalance(cluster: &mut Cluster, memory: &mut Memory, moves: &mut Vec<Move>) 
 
 /// Who is where, kept up to date while several jobs are moved in one go.
 struct Cluster {
-    nodes: BTreeMap<NodeId, Vec<JobId>>,
+    nodes: BTreeMap<NodeId, Node>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Node {
+    jobs: Vec<JobId>,
+    slots: Option<usize>,
+}
+
+impl Node {
+    fn has_room(&self) -> bool {
+        self.slots.is_none_or(|slots| self.jobs.len() < slots)
+    }
 }
 
 impl Cluster {
-    fn count(&self, node: NodeId, memory: &Memory, which: impl Fn(Category) -> bool) -> usize {
-        self.nodes[&node].iter().filter(|j| which(memory.jobs[j].category)).count()
-    }
-
-    /// Algorithm 4: the node with the lowest score; the host if it is among them, else the one that uses least.
-    fn best(&self, rule: &Specon, host: NodeId, memory: &Memory) -> NodeId {
-        let score = |node: NodeId| {
-            let n = |category| self.count(node, memory, |c| c == category) as f64;
-            let [progressing, watching, converged] = rule.weights;
-            progressing * n(Category::Growing) + watching * n(Category::Watching) + converged * n(Category::Completing)
-        };
-        let use_of = |node: NodeId| self.nodes[&node].iter().map(|j| memory.jobs[j].used).sum::<f64>();
-        let nodes = self.nodes.keys().copied().map(|n| (score(n), n != host, use_of(n), n));
-        let best =
-            nodes.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)).then(a.2.total_cmp(&b.2)).then(a.3.cmp(&b.3)));
-        best.map_or(host, |b| b.3)
+    /// The nodes of a view, still without jobs.
+    fn of(view: &View) -> Cluster {
+        Cluster { nodes: view.nodes.iter().map(|n| (n.id, Node { jobs: vec![], slots: n.slots })).collect() }
     }
 
     fn move_job(&mut self, job: JobId, from: NodeId, to: NodeId) {
-        self.nodes.entry(from).or_default().retain(|j| *j != job);
-        self.nodes.entry(to).or_default().push(job);
+        self.nodes.entry(from).or_default().jobs.retain(|j| *j != job);
+        self.nodes.entry(to).or_default().jobs.push(job);
+    }
+}
+
+/// What Algorithm 4 holds nodes against each other by, in order, so that thousands of requests on thousands of nodes are answered in one go.
+struct Scores<'a> {
+    rule: &'a Specon,
+    tallies: BTreeMap<NodeId, Tally>,
+    /// Nodes that have room, the best first.
+    ranking: BTreeSet<Rank>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Tally {
+    /// Progressing, watching and converged jobs.
+    counts: [usize; 3],
+    used: f64,
+    /// `None`: as many as come.
+    free: Option<usize>,
+}
+
+/// Score, use and number.
+type Rank = (Key, Key, NodeId);
+
+impl<'a> Scores<'a> {
+    fn new(rule: &'a Specon, cluster: &Cluster, memory: &Memory) -> Scores<'a> {
+        let tally = |node: &Node| {
+            let free = node.slots.map(|slots| slots.saturating_sub(node.jobs.len()));
+            let mut tally = Tally { free, ..Tally::default() };
+            for job in node.jobs.iter().map(|j| &memory.jobs[j]) {
+                tally.counts[job.category as usize] += 1;
+                tally.used += job.used;
+            }
+            tally
+        };
+        let tallies = cluster.nodes.iter().map(|(id, node)| (*id, tally(node))).collect();
+        let mut scores = Scores { rule, tallies, ranking: BTreeSet::new() };
+        let ranks = scores.tallies.iter().filter(|(_, t)| t.free != Some(0)).map(|(id, t)| scores.rank(*id, t));
+        scores.ranking = ranks.collect();
+        scores
+    }
+
+    fn rank(&self, node: NodeId, tally: &Tally) -> Rank {
+        let score = self.rule.weights.iter().zip(tally.counts).map(|(weight, n)| weight * n as f64).sum();
+        (Key(score), Key(tally.used), node)
+    }
+
+    /// Algorithm 4: the node with the lowest score; the host if it is among them, else the one that uses least.
+    fn best(&self, host: NodeId) -> NodeId {
+        let own = self.rank(host, &self.tallies[&host]);
+        match self.ranking.first() {
+            Some(best) if best.0 < own.0 => best.2,
+            _ => host,
+        }
+    }
+
+    fn move_job(&mut self, job: &Job, from: NodeId, to: NodeId) {
+        for (node, comes) in [(from, false), (to, true)] {
+            let mut tally = self.tallies[&node];
+            self.ranking.remove(&self.rank(node, &tally));
+            let count = &mut tally.counts[job.category as usize];
+            if comes {
+                *count += 1;
+                tally.used += job.used;
+                tally.free = tally.free.map(|free| free.saturating_sub(1));
+            } else {
+                *count -= 1;
+                tally.used -= job.used;
+                tally.free = tally.free.map(|free| free + 1);
+            }
+            if tally.free != Some(0) {
+                self.ranking.insert(self.rank(node, &tally));
+            }
+            self.tallies.insert(node, tally);
+        }
     }
 }
 
@@ -179,7 +268,7 @@ mod tests {
         let (mut cluster, mut memory) = (Cluster { nodes: BTreeMap::new() }, Memory::default());
         let mut id = 0;
         for (n, categories) in workers.iter().enumerate() {
-            let jobs = cluster.nodes.entry(NodeId(n as u32)).or_default();
+            let jobs = &mut cluster.nodes.entry(NodeId(n as u32)).or_default().jobs;
             for category in *categories {
                 memory.jobs.insert(JobId(id), Job { category: *category, since: Some(Time(id)), ..Job::default() });
                 jobs.push(JobId(id));
@@ -198,16 +287,16 @@ mod tests {
             &[Growing, Growing],
             &[Growing, Growing, Growing, Growing, Growing, Completing],
         ]);
-        assert_eq!(cluster.best(&Specon::default(), NodeId(3), &memory), NodeId(1));
+        assert_eq!(Scores::new(&Specon::default(), &cluster, &memory).best(NodeId(3)), NodeId(1));
     }
 
     #[test]
     fn a_host_among_the_lowest_keeps_its_job_and_ties_go_to_the_least_used() {
         let (cluster, mut memory) = cluster(&[&[Growing], &[Growing], &[Completing, Completing], &[Growing, Growing]]);
-        assert_eq!(cluster.best(&Specon::default(), NodeId(2), &memory), NodeId(2));
+        assert_eq!(Scores::new(&Specon::default(), &cluster, &memory).best(NodeId(2)), NodeId(2));
         memory.jobs.get_mut(&JobId(0)).unwrap().used = 0.9;
         memory.jobs.get_mut(&JobId(2)).unwrap().used = 0.9;
-        assert_eq!(cluster.best(&Specon::default(), NodeId(3), &memory), NodeId(1));
+        assert_eq!(Scores::new(&Specon::default(), &cluster, &memory).best(NodeId(3)), NodeId(1));
     }
 
     #[test]
@@ -218,7 +307,7 @@ mod tests {
         // Eight jobs on four nodes: two each. The newest on crowded nodes is job 5, then job 2.
         let moved: Vec<_> = moves.iter().map(|m| (m.job.0, m.to.0, m.why)).collect();
         assert_eq!(moved, [(5, 0, MoveReason::Rebalance), (2, 0, MoveReason::Rebalance)]);
-        assert!(cluster.nodes.values().all(|jobs| jobs.len() == 2));
+        assert!(cluster.nodes.values().all(|node| node.jobs.len() == 2));
     }
 
     #[test]

@@ -1,0 +1,195 @@
+//! SpeCon's Algorithms 3, 4 and 5 through the door everybody uses: views in, plans out. Every case is worked out by hand.
+//!
+//! A run comes every 30 s; `G` is the change of a job's value since the last run, by its first value, and α is 0.01. A job needs two falling `G` below α to
+//! be converged, and a third to ask for a move.
+
+use gainshare_core::control::Control;
+use gainshare_core::model::{JobId, NodeId, PerResource, Span, Time};
+use gainshare_core::plan::{MoveReason, Plan};
+use gainshare_core::policy::{Policy, Preset};
+use gainshare_core::signal::{Category, Sample, Tracker};
+use gainshare_core::view::{JobView, NodeView, Phase, View};
+
+/// What a job's value does.
+#[derive(Clone, Copy, PartialEq)]
+enum Course {
+    /// Changes by a tenth of its first value each time: progressing for ever.
+    Grows,
+    /// Changes by less and less, from half of α on: watching after two runs with a change, converged after three, asking after four.
+    Slackens,
+    /// As before, but every change is larger than the one before from the second on: it stays watching.
+    Lingers,
+}
+
+struct Cluster {
+    control: Control,
+    now: Time,
+    nodes: Vec<NodeView>,
+    jobs: Vec<(Course, u32, Tracker, f64)>,
+    round: u32,
+    /// Part of its node that every job uses.
+    uses: Vec<f64>,
+    pinned: bool,
+}
+
+impl Cluster {
+    fn new(nodes: u32) -> Cluster {
+        let node = |id| NodeView { id: NodeId(id), cores: 16.0, speed: 1.0, memory_bytes: 64 << 30, slots: None };
+        Cluster {
+            control: Control::new(Policy::from(Preset::Specon)),
+            now: Time::ZERO,
+            nodes: (0..nodes).map(node).collect(),
+            jobs: vec![],
+            round: 0,
+            uses: vec![],
+            pinned: false,
+        }
+    }
+
+    fn job(&mut self, node: u32, course: Course) -> &mut Cluster {
+        self.jobs.push((course, node, Tracker::default(), 1.0));
+        self.uses.push(0.1);
+        self
+    }
+
+    /// One run; carries out its moves.
+    fn run(&mut self) -> Plan {
+        self.now = self.now + Span::from_secs(30);
+        self.round += 1;
+        let (round, now) = (self.round, self.now);
+        for (course, _, tracker, value) in &mut self.jobs {
+            let change = match course {
+                Course::Grows => 0.1,
+                Course::Slackens => 0.005 / f64::from(round),
+                Course::Lingers => 0.001 * f64::from(round),
+            };
+            if round > 1 {
+                *value += change;
+            }
+            tracker.push(now, Sample { value: *value, step: Some(round.into()), total: None });
+        }
+        let jobs = self.jobs.iter().zip(&self.uses).enumerate().map(|(i, ((_, node, tracker, _), uses))| JobView {
+            id: JobId(i as u64),
+            phase: Phase::Running { node: NodeId(*node), since: Time::ZERO, attempt: 1 },
+            signal: tracker.signal(),
+            pinned: self.pinned,
+            consumed: PerResource { cpu: uses * self.now.as_secs_f64(), ..PerResource::default() },
+            ..JobView::default()
+        });
+        let view = View { now, nodes: self.nodes.clone(), jobs: jobs.collect() };
+        let plan = self.control.step(&view).expect("a run is due");
+        for m in &plan.moves {
+            self.jobs[m.job.0 as usize].1 = m.to.0;
+        }
+        plan
+    }
+
+    fn runs(&mut self, count: u32) -> Vec<(u32, u64, u32, MoveReason)> {
+        let mut moves = vec![];
+        for _ in 0..count {
+            let plan = self.run();
+            moves.extend(plan.moves.iter().map(|m| (self.round, m.job.0, m.to.0, m.why)));
+        }
+        moves
+    }
+}
+
+#[test]
+fn algorithm_3_goes_through_the_categories_and_asks_only_then() {
+    let mut cluster = Cluster::new(1);
+    cluster.job(0, Course::Grows).job(0, Course::Slackens).job(0, Course::Lingers);
+    // One value is no change; then the first change counts as falling.
+    let expected = [
+        [Category::Growing, Category::Growing, Category::Growing],
+        [Category::Growing, Category::Watching, Category::Watching],
+        [Category::Growing, Category::Completing, Category::Watching],
+        [Category::Growing, Category::Completing, Category::Watching],
+    ];
+    for (round, categories) in expected.into_iter().enumerate() {
+        let plan = cluster.run();
+        let found: Vec<Category> = plan.verdicts.values().map(|v| v.category).collect();
+        assert_eq!(found, categories, "run {round}");
+    }
+}
+
+#[test]
+fn the_worked_example_goes_to_worker_2() {
+    let mut cluster = Cluster::new(4);
+    use Course::{Grows, Lingers, Slackens};
+    // Scores 6, 3.5, 4 and 11: the one converged job of Worker-4 asks in the fourth run.
+    for (node, courses) in
+        [&[Grows, Grows, Grows][..], &[Grows, Lingers], &[Grows, Grows], &[Grows, Grows, Grows, Grows, Grows, Slackens]]
+            .into_iter()
+            .enumerate()
+    {
+        for course in courses {
+            cluster.job(node as u32, *course);
+        }
+    }
+    assert_eq!(cluster.runs(6), [(4, 12, 1, MoveReason::SlowGrowth)]);
+}
+
+#[test]
+fn a_request_needs_more_than_one_neighbour_that_still_grows() {
+    let mut cluster = Cluster::new(2);
+    cluster.job(0, Course::Grows).job(0, Course::Slackens);
+    assert_eq!(cluster.runs(8), []);
+    let mut cluster = Cluster::new(2);
+    cluster.job(0, Course::Grows).job(0, Course::Lingers).job(0, Course::Slackens);
+    assert_eq!(cluster.runs(8), [(4, 2, 1, MoveReason::SlowGrowth)]);
+}
+
+#[test]
+fn a_host_among_the_lowest_keeps_its_job_and_is_not_asked_again() {
+    // Both nodes score 5: the job stays, is marked, and does not move when the other node empties.
+    let mut cluster = Cluster::new(2);
+    cluster.job(0, Course::Grows).job(0, Course::Grows).job(0, Course::Slackens);
+    cluster.job(1, Course::Grows).job(1, Course::Grows).job(1, Course::Slackens);
+    assert_eq!(cluster.runs(5), []);
+    cluster.jobs.truncate(3);
+    cluster.uses.truncate(3);
+    assert_eq!(cluster.runs(5), []);
+}
+
+#[test]
+fn ties_go_to_the_node_that_uses_least_and_full_nodes_take_nobody() {
+    let crowded = |slots: Option<usize>| {
+        let mut cluster = Cluster::new(3);
+        cluster.job(0, Course::Grows).job(0, Course::Grows).job(0, Course::Slackens);
+        cluster.job(1, Course::Grows).job(2, Course::Grows);
+        cluster.uses[3] = 0.6;
+        cluster.nodes[2].slots = slots;
+        cluster.runs(4)
+    };
+    assert_eq!(crowded(None), [(4, 2, 2, MoveReason::SlowGrowth)]);
+    assert_eq!(crowded(Some(1)), [(4, 2, 1, MoveReason::SlowGrowth)]);
+}
+
+#[test]
+fn algorithm_5_fills_an_idle_node_up_to_the_mean_with_those_that_settled_last() {
+    // Six converged jobs on two of three nodes: bf = 2, so the third takes two, of those that settled last the first by number, and each node ends with two.
+    let mut cluster = Cluster::new(3);
+    for i in 0..6 {
+        cluster.job(i % 2, Course::Slackens);
+    }
+    let moves = cluster.runs(6);
+    assert!(moves.iter().all(|(run, _, to, why)| (*run, *to, *why) == (3, 2, MoveReason::Rebalance)), "{moves:?}");
+    assert_eq!(moves.iter().map(|m| m.1).collect::<Vec<_>>(), [0, 1]);
+    let mut held = [0; 3];
+    cluster.jobs.iter().for_each(|(_, node, ..)| held[*node as usize] += 1);
+    assert_eq!(held, [2, 2, 2]);
+}
+
+#[test]
+fn a_job_that_nobody_could_restore_is_not_moved() {
+    let mut cluster = Cluster::new(2);
+    cluster.job(0, Course::Grows).job(0, Course::Grows).job(0, Course::Slackens);
+    cluster.pinned = true;
+    assert_eq!(cluster.runs(8), []);
+    let mut cluster = Cluster::new(3);
+    for i in 0..6 {
+        cluster.job(i % 2, Course::Slackens);
+    }
+    cluster.pinned = true;
+    assert_eq!(cluster.runs(8), []);
+}

@@ -1,0 +1,433 @@
+//! The custom resource `TrainingJob`: one training run that may be saved, moved to another node, and resumed there.
+//!
+//! A run is a row of *attempts*, each one pod, numbered by an *epoch* that only grows. What the controller intends is written to the status before
+//! it is done, so that whoever leads after a crash goes on from there ([`crate::jobs`]). Field names follow the neighbours: `suspend`,
+//! `managedBy` and `runPolicy` as in Kubeflow, `objective` and `metricsCollector` as in Katib.
+//!
+//! The template is kept as the author wrote it: fields we do not know reach the API server unchanged, and a mistake in it makes one job
+//! fail with a sentence, not the controller's watch.
+#![allow(clippy::duplicated_attributes, reason = "every printed column has a type, and many have the same")]
+#![allow(unreachable_pub, reason = "the schema macro makes private copies of public types")]
+
+use crate::crd::{CollectorSpec, Goal};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// On a pod: the TrainingJob it is an attempt of.
+pub const JOB_LABEL: &str = "gainshare.dev/job";
+/// On a pod: which attempt it is.
+pub const EPOCH_LABEL: &str = "gainshare.dev/epoch";
+/// On a pod: the policy of its job, by which its node shares.
+pub const POLICY_ANNOTATION: &str = "gainshare.dev/policy";
+/// Keeps a pod's object until its end has been seen and written down.
+pub const ATTEMPT_FINALIZER: &str = "gainshare.dev/attempt";
+/// Keeps a TrainingJob until its last pod has ended.
+pub const JOB_FINALIZER: &str = "gainshare.dev/training-job";
+/// A pod is made with this scheduling gate: it cannot run before the gate is opened.
+pub const PLACE_GATE: &str = "gainshare.dev/place";
+/// On a TrainingJob: the name of a pod that an administrator swears has stopped, where nothing else proves it.
+pub const STOPPED_ANNOTATION: &str = "gainshare.dev/stopped";
+/// On a TrainingJob: the node where it is to live, for whoever knows better than the decision. Each new value is followed once.
+pub const NODE_ANNOTATION: &str = "gainshare.dev/node";
+/// The controller that takes jobs without `managedBy`.
+pub const OUR_NAME: &str = "gainshare.dev/manager";
+
+/// A training run that Gainshare starts, watches, and moves to where the cluster gains most.
+#[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[kube(
+    group = "gainshare.dev",
+    version = "v1alpha1",
+    kind = "TrainingJob",
+    plural = "trainingjobs",
+    shortname = "tj",
+    category = "gainshare",
+    namespaced,
+    status = "TrainingJobStatus",
+    derive = "PartialEq",
+    doc = "A training run that is started, watched, and moved to where the cluster gains most.",
+    printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
+    printcolumn(name = "Node", type_ = "string", json_path = ".status.attempt.node"),
+    printcolumn(
+        name = "Attempt",
+        type_ = "integer",
+        json_path = ".status.attempt.epoch",
+        description = "How many pods it has had, this one included"
+    ),
+    printcolumn(name = "Category", type_ = "string", json_path = ".status.category"),
+    printcolumn(name = "Moves", type_ = "integer", json_path = ".status.moves"),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.message", priority = "1"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    cel,
+    validation = Rule::new("!has(oldSelf.managedBy) && !has(self.managedBy) || has(oldSelf.managedBy) && has(self.managedBy) && oldSelf.managedBy == self.managedBy")
+        .message("managedBy cannot change: delete the job and create it anew for another controller"),
+    validation = Rule::new("oldSelf.template == self.template")
+        .message("template cannot change while attempts may run from it: create a new TrainingJob")
+)]
+pub struct TrainingJobSpec {
+    /// The pod that trains. Its restartPolicy is Never, whatever is written: we restart.
+    #[schemars(schema_with = "any_object")]
+    pub template: serde_json::Value,
+    /// Which of the printed numbers says how the job does; found by itself if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub objective: Option<JobObjective>,
+    /// How progress is read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics_collector: Option<CollectorSpec>,
+    /// Where the job keeps what it needs to resume. Without it the job is never moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Checkpoint>,
+    /// Who decides where it runs: `gainshare`, one of the papers, or `na` (the cluster's own scheduler).
+    #[serde(default)]
+    pub policy: JobPolicy,
+    /// Saves and stops the job until this is false again.
+    #[serde(default)]
+    pub suspend: bool,
+    /// The controller that runs the job, if it is not Gainshare's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub managed_by: Option<String>,
+    #[serde(default)]
+    pub run_policy: RunPolicy,
+}
+
+fn any_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({
+        "type": "object",
+        "description": "A pod template: metadata (labels, annotations) and spec.",
+        "x-kubernetes-preserve-unknown-fields": true,
+    })
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct JobObjective {
+    /// The metric's name as the job prints it, e.g. val_loss.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub metric: Option<String>,
+    /// Whether less or more of it is better; its name says if left out.
+    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<Goal>,
+    /// The value that would be good enough.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goal: Option<f64>,
+}
+
+/// A volume that outlives the pods.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    cel,
+    validation = Rule::new("self.claimName != ''").message("checkpoint.claimName names a PersistentVolumeClaim of this namespace that every node can mount"),
+    validation = Rule::new("self.path.startsWith('/') && self.path != '/' && !self.path.contains(':')")
+        .message("checkpoint.path is the folder in the container where the claim is mounted, such as /checkpoints"),
+    validation = Rule::new("!has(self.subPath) || !self.subPath.startsWith('/') && !self.subPath.contains('..')")
+        .message("checkpoint.subPath is a folder inside the claim, such as run-3: relative and without ..")
+)]
+pub struct Checkpoint {
+    /// A claim that can be mounted on every node the job may run on (ReadWriteMany).
+    #[schemars(length(max = 253))]
+    pub claim_name: String,
+    /// Where the containers see it; they also find it in GAINSHARE_CHECKPOINT_DIR.
+    #[schemars(length(max = 4096))]
+    pub path: String,
+    /// The job's folder inside the claim; its name if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub sub_path: Option<String>,
+}
+
+/// Whose answers to "where" and "whether to move" apply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum JobPolicy {
+    /// The cluster's scheduler places, nobody moves.
+    Na,
+    /// SpeCon: jobs that no longer grow make room for those that do.
+    Specon,
+    /// FlowCon 2.0: placed by growth.
+    Flowcon2,
+    #[default]
+    Gainshare,
+}
+
+impl JobPolicy {
+    pub fn name(self) -> &'static str {
+        match self {
+            JobPolicy::Na => "na",
+            JobPolicy::Specon => "specon",
+            JobPolicy::Flowcon2 => "flowcon2",
+            JobPolicy::Gainshare => "gainshare",
+        }
+    }
+}
+
+/// Bounds on a run, and what remains of it.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(cel)]
+pub struct RunPolicy {
+    /// So many failures are followed by another attempt; moves and lost nodes do not count.
+    #[serde(default = "three")]
+    #[x_kube(validation = Rule::new("self >= 0 && self <= 1000").message("backoffLimit lies between 0 (never try again) and 1000"))]
+    pub backoff_limit: i32,
+    /// The job fails if it has not ended so long after its first start; suspended time does not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self >= 1").message("activeDeadlineSeconds is at least 1"))]
+    pub active_deadline_seconds: Option<i64>,
+    /// The whole job is deleted so long after its end; kept if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self >= 0").message("ttlSecondsAfterFinished is 0 or more"))]
+    pub ttl_seconds_after_finished: Option<i64>,
+    /// Which pods go when the job has ended: `None`, those still `Running`, or `All`.
+    #[serde(default)]
+    pub clean_pod_policy: CleanPodPolicy,
+    /// How long the job may take to save itself after SIGTERM.
+    #[serde(default = "half_a_minute")]
+    #[x_kube(validation = Rule::new("self >= 1 && self <= 3600").message("terminationGracePeriodSeconds lies between 1 and 3600: it must be enough to write a checkpoint"))]
+    pub termination_grace_period_seconds: i64,
+}
+
+impl Default for RunPolicy {
+    fn default() -> RunPolicy {
+        RunPolicy {
+            backoff_limit: three(),
+            active_deadline_seconds: None,
+            ttl_seconds_after_finished: None,
+            clean_pod_policy: CleanPodPolicy::default(),
+            termination_grace_period_seconds: half_a_minute(),
+        }
+    }
+}
+
+fn three() -> i32 {
+    3
+}
+
+fn half_a_minute() -> i64 {
+    30
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub enum CleanPodPolicy {
+    None,
+    #[default]
+    Running,
+    All,
+}
+
+/// What the controller says, and what it must not forget: everything here is written before it is acted upon.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TrainingJobStatus {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// In one word.
+    #[serde(default)]
+    pub state: State,
+    /// Why, in one sentence.
+    #[serde(default)]
+    pub message: String,
+    /// `Created`, `Running`, `Suspended`, `Migrating`, `Succeeded`, `Failed`.
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    #[serde(default)]
+    pub conditions: Vec<Condition>,
+    /// The pod of now, or the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<Attempt>,
+    /// A move under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub migration: Option<Migration>,
+    /// Moves that were carried out.
+    #[serde(default)]
+    pub moves: u32,
+    /// The last few, and those that came to nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub last_moves: Vec<Move>,
+    /// Attempts that failed by themselves.
+    #[serde(default)]
+    pub failures: u32,
+    /// Why the job is not moved any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unmovable: Option<String>,
+    /// `growing`, `watching` or `converged`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub category: Option<String>,
+    /// Its part of what the jobs of its node share, in percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_percent: Option<u32>,
+    /// What was last decided about where it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_decision: Option<String>,
+    /// The last value of the annotation gainshare.dev/node that was followed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_node: Option<String>,
+    /// When the first attempt began; a suspension sets it anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<MicroTime>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<MicroTime>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub enum State {
+    /// No pod runs yet.
+    #[default]
+    Waiting,
+    Running,
+    Migrating,
+    /// A failed attempt is followed by another one.
+    Restarting,
+    Suspended,
+    Succeeded,
+    Failed,
+}
+
+/// One pod of the job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Attempt {
+    /// Grows with every attempt.
+    pub epoch: u32,
+    /// The pod's name.
+    pub pod: String,
+    /// The pod whose gate may be opened; no other pod of the job ever runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+    /// Where it is to run, or runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Whether the node was chosen by us (the pod is pinned to it) or left to the cluster's scheduler.
+    #[serde(default)]
+    pub pinned: bool,
+    /// When it was decided on, and not before when it may begin (after a failure).
+    pub since: MicroTime,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_before: Option<MicroTime>,
+    /// When its containers began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<MicroTime>,
+    /// It is being stopped, and for what.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopping: Option<Stopping>,
+    /// It has provably stopped, and how.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+    /// Nodes that did not take it, or its forerunners that did not begin.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tried: Vec<String>,
+}
+
+/// Why an attempt is asked to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Stopping {
+    Migrate,
+    /// The node cannot take it.
+    Replace,
+    Suspend,
+    Deadline,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Migration {
+    pub from: String,
+    pub to: String,
+    pub why: String,
+    pub phase: Phase,
+    /// Of the attempt that is stopped.
+    pub epoch: u32,
+    pub since: MicroTime,
+    /// When the stop was proven.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<MicroTime>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Phase {
+    /// The job was asked to save itself and end.
+    Stopping,
+    /// Its end is proven; the next attempt is on its way.
+    Starting,
+}
+
+/// A move that is over.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Move {
+    pub at: MicroTime,
+    pub from: String,
+    /// Where it went: `from` again if it had to stay.
+    pub to: String,
+    pub why: String,
+    /// From being asked to end until the end was proven.
+    pub save_s: f64,
+    /// From then until it ran again.
+    pub restore_s: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::CustomResourceExt;
+    use serde_json::json;
+
+    fn messages(spec: &serde_json::Value) -> String {
+        match TrainingJobSpec::validate_cel(spec, None) {
+            Ok(()) => String::new(),
+            Err(errors) => format!("{errors:?}"),
+        }
+    }
+
+    #[test]
+    fn good_jobs_pass() {
+        let template = json!({"spec": {"containers": [{"name": "main", "image": "i"}]}});
+        for spec in [
+            json!({"template": template}),
+            json!({
+                "template": template, "policy": "specon", "suspend": true,
+                "checkpoint": {"claimName": "c", "path": "/keep", "subPath": "a/b"},
+                "objective": {"metric": "loss", "type": "minimize", "goal": 0.1},
+                "runPolicy": {"backoffLimit": 0, "cleanPodPolicy": "All"},
+            }),
+        ] {
+            assert_eq!(messages(&spec), "", "{spec}");
+            let read: TrainingJobSpec = serde_json::from_value(spec).unwrap();
+            assert_eq!(read.run_policy.termination_grace_period_seconds, 30);
+        }
+    }
+
+    #[test]
+    fn mistakes_are_answered_with_what_to_write_instead() {
+        for (more, helps) in [
+            (json!({"checkpoint": {"claimName": "c", "path": "keep"}}), "such as /checkpoints"),
+            (json!({"checkpoint": {"claimName": "", "path": "/keep"}}), "names a PersistentVolumeClaim"),
+            (json!({"checkpoint": {"claimName": "c", "path": "/k", "subPath": "../../etc"}}), "relative and without"),
+            (json!({"runPolicy": {"backoffLimit": -1}}), "between 0 (never try again) and 1000"),
+            (json!({"runPolicy": {"terminationGracePeriodSeconds": 0}}), "enough to write a checkpoint"),
+        ] {
+            let mut spec = json!({"template": {}});
+            spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let said = messages(&spec);
+            assert!(said.contains(helps), "{spec} was answered with {said:?}");
+        }
+    }
+
+    #[test]
+    fn the_schema_has_columns_defaults_and_a_free_template() {
+        let crd = serde_json::to_value(TrainingJob::crd()).unwrap();
+        let version = &crd["spec"]["versions"][0];
+        let columns = version["additionalPrinterColumns"].as_array().unwrap();
+        let columns: Vec<&str> = columns.iter().map(|column| column["name"].as_str().unwrap()).collect();
+        assert_eq!(columns, ["State", "Node", "Attempt", "Category", "Moves", "Message", "Age"]);
+        let spec = &version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
+        assert_eq!(spec["policy"]["default"], "gainshare");
+        assert_eq!(spec["template"]["x-kubernetes-preserve-unknown-fields"], true);
+        assert_eq!(spec["runPolicy"]["default"]["backoffLimit"], 3);
+    }
+}

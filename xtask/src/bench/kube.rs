@@ -1,0 +1,209 @@
+//! What the manager costs in a large cluster, and whether it keeps up.
+//!
+//! A test bed of make-believe nodes holds the pods; the manager is the released program with the rights the chart gives it and no others; its agents
+//! are one process that plays all of them (`crates/kube/examples/crowd`), with real tokens over real TLS. Every threshold is printed as a ratio of what was
+//! measured to what is allowed: above 1 it is broken, and the command fails.
+
+use crate::sh;
+use crate::testbed::{Spec, Testbed};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How many make-believe nodes.
+    #[arg(long, default_value_t = 1000)]
+    nodes: u32,
+    /// How many pods that a policy selects, all nodes together.
+    #[arg(long, default_value_t = 10_000)]
+    pods: u32,
+    /// In how many namespaces, each with a policy.
+    #[arg(long, default_value_t = 10)]
+    namespaces: u32,
+    /// How long some jobs change all the time.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    busy: u64,
+    /// How long jobs only go on, and nothing may be written.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    idle: u64,
+    /// How often an agent tells how far its jobs are; real ones do every 10 s.
+    #[arg(long, default_value_t = 5, value_name = "SECONDS")]
+    tell_every: u64,
+}
+
+const SYSTEM: &str = "gainshare-system";
+
+/// What the manager may have of memory.
+const MOST_RSS_MIB: f64 = 1024.0;
+/// An agent's request that needs no waiting is answered within this time, all but one in a hundred.
+const LONGEST_SYNC_MS: f64 = 1000.0;
+/// So long after the last change everything is written, and so long after its return every agent has been heard: the same half minute as after any fault.
+const LONGEST_LAG_S: f64 = 30.0;
+/// A changed policy reaches every agent within this time.
+const LONGEST_NEWS_MS: f64 = 10_000.0;
+
+pub(crate) fn run(args: &Args) -> Result<Value> {
+    ensure!(args.nodes > 0 && args.namespaces > 0, "there must be a node and a namespace");
+    ensure!(args.pods >= args.nodes, "every node needs a pod: --pods must not be below --nodes");
+    // Together, so that the dependencies are built once for both.
+    sh::run(sh::cargo().args(["build", "--release", "--workspace", "--bins", "--example", "crowd"]))?;
+    let metadata = sh::output(sh::cargo().args(["metadata", "--no-deps", "--format-version", "1"]))?;
+    let metadata: Value = serde_json::from_str(&metadata)?;
+    let target = metadata["target_directory"].as_str().context("cargo metadata names no target directory")?;
+    let release = Path::new(target).join("release");
+
+    let spec = Spec { kwok_nodes: args.nodes, ..Spec::new("bench", &[])? };
+    let testbed = Testbed::up(&spec)?;
+    install(&testbed)?;
+    let folder = tempfile::Builder::new().prefix("gainshare-bench-").tempdir()?;
+    let mut bench = Bench { testbed, crowd: release.join("examples/crowd"), folder, manager: None };
+    let mut plan = json!({
+        "nodes": args.nodes, "pods_per_node": args.pods / args.nodes, "namespaces": args.namespaces, "system": SYSTEM,
+        "folder": bench.folder.path(), "busy_s": args.busy, "idle_s": args.idle, "tell_every_s": args.tell_every,
+    });
+    eprintln!("bench: filling {} nodes with {} pods", args.nodes, args.pods);
+    let prepared = bench.crowd("prepare", &plan)?;
+    bench.start_manager(&release.join("gainshare"), &mut plan)?;
+    let played = bench.crowd("play", &plan)?;
+    let thresholds = judge(&played);
+    let broken: Vec<String> = thresholds
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(_, ratio)| ratio.as_f64().is_none_or(|ratio| ratio > 1.0))
+        .map(|(name, ratio)| format!("{name} ({ratio})"))
+        .collect();
+    let figures = json!({"prepare": prepared, "measured": played, "of_what_is_allowed": thresholds});
+    if !broken.is_empty() {
+        eprintln!("{figures:#}");
+    }
+    ensure!(broken.is_empty(), "more than is allowed: {}", broken.join(", "));
+    Ok(figures)
+}
+
+/// What was measured as parts of what is allowed.
+fn judge(played: &Value) -> Value {
+    let part = |pointer: &str, allowed: f64| {
+        let measured = played.pointer(pointer).and_then(Value::as_f64)?;
+        Some((measured / allowed * 1000.0).round() / 1000.0)
+    };
+    json!({
+        "manager_peak_rss": part("/manager_peak_rss_mib", MOST_RSS_MIB),
+        // A thousand handshakes and reviews of tokens in the same moment, which real agents spread over some seconds.
+        "last_agent_heard_at_the_start": part("/first_pass/told_s", LONGEST_LAG_S),
+        "sync_p99_when_busy": part("/busy/sync/p99_ms", LONGEST_SYNC_MS),
+        "sync_p99_when_idle": part("/idle/sync/p99_ms", LONGEST_SYNC_MS),
+        "last_write_after_the_last_change": part("/busy/last_write_after_s", LONGEST_LAG_S),
+        "news_at_the_last_agent": part("/news/agent_knows/max_ms", LONGEST_NEWS_MS),
+        // A write that met another one (the kubelet's status, say) is made again: one in twenty.
+        "pod_writes_per_change_first": part("/first_pass/pod_writes_per_change", 1.05),
+        "pod_writes_per_change_busy": part("/busy/pod_writes_per_change", 1.05),
+        // Nothing may be written: 0, or more than is allowed.
+        "writes_when_idle": part("/idle/pod_and_policy_writes", 0.5),
+    })
+}
+
+/// The definitions, accounts and rights of the chart. Agents and the manager themselves are not started by it: there is no kubelet to run them.
+fn install(testbed: &Testbed) -> Result<()> {
+    let chart = sh::root().join("deploy/chart");
+    let rendered = sh::output(
+        Command::new(testbed.bin().join("helm"))
+            .args(["template", "gainshare"])
+            .arg(chart)
+            .args(["--namespace", SYSTEM, "--kube-version", "1.35.0", "--include-crds", "--no-hooks"])
+            .args(["--set", "agent.nodeSelector.played=elsewhere", "--set", "webhook.enabled=false"]),
+    )?;
+    sh::output(testbed.kubectl().args(["create", "namespace", SYSTEM]))?;
+    let mut apply = testbed.kubectl();
+    let mut apply =
+        apply.args(["apply", "-n", SYSTEM, "-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
+    apply.stdin.take().context("the input is piped")?.write_all(rendered.as_bytes())?;
+    ensure!(apply.wait()?.success(), "the chart could not be applied: see above");
+    let wait = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"];
+    sh::output(testbed.kubectl().args(wait)).map(drop)
+}
+
+struct Bench {
+    testbed: Testbed,
+    crowd: PathBuf,
+    folder: tempfile::TempDir,
+    manager: Option<Child>,
+}
+
+impl Bench {
+    fn crowd(&self, what: &str, plan: &Value) -> Result<Value> {
+        let file = self.folder.path().join("plan.json");
+        std::fs::write(&file, plan.to_string())?;
+        let output = Command::new(&self.crowd)
+            .arg(what)
+            .arg(&file)
+            .env("KUBECONFIG", self.testbed.kubeconfig())
+            .stderr(Stdio::inherit())
+            .output()
+            .with_context(|| format!("cannot start {}", self.crowd.display()))?;
+        if !output.status.success() {
+            let log = std::fs::read_to_string(self.log()).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            let last = lines[lines.len().saturating_sub(10)..].join("\n");
+            anyhow::bail!("the crowd could not {what}: {}. The manager's last words:\n{last}", output.status);
+        }
+        serde_json::from_slice(&output.stdout).context("the crowd printed no JSON")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("manager.log")
+    }
+
+    /// Starts the manager with its own account's token, and writes into the plan how it is reached.
+    fn start_manager(&mut self, program: &Path, plan: &mut Value) -> Result<()> {
+        let token = sh::output(self.testbed.kubectl().args([
+            "create",
+            "token",
+            "gainshare-manager",
+            "-n",
+            SYSTEM,
+            "--duration=2h",
+        ]))?;
+        let view = ["config", "view", "--raw", "--minify", "-o", "json"];
+        let mut config: Value = serde_json::from_str(&sh::output(self.testbed.kubectl().args(view))?)?;
+        config["users"][0]["user"] = json!({"token": token.trim()});
+        let kubeconfig = self.folder.path().join("manager.kubeconfig");
+        std::fs::write(&kubeconfig, config.to_string())?;
+        let (secure, plain) = (free_port()?, free_port()?);
+        let log = std::fs::File::create(self.log())?;
+        let manager = Command::new(program)
+            .args(["operator", "--namespace", SYSTEM, "--server-name", "127.0.0.1"])
+            .args(["--listen", &format!("127.0.0.1:{secure}"), "--plain-listen", &format!("127.0.0.1:{plain}")])
+            .arg("--authority")
+            .arg(self.folder.path())
+            .env("KUBECONFIG", &kubeconfig)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        plan["manager"] = json!(format!("https://127.0.0.1:{secure}"));
+        plan["metrics"] = json!(format!("127.0.0.1:{plain}"));
+        plan["manager_pid"] = json!(manager.id());
+        self.manager = Some(manager);
+        Ok(())
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if let Some(mut manager) = self.manager.take() {
+            // Ended already is as good.
+            let _ = manager.kill();
+            let _ = manager.wait();
+        }
+    }
+}
+
+/// A port nobody listens on at the moment.
+fn free_port() -> Result<u16> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
