@@ -146,7 +146,7 @@ impl Node {
 
     fn sort_into_policies(&mut self, now: Now) {
         let mut present: BTreeMap<PolicyKey, (Policy, bool)> = BTreeMap::new();
-        for job in self.jobs.values().filter(|j| j.takes_part()) {
+        for job in self.jobs.values().filter(|j| j.is_shared()) {
             let reshaped = job.pod.now != job.pod.original;
             let entry = present.entry(policy_key(job)).or_insert_with(|| (policy_of(&job.pod.settings), false));
             entry.1 |= reshaped;
@@ -243,7 +243,7 @@ impl Node {
 
     fn find_groups(&mut self, now: Time) {
         let missing: BTreeSet<&str> =
-            self.jobs.values().filter(|j| j.group.is_none() && j.takes_part()).map(|j| j.pod.uid.as_str()).collect();
+            self.jobs.values().filter(|j| j.group.is_none() && j.is_shared()).map(|j| j.pod.uid.as_str()).collect();
         if missing.is_empty() || now < self.next_search {
             return;
         }
@@ -266,7 +266,7 @@ impl Node {
         };
         for (key, shared) in &mut self.policies {
             let mut members: Vec<&mut Job> =
-                self.jobs.values_mut().filter(|j| j.takes_part() && policy_key(j) == *key).collect();
+                self.jobs.values_mut().filter(|j| j.takes_part(now) && policy_key(j) == *key).collect();
             members.sort_by_key(|j| j.id);
             for job in &mut members {
                 job.measure(now, &self.whole, &mut self.scratch);
