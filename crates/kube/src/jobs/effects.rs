@@ -7,11 +7,11 @@ use super::machine::{Do, Fault};
 use super::pod;
 use super::seen::{JobSeen, PodSeen};
 use crate::manager::FIELD_MANAGER;
-use crate::training_job::{ATTEMPT_FINALIZER, JOB_FINALIZER, TrainingJob, TrainingJobStatus};
+use crate::training_job::{ATTEMPT_FINALIZER, JOB_FINALIZER, JOB_LABEL, TrainingJob, TrainingJobStatus};
 use axum::http;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::core::Status;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -95,7 +95,7 @@ impl Hand {
         match todo {
             Do::Write(_, status) => self.write(job, status).await,
             Do::Hold => self.set_finalizer(job, true).await,
-            Do::Release => self.set_finalizer(job, false).await,
+            Do::Release => self.release(job).await,
             Do::DeleteJob => {
                 let params = DeleteParams::background().preconditions(only(&job.uid));
                 match self.jobs(&job.namespace).delete(&job.name, &params).await {
@@ -121,6 +121,18 @@ impl Hand {
             serde_json::from_value(patch).map_err(|error| NotDone::Again(error.to_string()))?;
         let written = self.jobs(&job.namespace).patch_status(&job.name, &params(), &Patch::<Value>::Json(patch)).await;
         job_done(written)
+    }
+
+    /// Lets go of the job, if no pod of it is held: our list of them may be old, so the API server's own counts.
+    async fn release(&self, job: &JobSeen) -> Result<Done, NotDone> {
+        let ours = ListParams::default().labels(&format!("{JOB_LABEL}={}", job.name));
+        let pods = self.pods(&job.namespace).list(&ours).await.map_err(|error| NotDone::Again(error.to_string()))?;
+        let held = pods.iter().filter_map(PodSeen::of);
+        let mut held = held.filter(|pod| pod.has_finalizer && pod.owner.as_deref() == Some(&job.uid));
+        match held.next() {
+            Some(pod) => Ok(Done::Pod(Box::new(pod))),
+            None => self.set_finalizer(job, false).await,
+        }
     }
 
     async fn set_finalizer(&self, job: &JobSeen, ours: bool) -> Result<Done, NotDone> {

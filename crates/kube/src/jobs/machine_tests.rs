@@ -276,6 +276,8 @@ impl Executor {
                 }
             }
             Do::Hold => world.change_job(|job| job.has_finalizer = !job.deleting || job.has_finalizer),
+            // The list that counts is the API server's own.
+            Do::Release if world.pods.values().any(|pod| pod.has_finalizer) => {}
             Do::Release => {
                 world.change_job(|job| job.has_finalizer = false);
                 if world.job.as_ref().is_some_and(|job| job.deleting) {
