@@ -127,8 +127,8 @@ fn see(pid: &str, uid: &str, logs: &Path, ran: &mut BTreeMap<String, Ran>) {
     // A process that has ended shows no environment any more.
     let Ok(environment) = std::fs::read(format!("/proc/{pid}/environ")) else { return };
     let variable = |name: &str| {
-        let entries = environment.split(|b| *b == 0).filter_map(|entry| std::str::from_utf8(entry).ok());
-        entries.filter_map(|entry| entry.strip_prefix(name)?.strip_prefix('=')).next().map(str::to_owned)
+        let mut entries = environment.split(|b| *b == 0).filter_map(|entry| std::str::from_utf8(entry).ok());
+        entries.find_map(|entry| entry.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
     };
     let (Some(job), Some(attempt)) = (variable("STORY_JOB"), variable("GAINSHARE_ATTEMPT")) else { return };
     let now = unix_s();
@@ -144,8 +144,8 @@ fn see(pid: &str, uid: &str, logs: &Path, ran: &mut BTreeMap<String, Ran>) {
 
 /// The log of a pod's container `train`.
 fn log_of(logs: &Path, uid: &str) -> PathBuf {
-    let folders = std::fs::read_dir(logs).into_iter().flatten().flatten().map(|e| e.path());
-    let own = folders.filter(|p| p.to_str().is_some_and(|p| p.ends_with(uid))).next();
+    let mut folders = std::fs::read_dir(logs).into_iter().flatten().flatten().map(|e| e.path());
+    let own = folders.find(|p| p.to_str().is_some_and(|p| p.ends_with(uid)));
     own.unwrap_or_default().join("train/0.log")
 }
 

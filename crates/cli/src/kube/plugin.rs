@@ -247,10 +247,15 @@ fn rows(
             let labelled = namespaces.get(&pod.namespace).is_some_and(|labels| select::by_namespace(labels, pod));
             let note: Option<PodNote> =
                 pod.notes.get(crd::STATUS_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
-            if policy.is_none() && !labelled {
+            let by_job = select::by_job(pod);
+            if policy.is_none() && !labelled && by_job.is_none() {
                 return None;
             }
-            let spec = policy.map(|p| p.spec.clone()).unwrap_or_default();
+            let (policy, spec) = match (policy, by_job) {
+                (Some(policy), _) => (policy.name.clone(), policy.spec.clone()),
+                (None, Some(job)) => (job.name, job.spec),
+                (None, None) => Default::default(),
+            };
             let container = select::container_name(&spec, pod);
             let now = pod.container(&container).map(|c| c.resources).unwrap_or_default();
             let original = pod.originals().and_then(|o| Some(o.containers.get(&container)?.resources())).unwrap_or(now);
@@ -260,7 +265,7 @@ fn rows(
                 pod: pod.name.clone(),
                 node: pod.node.clone(),
                 owner: select::owner_name(pod),
-                policy: policy.map(|p| p.name.clone()).unwrap_or_default(),
+                policy,
                 blocked: pod.blocked(&container),
                 container,
                 category: note.category,

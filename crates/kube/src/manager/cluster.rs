@@ -37,7 +37,6 @@ const MOVING_COUNTS: Span = Span::from_secs(60);
 /// A node as the decision sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NodeSeen {
-    pub(crate) name: String,
     /// What training jobs can have of it: all but what other pods request.
     pub(crate) cores: f64,
     /// How fast a core is, relative to the others'.
@@ -64,7 +63,8 @@ pub(crate) struct Told {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
     pub(crate) now: Time,
-    pub(crate) nodes: Vec<NodeSeen>,
+    /// By name.
+    pub(crate) nodes: BTreeMap<String, NodeSeen>,
     pub(crate) jobs: Vec<(JobFacts, Option<Told>)>,
 }
 
@@ -114,9 +114,9 @@ impl Decision {
         let facts: BTreeMap<&str, &JobFacts> =
             seen.jobs.iter().filter(|(f, _)| alive(f)).map(|(f, _)| (f.uid.as_str(), f)).collect();
         self.jobs.retain(|uid, _| facts.contains_key(uid.as_str()));
-        for node in &seen.nodes {
+        for name in seen.nodes.keys() {
             let next = NodeId(self.nodes.len() as u32);
-            self.nodes.entry(node.name.clone()).or_insert(next);
+            self.nodes.entry(name.clone()).or_insert(next);
         }
         for (facts, told) in seen.jobs.iter().filter(|(f, _)| alive(f)) {
             let next = OwnerId(self.owners.len() as u32);
@@ -152,15 +152,16 @@ impl Decision {
         let Some(plan) = control.step(&view) else { return vec![] };
         let by_id: BTreeMap<JobId, &JobFacts> =
             jobs.iter().filter_map(|facts| Some((self.jobs.get(&facts.uid)?.id, *facts))).collect();
-        let name = |id: NodeId| self.nodes.iter().find(|(_, known)| **known == id).map(|(name, _)| name.clone());
+        let names: BTreeMap<NodeId, &String> = self.nodes.iter().map(|(name, id)| (*id, name)).collect();
         let starts = plan.starts.iter().map(|s| (s.job, s.node, OrderKind::Place, None));
         let moves = plan.moves.iter().map(|m| (m.job, m.to, OrderKind::Move, Some(m.why)));
         let orders: Vec<Order> = starts
             .chain(moves)
             .filter_map(|(job, node, kind, because)| {
-                let (facts, node) = (by_id.get(&job)?, name(node)?);
+                let (facts, node) = (by_id.get(&job)?, names.get(&node)?.to_string());
                 let fits = match kind {
-                    OrderKind::Place => facts.state == JobState::Waiting,
+                    // Without an order the cluster's own scheduler finds a place.
+                    OrderKind::Place => facts.state == JobState::Waiting && !facts.tried.contains(&node),
                     OrderKind::Move => {
                         facts.movable.is_ok()
                             && matches!(&facts.state, JobState::Running { node: from, .. } if *from != node)
@@ -180,12 +181,18 @@ impl Decision {
 
     fn view(&self, jobs: &[&JobFacts], seen: &Seen) -> View {
         let mut nodes: Vec<NodeView> = vec![];
-        let heard = seen.nodes.iter().filter(|n| n.heard);
+        let heard = seen.nodes.iter().filter(|(_, node)| node.heard);
         let mut views: Vec<JobView> = jobs.iter().filter_map(|facts| self.job_view(facts, seen)).collect();
         views.sort_by_key(|view| view.id);
         let mut running: BTreeMap<NodeId, usize> = BTreeMap::new();
         for node in views.iter().filter_map(JobView::node) {
             *running.entry(node).or_default() += 1;
+        }
+        let mut settled: BTreeMap<&str, usize> = BTreeMap::new();
+        for facts in jobs {
+            if let JobState::Running { node, .. } = &facts.state {
+                *settled.entry(node).or_default() += 1;
+            }
         }
         // Room is counted in the largest of those who wait, or else of all: what is found must not turn out too small.
         let waiting = || jobs.iter().filter(|f| f.state == JobState::Waiting);
@@ -193,8 +200,8 @@ impl Decision {
             waiting().map(|f| of(f)).max().unwrap_or_else(|| jobs.iter().map(|f| of(f)).max().unwrap_or(0))
         };
         let (milli, bytes) = (largest(|f| f.cpu_request_milli), largest(|f| f.memory_request_bytes));
-        for node in heard {
-            let id = self.nodes[&node.name];
+        for (name, node) in heard {
+            let id = self.nodes[name];
             let here = running.get(&id).copied().unwrap_or(0);
             let fits = |free: u64, need: u64| free.checked_div(need).map_or(usize::MAX, |n| n as usize);
             let more = fits(node.free_milli, milli).min(fits(node.free_bytes, bytes));
@@ -202,7 +209,7 @@ impl Decision {
                 (false, _) => Some(here),
                 (true, usize::MAX) => None,
                 // Those who are on their way here have not taken their part of what is free yet.
-                (true, more) => Some((self.settled_on(&node.name, jobs) + more).max(here)),
+                (true, more) => Some((settled.get(name.as_str()).copied().unwrap_or(0) + more).max(here)),
             };
             let (cores, speed, memory_bytes) = (node.cores, node.speed, node.memory_bytes);
             nodes.push(NodeView { id, cores, speed, memory_bytes, slots });
@@ -211,15 +218,10 @@ impl Decision {
         View { now: seen.now, nodes, jobs: views }
     }
 
-    /// How many of the jobs run on a node now.
-    fn settled_on(&self, name: &str, jobs: &[&JobFacts]) -> usize {
-        jobs.iter().filter(|f| matches!(&f.state, JobState::Running { node, .. } if node == name)).count()
-    }
-
     /// The job as the core should see it; nothing if it is to be left alone altogether.
     fn job_view(&self, facts: &JobFacts, seen: &Seen) -> Option<JobView> {
         let known = self.jobs.get(&facts.uid)?;
-        let heard = |name: &str| seen.nodes.iter().any(|n| n.heard && n.name == name);
+        let heard = |name: &str| seen.nodes.get(name).is_some_and(|node| node.heard);
         let once = facts.policy == JobPolicy::Specon && known.has_moved;
         let mut pinned = facts.movable.is_err() || once;
         let going = known.order.as_ref().filter(|(_, at)| seen.now.since(*at) <= ORDER_STANDS).map(|(order, _)| order);
@@ -238,15 +240,14 @@ impl Decision {
                 pinned |= moving.is_some();
                 on(moving.map_or(node, |order| &order.node), time(*since), *epoch)?
             }
-            (JobState::Moving, order) => {
+            (JobState::Moving, _) => {
                 pinned = true;
                 let since = known.moving_since.unwrap_or(seen.now);
                 if seen.now.since(since) > MOVING_COUNTS {
                     return None;
                 }
-                let goes_to =
-                    order.map(|order| order.node.as_str()).or(known.node.as_ref().map(|(name, _)| name.as_str()));
-                on(goes_to?, since, 2)?
+                let ordered = known.order.as_ref().map(|(order, _)| order.node.as_str());
+                on(ordered.or(known.node.as_ref().map(|(name, _)| name.as_str()))?, since, 2)?
             }
         };
         let all = known.all();
@@ -266,7 +267,7 @@ impl Decision {
 impl Known {
     fn learn(&mut self, facts: &JobFacts, told: Option<Told>, seen: &Seen) {
         match &facts.state {
-            JobState::Moving => drop(self.moving_since.get_or_insert(seen.now)),
+            JobState::Moving => self.moving_since = self.moving_since.or(Some(seen.now)),
             _ => self.moving_since = None,
         }
         // An order is done when the job is where it should be, and void when it has had no effect for long.
@@ -284,7 +285,7 @@ impl Known {
             self.pod = facts.pod_uid.clone();
         }
         if let JobState::Running { node, .. } = &facts.state {
-            let cores = seen.nodes.iter().find(|n| n.name == *node).map_or(1.0, |n| n.cores);
+            let cores = seen.nodes.get(node).map_or(1.0, |n| n.cores);
             if let Some((_, old)) = self.node.as_ref().filter(|(name, _)| name != node) {
                 // Use is counted in parts of the node it happens on.
                 let factor = old / cores.max(f64::MIN_POSITIVE);
@@ -408,19 +409,21 @@ fn look(leader: &Leader, jobs: Vec<JobFacts>, clock: &Clock) -> Seen {
     let now = Instant::now();
     leader.look(|world| {
         let agents = leader.agents.lock().expect("never poisoned");
-        let told = |facts: &JobFacts| told(world, &agents, facts.pod_uid.as_deref()?, clock);
-        let jobs = jobs.into_iter().map(|facts| (facts.clone(), told(&facts))).collect();
+        let with_words = |facts: JobFacts| {
+            let said = facts.pod_uid.as_deref().and_then(|pod| told(world, &agents, pod, clock));
+            (facts, said)
+        };
+        let jobs = jobs.into_iter().map(with_words).collect();
         Seen { now: clock.at(now), nodes: nodes(world, &agents, now), jobs }
     })
 }
 
-fn nodes(world: &World, agents: &Agents, now: Instant) -> Vec<NodeSeen> {
+fn nodes(world: &World, agents: &Agents, now: Instant) -> BTreeMap<String, NodeSeen> {
     let requested = world.requested();
     let seen = world.nodes().map(|(name, facts)| {
-        let asked = requested.get(name).copied().unwrap_or_default();
+        let asked = requested.get(name.as_str()).copied().unwrap_or_default();
         let (milli, bytes) = (facts.cpu_milli.unwrap_or(0), facts.memory_bytes.unwrap_or(0));
-        NodeSeen {
-            name: name.clone(),
+        let node = NodeSeen {
             cores: milli.saturating_sub(asked.others.0) as f64 / 1000.0,
             speed: f64::from(facts.speed_percent) / 100.0,
             memory_bytes: bytes.saturating_sub(asked.others.1),
@@ -428,9 +431,10 @@ fn nodes(world: &World, agents: &Agents, now: Instant) -> Vec<NodeSeen> {
             free_bytes: bytes.saturating_sub(asked.others.1 + asked.jobs.1),
             open: facts.open,
             heard: agents.is_heard(name, now),
-        }
+        };
+        (name.clone(), node)
     });
-    seen.filter(|node| node.cores > 0.0).collect()
+    seen.filter(|(_, node)| node.cores > 0.0).collect()
 }
 
 fn told(world: &World, agents: &Agents, pod: &str, clock: &Clock) -> Option<Told> {

@@ -6,7 +6,7 @@
 
 mod agents;
 mod auth;
-pub mod cluster;
+mod cluster;
 mod contest;
 pub(crate) mod lead;
 pub(crate) mod metrics;
