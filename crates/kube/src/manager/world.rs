@@ -378,7 +378,7 @@ impl World {
             blocked: pod.blocked(&container).or(watched),
             allowed: bounds::bounds(pod, &container, &original, ranges, self.nodes.get(node)),
             resize: pod.resize.clone(),
-            follow: by_job.is_some(),
+            follow: pod.labels.contains_key(JOB_LABEL),
             container,
         })
     }
