@@ -137,7 +137,8 @@ impl Drop for Node {
 
 fn pod(name: &str) -> PodOnNode {
     let original =
-        Resources { requests: Amounts { cpu_milli: Some(500), memory_bytes: None }, limits: Amounts::default() };
+        Resources { requests: Amounts { cpu_milli: Some(500), memory_bytes: None     follow: false,
+        }, limits: Amounts::default() };
     PodOnNode {
         uid: format!("uid-{name}"),
         namespace: "team".into(),
