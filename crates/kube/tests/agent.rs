@@ -137,8 +137,7 @@ impl Drop for Node {
 
 fn pod(name: &str) -> PodOnNode {
     let original =
-        Resources { requests: Amounts { cpu_milli: Some(500), memory_bytes: None     follow: false,
-        }, limits: Amounts::default() };
+        Resources { requests: Amounts { cpu_milli: Some(500), memory_bytes: None }, limits: Amounts::default() };
     PodOnNode {
         uid: format!("uid-{name}"),
         namespace: "team".into(),
@@ -166,6 +165,7 @@ fn pod(name: &str) -> PodOnNode {
         blocked: None,
         allowed: Bounds::default(),
         resize: ResizeState::Settled,
+        follow: false,
     }
 }
 
