@@ -248,6 +248,7 @@ fn manager_config(listen: SocketAddr) -> manager::Config {
         webhook: Some("gainshare".to_owned()),
         authority_folders: Vec::new(),
         fail_at: gainshare_kube::jobs::FailPoint::default(),
+        specon: Default::default(),
     }
 }
 
@@ -542,6 +543,7 @@ fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
         progress: gainshare_kube::wire::Progress { value: Some(value), ..Default::default() },
         share: Some(0.7),
         reason: "it grows".to_owned(),
+        signal: None,
     };
     agents.0.ask(Some(vec![job(Category::Growing, 3.0)]), Vec::new(), 0).unwrap();
     let status = || bed.get("pod", "a")["metadata"]["annotations"]["gainshare.dev/status"].as_str().map(str::to_owned);

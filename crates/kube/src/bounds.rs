@@ -4,6 +4,7 @@
 //! at all. Quotas bound the sum over a namespace and change with every pod, so they are judged when a resize is asked for: [`over_quota`].
 //! The API server has the last word on both; we ask first so that a refusal has a reason that helps.
 
+use crate::crd;
 use crate::facts::PodFacts;
 use crate::quantity;
 use crate::resize::{Bounds, LEAST_CPU_MILLI, Range, Refusal, Resources};
@@ -55,13 +56,25 @@ impl RangeFacts {
 pub(crate) struct NodeFacts {
     pub(crate) cpu_milli: Option<u64>,
     pub(crate) memory_bytes: Option<u64>,
+    /// It is ready, and pods may come that tolerate nothing.
+    pub(crate) open: bool,
+    /// How fast its cores are, in hundredths of an ordinary one: the label [`crd::SPEED_LABEL`].
+    pub(crate) speed_percent: u32,
 }
 
 impl NodeFacts {
     pub(crate) fn of(node: &Node) -> NodeFacts {
         let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
         let get = |name: &str| allocatable.and_then(|map| map.get(name));
+        let spec = node.spec.clone().unwrap_or_default();
+        let tainted = spec.taints.iter().flatten().any(|t| t.effect == "NoSchedule" || t.effect == "NoExecute");
+        let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let ready = conditions.clone().any(|c| c.type_ == "Ready" && c.status == "True");
+        let speed = node.metadata.labels.as_ref().and_then(|labels| labels.get(crd::SPEED_LABEL));
+        let speed = speed.and_then(|text| text.parse::<f64>().ok()).filter(|speed| (0.01..=100.0).contains(speed));
         NodeFacts {
+            open: ready && !tainted && !spec.unschedulable.unwrap_or(false),
+            speed_percent: (speed.unwrap_or(1.0) * 100.0).round() as u32,
             cpu_milli: get("cpu").and_then(quantity::cpu_milli),
             memory_bytes: get("memory").and_then(quantity::whole),
         }

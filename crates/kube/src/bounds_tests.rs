@@ -16,7 +16,7 @@ fn cpu(request: u64) -> Resources {
 #[test]
 fn the_narrowest_of_all_ranges_and_the_node() {
     let pod = facts(&manifest());
-    let node = NodeFacts { cpu_milli: Some(4000), memory_bytes: Some(8 << 30) };
+    let node = NodeFacts { cpu_milli: Some(4000), memory_bytes: Some(8 << 30), ..NodeFacts::default() };
     let wide = range(json!([{"type": "Container", "min": {"cpu": "100m"}, "max": {"cpu": "3"}}]));
     let narrow = range(
         json!([{"type": "Container", "max": {"cpu": "2500m", "memory": "4Gi"}, "maxLimitRequestRatio": {"cpu": "3"}}]),

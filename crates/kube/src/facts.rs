@@ -32,6 +32,8 @@ pub struct PodFacts {
     pub running: bool,
     /// It has a node, and does not run yet.
     pub starting: bool,
+    /// It takes room on its node: it is bound to one and has not ended.
+    pub holds_node: bool,
     /// Made from a file on its node; the API server only shows it.
     pub is_static: bool,
     pub windows: bool,
@@ -141,6 +143,7 @@ impl PodFacts {
             starting: status.phase.as_deref() == Some("Pending")
                 && meta.deletion_timestamp.is_none()
                 && spec.node_name.is_some(),
+            holds_node: spec.node_name.is_some() && !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             is_static,
             windows: spec.os.as_ref().is_some_and(|os| os.name == "windows"),
             pod_level: spec.resources.is_some(),

@@ -29,4 +29,4 @@ mod webhook;
 pub mod wire;
 
 /// The client library and its types, so that commands use the same version of them.
-pub use {k8s_openapi, kube};
+pub use {jiff, k8s_openapi, kube};

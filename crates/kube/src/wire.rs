@@ -69,6 +69,9 @@ pub struct Beat {
     pub cores: f64,
     #[serde(default)]
     pub memory_bytes: u64,
+    /// The agent's clock, in microseconds since its machine started: moments that it tells of are moments of this clock.
+    #[serde(default)]
+    pub at_us: u64,
 }
 
 /// Where a job stands, in the words people see.
@@ -118,6 +121,40 @@ pub struct JobState {
     /// Why, in one sentence for people.
     #[serde(default)]
     pub reason: String,
+    /// What its reports and its use amount to, for decisions about the whole cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<Signal>,
+}
+
+/// What a job's reports amount to so far, as the core's own signal has it.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Signal {
+    pub reports: u64,
+    #[serde(default)]
+    pub first: Option<Report>,
+    #[serde(default)]
+    pub last: Option<Report>,
+    #[serde(default)]
+    pub longest_gap_us: u64,
+    #[serde(default)]
+    pub step: Option<u64>,
+    #[serde(default)]
+    pub total: Option<u64>,
+    /// Where its curve is, where it will be flat, and the change still to come in units of the change so far.
+    #[serde(default)]
+    pub outlook: Option<[f64; 3]>,
+    /// Use of the node since the start, in node-seconds.
+    #[serde(default)]
+    pub consumed_cpu: f64,
+    #[serde(default)]
+    pub consumed_memory: f64,
+}
+
+/// A value and when it was reported, on the agent's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    pub value: f64,
+    pub at_us: u64,
 }
 
 /// How far a job is by its own account.
@@ -210,6 +247,9 @@ pub struct PodOnNode {
     /// Between which values the resources may move (LimitRange, node, floor). Quotas are judged when a resize is asked for.
     pub allowed: Bounds,
     pub resize: ResizeState,
+    /// The manager decides where this job runs: it wants to hear of its progress within seconds.
+    #[serde(default)]
+    pub follow: bool,
 }
 
 /// What the kubelet makes of the pod's present spec.

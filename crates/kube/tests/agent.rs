@@ -165,6 +165,7 @@ fn pod(name: &str) -> PodOnNode {
         blocked: None,
         allowed: Bounds::default(),
         resize: ResizeState::Settled,
+        follow: false,
     }
 }
 

@@ -117,7 +117,8 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     kube.kubectl(&["delete", "namespace", "plain", "--wait=false"])?;
 
     eprintln!("e2e: with a policy");
-    install(kube)?;
+    // The manager must not land where it would be measured.
+    install(kube, &["--set", &format!("manager.nodeSelector.kubernetes\\.io/hostname={OTHER}")])?;
     namespace(kube, "shared")?;
     policy(kube, "shared", "4s")?;
     let watch = Watch::start(kube, NODE)?;
@@ -178,7 +179,8 @@ fn helm(kube: &Kube) -> Command {
     helm
 }
 
-fn install(kube: &Kube) -> Result<()> {
+/// Installs the chart, with further words for Helm.
+pub(super) fn install(kube: &Kube, more: &[&str]) -> Result<()> {
     let (name, tag) = IMAGE.split_once(':').context("an image has a tag")?;
     let chart = sh::root().join("deploy/chart");
     sh::output(
@@ -187,12 +189,12 @@ fn install(kube: &Kube) -> Result<()> {
             .arg(chart)
             .args(["--create-namespace", "--wait", "--timeout", "120s"])
             .args(["--set", &format!("image.repository={name},image.tag={tag},image.pullPolicy=Never")])
-            // The manager must not land where it would be measured.
-            .args(["--set", &format!("manager.nodeSelector.kubernetes\\.io/hostname={OTHER}")]),
+            .args(more),
     )?;
-    wait_for("the agent on the training node", Duration::from_secs(60), || {
-        let agent = agent_pod(kube)?;
-        ensure!(agent.is_ready(), "the agent {} is not ready", agent.name());
+    wait_for("an agent on every node", Duration::from_secs(60), || {
+        for agent in kube.pods(SYSTEM, "app.kubernetes.io/component=agent")? {
+            ensure!(agent.is_ready(), "the agent {} is not ready", agent.name());
+        }
         Ok(())
     })
 }

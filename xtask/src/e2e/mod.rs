@@ -1,6 +1,8 @@
 //! `cargo xtask e2e`: whole stories on a real cluster, told in figures.
 
+mod attempts;
 mod kube;
+mod kube_move;
 mod kube_share;
 mod trace;
 mod train;
@@ -21,16 +23,24 @@ enum Story {
     /// Brings up a test bed of two nodes, trains three models on one of them without and with a policy, kills the agent, the manager and stops the API
     /// server, and uninstalls. Prints what was measured; fails if a promise was broken.
     KubeShare(kube_share::Args),
+    /// Training jobs move to where the cluster gains: the same jobs under the cluster's scheduler, `specon` and `gainshare`.
+    ///
+    /// Brings up a test bed of three nodes and lets real training jobs arrive at random, once under each policy, while a watcher sees to it that no job is ever alive
+    /// twice. Prints what was measured; fails if a promise was broken.
+    KubeMove(kube_move::Args),
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
     match args.story {
         Story::KubeShare(args) => kube_share::run(&args),
+        Story::KubeMove(args) => kube_move::run(&args),
     }
 }
 
-/// The shorter telling that belongs to `cargo xtask test`, with the program of the release profile.
+/// The shorter tellings that belong to `cargo xtask test`, with the program of the release profile.
 pub(crate) fn short() -> Result<()> {
     sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare"]))?;
-    kube_share::run(&kube_share::Args::short(sh::root().join("target/release/gainshare")))
+    let program = sh::root().join("target/release/gainshare");
+    kube_share::run(&kube_share::Args::short(program.clone()))?;
+    kube_move::run(&kube_move::Args::short(program))
 }

@@ -75,7 +75,7 @@ pub(super) fn schedule(program: &Path, work_s: f64) -> Result<Vec<Run>> {
 }
 
 /// Steps of a model in a second of CPU time, so that a busy machine does not make the runs small.
-fn steps_per_second(program: &Path, model: &str) -> Result<f64> {
+pub(super) fn steps_per_second(program: &Path, model: &str) -> Result<f64> {
     let cpu_s = |steps: u64| -> Result<f64> {
         let before = children_cpu_s();
         let status = Command::new(program)

@@ -154,6 +154,13 @@ impl Testbed {
         node::on_machine(&self.state.dir, node, path)
     }
 
+    /// A folder of the machine that every node sees under the same path, made if it is not there.
+    pub(crate) fn shared_folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.state.dir.join("shared").join(name);
+        make(&folder)?;
+        Ok(folder)
+    }
+
     /// Sends a signal (to stop and to go on, say) to a program, such as `kube-apiserver` or `kubelet-NODE`.
     #[allow(dead_code, reason = "part of the interface for end-to-end runs")]
     pub(crate) fn signal(&self, program: &str, signal: i32) -> Result<()> {

@@ -4,6 +4,7 @@ pub mod agent;
 pub mod crd;
 pub mod operator;
 pub mod plugin;
+mod training;
 
 use tracing_subscriber::EnvFilter;
 

@@ -2,10 +2,14 @@
 
 use anyhow::{Context, Result};
 use clap::Args;
+use gainshare_agent::duration::parse_duration;
+use gainshare_core::model::Span;
+use gainshare_core::policy::{MoveRule, Policy, Specon};
 use gainshare_kube::jobs::FailPoint;
 use gainshare_kube::manager::{self, Config};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(Debug, Args)]
@@ -43,6 +47,12 @@ pub struct OperatorArgs {
     /// Folders in which its certificate authority may be kept, the first that has one or can be written
     #[arg(long, value_name = "DIR")]
     pub authority: Vec<PathBuf>,
+    /// SpeCon's interval: how often jobs of that policy are judged
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30s")]
+    pub specon_interval: Duration,
+    /// SpeCon's alpha: a change of the loss below it, by its first value, counts as slow
+    #[arg(long, value_name = "PART", default_value_t = Specon::default().alpha)]
+    pub specon_alpha: f64,
     /// Give every pod of the cluster its own values back and end, before an uninstall
     #[arg(long)]
     pub release: bool,
@@ -56,6 +66,7 @@ pub fn operator(args: &OperatorArgs) -> Result<u8> {
 
 async fn run(args: &OperatorArgs) -> Result<u8> {
     let config = config(args);
+    Policy { moves: MoveRule::Specon(config.specon), ..Policy::default() }.validate()?;
     let client = manager::client().await?;
     if args.release {
         let count = manager::release(&config, &client).await?;
@@ -72,6 +83,11 @@ async fn run(args: &OperatorArgs) -> Result<u8> {
     };
     manager::run(config, client, end).await?;
     Ok(0)
+}
+
+fn specon(args: &OperatorArgs) -> Specon {
+    let interval = Span(args.specon_interval.as_micros() as u64);
+    Specon { alpha: args.specon_alpha, interval, ..Specon::default() }
 }
 
 fn config(args: &OperatorArgs) -> Config {
@@ -96,5 +112,6 @@ fn config(args: &OperatorArgs) -> Config {
         authority_folders: args.authority.clone(),
         // Not an option: nobody but a test wants a manager that dies.
         fail_at: FailPoint::at(std::env::var("GAINSHARE_FAIL_AT").ok()),
+        specon: specon(args),
     }
 }

@@ -3,10 +3,11 @@
 //! The program is the same as `gainshare`; called by the name `kubectl-gainshare` it is a plugin of kubectl. It only reads: pods, policies and
 //! namespaces, with the rights of the user. Everything it shows is on those objects.
 
+use super::training;
 use crate::args::Format;
 use crate::print::{Colour, Out, Side, Table};
 use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueHint};
 use gainshare_kube::crd::{self, SharePolicy};
 use gainshare_kube::facts::PodFacts;
 use gainshare_kube::k8s_openapi::api::core::v1::{Namespace, Pod};
@@ -58,12 +59,23 @@ enum PluginCommand {
         #[arg(short = 'A', long)]
         all_namespaces: bool,
     },
-    /// Say why a pod has what it has
+    /// Say why a pod has what it has, or why a TrainingJob moved or stayed
     Explain {
-        /// The pod's name
-        pod: String,
+        /// The pod's or TrainingJob's name
+        name: String,
         #[command(flatten)]
         at: Where,
+    },
+    /// Show where TrainingJobs ran, moves included
+    Gantt {
+        #[command(flatten)]
+        at: Where,
+        /// Of all namespaces
+        #[arg(short = 'A', long)]
+        all_namespaces: bool,
+        /// Draw it into this file, .svg or .png
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        figure: Option<PathBuf>,
     },
     /// Show what each node shares, again and again
     Top {
@@ -114,12 +126,19 @@ pub fn plugin(cli: PluginCli) -> Result<u8> {
                 let cluster = Cluster::connect(&at, all_namespaces).await?;
                 ps(&cluster.rows().await?, all_namespaces, &Out::new(at.output))?;
             }
-            PluginCommand::Explain { pod, at } => {
+            PluginCommand::Explain { name, at } => {
                 let cluster = Cluster::connect(&at, false).await?;
-                let rows = cluster.rows().await?;
-                let row = rows.iter().find(|r| r.pod == pod);
-                let Some(row) = row else { bail!(cluster.why_not(&pod).await?) };
-                explain(row, &Out::new(at.output))?;
+                let (rows, out) = (cluster.rows().await?, Out::new(at.output));
+                if let Some(row) = rows.iter().find(|r| r.pod == name) {
+                    explain(row, &out)?;
+                } else if !training::explain(&cluster.client, cluster.namespace(), &name, &out).await? {
+                    bail!(cluster.why_not(&name).await?);
+                }
+            }
+            PluginCommand::Gantt { at, all_namespaces, figure } => {
+                let cluster = Cluster::connect(&at, all_namespaces).await?;
+                let out = Out::new(at.output);
+                training::gantt(&cluster.client, cluster.namespace.as_deref(), figure.as_deref(), &out).await?;
             }
             PluginCommand::Top { at, all_namespaces, once } => {
                 let cluster = Cluster::connect(&at, all_namespaces).await?;
@@ -163,6 +182,10 @@ impl Cluster {
         Ok(Cluster { client, namespace: (!all_namespaces).then_some(namespace) })
     }
 
+    fn namespace(&self) -> &str {
+        self.namespace.as_deref().unwrap_or_default()
+    }
+
     async fn rows(&self) -> Result<Vec<Row>> {
         let all = ListParams::default();
         let (pods, policies): (Api<Pod>, Api<SharePolicy>) = match &self.namespace {
@@ -197,7 +220,9 @@ impl Cluster {
         let pod = pods.get_opt(name).await.context("cannot read the pod")?;
         Ok(match pod.as_ref().and_then(PodFacts::of) {
             None => {
-                format!("there is no pod {name} in the namespace {namespace}: `kubectl gainshare ps -A` lists them")
+                format!(
+                    "there is no pod and no TrainingJob {name} in the namespace {namespace}: `kubectl gainshare ps -A` lists what shares"
+                )
             }
             Some(pod) if !pod.running => format!("the pod {name} does not run, so there is nothing to share"),
             Some(_) => format!(
@@ -222,10 +247,15 @@ fn rows(
             let labelled = namespaces.get(&pod.namespace).is_some_and(|labels| select::by_namespace(labels, pod));
             let note: Option<PodNote> =
                 pod.notes.get(crd::STATUS_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
-            if policy.is_none() && !labelled {
+            let by_job = select::by_job(pod);
+            if policy.is_none() && !labelled && by_job.is_none() {
                 return None;
             }
-            let spec = policy.map(|p| p.spec.clone()).unwrap_or_default();
+            let (policy, spec) = match (policy, by_job) {
+                (Some(policy), _) => (policy.name.clone(), policy.spec.clone()),
+                (None, Some(job)) => (job.name, job.spec),
+                (None, None) => Default::default(),
+            };
             let container = select::container_name(&spec, pod);
             let now = pod.container(&container).map(|c| c.resources).unwrap_or_default();
             let original = pod.originals().and_then(|o| Some(o.containers.get(&container)?.resources())).unwrap_or(now);
@@ -235,7 +265,7 @@ fn rows(
                 pod: pod.name.clone(),
                 node: pod.node.clone(),
                 owner: select::owner_name(pod),
-                policy: policy.map(|p| p.name.clone()).unwrap_or_default(),
+                policy,
                 blocked: pod.blocked(&container),
                 container,
                 category: note.category,

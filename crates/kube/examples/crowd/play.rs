@@ -299,6 +299,7 @@ impl Agent {
             memory_used_bytes: 8 << 30,
             cores: 32.0,
             memory_bytes: 256 << 30,
+            at_us: 0,
         };
         let sync = Sync {
             node: self.node.clone(),
@@ -361,5 +362,6 @@ fn job(pod: &PodOnNode, mates: usize) -> JobState {
         progress: Progress { step: Some(1), total: Some(1_000_000), metric: Some("loss".to_owned()), value: Some(2.3) },
         share: Some(1.0 / mates.max(1) as f64),
         reason: "its growth of 0.02 is a tenth of all".to_owned(),
+        signal: None,
     }
 }

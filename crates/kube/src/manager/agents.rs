@@ -3,6 +3,7 @@
 //! Progress lives here and nowhere else: it is streamed to us and forgotten when a manager ends. `(epoch, seq)` orders what one agent says; an older
 //! request that arrives late is not believed.
 
+use super::cluster::AgentClock;
 use crate::wire::{Beat, Category, JobState, Sync};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -24,6 +25,7 @@ struct Agent {
     epoch: u64,
     seq: u64,
     heard: Instant,
+    clock: AgentClock,
     beat: Beat,
     /// Whether it has told its jobs in this epoch.
     told_jobs: bool,
@@ -53,6 +55,7 @@ impl Agents {
             epoch: sync.epoch,
             seq: 0,
             heard: now,
+            clock: AgentClock::of(sync.beat.at_us, now),
             beat: Beat::default(),
             told_jobs: false,
             jobs: BTreeSet::new(),
@@ -61,7 +64,9 @@ impl Agents {
         if new_epoch {
             agent.told_jobs = false;
             agent.generations.clear();
+            agent.clock = AgentClock::of(sync.beat.at_us, now);
         }
+        agent.clock = agent.clock.quicker(AgentClock::of(sync.beat.at_us, now));
         (agent.epoch, agent.seq, agent.heard, agent.beat) = (sync.epoch, sync.seq, now, sync.beat);
         let mut changed = Vec::new();
         if let Some(jobs) = &sync.jobs {
@@ -108,6 +113,10 @@ impl Agents {
 
     pub(crate) fn job(&self, uid: &str) -> Option<&JobState> {
         self.jobs.get(uid)
+    }
+
+    pub(crate) fn clock(&self, node: &str) -> Option<AgentClock> {
+        self.nodes.get(node).map(|agent| agent.clock)
     }
 
     pub(crate) fn is_heard(&self, node: &str, now: Instant) -> bool {
@@ -157,6 +166,7 @@ mod tests {
             progress: Default::default(),
             share: None,
             reason: String::new(),
+            signal: None,
         };
         Sync {
             node: "n".into(),

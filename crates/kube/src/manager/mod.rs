@@ -6,6 +6,7 @@
 
 mod agents;
 mod auth;
+mod cluster;
 mod contest;
 pub(crate) mod lead;
 pub(crate) mod metrics;
@@ -22,6 +23,7 @@ mod write;
 
 pub(crate) use write::FIELD_MANAGER;
 
+pub use cluster::move_mark;
 pub use notes::PodNote;
 pub use release::release;
 
@@ -78,6 +80,8 @@ pub struct Config {
     pub authority_folders: Vec<PathBuf>,
     /// For tests: the step of a training job at which the process ends.
     pub fail_at: crate::jobs::FailPoint,
+    /// The numbers of the policy `specon` for training jobs.
+    pub specon: gainshare_core::policy::Specon,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -201,6 +205,7 @@ fn lead(
     tasks.spawn(restore_loop(leader.clone()));
     let reporter = Reporter { controller: "gainshare.dev/manager".to_owned(), instance: config.pod_name.clone() };
     let recorder = Recorder::new(client.clone(), reporter);
+    tasks.spawn(cluster::run(leader.clone(), config.specon));
     crate::jobs::start(&mut tasks, &leader, client, recorder.clone(), config.fail_at.clone());
     tasks.spawn(write_loop(leader.clone(), client.clone(), recorder));
     leading.send_replace(Some(leader));

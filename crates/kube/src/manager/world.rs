@@ -12,6 +12,7 @@ use crate::crd::SharePolicySpec;
 use crate::facts::PodFacts;
 use crate::resize::{Refusal, Resources};
 use crate::select::{self, PolicyFacts};
+use crate::training_job::JOB_LABEL;
 use crate::wire::{Blocked, PodOnNode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use std::borrow::Cow;
@@ -36,6 +37,13 @@ pub(crate) struct World {
     revisions: BTreeMap<String, u64>,
     next_revision: u64,
     touched: Touched,
+}
+
+/// What pods of training jobs, and all others, request: thousandths of a core, and bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Requested {
+    pub(crate) jobs: (u64, u64),
+    pub(crate) others: (u64, u64),
 }
 
 /// What changed since it was last asked.
@@ -76,6 +84,25 @@ impl World {
 
     pub(crate) fn node_of(&self, uid: &str) -> Option<&str> {
         self.pods.get(uid)?.node.as_deref()
+    }
+
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&String, &NodeFacts)> {
+        self.nodes.iter()
+    }
+
+    /// What the pods of each node request together.
+    pub(crate) fn requested(&self) -> BTreeMap<&str, Requested> {
+        let mut nodes: BTreeMap<&str, Requested> = BTreeMap::new();
+        for pod in self.pods.values().filter(|pod| pod.holds_node) {
+            let Some(node) = pod.node.as_deref() else { continue };
+            let asked = nodes.entry(node).or_default();
+            let sum = if pod.labels.contains_key(JOB_LABEL) { &mut asked.jobs } else { &mut asked.others };
+            for requests in pod.containers.iter().map(|container| container.resources.requests) {
+                sum.0 += requests.cpu_milli.unwrap_or(0);
+                sum.1 += requests.memory_bytes.unwrap_or(0);
+            }
+        }
+        nodes
     }
 
     pub(crate) fn revision(&self, node: &str) -> u64 {
@@ -351,6 +378,7 @@ impl World {
             blocked: pod.blocked(&container).or(watched),
             allowed: bounds::bounds(pod, &container, &original, ranges, self.nodes.get(node)),
             resize: pod.resize.clone(),
+            follow: pod.labels.contains_key(JOB_LABEL),
             container,
         })
     }

@@ -96,7 +96,7 @@ fn order_does_not_matter() {
         Box::new(|w| w.put_pod(pod("a", "n1", 1))),
         Box::new(|w| w.put_policy(all("p"))),
         Box::new(|w| w.put_policy(policy("q", json!({"selector": {}, "suspend": true})))),
-        Box::new(|w| w.put_node("n1", NodeFacts { cpu_milli: Some(2000), memory_bytes: None })),
+        Box::new(|w| w.put_node("n1", NodeFacts { cpu_milli: Some(2000), ..NodeFacts::default() })),
         Box::new(|w| {
             let range = json!({"spec": {"limits": [{"type": "Container", "max": {"cpu": "1500m"}}]}});
             w.put_range("team", "r", Some(RangeFacts::of(&serde_json::from_value(range).unwrap())));

@@ -200,9 +200,23 @@ impl Job {
             (None, None, None) if self.pod.started_ms.is_none() => "its container does not run".into(),
             (None, None, None) => "not decided yet".into(),
         };
+        let report = |r: gainshare_core::signal::Report| wire::Report { value: r.value, at_us: r.at.0 };
+        let consumed = self.meter.consumed();
+        let told = wire::Signal {
+            reports: signal.reports,
+            first: signal.first.map(report),
+            last: signal.last.map(report),
+            longest_gap_us: signal.longest_gap.0,
+            step: signal.step,
+            total: signal.total,
+            outlook: signal.outlook.map(|o| [o.at, o.flat_at, o.gain_left]),
+            consumed_cpu: consumed.cpu,
+            consumed_memory: consumed.memory,
+        };
         wire::JobState {
             uid: self.pod.uid.clone(),
             container: self.pod.container.clone(),
+            signal: self.pod.follow.then_some(told),
             category: verdict.map(|v| v.category.into()).unwrap_or_default(),
             growth: verdict.and_then(|v| v.growth.cpu),
             progress: wire::Progress {

@@ -42,6 +42,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+/// How often the manager hears of jobs that it may move, while they report.
+const FOLLOW_PACE: Span = Span::from_secs(2);
+
 /// How often logs and counters are looked at. Decisions come every few seconds at most, so sooner is of no use.
 const LOOK_PACE: Span = Span::from_millis(500);
 
@@ -139,6 +142,8 @@ fn look_and_decide(
             status.has_pods.store(true, Ordering::Relaxed);
         }
     };
+    // Reports that the manager has not heard of, and when it last heard.
+    let (mut unsaid, mut said_at) = (0, Time::ZERO);
     loop {
         while let Ok(answer) = answers.try_recv() {
             take(&mut node, answer);
@@ -155,7 +160,7 @@ fn look_and_decide(
         status.bad_plans.inc_by(happened.bad_plans);
         happened.effects_s.iter().for_each(|s| status.effect_seconds.observe(*s));
         status.dropped_lines.set(i64::try_from(node.dropped_lines()).unwrap_or(i64::MAX));
-        let beat = node.beat();
+        let beat = Beat { at_us: now().time.0, ..node.beat() };
         let counts = [
             (Category::Growing, beat.growing),
             (Category::Watching, beat.watching),
@@ -164,6 +169,11 @@ fn look_and_decide(
         for (category, count) in counts {
             status.jobs.get_or_create(&[("category", category.name())]).set(count.into());
         }
+        unsaid += happened.reports;
+        let is_news = node.is_followed() && unsaid > 0 && at.time >= said_at + FOLLOW_PACE;
+        if is_news || happened.is_urgent {
+            (unsaid, said_at) = (0, at.time);
+        }
         outgoing.send_modify(|out| {
             out.beat = beat;
             let jobs = node.states();
@@ -171,7 +181,7 @@ fn look_and_decide(
                 out.jobs = Arc::new(jobs);
             }
             out.resizes = node.resizes();
-            out.urgent += u64::from(happened.is_urgent);
+            out.urgent += u64::from(happened.is_urgent || is_news);
         });
         status.came_round();
         let pace = match (happened.more, node.awaits_effect(at.time)) {

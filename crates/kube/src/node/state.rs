@@ -216,6 +216,10 @@ impl Node {
             happened.reports += looked.reports;
             happened.refused_reports += looked.refused;
             happened.more |= looked.more;
+            // The others are measured when they are decided about.
+            if job.pod.follow && !job.takes_part() {
+                job.measure(now.time, &self.whole, &mut self.scratch);
+            }
         }
         // A job's history must be complete before anything is made of it.
         if !happened.more {
@@ -242,8 +246,12 @@ impl Node {
     }
 
     fn find_groups(&mut self, now: Time) {
-        let missing: BTreeSet<&str> =
-            self.jobs.values().filter(|j| j.group.is_none() && j.is_shared()).map(|j| j.pod.uid.as_str()).collect();
+        let missing: BTreeSet<&str> = self
+            .jobs
+            .values()
+            .filter(|j| j.group.is_none() && (j.is_shared() || j.pod.follow))
+            .map(|j| j.pod.uid.as_str())
+            .collect();
         if missing.is_empty() || now < self.next_search {
             return;
         }
@@ -310,6 +318,11 @@ impl Node {
                 happened.effects_s.push(now.since(wanted.decided).as_secs_f64());
             }
         }
+    }
+
+    /// Whether the manager wants to hear of any job's progress within seconds.
+    pub(crate) fn is_followed(&self) -> bool {
+        self.jobs.values().any(|job| job.pod.follow)
     }
 
     /// Whether an effect is awaited, so that looks should come quickly.

@@ -76,6 +76,7 @@ impl World {
             class: QosClass::Burstable,
             blocked: None,
             allowed: Bounds::default(),
+            follow: false,
             resize: ResizeState::Settled,
         });
     }

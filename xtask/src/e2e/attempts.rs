@@ -1,0 +1,163 @@
+//! Who was really alive, and when: a thread that looks into the control groups of all nodes, twenty times a second.
+//!
+//! Neither the API server nor a kubelet is asked: a process in a pod's group is alive, whatever they believe. Whose it is, and which attempt, its own environment
+//! says. What it prints is read from the engine's log while it is there, because the log goes with the pod.
+
+use super::kube::{Kube, log_lines, unix_s};
+use anyhow::{Result, anyhow};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const PACE: Duration = Duration::from_millis(50);
+/// How often logs are read.
+const READ_PACE: Duration = Duration::from_millis(400);
+
+/// One attempt of a job, as the kernel saw it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Ran {
+    pub(super) job: String,
+    /// The pod's uid.
+    pub(super) pod: String,
+    pub(super) attempt: u32,
+    /// When a process of it was first and last seen, in seconds since 1970.
+    pub(super) first_s: f64,
+    pub(super) last_s: f64,
+    /// What it printed.
+    lines: Vec<String>,
+    log: PathBuf,
+}
+
+impl Ran {
+    pub(super) fn last_loss(&self) -> Option<f64> {
+        self.lines.iter().rev().find_map(|line| word(line, "loss"))
+    }
+
+    /// The step that it said it saved when it was stopped.
+    pub(super) fn saved_step(&self) -> Option<u64> {
+        self.lines.iter().rev().find_map(|line| after(line, "stopped by SIGTERM after step "))
+    }
+
+    /// The step after which it said it goes on.
+    pub(super) fn resumed_step(&self) -> Option<u64> {
+        self.lines.iter().find_map(|line| after(line, "continues after step "))
+    }
+
+    fn read(&mut self) {
+        if let Ok(lines) = log_lines(&self.log)
+            && lines.len() >= self.lines.len()
+        {
+            self.lines = lines.into_iter().map(|(_, line)| line).collect();
+        }
+    }
+}
+
+/// The number after some words.
+fn after(line: &str, words: &str) -> Option<u64> {
+    let rest = line.split_once(words)?.1;
+    rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// The number of `name=1.5` or `name: 1.5`.
+fn word(line: &str, name: &str) -> Option<f64> {
+    let rest = line.split_once(name)?.1.trim_start_matches(['=', ':', ' ']);
+    rest.split([' ', ',']).next()?.parse().ok()
+}
+
+/// Watches until it is ended.
+pub(super) struct Attempts {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<Ran>>,
+}
+
+impl Attempts {
+    pub(super) fn watch(kube: &Kube, nodes: &[&str]) -> Result<Attempts> {
+        let mut places = vec![];
+        for node in nodes {
+            let pods = kube.testbed.node_cgroup(node, "cpu")?.join("kubepods");
+            places.push((pods, kube.testbed.node_path(node, "/var/log/pods")));
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let stop_there = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut ran: BTreeMap<String, Ran> = BTreeMap::new();
+            let mut read = Instant::now();
+            while !stop_there.load(Ordering::Relaxed) {
+                places.iter().for_each(|(groups, logs)| look(groups, logs, &mut ran));
+                if read.elapsed() > READ_PACE {
+                    read = Instant::now();
+                    let recent = unix_s() - 5.0;
+                    ran.values_mut().filter(|r| r.last_s > recent).for_each(Ran::read);
+                }
+                std::thread::sleep(PACE);
+            }
+            ran.values_mut().for_each(Ran::read);
+            ran.into_values().collect()
+        });
+        Ok(Attempts { stop, thread })
+    }
+
+    /// Everyone who was seen.
+    pub(super) fn end(self) -> Result<Vec<Ran>> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow!("the watch over the attempts has panicked"))
+    }
+}
+
+/// The processes of all pods below a node's group.
+fn look(groups: &Path, logs: &Path, ran: &mut BTreeMap<String, Ran>) {
+    for class in ["burstable", "besteffort", ""] {
+        for pod in std::fs::read_dir(groups.join(class)).into_iter().flatten().flatten() {
+            let name = pod.file_name();
+            let Some(uid) = name.to_str().and_then(|n| n.strip_prefix("pod")) else { continue };
+            for group in std::fs::read_dir(pod.path()).into_iter().flatten().flatten() {
+                let pids = std::fs::read_to_string(group.path().join("cgroup.procs")).unwrap_or_default();
+                for pid in pids.lines() {
+                    see(pid, uid, logs, ran);
+                }
+            }
+        }
+    }
+}
+
+fn see(pid: &str, uid: &str, logs: &Path, ran: &mut BTreeMap<String, Ran>) {
+    // A process that has ended shows no environment any more.
+    let Ok(environment) = std::fs::read(format!("/proc/{pid}/environ")) else { return };
+    let variable = |name: &str| {
+        let mut entries = environment.split(|b| *b == 0).filter_map(|entry| std::str::from_utf8(entry).ok());
+        entries.find_map(|entry| entry.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
+    };
+    let (Some(job), Some(attempt)) = (variable("STORY_JOB"), variable("GAINSHARE_ATTEMPT")) else { return };
+    let now = unix_s();
+    let seen = ran.entry(uid.to_owned()).or_insert_with(|| {
+        let attempt = attempt.parse().unwrap_or(0);
+        Ran { job, pod: uid.to_owned(), attempt, first_s: now, last_s: now, lines: vec![], log: log_of(logs, uid) }
+    });
+    seen.last_s = now;
+    if !seen.log.exists() {
+        seen.log = log_of(logs, uid);
+    }
+}
+
+/// The log of a pod's container `train`.
+fn log_of(logs: &Path, uid: &str) -> PathBuf {
+    let mut folders = std::fs::read_dir(logs).into_iter().flatten().flatten().map(|e| e.path());
+    let own = folders.find(|p| p.to_str().is_some_and(|p| p.ends_with(uid)));
+    own.unwrap_or_default().join("train/0.log")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_found_in_what_trainers_say() {
+        assert_eq!(after("gainshare train: stopped by SIGTERM after step 41 of 90; the same", "after step "), Some(41));
+        assert_eq!(after("gainshare train: continues after step 41 from /c/x.safetensors", "after step "), Some(41));
+        assert_eq!(word("step=40/90 loss=0.5123 accuracy=0.9", "loss"), Some(0.5123));
+        assert_eq!(word("nothing here", "loss"), None);
+    }
+}

@@ -1,0 +1,372 @@
+//! `cargo xtask e2e kube-move`: jobs that move to where the cluster gains, on a real cluster of three nodes.
+//!
+//! The same training jobs arrive at the same random moments three times: left to the cluster's own scheduler (`na`), under `specon` and under `gainshare`. All
+//! are TrainingJobs with a checkpoint on a volume that every node sees. Meanwhile a watcher looks into the kernel's control groups of all nodes, twenty times a
+//! second: never may two attempts of one job be alive, whatever anybody says. Every job has a twin in the run where nobody moves, with the same seed:
+//! both must end with the same loss.
+
+use super::attempts::{Attempts, Ran};
+use super::kube::{Kube, unix_s, wait_for};
+use super::kube_share::install;
+use super::train::{IMAGE, steps_per_second};
+use crate::testbed::{Spec, Testbed, static_program};
+use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const NODES: [(&str, f64); 3] = [("one", 0.55), ("two", 0.55), ("three", 0.55)];
+/// `specon` may be worse by no more than two runs of the same differ.
+const NOISE: f64 = 0.05;
+/// `gainshare` must be better by this in the mean.
+const LEAST_GAIN: f64 = 0.10;
+const LONGEST_STEP_S: f64 = 5.0;
+/// Losses of twins may differ by rounding in the printed number only: training resumes exactly.
+const TOLERANCE: f64 = 1e-4;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Fewer and shorter jobs, once under `specon` only, as `cargo xtask test` does it.
+    #[arg(long)]
+    short: bool,
+    /// Of the arrivals and sizes.
+    #[arg(long, default_value_t = 7)]
+    seed: u64,
+    /// All work of the jobs, in seconds of one core.
+    #[arg(long, value_name = "SECONDS")]
+    work: Option<f64>,
+    /// Leave the cluster up, to look around.
+    #[arg(long)]
+    keep: bool,
+    /// This program instead of a new static build.
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+    /// As JSON.
+    #[arg(short, long, value_parser = ["json"])]
+    output: Option<String>,
+}
+
+impl Args {
+    pub(super) fn short(program: PathBuf) -> Args {
+        Args { short: true, seed: 7, work: None, keep: false, program: Some(program), output: None }
+    }
+}
+
+/// One job of the story.
+struct Job {
+    name: String,
+    model: &'static str,
+    steps: u64,
+    report_every: u64,
+    arrives_s: f64,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    /// By policy.
+    rounds: BTreeMap<&'static str, Round>,
+    /// Parts of `na`'s: below 1 is better.
+    mean_to_na: BTreeMap<&'static str, f64>,
+    makespan_to_na: BTreeMap<&'static str, f64>,
+    migrations: usize,
+    /// Moments at which two attempts of a job were alive, over all rounds.
+    two_alive: Vec<String>,
+    /// Migrated jobs whose next attempt did not go on where the one before was saved.
+    not_continued: Vec<String>,
+    /// The largest difference between the last losses of twins, as a part of the loss.
+    twins_differ: f64,
+    longest_save_s: f64,
+    longest_restore_s: f64,
+    took_s: f64,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Round {
+    mean_s: f64,
+    makespan_s: f64,
+    completion_s: BTreeMap<String, f64>,
+    last_loss: BTreeMap<String, f64>,
+    moves: Vec<Moved>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Moved {
+    job: String,
+    from: String,
+    to: String,
+    why: String,
+    save_s: f64,
+    restore_s: f64,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let began = Instant::now();
+    let program = args.program.clone().map_or_else(static_program, Ok)?;
+    let kube = Kube { testbed: Testbed::up(&Spec::new("kube-move", &NODES)?)? };
+    let told = tell(&kube, args, &program);
+    if args.keep {
+        eprintln!("e2e: the cluster stays: KUBECONFIG={}", kube.testbed.kubeconfig().display());
+        kube.testbed.stay();
+    } else {
+        kube.testbed.down()?;
+    }
+    let mut report = told?;
+    report.took_s = began.elapsed().as_secs_f64();
+    match args.output {
+        Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
+        None => print(&report),
+    }
+    judge(&report, args.short)
+}
+
+fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
+    kube.testbed.load_image(program, IMAGE)?;
+    let (count, work_s) = if args.short { (5, 45.0) } else { (9, 150.0) };
+    let jobs = schedule(program, args.seed, count, args.work.unwrap_or(work_s))?;
+    // SpeCon looks every half minute at jobs of many minutes; these take less than two.
+    install(kube, &["--set", "manager.extraArgs={--specon-interval=4s,--specon-alpha=0.02}"])?;
+    let mut report = Report::default();
+    let policies: &[&'static str] = if args.short { &["specon"] } else { &["na", "specon", "gainshare"] };
+    for policy in policies {
+        eprintln!("e2e: under {policy}");
+        let round = play(kube, policy, &jobs, &mut report)?;
+        report.rounds.insert(policy, round);
+    }
+    compare(&mut report);
+    Ok(report)
+}
+
+/// Sizes and arrivals by the seed: a few long jobs, several short ones, most of them within the first third.
+fn schedule(program: &Path, seed: u64, count: usize, work_s: f64) -> Result<Vec<Job>> {
+    let models = ["vae", "mlp", "gru"];
+    let mut rates = BTreeMap::new();
+    for model in models {
+        rates.insert(model, steps_per_second(program, model)?);
+    }
+    let mut state = seed;
+    let mut draw = || {
+        // SplitMix64: a fixed row of numbers for a seed.
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = state;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    };
+    let sizes: Vec<f64> = (0..count).map(|i| if i % 3 == 0 { 3.0 + 2.0 * draw() } else { 0.6 + draw() }).collect();
+    let all: f64 = sizes.iter().sum();
+    let cores: f64 = NODES.iter().map(|(_, cores)| cores).sum();
+    let mut arrivals: Vec<f64> = (0..count).map(|_| draw() * work_s / cores * 0.4).collect();
+    arrivals[0] = 0.0;
+    arrivals.sort_by(f64::total_cmp);
+    let job = |(i, (size, arrives_s)): (usize, (f64, f64))| {
+        let model = models[i % models.len()];
+        let rate = rates[model];
+        let steps = ((rate * work_s * size / all) as u64).max(60);
+        let report_every = ((rate / 4.0) as u64).max(1);
+        Job { name: format!("job-{}", i + 1), model, steps, report_every, arrives_s }
+    };
+    Ok(sizes.into_iter().zip(arrivals).enumerate().map(job).collect())
+}
+
+/// One round: the jobs come, and all of them end.
+fn play(kube: &Kube, policy: &'static str, jobs: &[Job], report: &mut Report) -> Result<Round> {
+    let namespace = format!("under-{policy}");
+    prepare(kube, &namespace)?;
+    let nodes: Vec<&str> = NODES.iter().map(|(name, _)| *name).collect();
+    let attempts = Attempts::watch(kube, &nodes)?;
+    let began = Instant::now();
+    let mut created = BTreeMap::new();
+    for job in jobs {
+        std::thread::sleep(Duration::from_secs_f64(job.arrives_s).saturating_sub(began.elapsed()));
+        created.insert(job.name.clone(), unix_s());
+        kube.create(&training_job(&namespace, policy, job))?;
+        eprintln!("e2e: {:5.1} s: {} came", began.elapsed().as_secs_f64(), job.name);
+    }
+    let total: f64 = jobs.last().map_or(0.0, |job| job.arrives_s);
+    let patience = Duration::from_secs_f64(total * 4.0 + 300.0);
+    let ended = wait_for("the end of the jobs", patience, || {
+        let list = kube.get(&["trainingjobs", "-n", &namespace])?;
+        for job in list["items"].as_array().into_iter().flatten() {
+            let name = job["metadata"]["name"].as_str().unwrap_or_default();
+            match job["status"]["state"].as_str() {
+                Some("Succeeded") => {}
+                Some("Failed") => return Ok(Err(format!("{name} failed: {}", job["status"]["message"]))),
+                state => bail!("{name} is {}", state.unwrap_or("not looked at yet")),
+            }
+        }
+        Ok(Ok(list))
+    })?;
+    let list = ended.map_err(|why| anyhow::anyhow!(why))?;
+    let ran = attempts.end()?;
+    let mut round = Round::default();
+    for job in jobs {
+        let found = list["items"].as_array().into_iter().flatten().find(|j| j["metadata"]["name"] == json!(job.name));
+        let status = &found.with_context(|| format!("{} is gone", job.name))?["status"];
+        let last = ran.iter().filter(|r| r.job == job.name).max_by_key(|r| r.attempt);
+        let last = last.with_context(|| format!("nobody saw {} run", job.name))?;
+        round.completion_s.insert(job.name.clone(), last.last_s - created[&job.name]);
+        let loss = last.last_loss().with_context(|| format!("{} printed no loss", job.name))?;
+        round.last_loss.insert(job.name.clone(), loss);
+        let moves = status["lastMoves"].as_array().into_iter().flatten();
+        round.moves.extend(moves.filter(|m| m["from"] != m["to"]).map(|m| moved(&job.name, m)));
+    }
+    round.mean_s = round.completion_s.values().sum::<f64>() / jobs.len() as f64;
+    let first = created.values().copied().fold(f64::INFINITY, f64::min);
+    round.makespan_s = ran.iter().map(|r| r.last_s).fold(0.0, f64::max) - first;
+    let (mean_s, makespan_s, moves) = (round.mean_s, round.makespan_s, round.moves.len());
+    eprintln!("e2e: {policy}: mean {mean_s:.1} s, makespan {makespan_s:.1} s, {moves} moves");
+    report.two_alive.extend(two_alive(&ran));
+    report.not_continued.extend(not_continued(&ran));
+    kube.kubectl(&["delete", "trainingjobs", "--all", "-n", &namespace, "--wait=false"])?;
+    Ok(round)
+}
+
+fn moved(job: &str, m: &Value) -> Moved {
+    let text = |key: &str| m[key].as_str().unwrap_or_default().to_owned();
+    let number = |key: &str| m[key].as_f64().unwrap_or(f64::NAN);
+    let (save_s, restore_s) = (number("saveS"), number("restoreS"));
+    Moved { job: job.to_owned(), from: text("from"), to: text("to"), why: text("why"), save_s, restore_s }
+}
+
+/// A namespace with a claim on a folder that all nodes see.
+fn prepare(kube: &Kube, namespace: &str) -> Result<()> {
+    kube.apply(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } }))?;
+    let folder = kube.testbed.shared_folder(namespace)?;
+    kube.apply(&json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": namespace },
+        "spec": {
+            "capacity": { "storage": "1Gi" }, "accessModes": ["ReadWriteMany"], "storageClassName": "",
+            "persistentVolumeReclaimPolicy": "Retain",
+            "claimRef": { "namespace": namespace, "name": "checkpoints" },
+            "hostPath": { "path": folder, "type": "Directory" },
+        },
+    }))?;
+    kube.apply(&json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": { "name": "checkpoints", "namespace": namespace },
+        "spec": {
+            "accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": namespace,
+            "resources": { "requests": { "storage": "1Gi" } },
+        },
+    }))
+}
+
+fn training_job(namespace: &str, policy: &str, job: &Job) -> Value {
+    let (steps, every) = (job.steps.to_string(), job.report_every.to_string());
+    let args = [
+        "train",
+        job.model,
+        "--steps",
+        &steps,
+        "--report-every",
+        &every,
+        "--checkpoint",
+        "/checkpoints",
+        "--checkpoint-every",
+        "0",
+    ];
+    json!({
+        "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob",
+        "metadata": { "name": job.name, "namespace": namespace },
+        "spec": {
+            "policy": policy,
+            "objective": { "metric": "loss", "type": "minimize" },
+            "checkpoint": { "claimName": "checkpoints", "path": "/checkpoints" },
+            "template": { "spec": { "containers": [{
+                "name": "train", "image": IMAGE, "imagePullPolicy": "Never", "args": args,
+                // The watcher tells by it whose process it sees.
+                "env": [{ "name": "STORY_JOB", "value": job.name }],
+                "resources": { "requests": { "cpu": "80m", "memory": "48Mi" } },
+            }] } },
+        },
+    })
+}
+
+/// Attempts of one job whose lives overlapped.
+fn two_alive(ran: &[Ran]) -> Vec<String> {
+    let mut found = vec![];
+    for (i, a) in ran.iter().enumerate() {
+        for b in ran[i + 1..].iter().filter(|b| b.job == a.job && b.pod != a.pod) {
+            if a.first_s <= b.last_s && b.first_s <= a.last_s {
+                found.push(format!("{}: attempts {} and {} were alive together", a.job, a.attempt, b.attempt));
+            }
+        }
+    }
+    found
+}
+
+/// Attempts after the first that did not begin with the step at which the one before was saved.
+fn not_continued(ran: &[Ran]) -> Vec<String> {
+    let mut found = vec![];
+    for later in ran {
+        let before = ran.iter().filter(|r| r.job == later.job && r.attempt < later.attempt).max_by_key(|r| r.attempt);
+        let Some(before) = before else { continue };
+        let (saved, resumed) = (before.saved_step(), later.resumed_step());
+        if saved.is_none() || saved != resumed {
+            found.push(format!("{}: saved {saved:?}, attempt {} began at {resumed:?}", later.job, later.attempt));
+        }
+    }
+    found
+}
+
+fn compare(report: &mut Report) {
+    let na = report.rounds.get("na").map(|r| (r.mean_s, r.makespan_s, r.last_loss.clone()));
+    for (policy, round) in &report.rounds {
+        report.migrations += round.moves.len();
+        for m in &round.moves {
+            report.longest_save_s = report.longest_save_s.max(m.save_s);
+            report.longest_restore_s = report.longest_restore_s.max(m.restore_s);
+        }
+        let Some((mean_s, makespan_s, losses)) = &na else { continue };
+        report.mean_to_na.insert(policy, round.mean_s / mean_s);
+        report.makespan_to_na.insert(policy, round.makespan_s / makespan_s);
+        for (job, loss) in &round.last_loss {
+            let twin = losses.get(job).copied().unwrap_or(f64::NAN);
+            let apart = (loss - twin).abs() / twin.abs().max(1e-9);
+            report.twins_differ = report.twins_differ.max(if apart.is_nan() { f64::INFINITY } else { apart });
+        }
+    }
+}
+
+fn print(r: &Report) {
+    println!("{:<10} {:>9} {:>10} {:>8} {:>6}", "policy", "mean", "makespan", "to na", "moves");
+    for (policy, round) in &r.rounds {
+        let part = r.mean_to_na.get(policy).map_or("-".to_owned(), |part| format!("{part:.2}"));
+        let (mean, makespan, moves) = (round.mean_s, round.makespan_s, round.moves.len());
+        println!("{policy:<10} {mean:>7.1} s {makespan:>8.1} s {part:>8} {moves:>6}");
+    }
+    for (policy, m) in r.rounds.iter().flat_map(|(p, round)| round.moves.iter().map(move |m| (p, m))) {
+        let (job, from, to, why) = (&m.job, &m.from, &m.to, &m.why);
+        println!("{policy}: {job} {from} → {to}: {why} (saved in {:.1} s, restored in {:.1} s)", m.save_s, m.restore_s);
+    }
+    println!("twins differ by {:.1e} of the loss at most; {:.0} s in all", r.twins_differ, r.took_s);
+}
+
+/// Every promise that was broken, in one error.
+fn judge(r: &Report, short: bool) -> Result<()> {
+    let mut broken = r.two_alive.clone();
+    broken.extend(r.not_continued.clone());
+    if r.migrations == 0 {
+        broken.push("no job was moved".to_owned());
+    }
+    if r.twins_differ > TOLERANCE {
+        broken.push(format!("the last losses of twins differ by {} of the loss", r.twins_differ));
+    }
+    // Figures of speed are for a quiet machine: the short telling prints them and judges only what must always hold.
+    if !short {
+        let worse = |part: Option<&f64>, most: f64| part.is_none_or(|part| *part > most);
+        if worse(r.mean_to_na.get("specon"), 1.0 + NOISE) || worse(r.makespan_to_na.get("specon"), 1.0 + NOISE) {
+            broken.push(format!("specon is worse than nothing: {:?}, {:?}", r.mean_to_na, r.makespan_to_na));
+        }
+        if worse(r.mean_to_na.get("gainshare"), 1.0 - LEAST_GAIN) {
+            broken.push(format!("gainshare is not {LEAST_GAIN} better in the mean: {:?}", r.mean_to_na));
+        }
+        if r.longest_save_s > LONGEST_STEP_S || r.longest_restore_s > LONGEST_STEP_S {
+            broken.push(format!("saving took {:.1} s, restoring {:.1} s", r.longest_save_s, r.longest_restore_s));
+        }
+    }
+    ensure!(broken.is_empty(), "promises were broken: {}", broken.join("; "));
+    Ok(())
+}
