@@ -217,7 +217,7 @@ impl Node {
             happened.refused_reports += looked.refused;
             happened.more |= looked.more;
             // The others are measured when they are decided about.
-            if job.pod.follow && !job.takes_part() {
+            if job.pod.follow && !job.takes_part(now.time) {
                 job.measure(now.time, &self.whole, &mut self.scratch);
             }
         }
