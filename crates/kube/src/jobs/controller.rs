@@ -354,7 +354,8 @@ impl Controller {
     /// An event for what people would want to know; losing one is no harm.
     async fn tell(&self, before: &JobSeen, after: &JobSeen, todo: &Do) {
         let (old, new) = (&before.status, &after.status);
-        if !matches!(todo, Do::Write(..)) || (old.state, &old.message) == (new.state, &new.message) {
+        let Do::Write(step, _) = todo else { return };
+        if (old.state, &old.message) == (new.state, &new.message) {
             return;
         }
         tracing::info!(job = after.name, namespace = after.namespace, state = ?new.state, message = new.message);
@@ -365,7 +366,8 @@ impl Controller {
         };
         let event = Event {
             type_,
-            reason: format!("{:?}", new.state),
+            // Events of one reason are counted, not listed: each step has its own.
+            reason: if *step == "said" { format!("{:?}", new.state) } else { capital(step) },
             note: Some(new.message.chars().take(1000).collect()),
             action: "Run".to_owned(),
             secondary: None,
@@ -382,6 +384,12 @@ impl Controller {
             tracing::debug!(%error, "event not published");
         }
     }
+}
+
+/// As reasons of events are written.
+fn capital(word: &str) -> String {
+    let mut letters = word.chars();
+    letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
 }
 
 /// What the decision gets to know; nothing of jobs that are not ours or on their way out.
