@@ -335,7 +335,7 @@ fn vanishes(bed: &Bed) {
 /// Ends the processes that have this file open: those of one job of ours.
 fn kill_holders(file: &Path) {
     let file = fs::canonicalize(file).unwrap();
-    let mut killed = 0;
+    let mut killed = 0_usize;
     for entry in fs::read_dir("/proc").unwrap().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
         let inode = |path: &Path| {
@@ -343,8 +343,9 @@ fn kill_holders(file: &Path) {
             fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok()
         };
         if inode(&entry.path().join("fd/9")).is_some_and(|found| Some(found) == inode(&file)) {
-            assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
-            killed += 1;
+            // One that ends by itself meanwhile (a sleep of the script) is no loss.
+            let done = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status().unwrap();
+            killed += usize::from(done.success());
         }
     }
     assert!(killed > 0, "nobody holds {}", file.display());
