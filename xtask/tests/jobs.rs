@@ -214,6 +214,8 @@ fn prepare(bed: &Bed) {
     });
     bed.apply(&volume.to_string());
     bed.apply(&wish.to_string());
+    // On a busy machine the claim is bound late, and a pod without its volume looks as if its node had no room.
+    bed.kubectl(&["wait", "--for=jsonpath={.status.phase}=Bound", "pvc/shared", "-n", "team", "--timeout=60s"]);
 
     let token = bed.kubectl(&["create", "token", "gainshare-manager", "-n", SYSTEM]);
     let mut config: Value = serde_json::from_str(&bed.kubectl(&["config", "view", "--raw", "-o", "json"])).unwrap();
