@@ -28,7 +28,7 @@ const TOLERANCE: f64 = 1e-4;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Fewer and shorter jobs, once under `specon` only, as `cargo xtask test` does it.
+    /// Fewer and shorter jobs, once under `specon` only.
     #[arg(long)]
     short: bool,
     /// Of the arrivals and sizes.
@@ -46,12 +46,6 @@ pub(crate) struct Args {
     /// As JSON.
     #[arg(short, long, value_parser = ["json"])]
     output: Option<String>,
-}
-
-impl Args {
-    pub(super) fn short(program: PathBuf) -> Args {
-        Args { short: true, seed: 7, work: None, keep: false, program: Some(program), output: None }
-    }
 }
 
 /// One job of the story.
