@@ -5,7 +5,7 @@
 
 use super::logs::{ContainerLog, Piece};
 use crate::wire::{self, PodOnNode};
-use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Span, Time};
+use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Time};
 use gainshare_core::plan::Verdict;
 use gainshare_core::signal::{Sample, Tracker};
 use gainshare_core::view::{JobView, Phase};
@@ -17,10 +17,6 @@ use std::time::{Duration, SystemTime};
 
 /// The agent has one node: its own.
 pub(crate) const HERE: NodeId = NodeId(0);
-
-/// A kubelet that has just started a container looks at it anew only after its next rounds through the runtime, one a second: a decision about a pod
-/// so young would wait for that. Starts are told in whole seconds, so that this is two seconds to three.
-const STARTING: Span = Span::from_secs(3);
 
 /// One moment on the clock of decisions and on the wall.
 #[derive(Debug, Clone, Copy)]
@@ -162,14 +158,9 @@ impl Job {
         self.log.as_ref().map_or(0, ContainerLog::dropped)
     }
 
-    /// Whether the job takes part in the node's decisions, now or in a moment.
-    pub(crate) fn is_shared(&self) -> bool {
+    /// Whether the job takes part in the node's decisions.
+    pub(crate) fn takes_part(&self) -> bool {
         self.pod.blocked.is_none() && self.pod.started_ms.is_some()
-    }
-
-    /// Whether it takes part already: its kubelet would carry a decision out at once.
-    pub(crate) fn takes_part(&self, now: Time) -> bool {
-        self.is_shared() && now.since(self.since) >= STARTING
     }
 
     pub(crate) fn view(&self) -> JobView {

@@ -146,7 +146,7 @@ impl Node {
 
     fn sort_into_policies(&mut self, now: Now) {
         let mut present: BTreeMap<PolicyKey, (Policy, bool)> = BTreeMap::new();
-        for job in self.jobs.values().filter(|j| j.is_shared()) {
+        for job in self.jobs.values().filter(|j| j.takes_part()) {
             let reshaped = job.pod.now != job.pod.original;
             let entry = present.entry(policy_key(job)).or_insert_with(|| (policy_of(&job.pod.settings), false));
             entry.1 |= reshaped;
@@ -217,7 +217,7 @@ impl Node {
             happened.refused_reports += looked.refused;
             happened.more |= looked.more;
             // The others are measured when they are decided about.
-            if job.pod.follow && !job.takes_part(now.time) {
+            if job.pod.follow && !job.takes_part() {
                 job.measure(now.time, &self.whole, &mut self.scratch);
             }
         }
@@ -249,7 +249,7 @@ impl Node {
         let missing: BTreeSet<&str> = self
             .jobs
             .values()
-            .filter(|j| j.group.is_none() && (j.is_shared() || j.pod.follow))
+            .filter(|j| j.group.is_none() && (j.takes_part() || j.pod.follow))
             .map(|j| j.pod.uid.as_str())
             .collect();
         if missing.is_empty() || now < self.next_search {
@@ -274,7 +274,7 @@ impl Node {
         };
         for (key, shared) in &mut self.policies {
             let mut members: Vec<&mut Job> =
-                self.jobs.values_mut().filter(|j| j.takes_part(now) && policy_key(j) == *key).collect();
+                self.jobs.values_mut().filter(|j| j.takes_part() && policy_key(j) == *key).collect();
             members.sort_by_key(|j| j.id);
             for job in &mut members {
                 job.measure(now, &self.whole, &mut self.scratch);

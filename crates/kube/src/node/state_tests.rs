@@ -56,8 +56,7 @@ impl World {
             policy: "p".into(),
             container: "main".into(),
             owner: format!("Pod/{name}"),
-            // Long enough ago to take part.
-            started_ms: Some(self.now().unix_ns / 1_000_000 - 3000),
+            started_ms: Some(self.now().unix_ns / 1_000_000),
             settings: Settings {
                 policy: PolicyKind::Flowcon,
                 alpha: Some(0.05),
@@ -179,21 +178,6 @@ fn the_job_that_grows_gets_what_the_flat_one_does_not_need() {
     assert_eq!(w.node.resizes()[0].uid, "uid-flat");
     assert_eq!(w.node.beat().converged, 1);
     assert!(w.node.beat().cpu_used_cores > 1.5);
-}
-
-#[test]
-fn a_pod_takes_part_when_its_kubelet_can_carry_a_decision_out() {
-    let mut w = World::new();
-    w.add("flat");
-    w.list();
-    w.live(7, loss);
-    w.add("young");
-    w.pods[1].started_ms = Some(w.now().unix_ns / 1_000_000);
-    w.list();
-    w.live(2, loss);
-    assert!(w.asked().is_empty() && w.state("young").share.is_none(), "{:?}", w.asked());
-    w.live(2, loss);
-    assert!(w.asked()["uid-young"] > 1000, "{:?}", w.asked());
 }
 
 #[test]
