@@ -15,6 +15,16 @@ pub(super) struct Kube {
 }
 
 impl Kube {
+    /// The story is over: takes the cluster down, or says where it stays.
+    pub(super) fn end(self, keep: bool) -> Result<()> {
+        if !keep {
+            return self.testbed.down();
+        }
+        eprintln!("e2e: the cluster stays: KUBECONFIG={}", self.testbed.kubeconfig().display());
+        self.testbed.stay();
+        Ok(())
+    }
+
     /// Creates or changes objects.
     pub(super) fn apply(&self, object: &Value) -> Result<()> {
         self.send(&["apply", "--server-side", "--force-conflicts", "-f", "-"], object).map(drop)

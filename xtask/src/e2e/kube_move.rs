@@ -100,12 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let program = args.program.clone().map_or_else(static_program, Ok)?;
     let kube = Kube { testbed: Testbed::up(&Spec::new("kube-move", &NODES)?)? };
     let told = tell(&kube, args, &program);
-    if args.keep {
-        eprintln!("e2e: the cluster stays: KUBECONFIG={}", kube.testbed.kubeconfig().display());
-        kube.testbed.stay();
-    } else {
-        kube.testbed.down()?;
-    }
+    kube.end(args.keep)?;
     let mut report = told?;
     report.took_s = began.elapsed().as_secs_f64();
     match args.output {

@@ -88,12 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let testbed = Testbed::up(&Spec::new("kube-share", &[(NODE, 1.0), (OTHER, 0.6)])?)?;
     let kube = Kube { testbed };
     let told = tell(&kube, args, &program);
-    if args.keep {
-        eprintln!("e2e: the cluster stays: KUBECONFIG={}", kube.testbed.kubeconfig().display());
-        kube.testbed.stay();
-    } else {
-        kube.testbed.down()?;
-    }
+    kube.end(args.keep)?;
     let mut report = told?;
     report.took_s = began.elapsed().as_secs_f64();
     match args.output {

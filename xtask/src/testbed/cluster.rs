@@ -38,7 +38,6 @@ pub(crate) struct Spec {
 
 impl Spec {
     /// A test bed of that name with these nodes, in the usual folder.
-    #[allow(dead_code, reason = "part of the interface for end-to-end runs")]
     pub(crate) fn new(name: &str, nodes: &[(&str, f64)]) -> Result<Spec> {
         let parse = |(name, cores): &(&str, f64)| format!("{name}={cores}").parse();
         let nodes = nodes.iter().map(parse).collect::<Result<_>>()?;
@@ -120,7 +119,6 @@ impl Testbed {
     }
 
     /// Takes the cluster down and says whether all of it went.
-    #[allow(dead_code, reason = "part of the interface for end-to-end runs")]
     pub(crate) fn down(mut self) -> Result<()> {
         self.stays = true;
         let base = self.state.dir.parent().context("a test bed lies in a folder")?;
@@ -144,7 +142,6 @@ impl Testbed {
     }
 
     /// The folder of a node's control group files of one controller, such as `cpu`.
-    #[allow(dead_code, reason = "part of the interface for end-to-end runs")]
     pub(crate) fn node_cgroup(&self, node: &str, controller: &str) -> Result<PathBuf> {
         self.state.groups()?.node_dir(node, controller)
     }
@@ -162,7 +159,6 @@ impl Testbed {
     }
 
     /// Sends a signal (to stop and to go on, say) to a program, such as `kube-apiserver` or `kubelet-NODE`.
-    #[allow(dead_code, reason = "part of the interface for end-to-end runs")]
     pub(crate) fn signal(&self, program: &str, signal: i32) -> Result<()> {
         self.state.process(program)?.signal(signal)
     }

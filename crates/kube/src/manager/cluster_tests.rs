@@ -1,3 +1,5 @@
+//! Tests of [`super`]: a cluster in which time passes, and orders are carried out or not.
+
 use super::*;
 use gainshare_core::signal::{Outlook, Report};
 
