@@ -106,6 +106,10 @@ impl Board {
         self.facts.lock().expect("never poisoned").values().cloned().collect()
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.facts.lock().expect("never poisoned").is_empty()
+    }
+
     pub(crate) fn ordered_uids(&self) -> Vec<String> {
         self.orders.lock().expect("never poisoned").keys().cloned().collect()
     }

@@ -5,7 +5,11 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+
+/// Upper ends, in seconds, of what passes of the decision about training jobs are counted by.
+const PASS_SECONDS: [f64; 10] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct WriteLabels {
@@ -23,7 +27,12 @@ pub(crate) struct CategoryLabels {
     pub(crate) category: &'static str,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct OrderLabels {
+    pub(crate) kind: &'static str,
+}
+
+#[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
     pub(crate) leader: Gauge,
@@ -37,11 +46,28 @@ pub(crate) struct Metrics {
     pub(crate) syncs: Family<StateLabels, Counter>,
     pub(crate) watch_errors: Counter,
     pub(crate) admissions: Counter,
+    pub(crate) pass_seconds: Histogram,
+    pub(crate) orders: Family<OrderLabels, Counter>,
 }
 
 impl Metrics {
     pub(crate) fn new() -> Metrics {
-        let mut metrics = Metrics::default();
+        let mut metrics = Metrics {
+            registry: Registry::default(),
+            leader: Gauge::default(),
+            pods: Gauge::default(),
+            blocked: Gauge::default(),
+            jobs: Family::default(),
+            agents: Gauge::default(),
+            to_restore: Gauge::default(),
+            writes: Family::default(),
+            resizes: Family::default(),
+            syncs: Family::default(),
+            watch_errors: Counter::default(),
+            admissions: Counter::default(),
+            pass_seconds: Histogram::new(PASS_SECONDS),
+            orders: Family::default(),
+        };
         let mut registry = Registry::with_prefix("gainshare_manager");
         registry.register("leader", "1 if this manager is the leader", metrics.leader.clone());
         registry.register("pods", "Running pods that a policy selects", metrics.pods.clone());
@@ -54,6 +80,9 @@ impl Metrics {
         registry.register("syncs", "Requests of agents", metrics.syncs.clone());
         registry.register("watch_errors", "Times a watch had to be started anew", metrics.watch_errors.clone());
         registry.register("admissions", "New pods that got a start that shares well", metrics.admissions.clone());
+        let pass = "Time to look at the whole cluster and decide where training jobs run";
+        registry.register("decision_seconds", pass, metrics.pass_seconds.clone());
+        registry.register("orders", "What was decided about training jobs: places and moves", metrics.orders.clone());
         metrics.registry = registry;
         metrics
     }
