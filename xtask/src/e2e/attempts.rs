@@ -3,21 +3,21 @@
 //! Neither the API server nor a kubelet is asked: a process in a pod's group is alive, whatever they believe. Whose it is, and which attempt, its own environment
 //! says. What it prints is read from the engine's log while it is there, because the log goes with the pod.
 
-use super::kube::{Kube, log_lines, unix_s};
+use super::kube::{Kube, entries, unix_s};
 use anyhow::{Result, anyhow};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const PACE: Duration = Duration::from_millis(50);
-/// How often logs are read.
-const READ_PACE: Duration = Duration::from_millis(400);
 
 /// One attempt of a job, as the kernel saw it.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Ran {
     pub(super) job: String,
     /// The pod's uid.
@@ -26,9 +26,10 @@ pub(super) struct Ran {
     /// When a process of it was first and last seen, in seconds since 1970.
     pub(super) first_s: f64,
     pub(super) last_s: f64,
-    /// What it printed.
+    /// What it printed, once the watch has ended.
     lines: Vec<String>,
-    log: PathBuf,
+    /// Held open, because the kubelet removes the log together with the pod.
+    log: Option<File>,
 }
 
 impl Ran {
@@ -47,11 +48,12 @@ impl Ran {
     }
 
     fn read(&mut self) {
-        if let Ok(lines) = log_lines(&self.log)
-            && lines.len() >= self.lines.len()
-        {
-            self.lines = lines.into_iter().map(|(_, line)| line).collect();
+        let mut text = String::new();
+        if let Some(log) = &mut self.log {
+            // What cannot be read is missed by whoever looks for it.
+            let _ = log.read_to_string(&mut text);
         }
+        self.lines = entries(&text).map(|(_, line)| line).collect();
     }
 }
 
@@ -61,10 +63,10 @@ fn after(line: &str, words: &str) -> Option<u64> {
     rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// The number of `name=1.5` or `name: 1.5`.
+/// The number of `name=1.5`, `name: 1.5` or `"name":1.5`.
 fn word(line: &str, name: &str) -> Option<f64> {
-    let rest = line.split_once(name)?.1.trim_start_matches(['=', ':', ' ']);
-    rest.split([' ', ',']).next()?.parse().ok()
+    let rest = line.split_once(name)?.1.trim_start_matches(['"', '=', ':', ' ']);
+    rest.split(|c: char| !(c.is_ascii_digit() || ".-+e".contains(c))).next()?.parse().ok()
 }
 
 /// Watches until it is ended.
@@ -84,14 +86,8 @@ impl Attempts {
         let stop_there = stop.clone();
         let thread = std::thread::spawn(move || {
             let mut ran: BTreeMap<String, Ran> = BTreeMap::new();
-            let mut read = Instant::now();
             while !stop_there.load(Ordering::Relaxed) {
                 places.iter().for_each(|(groups, logs)| look(groups, logs, &mut ran));
-                if read.elapsed() > READ_PACE {
-                    read = Instant::now();
-                    let recent = unix_s() - 5.0;
-                    ran.values_mut().filter(|r| r.last_s > recent).for_each(Ran::read);
-                }
                 std::thread::sleep(PACE);
             }
             ran.values_mut().for_each(Ran::read);
@@ -137,16 +133,16 @@ fn see(pid: &str, uid: &str, logs: &Path, ran: &mut BTreeMap<String, Ran>) {
         Ran { job, pod: uid.to_owned(), attempt, first_s: now, last_s: now, lines: vec![], log: log_of(logs, uid) }
     });
     seen.last_s = now;
-    if !seen.log.exists() {
+    if seen.log.is_none() {
         seen.log = log_of(logs, uid);
     }
 }
 
 /// The log of a pod's container `train`.
-fn log_of(logs: &Path, uid: &str) -> PathBuf {
-    let mut folders = std::fs::read_dir(logs).into_iter().flatten().flatten().map(|e| e.path());
-    let own = folders.find(|p| p.to_str().is_some_and(|p| p.ends_with(uid)));
-    own.unwrap_or_default().join("train/0.log")
+fn log_of(logs: &Path, uid: &str) -> Option<File> {
+    let mut folders = std::fs::read_dir(logs).ok()?.flatten().map(|e| e.path());
+    let own = folders.find(|p| p.to_str().is_some_and(|p| p.ends_with(uid)))?;
+    File::open(own.join("train/0.log")).ok()
 }
 
 #[cfg(test)]
@@ -158,6 +154,8 @@ mod tests {
         assert_eq!(after("gainshare train: stopped by SIGTERM after step 41 of 90; the same", "after step "), Some(41));
         assert_eq!(after("gainshare train: continues after step 41 from /c/x.safetensors", "after step "), Some(41));
         assert_eq!(word("step=40/90 loss=0.5123 accuracy=0.9", "loss"), Some(0.5123));
+        assert_eq!(word(r#"{"step":40,"loss":0.5123}"#, "loss"), Some(0.5123));
+        assert_eq!(word("40/90 - accuracy: 0.9 - loss: 1.5e-3", "loss"), Some(0.0015));
         assert_eq!(word("nothing here", "loss"), None);
     }
 }

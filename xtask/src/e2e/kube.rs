@@ -91,6 +91,41 @@ impl Kube {
     }
 }
 
+/// What the machine does beside the nodes of the story: the control plane and whoever else uses it. A figure is only as good as this is small, and as
+/// it is alike in the rounds that are held against each other.
+pub(super) struct Bystanders {
+    began: Instant,
+    groups: Vec<PathBuf>,
+    used_s: f64,
+}
+
+impl Bystanders {
+    pub(super) fn watch(kube: &Kube, nodes: &[&str]) -> Result<Bystanders> {
+        let groups: Result<Vec<PathBuf>> = nodes.iter().map(|node| kube.testbed.node_cgroup(node, "cpuacct")).collect();
+        let groups = groups?;
+        Ok(Bystanders { began: Instant::now(), used_s: beside_s(&groups)?, groups })
+    }
+
+    /// Cores they used in the mean.
+    pub(super) fn cores(&self) -> Result<f64> {
+        Ok((beside_s(&self.groups)? - self.used_s) / self.began.elapsed().as_secs_f64())
+    }
+}
+
+/// Seconds of CPU spent outside of these groups since the machine started.
+fn beside_s(groups: &[PathBuf]) -> Result<f64> {
+    let stat = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+    let ticks: Vec<f64> = stat.lines().next().unwrap_or_default().split_whitespace().flat_map(str::parse).collect();
+    // user, nice, system, idle, iowait, irq, softirq; a tick is a hundredth of a second in what the kernel tells.
+    let busy_s = ticks.iter().take(7).sum::<f64>() - ticks.iter().skip(3).take(2).sum::<f64>();
+    let mut inside_s = 0.0;
+    for group in groups {
+        let text = std::fs::read_to_string(group.join("cpuacct.usage"))?;
+        inside_s += text.trim().parse::<f64>()? / 1e9;
+    }
+    Ok(busy_s / 100.0 - inside_s)
+}
+
 /// A pod as the API server shows it.
 pub(super) struct Pod(pub(super) Value);
 
@@ -153,12 +188,15 @@ impl Pod {
 /// Lines of a log as the engine writes it: when, in seconds since 1970, and what.
 pub(super) fn log_lines(path: &Path) -> Result<Vec<(f64, String)>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let entry = |line: &str| {
+    Ok(entries(&text).collect())
+}
+
+pub(super) fn entries(text: &str) -> impl Iterator<Item = (f64, String)> + '_ {
+    text.lines().filter_map(|line| {
         let mut fields = line.splitn(4, ' ');
         let at: jiff::Timestamp = fields.next()?.parse().ok()?;
         Some((at.as_nanosecond() as f64 / 1e9, fields.nth(2)?.to_owned()))
-    };
-    Ok(text.lines().filter_map(entry).collect())
+    })
 }
 
 pub(super) fn unix_s() -> f64 {

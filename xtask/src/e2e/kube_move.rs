@@ -6,7 +6,7 @@
 //! both must end with the same loss.
 
 use super::attempts::{Attempts, Ran};
-use super::kube::{Kube, unix_s, wait_for};
+use super::kube::{Bystanders, Kube, unix_s, wait_for};
 use super::kube_share::install;
 use super::train::{IMAGE, steps_per_second};
 use crate::testbed::{Spec, Testbed, static_program};
@@ -52,6 +52,8 @@ pub(crate) struct Args {
 struct Job {
     name: String,
     model: &'static str,
+    /// How it prints.
+    format: &'static str,
     steps: u64,
     report_every: u64,
     arrives_s: f64,
@@ -83,6 +85,8 @@ struct Round {
     completion_s: BTreeMap<String, f64>,
     last_loss: BTreeMap<String, f64>,
     moves: Vec<Moved>,
+    /// What the machine did beside the three nodes.
+    bystanders_cores: f64,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -129,9 +133,9 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
 
 /// Sizes and arrivals by the seed: a few long jobs, several short ones, most of them within the first third.
 fn schedule(program: &Path, seed: u64, count: usize, work_s: f64) -> Result<Vec<Job>> {
-    let models = ["vae", "mlp", "gru"];
+    let models = [("vae", "keras"), ("mlp", "json"), ("gru", "json")];
     let mut rates = BTreeMap::new();
-    for model in models {
+    for (model, _) in models {
         rates.insert(model, steps_per_second(program, model)?);
     }
     let mut state = seed;
@@ -150,11 +154,11 @@ fn schedule(program: &Path, seed: u64, count: usize, work_s: f64) -> Result<Vec<
     arrivals[0] = 0.0;
     arrivals.sort_by(f64::total_cmp);
     let job = |(i, (size, arrives_s)): (usize, (f64, f64))| {
-        let model = models[i % models.len()];
+        let (model, format) = models[i % models.len()];
         let rate = rates[model];
         let steps = ((rate * work_s * size / all) as u64).max(60);
         let report_every = ((rate / 4.0) as u64).max(1);
-        Job { name: format!("job-{}", i + 1), model, steps, report_every, arrives_s }
+        Job { name: format!("job-{}", i + 1), model, format, steps, report_every, arrives_s }
     };
     Ok(sizes.into_iter().zip(arrivals).enumerate().map(job).collect())
 }
@@ -165,6 +169,7 @@ fn play(kube: &Kube, policy: &'static str, jobs: &[Job], report: &mut Report) ->
     prepare(kube, &namespace)?;
     let nodes: Vec<&str> = NODES.iter().map(|(name, _)| *name).collect();
     let attempts = Attempts::watch(kube, &nodes)?;
+    let bystanders = Bystanders::watch(kube, &nodes)?;
     let began = Instant::now();
     let mut created = BTreeMap::new();
     for job in jobs {
@@ -189,7 +194,7 @@ fn play(kube: &Kube, policy: &'static str, jobs: &[Job], report: &mut Report) ->
     })?;
     let list = ended.map_err(|why| anyhow::anyhow!(why))?;
     let ran = attempts.end()?;
-    let mut round = Round::default();
+    let mut round = Round { bystanders_cores: bystanders.cores()?, ..Round::default() };
     for job in jobs {
         let found = list["items"].as_array().into_iter().flatten().find(|j| j["metadata"]["name"] == json!(job.name));
         let status = &found.with_context(|| format!("{} is gone", job.name))?["status"];
@@ -247,6 +252,8 @@ fn training_job(namespace: &str, policy: &str, job: &Job) -> Value {
     let args = [
         "train",
         job.model,
+        "--format",
+        job.format,
         "--steps",
         &steps,
         "--report-every",
@@ -320,11 +327,12 @@ fn compare(report: &mut Report) {
 }
 
 fn print(r: &Report) {
-    println!("{:<10} {:>9} {:>10} {:>8} {:>6}", "policy", "mean", "makespan", "to na", "moves");
+    println!("{:<10} {:>9} {:>10} {:>8} {:>6} {:>11}", "policy", "mean", "makespan", "to na", "moves", "bystanders");
     for (policy, round) in &r.rounds {
         let part = r.mean_to_na.get(policy).map_or("-".to_owned(), |part| format!("{part:.2}"));
         let (mean, makespan, moves) = (round.mean_s, round.makespan_s, round.moves.len());
-        println!("{policy:<10} {mean:>7.1} s {makespan:>8.1} s {part:>8} {moves:>6}");
+        let beside = round.bystanders_cores;
+        println!("{policy:<10} {mean:>7.1} s {makespan:>8.1} s {part:>8} {moves:>6} {beside:>5.2} cores");
     }
     for (policy, m) in r.rounds.iter().flat_map(|(p, round)| round.moves.iter().map(move |m| (p, m))) {
         let (job, from, to, why) = (&m.job, &m.from, &m.to, &m.why);

@@ -7,7 +7,7 @@
 //!    minute of the return. A pod that came meanwhile is shared like the others.
 //! 4. Gainshare is uninstalled while pods run: all have what they had.
 
-use super::kube::{Kube, Pod, wait_for};
+use super::kube::{Bystanders, Kube, Pod, wait_for};
 use super::trace::{Level, Watch};
 use super::train::{self, IMAGE, LABEL, Maker, REQUEST_MILLI, Run, Took, Work};
 use crate::sh;
@@ -57,6 +57,8 @@ struct Report {
     /// Seconds from creation to the last word, by run.
     without_policy_s: BTreeMap<&'static str, f64>,
     with_policy_s: BTreeMap<&'static str, f64>,
+    /// Cores that the machine used beside the two nodes, without and with the policy.
+    bystanders_cores: [f64; 2],
     /// How much sooner the last to come ended, as a part of its time without a policy.
     last_sooner: f64,
     restarts: u64,
@@ -101,14 +103,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     kube.testbed.load_image(program, IMAGE)?;
     kube.apply(&train::unknown_kind())?;
-    let work_s = if args.short { 30.0 } else { 80.0 };
+    let work_s = if args.short { 30.0 } else { 120.0 };
     let runs = train::schedule(program, work_s)?;
     let patience = Duration::from_secs_f64(work_s * 6.0 + 60.0);
     let mut report = Report::default();
 
     eprintln!("e2e: without a policy");
     namespace(kube, "plain")?;
+    let bystanders = Bystanders::watch(kube, &[NODE, OTHER])?;
     let plain = train::play(kube, "plain", NODE, &runs, patience)?;
+    report.bystanders_cores[0] = bystanders.cores()?;
     kube.kubectl(&["delete", "namespace", "plain", "--wait=false"])?;
 
     eprintln!("e2e: with a policy");
@@ -117,7 +121,9 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     namespace(kube, "shared")?;
     policy(kube, "shared", "4s")?;
     let watch = Watch::start(kube, NODE)?;
+    let bystanders = Bystanders::watch(kube, &[NODE, OTHER])?;
     let shared = train::play(kube, "shared", NODE, &runs, patience)?;
+    report.bystanders_cores[1] = bystanders.cores()?;
     let agent = agent_pod(kube)?;
     let effects = watch.effects(kube, &agent, Level::Container)?;
     report.pod_effect_s = summarise(&watch.effects(kube, &agent, Level::Pod)?)?;
@@ -328,6 +334,8 @@ fn print(r: &Report) {
     for (name, before) in &r.without_policy_s {
         println!("{name:<10} {before:>14.1} s {:>12.1} s", r.with_policy_s[name]);
     }
+    let [before, after] = r.bystanders_cores;
+    println!("beside them the machine used {before:.2} and {after:.2} cores");
     println!("the last to come ended {:.0} % sooner; {} restarts", r.last_sooner * 100.0, r.restarts);
     println!(
         "{} decisions were in force after {:.2} s (median), {:.2} s at most",

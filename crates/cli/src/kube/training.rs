@@ -111,6 +111,12 @@ fn sentences(told: &Told, out: &Out) -> String {
     match (&told.unmovable, told.policy) {
         (_, "na" | "flowcon2") => line("stays", "its policy moves nobody"),
         (Some(why), _) => line("stays", why),
+        (None, "specon") if told.last_moves.is_empty() && told.category.as_deref() != Some("converged") => {
+            line("stays", "it has not converged yet: only jobs that have make room for others");
+        }
+        (None, "specon") if told.last_moves.is_empty() => {
+            line("stays", "at most one job beside it still grows, or no other node has a lower score");
+        }
         (None, _) if told.last_moves.is_empty() => {
             line("stays", "no other node has offered more than a move costs, so far");
         }

@@ -268,10 +268,12 @@ impl Controller {
         // Whoever writes the annotation goes before the decision.
         let order = asked(job).or_else(|| self.board.order(&job.uid));
         let pod_uid = job.status.attempt.as_ref().and_then(|attempt| attempt.uid.clone());
+        let judged = self.board.category(&job.uid);
         let progress = pod_uid.as_ref().and_then(|uid| {
             let agents = self.leader.agents.lock().expect("never poisoned");
             let job = agents.job(uid)?;
-            Some((job.category.name(), job.share.map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32)))
+            let category = judged.unwrap_or(job.category).name();
+            Some((category, job.share.map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32)))
         });
         let asked = template.as_ref().map(seen::requests).unwrap_or_default();
         match facts(job, &pods, asked) {

@@ -21,6 +21,7 @@ pub(crate) use controller::start;
 pub use effects::{FAIL_POINT_EXIT, FailPoint};
 
 use crate::training_job::JobPolicy;
+use crate::wire::Category;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use tokio::sync::Notify;
@@ -88,6 +89,7 @@ pub enum JobState {
 pub struct Board {
     orders: Mutex<BTreeMap<String, Order>>,
     facts: Mutex<BTreeMap<String, JobFacts>>,
+    categories: Mutex<BTreeMap<String, Category>>,
     /// Rings for the controller.
     pub(crate) ordered: Notify,
     /// Rings for the decision: a job came, went, or changed its state.
@@ -99,6 +101,15 @@ impl Board {
     pub fn put(&self, order: Order) {
         self.orders.lock().expect("never poisoned").insert(order.uid.clone(), order);
         self.ordered.notify_one();
+    }
+
+    /// What the decision makes of jobs, where their agents have no opinion.
+    pub(crate) fn judge(&self, categories: BTreeMap<String, Category>) {
+        *self.categories.lock().expect("never poisoned") = categories;
+    }
+
+    pub(crate) fn category(&self, uid: &str) -> Option<Category> {
+        self.categories.lock().expect("never poisoned").get(uid).copied()
     }
 
     /// All jobs that are ours to run.

@@ -22,7 +22,7 @@ use gainshare_core::control::Control;
 use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Span, Time};
 use gainshare_core::plan::MoveReason;
 use gainshare_core::policy::{MoveRule, Policy, Preset, Specon};
-use gainshare_core::signal::Signal;
+use gainshare_core::signal::{Category, Signal};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -95,6 +95,8 @@ struct Known {
     moving_since: Option<Time>,
     /// It had moved already when it was first seen here: for SpeCon once is enough.
     has_moved: bool,
+    /// What SpeCon makes of it; its agent, which only watches such jobs, has no opinion.
+    category: Option<Category>,
 }
 
 impl Decision {
@@ -133,6 +135,7 @@ impl Decision {
                     order: None,
                     moving_since: None,
                     has_moved: facts.move_cost_s.is_some(),
+                    category: None,
                 }
             });
             known.learn(facts, *told, seen);
@@ -151,6 +154,11 @@ impl Decision {
             control.set_moving_cost(Span::from_secs_f64(cost_s));
         }
         let Some(plan) = control.step(&view) else { return vec![] };
+        if policy == JobPolicy::Specon {
+            for known in self.jobs.values_mut() {
+                known.category = plan.verdicts.get(&known.id).map(|verdict| verdict.category).or(known.category);
+            }
+        }
         let by_id: BTreeMap<JobId, &JobFacts> =
             jobs.iter().filter_map(|facts| Some((self.jobs.get(&facts.uid)?.id, *facts))).collect();
         let names: BTreeMap<NodeId, &String> = self.nodes.iter().map(|(name, id)| (*id, name)).collect();
@@ -178,6 +186,12 @@ impl Decision {
             }
         }
         orders
+    }
+
+    /// The categories that the decision itself puts jobs into, by uid.
+    fn categories(&self) -> BTreeMap<String, wire::Category> {
+        let judged = self.jobs.iter().filter_map(|(uid, known)| Some((uid.clone(), known.category?.into())));
+        judged.collect()
     }
 
     fn view(&self, jobs: &[&JobFacts], seen: &Seen) -> View {
@@ -390,6 +404,7 @@ pub(crate) async fn run(leader: Arc<Leader>, specon: Specon) {
             let seen = look(&looker, looker.jobs.facts(), &clock);
             let looked = began.elapsed();
             let orders = decision.decide(&seen);
+            looker.jobs.judge(decision.categories());
             let (jobs, nodes, took) = (seen.jobs.len(), seen.nodes.len(), began.elapsed());
             tracing::debug!(jobs, nodes, orders = orders.len(), ?looked, ?took, "pass");
             (decision, orders, took)

@@ -171,6 +171,8 @@ fn a_converged_job_leaves_those_that_grow_and_only_once() {
     let orders = specon_story(&mut lab, 8);
     assert_eq!(orders.len(), 1, "{orders:?}");
     assert_eq!((orders[0].1.as_str(), orders[0].2.as_str(), orders[0].3), ("three", "b", OrderKind::Move));
+    let categories = lab.decision.categories();
+    assert_eq!((categories["one"], categories["three"]), (wire::Category::Growing, wire::Category::Converged));
     // The move was not carried out (the controller could not): it is not asked for again, because the algorithm deals with each job once.
     assert_eq!(specon_story(&mut lab, 8), []);
 }

@@ -5,7 +5,7 @@
 
 use super::logs::{ContainerLog, Piece};
 use crate::wire::{self, PodOnNode};
-use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Time};
+use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Span, Time};
 use gainshare_core::plan::Verdict;
 use gainshare_core::signal::{Sample, Tracker};
 use gainshare_core::view::{JobView, Phase};
@@ -17,6 +17,9 @@ use std::time::{Duration, SystemTime};
 
 /// The agent has one node: its own.
 pub(crate) const HERE: NodeId = NodeId(0);
+
+/// A pod that started less than this ago has just been started.
+const YOUNG: Span = Span::from_secs(5);
 
 /// One moment on the clock of decisions and on the wall.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +51,8 @@ pub(crate) struct Job {
     course: Option<collect::Progress>,
     starts: u32,
     since: Time,
+    /// When its kubelet last had something to do for it, as far as we know.
+    pub(crate) stirred: Time,
 }
 
 /// What one look at a job's output gave.
@@ -75,6 +80,8 @@ impl Job {
             course: None,
             starts: 0,
             since,
+            // The kubelet says that a container runs after its next look at it; of others we hear because we are new.
+            stirred: if now.time.since(since) < YOUNG { now.time } else { since },
         };
         job.begin(since);
         job
@@ -86,13 +93,17 @@ impl Job {
         let same_reports = before.container == pod.container
             && metric_spec(&before.settings) == metric_spec(&pod.settings)
             && before.settings.collector == pod.settings.collector;
+        let seen = |pod: &PodOnNode| (pod.started_ms, pod.now, pod.resize.clone());
+        if seen(before) != seen(&pod) {
+            self.stirred = now.time;
+        }
         if same_reports {
             self.pod = pod;
         } else {
             // Another metric is another curve: everything printed so far is read again with the new eyes.
             let id = self.id;
-            let (group, meter) = (self.group.take(), self.meter);
-            *self = Job { group, meter, ..Job::new(id, pod, logs, now) };
+            let (group, meter, stirred) = (self.group.take(), self.meter, self.stirred);
+            *self = Job { group, meter, stirred, ..Job::new(id, pod, logs, now) };
         }
     }
 

@@ -8,6 +8,10 @@
 //! have come too late or a quota may have room again. Another target that is decided meanwhile goes out at once. What the kubelet defers or
 //! calls infeasible is left to it. Where somebody else changes a pod's resources after us, we ask again, more and more seldom.
 //!
+//! **When to ask.** After a pod's start, and after each change to it, its kubelet acts on the next change only when it has looked at the runtime once more, which it
+//! does every second. So what a plan means for the pods is worked out, and asked for, once none of them has been stirred for [`QUIET`]: with all that
+//! was learnt until then, and in force at once. Jobs are measured and judged from their first moment on.
+//!
 //! **After a start.** An agent keeps nothing on disk, so a fresh one has measured no growth yet, and its first decisions would give everyone the
 //! same again. Pods that were reshaped already keep what they have until it is known who still grows, or for [`HOLD_INTERVALS`] intervals.
 
@@ -18,7 +22,7 @@ use crate::wire::{Beat, JobState, Outcome, OutcomeState, PodOnNode, PolicyKind, 
 use gainshare_core::check::check;
 use gainshare_core::control::Control;
 use gainshare_core::model::{JobId, Span, Time};
-use gainshare_core::plan::{Plan, Reason};
+use gainshare_core::plan::{Plan, Reason, Verdict};
 use gainshare_core::policy::{MoveRule, Policy, Preset, ShareRule};
 use gainshare_core::view::{NodeView, View};
 use gainshare_runtime::Capacity;
@@ -29,6 +33,12 @@ use std::path::{Path, PathBuf};
 /// How many intervals a pod that was reshaped before our start keeps what it has: FlowCon measures growth after one, and believes that it has ended
 /// after another.
 const HOLD_INTERVALS: u64 = 3;
+
+/// So long after a pod's start, and after each change to it, its kubelet has looked at the runtime again and will act on a resize at once.
+const QUIET: Span = Span::from_millis(1200);
+
+/// Pods that are stirred all the time are not waited for longer than this.
+const LONGEST_QUIET_WAIT: Span = Span::from_secs(4);
 
 /// Between two searches for groups that are missing.
 const SEARCH_PACE: Span = Span::from_secs(1);
@@ -69,6 +79,8 @@ struct Shared {
     control: Control,
     /// Until when pods keep what they had at our start.
     hold_until: Option<Time>,
+    /// Since when there has been a plan that nothing was made of yet.
+    planned: Option<Time>,
 }
 
 /// What a pod should have.
@@ -159,7 +171,7 @@ impl Node {
             if !known {
                 let hold_until = (is_first && reshaped).then(|| now.time + hold_for(&policy));
                 let control = Control::new(policy.clone());
-                self.policies.insert(key, Shared { policy, control, hold_until });
+                self.policies.insert(key, Shared { policy, control, hold_until, planned: None });
             }
         }
     }
@@ -186,7 +198,12 @@ impl Node {
                 continue;
             }
             wanted.progress = match &outcome.state {
-                OutcomeState::Done => Asked::Done(now),
+                OutcomeState::Done => {
+                    if let Some(job) = self.jobs.get_mut(&outcome.uid) {
+                        job.stirred = now;
+                    }
+                    Asked::Done(now)
+                }
                 OutcomeState::Unchanged => {
                     wanted.in_force = true;
                     Asked::Done(now)
@@ -238,11 +255,15 @@ impl Node {
     /// When `step` should be called again at the latest, if nothing is printed.
     pub(crate) fn due(&self) -> Option<Time> {
         let decisions = self.policies.values().filter_map(|s| s.control.due());
+        let quiet = self.policies.iter().filter_map(|(key, shared)| {
+            let members = self.jobs.values().filter(|j| j.takes_part() && policy_key(j) == *key);
+            Some(quiet_at(shared.planned?, members))
+        });
         let retries = self.wanted.values().filter_map(|w| match w.progress {
             Asked::Again(at) => Some(at),
             _ => None,
         });
-        decisions.chain(retries).min()
+        decisions.chain(quiet).chain(retries).min()
     }
 
     fn find_groups(&mut self, now: Time) {
@@ -280,27 +301,33 @@ impl Node {
                 job.measure(now, &self.whole, &mut self.scratch);
             }
             let view = View { now, nodes: vec![node.clone()], jobs: members.iter().map(|j| j.view()).collect() };
-            let Some(plan) = shared.control.step(&view) else { continue };
-            happened.plans += 1;
-            let violations = check(&view, &plan);
-            if !violations.is_empty() {
-                // Whatever is in force was sound once; it stays.
-                let list: Vec<String> = violations.iter().map(|v| v.to_string()).collect();
-                tracing::error!(policy = key.1, "a plan failed its check and is not carried out: {}", list.join("; "));
-                happened.bad_plans += 1;
-                continue;
+            if let Some(plan) = shared.control.step(&view) {
+                happened.plans += 1;
+                let violations = check(&view, &plan);
+                if !violations.is_empty() {
+                    // Whatever is in force was sound once; it stays.
+                    let list: Vec<String> = violations.iter().map(|v| v.to_string()).collect();
+                    let list = list.join("; ");
+                    tracing::error!(policy = key.1, "a plan failed its check and is not carried out: {list}");
+                    happened.bad_plans += 1;
+                    continue;
+                }
+                for job in &mut members {
+                    let verdict = plan.verdicts.get(&job.id).cloned();
+                    let category = |v: &Option<Verdict>| v.as_ref().map(|v| v.category);
+                    happened.is_urgent |= category(&verdict) != category(&job.verdict);
+                    job.verdict = verdict;
+                }
+                if !shared.holds(now, &plan) {
+                    shared.planned = shared.planned.or(Some(now));
+                }
             }
-            for job in &mut members {
-                let verdict = plan.verdicts.get(&job.id).cloned();
-                happened.is_urgent |= verdict.as_ref().map(|v| v.category) != job.verdict.as_ref().map(|v| v.category);
-                job.verdict = verdict;
-            }
-            if shared.holds(now, &plan) {
-                continue;
-            }
-            self.generation += 1;
             let members: Vec<&Job> = members.into_iter().map(|j| &*j).collect();
-            happened.is_urgent |= want(&mut self.wanted, &members, self.generation, now);
+            if shared.planned.is_some_and(|since| now >= quiet_at(since, members.iter().copied())) {
+                shared.planned = None;
+                self.generation += 1;
+                happened.is_urgent |= want(&mut self.wanted, &members, self.generation, now);
+            }
         }
     }
 
@@ -378,6 +405,12 @@ impl Shared {
         self.hold_until = None;
         false
     }
+}
+
+/// When a plan that has been there since then is to be carried out.
+fn quiet_at<'j>(since: Time, members: impl Iterator<Item = &'j Job>) -> Time {
+    let last = members.map(|job| job.stirred + QUIET).max().unwrap_or(since);
+    last.clamp(since, since + LONGEST_QUIET_WAIT)
 }
 
 /// Notes what the members of a policy should have from now on; `true` if anything new is to be asked for.

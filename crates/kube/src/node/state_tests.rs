@@ -194,6 +194,36 @@ fn what_was_done_is_not_asked_for_again_and_small_changes_are_not_asked_for_at_a
 }
 
 #[test]
+fn pods_are_judged_at_once_and_asked_for_when_their_kubelets_can_act() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.list();
+    w.live(7, loss);
+    w.obey(|_| OutcomeState::Done);
+    w.live(2, loss);
+    w.add("new");
+    w.list();
+    // It counts from its first moment on, but it and those whose part it takes are only asked for when it is a little older.
+    w.tick();
+    assert!(w.state("new").share.is_some());
+    w.tick();
+    assert!(w.asked().is_empty(), "{:?}", w.asked());
+    w.tick();
+    assert!(w.asked().contains_key("uid-grows"), "{:?}", w.asked());
+    // Somebody who changes it all the time cannot hold the others back.
+    w.obey(|_| OutcomeState::Done);
+    w.add("newer");
+    for i in 0..10 {
+        w.pods[2].resize = if i % 2 == 0 { ResizeState::InProgress } else { ResizeState::Settled };
+        w.list();
+        assert!(w.asked().is_empty() || i > 7, "after {i} ticks: {:?}", w.asked());
+        w.tick();
+    }
+    assert!(!w.asked().is_empty());
+}
+
+#[test]
 fn a_failure_is_tried_again_and_only_the_newest_target_counts() {
     let mut w = World::new();
     w.add("flat");
