@@ -312,9 +312,11 @@ pub struct Attempt {
     /// When its containers began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<MicroTime>,
-    /// It is being stopped, and for what.
+    /// It is being stopped, for what, and since when.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopping: Option<Stopping>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopping_since: Option<MicroTime>,
     /// It has provably stopped, and how.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,

@@ -42,6 +42,9 @@ type Seens = BTreeMap<(String, Level), Weights>;
 /// A decision about a pod that ends within this time may come too late; a pod's group outlives its container by some seconds.
 const ENDING_S: f64 = 5.0;
 
+/// What takes longer is told, so that one can look why.
+const SLOW_S: f64 = 0.8;
+
 /// Watches until it is dropped.
 pub(super) struct Watch {
     seen: Arc<Mutex<Seens>>,
@@ -80,6 +83,14 @@ impl Watch {
             let overtaken = next.is_some_and(|next| effect.is_none_or(|e| decision.at_s + e > next));
             let ended = effect.is_none() && weights.last_s < decision.at_s + ENDING_S;
             if !overtaken && !ended {
+                if level == Level::Container && effect.is_none_or(|e| e > SLOW_S) {
+                    let since_first = weights.seen.first().map_or(0.0, |first| decision.at_s - first.at_s);
+                    let (uid, milli) = (&decision.uid, decision.cpu_milli);
+                    eprintln!(
+                        "e2e: slow: {milli}m for the pod {uid}, {since_first:.1} s after its start, at {:.3}: {effect:?} s",
+                        decision.at_s
+                    );
+                }
                 effects.push(effect);
             }
         }

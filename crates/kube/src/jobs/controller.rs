@@ -4,7 +4,7 @@
 //! task at a time; many jobs at once. A deed that fails is no matter: the job is read again and the next step finds what is to be done.
 
 use super::effects::{Done, FailPoint, Hand, NotDone};
-use super::machine::{Do, Fault, Next, REFUSAL_PAUSE, Seen, asked, movable, step};
+use super::machine::{self, Do, Fault, Next, REFUSAL_PAUSE, Seen, asked, movable, step};
 use super::pod;
 use super::seen::{self, JobSeen, NodeSeen, Nodes, PodSeen};
 use super::store::{Key, Store};
@@ -268,6 +268,9 @@ impl Controller {
         // Whoever writes the annotation goes before the decision.
         let order = asked(job).or_else(|| self.board.order(&job.uid));
         let pod_uid = job.status.attempt.as_ref().and_then(|attempt| attempt.uid.clone());
+        if let Some(uid) = pod_uid.as_ref().filter(|_| machine::saves_itself(&job.status)) {
+            self.leader.change(|world| world.give_back(uid));
+        }
         let judged = self.board.category(&job.uid);
         let progress = pod_uid.as_ref().and_then(|uid| {
             let agents = self.leader.agents.lock().expect("never poisoned");

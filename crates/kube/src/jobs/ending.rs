@@ -172,6 +172,7 @@ pub(super) fn next_attempt(
         not_before: not_before.map(MicroTime),
         start_time: None,
         stopping: None,
+        stopping_since: None,
         ended: None,
         tried: Vec::new(),
     });

@@ -30,6 +30,9 @@ pub(crate) const DECISION_PATIENCE: SignedDuration = SignedDuration::from_secs(2
 /// How long a pod may find no room on the node chosen for it before another one is chosen.
 pub(crate) const ROOM_PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 
+/// So long a job that is to save itself may have to wait for its own share; most often it takes a tenth of it.
+const OWN_SHARE_WAIT: SignedDuration = SignedDuration::from_secs(2);
+
 /// A kubelet that has not reported a pod's end so long after its time was over is called silent.
 const SILENCE: SignedDuration = SignedDuration::from_secs(10);
 
@@ -377,7 +380,8 @@ fn deadline(seen: &Seen<'_>) -> Option<Timestamp> {
 
 fn begin_stop(seen: &Seen<'_>, attempt: &Attempt, reason: Stopping) -> TrainingJobStatus {
     let mut status = seen.job.status.clone();
-    status.attempt = Some(Attempt { stopping: Some(reason), ..attempt.clone() });
+    let since = Some(MicroTime(seen.now));
+    status.attempt = Some(Attempt { stopping: Some(reason), stopping_since: since, ..attempt.clone() });
     let message = match reason {
         Stopping::Suspend => "was asked to save itself and end, because spec.suspend is true",
         Stopping::Deadline => "was asked to end, because runPolicy.activeDeadlineSeconds is over",
@@ -388,14 +392,26 @@ fn begin_stop(seen: &Seen<'_>, attempt: &Attempt, reason: Stopping) -> TrainingJ
     say(status, Said::new(state, "Stopping", message.to_owned()), seen)
 }
 
+/// Whether the job is being stopped in such a way that it is to go on later.
+pub(super) fn saves_itself(status: &TrainingJobStatus) -> bool {
+    let stopping = status.attempt.as_ref().and_then(|attempt| attempt.stopping);
+    matches!(stopping, Some(Stopping::Suspend | Stopping::Migrate))
+}
+
 /// The pod was asked to end, by us or by somebody else.
 fn stopping(seen: &Seen<'_>, attempt: &Attempt, pod: &PodSeen) -> Next {
     if pod.deleted.is_none() {
         // It found room after all, just before it was to give up.
         if attempt.stopping == Some(Stopping::Replace) && pod.node.is_some() {
             let mut status = seen.job.status.clone();
-            status.attempt = Some(Attempt { stopping: None, ..attempt.clone() });
+            status.attempt = Some(Attempt { stopping: None, stopping_since: None, ..attempt.clone() });
             return write("said", status);
+        }
+        // On the share of a job that waits for others it might not be able to save itself in time.
+        let saves = saves_itself(&seen.job.status);
+        let until = attempt.stopping_since.as_ref().and_then(|since| since.0.checked_add(OWN_SHARE_WAIT).ok());
+        if let Some(until) = until.filter(|until| saves && pod.running && pod.reshaped && *until > seen.now) {
+            return Next { todo: Vec::new(), wake: Some(until) };
         }
         return Next::one(delete(pod));
     }

@@ -523,6 +523,23 @@ fn a_move_is_journalled_step_by_step() {
 }
 
 #[test]
+fn a_job_on_another_share_gets_its_own_back_before_it_saves_itself() {
+    for wait_s in [1, 3] {
+        let mut world = running(143);
+        world.pods.get_mut("run-1").unwrap().reshaped = true;
+        world.changed();
+        order(&mut world, OrderKind::Move, "b");
+        assert_eq!(work(&mut world), ["write stopping", "taken"]);
+        world.now += SignedDuration::from_secs(wait_s);
+        assert_eq!(work(&mut world).is_empty(), wait_s < 2, "it is not waited for much longer");
+        world.pods.get_mut("run-1").unwrap().reshaped = false;
+        world.changed();
+        work(&mut world);
+        assert!(world.pods["run-1"].deleted.is_some());
+    }
+}
+
+#[test]
 fn a_job_that_ignores_sigterm_stays_and_says_so() {
     let mut world = running(137);
     order(&mut world, OrderKind::Move, "b");

@@ -6,6 +6,7 @@
 //! object away. Each kind of proof stays true once it is, so that it may be read from an old copy; a missing node is the exception, and whoever
 //! fills [`NodeSeen`] has to ask the API server itself.
 
+use crate::crd::ORIGINAL_ANNOTATION;
 use crate::quantity;
 use crate::training_job::{ATTEMPT_FINALIZER, EPOCH_LABEL, JOB_LABEL, PLACE_GATE, TrainingJobSpec, TrainingJobStatus};
 use jiff::Timestamp;
@@ -52,6 +53,8 @@ pub(crate) struct PodSeen {
     /// A container is said to run.
     pub(crate) running: bool,
     pub(crate) exit: Option<Exit>,
+    /// It has, or may have, another share than its own.
+    pub(crate) reshaped: bool,
     /// Since when the scheduler finds no place for it, and its words.
     pub(crate) unschedulable: Option<(Timestamp, String)>,
     /// Why a bound pod does not begin.
@@ -137,6 +140,7 @@ impl PodSeen {
             phase,
             running: statuses.iter().any(|status| state_of(status).running.is_some()),
             exit: exit(&statuses, phase, status.reason.as_deref(), status.message.as_deref()),
+            reshaped: is_reshaped(pod),
             unschedulable: condition.map(|c| {
                 let since = c.last_transition_time.as_ref().map(|time| time.0).unwrap_or_default();
                 (since, c.message.clone().unwrap_or_default())
@@ -163,6 +167,20 @@ impl PodSeen {
             Some(node) => (nodes.get(node) == Some(&NodeSeen::Off)).then(|| Stop::NodeOff(node.clone())),
         }
     }
+}
+
+/// Whether we have a note of a pod's own values, or its kubelet has not put in force what its spec says.
+fn is_reshaped(pod: &Pod) -> bool {
+    let noted = pod.metadata.annotations.as_ref().is_some_and(|notes| notes.contains_key(ORIGINAL_ANNOTATION));
+    let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    let in_force = |status: &ContainerStatus| {
+        let container = pod.spec.iter().flat_map(|spec| &spec.containers).find(|one| one.name == status.name);
+        let (Some(wanted), Some(actual)) = (container.and_then(|one| one.resources.as_ref()), &status.resources) else {
+            return true;
+        };
+        quantity::resources(Some(wanted)).requests.cpu_milli == quantity::resources(Some(actual)).requests.cpu_milli
+    };
+    noted || !statuses.into_iter().all(in_force)
 }
 
 fn exit(statuses: &[&ContainerStatus], phase: Phase, reason: Option<&str>, message: Option<&str>) -> Option<Exit> {

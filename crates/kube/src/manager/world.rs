@@ -32,6 +32,8 @@ pub(crate) struct World {
     quotas: BTreeMap<String, BTreeMap<String, QuotaFacts>>,
     /// Everything is to be given back, whatever the policies say.
     off: bool,
+    /// Pods that have, or get, their own share back because they are about to be stopped.
+    given_back: BTreeSet<String>,
     shared: BTreeMap<String, PodOnNode>,
     shared_of_node: BTreeMap<String, BTreeSet<String>>,
     revisions: BTreeMap<String, u64>,
@@ -121,6 +123,13 @@ impl World {
         free.filter(|pod| pod.originals().is_some()).cloned().collect()
     }
 
+    /// The pod is about to be stopped: it gets its own share back, to save itself on, and keeps it.
+    pub(crate) fn give_back(&mut self, uid: &str) {
+        if self.pods.contains_key(uid) && self.given_back.insert(uid.to_owned()) {
+            self.derive(uid);
+        }
+    }
+
     /// Takes in a pod, unless a newer version of it is known.
     pub(crate) fn put_pod(&mut self, facts: PodFacts) {
         if let Some(known) = self.pods.get(&facts.uid) {
@@ -139,6 +148,7 @@ impl World {
 
     pub(crate) fn remove_pod(&mut self, uid: &str) {
         self.unshare(uid);
+        self.given_back.remove(uid);
         if let Some(pod) = self.pods.remove(uid)
             && let Some(uids) = self.pods_of_namespace.get_mut(&pod.namespace)
         {
@@ -330,7 +340,7 @@ impl World {
 
     /// The policy that has the pod, or will have it when it runs.
     fn chosen(&self, pod: &PodFacts) -> Option<Chosen<'_>> {
-        if self.off {
+        if self.off || self.given_back.contains(&pod.uid) {
             return None;
         }
         let policies = self.policies.range((pod.namespace.clone(), String::new())..);

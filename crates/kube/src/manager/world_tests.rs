@@ -183,3 +183,20 @@ fn matching_tells_why_nothing_is_selected() {
     assert_eq!(world.matching(&all("b-second")), (2, 1));
     assert_eq!(world.matching(&policy("x", json!({"selector": {"matchLabels": {"app": "none"}}}))), (0, 0));
 }
+
+#[test]
+fn a_pod_that_is_about_to_be_stopped_gets_its_own_values_back_and_keeps_them() {
+    let mut world = World::new(1);
+    world.put_policy(all("p"));
+    world.put_pod(touched(pod("a", "n1", 1), 70, 2));
+    world.put_pod(touched(pod("b", "n1", 1), 70, 2));
+    world.give_back("a");
+    world.give_back("nobody");
+    assert_eq!(names(&world, "n1"), ["b"]);
+    assert_eq!(world.let_go().iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), ["a"]);
+    world.put_pod(touched(pod("a", "n1", 1), 500, 3));
+    assert_eq!(names(&world, "n1"), ["b"], "no policy takes it again");
+    world.remove_pod("a");
+    world.put_pod(pod("a", "n1", 4));
+    assert_eq!(names(&world, "n1"), ["a", "b"], "but a new pod is a new pod");
+}
