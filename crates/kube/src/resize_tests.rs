@@ -38,6 +38,7 @@ fn pod(class: QosClass, requests: Amounts, limits: Amounts) -> PodOnNode {
         class,
         blocked: None,
         allowed: Bounds::default(),
+        noted: 0,
         follow: false,
         resize: ResizeState::Settled,
     }

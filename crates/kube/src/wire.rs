@@ -247,6 +247,9 @@ pub struct PodOnNode {
     /// Between which values the resources may move (LimitRange, node, floor). Quotas are judged when a resize is asked for.
     pub allowed: Bounds,
     pub resize: ResizeState,
+    /// Changes whenever our notes on the pod do: each of these, too, is work for its kubelet.
+    #[serde(default)]
+    pub noted: u64,
     /// The manager decides where this job runs: it wants to hear of its progress within seconds.
     #[serde(default)]
     pub follow: bool,

@@ -165,6 +165,7 @@ fn pod(name: &str) -> PodOnNode {
         blocked: None,
         allowed: Bounds::default(),
         resize: ResizeState::Settled,
+        noted: 0,
         follow: false,
     }
 }

@@ -128,6 +128,9 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     let effects = watch.effects(kube, &agent, Level::Container)?;
     report.pod_effect_s = summarise(&watch.effects(kube, &agent, Level::Pod)?)?;
     drop(watch);
+    if args.keep {
+        keep_logs(kube, &[agent, manager_pod(kube)?])?;
+    }
     report.decisions = effects.len();
     report.lost_decisions = effects.iter().filter(|e| e.is_none()).count();
     report.effect_s = summarise(&effects)?;
@@ -315,6 +318,16 @@ fn uninstall(kube: &Kube) -> Result<usize> {
         Ok(pods)
     })?;
     Ok(pods.len())
+}
+
+/// Copies the logs of our own pods, which go with the uninstall.
+fn keep_logs(kube: &Kube, pods: &[Pod]) -> Result<()> {
+    for pod in pods {
+        let to = kube.testbed.shared_folder("logs")?.join(format!("{}.log", pod.name()));
+        std::fs::copy(pod.log_file(kube), &to).with_context(|| format!("cannot write {}", to.display()))?;
+        eprintln!("e2e: the log of {} is in {}", pod.name(), to.display());
+    }
+    Ok(())
 }
 
 fn seconds(took: &[Took]) -> BTreeMap<&'static str, f64> {

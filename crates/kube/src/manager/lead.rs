@@ -123,7 +123,12 @@ impl Leader {
         self.dirty.lock().expect("never poisoned").policies.extend(keys);
     }
 
-    pub(crate) fn take_dirty(&self) -> Dirty {
-        std::mem::take(&mut *self.dirty.lock().expect("never poisoned"))
+    /// Pods whose notes may have to be written.
+    pub(crate) fn take_pods(&self) -> BTreeSet<String> {
+        std::mem::take(&mut self.dirty.lock().expect("never poisoned").pods)
+    }
+
+    pub(crate) fn take_policies(&self) -> BTreeSet<PolicyKey> {
+        std::mem::take(&mut self.dirty.lock().expect("never poisoned").policies)
     }
 }

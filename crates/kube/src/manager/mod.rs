@@ -45,6 +45,9 @@ use tokio::task::JoinSet;
 const LEASE_S: u64 = 15;
 const LEASE_GRACE_S: u64 = 5;
 
+/// How soon notes are written, where there is something new to note.
+const NOTE_EVERY: Duration = Duration::from_millis(250);
+
 /// Statuses and notes are written at most this often, so that ten changes in a moment make one write.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
 
@@ -207,6 +210,7 @@ fn lead(
     let recorder = Recorder::new(client.clone(), reporter);
     tasks.spawn(cluster::run(leader.clone(), config.specon));
     crate::jobs::start(&mut tasks, &leader, client, recorder.clone(), config.fail_at.clone());
+    tasks.spawn(note_loop(leader.clone(), recorder.clone()));
     tasks.spawn(write_loop(leader.clone(), client.clone(), recorder));
     leading.send_replace(Some(leader));
     tasks
@@ -218,6 +222,16 @@ async fn restore_loop(leader: Arc<Leader>) {
         tokio::time::sleep(Duration::from_millis(500)).await;
         if leader.is_synced() {
             restore::pass(&leader, &mut pauses).await;
+        }
+    }
+}
+
+/// Notes follow closely on the resizes they tell of, so that the pods are left in peace again soon.
+async fn note_loop(leader: Arc<Leader>, recorder: Recorder) {
+    loop {
+        tokio::time::sleep(NOTE_EVERY).await;
+        if leader.is_synced() {
+            notes::pass(&leader, &recorder, leader.take_pods()).await;
         }
     }
 }
@@ -235,9 +249,7 @@ async fn write_loop(leader: Arc<Leader>, client: Client, recorder: Recorder) {
             looked = Instant::now();
             leader.mark_all_policies();
         }
-        let dirty = leader.take_dirty();
-        notes::pass(&leader, &recorder, dirty.pods).await;
-        let again = policies::pass(&leader, &client, &recorder, dirty.policies).await;
+        let again = policies::pass(&leader, &client, &recorder, leader.take_policies()).await;
         count(&leader);
         if !again.is_empty() {
             leader.mark_policies(again);

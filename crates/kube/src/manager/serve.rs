@@ -123,8 +123,10 @@ async fn answer(served: &Served, leader: &Arc<Leader>, sync: &Sync) -> Answer {
         // The older request of this agent need not wait any longer.
         leader.ring(&sync.node);
         bell.borrow_and_update();
+        let outcomes = resizes::carry_out(leader, &sync.node, sync.epoch, &sync.resizes).await;
+        // After the deed: a kubelet that has just taken in a note acts on a resize only after its next look at the runtime.
         touch(leader, heard.changed);
-        resizes::carry_out(leader, &sync.node, sync.epoch, &sync.resizes).await
+        outcomes
     };
     if !heard.stale && sync.resizes.is_empty() {
         wait_for_news(served, leader, sync, &mut bell).await;

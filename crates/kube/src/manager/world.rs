@@ -17,6 +17,7 @@ use crate::wire::{Blocked, PodOnNode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Which policy a pod belongs to: its namespace, and its name (empty: the namespace's label).
 pub(crate) type PolicyKey = (String, String);
@@ -264,7 +265,9 @@ impl World {
         let mates = || {
             let uids = self.shared_of_node.get(node).into_iter().flatten();
             uids.filter_map(|uid| self.shared.get(uid)).filter(|mate| {
-                (&mate.namespace, &mate.policy) == (&pod.namespace, &pod.policy) && mate.blocked.is_none()
+                let same = (&mate.namespace, &mate.policy) == (&pod.namespace, &pod.policy);
+                // Like its agent, which shares out among those that run: one that has just ended holds nobody up.
+                same && mate.blocked.is_none() && mate.started_ms.is_some()
             })
         };
         let sum = |pick: fn(&PodOnNode) -> Option<u64>| mates().filter_map(pick).sum::<u64>();
@@ -303,6 +306,10 @@ impl World {
         };
         let key = (entry.namespace.clone(), entry.policy.clone());
         let node = self.pods[uid].node.clone().unwrap_or_default();
+        // What a pod was is noted before anybody may want to change it.
+        if entry.blocked.is_none() && self.pods[uid].originals().is_none() {
+            self.touched.pods.insert(uid.to_owned());
+        }
         let before = self.shared.insert(uid.to_owned(), entry);
         if before.as_ref() != self.shared.get(uid) {
             if let Some(before) = before {
@@ -388,6 +395,7 @@ impl World {
             blocked: pod.blocked(&container).or(watched),
             allowed: bounds::bounds(pod, &container, &original, ranges, self.nodes.get(node)),
             resize: pod.resize.clone(),
+            noted: digest(&pod.notes),
             follow: pod.labels.contains_key(JOB_LABEL),
             container,
         })
@@ -401,6 +409,13 @@ struct Chosen<'a> {
     spec: Cow<'a, SharePolicySpec>,
     /// The pod is looked at, and keeps what it has.
     watch_only: bool,
+}
+
+/// A number that tells notes apart.
+fn digest(notes: &BTreeMap<String, String>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    notes.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Those that are known but no longer alive.

@@ -18,6 +18,9 @@ use std::time::{Duration, SystemTime};
 /// The agent has one node: its own.
 pub(crate) const HERE: NodeId = NodeId(0);
 
+/// How often kubelets look at their runtime, and a little more.
+const LOOKS_EVERY: Span = Span::from_millis(1100);
+
 /// A pod that started less than this ago has just been started.
 const YOUNG: Span = Span::from_secs(5);
 
@@ -36,6 +39,26 @@ impl Now {
     }
 }
 
+/// When the pod's kubelet is ready for the next change. It handles a change to a pod only if it has looked at the runtime since the change before;
+/// changes that come while one waits for that are handled together with it.
+#[derive(Debug, Clone, Copy)]
+struct Kubelet {
+    handles: Time,
+    ready: Time,
+}
+
+impl Kubelet {
+    fn after(change: Time) -> Kubelet {
+        Kubelet { handles: change, ready: change + LOOKS_EVERY }
+    }
+
+    fn gets_work(&mut self, at: Time) {
+        if at >= self.handles {
+            *self = Kubelet::after(at.max(self.ready));
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) id: JobId,
@@ -43,6 +66,8 @@ pub(crate) struct Job {
     pub(crate) group: Option<Group>,
     pub(crate) meter: Meter,
     pub(crate) verdict: Option<Verdict>,
+    /// The verdict that was acted on: what people get to know. A note about it that came before the deed would hold the deed up.
+    pub(crate) said: Option<Verdict>,
     log: Option<ContainerLog>,
     collector: Option<Collector>,
     /// Why the job's reports cannot be read, if so.
@@ -51,8 +76,7 @@ pub(crate) struct Job {
     course: Option<collect::Progress>,
     starts: u32,
     since: Time,
-    /// When its kubelet last had something to do for it, as far as we know.
-    pub(crate) stirred: Time,
+    kubelet: Kubelet,
 }
 
 /// What one look at a job's output gave.
@@ -74,6 +98,7 @@ impl Job {
             group: None,
             meter: Meter::default(),
             verdict: None,
+            said: None,
             collector: None,
             trouble: None,
             tracker: Tracker::default(),
@@ -81,7 +106,7 @@ impl Job {
             starts: 0,
             since,
             // The kubelet says that a container runs after its next look at it; of others we hear because we are new.
-            stirred: if now.time.since(since) < YOUNG { now.time } else { since },
+            kubelet: Kubelet::after(if now.time.since(since) < YOUNG { now.time } else { since }),
         };
         job.begin(since);
         job
@@ -93,17 +118,17 @@ impl Job {
         let same_reports = before.container == pod.container
             && metric_spec(&before.settings) == metric_spec(&pod.settings)
             && before.settings.collector == pod.settings.collector;
-        let seen = |pod: &PodOnNode| (pod.started_ms, pod.now, pod.resize.clone());
-        if seen(before) != seen(&pod) {
-            self.stirred = now.time;
+        let work = |pod: &PodOnNode| (pod.started_ms, pod.now, pod.noted);
+        if work(before) != work(&pod) {
+            self.kubelet.gets_work(now.time);
         }
         if same_reports {
             self.pod = pod;
         } else {
             // Another metric is another curve: everything printed so far is read again with the new eyes.
             let id = self.id;
-            let (group, meter, stirred) = (self.group.take(), self.meter, self.stirred);
-            *self = Job { group, meter, stirred, ..Job::new(id, pod, logs, now) };
+            let (group, meter, kubelet) = (self.group.take(), self.meter, self.kubelet);
+            *self = Job { group, meter, kubelet, ..Job::new(id, pod, logs, now) };
         }
     }
 
@@ -169,6 +194,11 @@ impl Job {
         self.log.as_ref().map_or(0, ContainerLog::dropped)
     }
 
+    /// From when on its kubelet would act on a resize at once.
+    pub(crate) fn quiet_at(&self) -> Time {
+        self.kubelet.ready
+    }
+
     /// Whether the job takes part in the node's decisions.
     pub(crate) fn takes_part(&self) -> bool {
         self.pod.blocked.is_none() && self.pod.started_ms.is_some()
@@ -191,10 +221,18 @@ impl Job {
         }
     }
 
+    /// From now on people may know the latest verdict; `true` if it puts the job into another category.
+    pub(crate) fn say(&mut self) -> bool {
+        let category = |verdict: &Option<Verdict>| verdict.as_ref().map(|v| v.category);
+        let turned = category(&self.said) != category(&self.verdict);
+        self.said = self.verdict.clone();
+        turned
+    }
+
     /// What people should know.
     pub(crate) fn state(&self) -> wire::JobState {
         let signal = self.tracker.signal();
-        let verdict = self.verdict.as_ref();
+        let verdict = self.said.as_ref();
         let reason = match (&self.pod.blocked, &self.trouble, verdict) {
             (Some(blocked), ..) => blocked.message.clone(),
             (None, Some(trouble), _) => format!("its reports cannot be read: {trouble}"),
@@ -241,5 +279,25 @@ fn metric_spec(settings: &wire::Settings) -> MetricSpec {
         pattern: settings.pattern.clone(),
         path: None,
         url: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kubelet_handles_one_change_after_each_look_and_those_that_wait_together() {
+        let s = Time::from_secs_f64;
+        let mut kubelet = Kubelet::after(s(10.0));
+        assert_eq!(kubelet.ready, s(11.1));
+        kubelet.gets_work(s(20.0));
+        assert_eq!((kubelet.handles, kubelet.ready), (s(20.0), s(21.1)));
+        // The next waits for the look, and the one after it goes with it.
+        kubelet.gets_work(s(20.3));
+        kubelet.gets_work(s(20.9));
+        assert_eq!((kubelet.handles, kubelet.ready), (s(21.1), s(22.2)));
+        kubelet.gets_work(s(21.5));
+        assert_eq!(kubelet.ready, s(23.3));
     }
 }

@@ -9,8 +9,8 @@
 //! calls infeasible is left to it. Where somebody else changes a pod's resources after us, we ask again, more and more seldom.
 //!
 //! **When to ask.** After a pod's start, and after each change to it, its kubelet acts on the next change only when it has looked at the runtime once more, which it
-//! does every second. So what a plan means for the pods is worked out, and asked for, once none of them has been stirred for [`QUIET`]: with all that
-//! was learnt until then, and in force at once. Jobs are measured and judged from their first moment on.
+//! does every second. So what a plan means for the pods is worked out, and asked for, once the kubelet is ready for all of them
+//! ([`Job::quiet_at`]): with all that was learnt until then, and in force at once. Jobs are measured and judged from their first moment on.
 //!
 //! **After a start.** An agent keeps nothing on disk, so a fresh one has measured no growth yet, and its first decisions would give everyone the
 //! same again. Pods that were reshaped already keep what they have until it is known who still grows, or for [`HOLD_INTERVALS`] intervals.
@@ -22,7 +22,7 @@ use crate::wire::{Beat, JobState, Outcome, OutcomeState, PodOnNode, PolicyKind, 
 use gainshare_core::check::check;
 use gainshare_core::control::Control;
 use gainshare_core::model::{JobId, Span, Time};
-use gainshare_core::plan::{Plan, Reason, Verdict};
+use gainshare_core::plan::{Plan, Reason};
 use gainshare_core::policy::{MoveRule, Policy, Preset, ShareRule};
 use gainshare_core::view::{NodeView, View};
 use gainshare_runtime::Capacity;
@@ -33,9 +33,6 @@ use std::path::{Path, PathBuf};
 /// How many intervals a pod that was reshaped before our start keeps what it has: FlowCon measures growth after one, and believes that it has ended
 /// after another.
 const HOLD_INTERVALS: u64 = 3;
-
-/// So long after a pod's start, and after each change to it, its kubelet has looked at the runtime again and will act on a resize at once.
-const QUIET: Span = Span::from_millis(1200);
 
 /// Pods that are stirred all the time are not waited for longer than this.
 const LONGEST_QUIET_WAIT: Span = Span::from_secs(4);
@@ -198,12 +195,7 @@ impl Node {
                 continue;
             }
             wanted.progress = match &outcome.state {
-                OutcomeState::Done => {
-                    if let Some(job) = self.jobs.get_mut(&outcome.uid) {
-                        job.stirred = now;
-                    }
-                    Asked::Done(now)
-                }
+                OutcomeState::Done => Asked::Done(now),
                 OutcomeState::Unchanged => {
                     wanted.in_force = true;
                     Asked::Done(now)
@@ -313,19 +305,19 @@ impl Node {
                     continue;
                 }
                 for job in &mut members {
-                    let verdict = plan.verdicts.get(&job.id).cloned();
-                    let category = |v: &Option<Verdict>| v.as_ref().map(|v| v.category);
-                    happened.is_urgent |= category(&verdict) != category(&job.verdict);
-                    job.verdict = verdict;
+                    job.verdict = plan.verdicts.get(&job.id).cloned();
                 }
-                if !shared.holds(now, &plan) {
+                if shared.holds(now, &plan) {
+                    members.iter_mut().for_each(|job| happened.is_urgent |= job.say());
+                } else {
                     shared.planned = shared.planned.or(Some(now));
                 }
             }
-            let members: Vec<&Job> = members.into_iter().map(|j| &*j).collect();
-            if shared.planned.is_some_and(|since| now >= quiet_at(since, members.iter().copied())) {
+            if shared.planned.is_some_and(|since| now >= quiet_at(since, members.iter().map(|job| &**job))) {
                 shared.planned = None;
                 self.generation += 1;
+                members.iter_mut().for_each(|job| happened.is_urgent |= job.say());
+                let members: Vec<&Job> = members.into_iter().map(|j| &*j).collect();
                 happened.is_urgent |= want(&mut self.wanted, &members, self.generation, now);
             }
         }
@@ -409,7 +401,7 @@ impl Shared {
 
 /// When a plan that has been there since then is to be carried out.
 fn quiet_at<'j>(since: Time, members: impl Iterator<Item = &'j Job>) -> Time {
-    let last = members.map(|job| job.stirred + QUIET).max().unwrap_or(since);
+    let last = members.map(Job::quiet_at).max().unwrap_or(since);
     last.clamp(since, since + LONGEST_QUIET_WAIT)
 }
 
