@@ -9,15 +9,19 @@ use super::attempts::{Attempts, Ran};
 use super::kube::{Bystanders, Kube, unix_s, wait_for};
 use super::kube_share::install;
 use super::train::{IMAGE, steps_per_second};
+use crate::sh;
 use crate::testbed::{Spec, Testbed, static_program};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const NODES: [(&str, f64); 3] = [("one", 0.55), ("two", 0.55), ("three", 0.55)];
+const COUNT: usize = 9;
 /// `specon` may be worse by no more than two runs of the same differ.
 const NOISE: f64 = 0.05;
 /// `gainshare` must be better by this in the mean.
@@ -28,7 +32,7 @@ const TOLERANCE: f64 = 1e-4;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Fewer and shorter jobs, once under `specon` only.
+    /// Fewer and shorter jobs, once under `specon` only, as `cargo xtask test` does it.
     #[arg(long)]
     short: bool,
     /// Of the arrivals and sizes.
@@ -37,6 +41,9 @@ pub(crate) struct Args {
     /// All work of the jobs, in seconds of one core.
     #[arg(long, value_name = "SECONDS")]
     work: Option<f64>,
+    /// Draw who ran where, one picture a policy, into this folder.
+    #[arg(long, value_name = "FOLDER")]
+    figures: Option<PathBuf>,
     /// Leave the cluster up, to look around.
     #[arg(long)]
     keep: bool,
@@ -46,6 +53,13 @@ pub(crate) struct Args {
     /// As JSON.
     #[arg(short, long, value_parser = ["json"])]
     output: Option<String>,
+}
+
+impl Args {
+    /// With the program that the tests have built already.
+    pub(super) fn short(program: PathBuf) -> Args {
+        Args { short: true, seed: 0, work: None, figures: None, keep: false, program: Some(program), output: None }
+    }
 }
 
 /// One job of the story.
@@ -116,26 +130,53 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     kube.testbed.load_image(program, IMAGE)?;
-    let (count, work_s) = if args.short { (5, 45.0) } else { (9, 150.0) };
-    let jobs = schedule(program, args.seed, count, args.work.unwrap_or(work_s))?;
+    let jobs = if args.short {
+        crowd(program, args.work.unwrap_or(56.0))?
+    } else {
+        schedule(program, args.seed, args.work.unwrap_or(150.0))?
+    };
     // SpeCon looks every half minute at jobs of many minutes; these take less than two.
-    install(kube, &["--set", "manager.extraArgs={--specon-interval=4s,--specon-alpha=0.02}"])?;
+    let interval = if args.short { "2s" } else { "4s" };
+    let numbers = format!("manager.extraArgs={{--specon-interval={interval},--specon-alpha=0.02}}");
+    install(kube, &["--set", &numbers])?;
     let mut report = Report::default();
     let policies: &[&'static str] = if args.short { &["specon"] } else { &["na", "specon", "gainshare"] };
     for policy in policies {
         eprintln!("e2e: under {policy}");
         let round = play(kube, policy, &jobs, &mut report)?;
+        look_back(kube, program, policy, &round, args.figures.as_deref())?;
+        let namespace = format!("under-{policy}");
+        kube.kubectl(&["delete", "trainingjobs", "--all", "-n", &namespace, "--wait=false"])?;
         report.rounds.insert(policy, round);
     }
     compare(&mut report);
     Ok(report)
 }
 
+/// Models, and how each prints.
+const MODELS: [(&str, &str); 3] = [("vae", "keras"), ("mlp", "json"), ("gru", "json")];
+
+/// One long job a node, which are flat when four shorter ones come: two of these meet on one node, and the long one there is in their way.
+fn crowd(program: &Path, work_s: f64) -> Result<Vec<Job>> {
+    let long = (0..3).map(|_| (0, 0.21, 0.0));
+    let short = (0..4).map(|i| (1 + i % 2, 0.0925, 0.25));
+    let jobs = long.chain(short).enumerate().map(|(i, (model, part, arrives))| {
+        let (model, format) = MODELS[model];
+        job(i, model, format, steps_per_second(program, model)?, work_s * part, work_s * arrives)
+    });
+    jobs.collect()
+}
+
+fn job(i: usize, model: &'static str, format: &'static str, rate: f64, work_s: f64, arrives_s: f64) -> Result<Job> {
+    let steps = ((rate * work_s) as u64).max(60);
+    let report_every = ((rate / 4.0) as u64).max(1);
+    Ok(Job { name: format!("job-{}", i + 1), model, format, steps, report_every, arrives_s })
+}
+
 /// Sizes and arrivals by the seed: a few long jobs, several short ones, most of them within the first third.
-fn schedule(program: &Path, seed: u64, count: usize, work_s: f64) -> Result<Vec<Job>> {
-    let models = [("vae", "keras"), ("mlp", "json"), ("gru", "json")];
+fn schedule(program: &Path, seed: u64, work_s: f64) -> Result<Vec<Job>> {
     let mut rates = BTreeMap::new();
-    for (model, _) in models {
+    for (model, _) in MODELS {
         rates.insert(model, steps_per_second(program, model)?);
     }
     let mut state = seed;
@@ -147,20 +188,17 @@ fn schedule(program: &Path, seed: u64, count: usize, work_s: f64) -> Result<Vec<
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     };
-    let sizes: Vec<f64> = (0..count).map(|i| if i % 3 == 0 { 3.0 + 2.0 * draw() } else { 0.6 + draw() }).collect();
+    let sizes: Vec<f64> = (0..COUNT).map(|i| if i % 3 == 0 { 3.0 + 2.0 * draw() } else { 0.6 + draw() }).collect();
     let all: f64 = sizes.iter().sum();
     let cores: f64 = NODES.iter().map(|(_, cores)| cores).sum();
-    let mut arrivals: Vec<f64> = (0..count).map(|_| draw() * work_s / cores * 0.4).collect();
+    let mut arrivals: Vec<f64> = (0..COUNT).map(|_| draw() * work_s / cores * 0.4).collect();
     arrivals[0] = 0.0;
     arrivals.sort_by(f64::total_cmp);
-    let job = |(i, (size, arrives_s)): (usize, (f64, f64))| {
-        let (model, format) = models[i % models.len()];
-        let rate = rates[model];
-        let steps = ((rate * work_s * size / all) as u64).max(60);
-        let report_every = ((rate / 4.0) as u64).max(1);
-        Job { name: format!("job-{}", i + 1), model, format, steps, report_every, arrives_s }
-    };
-    Ok(sizes.into_iter().zip(arrivals).enumerate().map(job).collect())
+    let jobs = sizes.into_iter().zip(arrivals).enumerate().map(|(i, (size, arrives_s))| {
+        let (model, format) = MODELS[i % MODELS.len()];
+        job(i, model, format, rates[model], work_s * size / all, arrives_s)
+    });
+    jobs.collect()
 }
 
 /// One round: the jobs come, and all of them end.
@@ -213,8 +251,32 @@ fn play(kube: &Kube, policy: &'static str, jobs: &[Job], report: &mut Report) ->
     eprintln!("e2e: {policy}: mean {mean_s:.1} s, makespan {makespan_s:.1} s, {moves} moves");
     report.two_alive.extend(two_alive(&ran));
     report.not_continued.extend(not_continued(&ran));
-    kube.kubectl(&["delete", "trainingjobs", "--all", "-n", &namespace, "--wait=false"])?;
     Ok(round)
+}
+
+/// What people are shown of a round: every move in the Gantt chart, with its mark, and in the words about its job.
+fn look_back(kube: &Kube, program: &Path, policy: &str, round: &Round, figures: Option<&Path>) -> Result<()> {
+    let namespace = format!("under-{policy}");
+    let plugin = |words: &[&str]| {
+        let mut command = Command::new(program);
+        command.arg0("kubectl-gainshare").args(words).args(["-n", &namespace]);
+        sh::output(command.env("KUBECONFIG", kube.testbed.kubeconfig()))
+    };
+    let stays: Value = serde_json::from_str(&plugin(&["gantt", "-o", "json"])?).context("the plugin prints JSON")?;
+    let marked: Vec<&Value> = stays.as_array().into_iter().flatten().filter(|stay| stay["mark"] != "").collect();
+    for m in &round.moves {
+        let drawn = marked.iter().any(|stay| stay["job"] == json!(m.job) && stay["node"] == json!(m.to));
+        ensure!(drawn, "the Gantt chart of {namespace} does not show that {} moved to {}: {stays}", m.job, m.to);
+        let words = plugin(&["explain", &m.job])?;
+        ensure!(words.contains(&m.why), "`explain {}` does not say why it moved: {words}", m.job);
+    }
+    ensure!(marked.len() == round.moves.len(), "the Gantt chart of {namespace} shows other moves: {stays}");
+    if let Some(folder) = figures {
+        std::fs::create_dir_all(folder)?;
+        let path = folder.join(format!("{namespace}.svg"));
+        plugin(&["gantt", "--figure", path.to_str().context("a path of plain letters")?])?;
+    }
+    Ok(())
 }
 
 fn moved(job: &str, m: &Value) -> Moved {

@@ -37,9 +37,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
-/// The shorter telling that belongs to `cargo xtask test`, with the program of the release profile.
+/// The shorter tellings that belong to `cargo xtask test`, with the program of the release profile.
 pub(crate) fn short() -> Result<()> {
     sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare"]))?;
     let program = sh::root().join("target/release/gainshare");
-    kube_share::run(&kube_share::Args::short(program))
+    kube_share::run(&kube_share::Args::short(program.clone()))?;
+    kube_move::run(&kube_move::Args::short(program))
 }
