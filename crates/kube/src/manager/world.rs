@@ -306,16 +306,17 @@ impl World {
         };
         let key = (entry.namespace.clone(), entry.policy.clone());
         let node = self.pods[uid].node.clone().unwrap_or_default();
-        // What a pod was is noted before anybody may want to change it.
-        if entry.blocked.is_none() && self.pods[uid].originals().is_none() {
-            self.touched.pods.insert(uid.to_owned());
-        }
+        let resizable = entry.blocked.is_none();
         let before = self.shared.insert(uid.to_owned(), entry);
         if before.as_ref() != self.shared.get(uid) {
             if let Some(before) = before {
                 self.touched.policies.insert((before.namespace, before.policy));
             }
             self.touched.policies.insert(key);
+            // What a pod was is noted before anybody may want to change it.
+            if resizable && self.pods[uid].originals().is_none() {
+                self.touched.pods.insert(uid.to_owned());
+            }
             self.shared_of_node.entry(node.clone()).or_default().insert(uid.to_owned());
             self.bump(node);
         }
