@@ -34,7 +34,7 @@ pub(crate) struct Args {
     tell_every: u64,
 }
 
-const SYSTEM: &str = "gainshare-system";
+pub(super) const SYSTEM: &str = "gainshare-system";
 
 /// What the manager may have of memory.
 const MOST_RSS_MIB: f64 = 1024.0;
@@ -48,35 +48,27 @@ const LONGEST_NEWS_MS: f64 = 10_000.0;
 pub(crate) fn run(args: &Args) -> Result<Value> {
     ensure!(args.nodes > 0 && args.namespaces > 0, "there must be a node and a namespace");
     ensure!(args.pods >= args.nodes, "every node needs a pod: --pods must not be below --nodes");
-    // Together, so that the dependencies are built once for both.
-    sh::run(sh::cargo().args(["build", "--release", "--workspace", "--bins", "--example", "crowd"]))?;
-    let metadata = sh::output(sh::cargo().args(["metadata", "--no-deps", "--format-version", "1"]))?;
-    let metadata: Value = serde_json::from_str(&metadata)?;
-    let target = metadata["target_directory"].as_str().context("cargo metadata names no target directory")?;
-    let release = Path::new(target).join("release");
-
-    let spec = Spec { kwok_nodes: args.nodes, ..Spec::new("bench", &[])? };
-    let testbed = Testbed::up(&spec)?;
-    install(&testbed)?;
-    let folder = tempfile::Builder::new().prefix("gainshare-bench-").tempdir()?;
-    let mut bench = Bench { testbed, crowd: release.join("examples/crowd"), folder, manager: None };
+    let mut bench = Bench::up("bench", args.nodes)?;
     let mut plan = json!({
         "nodes": args.nodes, "pods_per_node": args.pods / args.nodes, "namespaces": args.namespaces, "system": SYSTEM,
-        "folder": bench.folder.path(), "busy_s": args.busy, "idle_s": args.idle, "tell_every_s": args.tell_every,
+        "folder": bench.folder(), "busy_s": args.busy, "idle_s": args.idle, "tell_every_s": args.tell_every,
     });
     eprintln!("bench: filling {} nodes with {} pods", args.nodes, args.pods);
     let prepared = bench.crowd("prepare", &plan)?;
-    bench.start_manager(&release.join("gainshare"), &mut plan)?;
+    bench.start_manager(&mut plan, &[])?;
     let played = bench.crowd("play", &plan)?;
-    let thresholds = judge(&played);
-    let broken: Vec<String> = thresholds
+    verdict(json!({"prepare": prepared, "measured": played, "of_what_is_allowed": judge(&played)}))
+}
+
+/// The figures, or an error that names what is above what is allowed.
+pub(super) fn verdict(figures: Value) -> Result<Value> {
+    let broken: Vec<String> = figures["of_what_is_allowed"]
         .as_object()
         .into_iter()
         .flatten()
         .filter(|(_, ratio)| ratio.as_f64().is_none_or(|ratio| ratio > 1.0))
         .map(|(name, ratio)| format!("{name} ({ratio})"))
         .collect();
-    let figures = json!({"prepare": prepared, "measured": played, "of_what_is_allowed": thresholds});
     if !broken.is_empty() {
         eprintln!("{figures:#}");
     }
@@ -84,12 +76,15 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
     Ok(figures)
 }
 
+/// What was measured there, as a part of what is allowed.
+pub(super) fn part(figures: &Value, pointer: &str, allowed: f64) -> Option<f64> {
+    let measured = figures.pointer(pointer).and_then(Value::as_f64)?;
+    Some((measured / allowed * 1000.0).round() / 1000.0)
+}
+
 /// What was measured as parts of what is allowed.
 fn judge(played: &Value) -> Value {
-    let part = |pointer: &str, allowed: f64| {
-        let measured = played.pointer(pointer).and_then(Value::as_f64)?;
-        Some((measured / allowed * 1000.0).round() / 1000.0)
-    };
+    let part = |pointer: &str, allowed: f64| part(played, pointer, allowed);
     json!({
         "manager_peak_rss": part("/manager_peak_rss_mib", MOST_RSS_MIB),
         // A thousand handshakes and reviews of tokens in the same moment, which real agents spread over some seconds.
@@ -126,24 +121,43 @@ fn install(testbed: &Testbed) -> Result<()> {
     sh::output(testbed.kubectl().args(wait)).map(drop)
 }
 
-struct Bench {
+/// A test bed of make-believe nodes with what the chart installs, and programs that are played or started beside it.
+pub(super) struct Bench {
     testbed: Testbed,
-    crowd: PathBuf,
+    release: PathBuf,
     folder: tempfile::TempDir,
     manager: Option<Child>,
 }
 
 impl Bench {
-    fn crowd(&self, what: &str, plan: &Value) -> Result<Value> {
+    pub(super) fn up(name: &str, nodes: u32) -> Result<Bench> {
+        // Together, so that the dependencies are built once for both.
+        sh::run(sh::cargo().args(["build", "--release", "--workspace", "--bins", "--example", "crowd"]))?;
+        let metadata = sh::output(sh::cargo().args(["metadata", "--no-deps", "--format-version", "1"]))?;
+        let metadata: Value = serde_json::from_str(&metadata)?;
+        let target = metadata["target_directory"].as_str().context("cargo metadata names no target directory")?;
+        let spec = Spec { kwok_nodes: nodes, ..Spec::new(name, &[])? };
+        let testbed = Testbed::up(&spec)?;
+        install(&testbed)?;
+        let folder = tempfile::Builder::new().prefix("gainshare-bench-").tempdir()?;
+        Ok(Bench { testbed, release: Path::new(target).join("release"), folder, manager: None })
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Has the crowd do something, and returns the figures it prints.
+    pub(super) fn crowd(&self, what: &str, plan: &Value) -> Result<Value> {
         let file = self.folder.path().join("plan.json");
         std::fs::write(&file, plan.to_string())?;
-        let output = Command::new(&self.crowd)
+        let output = Command::new(self.release.join("examples/crowd"))
             .arg(what)
             .arg(&file)
             .env("KUBECONFIG", self.testbed.kubeconfig())
             .stderr(Stdio::inherit())
             .output()
-            .with_context(|| format!("cannot start {}", self.crowd.display()))?;
+            .with_context(|| format!("cannot start the crowd in {}", self.release.display()))?;
         if !output.status.success() {
             let log = std::fs::read_to_string(self.log()).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
@@ -153,12 +167,12 @@ impl Bench {
         serde_json::from_slice(&output.stdout).context("the crowd printed no JSON")
     }
 
-    fn log(&self) -> PathBuf {
+    pub(super) fn log(&self) -> PathBuf {
         self.folder.path().join("manager.log")
     }
 
     /// Starts the manager with its own account's token, and writes into the plan how it is reached.
-    fn start_manager(&mut self, program: &Path, plan: &mut Value) -> Result<()> {
+    pub(super) fn start_manager(&mut self, plan: &mut Value, args: &[&str]) -> Result<()> {
         let token = sh::output(self.testbed.kubectl().args([
             "create",
             "token",
@@ -174,12 +188,15 @@ impl Bench {
         std::fs::write(&kubeconfig, config.to_string())?;
         let (secure, plain) = (free_port()?, free_port()?);
         let log = std::fs::File::create(self.log())?;
-        let manager = Command::new(program)
+        let program = self.release.join("gainshare");
+        let manager = Command::new(&program)
             .args(["operator", "--namespace", SYSTEM, "--server-name", "127.0.0.1"])
+            .args(args)
             .args(["--listen", &format!("127.0.0.1:{secure}"), "--plain-listen", &format!("127.0.0.1:{plain}")])
             .arg("--authority")
             .arg(self.folder.path())
             .env("KUBECONFIG", &kubeconfig)
+            .env("GAINSHARE_LOG", "info,gainshare_kube::manager::cluster=debug")
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -193,13 +210,20 @@ impl Bench {
     }
 }
 
-impl Drop for Bench {
-    fn drop(&mut self) {
+impl Bench {
+    /// As by a crash.
+    pub(super) fn kill_manager(&mut self) {
         if let Some(mut manager) = self.manager.take() {
             // Ended already is as good.
             let _ = manager.kill();
             let _ = manager.wait();
         }
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.kill_manager();
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod agent;
 mod kube;
+mod kube_move;
 mod lab;
 mod torch;
 
@@ -35,6 +36,8 @@ enum What {
     Torch(torch::Args),
     /// The manager of a cluster of 1,000 make-believe nodes and 10,000 pods: memory, whether it keeps up, what it writes. Needs root.
     Kube(kube::Args),
+    /// The manager of a cluster of 5,000 make-believe nodes and 50,000 training jobs: passes, placements, moves, a change of the leader. Needs root.
+    KubeMove(kube_move::Args),
     /// The simulator: replay of 80,000 jobs, cost of a decision and of an event, memory.
     Sim,
 }
@@ -44,6 +47,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         What::Agent(a) => agent::run(&a)?,
         What::Torch(a) => torch::run(&a)?,
         What::Kube(a) => kube::run(&a)?,
+        What::KubeMove(a) => kube_move::run(&a)?,
         What::Sim => simulator()?,
     };
     match args.output {

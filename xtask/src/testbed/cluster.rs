@@ -270,7 +270,8 @@ impl Testbed {
         if self.state.kwok_nodes > 0 {
             let argv = kwok::prepare(&self.plane())?;
             self.state.start("kwok", argv, None)?;
-            kwok::create_nodes(|| self.kubectl(), &self.state.dir, self.state.kwok_nodes)?;
+            let tainted = !self.state.nodes.is_empty();
+            kwok::create_nodes(|| self.kubectl(), &self.state.dir, self.state.kwok_nodes, tainted)?;
         }
         for name in &names {
             self.wait(&format!("node {name} to be ready"), &format!("kubelet-{name}"), |t| t.node_ready(name))?;

@@ -1,7 +1,7 @@
 //! Make-believe nodes by the thousand, in the same API server as the real ones.
 //!
 //! kwok plays the kubelet of nodes that do not exist: they report ready, pods bound to them start at once and run until they are deleted, and a resize
-//! is carried out as soon as it is asked for. The nodes have a taint, so only pods that tolerate it land there.
+//! is carried out as soon as it is asked for. Beside real nodes they have a taint, so only pods that tolerate it land there.
 
 use super::plane::{Plane, write, write_json};
 use crate::sh;
@@ -36,9 +36,11 @@ pub(crate) fn prepare(plane: &Plane) -> Result<Vec<String>> {
     ])
 }
 
-fn node(index: u32) -> Value {
+fn node(index: u32, tainted: bool) -> Value {
     let name = format!("kwok-{index}");
     let size = json!({ "cpu": "32", "memory": "256Gi", "pods": "110" });
+    let taint = json!({ "key": MARK, "value": "fake", "effect": "NoSchedule" });
+    let taints = if tainted { vec![taint] } else { vec![] };
     json!({
         "apiVersion": "v1",
         "kind": "Node",
@@ -47,14 +49,14 @@ fn node(index: u32) -> Value {
             "annotations": { MARK: "fake", "node.alpha.kubernetes.io/ttl": "0" },
             "labels": { "kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "type": "kwok" },
         },
-        "spec": { "taints": [{ "key": MARK, "value": "fake", "effect": "NoSchedule" }] },
+        "spec": { "taints": taints },
         "status": { "allocatable": size, "capacity": size },
     })
 }
 
-/// Makes the nodes.
-pub(crate) fn create_nodes(kubectl: impl Fn() -> Command, dir: &Path, count: u32) -> Result<()> {
-    let nodes: Vec<Value> = (0..count).map(node).collect();
+/// Makes the nodes; `tainted`: there are real ones beside them, which pods should find.
+pub(crate) fn create_nodes(kubectl: impl Fn() -> Command, dir: &Path, count: u32, tainted: bool) -> Result<()> {
+    let nodes: Vec<Value> = (0..count).map(|index| node(index, tainted)).collect();
     let mut clients = Vec::new();
     for (i, part) in nodes.chunks(nodes.len().div_ceil(CLIENTS).max(1)).enumerate() {
         let file: PathBuf = dir.join(format!("kwok-nodes-{i}.json"));

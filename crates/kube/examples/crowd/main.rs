@@ -7,8 +7,13 @@
 //! **What is measured.** *First pass*: every agent says for the first time where its jobs stand, so every pod's note must be written. *Busy*: some jobs
 //! change their category and shares move, the others go on. *News*: every policy changes; how long until each agent has its new list? *Idle*: jobs go
 //! on and nothing changes, so nothing may be written. Writes are counted by the API server, not by the manager.
+//!
+//! `crowd fill`, `crowd moves` and `crowd return` are the same for `cargo xtask bench kube-move`: training jobs instead of pods, see [`fill`] and [`moves`].
 
+mod fill;
+mod log;
 mod measure;
+mod moves;
 mod play;
 mod prepare;
 
@@ -40,6 +45,16 @@ struct Plan {
     /// How often an agent tells how far its jobs are.
     #[serde(default)]
     tell_every_s: u64,
+    /// Training jobs: how many run already, how many come at once, and how many of those that run stop growing.
+    #[serde(default)]
+    running: usize,
+    #[serde(default)]
+    coming: usize,
+    #[serde(default)]
+    converging: usize,
+    /// What the manager writes of its passes.
+    #[serde(default)]
+    log: PathBuf,
 }
 
 impl Plan {
@@ -65,7 +80,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let usage = "crowd prepare|play PLAN.json: called by `cargo xtask bench kube`";
+    let usage = "crowd prepare|play|fill|moves|return PLAN.json: called by `cargo xtask bench`";
     let mut words = std::env::args().skip(1);
     let (Some(what), Some(file)) = (words.next(), words.next()) else { return Err(usage.into()) };
     let plan: Plan = serde_json::from_slice(&std::fs::read(&file)?)?;
@@ -75,6 +90,9 @@ async fn main() -> Result<()> {
     let figures = match what.as_str() {
         "prepare" => prepare::run(&plan, &client).await?,
         "play" => play::run(&plan, &client).await?,
+        "fill" => fill::run(&plan, &client).await?,
+        "moves" => moves::run(&plan, &client).await?,
+        "return" => moves::after_return(&plan, &client).await?,
         _ => return Err(usage.into()),
     };
     println!("{figures}");

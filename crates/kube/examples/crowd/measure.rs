@@ -66,6 +66,53 @@ impl Writes {
     }
 }
 
+/// Successful writes by kind, as the API server counts them, for a cluster of training jobs.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Counts(BTreeMap<&'static str, f64>);
+
+/// Verb, resource and subresource of what is counted, and whether only the manager does it.
+const KINDS: [(&str, &str, &str, &str, bool); 8] = [
+    ("job_marks", "PATCH", "trainingjobs", "", true),
+    ("job_journals", "PATCH", "trainingjobs", "status", true),
+    ("pod_creations", "POST", "pods", "", true),
+    ("pod_patches", "PATCH", "pods", "", true),
+    ("pod_bindings", "POST", "pods", "binding", false),
+    ("pod_deletions", "DELETE", "pods", "", false),
+    ("events", "POST", "events", "", false),
+    ("token_reviews", "POST", "tokenreviews", "", false),
+];
+
+impl Counts {
+    pub(super) async fn of(client: &Client) -> Result<Counts> {
+        let text = client.request_text(http_get("/metrics")?).await?;
+        let count = |verb: &str, resource: &str, part: &str| {
+            let label = |name: &str, value: &str| format!("{name}=\"{value}\"");
+            let done = "code=\"20".to_owned();
+            let words = [label("verb", verb), label("resource", resource), label("subresource", part), done];
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            metric(&text, "apiserver_request_total", &words)
+        };
+        Ok(Counts(KINDS.iter().map(|(name, verb, resource, part, _)| (*name, count(verb, resource, part))).collect()))
+    }
+
+    pub(super) fn since(&self, before: &Counts) -> Counts {
+        Counts(self.0.iter().map(|(kind, count)| (*kind, count - before.get(kind))).collect())
+    }
+
+    pub(super) fn get(&self, kind: &str) -> f64 {
+        self.0.get(kind).copied().unwrap_or(0.0)
+    }
+
+    /// What only the manager writes; events, of which others write some too, and reviews, which write nothing, are not among them.
+    pub(super) fn ours(&self) -> f64 {
+        KINDS.iter().filter(|(.., ours)| *ours).map(|(name, ..)| self.get(name)).sum()
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!(self.0)
+    }
+}
+
 fn http_get(path: &str) -> Result<axum::http::Request<Vec<u8>>> {
     Ok(axum::http::Request::get(path).body(Vec::new())?)
 }

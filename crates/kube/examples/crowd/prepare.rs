@@ -11,7 +11,7 @@ use gainshare_kube::wire::TOKEN_AUDIENCE;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-const AT_ONCE: usize = 24;
+pub(super) const AT_ONCE: usize = 24;
 
 pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
     let began = Instant::now();
@@ -60,11 +60,11 @@ pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
     Ok(json!({"created_s": created_s, "running_s": running_s}))
 }
 
-fn agent_pod(node: usize) -> String {
+pub(super) fn agent_pod(node: usize) -> String {
     format!("agent-of-{node}")
 }
 
-fn pod(namespace: &str, name: &str, node: &str, account: &str, role: &str, container: Value) -> Value {
+pub(super) fn pod(namespace: &str, name: &str, node: &str, account: &str, role: &str, container: Value) -> Value {
     json!({
         "metadata": {"name": name, "namespace": namespace, "labels": {"role": role}},
         "spec": {
@@ -77,20 +77,28 @@ fn pod(namespace: &str, name: &str, node: &str, account: &str, role: &str, conta
 async fn create(client: &Client, pod: Value) -> Result<()> {
     let pod: Pod = serde_json::from_value(pod)?;
     let api: Api<Pod> = Api::namespaced(client.clone(), pod.metadata.namespace.as_deref().unwrap_or_default());
+    make(&api, &pod).await.map(drop)
+}
+
+/// Makes an object, however busy the API server is; one that is there already is as good.
+pub(super) async fn make<K>(api: &Api<K>, object: &K) -> Result<K>
+where
+    K: gainshare_kube::kube::ResourceExt + serde::Serialize + serde::de::DeserializeOwned + Clone + std::fmt::Debug,
+{
     loop {
-        match api.create(&PostParams::default(), &pod).await {
+        match api.create(&PostParams::default(), object).await {
             // An API server that is asked for more than it can do says so, and means it.
             Err(kube::Error::Api(status)) if status.code == 429 || status.code >= 500 => {
                 tokio::time::sleep(Duration::from_millis(500)).await;
             }
-            Err(kube::Error::Api(status)) if status.code == 409 => return Ok(()),
-            other => return Ok(other.map(drop)?),
+            Err(kube::Error::Api(status)) if status.code == 409 => return Ok(api.get(&object.name_any()).await?),
+            other => return Ok(other?),
         }
     }
 }
 
 /// The token that the kubelet would give the agent of this node: made for its pod, and for us.
-async fn token(plan: &Plan, client: &Client, node: usize) -> Result<()> {
+pub(super) async fn token(plan: &Plan, client: &Client, node: usize) -> Result<()> {
     let request: TokenRequest = serde_json::from_value(json!({
         "metadata": {},
         "spec": {

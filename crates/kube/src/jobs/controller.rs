@@ -1,7 +1,8 @@
 //! The loop around the state machine: reads, asks [`step`] what to do, and does it.
 //!
 //! Jobs are looked at when something about them changes, when their own time comes, or when an order lies on the board. One job is worked on by one
-//! task at a time; many jobs at once. A deed that fails is no matter: the job is read again and the next step finds what is to be done.
+//! task at a time; some jobs at once, and never more: that is what the API server is asked to bear, however many orders lie on the board. A deed
+//! that fails is no matter: the job is read again and the next step finds what is to be done.
 
 use super::effects::{Done, FailPoint, Hand, NotDone};
 use super::machine::{self, Do, Fault, Next, REFUSAL_PAUSE, Seen, asked, movable, step};
@@ -13,7 +14,6 @@ use crate::manager::lead::Leader;
 use crate::manager::metrics::WriteLabels;
 use crate::manager::watch::{News, follow};
 use crate::training_job::{JOB_LABEL, JobPolicy, NODE_ANNOTATION, OUR_NAME, State, TrainingJob};
-use futures_util::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use kube::api::Api;
@@ -33,6 +33,10 @@ const STEPS_AT_ONCE: usize = 16;
 
 /// The pause before a job whose deed failed is looked at again.
 const PAUSE: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
+
+/// So many new jobs are told to the decision before their turn comes, so that a burst of them is decided on together and nobody waits for its order; not
+/// more, because an order that waits for long is an old one.
+const ANNOUNCED: usize = 500;
 
 /// How often progress is looked at, to be written where it has changed much.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
@@ -98,12 +102,7 @@ fn watch(tasks: &mut JoinSet<()>, controller: &Arc<Controller>) {
             it.change(|store| match news {
                 News::Here((name, node)) => store.put_node(&name, Some(node)),
                 News::Gone((name, _)) => store.put_node(&name, None),
-                News::All(nodes) => {
-                    let gone: Vec<String> =
-                        store.nodes.keys().filter(|name| nodes.iter().all(|(one, _)| one != *name)).cloned().collect();
-                    gone.iter().for_each(|name| store.put_node(name, None));
-                    nodes.into_iter().for_each(|(name, node)| store.put_node(&name, Some(node)));
-                }
+                News::All(nodes) => store.all_nodes(nodes),
             })
         };
         let api = Api::<Node>::all(it.client.clone());
@@ -136,30 +135,48 @@ impl Controller {
 
     async fn run(self: Arc<Self>) {
         let mut looked = std::time::Instant::now();
+        let mut begun = false;
+        let mut workers: JoinSet<Key> = JoinSet::new();
         loop {
-            let now = Timestamp::now();
-            let (due, next) = {
-                let mut store = self.store.lock().expect("never poisoned");
-                // Nothing is decided before everything has been seen once, or while the cluster is switched off.
-                if store.lists_seen < LISTS || !self.leader.is_synced() || self.leader.look(|world| world.is_off()) {
-                    (Vec::new(), None)
-                } else {
-                    for uid in self.board.ordered_uids() {
-                        store.key_of(&uid).into_iter().for_each(|key| store.mark(key));
-                    }
-                    if looked.elapsed() >= PROGRESS_EVERY {
-                        looked = std::time::Instant::now();
-                        store.mark_running();
-                    }
-                    store.due(now)
+            let mut next = None;
+            // Nothing is decided before everything has been seen once, or while the cluster is switched off.
+            let is_on = self.leader.is_synced() && !self.leader.look(|world| world.is_off());
+            if is_on && self.store.lock().expect("never poisoned").lists_seen >= LISTS {
+                if !std::mem::replace(&mut begun, true) {
+                    self.publish_what_runs();
                 }
-            };
-            let work = futures_util::stream::iter(due).for_each_concurrent(AT_ONCE, |key| self.settle(key));
-            work.await;
+                let mut progressed = Vec::new();
+                if looked.elapsed() >= PROGRESS_EVERY {
+                    looked = std::time::Instant::now();
+                    progressed.extend(self.leader.take_progressed());
+                    progressed.extend(self.board.take_turned());
+                }
+                let ordered = self.board.take_ordered();
+                let mut store = self.store.lock().expect("never poisoned");
+                ordered.into_iter().for_each(|key| store.mark(key));
+                progressed.into_iter().for_each(|key| store.mark_later(key));
+                self.announce(&mut store);
+                while workers.len() < AT_ONCE
+                    && let Some(key) = store.take(Timestamp::now())
+                {
+                    let it = self.clone();
+                    workers.spawn(async move {
+                        it.settle(&key).await;
+                        key
+                    });
+                }
+                next = store.next_alarm().filter(|_| workers.len() < AT_ONCE);
+            }
             let until = next.map_or(PROGRESS_EVERY, |at| {
                 Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO).min(PROGRESS_EVERY)
             });
             tokio::select! {
+                Some(done) = workers.join_next(), if !workers.is_empty() => {
+                    match done {
+                        Ok(key) => self.store.lock().expect("never poisoned").done(&key),
+                        Err(error) => tracing::error!(%error, "work on a training job broke off: it rests until the next manager"),
+                    }
+                }
                 () = self.bell.notified() => {}
                 () = self.board.ordered.notified() => {}
                 () = tokio::time::sleep(until.max(Duration::from_millis(1))) => {}
@@ -167,34 +184,55 @@ impl Controller {
         }
     }
 
+    /// The decision gets to know of all jobs that have begun in one moment: seeing only some, it would take nodes for empty that are not.
+    fn publish_what_runs(&self) {
+        let store = self.store.lock().expect("never poisoned");
+        let begun = store.all().filter(|(job, _)| job.status.attempt.is_some());
+        let begun = begun.filter_map(|(job, pods)| facts(job, &pods, self.asked(job).unwrap_or_default()));
+        self.board.publish_all(begun.collect());
+    }
+
+    fn announce(&self, store: &mut Store) {
+        let coming = store.coming(ANNOUNCED);
+        let new = coming.iter().filter_map(|job| facts(job, &[], self.asked(job).ok()?));
+        self.board.publish_all(new.collect());
+    }
+
+    /// What the job's pods ask for; an error if there can be none.
+    fn asked(&self, job: &JobSeen) -> Result<(u64, u64), String> {
+        let has_pod = job.status.attempt.as_ref().is_some_and(|attempt| attempt.uid.is_some());
+        let known = self.board.asked(&job.uid).filter(|_| has_pod);
+        known.map_or_else(|| pod::check(job).map(|template| seen::requests(&template)), Ok)
+    }
+
     /// Works on one job until nothing is left to do for now.
-    async fn settle(&self, key: Key) {
+    async fn settle(&self, key: &Key) {
         for _ in 0..STEPS_AT_ONCE {
-            let job = self.store.lock().expect("never poisoned").job(&key).cloned();
-            let Some(job) = job else { return self.bury(&key).await };
+            let job = self.store.lock().expect("never poisoned").job(key);
+            let Some(job) = job else { return self.bury(key).await };
             let now = Timestamp::now();
-            let next = match self.next(&key, &job, now).await {
+            let next = match self.next(key, &job, now).await {
                 Ok(next) => next,
-                Err(error) => return self.later(&key, &error, now),
+                Err(error) => return self.later(key, &error, now),
             };
             if next.todo.is_empty() {
-                return self.store.lock().expect("never poisoned").wake_at(&key, next.wake);
+                return self.store.lock().expect("never poisoned").wake_at(key, next.wake);
             }
             for todo in &next.todo {
                 if *todo == Do::Taken {
                     self.board.taken(&job.uid);
                     continue;
                 }
-                if let Err(stop) = self.act(&key, &job, todo).await {
+                if let Err(stop) = self.act(key, &job, todo).await {
                     match stop {
-                        Some(error) => return self.later(&key, &error, now),
+                        Some(error) => return self.later(key, &error, now),
                         None => break,
                     }
                 }
             }
         }
         // Something is not as it seems; whatever it is, the watch will bring it.
-        self.later(&key, "many steps in a row", Timestamp::now());
+        self.later(key, "many steps in a row", Timestamp::now());
     }
 
     fn later(&self, key: &Key, error: &str, now: Timestamp) {
@@ -260,8 +298,8 @@ impl Controller {
         let mut pods = self.store.lock().expect("never poisoned").pods(key);
         let pod_is_missing = self.is_missing(key, job, &mut pods).await?;
         let nodes = self.nodes(job, &pods).await?;
-        let template = pod::check(job);
-        let fault = match &template {
+        let asked_for = self.asked(job);
+        let fault = match &asked_for {
             Err(message) => Some(Fault { for_good: true, message: message.clone() }),
             Ok(_) => self.store.lock().expect("never poisoned").fault(key, now),
         };
@@ -278,8 +316,7 @@ impl Controller {
             let category = judged.unwrap_or(job.category).name();
             Some((category, job.share.map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32)))
         });
-        let asked = template.as_ref().map(seen::requests).unwrap_or_default();
-        match facts(job, &pods, asked) {
+        match facts(job, &pods, asked_for.unwrap_or_default()) {
             Some(facts) => self.board.publish(facts),
             None => self.board.forget(&job.uid),
         }

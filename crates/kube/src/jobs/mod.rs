@@ -19,10 +19,11 @@ mod store;
 
 pub(crate) use controller::start;
 pub use effects::{FAIL_POINT_EXIT, FailPoint};
+use store::Key;
 
 use crate::training_job::JobPolicy;
 use crate::wire::Category;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use tokio::sync::Notify;
 
@@ -88,8 +89,11 @@ pub enum JobState {
 #[derive(Debug, Default)]
 pub struct Board {
     orders: Mutex<BTreeMap<String, Order>>,
+    /// Jobs about which the controller has not heard that there is an order.
+    fresh: Mutex<Vec<String>>,
     facts: Mutex<BTreeMap<String, JobFacts>>,
     categories: Mutex<BTreeMap<String, Category>>,
+    turned: Mutex<BTreeSet<String>>,
     /// Rings for the controller.
     pub(crate) ordered: Notify,
     /// Rings for the decision: a job came, went, or changed its state.
@@ -99,13 +103,23 @@ pub struct Board {
 impl Board {
     /// Puts an order; a former one about the same job that nobody has taken is forgotten.
     pub fn put(&self, order: Order) {
+        self.fresh.lock().expect("never poisoned").push(order.uid.clone());
         self.orders.lock().expect("never poisoned").insert(order.uid.clone(), order);
         self.ordered.notify_one();
     }
 
     /// What the decision makes of jobs, where their agents have no opinion.
     pub(crate) fn judge(&self, categories: BTreeMap<String, Category>) {
-        *self.categories.lock().expect("never poisoned") = categories;
+        let mut known = self.categories.lock().expect("never poisoned");
+        let turned = categories.iter().filter(|(uid, category)| known.get(*uid) != Some(*category));
+        self.turned.lock().expect("never poisoned").extend(turned.map(|(uid, _)| uid.clone()));
+        *known = categories;
+    }
+
+    /// Jobs whose category the decision has changed since the last call.
+    pub(crate) fn take_turned(&self) -> Vec<Key> {
+        let uids = std::mem::take(&mut *self.turned.lock().expect("never poisoned"));
+        self.keys(uids)
     }
 
     pub(crate) fn category(&self, uid: &str) -> Option<Category> {
@@ -121,8 +135,22 @@ impl Board {
         self.facts.lock().expect("never poisoned").is_empty()
     }
 
-    pub(crate) fn ordered_uids(&self) -> Vec<String> {
-        self.orders.lock().expect("never poisoned").keys().cloned().collect()
+    /// Jobs about which orders were put since the last call.
+    pub(crate) fn take_ordered(&self) -> Vec<Key> {
+        let uids = std::mem::take(&mut *self.fresh.lock().expect("never poisoned"));
+        self.keys(uids)
+    }
+
+    fn keys(&self, uids: impl IntoIterator<Item = String>) -> Vec<Key> {
+        let facts = self.facts.lock().expect("never poisoned");
+        let known = uids.into_iter().filter_map(|uid| facts.get(&uid));
+        known.map(|facts| (facts.namespace.clone(), facts.name.clone())).collect()
+    }
+
+    /// What the job's pods ask for, if it is known already: a template does not change.
+    pub(crate) fn asked(&self, uid: &str) -> Option<(u64, u64)> {
+        let facts = self.facts.lock().expect("never poisoned");
+        facts.get(uid).map(|facts| (facts.cpu_request_milli, facts.memory_request_bytes))
     }
 
     pub(crate) fn order(&self, uid: &str) -> Option<Order> {
@@ -135,10 +163,17 @@ impl Board {
     }
 
     pub(crate) fn publish(&self, facts: JobFacts) {
+        self.publish_all(vec![facts]);
+    }
+
+    /// All in one moment: nobody sees a part of them.
+    pub(crate) fn publish_all(&self, all: Vec<JobFacts>) {
         let mut known = self.facts.lock().expect("never poisoned");
-        if known.get(&facts.uid) != Some(&facts) {
-            known.insert(facts.uid.clone(), facts);
-            self.changed.notify_one();
+        for facts in all {
+            if known.get(&facts.uid) != Some(&facts) {
+                known.insert(facts.uid.clone(), facts);
+                self.changed.notify_one();
+            }
         }
     }
 

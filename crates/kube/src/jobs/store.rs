@@ -2,13 +2,19 @@
 //!
 //! Copies may be old. An older version of an object never replaces a newer one, so that what our own writes return is not undone by the watch
 //! that is still on its way.
+//!
+//! **Whose turn it is.** Two rows. Jobs for which something has happened (an order, a change of their pod, their own time) come first, in the order in which it
+//! happened; jobs that nobody has begun with, and those whose progress may have to be written, come when there is nothing else to do. So what was begun is
+//! finished first, and ten thousand new jobs do not keep a move waiting. A job is worked on by one at a time: one that turns up meanwhile has
+//! another turn afterwards.
 
 use super::machine::Fault;
 use super::seen::{JobSeen, NodeSeen, PodSeen};
 use crate::training_job::{JOB_FINALIZER, NODE_ANNOTATION, STOPPED_ANNOTATION, TrainingJob};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 /// Namespace and name of a job.
 pub(super) type Key = (String, String);
@@ -18,16 +24,47 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    jobs: BTreeMap<Key, JobSeen>,
+    jobs: BTreeMap<Key, Arc<JobSeen>>,
     /// By the job's name, then by their own.
     pods: BTreeMap<Key, BTreeMap<String, PodSeen>>,
     pub(super) nodes: BTreeMap<String, NodeSeen>,
+    /// Nodes that came, went or turned since jobs were last looked for there: thousands may do so at once.
+    turned: BTreeSet<String>,
     /// Pods that the API server refused, and until when there is no point in trying again.
     faults: BTreeMap<Key, (Fault, Timestamp)>,
-    dirty: BTreeSet<Key>,
+    first: Row,
+    then: Row,
+    working: BTreeSet<Key>,
+    /// Whose turn came while they were being worked on.
+    once_more: BTreeSet<Key>,
     wakes: BTreeMap<Key, Timestamp>,
+    alarms: BTreeSet<(Timestamp, Key)>,
     /// Of jobs, pods and nodes, how many lists have been seen as a whole.
     pub(super) lists_seen: usize,
+}
+
+/// Jobs that wait for their turn, each once.
+#[derive(Debug, Default)]
+struct Row {
+    keys: VecDeque<Key>,
+    within: BTreeSet<Key>,
+    /// So many from the front on have been told to the decision.
+    announced: usize,
+}
+
+impl Row {
+    fn push(&mut self, key: Key) {
+        if self.within.insert(key.clone()) {
+            self.keys.push_back(key);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Key> {
+        let key = self.keys.pop_front()?;
+        self.within.remove(&key);
+        self.announced = self.announced.saturating_sub(1);
+        Some(key)
+    }
 }
 
 impl JobSeen {
@@ -84,17 +121,19 @@ impl Store {
         if known.is_some_and(|known| known.uid == job.uid && is_older(&job.resource_version, &known.resource_version)) {
             return;
         }
-        if known != Some(&job) {
-            self.jobs.insert(key.clone(), job);
-            self.dirty.insert(key);
+        if known.is_none_or(|known| **known != job) {
+            // One that was never seen before begins when those before it are on their way.
+            let row = if known.is_none() { &mut self.then } else { &mut self.first };
+            row.push(key.clone());
+            self.jobs.insert(key, Arc::new(job));
         }
     }
 
-    pub(super) fn remove_job(&mut self, key: &Key) -> Option<JobSeen> {
-        self.wakes.remove(key);
+    pub(super) fn remove_job(&mut self, key: &Key) -> Option<Arc<JobSeen>> {
+        self.wake_at(key, None);
         self.faults.remove(key);
         // Its pods may still be held by our finalizer.
-        self.dirty.insert(key.clone());
+        self.first.push(key.clone());
         self.jobs.remove(key)
     }
 
@@ -107,7 +146,7 @@ impl Store {
         }
         if known != Some(&pod) {
             pods.insert(pod.name.clone(), pod);
-            self.dirty.insert(key);
+            self.first.push(key);
         }
     }
 
@@ -117,7 +156,7 @@ impl Store {
             && pods.get(name).is_some_and(|pod| pod.uid == uid)
         {
             pods.remove(name);
-            self.dirty.insert(key.clone());
+            self.first.push(key.clone());
             if pods.is_empty() {
                 self.pods.remove(key);
             }
@@ -129,7 +168,7 @@ impl Store {
     }
 
     /// All jobs that exist, after a start of the watch.
-    pub(super) fn all_jobs(&mut self, jobs: Vec<JobSeen>) -> Vec<JobSeen> {
+    pub(super) fn all_jobs(&mut self, jobs: Vec<JobSeen>) -> Vec<Arc<JobSeen>> {
         let alive: BTreeSet<Key> = jobs.iter().map(JobSeen::key).collect();
         let gone: Vec<Key> = self.jobs.keys().filter(|key| !alive.contains(*key)).cloned().collect();
         let gone = gone.iter().filter_map(|key| self.remove_job(key)).collect();
@@ -152,28 +191,43 @@ impl Store {
             None => self.nodes.remove(name),
         };
         if known != node {
-            let there = |pods: &BTreeMap<String, PodSeen>| pods.values().any(|pod| pod.node.as_deref() == Some(name));
-            let keys: Vec<Key> = self.pods.iter().filter(|(_, pods)| there(pods)).map(|(key, _)| key.clone()).collect();
-            self.dirty.extend(keys);
-            // Also those whose pods are away.
-            let keys = self.jobs.iter().filter(|(_, job)| {
-                job.status.attempt.as_ref().is_some_and(|attempt| attempt.node.as_deref() == Some(name))
-            });
-            let keys: Vec<Key> = keys.map(|(key, _)| key.clone()).collect();
-            self.dirty.extend(keys);
+            self.turned.insert(name.to_owned());
         }
     }
 
-    pub(super) fn job(&self, key: &Key) -> Option<&JobSeen> {
-        self.jobs.get(key)
+    pub(super) fn all_nodes(&mut self, nodes: Vec<(String, NodeSeen)>) {
+        let alive: BTreeSet<&String> = nodes.iter().map(|(name, _)| name).collect();
+        let gone: Vec<String> = self.nodes.keys().filter(|name| !alive.contains(name)).cloned().collect();
+        gone.iter().for_each(|name| self.put_node(name, None));
+        nodes.into_iter().for_each(|(name, node)| self.put_node(&name, Some(node)));
+    }
+
+    /// Jobs with a pod on a node that has turned have their turn, also those whose pods are away.
+    fn look_for_turned(&mut self) {
+        if self.turned.is_empty() {
+            return;
+        }
+        let turned = std::mem::take(&mut self.turned);
+        let is = |node: &Option<String>| node.as_ref().is_some_and(|node| turned.contains(node));
+        let by_pod = self.pods.iter().filter(|(_, pods)| pods.values().any(|pod| is(&pod.node)));
+        let by_journal =
+            self.jobs.iter().filter(|(_, job)| job.status.attempt.as_ref().is_some_and(|attempt| is(&attempt.node)));
+        let keys = by_pod.map(|(key, _)| key).chain(by_journal.map(|(key, _)| key));
+        let keys: BTreeSet<Key> = keys.cloned().collect();
+        keys.into_iter().for_each(|key| self.first.push(key));
+    }
+
+    pub(super) fn job(&self, key: &Key) -> Option<Arc<JobSeen>> {
+        self.jobs.get(key).cloned()
+    }
+
+    /// All jobs with their pods.
+    pub(super) fn all(&self) -> impl Iterator<Item = (&Arc<JobSeen>, Vec<PodSeen>)> {
+        self.jobs.iter().map(|(key, job)| (job, self.pods(key)))
     }
 
     pub(super) fn pods(&self, key: &Key) -> Vec<PodSeen> {
         self.pods.get(key).into_iter().flat_map(BTreeMap::values).cloned().collect()
-    }
-
-    pub(super) fn key_of(&self, uid: &str) -> Option<Key> {
-        self.jobs.iter().find(|(_, job)| job.uid == uid).map(|(key, _)| key.clone())
     }
 
     pub(super) fn fault(&mut self, key: &Key, now: Timestamp) -> Option<Fault> {
@@ -187,30 +241,186 @@ impl Store {
         self.faults.insert(key.clone(), (fault, until));
     }
 
+    /// There is an order for this job. One that nobody has begun with keeps its place in the row.
     pub(super) fn mark(&mut self, key: Key) {
-        self.dirty.insert(key);
+        let is_new = self.jobs.get(&key).is_some_and(|job| job.status.attempt.is_none());
+        let row = if is_new { &mut self.then } else { &mut self.first };
+        row.push(key);
     }
 
-    /// Jobs whose progress may have to be written.
-    pub(super) fn mark_running(&mut self) {
-        let running = self.jobs.iter().filter(|(_, job)| job.status.state == crate::training_job::State::Running);
-        let keys: Vec<Key> = running.map(|(key, _)| key.clone()).collect();
-        self.dirty.extend(keys);
+    /// Its progress may have to be written.
+    pub(super) fn mark_later(&mut self, key: Key) {
+        self.then.push(key);
+    }
+
+    /// The next new jobs whose turn is near, up to `most` of them, each named once.
+    pub(super) fn coming(&mut self, most: usize) -> Vec<Arc<JobSeen>> {
+        let row = &mut self.then;
+        let upto = row.keys.len().min(most);
+        let from = row.announced.min(upto);
+        row.announced = row.announced.max(upto);
+        let jobs = row.keys.range(from..upto).filter_map(|key| self.jobs.get(key));
+        jobs.filter(|job| job.status.attempt.is_none()).cloned().collect()
     }
 
     pub(super) fn wake_at(&mut self, key: &Key, at: Option<Timestamp>) {
-        match at {
+        let before = match at {
             Some(at) => self.wakes.insert(key.clone(), at),
             None => self.wakes.remove(key),
         };
+        if let Some(before) = before {
+            self.alarms.remove(&(before, key.clone()));
+        }
+        if let Some(at) = at {
+            self.alarms.insert((at, key.clone()));
+        }
     }
 
-    /// What is due, and when the next one is.
-    pub(super) fn due(&mut self, now: Timestamp) -> (Vec<Key>, Option<Timestamp>) {
-        let woken: Vec<Key> = self.wakes.iter().filter(|(_, at)| **at <= now).map(|(key, _)| key.clone()).collect();
-        self.wakes.retain(|_, at| *at > now);
-        let mut due = std::mem::take(&mut self.dirty);
-        due.extend(woken);
-        (due.into_iter().collect(), self.wakes.values().min().copied())
+    /// Whose turn it is, if anybody's; [`Store::done`] ends it.
+    pub(super) fn take(&mut self, now: Timestamp) -> Option<Key> {
+        self.look_for_turned();
+        while let Some((_, key)) = self.alarms.first().filter(|(at, _)| *at <= now).cloned() {
+            self.wake_at(&key, None);
+            self.first.push(key);
+        }
+        while let Some(key) = self.first.pop().or_else(|| self.then.pop()) {
+            if self.working.insert(key.clone()) {
+                return Some(key);
+            }
+            self.once_more.insert(key);
+        }
+        None
+    }
+
+    pub(super) fn done(&mut self, key: &Key) {
+        self.working.remove(key);
+        if let Some(key) = self.once_more.take(key) {
+            self.first.push(key);
+        }
+    }
+
+    /// When the next one is to be woken.
+    pub(super) fn next_alarm(&self) -> Option<Timestamp> {
+        self.alarms.first().map(|(at, _)| *at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::training_job::{Attempt, TrainingJobStatus};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+
+    fn key(name: &str) -> Key {
+        (String::new(), name.to_owned())
+    }
+
+    fn job(name: &str, version: u64) -> JobSeen {
+        JobSeen {
+            name: name.to_owned(),
+            uid: name.to_owned(),
+            resource_version: version.to_string(),
+            ..JobSeen::default()
+        }
+    }
+
+    /// One whose journal says that it lives on this node.
+    fn begun(name: &str, version: u64, node: &str) -> JobSeen {
+        let attempt = Attempt {
+            epoch: 1,
+            pod: format!("{name}-1"),
+            uid: Some(format!("{name}-1")),
+            node: Some(node.to_owned()),
+            pinned: true,
+            since: MicroTime(Timestamp::UNIX_EPOCH),
+            not_before: None,
+            start_time: None,
+            stopping: None,
+            stopping_since: None,
+            ended: None,
+            tried: Vec::new(),
+        };
+        let status = TrainingJobStatus { attempt: Some(attempt), ..TrainingJobStatus::default() };
+        JobSeen { status, ..job(name, version) }
+    }
+
+    /// Whose turns come now, one after the other, each done before the next.
+    fn turns(store: &mut Store) -> Vec<String> {
+        let mut names = Vec::new();
+        while let Some(key) = store.take(Timestamp::UNIX_EPOCH) {
+            store.done(&key);
+            names.push(key.1);
+        }
+        names
+    }
+
+    #[test]
+    fn what_was_begun_goes_before_what_is_new() {
+        let mut store = Store::default();
+        for name in ["c", "b", "a"] {
+            store.put_job(job(name, 1));
+        }
+        store.mark(key("a"));
+        store.put_job(begun("b", 2, "n"));
+        assert_eq!(turns(&mut store), ["b", "c", "b", "a"], "an order does not bring a new job forward");
+        store.put_job(begun("b", 2, "n"));
+        store.put_job(begun("b", 1, "m"));
+        assert!(turns(&mut store).is_empty(), "the same again, and an older version, are no news");
+    }
+
+    #[test]
+    fn a_job_has_one_turn_at_a_time() {
+        let mut store = Store::default();
+        store.put_job(job("a", 1));
+        let at = Timestamp::UNIX_EPOCH;
+        assert_eq!(store.take(at), Some(key("a")));
+        store.put_job(begun("a", 2, "n"));
+        assert_eq!(store.take(at), None, "it is being worked on");
+        store.done(&key("a"));
+        assert_eq!(turns(&mut store), ["a"], "what came meanwhile is not lost");
+    }
+
+    #[test]
+    fn alarms_ring_once_and_the_last_word_counts() {
+        let mut store = Store::default();
+        let at = |second| Timestamp::from_second(second).unwrap();
+        store.wake_at(&key("a"), Some(at(5)));
+        store.wake_at(&key("a"), Some(at(9)));
+        store.wake_at(&key("b"), Some(at(7)));
+        store.wake_at(&key("c"), Some(at(6)));
+        store.wake_at(&key("c"), None);
+        assert_eq!(store.next_alarm(), Some(at(7)));
+        assert_eq!(store.take(at(6)), None);
+        assert_eq!((store.take(at(9)), store.take(at(9)), store.take(at(9))), (Some(key("b")), Some(key("a")), None));
+        assert_eq!(store.next_alarm(), None);
+    }
+
+    #[test]
+    fn jobs_of_a_node_that_turns_are_looked_at_and_no_others() {
+        let mut store = Store::default();
+        store.put_job(begun("a", 1, "n"));
+        store.put_job(begun("b", 1, "m"));
+        let ready = |name: &str| (name.to_owned(), NodeSeen::Ready);
+        store.all_nodes(vec![ready("n"), ready("m")]);
+        turns(&mut store);
+        store.put_node("n", Some(NodeSeen::Ready));
+        assert!(turns(&mut store).is_empty());
+        store.put_node("n", Some(NodeSeen::Silent));
+        assert_eq!(turns(&mut store), ["a"]);
+        store.all_nodes(vec![("n".to_owned(), NodeSeen::Silent)]);
+        assert_eq!(turns(&mut store), ["b"], "its node is gone");
+    }
+
+    #[test]
+    fn new_jobs_are_announced_once_and_not_too_many() {
+        let mut store = Store::default();
+        for name in ["a", "b", "c", "d"] {
+            store.put_job(job(name, 1));
+        }
+        let names = |jobs: Vec<Arc<JobSeen>>| jobs.iter().map(|job| job.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(store.coming(2)), ["a", "b"]);
+        assert!(store.coming(2).is_empty());
+        store.take(Timestamp::UNIX_EPOCH);
+        assert_eq!(names(store.coming(2)), ["c"]);
     }
 }

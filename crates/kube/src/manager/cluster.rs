@@ -529,3 +529,7 @@ impl wire::Signal {
 #[cfg(test)]
 #[path = "cluster_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "pass_tests.rs"]
+mod pass_tests;

@@ -28,6 +28,8 @@ pub(crate) struct Leader {
     turns: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
     kinds_seen: AtomicUsize,
     dirty: Mutex<Dirty>,
+    /// Pods whose agents said something new of them, for the controller of training jobs.
+    progressed: Mutex<BTreeSet<String>>,
     /// Something was let go, or a pod's note may have to be written.
     pub(crate) work: Notify,
 }
@@ -53,6 +55,7 @@ impl Leader {
             turns: Mutex::default(),
             kinds_seen: AtomicUsize::new(0),
             dirty: Mutex::default(),
+            progressed: Mutex::default(),
             work: Notify::new(),
         }
     }
@@ -111,6 +114,19 @@ impl Leader {
     pub(crate) fn mark_pods(&self, uids: impl IntoIterator<Item = String>) {
         self.dirty.lock().expect("never poisoned").pods.extend(uids);
         self.work.notify_one();
+    }
+
+    pub(crate) fn mark_progressed(&self, uids: impl IntoIterator<Item = String>) {
+        self.progressed.lock().expect("never poisoned").extend(uids);
+    }
+
+    /// Namespaces and names of the training jobs of which agents have said something new since the last call.
+    pub(crate) fn take_progressed(&self) -> Vec<(String, String)> {
+        let uids = std::mem::take(&mut *self.progressed.lock().expect("never poisoned"));
+        if uids.is_empty() {
+            return Vec::new();
+        }
+        self.look(|world| uids.iter().filter_map(|uid| world.job_of(uid)).collect())
     }
 
     pub(crate) fn mark_policies(&self, keys: impl IntoIterator<Item = PolicyKey>) {

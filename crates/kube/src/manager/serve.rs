@@ -156,6 +156,7 @@ fn touch(leader: &Leader, uids: Vec<String>) {
         keys.collect::<Vec<_>>()
     });
     leader.mark_policies(policies);
+    leader.mark_progressed(uids.iter().cloned());
     leader.mark_pods(uids);
 }
 

@@ -89,6 +89,12 @@ impl World {
         self.pods.get(uid)?.node.as_deref()
     }
 
+    /// The training job whose attempt the pod is: namespace and name.
+    pub(crate) fn job_of(&self, uid: &str) -> Option<(String, String)> {
+        let pod = self.pods.get(uid)?;
+        Some((pod.namespace.clone(), pod.labels.get(JOB_LABEL)?.clone()))
+    }
+
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (&String, &NodeFacts)> {
         self.nodes.iter()
     }

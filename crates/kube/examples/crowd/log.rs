@@ -1,0 +1,65 @@
+//! The manager's own words about its passes, from its log: exact times, where metrics have only steps.
+
+use super::Result;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// One pass of the decision about training jobs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Pass {
+    pub(super) jobs: usize,
+    pub(super) orders: usize,
+    /// To look at the world and the agents' words, and all of it.
+    pub(super) looked_s: f64,
+    pub(super) took_s: f64,
+}
+
+/// All passes so far.
+pub(super) fn passes(log: &Path) -> Result<Vec<Pass>> {
+    let text = std::fs::read_to_string(log)?;
+    Ok(text.lines().filter(|line| line.contains(" pass jobs=")).filter_map(pass).collect())
+}
+
+fn pass(line: &str) -> Option<Pass> {
+    let word = |name: &str| line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    let count = |name: &str| word(name)?.parse::<usize>().ok();
+    Some(Pass {
+        jobs: count("jobs")?,
+        orders: count("orders")?,
+        looked_s: seconds(word("looked")?)?,
+        took_s: seconds(word("took")?)?,
+    })
+}
+
+/// As Rust prints durations.
+fn seconds(word: &str) -> Option<f64> {
+    let units = [("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)];
+    let (number, unit) = units.iter().find_map(|(name, unit)| Some((word.strip_suffix(name)?, unit)))?;
+    Some(number.parse::<f64>().ok()? * unit)
+}
+
+/// What these passes took, and how many decisions a second those made that decided anything.
+pub(super) fn sum_up(passes: &[Pass]) -> Value {
+    let spread = |of: fn(&Pass) -> f64| {
+        let mut times: Vec<f64> = passes.iter().map(of).collect();
+        times.sort_by(f64::total_cmp);
+        let at = |part: f64| {
+            times
+                .get(((times.len().saturating_sub(1)) as f64 * part).round() as usize)
+                .map(|s| (s * 1e4).round() / 10.0)
+        };
+        json!({"median_ms": at(0.5), "p99_ms": at(0.99), "max_ms": at(1.0)})
+    };
+    let deciding: Vec<&Pass> = passes.iter().filter(|pass| pass.orders > 0).collect();
+    let orders: usize = deciding.iter().map(|pass| pass.orders).sum();
+    let seconds: f64 = deciding.iter().map(|pass| pass.took_s).sum();
+    let largest = deciding.iter().max_by_key(|pass| pass.orders);
+    json!({
+        "passes": passes.len(), "jobs_in_view": passes.iter().map(|pass| pass.jobs).max(), "whole": spread(|pass| pass.took_s),
+        "looking": spread(|pass| pass.looked_s), "orders": orders,
+        "orders_per_s_of_deciding": (orders as f64 / seconds.max(1e-9)).round(),
+        "largest_pass": largest.map(|pass| json!({
+            "orders": pass.orders, "took_s": pass.took_s, "orders_per_s": (pass.orders as f64 / pass.took_s).round(),
+        })),
+    })
+}

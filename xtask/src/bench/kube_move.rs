@@ -1,0 +1,76 @@
+//! Whether the manager decides about a large cluster of training jobs in time, in front of a real API server.
+//!
+//! Every node is kwok's, every job and pod is an object in the API server, and the manager is the released program with the chart's rights. Most jobs run from the
+//! start, with the journal that a manager which ran before would have left (`crates/kube/examples/crowd/fill.rs` says how and why): a control plane on two cores takes
+//! an hour to begin 50,000 jobs one by one. The others come in a burst and go the whole way.
+//!
+//! What is promised is inside the manager: a pass over the whole cluster under a second, and 700 decisions about places in a second of deciding.
+
+use super::kube::{Bench, SYSTEM, part, verdict};
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How many make-believe nodes.
+    #[arg(long, default_value_t = 5000)]
+    nodes: u32,
+    /// How many training jobs, all together.
+    #[arg(long, default_value_t = 50_000)]
+    jobs: u32,
+    /// How many of them come at once while the others run.
+    #[arg(long, default_value_t = 1000)]
+    burst: u32,
+    /// How many of them stop growing, so that SpeCon moves them.
+    #[arg(long, default_value_t = 100)]
+    moves: u32,
+    #[arg(long, default_value_t = 10)]
+    namespaces: u32,
+    /// How long jobs only go on.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    idle: u64,
+    /// How often an agent tells how far its jobs are; real ones do every 2 s, which this machine has no room for beside the cluster.
+    #[arg(long, default_value_t = 20, value_name = "SECONDS")]
+    tell_every: u64,
+}
+
+/// A full pass takes no longer.
+const LONGEST_PASS_MS: f64 = 1000.0;
+/// So many places are decided on in a second of deciding.
+const LEAST_DECISIONS: f64 = 700.0;
+/// What the manager may have of memory.
+const MOST_RSS_MIB: f64 = 2048.0;
+
+pub(crate) fn run(args: &Args) -> Result<Value> {
+    ensure!(
+        args.nodes >= 50 && args.namespaces > 0,
+        "there must be 50 nodes, one of them with few jobs, and a namespace"
+    );
+    ensure!(args.jobs >= args.burst + 4 * args.nodes, "--jobs must leave four jobs for every node beside --burst");
+    ensure!(args.moves < args.nodes / 2, "--moves needs as many nodes and more: one job of a node stops growing");
+    let mut bench = Bench::up("bench-move", args.nodes)?;
+    let mut plan = json!({
+        "nodes": args.nodes, "pods_per_node": 0, "namespaces": args.namespaces, "system": SYSTEM, "folder": bench.folder(),
+        "idle_s": args.idle, "tell_every_s": args.tell_every, "running": args.jobs - args.burst, "coming": args.burst,
+        "converging": args.moves, "log": bench.log(),
+    });
+    eprintln!("bench: filling {} nodes with {} training jobs", args.nodes, args.jobs - args.burst);
+    let filled = bench.crowd("fill", &plan)?;
+    eprintln!("bench: {filled}");
+    // The thesis's interval of 30 s would make the wait for the first move longer, and nothing else.
+    let quick = ["--specon-interval", "10s"];
+    bench.start_manager(&mut plan, &quick)?;
+    let moved = bench.crowd("moves", &plan)?;
+    eprintln!("bench: {moved}");
+    bench.kill_manager();
+    bench.start_manager(&mut plan, &quick)?;
+    let returned = bench.crowd("return", &plan)?;
+    let decisions = moved.pointer("/burst/pass/largest_pass/orders_per_s").and_then(Value::as_f64);
+    let allowed = json!({
+        "longest_pass": part(&moved, "/all_passes/whole/max_ms", LONGEST_PASS_MS),
+        "decisions_a_second": decisions.map(|rate| LEAST_DECISIONS / rate),
+        "manager_peak_rss": part(&moved, "/manager_peak_rss_mib", MOST_RSS_MIB),
+        "writes_when_idle": part(&moved, "/idle/writes_a_minute", 0.5),
+    });
+    verdict(json!({"fill": filled, "measured": moved, "after_a_crash": returned, "of_what_is_allowed": allowed}))
+}
