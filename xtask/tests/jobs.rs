@@ -4,26 +4,15 @@
 //! The jobs are shell scripts that count, keep the count on a shared volume when they are asked to end, and own a folder on that volume while they live:
 //! an attempt that finds the folder of another one tells that two lived at once. The manager is the real program, with the rights the chart gives it. Needs root.
 
+mod common;
+
+use common::training::{COUNTS, Manager, batch_job, job};
+use common::{Bed, Watch, alive, eventually, text, within_a_minute};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
-
-const NAME: &str = "jobstest";
-const SYSTEM: &str = "gainshare-system";
-const NODES: [&str; 3] = ["left", "right", "far"];
-
-/// Counts ten times a second. By the file that descriptor 9 has open its processes can be found.
-const COUNTS: &str = r#"
-cd "$GAINSHARE_CHECKPOINT_DIR" || exit 1
-exec 9>held; mkdir alive || touch TWICE
-i=$(cat step 2>/dev/null || echo 0)
-echo "attempt $GAINSHARE_ATTEMPT resumed at $i" >> log
-trap 'echo $i > step.new; mv step.new step; rmdir alive; exit 143' TERM
-while :; do i=$((i+1)); sleep 0.1; done
-"#;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// Does not listen.
 const DEAF: &str = r#"
@@ -37,196 +26,10 @@ trap 'echo 1 > "$GAINSHARE_CHECKPOINT_DIR/step" || exit 5; exit 143' TERM
 while :; do sleep 0.1; done
 "#;
 
-struct Bed {
-    kubeconfig: String,
-    bin: PathBuf,
-    folder: tempfile::TempDir,
-}
-
-impl Drop for Bed {
-    fn drop(&mut self) {
-        testbed(&["down"]);
-    }
-}
-
-fn testbed(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-    command.args(["testbed", "--name", NAME]).args(args).stdin(Stdio::null());
-    command.output().expect("our own program starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-impl Bed {
-    fn up() -> Bed {
-        let nodes = NODES.map(|node| format!("{node}=0.6"));
-        let args: Vec<&str> = nodes.iter().flat_map(|node| ["--node", node]).collect();
-        let output = testbed(&[&["up"], args.as_slice()].concat());
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let said = text(&output.stdout);
-        let after = |prefix: &str| said.lines().find_map(|line| line.strip_prefix(prefix)).unwrap().to_owned();
-        let bin = after("export PATH=").trim_end_matches(":$PATH").into();
-        Bed { kubeconfig: after("export KUBECONFIG="), bin, folder: tempfile::tempdir().unwrap() }
-    }
-
-    fn output(&self, program: &str, args: &[&str], stdin: &str) -> Output {
-        let mut command = Command::new(self.bin.join(program));
-        command.args(args).env("KUBECONFIG", &self.kubeconfig);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
-        child.wait_with_output().unwrap()
-    }
-
-    fn kubectl(&self, args: &[&str]) -> String {
-        let output = self.output("kubectl", args, "");
-        assert!(output.status.success(), "kubectl {args:?}: {}", text(&output.stderr));
-        text(&output.stdout)
-    }
-
-    fn apply(&self, objects: &str) {
-        let output = self.output("kubectl", &["apply", "-f", "-"], objects);
-        assert!(output.status.success(), "{}", text(&output.stderr));
-    }
-
-    fn get(&self, kind: &str, name: &str) -> Option<Value> {
-        let output = self.output("kubectl", &["get", kind, name, "-n", "team", "-o", "json"], "");
-        serde_json::from_slice(&output.stdout).ok()
-    }
-
-    fn job(&self, name: &str) -> Value {
-        self.get("trainingjob", name).unwrap_or_default()
-    }
-
-    /// The folder of a job on the shared volume.
-    fn kept(&self, job: &str) -> PathBuf {
-        self.folder.path().join("claim").join(job)
-    }
-
-    fn send_to(&self, job: &str, node: &str) {
-        let wish = format!("gainshare.dev/node={node}");
-        self.kubectl(&["annotate", "--overwrite", "trainingjob", job, "-n", "team", &wish]);
-    }
-
-    /// Waits until the job is in a state, perhaps on a node, and answers it.
-    fn until(&self, name: &str, state: &str, node: Option<&str>) -> Value {
-        let mut last = Value::Null;
-        let looked = eventually(|| {
-            last = self.job(name);
-            let there = node.is_none_or(|node| last["status"]["attempt"]["node"] == node);
-            (last["status"]["state"] == state && there).then_some(())
-        });
-        assert!(looked.is_some(), "{name} is not {state} on {node:?} after a minute: {:#}", last["status"]);
-        last
-    }
-}
-
-fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        match look() {
-            Some(found) => return Some(found),
-            None if Instant::now() > deadline => return None,
-            None => std::thread::sleep(Duration::from_millis(100)),
-        }
-    }
-}
-
-/// The real program, as the chart's account.
-struct Manager(Child);
-
-impl Manager {
-    fn start(bed: &Bed, fail_at: Option<&str>) -> Manager {
-        // A manager that died holds its lease for a quarter of a minute; nobody else is there to be careful about.
-        bed.kubectl(&["delete", "lease", "gainshare-manager", "-n", SYSTEM, "--ignore-not-found"]);
-        let program = Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name("gainshare");
-        let log = fs::File::options().create(true).append(true).open(bed.folder.path().join("manager.log")).unwrap();
-        let mut command = Command::new(program);
-        command.args(["operator", "--namespace", SYSTEM, "--listen", "127.0.0.1:0", "--plain-listen", "127.0.0.1:0"]);
-        command.env("KUBECONFIG", bed.folder.path().join("manager.kubeconfig")).stderr(log).stdin(Stdio::null());
-        command.envs(fail_at.map(|point| ("GAINSHARE_FAIL_AT", point)));
-        Manager(command.spawn().expect("the program was built with the tests"))
-    }
-
-    /// It ended at its fail point.
-    fn died(&mut self) {
-        let code = eventually(|| self.0.try_wait().unwrap());
-        assert_eq!(code.and_then(|code| code.code()), Some(86), "the manager did not reach its fail point");
-    }
-}
-
-impl Drop for Manager {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn job(name: &str, script: &str, more: Value) -> String {
-    let mut spec = json!({
-        "template": {"spec": {"containers": [{
-            "name": "main", "image": "busybox:local", "imagePullPolicy": "Never", "command": ["sh", "-c", script],
-            "resources": {"requests": {"cpu": "50m", "memory": "16Mi"}},
-        }]}},
-        "checkpoint": {"claimName": "shared", "path": "/keep"},
-        "runPolicy": {"terminationGracePeriodSeconds": 20},
-    });
-    for (key, value) in more.as_object().into_iter().flatten() {
-        spec[key] = value.clone();
-    }
-    let spec = spec.as_object().unwrap().iter().filter(|(_, value)| !value.is_null());
-    let spec: serde_json::Map<String, Value> = spec.map(|(key, value)| (key.clone(), value.clone())).collect();
-    json!({
-        "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob",
-        "metadata": {"name": name, "namespace": "team", "annotations": {"gainshare.dev/node": "left"}}, "spec": spec,
-    })
-    .to_string()
-}
-
-fn prepare(bed: &Bed) {
-    for namespace in [SYSTEM, "team"] {
-        bed.kubectl(&["create", "namespace", namespace]);
-    }
-    let chart = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../deploy/chart");
-    let chart = chart.to_str().unwrap();
-    bed.kubectl(&["apply", "-f", &format!("{chart}/crds")]);
-    let shown = ["accounts", "rbac", "admission"].map(|part| format!("templates/{part}.yaml"));
-    let mut args = vec!["template", "gainshare", chart, "-n", SYSTEM, "--kube-version", "1.35.0"];
-    shown.iter().for_each(|part| args.extend(["--show-only", part]));
-    let rendered = bed.output("helm", &args, "");
-    assert!(rendered.status.success(), "{}", text(&rendered.stderr));
-    bed.apply(&text(&rendered.stdout));
-    bed.kubectl(&["wait", "--for=condition=Established", "crd/trainingjobs.gainshare.dev", "--timeout=30s"]);
-
-    // A folder of the machine, which all nodes of the test bed see.
-    let claim = bed.folder.path().join("claim");
-    fs::create_dir(&claim).unwrap();
-    let size = json!({"storage": "1Gi"});
-    let volume = json!({
-        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "shared"},
-        "spec": {"capacity": size, "accessModes": ["ReadWriteMany"], "hostPath": {"path": claim}, "storageClassName": "none"},
-    });
-    let wish = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared", "namespace": "team"},
-        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": size}, "storageClassName": "none", "volumeName": "shared"},
-    });
-    bed.apply(&volume.to_string());
-    bed.apply(&wish.to_string());
-    // On a busy machine the claim is bound late, and a pod without its volume looks as if its node had no room.
-    bed.kubectl(&["wait", "--for=jsonpath={.status.phase}=Bound", "pvc/shared", "-n", "team", "--timeout=60s"]);
-
-    let token = bed.kubectl(&["create", "token", "gainshare-manager", "-n", SYSTEM]);
-    let mut config: Value = serde_json::from_str(&bed.kubectl(&["config", "view", "--raw", "-o", "json"])).unwrap();
-    config["users"][0]["user"] = json!({"token": token.trim()});
-    fs::write(bed.folder.path().join("manager.kubeconfig"), config.to_string()).unwrap();
-}
-
 #[test]
 fn training_jobs_in_a_real_cluster() {
-    let bed = Bed::up();
-    prepare(&bed);
+    let bed = Bed::with_training("jobstest", &["left", "right", "far"]);
+    let watch = Watch::begin();
     mistakes_are_answered_with_help(&bed);
     let manager = Manager::start(&bed, None);
     for (name, script, more) in [
@@ -255,10 +58,13 @@ fn training_jobs_in_a_real_cluster() {
     stays(&bed);
     vanishes(&bed);
     suspends(&bed);
-    drop(manager);
+    adopts(&bed, manager);
     survives_its_manager(&bed);
     goes(&bed);
-    for job in ["steady", "castaway"] {
+    let watched = watch.end();
+    assert!(watched.twice.is_empty(), "{:?}", watched.twice);
+    assert!(watched.pods["steady"].len() > 8 && watched.pods["batch"].len() == 3, "{:?}", watched.pods);
+    for job in ["steady", "castaway", "batch"] {
         assert!(!bed.kept(job).join("TWICE").exists(), "two attempts of {job} lived at once");
     }
 }
@@ -287,10 +93,13 @@ fn ends(bed: &Bed) {
     let hopeless = bed.until("hopeless", "Failed", None);
     assert!(hopeless["status"]["message"].as_str().unwrap().contains("exit code 3"), "{hopeless:#}");
     assert_eq!(hopeless["status"]["failures"], 2);
-    assert!(eventually(|| bed.get("trainingjob", "brief").is_none().then_some(())).is_some(), "its time is over");
+    assert!(within_a_minute(|| bed.find("trainingjob", "brief").is_none().then_some(())).is_some(), "its time is over");
     let foreign = bed.job("foreign");
     assert!(foreign["metadata"]["finalizers"].is_null() && foreign["status"].is_null(), "{foreign:#}");
-    assert!(eventually(|| bed.get("pod", "hopeless-2").is_none().then_some(())).is_some(), "cleanPodPolicy is All");
+    assert!(
+        within_a_minute(|| bed.find("pod", "hopeless-2").is_none().then_some(())).is_some(),
+        "cleanPodPolicy is All"
+    );
 }
 
 /// Jobs that cannot be moved run on where they are, and say why.
@@ -305,7 +114,7 @@ fn stays(bed: &Bed) {
         bed.send_to(name, "right");
     }
     for (name, why, epoch) in jobs {
-        let looked = eventually(|| {
+        let looked = within_a_minute(|| {
             let job = bed.job(name);
             let said = job["status"]["message"].as_str().unwrap_or_default().contains(why);
             (said && job["status"]["state"] == "Running" && job["status"]["attempt"]["epoch"] == epoch).then_some(job)
@@ -321,11 +130,11 @@ fn vanishes(bed: &Bed) {
     bed.until("castaway", "Running", Some("left"));
     bed.send_to("castaway", "far");
     bed.until("castaway", "Running", Some("far"));
-    assert!(testbed(&["kill", "kubelet-far"]).status.success());
+    assert!(bed.testbed(&["kill", "kubelet-far"]).status.success());
     bed.send_to("castaway", "right");
     bed.until("castaway", "Migrating", Some("far"));
     std::thread::sleep(Duration::from_secs(3));
-    assert!(bed.get("pod", "castaway-3").is_none(), "nothing is started while the stop is not proven");
+    assert!(bed.find("pod", "castaway-3").is_none(), "nothing is started while the stop is not proven");
     // Now it is really off.
     kill_holders(&bed.kept("castaway").join("held"));
     fs::remove_dir(bed.kept("castaway").join("alive")).unwrap();
@@ -368,6 +177,73 @@ fn suspends(bed: &Bed) {
     assert!(job["status"]["message"].as_str().unwrap().contains("it saved itself"), "{job:#}");
     suspend(false);
     bed.until("steady", "Running", None);
+}
+
+/// A Job of the cluster's own kind is moved twice, the second time by a manager that dies on the way, and is let go.
+fn adopts(bed: &Bed, manager: Manager) {
+    bed.apply(batch_job("careless", "TerminatingOrFailed"));
+    bed.apply(batch_job("batch", "Failed"));
+    let journal = |name: &str| -> Value {
+        let job = bed.get("job", name);
+        let text = job["metadata"]["annotations"]["gainshare.dev/adopted"].as_str().unwrap_or("null");
+        serde_json::from_str(text).unwrap()
+    };
+    let says = |name: &str, words: &str| {
+        let said = within_a_minute(|| journal(name)["message"].as_str().filter(|m| m.contains(words)).map(|_| ()));
+        assert!(said.is_some(), "{name} does not say {words:?}: {:#}", bed.get("job", name));
+    };
+    says("careless", "is not moved: without podReplacementPolicy: Failed");
+    let events = || {
+        let events = bed.kubectl(&["get", "events", "-n", "team", "--field-selector", "involvedObject.name=careless"]);
+        events.contains("NotMovable").then_some(())
+    };
+    eventually("an event for the Job that cannot be moved", events);
+    bed.kubectl(&["delete", "job", "careless", "-n", "team", "--wait=false"]);
+
+    says("batch", "runs on ");
+    let goes = |node: &str, moves: u64| {
+        let there = || {
+            let journal = journal("batch");
+            let settled = journal["moves"] == moves && journal["migration"].is_null();
+            (settled && journal["message"].as_str()?.contains(&format!("runs on {node}"))).then_some(())
+        };
+        assert!(within_a_minute(there).is_some(), "{:#}", bed.get("job", "batch"));
+    };
+    let first = if journal("batch")["message"].as_str().unwrap().contains("on right") { "left" } else { "right" };
+    let second = if first == "left" { "right" } else { "left" };
+    bed.send("job/batch", first);
+    goes(first, 1);
+    drop(manager);
+    let mut manager = Manager::start(bed, Some("after-suspend"));
+    bed.send("job/batch", second);
+    manager.died();
+    let manager = Manager::start(bed, None);
+    goes(second, 2);
+    let log = fs::read_to_string(bed.kept("batch").join("log")).unwrap();
+    let counts: Vec<u64> = log.lines().filter_map(|line| line.rsplit_once(' ')?.1.parse().ok()).collect();
+    assert!(counts.len() == 3 && counts.windows(2).all(|pair| pair[0] < pair[1]), "it did not resume: {log}");
+    let status = bed.get("job", "batch")["status"].clone();
+    assert!(status["failed"].is_null() && status["active"] == 1, "a move is no failure: {status:#}");
+
+    // Let go: the pod runs on; when the author suspends the Job, nothing of ours is left in it.
+    let pod = alive()["batch"].clone();
+    bed.kubectl(&["annotate", "job", "batch", "-n", "team", "gainshare.dev/adopt-", "gainshare.dev/node-"]);
+    let marked = || {
+        let pods = bed.kubectl(&["get", "pods", "-n", "team", "-l", "gainshare.dev/job=batch", "-o", "name"]);
+        pods.trim().is_empty().then_some(())
+    };
+    eventually("a pod without our mark", marked);
+    assert_eq!(alive()["batch"], pod);
+    bed.kubectl(&["patch", "job", "batch", "-n", "team", "--type=merge", "-p", r#"{"spec":{"suspend":true}}"#]);
+    let clean = || {
+        let job = bed.get("job", "batch");
+        let affinity = job["spec"]["template"]["spec"]["affinity"]["nodeAffinity"].clone();
+        let ours = job["metadata"]["annotations"]["gainshare.dev/adopted"].is_string();
+        (!ours && affinity.as_object().is_none_or(|fields| fields.is_empty())).then_some(())
+    };
+    assert!(within_a_minute(clean).is_some(), "{:#}", bed.get("job", "batch"));
+    bed.kubectl(&["delete", "job", "batch", "-n", "team"]);
+    drop(manager);
 }
 
 /// The manager is killed at every step of a move, the last step first, so that each manager finishes what the one before it began.
@@ -413,5 +289,5 @@ fn goes(bed: &Bed) {
         let pods = bed.kubectl(&["get", "pods", "-n", "team", "-l", "gainshare.dev/job=steady", "-o", "name"]);
         pods.trim().is_empty().then_some(())
     };
-    assert!(eventually(gone).is_some(), "its pods are held");
+    assert!(within_a_minute(gone).is_some(), "its pods are held");
 }

@@ -3,6 +3,9 @@
 //! The chart is applied to a test bed of make-believe nodes; the manager runs in this process with its own service account's token, so that it has the
 //! rights the chart gives it and no others. Agents are played by this test, with tokens bound to the agents' real pods. Needs root.
 
+mod common;
+
+use common::{Bed, SYSTEM, eventually, text};
 use gainshare_kube::crd::{ORIGINAL_ANNOTATION, SharePolicy};
 use gainshare_kube::kube::{Client, Config, CustomResourceExt, config};
 use gainshare_kube::manager;
@@ -10,74 +13,12 @@ use gainshare_kube::resize::{Amounts, Resources};
 use gainshare_kube::training_job::TrainingJob;
 use gainshare_kube::wire::{Answer, Beat, Category, JobState, OutcomeState, Resize, SYNC_PATH, Sync, TOKEN_AUDIENCE};
 use serde_json::{Value, json};
-use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-const NAME: &str = "managertest";
-const SYSTEM: &str = "gainshare-system";
-
-/// A test bed that goes down with the value.
-struct Bed {
-    kubeconfig: String,
-    bin: PathBuf,
-}
-
-impl Drop for Bed {
-    fn drop(&mut self) {
-        testbed(&["down"]);
-    }
-}
-
-fn testbed(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-    command.args(["testbed", "--name", NAME]).args(args).stdin(Stdio::null());
-    command.output().expect("our own program starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
 impl Bed {
-    fn up() -> Bed {
-        let output = testbed(&["up", "--nodes", "0", "--kwok", "2"]);
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let said = text(&output.stdout);
-        let after = |prefix: &str| said.lines().find_map(|line| line.strip_prefix(prefix)).unwrap().to_owned();
-        let bin = after("export PATH=").trim_end_matches(":$PATH").into();
-        Bed { kubeconfig: after("export KUBECONFIG="), bin }
-    }
-
-    fn output(&self, program: &str, args: &[&str], stdin: &str) -> Output {
-        let mut command = Command::new(self.bin.join(program));
-        command.args(args).env("KUBECONFIG", &self.kubeconfig);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
-        child.wait_with_output().unwrap()
-    }
-
-    fn run(&self, program: &str, args: &[&str], stdin: &str) -> String {
-        let output = self.output(program, args, stdin);
-        assert!(output.status.success(), "{program} {args:?}: {}", text(&output.stderr));
-        text(&output.stdout)
-    }
-
-    fn kubectl(&self, args: &[&str]) -> String {
-        self.run("kubectl", args, "")
-    }
-
-    fn apply(&self, object: &Value) -> String {
-        self.run("kubectl", &["apply", "-f", "-"], &object.to_string())
-    }
-
-    fn get(&self, kind: &str, name: &str) -> Value {
-        serde_json::from_str(&self.kubectl(&["get", kind, name, "-n", "team", "-o", "json"])).unwrap()
-    }
-
     fn can(&self, account: &str, verb: &str, what: &str) -> bool {
         let account = format!("--as=system:serviceaccount:{SYSTEM}:{account}");
         let (resource, part) = what.split_once('/').unwrap_or((what, ""));
@@ -86,29 +27,10 @@ impl Bed {
         text(&output.stdout).trim() == "yes"
     }
 
-    /// An address of this machine that the cluster can reach, and a port nobody listens on.
-    fn machine(&self) -> SocketAddr {
-        let server = self.kubectl(&["config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"]);
-        let host = server.trim_start_matches("https://").split(':').next().unwrap();
-        let (network, _) = host.rsplit_once('.').unwrap();
-        format!("{network}.1:{}", free_port()).parse().unwrap()
-    }
-
     fn chart(&self, more: &[&str]) -> String {
         let chart = deploy("chart");
         let args = ["template", "gainshare", &chart, "-n", SYSTEM, "--kube-version", "1.35.0", "--no-hooks"];
         self.run("helm", &[&args, more].concat(), "")
-    }
-}
-
-fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "{what} did not come about in a minute");
-        std::thread::sleep(Duration::from_millis(200));
     }
 }
 
@@ -288,11 +210,11 @@ fn agent_token(bed: &Bed, node: &str, audience: &str) -> String {
 
 #[test]
 fn the_manager_in_a_real_cluster() {
-    let bed = Bed::up();
+    let bed = Bed::up("managertest", &["--nodes", "0", "--kwok", "2"]);
     bed.kubectl(&["create", "namespace", SYSTEM]);
     bed.kubectl(&["create", "namespace", "team"]);
-    bed.apply(&serde_json::to_value(SharePolicy::crd()).unwrap());
-    bed.apply(&serde_json::to_value(TrainingJob::crd()).unwrap());
+    bed.apply(serde_json::to_value(SharePolicy::crd()).unwrap());
+    bed.apply(serde_json::to_value(TrainingJob::crd()).unwrap());
     let chart = bed.chart(&[]);
     bed.run("kubectl", &["apply", "-n", SYSTEM, "-f", "-"], &chart);
     bed.kubectl(&["wait", "--for=condition=Established", "crd/sharepolicies.gainshare.dev", "--timeout=30s"]);
@@ -304,7 +226,7 @@ fn the_manager_in_a_real_cluster() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let token = bed.kubectl(&["create", "token", "gainshare-manager", "-n", SYSTEM]).trim().to_owned();
     let client = runtime.block_on(client(&bed, &token));
-    let address = bed.machine();
+    let address: SocketAddr = format!("{}:{}", bed.machine(), free_port()).parse().unwrap();
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     let running = runtime.spawn(manager::run(manager_config(address), client.clone(), async {
         let _ = ended.await;
@@ -339,7 +261,7 @@ fn the_manager_in_a_real_cluster() {
 
     end.send(()).unwrap();
     runtime.block_on(running).unwrap().unwrap();
-    bed.apply(&pod("unasked", "kwok-1", json!({})));
+    bed.apply(pod("unasked", "kwok-1", json!({})));
     assert!(
         bed.get("pod", "unasked")["spec"]["containers"][0]["env"].is_null(),
         "without a manager, pods start as they are"
@@ -392,6 +314,8 @@ fn rights(bed: &Bed) {
         ("create", "pods/exec"),
         ("create", "pods/binding"),
         ("create", "trainingjobs.gainshare.dev"),
+        ("create", "jobs.batch"),
+        ("delete", "jobs.batch"),
         ("create", "persistentvolumeclaims"),
     ] {
         assert!(!bed.can("gainshare-manager", verb, what), "the manager must not {verb} {what}");
@@ -402,6 +326,7 @@ fn rights(bed: &Bed) {
         ("watch", "pods"),
         ("patch", "sharepolicies.gainshare.dev/status"),
         ("patch", "trainingjobs.gainshare.dev/status"),
+        ("patch", "jobs.batch"),
     ] {
         assert!(bed.can("gainshare-manager", verb, what), "the manager must {verb} {what}");
     }
@@ -438,6 +363,17 @@ fn only_pods_of_training_jobs(bed: &Bed) {
     mine["spec"]["containers"][0]["securityContext"] = json!({"privileged": true});
     assert!(try_it(&create, &mine).1.contains("no privileged pods"));
     bed.kubectl(&["delete", "pod", "anybodys", "-n", "team", "--wait=false"]);
+    let container = json!({"name": "main", "image": "none"});
+    bed.apply(json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "theirs", "namespace": "team"},
+        "spec": {"suspend": true, "template": {"spec": {"restartPolicy": "Never", "containers": [container]}}},
+    }));
+    let (done, said) = try_it(&["annotate", "job", "theirs", "-n", "team", "a=b"], &json!({}));
+    assert!(!done && said.contains("annotation gainshare.dev/adopt only"), "{said}");
+    bed.kubectl(&["annotate", "job", "theirs", "-n", "team", "gainshare.dev/adopt=true"]);
+    let (done, said) = try_it(&["annotate", "job", "theirs", "-n", "team", "a=b"], &json!({}));
+    assert!(done, "{said}");
+    bed.kubectl(&["delete", "job", "theirs", "-n", "team", "--wait=false"]);
 }
 
 fn mistakes_are_answered_with_help(bed: &Bed) {
@@ -479,10 +415,10 @@ fn who_may_ask(bed: &Bed, agent: &dyn Fn(&str, &str) -> Agent, good: &mut Agent)
 }
 
 fn resizes(bed: &Bed, agents: &mut (Agent, Agent)) {
-    bed.apply(&policy("training", json!({"selector": {"matchLabels": {"role": "training"}}})));
+    bed.apply(policy("training", json!({"selector": {"matchLabels": {"role": "training"}}})));
     let burstable = json!({"requests": {"cpu": "500m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}});
     for (name, node) in [("a", "kwok-0"), ("b", "kwok-0"), ("far", "kwok-1")] {
-        bed.apply(&pod(name, node, burstable.clone()));
+        bed.apply(pod(name, node, burstable.clone()));
     }
     let pods = eventually("two pods on the first node's list", || Some(agents.0.list()).filter(|pods| pods.len() == 2));
     assert_eq!((pods[0].policy.as_str(), pods[0].owner.starts_with("Pod/")), ("training", true));
@@ -511,15 +447,15 @@ fn resizes(bed: &Bed, agents: &mut (Agent, Agent)) {
     // A long poll ends when there is news, long before its time.
     let seen = agents.1.list().len();
     let started = Instant::now();
-    bed.apply(&pod("late", "kwok-1", burstable.clone()));
+    bed.apply(pod("late", "kwok-1", burstable.clone()));
     while agents.1.ask(Some(Vec::new()), Vec::new(), 20_000).unwrap().pods.is_none_or(|pods| pods.len() == seen) {}
     assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
     bed.kubectl(&["delete", "pod", "late", "-n", "team", "--now", "--wait=false"]);
 }
 
 fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
-    bed.apply(&policy("nobody", json!({"selector": {"matchLabels": {"role": "absent"}}})));
-    bed.apply(&policy("orphan", json!({"targetRef": {"kind": "PyTorchJob", "name": "gone"}})));
+    bed.apply(policy("nobody", json!({"selector": {"matchLabels": {"role": "absent"}}})));
+    bed.apply(policy("orphan", json!({"targetRef": {"kind": "PyTorchJob", "name": "gone"}})));
     let message = |name: &str, kind: &str, wanted: &str| {
         eventually(&format!("{kind} of {name}"), || {
             condition(&bed.get("sharepolicy", name), kind)
@@ -529,7 +465,7 @@ fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
     };
     assert!(message("nobody", "Selected", "False").contains("no pod in team has these labels"));
     assert!(message("orphan", "Selected", "False").contains("was made by a PyTorchJob named gone"));
-    bed.apply(&pod("loose", "kwok-0", json!({})));
+    bed.apply(pod("loose", "kwok-0", json!({})));
     assert!(message("training", "Resizable", "False").contains("give container main a CPU request"));
     bed.kubectl(&["delete", "pod", "loose", "-n", "team", "--now"]);
     assert!(message("training", "Resizable", "True").contains("every selected pod"));
@@ -576,7 +512,7 @@ fn webhook(bed: &Bed, address: SocketAddr) {
     ]);
     bed.kubectl(&["patch", "mutatingwebhookconfiguration", "gainshare", "--type=json", "-p", &patch.to_string()]);
     let env = |name: &str| {
-        bed.apply(&pod(name, "kwok-1", json!({"requests": {"cpu": "2"}})));
+        bed.apply(pod(name, "kwok-1", json!({"requests": {"cpu": "2"}})));
         bed.get("pod", name)["spec"]["containers"][0]["env"].clone()
     };
     assert!(env("plain").is_null(), "a namespace that did not ask for it");

@@ -3,24 +3,24 @@
 //! Two unequal nodes run a pod each; the pods reach each other, a service, and the API server; one is resized in place and its control group
 //! follows without a restart. Then everything comes down, and the machine is compared with what it was before. Needs root.
 
+mod common;
+
+use common::{eventually, testbed, text};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output};
+use std::time::Instant;
 
 const NAME: &str = "selftest";
 
 fn xtask(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-    command.args(["testbed", "--name", NAME]).args(args).stdin(Stdio::null());
-    command.output().expect("our own program starts")
+    testbed(NAME, args)
 }
 
 fn ok(args: &[&str]) -> String {
     let output = xtask(args);
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{args:?}: {}\n{}", text(&output.stdout), text(&output.stderr));
     text(&output.stdout)
 }
@@ -35,17 +35,6 @@ struct Down;
 impl Drop for Down {
     fn drop(&mut self) {
         xtask(&["down"]);
-    }
-}
-
-fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "{what} did not come about in a minute");
-        std::thread::sleep(Duration::from_millis(200));
     }
 }
 

@@ -8,7 +8,7 @@
 
 use crate::crd::{self, Goal, SharePolicy, SharePolicySpec, TargetRef};
 use crate::facts::PodFacts;
-use crate::training_job::{JobPolicy, POLICY_ANNOTATION};
+use crate::training_job::{JOB_LABEL, JobPolicy, POLICY_ANNOTATION};
 use crate::wire::{Collector, PolicyKind, Settings};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use std::collections::BTreeMap;
@@ -89,10 +89,13 @@ pub struct JobShare {
     pub watch_only: bool,
 }
 
-/// What a TrainingJob's own policy says about sharing its node. A job is its author's wish to be shared, so no SharePolicy is needed.
+/// What a TrainingJob's own policy, or an adopted Job's, says about sharing its node. A job is its author's wish to be shared, so no SharePolicy is needed.
 pub fn by_job(pod: &PodFacts) -> Option<JobShare> {
+    // Pods of adopted Jobs are marked by the manager.
+    let is_marked = pod.labels.contains_key(JOB_LABEL);
     let ours = |owner: &crate::facts::Owner| {
-        owner.controller && owner.kind == "TrainingJob" && owner.api_version.starts_with("gainshare.dev/")
+        let own = owner.kind == "TrainingJob" && owner.api_version.starts_with("gainshare.dev/");
+        owner.controller && (own || is_marked && owner.kind == "Job" && owner.api_version.starts_with("batch/"))
     };
     if !pod.owners.iter().any(ours) || is_out(pod) {
         return None;

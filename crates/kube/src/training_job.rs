@@ -31,6 +31,10 @@ pub const PLACE_GATE: &str = "gainshare.dev/place";
 pub const STOPPED_ANNOTATION: &str = "gainshare.dev/stopped";
 /// On a TrainingJob: the node where it is to live, for whoever knows better than the decision. Each new value is followed once.
 pub const NODE_ANNOTATION: &str = "gainshare.dev/node";
+/// On a Job of the cluster's own kind: "true" lets us move it ([`crate::jobs`]).
+pub const ADOPT_ANNOTATION: &str = "gainshare.dev/adopt";
+/// On such a Job: our journal.
+pub const ADOPTED_ANNOTATION: &str = "gainshare.dev/adopted";
 /// The controller that takes jobs without `managedBy`.
 pub const OUR_NAME: &str = "gainshare.dev/manager";
 

@@ -62,6 +62,7 @@ pub(crate) fn start(
     recorder: Recorder,
     fail_at: FailPoint,
 ) {
+    super::adopt::start(tasks, leader, client, recorder.clone(), fail_at.clone());
     let controller = Arc::new(Controller {
         hand: Hand::new(client.clone(), fail_at),
         client: client.clone(),

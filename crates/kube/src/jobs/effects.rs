@@ -10,9 +10,9 @@ use crate::manager::FIELD_MANAGER;
 use crate::training_job::{ATTEMPT_FINALIZER, JOB_FINALIZER, JOB_LABEL, TrainingJob, TrainingJobStatus};
 use axum::http;
 use k8s_openapi::api::core::v1::Pod;
-use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::core::Status;
+use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ impl FailPoint {
         FailPoint(name)
     }
 
-    fn reach(&self, when: &str, deed: &str) {
+    pub(super) fn reach(&self, when: &str, deed: &str) {
         if let Some(name) = &self.0
             && name.strip_prefix(when).and_then(|rest| rest.strip_prefix('-')) == Some(deed)
         {
@@ -106,7 +106,7 @@ impl Hand {
             Do::Create { epoch } => self.create(job, *epoch).await,
             Do::Open { pod, uid, node } => self.open(&job.namespace, pod, uid, node.as_deref()).await,
             Do::Delete { pod, uid } => self.delete(&job.namespace, pod, uid).await,
-            Do::LetGo { pod, uid } => self.let_go(&job.namespace, pod, uid).await,
+            Do::LetGo { pod, uid } => self.hold_pod(&job.namespace, pod, uid, false).await,
             Do::Taken => Ok(Done::Nothing),
         }
     }
@@ -194,21 +194,50 @@ impl Hand {
     }
 
     async fn open(&self, namespace: &str, name: &str, uid: &str, node: Option<&str>) -> Result<Done, NotDone> {
-        let gone = || Done::PodGone { name: name.to_owned(), uid: uid.to_owned() };
-        let pods = self.pods(namespace);
-        let now = match pods.get(name).await {
-            Ok(now) if now.metadata.uid.as_deref() == Some(uid) => now,
-            Ok(_) => return Ok(gone()),
-            Err(error) => return told(error, gone()),
+        let now = match self.this_pod(namespace, name, uid).await? {
+            Ok(now) => now,
+            Err(gone) => return Ok(gone),
         };
         if PodSeen::of(&now).is_none_or(|pod| !pod.gated) {
             return Ok(pod_done(&now));
         }
-        let patch = pod::open(&json!(now), node);
-        match pods.patch(name, &params(), &Patch::Merge(patch)).await {
-            Ok(opened) => Ok(pod_done(&opened)),
-            Err(error) => told(error, gone()),
+        self.change_pod(&now, uid, pod::open(&json!(now), node)).await
+    }
+
+    /// The very pod, as the API server has it now; or that it is gone.
+    pub(super) async fn this_pod(&self, namespace: &str, name: &str, uid: &str) -> Result<Result<Pod, Done>, NotDone> {
+        let gone = || Done::PodGone { name: name.to_owned(), uid: uid.to_owned() };
+        match self.pods(namespace).get(name).await {
+            Ok(now) if now.metadata.uid.as_deref() == Some(uid) => Ok(Ok(now)),
+            Ok(_) => Ok(Err(gone())),
+            Err(error) => told(error, gone()).map(Err),
         }
+    }
+
+    /// Changes a pod that was just read, and no other version of it.
+    async fn change_pod(&self, pod: &Pod, uid: &str, patch: Value) -> Result<Done, NotDone> {
+        let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+        match self.pods(&namespace).patch(&name, &params(), &Patch::Merge(patch)).await {
+            Ok(pod) => Ok(pod_done(&pod)),
+            Err(error) => told(error, Done::PodGone { name, uid: uid.to_owned() }),
+        }
+    }
+
+    /// Puts our finalizer on a pod, or takes it off.
+    pub(super) async fn hold_pod(&self, namespace: &str, name: &str, uid: &str, hold: bool) -> Result<Done, NotDone> {
+        let now = match self.this_pod(namespace, name, uid).await? {
+            Ok(now) => now,
+            Err(gone) => return Ok(gone),
+        };
+        let mut finalizers = now.metadata.finalizers.clone().unwrap_or_default();
+        finalizers.retain(|one| one != ATTEMPT_FINALIZER);
+        if hold {
+            finalizers.push(ATTEMPT_FINALIZER.to_owned());
+        }
+        let patch = json!({"metadata": {
+            "uid": uid, "resourceVersion": now.metadata.resource_version, "finalizers": finalizers,
+        }});
+        self.change_pod(&now, uid, patch).await
     }
 
     async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<Done, NotDone> {
@@ -218,25 +247,6 @@ impl Hand {
             Ok(answer) => Ok(answer.left().map_or(Done::Nothing, |pod| pod_done(&pod))),
             // Another pod has the name: the one we meant is gone.
             Err(error) => told(error, gone),
-        }
-    }
-
-    async fn let_go(&self, namespace: &str, name: &str, uid: &str) -> Result<Done, NotDone> {
-        let gone = || Done::PodGone { name: name.to_owned(), uid: uid.to_owned() };
-        let pods = self.pods(namespace);
-        let now = match pods.get(name).await {
-            Ok(now) if now.metadata.uid.as_deref() == Some(uid) => now,
-            Ok(_) => return Ok(gone()),
-            Err(error) => return told(error, gone()),
-        };
-        let mut finalizers = now.metadata.finalizers.clone().unwrap_or_default();
-        finalizers.retain(|one| one != ATTEMPT_FINALIZER);
-        let patch = json!({"metadata": {
-            "uid": uid, "resourceVersion": now.metadata.resource_version, "finalizers": finalizers,
-        }});
-        match pods.patch(name, &params(), &Patch::Merge(patch)).await {
-            Ok(pod) => Ok(pod_done(&pod)),
-            Err(error) => told(error, gone()),
         }
     }
 }
@@ -255,7 +265,7 @@ fn name(todo: &Do) -> &'static str {
     }
 }
 
-fn params() -> PatchParams {
+pub(super) fn params() -> PatchParams {
     PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }
 
@@ -275,7 +285,7 @@ fn job_done(written: kube::Result<TrainingJob>) -> Result<Done, NotDone> {
 }
 
 /// What an error means: the object is gone, our copy is old, or try again.
-fn told(error: kube::Error, gone: Done) -> Result<Done, NotDone> {
+pub(super) fn told(error: kube::Error, gone: Done) -> Result<Done, NotDone> {
     match error {
         kube::Error::Api(status) if status.code == 404 => Ok(gone),
         kube::Error::Api(status) if status.code == 409 => Err(NotDone::Old(status.message.clone())),

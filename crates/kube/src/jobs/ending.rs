@@ -7,7 +7,8 @@
 //! | nothing | was deleted by somebody, or its node is off | another attempt; nobody's failure |
 //! | a move | ended with 143 or 0 | it saved itself: the next attempt runs on the chosen node |
 //! | a move | was killed when its time was over (137) | it ignores SIGTERM: it goes on where it was, and is not moved again |
-//! | a move | ended otherwise | saving failed: the same |
+//! | a move | was killed before that | its node failed: the next attempt runs on the chosen node, from the last checkpoint |
+//! | a move | ended otherwise | saving failed: the same as if it had ignored SIGTERM |
 //! | a move | and its node is off | it goes on at the chosen node from its last checkpoint |
 //! | a suspension | ended anyhow | suspended |
 //! | the deadline | ended anyhow | failed |
@@ -16,7 +17,7 @@
 //! started once more, and a job that was done finds that in its checkpoint.
 
 use super::machine::{Seen, close, pod_of};
-use super::seen::{Exit, Stop};
+use super::seen::{Exit, PodSeen, Stop};
 use super::status::{Said, say};
 use crate::training_job::{Attempt, Migration, Phase, State, Stopping, TrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
@@ -112,37 +113,12 @@ fn migrate(seen: &Seen<'_>, stop: &Stop) -> TrainingJobStatus {
         return next_attempt(seen, status, None, None);
     };
     migration.stopped = Some(MicroTime(seen.now));
-    let (moves, message) = match stop {
-        Stop::Exited(exit) if matches!(exit.code, 0 | TERMINATED) => {
-            (true, format!("saved itself and ended on {}; goes on on {}", migration.from, migration.to))
-        }
-        Stop::Exited(exit)
-            if exit.code == KILLED && exit.reason != "OOMKilled" && exit.reason != "ContainerStatusUnknown" =>
-        {
-            let grace_s = seen.job.spec.run_policy.termination_grace_period_seconds;
-            (
-                false,
-                format!(
-                    "it ignored SIGTERM and was killed after {grace_s} s: it goes on on {} from its last checkpoint and is not moved again; \
-                     let it save itself on SIGTERM, or give it more time (runPolicy.terminationGracePeriodSeconds)",
-                    migration.from
-                ),
-            )
-        }
-        Stop::Exited(exit) => (
-            false,
-            format!(
-                "saving on SIGTERM failed ({}): it goes on on {} from its last checkpoint and is not moved again; \
-                 is the claim writable and large enough?",
-                told(exit),
-                migration.from
-            ),
-        ),
-        Stop::NodeOff(node) => {
-            (true, format!("node {node} is gone: goes on on {} from the last checkpoint", migration.to))
-        }
-        Stop::NeverBegan(_) | Stop::Sworn => (true, format!("goes on on {}", migration.to)),
-    };
+    let time = format!(
+        "{} s: runPolicy.terminationGracePeriodSeconds",
+        seen.job.spec.run_policy.termination_grace_period_seconds
+    );
+    let pod = status.attempt.as_ref().and_then(|attempt| pod_of(seen, attempt));
+    let (moves, message) = verdict(stop, &migration, pod, &time);
     let target = if moves { migration.to.clone() } else { migration.from.clone() };
     if !moves {
         status.unmovable = Some(message.clone());
@@ -152,6 +128,44 @@ fn migrate(seen: &Seen<'_>, stop: &Stop) -> TrainingJobStatus {
     let next = next_attempt(seen, status, Some(target), None);
     let reason = if moves { "Saved" } else { "Stays" };
     say(next, Said::new(State::Migrating, reason, message), seen)
+}
+
+/// Whether a job that was asked to save itself goes on at its target, and the sentence about it. `time` says how long it had, and by which field.
+pub(super) fn verdict(stop: &Stop, migration: &Migration, pod: Option<&PodSeen>, time: &str) -> (bool, String) {
+    let (from, to) = (&migration.from, &migration.to);
+    // Times of pods are whole seconds.
+    let before_its_time = |finished: Timestamp| {
+        let until = pod.and_then(|pod| pod.deleted).map(|(_, until)| until);
+        until.is_some_and(|until| until.duration_since(finished) > SignedDuration::from_secs(1))
+    };
+    match stop {
+        Stop::Exited(exit) if matches!(exit.code, 0 | TERMINATED) => {
+            (true, format!("saved itself and ended on {from}; goes on on {to}"))
+        }
+        // Its node has failed it, not the other way round.
+        Stop::Exited(exit) if exit.code == KILLED && exit.reason != "OOMKilled" && before_its_time(exit.finished) => {
+            (true, format!("was killed on {from} while it saved itself; goes on on {to} from its last checkpoint"))
+        }
+        Stop::Exited(exit)
+            if exit.code == KILLED && exit.reason != "OOMKilled" && exit.reason != "ContainerStatusUnknown" =>
+        {
+            let sentence = format!(
+                "it ignored SIGTERM and was killed when its time was over: it goes on on {from} from its last checkpoint and is not moved again; \
+                 let it save itself on SIGTERM, or give it more time than {time}"
+            );
+            (false, sentence)
+        }
+        Stop::Exited(exit) => {
+            let sentence = format!(
+                "saving on SIGTERM failed ({}): it goes on on {from} from its last checkpoint and is not moved again; \
+                 is the claim writable and large enough?",
+                told(exit)
+            );
+            (false, sentence)
+        }
+        Stop::NodeOff(node) => (true, format!("node {node} is gone: goes on on {to} from the last checkpoint")),
+        Stop::NeverBegan(_) | Stop::Sworn => (true, format!("goes on on {to}")),
+    }
 }
 
 /// The status with one more attempt, whose pod is to be made.

@@ -18,8 +18,8 @@ use super::seen::{JobSeen, NodeSeen, Nodes, PodSeen, Stop};
 use super::status::{Said, say};
 use super::{Order, OrderKind};
 use crate::training_job::{
-    Attempt, CleanPodPolicy, JobPolicy, Migration, Move, NODE_ANNOTATION, OUR_NAME, Phase, State, Stopping,
-    TrainingJobStatus,
+    Attempt, CleanPodPolicy, JobPolicy, Migration, Move, NODE_ANNOTATION, OUR_NAME, Phase, STOPPED_ANNOTATION, State,
+    Stopping, TrainingJobStatus,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -204,7 +204,7 @@ fn leave(seen: &Seen<'_>) -> Next {
         }
     }
     if let Some(pod) = waits_for
-        && let (Some(message), wake) = overdue(seen, pod)
+        && let (Some(message), wake) = overdue(pod, seen.now)
     {
         next.wake = wake;
         let said = Said::new(seen.job.status.state, "WaitsForStop", message);
@@ -318,18 +318,19 @@ fn missing(seen: &Seen<'_>, attempt: &Attempt) -> Next {
     if seen.job.sworn_stopped.as_deref() == Some(&attempt.pod) {
         return write("stopped", ending::ended(seen, attempt, attempt.stopping, &Stop::Sworn));
     }
-    let message = format!(
-        "the pod {} was removed by force, so nobody can tell whether it still runs{}; when you are sure that it does not: \
-         kubectl annotate trainingjob {} -n {} {}={}",
-        attempt.pod,
-        attempt.node.as_ref().map(|node| format!(" on {node}")).unwrap_or_default(),
-        seen.job.name,
-        seen.job.namespace,
-        crate::training_job::STOPPED_ANNOTATION,
-        attempt.pod
-    );
+    let message =
+        removed_sentence("trainingjob", (&seen.job.namespace, &seen.job.name), &attempt.pod, attempt.node.as_deref());
     let said = Said::new(seen.job.status.state, "StopNotProven", message);
     Next { todo: write_if_new(seen, "said", seen.job.status.clone(), said), wake: None }
+}
+
+/// For a pod that is away although its end was never seen.
+pub(super) fn removed_sentence(kind: &str, (namespace, name): (&str, &str), pod: &str, node: Option<&str>) -> String {
+    let there = node.map(|node| format!(" on {node}")).unwrap_or_default();
+    format!(
+        "the pod {pod} was removed by force, so nobody can tell whether it still runs{there}; when you are sure that it does not: \
+         kubectl annotate {kind} {name} -n {namespace} {STOPPED_ANNOTATION}={pod}"
+    )
 }
 
 fn with_pod(seen: &Seen<'_>, attempt: &Attempt, pod: &PodSeen) -> Next {
@@ -415,7 +416,7 @@ fn stopping(seen: &Seen<'_>, attempt: &Attempt, pod: &PodSeen) -> Next {
         }
         return Next::one(delete(pod));
     }
-    let (message, wake) = overdue(seen, pod);
+    let (message, wake) = overdue(pod, seen.now);
     let Some(message) = message else { return Next { todo: Vec::new(), wake } };
     let state = if attempt.stopping == Some(Stopping::Migrate) { State::Migrating } else { seen.job.status.state };
     let said = Said::new(state, "StopNotProven", message);
@@ -423,10 +424,10 @@ fn stopping(seen: &Seen<'_>, attempt: &Attempt, pod: &PodSeen) -> Next {
 }
 
 /// What to say if a pod should have ended by now, and when to look again.
-fn overdue(seen: &Seen<'_>, pod: &PodSeen) -> (Option<String>, Option<Timestamp>) {
+pub(super) fn overdue(pod: &PodSeen, now: Timestamp) -> (Option<String>, Option<Timestamp>) {
     let Some((_, until)) = pod.deleted else { return (None, None) };
     let late = until.saturating_add(SILENCE).unwrap_or(Timestamp::MAX);
-    if late > seen.now {
+    if late > now {
         return (None, Some(late));
     }
     let node = pod.node.as_deref().unwrap_or_default();
@@ -482,14 +483,16 @@ fn beginning(seen: &Seen<'_>, attempt: &Attempt, pod: &PodSeen) -> Next {
         return Next { todo: write_if_new(seen, "said", status.clone(), said), wake: None };
     };
     let patience_ends = since.saturating_add(ROOM_PATIENCE).unwrap_or(seen.now);
-    if attempt.pinned && patience_ends <= seen.now {
+    // A claim that is missing or not bound yet would be so on any other node, too.
+    let elsewhere = attempt.pinned && !words.to_lowercase().contains("persistentvolumeclaim");
+    if elsewhere && patience_ends <= seen.now {
         let mut replaced = begin_stop(seen, attempt, Stopping::Replace);
         let node = attempt.node.clone().unwrap_or_default();
         replaced.last_decision = Some(format!("{node} had no room ({words}): another node is chosen"));
         return write("stopping", replaced);
     }
     let said = Said::new(status.state, "Unschedulable", format!("no node takes the pod {}: {words}", pod.name));
-    let wake = attempt.pinned.then_some(patience_ends);
+    let wake = elsewhere.then_some(patience_ends);
     Next { todo: write_if_new(seen, "said", status.clone(), said), wake }
 }
 
@@ -559,12 +562,15 @@ fn running(seen: &Seen<'_>, attempt: &Attempt, pod: &PodSeen) -> Next {
 
 /// A move is over: for the figures and for people.
 pub(super) fn close(status: &mut TrainingJobStatus, migration: &Migration, node: &str, now: Timestamp) {
+    status.moves += u32::from(node != migration.from);
+    record(&mut status.last_moves, migration, node, now);
+}
+
+/// Adds a move that ended on this node to the last few.
+pub(super) fn record(moves: &mut Vec<Move>, migration: &Migration, node: &str, now: Timestamp) {
     let stopped = migration.stopped.as_ref().map_or(now, |stopped| stopped.0);
     let seconds = |from: Timestamp, to: Timestamp| (to.duration_since(from).as_secs_f64().max(0.0) * 1e3).round() / 1e3;
-    if node != migration.from {
-        status.moves += 1;
-    }
-    status.last_moves.push(Move {
+    moves.push(Move {
         at: MicroTime(now),
         from: migration.from.clone(),
         to: node.to_owned(),
@@ -572,8 +578,8 @@ pub(super) fn close(status: &mut TrainingJobStatus, migration: &Migration, node:
         save_s: seconds(migration.since.0, stopped),
         restore_s: seconds(stopped, now),
     });
-    let surplus = status.last_moves.len().saturating_sub(MOVES_KEPT);
-    status.last_moves.drain(..surplus);
+    let surplus = moves.len().saturating_sub(MOVES_KEPT);
+    moves.drain(..surplus);
 }
 
 /// What the annotation of the job orders, if it does not live there and was not sent there before.

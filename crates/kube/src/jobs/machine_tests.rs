@@ -217,7 +217,9 @@ impl World {
 fn end(pod: &mut PodSeen, code: i32, now: Timestamp) {
     pod.running = false;
     pod.phase = if code == 0 { Phase::Succeeded } else { Phase::Failed };
-    pod.exit = Some(Exit { code, finished: now, ..Exit::default() });
+    // Whoever does not listen is killed when its time is over.
+    let killed = pod.deleted.filter(|_| code == 137).map(|(_, until)| until);
+    pod.exit = Some(Exit { code, finished: killed.unwrap_or(now), ..Exit::default() });
 }
 
 impl Executor {

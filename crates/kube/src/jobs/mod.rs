@@ -8,6 +8,7 @@
 //!
 //! **Terms.** *Attempt*: one pod of the job. *Epoch*: its number. *Proof of stop*: what shows that a pod's containers have ended and never run again.
 
+mod adopt;
 mod controller;
 mod effects;
 mod ending;
@@ -17,6 +18,7 @@ mod seen;
 mod status;
 mod store;
 
+pub(crate) use adopt::give_back;
 pub(crate) use controller::start;
 pub use effects::{FAIL_POINT_EXIT, FailPoint};
 use store::Key;

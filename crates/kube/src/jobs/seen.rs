@@ -39,7 +39,7 @@ pub(crate) struct PodSeen {
     pub(crate) name: String,
     pub(crate) uid: String,
     pub(crate) resource_version: String,
-    /// The job's name, and the uid of the TrainingJob that made it.
+    /// The job's name (empty for a pod of an adopted Job that is not marked as such yet), and the uid of the object that made it.
     pub(crate) job: String,
     pub(crate) owner: Option<String>,
     pub(crate) epoch: u32,
@@ -106,7 +106,20 @@ pub(crate) enum Stop {
 }
 
 impl PodSeen {
+    /// A pod of a TrainingJob.
     pub(crate) fn of(pod: &Pod) -> Option<PodSeen> {
+        let labels = pod.metadata.labels.as_ref()?;
+        let epoch = labels.get(EPOCH_LABEL)?.parse().ok()?;
+        PodSeen::read(pod, labels.get(JOB_LABEL)?.clone(), "TrainingJob", epoch)
+    }
+
+    /// A pod of a Job.
+    pub(crate) fn of_batch(pod: &Pod) -> Option<PodSeen> {
+        let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(JOB_LABEL));
+        PodSeen::read(pod, label.cloned().unwrap_or_default(), "Job", 0)
+    }
+
+    fn read(pod: &Pod, job: String, owner_kind: &str, epoch: u32) -> Option<PodSeen> {
         let meta = &pod.metadata;
         let (spec, status) = (pod.spec.as_ref()?, pod.status.clone().unwrap_or_default());
         let statuses: Vec<&ContainerStatus> =
@@ -123,15 +136,15 @@ impl PodSeen {
             _ => Phase::Pending,
         };
         let grace = jiff::SignedDuration::from_secs(meta.deletion_grace_period_seconds.unwrap_or_default());
-        let owner = meta.owner_references.iter().flatten().find(|owner| owner.kind == "TrainingJob");
+        let owner = meta.owner_references.iter().flatten().find(|owner| owner.kind == owner_kind);
         Some(PodSeen {
             namespace: meta.namespace.clone()?,
             name: meta.name.clone()?,
             uid: meta.uid.clone()?,
             resource_version: meta.resource_version.clone().unwrap_or_default(),
-            job: meta.labels.as_ref()?.get(JOB_LABEL)?.clone(),
+            job,
             owner: owner.map(|owner| owner.uid.clone()),
-            epoch: meta.labels.as_ref()?.get(EPOCH_LABEL)?.parse().ok()?,
+            epoch,
             created: meta.creation_timestamp.as_ref().map(|time| time.0).unwrap_or_default(),
             gated: spec.scheduling_gates.iter().flatten().any(|gate| gate.name == PLACE_GATE),
             has_finalizer: meta.finalizers.iter().flatten().any(|one| one == ATTEMPT_FINALIZER),

@@ -1,7 +1,8 @@
 //! Lets go of every pod in the cluster, before an uninstall.
 //!
 //! The switch in the manager's ConfigMap makes a running manager give everything back and keep its hands off. If none runs, we do it ourselves: the
-//! pods carry all that is needed. Training jobs and their pods lose our finalizers, so that they can be deleted without us.
+//! pods carry all that is needed. Training jobs and their pods lose our finalizers, so that they can be deleted without us; Jobs
+//! that are suspended for a move go on.
 
 use super::metrics::Metrics;
 use super::restore::restore;
@@ -45,6 +46,7 @@ pub async fn release(config: &Config, client: &Client) -> Result<usize, ManagerE
         if carrying.is_empty() {
             unhold::<Pod>(client, ListParams::default().labels(JOB_LABEL), ATTEMPT_FINALIZER).await?;
             unhold::<TrainingJob>(client, ListParams::default(), JOB_FINALIZER).await?;
+            crate::jobs::give_back(client).await?;
             return Ok(most);
         }
         if started.elapsed() > LONGEST {

@@ -1,0 +1,201 @@
+//! A test bed that goes down with the test, what the tests ask of it, and who is really alive there.
+#![allow(dead_code, reason = "every test binary has its own copy and uses a part of it")]
+
+pub(crate) mod training;
+
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub(crate) const SYSTEM: &str = "gainshare-system";
+
+/// A command of the test bed of this name.
+pub(crate) fn testbed(name: &str, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    command.args(["testbed", "--name", name]).args(args).stdin(Stdio::null());
+    command.output().expect("our own program starts")
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Looks for something until it is there, for at most a minute.
+pub(crate) fn within_a_minute<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match look() {
+            Some(found) => return Some(found),
+            None if Instant::now() > deadline => return None,
+            None => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+pub(crate) fn eventually<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    within_a_minute(look).unwrap_or_else(|| panic!("{what} did not come about in a minute"))
+}
+
+/// Goes down with the value.
+pub(crate) struct Bed {
+    pub(crate) name: &'static str,
+    pub(crate) kubeconfig: String,
+    bin: PathBuf,
+    /// For whatever the test keeps.
+    pub(crate) folder: tempfile::TempDir,
+    /// Where managers listen for agents.
+    pub(crate) listen: String,
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.testbed(&["down"]);
+    }
+}
+
+impl Bed {
+    pub(crate) fn up(name: &'static str, args: &[&str]) -> Bed {
+        let output = testbed(name, &[&["up"], args].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let said = text(&output.stdout);
+        let after = |prefix: &str| said.lines().find_map(|line| line.strip_prefix(prefix)).unwrap().to_owned();
+        let bin = after("export PATH=").trim_end_matches(":$PATH").into();
+        let (kubeconfig, folder) = (after("export KUBECONFIG="), tempfile::tempdir().unwrap());
+        Bed { name, kubeconfig, bin, folder, listen: "127.0.0.1:0".to_owned() }
+    }
+
+    pub(crate) fn testbed(&self, args: &[&str]) -> Output {
+        testbed(self.name, args)
+    }
+
+    pub(crate) fn output(&self, program: &str, args: &[&str], stdin: &str) -> Output {
+        let mut command = Command::new(self.bin.join(program));
+        command.args(args).env("KUBECONFIG", &self.kubeconfig);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
+        child.wait_with_output().unwrap()
+    }
+
+    pub(crate) fn run(&self, program: &str, args: &[&str], stdin: &str) -> String {
+        let output = self.output(program, args, stdin);
+        assert!(output.status.success(), "{program} {args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    pub(crate) fn kubectl(&self, args: &[&str]) -> String {
+        self.run("kubectl", args, "")
+    }
+
+    pub(crate) fn apply(&self, object: impl Display) {
+        self.run("kubectl", &["apply", "-f", "-"], &object.to_string());
+    }
+
+    /// An object of the namespace `team`, if it is there.
+    pub(crate) fn find(&self, kind: &str, name: &str) -> Option<Value> {
+        let output = self.output("kubectl", &["get", kind, name, "-n", "team", "-o", "json"], "");
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    pub(crate) fn get(&self, kind: &str, name: &str) -> Value {
+        self.find(kind, name).unwrap_or_else(|| panic!("there is no {kind} {name}"))
+    }
+
+    /// An address of this machine that the cluster can reach.
+    pub(crate) fn machine(&self) -> String {
+        let server = self.kubectl(&["config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"]);
+        let host = server.trim_start_matches("https://").split(':').next().unwrap();
+        let (network, _) = host.rsplit_once('.').unwrap();
+        format!("{network}.1")
+    }
+
+    pub(crate) fn kill_kubelet(&self, node: &str) {
+        assert!(self.testbed(&["kill", &format!("kubelet-{node}")]).status.success());
+    }
+
+    /// Kills the containers' processes on a node whose command line contains these words; answers how many.
+    pub(crate) fn kill_processes(&self, node: &str, words: &str) -> usize {
+        let place = format!("/gainshare-testbed-{}/{node}/", self.name);
+        let inside =
+            |pid: &str| fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|groups| groups.contains(&place));
+        let says = |pid: &str| {
+            let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.replace('\0', " ").contains(words)
+        };
+        let found: Vec<String> = pids().into_iter().filter(|pid| inside(pid) && says(pid)).collect();
+        for pid in &found {
+            // One that ends by itself meanwhile is no loss.
+            let _ = Command::new("kill").args(["-9", pid]).stderr(Stdio::null()).status();
+        }
+        found.len()
+    }
+}
+
+fn pids() -> Vec<String> {
+    let names = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).collect()
+}
+
+/// Who is alive, by the kernel's own word: a thread that looks at all processes, twenty times a second. Neither the API server nor a kubelet is asked; whose a process is, its
+/// environment says (`WATCHED_JOB`, and the pod's name as host name).
+pub(crate) struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Watched>,
+}
+
+/// What was seen.
+#[derive(Debug, Default)]
+pub(crate) struct Watched {
+    /// The pods of each job that lived.
+    pub(crate) pods: BTreeMap<String, BTreeSet<String>>,
+    /// Pods of one job that lived at the same time.
+    pub(crate) twice: Vec<String>,
+}
+
+impl Watch {
+    pub(crate) fn begin() -> Watch {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stop_there = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut watched = Watched::default();
+            while !stop_there.load(Ordering::Relaxed) {
+                let alive = alive();
+                watched.twice.extend(alive.iter().filter(|(_, pods)| pods.len() > 1).map(|seen| format!("{seen:?}")));
+                alive.into_iter().for_each(|(job, pods)| watched.pods.entry(job).or_default().extend(pods));
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            watched
+        });
+        Watch { stop, thread }
+    }
+
+    pub(crate) fn end(self) -> Watched {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+/// The pods of each watched job that have a process now.
+pub(crate) fn alive() -> BTreeMap<String, BTreeSet<String>> {
+    let mut alive: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for pid in pids() {
+        // A process that has ended shows no environment any more.
+        let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { continue };
+        let variable = |name: &str| {
+            let mut entries = environment.split(|byte| *byte == 0).filter_map(|entry| std::str::from_utf8(entry).ok());
+            entries.find_map(|entry| entry.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
+        };
+        if let (Some(job), Some(pod)) = (variable("WATCHED_JOB"), variable("HOSTNAME")) {
+            alive.entry(job).or_default().insert(pod);
+        }
+    }
+    alive
+}
