@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 /// Agents on all nodes, as the chart makes them; they reach the managers of this test by the chart's name for them.
 fn start_agents(bed: &mut Bed) {
-    let loaded = bed.testbed(&["load-image"]);
+    let program = Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name("gainshare");
+    let loaded = bed.testbed(&["load-image", program.to_str().unwrap(), "--image", "gainshare:local"]);
     assert!(loaded.status.success(), "{}", text(&loaded.stderr));
     bed.kubectl(&["create", "configmap", "gainshare-manager", "-n", SYSTEM]);
     let (address, port) = (bed.machine(), 8443);

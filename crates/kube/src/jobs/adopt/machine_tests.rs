@@ -57,12 +57,12 @@ impl World {
                 .for_each(|pod| pod.deleted = Some(until));
             return;
         }
-        if self.pods.values().all(over) {
+        let free: Vec<&str> = NODES.into_iter().filter(|node| self.nodes[*node] == NodeSeen::Ready).collect();
+        if self.pods.values().all(over) && !free.is_empty() {
             self.pods_made += 1;
             let name = format!("run-{}", self.pods_made);
-            let free: Vec<&str> = NODES.into_iter().filter(|node| self.nodes[*node] == NodeSeen::Ready).collect();
             let wanted = self.job.journal.prefers.as_deref().filter(|node| free.contains(node));
-            let node = wanted.or(free.get(choice % free.len().max(1)).copied()).map(str::to_owned);
+            let node = wanted.or(free.get(choice % free.len()).copied()).map(str::to_owned);
             let pod = PodSeen {
                 uid: name.clone(),
                 name: name.clone(),
