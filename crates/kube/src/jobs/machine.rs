@@ -31,7 +31,7 @@ pub(crate) const DECISION_PATIENCE: SignedDuration = SignedDuration::from_secs(2
 pub(crate) const ROOM_PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 
 /// So long a job that is to save itself may have to wait for its own share; most often it takes a tenth of it.
-const OWN_SHARE_WAIT: SignedDuration = SignedDuration::from_secs(2);
+pub(super) const OWN_SHARE_WAIT: SignedDuration = SignedDuration::from_secs(2);
 
 /// A kubelet that has not reported a pod's end so long after its time was over is called silent.
 const SILENCE: SignedDuration = SignedDuration::from_secs(10);

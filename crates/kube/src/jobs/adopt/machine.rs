@@ -5,7 +5,7 @@
 use super::seen::BatchSeen;
 use super::{Journal, Stopped};
 use crate::jobs::ending::verdict;
-use crate::jobs::machine::{overdue, record, removed_sentence};
+use crate::jobs::machine::{OWN_SHARE_WAIT, overdue, record, removed_sentence};
 use crate::jobs::seen::{NodeSeen, Nodes, PodSeen, Stop};
 use crate::jobs::{JobFacts, JobState, Order, OrderKind};
 use crate::training_job::{JobPolicy, Migration, NODE_ANNOTATION, Phase};
@@ -187,8 +187,8 @@ fn stopping(seen: &Seen<'_>, migration: &Migration) -> Next {
     let wake = seen.now.saturating_add(LOOK_EVERY).ok();
     match (pod, stop) {
         // It ended, or somebody deleted it, before we had asked anybody: the Job controller goes on by its own rules.
-        (None, _) if !job.suspended => cancel(seen, "its pod ended before it was moved"),
-        (Some(pod), Some(Stop::Exited(_) | Stop::NeverBegan(_))) if !job.suspended || pod.deleted.is_none() => {
+        (None, _) | (_, Some(_)) if !job.suspended => cancel(seen, "its pod ended before it was moved"),
+        (Some(pod), Some(Stop::Exited(_) | Stop::NeverBegan(_))) if pod.deleted.is_none() => {
             cancel(seen, "its pod ended by itself before it was moved")
         }
         (_, Some(stop)) => {
@@ -207,12 +207,20 @@ fn stopping(seen: &Seen<'_>, migration: &Migration) -> Next {
             cancel(seen, "somebody deleted its pod before it was moved")
         }
         (Some(pod), None) if pod.deleted.is_none() && !pod.has_finalizer => Do::Hold(id(pod)).into(),
+        // It saves itself on its own share, as TrainingJobs do.
+        (Some(pod), None) if !job.suspended && pod.reshaped && since(migration, seen.now) < OWN_SHARE_WAIT => {
+            Next { todo: Vec::new(), wake }
+        }
         (Some(_), None) if !job.suspended => Do::Suspend.into(),
         (Some(pod), None) => {
             let todo = overdue(pod, seen.now).0.map(|message| say(seen, message)).unwrap_or_default();
             Next { todo, wake }
         }
     }
+}
+
+fn since(migration: &Migration, now: Timestamp) -> SignedDuration {
+    now.duration_since(migration.since.0)
 }
 
 /// The end is proven: the Job goes on, at its target or where it was.

@@ -40,8 +40,14 @@ impl World {
         self.job.resource_version = self.version.to_string();
     }
 
-    /// The cluster's own Job controller, with `podReplacementPolicy: Failed`.
+    /// The cluster's own Job controller, with `podReplacementPolicy: Failed`, and its clean-up after nodes that are gone.
     fn controller(&mut self, choice: usize) {
+        let is_off = |pod: &PodSeen| pod.node.as_ref().is_some_and(|node| self.nodes[node] == NodeSeen::Off);
+        let until = (self.now, self.now);
+        for pod in self.pods.values_mut().filter(|pod| is_off(pod) && !matches!(pod.phase, PodPhase::Succeeded)) {
+            (pod.running, pod.phase, pod.deleted) = (false, PodPhase::Failed, pod.deleted.or(Some(until)));
+        }
+        self.pods.retain(|_, pod| !is_off(pod) || pod.has_finalizer);
         let over = |pod: &PodSeen| matches!(pod.phase, PodPhase::Succeeded | PodPhase::Failed);
         if self.pods.values().any(|pod| pod.phase == PodPhase::Succeeded && pod.deleted.is_none()) {
             self.job.ended = true;
@@ -223,12 +229,9 @@ fn happen(world: &mut World, managers: &mut [Manager; 2], event: &Event) {
             }
         }
         Event::Off(node) => {
-            // Taken away, and what ran there with it; the cluster's clean-up declares its pods failed.
+            // Taken away, and what ran there with it.
             world.nodes.insert(NODES[*node].to_owned(), NodeSeen::Off);
             world.live.retain(|_, on| on != NODES[*node]);
-            for pod in world.pods.values_mut().filter(|pod| pod.node.as_deref() == Some(NODES[*node])) {
-                (pod.running, pod.phase) = (false, PodPhase::Failed);
-            }
         }
     }
     world.now += SignedDuration::from_secs(1);

@@ -197,6 +197,9 @@ impl Adopter {
                 nodes.insert(name, node.as_ref().map_or(NodeSeen::Off, NodeSeen::of));
             }
         }
+        if let Some(pod) = job.journal.pod.as_ref().filter(|_| job.journal.migration.is_some()) {
+            self.leader.change(|world| world.give_back(&pod.uid));
+        }
         let order = asked(&job).or_else(|| self.board.order(&job.uid));
         let seen = Seen { now: Timestamp::now(), job: &job, pods: &pods, nodes: &nodes, order: order.as_ref(), off };
         match facts(&seen) {
