@@ -45,14 +45,14 @@ fn training_jobs_in_a_real_cluster() {
         ("hopeless", "exit 3", json!({"runPolicy": {"backoffLimit": 1, "cleanPodPolicy": "All"}})),
         ("foreign", COUNTS, json!({"managedBy": "example.com/other"})),
     ] {
-        bed.apply(&job(name, script, more));
+        bed.apply(job(name, script, more));
     }
     let mut shut_out: Value = serde_json::from_str(&job("shutout", SHUT_OUT, json!({}))).unwrap();
     shut_out["spec"]["template"]["spec"]["securityContext"] = json!({"runAsUser": 65534, "runAsGroup": 65534});
-    bed.apply(&shut_out.to_string());
+    bed.apply(&shut_out);
     let mut reaching: Value = serde_json::from_str(&job("reaching", COUNTS, json!({}))).unwrap();
     reaching["spec"]["template"]["spec"]["volumes"] = json!([{"name": "root", "hostPath": {"path": "/"}}]);
-    bed.apply(&reaching.to_string());
+    bed.apply(&reaching);
 
     ends(&bed);
     stays(&bed);

@@ -67,7 +67,9 @@ impl BatchSeen {
         let word = note(POLICY_ANNOTATION);
         let policy = word.as_ref().map(|word| serde_json::from_value::<JobPolicy>(json!(word)));
         let bad_policy = policy.as_ref().filter(|policy| policy.is_err()).map(|_| {
-            format!("the annotation {POLICY_ANNOTATION} is {word:?}: write gainshare, specon, flowcon2 or na")
+            format!(
+                "the annotation {POLICY_ANNOTATION} is none of gainshare, specon, flowcon2 and na: write one of them"
+            )
         });
         let condition = |kind: &str| {
             status.conditions.iter().flatten().any(|condition| condition.type_ == kind && condition.status == "True")
