@@ -330,8 +330,7 @@ impl Known {
         if std::mem::replace(&mut self.was_off, off) != off {
             self.dirty.extend(self.jobs.keys().cloned());
         }
-        let ordered: BTreeSet<String> = board.ordered_uids().into_iter().collect();
-        let ordered = self.jobs.iter().filter(|(_, uid)| ordered.contains(*uid)).map(|(key, _)| key.clone());
+        let ordered = self.jobs.iter().filter(|(_, uid)| board.order(uid).is_some()).map(|(key, _)| key.clone());
         let mut due: BTreeSet<Key> = ordered.collect();
         due.append(&mut self.dirty);
         due.extend(self.wakes.iter().filter(|(_, at)| **at <= now).map(|(key, _)| key.clone()));
