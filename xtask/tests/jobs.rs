@@ -29,7 +29,7 @@ while :; do sleep 0.1; done
 #[test]
 fn training_jobs_in_a_real_cluster() {
     let bed = Bed::with_training("jobstest", &["left", "right", "far"]);
-    let watch = Watch::begin();
+    let watch = Watch::begin(&bed);
     mistakes_are_answered_with_help(&bed);
     let manager = Manager::start(&bed, None);
     for (name, script, more) in [
@@ -226,14 +226,14 @@ fn adopts(bed: &Bed, manager: Manager) {
     assert!(status["failed"].is_null() && status["active"] == 1, "a move is no failure: {status:#}");
 
     // Let go: the pod runs on; when the author suspends the Job, nothing of ours is left in it.
-    let pod = alive()["batch"].clone();
+    let pod = alive(bed.name)["batch"].clone();
     bed.kubectl(&["annotate", "job", "batch", "-n", "team", "gainshare.dev/adopt-", "gainshare.dev/node-"]);
     let marked = || {
         let pods = bed.kubectl(&["get", "pods", "-n", "team", "-l", "gainshare.dev/job=batch", "-o", "name"]);
         pods.trim().is_empty().then_some(())
     };
     eventually("a pod without our mark", marked);
-    assert_eq!(alive()["batch"], pod);
+    assert_eq!(alive(bed.name)["batch"], pod);
     bed.kubectl(&["patch", "job", "batch", "-n", "team", "--type=merge", "-p", r#"{"spec":{"suspend":true}}"#]);
     let clean = || {
         let job = bed.get("job", "batch");

@@ -60,7 +60,7 @@ fn nodes_and_agents_die_in_every_phase_of_a_move() {
     let mut bed = Bed::with_training("killtest", &["left", "right"]);
     start_agents(&mut bed);
     let bed = bed;
-    let watch = Watch::begin();
+    let watch = Watch::begin(&bed);
     // Being stopped; stopped, without a pod; starting, with a pod on its way to the target.
     let phases = ["after-delete", "after-stopped", "after-open"];
     let rounds = phases.into_iter().flat_map(|phase| [(phase, "left", "right"), (phase, "right", "left")]);
@@ -91,7 +91,7 @@ fn nodes_and_agents_die_in_every_phase_of_a_move() {
         let looks = || {
             let status = bed.job(&name)["status"].clone();
             let pod = status["attempt"]["pod"].as_str()?.to_owned();
-            let lives = alive().get(&name).is_some_and(|pods| pods.iter().eq([&pod]));
+            let lives = alive(bed.name).get(&name).is_some_and(|pods| pods.iter().eq([&pod]));
             (status["state"] == "Running" && status["migration"].is_null() && lives).then_some(status)
         };
         let status = eventually(&format!("{name} running once after {phase} without {without_power}"), looks);

@@ -161,13 +161,14 @@ pub(crate) struct Watched {
 }
 
 impl Watch {
-    pub(crate) fn begin() -> Watch {
+    pub(crate) fn begin(bed: &Bed) -> Watch {
+        let name = bed.name;
         let stop = Arc::new(AtomicBool::new(false));
         let stop_there = stop.clone();
         let thread = std::thread::spawn(move || {
             let mut watched = Watched::default();
             while !stop_there.load(Ordering::Relaxed) {
-                let alive = alive();
+                let alive = alive(name);
                 watched.twice.extend(alive.iter().filter(|(_, pods)| pods.len() > 1).map(|seen| format!("{seen:?}")));
                 alive.into_iter().for_each(|(job, pods)| watched.pods.entry(job).or_default().extend(pods));
                 std::thread::sleep(Duration::from_millis(50));
@@ -183,9 +184,10 @@ impl Watch {
     }
 }
 
-/// The pods of each watched job that have a process now.
-pub(crate) fn alive() -> BTreeMap<String, BTreeSet<String>> {
+/// The pods of each watched job of this test bed that have a process now.
+pub(crate) fn alive(name: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut alive: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let place = format!("/gainshare-testbed-{name}/");
     for pid in pids() {
         // A process that has ended shows no environment any more.
         let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { continue };
@@ -193,7 +195,11 @@ pub(crate) fn alive() -> BTreeMap<String, BTreeSet<String>> {
             let mut entries = environment.split(|byte| *byte == 0).filter_map(|entry| std::str::from_utf8(entry).ok());
             entries.find_map(|entry| entry.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
         };
-        if let (Some(job), Some(pod)) = (variable("WATCHED_JOB"), variable("HOSTNAME")) {
+        // Another test bed may stand beside this one, with jobs of the same names.
+        let ours = || fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|groups| groups.contains(&place));
+        if let (Some(job), Some(pod)) = (variable("WATCHED_JOB"), variable("HOSTNAME"))
+            && ours()
+        {
             alive.entry(job).or_default().insert(pod);
         }
     }
