@@ -119,7 +119,8 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     // The manager must not land where it would be measured.
     install(kube, &["--set", &format!("manager.nodeSelector.kubernetes\\.io/hostname={OTHER}")])?;
     namespace(kube, "shared")?;
-    policy(kube, "shared", "4s")?;
+    // What counts as growth within an interval is less for runs that take longer.
+    policy(kube, "shared", "4s", 1.2 / work_s)?;
     let watch = Watch::start(kube, NODE)?;
     let bystanders = Bystanders::watch(kube, &[NODE, OTHER])?;
     let shared = train::play(kube, "shared", NODE, &runs, patience)?;
@@ -167,13 +168,13 @@ fn namespace(kube: &Kube, name: &str) -> Result<()> {
     kube.apply(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } }))
 }
 
-fn policy(kube: &Kube, namespace: &str, interval: &str) -> Result<()> {
+fn policy(kube: &Kube, namespace: &str, interval: &str, alpha: f64) -> Result<()> {
     let (key, value) = LABEL.split_once('=').context("a label has a value")?;
     kube.apply(&json!({
         "apiVersion": "gainshare.dev/v1alpha1",
         "kind": "SharePolicy",
         "metadata": { "name": "train", "namespace": namespace },
-        "spec": { "selector": { "matchLabels": { key: value } }, "policy": "flowcon", "interval": interval, "alpha": 0.04 },
+        "spec": { "selector": { "matchLabels": { key: value } }, "policy": "flowcon", "interval": interval, "alpha": alpha },
     }))
 }
 
