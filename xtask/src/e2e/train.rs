@@ -51,15 +51,18 @@ pub(super) struct Took {
     pub(super) restarts: u64,
 }
 
+/// What the last run has to do, in seconds of a whole core.
+const LAST_WORK_S: f64 = 5.0;
+
 /// The three runs: one early and long, two later and shorter. `work_s` is all their work, in seconds of a whole core.
 pub(super) fn schedule(program: &Path, work_s: f64) -> Result<Vec<Run>> {
-    // About the proportions of FlowCon's own experiment with three models. The last comes when the others are flat, and learns so slowly that it grows
-    // to its end, however long it is.
-    let slowly = format!("{:.7}", 0.0015 / work_s);
+    // About the proportions of FlowCon's own experiment with three models. The last comes when the others are flat, learns slowly and is short, so that it
+    // grows to its end.
+    let last = LAST_WORK_S / work_s;
     let runs = [
-        ("early", Maker::Plain, "vae", "0.001", 0.0, 0.60),
-        ("second", Maker::Job, "mlp", "0.001", 0.08, 0.25),
-        ("last", Maker::Unknown, "mlp", slowly.as_str(), 0.35, 0.15),
+        ("early", Maker::Plain, "vae", "0.001", 0.0, 0.7 * (1.0 - last)),
+        ("second", Maker::Job, "mlp", "0.001", 0.08, 0.3 * (1.0 - last)),
+        ("last", Maker::Unknown, "mlp", "0.00005", 0.35, last),
     ];
     runs.into_iter()
         .map(|(name, maker, model, rate_of_learning, arrives, part)| {
