@@ -1,7 +1,7 @@
 //! Who was really alive, and when: a thread that looks into the control groups of all nodes, twenty times a second.
 //!
 //! Neither the API server nor a kubelet is asked: a process in a pod's group is alive, whatever they believe. Whose it is, and which attempt, its own environment
-//! says. What it prints is read from the engine's log while it is there, because the log goes with the pod.
+//! says. What it printed is read in the end from the engine's log, which is opened while it is there: the name goes with the pod, the open file stays.
 
 use super::kube::{Kube, entries, unix_s};
 use anyhow::{Result, anyhow};

@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 /// after another.
 const HOLD_INTERVALS: u64 = 3;
 
-/// Pods that are stirred all the time are not waited for longer than this.
+/// A plan waits no longer than this for kubelets that always have something else to do for one of its pods.
 const LONGEST_QUIET_WAIT: Span = Span::from_secs(4);
 
 /// Between two searches for groups that are missing.
