@@ -80,6 +80,11 @@ impl Control {
         }
     }
 
+    /// The most of its node that a job can use, where shares by gain have shown it.
+    pub fn most(&self, job: JobId) -> Option<f64> {
+        self.gain.most(job)
+    }
+
     /// Decides if anything is due in this view: a job came or went, an interval is over, a report arrived where reports count.
     pub fn step(&mut self, view: &View) -> Option<Plan> {
         let grouped = group(view);

@@ -28,6 +28,10 @@ pub struct NodeView {
     /// How many jobs may run here at once; `None`: as many as come.
     #[serde(default)]
     pub slots: Option<usize>,
+    /// CPU that nobody used since the machine started, in node-seconds, where the driver knows it: a job that used less than it was granted while
+    /// there was none may have wanted more.
+    #[serde(default)]
+    pub idle: Option<f64>,
 }
 
 fn one() -> f64 {
@@ -61,6 +65,9 @@ pub struct JobView {
     /// Jobs that must have ended well before this one may start; those still to wait for.
     #[serde(default)]
     pub waits_for: Vec<JobId>,
+    /// The most of its node it can use, where somebody has measured that already: a driver that does not carry out shares itself cannot.
+    #[serde(default)]
+    pub most: Option<f64>,
     /// The work left, in node-seconds (all of its node for so long), where somebody truly knows it: bounds that no real policy can reach are
     /// computed from it. A real driver leaves it empty.
     #[serde(default)]

@@ -3,6 +3,7 @@
 use gainshare_core::check::check;
 use gainshare_core::control::Control;
 use gainshare_core::model::*;
+use gainshare_core::plan::Reason;
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::signal::{Sample, Tracker};
 use gainshare_core::view::*;
@@ -30,7 +31,7 @@ fn completion_s(jobs: &[Truth], preset: Preset, tick_s: f64) -> Vec<f64> {
     let policy = Policy::from(preset);
     policy.validate().expect("presets are sound");
     let mut control = Control::new(policy);
-    let node = NodeView { id: NodeId(0), cores: 8.0, speed: 1.0, memory_bytes: 1 << 34, slots: None };
+    let node = NodeView { id: NodeId(0), cores: 8.0, speed: 1.0, memory_bytes: 1 << 34, slots: None, idle: None };
     let mut done = vec![0.0f64; jobs.len()];
     let mut said = vec![0u64; jobs.len()];
     let mut trackers = vec![Tracker::default(); jobs.len()];
@@ -125,6 +126,61 @@ fn a_liar_cannot_hold_the_node_for_ever() {
     let jobs = [Truth { lies: 40.0, ..job(0.0, 1000.0) }, job(5.0, 50.0), job(5.0, 50.0)];
     let (na, ours) = (completion_s(&jobs, Preset::Na, 0.5), completion_s(&jobs, Preset::Gainshare, 0.5));
     assert!(ours[1] < na[1] * 1.15 && ours[2] < na[2] * 1.15, "{na:?} and {ours:?}");
+}
+
+#[test]
+fn a_job_that_comes_with_steps_behind_it_is_not_taken_for_a_fast_one() {
+    // Restored at step 900 of 1000 it has 10 node-seconds to go; the other is new and has 5. Both share the node for 8 s.
+    let node = NodeView { id: NodeId(0), cores: 1.0, speed: 1.0, memory_bytes: 1 << 30, slots: None, idle: None };
+    let mut control = Control::new(Policy::from(Preset::Gainshare));
+    let (mut restored, mut new) = (Tracker::default(), Tracker::default());
+    let mut last = None;
+    for second in 1..=8u64 {
+        let now = Time::from_secs_f64(second as f64);
+        let used = second as f64 / 2.0;
+        restored.push(now, Sample { value: 1.0, step: Some(900 + 5 * second), total: Some(1000) });
+        new.push(now, Sample { value: 1.0, step: Some(5 * second), total: Some(50) });
+        let job = |id: u64, tracker: &Tracker| JobView {
+            id: JobId(id),
+            phase: Phase::Running { node: NodeId(0), since: Time::from_secs_f64(0.5), attempt: 1 },
+            signal: tracker.signal(),
+            consumed: PerResource { cpu: used, ..PerResource::default() },
+            ..JobView::default()
+        };
+        let view = View { now, nodes: vec![node.clone()], jobs: vec![job(0, &restored), job(1, &new)] };
+        last = control.step(&view).or(last);
+    }
+    let plan = last.expect("jobs came");
+    let left_s = |id: u64| match plan.verdicts[&JobId(id)].reason {
+        Reason::Gaining { left_s, .. } | Reason::Owed { left_s } => left_s,
+        ref other => panic!("{other:?}"),
+    };
+    assert!((left_s(0) - 6.0).abs() < 0.1 && (left_s(1) - 1.0).abs() < 0.1, "{} and {}", left_s(0), left_s(1));
+}
+
+#[test]
+fn who_had_no_chance_to_use_its_share_is_not_taken_for_small() {
+    // The job is granted all of the node and gets half of it, because others use the rest; or because it cannot use more.
+    let most = |idle_per_s: f64| {
+        let mut control = Control::new(Policy::from(Preset::Gainshare));
+        let mut tracker = Tracker::default();
+        for second in 1..=10u64 {
+            let now = Time::from_secs_f64(second as f64);
+            tracker.push(now, Sample { value: 1.0, step: Some(second), total: Some(100) });
+            let idle = Some(100.0 + idle_per_s * second as f64);
+            let node = NodeView { id: NodeId(0), cores: 4.0, speed: 1.0, memory_bytes: 1 << 30, slots: None, idle };
+            let job = JobView {
+                phase: Phase::Running { node: NodeId(0), since: Time::from_secs_f64(0.5), attempt: 1 },
+                signal: tracker.signal(),
+                consumed: PerResource { cpu: second as f64 / 2.0, ..PerResource::default() },
+                ..JobView::default()
+            };
+            control.step(&View { now, nodes: vec![node], jobs: vec![job] });
+        }
+        control.most(JobId(0)).expect("it has been measured")
+    };
+    assert_eq!(most(0.0), 1.0);
+    assert!((most(0.5) - 0.5).abs() < 0.01, "{}", most(0.5));
 }
 
 #[test]

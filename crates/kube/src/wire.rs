@@ -148,6 +148,9 @@ pub struct Signal {
     pub consumed_cpu: f64,
     #[serde(default)]
     pub consumed_memory: f64,
+    /// The most of the node it can use, 0 to 1, once its share has shown that.
+    #[serde(default)]
+    pub most: Option<f64>,
 }
 
 /// A value and when it was reported, on the agent's clock.

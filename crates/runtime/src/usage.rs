@@ -21,6 +21,21 @@ impl Whole {
     pub const NET_BYTES_S: u64 = 125_000_000;
 }
 
+/// CPU of this machine that nobody used since it started, in seconds of the whole machine; nothing where the kernel does not say.
+pub fn machine_idle_s() -> Option<f64> {
+    idle_s(&std::fs::read_to_string("/proc/stat").ok()?)
+}
+
+/// The part of `/proc/stat` that is idle time or waiting for a disk, in seconds of all its cores together.
+fn idle_s(stat: &str) -> Option<f64> {
+    // The kernel shows times in hundredths of a second whatever its own clock.
+    const TICKS_PER_S: f64 = 100.0;
+    let all = stat.lines().next()?.strip_prefix("cpu ")?;
+    let times: Vec<f64> = all.split_whitespace().map_while(|word| word.parse().ok()).collect();
+    let cores = stat.lines().skip(1).take_while(|line| line.starts_with("cpu")).count();
+    Some((times.get(3)? + times.get(4)?) / TICKS_PER_S / cores.max(1) as f64)
+}
+
 /// Follows one job's use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Meter {
@@ -96,6 +111,15 @@ mod tests {
 
     fn counters(cpu_ns: u64, memory_bytes: u64, block: u64) -> Counters {
         Counters { cpu_ns, memory_bytes, block_bytes: Some(block), net_bytes: None, pressure: None }
+    }
+
+    #[test]
+    fn idle_time_is_that_of_all_cores_together() {
+        let stat = "cpu  100 0 50 3000 1000 0 0 7 0 0\ncpu0 50 0 25 1500 500 0 0 3 0 0\ncpu1 50 0 25 1500 500 0 0 4 0 0\nintr 1 2 3\n";
+        assert_eq!(idle_s(stat), Some(20.0));
+        assert_eq!(idle_s(""), None);
+        assert_eq!(idle_s("cpu  1 2\n"), None);
+        assert!(machine_idle_s().is_some());
     }
 
     #[test]

@@ -124,6 +124,11 @@ fn plain_lines_of_all_sorts() {
         r#"{"step": 7, "total_steps": 70, "train": {"loss": 0.5}, "lr": "0.1"}"#,
         &["lr=0.1@7/70", "train/loss=0.5@7/70"],
     );
+    // An epoch beside them does not make them steps of that epoch.
+    check(
+        "{\"step\": 7, \"total_steps\": 70, \"epoch\": 3, \"loss\": 0.5}\n{\"step\": 8, \"max_steps\": 70, \"epoch\": 0.4, \"loss\": 0.4}\n",
+        &["loss=0.5@7/70", "loss=0.4@8/70"],
+    );
     check(r#"{"metric": "loss", "value": 0.5, "step": 7, "total": 70}"#, &["loss=0.5@7/70"]);
     check(r#"{"loss": NaN, "acc": 0.5}"#, &["acc=0.5"]);
     check_progress("Epoch 3 of 10\n", 3, Some(10), Unit::Epoch);

@@ -83,7 +83,7 @@ fn decision_ms(preset: Preset) -> f64 {
                 ..JobView::default()
             }
         });
-        let node = NodeView { id: NodeId(0), cores: 64.0, speed: 1.0, memory_bytes: 1 << 38, slots: None };
+        let node = NodeView { id: NodeId(0), cores: 64.0, speed: 1.0, memory_bytes: 1 << 38, slots: None, idle: None };
         let view = View { now, nodes: vec![node], jobs: jobs.collect() };
         let begun = Instant::now();
         let plan = control.step(&view);
@@ -103,7 +103,7 @@ fn cluster_pass(preset: Preset) -> Value {
     let nodes: Vec<NodeView> = (0..NODES)
         .map(|i| {
             let cores = [8.0, 16.0, 32.0][i as usize % 3];
-            NodeView { id: NodeId(i), cores, speed: 1.0, memory_bytes: 1 << 36, slots: Some(32) }
+            NodeView { id: NodeId(i), cores, speed: 1.0, memory_bytes: 1 << 36, slots: Some(32), idle: None }
         })
         .collect();
     let mut control = Control::new(Policy::from(preset));

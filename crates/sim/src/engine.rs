@@ -342,6 +342,7 @@ impl<'a> Run<'a> {
             speed: n.speed,
             memory_bytes: n.memory_bytes,
             slots: n.slots,
+            idle: None,
         });
         let jobs = self.active.iter().map(|&j| {
             let (job, live) = (&self.world.jobs[j], &self.jobs[j]);
@@ -360,6 +361,7 @@ impl<'a> Run<'a> {
                 priority: job.priority,
                 waits_for: vec![],
                 pinned: false,
+                most: None,
                 known_left_s: self.clairvoyant.then_some(left),
             }
         });

@@ -173,7 +173,7 @@ fn policy(kube: &Kube, namespace: &str, interval: &str) -> Result<()> {
         "apiVersion": "gainshare.dev/v1alpha1",
         "kind": "SharePolicy",
         "metadata": { "name": "train", "namespace": namespace },
-        "spec": { "selector": { "matchLabels": { key: value } }, "policy": "flowcon", "interval": interval, "alpha": 0.04 },
+        "spec": { "selector": { "matchLabels": { key: value } }, "policy": "flowcon", "interval": interval, "alpha": 0.015 },
     }))
 }
 

@@ -52,7 +52,7 @@ pub(super) struct Took {
 }
 
 /// What the last run has to do, in seconds of a whole core.
-const LAST_WORK_S: f64 = 5.0;
+const LAST_WORK_S: f64 = 8.0;
 
 /// The three runs: one early and long, two later and shorter. `work_s` is all their work, in seconds of a whole core.
 pub(super) fn schedule(program: &Path, work_s: f64) -> Result<Vec<Run>> {

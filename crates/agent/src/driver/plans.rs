@@ -11,7 +11,7 @@ use gainshare_core::check::check;
 use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Span};
 use gainshare_core::plan::{Plan, Standing, Target, Verdict};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
-use gainshare_runtime::usage::Whole;
+use gainshare_runtime::usage::{self, Whole};
 use gainshare_runtime::{Capacity, Handle, RuntimeError};
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -45,6 +45,7 @@ impl Driver {
             speed: 1.0,
             memory_bytes: capacity.memory_bytes,
             slots: self.config.slots,
+            idle: usage::machine_idle_s(),
         };
         let jobs = self.jobs.values().filter(|j| j.record.is_live()).map(|j| self.job_view(j)).collect();
         View { now: self.now(), nodes: vec![node], jobs }
@@ -72,6 +73,7 @@ impl Driver {
             priority: r.spec.priority,
             waits_for: r.after.iter().copied().filter(|id| !done(id)).collect(),
             pinned: false,
+            most: None,
             known_left_s: None,
         }
     }

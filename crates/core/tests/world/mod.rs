@@ -41,6 +41,7 @@ impl World {
             priority: 0,
             waits_for: vec![],
             pinned: false,
+            most: None,
             known_left_s: None,
         };
         &mut self.jobs.entry(JobId(id)).or_insert((view, Tracker::default())).0
@@ -74,7 +75,7 @@ impl World {
     }
 
     pub fn view(&self) -> View {
-        let node = NodeView { id: NodeId(0), cores: 2.0, speed: 1.0, memory_bytes: 1 << 30, slots: self.slots };
+        let node = NodeView { id: NodeId(0), cores: 2.0, speed: 1.0, memory_bytes: 1 << 30, slots: self.slots, idle: None };
         let jobs = self.jobs.values().map(|(v, t)| JobView { signal: t.signal(), ..v.clone() }).collect();
         View { now: self.now, nodes: vec![node], jobs }
     }

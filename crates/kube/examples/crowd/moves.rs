@@ -281,6 +281,7 @@ impl Job {
                 outlook: Some([step as f64, 1e6, 10.0]),
                 consumed_cpu: seconds * 0.02,
                 consumed_memory: seconds * 0.001,
+                most: None,
             }),
         }
     }

@@ -58,6 +58,8 @@ pub(crate) struct Told {
     pub(crate) signal: Signal,
     /// In node-seconds of its node.
     pub(crate) consumed: PerResource<f64>,
+    /// The most of its node it was seen able to use.
+    pub(crate) most: Option<f64>,
 }
 
 /// Everything a decision is made of.
@@ -227,7 +229,7 @@ impl Decision {
                 (true, more) => Some((settled.get(name.as_str()).copied().unwrap_or(0) + more).max(here)),
             };
             let (cores, speed, memory_bytes) = (node.cores, node.speed, node.memory_bytes);
-            nodes.push(NodeView { id, cores, speed, memory_bytes, slots });
+            nodes.push(NodeView { id, cores, speed, memory_bytes, slots, idle: None });
         }
         nodes.sort_by_key(|node| node.id);
         View { now: seen.now, nodes, jobs: views }
@@ -273,6 +275,7 @@ impl Decision {
             phase,
             signal: all.signal,
             consumed: all.consumed,
+            most: all.most,
             pinned,
             ..JobView::default()
         })
@@ -327,7 +330,7 @@ impl Known {
             outlook: now.signal.outlook.or(before.signal.outlook),
         };
         let consumed = PerResource::from_fn(|r| before.consumed.get(r) + now.consumed.get(r));
-        Told { signal, consumed }
+        Told { signal, consumed, most: now.most.or(before.most) }
     }
 }
 
@@ -473,7 +476,7 @@ fn nodes(world: &World, agents: &Agents, now: Instant) -> BTreeMap<String, NodeS
 fn told(world: &World, agents: &Agents, pod: &str, clock: &Clock) -> Option<Told> {
     let said = agents.job(pod)?.signal.as_ref()?;
     let agent = agents.clock(world.node_of(pod)?)?;
-    Some(Told { signal: said.signal(|us| clock.at(agent.at(us))), consumed: said.consumed() })
+    Some(Told { signal: said.signal(|us| clock.at(agent.at(us))), consumed: said.consumed(), most: said.most })
 }
 
 /// An agent's clock on ours.

@@ -68,6 +68,8 @@ pub(crate) struct Job {
     pub(crate) verdict: Option<Verdict>,
     /// The verdict that was acted on: what people get to know. A note about it that came before the deed would hold the deed up.
     pub(crate) said: Option<Verdict>,
+    /// The most of the node it can use, as far as decisions have shown.
+    pub(crate) most: Option<f64>,
     log: Option<ContainerLog>,
     collector: Option<Collector>,
     /// Why the job's reports cannot be read, if so.
@@ -99,6 +101,7 @@ impl Job {
             meter: Meter::default(),
             verdict: None,
             said: None,
+            most: None,
             collector: None,
             trouble: None,
             tracker: Tracker::default(),
@@ -217,6 +220,7 @@ impl Job {
             priority: 0,
             waits_for: Vec::new(),
             pinned: false,
+            most: None,
             known_left_s: None,
         }
     }
@@ -252,6 +256,7 @@ impl Job {
             outlook: signal.outlook.map(|o| [o.at, o.flat_at, o.gain_left]),
             consumed_cpu: consumed.cpu,
             consumed_memory: consumed.memory,
+            most: self.most,
         };
         wire::JobState {
             uid: self.pod.uid.clone(),

@@ -26,7 +26,7 @@ use gainshare_core::plan::{Plan, Reason};
 use gainshare_core::policy::{MoveRule, Policy, Preset, ShareRule};
 use gainshare_core::view::{NodeView, View};
 use gainshare_runtime::Capacity;
-use gainshare_runtime::usage::Whole;
+use gainshare_runtime::usage::{self, Whole};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -284,6 +284,7 @@ impl Node {
             speed: 1.0,
             memory_bytes: self.whole.capacity.memory_bytes,
             slots: None,
+            idle: usage::machine_idle_s(),
         };
         for (key, shared) in &mut self.policies {
             let mut members: Vec<&mut Job> =
@@ -295,6 +296,7 @@ impl Node {
             let view = View { now, nodes: vec![node.clone()], jobs: members.iter().map(|j| j.view()).collect() };
             if let Some(plan) = shared.control.step(&view) {
                 happened.plans += 1;
+                members.iter_mut().for_each(|job| job.most = shared.control.most(job.id));
                 let violations = check(&view, &plan);
                 if !violations.is_empty() {
                     // Whatever is in force was sound once; it stays.

@@ -18,6 +18,8 @@ pub(super) fn facts(object: &Map<String, Value>, facts: &mut Facts) {
         && at <= total
     {
         facts.step = Some(Count { at, total: Some(total), bar: false });
+        // Both count the whole run. Beside an epoch they would be taken for the steps of that epoch, as progress bars are.
+        facts.epoch = None;
     }
 }
 

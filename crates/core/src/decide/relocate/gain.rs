@@ -169,6 +169,7 @@ mod tests {
             speed: *speed,
             memory_bytes: 1 << 30,
             slots: None,
+            idle: None,
         };
         let job = |&(id, node): &(u64, u32)| JobView {
             id: JobId(id),

@@ -29,13 +29,16 @@ use crate::signal::Category;
 use crate::signal::predict::FLAT;
 use crate::view::{JobView, Phase, View};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What the rule remembers between two runs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Memory {
     at: Time,
     jobs: BTreeMap<JobId, Job>,
+    /// Counters of unused CPU at the last run.
+    #[serde(default)]
+    idle: BTreeMap<NodeId, f64>,
     fair: FairWorld,
     #[serde(default)]
     disturbance: Disturbance,
@@ -66,8 +69,8 @@ struct Job {
     granted_s: f64,
     /// The most of the node it can use, as far as is known.
     most: f64,
-    /// The least total work it ever predicted for itself.
-    least_total: Option<f64>,
+    /// The least number of steps it ever claimed to be all.
+    least_total: Option<u64>,
     /// Its share since the last run, and whether that was little more than the floor.
     share: f64,
     throttled: bool,
@@ -76,6 +79,9 @@ struct Job {
 
 /// Use below this part of what was granted means that the job cannot use more.
 const UNUSED: f64 = 0.9;
+
+/// With less than this part of the node unused, who used less than was granted may have been kept from it.
+const SPARE: f64 = 0.03;
 
 /// A job is granted a little more than it was seen to use, so that growing demand shows.
 const ROOM: f64 = 1.25;
@@ -121,15 +127,16 @@ impl Job {
         Job { most: self.most, before: self.per_step().map(|s| s / faster), ..Job::new(view, node) }
     }
 
-    /// Takes in what happened since the last run, `elapsed_s` ago, beside neighbours that took turns with it with a chance of `shared`.
-    fn observe(&mut self, now: Time, elapsed_s: f64, view: &JobView, shared: f64, disturbance: &mut Disturbance) {
+    /// Takes in what happened since the last run.
+    fn observe(&mut self, view: &JobView, since: &Since, disturbance: &mut Disturbance) {
+        let Since { now, elapsed_s, shared, scarce } = *since;
         let used = (view.consumed.cpu - self.counter).max(0.0);
         self.counter = view.consumed.cpu;
         self.newly = used / (1.0 + disturbance.gamma() * shared);
         self.consumed += self.newly;
         if !self.throttled {
             self.used += used;
-            self.granted += self.share * elapsed_s;
+            self.granted += if scarce { used } else { self.share * elapsed_s };
             self.granted_s += elapsed_s;
         }
         if view.signal.reports == self.reports {
@@ -140,11 +147,14 @@ impl Job {
         let since_report = view.signal.last.map_or(0.0, |l| now.since(l.at).as_secs_f64());
         let part = if elapsed_s > 0.0 { (since_report / elapsed_s).min(1.0) } else { 0.0 };
         let step = position(view);
-        disturbance.observe(&mut self.company, used, shared, Some((step - self.step, used * part)));
+        // A job that begins at a later step than the first has made those before it elsewhere, or has not been listened to: nothing is known of their cost.
+        let midst = std::mem::take(&mut self.midst) || (self.reports == 0 && step > 1.0);
+        let steps = if midst { 0.0 } else { step - self.step };
+        disturbance.observe(&mut self.company, used, shared, Some((steps, used * part)));
         self.reports = view.signal.reports;
         self.step = step;
         self.reported_with = self.consumed - self.newly * part;
-        if std::mem::take(&mut self.midst) {
+        if midst {
             (self.joined_with, self.joined_at_step) = (self.reported_with, self.step);
         }
         self.measure();
@@ -182,12 +192,11 @@ impl Job {
         let since = self.consumed - self.reported_with;
         let left = match signal.total {
             Some(total) => {
-                let left = (per_step * (total as f64 - self.step).max(0.0) - since).max(0.0);
-                // A job that has overrun its own prediction is believed to have at least as much left as it has overrun.
-                let total = self.consumed + left;
                 let least = self.least_total.map_or(total, |l| l.min(total));
                 self.least_total = Some(least);
-                left.max(self.consumed - least)
+                let until = |total: u64| per_step * (total as f64 - self.step) - since;
+                // A job that goes on after what it once said is believed to have at least as much left as it has gone on.
+                until(total).max(-until(least)).max(0.0)
             }
             None => {
                 let until = signal.outlook.map_or(0.0, |o| per_step * (rule.past_flat * o.flat_at - self.step) - since);
@@ -196,6 +205,16 @@ impl Job {
         };
         left.is_finite().then_some(left)
     }
+}
+
+/// What a job's node saw since the last run.
+struct Since {
+    now: Time,
+    elapsed_s: f64,
+    /// The chance that a neighbour took its turn before the job did.
+    shared: f64,
+    /// There was no CPU to spare.
+    scarce: bool,
 }
 
 /// How far a job is: steps, or reports where it counts no steps.
@@ -251,7 +270,7 @@ struct Runner {
 
 /// Takes in a view, before shares are decided in it: how far each job is, what it has left, and what the fair world makes of that.
 pub(crate) fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
-    let Memory { at, jobs, fair, disturbance } = memory;
+    let Memory { at, jobs, idle, fair, disturbance } = memory;
     let elapsed_s = if *at == Time::ZERO { 0.0 } else { view.now.since(*at).as_secs_f64() };
     *at = view.now;
     jobs.retain(|id, _| view.job(*id).is_some_and(|j| j.node().is_some()));
@@ -271,11 +290,22 @@ pub(crate) fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
         let (sum, squares) = uses.entry(node).or_default();
         (*sum, *squares) = (*sum + used, *squares + used * used);
     }
+    let mut scarce: BTreeSet<NodeId> = BTreeSet::new();
+    for node in &view.nodes {
+        let before = node.idle.and_then(|counter| idle.insert(node.id, counter));
+        if let (Some(counter), Some(before)) = (node.idle, before)
+            && counter - before < SPARE * elapsed_s
+        {
+            scarce.insert(node.id);
+        }
+    }
     // Both are in order of id, and the same by now.
     for (seen, job) in view.jobs.iter().filter(|j| j.node().is_some()).zip(jobs.values_mut()) {
         let (sum, squares) = uses[&job.node];
         let shared = if sum > 0.0 { (1.0 - squares / (sum * sum)).max(0.0) } else { 0.0 };
-        job.observe(view.now, elapsed_s, seen, shared, disturbance);
+        let since = Since { now: view.now, elapsed_s, shared, scarce: scarce.contains(&job.node) };
+        job.observe(seen, &since, disturbance);
+        job.most = seen.most.map_or(job.most, |most| most.clamp(LEAST_MOST, 1.0));
         job.left = job.predict(rule, seen);
     }
     let news = jobs
@@ -341,6 +371,11 @@ impl Memory {
             self.fair.ends(id).map_or(f64::INFINITY, |(ends, _)| ends.as_secs_f64() - self.at.as_secs_f64());
         let home = self.fair.home(id).unwrap_or(job.node);
         Some(Stake { known: Prediction { left: job.rest()?, most: job.most }, home, deadline_s })
+    }
+
+    /// The most of its node that a job can use, once it has been measured.
+    pub(crate) fn most(&self, id: JobId) -> Option<f64> {
+        self.jobs.get(&id).filter(|job| job.left.is_some()).map(|job| job.most)
     }
 
     pub(crate) fn fair(&mut self) -> &mut FairWorld {
