@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// Together a little less than two cores leave to them beside the control plane, so that each really has what it is said to have.
 const NODES: [(&str, f64); 3] = [("one", 0.5), ("two", 0.5), ("three", 0.5)];
 const ALL: [&str; 3] = ["na", "specon", "gainshare"];
-const COUNT: usize = 9;
+const COUNT: usize = 12;
 /// `specon` may be worse by no more than two runs of the same differ.
 const NOISE: f64 = 0.05;
 /// `gainshare` must be better by this in the mean.

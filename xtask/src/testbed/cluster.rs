@@ -274,8 +274,11 @@ impl Testbed {
             kwok::create_nodes(|| self.kubectl(), &self.state.dir, self.state.kwok_nodes, tainted)?;
         }
         for name in &names {
-            self.wait(&format!("node {name} to be ready"), &format!("kubelet-{name}"), |t| t.node_ready(name))?;
+            self.wait(&format!("node {name} to be ready"), &format!("kubelet-{name}"), |t| {
+                Ok(t.node_ready(name)? && groups.has_pod_groups(name))
+            })?;
         }
+        groups.deal_processors(&specs.iter().map(|n| (n.name.as_str(), n.cores)).collect::<Vec<_>>())?;
         if self.state.kwok_nodes > 0 {
             self.wait("the make-believe nodes to be ready", "kwok", |t| {
                 Ok(kwok::ready_nodes(t.kubectl())? == t.state.kwok_nodes as usize)

@@ -5,6 +5,9 @@
 //! child process never leaves that tree on its own, so killing what is in the tree ends the whole test bed, and nothing but
 //! the test bed, whatever became of the files that name its processes.
 //!
+//! A node of one core has one processor, not a part of the time of several: where its threads ran side by side on two, each would have half of the quota whatever
+//! its weight.
+//!
 //! Version 1 (a hierarchy for each controller) and version 2 (one for all) are both served.
 
 use anyhow::{Context, Result, bail};
@@ -103,6 +106,30 @@ impl Groups {
         make(&self.tracking().root.join(&self.name).join(SYSTEM))
     }
 
+    /// Gives each node, named with its cores, processors of its own: all groups below its root, in which there are no others yet but those that
+    /// its kubelet makes at its start. The root itself must keep all of them, because a kubelet that starts claims them.
+    pub(crate) fn deal_processors(&self, nodes: &[(&str, f64)]) -> Result<()> {
+        let Some(hierarchy) = self.used().find(|h| h.has("cpuset")) else { return Ok(()) };
+        let files = ["cpuset.cpus.effective", "cpuset.effective_cpus"].map(|file| hierarchy.root.join(file));
+        let list = files.iter().find_map(|file| fs::read_to_string(file).ok());
+        let processors = numbers(&list.context("the cpuset controller does not say which processors there are")?);
+        let dealt = deal(&processors, nodes.iter().map(|(_, cores)| *cores));
+        for ((node, _), processors) in nodes.iter().zip(dealt) {
+            let root = hierarchy.root.join(&self.name).join(node);
+            let list: Vec<String> = processors.iter().map(u32::to_string).collect();
+            let mut groups = Vec::new();
+            walk(&root, &mut |group| groups.push(group.to_path_buf()));
+            groups.iter().filter(|group| **group != root).try_for_each(|g| write(&g.join("cpuset.cpus"), &list.join(",")))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the node's kubelet has made the groups in which its pods will be.
+    pub(crate) fn has_pod_groups(&self, node: &str) -> bool {
+        let qos = |root: &Path| root.join(&self.name).join(node).join("kubepods/burstable").exists();
+        self.used().filter(|h| h.has("cpuset")).all(|h| qos(&h.root))
+    }
+
     /// Makes the groups of a node of `cores` cores.
     pub(crate) fn create_node(&self, node: &str, cores: f64) -> Result<()> {
         for hierarchy in self.used() {
@@ -184,6 +211,30 @@ impl Groups {
     }
 }
 
+/// Deals processors to nodes of these sizes: each gets as many as it has cores, and those of which the nodes before it use least.
+fn deal(processors: &[u32], sizes: impl Iterator<Item = f64>) -> Vec<Vec<u32>> {
+    let mut used = vec![0.0; processors.len()];
+    let one = |cores: f64| {
+        let count = (cores.ceil() as usize).clamp(1, processors.len());
+        let mut places: Vec<usize> = (0..processors.len()).collect();
+        places.sort_by(|&a, &b| f64::total_cmp(&used[a], &used[b]));
+        places.truncate(count);
+        places.iter().for_each(|&place| used[place] += cores / count as f64);
+        places.sort_unstable();
+        places.iter().map(|&place| processors[place]).collect()
+    };
+    sizes.map(one).collect()
+}
+
+/// The kernel's lists: `0-3,8`.
+fn numbers(list: &str) -> Vec<u32> {
+    let parts = list.trim().split(',').filter_map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?)
+    });
+    parts.flatten().collect()
+}
+
 fn hierarchies(mounts: &str) -> Vec<Hierarchy> {
     let mut found: Vec<Hierarchy> = Vec::new();
     let mut unified = None;
@@ -261,6 +312,16 @@ fn delegate(group: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nodes_get_whole_processors_and_those_least_used() {
+        let sizes = |sizes: &[f64]| deal(&[0, 1, 4, 5], sizes.iter().copied());
+        assert_eq!(sizes(&[1.0, 0.6, 0.5]), [vec![0], vec![1], vec![4]]);
+        assert_eq!(sizes(&[1.5, 4.0, 9.0]), [vec![0, 1], vec![0, 1, 4, 5], vec![0, 1, 4, 5]]);
+        assert_eq!(deal(&[0, 1], [0.5, 0.5, 0.5].into_iter()), [vec![0], vec![1], vec![0]]);
+        assert_eq!(numbers("0-3,8\n"), [0, 1, 2, 3, 8]);
+        assert_eq!(numbers("\n"), [0_u32; 0]);
+    }
 
     #[test]
     fn version_1_beats_an_empty_unified_hierarchy() {

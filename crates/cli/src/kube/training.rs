@@ -1,12 +1,14 @@
-//! `kubectl gainshare explain JOB` and `gantt`: where TrainingJobs ran, and why there.
+//! `kubectl gainshare explain JOB` and `gantt`: where jobs ran, and why there.
 //!
-//! Everything is read from the jobs' own status, which the manager writes before it acts: the journal of a live cluster is on its objects. A job keeps
-//! its last few moves; of one that moved more often the first bar of the picture begins with its first start all the same.
+//! Everything is read from TrainingJobs' own status, and from the annotation of adopted Jobs, which the manager writes before it acts: the journal of a live cluster is on
+//! its objects. A job keeps its last few moves; of one that moved more often the first bar of the picture begins with its first start all the same.
 
 use crate::figure::{self, Drawing};
 use crate::print::{Colour, Out, Side, Table};
 use anyhow::{Context, Result};
 use gainshare_kube::jiff::Timestamp;
+use gainshare_kube::jobs::Adopted;
+use gainshare_kube::k8s_openapi::api::batch::v1::Job;
 use gainshare_kube::kube::Client;
 use gainshare_kube::kube::api::{Api, ListParams};
 use gainshare_kube::manager::move_mark;
@@ -33,6 +35,7 @@ pub(super) struct Stay {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Told {
+    kind: &'static str,
     namespace: String,
     job: String,
     policy: &'static str,
@@ -47,14 +50,21 @@ struct Told {
     unmovable: Option<String>,
     moves: u32,
     last_moves: Vec<Move>,
+    /// When it first ran, and when it ended.
+    began: Option<Timestamp>,
+    ended: Option<Timestamp>,
 }
 
 /// Explains the job of that name, if there is one.
 pub(super) async fn explain(client: &Client, namespace: &str, name: &str, out: &Out) -> Result<bool> {
-    let api: Api<TrainingJob> = Api::namespaced(client.clone(), namespace);
+    let ours: Api<TrainingJob> = Api::namespaced(client.clone(), namespace);
+    let adopted: Api<Job> = Api::namespaced(client.clone(), namespace);
     // Where the kind is not installed there is no such job either.
-    let Ok(Some(job)) = api.get_opt(name).await else { return Ok(false) };
-    let told = tell(&job);
+    let told = match ours.get_opt(name).await {
+        Ok(Some(job)) => Some(tell(&job)),
+        _ => adopted.get_opt(name).await.ok().flatten().and_then(|job| Adopted::of(&job)).map(tell_adopted),
+    };
+    let Some(told) = told else { return Ok(false) };
     if out.is_json() {
         out.json(&told)?;
     } else {
@@ -70,8 +80,9 @@ fn tell(job: &TrainingJob) -> Told {
         job.spec.checkpoint.is_none().then(|| missing.to_owned())
     });
     Told {
+        kind: "TrainingJob",
         namespace: job.metadata.namespace.clone().unwrap_or_default(),
-        job: name_of(job),
+        job: job.metadata.name.clone().unwrap_or_default(),
         policy: job.spec.policy.name(),
         state: format!("{:?}", status.state),
         message: status.message,
@@ -83,11 +94,34 @@ fn tell(job: &TrainingJob) -> Told {
         unmovable,
         moves: status.moves,
         last_moves: status.last_moves,
+        began: status.start_time.map(|time| time.0),
+        ended: status.completion_time.map(|time| time.0),
+    }
+}
+
+fn tell_adopted(job: Adopted) -> Told {
+    Told {
+        kind: "Job",
+        namespace: job.namespace,
+        job: job.name,
+        policy: job.policy.name(),
+        state: job.state.to_owned(),
+        message: job.message,
+        node: job.node,
+        attempt: job.moves + 1,
+        category: None,
+        share_percent: None,
+        last_decision: job.last_moves.last().map(|made| made.why.clone()),
+        unmovable: job.unmovable,
+        moves: job.moves,
+        last_moves: job.last_moves,
+        began: job.began,
+        ended: job.ended,
     }
 }
 
 fn sentences(told: &Told, out: &Out) -> String {
-    let title = format!("TrainingJob {}/{}", told.namespace, told.job);
+    let title = format!("{} {}/{}", told.kind, told.namespace, told.job);
     let mut text = format!("{}\n", out.paint(&title, Colour::Bold));
     let mut line = |name: &str, value: &str| text.push_str(&format!("  {name:<11} {value}\n"));
     let and = if told.message.is_empty() { String::new() } else { format!(": {}", told.message) };
@@ -128,13 +162,18 @@ fn sentences(told: &Told, out: &Out) -> String {
 /// Prints who ran where, or draws it.
 pub(super) async fn gantt(client: &Client, namespace: Option<&str>, figure: Option<&Path>, out: &Out) -> Result<()> {
     figure::check(figure, false)?;
-    let api: Api<TrainingJob> = match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
+    let (ours, adopted): (Api<TrainingJob>, Api<Job>) = match namespace {
+        Some(namespace) => (Api::namespaced(client.clone(), namespace), Api::namespaced(client.clone(), namespace)),
+        None => (Api::all(client.clone()), Api::all(client.clone())),
     };
-    let jobs = api.list(&ListParams::default()).await;
-    let jobs = jobs.context("cannot list TrainingJobs: is Gainshare installed, and may you read them?")?;
-    let stays: Vec<Stay> = jobs.items.iter().flat_map(stays).collect();
+    let all = ListParams::default();
+    let ours = ours.list(&all).await;
+    let ours = ours.context("cannot list TrainingJobs: is Gainshare installed, and may you read them?")?;
+    // Who may not read Jobs sees the others all the same.
+    let adopted = adopted.list(&all).await.map(|list| list.items).unwrap_or_default();
+    let adopted = adopted.iter().filter_map(Adopted::of).map(tell_adopted);
+    let jobs: Vec<Told> = ours.items.iter().map(tell).chain(adopted).collect();
+    let stays: Vec<Stay> = jobs.iter().flat_map(stays).collect();
     if let Some(path) = figure {
         let svg = picture(&stays, Timestamp::now()).svg();
         figure::write(path, &Drawing { svg: Some(&svg), page: None })?;
@@ -142,7 +181,7 @@ pub(super) async fn gantt(client: &Client, namespace: Option<&str>, figure: Opti
             return Ok(out.text(&format!(
                 "{} stays of {} jobs: {}\n",
                 stays.len(),
-                jobs.items.len(),
+                jobs.len(),
                 path.display()
             ))?);
         }
@@ -151,7 +190,7 @@ pub(super) async fn gantt(client: &Client, namespace: Option<&str>, figure: Opti
         return Ok(out.json(&stays)?);
     }
     if stays.is_empty() {
-        return Ok(out.text("No TrainingJob has run here yet.\n")?);
+        return Ok(out.text("No TrainingJob or adopted Job has run here yet.\n")?);
     }
     let columns =
         [("JOB", Side::Left), ("NODE", Side::Left), ("FROM", Side::Left), ("TO", Side::Left), ("WHY", Side::Left)];
@@ -170,27 +209,22 @@ pub(super) async fn gantt(client: &Client, namespace: Option<&str>, figure: Opti
     Ok(out.text(&table.render(out, 0))?)
 }
 
-fn name_of(job: &TrainingJob) -> String {
-    job.metadata.name.clone().unwrap_or_default()
-}
-
 /// Where a job was, in order.
-fn stays(job: &TrainingJob) -> Vec<Stay> {
-    let status = job.status.clone().unwrap_or_default();
-    let Some(began) = status.start_time.map(|time| time.0) else { return vec![] };
+fn stays(job: &Told) -> Vec<Stay> {
+    let Some(began) = job.began else { return vec![] };
     let mut stays: Vec<Stay> = vec![];
     let mut next = Stay {
-        job: name_of(job),
-        node: status.attempt.and_then(|attempt| attempt.node).unwrap_or_default(),
+        job: job.job.clone(),
+        node: job.node.clone().unwrap_or_default(),
         from: began,
-        to: status.completion_time.map(|time| time.0),
+        to: job.ended,
         mark: "",
         why: String::new(),
     };
-    if let Some(first) = status.last_moves.first() {
+    if let Some(first) = job.last_moves.first() {
         next.node = first.from.clone();
     }
-    for made in &status.last_moves {
+    for made in &job.last_moves {
         let stopped = ago(made.at.0, made.restore_s);
         stays.push(Stay { to: Some(stopped), ..next.clone() });
         next = Stay { node: made.to.clone(), from: made.at.0, mark: "", why: made.why.clone(), ..next };
@@ -261,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_move_makes_two_stays_with_a_gap_and_a_mark() {
-        let stays = stays(&moved());
+        let stays = stays(&tell(&moved()));
         let seconds = |at: Timestamp| at.as_second() - "2026-01-01T10:00:00Z".parse::<Timestamp>().unwrap().as_second();
         let bars: Vec<_> =
             stays.iter().map(|s| (s.node.as_str(), seconds(s.from), s.to.map(seconds), s.mark)).collect();
@@ -271,8 +305,39 @@ mod tests {
     }
 
     #[test]
+    fn an_adopted_job_is_told_of_like_a_training_job() {
+        let journal = json!({
+            "message": "runs on b as run-2", "node": "b", "began": "2026-01-01T10:00:00.000000Z", "moves": 1,
+            "lastMoves": [{
+                "at": "2026-01-01T10:00:43.000000Z", "from": "a", "to": "b", "saveS": 1.0, "restoreS": 2.0,
+                "why": "every job has converged and b has less to do: moves there",
+            }],
+        });
+        let mut job: Job = serde_json::from_value(json!({
+            "metadata": {
+                "name": "run", "namespace": "team", "uid": "u",
+                "annotations": {"gainshare.dev/adopt": "true", "gainshare.dev/adopted": journal.to_string()},
+            },
+            "spec": {"template": {"spec": {"containers": []}}},
+            "status": {"conditions": [
+                {"type": "Complete", "status": "True", "lastTransitionTime": "2026-01-01T10:01:40Z"},
+            ]},
+        }))
+        .unwrap();
+        let told = tell_adopted(Adopted::of(&job).unwrap());
+        let stays = stays(&told);
+        assert_eq!(stays.iter().map(|s| (s.node.as_str(), s.mark)).collect::<Vec<_>>(), [("a", ""), ("b", "-R")]);
+        assert_eq!(stays[1].to, Some("2026-01-01T10:01:40Z".parse().unwrap()));
+        let text = sentences(&told, &Out::new(crate::args::Format::Table));
+        assert!(text.contains("Job team/run") && text.contains("Complete") && text.contains("a → b"), "{text}");
+        assert!(text.contains("podReplacementPolicy"), "{text}");
+        job.metadata.annotations = None;
+        assert_eq!(Adopted::of(&job), None);
+    }
+
+    #[test]
     fn a_job_that_never_ran_has_no_bar() {
-        assert_eq!(stays(&job(json!({}))), []);
+        assert_eq!(stays(&tell(&job(json!({})))), []);
     }
 
     #[test]

@@ -4,8 +4,11 @@ use super::Result;
 use gainshare_kube::kube::Client;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+const PATIENCE: Duration = Duration::from_secs(1800);
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// A page of the manager's plain port; an error unless it is answered well.
 pub(super) async fn page(address: &str, path: &str) -> Result<String> {
@@ -18,6 +21,35 @@ pub(super) async fn page(address: &str, path: &str) -> Result<String> {
         return Err(format!("{path}: {body}").into());
     }
     Ok(body.to_owned())
+}
+
+/// When the manager whose metrics are there wrote last, after it has written nothing for so long.
+pub(super) async fn settled(metrics: &str, quiet: Duration) -> Result<Instant> {
+    let began = Instant::now();
+    let (mut known, mut since) = (-1.0, Instant::now());
+    while since.elapsed() < quiet {
+        let count = metric(&page(metrics, "/metrics").await?, "gainshare_manager_writes_total", &[]);
+        if count != known {
+            (known, since) = (count, Instant::now());
+        }
+        if began.elapsed() > PATIENCE {
+            return Err("the manager does not stop writing".into());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    Ok(since)
+}
+
+pub(super) async fn wait<F: Future<Output = bool>>(what: &str, done: impl Fn() -> F) -> Result<()> {
+    let began = Instant::now();
+    eprintln!("crowd: waiting for {what}");
+    while !done().await {
+        if began.elapsed() > PATIENCE {
+            return Err(format!("waited {} s for {what}", PATIENCE.as_secs()).into());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    Ok(())
 }
 
 /// The sum of a metric's lines that contain all of these words.

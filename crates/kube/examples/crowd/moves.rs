@@ -6,7 +6,7 @@
 
 use super::fill::{converges, job};
 use super::log::{Pass, passes, sum_up};
-use super::measure::{Counts, metric, page, process, spread};
+use super::measure::{Counts, metric, page, process, settled, spread, wait};
 use super::prepare::{AT_ONCE, make};
 use super::{Plan, Result};
 use futures_util::{StreamExt, TryStreamExt};
@@ -21,8 +21,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How long any wait for the manager may take before the benchmark is given up.
-const PATIENCE: Duration = Duration::from_secs(1800);
+/// The manager has settled when it has written nothing for so long.
+const QUIET: Duration = Duration::from_secs(12);
+
 /// Jobs' first values.
 const FIRST: f64 = 2.3;
 
@@ -73,7 +74,7 @@ impl Mark {
 pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
     let (crowd, start) = begin(plan, client).await?;
     // What the first words of the agents bring about.
-    settled(plan).await?;
+    settled(&plan.metrics, QUIET).await?;
     let start = json!({"until": start.0, "to_the_last_write": start.1.since(plan, client, &crowd).await?.0});
     eprintln!("crowd: {start}");
 
@@ -97,7 +98,7 @@ pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
 /// The manager was killed and another one began.
 pub(super) async fn after_return(plan: &Plan, client: &Client) -> Result<Value> {
     let (crowd, (until, mark)) = begin(plan, client).await?;
-    settled(plan).await?;
+    settled(&plan.metrics, QUIET).await?;
     let (after, _) = mark.since(plan, client, &crowd).await?;
     let (peak_rss_mib, _) = process(plan.manager_pid)?;
     Ok(json!({"until": until, "to_the_last_write": after, "manager_peak_rss_mib": peak_rss_mib}))
@@ -154,7 +155,7 @@ async fn burst(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value
     })
     .await?;
     let bound_s = mark.at.elapsed().as_secs_f64();
-    settled(plan).await?;
+    settled(&plan.metrics, QUIET).await?;
     let (mut figures, counts) = mark.since(plan, client, crowd).await?;
     figures["jobs"] = json!(plan.coming);
     figures["created_s"] = json!(created_s);
@@ -176,7 +177,7 @@ async fn moves(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value
     let most = plan.converging as f64 * 0.8;
     wait("jobs to be moved", || async { ordered().await - before >= most }).await?;
     let ordered_s = mark.at.elapsed().as_secs_f64();
-    settled(plan).await?;
+    settled(&plan.metrics, QUIET).await?;
     let made = ordered().await - before;
     let (mut figures, counts) = mark.since(plan, client, crowd).await?;
     figures["jobs_that_stopped_growing"] = json!(plan.converging);
@@ -184,36 +185,6 @@ async fn moves(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value
     figures["ordered_s"] = json!(ordered_s);
     figures["writes_per_move"] = json!(counts.ours() / made.max(1.0));
     Ok(figures)
-}
-
-/// Waits until the manager has written nothing for some seconds.
-async fn settled(plan: &Plan) -> Result<()> {
-    let began = Instant::now();
-    let (mut known, mut since) = (-1.0, Instant::now());
-    while since.elapsed() < Duration::from_secs(12) {
-        let text = page(&plan.metrics, "/metrics").await?;
-        let count = metric(&text, "gainshare_manager_writes_total", &[]);
-        if count != known {
-            (known, since) = (count, Instant::now());
-        }
-        if began.elapsed() > PATIENCE {
-            return Err("the manager does not stop writing".into());
-        }
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
-    Ok(())
-}
-
-async fn wait<F: Future<Output = bool>>(what: &str, done: impl Fn() -> F) -> Result<()> {
-    let began = Instant::now();
-    eprintln!("crowd: waiting for {what}");
-    while !done().await {
-        if began.elapsed() > PATIENCE {
-            return Err(format!("waited {} s for {what}", PATIENCE.as_secs()).into());
-        }
-        tokio::time::sleep(Duration::from_millis(250)).await;
-    }
-    Ok(())
 }
 
 /// One node's agent.

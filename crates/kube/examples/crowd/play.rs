@@ -1,6 +1,6 @@
 //! All agents of the cluster in one process, through four phases.
 
-use super::measure::{Writes, metric, page, process, spread};
+use super::measure::{Writes, metric, page, process, settled, spread, wait};
 use super::{Plan, Result};
 use gainshare_kube::crd::SharePolicy;
 use gainshare_kube::kube::Client;
@@ -14,10 +14,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+/// The manager has settled when it has written nothing for so long.
+const QUIET: Duration = Duration::from_secs(6);
+
 /// Of a hundred agents, this many have something to change each time they tell of their jobs in the busy phase.
 const CHANGING_PERCENT: u64 = 10;
-/// How long any wait for the manager may take before the benchmark is given up.
-const PATIENCE: Duration = Duration::from_secs(900);
 /// What the policies change to, to see how fast the agents learn of it.
 const NEW_ALPHA: f64 = 0.07;
 
@@ -114,7 +115,7 @@ async fn busy(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value>
     crowd.busy.store(false, Ordering::Relaxed);
     let (_, cpu_after) = process(plan.manager_pid)?;
     let ended = Instant::now();
-    let behind_s = settled(plan).await?.saturating_duration_since(ended).as_secs_f64();
+    let behind_s = settled(&plan.metrics, QUIET).await?.saturating_duration_since(ended).as_secs_f64();
     let writes = Writes::of(client).await?.since(&before);
     let [notes, resizes, originals, refused] =
         [&crowd.notes, &crowd.resizes, &crowd.originals, &crowd.refused].map(|count| count.load(Ordering::Relaxed));
@@ -142,7 +143,7 @@ async fn news(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value>
     .await?;
     let mut times: Vec<Duration> =
         crowd.news.lock().expect("never poisoned").iter().map(|at| at.saturating_duration_since(began)).collect();
-    settled(plan).await?;
+    settled(&plan.metrics, QUIET).await?;
     let writes = Writes::of(client).await?.since(&before);
     crowd.take(|c| &c.answered);
     Ok(json!({"agent_knows": spread(&mut times), "writes": writes.json()}))
@@ -158,36 +159,6 @@ async fn idle(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value>
         "seconds": plan.idle_s, "sync": crowd.take(|c| &c.answered), "writes": writes.json(), "pod_and_policy_writes": writes.all(),
         "manager_cores": (cpu_after - cpu_before) / plan.idle_s as f64,
     }))
-}
-
-/// When the manager wrote last, after it has written nothing for some seconds.
-async fn settled(plan: &Plan) -> Result<Instant> {
-    let began = Instant::now();
-    let (mut known, mut since) = (-1.0, Instant::now());
-    while since.elapsed() < Duration::from_secs(6) {
-        let text = page(&plan.metrics, "/metrics").await?;
-        let count = metric(&text, "gainshare_manager_writes_total", &[]);
-        if count != known {
-            (known, since) = (count, Instant::now());
-        }
-        if began.elapsed() > PATIENCE {
-            return Err("the manager does not stop writing".into());
-        }
-        tokio::time::sleep(Duration::from_millis(250)).await;
-    }
-    Ok(since)
-}
-
-async fn wait<F: Future<Output = bool>>(what: &str, done: impl Fn() -> F) -> Result<()> {
-    let began = Instant::now();
-    eprintln!("crowd: waiting for {what}");
-    while !done().await {
-        if began.elapsed() > PATIENCE {
-            return Err(format!("waited {} s for {what}", PATIENCE.as_secs()).into());
-        }
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
-    Ok(())
 }
 
 /// One node's agent.

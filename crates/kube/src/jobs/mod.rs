@@ -18,6 +18,7 @@ mod seen;
 mod status;
 mod store;
 
+pub use adopt::Adopted;
 pub(crate) use adopt::give_back;
 pub(crate) use controller::start;
 pub use effects::{FAIL_POINT_EXIT, FailPoint};

@@ -155,7 +155,9 @@ impl Job {
         self.step = step;
         self.reported_with = self.consumed - self.newly * part;
         if midst {
+            // Nor does what it used show what it can use: most of it went into its start.
             (self.joined_with, self.joined_at_step) = (self.reported_with, self.step);
+            (self.used, self.granted, self.granted_s) = (0.0, 0.0, 0.0);
         }
         self.measure();
     }

@@ -169,7 +169,13 @@ fn followed(seen: &Seen<'_>) -> Next {
         return Next { todo, wake: None };
     }
     let stays = movable(job).err().map(|why| format!("; it is not moved: {why}")).unwrap_or_default();
-    todo.extend(say(seen, format!("runs on {node} as {}{stays}", pod.name)));
+    let mut journal = job.journal.clone();
+    journal.message = format!("runs on {node} as {}{stays}", pod.name);
+    journal.node = Some(node);
+    journal.began = journal.began.or(Some(MicroTime(pod.created)));
+    if journal != job.journal {
+        todo.push(Do::Write("said", Box::new(journal)));
+    }
     Next { todo, wake: None }
 }
 
@@ -254,6 +260,7 @@ fn starting(seen: &Seen<'_>, migration: &Migration) -> Next {
     journal.moves += u32::from(*node != migration.from);
     record(&mut journal.last_moves, migration, node, seen.now);
     journal.message = format!("runs on {node} as {}", pod.name);
+    journal.node = Some(node.clone());
     if *node != migration.to {
         journal.message.push_str(&format!(": the scheduler did not put it on {}", migration.to));
     }

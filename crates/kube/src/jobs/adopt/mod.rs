@@ -19,8 +19,10 @@ mod seen;
 
 pub(crate) use run::give_back;
 pub(super) use run::start;
+pub use seen::Adopted;
 
 use crate::training_job::{Migration, Move};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use serde::{Deserialize, Serialize};
 
 /// What must survive us, and what people want to know: an annotation of the Job.
@@ -30,6 +32,11 @@ pub(crate) struct Journal {
     /// How it stands, in one sentence.
     #[serde(default)]
     pub(crate) message: String,
+    /// Where it runs, or ran last, and since when it has been followed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) node: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) began: Option<MicroTime>,
     /// The node that our preference in the template names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) prefers: Option<String>,

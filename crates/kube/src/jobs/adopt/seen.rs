@@ -3,7 +3,7 @@
 use super::Journal;
 use crate::jobs::seen::requests;
 use crate::training_job::{
-    ADOPT_ANNOTATION, ADOPTED_ANNOTATION, JobPolicy, NODE_ANNOTATION, POLICY_ANNOTATION, STOPPED_ANNOTATION,
+    ADOPT_ANNOTATION, ADOPTED_ANNOTATION, JobPolicy, Move, NODE_ANNOTATION, POLICY_ANNOTATION, STOPPED_ANNOTATION,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
@@ -48,6 +48,56 @@ pub(super) struct BatchSeen {
     /// Whether there is a journal, and what it says.
     pub(super) has_journal: bool,
     pub(super) journal: Journal,
+}
+
+/// What people are told of a Job that is, or was, followed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Adopted {
+    pub namespace: String,
+    pub name: String,
+    pub policy: JobPolicy,
+    /// Complete, Failed, Suspended or Running.
+    pub state: &'static str,
+    pub message: String,
+    /// Where it runs, or ran last.
+    pub node: Option<String>,
+    pub began: Option<Timestamp>,
+    pub ended: Option<Timestamp>,
+    /// Why it is not moved.
+    pub unmovable: Option<String>,
+    pub moves: u32,
+    pub last_moves: Vec<Move>,
+}
+
+impl Adopted {
+    /// Nothing if the Job was never ours.
+    pub fn of(job: &Job) -> Option<Adopted> {
+        let seen = BatchSeen::of(job).filter(BatchSeen::is_ours)?;
+        let conditions = job.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let end = conditions.filter(|c| c.status == "True").find_map(|c| match c.type_.as_str() {
+            "Complete" => Some(("Complete", "it ended with code 0".to_owned(), c.last_transition_time.as_ref()?.0)),
+            "Failed" => Some(("Failed", c.message.clone().unwrap_or_default(), c.last_transition_time.as_ref()?.0)),
+            _ => None,
+        });
+        let unmovable = super::machine::movable(&seen).err();
+        let journal = seen.journal;
+        let now = if seen.suspended { "Suspended" } else { "Running" };
+        let (state, message, ended) =
+            end.map_or((now, journal.message, None), |(state, message, at)| (state, message, Some(at)));
+        Some(Adopted {
+            namespace: seen.namespace,
+            name: seen.name,
+            policy: seen.policy,
+            state,
+            message,
+            node: journal.node,
+            began: journal.began.map(|time| time.0),
+            ended,
+            unmovable,
+            moves: journal.moves,
+            last_moves: journal.last_moves,
+        })
+    }
 }
 
 impl BatchSeen {
