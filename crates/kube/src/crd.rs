@@ -24,13 +24,14 @@ pub const SHARE_LABEL: &str = "gainshare.dev/share";
 pub const START_LABEL: &str = "gainshare.dev/start";
 /// On a pod that got them: what was added at its start.
 pub const START_ANNOTATION: &str = "gainshare.dev/start";
-/// On a pod: the metric to go by, `minimize` or `maximize`, a pattern, `stdout` or `none`, the container: each overrides the policy.
+/// On a pod: the metric to go by, `minimize` or `maximize`, a pattern, how progress is read and in which file, the container: each overrides the policy.
 /// On a node: how fast its cores are, relative to an ordinary one, such as `1.5`.
 pub const SPEED_LABEL: &str = "gainshare.dev/speed";
 pub const METRIC_ANNOTATION: &str = "gainshare.dev/metric";
 pub const OBJECTIVE_ANNOTATION: &str = "gainshare.dev/objective";
 pub const PATTERN_ANNOTATION: &str = "gainshare.dev/pattern";
 pub const COLLECTOR_ANNOTATION: &str = "gainshare.dev/collector";
+pub const PATH_ANNOTATION: &str = "gainshare.dev/path";
 pub const CONTAINER_ANNOTATION: &str = "gainshare.dev/container";
 
 /// Shares the CPU (and, if asked, the memory) of each node among the training pods it selects, by what each pod gains from its share. Running
@@ -171,12 +172,24 @@ pub enum Goal {
     Maximize,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    cel,
+    validation = Rule::new("!(self.kind in ['file', 'tensorboard']) || has(self.path)")
+        .message("kinds file and tensorboard need a path, such as metrics.csv, below the root of one of the pod's volumes"),
+    validation = Rule::new("!has(self.path) || (self.kind in ['file', 'tensorboard'] && !self.path.startsWith('/') && !self.path.contains('..'))")
+        .message("path belongs to kinds file and tensorboard, and is relative to the volume's root, without .. in it")
+)]
 pub struct CollectorSpec {
-    /// `stdout`: the container's output. `none`: nothing is read, and the pod gets an equal part.
+    /// `stdout`: the container's output. `file` and `tensorboard`: what lies at `path` in one of the pod's volumes, if agents may look there (`agent.podFiles` of the
+    /// chart). `none`: nothing is read, and the pod gets an equal part.
     #[serde(default)]
     pub kind: Collector,
+    /// A metrics file (CSV, JSON lines, text), or a folder with TensorBoard's event files, below the root of the volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 512))]
+    pub path: Option<String>,
     /// A regular expression with a group named value, for output that nothing else understands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1000))]
@@ -253,6 +266,7 @@ impl SharePolicySpec {
             maximize: objective.kind.map(|goal| goal == Goal::Maximize),
             collector: collector.kind,
             pattern: collector.pattern,
+            path: collector.path,
         }
     }
 }
@@ -280,6 +294,20 @@ mod tests {
             assert_eq!(messages(spec.clone()), "", "{spec}");
             serde_json::from_value::<SharePolicySpec>(spec).unwrap();
         }
+    }
+
+    #[test]
+    fn a_file_needs_a_path_within_its_volume() {
+        for (spec, helps) in [
+            (json!({"kind": "file"}), "need a path"),
+            (json!({"kind": "tensorboard", "path": "/runs"}), "relative to the volume's root"),
+            (json!({"kind": "file", "path": "../token"}), "relative to the volume's root"),
+            (json!({"kind": "stdout", "path": "x"}), "belongs to kinds file"),
+        ] {
+            let said = format!("{:?}", CollectorSpec::validate_cel(&spec, None));
+            assert!(said.contains(helps), "{spec} was answered with {said:?}");
+        }
+        assert!(CollectorSpec::validate_cel(&json!({"kind": "file", "path": "run/metrics.csv"}), None).is_ok());
     }
 
     #[test]

@@ -188,6 +188,9 @@ pub fn settings(spec: &SharePolicySpec, pod: &PodFacts) -> Settings {
     if let Some(collector) = note(crd::COLLECTOR_ANNOTATION).and_then(|text| from_word::<Collector>(&text)) {
         settings.collector = collector;
     }
+    if let Some(path) = note(crd::PATH_ANNOTATION) {
+        settings.path = Some(path);
+    }
     settings
 }
 

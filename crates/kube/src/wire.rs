@@ -323,6 +323,9 @@ pub struct Settings {
     /// Regular expression with a group `value`, for output that nothing else understands.
     #[serde(default)]
     pub pattern: Option<String>,
+    /// What is read, below the root of one of the pod's volumes.
+    #[serde(default)]
+    pub path: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
@@ -350,6 +353,10 @@ pub enum Collector {
     /// The container's output, as the kubelet keeps it.
     #[default]
     Stdout,
+    /// A metrics file (CSV, JSON lines, text) in one of the pod's volumes.
+    File,
+    /// TensorBoard's event files below a folder in one of the pod's volumes.
+    Tensorboard,
     /// Nothing is read: the pod gets an equal part.
     None,
 }

@@ -117,7 +117,8 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
 
     eprintln!("e2e: with a policy");
     // The manager must not land where it would be measured.
-    install(kube, &["--set", &format!("manager.nodeSelector.kubernetes\\.io/hostname={OTHER}")])?;
+    let node = format!("manager.nodeSelector.kubernetes\\.io/hostname={OTHER}");
+    install(kube, &["--set", &node, "--set", "agent.podFiles=true"])?;
     namespace(kube, "shared")?;
     policy(kube, "shared", "4s")?;
     let watch = Watch::start(kube, NODE)?;
@@ -158,9 +159,12 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
 /// Two pods that outlast the faults: one is flat from the start, the other gains the same for ever, which no training does.
 fn lasting_runs() -> [Run; 2] {
     let flat = "while :; do i=$((i+1)); [ $((i % 20000)) != 0 ] || echo loss: 1.5; done";
-    let grows = "l=1000; while :; do i=$((i+1)); [ $((i % 20000)) != 0 ] || { l=$((l-20)); echo loss: $l; }; done";
-    let run = |name, maker, script| Run { name, maker, arrives_s: 0.0, work: Work::Script(script) };
-    [run("flat", Maker::Plain, flat), run("grows", Maker::Job, grows)]
+    // It prints nothing: its progress is in a file of a volume.
+    let grows = "echo step,loss > /out/metrics.csv; l=1000; while :; do i=$((i+1)); \
+        [ $((i % 20000)) != 0 ] || { l=$((l-20)); echo $i,$l >> /out/metrics.csv; }; done";
+    let run = |name, maker, work| Run { name, maker, arrives_s: 0.0, work };
+    let flat = run("flat", Maker::Plain, Work::Script(flat));
+    [flat, run("grows", Maker::Job, Work::Writes { script: grows, path: "metrics.csv" })]
 }
 
 fn namespace(kube: &Kube, name: &str) -> Result<()> {

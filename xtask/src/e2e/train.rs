@@ -41,6 +41,8 @@ pub(super) enum Work {
     Train(Vec<String>),
     /// A shell script that burns and prints.
     Script(&'static str),
+    /// One that prints nothing, and writes its progress to `path` in a volume at `/out`.
+    Writes { script: &'static str, path: &'static str },
 }
 
 /// When a run came and went.
@@ -134,10 +136,16 @@ pub(super) fn unknown_kind() -> Value {
 fn template(work: &Work, node: &str) -> Value {
     let (image, command, args) = match work {
         Work::Train(words) => (IMAGE, json!(null), json!(words)),
-        Work::Script(script) => (BUSYBOX, json!(["/bin/sh", "-c", script]), json!(null)),
+        Work::Script(script) | Work::Writes { script, .. } => {
+            (BUSYBOX, json!(["/bin/sh", "-c", script]), json!(null))
+        }
+    };
+    let notes = match work {
+        Work::Writes { path, .. } => json!({ "gainshare.dev/collector": "file", "gainshare.dev/path": path }),
+        _ => json!({}),
     };
     json!({
-        "metadata": { "labels": { "story": "kube-share" } },
+        "metadata": { "labels": { "story": "kube-share" }, "annotations": notes },
         "spec": {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,
@@ -149,7 +157,9 @@ fn template(work: &Work, node: &str) -> Value {
                 "command": command,
                 "args": args,
                 "resources": { "requests": { "cpu": format!("{REQUEST_MILLI}m"), "memory": "64Mi" } },
+                "volumeMounts": [{ "name": "out", "mountPath": "/out" }],
             }],
+            "volumes": [{ "name": "out", "emptyDir": {} }],
         },
     })
 }

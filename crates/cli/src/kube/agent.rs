@@ -27,6 +27,9 @@ pub struct AgentArgs {
     /// Where the host's /var/log/pods is mounted
     #[arg(long, value_name = "DIR", default_value = "/var/log/pods", value_hint = ValueHint::DirPath)]
     pod_logs: PathBuf,
+    /// Where the host's /var/lib/kubelet/pods is mounted, for jobs that write their progress into a volume; Secrets that pods mount lie there, too, and are not opened
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pod_volumes: Option<PathBuf>,
     /// Where the host's /sys/fs/cgroup is mounted
     #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup", value_hint = ValueHint::DirPath)]
     cgroup_root: PathBuf,
@@ -49,6 +52,7 @@ pub fn agent(args: &AgentArgs) -> Result<u8> {
         ca_file: args.ca.clone(),
         token_file: args.token_file.clone(),
         logs: args.pod_logs.clone(),
+        volumes: args.pod_volumes.clone(),
         cgroups: args.cgroup_root.clone(),
         listen: args.listen,
     };

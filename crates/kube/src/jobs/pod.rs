@@ -134,7 +134,8 @@ fn annotations(job: &JobSeen) -> Value {
         (crd::METRIC_ANNOTATION, objective.metric),
         (crd::OBJECTIVE_ANNOTATION, objective.kind.and_then(|goal| word(json!(goal)))),
         (crd::COLLECTOR_ANNOTATION, collector.as_ref().and_then(|collector| word(json!(collector.kind)))),
-        (crd::PATTERN_ANNOTATION, collector.and_then(|collector| collector.pattern)),
+        (crd::PATTERN_ANNOTATION, collector.as_ref().and_then(|collector| collector.pattern.clone())),
+        (crd::PATH_ANNOTATION, collector.and_then(|collector| collector.path)),
         (POLICY_ANNOTATION, Some(job.spec.policy.name().to_owned())),
     ];
     for (key, value) in ours {

@@ -4,6 +4,7 @@
 //! that has just started reads a job's history) is placed as far back as its stamp lies behind the wall clock now, never in the future.
 
 use super::logs::{ContainerLog, Piece};
+use super::volumes::Volumes;
 use crate::wire::{self, PodOnNode};
 use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Span, Time};
 use gainshare_core::plan::Verdict;
@@ -20,6 +21,9 @@ pub(crate) const HERE: NodeId = NodeId(0);
 
 /// How often kubelets look at their runtime, and a little more.
 const LOOKS_EVERY: Span = Span::from_millis(1100);
+
+/// Between two searches for a file that is not there yet.
+const SEARCH_PACE: Span = Span::from_secs(2);
 
 /// A pod that started less than this ago has just been started.
 const YOUNG: Span = Span::from_secs(5);
@@ -74,6 +78,8 @@ pub(crate) struct Job {
     collector: Option<Collector>,
     /// Why the job's reports cannot be read, if so.
     trouble: Option<String>,
+    /// When the file that it is to write is looked for again.
+    next_search: Time,
     tracker: Tracker,
     course: Option<collect::Progress>,
     starts: u32,
@@ -104,6 +110,7 @@ impl Job {
             most: None,
             collector: None,
             trouble: None,
+            next_search: Time::ZERO,
             tracker: Tracker::default(),
             course: None,
             starts: 0,
@@ -120,7 +127,8 @@ impl Job {
         let before = &self.pod;
         let same_reports = before.container == pod.container
             && metric_spec(&before.settings) == metric_spec(&pod.settings)
-            && before.settings.collector == pod.settings.collector;
+            && before.settings.collector == pod.settings.collector
+            && before.settings.path == pod.settings.path;
         let work = |pod: &PodOnNode| (pod.started_ms, pod.now, pod.noted);
         if work(before) != work(&pod) {
             self.kubelet.gets_work(now.time);
@@ -142,20 +150,41 @@ impl Job {
         self.course = None;
         self.trouble = None;
         self.collector = None;
-        if self.pod.settings.collector == wire::Collector::None {
-            return;
+        self.next_search = Time::ZERO;
+        if self.pod.settings.collector == wire::Collector::Stdout {
+            self.collect_from(None);
         }
-        let spec = metric_spec(&self.pod.settings);
-        // There is no folder to look into, so nobody asks for the time at which files were written.
-        match Collector::new(&spec, None, SystemTime::UNIX_EPOCH + Duration::ZERO, CollectorState::default()) {
-            Ok(collector) => self.collector = Some(collector),
+    }
+
+    fn collect_from(&mut self, folder: Option<&Path>) {
+        let started = SystemTime::UNIX_EPOCH + Duration::from_millis(self.pod.started_ms.unwrap_or(0));
+        match Collector::new(&metric_spec(&self.pod.settings), folder, started, CollectorState::default()) {
+            Ok(collector) => (self.collector, self.trouble) = (Some(collector), None),
             Err(error) => self.trouble = Some(error.to_string()),
         }
     }
 
-    /// Reads what the container printed since the last look.
-    pub(crate) fn look(&mut self, now: Now) -> Looked {
-        let mut looked = Looked::default();
+    /// Reads the files that the job is to write its progress into.
+    fn read_files(&mut self, now: Time, volumes: &Volumes) -> u64 {
+        if !matches!(self.pod.settings.collector, wire::Collector::File | wire::Collector::Tensorboard) {
+            return 0;
+        }
+        if self.collector.is_none() && now >= self.next_search {
+            self.next_search = now + SEARCH_PACE;
+            let path = self.pod.settings.path.as_deref().unwrap_or(".");
+            match volumes.find(&self.pod.uid, path) {
+                Ok(folder) => self.collect_from(Some(&folder)),
+                Err(why) => self.trouble = Some(why),
+            }
+        }
+        let Some(collector) = &mut self.collector else { return 0 };
+        let update = collector.poll(now);
+        self.take(now, update)
+    }
+
+    /// Reads what the container printed, and wrote, since the last look.
+    pub(crate) fn look(&mut self, now: Now, volumes: &Volumes) -> Looked {
+        let mut looked = Looked { reports: self.read_files(now.time, volumes), ..Looked::default() };
         // Taken out while it hands us what it reads.
         let Some(mut log) = self.log.take() else { return looked };
         let refused_before = self.tracker.refused();
@@ -174,8 +203,15 @@ impl Job {
     }
 
     fn hear(&mut self, at: Time, text: &[u8]) -> u64 {
+        if self.pod.settings.collector != wire::Collector::Stdout {
+            return 0;
+        }
         let Some(collector) = &mut self.collector else { return 0 };
         let update = collector.output(at, text);
+        self.take(at, update)
+    }
+
+    fn take(&mut self, at: Time, update: collect::Update) -> u64 {
         if update.forget {
             self.tracker = Tracker::default();
         }
@@ -276,15 +312,15 @@ impl Job {
     }
 }
 
-/// Where the job's evaluation function is found: in its output, by name or pattern if the policy has one.
+/// Where the job's evaluation function is found.
 fn metric_spec(settings: &wire::Settings) -> MetricSpec {
-    MetricSpec {
-        source: Source::Output,
-        name: settings.metric.clone(),
-        pattern: settings.pattern.clone(),
-        path: None,
-        url: None,
-    }
+    let source = match settings.collector {
+        wire::Collector::File => Source::File,
+        wire::Collector::Tensorboard => Source::Tensorboard,
+        wire::Collector::Stdout | wire::Collector::None => Source::Output,
+    };
+    let path = settings.path.clone().filter(|_| source != Source::Output);
+    MetricSpec { source, name: settings.metric.clone(), pattern: settings.pattern.clone(), path, url: None }
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ mod link;
 mod logs;
 mod serve;
 mod state;
+mod volumes;
 
 pub use cgroups::CgroupError;
 pub use link::{Link, LinkError};
@@ -41,6 +42,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio::time::Instant;
+use volumes::Volumes;
 
 /// How often the manager hears of jobs that it may move, while they report.
 const FOLLOW_PACE: Span = Span::from_secs(2);
@@ -68,6 +70,8 @@ pub struct AgentConfig {
     pub token_file: PathBuf,
     /// The host's `/var/log/pods`.
     pub logs: PathBuf,
+    /// The host's `/var/lib/kubelet/pods`, where we may look into pods' volumes.
+    pub volumes: Option<PathBuf>,
     /// The host's `/sys/fs/cgroup`.
     pub cgroups: PathBuf,
     /// Where health and metrics are served.
@@ -110,7 +114,8 @@ pub async fn run(config: AgentConfig, stop: impl Future<Output = ()>) -> Result<
     let status = Status::new();
     let (answers_in, answers) = mpsc::channel();
     let (outgoing_in, outgoing) = watch::channel(Outgoing::default());
-    let node = Node::new(&config.logs, groups, machine(), now());
+    let volumes = Volumes::at(config.volumes.clone());
+    let node = Node::new(&config.logs, volumes, groups, machine(), now());
     let looking = std::thread::Builder::new().name("node".into());
     let loop_status = status.clone();
     let looking = looking.spawn(move || look_and_decide(node, &answers, &outgoing_in, &loop_status));

@@ -17,6 +17,7 @@
 
 use super::cgroups::{PodGroups, is_in_force};
 use super::job::{HERE, Job, Now};
+use super::volumes::Volumes;
 use crate::resize::{self, Resources};
 use crate::wire::{Beat, JobState, Outcome, OutcomeState, PodOnNode, PolicyKind, Resize, ResizeState, Settings};
 use gainshare_core::check::check;
@@ -57,6 +58,7 @@ type PolicyKey = (String, String);
 /// See the module documentation.
 pub(crate) struct Node {
     logs: PathBuf,
+    volumes: Volumes,
     groups: PodGroups,
     machine: Capacity,
     whole: Whole,
@@ -116,9 +118,10 @@ pub(crate) struct Happened {
 }
 
 impl Node {
-    pub(crate) fn new(logs: &Path, groups: PodGroups, machine: Capacity, now: Now) -> Node {
+    pub(crate) fn new(logs: &Path, volumes: Volumes, groups: PodGroups, machine: Capacity, now: Now) -> Node {
         Node {
             logs: logs.to_owned(),
+            volumes,
             groups,
             machine,
             whole: Whole { capacity: machine, block_bytes_s: Whole::BLOCK_BYTES_S, net_bytes_s: Whole::NET_BYTES_S },
@@ -221,7 +224,7 @@ impl Node {
         let mut happened = Happened::default();
         self.find_groups(now.time);
         for job in self.jobs.values_mut() {
-            let looked = job.look(now);
+            let looked = job.look(now, &self.volumes);
             happened.reports += looked.reports;
             happened.refused_reports += looked.refused;
             happened.more |= looked.more;

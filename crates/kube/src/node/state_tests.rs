@@ -32,7 +32,7 @@ impl World {
     fn start(dir: &tempfile::TempDir, clock: u64) -> Node {
         let groups = PodGroups::at(&dir.path().join("cgroup")).unwrap();
         let machine = Capacity { cores: 2.0, memory_bytes: 4 << 30 };
-        Node::new(&dir.path().join("logs"), groups, machine, moment(clock))
+        Node::new(&dir.path().join("logs"), Volumes::at(Some(dir.path().join("pods"))), groups, machine, moment(clock))
     }
 
     fn now(&self) -> Now {
@@ -69,6 +69,7 @@ impl World {
                 maximize: None,
                 collector: Collector::Stdout,
                 pattern: None,
+                path: None,
             },
             original,
             now: original,
@@ -179,6 +180,35 @@ fn the_job_that_grows_gets_what_the_flat_one_does_not_need() {
     assert_eq!(w.node.resizes()[0].uid, "uid-flat");
     assert_eq!(w.node.beat().converged, 1);
     assert!(w.node.beat().cpu_used_cores > 1.5);
+}
+
+#[test]
+fn a_job_may_write_its_progress_into_a_volume() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    let settings = &mut w.pods[1].settings;
+    (settings.collector, settings.path) = (Collector::File, Some("run/metrics.csv".into()));
+    w.list();
+    w.live(2, loss);
+    // What it prints does not count, and the file is not there yet.
+    assert_eq!(w.state("grows").progress.value, None);
+    assert!(w.state("grows").reason.contains("none of its volumes has run/metrics.csv yet"), "{:?}", w.state("grows"));
+    let folder = w.dir.path().join("pods/uid-grows/volumes/kubernetes.io~empty-dir/out/run");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("metrics.csv"), "step,val_loss\n").unwrap();
+    for step in 1..=20 {
+        let mut file = std::fs::OpenOptions::new().append(true).open(folder.join("metrics.csv")).unwrap();
+        writeln!(file, "{step},{}", 10.0 - 0.3 * f64::from(step)).unwrap();
+        w.burn("grows", 0.5);
+        w.burn("flat", 0.5);
+        w.print("flat", &format!("step {step} loss: 0.5"));
+        w.tick();
+    }
+    let grows = w.state("grows");
+    assert_eq!((grows.progress.metric.as_deref(), grows.progress.step), (Some("val_loss"), Some(20)));
+    assert_eq!(grows.category, crate::wire::Category::Growing);
+    assert!(w.asked()["uid-grows"] >= 1490, "{:?}", w.asked());
 }
 
 #[test]
