@@ -34,7 +34,8 @@ struct Cluster {
 
 impl Cluster {
     fn new(nodes: u32) -> Cluster {
-        let node = |id| NodeView { id: NodeId(id), cores: 16.0, speed: 1.0, memory_bytes: 64 << 30, slots: None, idle: None };
+        let node =
+            |id| NodeView { id: NodeId(id), cores: 16.0, speed: 1.0, memory_bytes: 64 << 30, slots: None, idle: None };
         Cluster {
             control: Control::new(Policy::from(Preset::Specon)),
             now: Time::ZERO,

@@ -32,6 +32,7 @@ fn pod(class: QosClass, requests: Amounts, limits: Amounts) -> PodOnNode {
             maximize: None,
             collector: Collector::Stdout,
             pattern: None,
+            path: None,
         },
         original,
         now: original,

@@ -158,6 +158,7 @@ fn pod(name: &str) -> PodOnNode {
             maximize: None,
             collector: Collector::Stdout,
             pattern: None,
+            path: None,
         },
         original,
         now: original,
@@ -211,6 +212,7 @@ async fn shares_through_a_managers_death_a_new_certificate_and_a_new_token() {
         ca_file: ca.clone(),
         token_file: token.clone(),
         logs: node.path("logs"),
+        volumes: None,
         cgroups: node.path("cgroup"),
         listen,
     };
@@ -286,6 +288,7 @@ async fn a_wrong_token_or_a_foreign_certificate_gets_nothing_and_does_not_end_th
         ca_file: ca.clone(),
         token_file: token.clone(),
         logs: node.path("logs"),
+        volumes: None,
         cgroups: node.path("cgroup"),
         listen,
     };
@@ -315,6 +318,7 @@ async fn what_cannot_work_is_said_at_the_start() {
         ca_file: node.path("ca.crt"),
         token_file: node.path("token"),
         logs: node.path(logs),
+        volumes: None,
         cgroups: node.path(cgroups),
         listen: "127.0.0.1:0".parse().unwrap(),
     };
@@ -322,6 +326,7 @@ async fn what_cannot_work_is_said_at_the_start() {
     for (config, says) in [
         (config("http://localhost", "logs", "cgroup"), "must look like https://"),
         (config(url, "nowhere", "cgroup"), "/var/log/pods"),
+        (AgentConfig { volumes: Some(node.path("nowhere")), ..config(url, "logs", "cgroup") }, "/var/lib/kubelet/pods"),
         (config(url, "logs", "logs"), "/sys/fs/cgroup"),
     ] {
         let message = run(config, async {}).await.unwrap_err().to_string();

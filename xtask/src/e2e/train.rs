@@ -136,9 +136,7 @@ pub(super) fn unknown_kind() -> Value {
 fn template(work: &Work, node: &str) -> Value {
     let (image, command, args) = match work {
         Work::Train(words) => (IMAGE, json!(null), json!(words)),
-        Work::Script(script) | Work::Writes { script, .. } => {
-            (BUSYBOX, json!(["/bin/sh", "-c", script]), json!(null))
-        }
+        Work::Script(script) | Work::Writes { script, .. } => (BUSYBOX, json!(["/bin/sh", "-c", script]), json!(null)),
     };
     let notes = match work {
         Work::Writes { path, .. } => json!({ "gainshare.dev/collector": "file", "gainshare.dev/path": path }),

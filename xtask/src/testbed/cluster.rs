@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// How long one step of coming up may take on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// And how much longer for each make-believe node.
+const PATIENCE_PER_KWOK_NODE: Duration = Duration::from_millis(60);
 const POLL: Duration = Duration::from_millis(250);
 /// The kernel's limit for the path of a socket, less what comes after a test bed's folder.
 const LONGEST_SOCKET: usize = 107;
@@ -251,8 +253,11 @@ impl Testbed {
             self.give_base_images()?;
         }
         self.wait_for_api_server()?;
-        let (manager, scheduler, dns) =
-            (self.plane().controller_manager(), self.plane().scheduler(), self.plane().dns());
+        let (manager, scheduler, dns) = (
+            self.plane().controller_manager(kwok::grace_s(self.state.kwok_nodes)),
+            self.plane().scheduler(),
+            self.plane().dns(),
+        );
         self.state.start("kube-controller-manager", manager, None)?;
         for (node, kubelet) in kubelets {
             self.state.start(&format!("kubelet-{node}"), kubelet, Some(&node))?;
@@ -268,7 +273,7 @@ impl Testbed {
             self.state.start("kube-proxy", proxy, None)?;
         }
         if self.state.kwok_nodes > 0 {
-            let argv = kwok::prepare(&self.plane())?;
+            let argv = kwok::prepare(&self.plane(), self.state.kwok_nodes)?;
             self.state.start("kwok", argv, None)?;
             let tainted = !self.state.nodes.is_empty();
             kwok::create_nodes(|| self.kubectl(), &self.state.dir, self.state.kwok_nodes, tainted)?;
@@ -324,19 +329,21 @@ impl Testbed {
     /// Waits until `done`; if `program` ends meanwhile, or the wait is too long, the error shows what it wrote last.
     fn wait(&self, what: &str, program: &str, done: impl Fn(&Testbed) -> Result<bool>) -> Result<()> {
         let began = Instant::now();
+        let patience = PATIENCE + PATIENCE_PER_KWOK_NODE * self.state.kwok_nodes;
         while !done(self)? {
             if self.state.ended().contains(&program) {
                 bail!("{program} ended. The last lines it wrote:\n{}", self.state.tail(program));
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > patience {
                 bail!(
                     "waited {} s for {what}. The last lines of {}:\n{}",
-                    PATIENCE.as_secs(),
+                    patience.as_secs(),
                     self.state.log(program).display(),
                     self.state.tail(program)
                 );
             }
-            std::thread::sleep(POLL);
+            // To ask after thousands of nodes is work for the API server, too.
+            std::thread::sleep(POLL.max(began.elapsed() / 20));
         }
         Ok(())
     }

@@ -119,7 +119,10 @@ impl Groups {
             let list: Vec<String> = processors.iter().map(u32::to_string).collect();
             let mut groups = Vec::new();
             walk(&root, &mut |group| groups.push(group.to_path_buf()));
-            groups.iter().filter(|group| **group != root).try_for_each(|g| write(&g.join("cpuset.cpus"), &list.join(",")))?;
+            groups
+                .iter()
+                .filter(|group| **group != root)
+                .try_for_each(|g| write(&g.join("cpuset.cpus"), &list.join(",")))?;
         }
         Ok(())
     }

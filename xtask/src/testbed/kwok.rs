@@ -16,14 +16,22 @@ const MARK: &str = "kwok.x-k8s.io/node";
 /// What a make-believe kubelet does to pods. Nodes follow kwok's own defaults.
 const STAGES: &str = include_str!("../../../testbed/kwok.yaml");
 
-/// Nodes renew their leases every quarter of this, well within the 40 s after which they count as lost.
-const LEASE_S: u32 = 100;
+/// How long a make-believe node's lease lasts; it is renewed every quarter of that. Thousands of them would leave the API server time for nothing else: 20 renewals a
+/// second are enough.
+fn lease_s(nodes: u32) -> u32 {
+    (nodes / 5).max(100)
+}
+
+/// After how long without a renewal a node counts as lost.
+pub(crate) fn grace_s(nodes: u32) -> u32 {
+    lease_s(nodes) * 2 / 5
+}
 
 /// How many clients make nodes at once: one alone is held back by its own rate limit.
 const CLIENTS: usize = 4;
 
 /// Writes kwok's settings and returns how it is called.
-pub(crate) fn prepare(plane: &Plane) -> Result<Vec<String>> {
+pub(crate) fn prepare(plane: &Plane, nodes: u32) -> Result<Vec<String>> {
     let config = plane.dir.join("kwok.yaml");
     write(&config, STAGES)?;
     Ok(vec![
@@ -32,7 +40,7 @@ pub(crate) fn prepare(plane: &Plane) -> Result<Vec<String>> {
         format!("--config={}", config.display()),
         "--manage-all-nodes=false".to_owned(),
         format!("--manage-nodes-with-annotation-selector={MARK}=fake"),
-        format!("--node-lease-duration-seconds={LEASE_S}"),
+        format!("--node-lease-duration-seconds={}", lease_s(nodes)),
     ])
 }
 

@@ -150,7 +150,8 @@ impl Plane<'_> {
         )
     }
 
-    pub(crate) fn controller_manager(&self) -> Argv {
+    /// With how long a node may be silent before it counts as lost.
+    pub(crate) fn controller_manager(&self, grace_s: u32) -> Argv {
         self.argv(
             "kube-controller-manager",
             [
@@ -161,7 +162,7 @@ impl Plane<'_> {
                 format!("--root-ca-file={}", self.file("keys/api/apiserver.crt")),
                 "--use-service-account-credentials=true".to_owned(),
                 "--leader-elect=false".to_owned(),
-                "--node-monitor-grace-period=40s".to_owned(),
+                format!("--node-monitor-grace-period={grace_s}s"),
                 "--kube-api-qps=500".to_owned(),
                 "--kube-api-burst=1000".to_owned(),
                 "--profiling=false".to_owned(),

@@ -178,12 +178,7 @@ pub(super) async fn gantt(client: &Client, namespace: Option<&str>, figure: Opti
         let svg = picture(&stays, Timestamp::now()).svg();
         figure::write(path, &Drawing { svg: Some(&svg), page: None })?;
         if !out.is_json() {
-            return Ok(out.text(&format!(
-                "{} stays of {} jobs: {}\n",
-                stays.len(),
-                jobs.len(),
-                path.display()
-            ))?);
+            return Ok(out.text(&format!("{} stays of {} jobs: {}\n", stays.len(), jobs.len(), path.display()))?);
         }
     }
     if out.is_json() {

@@ -75,7 +75,8 @@ impl World {
     }
 
     pub fn view(&self) -> View {
-        let node = NodeView { id: NodeId(0), cores: 2.0, speed: 1.0, memory_bytes: 1 << 30, slots: self.slots, idle: None };
+        let node =
+            NodeView { id: NodeId(0), cores: 2.0, speed: 1.0, memory_bytes: 1 << 30, slots: self.slots, idle: None };
         let jobs = self.jobs.values().map(|(v, t)| JobView { signal: t.signal(), ..v.clone() }).collect();
         View { now: self.now, nodes: vec![node], jobs }
     }

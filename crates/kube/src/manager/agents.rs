@@ -5,7 +5,7 @@
 
 use super::cluster::AgentClock;
 use crate::wire::{Beat, Category, JobState, Sync};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 /// An agent that was silent for longer is not there, as far as conditions go. Its pods keep what they have.
@@ -17,7 +17,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
 #[derive(Debug, Default)]
 pub(crate) struct Agents {
     nodes: BTreeMap<String, Agent>,
-    jobs: BTreeMap<String, JobState>,
+    jobs: HashMap<String, JobState>,
 }
 
 #[derive(Debug)]

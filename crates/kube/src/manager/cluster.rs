@@ -24,7 +24,7 @@ use gainshare_core::plan::MoveReason;
 use gainshare_core::policy::{MoveRule, Policy, Preset, Specon};
 use gainshare_core::signal::{Category, Signal};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -76,10 +76,11 @@ pub(crate) struct Seen {
 pub(crate) struct Decision {
     specon: Specon,
     controls: BTreeMap<JobPolicy, Control>,
-    jobs: BTreeMap<String, Known>,
+    // Tens of thousands are looked up in every pass: hashing their names is several times quicker than comparing them.
+    jobs: HashMap<String, Known>,
     next_job: u64,
-    nodes: BTreeMap<String, NodeId>,
-    owners: BTreeMap<String, OwnerId>,
+    nodes: HashMap<String, NodeId>,
+    owners: HashMap<String, OwnerId>,
 }
 
 #[derive(Debug)]
@@ -116,31 +117,28 @@ impl Decision {
     /// Takes in which jobs there are, and what they say.
     fn learn(&mut self, seen: &Seen) {
         let alive = |facts: &JobFacts| facts.state != JobState::Done;
-        let facts: BTreeMap<&str, &JobFacts> =
-            seen.jobs.iter().filter(|(f, _)| alive(f)).map(|(f, _)| (f.uid.as_str(), f)).collect();
-        self.jobs.retain(|uid, _| facts.contains_key(uid.as_str()));
+        let uids: HashSet<&str> = seen.jobs.iter().filter(|(f, _)| alive(f)).map(|(f, _)| f.uid.as_str()).collect();
+        self.jobs.retain(|uid, _| uids.contains(uid.as_str()));
         for name in seen.nodes.keys() {
             let next = NodeId(self.nodes.len() as u32);
-            self.nodes.entry(name.clone()).or_insert(next);
+            if !self.nodes.contains_key(name) {
+                self.nodes.insert(name.clone(), next);
+            }
         }
         for (facts, told) in seen.jobs.iter().filter(|(f, _)| alive(f)) {
             let next = OwnerId(self.owners.len() as u32);
-            self.owners.entry(facts.owner.clone()).or_insert(next);
-            let known = self.jobs.entry(facts.uid.clone()).or_insert_with(|| {
-                self.next_job += 1;
-                Known {
-                    id: JobId(self.next_job),
-                    pod: None,
-                    node: None,
-                    before: Told::default(),
-                    now: Told::default(),
-                    order: None,
-                    moving_since: None,
-                    has_moved: facts.move_cost_s.is_some(),
-                    category: None,
+            if !self.owners.contains_key(&facts.owner) {
+                self.owners.insert(facts.owner.clone(), next);
+            }
+            match self.jobs.get_mut(&facts.uid) {
+                Some(known) => known.learn(facts, *told, seen),
+                None => {
+                    self.next_job += 1;
+                    let mut known = Known::new(JobId(self.next_job), facts);
+                    known.learn(facts, *told, seen);
+                    self.jobs.insert(facts.uid.clone(), known);
                 }
-            });
-            known.learn(facts, *told, seen);
+            }
         }
     }
 
@@ -161,9 +159,12 @@ impl Decision {
                 known.category = plan.verdicts.get(&known.id).map(|verdict| verdict.category).or(known.category);
             }
         }
-        let by_id: BTreeMap<JobId, &JobFacts> =
+        if plan.starts.is_empty() && plan.moves.is_empty() {
+            return vec![];
+        }
+        let by_id: HashMap<JobId, &JobFacts> =
             jobs.iter().filter_map(|facts| Some((self.jobs.get(&facts.uid)?.id, *facts))).collect();
-        let names: BTreeMap<NodeId, &String> = self.nodes.iter().map(|(name, id)| (*id, name)).collect();
+        let names: HashMap<NodeId, &String> = self.nodes.iter().map(|(name, id)| (*id, name)).collect();
         let starts = plan.starts.iter().map(|s| (s.job, s.node, OrderKind::Place, None));
         let moves = plan.moves.iter().map(|m| (m.job, m.to, OrderKind::Move, Some(m.why)));
         let orders: Vec<Order> = starts
@@ -201,11 +202,11 @@ impl Decision {
         let heard = seen.nodes.iter().filter(|(_, node)| node.heard);
         let mut views: Vec<JobView> = jobs.iter().filter_map(|facts| self.job_view(facts, seen)).collect();
         views.sort_by_key(|view| view.id);
-        let mut running: BTreeMap<NodeId, usize> = BTreeMap::new();
+        let mut running: HashMap<NodeId, usize> = HashMap::new();
         for node in views.iter().filter_map(JobView::node) {
             *running.entry(node).or_default() += 1;
         }
-        let mut settled: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut settled: HashMap<&str, usize> = HashMap::new();
         for facts in jobs {
             if let JobState::Running { node, .. } = &facts.state {
                 *settled.entry(node).or_default() += 1;
@@ -283,6 +284,20 @@ impl Decision {
 }
 
 impl Known {
+    fn new(id: JobId, facts: &JobFacts) -> Known {
+        Known {
+            id,
+            pod: None,
+            node: None,
+            before: Told::default(),
+            now: Told::default(),
+            order: None,
+            moving_since: None,
+            has_moved: facts.move_cost_s.is_some(),
+            category: None,
+        }
+    }
+
     fn learn(&mut self, facts: &JobFacts, told: Option<Told>, seen: &Seen) {
         match &facts.state {
             JobState::Moving => self.moving_since = self.moving_since.or(Some(seen.now)),
@@ -446,7 +461,7 @@ fn look(leader: &Leader, jobs: Vec<JobFacts>, clock: &Clock) -> Seen {
     leader.look(|world| {
         let agents = leader.agents.lock().expect("never poisoned");
         let with_words = |facts: JobFacts| {
-            let said = facts.pod_uid.as_deref().and_then(|pod| told(world, &agents, pod, clock));
+            let said = told(world, &agents, &facts, clock);
             (facts, said)
         };
         let jobs = jobs.into_iter().map(with_words).collect();
@@ -473,9 +488,14 @@ fn nodes(world: &World, agents: &Agents, now: Instant) -> BTreeMap<String, NodeS
     seen.filter(|(_, node)| node.cores > 0.0).collect()
 }
 
-fn told(world: &World, agents: &Agents, pod: &str, clock: &Clock) -> Option<Told> {
+fn told(world: &World, agents: &Agents, facts: &JobFacts, clock: &Clock) -> Option<Told> {
+    let pod = facts.pod_uid.as_deref()?;
     let said = agents.job(pod)?.signal.as_ref()?;
-    let agent = agents.clock(world.node_of(pod)?)?;
+    let node = match &facts.state {
+        JobState::Running { node, .. } => node,
+        _ => world.node_of(pod)?,
+    };
+    let agent = agents.clock(node)?;
     Some(Told { signal: said.signal(|us| clock.at(agent.at(us))), consumed: said.consumed(), most: said.most })
 }
 

@@ -16,7 +16,7 @@ use crate::training_job::JOB_LABEL;
 use crate::wire::{Blocked, PodOnNode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Which policy a pod belongs to: its namespace, and its name (empty: the namespace's label).
@@ -100,8 +100,8 @@ impl World {
     }
 
     /// What the pods of each node request together.
-    pub(crate) fn requested(&self) -> BTreeMap<&str, Requested> {
-        let mut nodes: BTreeMap<&str, Requested> = BTreeMap::new();
+    pub(crate) fn requested(&self) -> HashMap<&str, Requested> {
+        let mut nodes: HashMap<&str, Requested> = HashMap::new();
         for pod in self.pods.values().filter(|pod| pod.holds_node) {
             let Some(node) = pod.node.as_deref() else { continue };
             let asked = nodes.entry(node).or_default();

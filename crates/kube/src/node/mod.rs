@@ -87,6 +87,10 @@ pub enum AgentError {
     Link(#[from] LinkError),
     #[error("{path} is not a directory: mount the host's /var/log/pods there, read-only")]
     NoLogs { path: String },
+    #[error(
+        "{path} is not a directory: mount the host's /var/lib/kubelet/pods there, read-only, or leave --pod-volumes out"
+    )]
+    NoVolumes { path: String },
     #[error("cannot listen on {address}: {source}; choose another with --listen")]
     Listen { address: SocketAddr, source: std::io::Error },
 }
@@ -107,6 +111,9 @@ pub async fn run(config: AgentConfig, stop: impl Future<Output = ()>) -> Result<
     let groups = PodGroups::at(&config.cgroups)?;
     if !config.logs.is_dir() {
         return Err(AgentError::NoLogs { path: config.logs.display().to_string() });
+    }
+    if let Some(path) = config.volumes.as_ref().filter(|path| !path.is_dir()) {
+        return Err(AgentError::NoVolumes { path: path.display().to_string() });
     }
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
