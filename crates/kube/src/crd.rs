@@ -24,9 +24,9 @@ pub const SHARE_LABEL: &str = "gainshare.dev/share";
 pub const START_LABEL: &str = "gainshare.dev/start";
 /// On a pod that got them: what was added at its start.
 pub const START_ANNOTATION: &str = "gainshare.dev/start";
-/// On a pod: the metric to go by, `minimize` or `maximize`, a pattern, how progress is read and in which file, the container: each overrides the policy.
 /// On a node: how fast its cores are, relative to an ordinary one, such as `1.5`.
 pub const SPEED_LABEL: &str = "gainshare.dev/speed";
+/// On a pod: the metric to go by, `minimize` or `maximize`, a pattern, how progress is read and in which file, the container: each overrides the policy.
 pub const METRIC_ANNOTATION: &str = "gainshare.dev/metric";
 pub const OBJECTIVE_ANNOTATION: &str = "gainshare.dev/objective";
 pub const PATTERN_ANNOTATION: &str = "gainshare.dev/pattern";

@@ -106,13 +106,16 @@ impl Groups {
         make(&self.tracking().root.join(&self.name).join(SYSTEM))
     }
 
-    /// Gives each node, named with its cores, processors of its own: all groups below its root, in which there are no others yet but those that
-    /// its kubelet makes at its start. The root itself must keep all of them, because a kubelet that starts claims them.
+    /// Gives the pods of each node, named with its cores, processors of their own: what its kubelet has made below its root by now hands them on to every pod. The root
+    /// itself keeps all processors, because a kubelet claims all when it starts, also the second time.
     pub(crate) fn deal_processors(&self, nodes: &[(&str, f64)]) -> Result<()> {
         let Some(hierarchy) = self.used().find(|h| h.has("cpuset")) else { return Ok(()) };
         let files = ["cpuset.cpus.effective", "cpuset.effective_cpus"].map(|file| hierarchy.root.join(file));
         let list = files.iter().find_map(|file| fs::read_to_string(file).ok());
         let processors = numbers(&list.context("the cpuset controller does not say which processors there are")?);
+        if processors.is_empty() {
+            return Ok(());
+        }
         let dealt = deal(&processors, nodes.iter().map(|(_, cores)| *cores));
         for ((node, _), processors) in nodes.iter().zip(dealt) {
             let root = hierarchy.root.join(&self.name).join(node);

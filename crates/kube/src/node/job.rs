@@ -127,8 +127,7 @@ impl Job {
         let before = &self.pod;
         let same_reports = before.container == pod.container
             && metric_spec(&before.settings) == metric_spec(&pod.settings)
-            && before.settings.collector == pod.settings.collector
-            && before.settings.path == pod.settings.path;
+            && before.settings.collector == pod.settings.collector;
         let work = |pod: &PodOnNode| (pod.started_ms, pod.now, pod.noted);
         if work(before) != work(&pod) {
             self.kubelet.gets_work(now.time);

@@ -281,6 +281,9 @@ impl Node {
     }
 
     fn decide(&mut self, now: Time, happened: &mut Happened) {
+        if self.policies.is_empty() {
+            return;
+        }
         let node = NodeView {
             id: HERE,
             cores: self.whole.capacity.cores,
