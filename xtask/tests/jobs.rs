@@ -181,13 +181,9 @@ fn suspends(bed: &Bed) {
 
 /// A Job of the cluster's own kind is moved twice, the second time by a manager that dies on the way, and is let go.
 fn adopts(bed: &Bed, manager: Manager) {
-    bed.apply(batch_job("careless", "TerminatingOrFailed"));
-    bed.apply(batch_job("batch", "Failed"));
-    let journal = |name: &str| -> Value {
-        let job = bed.get("job", name);
-        let text = job["metadata"]["annotations"]["gainshare.dev/adopted"].as_str().unwrap_or("null");
-        serde_json::from_str(text).unwrap()
-    };
+    bed.apply(batch_job("careless", COUNTS, "TerminatingOrFailed"));
+    bed.apply(batch_job("batch", COUNTS, "Failed"));
+    let journal = |name: &str| bed.adopted(name);
     let says = |name: &str, words: &str| {
         let said = within_a_minute(|| journal(name)["message"].as_str().filter(|m| m.contains(words)).map(|_| ()));
         assert!(said.is_some(), "{name} does not say {words:?}: {:#}", bed.get("job", name));

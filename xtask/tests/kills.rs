@@ -1,4 +1,6 @@
-//! A migration during which nodes die: in each of its phases the agents of source and target are killed, one of the two nodes loses its kubelet (its containers live on), and
+//! Moves in a cluster with agents: one that nobody asked for, and some during which nodes die.
+//!
+//! A Job of the cluster's own kind flattens beside two that grow, and SpeCon sends it away by itself. Then nodes die in the middle of moves: in each of its phases the agents of source and target are killed, one of the two nodes loses its kubelet (its containers live on), and
 //! the other one its power.
 //!
 //! The manager is stopped at a fail point, so that the phase is certain; then the nodes die, a new manager goes on, and the nodes come back. All the while the kernel is
@@ -6,7 +8,7 @@
 
 mod common;
 
-use common::training::{COUNTS, Manager, job};
+use common::training::{COUNTS, Manager, batch_job, job, program};
 use common::{Bed, SYSTEM, Watch, alive, eventually, text};
 use serde_json::json;
 use std::path::Path;
@@ -14,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Agents on all nodes, as the chart makes them; they reach the managers of this test by the chart's name for them.
 fn start_agents(bed: &mut Bed) {
-    let program = Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name("gainshare");
+    let program = program();
     let loaded = bed.testbed(&["load-image", program.to_str().unwrap(), "--image", "gainshare:local"]);
     assert!(loaded.status.success(), "{}", text(&loaded.stderr));
     bed.kubectl(&["create", "configmap", "gainshare-manager", "-n", SYSTEM]);
@@ -55,11 +57,60 @@ fn start_agents(bed: &mut Bed) {
     bed.kubectl(&["rollout", "status", "daemonset/gainshare-agent", "-n", SYSTEM, "--timeout=60s"]);
 }
 
+/// Loses a half of its loss, less and less of it in each report: after some ten seconds it hardly changes any more.
+const FLATTENS: &str =
+    r#"d=$((${d:-$((i > 1 ? 1 : 500000))} * 93 / 100)); echo "step=$i loss=$((500000 + d))"; sleep 0.2"#;
+
+/// Twentieths of the first loss in every second.
+const GROWS: &str = r#"echo "step=$i loss=$((1000000 - i * 10000))"; sleep 0.2"#;
+
+fn the_decision_moves_an_adopted_job(bed: &Bed) {
+    let watch = Watch::begin(bed);
+    let _manager = Manager::with(bed, None, &["--specon-interval", "2s"]);
+    // All three begin on the same node.
+    bed.kubectl(&["cordon", "right"]);
+    let counts = |and: &str| COUNTS.replace("sleep 0.1", and);
+    let mut flattens = batch_job("flattens", &counts(FLATTENS), "Failed");
+    flattens["metadata"]["annotations"]["gainshare.dev/policy"] = json!("specon");
+    bed.apply(flattens);
+    for name in ["grows-1", "grows-2"] {
+        bed.apply(job(name, &counts(GROWS), json!({"policy": "specon"})));
+        bed.until(name, "Running", Some("left"));
+    }
+    let runs_on = |node: &str| {
+        let journal = bed.adopted("flattens");
+        let there = journal["node"] == node && journal["migration"].is_null();
+        there.then_some(journal)
+    };
+    eventually("the Job on the left", || runs_on("left"));
+    bed.kubectl(&["uncordon", "right"]);
+    let journal = eventually("the Job on the right", || runs_on("right"));
+    let why = journal["lastMoves"][0]["why"].as_str().unwrap_or_default();
+    assert!(why.contains("has converged beside jobs that still grow"), "{journal:#}");
+    let explained = bed.plugin(&["explain", "flattens"]);
+    assert!(explained.contains(why), "{explained}");
+    let log = std::fs::read_to_string(bed.kept("flattens").join("log")).unwrap();
+    let counts: Vec<u64> = log.lines().filter_map(|line| line.rsplit_once(' ')?.1.parse().ok()).collect();
+    assert!(matches!(counts[..], [0, resumed] if resumed > 10), "it did not resume: {log}");
+    let watched = watch.end();
+    assert!(watched.twice.is_empty() && watched.pods["flattens"].len() == 2, "{watched:?}");
+    bed.kubectl(&[
+        "delete",
+        "job/flattens",
+        "trainingjob/grows-1",
+        "trainingjob/grows-2",
+        "-n",
+        "team",
+        "--timeout=60s",
+    ]);
+}
+
 #[test]
 fn nodes_and_agents_die_in_every_phase_of_a_move() {
     let mut bed = Bed::with_training("killtest", &["left", "right"]);
     start_agents(&mut bed);
     let bed = bed;
+    the_decision_moves_an_adopted_job(&bed);
     let watch = Watch::begin(&bed);
     // Being stopped; stopped, without a pod; starting, with a pod on its way to the target.
     let phases = ["after-delete", "after-stopped", "after-open"];

@@ -4,7 +4,9 @@
 //! start, with the journal that a manager which ran before would have left (`crates/kube/examples/crowd/fill.rs` says how and why): a control plane on two cores takes
 //! an hour to begin 50,000 jobs one by one. The others come in a burst and go the whole way.
 //!
-//! What is promised is inside the manager: a pass over the whole cluster under a second, and 700 decisions about places in a second of deciding.
+//! What is promised is inside the manager: a pass over the whole cluster under a second, and 700 decisions about places in a second of deciding. Both are judged by what the
+//! deciding thread had of a processor, because the API server, etcd, kwok and all agents share the machine with it; how long passes took is printed beside it, and half of
+//! them must stay under a second there too.
 
 use super::kube::{Bench, SYSTEM, part, verdict};
 use anyhow::{Result, ensure};
@@ -18,7 +20,7 @@ pub(crate) struct Args {
     /// How many training jobs, all together.
     #[arg(long, default_value_t = 50_000)]
     jobs: u32,
-    /// How many of them come at once while the others run.
+    /// How many of them come at once while the others run, and as many again while the manager is away.
     #[arg(long, default_value_t = 1000)]
     burst: u32,
     /// How many of them stop growing, so that SpeCon moves them.
@@ -46,15 +48,16 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
         args.nodes >= 50 && args.namespaces > 0,
         "there must be 50 nodes, one of them with few jobs, and a namespace"
     );
-    ensure!(args.jobs >= args.burst + 4 * args.nodes, "--jobs must leave four jobs for every node beside --burst");
+    let running = args.jobs.saturating_sub(2 * args.burst);
+    ensure!(running >= 4 * args.nodes, "--jobs must leave four jobs for every node beside twice --burst");
     ensure!(args.moves < args.nodes / 2, "--moves needs as many nodes and more: one job of a node stops growing");
     let mut bench = Bench::up("bench-move", args.nodes)?;
     let mut plan = json!({
         "nodes": args.nodes, "pods_per_node": 0, "namespaces": args.namespaces, "system": SYSTEM, "folder": bench.folder(),
-        "idle_s": args.idle, "tell_every_s": args.tell_every, "running": args.jobs - args.burst, "coming": args.burst,
+        "idle_s": args.idle, "tell_every_s": args.tell_every, "running": running, "coming": args.burst,
         "converging": args.moves, "log": bench.log(),
     });
-    eprintln!("bench: filling {} nodes with {} training jobs", args.nodes, args.jobs - args.burst);
+    eprintln!("bench: filling {} nodes with {running} training jobs", args.nodes);
     let filled = bench.crowd("fill", &plan)?;
     eprintln!("bench: {filled}");
     // The thesis's interval of 30 s would make the wait for the first move longer, and nothing else.
@@ -63,11 +66,14 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
     let moved = bench.crowd("moves", &plan)?;
     eprintln!("bench: {moved}");
     bench.kill_manager();
+    bench.crowd("come", &plan)?;
     bench.start_manager(&mut plan, &quick)?;
     let returned = bench.crowd("return", &plan)?;
-    let decisions = moved.pointer("/burst/pass/largest_pass/orders_per_s").and_then(Value::as_f64);
+    let decisions = returned.pointer("/all_passes/largest_pass/orders_per_s_of_processor").and_then(Value::as_f64);
     let allowed = json!({
-        "longest_pass": part(&moved, "/all_passes/whole/max_ms", LONGEST_PASS_MS),
+        "longest_pass": part(&moved, "/all_passes/processor/max_ms", LONGEST_PASS_MS),
+        "longest_pass_after_a_crash": part(&returned, "/all_passes/processor/max_ms", LONGEST_PASS_MS),
+        "half_of_the_passes_on_the_shared_machine": part(&moved, "/all_passes/whole/median_ms", LONGEST_PASS_MS),
         "decisions_a_second": decisions.map(|rate| LEAST_DECISIONS / rate),
         "manager_peak_rss": part(&moved, "/manager_peak_rss_mib", MOST_RSS_MIB),
         "writes_when_idle": part(&moved, "/idle/writes_a_minute", 0.5),

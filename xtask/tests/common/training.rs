@@ -3,6 +3,7 @@
 use super::{Bed, SYSTEM, text, within_a_minute};
 use serde_json::{Value, json};
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -66,6 +67,22 @@ impl Bed {
         self.find("trainingjob", name).unwrap_or_default()
     }
 
+    /// What `kubectl gainshare` says.
+    pub(crate) fn plugin(&self, args: &[&str]) -> String {
+        let mut command = Command::new(program());
+        command.arg0("kubectl-gainshare").args(args).args(["-n", "team"]).env("KUBECONFIG", &self.kubeconfig);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    /// What the manager has noted on a Job of the cluster's own kind.
+    pub(crate) fn adopted(&self, name: &str) -> Value {
+        let job = self.get("job", name);
+        let text = job["metadata"]["annotations"]["gainshare.dev/adopted"].as_str().unwrap_or("null");
+        serde_json::from_str(text).unwrap()
+    }
+
     /// The folder of a job on the shared volume.
     pub(crate) fn kept(&self, job: &str) -> PathBuf {
         self.folder.path().join("claim").join(job)
@@ -94,18 +111,26 @@ impl Bed {
     }
 }
 
+/// The program that was built with the tests.
+pub(crate) fn program() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name("gainshare")
+}
+
 /// The real program, as the chart's account.
 pub(crate) struct Manager(Child);
 
 impl Manager {
     pub(crate) fn start(bed: &Bed, fail_at: Option<&str>) -> Manager {
+        Manager::with(bed, fail_at, &[])
+    }
+
+    pub(crate) fn with(bed: &Bed, fail_at: Option<&str>, args: &[&str]) -> Manager {
         // A manager that died holds its lease for a quarter of a minute; nobody else is there to be careful about.
         bed.kubectl(&["delete", "lease", "gainshare-manager", "-n", SYSTEM, "--ignore-not-found"]);
-        let program = Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name("gainshare");
         let log = fs::File::options().create(true).append(true).open(bed.folder.path().join("manager.log")).unwrap();
-        let mut command = Command::new(program);
+        let mut command = Command::new(program());
         command.args(["operator", "--namespace", SYSTEM, "--listen", &bed.listen, "--plain-listen", "127.0.0.1:0"]);
-        command.arg("--authority").arg(bed.folder.path().join("authority"));
+        command.arg("--authority").arg(bed.folder.path().join("authority")).args(args);
         command.env("KUBECONFIG", bed.folder.path().join("manager.kubeconfig")).stderr(log).stdin(Stdio::null());
         command.envs(fail_at.map(|point| ("GAINSHARE_FAIL_AT", point)));
         Manager(command.spawn().expect("the program was built with the tests"))
@@ -154,8 +179,8 @@ pub(crate) fn job(name: &str, script: &str, more: Value) -> String {
 }
 
 /// A Job of the cluster's own kind that keeps its count on the same volume, and may be moved.
-pub(crate) fn batch_job(name: &str, replacement: &str) -> Value {
-    let mut container = container(name, COUNTS);
+pub(crate) fn batch_job(name: &str, script: &str, replacement: &str) -> Value {
+    let mut container = container(name, script);
     let folder = json!({"name": "GAINSHARE_CHECKPOINT_DIR", "value": "/keep"});
     container["env"].as_array_mut().unwrap().push(folder);
     container["volumeMounts"] = json!([{"name": "keep", "mountPath": "/keep", "subPath": name}]);

@@ -10,10 +10,14 @@ use super::prepare::{AT_ONCE, agent_pod, make, pod, token};
 use super::{Plan, Result};
 use futures_util::{StreamExt, TryStreamExt};
 use gainshare_kube::k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod};
-use gainshare_kube::kube::api::{Api, ListParams, Patch, PatchParams};
+use gainshare_kube::kube::api::{Api, Patch, PatchParams};
+use gainshare_kube::kube::core::PartialObjectMeta;
+use gainshare_kube::kube::runtime::watcher::{self, Event, watcher};
 use gainshare_kube::kube::{self, Client};
 use gainshare_kube::training_job::{JobPolicy, TrainingJob};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 /// One node in so many has few jobs.
@@ -192,17 +196,28 @@ fn journal(pod: &str, uid: &str, node: &str) -> Value {
     })
 }
 
+/// Watched, not asked for again and again: one look at the pods of the whole cluster costs the API server several seconds of a core, and it is to start pods meanwhile.
 async fn all_run(client: &Client, began: Instant) -> Result<f64> {
-    let pods: Api<Pod> = Api::all(client.clone());
-    // Answered from memory: to look through etcd for the last few would keep the API server from starting them.
-    let pending = ListParams::default().labels("gainshare.dev/job").fields("status.phase!=Running").match_any();
-    loop {
-        if pods.list_metadata(&pending).await?.items.is_empty() {
-            return Ok(began.elapsed().as_secs_f64());
-        }
-        if began.elapsed() > Duration::from_secs(3600) {
+    let pods: Api<PartialObjectMeta<Pod>> = Api::all(client.clone());
+    let pending = watcher::Config::default().labels("gainshare.dev/job").fields("status.phase!=Running").any_semantic();
+    let mut events = pin!(watcher(pods, pending));
+    let (mut waiting, mut all_seen) = (BTreeSet::new(), false);
+    while !all_seen || !waiting.is_empty() {
+        let hour = Duration::from_secs(3600).saturating_sub(began.elapsed());
+        let Ok(Some(event)) = tokio::time::timeout(hour, events.next()).await else {
             return Err("after an hour not all pods run".into());
+        };
+        match event {
+            Ok(Event::Init) => (waiting, all_seen) = (BTreeSet::new(), false),
+            Ok(Event::InitApply(pod) | Event::Apply(pod)) => drop(waiting.insert(pod.metadata.uid)),
+            Ok(Event::InitDone) => all_seen = true,
+            // It runs, so it is not among those that are watched any more.
+            Ok(Event::Delete(pod)) => drop(waiting.remove(&pod.metadata.uid)),
+            Err(error) => {
+                eprintln!("crowd: {error}");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
         }
-        tokio::time::sleep(Duration::from_secs(5)).await;
     }
+    Ok(began.elapsed().as_secs_f64())
 }

@@ -12,6 +12,8 @@ pub(super) struct Pass {
     /// To look at the world and the agents' words, and all of it.
     pub(super) looked_s: f64,
     pub(super) took_s: f64,
+    /// What its thread had of a processor: what the pass costs, also where others use the machine too.
+    pub(super) spent_s: f64,
 }
 
 /// All passes so far.
@@ -28,6 +30,7 @@ fn pass(line: &str) -> Option<Pass> {
         orders: count("orders")?,
         looked_s: seconds(word("looked")?)?,
         took_s: seconds(word("took")?)?,
+        spent_s: seconds(word("spent")?)?,
     })
 }
 
@@ -52,14 +55,14 @@ pub(super) fn sum_up(passes: &[Pass]) -> Value {
     };
     let deciding: Vec<&Pass> = passes.iter().filter(|pass| pass.orders > 0).collect();
     let orders: usize = deciding.iter().map(|pass| pass.orders).sum();
-    let seconds: f64 = deciding.iter().map(|pass| pass.took_s).sum();
     let largest = deciding.iter().max_by_key(|pass| pass.orders);
     json!({
-        "passes": passes.len(), "jobs_in_view": passes.iter().map(|pass| pass.jobs).max(), "whole": spread(|pass| pass.took_s),
+        "passes": passes.len(), "jobs_in_view": passes.iter().map(|pass| pass.jobs).max(), "whole": spread(|pass| pass.took_s), "processor": spread(|pass| pass.spent_s),
         "looking": spread(|pass| pass.looked_s), "orders": orders,
-        "orders_per_s_of_deciding": (orders as f64 / seconds.max(1e-9)).round(),
         "largest_pass": largest.map(|pass| json!({
-            "orders": pass.orders, "took_s": pass.took_s, "orders_per_s": (pass.orders as f64 / pass.took_s).round(),
+            "orders": pass.orders, "took_s": pass.took_s, "spent_s": pass.spent_s,
+            "orders_per_s": (pass.orders as f64 / pass.took_s).round(),
+            "orders_per_s_of_processor": (pass.orders as f64 / pass.spent_s.max(1e-9)).round(),
         })),
     })
 }

@@ -8,7 +8,7 @@
 //! change their category and shares move, the others go on. *News*: every policy changes; how long until each agent has its new list? *Idle*: jobs go
 //! on and nothing changes, so nothing may be written. Writes are counted by the API server, not by the manager.
 //!
-//! `crowd fill`, `crowd moves` and `crowd return` are the same for `cargo xtask bench kube-move`: training jobs instead of pods, see [`fill`] and [`moves`].
+//! `crowd fill`, `crowd moves`, `crowd come` and `crowd return` are the same for `cargo xtask bench kube-move`: training jobs instead of pods, see [`fill`] and [`moves`].
 
 mod fill;
 mod log;
@@ -80,7 +80,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let usage = "crowd prepare|play|fill|moves|return PLAN.json: called by `cargo xtask bench`";
+    let usage = "crowd prepare|play|fill|moves|come|return PLAN.json: called by `cargo xtask bench`";
     let mut words = std::env::args().skip(1);
     let (Some(what), Some(file)) = (words.next(), words.next()) else { return Err(usage.into()) };
     let plan: Plan = serde_json::from_slice(&std::fs::read(&file)?)?;
@@ -92,6 +92,7 @@ async fn main() -> Result<()> {
         "play" => play::run(&plan, &client).await?,
         "fill" => fill::run(&plan, &client).await?,
         "moves" => moves::run(&plan, &client).await?,
+        "come" => moves::come(&plan, &client, "late").await.map(|()| serde_json::Value::Null)?,
         "return" => moves::after_return(&plan, &client).await?,
         _ => return Err(usage.into()),
     };

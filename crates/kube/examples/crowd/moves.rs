@@ -2,7 +2,7 @@
 //!
 //! **Phases.** *Start*: the manager finds a cluster full of jobs that run, as after a change of the leader: how long until it has everything in view, and
 //! until all nodes have been heard? *Idle*: jobs go on and nothing changes. *Burst*: many jobs come at once. *Moves*: some jobs stop growing, and SpeCon sends
-//! them to nodes with less to do. *Return* is a start again, after the manager was killed.
+//! them to nodes with less to do. *Return* is a start again, after the manager was killed; as many jobs as in the burst came while it was away, so that it finds them all at once.
 
 use super::fill::{converges, job};
 use super::log::{Pass, passes, sum_up};
@@ -97,11 +97,15 @@ pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
 
 /// The manager was killed and another one began.
 pub(super) async fn after_return(plan: &Plan, client: &Client) -> Result<Value> {
-    let (crowd, (until, mark)) = begin(plan, client).await?;
+    let (crowd, (mut until, mark)) = begin(plan, client).await?;
+    until["all_bound_s"] = json!(all_bound(plan, client, &mark).await?);
     settled(&plan.metrics, QUIET).await?;
     let (after, _) = mark.since(plan, client, &crowd).await?;
     let (peak_rss_mib, _) = process(plan.manager_pid)?;
-    Ok(json!({"until": until, "to_the_last_write": after, "manager_peak_rss_mib": peak_rss_mib}))
+    Ok(json!({
+        "until": until, "to_the_last_write": after, "manager_peak_rss_mib": peak_rss_mib,
+        "all_passes": sum_up(&full(&passes(&plan.log)?, plan.running)),
+    }))
 }
 
 /// Passes with all of the jobs in view that ran from the start.
@@ -136,32 +140,41 @@ async fn begin(plan: &Plan, client: &Client) -> Result<(Arc<Crowd>, (Value, Mark
 /// Many jobs at once, and how they find their places.
 async fn burst(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value> {
     let mark = Mark::now(plan, client).await?;
+    come(plan, client, "new").await?;
+    let created_s = mark.at.elapsed().as_secs_f64();
+    let bound_s = all_bound(plan, client, &mark).await?;
+    settled(&plan.metrics, QUIET).await?;
+    let (mut figures, counts) = mark.since(plan, client, crowd).await?;
+    figures["jobs"] = json!(plan.coming);
+    figures["created_s"] = json!(created_s);
+    figures["bound_s"] = json!(bound_s);
+    figures["writes_per_job"] = json!(counts.ours() / (plan.coming as f64).max(1.0));
+    Ok(figures)
+}
+
+/// Creates as many jobs as come at once.
+pub(super) async fn come(plan: &Plan, client: &Client, name: &str) -> Result<()> {
     futures_util::stream::iter(0..plan.coming)
         .map(|index| async move {
-            let object = job(plan, &format!("new-{index}"), index, index);
+            let object = job(plan, &format!("{name}-{index}"), index, index);
             let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default().to_owned();
             let api: Api<TrainingJob> = Api::namespaced(client.clone(), &namespace);
             make(&api, &serde_json::from_value(object)?).await.map(drop)
         })
         .buffer_unordered(AT_ONCE)
         .try_collect::<Vec<()>>()
-        .await?;
-    let created_s = mark.at.elapsed().as_secs_f64();
-    // The most the API server had of the manager at once: reviews of tokens and watches aside, its writes are bounded.
-    let opened = plan.coming as f64;
+        .await
+        .map(drop)
+}
+
+/// Waits until those that came have a node, and answers after how many seconds.
+async fn all_bound(plan: &Plan, client: &Client, mark: &Mark) -> Result<f64> {
     wait("every new job to be let run", || async {
         let Ok(counts) = Counts::of(client).await else { return false };
-        counts.since(&mark.counts).get("pod_bindings") >= opened
+        counts.since(&mark.counts).get("pod_bindings") >= plan.coming as f64
     })
     .await?;
-    let bound_s = mark.at.elapsed().as_secs_f64();
-    settled(&plan.metrics, QUIET).await?;
-    let (mut figures, counts) = mark.since(plan, client, crowd).await?;
-    figures["jobs"] = json!(plan.coming);
-    figures["created_s"] = json!(created_s);
-    figures["bound_s"] = json!(bound_s);
-    figures["writes_per_job"] = json!(counts.ours() / opened.max(1.0));
-    Ok(figures)
+    Ok(mark.at.elapsed().as_secs_f64())
 }
 
 /// Some jobs stop growing, and are moved.

@@ -9,11 +9,11 @@ use super::machine::{self, Do, Fault, Next, REFUSAL_PAUSE, Seen, asked, movable,
 use super::pod;
 use super::seen::{self, JobSeen, NodeSeen, Nodes, PodSeen};
 use super::store::{Key, Store};
-use super::{Board, JobFacts, JobState};
+use super::{Board, JobFacts, JobState, unless_kept};
 use crate::manager::lead::Leader;
 use crate::manager::metrics::WriteLabels;
 use crate::manager::watch::{News, follow};
-use crate::training_job::{JOB_LABEL, JobPolicy, NODE_ANNOTATION, OUR_NAME, State, TrainingJob};
+use crate::training_job::{JOB_LABEL, JobPolicy, OUR_NAME, State, TrainingJob};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use kube::api::Api;
@@ -462,10 +462,7 @@ fn facts(job: &JobSeen, pods: &[PodSeen], (cpu_request_milli, memory_request_byt
         arrived: job.created,
         policy: job.spec.policy,
         state,
-        movable: movable(job).and_then(|()| match &job.wanted_node {
-            Some(node) => Err(format!("the annotation {NODE_ANNOTATION} keeps it on {node}")),
-            None => Ok(()),
-        }),
+        movable: movable(job).and_then(|()| unless_kept(job.wanted_node.as_deref())),
         pod_uid: attempt.and_then(|attempt| attempt.uid.clone()),
         cpu_request_milli,
         memory_request_bytes,

@@ -24,10 +24,10 @@ pub(crate) use controller::start;
 pub use effects::{FAIL_POINT_EXIT, FailPoint};
 use store::Key;
 
-use crate::training_job::JobPolicy;
+use crate::training_job::{JobPolicy, NODE_ANNOTATION};
 use crate::wire::Category;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 
 /// A wish of the decision. The last one about a job stands, until the controller has taken it.
@@ -74,6 +74,11 @@ pub struct JobFacts {
     pub move_cost_s: Option<f64>,
 }
 
+/// Whoever names a node for a job keeps it there.
+fn unless_kept(node: Option<&str>) -> Result<(), String> {
+    node.map_or(Ok(()), |node| Err(format!("the annotation {NODE_ANNOTATION} keeps it on {node}")))
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobState {
     /// Its pod waits for a place: an order [`OrderKind::Place`] is welcome.
@@ -94,7 +99,8 @@ pub struct Board {
     orders: Mutex<BTreeMap<String, Order>>,
     /// Jobs about which the controller has not heard that there is an order.
     fresh: Mutex<Vec<String>>,
-    facts: Mutex<BTreeMap<String, JobFacts>>,
+    /// Shared with whoever looks: what has not changed is still the same one.
+    facts: Mutex<BTreeMap<String, Arc<JobFacts>>>,
     categories: Mutex<BTreeMap<String, Category>>,
     turned: Mutex<BTreeSet<String>>,
     /// Rings for the controller.
@@ -111,12 +117,10 @@ impl Board {
         self.ordered.notify_one();
     }
 
-    /// What the decision makes of jobs, where their agents have no opinion.
-    pub(crate) fn judge(&self, categories: BTreeMap<String, Category>) {
-        let mut known = self.categories.lock().expect("never poisoned");
-        let turned = categories.iter().filter(|(uid, category)| known.get(*uid) != Some(*category));
-        self.turned.lock().expect("never poisoned").extend(turned.map(|(uid, _)| uid.clone()));
-        *known = categories;
+    /// What the decision now makes of these jobs; their agents have no opinion.
+    pub(crate) fn judge(&self, turned: Vec<(String, Category)>) {
+        self.turned.lock().expect("never poisoned").extend(turned.iter().map(|(uid, _)| uid.clone()));
+        self.categories.lock().expect("never poisoned").extend(turned);
     }
 
     /// Jobs whose category the decision has changed since the last call.
@@ -130,7 +134,7 @@ impl Board {
     }
 
     /// All jobs that are ours to run.
-    pub fn facts(&self) -> Vec<JobFacts> {
+    pub fn facts(&self) -> Vec<Arc<JobFacts>> {
         self.facts.lock().expect("never poisoned").values().cloned().collect()
     }
 
@@ -173,8 +177,8 @@ impl Board {
     pub(crate) fn publish_all(&self, all: Vec<JobFacts>) {
         let mut known = self.facts.lock().expect("never poisoned");
         for facts in all {
-            if known.get(&facts.uid) != Some(&facts) {
-                known.insert(facts.uid.clone(), facts);
+            if known.get(&facts.uid).is_none_or(|before| **before != facts) {
+                known.insert(facts.uid.clone(), Arc::new(facts));
                 self.changed.notify_one();
             }
         }
@@ -182,6 +186,7 @@ impl Board {
 
     pub(crate) fn forget(&self, uid: &str) {
         self.taken(uid);
+        self.categories.lock().expect("never poisoned").remove(uid);
         if self.facts.lock().expect("never poisoned").remove(uid).is_some() {
             self.changed.notify_one();
         }

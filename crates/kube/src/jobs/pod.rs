@@ -25,8 +25,8 @@ pub(crate) fn check(job: &JobSeen) -> Result<PodTemplateSpec, String> {
             "the job's name is a label of its pods and may have {LONGEST_NAME} letters: choose a shorter one"
         ));
     }
-    let template: PodTemplateSpec = serde_json::from_value(job.spec.template.clone())
-        .map_err(|error| format!("spec.template is no pod template: {error}"))?;
+    let template: PodTemplateSpec =
+        serde_json::from_str(&job.template).map_err(|error| format!("spec.template is no pod template: {error}"))?;
     let spec = template.spec.as_ref().filter(|spec| !spec.containers.is_empty());
     let Some(spec) = spec else {
         return Err("spec.template.spec.containers is missing: a job needs a container that trains".to_owned());
@@ -58,12 +58,12 @@ fn reaches_for_the_node(spec: &PodSpec) -> Option<String> {
 
 /// The pod of this epoch, gated.
 pub(crate) fn build(job: &JobSeen, epoch: u32) -> Value {
-    let template = &job.spec.template;
+    let template: Value = serde_json::from_str(&job.template).unwrap_or_default();
     let mut metadata = Map::new();
     metadata.insert("name".to_owned(), json!(format!("{}-{epoch}", job.name)));
     metadata.insert("namespace".to_owned(), json!(job.namespace));
-    metadata.insert("labels".to_owned(), labels(job, epoch));
-    metadata.insert("annotations".to_owned(), annotations(job));
+    metadata.insert("labels".to_owned(), labels(job, &template, epoch));
+    metadata.insert("annotations".to_owned(), annotations(job, &template));
     metadata.insert("finalizers".to_owned(), json!([ATTEMPT_FINALIZER]));
     metadata.insert(
         "ownerReferences".to_owned(),
@@ -117,16 +117,16 @@ fn push(list: &mut Value, item: Value) {
     }
 }
 
-fn labels(job: &JobSeen, epoch: u32) -> Value {
-    let mut labels = job.spec.template["metadata"]["labels"].clone();
+fn labels(job: &JobSeen, template: &Value, epoch: u32) -> Value {
+    let mut labels = template["metadata"]["labels"].clone();
     labels[JOB_LABEL] = json!(job.name);
     labels[EPOCH_LABEL] = json!(epoch.to_string());
     labels
 }
 
 /// What agents go by, from the job's objective; a template's own annotations stand.
-fn annotations(job: &JobSeen) -> Value {
-    let mut notes = job.spec.template["metadata"]["annotations"].clone();
+fn annotations(job: &JobSeen, template: &Value) -> Value {
+    let mut notes = template["metadata"]["annotations"].clone();
     let objective = job.spec.objective.clone().unwrap_or_default();
     let collector = job.spec.metrics_collector.clone();
     let word = |value: Value| value.as_str().map(str::to_owned);
@@ -181,7 +181,6 @@ mod tests {
 
     fn job(template: Value) -> JobSeen {
         let spec = TrainingJobSpec {
-            template,
             objective: Some(JobObjective { metric: Some("loss".to_owned()), kind: Some(Goal::Minimize), goal: None }),
             metrics_collector: Some(CollectorSpec::default()),
             checkpoint: Some(Checkpoint { claim_name: "work".to_owned(), path: "/ck".to_owned(), sub_path: None }),
@@ -192,6 +191,7 @@ mod tests {
             namespace: "team".to_owned(),
             uid: "u".to_owned(),
             spec,
+            template: template.to_string(),
             ..JobSeen::default()
         }
     }

@@ -28,7 +28,10 @@ pub(crate) struct JobSeen {
     pub(crate) sworn_stopped: Option<String>,
     /// Where somebody wants it to live.
     pub(crate) wanted_node: Option<String>,
+    /// Without the template.
     pub(crate) spec: TrainingJobSpec,
+    /// As text, because it is needed seldom: taken apart, the templates of a large cluster are most of the manager's memory.
+    pub(crate) template: String,
     pub(crate) status: TrainingJobStatus,
 }
 

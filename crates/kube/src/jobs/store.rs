@@ -70,6 +70,8 @@ impl Row {
 impl JobSeen {
     pub(crate) fn of(job: &TrainingJob) -> Option<JobSeen> {
         let meta = &job.metadata;
+        let mut spec = job.spec.clone();
+        let template = std::mem::take(&mut spec.template).to_string();
         Some(JobSeen {
             namespace: meta.namespace.clone()?,
             name: meta.name.clone()?,
@@ -81,7 +83,8 @@ impl JobSeen {
             has_finalizer: meta.finalizers.iter().flatten().any(|one| one == JOB_FINALIZER),
             sworn_stopped: meta.annotations.as_ref().and_then(|notes| notes.get(STOPPED_ANNOTATION)).cloned(),
             wanted_node: meta.annotations.as_ref().and_then(|notes| notes.get(NODE_ANNOTATION)).cloned(),
-            spec: job.spec.clone(),
+            spec,
+            template,
             status: job.status.clone().unwrap_or_default(),
         })
     }
@@ -122,8 +125,9 @@ impl Store {
             return;
         }
         if known.is_none_or(|known| **known != job) {
-            // One that was never seen before begins when those before it are on their way.
-            let row = if known.is_none() { &mut self.then } else { &mut self.first };
+            // One that nobody has begun with begins when those before it are on their way.
+            let is_new = known.is_none() && job.status.attempt.is_none();
+            let row = if is_new { &mut self.then } else { &mut self.first };
             row.push(key.clone());
             self.jobs.insert(key, Arc::new(job));
         }
@@ -414,13 +418,17 @@ mod tests {
     #[test]
     fn new_jobs_are_announced_once_and_not_too_many() {
         let mut store = Store::default();
+        // As after a start of the manager: those that run already take no new one's place.
+        for name in ["running", "too"] {
+            store.put_job(begun(name, 1, "n"));
+        }
         for name in ["a", "b", "c", "d"] {
             store.put_job(job(name, 1));
         }
         let names = |jobs: Vec<Arc<JobSeen>>| jobs.iter().map(|job| job.name.clone()).collect::<Vec<_>>();
         assert_eq!(names(store.coming(2)), ["a", "b"]);
         assert!(store.coming(2).is_empty());
-        store.take(Timestamp::UNIX_EPOCH);
+        (0..3).for_each(|_| drop(store.take(Timestamp::UNIX_EPOCH)));
         assert_eq!(names(store.coming(2)), ["c"]);
     }
 }

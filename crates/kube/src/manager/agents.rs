@@ -16,7 +16,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Default)]
 pub(crate) struct Agents {
-    nodes: BTreeMap<String, Agent>,
+    nodes: HashMap<String, Agent>,
     jobs: HashMap<String, JobState>,
 }
 

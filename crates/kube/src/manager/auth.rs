@@ -14,7 +14,8 @@ use std::hash::BuildHasher;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-const REMEMBERED_FOR: Duration = Duration::from_secs(60);
+/// As long as kubelets remember, by default, whom they let in.
+const REMEMBERED_FOR: Duration = Duration::from_secs(120);
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 /// More than any cluster has nodes; beyond it, somebody is guessing tokens and the memory is emptied.
 const MOST_REMEMBERED: usize = 20_000;

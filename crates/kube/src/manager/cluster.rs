@@ -24,7 +24,8 @@ use gainshare_core::plan::MoveReason;
 use gainshare_core::policy::{MoveRule, Policy, Preset, Specon};
 use gainshare_core::signal::{Category, Signal};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use nix::time::{ClockId, clock_gettime};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -68,7 +69,7 @@ pub(crate) struct Seen {
     pub(crate) now: Time,
     /// By name.
     pub(crate) nodes: BTreeMap<String, NodeSeen>,
-    pub(crate) jobs: Vec<(JobFacts, Option<Told>)>,
+    pub(crate) jobs: Vec<(Arc<JobFacts>, Option<Told>)>,
 }
 
 /// What is remembered between two decisions.
@@ -76,19 +77,65 @@ pub(crate) struct Seen {
 pub(crate) struct Decision {
     specon: Specon,
     controls: BTreeMap<JobPolicy, Control>,
-    // Tens of thousands are looked up in every pass: hashing their names is several times quicker than comparing them.
+    // Tens of thousands of jobs are looked at in every pass: their names are hashed, once, and from then on there are numbers.
     jobs: HashMap<String, Known>,
     next_job: u64,
-    nodes: HashMap<String, NodeId>,
+    nodes: Nodes,
     owners: HashMap<String, OwnerId>,
+    pass: u64,
+    /// What moves were measured to cost, in seconds.
+    move_costs: BTreeMap<JobPolicy, Vec<f64>>,
+    /// Jobs that SpeCon thinks otherwise of since this was last taken.
+    turned: Vec<(String, wire::Category)>,
+}
+
+/// The nodes' numbers, and what jobs have to know of those that are there in this pass.
+#[derive(Debug, Default)]
+struct Nodes {
+    ids: HashMap<String, NodeId>,
+    there: Vec<Option<There>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct There {
+    cores: f64,
+    heard: bool,
+}
+
+impl Nodes {
+    fn learn(&mut self, seen: &BTreeMap<String, NodeSeen>) {
+        self.there.fill(None);
+        for (name, node) in seen {
+            let NodeId(id) = self.id(name);
+            self.there[id as usize] = Some(There { cores: node.cores, heard: node.heard });
+        }
+    }
+
+    fn id(&mut self, name: &str) -> NodeId {
+        if let Some(id) = self.ids.get(name) {
+            return *id;
+        }
+        let id = NodeId(self.there.len() as u32);
+        self.ids.insert(name.to_owned(), id);
+        self.there.push(None);
+        id
+    }
+
+    fn there(&self, NodeId(id): NodeId) -> Option<There> {
+        self.there.get(id as usize).copied().flatten()
+    }
 }
 
 #[derive(Debug)]
 struct Known {
     id: JobId,
+    owner: OwnerId,
+    /// As they were last seen, and in which pass.
+    facts: Arc<JobFacts>,
+    pass: u64,
     pod: Option<String>,
     /// Its node while that is known, and the node's cores.
-    node: Option<(String, f64)>,
+    node: Option<(NodeId, f64)>,
     /// Of the attempts before this one.
     before: Told,
     now: Told,
@@ -116,55 +163,60 @@ impl Decision {
 
     /// Takes in which jobs there are, and what they say.
     fn learn(&mut self, seen: &Seen) {
-        let alive = |facts: &JobFacts| facts.state != JobState::Done;
-        let uids: HashSet<&str> = seen.jobs.iter().filter(|(f, _)| alive(f)).map(|(f, _)| f.uid.as_str()).collect();
-        self.jobs.retain(|uid, _| uids.contains(uid.as_str()));
-        for name in seen.nodes.keys() {
-            let next = NodeId(self.nodes.len() as u32);
-            if !self.nodes.contains_key(name) {
-                self.nodes.insert(name.clone(), next);
+        self.pass += 1;
+        self.nodes.learn(&seen.nodes);
+        self.move_costs.clear();
+        for (facts, told) in &seen.jobs {
+            if let Some(cost) = facts.move_cost_s.filter(|cost| cost.is_finite()) {
+                self.move_costs.entry(facts.policy).or_default().push(cost);
             }
-        }
-        for (facts, told) in seen.jobs.iter().filter(|(f, _)| alive(f)) {
+            if facts.state == JobState::Done {
+                continue;
+            }
+            if let Some(known) = self.jobs.get_mut(&facts.uid) {
+                known.learn(facts, &mut self.nodes, *told, seen.now);
+                known.pass = self.pass;
+                continue;
+            }
+            self.next_job += 1;
             let next = OwnerId(self.owners.len() as u32);
-            if !self.owners.contains_key(&facts.owner) {
-                self.owners.insert(facts.owner.clone(), next);
-            }
-            match self.jobs.get_mut(&facts.uid) {
-                Some(known) => known.learn(facts, *told, seen),
-                None => {
-                    self.next_job += 1;
-                    let mut known = Known::new(JobId(self.next_job), facts);
-                    known.learn(facts, *told, seen);
-                    self.jobs.insert(facts.uid.clone(), known);
-                }
-            }
+            let owner = *self.owners.entry(facts.owner.clone()).or_insert(next);
+            let mut known = Known::new(JobId(self.next_job), owner, facts);
+            known.learn(facts, &mut self.nodes, *told, seen.now);
+            known.pass = self.pass;
+            self.jobs.insert(facts.uid.clone(), known);
         }
+        self.jobs.retain(|_, known| known.pass == self.pass);
     }
 
     fn decide_for(&mut self, policy: JobPolicy, seen: &Seen) -> Vec<Order> {
-        let jobs: Vec<&JobFacts> = seen.jobs.iter().map(|(facts, _)| facts).filter(|f| f.policy == policy).collect();
+        let mut jobs: Vec<&Known> = self.jobs.values().filter(|known| known.facts.policy == policy).collect();
+        jobs.sort_unstable_by_key(|known| known.id);
         if jobs.is_empty() {
             self.controls.remove(&policy);
             return vec![];
         }
         let view = self.view(&jobs, seen);
         let control = self.controls.entry(policy).or_insert_with(|| Control::new(rules(policy, self.specon)));
-        if let Some(cost_s) = moving_cost_s(&jobs) {
+        if let Some(cost_s) = self.move_costs.get_mut(&policy).and_then(|costs| median(costs)) {
             control.set_moving_cost(Span::from_secs_f64(cost_s));
         }
         let Some(plan) = control.step(&view) else { return vec![] };
         if policy == JobPolicy::Specon {
-            for known in self.jobs.values_mut() {
-                known.category = plan.verdicts.get(&known.id).map(|verdict| verdict.category).or(known.category);
+            for known in self.jobs.values_mut().filter(|known| known.facts.policy == policy) {
+                let category = plan.verdicts.get(&known.id).map(|verdict| verdict.category).or(known.category);
+                if let Some(now) = category.filter(|_| category != known.category) {
+                    self.turned.push((known.facts.uid.clone(), now.into()));
+                }
+                known.category = category;
             }
         }
         if plan.starts.is_empty() && plan.moves.is_empty() {
             return vec![];
         }
-        let by_id: HashMap<JobId, &JobFacts> =
-            jobs.iter().filter_map(|facts| Some((self.jobs.get(&facts.uid)?.id, *facts))).collect();
-        let names: HashMap<NodeId, &String> = self.nodes.iter().map(|(name, id)| (*id, name)).collect();
+        let of_policy = self.jobs.values().filter(|known| known.facts.policy == policy);
+        let by_id: HashMap<JobId, &JobFacts> = of_policy.map(|known| (known.id, &*known.facts)).collect();
+        let names: HashMap<NodeId, &String> = self.nodes.ids.iter().map(|(name, id)| (*id, name)).collect();
         let starts = plan.starts.iter().map(|s| (s.job, s.node, OrderKind::Place, None));
         let moves = plan.moves.iter().map(|m| (m.job, m.to, OrderKind::Move, Some(m.why)));
         let orders: Vec<Order> = starts
@@ -191,35 +243,34 @@ impl Decision {
         orders
     }
 
-    /// The categories that the decision itself puts jobs into, by uid.
-    fn categories(&self) -> BTreeMap<String, wire::Category> {
-        let judged = self.jobs.iter().filter_map(|(uid, known)| Some((uid.clone(), known.category?.into())));
-        judged.collect()
+    /// What the decision itself now makes of jobs, by uid, where that has changed.
+    fn take_turned(&mut self) -> Vec<(String, wire::Category)> {
+        std::mem::take(&mut self.turned)
     }
 
-    fn view(&self, jobs: &[&JobFacts], seen: &Seen) -> View {
+    /// The jobs by their numbers.
+    fn view(&self, jobs: &[&Known], seen: &Seen) -> View {
         let mut nodes: Vec<NodeView> = vec![];
         let heard = seen.nodes.iter().filter(|(_, node)| node.heard);
-        let mut views: Vec<JobView> = jobs.iter().filter_map(|facts| self.job_view(facts, seen)).collect();
-        views.sort_by_key(|view| view.id);
+        let views: Vec<JobView> = jobs.iter().filter_map(|known| self.job_view(known, seen.now)).collect();
         let mut running: HashMap<NodeId, usize> = HashMap::new();
         for node in views.iter().filter_map(JobView::node) {
             *running.entry(node).or_default() += 1;
         }
-        let mut settled: HashMap<&str, usize> = HashMap::new();
-        for facts in jobs {
-            if let JobState::Running { node, .. } = &facts.state {
-                *settled.entry(node).or_default() += 1;
-            }
+        let mut settled: HashMap<NodeId, usize> = HashMap::new();
+        for known in jobs.iter().filter(|known| matches!(known.facts.state, JobState::Running { .. })) {
+            let (node, _) = known.node.expect("learnt with the state");
+            *settled.entry(node).or_default() += 1;
         }
         // Room is counted in the largest of those who wait, or else of all: what is found must not turn out too small.
-        let waiting = || jobs.iter().filter(|f| f.state == JobState::Waiting);
+        let waiting = || jobs.iter().filter(|known| known.facts.state == JobState::Waiting);
         let largest = |of: fn(&JobFacts) -> u64| {
-            waiting().map(|f| of(f)).max().unwrap_or_else(|| jobs.iter().map(|f| of(f)).max().unwrap_or(0))
+            let size = |known: &&Known| of(&known.facts);
+            waiting().map(size).max().unwrap_or_else(|| jobs.iter().map(size).max().unwrap_or(0))
         };
         let (milli, bytes) = (largest(|f| f.cpu_request_milli), largest(|f| f.memory_request_bytes));
         for (name, node) in heard {
-            let id = self.nodes[name];
+            let id = self.nodes.ids[name];
             let here = running.get(&id).copied().unwrap_or(0);
             let fits = |free: u64, need: u64| free.checked_div(need).map_or(usize::MAX, |n| n as usize);
             let more = fits(node.free_milli, milli).min(fits(node.free_bytes, bytes));
@@ -227,7 +278,7 @@ impl Decision {
                 (false, _) => Some(here),
                 (true, usize::MAX) => None,
                 // Those who are on their way here have not taken their part of what is free yet.
-                (true, more) => Some((settled.get(name.as_str()).copied().unwrap_or(0) + more).max(here)),
+                (true, more) => Some((settled.get(&id).copied().unwrap_or(0) + more).max(here)),
             };
             let (cores, speed, memory_bytes) = (node.cores, node.speed, node.memory_bytes);
             nodes.push(NodeView { id, cores, speed, memory_bytes, slots, idle: None });
@@ -237,41 +288,41 @@ impl Decision {
     }
 
     /// The job as the core should see it; nothing if it is to be left alone altogether.
-    fn job_view(&self, facts: &JobFacts, seen: &Seen) -> Option<JobView> {
-        let known = self.jobs.get(&facts.uid)?;
-        let heard = |name: &str| seen.nodes.get(name).is_some_and(|node| node.heard);
+    fn job_view(&self, known: &Known, now: Time) -> Option<JobView> {
+        let facts = &known.facts;
         let once = facts.policy == JobPolicy::Specon && known.has_moved;
         let mut pinned = facts.movable.is_err() || once;
-        let going = known.order.as_ref().filter(|(_, at)| seen.now.since(*at) <= ORDER_STANDS).map(|(order, _)| order);
-        let on = |name: &str, since: Time, attempt: u32| {
-            heard(name).then(|| Phase::Running { node: self.nodes[name], since, attempt })
+        let going = known.order.as_ref().filter(|(_, at)| now.since(*at) <= ORDER_STANDS).map(|(order, _)| order);
+        let on = |node: NodeId, since: Time, attempt: u32| {
+            self.nodes.there(node)?.heard.then_some(Phase::Running { node, since, attempt })
         };
+        let ordered_to = |order: &Order| self.nodes.ids.get(&order.node).copied();
+        let here = known.node.map(|(node, _)| node);
         let phase = match (&facts.state, going) {
             (JobState::Done, _) => return None,
             (JobState::Waiting, None) => Phase::Waiting,
             (JobState::Waiting, Some(order)) => {
                 pinned = true;
-                on(&order.node, seen.now, 1)?
+                on(ordered_to(order)?, now, 1)?
             }
             (JobState::Running { node, epoch, since }, order) => {
                 let moving = order.filter(|order| order.kind == OrderKind::Move && order.node != *node);
                 pinned |= moving.is_some();
-                on(moving.map_or(node, |order| &order.node), time(*since), *epoch)?
+                on(moving.map_or(here, ordered_to)?, time(*since), *epoch)?
             }
             (JobState::Moving, _) => {
                 pinned = true;
-                let since = known.moving_since.unwrap_or(seen.now);
-                if seen.now.since(since) > MOVING_COUNTS {
+                let since = known.moving_since.unwrap_or(now);
+                if now.since(since) > MOVING_COUNTS {
                     return None;
                 }
-                let ordered = known.order.as_ref().map(|(order, _)| order.node.as_str());
-                on(ordered.or(known.node.as_ref().map(|(name, _)| name.as_str()))?, since, 2)?
+                on(known.order.as_ref().map_or(here, |(order, _)| ordered_to(order))?, since, 2)?
             }
         };
         let all = known.all();
         Some(JobView {
             id: known.id,
-            owner: self.owners[&facts.owner],
+            owner: known.owner,
             arrived: time(facts.arrived),
             phase,
             signal: all.signal,
@@ -284,9 +335,12 @@ impl Decision {
 }
 
 impl Known {
-    fn new(id: JobId, facts: &JobFacts) -> Known {
+    fn new(id: JobId, owner: OwnerId, facts: &Arc<JobFacts>) -> Known {
         Known {
             id,
+            owner,
+            facts: facts.clone(),
+            pass: 0,
             pod: None,
             node: None,
             before: Told::default(),
@@ -298,15 +352,23 @@ impl Known {
         }
     }
 
-    fn learn(&mut self, facts: &JobFacts, told: Option<Told>, seen: &Seen) {
+    fn learn(&mut self, facts: &Arc<JobFacts>, nodes: &mut Nodes, told: Option<Told>, now: Time) {
+        // Most jobs are what they were: their node need not be looked up by its name.
+        let same = Arc::ptr_eq(&self.facts, facts).then_some(self.node).flatten();
+        let node = match (&facts.state, same) {
+            (JobState::Running { .. }, Some((node, _))) => Some(node),
+            (JobState::Running { node, .. }, None) => Some(nodes.id(node)),
+            _ => None,
+        };
+        self.facts = facts.clone();
         match &facts.state {
-            JobState::Moving => self.moving_since = self.moving_since.or(Some(seen.now)),
+            JobState::Moving => self.moving_since = self.moving_since.or(Some(now)),
             _ => self.moving_since = None,
         }
         // An order is done when the job is where it should be, and void when it has had no effect for long.
         let arrived = |order: &Order| matches!(&facts.state, JobState::Running { node, .. } if *node == order.node);
         let is_over = |order: &Order, at: Time| {
-            arrived(order) || (facts.state != JobState::Moving && seen.now.since(at) > ORDER_STANDS)
+            arrived(order) || (facts.state != JobState::Moving && now.since(at) > ORDER_STANDS)
         };
         if self.order.as_ref().is_some_and(|(order, at)| is_over(order, *at)) {
             self.order = None;
@@ -317,14 +379,14 @@ impl Known {
             self.now = Told::default();
             self.pod = facts.pod_uid.clone();
         }
-        if let JobState::Running { node, .. } = &facts.state {
-            let cores = seen.nodes.get(node).map_or(1.0, |n| n.cores);
-            if let Some((_, old)) = self.node.as_ref().filter(|(name, _)| name != node) {
+        if let Some(node) = node {
+            let cores = nodes.there(node).map_or(1.0, |there| there.cores);
+            if let Some((_, old)) = self.node.filter(|(before, _)| *before != node) {
                 // Use is counted in parts of the node it happens on.
                 let factor = old / cores.max(f64::MIN_POSITIVE);
                 self.before.consumed.cpu *= factor;
             }
-            self.node = Some((node.clone(), cores));
+            self.node = Some((node, cores));
         }
         // What is said of an attempt only grows; an agent that has just begun may know less for a moment.
         if let Some(told) = told.filter(|told| told.signal.reports >= self.now.signal.reports) {
@@ -363,11 +425,9 @@ fn rules(policy: JobPolicy, specon: Specon) -> Policy {
     rules
 }
 
-/// What moving was measured to cost here: the median over the jobs that have moved.
-fn moving_cost_s(jobs: &[&JobFacts]) -> Option<f64> {
-    let mut costs: Vec<f64> = jobs.iter().filter_map(|facts| facts.move_cost_s).filter(|s| s.is_finite()).collect();
-    costs.sort_by(f64::total_cmp);
-    costs.get(costs.len() / 2).copied()
+fn median(values: &mut [f64]) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
 }
 
 /// How a picture marks a stay that began with this move, as the thesis's Figure 6.22 does: `-M` moved, `-R` moved to even things out, or home.
@@ -418,13 +478,15 @@ pub(crate) async fn run(leader: Arc<Leader>, specon: Specon) {
         // A large cluster takes a good part of a second: agents and watches are served meanwhile.
         let looker = leader.clone();
         let pass = tokio::task::spawn_blocking(move || {
-            let began = Instant::now();
+            let (began, spent_before) = (Instant::now(), thread_time());
             let seen = look(&looker, looker.jobs.facts(), &clock);
             let looked = began.elapsed();
             let orders = decision.decide(&seen);
-            looker.jobs.judge(decision.categories());
+            looker.jobs.judge(decision.take_turned());
             let (jobs, nodes, took) = (seen.jobs.len(), seen.nodes.len(), began.elapsed());
-            tracing::debug!(jobs, nodes, orders = orders.len(), ?looked, ?took, "pass");
+            // On a busy machine a pass takes longer than it costs.
+            let spent = thread_time().saturating_sub(spent_before);
+            tracing::debug!(jobs, nodes, orders = orders.len(), ?looked, ?took, ?spent, "pass");
             (decision, orders, took)
         });
         let Ok((decided, orders, took)) = pass.await else { return };
@@ -439,6 +501,11 @@ pub(crate) async fn run(leader: Arc<Leader>, specon: Specon) {
         // When everything changes at once, passes take half of a core and no more.
         tokio::time::sleep(took).await;
     }
+}
+
+/// What this thread has had of a processor.
+fn thread_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
 }
 
 /// From moments of this process to microseconds since 1970 that never jump.
@@ -456,11 +523,11 @@ impl Clock {
     }
 }
 
-fn look(leader: &Leader, jobs: Vec<JobFacts>, clock: &Clock) -> Seen {
+fn look(leader: &Leader, jobs: Vec<Arc<JobFacts>>, clock: &Clock) -> Seen {
     let now = Instant::now();
     leader.look(|world| {
         let agents = leader.agents.lock().expect("never poisoned");
-        let with_words = |facts: JobFacts| {
+        let with_words = |facts: Arc<JobFacts>| {
             let said = told(world, &agents, &facts, clock);
             (facts, said)
         };
@@ -470,9 +537,8 @@ fn look(leader: &Leader, jobs: Vec<JobFacts>, clock: &Clock) -> Seen {
 }
 
 fn nodes(world: &World, agents: &Agents, now: Instant) -> BTreeMap<String, NodeSeen> {
-    let requested = world.requested();
     let seen = world.nodes().map(|(name, facts)| {
-        let asked = requested.get(name.as_str()).copied().unwrap_or_default();
+        let asked = world.requested(name);
         let (milli, bytes) = (facts.cpu_milli.unwrap_or(0), facts.memory_bytes.unwrap_or(0));
         let node = NodeSeen {
             cores: milli.saturating_sub(asked.others.0) as f64 / 1000.0,

@@ -47,8 +47,8 @@ impl Lab {
             tried: vec![],
             move_cost_s: None,
         };
-        self.seen.jobs.push((facts, None));
-        &mut self.seen.jobs.last_mut().unwrap().0
+        self.seen.jobs.push((Arc::new(facts), None));
+        self.job(name).0
     }
 
     fn run(&mut self, name: &str, policy: JobPolicy, node: &str) -> &mut JobFacts {
@@ -58,8 +58,9 @@ impl Lab {
         facts
     }
 
-    fn job(&mut self, name: &str) -> &mut (JobFacts, Option<Told>) {
-        self.seen.jobs.iter_mut().find(|(facts, _)| facts.name == name).unwrap()
+    fn job(&mut self, name: &str) -> (&mut JobFacts, &mut Option<Told>) {
+        let (facts, told) = self.seen.jobs.iter_mut().find(|(facts, _)| facts.name == name).unwrap();
+        (Arc::make_mut(facts), told)
     }
 
     /// Seconds pass, and each of these jobs reports: name, value, step of a hundred, node-seconds consumed in all.
@@ -171,7 +172,7 @@ fn a_converged_job_leaves_those_that_grow_and_only_once() {
     let orders = specon_story(&mut lab, 8);
     assert_eq!(orders.len(), 1, "{orders:?}");
     assert_eq!((orders[0].1.as_str(), orders[0].2.as_str(), orders[0].3), ("three", "b", OrderKind::Move));
-    let categories = lab.decision.categories();
+    let categories: BTreeMap<String, wire::Category> = lab.decision.take_turned().into_iter().collect();
     assert_eq!((categories["one"], categories["three"]), (wire::Category::Growing, wire::Category::Converged));
     // The move was not carried out (the controller could not): it is not asked for again, because the algorithm deals with each job once.
     assert_eq!(specon_story(&mut lab, 8), []);
@@ -246,7 +247,8 @@ fn a_moving_job_takes_room_where_it_goes_but_not_for_ever() {
     lab.wait("four", JobPolicy::Specon);
     // `a` has two, `b` is about to have one.
     assert_eq!(lab.pass(1.0, &[]), [order("four", "b", OrderKind::Place)]);
-    let phase = |lab: &Lab| lab.decision.job_view(&lab.seen.jobs[2].0, &lab.seen).map(|view| view.phase);
+    let third = |lab: &Lab| lab.seen.jobs[2].0.uid.clone();
+    let phase = |lab: &Lab| lab.decision.job_view(&lab.decision.jobs[&third(lab)], lab.seen.now).map(|view| view.phase);
     assert!(matches!(phase(&lab), Some(Phase::Running { .. })));
     lab.seen.now = lab.seen.now + Span::from_secs(120);
     lab.pass(1.0, &[]);

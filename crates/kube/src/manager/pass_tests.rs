@@ -123,11 +123,12 @@ async fn a_pass_over_5000_nodes_and_50000_jobs() {
         let mut agents = leader.agents.lock().unwrap();
         (0..NODES).for_each(|index| drop(agents.hear(&words(index, round), Instant::now())));
         drop(agents);
-        let began = Instant::now();
+        let (began, spent_before) = (Instant::now(), thread_time());
         let seen = look(&leader, leader.jobs.facts(), &clock);
         let looked = began.elapsed();
         let orders = decision.decide(&seen);
-        println!("round {round}: looked {looked:?}, all {:?}, {} orders", began.elapsed(), orders.len());
+        let (took, spent) = (began.elapsed(), thread_time() - spent_before);
+        println!("round {round}: looked {looked:?}, all {took:?} ({spent:?} of a processor), {} orders", orders.len());
         (began.elapsed(), orders)
     };
     let first = pass(1).0;

@@ -8,7 +8,7 @@
 //! version of a pod changes nothing (`stale_events_are_ignored`).
 
 use crate::bounds::{self, NodeFacts, QuotaFacts, RangeFacts};
-use crate::crd::SharePolicySpec;
+use crate::crd::{ORIGINAL_ANNOTATION, SharePolicySpec};
 use crate::facts::PodFacts;
 use crate::resize::{Refusal, Resources};
 use crate::select::{self, PolicyFacts};
@@ -26,6 +26,8 @@ pub(crate) type PolicyKey = (String, String);
 pub(crate) struct World {
     pods: BTreeMap<String, PodFacts>,
     pods_of_namespace: BTreeMap<String, BTreeSet<String>>,
+    /// By node.
+    requested: HashMap<String, Requested>,
     pub(crate) policies: BTreeMap<PolicyKey, PolicyFacts>,
     namespaces: BTreeMap<String, BTreeMap<String, String>>,
     nodes: BTreeMap<String, NodeFacts>,
@@ -47,6 +49,24 @@ pub(crate) struct World {
 pub(crate) struct Requested {
     pub(crate) jobs: (u64, u64),
     pub(crate) others: (u64, u64),
+}
+
+impl Requested {
+    fn with(self, other: Requested, put: fn(u64, u64) -> u64) -> Requested {
+        let both = |a: (u64, u64), b: (u64, u64)| (put(a.0, b.0), put(a.1, b.1));
+        Requested { jobs: both(self.jobs, other.jobs), others: both(self.others, other.others) }
+    }
+}
+
+/// What a pod that holds a part of a node requests of it.
+fn requests_of(pod: &PodFacts) -> Option<(&str, Requested)> {
+    let node = pod.node.as_deref().filter(|_| pod.holds_node)?;
+    let requests = || pod.containers.iter().map(|container| container.resources.requests);
+    let milli = requests().filter_map(|asked| asked.cpu_milli).sum();
+    let bytes = requests().filter_map(|asked| asked.memory_bytes).sum();
+    let mut asked = Requested::default();
+    *(if pod.labels.contains_key(JOB_LABEL) { &mut asked.jobs } else { &mut asked.others }) = (milli, bytes);
+    Some((node, asked))
 }
 
 /// What changed since it was last asked.
@@ -99,19 +119,9 @@ impl World {
         self.nodes.iter()
     }
 
-    /// What the pods of each node request together.
-    pub(crate) fn requested(&self) -> HashMap<&str, Requested> {
-        let mut nodes: HashMap<&str, Requested> = HashMap::new();
-        for pod in self.pods.values().filter(|pod| pod.holds_node) {
-            let Some(node) = pod.node.as_deref() else { continue };
-            let asked = nodes.entry(node).or_default();
-            let sum = if pod.labels.contains_key(JOB_LABEL) { &mut asked.jobs } else { &mut asked.others };
-            for requests in pod.containers.iter().map(|container| container.resources.requests) {
-                sum.0 += requests.cpu_milli.unwrap_or(0);
-                sum.1 += requests.memory_bytes.unwrap_or(0);
-            }
-        }
-        nodes
+    /// What the pods of a node request together.
+    pub(crate) fn requested(&self, node: &str) -> Requested {
+        self.requested.get(node).copied().unwrap_or_default()
     }
 
     pub(crate) fn revision(&self, node: &str) -> u64 {
@@ -126,7 +136,9 @@ impl World {
 
     /// Pods that carry original values although no policy has them any more: to be given back.
     pub(crate) fn let_go(&self) -> Vec<PodFacts> {
-        let free = self.pods.values().filter(|pod| pod.running && !self.shared.contains_key(&pod.uid));
+        // Few pods carry any: that is asked first.
+        let touched = self.pods.values().filter(|pod| pod.running && pod.notes.contains_key(ORIGINAL_ANNOTATION));
+        let free = touched.filter(|pod| !self.shared.contains_key(&pod.uid));
         free.filter(|pod| pod.originals().is_some()).cloned().collect()
     }
 
@@ -149,17 +161,38 @@ impl World {
         }
         self.pods_of_namespace.entry(facts.namespace.clone()).or_default().insert(facts.uid.clone());
         let uid = facts.uid.clone();
-        self.pods.insert(uid.clone(), facts);
+        self.count_in(&facts);
+        if let Some(before) = self.pods.insert(uid.clone(), facts) {
+            self.count_out(&before);
+        }
         self.derive(&uid);
     }
 
     pub(crate) fn remove_pod(&mut self, uid: &str) {
         self.unshare(uid);
         self.given_back.remove(uid);
-        if let Some(pod) = self.pods.remove(uid)
-            && let Some(uids) = self.pods_of_namespace.get_mut(&pod.namespace)
-        {
+        let Some(pod) = self.pods.remove(uid) else { return };
+        self.count_out(&pod);
+        if let Some(uids) = self.pods_of_namespace.get_mut(&pod.namespace) {
             uids.remove(uid);
+        }
+    }
+
+    fn count_in(&mut self, pod: &PodFacts) {
+        if let Some((node, asked)) = requests_of(pod) {
+            let sum = self.requested.entry(node.to_owned()).or_default();
+            *sum = sum.with(asked, u64::saturating_add);
+        }
+    }
+
+    fn count_out(&mut self, pod: &PodFacts) {
+        if let Some((node, asked)) = requests_of(pod)
+            && let Some(sum) = self.requested.get_mut(node)
+        {
+            *sum = sum.with(asked, u64::saturating_sub);
+            if *sum == Requested::default() {
+                self.requested.remove(node);
+            }
         }
     }
 

@@ -117,6 +117,33 @@ fn order_does_not_matter() {
 }
 
 #[test]
+fn requests_are_counted_as_pods_come_change_end_and_go() {
+    let mut world = World::new(1);
+    let of_a_job = |mut pod: PodFacts| {
+        pod.labels.insert(JOB_LABEL.to_owned(), "job".to_owned());
+        pod
+    };
+    let sums = |world: &World| {
+        let (n1, n2) = (world.requested("n1"), world.requested("n2"));
+        [n1.others.0, n1.jobs.0, n2.others.0, n2.jobs.0]
+    };
+    world.put_pod(pod("a", "n1", 1));
+    world.put_pod(of_a_job(pod("b", "n1", 1)));
+    world.put_pod(of_a_job(pod("c", "n2", 1)));
+    assert_eq!(sums(&world), [500, 500, 0, 500]);
+    world.put_pod(touched(pod("a", "n1", 1), 300, 2));
+    world.put_pod(pod("a", "n1", 1));
+    assert_eq!(sums(&world), [300, 500, 0, 500], "the older version changes nothing");
+    world.put_pod(PodFacts { holds_node: false, ..of_a_job(pod("b", "n1", 2)) });
+    assert_eq!(sums(&world), [300, 0, 0, 500]);
+    world.remove_pod("c");
+    world.remove_pod("c");
+    assert_eq!(sums(&world), [300, 0, 0, 0]);
+    world.keep_pods(&BTreeSet::new());
+    assert_eq!((sums(&world), world.requested.len()), ([0; 4], 0));
+}
+
+#[test]
 fn what_no_policy_has_is_let_go() {
     let mut world = World::new(1);
     world.put_policy(all("p"));

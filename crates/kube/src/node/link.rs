@@ -110,7 +110,8 @@ impl Link {
         http.set_keepalive(Some(Duration::from_secs(5)));
         http.set_nodelay(true);
         let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_only().enable_http1().wrap_connector(http);
-        let client = Client::builder(TokioExecutor::new()).build(https);
+        // One conversation needs one connection: one that comes about after we gave up waiting for it is not kept beside the next.
+        let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(https);
         self.client = Some((pem, client.clone()));
         Ok(client)
     }

@@ -7,7 +7,7 @@ use super::{Journal, Stopped};
 use crate::jobs::ending::verdict;
 use crate::jobs::machine::{OWN_SHARE_WAIT, overdue, record, removed_sentence};
 use crate::jobs::seen::{NodeSeen, Nodes, PodSeen, Stop};
-use crate::jobs::{JobFacts, JobState, Order, OrderKind};
+use crate::jobs::{JobFacts, JobState, Order, OrderKind, unless_kept};
 use crate::training_job::{JobPolicy, Migration, NODE_ANNOTATION, Phase};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -297,10 +297,7 @@ pub(super) fn facts(seen: &Seen<'_>) -> Option<JobFacts> {
         arrived: job.created,
         policy: job.policy,
         state,
-        movable: movable(job).and_then(|()| match &job.wanted_node {
-            Some(node) => Err(format!("the annotation {NODE_ANNOTATION} keeps it on {node}")),
-            None => Ok(()),
-        }),
+        movable: movable(job).and_then(|()| unless_kept(job.wanted_node.as_deref())),
         pod_uid: pod.map(|pod| pod.uid.clone()),
         cpu_request_milli: job.requests.0,
         memory_request_bytes: job.requests.1,

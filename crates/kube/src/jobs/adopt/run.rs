@@ -27,6 +27,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
+/// The label that Job controllers give to pods.
+const CONTROLLER_UID: &str = "batch.kubernetes.io/controller-uid";
+
 const AT_ONCE: usize = 8;
 const STEPS_AT_ONCE: usize = 16;
 /// The pause before a Job whose deed failed is looked at again.
@@ -185,7 +188,7 @@ impl Adopter {
         let say = |error: kube::Error| error.to_string();
         let found = self.jobs(&key.0).get_opt(&key.1).await.map_err(say)?;
         let Some(job) = found.as_ref().and_then(BatchSeen::of).filter(BatchSeen::is_ours) else { return Ok(None) };
-        let own = ListParams::default().labels(&format!("batch.kubernetes.io/controller-uid={}", job.uid));
+        let own = ListParams::default().labels(&format!("{CONTROLLER_UID}={}", job.uid));
         let pods = self.hand.pods(&key.0).list(&own).await.map_err(say)?;
         let pods: Vec<PodSeen> = pods.iter().filter_map(PodSeen::of_batch).collect();
         let pods: Vec<PodSeen> = pods.into_iter().filter(|pod| pod.owner.as_ref() == Some(&job.uid)).collect();
@@ -275,7 +278,8 @@ impl Adopter {
 
     /// Pods that we hold and whose Job is gone: nothing follows them.
     async fn sweep(&self) -> Result<(), String> {
-        let marked = ListParams::default().labels(JOB_LABEL);
+        // Those of TrainingJobs, tens of thousands perhaps, have no such uid.
+        let marked = ListParams::default().labels(&format!("{JOB_LABEL},{CONTROLLER_UID}"));
         let pods = Api::<Pod>::all(self.client.clone()).list(&marked).await.map_err(|error| error.to_string())?;
         for pod in pods.iter().filter_map(PodSeen::of_batch).filter(|pod| pod.has_finalizer) {
             let Some(owner) = &pod.owner else { continue };
