@@ -5,6 +5,8 @@
 
 use crate::{Capacity, Counters};
 use gainshare_core::model::{PerResource, Span, Time};
+use nix::sched::sched_getaffinity;
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 /// What counts as the whole node.
@@ -21,19 +23,25 @@ impl Whole {
     pub const NET_BYTES_S: u64 = 125_000_000;
 }
 
-/// CPU of this machine that nobody used since it started, in seconds of the whole machine; nothing where the kernel does not say.
+/// CPU of this machine that nobody used since it started, in seconds of all processors that we may use; nothing where the kernel does not say. Jobs are confined as we are (a
+/// container's or a node's processors): what lies idle on others is of no use to them.
 pub fn machine_idle_s() -> Option<f64> {
-    idle_s(&std::fs::read_to_string("/proc/stat").ok()?)
+    let ours = sched_getaffinity(Pid::from_raw(0)).ok()?;
+    idle_s(&std::fs::read_to_string("/proc/stat").ok()?, |processor| ours.is_set(processor).unwrap_or(false))
 }
 
-/// The part of `/proc/stat` that is idle time or waiting for a disk, in seconds of all its cores together.
-fn idle_s(stat: &str) -> Option<f64> {
+/// The part of `/proc/stat` that is idle time or waiting for a disk, in seconds of these processors together.
+fn idle_s(stat: &str, ours: impl Fn(usize) -> bool) -> Option<f64> {
     // The kernel shows times in hundredths of a second whatever its own clock.
     const TICKS_PER_S: f64 = 100.0;
-    let all = stat.lines().next()?.strip_prefix("cpu ")?;
-    let times: Vec<f64> = all.split_whitespace().map_while(|word| word.parse().ok()).collect();
-    let cores = stat.lines().skip(1).take_while(|line| line.starts_with("cpu")).count();
-    Some((times.get(3)? + times.get(4)?) / TICKS_PER_S / cores.max(1) as f64)
+    let idle = |line: &str| {
+        let mut words = line.strip_prefix("cpu")?.split(' ');
+        words.next()?.parse().ok().filter(|processor| ours(*processor))?;
+        let times: Vec<f64> = words.map_while(|word| word.parse().ok()).collect();
+        Some(times.get(3)? + times.get(4)?)
+    };
+    let idle: Vec<f64> = stat.lines().filter_map(idle).collect();
+    (!idle.is_empty()).then(|| idle.iter().sum::<f64>() / TICKS_PER_S / idle.len() as f64)
 }
 
 /// Follows one job's use.
@@ -114,11 +122,13 @@ mod tests {
     }
 
     #[test]
-    fn idle_time_is_that_of_all_cores_together() {
-        let stat = "cpu  100 0 50 3000 1000 0 0 7 0 0\ncpu0 50 0 25 1500 500 0 0 3 0 0\ncpu1 50 0 25 1500 500 0 0 4 0 0\nintr 1 2 3\n";
-        assert_eq!(idle_s(stat), Some(20.0));
-        assert_eq!(idle_s(""), None);
-        assert_eq!(idle_s("cpu  1 2\n"), None);
+    fn idle_time_is_that_of_our_processors_together() {
+        let stat = "cpu  100 0 50 3000 1000 0 0 7 0 0\ncpu0 50 0 25 2500 500 0 0 3 0 0\ncpu1 50 0 25 500 500 0 0 4 0 0\nintr 1 2 3\n";
+        assert_eq!(idle_s(stat, |_| true), Some(20.0));
+        assert_eq!(idle_s(stat, |processor| processor == 1), Some(10.0));
+        assert_eq!(idle_s(stat, |_| false), None);
+        assert_eq!(idle_s("", |_| true), None);
+        assert_eq!(idle_s("cpu  1 2\ncpu0 1 2\n", |_| true), None);
         assert!(machine_idle_s().is_some());
     }
 

@@ -97,18 +97,24 @@ pub(super) struct Bystanders {
     began: Instant,
     groups: Vec<PathBuf>,
     used_s: f64,
+    inside_s: f64,
 }
 
 impl Bystanders {
     pub(super) fn watch(kube: &Kube, nodes: &[&str]) -> Result<Bystanders> {
         let groups: Result<Vec<PathBuf>> = nodes.iter().map(|node| kube.testbed.node_cgroup(node, "cpuacct")).collect();
         let groups = groups?;
-        Ok(Bystanders { began: Instant::now(), used_s: beside_s(&groups)?, groups })
+        Ok(Bystanders { began: Instant::now(), used_s: beside_s(&groups)?, inside_s: inside_s(&groups)?, groups })
     }
 
     /// Cores they used in the mean.
     pub(super) fn cores(&self) -> Result<f64> {
         Ok((beside_s(&self.groups)? - self.used_s) / self.began.elapsed().as_secs_f64())
+    }
+
+    /// Seconds of CPU that the nodes themselves had meanwhile.
+    pub(super) fn nodes_s(&self) -> Result<f64> {
+        Ok(inside_s(&self.groups)? - self.inside_s)
     }
 }
 
@@ -118,12 +124,16 @@ fn beside_s(groups: &[PathBuf]) -> Result<f64> {
     let ticks: Vec<f64> = stat.lines().next().unwrap_or_default().split_whitespace().flat_map(str::parse).collect();
     // user, nice, system, idle, iowait, irq, softirq; a tick is a hundredth of a second in what the kernel tells.
     let busy_s = ticks.iter().take(7).sum::<f64>() - ticks.iter().skip(3).take(2).sum::<f64>();
-    let mut inside_s = 0.0;
+    Ok(busy_s / 100.0 - inside_s(groups)?)
+}
+
+fn inside_s(groups: &[PathBuf]) -> Result<f64> {
+    let mut sum_s = 0.0;
     for group in groups {
         let text = std::fs::read_to_string(group.join("cpuacct.usage"))?;
-        inside_s += text.trim().parse::<f64>()? / 1e9;
+        sum_s += text.trim().parse::<f64>()? / 1e9;
     }
-    Ok(busy_s / 100.0 - inside_s)
+    Ok(sum_s)
 }
 
 /// A pod as the API server shows it.

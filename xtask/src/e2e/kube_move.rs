@@ -107,6 +107,8 @@ struct Round {
     moves: Vec<Moved>,
     /// What the machine did beside the three nodes.
     bystanders_cores: f64,
+    /// What the nodes had of the processors. The work is the same in every round: where this differs, the machine itself was slower or faster.
+    nodes_cpu_s: f64,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -242,7 +244,8 @@ fn play(kube: &Kube, policy: &'static str, jobs: &[Job], report: &mut Report) ->
     })?;
     let list = ended.map_err(|why| anyhow::anyhow!(why))?;
     let ran = attempts.end()?;
-    let mut round = Round { bystanders_cores: bystanders.cores()?, ..Round::default() };
+    let (bystanders_cores, nodes_cpu_s) = (bystanders.cores()?, bystanders.nodes_s()?);
+    let mut round = Round { bystanders_cores, nodes_cpu_s, ..Round::default() };
     for job in jobs {
         let found = list["items"].as_array().into_iter().flatten().find(|j| j["metadata"]["name"] == json!(job.name));
         let status = &found.with_context(|| format!("{} is gone", job.name))?["status"];
@@ -399,12 +402,16 @@ fn compare(report: &mut Report) {
 }
 
 fn print(r: &Report) {
-    println!("{:<10} {:>9} {:>10} {:>8} {:>6} {:>11}", "policy", "mean", "makespan", "to na", "moves", "bystanders");
+    let heads = ["policy", "mean", "makespan", "to na", "moves", "bystanders", "nodes' CPU"];
+    let [policy, mean, makespan, part, moves, beside, spent] = heads;
+    println!("{policy:<10} {mean:>9} {makespan:>10} {part:>8} {moves:>6} {beside:>11} {spent:>11}");
     for (policy, round) in &r.rounds {
         let part = r.mean_to_na.get(policy).map_or("-".to_owned(), |part| format!("{part:.2}"));
         let (mean, makespan, moves) = (round.mean_s, round.makespan_s, round.moves.len());
-        let beside = round.bystanders_cores;
-        println!("{policy:<10} {mean:>7.1} s {makespan:>8.1} s {part:>8} {moves:>6} {beside:>5.2} cores");
+        let (beside, spent) = (round.bystanders_cores, round.nodes_cpu_s);
+        println!(
+            "{policy:<10} {mean:>7.1} s {makespan:>8.1} s {part:>8} {moves:>6} {beside:>5.2} cores {spent:>9.1} s"
+        );
     }
     for (policy, m) in r.rounds.iter().flat_map(|(p, round)| round.moves.iter().map(move |m| (p, m))) {
         let (job, from, to, why) = (&m.job, &m.from, &m.to, &m.why);

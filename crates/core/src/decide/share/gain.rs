@@ -80,8 +80,8 @@ struct Job {
 /// Use below this part of what was granted means that the job cannot use more.
 const UNUSED: f64 = 0.9;
 
-/// With less than this part of the node unused, who used less than was granted may have been kept from it.
-const SPARE: f64 = 0.03;
+/// With less than this part of the node unused, who used less than was granted may have been kept from it; and to think too much of it then wastes no more than this part.
+const SPARE: f64 = 0.1;
 
 /// A job is granted a little more than it was seen to use, so that growing demand shows.
 const ROOM: f64 = 1.25;
