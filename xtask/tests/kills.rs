@@ -94,15 +94,9 @@ fn the_decision_moves_an_adopted_job(bed: &Bed) {
     assert!(matches!(counts[..], [0, resumed] if resumed > 10), "it did not resume: {log}");
     let watched = watch.end();
     assert!(watched.twice.is_empty() && watched.pods["flattens"].len() == 2, "{watched:?}");
-    bed.kubectl(&[
-        "delete",
-        "job/flattens",
-        "trainingjob/grows-1",
-        "trainingjob/grows-2",
-        "-n",
-        "team",
-        "--timeout=60s",
-    ]);
+    bed.kubectl(&["delete", "trainingjob", "grows-1", "grows-2", "-n", "team", "--timeout=60s"]);
+    // Its pod too: whoever watches next is to see none of this.
+    bed.kubectl(&["delete", "job", "flattens", "-n", "team", "--cascade=foreground", "--timeout=60s"]);
 }
 
 #[test]
