@@ -183,9 +183,8 @@ fn suspends(bed: &Bed) {
 fn adopts(bed: &Bed, manager: Manager) {
     bed.apply(batch_job("careless", COUNTS, "TerminatingOrFailed"));
     bed.apply(batch_job("batch", COUNTS, "Failed"));
-    let journal = |name: &str| bed.adopted(name);
     let says = |name: &str, words: &str| {
-        let said = within_a_minute(|| journal(name)["message"].as_str().filter(|m| m.contains(words)).map(|_| ()));
+        let said = within_a_minute(|| bed.adopted(name)["message"].as_str().filter(|m| m.contains(words)).map(|_| ()));
         assert!(said.is_some(), "{name} does not say {words:?}: {:#}", bed.get("job", name));
     };
     says("careless", "is not moved: without podReplacementPolicy: Failed");
@@ -199,13 +198,13 @@ fn adopts(bed: &Bed, manager: Manager) {
     says("batch", "runs on ");
     let goes = |node: &str, moves: u64| {
         let there = || {
-            let journal = journal("batch");
+            let journal = bed.adopted("batch");
             let settled = journal["moves"] == moves && journal["migration"].is_null();
             (settled && journal["message"].as_str()?.contains(&format!("runs on {node}"))).then_some(())
         };
         assert!(within_a_minute(there).is_some(), "{:#}", bed.get("job", "batch"));
     };
-    let first = if journal("batch")["message"].as_str().unwrap().contains("on right") { "left" } else { "right" };
+    let first = if bed.adopted("batch")["message"].as_str().unwrap().contains("on right") { "left" } else { "right" };
     let second = if first == "left" { "right" } else { "left" };
     bed.send("job/batch", first);
     goes(first, 1);
@@ -215,9 +214,8 @@ fn adopts(bed: &Bed, manager: Manager) {
     manager.died();
     let manager = Manager::start(bed, None);
     goes(second, 2);
-    let log = fs::read_to_string(bed.kept("batch").join("log")).unwrap();
-    let counts: Vec<u64> = log.lines().filter_map(|line| line.rsplit_once(' ')?.1.parse().ok()).collect();
-    assert!(counts.len() == 3 && counts.windows(2).all(|pair| pair[0] < pair[1]), "it did not resume: {log}");
+    let counts = bed.resumed_at("batch");
+    assert!(counts.len() == 3 && counts.windows(2).all(|pair| pair[0] < pair[1]), "it did not resume: {counts:?}");
     let status = bed.get("job", "batch")["status"].clone();
     assert!(status["failed"].is_null() && status["active"] == 1, "a move is no failure: {status:#}");
 
@@ -268,10 +266,9 @@ fn survives_its_manager(bed: &Bed) {
     assert_eq!(job["status"]["moves"].as_u64().unwrap() - before, points.len() as u64, "{:#}", job["status"]);
     assert_eq!(job["status"]["failures"], 0);
     // Its count never went back, and no attempt began from nothing.
-    let log = fs::read_to_string(bed.kept("steady").join("log")).unwrap();
-    let counts: Vec<u64> = log.lines().filter_map(|line| line.rsplit_once(' ')?.1.parse().ok()).collect();
-    assert_eq!(counts.len() as u64, job["status"]["attempt"]["epoch"].as_u64().unwrap(), "{log}");
-    assert!(counts.windows(2).all(|pair| pair[0] < pair[1]), "{log}");
+    let counts = bed.resumed_at("steady");
+    assert_eq!(counts.len() as u64, job["status"]["attempt"]["epoch"].as_u64().unwrap(), "{counts:?}");
+    assert!(counts.windows(2).all(|pair| pair[0] < pair[1]), "{counts:?}");
 }
 
 /// A deleted job takes its pods along, and lets them save themselves.

@@ -1,7 +1,7 @@
 //! Moves in a cluster with agents: one that nobody asked for, and some during which nodes die.
 //!
-//! A Job of the cluster's own kind flattens beside two that grow, and SpeCon sends it away by itself. Then nodes die in the middle of moves: in each of its phases the agents of source and target are killed, one of the two nodes loses its kubelet (its containers live on), and
-//! the other one its power.
+//! A Job of the cluster's own kind flattens beside two that grow, and SpeCon sends it away by itself. Then nodes die in the middle of moves: in each phase of a move the agents of source and
+//! target are killed, one of the two nodes loses its kubelet (its containers live on), and the other one its power.
 //!
 //! The manager is stopped at a fail point, so that the phase is certain; then the nodes die, a new manager goes on, and the nodes come back. All the while the kernel is
 //! asked who is alive: never two attempts of a job; and each job ends up running once, with a word on its object about what happened. Needs root.
@@ -89,9 +89,8 @@ fn the_decision_moves_an_adopted_job(bed: &Bed) {
     assert!(why.contains("has converged beside jobs that still grow"), "{journal:#}");
     let explained = bed.plugin(&["explain", "flattens"]);
     assert!(explained.contains(why), "{explained}");
-    let log = std::fs::read_to_string(bed.kept("flattens").join("log")).unwrap();
-    let counts: Vec<u64> = log.lines().filter_map(|line| line.rsplit_once(' ')?.1.parse().ok()).collect();
-    assert!(matches!(counts[..], [0, resumed] if resumed > 10), "it did not resume: {log}");
+    let counts = bed.resumed_at("flattens");
+    assert!(matches!(counts[..], [0, resumed] if resumed > 10), "it did not resume: {counts:?}");
     let watched = watch.end();
     assert!(watched.twice.is_empty() && watched.pods["flattens"].len() == 2, "{watched:?}");
     bed.kubectl(&["delete", "trainingjob", "grows-1", "grows-2", "-n", "team", "--timeout=60s"]);

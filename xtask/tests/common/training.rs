@@ -88,6 +88,12 @@ impl Bed {
         self.folder.path().join("claim").join(job)
     }
 
+    /// The counts at which the attempts of a job that runs [`COUNTS`] began.
+    pub(crate) fn resumed_at(&self, job: &str) -> Vec<u64> {
+        let log = fs::read_to_string(self.kept(job).join("log")).unwrap();
+        log.lines().filter_map(|line| line.rsplit_once(' ')?.1.parse().ok()).collect()
+    }
+
     /// Sends a job (`trainingjob/NAME` or `job/NAME`) to a node.
     pub(crate) fn send(&self, job: &str, node: &str) {
         let wish = format!("gainshare.dev/node={node}");
