@@ -16,10 +16,10 @@ const MANIFESTS: &str = "deploy/gainshare.yaml";
 
 /// Which crates may not be reached from which: the layers of ARCHITECTURE.md, and what keeps `core` replayable.
 const ABSENT: [(&str, &[&str]); 4] = [
-    ("gainshare-core", &["tokio", "kube", "nix", "libc", "rand", "gainshare-runtime", "gainshare-agent"]),
-    ("gainshare-runtime", &["gainshare-agent", "gainshare-sim", "gainshare-workloads"]),
-    ("gainshare-kube", &["gainshare-agent", "gainshare-sim", "gainshare-workloads", "gainshare", "openssl"]),
-    ("gainshare-agent", &["gainshare-sim", "gainshare-workloads", "gainshare"]),
+    ("gainshare-core", &["tokio", "kube", "nix", "libc", "rand", "gainshare-limits", "gainshare-daemon"]),
+    ("gainshare-limits", &["gainshare-daemon", "gainshare-sim", "gainshare-workloads"]),
+    ("gainshare-operator", &["gainshare-daemon", "gainshare-sim", "gainshare-workloads", "gainshare", "openssl"]),
+    ("gainshare-daemon", &["gainshare-sim", "gainshare-workloads", "gainshare"]),
 ];
 
 pub(crate) fn run(_: Args) -> Result<()> {

@@ -145,7 +145,7 @@ pub(crate) fn tools() -> Result<Vec<PathBuf>> {
 
 /// Makes the Python environment with the frameworks whose output the collectors are held against.
 pub(crate) fn venv() -> Result<PathBuf> {
-    let script = sh::root().join("crates/runtime/tests/frameworks/make-venv");
+    let script = sh::root().join("crates/progress/tests/frameworks/make-venv");
     let printed = sh::output(Command::new(&script).env("GAINSHARE_CACHE", cache()?))?;
     let path = printed.lines().last().unwrap_or_default().trim().to_owned();
     if !Path::new(&path).join("bin/python3").exists() {

@@ -6,12 +6,14 @@
 mod common;
 
 use common::{Bed, SYSTEM, eventually, text};
-use gainshare_kube::crd::{ORIGINAL_ANNOTATION, SharePolicy};
-use gainshare_kube::kube::{Client, Config, CustomResourceExt, config};
-use gainshare_kube::manager;
-use gainshare_kube::resize::{Amounts, Resources};
-use gainshare_kube::training_job::TrainingJob;
-use gainshare_kube::wire::{Answer, Beat, Category, JobState, OutcomeState, Resize, SYNC_PATH, Sync, TOKEN_AUDIENCE};
+use gainshare_kube_api::crd::{ORIGINAL_ANNOTATION, SharePolicy};
+use gainshare_kube_api::resize::{Amounts, Resources};
+use gainshare_kube_api::training_job::TrainingJob;
+use gainshare_kube_api::wire::{
+    Answer, Beat, Category, JobState, OutcomeState, Resize, SYNC_PATH, Sync, TOKEN_AUDIENCE,
+};
+use gainshare_operator as operator;
+use kube::{Client, Config, CustomResourceExt, config};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -106,7 +108,7 @@ impl Agent {
         Ok(answer)
     }
 
-    fn list(&mut self) -> Vec<gainshare_kube::wire::PodOnNode> {
+    fn list(&mut self) -> Vec<gainshare_kube_api::wire::PodOnNode> {
         self.seen = 0;
         let answer = self.ask(None, Vec::new(), 0).unwrap();
         answer.pods.unwrap_or_default()
@@ -157,8 +159,8 @@ fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn manager_config(listen: SocketAddr) -> manager::Config {
-    manager::Config {
+fn manager_config(listen: SocketAddr) -> operator::Config {
+    operator::Config {
         namespace: SYSTEM.to_owned(),
         pod_name: None,
         listen,
@@ -169,7 +171,7 @@ fn manager_config(listen: SocketAddr) -> manager::Config {
         config_map: "gainshare-manager".to_owned(),
         webhook: Some("gainshare".to_owned()),
         authority_folders: Vec::new(),
-        fail_at: gainshare_kube::jobs::FailPoint::default(),
+        fail_at: gainshare_operator::jobs::FailPoint::default(),
         specon: Default::default(),
     }
 }
@@ -228,7 +230,7 @@ fn the_manager_in_a_real_cluster() {
     let client = runtime.block_on(client(&bed, &token));
     let address: SocketAddr = format!("{}:{}", bed.machine(), free_port()).parse().unwrap();
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
-    let running = runtime.spawn(manager::run(manager_config(address), client.clone(), async {
+    let running = runtime.spawn(operator::run(manager_config(address), client.clone(), async {
         let _ = ended.await;
     }));
     let folder = tempfile::tempdir().unwrap();
@@ -476,7 +478,7 @@ fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
         container: "main".to_owned(),
         category,
         growth: Some(0.1),
-        progress: gainshare_kube::wire::Progress { value: Some(value), ..Default::default() },
+        progress: gainshare_kube_api::wire::Progress { value: Some(value), ..Default::default() },
         share: Some(0.7),
         reason: "it grows".to_owned(),
         signal: None,
@@ -571,7 +573,7 @@ fn given_back(bed: &Bed, runtime: &tokio::runtime::Runtime, client: &Client, age
         agent.list().iter().any(|pod| pod.uid == uid).then_some(())
     });
     assert_eq!(agent.resize(&uid, 11, 100), OutcomeState::Done);
-    let count = runtime.block_on(manager::release(&manager_config(([127, 0, 0, 1], 0).into()), client)).unwrap();
+    let count = runtime.block_on(operator::release(&manager_config(([127, 0, 0, 1], 0).into()), client)).unwrap();
     assert!(count <= 1, "the running manager may have been faster than the look");
     restored("values given back before an uninstall", "a");
     let restarts = bed.get("pod", "a")["status"]["containerStatuses"][0]["restartCount"].clone();

@@ -2,9 +2,10 @@
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use gainshare_agent::config::Listen;
-use gainshare_agent::duration::parse_duration;
 use gainshare_core::policy::Preset;
+use gainshare_daemon::config::Listen;
+use gainshare_daemon::duration::parse_duration;
+use gainshare_figures::terminal::Format;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,12 +30,6 @@ pub struct Cli {
 
     #[command(subcommand)]
     pub command: Command,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    Table,
-    Json,
 }
 
 #[derive(Debug, Subcommand)]
@@ -160,22 +155,28 @@ pub enum Command {
         command: crate::simulate::TraceCommand,
     },
 
-    /// Run the manager of a Kubernetes cluster: watches pods and policies, and resizes on behalf of the agents
+    /// Run the operator of a Kubernetes cluster: becomes the program gainshare-operator
+    ///
+    /// `gainshare operator --help` prints that program's own help.
+    #[command(disable_help_flag = true)]
     #[command(after_help = "Example:\n  gainshare operator --namespace gainshare-system --authority /run/gainshare")]
-    Operator(Box<crate::kube::operator::OperatorArgs>),
+    Operator {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
+        args: Vec<OsString>,
+    },
 
     /// Print the custom resource definitions for a cluster
     #[command(after_help = "Example:\n  gainshare crd | kubectl apply -f -")]
     Crd,
 
-    /// Follow the pods of one node of a cluster, and decide how they share it
+    /// Run the agent of one node of a cluster: becomes the program gainshare-node-agent
     ///
-    /// Runs on every node, as part of the chart. It reads the logs and control groups of pods that a SharePolicy selects, and changes nothing itself:
-    /// it asks the manager for resizes. It needs no right at the API server.
-    #[command(
-        after_help = "Example:\n  gainshare agent --runtime kubernetes --manager https://gainshare-manager:8443 --ca ca.crt --token-file token --node worker-1"
-    )]
-    Agent(crate::kube::agent::AgentArgs),
+    /// `gainshare agent --help` prints that program's own help.
+    #[command(disable_help_flag = true)]
+    Agent {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
+        args: Vec<OsString>,
+    },
 
     /// Print the completion script for a shell
     #[command(
@@ -270,11 +271,11 @@ pub enum RuntimeChoice {
     Docker,
 }
 
-impl From<RuntimeChoice> for gainshare_runtime::RuntimeKind {
+impl From<RuntimeChoice> for gainshare_limits::RuntimeKind {
     fn from(choice: RuntimeChoice) -> Self {
         match choice {
-            RuntimeChoice::Process => gainshare_runtime::RuntimeKind::Process,
-            RuntimeChoice::Docker => gainshare_runtime::RuntimeKind::Docker,
+            RuntimeChoice::Process => gainshare_limits::RuntimeKind::Process,
+            RuntimeChoice::Docker => gainshare_limits::RuntimeKind::Docker,
         }
     }
 }

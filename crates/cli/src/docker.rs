@@ -4,8 +4,8 @@ use crate::jobs::Output;
 use crate::link::Link;
 use crate::supervise::signals::Signals;
 use anyhow::{Context, Result};
-use gainshare_agent::api::types::JobInfo;
-use gainshare_agent::spec::JobSpec;
+use gainshare_daemon::api::types::JobInfo;
+use gainshare_daemon::spec::JobSpec;
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -64,7 +64,7 @@ fn exit_code(job: &JobInfo) -> u8 {
         (None, Some(signal)) => 128u8.wrapping_add(signal as u8),
         (None, None) => {
             if let Some(reason) = &job.reason {
-                eprintln!("gainshare: {}: {}", job.name, crate::print::printable(&reason.text));
+                eprintln!("gainshare: {}: {}", job.name, gainshare_figures::terminal::printable(&reason.text));
             }
             1
         }

@@ -1,9 +1,9 @@
 //! What is made of the command line itself: completions, man pages, the reference.
 
 use crate::args::Cli;
-use crate::print::Out;
 use anyhow::{Context, Result};
 use clap::{Command, CommandFactory};
+use gainshare_figures::terminal::Out;
 use std::fmt::Write;
 use std::path::Path;
 

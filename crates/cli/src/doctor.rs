@@ -4,11 +4,11 @@
 //! without it the exit code is 1. Everything else is a degree of service: jobs run, only with less to share by.
 
 use crate::link::{Found, Link};
-use crate::print::{Colour, Out, Side, Table, bytes, printable, seconds};
 use anyhow::Result;
-use gainshare_agent::paths::Paths;
-use gainshare_runtime::cgroup::{Base, Controller, Hierarchy, Version};
-use gainshare_runtime::docker::{Engine, default_socket};
+use gainshare_daemon::paths::Paths;
+use gainshare_figures::terminal::{Colour, Out, Side, Table, bytes, printable, seconds};
+use gainshare_limits::cgroup::{Base, Controller, Hierarchy, Version};
+use gainshare_limits::docker::{Engine, default_socket};
 use serde::Serialize;
 use std::path::Path;
 

@@ -2,9 +2,9 @@
 
 use crate::jobs::{category_colour, state_colour};
 use crate::link::Link;
-use crate::print::{Colour, NOTHING, Out, Side, Table, number, optional, percent, printable};
 use anyhow::{Result, bail};
-use gainshare_agent::api::types::{DecisionInfo, Explanation, Resources};
+use gainshare_daemon::api::types::{DecisionInfo, Explanation, Resources};
+use gainshare_figures::terminal::{Colour, NOTHING, Out, Side, Table, number, optional, percent, printable};
 use std::fmt::Write;
 
 pub fn explain(job: &str, link: &Link, out: &Out) -> Result<u8> {

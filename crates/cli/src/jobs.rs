@@ -2,11 +2,11 @@
 
 use crate::args::SubmitArgs;
 use crate::link::Link;
-use crate::print::{Colour, NOTHING, Out, Side, Table, bytes, number, optional, percent, seconds};
 use anyhow::{Result, bail};
-use gainshare_agent::api::client::{ClientError, EventStream};
-use gainshare_agent::api::types::{Event, JobInfo, JobState};
-use gainshare_agent::spec::{self, JobSpec};
+use gainshare_daemon::api::client::{ClientError, EventStream};
+use gainshare_daemon::api::types::{Event, JobInfo, JobState};
+use gainshare_daemon::spec::{self, JobSpec};
+use gainshare_figures::terminal::{Colour, NOTHING, Out, Side, Table, bytes, number, optional, percent, seconds};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -279,7 +279,7 @@ pub fn stop(jobs: &[String], grace: Duration, wait: bool, link: &Link, out: &Out
             Ok(info) => results.push(info),
             Err(error) => {
                 failed = true;
-                crate::complain(out, &error.to_string());
+                out.complain(&error.to_string());
             }
         }
     }
@@ -288,10 +288,7 @@ pub fn stop(jobs: &[String], grace: Duration, wait: bool, link: &Link, out: &Out
         while wait && !info.state.is_final() {
             if Instant::now() > deadline {
                 failed = true;
-                crate::complain(
-                    out,
-                    &format!("{} is still there {} s after its grace", info.name, AFTER_GRACE.as_secs()),
-                );
+                out.complain(&format!("{} is still there {} s after its grace", info.name, AFTER_GRACE.as_secs()));
                 break;
             }
             std::thread::sleep(Duration::from_millis(50));

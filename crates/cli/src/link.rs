@@ -4,8 +4,8 @@
 //! a daemon; everybody else waits for the lock and finds it running.
 
 use anyhow::{Context, Result, bail};
-use gainshare_agent::api::client::{Client, ClientError};
-use gainshare_agent::paths::Paths;
+use gainshare_daemon::api::client::{Client, ClientError};
+use gainshare_daemon::paths::Paths;
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};

@@ -3,14 +3,14 @@
 
 mod score;
 
-use crate::figure::{self, Drawing};
-use crate::print::Out;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
 use gainshare_core::signal::curve::Curve;
 use gainshare_core::signal::forms::Form;
 use gainshare_core::signal::predict::{Estimate, Fit, Reach, fit};
-use gainshare_sim::figure::{LineChart, Series, Shape};
+use gainshare_figures::file::{self, Drawing};
+use gainshare_figures::terminal::Out;
+use gainshare_figures::{LineChart, Series, Shape};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -42,7 +42,7 @@ pub struct PredictArgs {
     #[arg(long, visible_alias = "score", conflicts_with_all = ["horizon", "target", "figure"])]
     back_test: bool,
 
-    /// Write the picture (.svg, .png)
+    /// Write the picture (.svg)
     #[arg(long, value_hint = ValueHint::FilePath)]
     figure: Option<PathBuf>,
 }
@@ -67,7 +67,7 @@ struct Prediction {
 }
 
 pub fn predict(args: &PredictArgs, out: &Out) -> Result<u8> {
-    figure::check(args.figure.as_deref(), false)?;
+    file::check(args.figure.as_deref(), false)?;
     let name = args.file.display().to_string();
     if args.file.is_dir() {
         if !args.back_test {
@@ -101,7 +101,7 @@ pub fn predict(args: &PredictArgs, out: &Out) -> Result<u8> {
     };
     if let Some(path) = &args.figure {
         let svg = chart(&name, &points, &fit, at, horizon).svg();
-        figure::write(path, &Drawing { svg: Some(&svg), page: None })?;
+        file::write(path, &Drawing { svg: Some(&svg), page: None })?;
     }
     if out.is_json() {
         out.json(&prediction)?;

@@ -2,16 +2,16 @@
 
 use crate::args::{RunArgs, RuntimeChoice, SuperviseArgs};
 use crate::link::{self, Link};
-use crate::print::{Out, printable};
 use crate::supervise::child::find_program;
 use crate::supervise::signals::Signals;
 use crate::supervise::{Fence, Job, Post, supervise};
 use anyhow::{Context, Result, anyhow, bail};
-use gainshare_agent::api::client::ClientError;
-use gainshare_agent::api::types::{Admission, ErrorCode, JobInfo, JobState, StartOrder, SuperviseFile};
-use gainshare_agent::paths::Paths;
-use gainshare_agent::spec::{JobSpec, StartKind};
-use gainshare_runtime::collect::{MetricSpec, Source};
+use gainshare_daemon::api::client::ClientError;
+use gainshare_daemon::api::types::{Admission, ErrorCode, JobInfo, JobState, StartOrder, SuperviseFile};
+use gainshare_daemon::paths::Paths;
+use gainshare_daemon::spec::{JobSpec, StartKind};
+use gainshare_figures::terminal::{Out, printable};
+use gainshare_progress::{MetricSpec, Source};
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -36,7 +36,7 @@ pub fn run(args: &RunArgs, out: &Out) -> Result<u8> {
     if args.runtime == RuntimeChoice::Process {
         let path = std::env::var_os("PATH");
         if let Err(error) = find_program(&args.command[0], path.as_ref(), None) {
-            crate::complain(out, &error.to_string());
+            out.complain(&error.to_string());
             return Ok(error.exit_code());
         }
     }
@@ -64,7 +64,7 @@ pub fn run(args: &RunArgs, out: &Out) -> Result<u8> {
 fn plain(command: &[OsString], signals: &Signals, out: &Out) -> u8 {
     let job = Job { command, cwd: None, base_env: None, env: &BTreeMap::new(), post: None };
     supervise(&job, signals, true).unwrap_or_else(|error| {
-        crate::complain(out, &error.to_string());
+        out.complain(&error.to_string());
         error.exit_code()
     })
 }
@@ -143,7 +143,7 @@ fn attached(
     let order = match wait_for_turn(link, &job, signals, terminal) {
         Turn::Start(order) => order,
         Turn::Never(code, why) => {
-            crate::complain(out, &why);
+            out.complain(&why);
             return Ok(code);
         }
         Turn::Alone(error) if terminal => {
@@ -162,7 +162,7 @@ fn attached(
     let post = Post { socket: link.client.socket().to_owned(), id: job.id, order };
     let job = Job { command, cwd: None, base_env: None, env: &BTreeMap::new(), post: Some(&post) };
     Ok(supervise(&job, signals, terminal).unwrap_or_else(|error| {
-        crate::complain(out, &error.to_string());
+        out.complain(&error.to_string());
         error.exit_code()
     }))
 }

@@ -1,14 +1,14 @@
 //! `gainshare sim`, `paper` and `trace`: the simulator from the command line. All numbers come from `gainshare-sim`; here they are only asked for, shown and written.
 
-use crate::figure::{self, Drawing};
-use crate::print::Out;
 use anyhow::{Context, Result};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueHint};
 use gainshare_core::decide::gang::GangOrder;
 use gainshare_core::model::Span;
 use gainshare_core::policy::{Policy, Preset};
-use gainshare_sim::figure::Table;
+use gainshare_figures::Table;
+use gainshare_figures::file::{self, Drawing};
+use gainshare_figures::terminal::Out;
 use gainshare_sim::scenario::Scenario;
 use gainshare_sim::trace::{self, Replay, Shape, TraceJob};
 use gainshare_sim::{paper, simulate};
@@ -35,7 +35,7 @@ pub struct SimArgs {
     #[arg(long, default_value_t = 31, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     seeds: u64,
 
-    /// Write the first figure (.svg, .png), or everything on one page (.html)
+    /// Write the first figure (.svg), or everything on one page (.html)
     #[arg(long, value_hint = ValueHint::FilePath)]
     figure: Option<PathBuf>,
 }
@@ -58,7 +58,7 @@ pub struct PaperArgs {
     #[arg(long)]
     hide_totals: bool,
 
-    /// Write the first figure (.svg, .png), or everything on one page (.html)
+    /// Write the first figure (.svg), or everything on one page (.html)
     #[arg(long, value_hint = ValueHint::FilePath)]
     figure: Option<PathBuf>,
 }
@@ -128,7 +128,7 @@ fn show(out: &Out, title: &str, tables: &[(String, Table)]) -> Result<()> {
 }
 
 pub fn sim(args: &SimArgs, out: &Out) -> Result<u8> {
-    figure::check(args.figure.as_deref(), true)?;
+    file::check(args.figure.as_deref(), true)?;
     let file = args.file.display().to_string();
     let bytes = std::fs::read(&args.file).with_context(|| format!("cannot read {file}"))?;
     let scenario = Scenario::parse_bytes(&file, &bytes)?;
@@ -147,8 +147,8 @@ pub fn sim(args: &SimArgs, out: &Out) -> Result<u8> {
     bar.finish_and_clear();
     if let Some(path) = &args.figure {
         let figures = simulate::figures(&scenario, &policies)?;
-        let page = || -> Result<String> { Ok(simulate::page(&simulation, &figures)) };
-        figure::write(path, &Drawing { svg: figures.first().map(|f| f.svg.as_str()), page: Some(&page) })?;
+        let page = || simulate::page(&simulation, &figures);
+        file::write(path, &Drawing { svg: figures.first().map(|f| f.svg.as_str()), page: Some(&page) })?;
     }
     if out.is_json() {
         out.json(&simulation)?;
@@ -169,7 +169,7 @@ pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
         }
         return Ok(0);
     };
-    figure::check(args.figure.as_deref(), true)?;
+    file::check(args.figure.as_deref(), true)?;
     let experiment = paper::find(name).map_err(anyhow::Error::msg)?;
     let bar = bar(out);
     let totals = if args.hide_totals { paper::Totals::Hidden } else { paper::Totals::Told };
@@ -180,8 +180,9 @@ pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
     bar.finish_and_clear();
     if let Some(path) = &args.figure {
         let figures = experiment.figures(&report)?;
-        let page = || -> Result<String> { Ok(experiment.page(&report)?) };
-        figure::write(path, &Drawing { svg: figures.first().map(|f| f.svg.as_str()), page: Some(&page) })?;
+        let whole_page = experiment.page(&report)?;
+        let page = || whole_page.clone();
+        file::write(path, &Drawing { svg: figures.first().map(|f| f.svg.as_str()), page: Some(&page) })?;
     }
     if out.is_json() {
         out.json(&report)?;

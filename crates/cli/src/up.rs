@@ -6,13 +6,13 @@
 
 use crate::args::{ModeChoice, NormaliseChoice, ReactChoice, UpArgs};
 use crate::link::{self, Found, Link};
-use crate::print::Out;
 use anyhow::{Context, Result, bail};
-use gainshare_agent::config::{DaemonConfig, React};
-use gainshare_agent::daemon;
-use gainshare_agent::paths::Paths;
 use gainshare_core::signal::Normalisation;
-use gainshare_runtime::Mode;
+use gainshare_daemon::config::{DaemonConfig, React};
+use gainshare_daemon::daemon;
+use gainshare_daemon::paths::Paths;
+use gainshare_figures::terminal::Out;
+use gainshare_limits::Mode;
 use serde_json::json;
 use std::io::IsTerminal;
 use std::path::PathBuf;

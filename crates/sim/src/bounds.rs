@@ -5,9 +5,9 @@
 //! bound. **Makespan.** All work over all capacity, and no job faster than alone from its arrival. **Time to quality.** An oracle that serves next the
 //! job that can make 90 % of its loss reduction soonest: SRPT on the work to that point.
 
-use crate::figure::Table;
 use crate::outcome::Outcome;
 use crate::world::World;
+use gainshare_figures::Table;
 use serde::Serialize;
 
 /// Bounds in seconds.

@@ -12,7 +12,6 @@ pub mod bench;
 pub mod bounds;
 pub mod curve;
 pub mod engine;
-pub mod figure;
 pub mod models;
 pub mod outcome;
 pub mod paper;

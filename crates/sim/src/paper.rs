@@ -16,13 +16,13 @@ mod specon;
 
 use crate::bounds::{Bounds, bounds};
 use crate::engine::{Record, SimError, run};
-use crate::figure::{BarChart, Group, Page, Table};
 use crate::outcome::Outcome;
 use crate::picture::{self, Figure};
 use crate::study::{compare, median, quantile};
 use crate::summary::{Summary, summarise, table};
 use crate::world::World;
 use gainshare_core::policy::{PlaceRule, Policy, Preset};
+use gainshare_figures::{BarChart, Group, Page, Table};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;

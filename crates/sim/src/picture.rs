@@ -1,9 +1,9 @@
 //! From outcomes to figures: who took how long, who had which part of a node when, who ran where.
 
-use crate::figure::{Bar, BarChart, Gantt, Group, LineChart, Row, Series, Shape};
 use crate::outcome::Outcome;
 use crate::world::World;
 use gainshare_core::plan::MoveReason;
+use gainshare_figures::{Bar, BarChart, Gantt, Group, LineChart, Row, Series, Shape};
 
 /// A figure and what it shows.
 #[derive(Debug, Clone, PartialEq)]

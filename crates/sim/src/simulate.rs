@@ -2,7 +2,6 @@
 
 use crate::bounds::Bounds;
 use crate::engine::{Record, SimError, run};
-use crate::figure::{Page, Table};
 use crate::outcome::Outcome;
 use crate::paper::median_bounds;
 use crate::picture::{self, Figure};
@@ -10,6 +9,7 @@ use crate::scenario::Scenario;
 use crate::study::compare;
 use crate::summary::{Summary, summarise, table};
 use gainshare_core::policy::Policy;
+use gainshare_figures::{Page, Table};
 use serde::Serialize;
 use std::collections::BTreeMap;
 

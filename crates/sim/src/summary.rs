@@ -1,8 +1,8 @@
 //! What a comparison comes to: one line for each policy, medians over seeds and their spread.
 
-use crate::figure::Table;
 use crate::outcome::Outcome;
 use crate::study::{median, quantile};
+use gainshare_figures::Table;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! What the manager costs in a large cluster, and whether it keeps up.
 //!
 //! A test bed of make-believe nodes holds the pods; the manager is the released program with the rights the chart gives it and no others; its agents
-//! are one process that plays all of them (`crates/kube/examples/crowd`), with real tokens over real TLS. Every threshold is printed as a ratio of what was
+//! are one process that plays all of them (`crates/operator/examples/crowd`), with real tokens over real TLS. Every threshold is printed as a ratio of what was
 //! measured to what is allowed: above 1 it is broken, and the command fails.
 
 use crate::sh;
@@ -196,7 +196,7 @@ impl Bench {
             .arg("--authority")
             .arg(self.folder.path())
             .env("KUBECONFIG", &kubeconfig)
-            .env("GAINSHARE_LOG", "info,gainshare_kube::manager::cluster=debug")
+            .env("GAINSHARE_LOG", "info,gainshare_operator::cluster=debug")
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

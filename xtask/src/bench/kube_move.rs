@@ -1,7 +1,7 @@
 //! Whether the manager decides about a large cluster of training jobs in time, in front of a real API server.
 //!
 //! Every node is kwok's, every job and pod is an object in the API server, and the manager is the released program with the chart's rights. Most jobs run from the
-//! start, with the journal that a manager which ran before would have left (`crates/kube/examples/crowd/fill.rs` says how and why): a control plane on two cores takes
+//! start, with the journal that a manager which ran before would have left (`crates/operator/examples/crowd/fill.rs` says how and why): a control plane on two cores takes
 //! an hour to begin 50,000 jobs one by one. The others come in a burst and go the whole way.
 //!
 //! What is promised is inside the manager: a pass over the whole cluster under a second, and 700 decisions about places in a second of deciding. Both are judged by what the

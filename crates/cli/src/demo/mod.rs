@@ -14,9 +14,9 @@ mod round;
 mod schedule;
 mod screen;
 
-use crate::print::Out;
 use anyhow::{Context, Result};
 use gainshare_core::policy::Preset;
+use gainshare_figures::terminal::Out;
 use std::path::PathBuf;
 
 /// Watch three training jobs share this machine, first as it is (`na`), then by what each gains (`flowcon`).

@@ -1,6 +1,6 @@
 //! What a round came to: times, curves, and how they compare.
 
-use gainshare_sim::figure::Table;
+use gainshare_figures::Table;
 use serde_json::{Value, json};
 
 /// One job of one round. Times count from the start of the round unless said otherwise.

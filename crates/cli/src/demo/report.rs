@@ -1,7 +1,7 @@
 //! The report of a demo: one HTML page with the table and the pictures, nothing to load from elsewhere.
 
 use super::outcome::{JobOutcome, Outcome, comparison};
-use gainshare_sim::figure::{Bar, Gantt, LineChart, Page, Row, Series, Shape};
+use gainshare_figures::{Bar, Gantt, LineChart, Page, Row, Series, Shape};
 
 pub(super) fn html(rounds: &[Outcome], cores: usize) -> String {
     let mut page = Page::new("Gainshare demo").text(&format!(

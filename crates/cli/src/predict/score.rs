@@ -1,11 +1,11 @@
 //! How good are the forecasts? Curves of finished runs are cut short, their ends forecast by every form, and the errors told: of one curve, or on average over a folder.
 
 use super::{curve, number, read};
-use crate::print::Out;
 use anyhow::{Context, Result, bail};
 use gainshare_core::signal::forms::Form;
 use gainshare_core::signal::predict::fit;
-use gainshare_sim::figure::Table;
+use gainshare_figures::Table;
+use gainshare_figures::terminal::Out;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -16,8 +16,8 @@ pub mod signals;
 mod terminal;
 
 use child::{Launch, Spawned, StartError, Streams};
-use gainshare_agent::api::client::{Client, ClientError};
-use gainshare_agent::api::types::{Exited, StartOrder, Started};
+use gainshare_daemon::api::client::{Client, ClientError};
+use gainshare_daemon::api::types::{Exited, StartOrder, Started};
 use nix::fcntl::{Flock, FlockArg};
 use record::{Ending, now_unix_s, write_json};
 use signals::Signals;

@@ -1,0 +1,316 @@
+//! What people see: jobs, explanations, plans, samples.
+
+use super::jobs::kind_name;
+use super::plans::why;
+use super::{Driver, Job};
+use crate::api::types::*;
+use crate::clock::{Moment, rfc3339};
+use crate::error::Refusal;
+use gainshare_core::model::{JobId, Span, Time};
+use gainshare_core::plan::Plan;
+use gainshare_core::policy::Preset;
+use gainshare_limits::{Mode, RuntimeKind};
+
+/// Counters are read anew for a table if they are older than this.
+const FRESH: Span = Span::from_secs(1);
+
+impl Driver {
+    pub(crate) fn list(&mut self, all: bool) -> Vec<JobInfo> {
+        let ids: Vec<JobId> = self.jobs.values().filter(|j| all || j.record.is_live()).map(|j| j.record.id).collect();
+        for id in &ids {
+            self.freshen(*id);
+        }
+        ids.iter().filter_map(|id| self.jobs.get(id)).map(|j| self.info(j)).collect()
+    }
+
+    pub(crate) fn show(&mut self, id: JobId) -> Result<JobInfo, Refusal> {
+        self.freshen(id);
+        Ok(self.info(self.job(id)?))
+    }
+
+    fn freshen(&mut self, id: JobId) {
+        let now = self.now();
+        let Some(job) = self.jobs.get(&id) else { return };
+        if job.progress.meter.looked_at().is_none_or(|at| now.since(at) >= FRESH) {
+            self.read_usage(id);
+        }
+    }
+
+    pub(super) fn info(&self, job: &Job) -> JobInfo {
+        let r = &job.record;
+        let live = r.is_live();
+        let running = r.state == JobState::Running;
+        let verdict = job.verdict.as_ref().filter(|_| live);
+        let target = verdict.and_then(|v| v.target);
+        let seconds = |m: Option<Moment>| m.map(|m| m.unix_s);
+        let text = |m: Option<Moment>| m.map(|m| rfc3339(m.unix_s));
+        let elapsed = r.started.map(|s| r.ended.map_or(self.now(), |e| e.time).since(s.time).as_secs_f64());
+        let mut notes = r.notes.clone();
+        notes.extend(job.apply_error.iter().filter(|_| live).cloned());
+        JobInfo {
+            id: r.id.0,
+            name: r.name.clone(),
+            state: r.state,
+            attempt: r.attempt,
+            runtime: kind_name(r.spec.runtime).into(),
+            command: r.spec.command.clone(),
+            cwd: r.spec.cwd.as_ref().map(|c| c.display().to_string()),
+            env_names: r.spec.env_names(),
+            owner: r.owner.clone(),
+            priority: r.spec.priority,
+            after: r.spec.after.clone(),
+            attached: r.attached,
+            dir: self.paths.job(r.id.0).display().to_string(),
+            submitted_at: rfc3339(r.submitted.unix_s),
+            submitted_s: r.submitted.unix_s,
+            started_at: text(r.started),
+            started_s: seconds(r.started),
+            ended_at: text(r.ended),
+            ended_s: seconds(r.ended),
+            elapsed_s: elapsed,
+            exit_code: r.exit_code,
+            signal: r.signal,
+            pid: r.leader.map(|l| l.pid),
+            share: target.map(|t| t.share.cpu.get()),
+            limit: target.map(|t| t.limit.cpu.get()),
+            category: target.and(verdict).map(|v| v.category.name().to_owned()),
+            growth: verdict.and_then(|v| v.growth.cpu),
+            metric: metric(job),
+            eta_s: if running { self.eta_s(job) } else { None },
+            cpu_cores: job.progress.meter.cores().filter(|_| running),
+            memory_bytes: job.progress.meter.memory_bytes().filter(|_| running),
+            reason: self.why(job),
+            notes,
+        }
+    }
+
+    /// At the pace so far; `None` unless the job says how many steps there are.
+    fn eta_s(&self, job: &Job) -> Option<f64> {
+        let signal = job.progress.tracker.signal();
+        let (step, total) = match job.progress.course {
+            Some(course) => (course.step, course.total?),
+            None => (signal.step?, signal.total?),
+        };
+        let since = job.record.started?.time;
+        let at = signal.last.map_or(job.last_look, |last| last.at);
+        let pace = step as f64 / at.since(since).as_secs_f64();
+        let left = total.saturating_sub(step) as f64 / pace - self.now().since(at).as_secs_f64();
+        (pace > 0.0 && left.is_finite()).then_some(left.max(0.0))
+    }
+
+    /// Why the job is where it is.
+    pub(super) fn why(&self, job: &Job) -> Option<Why> {
+        if let Some(text) = &job.record.why {
+            return Some(Why { why: job.record.state.name().to_owned(), text: text.clone() });
+        }
+        if !job.record.is_live() {
+            return None;
+        }
+        let mut told = why(job.verdict.as_ref()?);
+        if let Some(other) = job.record.after.iter().find(|id| self.jobs.get(id).is_some_and(|j| j.record.is_live()))
+            && job.record.state == JobState::Queued
+        {
+            // Control knows jobs by number; people know them by name.
+            told.text = format!("waits for {} to end", self.jobs[other].record.name);
+        }
+        Some(told)
+    }
+
+    pub(crate) fn explain(&mut self, id: JobId) -> Result<Explanation, Refusal> {
+        self.freshen(id);
+        let job = self.job(id)?;
+        let live = job.record.is_live();
+        let verdict = job.verdict.as_ref();
+        let target = verdict.and_then(|v| v.target);
+        let neighbours = self
+            .jobs
+            .values()
+            .filter(|j| j.record.id != id && j.record.holds_slot())
+            .map(|j| {
+                let v = j.verdict.as_ref();
+                Neighbour {
+                    id: j.record.id.0,
+                    name: j.record.name.clone(),
+                    share: v.and_then(|v| v.target).map(|t| t.share.cpu.get()),
+                    category: v.map(|v| v.category.name().to_owned()),
+                    growth: v.and_then(|v| v.growth.cpu),
+                }
+            })
+            .collect();
+        let in_force = job.in_force.clone().unwrap_or(gainshare_limits::InForce { settings: vec![], notes: vec![] });
+        let mut notes = job.record.order.as_ref().map(|o| o.notes.clone()).unwrap_or_default();
+        notes.extend(job.record.notes.iter().chain(&in_force.notes).chain(&job.apply_error).cloned());
+        notes.extend(
+            self.runtimes.notes.iter().filter(|(kind, _)| *kind == job.record.spec.runtime).map(|(_, n)| n.clone()),
+        );
+        notes.sort();
+        notes.dedup();
+        Ok(Explanation {
+            job: self.info(job),
+            policy: self.config.policy.name().to_owned(),
+            share: target.filter(|_| live).map(|t| t.share.into()),
+            limit: target.filter(|_| live).map(|t| t.limit.into()),
+            in_force: in_force
+                .settings
+                .into_iter()
+                .filter(|_| live)
+                .map(|(name, value)| Setting { name, value })
+                .collect(),
+            growth: verdict.map(|v| v.growth.into()).unwrap_or_default(),
+            category: target.and(verdict).map(|v| v.category.name().to_owned()),
+            neighbours: if live { neighbours } else { Vec::new() },
+            metric: metric(job),
+            metric_notes: metric_notes(job),
+            start_env: job.record.order.as_ref().map(|o| o.env.clone()).unwrap_or_default(),
+            notes,
+            decisions: job.decisions.iter().rev().cloned().collect(),
+        })
+    }
+
+    pub(crate) fn samples(&mut self, id: JobId, since_s: f64) -> Result<SampleList, Refusal> {
+        // What the disk does not have yet belongs to the history too.
+        let _ = self.save();
+        let job = self.job(id)?;
+        let origin = job.record.started.unwrap_or(job.record.submitted);
+        let after = if since_s > 0.0 { origin.time + Span::from_secs_f64(since_s) } else { Time::ZERO };
+        let stored = self.journal.samples(id, after)?;
+        let job = self.job(id)?;
+        Ok(SampleList {
+            metric: job.progress.metric.clone(),
+            origin_s: origin.unix_s,
+            samples: stored
+                .into_iter()
+                .map(|s| SampleInfo { time_s: s.time.since(origin.time).as_secs_f64(), step: s.step, value: s.value })
+                .collect(),
+        })
+    }
+
+    pub(super) fn plan_info(&self, at: Moment, plan: &Plan) -> PlanInfo {
+        let jobs = plan.verdicts.iter().map(|(id, v)| {
+            let job = self.jobs.get(id);
+            PlanJob {
+                id: id.0,
+                name: job.map_or_else(|| id.to_string(), |j| j.record.name.clone()),
+                share: v.target.map(|t| t.share.cpu.get()),
+                limit: v.target.map(|t| t.limit.cpu.get()),
+                growth: v.growth.cpu,
+                category: v.category.name().to_owned(),
+                reason: why(v),
+                error: job.and_then(|j| j.apply_error.clone()),
+            }
+        });
+        PlanInfo {
+            generation: plan.generation,
+            at: rfc3339(at.unix_s),
+            at_s: at.unix_s,
+            starts: plan.starts.iter().map(|s| s.job.0).collect(),
+            jobs: jobs.collect(),
+        }
+    }
+
+    /// The last plans, newest first.
+    pub(crate) fn plans(&self, last: usize) -> Result<Vec<PlanInfo>, Refusal> {
+        if last <= self.recent_plans.len() {
+            return Ok(self.recent_plans.iter().take(last).cloned().collect());
+        }
+        let kept = self.journal.plans(last)?;
+        Ok(kept.iter().map(|(at, plan)| self.plan_info(*at, plan)).collect())
+    }
+
+    /// What the last decision saw and said, for replay.
+    pub(crate) fn dump(&self) -> serde_json::Value {
+        let (view, plan) = match &self.last_view {
+            Some((view, plan)) => (serde_json::to_value(view), serde_json::to_value(plan)),
+            None => (Ok(serde_json::Value::Null), Ok(serde_json::Value::Null)),
+        };
+        serde_json::json!({
+            "view": view.unwrap_or_default(),
+            "plan": plan.unwrap_or_default(),
+            "control": serde_json::to_value(&self.control).unwrap_or_default(),
+        })
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        let capacity = self.runtimes.capacity();
+        let note = |kind: RuntimeKind| {
+            self.runtimes.notes.iter().filter(move |(k, _)| *k == kind).map(|(_, n)| n.clone()).collect()
+        };
+        Health {
+            status: if self.problems.is_empty() { "ok" } else { "degraded" }.into(),
+            problems: self.problems.values().cloned().collect(),
+            pid: std::process::id(),
+            epoch: self.journal.epoch(),
+            uptime_s: self.now().since(self.began).as_secs_f64(),
+            policy: preset_name(self.config.policy),
+            mode: mode_name(self.config.mode).into(),
+            slots: self.config.slots,
+            cores: self.cores(),
+            memory_bytes: capacity.memory_bytes,
+            live_jobs: self.jobs.values().filter(|j| j.record.is_live()).count(),
+            state_dir: self.paths.state.display().to_string(),
+            listen: self.listen.map(|a| a.to_string()),
+            runtimes: self
+                .runtimes
+                .kinds()
+                .into_iter()
+                .map(|kind| RuntimeInfo { kind: kind_name(kind).into(), notes: note(kind) })
+                .collect(),
+        }
+    }
+
+    /// Brings the gauges up to date before they are read.
+    pub(crate) fn set_gauges(&self) {
+        self.metrics.set_jobs(self.jobs.values().filter(|j| j.record.is_live()).map(|j| self.info(j)));
+        let count = |state| self.jobs.values().filter(|j| j.record.state == state).count();
+        for state in JobState::ALL {
+            self.metrics.set_state(state, count(state));
+        }
+    }
+}
+
+fn preset_name(preset: Preset) -> String {
+    preset.name().to_owned()
+}
+
+fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Weight => "weight",
+        Mode::Quota => "quota",
+        Mode::Cores => "cores",
+    }
+}
+
+fn metric(job: &Job) -> Option<MetricInfo> {
+    let signal = job.progress.tracker.signal();
+    Some(MetricInfo {
+        name: job.progress.metric.clone()?,
+        value: signal.last?.value,
+        step: signal.step.or(job.progress.course.map(|c| c.step)),
+        total: signal.total.or(job.progress.course.and_then(|c| c.total)),
+        source: job.progress.source.clone().unwrap_or_default(),
+    })
+}
+
+fn metric_notes(job: &Job) -> Vec<String> {
+    let mut notes = Vec::new();
+    let Some(reports) = &job.reports else { return notes };
+    let c = reports.counters();
+    let refused = job.progress.tracker.refused();
+    for (count, what) in [
+        (c.bad_values + refused, "values were not finite or absurdly large and were not used"),
+        (c.long_lines, "lines were too long to be a report"),
+        (c.dropped_readings, "readings were more than one look may give"),
+        (c.flooded_lines, "lines were not read because the job prints too fast"),
+        (c.bad_records, "records of event files were damaged"),
+        (c.restarts, "times a file was replaced or truncated"),
+        (c.failures, "times a source could not be read"),
+    ] {
+        if count > 0 {
+            notes.push(format!("{count} {what}"));
+        }
+    }
+    if job.progress.metric.is_none() {
+        notes.push("no loss or accuracy was recognised yet: name one with --metric or [metric]".into());
+    }
+    notes
+}

@@ -1,0 +1,157 @@
+//! What a job reports, and what must be kept so that a restart goes on at the same byte.
+//!
+//! The job's output comes from output.log in its directory, whoever writes it; everything else (event files, a metrics file, an endpoint,
+//! pushes) is the collector's business. Positions are committed together with the samples read before them.
+
+use gainshare_core::model::Time;
+use gainshare_core::signal::{Sample, Tracker};
+use gainshare_limits::usage::Meter;
+use gainshare_progress::prometheus::{Endpoint, FetchError};
+use gainshare_progress::push::PushError;
+use gainshare_progress::{
+    self, Change, Collector, CollectorState, Counters, FileTail, MetricSpec, MetricSpecError, Root, Update,
+};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// Output read in one look; what is left is read in the next, after others had their turn.
+const MOST_WINDOWS: usize = 8;
+
+/// Follows one live job.
+pub(super) struct Reports {
+    tail: Option<FileTail>,
+    collector: Collector,
+}
+
+/// Where reading stands.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Position {
+    output: gainshare_progress::Position,
+    collector: CollectorState,
+}
+
+/// What one look gave.
+#[derive(Debug, Default)]
+pub(super) struct Look {
+    /// Earlier samples belong to another metric.
+    pub(super) forget: bool,
+    pub(super) samples: Vec<Sample>,
+    pub(super) progress: Option<gainshare_progress::Progress>,
+    /// There is more output than one look may read.
+    pub(super) more: bool,
+}
+
+impl Look {
+    fn add(&mut self, update: Update) {
+        if update.forget {
+            self.samples.clear();
+            self.forget = true;
+        }
+        self.samples.extend(update.readings.iter().map(Sample::from));
+        self.progress = update.progress.or(self.progress);
+    }
+}
+
+impl Reports {
+    /// `dir` is the job's directory with output.log in it, `folder` where the job itself writes, `started_s` Unix seconds.
+    pub(super) fn open(
+        spec: &MetricSpec,
+        dir: &Path,
+        folder: Option<&Path>,
+        started_s: f64,
+        position: Position,
+    ) -> Result<Reports, MetricSpecError> {
+        let started = SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(started_s).unwrap_or_default();
+        let collector = Collector::new(spec, folder, started, position.collector)?;
+        let root = Root::open(dir).inspect_err(|e| tracing::warn!("cannot open {}: {e}", dir.display())).ok();
+        let tail = root.map(|root| FileTail::new(Arc::new(root), Path::new("output.log"), position.output, true));
+        Ok(Reports { tail, collector })
+    }
+
+    pub(super) fn position(&self) -> Position {
+        let output = self.tail.as_ref().map(FileTail::position).unwrap_or_default();
+        Position { output, collector: self.collector.state() }
+    }
+
+    pub(super) fn metric(&self) -> Option<&str> {
+        self.collector.metric()
+    }
+
+    pub(super) fn source(&self) -> Option<String> {
+        self.collector.source().map(|s| s.to_string())
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        self.collector.counters()
+    }
+
+    /// Reads what was printed since the last look.
+    pub(super) fn read_output(&mut self, now: Time) -> Look {
+        let mut look = Look::default();
+        let Some(tail) = &mut self.tail else { return look };
+        for _ in 0..MOST_WINDOWS {
+            match tail.fill() {
+                Ok(Change::Same) | Err(_) => return look,
+                Ok(Change::More | Change::Rotated | Change::Rewritten) => {}
+            }
+            look.add(self.collector.output(now, tail.data()));
+            tail.consume(tail.data().len());
+        }
+        look.more = true;
+        look
+    }
+
+    /// Looks at the job's own files; `pids` are its processes, as far as they are known.
+    pub(super) fn read_files(&mut self, now: Time, pids: Vec<u32>) -> Look {
+        let mut look = Look::default();
+        self.collector.own_pids(pids);
+        look.add(self.collector.poll(now));
+        look
+    }
+
+    /// The job is over.
+    pub(super) fn finish(&mut self, now: Time) -> Look {
+        let mut look = self.read_output(now);
+        look.add(self.collector.finish(now));
+        look
+    }
+
+    pub(super) fn pushed(&mut self, now: Time, body: &[u8]) -> Result<Look, PushError> {
+        let mut look = Look::default();
+        look.add(self.collector.pushed(now, body)?);
+        Ok(look)
+    }
+
+    /// The endpoint to ask now, elsewhere, because asking blocks.
+    pub(super) fn fetch_due(&mut self, now: Time) -> Option<Endpoint> {
+        self.collector.fetch_due(now)
+    }
+
+    pub(super) fn fetched(&mut self, now: Time, answer: Result<Vec<u8>, FetchError>) -> Look {
+        let mut look = Look::default();
+        look.add(self.collector.fetched(now, answer));
+        look
+    }
+}
+
+/// All that a restart needs to go on with a job's reports.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Progress {
+    pub(super) tracker: Tracker,
+    pub(super) position: Position,
+    /// For a container.
+    pub(super) copied: super::docker::Copied,
+    pub(super) meter: Meter,
+    /// How far the job is, in its own words.
+    pub(super) course: Option<gainshare_progress::Progress>,
+    /// The number of the next sample.
+    pub(super) next_seq: u64,
+    /// Only samples whose number is a multiple of this are kept.
+    pub(super) stride: u64,
+    pub(super) metric: Option<String>,
+    pub(super) source: Option<String>,
+}

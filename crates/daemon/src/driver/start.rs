@@ -1,0 +1,182 @@
+//! How a waiting job begins: its group, its environment, its supervisor.
+//!
+//! The order of things matters: the group is made, the order to start is journaled, only then does anybody act on it. Whatever happens
+//! in between, the next daemon finds either a waiting job and an empty group, or a starting job and all it needs to go on.
+
+use super::Driver;
+use super::jobs::kind_name;
+use super::lease::{detach, program};
+use crate::api::types::{JobState, StartOrder, StartVar, SuperviseFile};
+use crate::error::Refusal;
+use crate::fail;
+use crate::journal::{Batch, LimitRow};
+use crate::record::{Change, JobRecord};
+use crate::spec::StartKind;
+use gainshare_core::model::JobId;
+use gainshare_limits::process::{JobGroup, start};
+use gainshare_limits::{RuntimeError, RuntimeKind};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::Command;
+
+impl Driver {
+    /// Lets a waiting job begin: the group is made, the order journaled, and the supervisor started or told.
+    pub(super) fn admit(&mut self, id: JobId) -> Result<(), Refusal> {
+        let Some(job) = self.jobs.get(&id) else { return Ok(()) };
+        if job.record.state != JobState::Queued {
+            return Ok(());
+        }
+        if job.record.spec.runtime == RuntimeKind::Docker {
+            return self.admit_container(id);
+        }
+        let attempt = job.record.attempt + 1;
+        let mut order =
+            StartOrder { attempt, dir: self.paths.job(id.0).display().to_string(), ..StartOrder::default() };
+        order.env = self.start_env(&job.record);
+        let process = self.runtimes.process.as_mut().ok_or_else(|| {
+            Refusal::from(RuntimeError::Unsupported("the daemon runs without the process runtime".into()))
+        })?;
+        let group = process.prepare(id, &format!("job-{}-{attempt}", id.0))?;
+        order.procs_files = group.procs_files.iter().map(|p| p.display().to_string()).collect();
+        order.cpus = self.cpus();
+        let limits = vec![limit_row(&group)];
+        let handle = group.handle.clone();
+        let change = Change::Admitted { order: order.clone(), group: Some(group) };
+        let at = self.clock.moment();
+        let mut record = self.jobs[&id].record.clone();
+        record.take(at, &change);
+        fail::point("admit-before-journal");
+        let batch =
+            Batch { changes: vec![(at, Some(id), change)], records: vec![record.clone()], limits, ..Batch::default() };
+        if let Err(e) = self.save_with(batch) {
+            if let Ok(runtime) = self.runtimes.of(RuntimeKind::Process) {
+                let _ = runtime.release(&handle);
+            }
+            return Err(e);
+        }
+        fail::point("admit-before-spawn");
+        let attached = record.attached;
+        let now = self.now();
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.record = record;
+            job.heard = now;
+        }
+        self.begin_watching(id);
+        if !attached && let Err(why) = self.spawn_supervisor(id, &order) {
+            self.end(id, JobState::Failed, None, None, Some(why));
+        }
+        fail::point("admit-after-spawn");
+        self.job_changed(id);
+        Ok(())
+    }
+
+    /// What a tuned start adds to the environment: never what the user has set, nor what would take precedence over it.
+    pub(super) fn start_env(&self, record: &JobRecord) -> Vec<StartVar> {
+        if record.spec.start == StartKind::Plain {
+            return Vec::new();
+        }
+        let user = |name: &str| -> Option<String> {
+            if let Some(value) = record.spec.env.get(name) {
+                return Some(value.clone());
+            }
+            // Of the environment only names are known here. Flags of XLA may ask for several devices, which want their threads.
+            let set = record.env_names.iter().any(|n| n == name);
+            set.then(
+                || if name == "XLA_FLAGS" { "--xla_force_host_platform_device_count".into() } else { String::new() },
+            )
+        };
+        let others = self.jobs.values().filter(|j| j.record.holds_slot()).count();
+        let waiting = self.jobs.values().filter(|j| j.record.state == JobState::Queued && j.record.id != record.id);
+        let free = self.config.slots.map_or(usize::MAX, |s| s.saturating_sub(others + 1));
+        let expected = (others + 1 + waiting.count().min(free)).max(self.config.expect.unwrap_or(1));
+        let tuned = start::tuned_env(user, self.cores(), expected);
+        let tuned = tuned.into_iter().map(|t| StartVar { name: t.name.into(), value: t.value, why: t.why.into() });
+        self.push_env(record).into_iter().filter(|v| user(&v.name).is_none()).chain(tuned).collect()
+    }
+
+    /// Where a job that wants to report by itself finds us. The token is named by a file, because these variables are shown.
+    fn push_env(&self, record: &JobRecord) -> Vec<StartVar> {
+        // A container's loopback is its own.
+        let Some(address) = self.listen.filter(|_| record.spec.runtime == RuntimeKind::Process) else {
+            return Vec::new();
+        };
+        let id = record.id.0;
+        let file = self.paths.job(id).join("push-token");
+        if let Err(e) = write_private(&file, self.token.for_push(id).text().as_bytes()) {
+            tracing::warn!(job = %record.id, "cannot write {}: {e}", file.display());
+            return Vec::new();
+        }
+        let (url, file) = (format!("http://{address}/v1/jobs/{id}/push"), file.display().to_string());
+        let var =
+            |name: &str, value: &str, why: &str| StartVar { name: name.into(), value: value.into(), why: why.into() };
+        vec![
+            var("GAINSHARE_PUSH_URL", &url, "where the job may report by itself"),
+            var("GAINSHARE_PUSH_TOKEN_FILE", &file, "the bearer token that goes with it"),
+            var("KUBEFLOW_TRAINER_SERVER_URL", &url, "frameworks that know Kubeflow Trainer report by themselves"),
+            var("KUBEFLOW_TRAINER_SERVER_TOKEN", &file, "the file with the bearer token that goes with it"),
+        ]
+    }
+
+    /// The cores that jobs may use, if not all.
+    pub(super) fn cpus(&self) -> Option<String> {
+        let n = self.config.cores?;
+        let all = allowed_cpus();
+        (n < all.len()).then(|| all[..n].iter().map(|c| c.to_string()).collect::<Vec<_>>().join(","))
+    }
+
+    pub(super) fn cores(&self) -> f64 {
+        let all = self.runtimes.capacity().cores;
+        self.config.cores.map_or(all, |n| all.min(n as f64))
+    }
+
+    /// Writes spec.json and starts the supervisor; the error is what the job's owner reads.
+    pub(super) fn spawn_supervisor(&mut self, id: JobId, order: &StartOrder) -> Result<(), String> {
+        let base_env = self.journal.base_env(id).map_err(|e| e.to_string())?;
+        let record = &self.jobs[&id].record;
+        let file = SuperviseFile {
+            id: id.0,
+            name: record.name.clone(),
+            spec: record.spec.clone(),
+            base_env,
+            order: order.clone(),
+            socket: self.paths.socket().display().to_string(),
+        };
+        let dir = self.paths.job(id.0);
+        write_private(&dir.join("spec.json"), &serde_json::to_vec_pretty(&file).unwrap_or_default())
+            .map_err(|e| format!("cannot write {}: {e}", dir.join("spec.json").display()))?;
+        let program = program(&self.config);
+        let mut command = Command::new(&program);
+        command.arg("supervise").arg(&dir).arg("--attempt").arg(order.attempt.to_string());
+        detach(&mut command);
+        let child = command.spawn().map_err(|e| format!("cannot start its supervisor {}: {e}", program.display()))?;
+        self.children.push((id, child));
+        Ok(())
+    }
+}
+
+/// What the guard needs to put a process job's limits back.
+pub(super) fn limit_row(group: &JobGroup) -> LimitRow {
+    LimitRow {
+        key: group.handle.key.clone(),
+        job: group.handle.job,
+        runtime: kind_name(RuntimeKind::Process).into(),
+        original: serde_json::to_string(group).unwrap_or_default(),
+    }
+}
+
+/// Written aside and renamed; readable by the owner only.
+fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    use std::io::Write;
+    let aside = path.with_extension("new");
+    let _ = std::fs::remove_file(&aside);
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
+    file.write_all(bytes)?;
+    std::fs::rename(&aside, path)
+}
+
+/// The CPUs this process may use.
+fn allowed_cpus() -> Vec<usize> {
+    let set = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0));
+    set.map(|s| (0..nix::sched::CpuSet::count()).filter(|&c| s.is_set(c).unwrap_or(false)).collect())
+        .unwrap_or_default()
+}

@@ -1,0 +1,199 @@
+//! What is remembered of a job, and how it changes.
+//!
+//! Every change is a value. The journal keeps the changes in order; [`JobRecord::take`] is the only way a record changes, in the running
+//! daemon as well as when the journal is replayed, so that both always agree.
+
+use crate::api::types::{JobState, StartOrder};
+use crate::clock::Moment;
+use crate::spec::JobSpec;
+use gainshare_core::model::JobId;
+use gainshare_core::plan::Plan;
+use gainshare_limits::process::{Identity, JobGroup};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// One job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobRecord {
+    pub id: JobId,
+    pub name: String,
+    pub owner: String,
+    pub spec: JobSpec,
+    /// The jobs named by the spec's `after`.
+    pub after: Vec<JobId>,
+    /// Names of variables that its environment has besides the spec's own.
+    pub env_names: Vec<String>,
+    /// Its supervisor asks for admission.
+    pub attached: bool,
+    /// A container that somebody else started.
+    pub adopted: bool,
+    pub state: JobState,
+    pub attempt: u32,
+    pub submitted: Moment,
+    pub started: Option<Moment>,
+    pub ended: Option<Moment>,
+    pub order: Option<StartOrder>,
+    /// How the process runtime finds it again.
+    pub group: Option<JobGroup>,
+    pub leader: Option<Identity>,
+    /// A container's full id.
+    pub container: Option<String>,
+    pub exit_code: Option<i32>,
+    pub signal: Option<i32>,
+    /// Why it failed, was stopped or lost, if there is more to say than an exit code.
+    pub why: Option<String>,
+    pub stop_requested: bool,
+    pub notes: Vec<String>,
+}
+
+/// What can happen; the tag is the journal's `kind`. It stands outside, because serde loses numeric keys of maps behind an inner tag.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Change {
+    Submitted {
+        record: Box<JobRecord>,
+        /// Secret: stays in the journal.
+        base_env: BTreeMap<String, String>,
+    },
+    /// May start; `group` or, later, `container` says where it will be found.
+    Admitted {
+        order: StartOrder,
+        group: Option<JobGroup>,
+    },
+    Started {
+        leader: Option<Identity>,
+        container: Option<String>,
+        notes: Vec<String>,
+    },
+    /// Something its owner should know.
+    Noted {
+        note: String,
+    },
+    /// A user wants it to end.
+    Stopping,
+    /// It ended, or never began.
+    Ended {
+        state: JobState,
+        exit_code: Option<i32>,
+        signal: Option<i32>,
+        why: Option<String>,
+    },
+    /// Its limits were put back.
+    Released,
+    /// Nothing is kept of it.
+    Forgotten,
+    Plan {
+        plan: Plan,
+    },
+    /// What could not be applied, by job.
+    Applied {
+        generation: u64,
+        errors: BTreeMap<u64, String>,
+    },
+    /// A daemon began.
+    Opened {
+        epoch: u64,
+        pid: u32,
+    },
+    /// The guard had put all limits back while the daemon of this epoch stood still.
+    Lapsed {
+        epoch: u64,
+    },
+    /// A daemon ended properly.
+    Closed,
+}
+
+impl Change {
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Change::Submitted { .. } => "submitted",
+            Change::Admitted { .. } => "admitted",
+            Change::Started { .. } => "started",
+            Change::Noted { .. } => "noted",
+            Change::Stopping => "stopping",
+            Change::Ended { .. } => "ended",
+            Change::Released => "released",
+            Change::Forgotten => "forgotten",
+            Change::Plan { .. } => "plan",
+            Change::Applied { .. } => "applied",
+            Change::Opened { .. } => "opened",
+            Change::Lapsed { .. } => "lapsed",
+            Change::Closed => "closed",
+        }
+    }
+}
+
+impl JobRecord {
+    /// Takes in a change that concerns this job. Changes that do not are ignored.
+    pub fn take(&mut self, at: Moment, change: &Change) {
+        match change {
+            Change::Admitted { order, group } => {
+                self.state = JobState::Starting;
+                self.attempt = order.attempt;
+                self.order = Some(order.clone());
+                self.group = group.clone();
+                self.leader = None;
+            }
+            Change::Started { leader, container, notes } => {
+                self.state = JobState::Running;
+                self.started = Some(at);
+                self.leader = *leader;
+                self.container = container.clone();
+                self.notes.extend(notes.iter().cloned());
+            }
+            Change::Noted { note } => {
+                if !self.notes.contains(note) {
+                    self.notes.push(note.clone());
+                }
+            }
+            Change::Stopping => self.stop_requested = true,
+            Change::Ended { state, exit_code, signal, why } => {
+                self.state = *state;
+                self.ended = Some(at);
+                (self.exit_code, self.signal) = (*exit_code, *signal);
+                self.why.clone_from(why);
+            }
+            Change::Submitted { .. }
+            | Change::Released
+            | Change::Forgotten
+            | Change::Plan { .. }
+            | Change::Applied { .. }
+            | Change::Opened { .. }
+            | Change::Lapsed { .. }
+            | Change::Closed => {}
+        }
+    }
+
+    pub fn is_live(&self) -> bool {
+        !self.state.is_final()
+    }
+
+    /// Told to run or running: it holds a slot.
+    pub fn holds_slot(&self) -> bool {
+        matches!(self.state, JobState::Starting | JobState::Running)
+    }
+}
+
+/// The state that a sequence of changes leads to.
+pub fn replay<'a>(
+    changes: impl IntoIterator<Item = (Moment, Option<JobId>, &'a Change)>,
+) -> BTreeMap<JobId, JobRecord> {
+    let mut jobs = BTreeMap::new();
+    for (at, job, change) in changes {
+        match (job, change) {
+            (Some(id), Change::Submitted { record, .. }) => {
+                jobs.insert(id, (**record).clone());
+            }
+            (Some(id), Change::Forgotten) => {
+                jobs.remove(&id);
+            }
+            (Some(id), change) => {
+                if let Some(record) = jobs.get_mut(&id) {
+                    record.take(at, change);
+                }
+            }
+            (None, _) => {}
+        }
+    }
+    jobs
+}

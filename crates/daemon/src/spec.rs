@@ -1,0 +1,467 @@
+//! What a user asks for: one job, a file of jobs, a parameter sweep.
+//!
+//! **Problem.** The same description must reach the daemon from a command line, a TOML file, a YAML file and a program; it must run
+//! unchanged as a process and as a container; and a mistake in it must be found before anything is submitted.
+//!
+//! **How.** [`load`] reads a file (one job, `[[job]]` tables, a YAML list or several documents), [`JobSpec::expand`] turns a sweep
+//! into plain jobs, [`JobSpec::validate`] refuses what cannot run. Errors fit on one line and name the file, the line and the field.
+//!
+//! **Properties.** Unknown fields are refused. Expansion is deterministic: parameters in alphabetical order, the last one fastest.
+//! Values of the environment never leave through [`JobSpec::env_names`], which is all that the API shows.
+
+use gainshare_limits::RuntimeKind;
+pub use gainshare_progress::MetricSpec;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// A sweep over more jobs than this is a mistake more often than a wish.
+pub const MAX_SWEEP: usize = 1000;
+
+/// A job file larger than this is not a job file.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// One job as its owner describes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct JobSpec {
+    /// Letters, digits, `.`, `_`, `-`; default: the program's name and a number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Program and arguments. May be empty for a container whose image knows its command.
+    pub command: Vec<String>,
+    /// Where the job runs; relative paths in a job file are relative to the file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub cwd: Option<PathBuf>,
+    /// Added to the environment. Values are never shown by the API.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    #[schema(value_type = String)]
+    pub runtime: RuntimeKind,
+    /// Docker only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Docker only: `SOURCE:TARGET` or `SOURCE:TARGET:ro`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<String>,
+    /// Larger goes first among waiting jobs.
+    pub priority: i32,
+    /// Names of jobs that must have ended well before this one starts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<String>,
+    /// The least share of the CPU, 0…1.
+    pub floor: f64,
+    /// The most it may have, 0…1.
+    pub max: f64,
+    pub start: StartKind,
+    /// Whoever answers for the job; default: the Unix user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Which of the job's numbers says how it does, and where to find it.
+    #[schema(value_type = Object)]
+    pub metric: MetricSpec,
+    /// One job for each combination; `{name}` in command, environment values and job name is replaced.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(value_type = Object)]
+    pub sweep: BTreeMap<String, Vec<SweepValue>>,
+}
+
+impl Default for JobSpec {
+    fn default() -> Self {
+        JobSpec {
+            name: None,
+            command: Vec::new(),
+            cwd: None,
+            env: BTreeMap::new(),
+            runtime: RuntimeKind::Process,
+            image: None,
+            mounts: Vec::new(),
+            priority: 0,
+            after: Vec::new(),
+            floor: 0.0,
+            max: 1.0,
+            start: StartKind::Tuned,
+            owner: None,
+            metric: MetricSpec::default(),
+            sweep: BTreeMap::new(),
+        }
+    }
+}
+
+/// How a job's threads are set up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum StartKind {
+    /// Passive waiting and thread pools that fit, unless the user set them.
+    #[default]
+    Tuned,
+    /// Exactly as the user would start it.
+    Plain,
+}
+
+/// One value of a sweep's parameter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum SweepValue {
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Text(String),
+}
+
+impl std::fmt::Display for SweepValue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SweepValue::Bool(v) => v.fmt(f),
+            SweepValue::Int(v) => v.fmt(f),
+            SweepValue::Float(v) => v.fmt(f),
+            SweepValue::Text(v) => v.fmt(f),
+        }
+    }
+}
+
+/// What is wrong with a description. One line each, naming the thing and the remedy.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SpecError {
+    #[error("cannot read {path}: {why}")]
+    Read { path: String, why: String },
+    #[error("{path}: {what}")]
+    Syntax { path: String, what: String },
+    #[error("{path} describes no job: give it a `command`, or [[job]] tables")]
+    Empty { path: String },
+    #[error(
+        "job name `{0}` is not allowed: use 1 to 63 letters, digits, `.`, `_` or `-`, beginning with a letter or digit"
+    )]
+    Name(String),
+    #[error("job {job} has no command: set `command = [\"program\", \"argument\"]`")]
+    NoCommand { job: String },
+    #[error("job {job}: {field} contains a NUL byte; remove it")]
+    Nul { job: String, field: &'static str },
+    #[error("job {job}: `{name}` is no name for an environment variable: use letters, digits and `_`")]
+    EnvName { job: String, name: String },
+    #[error("job {job}: {field} must lie between 0 and 1, not {value}")]
+    Fraction { job: String, field: &'static str, value: f64 },
+    #[error("job {job}: floor {floor} is larger than max {max}; lower the floor or raise max")]
+    FloorAboveMax { job: String, floor: f64, max: f64 },
+    #[error("job {job} runs under docker but names no image: set `image = \"name:tag\"`")]
+    NoImage { job: String },
+    #[error("job {job}: mount `{mount}` is not SOURCE:TARGET or SOURCE:TARGET:ro with an absolute target")]
+    Mount { job: String, mount: String },
+    #[error("job {job} depends on itself: remove its name from `after`")]
+    AfterItself { job: String },
+    #[error("job {job}: working directory {cwd} is not absolute; job files make it so, programs must do it themselves")]
+    RelativeCwd { job: String, cwd: String },
+    #[error("job {job}: metric: {what}")]
+    Metric { job: String, what: String },
+    #[error("job {job}: sweep.{parameter} has no values; give it at least one")]
+    EmptyParameter { job: String, parameter: String },
+    #[error(
+        "job {job}: sweep.{parameter} is used nowhere: write {{{parameter}}} in the command, the environment or the name"
+    )]
+    UnusedParameter { job: String, parameter: String },
+    #[error("job {job}: the sweep makes more than {MAX_SWEEP} jobs; split it")]
+    SweepTooLarge { job: String },
+    #[error("job {job}: expand the sweep before submitting it")]
+    NotExpanded { job: String },
+    #[error(
+        "two jobs are called {name}: give one of them another name, or put a parameter such as {{lr}} into a sweep's name"
+    )]
+    Duplicate { name: String },
+}
+
+impl JobSpec {
+    pub fn new(command: Vec<String>) -> JobSpec {
+        JobSpec { command, ..JobSpec::default() }
+    }
+
+    /// How errors and tables call the job before the daemon has named it.
+    pub fn label(&self) -> String {
+        self.name.clone().unwrap_or_else(|| self.base_name())
+    }
+
+    /// The program's file name, reduced to what a name may contain; `job` if nothing is left.
+    pub fn base_name(&self) -> String {
+        let word = self.command.first().map_or("", |c| c.rsplit('/').next().unwrap_or(""));
+        let script =
+            self.command.get(1).filter(|a| !a.starts_with('-')).and_then(|a| Path::new(a).file_stem()?.to_str());
+        // `python3 train.py` is better called `train` than `python3`.
+        let word = if is_interpreter(word) { script.unwrap_or(word) } else { word };
+        let mut name: String = word
+            .chars()
+            .map(|c| if is_name_char(c) { c } else { '-' })
+            .skip_while(|c| !c.is_ascii_alphanumeric())
+            .collect();
+        name.truncate(48);
+        if name.is_empty() { "job".into() } else { name }
+    }
+
+    pub fn env_names(&self) -> Vec<String> {
+        self.env.keys().cloned().collect()
+    }
+
+    /// Refuses what cannot run. Does not look at the machine (that the program exists is checked where it is started).
+    pub fn validate(&self) -> Result<(), SpecError> {
+        let job = self.label();
+        if let Some(name) = &self.name {
+            check_name(name)?;
+        }
+        if !self.sweep.is_empty() {
+            return Err(SpecError::NotExpanded { job });
+        }
+        if self.command.first().is_none_or(|c| c.is_empty()) && self.runtime == RuntimeKind::Process {
+            return Err(SpecError::NoCommand { job });
+        }
+        if self.command.iter().any(|a| a.contains('\0')) {
+            return Err(SpecError::Nul { job, field: "command" });
+        }
+        for (name, value) in &self.env {
+            let ok = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') && !name.is_empty();
+            if !ok || name.starts_with(|c: char| c.is_ascii_digit()) {
+                return Err(SpecError::EnvName { job, name: name.clone() });
+            }
+            if value.contains('\0') {
+                return Err(SpecError::Nul { job, field: "env" });
+            }
+        }
+        for (field, value) in [("floor", self.floor), ("max", self.max)] {
+            if !(0.0..=1.0).contains(&value) {
+                return Err(SpecError::Fraction { job, field, value });
+            }
+        }
+        if self.max == 0.0 {
+            return Err(SpecError::Fraction { job, field: "max (a job that may use nothing never ends)", value: 0.0 });
+        }
+        if self.floor > self.max {
+            return Err(SpecError::FloorAboveMax { job, floor: self.floor, max: self.max });
+        }
+        if let Some(cwd) = self.cwd.as_ref().filter(|c| !c.is_absolute()) {
+            return Err(SpecError::RelativeCwd { job, cwd: cwd.display().to_string() });
+        }
+        if self.runtime == RuntimeKind::Docker && self.image.as_deref().is_none_or(str::is_empty) {
+            return Err(SpecError::NoImage { job });
+        }
+        if let Some(mount) = self.mounts.iter().find(|m| parse_mount(m).is_none()) {
+            return Err(SpecError::Mount { job, mount: mount.clone() });
+        }
+        for name in &self.after {
+            check_name(name)?;
+            if Some(name) == self.name.as_ref() {
+                return Err(SpecError::AfterItself { job });
+            }
+        }
+        self.metric.validate().map_err(|what| SpecError::Metric { job, what: what.to_string() })
+    }
+
+    /// One plain job for each combination of the sweep's values; the job itself if there is no sweep.
+    pub fn expand(self) -> Result<Vec<JobSpec>, SpecError> {
+        if self.sweep.is_empty() {
+            return Ok(vec![self]);
+        }
+        let job = self.label();
+        let mut count = 1usize;
+        for (parameter, values) in &self.sweep {
+            if values.is_empty() {
+                return Err(SpecError::EmptyParameter { job, parameter: parameter.clone() });
+            }
+            let mark = format!("{{{parameter}}}");
+            let used = self.command.iter().chain(self.env.values()).chain(&self.name).any(|s| s.contains(&mark));
+            if !used {
+                return Err(SpecError::UnusedParameter { job, parameter: parameter.clone() });
+            }
+            count = count.saturating_mul(values.len());
+            if count > MAX_SWEEP {
+                return Err(SpecError::SweepTooLarge { job });
+            }
+        }
+        let parameters: Vec<(&String, &Vec<SweepValue>)> = self.sweep.iter().collect();
+        let named_apart =
+            self.name.as_ref().is_some_and(|n| parameters.iter().any(|(p, _)| n.contains(&format!("{{{p}}}"))));
+        let mut jobs = Vec::with_capacity(count);
+        for index in 0..count {
+            let mut rest = index;
+            let mut values = BTreeMap::new();
+            for (parameter, choices) in parameters.iter().rev() {
+                values.insert(parameter.as_str(), choices[rest % choices.len()].to_string());
+                rest /= choices.len();
+            }
+            let fill = |text: &str| replace_marks(text, &values);
+            let mut one = JobSpec { sweep: BTreeMap::new(), ..self.clone() };
+            one.command.iter_mut().for_each(|a| *a = fill(a));
+            one.env.values_mut().for_each(|v| *v = fill(v));
+            one.name = match &self.name {
+                // A value may hold what a name may not (a path, a plus sign).
+                Some(name) if named_apart => {
+                    Some(fill(name).chars().map(|c| if is_name_char(c) { c } else { '-' }).collect())
+                }
+                Some(name) => Some(format!("{name}-{}", index + 1)),
+                None => None,
+            };
+            jobs.push(one);
+        }
+        Ok(jobs)
+    }
+}
+
+/// Replaces each `{parameter}` once, from left to right, so that a value which looks like a mark is not replaced again.
+fn replace_marks(text: &str, values: &BTreeMap<&str, String>) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(open) = rest.find('{') {
+        out.push_str(&rest[..open]);
+        let tail = &rest[open + 1..];
+        match tail.find('}').and_then(|close| Some((close, values.get(&tail[..close])?))) {
+            Some((close, value)) => {
+                out.push_str(value);
+                rest = &tail[close + 1..];
+            }
+            None => {
+                out.push('{');
+                rest = tail;
+            }
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+fn is_name_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')
+}
+
+fn is_interpreter(program: &str) -> bool {
+    program.starts_with("python") || matches!(program, "sh" | "bash" | "torchrun" | "accelerate")
+}
+
+fn check_name(name: &str) -> Result<(), SpecError> {
+    let ok = (1..=63).contains(&name.len())
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(is_name_char)
+        // A number names a job by its id; a name made of digits would be ambiguous.
+        && !name.chars().all(|c| c.is_ascii_digit());
+    if ok { Ok(()) } else { Err(SpecError::Name(name.to_owned())) }
+}
+
+/// Source, target and whether it is read-only.
+pub fn parse_mount(mount: &str) -> Option<(&str, &str, bool)> {
+    let mut parts = mount.split(':');
+    let (source, target) = (parts.next()?, parts.next()?);
+    let read_only = match (parts.next(), parts.next()) {
+        (None, _) | (Some("rw"), None) => false,
+        (Some("ro"), None) => true,
+        _ => return None,
+    };
+    (!source.is_empty() && target.starts_with('/')).then_some((source, target, read_only))
+}
+
+/// Expands and validates all specs together: either every job can be submitted or none.
+pub fn prepare(specs: Vec<JobSpec>) -> Result<Vec<JobSpec>, SpecError> {
+    let mut jobs = Vec::new();
+    for spec in specs {
+        jobs.extend(spec.expand()?);
+    }
+    let mut names = BTreeSet::new();
+    for job in &jobs {
+        job.validate()?;
+        if let Some(name) = &job.name
+            && !names.insert(name)
+        {
+            return Err(SpecError::Duplicate { name: name.clone() });
+        }
+    }
+    Ok(jobs)
+}
+
+/// Reads a job file (`.toml`, `.yaml`, `.yml`, `.json`), expands sweeps, makes paths absolute and validates every job.
+pub fn load(path: &Path) -> Result<Vec<JobSpec>, SpecError> {
+    let name = path.display().to_string();
+    let read = |why: std::io::Error| SpecError::Read { path: name.clone(), why: why.to_string() };
+    let size = std::fs::metadata(path).map_err(read)?.len();
+    if size > MAX_FILE_BYTES {
+        return Err(SpecError::Read { path: name, why: format!("{size} bytes are too many for a job file") });
+    }
+    let text = std::fs::read_to_string(path).map_err(read)?;
+    let format = match path.extension().and_then(|e| e.to_str()) {
+        Some("yaml" | "yml" | "json") => Format::Yaml,
+        _ => Format::Toml,
+    };
+    let here = std::path::absolute(path).map_err(read)?;
+    parse(&text, format, &name, here.parent().unwrap_or(Path::new("/")))
+}
+
+/// JSON is YAML.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    Toml,
+    Yaml,
+}
+
+/// [`load`] for text that is already here; `base` is what relative paths are relative to, `name` how errors call the text.
+pub fn parse(text: &str, format: Format, name: &str, base: &Path) -> Result<Vec<JobSpec>, SpecError> {
+    let specs = match format {
+        Format::Toml => parse_toml(text),
+        Format::Yaml => parse_yaml(text),
+    };
+    let mut specs = specs.map_err(|what| SpecError::Syntax { path: name.to_owned(), what })?;
+    if specs.is_empty() {
+        return Err(SpecError::Empty { path: name.to_owned() });
+    }
+    for spec in &mut specs {
+        let cwd = spec.cwd.take().map_or_else(|| base.to_path_buf(), |c| base.join(c));
+        // `base/.` and `base` are the same directory; tables and logs should not show both.
+        spec.cwd = Some(cwd.components().collect());
+        for mount in &mut spec.mounts {
+            if mount.starts_with("./") || mount.starts_with("../") {
+                *mount = base.join(mount.as_str()).components().collect::<PathBuf>().display().to_string();
+            }
+        }
+    }
+    prepare(specs).map_err(|e| match e {
+        e @ (SpecError::Read { .. } | SpecError::Syntax { .. } | SpecError::Empty { .. }) => e,
+        other => SpecError::Syntax { path: name.to_owned(), what: other.to_string() },
+    })
+}
+
+/// Many jobs in one table.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Jobs {
+    job: Vec<JobSpec>,
+}
+
+fn parse_toml(text: &str) -> Result<Vec<JobSpec>, String> {
+    let line = |e: toml::de::Error| {
+        let line = e.span().map(|s| text[..s.start.min(text.len())].matches('\n').count() + 1);
+        let message = e.message().replace('\n', "; ");
+        line.map_or(message.clone(), |n| format!("line {n}: {message}"))
+    };
+    let table: toml::Table = toml::from_str(text).map_err(line)?;
+    if table.is_empty() {
+        return Ok(Vec::new());
+    }
+    if table.contains_key("job") {
+        toml::from_str::<Jobs>(text).map(|j| j.job).map_err(line)
+    } else {
+        toml::from_str::<JobSpec>(text).map(|j| vec![j]).map_err(line)
+    }
+}
+
+fn parse_yaml(text: &str) -> Result<Vec<JobSpec>, String> {
+    let line = |e: serde_saphyr::Error| first_line(&e.to_string());
+    let documents: Vec<serde_json::Value> = serde_saphyr::from_multiple(text).map_err(line)?;
+    match documents.as_slice() {
+        [] | [serde_json::Value::Null] => Ok(Vec::new()),
+        [serde_json::Value::Array(_)] => serde_saphyr::from_str(text).map_err(line),
+        [serde_json::Value::Object(o)] if o.contains_key("job") => {
+            serde_saphyr::from_str::<Jobs>(text).map(|j| j.job).map_err(line)
+        }
+        [_] => serde_saphyr::from_str(text).map(|j| vec![j]).map_err(line),
+        _ => serde_saphyr::from_multiple(text).map_err(line),
+    }
+}
+
+/// Parsers draw pictures of the place; one line is enough for us.
+fn first_line(message: &str) -> String {
+    let mut lines = message.lines().map(str::trim).filter(|l| !l.is_empty());
+    lines.next().unwrap_or("cannot be read").to_owned()
+}

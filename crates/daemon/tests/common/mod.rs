@@ -1,0 +1,213 @@
+//! A real daemon in a directory of its own, for tests: started, killed, stopped and started again.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses another part")]
+
+use gainshare_daemon::api::client::{Client, ClientError};
+use gainshare_daemon::api::types::{JobInfo, JobState};
+use gainshare_daemon::journal::{Entry, Journal};
+use gainshare_daemon::record::{JobRecord, replay};
+use gainshare_daemon::spec::JobSpec;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+pub struct Daemon {
+    pub dir: TempDir,
+    pub client: Client,
+    config: String,
+    child: Option<Child>,
+    runtime: tokio::runtime::Runtime,
+}
+
+/// The daemon of these tests, built beside them.
+pub fn program() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let path = tests.parent().unwrap().parent().unwrap().join("examples/agentd");
+    assert!(path.exists(), "{} is missing: build the examples of this crate", path.display());
+    path
+}
+
+impl Daemon {
+    /// A daemon with these settings beside the test's own directories.
+    pub fn start(settings: &str) -> Daemon {
+        let mut daemon = Daemon::new(settings);
+        daemon.up();
+        daemon
+    }
+
+    pub fn new(settings: &str) -> Daemon {
+        let dir = tempfile::Builder::new().prefix("agent").tempdir().unwrap();
+        let (state, runtime_dir) = (dir.path().join("state"), dir.path().join("run"));
+        let own = format!("state_dir = {state:?}\nruntime_dir = {runtime_dir:?}\n{settings}");
+        let client = Client::new(runtime_dir.join("api.sock"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        Daemon { dir, client, config: own, child: None, runtime }
+    }
+
+    fn command(&self) -> Command {
+        let config = self.dir.path().join("config.toml");
+        std::fs::write(&config, &self.config).unwrap();
+        let mut command = Command::new(program());
+        command.arg("up").arg(config).stdin(Stdio::null()).stdout(Stdio::null()).env("RUST_LOG", "info");
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("log")).unwrap();
+        command.stderr(log);
+        command
+    }
+
+    pub fn up(&mut self) {
+        self.up_with(&[]);
+        self.wait_up();
+    }
+
+    /// Starts it without waiting until it answers.
+    pub fn up_with(&mut self, env: &[(&str, &str)]) {
+        assert!(self.child.is_none());
+        let child = self.command().envs(env.iter().copied()).spawn().unwrap();
+        self.child = Some(child);
+    }
+
+    pub fn wait_up(&mut self) {
+        let begun = Instant::now();
+        while let Err(e) = self.call(self.client.health()) {
+            assert!(!self.is_dead() && begun.elapsed() < Duration::from_secs(10), "{e}; log:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// A second one beside the first: whether it ends well and what it says.
+    pub fn second(&self) -> (bool, String) {
+        let out = self.command().stderr(Stdio::piped()).output().unwrap();
+        (out.status.success(), String::from_utf8(out.stderr).unwrap())
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.as_ref().unwrap().id() as i32)
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap();
+    }
+
+    pub fn kill9(&mut self) {
+        self.signal(Signal::SIGKILL);
+        self.wait_dead();
+    }
+
+    pub fn wait_dead(&mut self) {
+        wait_until("the daemon's end", 20, || self.is_dead());
+        self.child = None;
+    }
+
+    pub fn is_dead(&mut self) -> bool {
+        self.child.as_mut().is_none_or(|c| c.try_wait().unwrap().is_some())
+    }
+
+    pub fn call<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    pub fn submit(&self, jobs: Vec<JobSpec>) -> Result<Vec<JobInfo>, ClientError> {
+        let path = std::env::var("PATH").unwrap();
+        self.call(self.client.submit(jobs, BTreeMap::from([("PATH".into(), path)])))
+    }
+
+    pub fn job(&self, name: &str) -> JobInfo {
+        self.call(self.client.job(name)).unwrap()
+    }
+
+    /// Waits until the job is as `wanted`.
+    pub fn wait(&self, name: &str, what: &str, wanted: impl Fn(&JobInfo) -> bool) -> JobInfo {
+        let begun = Instant::now();
+        loop {
+            let job = self.job(name);
+            if wanted(&job) {
+                return job;
+            }
+            let patience = Duration::from_secs(20);
+            assert!(begun.elapsed() < patience, "{name} is not {what}: {job:#?}; log:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub fn wait_state(&self, name: &str, state: JobState) -> JobInfo {
+        self.wait(name, state.name(), |j| j.state == state)
+    }
+
+    pub fn wait_end(&self, name: &str) -> JobInfo {
+        self.wait(name, "over", |j| j.state.is_final())
+    }
+
+    pub fn log(&self) -> String {
+        read(&self.dir.path().join("log"))
+    }
+
+    pub fn state(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    /// What the (dead) daemon left in its journal.
+    pub fn journal(&self) -> (Vec<JobRecord>, Vec<Entry>) {
+        let journal = Journal::open(&self.state().join("journal.db")).unwrap();
+        let jobs = journal.load().unwrap().jobs.into_iter().map(|(record, _)| record).collect();
+        (jobs, journal.entries().unwrap())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.child.is_none() {
+            return;
+        }
+        let _ = kill(self.pid(), Signal::SIGCONT);
+        let _ = self.call(self.client.shutdown(true));
+        let begun = Instant::now();
+        while !self.is_dead() {
+            if begun.elapsed() > Duration::from_secs(15) {
+                let _ = self.child.as_mut().map(Child::kill);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if std::thread::panicking() {
+            eprintln!("--- the daemon's log\n{}", self.log());
+        }
+    }
+}
+
+/// I5: replaying the journal gives the state.
+pub fn assert_replays(jobs: &[JobRecord], entries: &[Entry]) {
+    let replayed = replay(entries.iter().map(|e| (e.at, e.job, &e.change)));
+    let stored: BTreeMap<_, _> = jobs.iter().map(|r| (r.id, r.clone())).collect();
+    assert_eq!(replayed, stored);
+}
+
+pub fn sh(name: &str, script: &str) -> JobSpec {
+    let mut spec = JobSpec::new(vec!["sh".into(), "-c".into(), script.into()]);
+    spec.name = Some(name.into());
+    spec
+}
+
+/// A training run: `steps` reports, `pace` apart, of a loss that falls.
+pub fn trainer(name: &str, steps: u32, pace: &str) -> JobSpec {
+    let report = format!("echo \"step $i/{steps} loss=$((1000/i)).5\"");
+    sh(name, &format!("i=0; while [ $i -lt {steps} ]; do i=$((i+1)); {report}; sleep {pace}; done"))
+}
+
+pub fn wait_until(what: &str, seconds: u64, mut ready: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !ready() {
+        assert!(begun.elapsed() < Duration::from_secs(seconds), "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+pub fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}

@@ -1,0 +1,223 @@
+//! The journal on its own: whole batches wherever the file is cut, replay gives the state, a full disk changes nothing.
+
+mod common;
+
+use common::assert_replays;
+use gainshare_core::model::{JobId, Time};
+use gainshare_daemon::api::types::{JobState, StartOrder};
+use gainshare_daemon::clock::Moment;
+use gainshare_daemon::journal::{Batch, Journal, StoredSample};
+use gainshare_daemon::record::{Change, JobRecord};
+use gainshare_daemon::spec::JobSpec;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+fn moment(n: u64) -> Moment {
+    Moment { time: Time(n * 1_000_000), unix_s: n as f64 }
+}
+
+fn record(id: u64) -> JobRecord {
+    JobRecord {
+        id: JobId(id),
+        name: format!("job-{id}"),
+        owner: "me".into(),
+        spec: JobSpec::new(vec!["true".into()]),
+        after: vec![],
+        env_names: vec![],
+        attached: false,
+        adopted: false,
+        state: JobState::Queued,
+        attempt: 0,
+        submitted: moment(id),
+        started: None,
+        ended: None,
+        order: None,
+        group: None,
+        leader: None,
+        container: None,
+        exit_code: None,
+        signal: None,
+        why: None,
+        stop_requested: false,
+        notes: vec![],
+    }
+}
+
+fn submitted(id: u64) -> Batch {
+    let change =
+        Change::Submitted { record: Box::new(record(id)), base_env: BTreeMap::from([("K".into(), "V".into())]) };
+    Batch { changes: vec![(moment(id), Some(JobId(id)), change)], ..Batch::default() }
+}
+
+/// A job with its samples, all or nothing.
+fn batch(id: u64) -> Batch {
+    let sample =
+        |seq| (JobId(id), StoredSample { seq, time: Time(id * 1000 + seq), step: Some(seq), value: seq as f64 });
+    Batch { samples: (0..20).map(sample).collect(), ..submitted(id) }
+}
+
+fn copy(from: &Path, to: &Path, wal_bytes: usize) {
+    std::fs::copy(from.join("journal.db"), to.join("journal.db")).unwrap();
+    let wal = std::fs::read(from.join("journal.db-wal")).unwrap();
+    std::fs::write(to.join("journal.db-wal"), &wal[..wal_bytes.min(wal.len())]).unwrap();
+}
+
+#[test]
+fn a_torn_tail_is_dropped_and_what_was_committed_is_whole() {
+    let (live, cut) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut journal = Journal::open(&live.path().join("journal.db")).unwrap();
+    let mut sizes = Vec::new();
+    for id in 1..=8 {
+        journal.commit(&batch(id)).unwrap();
+        sizes.push(std::fs::metadata(live.path().join("journal.db-wal")).unwrap().len() as usize);
+    }
+    let last = *sizes.last().unwrap();
+    let begin = sizes[0].saturating_sub(5000);
+    // Every byte of the last record's neighbourhood, and strides through the rest.
+    let ends = (begin..last).step_by(997).chain(last.saturating_sub(30)..=last);
+    for end in ends {
+        copy(live.path(), cut.path(), end);
+        let _ = std::fs::remove_file(cut.path().join("journal.db-shm"));
+        let reopened = Journal::open(&cut.path().join("journal.db")).unwrap();
+        let jobs: Vec<JobRecord> = reopened.load().unwrap().jobs.into_iter().map(|(r, _)| r).collect();
+        let committed = sizes.iter().filter(|size| **size <= end).count();
+        assert!(jobs.len() >= committed, "cut at {end}: {} of {committed} jobs", jobs.len());
+        assert!(jobs.iter().zip(1..).all(|(r, id)| r.id == JobId(id)), "a prefix, without holes");
+        assert_replays(&jobs, &reopened.entries().unwrap());
+        for job in &jobs {
+            assert_eq!(reopened.samples(job.id, Time::ZERO).unwrap().len(), 20, "all samples or no job");
+            assert_eq!(reopened.base_env(job.id).unwrap()["K"], "V");
+        }
+    }
+}
+
+#[test]
+fn damage_is_told_and_not_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal.db");
+    std::fs::write(&path, vec![7u8; 10_000]).unwrap();
+    let error = Journal::open(&path).unwrap_err().to_string();
+    assert!(error.contains("damaged") && error.contains("journal.db"), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), vec![7u8; 10_000]);
+}
+
+#[test]
+fn ids_are_never_given_twice_and_epochs_only_grow() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal.db");
+    let mut journal = Journal::open(&path).unwrap();
+    let first = journal.epoch();
+    journal.commit(&submitted(1)).unwrap();
+    let forgotten = (moment(2), Some(JobId(1)), Change::Forgotten);
+    journal.commit(&Batch { changes: vec![forgotten], ..Batch::default() }).unwrap();
+    drop(journal);
+    let journal = Journal::open(&path).unwrap();
+    assert!(journal.epoch() > first && journal.load().unwrap().jobs.is_empty());
+    assert_eq!(journal.next_id().unwrap(), JobId(2));
+    assert!(journal.load().unwrap().unclean, "nobody closed it");
+}
+
+#[test]
+fn samples_are_thinned_evenly() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::open(&dir.path().join("journal.db")).unwrap();
+    journal.commit(&batch(1)).unwrap();
+    journal.commit(&Batch { thin: vec![(JobId(1), 4)], ..Batch::default() }).unwrap();
+    let seqs: Vec<u64> = journal.samples(JobId(1), Time::ZERO).unwrap().iter().map(|s| s.seq).collect();
+    assert_eq!(seqs, [0, 4, 8, 12, 16]);
+}
+
+/// Mounted for one test, gone afterwards.
+struct Tmpfs(tempfile::TempDir);
+
+impl Tmpfs {
+    fn new(size: &str) -> Tmpfs {
+        use nix::mount::{MsFlags, mount};
+        let dir = tempfile::tempdir().unwrap();
+        let options = format!("size={size}");
+        mount(Some("tmpfs"), dir.path(), Some("tmpfs"), MsFlags::empty(), Some(options.as_str()))
+            .expect("the tests of a full disk mount a tmpfs and need root");
+        Tmpfs(dir)
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = nix::mount::umount2(self.0.path(), nix::mount::MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+fn a_full_disk_is_told_apart_changes_nothing_and_passes() {
+    let disk = Tmpfs::new("1m");
+    let mut journal = Journal::open(&disk.0.path().join("journal.db")).unwrap();
+    let mut taken = 0;
+    let error = loop {
+        match journal.commit(&batch(taken + 1)) {
+            Ok(()) => taken += 1,
+            Err(e) => break e,
+        }
+        assert!(taken < 5000, "a megabyte must fill up");
+    };
+    assert!(error.is_full(), "{error}");
+    let jobs: Vec<JobRecord> = journal.load().unwrap().jobs.into_iter().map(|(r, _)| r).collect();
+    assert_eq!(jobs.len() as u64, taken);
+    assert_replays(&jobs, &journal.entries().unwrap());
+
+    use nix::mount::{MsFlags, mount};
+    mount(None::<&str>, disk.0.path(), None::<&str>, MsFlags::MS_REMOUNT, Some("size=8m")).unwrap();
+    journal.commit(&batch(taken + 1)).unwrap();
+    assert_eq!(journal.load().unwrap().jobs.len() as u64, taken + 1);
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let end = |state, code| Change::Ended { state, exit_code: code, signal: None, why: None };
+    prop_oneof![
+        (1u32..4).prop_map(|attempt| Change::Admitted {
+            order: StartOrder { attempt, ..StartOrder::default() },
+            group: None
+        }),
+        Just(Change::Started { leader: None, container: None, notes: vec!["n".into()] }),
+        Just(Change::Stopping),
+        Just(end(JobState::Done, Some(0))),
+        Just(end(JobState::Failed, Some(1))),
+        Just(Change::Released),
+        Just(Change::Forgotten),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    /// I5, for any sequence of changes in any grouping into batches.
+    #[test]
+    fn replaying_the_journal_gives_the_state(steps in prop::collection::vec((1u64..5, change(), any::<bool>()), 1..40)) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::open(&dir.path().join("journal.db")).unwrap();
+        let mut records = BTreeMap::new();
+        for id in 1..5 {
+            journal.commit(&submitted(id)).unwrap();
+            records.insert(JobId(id), record(id));
+        }
+        let mut pending = Batch::default();
+        for (n, (id, change, commit)) in steps.into_iter().enumerate() {
+            let (id, at) = (JobId(id), moment(100 + n as u64));
+            let Some(record) = records.get_mut(&id) else { continue };
+            record.take(at, &change);
+            pending.records.retain(|r| r.id != id);
+            if change == Change::Forgotten {
+                records.remove(&id);
+            } else {
+                pending.records.push(record.clone());
+            }
+            pending.changes.push((at, Some(id), change));
+            if commit {
+                journal.commit(&std::mem::take(&mut pending)).unwrap();
+            }
+        }
+        journal.commit(&pending).unwrap();
+        let jobs: Vec<JobRecord> = journal.load().unwrap().jobs.into_iter().map(|(r, _)| r).collect();
+        prop_assert_eq!(&jobs, &records.into_values().collect::<Vec<_>>());
+        assert_replays(&jobs, &journal.entries().unwrap());
+    }
+}

@@ -1,0 +1,242 @@
+//! Death at any moment: `kill -9`, every fail point, a daemon that stands still, a full disk.
+
+mod common;
+
+use common::{Daemon, assert_replays, read, sh, trainer, wait_until};
+use gainshare_daemon::api::client::ClientError;
+use gainshare_daemon::api::types::{ErrorCode, Explanation, JobState};
+use gainshare_daemon::fail::POINTS;
+use gainshare_daemon::journal::limits_in;
+use nix::sys::signal::Signal;
+use std::time::{Duration, Instant};
+
+#[test]
+fn jobs_outlive_the_daemon_and_are_found_again() {
+    let mut d = Daemon::start("slots = 8");
+    let gate = d.dir.path().join("gate");
+    let until_gate = format!("while [ ! -e {} ]; do sleep 0.02; done", gate.display());
+    d.submit(vec![
+        trainer("long", 60, "0.05"),
+        sh("meanwhile", &format!("echo loss=3; {until_gate}; echo loss=1; exit 4")),
+        sh("orphan", "exec sleep 60"),
+    ])
+    .unwrap();
+    let mut waits = sh("waits", "true");
+    waits.after = vec!["long".into()];
+    d.submit(vec![waits]).unwrap();
+    let before = d.wait("long", "reporting", |j| j.metric.as_ref().is_some_and(|m| m.step > Some(5)));
+    let orphan = d.wait_state("orphan", JobState::Running);
+    d.wait("meanwhile", "reporting", |j| j.metric.is_some());
+    d.kill9();
+    std::fs::write(&gate, "").unwrap();
+    // A job whose supervisor died with it: nobody knows how it ended.
+    let parent = |pid: i32| -> i32 {
+        let stat = read(format!("/proc/{pid}/stat").as_ref());
+        stat.rsplit(')').next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let orphan_pid = orphan.pid.unwrap();
+    for pid in [parent(orphan_pid), orphan_pid] {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    }
+    let exit = d.state().join("jobs").join(d_id(&d, "meanwhile")).join("exit.json");
+    wait_until("the job ends without a daemon", 10, || exit.exists());
+
+    let begun = Instant::now();
+    d.up();
+    assert!(begun.elapsed() < Duration::from_secs(2), "back in {:?}", begun.elapsed());
+    let after = d.job("long");
+    assert_eq!((after.state, after.pid, after.attempt), (JobState::Running, before.pid, 1), "untouched");
+    let meanwhile = d.wait_end("meanwhile");
+    assert_eq!((meanwhile.state, meanwhile.exit_code), (JobState::Failed, Some(4)));
+    assert_eq!(meanwhile.metric.unwrap().value, 1.0, "what it said meanwhile was read");
+    assert_eq!(d.wait_end("orphan").state, JobState::Lost);
+    assert_eq!(d.wait_end("long").state, JobState::Done);
+    let history = d.call(d.client.samples("long", 0.0)).unwrap();
+    let steps: Vec<u64> = history.samples.iter().map(|s| s.step.unwrap()).collect();
+    assert_eq!(steps, (1..=60).collect::<Vec<u64>>(), "no sample lost, none twice");
+    assert_eq!(d.wait_end("waits").state, JobState::Done);
+    let explained = d.call(d.client.explain("long")).unwrap();
+    assert!(!explained.decisions.is_empty());
+}
+
+/// The id of a job, from the journal of a dead daemon.
+fn d_id(d: &Daemon, name: &str) -> String {
+    let (jobs, _) = d.journal();
+    jobs.iter().find(|j| j.name == name).unwrap().id.0.to_string()
+}
+
+/// One life with a daemon that dies at `point`: whatever was acknowledged must be there afterwards and happen exactly once.
+fn die_at(point: &str) {
+    let mut d = Daemon::new("react = \"sample\"\ninterval = \"1s\"");
+    let marks = d.dir.path().join("marks");
+    let script = |name: &str| {
+        format!("echo {name} >> {}; for i in 1 2 3 4 5 6; do echo loss=$((60/i)); sleep 0.05; done", marks.display())
+    };
+    d.up_with(&[("GAINSHARE_FAIL", point)]);
+    let mut acknowledged = Vec::new();
+    let begun = Instant::now();
+    for name in ["a", "b", "c"] {
+        // The daemon may be dying right now; what it does not answer is not acknowledged.
+        while !d.is_dead() && d.call(d.client.health()).is_err() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if d.submit(vec![sh(name, &script(name))]).is_ok() {
+            acknowledged.push(name);
+        }
+    }
+    while !d.is_dead() {
+        assert!(begun.elapsed() < Duration::from_secs(15), "{point} was never reached; log:\n{}", d.log());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    d.wait_dead();
+    let (jobs, entries) = d.journal();
+    assert_replays(&jobs, &entries);
+    for name in &acknowledged {
+        assert!(jobs.iter().any(|j| j.name == *name), "{point}: {name} was acknowledged and is lost");
+    }
+    let begun = Instant::now();
+    d.up();
+    assert!(begun.elapsed() < Duration::from_secs(2), "{point}: back in {:?}", begun.elapsed());
+    for job in &jobs {
+        let end = d.wait_end(&job.name);
+        assert_eq!(end.state, JobState::Done, "{point}: {end:#?}");
+        let history = d.call(d.client.samples(&job.name, 0.0)).unwrap();
+        let values: Vec<f64> = history.samples.iter().map(|s| s.value).collect();
+        assert_eq!(values, [60.0, 30.0, 20.0, 15.0, 12.0, 10.0], "{point}: samples of {}", job.name);
+        let runs = read(&marks).lines().filter(|line| *line == job.name).count();
+        assert_eq!(runs, 1, "{point}: {} ran {runs} times", job.name);
+    }
+    d.signal(Signal::SIGTERM);
+    d.wait_dead();
+    let (jobs, entries) = d.journal();
+    assert_replays(&jobs, &entries);
+    let left = limits_in(&d.state().join("journal.db")).unwrap();
+    assert!(left.is_empty(), "{point}: all limits were put back, not {left:?}");
+}
+
+#[test]
+fn death_at_every_fail_point_loses_nothing_and_doubles_nothing() {
+    // Mostly waiting: several at once cost little.
+    for group in POINTS.chunks(5) {
+        std::thread::scope(|scope| {
+            let lives: Vec<_> = group.iter().map(|point| scope.spawn(move || die_at(point))).collect();
+            for life in lives {
+                life.join().unwrap();
+            }
+        });
+    }
+}
+
+fn weight(e: &Explanation) -> (String, String) {
+    let cpu = e.in_force.iter().find(|s| ["cpu.shares", "cpu.weight"].contains(&s.name.as_str())).unwrap();
+    (cpu.name.clone(), cpu.value.clone())
+}
+
+/// Two jobs with unequal floors, so that unequal weights are in force without any measuring; and the files of the one that weighs less.
+fn unequal(d: &Daemon) -> (std::path::PathBuf, String) {
+    let (mut large, small) = (sh("large", "sleep 60"), sh("small", "sleep 60"));
+    large.floor = 0.8;
+    d.submit(vec![large, small]).unwrap();
+    d.wait("small", "limited", |j| j.state == JobState::Running && j.share.is_some_and(|s| s < 0.3));
+    let (name, value) = weight(&d.call(d.client.explain("small")).unwrap());
+    let groups = read(format!("/proc/{}/cgroup", d.job("small").pid.unwrap()).as_ref());
+    let path = groups
+        .lines()
+        .find_map(|l| {
+            let mut parts = l.splitn(3, ':').skip(1);
+            let (controllers, path) = (parts.next()?, parts.next()?);
+            let v2 = controllers.is_empty() && name == "cpu.weight";
+            let v1 = controllers.split(',').any(|c| c == "cpu") && name == "cpu.shares";
+            v2.then(|| format!("/sys/fs/cgroup{path}/{name}"))
+                .or(v1.then(|| format!("/sys/fs/cgroup/cpu{path}/{name}")))
+        })
+        .unwrap();
+    assert_eq!(read(path.as_ref()).trim(), value, "{path}");
+    (path.into(), value)
+}
+
+fn default_weight(path: &std::path::Path) -> &'static str {
+    if path.ends_with("cpu.shares") { "1024" } else { "100" }
+}
+
+#[test]
+fn limits_go_back_when_the_daemon_dies_for_good() {
+    let mut d = Daemon::start("lease = \"3s\"");
+    let (file, _) = unequal(&d);
+    let pid = d.job("small").pid.unwrap();
+    d.kill9();
+    wait_until("the guard puts the limit back", 10, || read(&file).trim() == default_weight(&file));
+    assert!(std::path::Path::new(&format!("/proc/{pid}")).exists(), "the job goes on");
+    let guard: i32 = read(&d.run_dir().join("guard.lock")).trim().parse().unwrap();
+    wait_until("the guard ends", 5, || !std::path::Path::new(&format!("/proc/{guard}")).exists());
+    d.up();
+    d.wait("small", "limited again", |j| j.share.is_some_and(|s| s < 0.3));
+    wait_until("the limit is in force again", 5, || read(&file).trim() != default_weight(&file));
+}
+
+#[test]
+fn a_daemon_that_stood_still_begins_anew() {
+    let d = Daemon::start("lease = \"3s\"");
+    let (file, before) = unequal(&d);
+    let epoch = d.call(d.client.health()).unwrap().epoch;
+    d.signal(Signal::SIGSTOP);
+    wait_until("the guard puts the limit back", 10, || read(&file).trim() == default_weight(&file));
+    d.signal(Signal::SIGCONT);
+    wait_until("a new epoch", 10, || d.call(d.client.health()).unwrap().epoch > epoch);
+    wait_until("the limit is in force again", 10, || read(&file).trim() == before);
+    assert_eq!(d.job("small").state, JobState::Running);
+}
+
+#[test]
+fn limits_go_back_when_the_daemon_ends_properly_and_jobs_go_on() {
+    let mut d = Daemon::start("");
+    let (file, before) = unequal(&d);
+    d.call(d.client.shutdown(false)).unwrap();
+    d.wait_dead();
+    assert_eq!(read(&file).trim(), default_weight(&file));
+    d.up();
+    wait_until("the limit is in force again", 5, || read(&file).trim() == before);
+}
+
+#[test]
+fn a_full_disk_refuses_new_work_and_passes() {
+    use nix::mount::{MntFlags, MsFlags, mount, umount2};
+    let mut d = Daemon::new("");
+    std::fs::create_dir(d.state()).unwrap();
+    mount(Some("tmpfs"), &d.state(), Some("tmpfs"), MsFlags::empty(), Some("size=1m,mode=0700"))
+        .expect("the tests of a full disk mount a tmpfs and need root");
+    d.up();
+    d.submit(vec![sh("before", "sleep 0.5; exit 5")]).unwrap();
+    d.wait_state("before", JobState::Running);
+    let filler = d.state().join("filler");
+    let error = (0..200).find_map(|n| {
+        let mut spec = sh(&format!("j{n}"), "sleep 60");
+        spec.env.insert("PADDING".into(), "x".repeat(20_000));
+        spec.after = vec!["before".into()];
+        d.submit(vec![spec]).err()
+    });
+    let _ = std::fs::write(&filler, vec![0; 2 << 20]);
+    match error.expect("a megabyte fills up") {
+        ClientError::Refused { status, code, message } => {
+            assert_eq!((status, code), (507, Some(ErrorCode::DiskFull)), "{message}");
+            assert!(message.contains("free some space") && !message.contains('\n'), "{message}");
+        }
+        other => panic!("{other}"),
+    }
+    let health = d.call(d.client.health()).unwrap();
+    assert_eq!(health.status, "degraded", "{health:?}");
+    // The job's end is a fact, whether or not the disk takes it.
+    std::thread::sleep(Duration::from_millis(700));
+    mount(None::<&str>, &d.state(), None::<&str>, MsFlags::MS_REMOUNT, Some("size=16m")).unwrap();
+    let before = d.wait_end("before");
+    assert!(matches!(before.state, JobState::Failed | JobState::Lost), "{before:?}");
+    wait_until("health is good again", 5, || d.call(d.client.health()).unwrap().status == "ok");
+    d.submit(vec![sh("later", "true")]).unwrap();
+    assert_eq!(d.wait_end("later").state, JobState::Done);
+    d.call(d.client.shutdown(true)).unwrap();
+    d.wait_dead();
+    let (jobs, entries) = d.journal();
+    assert_replays(&jobs, &entries);
+    drop((jobs, entries));
+    umount2(&d.state(), MntFlags::MNT_DETACH).unwrap();
+}

@@ -1,0 +1,131 @@
+//! Job files: one or many, TOML, YAML and JSON, sweeps, and mistakes that are told in one line.
+
+use gainshare_daemon::spec::{Format, JobSpec, SpecError, load, parse, parse_mount, prepare};
+use proptest::prelude::*;
+use std::path::Path;
+
+fn toml(text: &str) -> Result<Vec<JobSpec>, SpecError> {
+    parse(text, Format::Toml, "jobs.toml", Path::new("/base"))
+}
+
+fn yaml(text: &str) -> Result<Vec<JobSpec>, SpecError> {
+    parse(text, Format::Yaml, "jobs.yaml", Path::new("/base"))
+}
+
+#[test]
+fn the_same_jobs_in_every_form() {
+    let one =
+        toml("name = \"a\"\ncommand = [\"x\", \"1\"]\ncwd = \"sub\"\n[env]\nK = \"v\"\n[metric]\nname = \"loss\"")
+            .unwrap();
+    assert_eq!(one[0].cwd.as_deref(), Some(Path::new("/base/sub")));
+    let same = [
+        "name: a\ncommand: [x, '1']\ncwd: sub\nenv: {K: v}\nmetric: {name: loss}\n",
+        "- name: a\n  command: [x, '1']\n  cwd: sub\n  env: {K: v}\n  metric: {name: loss}\n",
+        "job:\n- {name: a, command: [x, '1'], cwd: sub, env: {K: v}, metric: {name: loss}}\n",
+        r#"{"name": "a", "command": ["x", "1"], "cwd": "sub", "env": {"K": "v"}, "metric": {"name": "loss"}}"#,
+    ];
+    for text in same {
+        assert_eq!(yaml(text).unwrap(), one, "{text}");
+    }
+    let two =
+        toml("[[job]]\nname = \"a\"\ncommand = [\"x\"]\n[[job]]\nname = \"b\"\ncommand = [\"y\"]\nafter = [\"a\"]")
+            .unwrap();
+    let documents = "name: a\ncommand: [x]\n---\nname: b\ncommand: [y]\nafter: [a]\n";
+    assert_eq!(yaml(documents).unwrap(), two);
+    assert_eq!(two[0].max, 1.0);
+}
+
+#[test]
+fn a_sweep_is_one_job_for_each_combination() {
+    let text = "name = \"t\"\ncommand = [\"p\", \"--lr={lr}\", \"{seed}\", \"{other}\"]\n[env]\nLR = \"{lr}\"\n[sweep]\nlr = [0.1, 0.01]\nseed = [1, \"b\", true]";
+    let jobs = toml(text).unwrap();
+    let shown: Vec<String> =
+        jobs.iter().map(|j| format!("{} {}", j.name.clone().unwrap(), j.command[1..].join(" "))).collect();
+    assert_eq!(
+        shown,
+        [
+            "t-1 --lr=0.1 1 {other}",
+            "t-2 --lr=0.1 b {other}",
+            "t-3 --lr=0.1 true {other}",
+            "t-4 --lr=0.01 1 {other}",
+            "t-5 --lr=0.01 b {other}",
+            "t-6 --lr=0.01 true {other}",
+        ]
+    );
+    assert_eq!(jobs[5].env["LR"], "0.01");
+    let named = toml("name = \"lr{lr}\"\ncommand = [\"p\", \"{lr}\"]\n[sweep]\nlr = [0.5, \"a/b\"]").unwrap();
+    assert_eq!([named[0].label(), named[1].label()], ["lr0.5", "lra-b"]);
+}
+
+#[test]
+fn mistakes_are_told_in_one_line_with_their_place() {
+    for (text, about) in [
+        ("", "describes no job"),
+        ("name = \"a\"\ncomand = [\"x\"]", "line 2: unknown field `comand`"),
+        ("command = \"x\"", "line 1"),
+        ("command = [\"x\"", "line 1"),
+        ("command = []", "has no command"),
+        ("name = \"-a\"\ncommand = [\"x\"]", "`-a` is not allowed"),
+        ("name = \"17\"\ncommand = [\"x\"]", "`17` is not allowed"),
+        ("command = [\"x\"]\nfloor = 2.0", "floor must lie between 0 and 1"),
+        ("command = [\"x\"]\nfloor = 0.5\nmax = 0.2", "larger than max"),
+        ("command = [\"x\"]\nmax = 0.0", "never ends"),
+        ("command = [\"x\"]\n[env]\n\"A B\" = \"1\"", "`A B` is no name"),
+        ("command = [\"x\"]\nruntime = \"docker\"", "names no image"),
+        ("command = [\"x\"]\nruntime = \"podman\"", "podman"),
+        ("command = [\"x\"]\nmounts = [\"a:b\"]", "mount `a:b`"),
+        ("command = [\"x\"]\n[metric]\npattern = \"(\"", "metric"),
+        ("name = \"a\"\ncommand = [\"x\"]\nafter = [\"a\"]", "depends on itself"),
+        ("command = [\"x\"]\n[sweep]\nlr = [1]", "sweep.lr is used nowhere"),
+        ("command = [\"{lr}\"]\n[sweep]\nlr = []", "has no values"),
+        (
+            "command = [\"{a}{b}\"]\n[sweep]\na = [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32]\nb = [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32]",
+            "more than 1000",
+        ),
+        ("[[job]]\nname = \"a\"\ncommand = [\"x\"]\n[[job]]\nname = \"a\"\ncommand = [\"x\"]", "two jobs are called a"),
+    ] {
+        let message = toml(text).unwrap_err().to_string();
+        assert!(message.contains(about), "{text}: {message}");
+        assert!(message.starts_with("jobs.toml") && !message.contains('\n'), "{message}");
+    }
+    for (text, about) in
+        [("command: [x]\nprio: 3", "prio"), ("command: {", "jobs.yaml"), ("a: &a [*a]", "jobs.yaml"), ("", "no job")]
+    {
+        let message = yaml(text).unwrap_err().to_string();
+        assert!(message.contains(about) && !message.contains('\n'), "{text}: {message}");
+    }
+    let bomb = "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e,*e,*e,*e,*e]\ng: &g [*f,*f,*f,*f,*f,*f,*f,*f,*f]\nh: &h [*g,*g,*g,*g,*g,*g,*g,*g,*g]\n";
+    assert!(yaml(bomb).is_err(), "a file of aliases does not take the machine");
+    let missing = load(Path::new("/nonexistent/jobs.toml")).unwrap_err().to_string();
+    assert!(missing.contains("/nonexistent/jobs.toml"), "{missing}");
+}
+
+#[test]
+fn names_come_from_the_program() {
+    let name = |words: &[&str]| JobSpec::new(words.iter().map(|w| w.to_string()).collect()).base_name();
+    assert_eq!(name(&["python3", "/x/train_vae.py", "--lr"]), "train_vae");
+    assert_eq!(name(&["python3", "-m", "pkg"]), "python3");
+    assert_eq!(name(&["/usr/bin/my tool"]), "my-tool");
+    assert_eq!(name(&["..."]), "job");
+    assert_eq!(parse_mount("./d:/data:ro"), Some(("./d", "/data", true)));
+    assert_eq!(parse_mount("/d:/data:rx"), None);
+}
+
+proptest! {
+    #[test]
+    fn garbage_never_panics(text in "\\PC{0,200}") {
+        let _ = (toml(&text), yaml(&text));
+    }
+
+    /// Whatever the values are, each job has them and nothing is replaced twice.
+    #[test]
+    fn values_arrive_as_they_are(a in "[{}a-z]{0,8}", b in "[{}a-z]{0,8}") {
+        let mut spec = JobSpec::new(vec!["p".into(), "{x}|{y}".into()]);
+        spec.sweep = [("x".to_string(), a.clone()), ("y".to_string(), b.clone())]
+            .into_iter()
+            .map(|(k, v)| (k, vec![gainshare_daemon::spec::SweepValue::Text(v)]))
+            .collect();
+        let jobs = prepare(vec![spec]).unwrap();
+        prop_assert_eq!(&jobs[0].command[1], &format!("{a}|{b}"));
+    }
+}

@@ -1,0 +1,117 @@
+//! Kubernetes quantities ("500m", "1.5", "2Gi") as the whole numbers we count in, and back.
+//!
+//! The grammar is the library's; what is ours is the rounding: a request is rounded up (as the API server does), so that nobody is
+//! promised less than was written, and nonsense (negative, not a number, beyond what a machine can have) is absent rather than a number.
+
+use crate::resize::{Amounts, Resources};
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube_quantity::ParsedQuantity;
+use std::collections::BTreeMap;
+
+/// More than any machine has: beyond it, a quantity is a mistake.
+const LARGEST: f64 = 1e18;
+
+fn units(quantity: &Quantity, per_unit: f64) -> Option<u64> {
+    let parsed = ParsedQuantity::try_from(quantity).ok()?.to_bytes_f64()?;
+    let scaled = parsed * per_unit;
+    // One part in a million is what a float may have added: it must not round a whole number up.
+    let whole = (scaled - 1e-6).ceil();
+    (0.0..LARGEST).contains(&scaled).then_some(whole.max(0.0) as u64)
+}
+
+/// Thousandths of a core.
+pub fn cpu_milli(quantity: &Quantity) -> Option<u64> {
+    units(quantity, 1000.0)
+}
+
+/// Bytes, or any other count.
+pub fn whole(quantity: &Quantity) -> Option<u64> {
+    units(quantity, 1.0)
+}
+
+fn amounts(map: Option<&BTreeMap<String, Quantity>>) -> Amounts {
+    let get = |name: &str| map.and_then(|map| map.get(name));
+    Amounts { cpu_milli: get("cpu").and_then(cpu_milli), memory_bytes: get("memory").and_then(whole) }
+}
+
+/// What a container asks for.
+pub fn resources(requirements: Option<&ResourceRequirements>) -> Resources {
+    Resources {
+        requests: amounts(requirements.and_then(|r| r.requests.as_ref())),
+        limits: amounts(requirements.and_then(|r| r.limits.as_ref())),
+    }
+}
+
+fn write_amounts(amounts: Amounts) -> Option<BTreeMap<String, Quantity>> {
+    let cpu = amounts.cpu_milli.map(|milli| ("cpu".to_owned(), Quantity(format!("{milli}m"))));
+    let memory = amounts.memory_bytes.map(|bytes| ("memory".to_owned(), Quantity(bytes.to_string())));
+    let map: BTreeMap<String, Quantity> = cpu.into_iter().chain(memory).collect();
+    (!map.is_empty()).then_some(map)
+}
+
+/// The same, for a patch: absent values are not in it.
+pub fn write(resources: Resources) -> ResourceRequirements {
+    ResourceRequirements {
+        requests: write_amounts(resources.requests),
+        limits: write_amounts(resources.limits),
+        claims: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn quantity(text: &str) -> Quantity {
+        Quantity(text.to_owned())
+    }
+
+    #[test]
+    fn as_kubernetes_reads_them() {
+        for (text, milli) in [
+            ("500m", 500),
+            ("1", 1000),
+            ("1.5", 1500),
+            ("0.1", 100),
+            ("2k", 2_000_000),
+            ("1e1", 10_000),
+            ("100u", 1),
+            ("0", 0),
+        ] {
+            assert_eq!(cpu_milli(&quantity(text)), Some(milli), "{text}");
+        }
+        for (text, bytes) in [
+            ("1Gi", 1 << 30),
+            ("1G", 1_000_000_000),
+            ("512Mi", 512 << 20),
+            ("1.5Gi", 3 << 29),
+            ("128974848", 128_974_848),
+            ("1e3", 1000),
+        ] {
+            assert_eq!(whole(&quantity(text)), Some(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_absent() {
+        for text in ["", "abc", "-1", "1 Gi", "1Xi", "NaN", "9e99"] {
+            assert_eq!(cpu_milli(&quantity(text)), None, "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn round_trip(cpu in 1u64..1_000_000, memory in 1u64..(1 << 50)) {
+            let amounts = Amounts { cpu_milli: Some(cpu), memory_bytes: Some(memory) };
+            let there = Resources { requests: amounts, limits: amounts };
+            prop_assert_eq!(resources(Some(&write(there))), there);
+        }
+
+        #[test]
+        fn never_panics(text in "\\PC{0,12}") {
+            let _ = (cpu_milli(&quantity(&text)), whole(&quantity(&text)));
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! What agents and the manager say to each other: JSON over HTTPS, `POST /v1/node/sync`.
+//!
+//! **How.** The agent sends a [`Sync`] and gets an [`Answer`]; nothing else exists. If nothing is new for the agent, the manager holds the answer
+//! for up to `wait_ms` (a long poll), so that news goes out at once and silence costs nothing. The agent may have several requests under way: a
+//! newer one ends the wait of the older.
+//!
+//! **Loss, doubling, reordering are harmless.** `(epoch, seq)` orders requests: the epoch is new at each start of an agent, `seq` counts
+//! within it, and what an older request says about jobs is not believed after a newer one. `jobs` is always the whole list, never a
+//! difference. Resizes are idempotent: they name wanted values, and a lower `generation` than the last one seen for that pod is refused.
+//! A lost answer costs one repetition.
+//!
+//! **Units.** CPU in thousandths of a core (`_milli`), memory in bytes, times in milliseconds where the name says `_ms`.
+//!
+//! **Compatibility.** Unknown fields are ignored and new ones have defaults, so that agents and manager of neighbouring versions understand each
+//! other; what breaks that gets a new path.
+
+use crate::resize::{Bounds, Resources};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Where agents send their [`Sync`].
+pub const SYNC_PATH: &str = "/v1/node/sync";
+
+/// The audience of the agents' tokens: a token made for us is worth nothing at the API server, and the other way round.
+pub const TOKEN_AUDIENCE: &str = "gainshare-manager";
+
+/// The longest the manager holds an answer, whatever the agent asks for: proxies and load balancers cut longer silences.
+pub const LONGEST_WAIT_MS: u32 = 25_000;
+
+/// From an agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sync {
+    /// The node's name; must be the one the token proves.
+    pub node: String,
+    /// New and larger at each start of the agent, e.g. the start's wall time in microseconds.
+    pub epoch: u64,
+    /// Counts the requests of one epoch.
+    pub seq: u64,
+    /// Revision of the pod list last received; 0: none yet.
+    #[serde(default)]
+    pub seen: u64,
+    /// How long the answer may be held if nothing is new.
+    #[serde(default)]
+    pub wait_ms: u32,
+    #[serde(default)]
+    pub beat: Beat,
+    /// All jobs of the node, or nothing if none has changed since the last list the manager has answered.
+    #[serde(default)]
+    pub jobs: Option<Vec<JobState>>,
+    #[serde(default)]
+    pub resizes: Vec<Resize>,
+}
+
+/// What a node's agent sees as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Beat {
+    #[serde(default)]
+    pub growing: u32,
+    #[serde(default)]
+    pub watching: u32,
+    #[serde(default)]
+    pub converged: u32,
+    #[serde(default)]
+    pub cpu_used_cores: f64,
+    #[serde(default)]
+    pub memory_used_bytes: u64,
+    /// What the machine has.
+    #[serde(default)]
+    pub cores: f64,
+    #[serde(default)]
+    pub memory_bytes: u64,
+    /// The agent's clock, in microseconds since its machine started: moments that it tells of are moments of this clock.
+    #[serde(default)]
+    pub at_us: u64,
+}
+
+/// Where a job stands, in the words people see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Category {
+    #[default]
+    Growing,
+    Watching,
+    Converged,
+}
+
+impl Category {
+    pub fn name(self) -> &'static str {
+        match self {
+            Category::Growing => "growing",
+            Category::Watching => "watching",
+            Category::Converged => "converged",
+        }
+    }
+}
+
+impl From<gainshare_core::signal::Category> for Category {
+    fn from(category: gainshare_core::signal::Category) -> Category {
+        match category {
+            gainshare_core::signal::Category::Growing => Category::Growing,
+            gainshare_core::signal::Category::Watching => Category::Watching,
+            gainshare_core::signal::Category::Completing => Category::Converged,
+        }
+    }
+}
+
+/// One job (one container of one pod) as its agent sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobState {
+    pub uid: String,
+    pub container: String,
+    pub category: Category,
+    /// Growth per unit of the judged resource; absent until it was measured.
+    #[serde(default)]
+    pub growth: Option<f64>,
+    #[serde(default)]
+    pub progress: Progress,
+    /// Its share of the pool, 0 to 1; absent until decided.
+    #[serde(default)]
+    pub share: Option<f64>,
+    /// Why, in one sentence for people.
+    #[serde(default)]
+    pub reason: String,
+    /// What its reports and its use amount to, for decisions about the whole cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<Signal>,
+}
+
+/// What a job's reports amount to so far, as the core's own signal has it.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Signal {
+    pub reports: u64,
+    #[serde(default)]
+    pub first: Option<Report>,
+    #[serde(default)]
+    pub last: Option<Report>,
+    #[serde(default)]
+    pub longest_gap_us: u64,
+    #[serde(default)]
+    pub step: Option<u64>,
+    #[serde(default)]
+    pub total: Option<u64>,
+    /// Where its curve is, where it will be flat, and the change still to come in units of the change so far.
+    #[serde(default)]
+    pub outlook: Option<[f64; 3]>,
+    /// Use of the node since the start, in node-seconds.
+    #[serde(default)]
+    pub consumed_cpu: f64,
+    #[serde(default)]
+    pub consumed_memory: f64,
+    /// The most of the node it can use, 0 to 1, once its share has shown that.
+    #[serde(default)]
+    pub most: Option<f64>,
+}
+
+/// A value and when it was reported, on the agent's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    pub value: f64,
+    pub at_us: u64,
+}
+
+/// How far a job is by its own account.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Progress {
+    #[serde(default)]
+    pub step: Option<u64>,
+    #[serde(default)]
+    pub total: Option<u64>,
+    #[serde(default)]
+    pub metric: Option<String>,
+    #[serde(default)]
+    pub value: Option<f64>,
+}
+
+/// New resources for one pod's container. Absent values stay as they are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resize {
+    pub uid: String,
+    pub container: String,
+    /// Of the plan it comes from, within the agent's epoch.
+    pub generation: u64,
+    pub to: Resources,
+}
+
+/// From the manager.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Those of the request that is answered.
+    pub epoch: u64,
+    pub seq: u64,
+    /// The revision of the node's pod list. It is unrelated to revisions of a manager that ran before.
+    pub revision: u64,
+    /// The node's whole list, if the agent has not seen it.
+    #[serde(default)]
+    pub pods: Option<Vec<PodOnNode>>,
+    /// One for each resize of the request.
+    #[serde(default)]
+    pub outcomes: Vec<Outcome>,
+    /// The manager does not know the node's jobs (it has just started, say): send the list with the next request.
+    #[serde(default)]
+    pub want_jobs: bool,
+}
+
+/// What became of one resize.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    pub uid: String,
+    pub generation: u64,
+    pub state: OutcomeState,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "state")]
+pub enum OutcomeState {
+    /// The API server has accepted it; how the kubelet fares is in [`PodOnNode::resize`].
+    Done,
+    /// The pod has these values already (or nearly: see the deadband): nothing was written.
+    Unchanged,
+    /// Against the rules: asking again is of no use before something changes.
+    Refused { why: String },
+    /// It did not work this time (API server away, pod changed meanwhile): ask again after a moment.
+    Failed { why: String },
+}
+
+/// A pod that a policy selects, as the agent of its node needs it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PodOnNode {
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+    /// The name of the SharePolicy, in the pod's namespace, or empty if the namespace's label stands for one.
+    pub policy: String,
+    /// The container that is the job.
+    pub container: String,
+    /// What made the pod, e.g. `Job/sweep-3`; the pod itself if nothing did.
+    pub owner: String,
+    /// When its container started, in milliseconds since 1970, as the kubelet says; absent while it does not run.
+    #[serde(default)]
+    pub started_ms: Option<u64>,
+    pub settings: Settings,
+    /// Of the container, before our first change.
+    pub original: Resources,
+    /// What its spec says now.
+    pub now: Resources,
+    pub class: QosClass,
+    /// Why it cannot be resized; absent if it can.
+    #[serde(default)]
+    pub blocked: Option<Blocked>,
+    /// Between which values the resources may move (LimitRange, node, floor). Quotas are judged when a resize is asked for.
+    pub allowed: Bounds,
+    pub resize: ResizeState,
+    /// Changes whenever our notes on the pod do: each of these, too, is work for its kubelet.
+    #[serde(default)]
+    pub noted: u64,
+    /// The manager decides where this job runs: it wants to hear of its progress within seconds.
+    #[serde(default)]
+    pub follow: bool,
+}
+
+/// What the kubelet makes of the pod's present spec.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "state")]
+pub enum ResizeState {
+    /// In force.
+    #[default]
+    Settled,
+    InProgress,
+    /// The node has no room now; the kubelet tries again by itself.
+    Deferred {
+        message: String,
+    },
+    /// It can never fit: ask for something else.
+    Infeasible {
+        message: String,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum QosClass {
+    Guaranteed,
+    #[default]
+    Burstable,
+    BestEffort,
+}
+
+/// Why a pod cannot be resized, and what its author could do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocked {
+    /// A word for programs, e.g. `BestEffort`.
+    pub reason: String,
+    /// Sentences for people.
+    pub message: String,
+}
+
+/// What a policy asks for, resolved for one pod: preset and the pod's annotations are in it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    pub policy: PolicyKind,
+    /// Absent numbers are the core's defaults.
+    #[serde(default)]
+    pub alpha: Option<f64>,
+    #[serde(default)]
+    pub beta: Option<f64>,
+    #[serde(default)]
+    pub interval_ms: Option<u64>,
+    #[serde(default)]
+    pub mode: Mode,
+    /// Whether memory moves too.
+    #[serde(default)]
+    pub memory: bool,
+    /// The least share of the pool, 0 to 1.
+    #[serde(default)]
+    pub floor: f64,
+    /// The metric to go by; absent: found by itself.
+    #[serde(default)]
+    pub metric: Option<String>,
+    /// Whether a larger metric is better; absent: the name says.
+    #[serde(default)]
+    pub maximize: Option<bool>,
+    #[serde(default)]
+    pub collector: Collector,
+    /// Regular expression with a group `value`, for output that nothing else understands.
+    #[serde(default)]
+    pub pattern: Option<String>,
+    /// What is read, below the root of one of the pod's volumes.
+    #[serde(default)]
+    pub path: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PolicyKind {
+    Fair,
+    #[default]
+    Flowcon,
+    Gainshare,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Requests carry the weight; limits stay, except of Guaranteed pods.
+    #[default]
+    Weight,
+    /// Limits move with the requests, where a pod has them.
+    Quota,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Collector {
+    /// The container's output, as the kubelet keeps it.
+    #[default]
+    Stdout,
+    /// A metrics file (CSV, JSON lines, text) in one of the pod's volumes.
+    File,
+    /// TensorBoard's event files below a folder in one of the pod's volumes.
+    Tensorboard,
+    /// Nothing is read: the pod gets an equal part.
+    None,
+}
+
+impl Signal {
+    /// As the core knows it; `at` turns the node agent's microseconds into a moment of the caller's clock.
+    pub fn signal(&self, at: impl Fn(u64) -> gainshare_core::model::Time) -> gainshare_core::signal::Signal {
+        let report = |r: Report| gainshare_core::signal::Report { value: r.value, at: at(r.at_us) };
+        gainshare_core::signal::Signal {
+            reports: self.reports,
+            first: self.first.map(report),
+            last: self.last.map(report),
+            longest_gap: gainshare_core::model::Span(self.longest_gap_us),
+            step: self.step,
+            total: self.total,
+            outlook: self.outlook.map(|[at, flat_at, gain_left]| gainshare_core::signal::Outlook {
+                at,
+                flat_at,
+                gain_left,
+            }),
+        }
+    }
+
+    pub fn consumed(&self) -> gainshare_core::model::PerResource<f64> {
+        gainshare_core::model::PerResource {
+            cpu: self.consumed_cpu,
+            memory: self.consumed_memory,
+            ..Default::default()
+        }
+    }
+}

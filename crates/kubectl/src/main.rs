@@ -1,0 +1,524 @@
+//! `kubectl gainshare`: what the cluster shares and why, for everybody with a kubeconfig.
+//!
+//! kubectl finds its plugins by their names: `kubectl-gainshare` in the PATH. The plugin only reads: pods, policies and
+//! namespaces, with the rights of the user. Everything it shows is on those objects.
+
+mod training;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand, ValueHint};
+use gainshare_figures::terminal::{self, Colour, Format, Out, Side, Table};
+use gainshare_kube_api::crd::{self, SharePolicy};
+use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::resize::Resources;
+use gainshare_kube_api::select::{self, PolicyFacts};
+use gainshare_kube_api::wire::{Blocked, Category};
+use gainshare_operator::PodNote;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::api::{Api, ListParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Which training pods share their nodes, how much each has, and why
+#[derive(Debug, Parser)]
+#[command(name = "kubectl gainshare", version, max_term_width = 110)]
+pub struct PluginCli {
+    #[command(subcommand)]
+    command: PluginCommand,
+}
+
+#[derive(Debug, Args)]
+struct Where {
+    /// The namespace to look at [default: that of your context]
+    #[arg(short, long, value_name = "NAME")]
+    namespace: Option<String>,
+    /// The context of your kubeconfig to use
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// The kubeconfig to use [default: as kubectl finds it]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Print tables for people, or JSON for programs
+    #[arg(short, long, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
+    output: Format,
+}
+
+#[derive(Debug, Subcommand)]
+enum PluginCommand {
+    /// List the pods that share
+    Ps {
+        #[command(flatten)]
+        at: Where,
+        /// Of all namespaces
+        #[arg(short = 'A', long)]
+        all_namespaces: bool,
+    },
+    /// Say why a pod has what it has, or why a TrainingJob moved or stayed
+    Explain {
+        /// The pod's or TrainingJob's name
+        name: String,
+        #[command(flatten)]
+        at: Where,
+    },
+    /// Show where TrainingJobs ran, moves included
+    Gantt {
+        #[command(flatten)]
+        at: Where,
+        /// Of all namespaces
+        #[arg(short = 'A', long)]
+        all_namespaces: bool,
+        /// Draw it into this file, as .svg
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        figure: Option<PathBuf>,
+    },
+    /// Show what each node shares, again and again
+    Top {
+        #[command(flatten)]
+        at: Where,
+        /// Of all namespaces
+        #[arg(short = 'A', long)]
+        all_namespaces: bool,
+        /// Show it once
+        #[arg(long)]
+        once: bool,
+    },
+}
+
+/// Time between two pictures of `top`.
+const TOP_EVERY: Duration = Duration::from_secs(2);
+
+/// One pod, for people and programs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Row {
+    namespace: String,
+    pod: String,
+    node: Option<String>,
+    owner: String,
+    /// Empty if the namespace's label stands for a policy.
+    policy: String,
+    container: String,
+    category: Option<Category>,
+    /// Improvement per second and part of the node's CPU, when the category or the share last changed.
+    growth: Option<f64>,
+    /// Of what the pods of its policy on its node requested together.
+    share_percent: Option<u32>,
+    reason: String,
+    original: Resources,
+    now: Resources,
+    blocked: Option<Blocked>,
+    pending: Option<String>,
+}
+
+fn main() -> ExitCode {
+    match plugin(PluginCli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => terminal::report_error("kubectl-gainshare", Format::Table, &error, None),
+    }
+}
+
+fn plugin(cli: PluginCli) -> Result<()> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a runtime")?;
+    runtime.block_on(async {
+        match cli.command {
+            PluginCommand::Ps { at, all_namespaces } => {
+                let cluster = Cluster::connect(&at, all_namespaces).await?;
+                ps(&cluster.rows().await?, all_namespaces, &Out::new(at.output))?;
+            }
+            PluginCommand::Explain { name, at } => {
+                let cluster = Cluster::connect(&at, false).await?;
+                let (rows, out) = (cluster.rows().await?, Out::new(at.output));
+                if let Some(row) = rows.iter().find(|r| r.pod == name) {
+                    explain(row, &out)?;
+                } else if !training::explain(&cluster.client, cluster.namespace(), &name, &out).await? {
+                    bail!(cluster.why_not(&name).await?);
+                }
+            }
+            PluginCommand::Gantt { at, all_namespaces, figure } => {
+                let cluster = Cluster::connect(&at, all_namespaces).await?;
+                let out = Out::new(at.output);
+                training::gantt(&cluster.client, cluster.namespace.as_deref(), figure.as_deref(), &out).await?;
+            }
+            PluginCommand::Top { at, all_namespaces, once } => {
+                let cluster = Cluster::connect(&at, all_namespaces).await?;
+                let out = Out::new(at.output);
+                loop {
+                    let text = top(&cluster.rows().await?, &out)?;
+                    if once || out.is_json() {
+                        out.text(&text)?;
+                        break;
+                    }
+                    // Home, the picture, and whatever was below it wiped out.
+                    out.text(&format!("\x1b[H\x1b[2J{text}"))?;
+                    tokio::time::sleep(TOP_EVERY).await;
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+struct Cluster {
+    client: Client,
+    /// `None`: all of them.
+    namespace: Option<String>,
+}
+
+impl Cluster {
+    async fn connect(at: &Where, all_namespaces: bool) -> Result<Cluster> {
+        let options = KubeConfigOptions { context: at.context.clone(), ..KubeConfigOptions::default() };
+        let config = match &at.kubeconfig {
+            Some(path) => {
+                let file = Kubeconfig::read_from(path)
+                    .with_context(|| format!("cannot read the kubeconfig {}", path.display()))?;
+                Config::from_custom_kubeconfig(file, &options).await
+            }
+            None => Config::from_kubeconfig(&options).await,
+        };
+        let config = config.context("no cluster: set KUBECONFIG, or give --kubeconfig and --context")?;
+        let namespace = at.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let client = Client::try_from(config).context("cannot use this kubeconfig")?;
+        Ok(Cluster { client, namespace: (!all_namespaces).then_some(namespace) })
+    }
+
+    fn namespace(&self) -> &str {
+        self.namespace.as_deref().unwrap_or_default()
+    }
+
+    async fn rows(&self) -> Result<Vec<Row>> {
+        let all = ListParams::default();
+        let (pods, policies): (Api<Pod>, Api<SharePolicy>) = match &self.namespace {
+            Some(ns) => (Api::namespaced(self.client.clone(), ns), Api::namespaced(self.client.clone(), ns)),
+            None => (Api::all(self.client.clone()), Api::all(self.client.clone())),
+        };
+        let policies = policies
+            .list(&all)
+            .await
+            .context("cannot list SharePolicies: is Gainshare installed, and may you read them?")?;
+        let policies: Vec<PolicyFacts> = policies.iter().filter_map(PolicyFacts::of).collect();
+        let pods = pods.list(&all).await.context("cannot list pods")?;
+        let pods: Vec<PodFacts> = pods.iter().filter_map(PodFacts::of).filter(|p| p.running).collect();
+        Ok(rows(&pods, &policies, &self.labelled_namespaces().await))
+    }
+
+    /// The labels of namespaces, as far as the user may read them.
+    async fn labelled_namespaces(&self) -> BTreeMap<String, BTreeMap<String, String>> {
+        let api: Api<Namespace> = Api::all(self.client.clone());
+        let found = match &self.namespace {
+            Some(name) => api.get(name).await.map(|ns| vec![ns]),
+            None => api.list(&ListParams::default().labels(crd::SHARE_LABEL)).await.map(|list| list.items),
+        };
+        let labels = |ns: Namespace| Some((ns.metadata.name?, ns.metadata.labels.unwrap_or_default()));
+        found.unwrap_or_default().into_iter().filter_map(labels).collect()
+    }
+
+    /// Why a pod is not among those that share.
+    async fn why_not(&self, name: &str) -> Result<String> {
+        let namespace = self.namespace.clone().unwrap_or_default();
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
+        let pod = pods.get_opt(name).await.context("cannot read the pod")?;
+        Ok(match pod.as_ref().and_then(PodFacts::of) {
+            None => {
+                format!(
+                    "there is no pod and no TrainingJob {name} in the namespace {namespace}: `kubectl gainshare ps -A` lists what shares"
+                )
+            }
+            Some(pod) if !pod.running => format!("the pod {name} does not run, so there is nothing to share"),
+            Some(_) => format!(
+                "no SharePolicy selects the pod {name}: write one with a selector or targetRef that fits it, or label the namespace with \
+                 `kubectl label namespace {namespace} {}=enabled`",
+                crd::SHARE_LABEL
+            ),
+        })
+    }
+}
+
+/// The pods that share, in order.
+fn rows(
+    pods: &[PodFacts],
+    policies: &[PolicyFacts],
+    namespaces: &BTreeMap<String, BTreeMap<String, String>>,
+) -> Vec<Row> {
+    let mut rows: Vec<Row> = pods
+        .iter()
+        .filter_map(|pod| {
+            let policy = select::choose(policies.iter().filter(|p| p.namespace == pod.namespace), pod);
+            let labelled = namespaces.get(&pod.namespace).is_some_and(|labels| select::by_namespace(labels, pod));
+            let note: Option<PodNote> =
+                pod.notes.get(crd::STATUS_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
+            let by_job = select::by_job(pod);
+            if policy.is_none() && !labelled && by_job.is_none() {
+                return None;
+            }
+            let (policy, spec) = match (policy, by_job) {
+                (Some(policy), _) => (policy.name.clone(), policy.spec.clone()),
+                (None, Some(job)) => (job.name, job.spec),
+                (None, None) => Default::default(),
+            };
+            let container = select::container_name(&spec, pod);
+            let now = pod.container(&container).map(|c| c.resources).unwrap_or_default();
+            let original = pod.originals().and_then(|o| Some(o.containers.get(&container)?.resources())).unwrap_or(now);
+            let note = note.unwrap_or_default();
+            Some(Row {
+                namespace: pod.namespace.clone(),
+                pod: pod.name.clone(),
+                node: pod.node.clone(),
+                owner: select::owner_name(pod),
+                policy,
+                blocked: pod.blocked(&container),
+                container,
+                category: note.category,
+                growth: note.growth,
+                share_percent: note.share_percent,
+                reason: note.reason,
+                original,
+                now,
+                pending: note.pending,
+            })
+        })
+        .collect();
+    rows.sort_by(|a, b| (&a.namespace, &a.node, &a.policy, &a.pod).cmp(&(&b.namespace, &b.node, &b.policy, &b.pod)));
+    rows
+}
+
+fn ps(rows: &[Row], all_namespaces: bool, out: &Out) -> Result<()> {
+    if out.is_json() {
+        return Ok(out.json(&rows)?);
+    }
+    if rows.is_empty() {
+        let text = "No running pod shares here. Write a SharePolicy, or label the namespace with gainshare.dev/share=enabled.\n";
+        return Ok(out.text(text)?);
+    }
+    let mut columns = vec![
+        ("POD", Side::Left),
+        ("POLICY", Side::Left),
+        ("NODE", Side::Left),
+        ("CATEGORY", Side::Left),
+        ("SHARE", Side::Right),
+        ("CPU", Side::Right),
+        ("ORIGINAL", Side::Right),
+        ("NOTE", Side::Left),
+    ];
+    if all_namespaces {
+        columns.insert(0, ("NAMESPACE", Side::Left));
+    }
+    let mut table = Table::new(&columns);
+    for row in rows {
+        let (category, colour) = category(row);
+        let plain = |text: &str| (text.to_owned(), Colour::Plain);
+        let mut cells = vec![
+            (row.pod.clone(), Colour::Bold),
+            plain(policy_name(row)),
+            plain(row.node.as_deref().unwrap_or("-")),
+            (category.to_owned(), colour),
+            plain(&row.share_percent.map_or("-".into(), |s| format!("{s}%"))),
+            plain(&milli(row.now.requests.cpu_milli)),
+            plain(&milli(row.original.requests.cpu_milli)),
+            (note(row), if row.blocked.is_some() { Colour::Yellow } else { Colour::Dim }),
+        ];
+        if all_namespaces {
+            cells.insert(0, plain(&row.namespace));
+        }
+        table.row(cells);
+    }
+    Ok(out.text(&table.render(out, 0))?)
+}
+
+fn explain(row: &Row, out: &Out) -> Result<()> {
+    if out.is_json() {
+        return Ok(out.json(row)?);
+    }
+    let resources = |r: &Resources| {
+        let limit = r.limits.cpu_milli.map_or(String::new(), |l| format!(", limit {}", milli(Some(l))));
+        let memory = r.requests.memory_bytes.map_or(String::new(), |b| format!("; memory {} MiB", b >> 20));
+        format!("CPU request {}{limit}{memory}", milli(r.requests.cpu_milli))
+    };
+    let mut text = format!("{}\n", out.paint(&format!("{}/{}", row.namespace, row.pod), Colour::Bold));
+    let mut line = |name: &str, value: &str| text.push_str(&format!("  {name:<11} {value}\n"));
+    line("made by", &row.owner);
+    line("container", &row.container);
+    line("node", row.node.as_deref().unwrap_or("-"));
+    line("policy", policy_name(row));
+    match &row.blocked {
+        Some(blocked) => line("left alone", &format!("{}: {}", blocked.reason, blocked.message)),
+        None => {
+            line("category", category(row).0);
+            line(
+                "growth",
+                &row.growth.map_or("not measured yet".into(), |g| format!("{g} per second and part of the CPU")),
+            );
+            let share = row.share_percent.map_or("not decided yet".into(), |s| {
+                format!("{s}% of what the pods of this policy on this node requested together")
+            });
+            line("share", &share);
+            line("why", if row.reason.is_empty() { "its agent has not spoken yet" } else { &row.reason });
+        }
+    }
+    line("original", &resources(&row.original));
+    line("now", &resources(&row.now));
+    if let Some(pending) = &row.pending {
+        line("pending", pending);
+    }
+    Ok(out.text(&text)?)
+}
+
+/// What the pods of one policy on one node share.
+#[derive(Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Pool {
+    node: String,
+    namespace: String,
+    policy: String,
+    pool_milli: u64,
+    now_milli: u64,
+    growing: u32,
+    watching: u32,
+    converged: u32,
+    undecided: u32,
+    blocked: u32,
+}
+
+fn pools(rows: &[Row]) -> Vec<Pool> {
+    let mut pools: BTreeMap<(&str, &str, &str), Pool> = BTreeMap::new();
+    for row in rows {
+        let node = row.node.as_deref().unwrap_or("-");
+        let pool = pools.entry((node, &row.namespace, &row.policy)).or_insert_with(|| Pool {
+            node: node.to_owned(),
+            namespace: row.namespace.clone(),
+            policy: row.policy.clone(),
+            ..Pool::default()
+        });
+        if row.blocked.is_some() {
+            pool.blocked += 1;
+            continue;
+        }
+        pool.pool_milli += row.original.requests.cpu_milli.unwrap_or(0);
+        pool.now_milli += row.now.requests.cpu_milli.unwrap_or(0);
+        match row.category {
+            Some(Category::Growing) => pool.growing += 1,
+            Some(Category::Watching) => pool.watching += 1,
+            Some(Category::Converged) => pool.converged += 1,
+            None => pool.undecided += 1,
+        }
+    }
+    pools.into_values().collect()
+}
+
+fn top(rows: &[Row], out: &Out) -> Result<String> {
+    let pools = pools(rows);
+    if out.is_json() {
+        return Ok(serde_json::to_string(&pools)? + "\n");
+    }
+    let columns = [
+        ("NODE", Side::Left),
+        ("NAMESPACE", Side::Left),
+        ("POLICY", Side::Left),
+        ("POOL", Side::Right),
+        ("NOW", Side::Right),
+        ("GROWING", Side::Right),
+        ("WATCHING", Side::Right),
+        ("CONVERGED", Side::Right),
+        ("UNDECIDED", Side::Right),
+        ("BLOCKED", Side::Right),
+    ];
+    let mut table = Table::new(&columns);
+    for pool in &pools {
+        let counts = [pool.growing, pool.watching, pool.converged, pool.undecided, pool.blocked];
+        let name = if pool.policy.is_empty() { "(namespace)" } else { &pool.policy };
+        let mut cells = vec![pool.node.clone(), pool.namespace.clone(), name.to_owned()];
+        cells.extend([milli(Some(pool.pool_milli)), milli(Some(pool.now_milli))]);
+        cells.extend(counts.map(|n| n.to_string()));
+        table.row(cells.into_iter().map(|c| (c, Colour::Plain)).collect());
+    }
+    Ok(table.render(out, 0))
+}
+
+fn policy_name(row: &Row) -> &str {
+    if row.policy.is_empty() { "(namespace)" } else { &row.policy }
+}
+
+fn category(row: &Row) -> (&'static str, Colour) {
+    match (&row.blocked, row.category) {
+        (Some(_), _) => ("-", Colour::Dim),
+        (None, None) => ("-", Colour::Dim),
+        (None, Some(c @ Category::Growing)) => (c.name(), Colour::Green),
+        (None, Some(c @ Category::Watching)) => (c.name(), Colour::Yellow),
+        (None, Some(c @ Category::Converged)) => (c.name(), Colour::Blue),
+    }
+}
+
+fn note(row: &Row) -> String {
+    match (&row.blocked, &row.pending) {
+        (Some(blocked), _) => blocked.message.clone(),
+        (None, Some(pending)) => pending.clone(),
+        (None, None) => row.reason.clone(),
+    }
+}
+
+fn milli(milli: Option<u64>) -> String {
+    milli.map_or("-".into(), |m| format!("{m}m"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(name: &str, labels: serde_json::Value, cpu: Option<&str>, annotations: serde_json::Value) -> PodFacts {
+        let resources = cpu.map_or(json!({}), |cpu| json!({ "requests": { "cpu": cpu } }));
+        let pod = json!({
+            "metadata": {
+                "name": name, "namespace": "team", "uid": format!("uid-{name}"), "labels": labels, "annotations": annotations,
+            },
+            "spec": { "nodeName": "n1", "containers": [{ "name": "main", "resources": resources }] },
+            "status": { "phase": "Running", "qosClass": if cpu.is_some() { "Burstable" } else { "BestEffort" } },
+        });
+        PodFacts::of(&serde_json::from_value(pod).unwrap()).unwrap()
+    }
+
+    fn policy() -> PolicyFacts {
+        let policy = json!({
+            "apiVersion": "gainshare.dev/v1alpha1", "kind": "SharePolicy",
+            "metadata": { "name": "p", "namespace": "team" },
+            "spec": { "selector": { "matchLabels": { "app": "train" } } },
+        });
+        PolicyFacts::of(&serde_json::from_value(policy).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn rows_say_what_the_objects_say() {
+        let note = r#"{"policy":"p","category":"converged","sharePercent":20,"reason":"makes room"}"#;
+        let was = r#"{"uid":"uid-a","containers":{"main":{"requests":{"cpu":"500m"}}}}"#;
+        let notes = json!({ crd::STATUS_ANNOTATION: note, crd::ORIGINAL_ANNOTATION: was });
+        let pods = [
+            pod("a", json!({ "app": "train" }), Some("200m"), notes),
+            pod("b", json!({ "app": "train" }), None, json!({})),
+            pod("c", json!({ "app": "web" }), Some("100m"), json!({})),
+        ];
+        let rows = rows(&pods, &[policy()], &BTreeMap::new());
+        assert_eq!(rows.iter().map(|r| r.pod.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        let a = &rows[0];
+        assert_eq!((a.category, a.share_percent), (Some(Category::Converged), Some(20)));
+        assert_eq!((a.now.requests.cpu_milli, a.original.requests.cpu_milli), (Some(200), Some(500)));
+        assert_eq!(rows[1].blocked.as_ref().unwrap().reason, "BestEffort");
+        let pools = pools(&rows);
+        assert_eq!((pools[0].pool_milli, pools[0].now_milli), (500, 200));
+        assert_eq!((pools[0].converged, pools[0].blocked), (1, 1));
+    }
+
+    #[test]
+    fn a_labelled_namespace_stands_for_a_policy() {
+        let pods = [pod("c", json!({}), Some("100m"), json!({}))];
+        let label = BTreeMap::from([(crd::SHARE_LABEL.to_owned(), "enabled".to_owned())]);
+        let namespaces = BTreeMap::from([("team".to_owned(), label)]);
+        let found = rows(&pods, &[], &namespaces);
+        assert_eq!((found[0].policy.as_str(), policy_name(&found[0])), ("", "(namespace)"));
+        assert!(rows(&pods, &[], &BTreeMap::new()).is_empty());
+    }
+}

@@ -1,0 +1,350 @@
+//! `kubectl gainshare explain JOB` and `gantt`: where jobs ran, and why there.
+//!
+//! Everything is read from TrainingJobs' own status, and from the annotation of adopted Jobs, which the manager writes before it acts: the journal of a live cluster is on
+//! its objects. A job keeps its last few moves; of one that moved more often the first bar of the picture begins with its first start all the same.
+
+use anyhow::{Context, Result};
+use gainshare_figures::file::{self, Drawing};
+use gainshare_figures::terminal::{Colour, Out, Side, Table};
+use gainshare_figures::{Bar, Gantt, Row};
+use gainshare_kube_api::training_job::{Move, TrainingJob};
+use gainshare_operator::jobs::Adopted;
+use gainshare_operator::move_mark;
+use jiff::Timestamp;
+use k8s_openapi::api::batch::v1::Job;
+use kube::Client;
+use kube::api::{Api, ListParams};
+use serde::Serialize;
+use std::path::Path;
+
+/// One stay of a job on a node.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Stay {
+    job: String,
+    node: String,
+    from: Timestamp,
+    /// Absent while it runs.
+    to: Option<Timestamp>,
+    /// `-M`: moved there; `-R`: moved there to even things out, or home.
+    mark: &'static str,
+    /// Why it came there.
+    why: String,
+}
+
+/// What there is to say about a job.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Told {
+    kind: &'static str,
+    namespace: String,
+    job: String,
+    policy: &'static str,
+    state: String,
+    message: String,
+    node: Option<String>,
+    attempt: u32,
+    category: Option<String>,
+    share_percent: Option<u32>,
+    last_decision: Option<String>,
+    /// Why it is not moved, if so.
+    unmovable: Option<String>,
+    moves: u32,
+    last_moves: Vec<Move>,
+    /// When it first ran, and when it ended.
+    began: Option<Timestamp>,
+    ended: Option<Timestamp>,
+}
+
+/// Explains the job of that name, if there is one.
+pub(super) async fn explain(client: &Client, namespace: &str, name: &str, out: &Out) -> Result<bool> {
+    let ours: Api<TrainingJob> = Api::namespaced(client.clone(), namespace);
+    let adopted: Api<Job> = Api::namespaced(client.clone(), namespace);
+    // Where the kind is not installed there is no such job either.
+    let told = match ours.get_opt(name).await {
+        Ok(Some(job)) => Some(tell(&job)),
+        _ => adopted.get_opt(name).await.ok().flatten().and_then(|job| Adopted::of(&job)).map(tell_adopted),
+    };
+    let Some(told) = told else { return Ok(false) };
+    if out.is_json() {
+        out.json(&told)?;
+    } else {
+        out.text(&sentences(&told, out))?;
+    }
+    Ok(true)
+}
+
+fn tell(job: &TrainingJob) -> Told {
+    let status = job.status.clone().unwrap_or_default();
+    let unmovable = status.unmovable.or_else(|| {
+        let missing = "it names no checkpoint (spec.checkpoint), so it could not be resumed elsewhere";
+        job.spec.checkpoint.is_none().then(|| missing.to_owned())
+    });
+    Told {
+        kind: "TrainingJob",
+        namespace: job.metadata.namespace.clone().unwrap_or_default(),
+        job: job.metadata.name.clone().unwrap_or_default(),
+        policy: job.spec.policy.name(),
+        state: format!("{:?}", status.state),
+        message: status.message,
+        node: status.attempt.as_ref().and_then(|attempt| attempt.node.clone()),
+        attempt: status.attempt.map_or(0, |attempt| attempt.epoch),
+        category: status.category,
+        share_percent: status.share_percent,
+        last_decision: status.last_decision,
+        unmovable,
+        moves: status.moves,
+        last_moves: status.last_moves,
+        began: status.start_time.map(|time| time.0),
+        ended: status.completion_time.map(|time| time.0),
+    }
+}
+
+fn tell_adopted(job: Adopted) -> Told {
+    Told {
+        kind: "Job",
+        namespace: job.namespace,
+        job: job.name,
+        policy: job.policy.name(),
+        state: job.state.to_owned(),
+        message: job.message,
+        node: job.node,
+        attempt: job.moves + 1,
+        category: None,
+        share_percent: None,
+        last_decision: job.last_moves.last().map(|made| made.why.clone()),
+        unmovable: job.unmovable,
+        moves: job.moves,
+        last_moves: job.last_moves,
+        began: job.began,
+        ended: job.ended,
+    }
+}
+
+fn sentences(told: &Told, out: &Out) -> String {
+    let title = format!("{} {}/{}", told.kind, told.namespace, told.job);
+    let mut text = format!("{}\n", out.paint(&title, Colour::Bold));
+    let mut line = |name: &str, value: &str| text.push_str(&format!("  {name:<11} {value}\n"));
+    let and = if told.message.is_empty() { String::new() } else { format!(": {}", told.message) };
+    line("state", &format!("{}{and}", told.state));
+    line("policy", told.policy);
+    line("node", &format!("{} (attempt {})", told.node.as_deref().unwrap_or("-"), told.attempt));
+    if let Some(category) = &told.category {
+        let share = told.share_percent.map_or(String::new(), |s| format!(", {s}% of what the jobs of its node share"));
+        line("category", &format!("{category}{share}"));
+    }
+    line("decided", told.last_decision.as_deref().unwrap_or("nothing yet about where it runs"));
+    for made in &told.last_moves {
+        let cost = format!("saved in {:.1} s, running again {:.1} s later", made.save_s, made.restore_s);
+        let at = made.at.0.strftime("%H:%M:%S");
+        if made.from == made.to {
+            line("stayed", &format!("{at} on {}: {} ({cost})", made.from, made.why));
+        } else {
+            line("moved", &format!("{at} {} → {}: {} ({cost})", made.from, made.to, made.why));
+        }
+    }
+    match (&told.unmovable, told.policy) {
+        (_, "na" | "flowcon2") => line("stays", "its policy moves nobody"),
+        (Some(why), _) => line("stays", why),
+        (None, "specon") if told.last_moves.is_empty() && told.category.as_deref() != Some("converged") => {
+            line("stays", "it has not converged yet: only jobs that have make room for others");
+        }
+        (None, "specon") if told.last_moves.is_empty() => {
+            line("stays", "at most one job beside it still grows, or no other node has a lower score");
+        }
+        (None, _) if told.last_moves.is_empty() => {
+            line("stays", "no other node has offered more than a move costs, so far");
+        }
+        _ => {}
+    }
+    text
+}
+
+/// Prints who ran where, or draws it.
+pub(super) async fn gantt(client: &Client, namespace: Option<&str>, figure: Option<&Path>, out: &Out) -> Result<()> {
+    file::check(figure, false)?;
+    let (ours, adopted): (Api<TrainingJob>, Api<Job>) = match namespace {
+        Some(namespace) => (Api::namespaced(client.clone(), namespace), Api::namespaced(client.clone(), namespace)),
+        None => (Api::all(client.clone()), Api::all(client.clone())),
+    };
+    let all = ListParams::default();
+    let ours = ours.list(&all).await;
+    let ours = ours.context("cannot list TrainingJobs: is Gainshare installed, and may you read them?")?;
+    // Who may not read Jobs sees the others all the same.
+    let adopted = adopted.list(&all).await.map(|list| list.items).unwrap_or_default();
+    let adopted = adopted.iter().filter_map(Adopted::of).map(tell_adopted);
+    let jobs: Vec<Told> = ours.items.iter().map(tell).chain(adopted).collect();
+    let stays: Vec<Stay> = jobs.iter().flat_map(stays).collect();
+    if let Some(path) = figure {
+        let svg = picture(&stays, Timestamp::now()).svg();
+        file::write(path, &Drawing { svg: Some(&svg), page: None })?;
+        if !out.is_json() {
+            return Ok(out.text(&format!("{} stays of {} jobs: {}\n", stays.len(), jobs.len(), path.display()))?);
+        }
+    }
+    if out.is_json() {
+        return Ok(out.json(&stays)?);
+    }
+    if stays.is_empty() {
+        return Ok(out.text("No TrainingJob or adopted Job has run here yet.\n")?);
+    }
+    let columns =
+        [("JOB", Side::Left), ("NODE", Side::Left), ("FROM", Side::Left), ("TO", Side::Left), ("WHY", Side::Left)];
+    let mut table = Table::new(&columns);
+    let clock = |at: Timestamp| at.strftime("%H:%M:%S").to_string();
+    for stay in &stays {
+        let plain = |text: &str| (text.to_owned(), Colour::Plain);
+        table.row(vec![
+            (format!("{}{}", stay.job, stay.mark), Colour::Bold),
+            plain(&stay.node),
+            plain(&clock(stay.from)),
+            plain(&stay.to.map_or("-".to_owned(), clock)),
+            (stay.why.clone(), Colour::Dim),
+        ]);
+    }
+    Ok(out.text(&table.render(out, 0))?)
+}
+
+/// Where a job was, in order.
+fn stays(job: &Told) -> Vec<Stay> {
+    let Some(began) = job.began else { return vec![] };
+    let mut stays: Vec<Stay> = vec![];
+    let mut next = Stay {
+        job: job.job.clone(),
+        node: job.node.clone().unwrap_or_default(),
+        from: began,
+        to: job.ended,
+        mark: "",
+        why: String::new(),
+    };
+    if let Some(first) = job.last_moves.first() {
+        next.node = first.from.clone();
+    }
+    for made in &job.last_moves {
+        let stopped = ago(made.at.0, made.restore_s);
+        stays.push(Stay { to: Some(stopped), ..next.clone() });
+        next = Stay { node: made.to.clone(), from: made.at.0, mark: "", why: made.why.clone(), ..next };
+        if made.from != made.to {
+            next.mark = move_mark(&made.why);
+        }
+    }
+    stays.push(next);
+    stays
+}
+
+fn ago(at: Timestamp, seconds: f64) -> Timestamp {
+    let micros = (seconds.clamp(0.0, 1e9) * 1e6) as i64;
+    Timestamp::from_microsecond(at.as_microsecond() - micros).unwrap_or(at)
+}
+
+/// The same picture as the simulator's.
+fn picture(stays: &[Stay], now: Timestamp) -> Gantt {
+    let origin = stays.iter().map(|stay| stay.from).min().unwrap_or(now);
+    let seconds = |at: Timestamp| (at.as_microsecond() - origin.as_microsecond()) as f64 / 1e6;
+    let mut nodes: Vec<&str> = stays.iter().map(|stay| stay.node.as_str()).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    let mut jobs: Vec<&str> = stays.iter().map(|stay| stay.job.as_str()).collect();
+    jobs.sort_unstable();
+    jobs.dedup();
+    let bar = |stay: &Stay| Bar {
+        from: seconds(stay.from),
+        to: seconds(stay.to.unwrap_or(now)),
+        label: format!("{}{}", stay.job, stay.mark),
+        tone: jobs.binary_search(&stay.job.as_str()).unwrap_or(0),
+    };
+    let row = |node: &&str| Row {
+        label: (*node).to_owned(),
+        bars: stays.iter().filter(|stay| stay.node == *node).map(bar).collect(),
+    };
+    Gantt {
+        title: "Where each job ran (-M: moved, -R: moved to even things out or home)".to_owned(),
+        x_label: format!("seconds since {origin:.0}"),
+        rows: nodes.iter().map(row).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn job(status: serde_json::Value) -> TrainingJob {
+        serde_json::from_value(json!({
+            "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob",
+            "metadata": {"name": "vae", "namespace": "team"}, "spec": {"template": {}}, "status": status,
+        }))
+        .unwrap()
+    }
+
+    fn moved() -> TrainingJob {
+        job(json!({
+            "state": "Succeeded", "message": "it ended with code 0", "moves": 1,
+            "startTime": "2026-01-01T10:00:00.000000Z", "completionTime": "2026-01-01T10:01:40.000000Z",
+            "attempt": {"epoch": 2, "pod": "vae-2", "node": "b", "since": "2026-01-01T10:00:40.000000Z"},
+            "lastMoves": [{
+                "at": "2026-01-01T10:00:43.000000Z", "from": "a", "to": "b", "saveS": 1.0, "restoreS": 2.0,
+                "why": "has converged beside jobs that still grow, and b has the lowest score: moves there",
+            }],
+        }))
+    }
+
+    #[test]
+    fn a_move_makes_two_stays_with_a_gap_and_a_mark() {
+        let stays = stays(&tell(&moved()));
+        let seconds = |at: Timestamp| at.as_second() - "2026-01-01T10:00:00Z".parse::<Timestamp>().unwrap().as_second();
+        let bars: Vec<_> =
+            stays.iter().map(|s| (s.node.as_str(), seconds(s.from), s.to.map(seconds), s.mark)).collect();
+        assert_eq!(bars, [("a", 0, Some(41), ""), ("b", 43, Some(100), "-M")]);
+        let svg = picture(&stays, Timestamp::now()).svg();
+        assert!(svg.contains("vae-M") && svg.contains(">a<") && svg.contains(">b<"), "{svg}");
+    }
+
+    #[test]
+    fn an_adopted_job_is_told_of_like_a_training_job() {
+        let journal = json!({
+            "message": "runs on b as run-2", "node": "b", "began": "2026-01-01T10:00:00.000000Z", "moves": 1,
+            "lastMoves": [{
+                "at": "2026-01-01T10:00:43.000000Z", "from": "a", "to": "b", "saveS": 1.0, "restoreS": 2.0,
+                "why": "every job has converged and b has less to do: moves there",
+            }],
+        });
+        let mut job: Job = serde_json::from_value(json!({
+            "metadata": {
+                "name": "run", "namespace": "team", "uid": "u",
+                "annotations": {"gainshare.dev/adopt": "true", "gainshare.dev/adopted": journal.to_string()},
+            },
+            "spec": {"template": {"spec": {"containers": []}}},
+            "status": {"conditions": [
+                {"type": "Complete", "status": "True", "lastTransitionTime": "2026-01-01T10:01:40Z"},
+            ]},
+        }))
+        .unwrap();
+        let told = tell_adopted(Adopted::of(&job).unwrap());
+        let stays = stays(&told);
+        assert_eq!(stays.iter().map(|s| (s.node.as_str(), s.mark)).collect::<Vec<_>>(), [("a", ""), ("b", "-R")]);
+        assert_eq!(stays[1].to, Some("2026-01-01T10:01:40Z".parse().unwrap()));
+        let text = sentences(&told, &Out::new(gainshare_figures::terminal::Format::Table));
+        assert!(text.contains("Job team/run") && text.contains("Complete") && text.contains("a → b"), "{text}");
+        assert!(text.contains("podReplacementPolicy"), "{text}");
+        job.metadata.annotations = None;
+        assert_eq!(Adopted::of(&job), None);
+    }
+
+    #[test]
+    fn a_job_that_never_ran_has_no_bar() {
+        assert_eq!(stays(&tell(&job(json!({})))), []);
+    }
+
+    #[test]
+    fn explanations_say_why_a_job_moved_or_stays() {
+        let out = Out::new(gainshare_figures::terminal::Format::Table);
+        let text = sentences(&tell(&moved()), &out);
+        assert!(text.contains("a → b") && text.contains("has converged") && text.contains("saved in 1.0 s"), "{text}");
+        assert!(text.contains("names no checkpoint"), "{text}");
+        let mut still = moved();
+        still.spec.checkpoint = Some(Default::default());
+        still.status.as_mut().unwrap().last_moves.clear();
+        let text = sentences(&tell(&still), &out);
+        assert!(text.contains("no other node has offered more"), "{text}");
+    }
+}

@@ -1,0 +1,319 @@
+//! A real Docker engine for one test: started with everything it owns below one temporary directory and one cgroup, and
+//! removed without a trace, whatever the test did.
+//!
+//! It needs root and Debian's `docker.io` and `busybox-static`. Containers have no network.
+
+// Each test program uses another part of this.
+#![allow(dead_code)]
+
+use bollard::Docker;
+use bollard::models::{ContainerCreateBody, HostConfig};
+use bollard::query_parameters::{CreateContainerOptions, ListContainersOptions, RemoveContainerOptions};
+use gainshare_limits::docker::{DockerEvent, Engine};
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::Receiver;
+use tokio::sync::mpsc::error::TryRecvError;
+
+/// Far more than anything here takes on an idle machine; tests share theirs with other tests.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const IMAGE: &str = "busybox:test";
+
+pub(crate) struct Dockerd {
+    dir: tempfile::TempDir,
+    cgroup: String,
+    storage: &'static str,
+    /// Containers run on while the engine is away.
+    live_restore: bool,
+    process: Option<Child>,
+    client: tokio::runtime::Runtime,
+}
+
+impl Dockerd {
+    /// Starts an engine that has one image, [`IMAGE`], and whose containers end with it.
+    pub(crate) fn start() -> Dockerd {
+        Dockerd::start_as(false)
+    }
+
+    /// Starts an engine whose containers run on while it restarts.
+    pub(crate) fn start_to_restart() -> Dockerd {
+        Dockerd::start_as(true)
+    }
+
+    fn start_as(live_restore: bool) -> Dockerd {
+        assert!(Path::new("/usr/sbin/dockerd").exists(), "this test needs an engine: apt-get install docker.io");
+        // The path of containerd's socket goes below it, and a socket's path may have 107 bytes only.
+        let dir = tempfile::Builder::new().prefix("gsd").tempdir_in("/tmp").expect("a temporary directory");
+        let cgroup = format!("gainshare-test-{}", dir.path().file_name().unwrap().to_str().unwrap());
+        let client = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut dockerd = Dockerd { dir, cgroup, storage: "overlay2", live_restore, process: None, client };
+        if let Err(log) = dockerd.launch() {
+            // A machine whose own root is an overlay cannot stack another one on it.
+            dockerd.storage = "vfs";
+            dockerd.launch().unwrap_or_else(|again| panic!("dockerd does not start: {log}\n{again}"));
+        }
+        dockerd.engine().import_image(busybox_rootfs(), IMAGE, &[]).expect("the image can be imported");
+        dockerd
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.path().join("docker.sock")
+    }
+
+    pub(crate) fn engine(&self) -> Engine {
+        Engine::connect(&self.socket()).expect("the engine answers")
+    }
+
+    /// Starts the process and waits until it answers. Fails with the end of its log.
+    pub(crate) fn launch(&mut self) -> Result<(), String> {
+        let dir = self.dir.path();
+        let log = fs::File::create(dir.join("log")).unwrap();
+        let mut command = Command::new("/usr/sbin/dockerd");
+        command
+            .arg(format!("--data-root={}", dir.join("data").display()))
+            .arg(format!("--exec-root={}", dir.join("exec").display()))
+            .arg(format!("--pidfile={}", dir.join("pid").display()))
+            .arg(format!("--host=unix://{}", self.socket().display()))
+            .arg(format!("--cgroup-parent=/{}", self.cgroup))
+            .arg(format!("--storage-driver={}", self.storage))
+            // The defaults would ask for a better memory score than the tests may give themselves.
+            .args(["--oom-score-adjust=0", "--bridge=none", "--iptables=false", "--ip6tables=false"])
+            .arg(format!("--live-restore={}", self.live_restore))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        // SAFETY: prctl is a plain system call and touches no memory of ours. It makes the engine end with a test that
+        // was killed.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+                Ok(())
+            })
+        };
+        let mut process = command.spawn().expect("dockerd can be run");
+        let start = Instant::now();
+        while Engine::connect(&self.socket()).is_err() {
+            let ended = process.try_wait().unwrap().is_some();
+            if ended || start.elapsed() > PATIENCE {
+                let _ = (process.kill(), process.wait());
+                let log = fs::read_to_string(dir.join("log")).unwrap_or_default();
+                return Err(log.lines().rev().take(5).collect::<Vec<_>>().join("\n"));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.process = Some(process);
+        Ok(())
+    }
+
+    /// Ends the engine.
+    pub(crate) fn shut_down(&mut self) {
+        let Some(mut process) = self.process.take() else { return };
+        signal(process.id() as i32, libc::SIGTERM);
+        let start = Instant::now();
+        while process.try_wait().unwrap().is_none() {
+            if start.elapsed() > Duration::from_secs(10) {
+                let _ = process.kill();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub(crate) fn signal_engine(&self, number: i32) {
+        signal(self.process.as_ref().expect("the engine runs").id() as i32, number);
+    }
+
+    /// Calls the engine directly, as any other user of it would.
+    pub(crate) fn call<T>(&self, work: impl AsyncFnOnce(Docker) -> Result<T, bollard::errors::Error>) -> T {
+        let socket = self.socket().display().to_string();
+        self.client
+            .block_on(async {
+                let docker =
+                    Docker::connect_with_unix(&socket, 30, bollard::API_DEFAULT_VERSION)?.negotiate_version().await?;
+                work(docker).await
+            })
+            .expect("the engine does as it is told")
+    }
+
+    /// Makes and starts somebody's container: a shell script.
+    pub(crate) fn run(&self, name: &str, script: &str, labels: &[(&str, &str)], host: HostConfig) -> String {
+        self.run_as(name, script, labels, host, false)
+    }
+
+    pub(crate) fn run_as(
+        &self,
+        name: &str,
+        script: &str,
+        labels: &[(&str, &str)],
+        host: HostConfig,
+        tty: bool,
+    ) -> String {
+        let body = ContainerCreateBody {
+            image: Some(IMAGE.to_owned()),
+            cmd: Some(["sh", "-c", script].map(str::to_owned).to_vec()),
+            tty: Some(tty),
+            labels: Some(labels.iter().map(|&(k, v)| (k.to_owned(), v.to_owned())).collect()),
+            host_config: Some(HostConfig { network_mode: Some("none".to_owned()), ..host }),
+            ..Default::default()
+        };
+        let options = CreateContainerOptions { name: Some(name.to_owned()), ..Default::default() };
+        self.call(async |docker| {
+            let id = docker.create_container(Some(options), body).await?.id;
+            docker.start_container(&id, None).await?;
+            Ok(id)
+        })
+    }
+
+    pub(crate) fn host_config(&self, id: &str) -> HostConfig {
+        self.call(async |docker| docker.inspect_container(id, None).await).host_config.unwrap()
+    }
+
+    pub(crate) fn pid(&self, id: &str) -> i32 {
+        self.call(async |docker| docker.inspect_container(id, None).await).state.unwrap().pid.unwrap() as i32
+    }
+
+    /// A file of a container's cgroup.
+    pub(crate) fn cgroup_file(&self, id: &str, file: &str) -> PathBuf {
+        let controller = file.split('.').next().unwrap();
+        let v1 = Path::new("/sys/fs/cgroup").join(controller).join(&self.cgroup).join(id).join(file);
+        let v2 = Path::new("/sys/fs/cgroup").join(&self.cgroup).join(id).join(file);
+        if v1.exists() { v1 } else { v2 }
+    }
+
+    pub(crate) fn cgroup_text(&self, id: &str, file: &str) -> String {
+        let path = self.cgroup_file(id, file);
+        fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())).trim().to_owned()
+    }
+
+    fn remove_containers(&mut self) {
+        let socket = self.socket().display().to_string();
+        let removal = async {
+            let docker =
+                Docker::connect_with_unix(&socket, 30, bollard::API_DEFAULT_VERSION)?.negotiate_version().await?;
+            let all = ListContainersOptions { all: true, ..Default::default() };
+            for container in docker.list_containers(Some(all)).await? {
+                let options = RemoveContainerOptions { force: true, v: true, link: false };
+                docker.remove_container(&container.id.unwrap_or_default(), Some(options)).await?;
+            }
+            Ok::<(), bollard::errors::Error>(())
+        };
+        if let Err(error) = self.client.block_on(removal) {
+            eprintln!("containers could not be removed through the engine: {error}");
+        }
+    }
+}
+
+impl Drop for Dockerd {
+    fn drop(&mut self) {
+        if self.process.is_some() || self.launch().is_ok() {
+            self.remove_containers();
+        }
+        self.shut_down();
+        let dir = self.dir.path().display().to_string();
+        // What an engine that was killed could not clean up: its helpers, its containers' processes, its mounts.
+        for pid in pids_in(&self.cgroup).into_iter().chain(pids_naming(&dir)) {
+            signal(pid, libc::SIGKILL);
+        }
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let points = mounts.lines().filter_map(|line| line.split(' ').nth(4)).filter(|point| point.starts_with(&dir));
+        for point in points.collect::<Vec<_>>().into_iter().rev() {
+            let _ = nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH);
+        }
+        for hierarchy in hierarchies() {
+            remove_tree(&hierarchy.join(&self.cgroup));
+        }
+    }
+}
+
+fn hierarchies() -> Vec<PathBuf> {
+    let root = PathBuf::from("/sys/fs/cgroup");
+    let below = fs::read_dir(&root).into_iter().flatten().flatten().map(|entry| entry.path()).filter(|p| p.is_dir());
+    below.chain([root.clone()]).collect()
+}
+
+fn pids_in(cgroup: &str) -> Vec<i32> {
+    let is_member =
+        |pid: &i32| fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains(cgroup));
+    pids().filter(is_member).collect()
+}
+
+fn pids_naming(dir: &str) -> Vec<i32> {
+    let names =
+        |pid: &i32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|c| String::from_utf8_lossy(&c).contains(dir));
+    pids().filter(names).collect()
+}
+
+fn pids() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let own = std::process::id() as i32;
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(move |&pid| pid > 1 && pid != own)
+}
+
+fn remove_tree(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten().filter(|e| e.path().is_dir()) {
+        remove_tree(&entry.path());
+    }
+    // A killed process leaves its cgroup a moment later.
+    for _ in 0..50 {
+        if fs::remove_dir(dir).is_ok() || !dir.exists() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+pub(crate) fn signal(pid: i32, signal: i32) {
+    // SAFETY: kill is a plain system call; the process is one that this test started.
+    unsafe { libc::kill(pid, signal) };
+}
+
+fn busybox_rootfs() -> Vec<u8> {
+    let program = ["/bin/busybox", "/usr/bin/busybox"].iter().find_map(|path| fs::read(path).ok());
+    let program = program.expect("this test needs a static shell: apt-get install busybox-static");
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_mode(0o755);
+    header.set_size(program.len() as u64);
+    tar.append_data(&mut header, "bin/busybox", program.as_slice()).unwrap();
+    for applet in ["sh", "sleep", "cat", "dd", "tail", "head", "id", "ls", "env"] {
+        let mut link = tar::Header::new_gnu();
+        link.set_entry_type(tar::EntryType::Symlink);
+        link.set_size(0);
+        tar.append_link(&mut link, format!("bin/{applet}"), "busybox").unwrap();
+    }
+    let mut tmp = tar::Header::new_gnu();
+    tmp.set_entry_type(tar::EntryType::Directory);
+    tmp.set_mode(0o1777);
+    tmp.set_size(0);
+    tar.append_data(&mut tmp, "tmp/", std::io::empty()).unwrap();
+    tar.into_inner().unwrap()
+}
+
+/// The next event, or a panic if none comes.
+pub(crate) fn next(events: &mut Receiver<DockerEvent>) -> DockerEvent {
+    next_within(events, PATIENCE).expect("an event")
+}
+
+/// The next message within `wait`; `None` if none comes or none can come.
+pub(crate) fn next_within<T>(channel: &mut Receiver<T>, wait: Duration) -> Option<T> {
+    let start = Instant::now();
+    loop {
+        match channel.try_recv() {
+            Ok(message) => return Some(message),
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) if start.elapsed() > wait => return None,
+            Err(TryRecvError::Empty) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// Waits until `holds`.
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < PATIENCE, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

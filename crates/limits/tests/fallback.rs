@@ -1,0 +1,372 @@
+//! The process runtime without cgroup rights, as an ordinary user on the real kernel.
+//!
+//! The tests run as root and start themselves again as `nobody` on one CPU; the inner tests are ignored otherwise. To
+//! see both levers, the inner process is put either where the kernel schedules by session (the topmost cpu group) or
+//! into a group of its own, where it does not and only stopping and continuing is left.
+
+mod suite;
+
+use gainshare_core::model::JobId;
+use gainshare_core::plan::Target;
+use gainshare_limits::cgroup::{Base, CpuList, Hierarchy};
+use gainshare_limits::process::{Config, Identity, ProcessRuntime, keeper, start};
+use gainshare_limits::{Handle, Mode, Runtime, RuntimeError};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use suite::{Subject, cpu_target, wait_until};
+
+const BUSY: &str = "while :; do :; done";
+
+// ---- outside: root, starts the inner tests as nobody ----
+
+struct Stage {
+    base: Base,
+    group: gainshare_limits::cgroup::Group,
+    dir: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new(name: &str) -> Stage {
+        assert!(nix::unistd::geteuid().is_root(), "these tests become an ordinary user and so start as root");
+        let base = format!("gainshare-test-fallback-{name}-{}", std::process::id());
+        let mut base = Base::open(Hierarchy::detect().expect("cgroup rights"), &base).expect("a base group");
+        let group = base.create("inner").expect("a group");
+        // nobody must be able to read the program, wherever it was built.
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("inner");
+        // By another process: a program that is still open for writing, be it by a child another test's thread has
+        // just forked, cannot be started.
+        let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap();
+        assert!(copied.success());
+        for path in [dir.path(), &program] {
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        }
+        Stage { base, group, dir }
+    }
+
+    /// The inner test as a command: as nobody, on CPU 0. `grouped`: in a group below the topmost.
+    fn command(&self, test: &str, grouped: bool) -> Command {
+        let mut command = Command::new(self.dir.path().join("inner"));
+        command.args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
+        let files = if grouped { self.group.procs_files() } else { Vec::new() };
+        start::enter(&mut command, &files, Some(&CpuList::new(vec![0]))).unwrap();
+        // Joining comes first: nobody could not. SAFETY: system calls only.
+        unsafe {
+            command.pre_exec(|| {
+                let nobody = 65_534;
+                if libc::setgroups(0, std::ptr::null()) != 0 || libc::setgid(nobody) != 0 || libc::setuid(nobody) != 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+                Ok(())
+            });
+        }
+        command.current_dir("/").env("TMPDIR", "/tmp");
+        command
+    }
+
+    fn run(&self, test: &str, grouped: bool) {
+        let output = self.command(test, grouped).output().expect("the inner test starts");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{test}:\n{text}\n{}", String::from_utf8_lossy(&output.stderr));
+        assert!(text.contains("1 passed"), "{test} did not run:\n{text}");
+        print!("{text}");
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = self.group.kill();
+        let _ = self.group.remove();
+        self.base.remove();
+    }
+}
+
+#[test]
+fn duty_cycle_conforms_as_an_ordinary_user() {
+    Stage::new("duty").run("inner_conforms", true);
+}
+
+#[test]
+fn duty_cycle_caps() {
+    Stage::new("caps").run("inner_caps", true);
+}
+
+#[test]
+fn session_priority_conforms_as_an_ordinary_user() {
+    let autogroups = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
+    let membership = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    let topmost = membership.lines().any(|l| l.ends_with(":cpu:/") || l == "0::/");
+    if autogroups.trim() != "1" || !topmost {
+        println!("SKIPPED: this kernel does not schedule by session here");
+        return;
+    }
+    Stage::new("priority").run("inner_conforms", false);
+}
+
+#[test]
+fn cores_are_given_without_any_right() {
+    Stage::new("cores").run("inner_cores", true);
+}
+
+/// A daemon of its own process with two jobs under the duty cycle, to be treated badly.
+struct Victim {
+    stage: Stage,
+    daemon: Child,
+    jobs: Vec<i32>,
+}
+
+impl Victim {
+    fn new(name: &str) -> Victim {
+        let stage = Stage::new(name);
+        let mut daemon =
+            stage.command("daemon_main", true).stdout(Stdio::piped()).stdin(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(daemon.stdout.take().unwrap()).lines();
+        let jobs = lines.map_while(Result::ok).find_map(|l| l.split_once("JOBS ").map(|(_, pids)| pids.to_owned()));
+        let jobs: Vec<i32> = jobs.expect("the daemon names its jobs").split(' ').map(|p| p.parse().unwrap()).collect();
+        let victim = Victim { stage, daemon, jobs };
+        assert!(victim.see_stopped(Duration::from_secs(5)), "the duty cycle never stops a job");
+        victim
+    }
+
+    fn state(pid: i32) -> char {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or('-')
+    }
+
+    /// Whether any job is seen stopped within `patience`.
+    fn see_stopped(&self, patience: Duration) -> bool {
+        let start = Instant::now();
+        while start.elapsed() < patience {
+            if self.jobs.iter().any(|&pid| Victim::state(pid) == 'T') {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        false
+    }
+
+    fn keepers(&self) -> Vec<i32> {
+        self.stage.group.pids().into_iter().filter(|pid| is_keeper(*pid)).collect()
+    }
+
+    fn signal(&self, pid: i32, signal: nix::sys::signal::Signal) {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
+    }
+}
+
+fn is_keeper(pid: i32) -> bool {
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|c| String::from_utf8_lossy(&c).contains("keeper_main"))
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+        let _ = self.stage.group.kill();
+    }
+}
+
+use nix::sys::signal::Signal::{SIGKILL, SIGSTOP};
+
+#[test]
+fn no_job_stays_stopped_when_the_daemon_is_killed() {
+    let victim = Victim::new("killed");
+    victim.signal(victim.daemon.id() as i32, SIGKILL);
+    assert!(
+        wait_until(Duration::from_secs(5), || victim.keepers().is_empty()),
+        "the keeper goes when its work is done"
+    );
+    assert!(!victim.see_stopped(Duration::from_secs(1)));
+    assert!(victim.jobs.iter().all(|&pid| Victim::state(pid) == 'R'), "the jobs run on");
+}
+
+#[test]
+fn no_job_stays_stopped_when_the_daemon_hangs() {
+    let victim = Victim::new("hangs");
+    victim.signal(victim.daemon.id() as i32, SIGSTOP);
+    assert!(wait_until(Duration::from_secs(20), || !victim.see_stopped(Duration::from_secs(1))));
+}
+
+#[test]
+fn no_job_stays_stopped_when_the_keeper_is_killed() {
+    let victim = Victim::new("keeper");
+    let before = victim.keepers();
+    // When it has just stopped somebody, which is the worst moment.
+    assert!(victim.see_stopped(Duration::from_secs(5)));
+    before.iter().for_each(|&pid| victim.signal(pid, SIGKILL));
+    let another = wait_until(Duration::from_secs(10), || victim.keepers().iter().any(|pid| !before.contains(pid)));
+    assert!(another, "the daemon starts another keeper");
+    for &job in &victim.jobs {
+        assert!(wait_until(Duration::from_secs(5), || Victim::state(job) == 'R'), "job {job} stays stopped");
+    }
+}
+
+// ---- inside: nobody ----
+
+/// The fallback runtime with real jobs.
+struct Bench {
+    runtime: ProcessRuntime,
+    children: BTreeMap<String, Child>,
+    next: u64,
+}
+
+impl Bench {
+    fn new(mode: Mode) -> Bench {
+        let me: PathBuf = std::env::current_exe().unwrap();
+        let keeper =
+            [me.into_os_string(), "keeper_main".into(), "--exact".into(), "--ignored".into(), "--nocapture".into()];
+        let config = Config { mode, keeper: Some(keeper.into()), ..Config::new("gainshare-test-nobody") };
+        let runtime = ProcessRuntime::detect(config).expect("the fallback needs no right");
+        assert!(!runtime.has_cgroups(), "nobody may not make cgroups");
+        assert!(runtime.notes()[0].starts_with("no cgroups: "), "{:?}", runtime.notes());
+        println!("notes: {:?}", runtime.notes());
+        Bench { runtime, children: BTreeMap::new(), next: 0 }
+    }
+
+    fn start(&mut self, script: &str) -> Handle {
+        self.next += 1;
+        let name = format!("job-{}", self.next);
+        let group = self.runtime.prepare(JobId(self.next), &name).unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::null());
+        start::enter(&mut command, &group.procs_files, None).unwrap();
+        let child = command.spawn().unwrap();
+        self.runtime.started(&group.handle, Identity::of(child.id() as i32).unwrap()).unwrap();
+        self.children.insert(name, child);
+        group.handle
+    }
+
+    fn pid(&self, job: &Handle) -> i32 {
+        self.children[&job.key].id() as i32
+    }
+}
+
+impl Subject for Bench {
+    fn runtime(&mut self) -> &mut dyn Runtime {
+        &mut self.runtime
+    }
+
+    fn start_busy(&mut self) -> Handle {
+        self.start(BUSY)
+    }
+
+    fn end(&mut self, job: &Handle) {
+        let child = self.children.get_mut(&job.key).unwrap();
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    fn limits_outside(&mut self, job: &Handle) -> Vec<(String, String)> {
+        let pid = self.pid(job);
+        let nice = std::fs::read_to_string(format!("/proc/{pid}/autogroup")).unwrap_or_default();
+        vec![("nice".into(), nice.rsplit(' ').next().unwrap_or_default().trim().to_owned())]
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        for child in self.children.values_mut() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+#[ignore = "run by the tests above, as an ordinary user"]
+fn inner_conforms() {
+    let mut bench = Bench::new(Mode::Weight);
+    suite::applied_limits_read_back(&mut bench);
+    suite::the_same_plan_again_is_harmless(&mut bench);
+    suite::an_older_plan_is_refused(&mut bench);
+    suite::counters_only_grow(&mut bench);
+    suite::a_job_that_ended_is_told(&mut bench);
+    suite::the_cpu_is_split_by_share(&mut bench);
+
+    // A job that is let go of runs freely.
+    let (large, small) = (bench.start_busy(), bench.start_busy());
+    let wanted = [(large.clone(), cpu_target(0.8, 0.8)), (small.clone(), cpu_target(0.2, 0.2))];
+    bench.runtime.apply(70, &wanted).into_iter().for_each(|r| _ = r.unwrap());
+    std::thread::sleep(Duration::from_millis(600));
+    bench.runtime.release(&small).unwrap();
+    assert!(wait_until(Duration::from_secs(3), || Victim::state(bench.pid(&small)) == 'R'));
+    std::thread::sleep(Duration::from_millis(300));
+    let stopped = (0..60).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        Victim::state(bench.pid(&small)) == 'T'
+    });
+    assert!(!stopped, "released but still stopped now and then");
+    assert!(wait_until(Duration::from_secs(3), || bench.limits_outside(&small)[0].1 == "0"), "its priority is back");
+
+    // A job that traps SIGTERM gets the time to save, even if it was stopped; one that ignores it is killed with its
+    // children.
+    let dir = tempfile::tempdir().unwrap();
+    let (ready, saved) = (dir.path().join("ready"), dir.path().join("saved"));
+    let polite =
+        bench.start(&format!("trap 'echo yes > {}; exit 0' TERM; echo > {}; {BUSY}", saved.display(), ready.display()));
+    bench.runtime.apply(71, &[(large.clone(), cpu_target(0.9, 0.9)), (polite.clone(), cpu_target(0.1, 0.1))]);
+    assert!(wait_until(Duration::from_secs(10), || ready.exists()));
+    bench.runtime.terminate(&polite).unwrap();
+    assert!(wait_until(Duration::from_secs(10), || Path::new(&saved).exists()), "it could not save");
+    let stubborn = bench.start("trap '' TERM; (while :; do sleep 0.1; done) & while :; do sleep 0.1; done");
+    assert!(bench.runtime.stop(&stubborn, Duration::from_millis(200)).unwrap());
+    let _ = bench.children.get_mut(&stubborn.key).unwrap().wait();
+    assert!(!bench.runtime.is_alive(&stubborn).unwrap());
+    assert!(matches!(
+        bench.runtime.apply(72, &[(stubborn.clone(), Target::FREE)]).remove(0),
+        Err(RuntimeError::Gone { .. })
+    ));
+}
+
+#[test]
+#[ignore = "run by the tests above, as an ordinary user"]
+fn inner_caps() {
+    let mut bench = Bench::new(Mode::Quota);
+    let job = bench.start_busy();
+    bench.runtime.apply(1, &[(job.clone(), cpu_target(0.3, 0.3))]).remove(0).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let (start, before) = (Instant::now(), bench.runtime.read(&job).unwrap().cpu_ns);
+    std::thread::sleep(Duration::from_secs(2));
+    let used = (bench.runtime.read(&job).unwrap().cpu_ns - before) as f64 / start.elapsed().as_nanos() as f64;
+    println!("a cap of 0.30 cores came out as {used:.2}");
+    assert!(used < 0.42, "a cap of 0.30 cores became {used:.2}");
+}
+
+#[test]
+#[ignore = "run by the tests above, as an ordinary user"]
+fn inner_cores() {
+    // One CPU is all this process may use: the runtime must not promise more.
+    let mut bench = Bench::new(Mode::Cores);
+    assert_eq!(bench.runtime.capacity().cores, 1.0);
+    let (a, b) = (bench.start_busy(), bench.start_busy());
+    let wanted = [(a.clone(), cpu_target(0.5, 0.5)), (b.clone(), cpu_target(0.5, 0.5))];
+    for result in bench.runtime.apply(1, &wanted) {
+        assert!(result.unwrap().settings.contains(&("affinity".into(), "0".into())));
+    }
+    let status = std::fs::read_to_string(format!("/proc/{}/status", bench.pid(&a))).unwrap();
+    assert!(status.contains("Cpus_allowed_list:\t0\n"), "{status}");
+}
+
+#[test]
+#[ignore = "the keeper of the tests above"]
+fn keeper_main() {
+    keeper::run().unwrap();
+}
+
+#[test]
+#[ignore = "the daemon of the tests above"]
+fn daemon_main() {
+    let mut bench = Bench::new(Mode::Weight);
+    let (large, small) = (bench.start_busy(), bench.start_busy());
+    let wanted = [(large.clone(), cpu_target(0.7, 0.7)), (small.clone(), cpu_target(0.3, 0.3))];
+    bench.runtime.apply(1, &wanted).into_iter().for_each(|r| _ = r.unwrap());
+    println!("JOBS {} {}", bench.pid(&large), bench.pid(&small));
+    loop {
+        bench.runtime.read(&large).unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}

@@ -1,0 +1,187 @@
+//! The conformance suite: what every runtime must do, checked against real jobs.
+//!
+//! A runtime's test gives a [`Subject`] that can start and end real jobs under it, and calls [`run_all`] or the
+//! checks one by one. Every check starts its own jobs and ends them. The checks name the property they are about in
+//! the message with which they fail.
+
+#![allow(dead_code, reason = "each runtime's test uses the checks that can apply to it")]
+
+use gainshare_core::model::{PerResource, Share};
+use gainshare_core::plan::Target;
+use gainshare_limits::{Handle, Runtime, RuntimeError};
+use std::time::{Duration, Instant};
+
+/// A runtime under test, and the jobs to test it with.
+pub(crate) trait Subject {
+    fn runtime(&mut self) -> &mut dyn Runtime;
+
+    /// Starts a job that keeps one CPU busy: CPU 0, for all jobs alike, so that they compete.
+    fn start_busy(&mut self) -> Handle;
+
+    /// Ends the job by force, and returns when it has ended.
+    fn end(&mut self, job: &Handle);
+
+    /// The job's limits as the kernel or the engine has them, read around the runtime.
+    fn limits_outside(&mut self, job: &Handle) -> Vec<(String, String)>;
+}
+
+/// A target with the same share of every resource, and the limit as given.
+pub(crate) fn target(limit: f64, share: f64) -> Target {
+    Target {
+        limit: PerResource::from_fn(|_| Share::clamped(limit)),
+        share: PerResource::from_fn(|_| Share::clamped(share)),
+    }
+}
+
+/// A target for the CPU alone: memory, block and network I/O stay free.
+pub(crate) fn cpu_target(limit: f64, share: f64) -> Target {
+    let mut target = Target::FREE;
+    target.limit.cpu = Share::clamped(limit);
+    target.share.cpu = Share::clamped(share);
+    target
+}
+
+pub(crate) fn run_all(subject: &mut dyn Subject) {
+    applied_limits_read_back(subject);
+    the_same_plan_again_is_harmless(subject);
+    an_older_plan_is_refused(subject);
+    release_restores_what_was(subject);
+    counters_only_grow(subject);
+    a_job_that_ended_is_told(subject);
+    the_cpu_is_split_by_share(subject);
+}
+
+/// The values a runtime reports are the ones the kernel has.
+pub(crate) fn applied_limits_read_back(subject: &mut dyn Subject) {
+    let job = subject.start_busy();
+    let done =
+        apply_one(subject, 10, &job, target(0.5, 0.25)).expect("applied_limits_read_back: a fresh job takes limits");
+    assert!(!done.is_empty(), "applied_limits_read_back: nothing is reported as in force");
+    let outside = subject.limits_outside(&job);
+    for (name, value) in &done {
+        if let Some((_, found)) = outside.iter().find(|(n, _)| n == name) {
+            assert_eq!(found, value, "applied_limits_read_back: {name}");
+        }
+    }
+    finish(subject, &job);
+}
+
+pub(crate) fn the_same_plan_again_is_harmless(subject: &mut dyn Subject) {
+    let job = subject.start_busy();
+    let wanted = cpu_target(0.5, 0.25);
+    let first = apply_one(subject, 20, &job, wanted).expect("the_same_plan_again_is_harmless: first time");
+    let again = apply_one(subject, 20, &job, wanted).expect("the_same_plan_again_is_harmless: second time");
+    assert_eq!(first, again, "the_same_plan_again_is_harmless");
+    finish(subject, &job);
+}
+
+pub(crate) fn an_older_plan_is_refused(subject: &mut dyn Subject) {
+    let job = subject.start_busy();
+    apply_one(subject, 31, &job, cpu_target(0.5, 0.25)).expect("an_older_plan_is_refused: the newer plan");
+    let before = subject.limits_outside(&job);
+    match apply_one(subject, 30, &job, cpu_target(1.0, 1.0)) {
+        Err(RuntimeError::OldGeneration { given: 30, known: 31, .. }) => {}
+        other => panic!("an_older_plan_is_refused: {other:?}"),
+    }
+    assert_eq!(before, subject.limits_outside(&job), "an_older_plan_is_refused: yet something was written");
+    finish(subject, &job);
+}
+
+pub(crate) fn release_restores_what_was(subject: &mut dyn Subject) {
+    let job = subject.start_busy();
+    apply_one(subject, 40, &job, Target::FREE).expect("release_restores_what_was: no limits");
+    subject.runtime().release(&job).expect("release_restores_what_was: first release");
+    let original = subject.limits_outside(&job);
+    subject.end(&job);
+
+    let job = subject.start_busy();
+    apply_one(subject, 41, &job, target(0.3, 0.2)).expect("release_restores_what_was: some limits");
+    assert_ne!(original, subject.limits_outside(&job), "release_restores_what_was: the limits changed nothing");
+    subject.runtime().release(&job).expect("release_restores_what_was: release");
+    assert_eq!(original, subject.limits_outside(&job), "release_restores_what_was");
+    subject.runtime().release(&job).expect("release_restores_what_was: a second release is harmless");
+    subject.end(&job);
+}
+
+pub(crate) fn counters_only_grow(subject: &mut dyn Subject) {
+    let job = subject.start_busy();
+    let first = subject.runtime().read(&job).expect("counters_only_grow: read");
+    let grew = wait_until(Duration::from_secs(10), || {
+        let now = subject.runtime().read(&job).expect("counters_only_grow: read");
+        assert!(now.cpu_ns >= first.cpu_ns, "counters_only_grow: CPU time went back");
+        assert!(now.block_bytes >= first.block_bytes, "counters_only_grow: block I/O went back");
+        now.cpu_ns > first.cpu_ns + 50_000_000 && now.memory_bytes > 0
+    });
+    assert!(grew, "counters_only_grow: a busy job used no CPU or holds no memory: {:?}", subject.runtime().read(&job));
+    finish(subject, &job);
+}
+
+pub(crate) fn a_job_that_ended_is_told(subject: &mut dyn Subject) {
+    let job = subject.start_busy();
+    assert!(
+        subject.runtime().is_alive(&job).expect("a_job_that_ended_is_told: alive"),
+        "a_job_that_ended_is_told: too early"
+    );
+    subject.end(&job);
+    let told = wait_until(Duration::from_secs(5), || {
+        matches!(subject.runtime().is_alive(&job), Ok(false) | Err(RuntimeError::Gone { .. }))
+    });
+    assert!(told, "a_job_that_ended_is_told: still called alive");
+    subject.runtime().release(&job).expect("a_job_that_ended_is_told: releasing what is gone is harmless");
+    let after = apply_one(subject, 50, &job, Target::FREE);
+    assert!(
+        matches!(after, Err(RuntimeError::Gone { .. })),
+        "a_job_that_ended_is_told: a plan for the dead: {after:?}"
+    );
+}
+
+/// Two jobs that both want all of one CPU get it three to one. The bounds are wide: the machine has other things to do.
+pub(crate) fn the_cpu_is_split_by_share(subject: &mut dyn Subject) {
+    let (large, small) = (subject.start_busy(), subject.start_busy());
+    let wanted = [(large.clone(), cpu_target(0.75, 0.75)), (small.clone(), cpu_target(0.25, 0.25))];
+    for result in subject.runtime().apply(60, &wanted) {
+        result.expect("the_cpu_is_split_by_share: apply");
+    }
+    let used = |subject: &mut dyn Subject| {
+        [&large, &small].map(|job| subject.runtime().read(job).expect("the_cpu_is_split_by_share: read").cpu_ns)
+    };
+    let before = used(subject);
+    let mut ratio = 0.0;
+    // A noisy moment passes: the ratio is taken over a growing time.
+    let fair = wait_until(Duration::from_secs(12), || {
+        std::thread::sleep(Duration::from_millis(1500));
+        let now = used(subject);
+        ratio = (now[0] - before[0]) as f64 / (now[1] - before[1]).max(1) as f64;
+        (2.2..4.2).contains(&ratio)
+    });
+    assert!(fair, "the_cpu_is_split_by_share: 3 to 1 became {ratio:.2} to 1");
+    finish(subject, &large);
+    finish(subject, &small);
+}
+
+fn apply_one(
+    subject: &mut dyn Subject,
+    generation: u64,
+    job: &Handle,
+    wanted: Target,
+) -> Result<Vec<(String, String)>, RuntimeError> {
+    let mut results = subject.runtime().apply(generation, &[(job.clone(), wanted)]);
+    assert_eq!(results.len(), 1, "one result for each job");
+    results.remove(0).map(|in_force| in_force.settings)
+}
+
+fn finish(subject: &mut dyn Subject, job: &Handle) {
+    subject.end(job);
+    subject.runtime().release(job).expect("release");
+}
+
+pub(crate) fn wait_until(patience: Duration, mut done: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < patience {
+        if done() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    done()
+}

@@ -1,0 +1,248 @@
+//! The agent's only way out: long polls to the manager over TLS.
+//!
+//! **How.** A request carries the agent's whole present state, never a queue: while the manager is away decisions go on, and when it returns it gets
+//! the newest only. The manager holds an answer until it has news; when the agent has news meanwhile, a second request goes out at once and the manager
+//! ends the first. After a failure the next try waits, twice as long each time up to [`LONGEST_PAUSE`], a little longer or shorter by the
+//! node's name, so that the agents of a large cluster do not all come back in the same moment.
+//!
+//! **Identity.** The token file is read for every request, because the kubelet renews it; the CA file is read again when it has changed and
+//! after every failure, because the manager may have come back with another certificate. The token is sent to nobody whose certificate does not
+//! hold against that CA.
+
+use gainshare_kube_api::wire::{Answer, SYNC_PATH, Sync};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
+use hyper::{Method, Request, Uri};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Everything converges within half a minute of the manager's return, so nobody sleeps longer than a few seconds.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What an answer may take beyond the time that the manager was allowed to hold it.
+const GRACE: Duration = Duration::from_secs(8);
+
+/// A thousand pods with all their settings are a megabyte.
+const MAX_ANSWER_BYTES: usize = 16 << 20;
+
+/// Why the manager could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    #[error("{url:?} is not the address of a manager: it must look like https://gainshare-manager.gainshare.svc:8443")]
+    Address { url: String },
+    #[error("cannot read {what} {path}: {source}; is the volume mounted?")]
+    File { what: &'static str, path: String, source: std::io::Error },
+    #[error(
+        "{path} holds no certificate in PEM form: it should be the manager's CA, from the ConfigMap that the manager keeps"
+    )]
+    NoCertificate { path: String },
+    #[error("the manager at {url} cannot be reached: {why}")]
+    Unreachable { url: String, why: String },
+    #[error("the manager at {url} did not answer within {} s", .after.as_secs())]
+    TimedOut { url: String, after: Duration },
+    #[error("the manager refused: {status}: {message}")]
+    Refused { status: u16, message: String },
+    #[error("the manager's answer makes no sense: {0}; do agent and manager have the same version?")]
+    Garbled(String),
+}
+
+type Https = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// Speaks to one manager. Public for whoever plays agents: a benchmark should speak as they do.
+#[derive(Clone)]
+pub struct Link {
+    url: Uri,
+    ca_file: PathBuf,
+    token_file: PathBuf,
+    client: Option<(Vec<u8>, Https)>,
+}
+
+impl Link {
+    /// For a manager at `https://host:port`; both files are read when they are needed.
+    pub fn new(manager: &str, ca_file: &Path, token_file: &Path) -> Result<Link, LinkError> {
+        let address = || LinkError::Address { url: manager.to_owned() };
+        let url: Uri = format!("{}{SYNC_PATH}", manager.trim_end_matches('/')).parse().map_err(|_| address())?;
+        if url.scheme_str() != Some("https") || url.host().is_none() || url.path() != SYNC_PATH {
+            return Err(address());
+        }
+        Ok(Link { url, ca_file: ca_file.to_owned(), token_file: token_file.to_owned(), client: None })
+    }
+
+    /// A client that trusts the CA file as it is now; the same one, with its open connections, as long as the file stays the same.
+    fn client(&mut self) -> Result<Https, LinkError> {
+        let path = self.ca_file.display().to_string();
+        let pem = std::fs::read(&self.ca_file).map_err(|source| LinkError::File {
+            what: "the manager's CA",
+            path: path.clone(),
+            source,
+        })?;
+        if let Some((known, client)) = &self.client
+            && *known == pem
+        {
+            return Ok(client.clone());
+        }
+        let mut roots = rustls::RootCertStore::empty();
+        let certificates = CertificateDer::pem_slice_iter(&pem).flatten();
+        roots.add_parsable_certificates(certificates);
+        if roots.is_empty() {
+            return Err(LinkError::NoCertificate { path });
+        }
+        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+        let tls = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("the provider supports the versions it names")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        http.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        // A node that is cut off without a word is noticed by the kernel, not by the next long poll's end.
+        http.set_keepalive(Some(Duration::from_secs(5)));
+        http.set_nodelay(true);
+        let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_only().enable_http1().wrap_connector(http);
+        // One conversation needs one connection: one that comes about after we gave up waiting for it is not kept beside the next.
+        let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(https);
+        self.client = Some((pem, client.clone()));
+        Ok(client)
+    }
+
+    /// Sends one request and waits for its answer.
+    pub async fn ask(&mut self, sync: &Sync) -> Result<Answer, LinkError> {
+        let client = self.client()?;
+        let token = std::fs::read_to_string(&self.token_file).map_err(|source| LinkError::File {
+            what: "the agent's token",
+            path: self.token_file.display().to_string(),
+            source,
+        })?;
+        let body = serde_json::to_vec(sync).map_err(|e| LinkError::Garbled(e.to_string()))?;
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(self.url.clone())
+            .header(CONTENT_TYPE, "application/json")
+            .header(AUTHORIZATION, format!("Bearer {}", token.trim()))
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|_| LinkError::File {
+                what: "the agent's token",
+                path: self.token_file.display().to_string(),
+                source: std::io::Error::new(std::io::ErrorKind::InvalidData, "it is no token"),
+            })?;
+        let url = self.url.authority().map(|a| a.to_string()).unwrap_or_default();
+        let after = Duration::from_millis(sync.wait_ms.into()) + GRACE;
+        let exchange = async {
+            let response = client.request(request).await.map_err(|e| unreachable(&url, &e))?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await;
+            let body = body.map_err(|e| LinkError::Unreachable { url: url.clone(), why: e.to_string() })?.to_bytes();
+            if !status.is_success() {
+                let text = String::from_utf8_lossy(&body);
+                let message = text.lines().next().unwrap_or_default().chars().take(300).collect();
+                return Err(LinkError::Refused { status: status.as_u16(), message });
+            }
+            serde_json::from_slice(&body).map_err(|e| LinkError::Garbled(e.to_string()))
+        };
+        match tokio::time::timeout(after, exchange).await {
+            Ok(result) => result,
+            Err(_) => Err(LinkError::TimedOut { url: url.clone(), after }),
+        }
+    }
+}
+
+/// The innermost cause says what happened; the outer ones only that a client could not connect.
+fn unreachable(url: &str, error: &dyn std::error::Error) -> LinkError {
+    let mut cause = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    LinkError::Unreachable { url: url.to_owned(), why: cause.to_string() }
+}
+
+/// How long to wait before the next try.
+#[derive(Debug)]
+pub(crate) struct Pause {
+    failures: u32,
+    /// 0.75 to 1.25, the same for a node each time.
+    stretch: f64,
+}
+
+impl Pause {
+    pub(crate) fn of(node: &str) -> Pause {
+        let hash = node.bytes().fold(0x811c_9dc5u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
+        Pause { failures: 0, stretch: 0.75 + f64::from(hash % 1024) / 2048.0 }
+    }
+
+    pub(crate) fn succeeded(&mut self) {
+        self.failures = 0;
+    }
+
+    pub(crate) fn failed(&mut self) -> Duration {
+        let doubled = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10));
+        self.failures += 1;
+        doubled.mul_f64(self.stretch).min(LONGEST_PAUSE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_https_addresses_are_taken() {
+        let link = |url: &str| Link::new(url, Path::new("ca"), Path::new("token"));
+        assert!(link("https://manager.gainshare.svc:8443").is_ok());
+        assert!(link("https://[::1]:8443/").is_ok());
+        for bad in ["http://manager:8443", "manager:8443", "https://", "https://a b", "https://m/elsewhere", ""] {
+            assert!(link(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn pauses_grow_and_end_at_five_seconds() {
+        for node in ["a", "worker-17", ""] {
+            let mut pause = Pause::of(node);
+            let pauses: Vec<Duration> = (0..50).map(|_| pause.failed()).collect();
+            assert!(pauses.is_sorted() && pauses[0] >= Duration::from_millis(100), "{pauses:?}");
+            assert!(*pauses.last().unwrap() <= LONGEST_PAUSE);
+            pause.succeeded();
+            assert_eq!(pause.failed(), pauses[0]);
+        }
+    }
+
+    #[tokio::test]
+    async fn files_that_are_missing_or_wrong_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ca, token) = (dir.path().join("ca.crt"), dir.path().join("token"));
+        let mut link = Link::new("https://127.0.0.1:1", &ca, &token).unwrap();
+        let sync = Sync {
+            node: "n".into(),
+            epoch: 1,
+            seq: 1,
+            seen: 0,
+            wait_ms: 0,
+            beat: Default::default(),
+            jobs: None,
+            resizes: Vec::new(),
+        };
+        let message = link.ask(&sync).await.unwrap_err().to_string();
+        assert!(message.contains("the manager's CA") && message.contains("ca.crt"), "{message}");
+        std::fs::write(&ca, "hello").unwrap();
+        let message = link.ask(&sync).await.unwrap_err().to_string();
+        assert!(message.contains("holds no certificate"), "{message}");
+        let authority = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+        std::fs::write(&ca, authority.cert.pem()).unwrap();
+        let message = link.ask(&sync).await.unwrap_err().to_string();
+        assert!(message.contains("token"), "{message}");
+        std::fs::write(&token, "abc\n").unwrap();
+        let message = link.ask(&sync).await.unwrap_err().to_string();
+        assert!(message.contains("cannot be reached"), "{message}");
+    }
+}

@@ -1,0 +1,89 @@
+//! The program `gainshare-node-agent`: reads its command line and runs the agent of one node of a cluster.
+
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum, ValueHint};
+use gainshare_node_agent::{AgentConfig, run};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// Reads the pods of one node of a cluster, and decides how they share it
+///
+/// Runs on every node, as part of the chart. It reads the logs and control groups of pods that a SharePolicy selects. It changes
+/// nothing itself: it asks the operator for resizes. It needs no rights at the API server.
+#[derive(Debug, Parser)]
+#[command(name = "gainshare-node-agent", version, max_term_width = 110)]
+#[command(
+    after_help = "Example:\n  gainshare agent --manager https://gainshare-manager:8443 --ca ca.crt --token-file token --node worker-1"
+)]
+struct AgentArgs {
+    /// What runs the jobs of this node
+    #[arg(long, value_enum, default_value_t = NodeRuntime::Kubernetes)]
+    runtime: NodeRuntime,
+    /// Where the manager listens for agents
+    #[arg(long, value_name = "URL", env = "GAINSHARE_MANAGER")]
+    manager: String,
+    /// The certificate that the manager's own must hold against; read again when it changes
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    ca: PathBuf,
+    /// The agent's ServiceAccount token, made for the audience gainshare-manager; read again for every request
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    token_file: PathBuf,
+    /// This node's name in the cluster
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    node: String,
+    /// Where the host's /var/log/pods is mounted
+    #[arg(long, value_name = "DIR", default_value = "/var/log/pods", value_hint = ValueHint::DirPath)]
+    pod_logs: PathBuf,
+    /// Where the host's /var/lib/kubelet/pods is mounted, for jobs that write their progress into a volume; Secrets that pods mount lie there, too, and are not opened
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pod_volumes: Option<PathBuf>,
+    /// Where the host's /sys/fs/cgroup is mounted
+    #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup", value_hint = ValueHint::DirPath)]
+    cgroup_root: PathBuf,
+    /// Where health and metrics are served, as plain HTTP
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9810")]
+    listen: SocketAddr,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum NodeRuntime {
+    Kubernetes,
+}
+
+/// Logs go to standard error, which the cluster keeps. `GAINSHARE_LOG` sets the level.
+fn start_logging(default_filter: &str) {
+    let filter = EnvFilter::try_from_env("GAINSHARE_LOG").unwrap_or_else(|_| EnvFilter::new(default_filter));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+}
+
+fn main() -> Result<()> {
+    let args = AgentArgs::parse();
+    let NodeRuntime::Kubernetes = args.runtime;
+    start_logging("info");
+    let config = AgentConfig {
+        node: args.node.clone(),
+        manager: args.manager.clone(),
+        ca_file: args.ca.clone(),
+        token_file: args.token_file.clone(),
+        logs: args.pod_logs.clone(),
+        volumes: args.pod_volumes.clone(),
+        cgroups: args.cgroup_root.clone(),
+        listen: args.listen,
+    };
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a runtime")?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
+        let stop = async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        run(config, stop).await?;
+        Ok(())
+    })
+}

@@ -1,0 +1,429 @@
+//! A node made of folders: logs and control groups as the kubelet would write them, a clock that the test moves.
+
+use super::*;
+use gainshare_kube_api::resize::{Amounts, Bounds};
+use gainshare_kube_api::wire::{Blocked, Collector, Mode, QosClass};
+use std::io::Write;
+
+const SECOND: u64 = 1_000_000;
+/// 2026-11-15T12:00:00Z
+const NOON_NS: u64 = 1_794_744_000_000_000_000;
+
+struct World {
+    dir: tempfile::TempDir,
+    node: Node,
+    /// Microseconds.
+    clock: u64,
+    pods: Vec<PodOnNode>,
+    cpu_ns: BTreeMap<String, u64>,
+}
+
+impl World {
+    fn new() -> World {
+        let dir = tempfile::tempdir().unwrap();
+        for tree in ["logs", "cgroup/cpu,cpuacct/kubepods/burstable", "cgroup/memory"] {
+            std::fs::create_dir_all(dir.path().join(tree)).unwrap();
+        }
+        let clock = 1000 * SECOND;
+        let node = World::start(&dir, clock);
+        World { dir, node, clock, pods: Vec::new(), cpu_ns: BTreeMap::new() }
+    }
+
+    fn start(dir: &tempfile::TempDir, clock: u64) -> Node {
+        let groups = PodGroups::at(&dir.path().join("cgroup")).unwrap();
+        let machine = Capacity { cores: 2.0, memory_bytes: 4 << 30 };
+        Node::new(&dir.path().join("logs"), Volumes::at(Some(dir.path().join("pods"))), groups, machine, moment(clock))
+    }
+
+    fn now(&self) -> Now {
+        moment(self.clock)
+    }
+
+    /// A pod that requests a core, selected by a FlowCon policy with an interval of 2 s.
+    fn add(&mut self, name: &str) {
+        let uid = format!("uid-{name}");
+        std::fs::create_dir_all(self.dir.path().join(format!("logs/team_{name}_{uid}/main"))).unwrap();
+        std::fs::create_dir_all(self.group(&uid)).unwrap();
+        self.burn(name, 0.0);
+        let original = Resources {
+            requests: Amounts { cpu_milli: Some(1000), memory_bytes: Some(64 << 20) },
+            limits: Amounts::default(),
+        };
+        self.pods.push(PodOnNode {
+            uid,
+            namespace: "team".into(),
+            name: name.into(),
+            policy: "p".into(),
+            container: "main".into(),
+            owner: format!("Pod/{name}"),
+            started_ms: Some(self.now().unix_ns / 1_000_000),
+            settings: Settings {
+                policy: PolicyKind::Flowcon,
+                alpha: Some(0.05),
+                beta: None,
+                interval_ms: Some(2000),
+                mode: Mode::Weight,
+                memory: false,
+                floor: 0.0,
+                metric: None,
+                maximize: None,
+                collector: Collector::Stdout,
+                pattern: None,
+                path: None,
+            },
+            original,
+            now: original,
+            class: QosClass::Burstable,
+            blocked: None,
+            allowed: Bounds::default(),
+            noted: 0,
+            follow: false,
+            resize: ResizeState::Settled,
+        });
+    }
+
+    fn group(&self, uid: &str) -> PathBuf {
+        self.dir.path().join(format!("cgroup/cpu,cpuacct/kubepods/burstable/pod{uid}"))
+    }
+
+    fn list(&mut self) {
+        self.node.take_pods(moment(self.clock), self.pods.clone());
+    }
+
+    fn burn(&mut self, name: &str, cpu_s: f64) {
+        let used = self.cpu_ns.entry(name.to_owned()).or_default();
+        *used += (cpu_s * 1e9) as u64;
+        let used = *used;
+        std::fs::write(self.group(&format!("uid-{name}")).join("cpuacct.usage"), used.to_string()).unwrap();
+    }
+
+    fn print(&self, name: &str, text: &str) {
+        self.print_into(name, "0.log", text);
+    }
+
+    fn print_into(&self, name: &str, file: &str, text: &str) {
+        let path = self.dir.path().join(format!("logs/team_{name}_uid-{name}/main/{file}"));
+        let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
+        let stamp = jiff::Timestamp::from_nanosecond(i128::from(self.now().unix_ns)).unwrap();
+        writeln!(file, "{stamp} stdout F {text}").unwrap();
+    }
+
+    /// Half a second passes; then the node looks.
+    fn tick(&mut self) -> Happened {
+        self.clock += SECOND / 2;
+        let now = self.now();
+        self.node.step(now)
+    }
+
+    /// So many seconds in which every pod uses its equal part and reports as `loss` says.
+    fn live(&mut self, seconds: u64, loss: impl Fn(&str, f64) -> f64) {
+        let names: Vec<String> = self.pods.iter().map(|p| p.name.clone()).collect();
+        for _ in 0..seconds * 2 {
+            for name in &names {
+                self.burn(name, 1.0 / names.len() as f64);
+                let age_s = self.clock as f64 / SECOND as f64 - 1000.0;
+                self.print(name, &format!("step {} loss: {}", (age_s * 2.0) as u64, loss(name, age_s)));
+            }
+            self.tick();
+        }
+    }
+
+    fn asked(&self) -> BTreeMap<String, u64> {
+        self.node.resizes().iter().map(|r| (r.uid.clone(), r.to.requests.cpu_milli.unwrap())).collect()
+    }
+
+    /// What a manager with a quick API server does.
+    fn obey(&mut self, state: impl Fn(&Resize) -> OutcomeState) {
+        let resizes = self.node.resizes();
+        let outcomes: Vec<Outcome> =
+            resizes.iter().map(|r| Outcome { uid: r.uid.clone(), generation: r.generation, state: state(r) }).collect();
+        self.node.take_outcomes(Time(self.clock), &outcomes);
+        for (resize, outcome) in resizes.iter().zip(&outcomes) {
+            if outcome.state == OutcomeState::Done {
+                let pod = self.pods.iter_mut().find(|p| p.uid == resize.uid).unwrap();
+                pod.now = resize.to.over(pod.now);
+            }
+        }
+        self.list();
+    }
+
+    fn state(&self, name: &str) -> JobState {
+        self.node.states().into_iter().find(|s| s.uid == format!("uid-{name}")).unwrap()
+    }
+}
+
+fn moment(clock: u64) -> Now {
+    Now { time: Time(clock), unix_ns: NOON_NS + clock * 1000 }
+}
+
+/// `flat` has converged, everybody else improves quickly.
+fn loss(name: &str, age_s: f64) -> f64 {
+    if name == "flat" { 0.5 } else { 10.0 * (-age_s / 20.0).exp() }
+}
+
+#[test]
+fn the_job_that_grows_gets_what_the_flat_one_does_not_need() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.list();
+    w.live(7, loss);
+    let asked = w.asked();
+    // Growth of one is nil: it keeps the floor of 1/(β·n) = a quarter of the pool of two cores.
+    assert!(asked["uid-flat"] <= 510 && asked["uid-grows"] >= 1490, "{asked:?}");
+    assert!(asked.values().sum::<u64>() <= 2000, "{asked:?}");
+    let flat = w.state("flat");
+    assert_eq!((flat.category, flat.growth), (gainshare_kube_api::wire::Category::Converged, Some(0.0)));
+    assert_eq!(w.state("grows").category, gainshare_kube_api::wire::Category::Growing);
+    assert_eq!(w.state("grows").progress.metric.as_deref(), Some("loss"));
+    // The decrease comes first.
+    assert_eq!(w.node.resizes()[0].uid, "uid-flat");
+    assert_eq!(w.node.beat().converged, 1);
+    assert!(w.node.beat().cpu_used_cores > 1.5);
+}
+
+#[test]
+fn a_job_may_write_its_progress_into_a_volume() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    let settings = &mut w.pods[1].settings;
+    (settings.collector, settings.path) = (Collector::File, Some("run/metrics.csv".into()));
+    w.list();
+    w.live(2, loss);
+    // What it prints does not count, and the file is not there yet.
+    assert_eq!(w.state("grows").progress.value, None);
+    assert!(w.state("grows").reason.contains("none of its volumes has run/metrics.csv yet"), "{:?}", w.state("grows"));
+    let folder = w.dir.path().join("pods/uid-grows/volumes/kubernetes.io~empty-dir/out/run");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("metrics.csv"), "step,val_loss\n").unwrap();
+    for step in 1..=20 {
+        let mut file = std::fs::OpenOptions::new().append(true).open(folder.join("metrics.csv")).unwrap();
+        writeln!(file, "{step},{}", 10.0 - 0.3 * f64::from(step)).unwrap();
+        w.burn("grows", 0.5);
+        w.burn("flat", 0.5);
+        w.print("flat", &format!("step {step} loss: 0.5"));
+        w.tick();
+    }
+    let grows = w.state("grows");
+    assert_eq!((grows.progress.metric.as_deref(), grows.progress.step), (Some("val_loss"), Some(20)));
+    assert_eq!(grows.category, gainshare_kube_api::wire::Category::Growing);
+    assert!(w.asked()["uid-grows"] >= 1490, "{:?}", w.asked());
+}
+
+#[test]
+fn what_was_done_is_not_asked_for_again_and_small_changes_are_not_asked_for_at_all() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.list();
+    w.live(7, loss);
+    w.obey(|_| OutcomeState::Done);
+    assert!(w.asked().is_empty());
+    w.live(10, loss);
+    assert!(w.asked().is_empty(), "{:?}", w.asked());
+}
+
+#[test]
+fn pods_are_judged_at_once_and_asked_for_when_their_kubelets_can_act() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.list();
+    w.live(7, loss);
+    w.obey(|_| OutcomeState::Done);
+    w.live(2, loss);
+    w.add("new");
+    w.list();
+    // It counts from its first moment on, but it and those whose part it takes are only asked for when it is a little older.
+    w.tick();
+    assert!(w.node.jobs["uid-new"].verdict.is_some());
+    w.tick();
+    assert!(w.asked().is_empty() && w.state("new").share.is_none(), "{:?}", w.asked());
+    w.tick();
+    assert!(w.asked().contains_key("uid-grows"), "{:?}", w.asked());
+    assert!(w.state("new").share.is_some());
+    // Somebody who changes it all the time cannot hold the others back.
+    w.obey(|_| OutcomeState::Done);
+    w.add("newer");
+    for i in 0..10 {
+        w.pods[2].noted = i;
+        w.list();
+        assert!(w.asked().is_empty() || i > 7, "after {i} ticks: {:?}", w.asked());
+        w.tick();
+    }
+    assert!(!w.asked().is_empty());
+}
+
+#[test]
+fn a_failure_is_tried_again_and_only_the_newest_target_counts() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.list();
+    w.live(7, loss);
+    let before = w.node.resizes();
+    w.obey(|_| OutcomeState::Failed { why: "the API server is away".into() });
+    assert!(w.asked().is_empty());
+    w.tick();
+    assert_eq!(w.node.resizes(), before);
+    // An answer to something older than the present target changes nothing.
+    let stale = Outcome { uid: "uid-flat".into(), generation: 0, state: OutcomeState::Done };
+    w.node.take_outcomes(Time(w.clock), &[stale]);
+    assert_eq!(w.node.resizes(), before);
+}
+
+#[test]
+fn a_refusal_is_not_repeated_every_interval() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.list();
+    w.live(7, loss);
+    w.obey(|_| OutcomeState::Refused { why: "quota".into() });
+    let mut times = 0;
+    for _ in 0..60 {
+        w.live(1, loss);
+        times += u32::from(!w.asked().is_empty());
+        w.obey(|_| OutcomeState::Refused { why: "quota".into() });
+    }
+    assert!(times <= 12, "asked {times} times in a minute");
+}
+
+#[test]
+fn a_fresh_agent_leaves_reshaped_pods_alone_until_it_has_measured() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.list();
+    w.live(7, loss);
+    w.obey(|_| OutcomeState::Done);
+    w.node = World::start(&w.dir, w.clock);
+    w.list();
+    w.tick();
+    // The history was read again.
+    assert!(w.state("grows").progress.step.is_some_and(|s| s > 10));
+    assert!(w.asked().is_empty(), "{:?}", w.asked());
+    w.live(3, loss);
+    assert!(w.asked().is_empty(), "{:?}", w.asked());
+    w.live(5, loss);
+    // It has come to the same conclusion, so there is still nothing to ask for.
+    assert_eq!(w.state("flat").category, gainshare_kube_api::wire::Category::Converged);
+    assert!(w.asked().is_empty(), "{:?}", w.asked());
+}
+
+#[test]
+fn a_pod_that_never_reports_gets_its_fair_share() {
+    let mut w = World::new();
+    w.add("silent");
+    w.add("grows");
+    w.list();
+    for _ in 0..130 {
+        w.burn("silent", 0.5);
+        w.burn("grows", 0.5);
+        let age_s = w.clock as f64 / SECOND as f64 - 1000.0;
+        w.print("silent", "nothing that anybody could read");
+        w.print("grows", &format!("step {} loss: {}", age_s as u64, 10.0 - 0.2 * age_s));
+        w.tick();
+        w.tick();
+        w.obey(|_| OutcomeState::Done);
+    }
+    let silent = w.state("silent");
+    assert!(silent.reason.contains("no loss or accuracy"), "{}", silent.reason);
+    assert_eq!(silent.share, Some(0.5));
+}
+
+#[test]
+fn blocked_pods_are_reported_and_left_out() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.add("best-effort");
+    w.pods[2].blocked = Some(Blocked { reason: "BestEffort".into(), message: "it requests nothing".into() });
+    w.list();
+    w.live(7, loss);
+    assert_eq!(w.state("best-effort").reason, "it requests nothing");
+    assert_eq!(w.state("best-effort").share, None);
+    assert!(!w.asked().contains_key("uid-best-effort"));
+    assert!(w.asked().values().sum::<u64>() <= 2000);
+}
+
+#[test]
+fn pods_that_vanish_are_dropped_and_a_restart_begins_a_new_curve() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.list();
+    w.live(3, loss);
+    w.print_into("grows", "1.log", "step 1 loss: 9.0");
+    w.clock += SECOND;
+    w.tick();
+    let again = w.state("grows");
+    assert_eq!((again.progress.step, again.progress.value), (Some(1), Some(9.0)));
+    w.pods.remove(0);
+    w.list();
+    w.tick();
+    assert_eq!(w.node.states().len(), 1);
+    assert!(!w.asked().contains_key("uid-flat"));
+    w.pods.clear();
+    w.list();
+    assert!(w.tick().plans == 0 && w.node.states().is_empty() && w.node.due().is_none());
+}
+
+#[test]
+fn somebody_else_who_writes_is_noticed_and_not_fought() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.list();
+    w.live(7, loss);
+    w.obey(|_| OutcomeState::Done);
+    let mut writes = 0;
+    for _ in 0..120 {
+        for pod in &mut w.pods {
+            pod.now = pod.original;
+        }
+        w.list();
+        w.live(1, loss);
+        writes += u32::from(!w.asked().is_empty());
+        let resizes = w.node.resizes();
+        let done = |r: &Resize| Outcome { uid: r.uid.clone(), generation: r.generation, state: OutcomeState::Done };
+        let outcomes: Vec<Outcome> = resizes.iter().map(done).collect();
+        w.node.take_outcomes(Time(w.clock), &outcomes);
+    }
+    assert!(writes <= 15, "{writes} writes in two minutes");
+}
+
+#[test]
+fn the_effect_is_seen_in_the_kernels_files() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.list();
+    w.live(7, loss);
+    let asked = w.asked();
+    w.obey(|_| OutcomeState::Done);
+    assert!(w.node.awaits_effect(Time(w.clock)));
+    for (uid, milli) in asked {
+        std::fs::write(w.group(&uid).join("cpu.shares"), (milli * 1024 / 1000).to_string()).unwrap();
+    }
+    assert_eq!(w.tick().effects_s.len(), 2);
+    assert!(!w.node.awaits_effect(Time(w.clock)));
+    assert!(w.tick().effects_s.is_empty());
+}
+
+#[test]
+fn a_wall_clock_that_jumps_expires_nothing() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.list();
+    w.live(5, loss);
+    for jump in [3_600_000_000_000i64, -3_600_000_000_000] {
+        let unix_ns = w.now().unix_ns.checked_add_signed(jump).unwrap();
+        w.clock += SECOND / 2;
+        w.node.step(Now { time: Time(w.clock), unix_ns });
+        assert_eq!(w.node.states().len(), 2);
+        assert!(w.node.states().iter().all(|s| !s.reason.contains("silent")));
+    }
+}

@@ -1,0 +1,335 @@
+//! The agent as a whole, against a manager of the test's own over real TLS: logs and control groups are folders, time is real.
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use axum::{Json, Router};
+use axum_server::tls_rustls::RustlsConfig;
+use gainshare_kube_api::resize::{Amounts, Bounds, Resources};
+use gainshare_kube_api::wire::{
+    Answer, Collector, Mode, Outcome, OutcomeState, PodOnNode, PolicyKind, QosClass, ResizeState, SYNC_PATH, Settings,
+    Sync,
+};
+use gainshare_node_agent::{AgentConfig, run};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A manager with one node and two pods.
+#[derive(Default)]
+struct Manager {
+    requests: Vec<Sync>,
+    token: String,
+    revision: u64,
+    pods: Vec<PodOnNode>,
+    refused: u32,
+}
+
+type Shared = Arc<Mutex<Manager>>;
+
+async fn sync(
+    State(manager): State<Shared>,
+    headers: HeaderMap,
+    Json(sync): Json<Sync>,
+) -> Result<Json<Answer>, StatusCode> {
+    let (answer, nothing_new) = {
+        let mut m = manager.lock().unwrap();
+        let token = headers.get("authorization").and_then(|v| v.to_str().ok()).unwrap_or_default();
+        if token != format!("Bearer {}", m.token) {
+            m.refused += 1;
+            return Err(StatusCode::UNAUTHORIZED);
+        }
+        let mut outcomes = Vec::new();
+        for resize in &sync.resizes {
+            let pod = m.pods.iter_mut().find(|p| p.uid == resize.uid).unwrap();
+            pod.now = resize.to.over(pod.now);
+            let state = OutcomeState::Done;
+            outcomes.push(Outcome { uid: resize.uid.clone(), generation: resize.generation, state });
+        }
+        m.revision += u64::from(!outcomes.is_empty());
+        let pods = (sync.seen != m.revision).then(|| m.pods.clone());
+        let nothing_new = outcomes.is_empty() && pods.is_none();
+        let (epoch, seq) = (sync.epoch, sync.seq);
+        m.requests.push(sync);
+        (Answer { epoch, seq, revision: m.revision, pods, outcomes, want_jobs: false }, nothing_new)
+    };
+    if nothing_new {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    Ok(Json(answer))
+}
+
+/// Serves with a certificate of its own; returns the address and what stops it.
+async fn serve(manager: Shared, ca_file: &Path, address: SocketAddr) -> (SocketAddr, axum_server::Handle<SocketAddr>) {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+    std::fs::write(ca_file, made.cert.pem()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+    let tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![CertificateDer::from(made.cert.der().to_vec())], key)
+        .unwrap();
+    let handle = axum_server::Handle::new();
+    let router = Router::new().route(SYNC_PATH, post(sync)).with_state(manager);
+    let server = axum_server::bind_rustls(address, RustlsConfig::from_config(Arc::new(tls))).handle(handle.clone());
+    tokio::spawn(server.serve(router.into_make_service()));
+    let address = handle.listening().await.expect("the port is free");
+    (address, handle)
+}
+
+/// A node's folders, and two jobs that print and burn.
+struct Node {
+    dir: tempfile::TempDir,
+    stop: Arc<AtomicBool>,
+}
+
+impl Node {
+    fn new(names: &[&str]) -> Node {
+        let dir = tempfile::tempdir().unwrap();
+        let mut files: Vec<(PathBuf, PathBuf)> = Vec::new();
+        for name in names {
+            let log = dir.path().join(format!("logs/team_{name}_uid-{name}/main"));
+            let group = dir.path().join(format!("cgroup/cpu,cpuacct/kubepods/burstable/poduid-{name}"));
+            for folder in [&log, &group] {
+                std::fs::create_dir_all(folder).unwrap();
+            }
+            files.push((log.join("0.log"), group.join("cpuacct.usage")));
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let until = stop.clone();
+        let names: Vec<String> = names.iter().map(|n| n.to_string()).collect();
+        std::thread::spawn(move || {
+            let began = Instant::now();
+            while !until.load(Ordering::Relaxed) {
+                let age_s = began.elapsed().as_secs_f64();
+                for (name, (log, usage)) in names.iter().zip(&files) {
+                    std::fs::write(usage, format!("{}\n", (age_s * 1e9) as u64)).unwrap();
+                    let mut log = std::fs::OpenOptions::new().append(true).create(true).open(log).unwrap();
+                    let loss = if name == "flat" { 1.0 } else { 10.0 - age_s };
+                    let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos();
+                    let stamp = jiff::Timestamp::from_nanosecond(now_ns as i128).unwrap();
+                    writeln!(log, "{stamp} stdout F step {} loss: {loss}", (age_s * 10.0) as u64).unwrap();
+                }
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        Node { dir, stop }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        // The writer may be in the middle of its round.
+        std::thread::sleep(Duration::from_millis(150));
+    }
+}
+
+fn pod(name: &str) -> PodOnNode {
+    let original =
+        Resources { requests: Amounts { cpu_milli: Some(500), memory_bytes: None }, limits: Amounts::default() };
+    PodOnNode {
+        uid: format!("uid-{name}"),
+        namespace: "team".into(),
+        name: name.into(),
+        policy: "p".into(),
+        container: "main".into(),
+        owner: format!("Pod/{name}"),
+        started_ms: Some(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64),
+        settings: Settings {
+            policy: PolicyKind::Flowcon,
+            alpha: None,
+            beta: None,
+            interval_ms: Some(1000),
+            mode: Mode::Weight,
+            memory: false,
+            floor: 0.0,
+            metric: None,
+            maximize: None,
+            collector: Collector::Stdout,
+            pattern: None,
+            path: None,
+        },
+        original,
+        now: original,
+        class: QosClass::Burstable,
+        blocked: None,
+        allowed: Bounds::default(),
+        resize: ResizeState::Settled,
+        noted: 0,
+        follow: false,
+    }
+}
+
+async fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "{what} did not come about");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// One line of HTTP is enough for this.
+async fn get(address: SocketAddr, path: &str) -> String {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shares_through_a_managers_death_a_new_certificate_and_a_new_token() {
+    let node = Node::new(&["flat", "grows"]);
+    let (ca, token) = (node.path("ca.crt"), node.path("token"));
+    std::fs::write(&token, "first\n").unwrap();
+    let manager: Shared = Arc::default();
+    {
+        let mut m = manager.lock().unwrap();
+        (m.token, m.revision, m.pods) = ("first".into(), 7, vec![pod("flat"), pod("grows")]);
+    }
+    let (address, server) = serve(manager.clone(), &ca, "127.0.0.1:0".parse().unwrap()).await;
+    // Somewhere free: bound once to know the number.
+    let listen = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let config = AgentConfig {
+        node: "n1".into(),
+        manager: format!("https://localhost:{}", address.port()),
+        ca_file: ca.clone(),
+        token_file: token.clone(),
+        logs: node.path("logs"),
+        volumes: None,
+        cgroups: node.path("cgroup"),
+        listen,
+    };
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let agent = tokio::spawn(run(config, async move { drop(stopped.await) }));
+
+    // The flat one makes room for the one that grows.
+    let request = |m: &Manager, uid: &str| m.pods.iter().find(|p| p.uid == uid).unwrap().now.requests.cpu_milli;
+    until("a resize", || {
+        let m = manager.lock().unwrap();
+        let (flat, grows) = (request(&m, "uid-flat")?, request(&m, "uid-grows")?);
+        (flat <= 260 && grows >= 700 && flat + grows <= 1000).then_some(())
+    })
+    .await;
+    let metrics = get(listen, "/metrics").await;
+    assert!(metrics.contains("gainshare_node_jobs{category=\"converged\"} 1"), "{metrics}");
+    assert!(get(listen, "/healthz").await.starts_with("HTTP/1.1 200"));
+    assert!(get(listen, "/readyz").await.starts_with("HTTP/1.1 200"));
+
+    // The manager dies. Another comes in its place, with another certificate, other revisions and a token that was renewed meanwhile.
+    let (first_epoch, before) = {
+        let m = manager.lock().unwrap();
+        (m.requests[0].epoch, m.requests.len())
+    };
+    server.shutdown();
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    assert!(get(listen, "/readyz").await.starts_with("HTTP/1.1 200"));
+    {
+        let mut m = manager.lock().unwrap();
+        (m.token, m.revision) = ("second".into(), 7);
+    }
+    std::fs::write(&token, "second").unwrap();
+    let (_, server) = serve(manager.clone(), &ca, address).await;
+    let begun = Instant::now();
+    let next = until("the agent's return", || manager.lock().unwrap().requests.get(before).cloned()).await;
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    // It says everything again, because this manager may know nothing.
+    assert_eq!((next.epoch, next.seen, next.node.as_str()), (first_epoch, 0, "n1"));
+    assert_eq!(next.jobs.map(|jobs| jobs.len()), Some(2));
+    let m = manager.lock().unwrap().requests.iter().map(|r| r.seq).collect::<Vec<_>>();
+    assert!(m.is_sorted_by(|a, b| a < b), "{m:?}");
+
+    // A pod goes; its job is no longer reported.
+    {
+        let mut m = manager.lock().unwrap();
+        m.pods.retain(|p| p.uid != "uid-flat");
+        m.revision += 1;
+    }
+    until("the pod's end", || {
+        let m = manager.lock().unwrap();
+        let jobs = m.requests.last()?.jobs.as_ref()?;
+        (jobs.len() == 1 && jobs[0].uid == "uid-grows").then_some(())
+    })
+    .await;
+    drop(stop);
+    agent.await.unwrap().unwrap();
+    server.shutdown();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_token_or_a_foreign_certificate_gets_nothing_and_does_not_end_the_agent() {
+    let node = Node::new(&["grows"]);
+    let (ca, token) = (node.path("ca.crt"), node.path("token"));
+    std::fs::write(&token, "wrong").unwrap();
+    let manager: Shared = Arc::default();
+    manager.lock().unwrap().token = "right".into();
+    let (address, server) = serve(manager.clone(), &ca, "127.0.0.1:0".parse().unwrap()).await;
+    let right_ca = std::fs::read(&ca).unwrap();
+    let listen = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let config = AgentConfig {
+        node: "n1".into(),
+        manager: format!("https://localhost:{}", address.port()),
+        ca_file: ca.clone(),
+        token_file: token.clone(),
+        logs: node.path("logs"),
+        volumes: None,
+        cgroups: node.path("cgroup"),
+        listen,
+    };
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let agent = tokio::spawn(run(config, async move { drop(stopped.await) }));
+    until("a refusal", || (manager.lock().unwrap().refused > 0).then_some(())).await;
+    assert!(get(listen, "/readyz").await.starts_with("HTTP/1.1 503"));
+    // Whoever has another certificate does not even see the token.
+    let other = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+    std::fs::write(&ca, other.cert.pem()).unwrap();
+    std::fs::write(&token, "right").unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(manager.lock().unwrap().requests.is_empty());
+    std::fs::write(&ca, right_ca).unwrap();
+    until("an exchange", || (!manager.lock().unwrap().requests.is_empty()).then_some(())).await;
+    drop(stop);
+    agent.await.unwrap().unwrap();
+    server.shutdown();
+}
+
+#[tokio::test]
+async fn what_cannot_work_is_said_at_the_start() {
+    let node = Node::new(&["grows"]);
+    let config = |manager: &str, logs: &str, cgroups: &str| AgentConfig {
+        node: "n1".into(),
+        manager: manager.into(),
+        ca_file: node.path("ca.crt"),
+        token_file: node.path("token"),
+        logs: node.path(logs),
+        volumes: None,
+        cgroups: node.path(cgroups),
+        listen: "127.0.0.1:0".parse().unwrap(),
+    };
+    let url = "https://localhost:1";
+    for (config, says) in [
+        (config("http://localhost", "logs", "cgroup"), "must look like https://"),
+        (config(url, "nowhere", "cgroup"), "/var/log/pods"),
+        (AgentConfig { volumes: Some(node.path("nowhere")), ..config(url, "logs", "cgroup") }, "/var/lib/kubelet/pods"),
+        (config(url, "logs", "logs"), "/sys/fs/cgroup"),
+    ] {
+        let message = run(config, async {}).await.unwrap_err().to_string();
+        assert!(message.contains(says), "{message}");
+    }
+}

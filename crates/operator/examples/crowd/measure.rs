@@ -1,0 +1,172 @@
+//! Reading what the manager and the API server say of themselves, and summing up.
+
+use super::Result;
+use kube::Client;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+const PATIENCE: Duration = Duration::from_secs(1800);
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// A page of the manager's plain port; an error unless it is answered well.
+pub(super) async fn page(address: &str, path: &str) -> Result<String> {
+    let mut stream = tokio::net::TcpStream::connect(address).await?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nhost: manager\r\n\r\n").as_bytes()).await?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await?;
+    let (head, body) = text.split_once("\r\n\r\n").ok_or("no answer")?;
+    if !head.contains(" 200 ") {
+        return Err(format!("{path}: {body}").into());
+    }
+    Ok(body.to_owned())
+}
+
+/// When the manager whose metrics are there wrote last, after it has written nothing for so long.
+pub(super) async fn settled(metrics: &str, quiet: Duration) -> Result<Instant> {
+    let began = Instant::now();
+    let (mut known, mut since) = (-1.0, Instant::now());
+    while since.elapsed() < quiet {
+        let count = metric(&page(metrics, "/metrics").await?, "gainshare_manager_writes_total", &[]);
+        if count != known {
+            (known, since) = (count, Instant::now());
+        }
+        if began.elapsed() > PATIENCE {
+            return Err("the manager does not stop writing".into());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    Ok(since)
+}
+
+pub(super) async fn wait<F: Future<Output = bool>>(what: &str, done: impl Fn() -> F) -> Result<()> {
+    let began = Instant::now();
+    eprintln!("crowd: waiting for {what}");
+    while !done().await {
+        if began.elapsed() > PATIENCE {
+            return Err(format!("waited {} s for {what}", PATIENCE.as_secs()).into());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    Ok(())
+}
+
+/// The sum of a metric's lines that contain all of these words.
+pub(super) fn metric(text: &str, name: &str, words: &[&str]) -> f64 {
+    let lines = text.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])));
+    let fitting = lines.filter(|line| words.iter().all(|word| line.contains(word)));
+    fitting.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+/// Writes by kind, as the API server counts them: those which only the manager makes in this cluster.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Writes(BTreeMap<&'static str, f64>);
+
+impl Writes {
+    pub(super) async fn of(client: &Client) -> Result<Writes> {
+        let text = client.request_text(http_get("/metrics")?).await?;
+        let count = |verb: &str, resource: &str, part: &str| {
+            let label = |name: &str, value: &str| format!("{name}=\"{value}\"");
+            // What was refused (the pod had changed meanwhile, say) has written nothing.
+            let done = label("code", "200");
+            let words = [label("verb", verb), label("resource", resource), label("subresource", part), done];
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            metric(&text, "apiserver_request_total", &words)
+        };
+        Ok(Writes(BTreeMap::from([
+            ("pod_notes", count("PATCH", "pods", "")),
+            ("pod_resizes", count("PATCH", "pods", "resize")),
+            ("policy_statuses", count("PATCH", "sharepolicies", "status")),
+        ])))
+    }
+
+    pub(super) fn since(&self, before: &Writes) -> Writes {
+        Writes(self.0.iter().map(|(kind, count)| (*kind, count - before.0.get(kind).unwrap_or(&0.0))).collect())
+    }
+
+    pub(super) fn of_pods(&self) -> f64 {
+        self.0["pod_notes"] + self.0["pod_resizes"]
+    }
+
+    pub(super) fn all(&self) -> f64 {
+        self.0.values().sum()
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!(self.0)
+    }
+}
+
+/// Successful writes by kind, as the API server counts them, for a cluster of training jobs.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Counts(BTreeMap<&'static str, f64>);
+
+/// Verb, resource and subresource of what is counted, and whether only the manager does it.
+const KINDS: [(&str, &str, &str, &str, bool); 8] = [
+    ("job_marks", "PATCH", "trainingjobs", "", true),
+    ("job_journals", "PATCH", "trainingjobs", "status", true),
+    ("pod_creations", "POST", "pods", "", true),
+    ("pod_patches", "PATCH", "pods", "", true),
+    ("pod_bindings", "POST", "pods", "binding", false),
+    ("pod_deletions", "DELETE", "pods", "", false),
+    ("events", "POST", "events", "", false),
+    ("token_reviews", "POST", "tokenreviews", "", false),
+];
+
+impl Counts {
+    pub(super) async fn of(client: &Client) -> Result<Counts> {
+        let text = client.request_text(http_get("/metrics")?).await?;
+        let count = |verb: &str, resource: &str, part: &str| {
+            let label = |name: &str, value: &str| format!("{name}=\"{value}\"");
+            let done = "code=\"20".to_owned();
+            let words = [label("verb", verb), label("resource", resource), label("subresource", part), done];
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            metric(&text, "apiserver_request_total", &words)
+        };
+        Ok(Counts(KINDS.iter().map(|(name, verb, resource, part, _)| (*name, count(verb, resource, part))).collect()))
+    }
+
+    pub(super) fn since(&self, before: &Counts) -> Counts {
+        Counts(self.0.iter().map(|(kind, count)| (*kind, count - before.get(kind))).collect())
+    }
+
+    pub(super) fn get(&self, kind: &str) -> f64 {
+        self.0.get(kind).copied().unwrap_or(0.0)
+    }
+
+    /// What only the manager writes; events, of which others write some too, and reviews, which write nothing, are not among them.
+    pub(super) fn ours(&self) -> f64 {
+        KINDS.iter().filter(|(.., ours)| *ours).map(|(name, ..)| self.get(name)).sum()
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!(self.0)
+    }
+}
+
+fn http_get(path: &str) -> Result<axum::http::Request<Vec<u8>>> {
+    Ok(axum::http::Request::get(path).body(Vec::new())?)
+}
+
+/// Half, all but one in a hundred, and all of these were within so many milliseconds.
+pub(super) fn spread(times: &mut [Duration]) -> Value {
+    times.sort_unstable();
+    let at = |part: f64| {
+        let index = ((times.len().saturating_sub(1)) as f64 * part).round() as usize;
+        times.get(index).map(|time| (time.as_secs_f64() * 1e4).round() / 10.0)
+    };
+    json!({"count": times.len(), "p50_ms": at(0.5), "p99_ms": at(0.99), "max_ms": at(1.0)})
+}
+
+/// A process's largest memory in MiB and the processor seconds it has used.
+pub(super) fn process(pid: u32) -> Result<(f64, f64)> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("no VmHWM")?;
+    let kib: f64 = peak.trim().trim_end_matches("kB").trim().parse()?;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let (_, fields) = stat.rsplit_once(')').ok_or("odd stat file")?;
+    let ticks: Vec<f64> = fields.split_whitespace().skip(11).take(2).filter_map(|f| f.parse().ok()).collect();
+    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.unwrap_or(100) as f64;
+    Ok((kib / 1024.0, ticks.iter().sum::<f64>() / per_second))
+}

@@ -1,0 +1,338 @@
+//! All agents of the cluster in one process, through four phases.
+
+use super::measure::{Writes, metric, page, process, settled, spread, wait};
+use super::{Plan, Result};
+use gainshare_kube_api::crd::SharePolicy;
+use gainshare_kube_api::resize::{Amounts, Resources};
+use gainshare_kube_api::wire::{Answer, Beat, Category, JobState, OutcomeState, PodOnNode, Progress, Resize, Sync};
+use gainshare_node_agent::Link;
+use kube::Client;
+use kube::api::{Api, ListParams, Patch, PatchParams};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// The manager has settled when it has written nothing for so long.
+const QUIET: Duration = Duration::from_secs(6);
+
+/// Of a hundred agents, this many have something to change each time they tell of their jobs in the busy phase.
+const CHANGING_PERCENT: u64 = 10;
+/// What the policies change to, to see how fast the agents learn of it.
+const NEW_ALPHA: f64 = 0.07;
+
+/// What all agents share.
+#[derive(Default)]
+struct Crowd {
+    busy: AtomicBool,
+    /// From asking to the answer, where the manager had nothing to wait for.
+    answered: Mutex<Vec<Duration>>,
+    /// The same for requests with resizes in them.
+    resized: Mutex<Vec<Duration>>,
+    failures: AtomicU64,
+    lists: AtomicU64,
+    /// Agents that have told where their jobs stand.
+    told: AtomicU64,
+    /// Changes that the manager has to write: notes, resizes that were done, and a pod's own values before its first.
+    notes: AtomicU64,
+    resizes: AtomicU64,
+    originals: AtomicU64,
+    refused: AtomicU64,
+    /// When each agent had the changed policy.
+    news: Mutex<Vec<Instant>>,
+}
+
+impl Crowd {
+    fn take(&self, times: impl Fn(&Crowd) -> &Mutex<Vec<Duration>>) -> Value {
+        spread(&mut std::mem::take(&mut *times(self).lock().expect("never poisoned")))
+    }
+}
+
+pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
+    let began = Instant::now();
+    wait("the manager to lead", || async {
+        page(&plan.metrics, "/readyz").await.is_ok_and(|said| said.contains("leading"))
+    })
+    .await?;
+    let ready_s = began.elapsed().as_secs_f64();
+    let crowd = Arc::new(Crowd::default());
+    let at_start = Writes::of(client).await?;
+
+    let first = first_pass(plan, client, &crowd, &at_start).await?;
+    let busy = busy(plan, client, &crowd).await?;
+    let news = news(plan, client, &crowd).await?;
+    let idle = idle(plan, client, &crowd).await?;
+
+    let (peak_rss_mib, cpu_s) = process(plan.manager_pid)?;
+    let failures = crowd.failures.load(Ordering::Relaxed);
+    Ok(json!({
+        "nodes": plan.nodes, "pods": plan.pods(), "manager_ready_s": ready_s, "manager_peak_rss_mib": peak_rss_mib,
+        "manager_cpu_s": cpu_s, "played_s": began.elapsed().as_secs_f64(), "failed_syncs": failures,
+        "first_pass": first, "busy": busy, "news": news, "idle": idle,
+    }))
+}
+
+async fn first_pass(plan: &Plan, client: &Client, crowd: &Arc<Crowd>, before: &Writes) -> Result<Value> {
+    let began = Instant::now();
+    for node in 0..plan.nodes {
+        let agent = Agent::new(plan, node, crowd.clone())?;
+        tokio::spawn(agent.live());
+    }
+    let all = plan.nodes as u64;
+    wait("every agent to have its list", || async { crowd.lists.load(Ordering::Relaxed) >= all }).await?;
+    let lists_s = began.elapsed().as_secs_f64();
+    wait("every agent to have told of its jobs", || async { crowd.told.load(Ordering::Relaxed) >= all }).await?;
+    let told_s = began.elapsed().as_secs_f64();
+    let written = || async {
+        let text = page(&plan.metrics, "/metrics").await.unwrap_or_default();
+        metric(&text, "gainshare_manager_writes_total", &["what=\"annotate\"", "outcome=\"done\""]) as usize
+            >= plan.pods()
+    };
+    wait("every pod's note", written).await?;
+    let notes_s = began.elapsed().as_secs_f64();
+    let policies: Api<SharePolicy> = Api::all(client.clone());
+    let counted = || async {
+        let Ok(all) = policies.list(&ListParams::default()).await else { return false };
+        let growing = all.items.iter().filter_map(|policy| policy.status.as_ref()).map(|status| status.growing);
+        growing.sum::<u32>() as usize == plan.pods()
+    };
+    wait("the policies to count every job", counted).await?;
+    let pass_s = began.elapsed().as_secs_f64();
+    let writes = Writes::of(client).await?.since(before);
+    Ok(json!({
+        "lists_s": lists_s, "told_s": told_s, "notes_s": notes_s, "status_pass_s": pass_s,
+        "notes_per_s": plan.pods() as f64 / notes_s, "sync": crowd.take(|c| &c.answered), "changes": plan.pods(),
+        "writes": writes.json(), "pod_writes_per_change": writes.of_pods() / plan.pods() as f64,
+    }))
+}
+
+async fn busy(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value> {
+    let before = Writes::of(client).await?;
+    let (_, cpu_before) = process(plan.manager_pid)?;
+    crowd.busy.store(true, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(plan.busy_s)).await;
+    crowd.busy.store(false, Ordering::Relaxed);
+    let (_, cpu_after) = process(plan.manager_pid)?;
+    let ended = Instant::now();
+    let behind_s = settled(&plan.metrics, QUIET).await?.saturating_duration_since(ended).as_secs_f64();
+    let writes = Writes::of(client).await?.since(&before);
+    let [notes, resizes, originals, refused] =
+        [&crowd.notes, &crowd.resizes, &crowd.originals, &crowd.refused].map(|count| count.load(Ordering::Relaxed));
+    let changes = notes + resizes + originals;
+    Ok(json!({
+        "seconds": plan.busy_s, "sync": crowd.take(|c| &c.answered), "sync_with_resizes": crowd.take(|c| &c.resized),
+        "changes": {"notes": notes, "resizes": resizes, "originals": originals}, "resizes_not_done": refused,
+        "writes": writes.json(), "pod_writes_per_change": writes.of_pods() / changes.max(1) as f64,
+        "last_write_after_s": behind_s, "manager_cores": (cpu_after - cpu_before) / plan.busy_s as f64,
+    }))
+}
+
+async fn news(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value> {
+    let before = Writes::of(client).await?;
+    let began = Instant::now();
+    for i in 0..plan.namespaces {
+        let api: Api<SharePolicy> = Api::namespaced(client.clone(), &format!("team-{i}"));
+        let patch = json!({"spec": {"alpha": NEW_ALPHA}});
+        api.patch("everyone", &PatchParams::default(), &Patch::Merge(patch)).await?;
+    }
+    let all = plan.nodes;
+    wait("every agent to know of the changed policies", || async {
+        crowd.news.lock().expect("never poisoned").len() >= all
+    })
+    .await?;
+    let mut times: Vec<Duration> =
+        crowd.news.lock().expect("never poisoned").iter().map(|at| at.saturating_duration_since(began)).collect();
+    settled(&plan.metrics, QUIET).await?;
+    let writes = Writes::of(client).await?.since(&before);
+    crowd.take(|c| &c.answered);
+    Ok(json!({"agent_knows": spread(&mut times), "writes": writes.json()}))
+}
+
+async fn idle(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value> {
+    let before = Writes::of(client).await?;
+    let (_, cpu_before) = process(plan.manager_pid)?;
+    tokio::time::sleep(Duration::from_secs(plan.idle_s)).await;
+    let (_, cpu_after) = process(plan.manager_pid)?;
+    let writes = Writes::of(client).await?.since(&before);
+    Ok(json!({
+        "seconds": plan.idle_s, "sync": crowd.take(|c| &c.answered), "writes": writes.json(), "pod_and_policy_writes": writes.all(),
+        "manager_cores": (cpu_after - cpu_before) / plan.idle_s as f64,
+    }))
+}
+
+/// One node's agent.
+struct Agent {
+    index: usize,
+    node: String,
+    link: Link,
+    crowd: Arc<Crowd>,
+    tell_every: Duration,
+    epoch: u64,
+    seq: u64,
+    seen: u64,
+    pods: Vec<PodOnNode>,
+    jobs: Vec<JobState>,
+    /// How often it has told of its jobs.
+    round: u64,
+    knows_news: bool,
+    /// Pods that were resized at least once.
+    resized: BTreeSet<String>,
+}
+
+impl Agent {
+    fn new(plan: &Plan, index: usize, crowd: Arc<Crowd>) -> Result<Agent> {
+        let link = Link::new(&plan.manager, &plan.folder.join("tls.crt"), &plan.token_file(index))?;
+        let epoch = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros() as u64;
+        Ok(Agent {
+            index,
+            node: plan.node(index),
+            link,
+            crowd,
+            tell_every: Duration::from_secs(plan.tell_every_s.max(1)),
+            epoch,
+            seq: 0,
+            seen: 0,
+            pods: Vec::new(),
+            jobs: Vec::new(),
+            round: 0,
+            knows_news: false,
+            resized: BTreeSet::new(),
+        })
+    }
+
+    async fn live(mut self) {
+        while self.pods.is_empty() {
+            self.ask(None, Vec::new(), 0).await;
+        }
+        self.crowd.lists.fetch_add(1, Ordering::Relaxed);
+        while self.ask(Some(self.jobs.clone()), Vec::new(), 0).await.is_none() {}
+        self.crowd.told.fetch_add(1, Ordering::Relaxed);
+        // Agents do not tell of their jobs all in the same moment.
+        let mut next = Instant::now() + self.tell_every.mul_f64((self.index % 97) as f64 / 97.0);
+        loop {
+            // News comes while a request is held.
+            let left = next.saturating_duration_since(Instant::now());
+            if left > Duration::from_millis(20) {
+                self.ask(None, Vec::new(), left.as_millis() as u32).await;
+                continue;
+            }
+            next = Instant::now() + self.tell_every;
+            self.round += 1;
+            let resizes = self.go_on();
+            self.ask(Some(self.jobs.clone()), resizes, 0).await;
+        }
+    }
+
+    /// Every job is a step further; in the busy phase some also change.
+    fn go_on(&mut self) -> Vec<Resize> {
+        for job in &mut self.jobs {
+            job.progress.step = job.progress.step.map(|step| step + 100);
+            job.progress.value = job.progress.value.map(|value| value * 0.999);
+            job.growth = job.growth.map(|growth| growth * 0.99);
+        }
+        // A fixed draw for every agent and round: two runs do the same.
+        let draw = (self.index as u64 * 2_654_435_761 + self.round * 40_503) % 100;
+        if !self.crowd.busy.load(Ordering::Relaxed) || draw >= CHANGING_PERCENT || self.jobs.len() < 2 {
+            return Vec::new();
+        }
+        let pair = (self.round as usize * 2) % (self.jobs.len() / 2 * 2);
+        let [less, more] = [pair, pair + 1];
+        // One slackens and gives to another; the next time it is the other way round.
+        let back = self.jobs[less].category == Category::Converged;
+        self.jobs[less].category = if back { Category::Growing } else { Category::Converged };
+        let tenth = 1.0 / self.jobs.len() as f64;
+        self.jobs[less].share = Some(if back { tenth } else { tenth * 0.4 });
+        self.jobs[more].share = Some(if back { tenth } else { tenth * 1.6 });
+        self.crowd.notes.fetch_add(2, Ordering::Relaxed);
+        let resize = |index: usize, factor: f64| {
+            let pod = &self.pods[index];
+            let cpu_milli = pod.original.requests.cpu_milli.map(|milli| (milli as f64 * factor) as u64);
+            Resize {
+                uid: pod.uid.clone(),
+                container: pod.container.clone(),
+                generation: self.round,
+                to: Resources { requests: Amounts { cpu_milli, memory_bytes: None }, limits: Amounts::default() },
+            }
+        };
+        if back { vec![resize(more, 1.0), resize(less, 1.0)] } else { vec![resize(less, 0.4), resize(more, 1.6)] }
+    }
+
+    async fn ask(&mut self, jobs: Option<Vec<JobState>>, resizes: Vec<Resize>, wait_ms: u32) -> Option<()> {
+        self.seq += 1;
+        let asked = !resizes.is_empty();
+        let count = |category: Category| self.jobs.iter().filter(|job| job.category == category).count() as u32;
+        let beat = Beat {
+            growing: count(Category::Growing),
+            watching: count(Category::Watching),
+            converged: count(Category::Converged),
+            cpu_used_cores: 4.0,
+            memory_used_bytes: 8 << 30,
+            cores: 32.0,
+            memory_bytes: 256 << 30,
+            at_us: 0,
+        };
+        let sync = Sync {
+            node: self.node.clone(),
+            epoch: self.epoch,
+            seq: self.seq,
+            seen: self.seen,
+            wait_ms,
+            beat,
+            jobs,
+            resizes,
+        };
+        let began = Instant::now();
+        let answer = match self.link.ask(&sync).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                if self.crowd.failures.fetch_add(1, Ordering::Relaxed) < 5 {
+                    eprintln!("crowd: {}: {error}", self.node);
+                }
+                self.seen = 0;
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                return None;
+            }
+        };
+        if wait_ms == 0 {
+            let times = if asked { &self.crowd.resized } else { &self.crowd.answered };
+            times.lock().expect("never poisoned").push(began.elapsed());
+        }
+        self.learn(answer);
+        Some(())
+    }
+
+    fn learn(&mut self, answer: Answer) {
+        self.seen = answer.revision;
+        for outcome in &answer.outcomes {
+            let done = outcome.state == OutcomeState::Done;
+            if done && self.resized.insert(outcome.uid.clone()) {
+                self.crowd.originals.fetch_add(1, Ordering::Relaxed);
+            }
+            let count = if done { &self.crowd.resizes } else { &self.crowd.refused };
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        let Some(pods) = answer.pods else { return };
+        if self.jobs.is_empty() {
+            self.jobs = pods.iter().map(|pod| job(pod, pods.len())).collect();
+        }
+        let changed = pods.iter().all(|pod| pod.settings.alpha == Some(NEW_ALPHA));
+        if !pods.is_empty() && changed && !std::mem::replace(&mut self.knows_news, true) {
+            self.crowd.news.lock().expect("never poisoned").push(Instant::now());
+        }
+        self.pods = pods;
+    }
+}
+
+fn job(pod: &PodOnNode, mates: usize) -> JobState {
+    JobState {
+        uid: pod.uid.clone(),
+        container: pod.container.clone(),
+        category: Category::Growing,
+        growth: Some(0.02),
+        progress: Progress { step: Some(1), total: Some(1_000_000), metric: Some("loss".to_owned()), value: Some(2.3) },
+        share: Some(1.0 / mates.max(1) as f64),
+        reason: "its growth of 0.02 is a tenth of all".to_owned(),
+        signal: None,
+    }
+}

@@ -1,0 +1,269 @@
+//! What there is to see of a Job that may be moved, and whether it can be.
+
+use super::Journal;
+use crate::jobs::seen::requests;
+use gainshare_kube_api::training_job::{
+    ADOPT_ANNOTATION, ADOPTED_ANNOTATION, JobPolicy, Move, NODE_ANNOTATION, POLICY_ANNOTATION, STOPPED_ANNOTATION,
+};
+use jiff::Timestamp;
+use k8s_openapi::api::batch::v1::{Job, JobSpec};
+use k8s_openapi::api::core::v1::PodSpec;
+use serde_json::{Value, json};
+
+const JOB_CONTROLLER: &str = "kubernetes.io/job-controller";
+/// On Jobs whose suspension another queue decides about.
+const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
+/// What the API server uses if a template does not say.
+const DEFAULT_GRACE_S: i64 = 30;
+/// The strongest preference there is.
+const WEIGHT: i64 = 100;
+const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
+
+/// A Job as it was read.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct BatchSeen {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) uid: String,
+    pub(super) resource_version: String,
+    pub(super) created: Timestamp,
+    pub(super) deleting: bool,
+    /// Its author wants it to be moved.
+    pub(super) asked: bool,
+    pub(super) sworn_stopped: Option<String>,
+    pub(super) wanted_node: Option<String>,
+    pub(super) policy: JobPolicy,
+    pub(super) suspended: bool,
+    /// It has a start time, with which its template cannot change.
+    pub(super) has_start_time: bool,
+    /// It is complete, or has failed.
+    pub(super) ended: bool,
+    /// Why it cannot be moved, and what to do about it.
+    pub(super) problem: Option<String>,
+    pub(super) grace_s: i64,
+    /// Thousandths of a core, and bytes.
+    pub(super) requests: (u64, u64),
+    /// The nodes that its template prefers.
+    pub(super) preferred: Vec<Value>,
+    /// Whether there is a journal, and what it says.
+    pub(super) has_journal: bool,
+    pub(super) journal: Journal,
+}
+
+/// What people are told of a Job that is, or was, followed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Adopted {
+    pub namespace: String,
+    pub name: String,
+    pub policy: JobPolicy,
+    /// Complete, Failed, Suspended or Running.
+    pub state: &'static str,
+    pub message: String,
+    /// Where it runs, or ran last.
+    pub node: Option<String>,
+    pub began: Option<Timestamp>,
+    pub ended: Option<Timestamp>,
+    /// Why it is not moved.
+    pub unmovable: Option<String>,
+    pub moves: u32,
+    pub last_moves: Vec<Move>,
+}
+
+impl Adopted {
+    /// Nothing if the Job was never ours.
+    pub fn of(job: &Job) -> Option<Adopted> {
+        let seen = BatchSeen::of(job).filter(BatchSeen::is_ours)?;
+        let conditions = job.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let end = conditions.filter(|c| c.status == "True").find_map(|c| match c.type_.as_str() {
+            "Complete" => Some(("Complete", "it ended with code 0".to_owned(), c.last_transition_time.as_ref()?.0)),
+            "Failed" => Some(("Failed", c.message.clone().unwrap_or_default(), c.last_transition_time.as_ref()?.0)),
+            _ => None,
+        });
+        let unmovable = super::machine::movable(&seen).err();
+        let journal = seen.journal;
+        let now = if seen.suspended { "Suspended" } else { "Running" };
+        let (state, message, ended) =
+            end.map_or((now, journal.message, None), |(state, message, at)| (state, message, Some(at)));
+        Some(Adopted {
+            namespace: seen.namespace,
+            name: seen.name,
+            policy: seen.policy,
+            state,
+            message,
+            node: journal.node,
+            began: journal.began.map(|time| time.0),
+            ended,
+            unmovable,
+            moves: journal.moves,
+            last_moves: journal.last_moves,
+        })
+    }
+}
+
+impl BatchSeen {
+    pub(super) fn of(job: &Job) -> Option<BatchSeen> {
+        let (meta, spec) = (&job.metadata, job.spec.as_ref()?);
+        let status = job.status.clone().unwrap_or_default();
+        let note = |key: &str| meta.annotations.as_ref().and_then(|notes| notes.get(key)).cloned();
+        let (journal, unreadable) = match note(ADOPTED_ANNOTATION).map(|text| serde_json::from_str(&text)) {
+            None => (Journal::default(), None),
+            Some(Ok(journal)) => (journal, None),
+            Some(Err(error)) => {
+                let sentence =
+                    format!("the annotation {ADOPTED_ANNOTATION} is ours and cannot be read ({error}): remove it");
+                (Journal::default(), Some(sentence))
+            }
+        };
+        let word = note(POLICY_ANNOTATION);
+        let policy = word.as_ref().map(|word| serde_json::from_value::<JobPolicy>(json!(word)));
+        let bad_policy = policy.as_ref().filter(|policy| policy.is_err()).map(|_| {
+            format!(
+                "the annotation {POLICY_ANNOTATION} is none of gainshare, specon, flowcon2 and na: write one of them"
+            )
+        });
+        let condition = |kind: &str| {
+            status.conditions.iter().flatten().any(|condition| condition.type_ == kind && condition.status == "True")
+        };
+        let pod = spec.template.spec.as_ref();
+        let affinity = pod.and_then(|pod| pod.affinity.as_ref()?.node_affinity.as_ref());
+        let preferred = affinity.map(|affinity| json!(affinity)[PREFERRED].as_array().cloned().unwrap_or_default());
+        Some(BatchSeen {
+            namespace: meta.namespace.clone()?,
+            name: meta.name.clone()?,
+            uid: meta.uid.clone()?,
+            resource_version: meta.resource_version.clone().unwrap_or_default(),
+            created: meta.creation_timestamp.as_ref().map(|time| time.0).unwrap_or_default(),
+            deleting: meta.deletion_timestamp.is_some(),
+            asked: note(ADOPT_ANNOTATION).as_deref() == Some("true"),
+            sworn_stopped: note(STOPPED_ANNOTATION),
+            wanted_node: note(NODE_ANNOTATION),
+            policy: policy.and_then(Result::ok).unwrap_or_default(),
+            suspended: spec.suspend == Some(true),
+            has_start_time: status.start_time.is_some(),
+            ended: condition("Complete") || condition("Failed"),
+            problem: unreadable.or(bad_policy).or_else(|| problem(job, spec)),
+            grace_s: pod.and_then(|pod| pod.termination_grace_period_seconds).unwrap_or(DEFAULT_GRACE_S),
+            requests: requests(&spec.template),
+            preferred: preferred.unwrap_or_default(),
+            has_journal: note(ADOPTED_ANNOTATION).is_some(),
+            journal,
+        })
+    }
+
+    /// Whether it concerns us: it is to be moved, or was.
+    pub(super) fn is_ours(&self) -> bool {
+        self.asked || self.has_journal
+    }
+
+    /// The template's preferences with ours for `node` instead of the one that the journal names; none means that ours goes.
+    pub(super) fn preferring(&self, node: Option<&str>) -> Value {
+        let term = |node: &str| {
+            let field = json!({"key": "metadata.name", "operator": "In", "values": [node]});
+            json!({"weight": WEIGHT, "preference": {"matchFields": [field]}})
+        };
+        let ours = self.journal.prefers.as_deref().map(term);
+        let mut terms: Vec<Value> = self.preferred.iter().filter(|one| Some(*one) != ours.as_ref()).cloned().collect();
+        terms.extend(node.map(term));
+        // Null takes a field away.
+        let terms = if terms.is_empty() { Value::Null } else { json!(terms) };
+        json!({"template": {"spec": {"affinity": {"nodeAffinity": {PREFERRED: terms}}}}})
+    }
+}
+
+/// Why a Job cannot be moved.
+fn problem(job: &Job, spec: &JobSpec) -> Option<String> {
+    if spec.parallelism.unwrap_or(1) != 1 || spec.completions.unwrap_or(1) != 1 {
+        return Some("it has several pods: only Jobs with completions and parallelism 1 are moved".to_owned());
+    }
+    if spec.pod_replacement_policy.as_deref() != Some("Failed") {
+        return Some(
+            "without podReplacementPolicy: Failed it may run twice while a pod ends: create it with that".to_owned(),
+        );
+    }
+    if let Some(other) = spec.managed_by.as_deref().filter(|name| *name != JOB_CONTROLLER) {
+        return Some(format!("{other} runs it (spec.managedBy), so the cluster's Job controller does not"));
+    }
+    if job.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(QUEUE_LABEL)) {
+        return Some(format!("its queue decides when it is suspended (label {QUEUE_LABEL}): use one or the other"));
+    }
+    let owner = job.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
+    if let Some(owner) = owner.filter(|owner| owner.kind != "CronJob") {
+        return Some(format!("{} {} made it and would undo what we change", owner.kind, owner.name));
+    }
+    let pod = spec.template.spec.as_ref()?;
+    if pod.node_name.is_some() {
+        return Some("nodeName ties it to its node: use nodeSelector or affinity".to_owned());
+    }
+    (!mounts_a_claim(pod)).then(|| {
+        "no container mounts a persistentVolumeClaim, so what it saves on one node is not found on another".to_owned()
+    })
+}
+
+fn mounts_a_claim(pod: &PodSpec) -> bool {
+    let claims = pod.volumes.iter().flatten().filter(|volume| volume.persistent_volume_claim.is_some());
+    let mut mounts = pod.containers.iter().flat_map(|container| container.volume_mounts.iter().flatten());
+    let claims: Vec<&str> = claims.map(|volume| volume.name.as_str()).collect();
+    mounts.any(|mount| claims.contains(&mount.name.as_str()) && mount.read_only != Some(true))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(change: impl FnOnce(&mut Value)) -> BatchSeen {
+        let mut job = json!({
+            "metadata": {"name": "run", "namespace": "team", "uid": "u", "annotations": {"gainshare.dev/adopt": "true"}},
+            "spec": {"podReplacementPolicy": "Failed", "template": {"spec": {
+                "containers": [{"name": "main", "volumeMounts": [{"name": "work", "mountPath": "/work"}]}],
+                "volumes": [{"name": "work", "persistentVolumeClaim": {"claimName": "c"}}],
+            }}},
+        });
+        change(&mut job);
+        BatchSeen::of(&serde_json::from_value(job).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_cannot_be_moved_says_why_and_what_to_do() {
+        let good = job(|_| ());
+        assert!(good.is_ours() && good.problem.is_none(), "{:?}", good.problem);
+        type Change = fn(&mut Value);
+        let cases: [(Change, &str); 9] = [
+            (|job| job["spec"]["parallelism"] = json!(2), "completions and parallelism 1"),
+            (|job| job["spec"]["podReplacementPolicy"] = json!("TerminatingOrFailed"), "podReplacementPolicy: Failed"),
+            (|job| job["spec"]["managedBy"] = json!("example.com/other"), "example.com/other runs it"),
+            (|job| job["metadata"]["labels"] = json!({QUEUE_LABEL: "q"}), "its queue decides"),
+            (
+                |job| {
+                    let owner = json!({"apiVersion": "jobset.x-k8s.io/v1", "kind": "JobSet", "name": "s", "uid": "s", "controller": true});
+                    job["metadata"]["ownerReferences"] = json!([owner]);
+                },
+                "JobSet s made it",
+            ),
+            (|job| job["spec"]["template"]["spec"]["nodeName"] = json!("n"), "nodeSelector"),
+            (|job| job["spec"]["template"]["spec"]["volumes"] = json!([]), "mounts a persistentVolumeClaim"),
+            (|job| job["metadata"]["annotations"][POLICY_ANNOTATION] = json!("magic"), "gainshare, specon"),
+            (|job| job["metadata"]["annotations"][ADOPTED_ANNOTATION] = json!("{"), "remove it"),
+        ];
+        for (change, helps) in cases {
+            let said = job(change).problem.unwrap_or_default();
+            assert!(said.contains(helps), "{helps:?} is not in {said:?}");
+        }
+    }
+
+    #[test]
+    fn our_preference_comes_and_goes_and_the_authors_stays() {
+        let authors = json!({"weight": 5, "preference": {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}});
+        let terms = |spec: &Value| spec["template"]["spec"]["affinity"]["nodeAffinity"][PREFERRED].clone();
+        let mut plain = job(|_| ());
+        assert_eq!(terms(&plain.preferring(None)), Value::Null);
+        plain.preferred = vec![authors.clone()];
+        let moved = terms(&plain.preferring(Some("n1")));
+        assert_eq!(moved[0], authors);
+        assert_eq!(moved[1]["preference"]["matchFields"][0]["values"], json!(["n1"]));
+        plain.journal.prefers = Some("n1".to_owned());
+        plain.preferred = moved.as_array().unwrap().clone();
+        let again = terms(&plain.preferring(Some("n2")));
+        assert_eq!((again.as_array().unwrap().len(), &again[0]), (2, &authors));
+        assert_eq!(terms(&plain.preferring(None)), json!([authors]));
+    }
+}

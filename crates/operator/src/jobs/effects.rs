@@ -1,0 +1,294 @@
+//! The deeds: each is one request to the API server, with what it was decided on as a condition where there is one.
+//!
+//! *Fail points* end the process before or after a deed (`GAINSHARE_FAIL_AT=after-delete`), so that a test can kill the manager at every step of a
+//! move. They exist in the program that people run because only that program can be killed; without the variable they cost one comparison.
+
+use super::machine::{Do, Fault};
+use super::pod;
+use super::seen::{JobSeen, PodSeen};
+use crate::shares::write::FIELD_MANAGER;
+use axum::http;
+use gainshare_kube_api::training_job::{ATTEMPT_FINALIZER, JOB_FINALIZER, JOB_LABEL, TrainingJob, TrainingJobStatus};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use kube::core::Status;
+use kube::{Client, ResourceExt};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// A request that takes longer is given up and tried again.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The exit code of a process that ended at a fail point.
+pub const FAIL_POINT_EXIT: i32 = 86;
+
+/// Where to end the process, if anywhere: `before-` or `after-` and the name of a deed or of a journal entry.
+#[derive(Debug, Clone, Default)]
+pub struct FailPoint(Option<String>);
+
+impl FailPoint {
+    pub fn at(name: Option<String>) -> FailPoint {
+        FailPoint(name)
+    }
+
+    pub(super) fn reach(&self, when: &str, deed: &str) {
+        if let Some(name) = &self.0
+            && name.strip_prefix(when).and_then(|rest| rest.strip_prefix('-')) == Some(deed)
+        {
+            tracing::error!(name, "fail point reached: the process ends");
+            std::process::exit(FAIL_POINT_EXIT);
+        }
+    }
+}
+
+/// What a deed left behind, for our copies.
+pub(super) enum Done {
+    Job(Box<JobSeen>),
+    JobGone,
+    Pod(Box<PodSeen>),
+    PodGone { name: String, uid: String },
+    Nothing,
+}
+
+/// Why a deed was not done.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotDone {
+    /// Our copy of the job or the pod is old: read it again.
+    #[error("somebody else was first: {0}")]
+    Old(String),
+    /// The pod cannot be made.
+    #[error("{}", .0.message)]
+    Refused(Fault),
+    #[error("{0}")]
+    Again(String),
+}
+
+pub(super) struct Hand {
+    client: Client,
+    fail_at: FailPoint,
+}
+
+impl Hand {
+    pub(super) fn new(client: Client, fail_at: FailPoint) -> Hand {
+        Hand { client, fail_at }
+    }
+
+    pub(super) fn jobs(&self, namespace: &str) -> Api<TrainingJob> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    pub(super) fn pods(&self, namespace: &str) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Does one thing. `Taken` is no deed of ours.
+    pub(super) async fn act(&self, job: &JobSeen, todo: &Do) -> Result<Done, NotDone> {
+        let name = name(todo);
+        self.fail_at.reach("before", name);
+        let done = tokio::time::timeout(TIMEOUT, self.send(job, todo)).await;
+        let done = done.map_err(|_| NotDone::Again(format!("no answer within {} s", TIMEOUT.as_secs())))??;
+        self.fail_at.reach("after", name);
+        Ok(done)
+    }
+
+    async fn send(&self, job: &JobSeen, todo: &Do) -> Result<Done, NotDone> {
+        match todo {
+            Do::Write(_, status) => self.write(job, status).await,
+            Do::Hold => self.set_finalizer(job, true).await,
+            Do::Release => self.release(job).await,
+            Do::DeleteJob => {
+                let params = DeleteParams::background().preconditions(only(&job.uid));
+                match self.jobs(&job.namespace).delete(&job.name, &params).await {
+                    Ok(_) => Ok(Done::Nothing),
+                    Err(error) => told(error, Done::JobGone),
+                }
+            }
+            Do::Create { epoch } => self.create(job, *epoch).await,
+            Do::Open { pod, uid, node } => self.open(&job.namespace, pod, uid, node.as_deref()).await,
+            Do::Delete { pod, uid } => self.delete(&job.namespace, pod, uid).await,
+            Do::LetGo { pod, uid } => self.hold_pod(&job.namespace, pod, uid, false).await,
+            Do::Taken => Ok(Done::Nothing),
+        }
+    }
+
+    /// The journal: refused if the job has changed since it was read.
+    async fn write(&self, job: &JobSeen, status: &TrainingJobStatus) -> Result<Done, NotDone> {
+        let patch = json!([
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": job.resource_version},
+            {"op": "add", "path": "/status", "value": status},
+        ]);
+        let patch: json_patch::Patch =
+            serde_json::from_value(patch).map_err(|error| NotDone::Again(error.to_string()))?;
+        let written = self.jobs(&job.namespace).patch_status(&job.name, &params(), &Patch::<Value>::Json(patch)).await;
+        job_done(written)
+    }
+
+    /// Lets go of the job, if no pod of it is held: our list of them may be old, so the API server's own counts.
+    async fn release(&self, job: &JobSeen) -> Result<Done, NotDone> {
+        let ours = ListParams::default().labels(&format!("{JOB_LABEL}={}", job.name));
+        let pods = self.pods(&job.namespace).list(&ours).await.map_err(|error| NotDone::Again(error.to_string()))?;
+        let held = pods.iter().filter_map(PodSeen::of);
+        let mut held = held.filter(|pod| pod.has_finalizer && pod.owner.as_deref() == Some(&job.uid));
+        match held.next() {
+            Some(pod) => Ok(Done::Pod(Box::new(pod))),
+            None => self.set_finalizer(job, false).await,
+        }
+    }
+
+    async fn set_finalizer(&self, job: &JobSeen, ours: bool) -> Result<Done, NotDone> {
+        let jobs = self.jobs(&job.namespace);
+        let now = match jobs.get(&job.name).await {
+            Ok(now) if now.metadata.uid.as_deref() == Some(&job.uid) => now,
+            Ok(_) => return Ok(Done::JobGone),
+            Err(error) => return told(error, Done::JobGone),
+        };
+        let mut finalizers = now.metadata.finalizers.clone().unwrap_or_default();
+        finalizers.retain(|one| one != JOB_FINALIZER);
+        if ours {
+            // The API server takes no new finalizer on an object that is being deleted.
+            finalizers.push(JOB_FINALIZER.to_owned());
+        }
+        let patch = json!({"metadata": {
+            "uid": job.uid, "resourceVersion": now.metadata.resource_version, "finalizers": finalizers,
+        }});
+        job_done(jobs.patch(&job.name, &params(), &Patch::Merge(patch)).await)
+    }
+
+    async fn create(&self, job: &JobSeen, epoch: u32) -> Result<Done, NotDone> {
+        let pod = pod::build(job, epoch);
+        // Strict: a misspelt field of the template is refused, not dropped.
+        let path =
+            format!("/api/v1/namespaces/{}/pods?fieldManager={FIELD_MANAGER}&fieldValidation=Strict", job.namespace);
+        let body = serde_json::to_vec(&pod).map_err(|error| NotDone::Again(error.to_string()))?;
+        let request = http::Request::post(path)
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .body(body)
+            .map_err(|error| NotDone::Again(error.to_string()))?;
+        match self.client.request::<Pod>(request).await {
+            Ok(made) => Ok(pod_done(&made)),
+            Err(kube::Error::Api(status)) => self.not_created(job, epoch, &status).await,
+            Err(error) => Err(NotDone::Again(error.to_string())),
+        }
+    }
+
+    /// Why a pod was not made: it exists, it never can, or not now.
+    async fn not_created(&self, job: &JobSeen, epoch: u32, status: &Status) -> Result<Done, NotDone> {
+        let refused = |for_good, message: String| Err(NotDone::Refused(Fault { for_good, message }));
+        let name = format!("{}-{epoch}", job.name);
+        match status.code {
+            409 if status.reason == "AlreadyExists" => {
+                let found = self.pods(&job.namespace).get(&name).await;
+                let found = found.map_err(|error| NotDone::Again(error.to_string()))?;
+                let ours = found.metadata.owner_references.iter().flatten().any(|owner| owner.uid == job.uid);
+                if ours {
+                    return Ok(pod_done(&found));
+                }
+                refused(false, format!("there is a pod {name} that is not this job's: delete it, or rename the job"))
+            }
+            400 | 422 => refused(true, format!("the API server refuses the pod: {}", status.message)),
+            403 if !status.message.contains("forbidden: User ") => {
+                refused(false, format!("the API server refuses the pod for now: {}", status.message))
+            }
+            _ => Err(NotDone::Again(status.message.clone())),
+        }
+    }
+
+    async fn open(&self, namespace: &str, name: &str, uid: &str, node: Option<&str>) -> Result<Done, NotDone> {
+        let now = match self.this_pod(namespace, name, uid).await? {
+            Ok(now) => now,
+            Err(gone) => return Ok(gone),
+        };
+        if PodSeen::of(&now).is_none_or(|pod| !pod.gated) {
+            return Ok(pod_done(&now));
+        }
+        self.change_pod(&now, uid, pod::open(&json!(now), node)).await
+    }
+
+    /// The very pod, as the API server has it now; or that it is gone.
+    pub(super) async fn this_pod(&self, namespace: &str, name: &str, uid: &str) -> Result<Result<Pod, Done>, NotDone> {
+        let gone = || Done::PodGone { name: name.to_owned(), uid: uid.to_owned() };
+        match self.pods(namespace).get(name).await {
+            Ok(now) if now.metadata.uid.as_deref() == Some(uid) => Ok(Ok(now)),
+            Ok(_) => Ok(Err(gone())),
+            Err(error) => told(error, gone()).map(Err),
+        }
+    }
+
+    /// Changes a pod that was just read, and no other version of it.
+    async fn change_pod(&self, pod: &Pod, uid: &str, patch: Value) -> Result<Done, NotDone> {
+        let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+        match self.pods(&namespace).patch(&name, &params(), &Patch::Merge(patch)).await {
+            Ok(pod) => Ok(pod_done(&pod)),
+            Err(error) => told(error, Done::PodGone { name, uid: uid.to_owned() }),
+        }
+    }
+
+    /// Puts our finalizer on a pod, or takes it off.
+    pub(super) async fn hold_pod(&self, namespace: &str, name: &str, uid: &str, hold: bool) -> Result<Done, NotDone> {
+        let now = match self.this_pod(namespace, name, uid).await? {
+            Ok(now) => now,
+            Err(gone) => return Ok(gone),
+        };
+        let mut finalizers = now.metadata.finalizers.clone().unwrap_or_default();
+        finalizers.retain(|one| one != ATTEMPT_FINALIZER);
+        if hold {
+            finalizers.push(ATTEMPT_FINALIZER.to_owned());
+        }
+        let patch = json!({"metadata": {
+            "uid": uid, "resourceVersion": now.metadata.resource_version, "finalizers": finalizers,
+        }});
+        self.change_pod(&now, uid, patch).await
+    }
+
+    async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<Done, NotDone> {
+        let gone = Done::PodGone { name: name.to_owned(), uid: uid.to_owned() };
+        let params = DeleteParams::default().preconditions(only(uid));
+        match self.pods(namespace).delete(name, &params).await {
+            Ok(answer) => Ok(answer.left().map_or(Done::Nothing, |pod| pod_done(&pod))),
+            // Another pod has the name: the one we meant is gone.
+            Err(error) => told(error, gone),
+        }
+    }
+}
+
+fn name(todo: &Do) -> &'static str {
+    match todo {
+        Do::Write(step, _) => step,
+        Do::Hold => "hold",
+        Do::Release => "release",
+        Do::DeleteJob => "delete-job",
+        Do::Create { .. } => "create",
+        Do::Open { .. } => "open",
+        Do::Delete { .. } => "delete",
+        Do::LetGo { .. } => "let-go",
+        Do::Taken => "taken",
+    }
+}
+
+pub(super) fn params() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
+}
+
+fn only(uid: &str) -> Preconditions {
+    Preconditions { uid: Some(uid.to_owned()), resource_version: None }
+}
+
+fn pod_done(pod: &Pod) -> Done {
+    PodSeen::of(pod).map_or(Done::Nothing, |pod| Done::Pod(Box::new(pod)))
+}
+
+fn job_done(written: kube::Result<TrainingJob>) -> Result<Done, NotDone> {
+    match written {
+        Ok(job) => Ok(JobSeen::of(&job).map_or(Done::Nothing, |job| Done::Job(Box::new(job)))),
+        Err(error) => told(error, Done::JobGone),
+    }
+}
+
+/// What an error means: the object is gone, our copy is old, or try again.
+pub(super) fn told(error: kube::Error, gone: Done) -> Result<Done, NotDone> {
+    match error {
+        kube::Error::Api(status) if status.code == 404 => Ok(gone),
+        kube::Error::Api(status) if status.code == 409 => Err(NotDone::Old(status.message.clone())),
+        error => Err(NotDone::Again(error.to_string())),
+    }
+}

@@ -1,0 +1,164 @@
+//! The program `gainshare-operator`: reads its command line and runs the operator of a cluster.
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
+use gainshare_core::model::Span;
+use gainshare_core::policy::{MoveRule, Policy, Specon};
+use gainshare_kube_api::crd::SharePolicy;
+use gainshare_kube_api::training_job::TrainingJob;
+use gainshare_operator::Config;
+use gainshare_operator::jobs::FailPoint;
+use kube::CustomResourceExt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// Runs the operator of a Kubernetes cluster: watches pods and policies, and resizes on behalf of the node agents
+#[derive(Debug, Parser)]
+#[command(name = "gainshare-operator", version, max_term_width = 110)]
+#[command(args_conflicts_with_subcommands = true)]
+#[command(after_help = "Example:\n  gainshare operator --namespace gainshare-system --authority /run/gainshare")]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    operator: OperatorArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Print the custom resource definitions for a cluster
+    #[command(after_help = "Example:\n  gainshare crd | kubectl apply -f -")]
+    Crd,
+}
+
+#[derive(Debug, Args)]
+pub struct OperatorArgs {
+    /// The namespace it runs in
+    #[arg(long, env = "POD_NAMESPACE", default_value = "gainshare-system", value_name = "NAME")]
+    pub namespace: String,
+    /// Its own pod, which gets a label while it leads
+    #[arg(long, env = "POD_NAME", value_name = "NAME")]
+    pub pod_name: Option<String>,
+    /// Where agents and admission reviews come in, with TLS
+    #[arg(long, default_value = "0.0.0.0:8443", value_name = "ADDRESS")]
+    pub listen: SocketAddr,
+    /// Where health and metrics are asked for
+    #[arg(long, default_value = "0.0.0.0:8080", value_name = "ADDRESS")]
+    pub plain_listen: SocketAddr,
+    /// Its Service, by whose names it is reached
+    #[arg(long, default_value = "gainshare-manager", value_name = "NAME")]
+    pub service: String,
+    /// Further names and addresses by which it is reached
+    #[arg(long, value_name = "NAME")]
+    pub server_name: Vec<String>,
+    /// The ServiceAccount of the agents
+    #[arg(long, default_value = "gainshare-agent", value_name = "NAME")]
+    pub agent_account: String,
+    /// The Lease that decides who leads
+    #[arg(long, default_value = "gainshare-manager", value_name = "NAME")]
+    pub lease: String,
+    /// The ConfigMap in which its certificate is published
+    #[arg(long, default_value = "gainshare-manager", value_name = "NAME")]
+    pub config_map: String,
+    /// The MutatingWebhookConfiguration in which it is published, too
+    #[arg(long, value_name = "NAME")]
+    pub webhook: Option<String>,
+    /// Folders in which its certificate authority may be kept, the first that has one or can be written
+    #[arg(long, value_name = "DIR")]
+    pub authority: Vec<PathBuf>,
+    /// SpeCon's interval: how often jobs of that policy are judged
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30s")]
+    pub specon_interval: Duration,
+    /// SpeCon's alpha: a change of the loss below it, by its first value, counts as slow
+    #[arg(long, value_name = "PART", default_value_t = Specon::default().alpha)]
+    pub specon_alpha: f64,
+    /// Give every pod of the cluster its own values back and end, before an uninstall
+    #[arg(long)]
+    pub release: bool,
+}
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    match cli.command {
+        Some(Command::Crd) => print_definitions(),
+        None => run_operator(&cli.operator),
+    }
+}
+
+fn print_definitions() -> Result<()> {
+    for definition in [SharePolicy::crd(), TrainingJob::crd()] {
+        print!("---\n{}", serde_saphyr::to_string(&definition)?);
+    }
+    Ok(())
+}
+
+fn parse_duration(text: &str) -> Result<Duration, jiff::Error> {
+    text.parse::<jiff::SignedDuration>().and_then(Duration::try_from)
+}
+
+/// Logs go to standard error, which the cluster keeps. `GAINSHARE_LOG` sets the level.
+fn start_logging(default_filter: &str) {
+    let filter = EnvFilter::try_from_env("GAINSHARE_LOG").unwrap_or_else(|_| EnvFilter::new(default_filter));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+}
+
+fn run_operator(args: &OperatorArgs) -> Result<()> {
+    start_logging("info,kube_lease_manager=warn,kube_client=off,kube_runtime=error");
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the asynchronous runtime")?;
+    runtime.block_on(run(args))
+}
+
+async fn run(args: &OperatorArgs) -> Result<()> {
+    let config = config(args);
+    Policy { moves: MoveRule::Specon(config.specon), ..Policy::default() }.validate()?;
+    let client = gainshare_operator::client().await?;
+    if args.release {
+        let count = gainshare_operator::release(&config, &client).await?;
+        println!("every pod has its own values ({count} were given back)");
+        return Ok(());
+    }
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    let end = async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+    };
+    gainshare_operator::run(config, client, end).await?;
+    Ok(())
+}
+
+fn specon(args: &OperatorArgs) -> Specon {
+    let interval = Span(args.specon_interval.as_micros() as u64);
+    Specon { alpha: args.specon_alpha, interval, ..Specon::default() }
+}
+
+fn config(args: &OperatorArgs) -> Config {
+    let (service, namespace) = (&args.service, &args.namespace);
+    let mut server_names = vec![
+        format!("{service}.{namespace}.svc"),
+        format!("{service}.{namespace}.svc.cluster.local"),
+        format!("{service}.{namespace}"),
+        service.clone(),
+    ];
+    server_names.extend(args.server_name.iter().cloned());
+    Config {
+        namespace: namespace.clone(),
+        pod_name: args.pod_name.clone(),
+        listen: args.listen,
+        plain_listen: args.plain_listen,
+        server_names,
+        agent_account: args.agent_account.clone(),
+        lease: args.lease.clone(),
+        config_map: args.config_map.clone(),
+        webhook: args.webhook.clone(),
+        authority_folders: args.authority.clone(),
+        // Not an option: nobody but a test wants a manager that dies.
+        fail_at: FailPoint::at(std::env::var("GAINSHARE_FAIL_AT").ok()),
+        specon: specon(args),
+    }
+}

@@ -1,0 +1,144 @@
+//! A whole pass over a large cluster, as [`super::run`] makes it, without an API server: what it costs the manager's own process.
+
+use super::*;
+use crate::http::auth::Reviewer;
+use crate::shares::write::Writer;
+use crate::state::metrics::Metrics;
+use gainshare_kube_api::bounds::NodeFacts;
+use gainshare_kube_api::facts::{ContainerFacts, PodFacts};
+use gainshare_kube_api::resize::{Amounts, Resources};
+use gainshare_kube_api::training_job::JOB_LABEL;
+use gainshare_kube_api::wire::{Beat, Category, Sync};
+
+const NODES: usize = 5000;
+const RUNNING: usize = 49_000;
+const WAITING: usize = 1000;
+
+fn leader() -> Leader {
+    let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
+    let client = kube::Client::try_from(nowhere).unwrap();
+    let metrics = Arc::new(Metrics::new());
+    let reviewer = Reviewer::new(client.clone(), "system", "agent");
+    Leader::new(Writer::new(client, metrics.clone()), reviewer, metrics, 1)
+}
+
+fn node(index: usize) -> String {
+    format!("node-{index}.example.com")
+}
+
+fn facts(index: usize, state: JobState) -> JobFacts {
+    let policies = [JobPolicy::Specon, JobPolicy::Gainshare, JobPolicy::Flowcon2];
+    let is_running = matches!(state, JobState::Running { .. });
+    JobFacts {
+        uid: format!("8e6c2c1c-0000-4000-8000-{index:012}"),
+        namespace: format!("team-{}", index % 10),
+        name: format!("job-{index}"),
+        owner: format!("team-{}", index % 10),
+        arrived: jiff::Timestamp::now(),
+        policy: policies[(index / NODES) % 3],
+        state,
+        movable: Ok(()),
+        pod_uid: is_running.then(|| pod_uid(index)),
+        cpu_request_milli: 500,
+        memory_request_bytes: 256 << 20,
+        tried: vec![],
+        move_cost_s: None,
+    }
+}
+
+fn pod_uid(index: usize) -> String {
+    format!("9f7d3d2d-0000-4000-8000-{index:012}")
+}
+
+fn pod(index: usize) -> PodFacts {
+    let requests = Amounts { cpu_milli: Some(500), memory_bytes: Some(256 << 20) };
+    let container = ContainerFacts {
+        name: "main".to_owned(),
+        resources: Resources { requests, limits: Amounts::default() },
+        ..ContainerFacts::default()
+    };
+    PodFacts {
+        uid: pod_uid(index),
+        namespace: format!("team-{}", index % 10),
+        name: format!("job-{index}-1"),
+        node: Some(node(index % NODES)),
+        labels: [(JOB_LABEL.to_owned(), format!("job-{index}"))].into(),
+        containers: vec![container],
+        running: true,
+        holds_node: true,
+        ..PodFacts::default()
+    }
+}
+
+/// What the agent of a node says in its `round`-th word.
+fn words(at: usize, round: u64) -> Sync {
+    let job = |index: usize| wire::JobState {
+        uid: pod_uid(index),
+        container: "main".to_owned(),
+        category: Category::Growing,
+        growth: Some(0.02),
+        progress: wire::Progress::default(),
+        share: None,
+        reason: String::new(),
+        signal: Some(wire::Signal {
+            reports: round,
+            first: Some(wire::Report { value: 2.3, at_us: 1_000_000 }),
+            last: Some(wire::Report { value: 2.3 - 0.05 * round as f64, at_us: 1_000_000 * round }),
+            longest_gap_us: 1_000_000,
+            step: Some(100 * round),
+            total: Some(1_000_000),
+            outlook: Some([100.0 * round as f64, 1e6, 10.0]),
+            consumed_cpu: round as f64,
+            consumed_memory: 0.0,
+            most: None,
+        }),
+    };
+    Sync {
+        node: node(at),
+        epoch: 1,
+        seq: round,
+        seen: 0,
+        wait_ms: 0,
+        beat: Beat { at_us: 1_000_000 * round, ..Beat::default() },
+        jobs: Some((at..RUNNING).step_by(NODES).map(job).collect()),
+        resizes: vec![],
+    }
+}
+
+/// The time is printed, and asserted only as far as a busy machine allows.
+#[tokio::test]
+async fn a_pass_over_5000_nodes_and_50000_jobs() {
+    let leader = leader();
+    leader.change(|world| {
+        let (cpu_milli, memory_bytes) = (Some(32_000), Some(256 << 30));
+        let facts = || NodeFacts { cpu_milli, memory_bytes, open: true, speed_percent: 100 };
+        (0..NODES).for_each(|index| world.put_node(&node(index), facts()));
+        (0..RUNNING).for_each(|index| world.put_pod(pod(index)));
+    });
+    let running = |index| JobState::Running { node: node(index % NODES), epoch: 1, since: jiff::Timestamp::now() };
+    leader.jobs.publish_all((0..RUNNING).map(|index| facts(index, running(index))).collect());
+    let clock = Clock { origin: Instant::now(), unix_us: 1_700_000_000_000_000 };
+    let mut decision = Decision::new(Specon::default());
+    let mut pass = |round: u64| {
+        let mut agents = leader.agents.lock().unwrap();
+        (0..NODES).for_each(|index| drop(agents.hear(&words(index, round), Instant::now())));
+        drop(agents);
+        let (began, spent_before) = (Instant::now(), thread_time());
+        let seen = look(&leader, leader.jobs.facts(), &clock);
+        let looked = began.elapsed();
+        let orders = decision.decide(&seen);
+        let (took, spent) = (began.elapsed(), thread_time() - spent_before);
+        println!("round {round}: looked {looked:?}, all {took:?} ({spent:?} of a processor), {} orders", orders.len());
+        (began.elapsed(), orders)
+    };
+    let first = pass(1).0;
+    let quiet = pass(2).0;
+    leader.jobs.publish_all((RUNNING..RUNNING + WAITING).map(|index| facts(index, JobState::Waiting)).collect());
+    let (busy, orders) = pass(3);
+    assert_eq!(orders.iter().filter(|order| order.kind == OrderKind::Place).count(), WAITING);
+    let rate = WAITING as f64 / busy.as_secs_f64();
+    println!("first {first:?}, quiet {quiet:?}, with {WAITING} places {busy:?}: {rate:.0} decisions a second");
+    for took in [first, quiet, busy] {
+        assert!(took < Duration::from_secs(10), "a pass took {took:?}");
+    }
+}

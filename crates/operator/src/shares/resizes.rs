@@ -1,0 +1,124 @@
+//! Carries out what agents ask for: vetted, decreases first, originals noted before the first change.
+
+use super::notes;
+use super::write::WriteError;
+use crate::state::lead::Leader;
+use crate::state::metrics::StateLabels;
+use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::resize::{self, Resources};
+use gainshare_kube_api::wire::{Outcome, OutcomeState, Resize, ResizeState};
+use std::time::Instant;
+
+/// How often a pod that changed under our hands is looked at again before the agent is asked to come back.
+const MOST_LOOKS: usize = 3;
+
+/// One outcome for each resize, in the order in which they came.
+pub(crate) async fn carry_out(leader: &Leader, node: &str, epoch: u64, resizes: &[Resize]) -> Vec<Outcome> {
+    let turn = leader.turn(node);
+    let _turn = turn.lock().await;
+    let mut order: Vec<usize> = (0..resizes.len()).collect();
+    let is_up = |wanted: &Resize| {
+        let now = leader.look(|world| world.shared(&wanted.uid).map(|pod| pod.now).unwrap_or_default());
+        resize::is_up(&now, &wanted.to)
+    };
+    order.sort_by_key(|&i| is_up(&resizes[i]));
+    let mut states: Vec<Option<OutcomeState>> = vec![None; resizes.len()];
+    for i in order {
+        let state = one(leader, node, epoch, &resizes[i]).await;
+        let name = match &state {
+            OutcomeState::Done => "done",
+            OutcomeState::Unchanged => "unchanged",
+            OutcomeState::Refused { .. } => "refused",
+            OutcomeState::Failed { .. } => "failed",
+        };
+        leader.metrics.resizes.get_or_create(&StateLabels { state: name }).inc();
+        if let OutcomeState::Refused { why } | OutcomeState::Failed { why } = &state {
+            tracing::info!(node, uid = resizes[i].uid, why, "resize not done");
+        }
+        states[i] = Some(state);
+    }
+    let outcomes = resizes.iter().zip(states).filter_map(|(wanted, state)| {
+        Some(Outcome { uid: wanted.uid.clone(), generation: wanted.generation, state: state? })
+    });
+    outcomes.collect()
+}
+
+async fn one(leader: &Leader, node: &str, epoch: u64, wanted: &Resize) -> OutcomeState {
+    let admitted = leader.agents.lock().expect("never poisoned").admit(node, epoch, &wanted.uid, wanted.generation);
+    if let Err(why) = admitted {
+        return OutcomeState::Refused { why };
+    }
+    let mut looks = 0;
+    loop {
+        let pod = match judge(leader, node, wanted) {
+            Ok(pod) => pod,
+            Err(state) => return state,
+        };
+        let written = match write(leader, pod.clone(), wanted.container.as_str(), wanted.to).await {
+            // Mostly the kubelet, which has just written the pod's status. Our watch will tell us in a moment, but the decision
+            // should not wait for that.
+            Err(WriteError::Changed(_)) if looks < MOST_LOOKS => {
+                looks += 1;
+                let fresh = leader.writer.look(&pod).await;
+                fresh.map(|pod| leader.change(|world| world.put_pod(pod))).err()
+            }
+            Err(error) => Some(error),
+            Ok(()) => {
+                leader.mark_pods([wanted.uid.clone()]);
+                return OutcomeState::Done;
+            }
+        };
+        match written {
+            None => {}
+            Some(WriteError::Again(why) | WriteError::Changed(why)) => return OutcomeState::Failed { why },
+            Some(WriteError::Refused(why)) => return OutcomeState::Refused { why },
+            Some(WriteError::Gone) => return OutcomeState::Refused { why: "the pod is gone".to_owned() },
+        }
+    }
+}
+
+/// The pod as it is to be changed, or what to answer instead.
+fn judge(leader: &Leader, node: &str, wanted: &Resize) -> Result<PodFacts, OutcomeState> {
+    let refused = |why: String| OutcomeState::Refused { why };
+    leader.look(|world| {
+        let pod = world.shared(&wanted.uid).filter(|_| world.node_of(&wanted.uid) == Some(node));
+        let Some(pod) = pod else {
+            return Err(refused(format!("no policy selects a pod {} on node {node}", wanted.uid)));
+        };
+        if pod.container != wanted.container {
+            return Err(refused(format!("the policy means container {}, not {}", pod.container, wanted.container)));
+        }
+        if !resize::worth_it(&pod.now, &wanted.to) {
+            return Err(OutcomeState::Unchanged);
+        }
+        let contested = leader.contests.lock().expect("never poisoned").judge(&wanted.uid, &pod.now, Instant::now());
+        if let Err(why) = contested {
+            leader.mark_pods([wanted.uid.clone()]);
+            return Err(refused(why));
+        }
+        resize::vet(pod, &wanted.to)
+            .and_then(|()| world.pool(pod, node, &wanted.to))
+            .and_then(|()| world.quota(&pod.namespace, &pod.now, &wanted.to))
+            .map_err(|refusal| refused(refusal.to_string()))?;
+        if let ResizeState::Infeasible { message } = &pod.resize
+            && resize::is_up(&pod.now, &wanted.to)
+        {
+            return Err(refused(format!("the kubelet calls less than this infeasible already: {message}")));
+        }
+        world.pod(&wanted.uid).cloned().ok_or_else(|| refused("the pod is gone".to_owned()))
+    })
+}
+
+async fn write(leader: &Leader, pod: PodFacts, container: &str, to: Resources) -> Result<(), WriteError> {
+    let mut pod = pod;
+    if let Some(originals) = notes::originals(&pod) {
+        pod = leader.writer.annotate(&pod, &[originals]).await?;
+        leader.change(|world| world.put_pod(pod.clone()));
+    }
+    let resized = leader.writer.resize(&pod, container, to).await?;
+    if let Some(after) = resized.container(container) {
+        leader.contests.lock().expect("never poisoned").wrote(&pod.uid, after.resources);
+    }
+    leader.change(|world| world.put_pod(resized));
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! Gives pods their own values back: when a policy goes, no longer selects them, is suspended, or when everything is switched off.
+
+use super::write::{WriteError, Writer};
+use crate::state::lead::Leader;
+use futures_util::StreamExt;
+use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::resize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const AT_ONCE: usize = 8;
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Pods that could not be restored, and when to try again.
+#[derive(Default)]
+pub(crate) struct Pauses {
+    until: BTreeMap<String, (Instant, Duration)>,
+}
+
+/// Restores what is to be restored now. Decreases go first, because the increases may need the room.
+pub(crate) async fn pass(leader: &Arc<Leader>, pauses: &mut Pauses) {
+    let now = Instant::now();
+    let waiting = leader.look(|world| world.let_go());
+    leader.metrics.to_restore.set(waiting.len() as i64);
+    pauses.until.retain(|uid, _| waiting.iter().any(|pod| pod.uid == *uid));
+    let due = |pod: &PodFacts| pauses.until.get(&pod.uid).is_none_or(|(until, _)| *until <= now);
+    let (ups, downs): (Vec<PodFacts>, Vec<PodFacts>) = waiting.into_iter().filter(due).partition(is_up);
+    for group in [downs, ups] {
+        let results: Vec<(String, Result<(), WriteError>)> = futures_util::stream::iter(group)
+            .map(|pod| async move {
+                let result = restore(&leader.writer, &pod).await;
+                (pod.uid.clone(), result.map(|restored| leader.change(|world| world.put_pod(restored))))
+            })
+            .buffer_unordered(AT_ONCE)
+            .collect()
+            .await;
+        for (uid, result) in results {
+            match result {
+                Ok(()) => {
+                    pauses.until.remove(&uid);
+                    leader.contests.lock().expect("never poisoned").forget(&uid);
+                }
+                Err(WriteError::Gone) => leader.change(|world| world.remove_pod(&uid)),
+                Err(error) => {
+                    let pause =
+                        pauses.until.get(&uid).map_or(FIRST_PAUSE, |(_, pause)| (*pause * 2).min(LONGEST_PAUSE));
+                    tracing::warn!(uid, %error, retry_in_s = pause.as_secs(), "cannot give a pod its own values back yet");
+                    pauses.until.insert(uid, (Instant::now() + pause, pause));
+                }
+            }
+        }
+    }
+}
+
+/// Restores one pod; nothing to do for one we never touched.
+pub(crate) async fn restore(writer: &Writer, pod: &PodFacts) -> Result<PodFacts, WriteError> {
+    match pod.originals() {
+        Some(originals) => writer.restore(pod, &originals).await,
+        None => Ok(pod.clone()),
+    }
+}
+
+fn is_up(pod: &PodFacts) -> bool {
+    let Some(originals) = pod.originals() else { return false };
+    pod.containers.iter().any(|container| {
+        originals
+            .containers
+            .get(&container.name)
+            .is_some_and(|written| resize::is_up(&container.resources, &written.resources()))
+    })
+}

@@ -1,0 +1,146 @@
+//! All writes the manager makes to pods, each with the version it was decided on: a manager that slept past its lease, or saw an old state,
+//! is refused by the API server instead of undoing what a newer one did.
+
+use crate::state::metrics::{Metrics, WriteLabels};
+use gainshare_kube_api::crd;
+use gainshare_kube_api::facts::{Originals, PodFacts, Written};
+use gainshare_kube_api::quantity;
+use gainshare_kube_api::resize::Resources;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Who writes, in the objects' managed fields.
+pub(crate) const FIELD_MANAGER: &str = "gainshare-manager";
+
+/// A write that takes longer is given up and tried again: the API server is away or overwhelmed.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why a write did not happen.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum WriteError {
+    /// It never will, as it is.
+    #[error("{0}")]
+    Refused(String),
+    /// It may work in a moment.
+    #[error("{0}")]
+    Again(String),
+    /// The pod is not what it was when this was decided: look at it, and decide again.
+    #[error("{0}")]
+    Changed(String),
+    #[error("the pod is gone")]
+    Gone,
+}
+
+impl From<kube::Error> for WriteError {
+    fn from(error: kube::Error) -> WriteError {
+        match error {
+            kube::Error::Api(status) => match status.code {
+                404 => WriteError::Gone,
+                409 => WriteError::Changed(status.message),
+                // Too many requests, or the server is ill.
+                429 | 500.. => WriteError::Again(status.message),
+                401 => WriteError::Again(status.message),
+                // An API server that has just started does not know our rights yet; a quota or a policy that says no is another matter.
+                403 if status.message.contains("forbidden: User ") => WriteError::Again(status.message),
+                _ => WriteError::Refused(status.message),
+            },
+            other => WriteError::Again(format!("the API server did not answer: {other}")),
+        }
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Writer {
+    client: Client,
+    metrics: Arc<Metrics>,
+}
+
+impl Writer {
+    pub(crate) fn new(client: Client, metrics: Arc<Metrics>) -> Writer {
+        Writer { client, metrics }
+    }
+
+    /// The pod as it is now.
+    pub(crate) async fn look(&self, pod: &PodFacts) -> Result<PodFacts, WriteError> {
+        let now = self.send("look", self.pods(pod).get(&pod.name)).await?;
+        if now.uid == pod.uid { Ok(now) } else { Err(WriteError::Gone) }
+    }
+
+    /// Sets annotations, or removes those without a value.
+    pub(crate) async fn annotate(
+        &self,
+        pod: &PodFacts,
+        notes: &[(&str, Option<String>)],
+    ) -> Result<PodFacts, WriteError> {
+        let notes: BTreeMap<&str, &Option<String>> = notes.iter().map(|(key, value)| (*key, value)).collect();
+        let patch =
+            json!({"metadata": {"resourceVersion": pod.resource_version, "uid": pod.uid, "annotations": notes}});
+        let api = self.pods(pod);
+        let params = PatchParams::apply(FIELD_MANAGER);
+        self.send("annotate", api.patch(&pod.name, &params, &Patch::Merge(patch))).await
+    }
+
+    pub(crate) async fn resize(&self, pod: &PodFacts, container: &str, to: Resources) -> Result<PodFacts, WriteError> {
+        let resources = json!(quantity::write(to));
+        self.patch_resize(pod, vec![json!({"name": container, "resources": resources})]).await
+    }
+
+    /// Puts a pod's own values back, if they are not there already, and forgets that we were here.
+    pub(crate) async fn restore(&self, pod: &PodFacts, originals: &Originals) -> Result<PodFacts, WriteError> {
+        let changed: Vec<Value> = originals
+            .containers
+            .iter()
+            .filter(|(name, written)| differs(pod, name, written))
+            .map(|(name, written)| json!({"name": name, "resources": written}))
+            .collect();
+        let restored = if changed.is_empty() { pod.clone() } else { self.patch_resize(pod, changed).await? };
+        self.annotate(&restored, &[(crd::ORIGINAL_ANNOTATION, None), (crd::STATUS_ANNOTATION, None)]).await
+    }
+
+    async fn patch_resize(&self, pod: &PodFacts, containers: Vec<Value>) -> Result<PodFacts, WriteError> {
+        let patch = json!({
+            "metadata": {"resourceVersion": pod.resource_version, "uid": pod.uid},
+            "spec": {"containers": containers},
+        });
+        let api = self.pods(pod);
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        self.send("resize", api.patch_subresource("resize", &pod.name, &params, &Patch::Strategic(patch))).await
+    }
+
+    async fn send(
+        &self,
+        what: &'static str,
+        write: impl Future<Output = kube::Result<Pod>>,
+    ) -> Result<PodFacts, WriteError> {
+        let result = match tokio::time::timeout(WRITE_TIMEOUT, write).await {
+            Ok(Ok(pod)) => PodFacts::of(&pod).ok_or(WriteError::Gone),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => {
+                Err(WriteError::Again(format!("the API server did not answer within {} s", WRITE_TIMEOUT.as_secs())))
+            }
+        };
+        let outcome = match &result {
+            Ok(_) => "done",
+            Err(WriteError::Refused(_)) => "refused",
+            Err(WriteError::Again(_)) => "again",
+            Err(WriteError::Changed(_)) => "changed",
+            Err(WriteError::Gone) => "gone",
+        };
+        self.metrics.writes.get_or_create(&WriteLabels { what, outcome }).inc();
+        result
+    }
+
+    fn pods(&self, pod: &PodFacts) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &pod.namespace)
+    }
+}
+
+/// Whether the container has other values than it had before we came. A container that is gone needs nothing.
+fn differs(pod: &PodFacts, name: &str, written: &Written) -> bool {
+    pod.container(name).is_some_and(|container| container.resources != written.resources())
+}

@@ -1,0 +1,150 @@
+//! What exists only while this manager leads: the world, the agents' words, and the way from one to the other.
+
+use super::agents::Agents;
+use super::metrics::Metrics;
+use super::watch::KINDS;
+use super::world::{PolicyKey, World};
+use crate::http::auth::Reviewer;
+use crate::jobs::Board;
+use crate::shares::contest::Contests;
+use crate::shares::write::Writer;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use tokio::sync::{Notify, watch};
+
+pub(crate) struct Leader {
+    world: Mutex<World>,
+    pub(crate) agents: Mutex<Agents>,
+    pub(crate) contests: Mutex<Contests>,
+    /// Between the decision about training jobs and their controller.
+    pub(crate) jobs: Arc<Board>,
+    pub(crate) writer: Writer,
+    pub(crate) reviewer: Reviewer,
+    pub(crate) metrics: Arc<Metrics>,
+    /// One channel per node, to wake the agent's waiting request.
+    bells: Mutex<BTreeMap<String, watch::Sender<u64>>>,
+    /// One lock per node: its resizes are carried out one request after the other.
+    turns: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    kinds_seen: AtomicUsize,
+    dirty: Mutex<Dirty>,
+    /// Pods whose agents said something new of them, for the controller of training jobs.
+    progressed: Mutex<BTreeSet<String>>,
+    /// Something was let go, or a pod's note may have to be written.
+    pub(crate) work: Notify,
+}
+
+/// What the workers have not looked at yet.
+#[derive(Debug, Default)]
+pub(crate) struct Dirty {
+    pub(crate) policies: BTreeSet<PolicyKey>,
+    pub(crate) pods: BTreeSet<String>,
+}
+
+impl Leader {
+    pub(crate) fn new(writer: Writer, reviewer: Reviewer, metrics: Arc<Metrics>, first_revision: u64) -> Leader {
+        Leader {
+            world: Mutex::new(World::new(first_revision)),
+            agents: Mutex::default(),
+            contests: Mutex::default(),
+            jobs: Arc::default(),
+            writer,
+            reviewer,
+            metrics,
+            bells: Mutex::default(),
+            turns: Mutex::default(),
+            kinds_seen: AtomicUsize::new(0),
+            dirty: Mutex::default(),
+            progressed: Mutex::default(),
+            work: Notify::new(),
+        }
+    }
+
+    /// Changes the world and tells everyone whom it concerns.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut World) -> T) -> T {
+        let (result, touched) = {
+            let mut world = self.world.lock().expect("never poisoned");
+            let result = change(&mut world);
+            (result, world.take_touched())
+        };
+        if !touched.policies.is_empty() || !touched.pods.is_empty() {
+            let mut dirty = self.dirty.lock().expect("never poisoned");
+            dirty.policies.extend(touched.policies);
+            dirty.pods.extend(touched.pods);
+        }
+        if !touched.nodes.is_empty() {
+            let bells = self.bells.lock().expect("never poisoned");
+            let rung = touched.nodes.iter().filter_map(|node| bells.get(node));
+            rung.for_each(|bell| bell.send_modify(|count| *count += 1));
+        }
+        self.work.notify_one();
+        result
+    }
+
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&World) -> T) -> T {
+        look(&self.world.lock().expect("never poisoned"))
+    }
+
+    /// Rings when the node's list changes or [`Leader::ring`] is called for it.
+    pub(crate) fn bell(&self, node: &str) -> watch::Receiver<u64> {
+        let mut bells = self.bells.lock().expect("never poisoned");
+        bells.entry(node.to_owned()).or_insert_with(|| watch::channel(0).0).subscribe()
+    }
+
+    pub(crate) fn ring(&self, node: &str) {
+        if let Some(bell) = self.bells.lock().expect("never poisoned").get(node) {
+            bell.send_modify(|count| *count += 1);
+        }
+    }
+
+    pub(crate) fn turn(&self, node: &str) -> Arc<tokio::sync::Mutex<()>> {
+        self.turns.lock().expect("never poisoned").entry(node.to_owned()).or_default().clone()
+    }
+
+    pub(crate) fn seen_all_of_one_kind(&self) {
+        self.kinds_seen.fetch_add(1, Ordering::SeqCst);
+        self.work.notify_one();
+    }
+
+    /// Whether everything has been seen once: before that, nothing may be decided.
+    pub(crate) fn is_synced(&self) -> bool {
+        self.kinds_seen.load(Ordering::SeqCst) >= KINDS
+    }
+
+    pub(crate) fn mark_pods(&self, uids: impl IntoIterator<Item = String>) {
+        self.dirty.lock().expect("never poisoned").pods.extend(uids);
+        self.work.notify_one();
+    }
+
+    pub(crate) fn mark_progressed(&self, uids: impl IntoIterator<Item = String>) {
+        self.progressed.lock().expect("never poisoned").extend(uids);
+    }
+
+    /// Namespaces and names of the training jobs of which agents have said something new since the last call.
+    pub(crate) fn take_progressed(&self) -> Vec<(String, String)> {
+        let uids = std::mem::take(&mut *self.progressed.lock().expect("never poisoned"));
+        if uids.is_empty() {
+            return Vec::new();
+        }
+        self.look(|world| uids.iter().filter_map(|uid| world.job_of(uid)).collect())
+    }
+
+    pub(crate) fn mark_policies(&self, keys: impl IntoIterator<Item = PolicyKey>) {
+        self.dirty.lock().expect("never poisoned").policies.extend(keys);
+        self.work.notify_one();
+    }
+
+    pub(crate) fn mark_all_policies(&self) {
+        let keys: Vec<PolicyKey> = self.look(|world| world.policies.keys().cloned().collect());
+        self.dirty.lock().expect("never poisoned").policies.extend(keys);
+    }
+
+    /// Pods whose notes may have to be written.
+    pub(crate) fn take_pods(&self) -> BTreeSet<String> {
+        std::mem::take(&mut self.dirty.lock().expect("never poisoned").pods)
+    }
+
+    pub(crate) fn take_policies(&self) -> BTreeSet<PolicyKey> {
+        std::mem::take(&mut self.dirty.lock().expect("never poisoned").policies)
+    }
+}

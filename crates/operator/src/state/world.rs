@@ -1,0 +1,486 @@
+//! The cluster as the manager sees it, and what follows from it. Pure: no I/O, no clock.
+//!
+//! **How.** Watchers put facts in; [`World`] keeps, for every pod that a policy selects, the [`PodOnNode`] that its node's agent gets, and for every
+//! node a revision that grows when its list changes. Selection, limits and quotas are matters of one namespace, so a change is worked
+//! out for one pod, or for one namespace, never for the whole cluster.
+//!
+//! **Properties.** The derived lists depend only on the facts, not on the order in which they came (`order_does_not_matter`). A repeated or an older
+//! version of a pod changes nothing (`stale_events_are_ignored`).
+
+use gainshare_kube_api::bounds::{self, NodeFacts, QuotaFacts, RangeFacts};
+use gainshare_kube_api::crd::{ORIGINAL_ANNOTATION, SharePolicySpec};
+use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::resize::{Refusal, Resources};
+use gainshare_kube_api::select::{self, PolicyFacts};
+use gainshare_kube_api::training_job::JOB_LABEL;
+use gainshare_kube_api::wire::{Blocked, PodOnNode};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// Which policy a pod belongs to: its namespace, and its name (empty: the namespace's label).
+pub(crate) type PolicyKey = (String, String);
+
+#[derive(Debug, Default)]
+pub(crate) struct World {
+    pods: BTreeMap<String, PodFacts>,
+    pods_of_namespace: BTreeMap<String, BTreeSet<String>>,
+    /// By node.
+    requested: HashMap<String, Requested>,
+    pub(crate) policies: BTreeMap<PolicyKey, PolicyFacts>,
+    namespaces: BTreeMap<String, BTreeMap<String, String>>,
+    nodes: BTreeMap<String, NodeFacts>,
+    ranges: BTreeMap<String, BTreeMap<String, RangeFacts>>,
+    quotas: BTreeMap<String, BTreeMap<String, QuotaFacts>>,
+    /// Everything is to be given back, whatever the policies say.
+    off: bool,
+    /// Pods that have, or get, their own share back because they are about to be stopped.
+    given_back: BTreeSet<String>,
+    shared: BTreeMap<String, PodOnNode>,
+    shared_of_node: BTreeMap<String, BTreeSet<String>>,
+    revisions: BTreeMap<String, u64>,
+    next_revision: u64,
+    touched: Touched,
+}
+
+/// What pods of training jobs, and all others, request: thousandths of a core, and bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Requested {
+    pub(crate) jobs: (u64, u64),
+    pub(crate) others: (u64, u64),
+}
+
+impl Requested {
+    fn with(self, other: Requested, put: fn(u64, u64) -> u64) -> Requested {
+        let both = |a: (u64, u64), b: (u64, u64)| (put(a.0, b.0), put(a.1, b.1));
+        Requested { jobs: both(self.jobs, other.jobs), others: both(self.others, other.others) }
+    }
+}
+
+/// What a pod that holds a part of a node requests of it.
+fn requests_of(pod: &PodFacts) -> Option<(&str, Requested)> {
+    let node = pod.node.as_deref().filter(|_| pod.holds_node)?;
+    let requests = || pod.containers.iter().map(|container| container.resources.requests);
+    let milli = requests().filter_map(|asked| asked.cpu_milli).sum();
+    let bytes = requests().filter_map(|asked| asked.memory_bytes).sum();
+    let mut asked = Requested::default();
+    *(if pod.labels.contains_key(JOB_LABEL) { &mut asked.jobs } else { &mut asked.others }) = (milli, bytes);
+    Some((node, asked))
+}
+
+/// What changed since it was last asked.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Touched {
+    pub(crate) nodes: BTreeSet<String>,
+    pub(crate) policies: BTreeSet<PolicyKey>,
+    /// Pods that a policy will have as soon as they run.
+    pub(crate) pods: BTreeSet<String>,
+}
+
+impl World {
+    /// `first_revision` keeps the revisions apart from those of a manager that ran before.
+    pub(crate) fn new(first_revision: u64) -> World {
+        World { next_revision: first_revision.max(1), ..World::default() }
+    }
+
+    pub(crate) fn take_touched(&mut self) -> Touched {
+        std::mem::take(&mut self.touched)
+    }
+
+    pub(crate) fn pod(&self, uid: &str) -> Option<&PodFacts> {
+        self.pods.get(uid)
+    }
+
+    pub(crate) fn shared(&self, uid: &str) -> Option<&PodOnNode> {
+        self.shared.get(uid)
+    }
+
+    pub(crate) fn all_shared(&self) -> impl Iterator<Item = &PodOnNode> {
+        self.shared.values()
+    }
+
+    pub(crate) fn pods_of_policy<'a>(&'a self, key: &'a PolicyKey) -> impl Iterator<Item = &'a PodOnNode> {
+        let of_namespace = self.pods_of_namespace.get(&key.0).into_iter().flatten();
+        of_namespace.filter_map(|uid| self.shared.get(uid)).filter(|pod| pod.policy == key.1)
+    }
+
+    pub(crate) fn node_of(&self, uid: &str) -> Option<&str> {
+        self.pods.get(uid)?.node.as_deref()
+    }
+
+    /// The training job whose attempt the pod is: namespace and name.
+    pub(crate) fn job_of(&self, uid: &str) -> Option<(String, String)> {
+        let pod = self.pods.get(uid)?;
+        Some((pod.namespace.clone(), pod.labels.get(JOB_LABEL)?.clone()))
+    }
+
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&String, &NodeFacts)> {
+        self.nodes.iter()
+    }
+
+    /// What the pods of a node request together.
+    pub(crate) fn requested(&self, node: &str) -> Requested {
+        self.requested.get(node).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn revision(&self, node: &str) -> u64 {
+        // A node without pods has a list too: the empty one, and it never changes.
+        self.revisions.get(node).copied().unwrap_or(1)
+    }
+
+    pub(crate) fn list(&self, node: &str) -> Vec<PodOnNode> {
+        let uids = self.shared_of_node.get(node).into_iter().flatten();
+        uids.filter_map(|uid| self.shared.get(uid)).cloned().collect()
+    }
+
+    /// Pods that carry original values although no policy has them any more: to be given back.
+    pub(crate) fn let_go(&self) -> Vec<PodFacts> {
+        // Few pods carry any: that is asked first.
+        let touched = self.pods.values().filter(|pod| pod.running && pod.notes.contains_key(ORIGINAL_ANNOTATION));
+        let free = touched.filter(|pod| !self.shared.contains_key(&pod.uid));
+        free.filter(|pod| pod.originals().is_some()).cloned().collect()
+    }
+
+    /// The pod is about to be stopped: it gets its own share back, to save itself on, and keeps it.
+    pub(crate) fn give_back(&mut self, uid: &str) {
+        if self.pods.contains_key(uid) && self.given_back.insert(uid.to_owned()) {
+            self.derive(uid);
+        }
+    }
+
+    /// Takes in a pod, unless a newer version of it is known.
+    pub(crate) fn put_pod(&mut self, facts: PodFacts) {
+        if let Some(known) = self.pods.get(&facts.uid) {
+            if is_older(&facts.resource_version, &known.resource_version) {
+                return;
+            }
+            if known.node != facts.node {
+                self.unshare(&facts.uid);
+            }
+        }
+        self.pods_of_namespace.entry(facts.namespace.clone()).or_default().insert(facts.uid.clone());
+        let uid = facts.uid.clone();
+        self.count_in(&facts);
+        if let Some(before) = self.pods.insert(uid.clone(), facts) {
+            self.count_out(&before);
+        }
+        self.derive(&uid);
+    }
+
+    pub(crate) fn remove_pod(&mut self, uid: &str) {
+        self.unshare(uid);
+        self.given_back.remove(uid);
+        let Some(pod) = self.pods.remove(uid) else { return };
+        self.count_out(&pod);
+        if let Some(uids) = self.pods_of_namespace.get_mut(&pod.namespace) {
+            uids.remove(uid);
+        }
+    }
+
+    fn count_in(&mut self, pod: &PodFacts) {
+        if let Some((node, asked)) = requests_of(pod) {
+            let sum = self.requested.entry(node.to_owned()).or_default();
+            *sum = sum.with(asked, u64::saturating_add);
+        }
+    }
+
+    fn count_out(&mut self, pod: &PodFacts) {
+        if let Some((node, asked)) = requests_of(pod)
+            && let Some(sum) = self.requested.get_mut(node)
+        {
+            *sum = sum.with(asked, u64::saturating_sub);
+            if *sum == Requested::default() {
+                self.requested.remove(node);
+            }
+        }
+    }
+
+    /// The pods that exist, after a new start of the watch: those not among them are gone.
+    pub(crate) fn keep_pods(&mut self, alive: &BTreeSet<String>) {
+        let gone: Vec<String> = self.pods.keys().filter(|uid| !alive.contains(*uid)).cloned().collect();
+        gone.iter().for_each(|uid| self.remove_pod(uid));
+    }
+
+    pub(crate) fn put_policy(&mut self, facts: PolicyFacts) {
+        let key = (facts.namespace.clone(), facts.name.clone());
+        let known = self.policies.insert(key.clone(), facts);
+        let now = &self.policies[&key];
+        // Most changes of a policy are our own writes of its status.
+        if known.is_none_or(|known| known.spec != now.spec || known.ending != now.ending || known.uid != now.uid) {
+            self.touched.policies.insert(key.clone());
+            self.derive_namespace(&key.0);
+        }
+    }
+
+    pub(crate) fn remove_policy(&mut self, key: &PolicyKey) {
+        if self.policies.remove(key).is_some() {
+            self.derive_namespace(&key.0);
+        }
+    }
+
+    pub(crate) fn keep_policies(&mut self, alive: &BTreeSet<PolicyKey>) {
+        let gone: Vec<PolicyKey> = self.policies.keys().filter(|key| !alive.contains(*key)).cloned().collect();
+        gone.iter().for_each(|key| self.remove_policy(key));
+    }
+
+    pub(crate) fn put_namespace(&mut self, name: &str, labels: BTreeMap<String, String>) {
+        if self.namespaces.get(name) != Some(&labels) {
+            self.namespaces.insert(name.to_owned(), labels);
+            self.derive_namespace(name);
+        }
+    }
+
+    pub(crate) fn remove_namespace(&mut self, name: &str) {
+        self.namespaces.remove(name);
+    }
+
+    pub(crate) fn put_node(&mut self, name: &str, facts: NodeFacts) {
+        if self.nodes.get(name) != Some(&facts) {
+            self.nodes.insert(name.to_owned(), facts);
+            let uids: Vec<String> = self.shared_of_node.get(name).into_iter().flatten().cloned().collect();
+            uids.iter().for_each(|uid| self.derive(uid));
+        }
+    }
+
+    pub(crate) fn remove_node(&mut self, name: &str) {
+        self.nodes.remove(name);
+    }
+
+    /// `None`: the LimitRange is gone.
+    pub(crate) fn put_range(&mut self, namespace: &str, name: &str, facts: Option<RangeFacts>) {
+        let ranges = self.ranges.entry(namespace.to_owned()).or_default();
+        let known = match facts.clone() {
+            Some(facts) => ranges.insert(name.to_owned(), facts),
+            None => ranges.remove(name),
+        };
+        if known != facts {
+            self.derive_namespace(namespace);
+        }
+    }
+
+    pub(crate) fn put_quota(&mut self, namespace: &str, name: &str, facts: Option<QuotaFacts>) {
+        let quotas = self.quotas.entry(namespace.to_owned()).or_default();
+        match facts {
+            Some(facts) => quotas.insert(name.to_owned(), facts),
+            None => quotas.remove(name),
+        };
+    }
+
+    pub(crate) fn keep_ranges(&mut self, alive: &BTreeSet<(String, String)>) {
+        for (namespace, name) in missing(&self.ranges, alive) {
+            self.put_range(&namespace, &name, None);
+        }
+    }
+
+    pub(crate) fn keep_quotas(&mut self, alive: &BTreeSet<(String, String)>) {
+        for (namespace, name) in missing(&self.quotas, alive) {
+            self.put_quota(&namespace, &name, None);
+        }
+    }
+
+    /// Gives everything back, or goes on.
+    pub(crate) fn set_off(&mut self, off: bool) {
+        if self.off != off {
+            self.off = off;
+            let namespaces: Vec<String> = self.pods_of_namespace.keys().cloned().collect();
+            namespaces.iter().for_each(|namespace| self.derive_namespace(namespace));
+            self.touched.policies.extend(self.policies.keys().cloned());
+        }
+    }
+
+    pub(crate) fn is_off(&self) -> bool {
+        self.off
+    }
+
+    /// Whether the namespace's quotas have room for going from `now` to `to`.
+    pub(crate) fn quota(&self, namespace: &str, now: &Resources, to: &Resources) -> Result<(), Refusal> {
+        bounds::over_quota(self.quotas.get(namespace).into_iter().flat_map(BTreeMap::values), now, to)
+    }
+
+    /// Whether the pods of the policy on this node would together request more than they did before we came.
+    pub(crate) fn pool(&self, pod: &PodOnNode, node: &str, to: &Resources) -> Result<(), Refusal> {
+        let Some(asked_for) = to.requests.cpu_milli else { return Ok(()) };
+        let mates = || {
+            let uids = self.shared_of_node.get(node).into_iter().flatten();
+            uids.filter_map(|uid| self.shared.get(uid)).filter(|mate| {
+                let same = (&mate.namespace, &mate.policy) == (&pod.namespace, &pod.policy);
+                // Like its agent, which shares out among those that run: one that has just ended holds nobody up.
+                same && mate.blocked.is_none() && mate.started_ms.is_some()
+            })
+        };
+        let sum = |pick: fn(&PodOnNode) -> Option<u64>| mates().filter_map(pick).sum::<u64>();
+        let pool = sum(|mate| mate.original.requests.cpu_milli);
+        let now = sum(|mate| mate.now.requests.cpu_milli);
+        let own = pod.now.requests.cpu_milli.unwrap_or(0);
+        // The least request is granted to everyone, also where originals were smaller.
+        let slack = mates().count() as u64 * gainshare_kube_api::resize::LEAST_CPU_MILLI;
+        let after = now - own.min(now) + asked_for;
+        if asked_for > own && after > pool + slack {
+            return Err(Refusal::Pool { what: "CPU (in thousandths of a core)", asked: after - pool, pool });
+        }
+        Ok(())
+    }
+
+    /// How many pods a policy that has none means: all that match, and those of them that another policy has.
+    pub(crate) fn matching(&self, policy: &PolicyFacts) -> (usize, usize) {
+        let of_namespace = self.pods_of_namespace.get(&policy.namespace).into_iter().flatten();
+        let matching: Vec<&String> =
+            of_namespace.filter(|uid| self.pods.get(*uid).is_some_and(|pod| policy.selects(pod))).collect();
+        let taken = matching.iter().filter(|uid| self.shared.contains_key(**uid)).count();
+        (matching.len(), taken)
+    }
+
+    fn derive_namespace(&mut self, namespace: &str) {
+        let uids: Vec<String> = self.pods_of_namespace.get(namespace).into_iter().flatten().cloned().collect();
+        uids.iter().for_each(|uid| self.derive(uid));
+    }
+
+    fn derive(&mut self, uid: &str) {
+        let Some(entry) = self.entry(uid) else {
+            if self.is_coming(uid) {
+                self.touched.pods.insert(uid.to_owned());
+            }
+            return self.unshare(uid);
+        };
+        let key = (entry.namespace.clone(), entry.policy.clone());
+        let node = self.pods[uid].node.clone().unwrap_or_default();
+        let resizable = entry.blocked.is_none();
+        let before = self.shared.insert(uid.to_owned(), entry);
+        if before.as_ref() != self.shared.get(uid) {
+            if let Some(before) = before {
+                self.touched.policies.insert((before.namespace, before.policy));
+            }
+            self.touched.policies.insert(key);
+            // What a pod was is noted before anybody may want to change it.
+            if resizable && self.pods[uid].originals().is_none() {
+                self.touched.pods.insert(uid.to_owned());
+            }
+            self.shared_of_node.entry(node.clone()).or_default().insert(uid.to_owned());
+            self.bump(node);
+        }
+    }
+
+    fn unshare(&mut self, uid: &str) {
+        let Some(before) = self.shared.remove(uid) else { return };
+        self.touched.policies.insert((before.namespace, before.policy));
+        if let Some(node) = self.pods.get(uid).and_then(|pod| pod.node.clone()) {
+            if let Some(uids) = self.shared_of_node.get_mut(&node) {
+                uids.remove(uid);
+            }
+            self.bump(node);
+        }
+    }
+
+    fn bump(&mut self, node: String) {
+        self.next_revision += 1;
+        self.revisions.insert(node.clone(), self.next_revision);
+        self.touched.nodes.insert(node);
+    }
+
+    /// Whether the pod is being started, a policy will have it, and it can be resized.
+    pub(crate) fn is_coming(&self, uid: &str) -> bool {
+        let Some(pod) = self.pods.get(uid).filter(|pod| pod.starting) else { return false };
+        let chosen = self.chosen(pod).filter(|chosen| !chosen.watch_only);
+        chosen.is_some_and(|chosen| pod.blocked(&select::container_name(&chosen.spec, pod)).is_none())
+    }
+
+    /// The policy that has the pod, or will have it when it runs.
+    fn chosen(&self, pod: &PodFacts) -> Option<Chosen<'_>> {
+        if self.off || self.given_back.contains(&pod.uid) {
+            return None;
+        }
+        let policies = self.policies.range((pod.namespace.clone(), String::new())..);
+        let of_namespace =
+            policies.take_while(|((namespace, _), _)| *namespace == pod.namespace).map(|(_, policy)| policy);
+        if let Some(policy) = select::choose(of_namespace, pod) {
+            return Some(Chosen { name: policy.name.clone(), spec: Cow::Borrowed(&policy.spec), watch_only: false });
+        }
+        if let Some(job) = select::by_job(pod) {
+            return Some(Chosen { name: job.name, spec: Cow::Owned(job.spec), watch_only: job.watch_only });
+        }
+        let by_label = select::by_namespace(self.namespaces.get(&pod.namespace)?, pod);
+        by_label.then(|| Chosen { name: String::new(), spec: Cow::Owned(label_policy()), watch_only: false })
+    }
+
+    /// What the agent gets to know of the pod, if any policy has it.
+    fn entry(&self, uid: &str) -> Option<PodOnNode> {
+        let pod = self.pods.get(uid).filter(|pod| pod.running)?;
+        let node = pod.node.as_ref()?;
+        let Chosen { name, spec, watch_only } = self.chosen(pod)?;
+        let spec = spec.as_ref();
+        let watched = watch_only.then(|| Blocked {
+            reason: "WatchedOnly".to_owned(),
+            message: format!("{name}: its policy moves jobs, and leaves their shares as they are"),
+        });
+        let container = select::container_name(spec, pod);
+        let facts = pod.container(&container);
+        let now = facts.map(|c| c.resources).unwrap_or_default();
+        let original = pod
+            .originals()
+            .and_then(|originals| originals.containers.get(&container).map(|written| written.resources()))
+            .unwrap_or(now);
+        let ranges = self.ranges.get(&pod.namespace).into_iter().flat_map(BTreeMap::values);
+        Some(PodOnNode {
+            uid: pod.uid.clone(),
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            policy: name,
+            owner: select::owner_name(pod),
+            started_ms: facts.and_then(|c| c.started_ms),
+            settings: select::settings(spec, pod),
+            original,
+            now,
+            class: pod.class,
+            blocked: pod.blocked(&container).or(watched),
+            allowed: bounds::bounds(pod, &container, &original, ranges, self.nodes.get(node)),
+            resize: pod.resize.clone(),
+            noted: digest(&pod.notes),
+            follow: pod.labels.contains_key(JOB_LABEL),
+            container,
+        })
+    }
+}
+
+/// What decides about a pod.
+struct Chosen<'a> {
+    /// The policy's name (empty: the namespace's label), or the training job's.
+    name: String,
+    spec: Cow<'a, SharePolicySpec>,
+    /// The pod is looked at, and keeps what it has.
+    watch_only: bool,
+}
+
+/// A number that tells notes apart.
+fn digest(notes: &BTreeMap<String, String>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    notes.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Those that are known but no longer alive.
+fn missing<T>(
+    known: &BTreeMap<String, BTreeMap<String, T>>,
+    alive: &BTreeSet<(String, String)>,
+) -> Vec<(String, String)> {
+    let pairs =
+        known.iter().flat_map(|(namespace, names)| names.keys().map(move |name| (namespace.clone(), name.clone())));
+    pairs.filter(|pair| !alive.contains(pair)).collect()
+}
+
+/// The policy that a namespace's label stands for: all its pods, all defaults.
+fn label_policy() -> SharePolicySpec {
+    SharePolicySpec { selector: Some(LabelSelector::default()), ..SharePolicySpec::default() }
+}
+
+/// Versions of one object are numbers that only grow, as Kubernetes 1.35 promises.
+fn is_older(version: &str, than: &str) -> bool {
+    match (version.parse::<u64>(), than.parse::<u64>()) {
+        (Ok(version), Ok(than)) => version < than,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+#[path = "world_tests.rs"]
+mod tests;

@@ -1,0 +1,229 @@
+//! Tests of [`super`].
+
+use super::*;
+use gainshare_kube_api::crd;
+use gainshare_kube_api::fixtures::{facts, manifest};
+use gainshare_kube_api::resize::Amounts;
+use serde_json::{Value, json};
+
+fn pod(uid: &str, node: &str, version: u64) -> PodFacts {
+    let mut pod = manifest();
+    pod["metadata"]["uid"] = json!(uid);
+    pod["metadata"]["name"] = json!(uid);
+    pod["metadata"]["resourceVersion"] = json!(version.to_string());
+    pod["spec"]["nodeName"] = json!(node);
+    facts(&pod)
+}
+
+fn policy(name: &str, spec: Value) -> PolicyFacts {
+    let object = json!({
+        "apiVersion": "gainshare.dev/v1alpha1", "kind": "SharePolicy",
+        "metadata": {"namespace": "team", "name": name, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}, "spec": spec,
+    });
+    PolicyFacts::of(&serde_json::from_value(object).unwrap()).unwrap()
+}
+
+fn all(name: &str) -> PolicyFacts {
+    policy(name, json!({"selector": {}}))
+}
+
+/// The pod after we changed it.
+fn touched(mut pod: PodFacts, request: u64, version: u64) -> PodFacts {
+    let text = serde_json::to_string(&pod.remember()).unwrap();
+    pod.notes.insert(crd::ORIGINAL_ANNOTATION.into(), text);
+    pod.containers[0].resources.requests.cpu_milli = Some(request);
+    pod.resource_version = version.to_string();
+    pod
+}
+
+fn request(milli: u64) -> Resources {
+    Resources { requests: Amounts { cpu_milli: Some(milli), memory_bytes: None }, limits: Amounts::default() }
+}
+
+fn names(world: &World, node: &str) -> Vec<String> {
+    world.list(node).into_iter().map(|pod| pod.name).collect()
+}
+
+#[test]
+fn a_pod_that_is_being_started_is_made_ready_if_a_policy_will_have_it() {
+    let starting = |uid: &str| PodFacts { running: false, starting: true, ..pod(uid, "n1", 1) };
+    let mut world = World::new(1);
+    world.put_pod(starting("nobody's"));
+    assert!(world.take_touched().pods.is_empty());
+    world.put_policy(all("p"));
+    assert!(world.take_touched().pods.contains("nobody's"), "the policy came later");
+    world.put_pod(PodFacts { class: gainshare_kube_api::wire::QosClass::BestEffort, ..starting("cannot") });
+    world.put_pod(PodFacts { starting: false, ..starting("ends") });
+    assert!(world.take_touched().pods.is_empty() && !world.is_coming("cannot"));
+    assert_eq!(names(&world, "n1"), Vec::<String>::new(), "agents hear of it when it runs");
+    world.put_pod(pod("nobody's", "n1", 2));
+    assert!(!world.is_coming("nobody's") && names(&world, "n1") == ["nobody's"]);
+}
+
+#[test]
+fn each_node_gets_its_own_pods_and_a_revision_that_moves() {
+    let mut world = World::new(100);
+    world.put_policy(all("p"));
+    world.put_pod(pod("a", "n1", 1));
+    world.put_pod(pod("b", "n2", 1));
+    assert_eq!((names(&world, "n1"), names(&world, "n2")), (vec!["a".into()], vec!["b".into()]));
+    let touched = world.take_touched();
+    assert!(touched.nodes.contains("n1") && touched.policies.contains(&("team".into(), "p".into())));
+    let (one, two) = (world.revision("n1"), world.revision("n2"));
+    assert!(one > 100 && two > one);
+    world.put_pod(pod("a", "n1", 2));
+    assert_eq!(world.revision("n1"), one, "nothing that the agent would see has changed");
+    assert_eq!(world.take_touched(), Touched::default());
+    world.remove_pod("a");
+    assert!(names(&world, "n1").is_empty() && world.revision("n1") > two);
+    assert_eq!(world.revision("elsewhere"), 1);
+}
+
+#[test]
+fn stale_events_are_ignored() {
+    let mut world = World::new(1);
+    world.put_policy(all("p"));
+    world.put_pod(touched(pod("a", "n1", 1), 300, 9));
+    world.put_pod(pod("a", "n1", 5));
+    assert_eq!(world.list("n1")[0].now.requests.cpu_milli, Some(300));
+    assert_eq!(world.list("n1")[0].original.requests.cpu_milli, Some(500));
+}
+
+#[test]
+fn order_does_not_matter() {
+    type Step = Box<dyn Fn(&mut World)>;
+    let steps: Vec<Step> = vec![
+        Box::new(|w| w.put_pod(pod("a", "n1", 1))),
+        Box::new(|w| w.put_policy(all("p"))),
+        Box::new(|w| w.put_policy(policy("q", json!({"selector": {}, "suspend": true})))),
+        Box::new(|w| w.put_node("n1", NodeFacts { cpu_milli: Some(2000), ..NodeFacts::default() })),
+        Box::new(|w| {
+            let range = json!({"spec": {"limits": [{"type": "Container", "max": {"cpu": "1500m"}}]}});
+            w.put_range("team", "r", Some(RangeFacts::of(&serde_json::from_value(range).unwrap())));
+        }),
+        Box::new(|w| w.put_pod(pod("b", "n1", 1))),
+    ];
+    let run = |order: &[usize]| {
+        let mut world = World::new(1);
+        order.iter().for_each(|&i| steps[i](&mut world));
+        world.list("n1")
+    };
+    let wanted = run(&[0, 1, 2, 3, 4, 5]);
+    assert_eq!(wanted.len(), 2);
+    assert_eq!(wanted[0].allowed.cpu_milli.max, 1500);
+    for order in [[5, 4, 3, 2, 1, 0], [1, 0, 3, 5, 2, 4], [3, 4, 2, 0, 5, 1], [2, 5, 0, 4, 1, 3]] {
+        assert_eq!(run(&order), wanted, "{order:?}");
+    }
+}
+
+#[test]
+fn requests_are_counted_as_pods_come_change_end_and_go() {
+    let mut world = World::new(1);
+    let of_a_job = |mut pod: PodFacts| {
+        pod.labels.insert(JOB_LABEL.to_owned(), "job".to_owned());
+        pod
+    };
+    let sums = |world: &World| {
+        let (n1, n2) = (world.requested("n1"), world.requested("n2"));
+        [n1.others.0, n1.jobs.0, n2.others.0, n2.jobs.0]
+    };
+    world.put_pod(pod("a", "n1", 1));
+    world.put_pod(of_a_job(pod("b", "n1", 1)));
+    world.put_pod(of_a_job(pod("c", "n2", 1)));
+    assert_eq!(sums(&world), [500, 500, 0, 500]);
+    world.put_pod(touched(pod("a", "n1", 1), 300, 2));
+    world.put_pod(pod("a", "n1", 1));
+    assert_eq!(sums(&world), [300, 500, 0, 500], "the older version changes nothing");
+    world.put_pod(PodFacts { holds_node: false, ..of_a_job(pod("b", "n1", 2)) });
+    assert_eq!(sums(&world), [300, 0, 0, 500]);
+    world.remove_pod("c");
+    world.remove_pod("c");
+    assert_eq!(sums(&world), [300, 0, 0, 0]);
+    world.keep_pods(&BTreeSet::new());
+    assert_eq!((sums(&world), world.requested.len()), ([0; 4], 0));
+}
+
+#[test]
+fn what_no_policy_has_is_let_go() {
+    let mut world = World::new(1);
+    world.put_policy(all("p"));
+    world.put_pod(touched(pod("a", "n1", 1), 300, 2));
+    world.put_pod(pod("b", "n1", 1));
+    assert!(world.let_go().is_empty());
+    let let_go = |world: &World| world.let_go().into_iter().map(|pod| pod.name).collect::<Vec<_>>();
+    world.put_policy(policy("p", json!({"selector": {}, "suspend": true})));
+    assert_eq!(let_go(&world), ["a"], "b was never touched");
+    world.put_policy(policy("p", json!({"selector": {"matchLabels": {"app": "other"}}})));
+    assert_eq!(let_go(&world), ["a"]);
+    world.put_policy(all("p"));
+    assert!(world.let_go().is_empty());
+    world.set_off(true);
+    assert_eq!(let_go(&world), ["a"]);
+    world.set_off(false);
+    world.remove_policy(&("team".into(), "p".into()));
+    assert_eq!(let_go(&world), ["a"]);
+    world.put_namespace("team", BTreeMap::from([(crd::SHARE_LABEL.to_owned(), "enabled".to_owned())]));
+    assert!(world.let_go().is_empty(), "the namespace's label has it now");
+    assert_eq!(world.list("n1")[0].policy, "");
+    world.put_namespace("team", BTreeMap::new());
+    assert_eq!(let_go(&world), ["a"]);
+}
+
+#[test]
+fn a_list_after_a_lost_watch_ends_what_is_gone() {
+    let mut world = World::new(1);
+    world.put_policy(all("p"));
+    world.put_policy(all("q"));
+    for uid in ["a", "b"] {
+        world.put_pod(pod(uid, "n1", 1));
+    }
+    world.keep_pods(&BTreeSet::from(["b".to_owned()]));
+    assert_eq!(names(&world, "n1"), ["b"]);
+    world.keep_policies(&BTreeSet::from([("team".to_owned(), "q".to_owned())]));
+    assert_eq!(world.list("n1")[0].policy, "q");
+}
+
+#[test]
+fn nobody_gets_more_than_the_pods_had_together() {
+    let mut world = World::new(1);
+    world.put_policy(all("p"));
+    world.put_pod(touched(pod("a", "n1", 1), 200, 2));
+    world.put_pod(pod("b", "n1", 1));
+    world.put_pod(pod("c", "n2", 1));
+    let b = world.shared("b").unwrap().clone();
+    // The two of n1 had 1000m together; a has 200m now.
+    assert!(world.pool(&b, "n1", &request(800)).is_ok());
+    assert!(matches!(world.pool(&b, "n1", &request(900)), Err(Refusal::Pool { pool: 1000, .. })));
+    assert!(world.pool(&b, "n1", &request(100)).is_ok());
+}
+
+#[test]
+fn matching_tells_why_nothing_is_selected() {
+    let mut world = World::new(1);
+    world.put_policy(all("a-first"));
+    world.put_policy(all("b-second"));
+    world.put_pod(pod("a", "n1", 1));
+    let mut waiting = manifest();
+    waiting["metadata"]["uid"] = json!("w");
+    waiting["status"]["phase"] = json!("Pending");
+    world.put_pod(facts(&waiting));
+    assert_eq!(world.matching(&all("b-second")), (2, 1));
+    assert_eq!(world.matching(&policy("x", json!({"selector": {"matchLabels": {"app": "none"}}}))), (0, 0));
+}
+
+#[test]
+fn a_pod_that_is_about_to_be_stopped_gets_its_own_values_back_and_keeps_them() {
+    let mut world = World::new(1);
+    world.put_policy(all("p"));
+    world.put_pod(touched(pod("a", "n1", 1), 70, 2));
+    world.put_pod(touched(pod("b", "n1", 1), 70, 2));
+    world.give_back("a");
+    world.give_back("nobody");
+    assert_eq!(names(&world, "n1"), ["b"]);
+    assert_eq!(world.let_go().iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), ["a"]);
+    world.put_pod(touched(pod("a", "n1", 1), 500, 3));
+    assert_eq!(names(&world, "n1"), ["b"], "no policy takes it again");
+    world.remove_pod("a");
+    world.put_pod(pod("a", "n1", 4));
+    assert_eq!(names(&world, "n1"), ["a", "b"], "but a new pod is a new pod");
+}
