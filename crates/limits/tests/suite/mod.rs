@@ -1,10 +1,11 @@
 //! The conformance suite: what every runtime must do, checked against real jobs.
 //!
-//! A runtime's test gives a [`Subject`] that can start and end real jobs under it, and calls [`run_all`] or the checks one by one.
-//! Every check starts its own jobs and ends them. Each message of a failed check begins with the name of its property.
+//! A runtime's test gives a [`Subject`] that can start and end real jobs under it, and calls [`run_all`] or
+//! the checks one by one. Every check starts its own jobs and ends them. Each message of a failed check
+//! begins with the name of its property.
 //!
-//! CPU time is compared between jobs that compete for the same CPU, over a stretch of CPU time, never with the wall clock: other
-//! programs on the machine slow all of the jobs alike.
+//! CPU time is compared between jobs that compete for the same CPU, over a stretch of CPU time, never with
+//! the wall clock: other programs on the machine slow all of the jobs alike.
 
 #![allow(dead_code, reason = "each runtime's test uses the checks that can apply to it")]
 
@@ -57,7 +58,7 @@ pub(crate) fn cpu_target(limit: f64, share: f64) -> CheckedTarget {
 
 pub(crate) fn run_all(subject: &mut dyn Subject) {
     applied_limits_read_back(subject);
-    the_same_plan_again_is_harmless(subject);
+    the_same_plan_again_changes_nothing(subject);
     an_older_plan_is_refused(subject);
     release_restores_what_was(subject);
     counters_only_grow(subject);
@@ -79,12 +80,12 @@ pub(crate) fn applied_limits_read_back(subject: &mut dyn Subject) {
     finish(subject, &job);
 }
 
-pub(crate) fn the_same_plan_again_is_harmless(subject: &mut dyn Subject) {
+pub(crate) fn the_same_plan_again_changes_nothing(subject: &mut dyn Subject) {
     let job = subject.start_busy();
     let wanted = cpu_target(0.5, 0.25);
-    let first = apply_one(subject, 20, &job, wanted).expect("the_same_plan_again_is_harmless: first time");
-    let again = apply_one(subject, 20, &job, wanted).expect("the_same_plan_again_is_harmless: second time");
-    assert_eq!(first, again, "the_same_plan_again_is_harmless");
+    let first = apply_one(subject, 20, &job, wanted).expect("the_same_plan_again_changes_nothing: first time");
+    let again = apply_one(subject, 20, &job, wanted).expect("the_same_plan_again_changes_nothing: second time");
+    assert_eq!(first, again, "the_same_plan_again_changes_nothing");
     finish(subject, &job);
 }
 
@@ -112,7 +113,7 @@ pub(crate) fn release_restores_what_was(subject: &mut dyn Subject) {
     assert_ne!(original, subject.limits_outside(&job), "release_restores_what_was: the limits changed nothing");
     subject.runtime().release(&job).expect("release_restores_what_was: release");
     assert_eq!(original, subject.limits_outside(&job), "release_restores_what_was");
-    subject.runtime().release(&job).expect("release_restores_what_was: a second release is harmless");
+    subject.runtime().release(&job).expect("release_restores_what_was: a second release does nothing");
     subject.end(&job);
 }
 
