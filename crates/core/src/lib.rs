@@ -14,15 +14,17 @@
 
 pub mod check;
 mod control;
-pub mod decide;
+pub mod deal;
 pub mod decider;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 pub mod model;
 pub mod plan;
+pub mod policies;
 pub mod policy;
 pub mod replay;
 pub mod signal;
+mod sort;
 pub mod view;
 
 pub use control::Memory;

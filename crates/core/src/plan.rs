@@ -214,6 +214,8 @@ pub enum Reason {
     Owed { left_s: f64 },
     /// Its part as a published rule weighs it, with the work left (node-seconds) where its reports say.
     Weighed { by: Weigh, left_s: Option<f64> },
+    /// The part of its owner's share that a simple rule gives it.
+    Portion { part: Share },
     /// It moves to another node.
     Moves { to: NodeId, because: MoveReason },
     /// Started now.
@@ -240,6 +242,7 @@ impl Reason {
             Reason::Gaining { .. } => "gaining",
             Reason::Owed { .. } => "owed",
             Reason::Weighed { .. } => "weighed",
+            Reason::Portion { .. } => "portion",
             Reason::Moves { .. } => "moves",
             Reason::Started { .. } => "started",
             Reason::WaitsForSlot { .. } => "waits-for-slot",
@@ -298,6 +301,7 @@ impl fmt::Display for Reason {
                     None => write!(f, "{rule}"),
                 }
             }
+            Reason::Portion { part } => write!(f, "gets {part} by the rule of its policy"),
             Reason::Moves { to, because } => write!(f, "{because}: moves to {to}"),
             Reason::Started { node } => write!(f, "started on {node}"),
             Reason::WaitsForSlot { ahead } => write!(f, "all slots are taken; {ahead} job(s) ahead"),

@@ -332,8 +332,8 @@ pub struct Settings {
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyKind {
     Fair,
-    #[default]
     Flowcon,
+    #[default]
     Gainshare,
 }
 

@@ -17,14 +17,71 @@
 //! paper would read its growth as zero and squeeze every job whose epochs are longer than the interval. A job that never reports, or
 //! fell silent for far longer than it ever was, gets an equal part. A resource a job does not use is not limited for it.
 
-use super::Opinion;
+use super::{Group, GroupMemory, Opinion, Share as ShareRule, Shares};
 use crate::model::{JobId, PerResource, Resource, Share, Span, Time};
 use crate::plan::{Reason, Target};
-use crate::policy::{Flowcon, Policy};
-use crate::signal::{Category, growth_efficiency};
+use crate::policy::{Policy, PolicyError};
+use crate::signal::{Category, Normalisation, growth_efficiency};
 use crate::view::{JobView, Phase};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+/// The numbers of FlowCon's Algorithm 1.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Flowcon {
+    /// α: growth efficiency below it counts as "no longer growing".
+    pub alpha: f64,
+    /// β: a completing job keeps at least 1/(β·n) of a node with n jobs.
+    pub beta: f64,
+    /// The first interval between two runs; doubled each time everyone is completing.
+    pub interval: Span,
+    /// Back-off ends here, so that a long quiet spell cannot put the next look off for ever.
+    pub longest_interval: Span,
+    pub normalisation: Normalisation,
+    /// Whose growth efficiency is held against α.
+    pub judged_by: Resource,
+}
+
+impl Default for Flowcon {
+    /// α = 5 %, every 20 s, β = 2: the thesis's middle setting.
+    fn default() -> Self {
+        Flowcon {
+            alpha: 0.05,
+            beta: 2.0,
+            interval: Span::from_secs(20),
+            longest_interval: Span::from_secs(20 * 64),
+            normalisation: Normalisation::Relative,
+            judged_by: Resource::Cpu,
+        }
+    }
+}
+
+impl Flowcon {
+    pub(crate) fn validate(&self) -> Result<(), PolicyError> {
+        if !(self.alpha.is_finite() && self.alpha >= 0.0) {
+            return Err(PolicyError::Alpha(self.alpha));
+        }
+        if !(self.beta.is_finite() && self.beta >= 1.0) {
+            return Err(PolicyError::Beta(self.beta));
+        }
+        if self.interval == Span::ZERO { Err(PolicyError::Interval) } else { Ok(()) }
+    }
+}
+
+/// The rule with its numbers; its memory is that of the group.
+pub(crate) struct Rule<'a> {
+    pub(crate) numbers: &'a Flowcon,
+    pub(crate) policy: &'a Policy,
+}
+
+impl ShareRule for Rule<'_> {
+    fn share(&mut self, group: &Group<'_>, memory: &mut GroupMemory) -> Shares {
+        let Group { now, jobs, changed, .. } = *group;
+        let (opinions, wait) = run(self.numbers, self.policy, now, jobs, changed, &mut memory.flowcon);
+        Shares { opinions, wait: Some(wait) }
+    }
+}
 
 /// What the algorithm remembers of one group between two runs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -72,7 +129,7 @@ enum Doubt {
 
 /// Runs the algorithm once over one group, sorted by id. `changed`: a job came or went since the last run. Returns one opinion for each job, in the
 /// same order, and how long to wait until the next run.
-pub(crate) fn run(
+fn run(
     rule: &Flowcon,
     policy: &Policy,
     now: Time,

@@ -1,40 +1,62 @@
 //! The published rules that weigh jobs against each other: what they have in common is that each says how to split a node, nothing else.
 
-use super::{Opinion, account, drf, optimus, slaq, themis};
-use crate::model::{PerResource, Share, Span, Time};
+mod account;
+mod drf;
+mod optimus;
+mod slaq;
+mod themis;
+
+pub(crate) use account::work_left;
+
+use super::{Group, GroupMemory, Opinion, Share as ShareRule, Shares};
+use crate::model::{Share, Span, Time};
 use crate::plan::Reason;
-use crate::policy::Weigh;
-use crate::signal::Category;
 use crate::view::JobView;
+use serde::{Deserialize, Serialize};
+
+/// Published rules that weigh jobs against each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Weigh {
+    Drf,
+    Slaq,
+    Optimus,
+    Themis,
+}
+
+/// The rule has no memory.
+pub(crate) struct Rule {
+    pub(crate) by: Weigh,
+}
+
+impl ShareRule for Rule {
+    fn share(&mut self, group: &Group<'_>, _memory: &mut GroupMemory) -> Shares {
+        let (opinions, wait) = run(self.by, group.now, group.jobs);
+        Shares { opinions, wait }
+    }
+}
 
 /// The weighing rules look again so often: SLAQ's authors use epochs of a few seconds, the others longer ones; ten serve all.
 const EPOCH: Span = Span::from_secs(10);
 
-pub(crate) fn run(by: Weigh, now: Time, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) {
+fn run(by: Weigh, now: Time, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) {
     let shares = match by {
         Weigh::Drf => drf::shares(now, jobs),
         Weigh::Slaq => slaq::shares(jobs, EPOCH.as_secs_f64()),
         Weigh::Optimus => optimus::shares(jobs),
         Weigh::Themis => themis::shares(now, jobs),
     };
-    let opinions = jobs.iter().zip(shares).map(|(job, share)| Opinion {
-        limit: PerResource {
-            cpu: Share::clamped(share),
-            memory: Share::FULL,
-            block_io: Share::FULL,
-            net_io: Share::FULL,
-        },
-        growth: PerResource::default(),
-        category: Category::Growing,
-        reason: Reason::Weighed { by, left_s: account::work_left(job) },
-    });
+    let opinions = jobs
+        .iter()
+        .zip(shares)
+        .map(|(job, share)| Opinion::of_cpu(Share::clamped(share), Reason::Weighed { by, left_s: work_left(job) }));
     (opinions.collect(), Some(EPOCH))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{JobId, NodeId};
+    use crate::model::{JobId, NodeId, PerResource};
     use crate::signal::{Outlook, Signal};
     use crate::view::Phase;
     use proptest::prelude::*;

@@ -14,7 +14,7 @@
 //! **Properties.** `never_more_than_there_is`: the devices of running jobs never exceed the cluster; `no_idle_device_a_waiting_job_could_use` under `srtf`
 //! and `las`; ranks are total (ties go to the lower id), so that the same events give the same decisions.
 
-use crate::model::{JobId, Span, Time};
+use gainshare_core::model::{JobId, Span, Time};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -16,19 +16,79 @@
 //! jobs only from nodes that hold more than `bf` and each job once: as printed, it could empty one node to fill another and back again. A node whose slots
 //! are taken is no candidate.
 
-use crate::decide::Key;
+use super::{Relocate, Share};
 use crate::model::{JobId, NodeId, Span, Time};
-use crate::plan::{Move, MoveReason};
-use crate::policy::Specon;
-use crate::signal::Category;
+use crate::plan::{Move, MoveReason, Plan};
+use crate::policy::PolicyError;
+use crate::signal::{Category, Normalisation};
+use crate::sort::Key;
 use crate::view::View;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the manager and its workers remember between two runs.
+/// The numbers of SpeCon's Algorithms 3, 4 and 5.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Specon {
+    /// α: growth over one interval below it counts as slow.
+    pub alpha: f64,
+    pub interval: Span,
+    /// What a progressing, a watching and a converged job count for in a node's score.
+    pub weights: [f64; 3],
+    /// Whether Algorithm 5 runs.
+    pub rebalance: bool,
+    pub normalisation: Normalisation,
+}
+
+impl Default for Specon {
+    /// α = 0.01, every 30 s: the thesis's setting for all experiments with several models.
+    fn default() -> Self {
+        Specon {
+            alpha: 0.01,
+            interval: Span::from_secs(30),
+            weights: [2.0, 1.5, 1.0],
+            rebalance: true,
+            normalisation: Normalisation::Relative,
+        }
+    }
+}
+
+impl Specon {
+    pub(crate) fn validate(&self) -> Result<(), PolicyError> {
+        let sound = self.alpha.is_finite() && self.alpha >= 0.0 && self.interval > Span::ZERO;
+        if sound { Ok(()) } else { Err(PolicyError::Specon(self.alpha)) }
+    }
+}
+
+/// The rule with its numbers and its memory.
+pub(crate) struct Rule<'a> {
+    pub(crate) numbers: &'a Specon,
+    pub(crate) memory: &'a mut Memory,
+}
+
+impl Relocate for Rule<'_> {
+    fn moves(&mut self, view: &View, _plan: &Plan, _share: &dyn Share) -> Vec<Move> {
+        if self.is_due(view) { run(self.numbers, view, self.memory) } else { vec![] }
+    }
+
+    fn is_due(&self, view: &View) -> bool {
+        let anyone = view.jobs.iter().any(|j| j.node().is_some());
+        anyone && self.memory.due.is_none_or(|due| view.now >= due)
+    }
+
+    fn due(&self) -> Option<Time> {
+        self.memory.due
+    }
+
+    fn category(&self, job: JobId) -> Option<Category> {
+        self.memory.jobs.get(&job).map(|j| j.category)
+    }
+}
+
+/// What the algorithms remember between two runs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Memory {
-    pub(crate) due: Option<Time>,
+    due: Option<Time>,
     ran: Option<Time>,
     jobs: BTreeMap<JobId, Job>,
 }
@@ -51,7 +111,7 @@ struct Job {
 }
 
 /// Runs Algorithms 3, 4 and 5 once and returns the moves to make.
-pub(crate) fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> {
+fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> {
     memory.due = Some(view.now + rule.interval);
     memory.jobs.retain(|id, _| view.job(*id).is_some_and(|j| j.node().is_some()));
     let interval = memory.ran.map_or(Span::ZERO, |t| view.now.since(t));
@@ -112,17 +172,6 @@ pub(crate) fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> 
         rebalance(&mut cluster, memory, &mut moves);
     }
     moves
-}
-
-/// How soon a run is due, given that it never ran or ran last at the remembered moment.
-pub(crate) fn due(memory: &Memory, view: &View) -> bool {
-    let anyone = view.jobs.iter().any(|j| j.node().is_some());
-    anyone && memory.due.is_none_or(|due| view.now >= due)
-}
-
-/// The category a job is in, if SpeCon knows it.
-pub(crate) fn category(memory: &Memory, id: JobId) -> Option<Category> {
-    memory.jobs.get(&id).map(|j| j.category)
 }
 
 /// Algorithm 5.

@@ -8,20 +8,35 @@
 //! cost of moving included. Moving it ends it `S − t` sooner and each of the `m − k` jobs behind it `l` sooner: the gain is the sum. The best move of all is made
 //! if it gains several times what it costs and the job itself ends sooner.
 //!
-//! *Home.* Every job has a home, the node on which the fair world has it (`decide::fair`), and there it can always be kept from being late: its share of that node was
+//! *Home.* Every job has a home, the node on which the fair world has it (`gain::world`), and there it can always be kept from being late: its share of that node was
 //! promised to nobody else. A job elsewhere is a visitor. Where, served in order of deadline, residents would end late and less so without a visitor, or the visitor itself
 //! would end late and sooner at home, it goes home. Each such move brings one job home, so there is an end to them.
 //!
 //! **Properties** (tests): nobody moves to a node with jobs except home, nobody moves for less than it costs, a job alone on its node moves only to a faster one, and who has
 //! just moved stays for a while.
 
-use crate::decide::fair::Prediction;
-use crate::decide::share::gain::Stake;
+use super::super::{Prediction, Relocate, Share, Stake};
+use super::numbers::GainMove;
 use crate::model::{JobId, NodeId};
-use crate::plan::{Move, MoveReason};
-use crate::policy::GainMove;
+use crate::plan::{Move, MoveReason, Plan};
 use crate::view::{NodeView, Phase, View};
 use std::collections::BTreeMap;
+
+/// The rule with its numbers. What it knows of jobs comes from the share rule.
+pub(crate) struct MoveRule<'a> {
+    pub(crate) numbers: &'a GainMove,
+}
+
+impl Relocate for MoveRule<'_> {
+    fn moves(&mut self, view: &View, plan: &Plan, share: &dyn Share) -> Vec<Move> {
+        // An empty node that a waiting job is about to get is not empty.
+        if plan.starts.is_empty() && view.nodes.len() > 1 {
+            run(self.numbers, view, |id| share.stake(id))
+        } else {
+            vec![]
+        }
+    }
+}
 
 /// One job that could move.
 #[derive(Debug, Clone, Copy)]
@@ -38,13 +53,13 @@ struct Candidate {
 type Bests = BTreeMap<NodeId, (usize, f64)>;
 
 /// The moves to make. `stake` tells what the share rule knows of a job.
-pub(crate) fn run(rule: &GainMove, view: &View, stake: impl Fn(JobId) -> Option<Stake>) -> Vec<Move> {
+fn run(rule: &GainMove, view: &View, stake: impl Fn(JobId) -> Option<Stake>) -> Vec<Move> {
     let mut crowds: BTreeMap<NodeId, Vec<Candidate>> = BTreeMap::new();
     let mut busy: BTreeMap<NodeId, usize> = BTreeMap::new();
     for job in &view.jobs {
         let Phase::Running { node, since, attempt } = job.phase else { continue };
         *busy.entry(node).or_default() += 1;
-        if let Some(Stake { known, home, deadline_s }) = stake(job.id) {
+        if let Some(Stake { prediction: known, home, deadline_s }) = stake(job.id) {
             // A job that has just moved is being restored, and its move must first have been worth its cost.
             let stayed_s = view.now.since(since).as_secs_f64();
             let settled = !job.pinned && (attempt <= 1 || stayed_s >= rule.worth * rule.cost.as_secs_f64());
@@ -56,7 +71,7 @@ pub(crate) fn run(rule: &GainMove, view: &View, stake: impl Fn(JobId) -> Option<
     }
     let mut moves = send_home(rule, view, &mut crowds, &mut busy);
     for crowd in crowds.values_mut() {
-        crowd.sort_by(|a, b| a.known.left.total_cmp(&b.known.left).then(a.id.cmp(&b.id)));
+        crowd.sort_by(|a, b| a.known.left_s.total_cmp(&b.known.left_s).then(a.id.cmp(&b.id)));
     }
     let empty = |n: &&NodeView| !busy.contains_key(&n.id) && n.slots != Some(0);
     // Nodes of one kind have the same best moves, which change only where somebody has left.
@@ -101,9 +116,9 @@ fn send_home(
             let spared_s = late_s - late_residents_s(&rest, from);
             let at_home = crowds.get(&to.id).map_or(&[][..], |c| c.as_slice());
             let first = at_home.partition_point(|c| c.deadline_s <= visitor.deadline_s);
-            let before_s: f64 = at_home[..first].iter().map(|c| c.known.left).sum();
+            let before_s: f64 = at_home[..first].iter().map(|c| c.known.left_s).sum();
             let there_s = cost_s + before_s + seconds_on(&visitor.known, here, to);
-            let here_s: f64 = crowd[..=place].iter().map(|c| c.known.left).sum();
+            let here_s: f64 = crowd[..=place].iter().map(|c| c.known.left_s).sum();
             let sooner_s = if here_s > visitor.deadline_s { here_s - there_s } else { 0.0 };
             let gain_s = spared_s.max(sooner_s);
             (gain_s > cost_s).then_some((place, to.id, gain_s))
@@ -122,7 +137,7 @@ fn send_home(
 fn late_residents_s(crowd: &[Candidate], node: NodeId) -> f64 {
     let mut ends_s = 0.0;
     let late = crowd.iter().map(|c| {
-        ends_s += c.known.left;
+        ends_s += c.known.left_s;
         if c.home == node { (ends_s - c.deadline_s.max(0.0)).max(0.0) } else { 0.0 }
     });
     late.sum()
@@ -138,21 +153,21 @@ fn best_of(rule: &GainMove, from: &NodeView, to: &NodeView, crowd: &[Candidate])
     let cost_s = rule.cost.as_secs_f64();
     let mut here_s = 0.0;
     let gains = crowd.iter().enumerate().filter_map(|(k, c)| {
-        here_s += c.known.left;
-        let alone_s = here_s.max(c.known.left / c.known.most);
+        here_s += c.known.left_s;
+        let alone_s = here_s.max(c.known.left_s / c.known.usable);
         let there_s = cost_s + seconds_on(&c.known, from, to);
         let behind = (crowd.len() - 1 - k) as f64;
-        (c.settled && there_s < alone_s).then_some((k, behind * c.known.left + alone_s - there_s))
+        (c.settled && there_s < alone_s).then_some((k, behind * c.known.left_s + alone_s - there_s))
     });
     gains.filter(|g| g.1 > rule.worth * cost_s).max_by(|a, b| a.1.total_cmp(&b.1))
 }
 
 /// How long the rest of a job takes alone on `to`.
 fn seconds_on(job: &Prediction, from: &NodeView, to: &NodeView) -> f64 {
-    let core_seconds = job.left * from.cores * from.speed;
-    let cores = (job.most * from.cores).min(to.cores);
+    let core_seconds = job.left_s * from.cores * from.speed;
+    let cores = (job.usable * from.cores).min(to.cores);
     // A job that could use all of a small node may use more of a larger one.
-    let cores = if job.most >= 1.0 { to.cores } else { cores };
+    let cores = if job.usable >= 1.0 { to.cores } else { cores };
     core_seconds / (cores * to.speed).max(f64::MIN_POSITIVE)
 }
 
@@ -193,7 +208,7 @@ mod tests {
         let rule = GainMove { cost: Span::from_secs(5), worth: 3.0 };
         let stake = |id: JobId| {
             let (left, home, deadline_s) = stakes[id.0 as usize];
-            Some(Stake { known: Prediction { left, most: 1.0 }, home: NodeId(home), deadline_s })
+            Some(Stake { prediction: Prediction { left_s: left, usable: 1.0 }, home: NodeId(home), deadline_s })
         };
         run(&rule, view, stake).iter().map(|m| (m.job.0, m.to.0)).collect()
     }

@@ -1,50 +1,18 @@
-//! How do the jobs of one node split it?
+//! From the limits that a share rule sets to the shares that a node can keep.
 //!
 //! **Problem.** Jobs on a node want more than it has. A rule gives each a *soft limit* per resource; limits may sum to more or
 //! less than the node, and what one job leaves others may use.
 //!
 //! **Approach.** Jobs are first grouped by owner: owners split a node equally, and a rule moves shares only within one owner's
-//! group, so that no report of one user can cost another user anything. Within a group the rule (one module each) sets limits; then
+//! group, so that no report of one user can cost another user anything. Within a group the rule sets limits; then
 //! [`water_fill`] turns limits into *shares*, what each would get of a fully wanted node. Runtimes that weigh use the shares, those
 //! that cap use the limits. Last, floors are kept.
 //!
 //! **Properties** (each a test of that name): `conservation`: shares sum to at most one per node and resource;
 //! `floor_respected`; `permutation_invariant`: the order of jobs does not matter; `owners_are_apart`.
 
-mod account;
-mod drf;
-pub mod flowcon;
-pub mod gain;
-mod optimus;
-pub(crate) mod rank;
-mod slaq;
-mod themis;
-pub(crate) mod weigh;
-
 use crate::model::{PerResource, Resource, Share};
-use crate::plan::{Reason, Target};
-use crate::signal::Category;
-
-/// What a rule says about one job, before owners and floors are taken into account.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Opinion {
-    pub(crate) limit: PerResource<Share>,
-    pub(crate) growth: PerResource<Option<f64>>,
-    pub(crate) category: Category,
-    pub(crate) reason: Reason,
-}
-
-impl Opinion {
-    /// Everyone the same: free competition among `n`.
-    pub(crate) fn fair(n: usize) -> Opinion {
-        Opinion {
-            limit: Target::FREE.limit,
-            growth: PerResource::default(),
-            category: Category::Growing,
-            reason: Reason::Fair { neighbours: n.saturating_sub(1) },
-        }
-    }
-}
+use crate::plan::Target;
 
 /// What an owner asked for one job, whatever it gains.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -8,13 +8,40 @@
 //! **Properties.** `permutation_invariant`: ties go to the lower id. A job whose remaining work nobody knows goes last under
 //! [`Rank::Remaining`]; one without a prediction goes first under [`Rank::Predicted`], so that there will be one.
 
-use super::Opinion;
-use super::account::work_left;
+use super::weigh::work_left;
+use super::{Group, GroupMemory, Opinion, Share as ShareRule, Shares};
 use crate::model::{PerResource, Share, Span};
 use crate::plan::Reason;
-use crate::policy::Rank;
 use crate::signal::Category;
 use crate::view::JobView;
+use serde::{Deserialize, Serialize};
+
+/// Who goes first where jobs are served one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "by")]
+pub enum Rank {
+    /// The one that came first.
+    Arrival,
+    /// The one with the least work left, where it is known.
+    Remaining,
+    /// The one with the least work left, as its own reports predict it; before the first prediction, the one that consumed least.
+    Predicted,
+    /// The one that has consumed least of the node, in queues: consumption below the first limit (node-seconds) makes the first queue, below
+    /// the second the next, and so on; first come first served within a queue.
+    Attained { limits_s: [f64; 2] },
+}
+
+/// The rule has no memory.
+pub(crate) struct Rule<'a> {
+    pub(crate) by: &'a Rank,
+}
+
+impl ShareRule for Rule<'_> {
+    fn share(&mut self, group: &Group<'_>, _memory: &mut GroupMemory) -> Shares {
+        let (opinions, wait) = run(self.by, group.jobs);
+        Shares { opinions, wait }
+    }
+}
 
 /// Each next in line weighs so much less than the one before: near enough to nothing that it does not slow the first, yet what the first cannot
 /// use goes down the line in order.
@@ -23,7 +50,7 @@ const NEXT: f64 = 1e-4;
 /// How often what changes with time is looked at: no job overstays for longer.
 const LOOK: Span = Span::from_secs(5);
 
-pub(crate) fn run(by: &Rank, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) {
+fn run(by: &Rank, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) {
     let key = |job: &JobView| match by {
         Rank::Arrival => (0, job.arrived.0 as f64),
         Rank::Remaining => (0, job.known_left_s.unwrap_or(f64::INFINITY)),

@@ -6,6 +6,7 @@
 //!
 //! **Properties** (tests of that name): `conservation`; `alone_takes_its_work`; `an_unusable_part_goes_to_the_others`.
 
+use crate::sort::Key;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -25,24 +26,6 @@ pub(crate) struct Fate {
     pub(crate) ends_s: f64,
     /// Work it gets done until the moment asked for.
     pub(crate) served: f64,
-}
-
-/// Total order for finite and infinite numbers that are not NaN.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Key(f64);
-
-impl Eq for Key {}
-
-impl PartialOrd for Key {
-    fn partial_cmp(&self, other: &Key) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Key {
-    fn cmp(&self, other: &Key) -> std::cmp::Ordering {
-        self.0.total_cmp(&other.0)
-    }
 }
 
 /// How much longer everything takes where jobs use a machine side by side: `1 + γ·(1 − Σu²)`, `u` a job's part of what is used. `1 − Σu²` is the chance

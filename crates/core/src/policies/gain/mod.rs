@@ -9,7 +9,7 @@
 //!    is likely to last.
 //! 2. *Gain per unit*: finishing a job is worth 1, the part of its improvement still to come is worth [`Gain::quality`] more; both divided by the work
 //!    left. Jobs are served in this order, each as much as it can use.
-//! 3. *Guard*: a world that shares equally is simulated beside the real one (`decide::fair`). When it would end a job is that job's
+//! 3. *Guard*: a world that shares equally is simulated beside the real one ([`world`]). When it would end a job is that job's
 //!    deadline. A job may go out of deadline order only while every deadline before its own can still be kept; otherwise deadlines decide.
 //!    Serving in deadline order ends nobody later than equal sharing does (E. Friedman and S. Henderson, "Fairness and efficiency in web server
 //!    protocols", SIGMETRICS 2003), and arrivals only push the deadlines of others back: with true predictions no job loses.
@@ -19,17 +19,53 @@
 //!
 //! **Terms.** Work and service are node-seconds of CPU. All times derive from the jobs' own; there is no threshold in seconds.
 
-use super::Opinion;
-use crate::decide::fair::disturbance::{Company, Disturbance};
-use crate::decide::fair::{FairWorld, News, Prediction};
+mod disturbance;
+mod machine;
+mod moves;
+mod numbers;
+mod world;
+
+pub(crate) use moves::MoveRule;
+pub use numbers::{Gain, GainMove};
+
+use super::{Group, GroupMemory, Homes, Opinion, Prediction, Share as ShareRule, Shares, Stake};
 use crate::model::{JobId, NodeId, PerResource, Share, Span, Time};
 use crate::plan::Reason;
-use crate::policy::{Gain, Policy};
+use crate::policy::Policy;
 use crate::signal::Category;
 use crate::signal::predict::FLAT;
 use crate::view::{JobView, Phase, View};
+use disturbance::{Company, Disturbance};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use world::{FairWorld, News};
+
+/// The rule with its numbers and its memory.
+pub(crate) struct Rule<'a> {
+    pub(crate) numbers: &'a Gain,
+    pub(crate) policy: &'a Policy,
+    pub(crate) memory: &'a mut Memory,
+}
+
+impl ShareRule for Rule<'_> {
+    fn observe(&mut self, view: &View) {
+        observe(self.numbers, view, self.memory);
+    }
+
+    fn share(&mut self, group: &Group<'_>, _memory: &mut GroupMemory) -> Shares {
+        let Group { now, jobs, part, .. } = *group;
+        let (opinions, wait) = run(self.numbers, self.policy, now, jobs, part, self.memory);
+        Shares { opinions, wait: Some(wait) }
+    }
+
+    fn stake(&self, job: JobId) -> Option<Stake> {
+        self.memory.stake(job)
+    }
+
+    fn homes(&mut self) -> Option<&mut dyn Homes> {
+        Some(&mut self.memory.fair)
+    }
+}
 
 /// What the rule remembers between two runs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -247,16 +283,6 @@ fn doubt(policy: &Policy, now: Time, view: &JobView, job: &Job) -> Option<Reason
     }
 }
 
-/// What a move must know of a job.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Stake {
-    pub(crate) known: Prediction,
-    /// Where the fair world has it.
-    pub(crate) home: NodeId,
-    /// When the fair world ends it, in seconds from now; in the past for a job that is late.
-    pub(crate) deadline_s: f64,
-}
-
 /// One job in the race for the node.
 struct Runner {
     place: usize,
@@ -271,7 +297,7 @@ struct Runner {
 }
 
 /// Takes in a view, before shares are decided in it: how far each job is, what it has left, and what the fair world makes of that.
-pub(crate) fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
+fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
     let Memory { at, jobs, idle, fair, disturbance } = memory;
     let elapsed_s = if *at == Time::ZERO { 0.0 } else { view.now.since(*at).as_secs_f64() };
     *at = view.now;
@@ -310,15 +336,16 @@ pub(crate) fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
         job.most = seen.most.map_or(job.most, |most| most.clamp(LEAST_MOST, 1.0));
         job.left = job.predict(rule, seen);
     }
-    let news = jobs
-        .values()
-        .map(|job| News { done: job.newly, prediction: job.left.map(|left| Prediction { left, most: job.most }) });
+    let news = jobs.values().map(|job| News {
+        done: job.newly,
+        prediction: job.left.map(|left| Prediction { left_s: left, usable: job.most }),
+    });
     fair.step(view, disturbance.gamma(), news);
 }
 
 /// Runs the rule over one group, sorted by id. `part` is the group's part of the node. Returns one opinion for each job, in the same order, and how
 /// long to wait until the next run.
-pub(crate) fn run(
+fn run(
     rule: &Gain,
     policy: &Policy,
     now: Time,
@@ -367,21 +394,18 @@ pub(crate) fn run(
 
 impl Memory {
     /// What is predicted of `job` and when it is to end, if its work left can be told.
-    pub(crate) fn stake(&self, id: JobId) -> Option<Stake> {
+    fn stake(&self, id: JobId) -> Option<Stake> {
         let job = self.jobs.get(&id)?;
         let deadline_s =
             self.fair.ends(id).map_or(f64::INFINITY, |(ends, _)| ends.as_secs_f64() - self.at.as_secs_f64());
         let home = self.fair.home(id).unwrap_or(job.node);
-        Some(Stake { known: Prediction { left: job.rest()?, most: job.most }, home, deadline_s })
+        let prediction = Prediction { left_s: job.rest()?, usable: job.most };
+        Some(Stake { prediction, home, deadline_s })
     }
 
     /// The most of its node that a job can use, once it has been measured.
-    pub(crate) fn most(&self, id: JobId) -> Option<f64> {
+    pub(crate) fn usable(&self, id: JobId) -> Option<f64> {
         self.jobs.get(&id).filter(|job| job.left.is_some()).map(|job| job.most)
-    }
-
-    pub(crate) fn fair(&mut self) -> &mut FairWorld {
-        &mut self.fair
     }
 }
 

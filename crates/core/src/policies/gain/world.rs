@@ -11,12 +11,10 @@
 //!
 //! **Terms.** Work is in core-seconds of a core of speed 1, so that jobs can be followed across unequal nodes.
 
-pub(crate) mod disturbance;
-pub(crate) mod machine;
-
+use super::super::{Homes, Prediction};
+use super::machine::{self, Fate, Task};
 use crate::model::{JobId, NodeId, OwnerId, Span, Time};
 use crate::view::{NodeView, View};
-use machine::{Fate, Task};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -68,17 +66,8 @@ pub(crate) struct News {
     pub(crate) prediction: Option<Prediction>,
 }
 
-/// What is predicted of a job, in node-seconds of the node it is on.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Prediction {
-    pub(crate) left: f64,
-    /// The most of its node it can use.
-    pub(crate) most: f64,
-}
-
-impl FairWorld {
-    /// How many jobs each node has that have not ended there.
-    pub(crate) fn counts(&self) -> BTreeMap<NodeId, usize> {
+impl Homes for FairWorld {
+    fn counts(&self) -> BTreeMap<NodeId, usize> {
         let mut counts = BTreeMap::new();
         let here = self.jobs.values().filter(|j| !j.has_ended()).map(|j| j.home);
         for home in here.chain(self.homes.values().copied()) {
@@ -87,11 +76,12 @@ impl FairWorld {
         counts
     }
 
-    /// A job that is about to start belongs on `node`.
-    pub(crate) fn settle(&mut self, job: JobId, node: NodeId) {
+    fn settle(&mut self, job: JobId, node: NodeId) {
         self.homes.insert(job, node);
     }
+}
 
+impl FairWorld {
     /// Where `job` lives.
     pub(crate) fn home(&self, job: JobId) -> Option<NodeId> {
         self.jobs.get(&job).map(|j| j.home)
@@ -125,8 +115,8 @@ impl FairWorld {
                 known.home = node.id;
             }
             known.done += done * speed;
-            known.total = prediction.map(|p| known.done + p.left * speed);
-            known.cores = prediction.filter(|p| p.most < 1.0).map_or(f64::INFINITY, |p| p.most * node.cores);
+            known.total = prediction.map(|p| known.done + p.left_s * speed);
+            known.cores = prediction.filter(|p| p.usable < 1.0).map_or(f64::INFINITY, |p| p.usable * node.cores);
         }
         self.homes.retain(|id, _| view.job(*id).is_some());
         // Who has really ended stays until the fair world has ended it too; of who ended before anything was known of it nothing is to be remembered.
