@@ -1,9 +1,10 @@
 //! The loop, without a clock: view in, plan out.
 //!
-//! Drivers use it through [`crate::decider::Decider`], which checks every plan. [`Control::step`] is called whenever something happened
-//! (a job came or went, a report arrived) and when [`Control::due`] is reached. It answers with a plan if anything is due, and with nothing
-//! otherwise. All that control remembers between two steps is in one serialisable [`Memory`], so a view, a policy and a memory written to a
-//! file reproduce the plan.
+//! Drivers use it through [`crate::decider::Decider`], which checks every plan. [`Control::step`]
+//! is called whenever something happened (a job came or went, a report arrived) and when
+//! [`Control::due`] is reached. It answers with a plan if anything is due, and with nothing
+//! otherwise. All that control remembers between two steps is in one serialisable [`Memory`], so a
+//! view, a policy and a memory written to a file reproduce the plan.
 
 use crate::deal::{self, Bounds};
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Resource, Span, Time};
@@ -87,7 +88,8 @@ impl Control {
         self.memory.rules.usable(job)
     }
 
-    /// Decides if anything is due in this view. `before` is called first, while all that the plan depends on is still there.
+    /// Decides if anything is due in this view. `before` is called first, while all that the plan
+    /// depends on is still there.
     pub(crate) fn step(&mut self, view: &View, before: impl FnOnce(&Control)) -> Option<Plan> {
         let grouped = group(view);
         let must_move = self.memory.rules.bind(&self.policy).relocate.is_due(view);
@@ -220,7 +222,8 @@ fn group(view: &View) -> Grouped<'_> {
     grouped
 }
 
-/// How many reports the jobs of a group have made in all: when it changed, somebody had something new to say.
+/// How many reports the jobs of a group have made in all: when the number changed, a job has
+/// reported.
 fn reports(jobs: &[&JobView]) -> u64 {
     jobs.iter().map(|j| j.signal.reports).sum()
 }
@@ -249,8 +252,9 @@ impl StandingDecision {
     }
 }
 
-/// Whether the targets in force may stay: each is close to its new one and within its bounds, and together they do not exceed `part`. Many
-/// jobs that each keep a little too much would else keep a newcomer's or another owner's part.
+/// Whether the targets in force may stay: each is close to its new one and within its bounds, and
+/// together they do not exceed `part`. Many jobs that each keep a little too much would else keep a
+/// newcomer's or another owner's part.
 fn may_stay(before: &[Target], new: &[Target], bounds: &[Bounds], part: f64, deadband: f64) -> bool {
     const ROUNDING: f64 = 1e-9;
     let mut pairs = before.iter().zip(new).zip(bounds);
@@ -289,8 +293,8 @@ fn share_out(
     let bound = |j: &&JobView| Bounds { floor: j.floor, max: rules.scale.upper_bound(j) };
     let bounds: Vec<_> = jobs.iter().map(bound).collect();
     let targets = deal::targets(&limits, &bounds, part);
-    // The deadband is judged for the group as a whole: holding one job back while its neighbours change could promise more than
-    // the node has.
+    // The deadband is judged for the group as a whole: holding one job back while its neighbours
+    // change could promise more than the node has.
     let before: Option<Vec<Target>> = jobs.iter().map(|j| standing.get(&j.id).map(|d| d.target)).collect();
     let held = before.is_some_and(|before| may_stay(&before, &targets, &bounds, part, policy.deadband));
     for ((job, opinion), target) in jobs.iter().zip(opinions).zip(targets) {

@@ -1,15 +1,17 @@
 //! From the limits that a share rule sets to the shares that a node can keep.
 //!
-//! **Problem.** Jobs on a node want more than it has. A rule gives each a *soft limit* per resource; limits may sum to more or
-//! less than the node, and what one job leaves others may use.
+//! **Problem.** Jobs on a node want more than it has. A rule gives each a *soft limit* per
+//! resource; limits may sum to more or less than the node, and what one job leaves others may use.
 //!
-//! **Approach.** Jobs are first grouped by owner: owners split a node equally, and a rule moves shares only within one owner's
-//! group, so that no report of one user can cost another user anything. Within a group the rule sets limits; then
-//! [`water_fill`] turns limits into *shares*, what each would get of a fully wanted node. Runtimes that weigh use the shares, those
-//! that cap use the limits. Last, floors are kept.
+//! **Approach.** Jobs are first grouped by owner: owners split a node equally, and a rule moves
+//! shares only within one owner's group, so that no report of one user can cost another user
+//! anything. Within a group the rule sets limits; then [`water_fill`] turns limits into *shares*,
+//! what each would get of a fully wanted node. Runtimes that weigh use the shares, those that cap
+//! use the limits. Last, floors are kept.
 //!
-//! **Properties** (each a test of that name): `conservation`: shares sum to at most one per node and resource;
-//! `floor_respected`; `permutation_invariant`: the order of jobs does not matter; `owners_are_apart`.
+//! **Properties** (each a test of that name): `conservation`: shares sum to at most one per node
+//! and resource; `floor_respected`; `permutation_invariant`: the order of jobs does not matter;
+//! `owners_are_apart` (in `tests/flowcon.rs`).
 
 use crate::model::{PerResource, Resource, Share};
 use crate::plan::Target;
@@ -39,8 +41,8 @@ pub(crate) fn targets(limits: &[PerResource<Share>], bounds: &[Bounds], part: f6
     out
 }
 
-/// Deals `capacity` out in equal parts, nobody above their cap; what is left when all are at their caps goes to all in proportion
-/// to the caps, because soft limits never leave a machine idle.
+/// Deals `capacity` out in equal parts, no job above its cap; what is left when all are at their
+/// caps goes to all in proportion to the caps, because soft limits never leave a machine idle.
 ///
 /// Example: caps 0.25 and 1 on a whole node give 0.25 and 0.75.
 pub fn water_fill(caps: &[f64], capacity: f64) -> Vec<f64> {
@@ -63,8 +65,9 @@ pub fn water_fill(caps: &[f64], capacity: f64) -> Vec<f64> {
     out
 }
 
-/// Lifts everyone to their floor and takes it from those above theirs, in proportion to what they have above it. Floors that together
-/// exceed the capacity are cut in proportion: nobody can promise more than there is.
+/// Lifts every job to its floor and takes it from the jobs above theirs, in proportion to what they
+/// have above it. Floors that together exceed the capacity are cut in proportion: a node cannot
+/// promise more than it has.
 fn keep_floors(mut shares: Vec<f64>, floors: &[f64], capacity: f64) -> Vec<f64> {
     let promised: f64 = floors.iter().sum();
     let cut = if promised > capacity { capacity / promised } else { 1.0 };
@@ -95,7 +98,7 @@ mod tests {
 
     #[test]
     fn the_launch_of_mnist_p_in_the_thesis() {
-        // VAE completing at 1/(2·2), MNIST-P new at 1: the thesis reports a 25/75 split.
+        // VAE converged at 1/(2·2), MNIST-P new at 1: the thesis reports a 25/75 split.
         close(&water_fill(&[0.25, 1.0], 1.0), &[0.25, 0.75]);
     }
 
@@ -119,6 +122,31 @@ mod tests {
     }
 
     proptest! {
+        /// The order of jobs does not matter. Only the last bits may differ, because sums are taken
+        /// in another order.
+        #[test]
+        fn permutation_invariant(
+            jobs in prop::collection::vec((0.0f64..=1.0, 0.0f64..=0.2, 0.2f64..=1.0), 1..12),
+            part in 0.05f64..=1.0,
+            shift in 0usize..12,
+        ) {
+            let dealt = |jobs: &[(f64, f64, f64)]| {
+                let limits: Vec<_> = jobs.iter().map(|j| PerResource::from_fn(|_| Share::clamped(j.0))).collect();
+                let bounds: Vec<_> =
+                    jobs.iter().map(|j| Bounds { floor: Share::clamped(j.1), max: Share::clamped(j.2) }).collect();
+                targets(&limits, &bounds, part)
+            };
+            let mut turned = jobs.clone();
+            turned.rotate_left(shift % jobs.len());
+            turned.reverse();
+            let mut back = dealt(&turned);
+            back.reverse();
+            back.rotate_right(shift % jobs.len());
+            for (a, b) in dealt(&jobs).iter().zip(&back) {
+                prop_assert!(a.distance(b) < 1e-12, "{a:?} {b:?}");
+            }
+        }
+
         #[test]
         fn conservation(caps in prop::collection::vec(0.0f64..=1.0, 1..20), part in 0.05f64..=1.0) {
             let sum: f64 = water_fill(&caps, part).iter().sum();

@@ -1,14 +1,14 @@
 //! Policies: a named choice of answers to the five decisions, and the numbers they need.
 //!
-//! A [`Preset`] is what people type (`--policy flowcon`); a [`Policy`] is what control runs. Every field can be set apart from its
-//! preset. The rules and their numbers live in [`crate::policies`].
+//! A [`Preset`] is what people type (`--policy flowcon`); a [`Policy`] is what control runs. Every
+//! field can be set apart from its preset. The rules and their numbers live in [`crate::policies`].
 
 pub use crate::policies::Preset;
 pub use crate::policies::flowcon::Flowcon;
 pub use crate::policies::gain::{Gain, GainMove};
 pub use crate::policies::rank::Rank;
 pub use crate::policies::specon::Specon;
-pub use crate::policies::weigh::Weigh;
+pub use crate::policies::weigh::Weighting;
 
 use crate::model::Span;
 use serde::{Deserialize, Serialize};
@@ -42,7 +42,7 @@ pub enum ShareRule {
     Rank(Rank),
     /// In proportion to weights that a published rule finds.
     Weigh {
-        by: Weigh,
+        by: Weighting,
     },
     /// Where a unit of the node gains most.
     Gain(Gain),
@@ -68,7 +68,8 @@ pub enum MoveRule {
     #[default]
     Stay,
     Specon(Specon),
-    /// To nodes that have run empty, where it ends jobs soonest; needs the share rule `gain`, which knows the work left.
+    /// To nodes that have run empty, where it ends jobs soonest; needs the share rule `gain`, which
+    /// knows the work left.
     Gain(GainMove),
 }
 
@@ -81,13 +82,16 @@ pub struct Policy {
     pub share: ShareRule,
     pub moves: MoveRule,
     pub scale: ScaleRule,
-    /// A target that differs by no more than this (absolute, of a whole node) from the one in force is not written.
+    /// A target that differs by no more than this (absolute, of a whole node) from the one in force
+    /// is not written.
     pub deadband: f64,
     /// A job that reported nothing for so long after its start gets an equal part.
     pub patience: Span,
-    /// A job whose silence exceeds its longest gap between reports so many times gets an equal part.
+    /// A job whose silence exceeds its longest gap between reports so many times gets an equal
+    /// part.
     pub silence_factor: f64,
-    /// Decide anew at every report, not only when the interval is over: for jobs of seconds, and for measuring latency.
+    /// Decide at every report, not only when the interval is over: for jobs of seconds, and for
+    /// measuring latency.
     pub react_to_reports: bool,
 }
 

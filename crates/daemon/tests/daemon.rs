@@ -184,7 +184,7 @@ fn shares_follow_growth_down_to_the_kernel() {
     let flat = sh("flat", &format!("echo loss=7; while :; do echo loss=5.0; {burn}; sleep 0.05; done"));
     d.submit(vec![grows, flat]).unwrap();
     let flat = d.wait("flat", "making room", |j| {
-        j.share.is_some_and(|s| s < 0.4) && j.category.as_deref() == Some("completing")
+        j.share.is_some_and(|s| s < 0.4) && j.category.as_deref() == Some("converged")
     });
     let (low, high) = (d.call(d.client.explain("flat")).unwrap(), d.call(d.client.explain("grows")).unwrap());
     let weight = |e: &Explanation| {

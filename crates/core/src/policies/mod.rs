@@ -1,15 +1,18 @@
 //! The policies, one folder each, and the interfaces through which [`crate::control`] calls them.
 //!
-//! **Problem.** A policy answers up to five questions: which waiting job next (`order`), on which node (`place`), how the jobs of a node
-//! split it (`share`), which running job should live elsewhere (`move`), how much a job may have at most (`scale`). The loop must not know
-//! which rule answers, or no rule could be added without changing the loop.
+//! **Problem.** A policy answers up to five questions: which waiting job next (`order`), on which
+//! node (`place`), how the jobs of a node split it (`share`), which running job should live
+//! elsewhere (`move`), how much a job may have at most (`scale`). The loop must not know which rule
+//! answers, or no rule could be added without changing the loop.
 //!
-//! **Approach.** Each question is one trait here. A rule is a type that implements it and lives in its own folder, with its numbers, its
-//! memory, its documentation and its tests. [`rules`] is the only file that names the rules: it binds the rules of a [`crate::policy::Policy`]
-//! to their memories. [`table`] has one row for each named policy; the command line, the custom resources and `docs/policies.md` are made
-//! of it. `docs/write-a-policy.md` shows how to add one.
+//! **Approach.** Each question is one trait here. A rule is a type that implements it and lives in
+//! its own folder, with its numbers, its memory, its documentation and its tests. [`rules`] is the
+//! only file that names the rules: it binds the rules of a [`crate::policy::Policy`] to their
+//! memories. [`table`] has one row for each named policy; the command line, the custom resources
+//! and `docs/policies.md` are made of it. `docs/write-a-policy.md` shows how to add one.
 //!
-//! **Terms.** A *group* is the jobs of one owner on one node. A job's *stake* is what a share rule predicts of it.
+//! **Terms.** A *group* is the jobs of one owner on one node. A job's *stake* is what a share rule
+//! predicts of it.
 
 pub mod flowcon;
 pub mod gain;
@@ -55,7 +58,8 @@ pub(crate) trait Place {
     /// What the rule goes by for a node with a free slot, the smallest first.
     fn key(&self, node: &NodeView, jobs: JobCounts) -> f64;
 
-    /// Among nodes with the same smallest key the largest number wins; without numbers, the node with the smallest id.
+    /// Among nodes with the same smallest key the largest number wins; without numbers, the node
+    /// with the smallest id.
     fn tie(&self, _job: JobId, _node: NodeId) -> Option<u64> {
         None
     }
@@ -83,7 +87,8 @@ pub(crate) trait Share {
     /// Takes in a view before anything is decided in it.
     fn observe(&mut self, _view: &View) {}
 
-    /// One opinion for each job of the group, in the same order, and how long to wait until the next run.
+    /// One opinion for each job of the group, in the same order, and how long to wait until the
+    /// next run.
     fn share(&mut self, group: &Group<'_>, memory: &mut GroupMemory) -> Shares;
 
     /// What the rule predicts of a job, for rules that move jobs.
@@ -91,7 +96,8 @@ pub(crate) trait Share {
         None
     }
 
-    /// Where jobs would live if all shared equally, where the rule keeps account of it: waiting jobs are then placed there.
+    /// Where jobs would live if all shared equally, where the rule keeps account of it: waiting
+    /// jobs are then placed there.
     fn homes(&mut self) -> Option<&mut dyn Homes> {
         None
     }
@@ -163,7 +169,8 @@ pub(crate) trait Homes {
 
 /// `move`: which running job should live elsewhere? (`move` is a word of the language.)
 pub(crate) trait Relocate {
-    /// The moves to make. `plan` has the starts and the verdicts of this step; `share` has taken in the view.
+    /// The moves to make. `plan` has the starts and the verdicts of this step; `share` has taken in
+    /// the view.
     fn moves(&mut self, view: &View, plan: &Plan, share: &dyn Share) -> Vec<Move>;
 
     /// Whether the rule must run in this view although nothing else is due.
@@ -182,7 +189,8 @@ pub(crate) trait Relocate {
     }
 }
 
-/// `scale`: how much may a job have at most? A rule that meets deadlines or adds replicas will answer here; today the owner's word stands.
+/// `scale`: how much may a job have at most? A rule that meets deadlines or adds replicas will
+/// answer here; today the owner's word stands.
 pub(crate) trait Scale {
     fn upper_bound(&self, job: &JobView) -> Part;
 }

@@ -1,8 +1,9 @@
 //! Which type answers for which rule of a policy: the only file that names the rules.
 //!
-//! [`RuleMemory::bind`] gives control one object for each of the five decisions, bound to its memory. A rule's memory is a type of the
-//! rule's own folder. What a rule remembers over all jobs is a field of [`RuleMemory`]; what it remembers of one group is a field of
-//! [`GroupMemory`], which goes when the group goes.
+//! [`RuleMemory::bind`] gives control one object for each of the five decisions, bound to its
+//! memory. A rule's memory is a type of the rule's own folder. What a rule remembers over all jobs
+//! is a field of [`RuleMemory`]; what it remembers of one group is a field of [`GroupMemory`],
+//! which goes when the group goes.
 
 use super::order::Fifo;
 use super::place::{Growth, Kubernetes, Spread};
@@ -68,7 +69,8 @@ impl RuleMemory {
         }
     }
 
-    /// The largest part of its node that a job was seen able to use, where the share rule measures it.
+    /// The largest part of its node that a job was seen able to use, where the share rule measures
+    /// it.
     pub(crate) fn usable(&self, job: JobId) -> Option<f64> {
         self.gain.usable(job)
     }

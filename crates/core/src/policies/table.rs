@@ -1,10 +1,10 @@
 //! The named policies: one row each.
 //!
-//! A row is all there is to a name. The choices of `--policy`, its help, `docs/policies.md`, and a test that holds the enums of the custom
-//! resources against it are made of this table.
+//! A row is all there is to a name. The choices of `--policy`, its help, `docs/policies.md`, and a
+//! test that holds the enums of the custom resources against it are made of this table.
 
 use crate::policy::{Flowcon, Gain, GainMove, MoveRule, OrderRule, PlaceRule, Policy, Rank, ScaleRule, ShareRule};
-use crate::policy::{Specon, Weigh};
+use crate::policy::{Specon, Weighting};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
@@ -60,7 +60,8 @@ macro_rules! table {
     };
 }
 
-/// Tiresias leaves its queue limits to be tuned to the workload; for jobs of minutes on one node these sort the short from the long.
+/// Tiresias leaves its queue limits to be tuned to the workload; for jobs of minutes on one node
+/// these sort the short from the long.
 const TIRESIAS_LIMITS_S: [f64; 2] = [30.0, 120.0];
 
 /// Why no rule that serves jobs one after the other may decide on real jobs.
@@ -120,28 +121,28 @@ table! {
         summary: "Dominant resource fairness: equal parts of what each job needs most.",
         source: "A. Ghodsi et al., NSDI 2011.",
         scope: MACHINE,
-        policy: || Policy { share: ShareRule::Weigh { by: Weigh::Drf }, ..Policy::default() },
+        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Drf }, ..Policy::default() },
     },
     Slaq: PolicyInfo {
         name: "slaq",
         summary: "Shares go where the loss falls most in the next ten seconds.",
         source: "H. Zhang et al., SLAQ, SoCC 2017.",
         scope: MACHINE,
-        policy: || Policy { share: ShareRule::Weigh { by: Weigh::Slaq }, ..Policy::default() },
+        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Slaq }, ..Policy::default() },
     },
     Optimus: PolicyInfo {
         name: "optimus",
         summary: "Shares go where the remaining time shrinks most.",
         source: "Y. Peng et al., Optimus, EuroSys 2018.",
         scope: MACHINE,
-        policy: || Policy { share: ShareRule::Weigh { by: Weigh::Optimus }, ..Policy::default() },
+        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Optimus }, ..Policy::default() },
     },
     Themis: PolicyInfo {
         name: "themis",
         summary: "All jobs end late by the same factor.",
         source: "K. Mahajan et al., Themis, NSDI 2020.",
         scope: MACHINE,
-        policy: || Policy { share: ShareRule::Weigh { by: Weigh::Themis }, ..Policy::default() },
+        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Themis }, ..Policy::default() },
     },
     Fifo: PolicyInfo {
         name: "fifo",
@@ -247,10 +248,10 @@ impl PolicyInfo {
                 ShareRule::Rank(Rank::Remaining) => "rank by work left",
                 ShareRule::Rank(Rank::Predicted) => "rank by predicted work left",
                 ShareRule::Rank(Rank::Attained { .. }) => "rank by attained service",
-                ShareRule::Weigh { by: Weigh::Drf } => "drf",
-                ShareRule::Weigh { by: Weigh::Slaq } => "slaq",
-                ShareRule::Weigh { by: Weigh::Optimus } => "optimus",
-                ShareRule::Weigh { by: Weigh::Themis } => "themis",
+                ShareRule::Weigh { by: Weighting::Drf } => "drf",
+                ShareRule::Weigh { by: Weighting::Slaq } => "slaq",
+                ShareRule::Weigh { by: Weighting::Optimus } => "optimus",
+                ShareRule::Weigh { by: Weighting::Themis } => "themis",
                 ShareRule::Gain(_) => "gain",
             },
             moves: match policy.moves {

@@ -1,6 +1,7 @@
 //! `young`: a job gets twice the share while it is younger than a minute.
 //!
-//! **Problem.** Short jobs should not wait behind long ones, but how long a job will take is not known when it starts.
+//! **Problem.** Short jobs should not wait behind long ones, but how long a job will take is not
+//! known when it starts.
 //!
 //! **Rule.** A young job weighs two, any other job one; shares are in proportion to the weights.
 

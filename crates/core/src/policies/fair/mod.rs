@@ -1,4 +1,5 @@
-//! Everyone the same: what a plain machine does. The papers call it NA; all other rules are held against it.
+//! `fair`: equal shares, as a plain machine gives them. The papers call it NA and compare all other
+//! rules with it.
 
 use super::{Group, GroupMemory, Opinion, Share, Shares};
 use crate::model::Share as Part;

@@ -1,21 +1,25 @@
 //! FlowCon's Algorithm 1 and 2: shares follow growth efficiency.
 //!
-//! **Source.** W. Zheng et al., "FlowCon: Elastic Flow Configuration for Containerized Deep Learning Applications", ICPP 2019, and
-//! the thesis that extends it.
+//! **Source.** W. Zheng et al., "FlowCon: Elastic Flow Configuration for Containerized Deep
+//! Learning Applications", ICPP 2019, and the thesis that extends it.
 //!
-//! **Terms.** Each job is in one of three lists, here its [`Category`]: growing (NL), watching (WL), completing (CL). `G_r` is its
-//! growth efficiency for resource `r` since the previous run; α a threshold; β a floor's divisor; `n` the jobs of the group.
+//! **Terms.** Each job is in one of three lists, here its [`Category`]: growing (NL), watching
+//! (WL), converged (CL). `G_r` is its growth efficiency for resource `r` since the previous run; α
+//! a threshold; β a floor's divisor; `n` the jobs of the group.
 //!
-//! **Algorithm.** `G < α` moves a job from growing to watching, and from watching to completing; `G ≥ α` brings it back to
-//! growing. Then, if everyone is completing, every limit is 1 (free competition) and the interval doubles. Otherwise, for each
-//! resource: completing jobs get `max(G/ΣG, 1/(β·n))`, watching ones keep what they have, growing ones get `G/ΣG`. A job not yet
-//! measured has limit 1, which is all the growth there is: until it is measured, completing jobs keep only their floor (the thesis
-//! reports exactly that split, 0.25 against 1, at the launch of its second job). A job that comes or goes resets the interval and runs the algorithm at once (Algorithm 2); that is seen by
-//! comparing sets, so that one job replacing another is noticed.
+//! **Algorithm.** `G < α` moves a job from growing to watching, and from watching to converged; `G
+//! ≥ α` brings it back to growing. Then, if every job has converged, every limit is 1 (free
+//! competition) and the interval doubles. Otherwise, for each resource: converged jobs get
+//! `max(G/ΣG, 1/(β·n))`, watching ones keep what they have, growing ones get `G/ΣG`. A job not yet
+//! measured has limit 1, which is all the growth there is: until it is measured, converged jobs
+//! keep only their floor (the thesis reports exactly that split, 0.25 against 1, at the launch of
+//! its second job). A job that comes or goes resets the interval and runs the algorithm at once
+//! (Algorithm 2); that is seen by comparing sets, so that one job replacing another is noticed.
 //!
-//! **Where the paper is silent.** A job that has not reported since the previous run keeps its growth and its list: the
-//! paper would read its growth as zero and squeeze every job whose epochs are longer than the interval. A job that never reports, or
-//! fell silent for far longer than it ever was, gets an equal part. A resource a job does not use is not limited for it.
+//! **Where the paper is silent.** A job that has not reported since the previous run keeps its
+//! growth and its list: the paper would read its growth as zero and squeeze every job whose epochs
+//! are longer than the interval. A job that never reports, or fell silent for far longer than it
+//! ever was, gets an equal part. A resource a job does not use is not limited for it.
 
 use super::{Group, GroupMemory, Opinion, Share as ShareRule, Shares};
 use crate::model::{JobId, PerResource, Resource, Share, Span, Time};
@@ -32,14 +36,14 @@ use std::collections::BTreeMap;
 pub struct Flowcon {
     /// α: growth efficiency below it counts as "no longer growing".
     pub alpha: f64,
-    /// β: a completing job keeps at least 1/(β·n) of a node with n jobs.
+    /// β: a converged job keeps at least 1/(β·n) of a node with n jobs.
     pub beta: f64,
-    /// The first interval between two runs; doubled each time everyone is completing.
+    /// The first interval between two runs; doubled each time every job has converged.
     pub interval: Span,
     /// Back-off ends here, so that a long quiet spell cannot put the next look off for ever.
     pub longest_interval: Span,
     pub normalisation: Normalisation,
-    /// Whose growth efficiency is held against α.
+    /// The resource whose growth efficiency is compared with α.
     pub judged_by: Resource,
 }
 
@@ -97,11 +101,11 @@ struct Job {
     growth: PerResource<Option<f64>>,
     limit: PerResource<Share>,
     /// The last run at which the job had something new to say.
-    seen: Option<Seen>,
+    seen: Option<Snapshot>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-struct Seen {
+struct Snapshot {
     reports: u64,
     value: f64,
     reported_at: Time,
@@ -127,8 +131,9 @@ enum Doubt {
     Stale(Span),
 }
 
-/// Runs the algorithm once over one group, sorted by id. `changed`: a job came or went since the last run. Returns one opinion for each job, in the
-/// same order, and how long to wait until the next run.
+/// Runs the algorithm once over one group, sorted by id. `changed`: a job came or went since the
+/// last run. Returns one opinion for each job, in the same order, and how long to wait until the
+/// next run.
 fn run(
     rule: &Flowcon,
     policy: &Policy,
@@ -159,7 +164,7 @@ fn run(
                 job.category = match (growing, job.category) {
                     (true, _) => Category::Growing,
                     (false, Category::Growing) => Category::Watching,
-                    (false, Category::Watching | Category::Completing) => Category::Completing,
+                    (false, Category::Watching | Category::Converged) => Category::Converged,
                 };
             }
             doubt
@@ -167,13 +172,13 @@ fn run(
         .collect();
 
     let n = jobs.len();
-    let completing = |i: usize| doubts[i].is_some() || states[i].category == Category::Completing;
-    if n > 0 && (0..n).all(completing) && doubts.iter().any(Option::is_none) {
+    let converged = |i: usize| doubts[i].is_some() || states[i].category == Category::Converged;
+    if n > 0 && (0..n).all(converged) && doubts.iter().any(Option::is_none) {
         let next_look = Span((memory.interval.0.saturating_mul(2)).min(rule.longest_interval.0.max(rule.interval.0)));
         memory.interval = next_look;
         let opinions = states.into_iter().map(|job| {
             job.limit = Target::FREE.limit;
-            opinion(job, Reason::AllCompleting { next_look })
+            opinion(job, Reason::AllConverged { next_look })
         });
         return (opinions.collect(), next_look);
     }
@@ -202,17 +207,19 @@ fn opinion(job: &Job, reason: Reason) -> Opinion {
     Opinion { limit: job.limit, growth: job.growth, category: job.category, reason }
 }
 
-/// Measures growth since the last run at which the job had something new to say. `false`: nothing new, or nothing to compare with.
+/// Measures growth since the last run at which the job had something new to say. `false`: nothing
+/// new, or nothing to compare with.
 fn measure(rule: &Flowcon, now: Time, view: &JobView, job: &mut Job) -> bool {
     let Some(last) = view.signal.last else { return false };
-    let seen = Seen {
+    let seen = Snapshot {
         reports: view.signal.reports,
         value: last.value,
         reported_at: last.at,
         run_at: now,
         consumed: view.consumed,
     };
-    // Counters that fell belong to another attempt: start over instead of measuring across a restart.
+    // Counters that fell belong to another attempt: start over instead of measuring across a
+    // restart.
     let before = job.seen.filter(|b| b.reports <= seen.reports && b.consumed.cpu <= seen.consumed.cpu);
     let Some(before) = before else {
         job.seen = Some(seen);
@@ -258,11 +265,11 @@ fn limit(rule: &Flowcon, job: &mut Job, sum: &PerResource<f64>, floor: Share, ne
             Reason::Growing { growth, total: *sum.get(rule.judged_by) }
         }
         Category::Watching => Reason::Watching { growth, threshold: rule.alpha },
-        Category::Completing => {
+        Category::Converged => {
             // A newcomer with limit 1 claims all growth until it is measured.
             let keep = |p: Share| if newcomer || p < floor { floor } else { p };
             job.limit = PerResource::from_fn(|r| part(r).map_or(Share::FULL, keep));
-            Reason::Completing { growth, threshold: rule.alpha, floor }
+            Reason::Converged { growth, threshold: rule.alpha, floor }
         }
     }
 }

@@ -1,13 +1,18 @@
 //! How much neighbours slow each other down, learned from the jobs' own reports.
 //!
-//! **Problem.** Jobs on one machine disturb each other (caches, memory bandwidth), so a world in which all share equally is slower than their work says. Without it the
-//! fair world would run ahead of what really would have happened.
+//! **Problem.** Jobs on one machine disturb each other (caches, memory bandwidth), so a world in
+//! which all share equally is slower than their work says. Without it the fair world would run
+//! ahead of what really would have happened.
 //!
-//! **Approach.** The model is `cost = c · (1 + γ·d)`: what a step of a job costs in CPU, where `d = 1 − Σu²` is the chance that a slice of time follows one of another job
-//! (`u`: parts of what is used). `c` differs from job to job, γ is one number for the cluster. Each job meets other values of `d` in the course of its life, so γ
-//! is the slope of `ln cost` over `d` within jobs, pooled over all of them; it starts at zero and is pulled there until jobs have been seen in different company.
+//! **Approach.** The model is `cost = c · (1 + γ·d)`: what a step of a job costs in CPU, where `d =
+//! 1 − Σu²` is the chance that a slice of time follows one of another job (`u`: parts of what is
+//! used). `c` differs from job to job, γ is one number for the cluster. Each job meets other values
+//! of `d` in the course of its life, so γ is the slope of `ln cost` over `d` within jobs, pooled
+//! over all of them; it starts at zero and is pulled there until jobs have been seen in different
+//! company.
 //!
-//! **Properties** (tests): `nothing_is_learned_from_constant_company`, `a_true_slope_is_found`, `one_wild_report_changes_little`.
+//! **Properties** (tests): `nothing_is_learned_from_constant_company`, `a_true_slope_is_found`,
+//! `one_wild_report_changes_little`.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,10 +34,12 @@ pub(crate) struct Company {
     open_shared: f64,
 }
 
-/// So much variation of `d` counts for "no slope": as much as one job that was alone for one report and beside an equal for the next.
+/// So much variation of `d` counts for "no slope": as much as one job that was alone for one report
+/// and beside an equal for the next.
 const PRIOR: f64 = 0.125;
 
-/// A step that costs so many times the usual (as a logarithm) is an evaluation or a checkpoint and says nothing of neighbours.
+/// A step that costs so many times the usual (as a logarithm) is an evaluation or a checkpoint and
+/// says nothing of neighbours.
 const WILD: f64 = 0.4;
 
 /// Two equal neighbours: where the slope of the logarithm is turned into γ.
@@ -45,7 +52,8 @@ impl Disturbance {
         ((slope * TYPICAL).exp() - 1.0) / TYPICAL
     }
 
-    /// A job used `cpu` in company `d`. If it made `steps` meanwhile, the newest of them came when `since` of that was still to be used.
+    /// A job used `cpu` in company `d`. If it made `steps` meanwhile, the newest of them came when
+    /// `since` of that was still to be used.
     pub(crate) fn observe(&mut self, job: &mut Company, cpu: f64, d: f64, report: Option<(f64, f64)>) {
         let Some((steps, since)) = report else {
             job.open_cpu += cpu;

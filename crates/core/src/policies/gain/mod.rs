@@ -1,23 +1,31 @@
-//! Our own rule: the node goes where a unit of it gains most, and nobody pays for it.
+//! Our own rule: the node goes where a unit of it gains most, and no job ends later than with equal
+//! shares.
 //!
-//! **Problem.** The mean completion time is least when the job with the least work left goes first, but nobody knows the work left, the longest job
-//! would starve, and a wrong guess would let one job hold the node for ever.
+//! **Problem.** The mean completion time is least when the job with the least work left goes first.
+//! But the work left is not known, the longest job would starve, and a wrong guess would let one
+//! job hold the node for ever.
 //!
 //! **Approach.** (`docs/gain-policy.md` has the whole story.)
-//! 1. *Work left* is predicted from what the job itself reports: steps of a total; else its curve, since people train some time past the point where it
-//!    flattens ([`Gain::past_flat`]); and never less than a part of what it has consumed ([`Gain::past_age`]), because the older a job is, the longer it
-//!    is likely to last.
-//! 2. *Gain per unit*: finishing a job is worth 1, the part of its improvement still to come is worth [`Gain::quality`] more; both divided by the work
-//!    left. Jobs are served in this order, each as much as it can use.
-//! 3. *Guard*: a world that shares equally is simulated beside the real one ([`world`]). When it would end a job is that job's
-//!    deadline. A job may go out of deadline order only while every deadline before its own can still be kept; otherwise deadlines decide.
-//!    Serving in deadline order ends nobody later than equal sharing does (E. Friedman and S. Henderson, "Fairness and efficiency in web server
-//!    protocols", SIGMETRICS 2003), and arrivals only push the deadlines of others back: with true predictions no job loses.
-//! 4. *When in doubt* (no report yet, none for long) a job gets an equal part, the same as in the fair world.
-//! 5. Everyone keeps a small part of an equal share, so that it goes on reporting; a job that is being served stays unless another one is better by
-//!    more than [`Gain::switch`].
+//! 1. *Work left* is predicted from what the job itself reports: steps of a total; else its curve,
+//!    since people train some time past the point where it flattens ([`Gain::past_flat`]); and
+//!    never less than a part of what it has consumed ([`Gain::past_age`]), because the older a job
+//!    is, the longer it is likely to last.
+//! 2. *Gain per unit*: finishing a job is worth 1, the part of its improvement still to come is
+//!    worth [`Gain::quality`] more; both divided by the work left. Jobs are served in this order,
+//!    each as much as it can use.
+//! 3. *Guard*: a world that shares equally is simulated beside the real one ([`world`]). When it
+//!    would end a job is that job's deadline. A job may go out of deadline order only while every
+//!    deadline before its own can still be kept; otherwise deadlines decide. Serving in deadline
+//!    order ends no job later than equal sharing does (E. Friedman and S. Henderson, "Fairness and
+//!    efficiency in web server protocols", SIGMETRICS 2003), and arrivals only push the deadlines
+//!    of others back: with true predictions no job loses.
+//! 4. *When in doubt* (no report yet, none for long) a job gets an equal part, the same as in the
+//!    fair world.
+//! 5. Each job keeps a small part of an equal share, so that it goes on reporting; a job that is
+//!    being served stays unless another one is better by more than [`Gain::switch`].
 //!
-//! **Terms.** Work and service are node-seconds of CPU. All times derive from the jobs' own; there is no threshold in seconds.
+//! **Terms.** Work and service are node-seconds of CPU. All times derive from the jobs' own; there
+//! is no threshold in seconds.
 
 mod disturbance;
 mod machine;
@@ -38,7 +46,7 @@ use crate::view::{JobView, Phase, View};
 use disturbance::{Company, Disturbance};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use world::{FairWorld, News};
+use world::{FairWorld, Observation};
 
 /// The rule with its numbers and its memory.
 pub(crate) struct Rule<'a> {
@@ -85,11 +93,13 @@ struct Job {
     node: NodeId,
     /// CPU counter at the last run.
     counter: f64,
-    /// Consumed when it came to this node, and the step it had reached; what a step cost before, in node-seconds of this node.
+    /// Consumed when it came to this node, and the step it had reached; what a step cost before, in
+    /// node-seconds of this node.
     joined_with: f64,
     joined_at_step: f64,
     before: Option<f64>,
-    /// Whether it came here in the midst of a step, the rest of which says nothing of what a step costs.
+    /// Whether it came here in the midst of a step, the rest of which says nothing of what a step
+    /// costs.
     midst: bool,
     /// Consumed at the last run and since the run before it, less what neighbours made it lose.
     consumed: f64,
@@ -99,12 +109,13 @@ struct Job {
     reported_with: f64,
     reports: u64,
     step: f64,
-    /// Used since the last measurement of what it can use; granted meanwhile; and for how long. Time on the floor does not count: it shows nothing.
+    /// Used since the last measurement of what it can use; granted meanwhile; and for how long.
+    /// Time on the floor does not count: it shows nothing.
     used: f64,
     granted: f64,
     granted_s: f64,
-    /// The most of the node it can use, as far as is known.
-    most: f64,
+    /// The largest part of the node it can use, as far as is known.
+    usable: f64,
     /// The least number of steps it ever claimed to be all.
     least_total: Option<u64>,
     /// Its share since the last run, and whether that was little more than the floor.
@@ -116,7 +127,8 @@ struct Job {
 /// Use below this part of what was granted means that the job cannot use more.
 const UNUSED: f64 = 0.9;
 
-/// With less than this part of the node unused, who used less than was granted may have been kept from it; and to think too much of it then wastes no more than this part.
+/// Below this part of idle CPU the rule cannot tell "could not use more" from "was crowded out", so
+/// `usable` is not lowered. Overestimating it costs at most this part of the node.
 const SPARE: f64 = 0.1;
 
 /// A job is granted a little more than it was seen to use, so that growing demand shows.
@@ -125,8 +137,9 @@ const ROOM: f64 = 1.25;
 /// Use above this part of what a job was thought able to use shows that it was underestimated.
 const MORE: f64 = 1.1;
 
-/// No job is believed to be unable to use this much: a pause for a checkpoint must not look like a small job.
-const LEAST_MOST: f64 = 0.02;
+/// No job is believed to be unable to use this much: a pause for a checkpoint must not look like a
+/// small job.
+const LEAST_USABLE: f64 = 0.02;
 
 /// A job that has made all its steps still saves and tidies up: this part of all it consumed.
 const EPILOGUE: f64 = 0.01;
@@ -150,7 +163,7 @@ impl Job {
             used: 0.0,
             granted: 0.0,
             granted_s: 0.0,
-            most: 1.0,
+            usable: 1.0,
             least_total: None,
             share: 0.0,
             throttled: false,
@@ -160,12 +173,12 @@ impl Job {
 
     /// Came to another node, where a second is worth `faster` times as much.
     fn moved(&self, view: &JobView, node: NodeId, faster: f64) -> Job {
-        Job { most: self.most, before: self.per_step().map(|s| s / faster), ..Job::new(view, node) }
+        Job { usable: self.usable, before: self.per_step().map(|s| s / faster), ..Job::new(view, node) }
     }
 
     /// Takes in what happened since the last run.
-    fn observe(&mut self, view: &JobView, since: &Since, disturbance: &mut Disturbance) {
-        let Since { now, elapsed_s, shared, scarce } = *since;
+    fn observe(&mut self, view: &JobView, since: &Interval, disturbance: &mut Disturbance) {
+        let Interval { now, elapsed_s, shared, scarce } = *since;
         let used = (view.consumed.cpu - self.counter).max(0.0);
         self.counter = view.consumed.cpu;
         self.newly = used / (1.0 + disturbance.gamma() * shared);
@@ -183,7 +196,8 @@ impl Job {
         let since_report = view.signal.last.map_or(0.0, |l| now.since(l.at).as_secs_f64());
         let part = if elapsed_s > 0.0 { (since_report / elapsed_s).min(1.0) } else { 0.0 };
         let step = position(view);
-        // A job that begins at a later step than the first has made those before it elsewhere, or has not been listened to: nothing is known of their cost.
+        // A job that begins at a later step than the first has made those before it elsewhere, or
+        // has not been listened to: nothing is known of their cost.
         let midst = std::mem::take(&mut self.midst) || (self.reports == 0 && step > 1.0);
         let steps = if midst { 0.0 } else { step - self.step };
         disturbance.observe(&mut self.company, used, shared, Some((steps, used * part)));
@@ -209,10 +223,11 @@ impl Job {
         if self.granted > 0.0 {
             let rate = self.used / self.granted_s;
             if self.used < UNUSED * self.granted {
-                self.most = rate.clamp(LEAST_MOST, 1.0);
-            } else if rate > MORE * self.most {
-                // It used all it had, and more than it was thought able to: it may well use much more.
-                self.most = (2.0 * rate).min(1.0);
+                self.usable = rate.clamp(LEAST_USABLE, 1.0);
+            } else if rate > MORE * self.usable {
+                // It used all it had, and more than it was thought able to: it may well use much
+                // more.
+                self.usable = (2.0 * rate).min(1.0);
             }
         }
         (self.used, self.granted, self.granted_s) = (0.0, 0.0, 0.0);
@@ -233,7 +248,8 @@ impl Job {
                 let least = self.least_total.map_or(total, |l| l.min(total));
                 self.least_total = Some(least);
                 let until = |total: u64| per_step * (total as f64 - self.step) - since;
-                // A job that goes on after what it once said is believed to have at least as much left as it has gone on.
+                // A job that goes on after what it once said is believed to have at least as much
+                // left as it has gone on.
                 until(total).max(-until(least)).max(0.0)
             }
             None => {
@@ -246,7 +262,7 @@ impl Job {
 }
 
 /// What a job's node saw since the last run.
-struct Since {
+struct Interval {
     now: Time,
     elapsed_s: f64,
     /// The chance that a neighbour took its turn before the job did.
@@ -271,7 +287,8 @@ fn doubt(policy: &Policy, now: Time, view: &JobView, job: &Job) -> Option<Reason
         Some(last) => {
             let silent = now.since(last.at.max(since));
             let usual = view.signal.longest_gap.as_secs_f64();
-            // A job that was given little is silent for long; what counts is how much it consumed without a word.
+            // A job that was given little is silent for long; what counts is how much it consumed
+            // without a word.
             let per_report = job.reported_with / view.signal.reports.max(1) as f64;
             let mute = job.consumed - job.reported_with > policy.silence_factor * per_report;
             if mute && silent > policy.patience && silent.as_secs_f64() > policy.silence_factor * usual {
@@ -287,7 +304,7 @@ fn doubt(policy: &Policy, now: Time, view: &JobView, job: &Job) -> Option<Reason
 struct Runner {
     place: usize,
     left: f64,
-    most: f64,
+    usable: f64,
     /// Gain per unit of work.
     gain: f64,
     /// Seconds from now.
@@ -296,13 +313,15 @@ struct Runner {
     owed: bool,
 }
 
-/// Takes in a view, before shares are decided in it: how far each job is, what it has left, and what the fair world makes of that.
+/// Takes in a view, before shares are decided in it: how far each job is, what it has left, and
+/// what the fair world makes of that.
 fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
     let Memory { at, jobs, idle, fair, disturbance } = memory;
     let elapsed_s = if *at == Time::ZERO { 0.0 } else { view.now.since(*at).as_secs_f64() };
     *at = view.now;
     jobs.retain(|id, _| view.job(*id).is_some_and(|j| j.node().is_some()));
-    // What was used of each node since the last run, and the sum of the squares: who shared it with whom.
+    // What was used of each node since the last run, and the sum of the squares, which tells how
+    // much jobs shared it.
     let mut uses: BTreeMap<NodeId, (f64, f64)> = BTreeMap::new();
     for seen in &view.jobs {
         let Some(node) = seen.node() else { continue };
@@ -331,20 +350,20 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
     for (seen, job) in view.jobs.iter().filter(|j| j.node().is_some()).zip(jobs.values_mut()) {
         let (sum, squares) = uses[&job.node];
         let shared = if sum > 0.0 { (1.0 - squares / (sum * sum)).max(0.0) } else { 0.0 };
-        let since = Since { now: view.now, elapsed_s, shared, scarce: scarce.contains(&job.node) };
+        let since = Interval { now: view.now, elapsed_s, shared, scarce: scarce.contains(&job.node) };
         job.observe(seen, &since, disturbance);
-        job.most = seen.most.map_or(job.most, |most| most.clamp(LEAST_MOST, 1.0));
+        job.usable = seen.usable.map_or(job.usable, |usable| usable.clamp(LEAST_USABLE, 1.0));
         job.left = job.predict(rule, seen);
     }
-    let news = jobs.values().map(|job| News {
+    let news = jobs.values().map(|job| Observation {
         done: job.newly,
-        prediction: job.left.map(|left| Prediction { left_s: left, usable: job.most }),
+        prediction: job.left.map(|left| Prediction { left_s: left, usable: job.usable }),
     });
     fair.step(view, disturbance.gamma(), news);
 }
 
-/// Runs the rule over one group, sorted by id. `part` is the group's part of the node. Returns one opinion for each job, in the same order, and how
-/// long to wait until the next run.
+/// Runs the rule over one group, sorted by id. `part` is the group's part of the node. Returns one
+/// opinion for each job, in the same order, and how long to wait until the next run.
 fn run(
     rule: &Gain,
     policy: &Policy,
@@ -380,7 +399,7 @@ fn run(
     let opinions = jobs.iter().zip(shares).zip(reasons).map(|((view, share), reason)| {
         let job = memory.jobs.get_mut(&view.id).expect("every job of the group was entered above");
         job.share = share;
-        job.throttled = share < 0.5 * equal.min(job.most);
+        job.throttled = share < 0.5 * equal.min(job.usable);
         let limit = Share::clamped(share / part);
         Opinion {
             limit: PerResource { cpu: limit, memory: Share::FULL, block_io: Share::FULL, net_io: Share::FULL },
@@ -399,13 +418,13 @@ impl Memory {
         let deadline_s =
             self.fair.ends(id).map_or(f64::INFINITY, |(ends, _)| ends.as_secs_f64() - self.at.as_secs_f64());
         let home = self.fair.home(id).unwrap_or(job.node);
-        let prediction = Prediction { left_s: job.rest()?, usable: job.most };
+        let prediction = Prediction { left_s: job.rest()?, usable: job.usable };
         Some(Stake { prediction, home, deadline_s })
     }
 
-    /// The most of its node that a job can use, once it has been measured.
+    /// The largest part of its node that a job can use, once it has been measured.
     pub(crate) fn usable(&self, id: JobId) -> Option<f64> {
-        self.jobs.get(&id).filter(|job| job.left.is_some()).map(|job| job.most)
+        self.jobs.get(&id).filter(|job| job.left.is_some()).map(|job| job.usable)
     }
 }
 
@@ -420,7 +439,7 @@ fn worth(rule: &Gain, view: &JobView) -> f64 {
 
 fn category(view: &JobView) -> Category {
     match to_come(view) {
-        g if g < FLAT => Category::Completing,
+        g if g < FLAT => Category::Converged,
         g if g < 5.0 * FLAT => Category::Watching,
         _ => Category::Growing,
     }
@@ -439,7 +458,7 @@ fn line_up(
         if doubts[place].is_some() {
             return None;
         }
-        let served = job.share > 0.5 * job.most.min(part);
+        let served = job.share > 0.5 * job.usable.min(part);
         let stay = if served { 1.0 + rule.switch } else { 1.0 };
         // Slack is granted on the whole time the job would take with equal shares.
         let deadline_s = memory.fair.ends(view.id).map_or(f64::INFINITY, |(ends, since)| {
@@ -449,7 +468,7 @@ fn line_up(
         Some(Runner {
             place,
             left,
-            most: job.most,
+            usable: job.usable,
             gain: stay * worth(rule, view) / left.max(f64::MIN_POSITIVE),
             deadline_s,
             share: 0.0,
@@ -459,8 +478,9 @@ fn line_up(
     jobs.iter().enumerate().filter_map(runner).collect()
 }
 
-/// Deals `capacity` out to the runners: by gain where the deadlines before allow it, else by deadline. `fair` is what all of them together
-/// would have with equal shares, `equal` what one has.
+/// Deals `capacity` out to the runners: by gain where the deadlines before allow it, else by
+/// deadline. `fair` is what all of them together would have with equal shares, `equal` what one
+/// has.
 fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f64, wait_s: f64) {
     let n = runners.len();
     let floor = rule.floor * equal;
@@ -470,8 +490,9 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
         let (a, b) = (&runners[a], &runners[b]);
         a.deadline_s.total_cmp(&b.deadline_s).then(a.left.total_cmp(&b.left)).then(a.place.cmp(&b.place))
     });
-    // The time to spare before each deadline if all before it are served first; a job may pass others only while all of them can spare the time
-    // until the next look. A job that can use only a part of the node cannot catch up by being served alone: it may have no time to spare long
+    // The time to spare before each deadline if all before it are served first; a job may pass
+    // others only while all of them can spare the time until the next look. A job that can use only
+    // a part of the node cannot catch up by being served alone: it may have no time to spare long
     // before its deadline comes first, and then must run now.
     let mut may_pass = vec![true; n];
     let mut must_run = vec![false; n];
@@ -479,7 +500,7 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
     for &i in &by_deadline {
         let r = &runners[i];
         may_pass[i] = all_can_wait;
-        must_run[i] = r.most < fair && r.deadline_s - r.left / r.most <= wait_s;
+        must_run[i] = r.usable < fair && r.deadline_s - r.left / r.usable <= wait_s;
         sum += r.left;
         all_can_wait &= must_run[i] || r.deadline_s - sum / fair > wait_s;
     }
@@ -495,19 +516,20 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
     let first = by_gain.first().copied();
     for i in urgent.chain(passing).chain(waiting) {
         let r = &mut runners[i];
-        let grant = (r.most * ROOM - floor).clamp(0.0, left);
+        let grant = (r.usable * ROOM - floor).clamp(0.0, left);
         r.share = floor + grant;
         r.owed = grant > 0.0 && first.is_some_and(|f| f != i && (must_run[i] || !may_pass[f]));
         left -= grant;
     }
-    // What nobody can use is left to all alike.
+    // What no job can use is split equally.
     for r in runners.iter_mut() {
         r.share += left / n as f64;
     }
 }
 
-/// The newcomer to be measured first, and the share it gets for that: what a job takes, and how much it can use, is worth knowing soon. It lasts until
-/// the first report, but no longer than until it has cost the others [`Gain::probe`] of what they have left.
+/// The newcomer to be measured first, and the share it gets for that: what a job takes, and how
+/// much it can use, is worth knowing soon. It lasts until the first report, but no longer than
+/// until it has cost the others [`Gain::probe`] of what they have left.
 fn probe(rule: &Gain, jobs: &[(&JobView, Job)], runners: &[Runner], equal: f64, part: f64) -> Option<(usize, f64)> {
     let budget = rule.probe * runners.iter().map(|r| r.left).sum::<f64>();
     let (place, _) = jobs
@@ -519,11 +541,11 @@ fn probe(rule: &Gain, jobs: &[(&JobView, Job)], runners: &[Runner], equal: f64, 
     Some((place, share.max(equal)))
 }
 
-/// Looks again after a part of what the job that ends first has left, and of the age of those not yet measured: often for jobs of
-/// seconds, rarely for jobs of days.
+/// Looks again after a part of what the job that ends first has left, and of the age of those not
+/// yet measured: often for jobs of seconds, rarely for jobs of days.
 fn next_look(rule: &Gain, jobs: &[(&JobView, Job)], doubts: &[Option<Reason>], part: f64, now: Time) -> f64 {
     let scale = jobs.iter().zip(doubts).map(|((view, job), doubt)| match (doubt, job.rest(), view.phase) {
-        (None, Some(left), _) => left / job.most.min(part),
+        (None, Some(left), _) => left / job.usable.min(part),
         (_, _, Phase::Running { since, .. }) => now.since(since).as_secs_f64(),
         _ => 0.0,
     });

@@ -1,19 +1,26 @@
-//! Moves by gain: a node that has run empty takes the job whose move ends jobs soonest, and visitors go home before they make anybody late.
+//! Moves by gain: an empty node takes the job whose move ends jobs soonest, and visitors go home
+//! before they make a job late.
 //!
-//! **Problem.** Shares help only within a node. While one node has nothing to do, jobs queue up on another; but a move costs seconds, and a visitor
-//! must not slow those down who come to the node later.
+//! **Problem.** Shares help only within a node. While one node has nothing to do, jobs queue up on
+//! another. But a move costs seconds, and a visitor must not slow down the jobs that come to the
+//! node later.
 //!
-//! **Approach.** *To an empty node.* Only nodes without jobs take one, so such a move never hurts anybody who is there. On the node it leaves, jobs are served in
-//! order of the work left; let `S` be the time until job `k` of `m` would end there, `l` its own part of it and `t` the time it would take on the empty node, the
-//! cost of moving included. Moving it ends it `S − t` sooner and each of the `m − k` jobs behind it `l` sooner: the gain is the sum. The best move of all is made
-//! if it gains several times what it costs and the job itself ends sooner.
+//! **Approach.** *To an empty node.* Only nodes without jobs take one, so such a move hurts no job
+//! there. On the node it leaves, jobs are served in order of the work left. Let `S` be the time
+//! until job `k` of `m` would end there, `l` its own part of it, and `t` the time it would take on
+//! the empty node, the cost of moving included. Moving it ends it `S − t` sooner and each of the `m
+//! − k` jobs behind it `l` sooner: the gain is the sum. The best move of all is made if it gains
+//! several times what it costs and the job itself ends sooner.
 //!
-//! *Home.* Every job has a home, the node on which the fair world has it (`gain::world`), and there it can always be kept from being late: its share of that node was
-//! promised to nobody else. A job elsewhere is a visitor. Where, served in order of deadline, residents would end late and less so without a visitor, or the visitor itself
-//! would end late and sooner at home, it goes home. Each such move brings one job home, so there is an end to them.
+//! *Home.* Every job has a home, the node on which the fair world has it (`gain::world`). There it
+//! can always be kept from being late: its share of that node was promised to no other job. A job
+//! elsewhere is a *visitor*. It goes home where, served in order of deadline, residents would end
+//! late and less so without it, or where it would itself end late and sooner at home. Each such
+//! move brings one job home, so there is an end to them.
 //!
-//! **Properties** (tests): nobody moves to a node with jobs except home, nobody moves for less than it costs, a job alone on its node moves only to a faster one, and who has
-//! just moved stays for a while.
+//! **Properties** (tests): no job moves to a node with jobs except home; no job moves for less than
+//! it costs; a job alone on its node moves only to a faster one; a job that has just moved stays
+//! for a while.
 
 use super::super::{Prediction, Relocate, Share, Stake};
 use super::numbers::GainMove;
@@ -49,7 +56,8 @@ struct Candidate {
     settled: bool,
 }
 
-/// The job of each node, by its place in the crowd, whose move would gain most, and how many seconds.
+/// The job of each node, by its place in the crowd, whose move would gain most, and how many
+/// seconds.
 type Bests = BTreeMap<NodeId, (usize, f64)>;
 
 /// The moves to make. `stake` tells what the share rule knows of a job.
@@ -60,7 +68,8 @@ fn run(rule: &GainMove, view: &View, stake: impl Fn(JobId) -> Option<Stake>) -> 
         let Phase::Running { node, since, attempt } = job.phase else { continue };
         *busy.entry(node).or_default() += 1;
         if let Some(Stake { prediction: known, home, deadline_s }) = stake(job.id) {
-            // A job that has just moved is being restored, and its move must first have been worth its cost.
+            // A job that has just moved is being restored, and its move must first have been worth
+            // its cost.
             let stayed_s = view.now.since(since).as_secs_f64();
             let settled = !job.pinned && (attempt <= 1 || stayed_s >= rule.worth * rule.cost.as_secs_f64());
             crowds.entry(node).or_default().push(Candidate { id: job.id, known, home, deadline_s, settled });
@@ -74,7 +83,7 @@ fn run(rule: &GainMove, view: &View, stake: impl Fn(JobId) -> Option<Stake>) -> 
         crowd.sort_by(|a, b| a.known.left_s.total_cmp(&b.known.left_s).then(a.id.cmp(&b.id)));
     }
     let empty = |n: &&NodeView| !busy.contains_key(&n.id) && n.slots != Some(0);
-    // Nodes of one kind have the same best moves, which change only where somebody has left.
+    // Nodes of one kind have the same best moves, which change only where a job has left.
     let mut kinds: BTreeMap<(u64, u64), (&NodeView, Bests)> = BTreeMap::new();
     for to in view.nodes.iter().filter(empty) {
         let best_from = |from: NodeId, to: &NodeView, crowd: &[Candidate]| best_of(rule, view.node(from)?, to, crowd);
@@ -94,7 +103,8 @@ fn run(rule: &GainMove, view: &View, stake: impl Fn(JobId) -> Option<Stake>) -> 
     moves
 }
 
-/// Sends visitors home: where they, or those they visit, would else end later than in the fair world. One from each node at a time.
+/// Sends visitors home: where they, or those they visit, would else end later than in the fair
+/// world. One from each node at a time.
 fn send_home(
     rule: &GainMove,
     view: &View,
@@ -110,7 +120,7 @@ fn send_home(
         let visitors = crowd.iter().enumerate().filter(|(_, c)| c.home != from && c.settled);
         let gains = visitors.filter_map(|(place, visitor)| {
             let to = view.node(visitor.home).filter(|n| has_room(n, busy))?;
-            // What those who live here are spared, and what it gains itself.
+            // What the residents of this node are spared, and what the visitor itself gains.
             let mut rest = crowd.clone();
             rest.remove(place);
             let spared_s = late_s - late_residents_s(&rest, from);
@@ -133,7 +143,8 @@ fn send_home(
     moves
 }
 
-/// By how much those who live on `node` end later than in the fair world, in all, if `crowd` is served in order of deadline.
+/// By how much the residents of `node` end later than in the fair world, in all, if `crowd` is
+/// served in order of deadline.
 fn late_residents_s(crowd: &[Candidate], node: NodeId) -> f64 {
     let mut ends_s = 0.0;
     let late = crowd.iter().map(|c| {
@@ -143,7 +154,7 @@ fn late_residents_s(crowd: &[Candidate], node: NodeId) -> f64 {
     late.sum()
 }
 
-/// Whether `node` has a slot left beside those who run there or are about to come.
+/// Whether `node` has a slot left beside the jobs that run there or are about to come.
 fn has_room(node: &NodeView, busy: &BTreeMap<NodeId, usize>) -> bool {
     node.slots.is_none_or(|slots| busy.get(&node.id).copied().unwrap_or(0) < slots)
 }
@@ -216,10 +227,12 @@ mod tests {
     #[test]
     fn the_job_whose_move_ends_jobs_soonest_goes_to_the_empty_node() {
         let view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 0)]);
-        // In order 10, 20, 90: moving the first would not end it sooner; moving the second ends it 10 − 5 sooner and the third 20 sooner, moving the
-        // third ends it 30 − 5 sooner: a tie, which goes to the one that has been served least.
+        // In order 10, 20, 90: moving the first would not end it sooner; moving the second ends it
+        // 10 − 5 sooner and the third 20 sooner, moving the third ends it 30 − 5 sooner: a tie,
+        // which goes to the one that has been served least.
         assert_eq!(moves(&view, &[10.0, 90.0, 20.0]), [(1, 1)]);
-        // Twice as fast a node ends the third of 10, 20 and 90 at 5 + 45, 70 sooner; the second would gain 15 + 20.
+        // Twice as fast a node ends the third of 10, 20 and 90 at 5 + 45, 70 sooner; the second
+        // would gain 15 + 20.
         assert_eq!(moves(&world(&[1.0, 2.0], &[(0, 0), (1, 0), (2, 0)]), &[10.0, 20.0, 90.0]), [(2, 1)]);
     }
 
@@ -239,7 +252,8 @@ mod tests {
 
     #[test]
     fn a_visitor_in_the_way_goes_home_and_residents_stay() {
-        // Node 0: a visitor (home 1) and a resident, which the visitor makes 40 s late if it is due first. Node 1 is busy, so that nobody moves for gain.
+        // Node 0: a visitor (home 1) and a resident, which the visitor makes 40 s late if it is due
+        // first. Node 1 is busy, so that no job moves for gain.
         let view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 1)]);
         assert_eq!(moves_of(&view, &[(40.0, 1, 95.0), (50.0, 0, 50.0), (9.0, 1, 99.0)]), []);
         assert_eq!(moves_of(&view, &[(40.0, 1, 45.0), (50.0, 0, 50.0), (9.0, 1, 99.0)]), [(0, 1)]);
@@ -250,7 +264,8 @@ mod tests {
     #[test]
     fn a_visitor_that_is_late_goes_home_if_that_is_sooner() {
         let view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 1)]);
-        // It would end at 90 and is due at 60; at home after 5 + 40, unless the one there is due before it.
+        // It would end at 90 and is due at 60; at home after 5 + 40, unless the one there is due
+        // before it.
         assert_eq!(moves_of(&view, &[(40.0, 1, 60.0), (50.0, 0, 50.0), (60.0, 1, 99.0)]), [(0, 1)]);
         assert_eq!(moves_of(&view, &[(40.0, 1, 60.0), (50.0, 0, 50.0), (60.0, 1, 55.0)]), []);
     }

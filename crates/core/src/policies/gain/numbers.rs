@@ -4,16 +4,19 @@ use crate::model::Span;
 use crate::policy::PolicyError;
 use serde::{Deserialize, Serialize};
 
-/// The numbers of our own rule. None of them is a time that would make it fit jobs of minutes but not of days; the looks are bounded by what looking costs.
+/// The numbers of our own rule. None of them is a time that would make it fit jobs of minutes but
+/// not of days; the looks are bounded by what looking costs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Gain {
     /// What the improvement still to come is worth, where ending the job is worth 1.
     pub quality: f64,
-    /// A job that names no total is believed to run until so many times the point at which its curve is flat. Of the thesis's models, which make
-    /// 65, 90 and 98 % of their improvement in the first fifth of their time, it is 1.3, 3 and 5.
+    /// A job that names no total is believed to run until so many times the point at which its
+    /// curve is flat. Of the thesis's models, which make 65, 90 and 98 % of their improvement in
+    /// the first fifth of their time, it is 1.3, 3 and 5.
     pub past_flat: f64,
-    /// A job that names no total is believed to have at least this part of what it has consumed still before it.
+    /// A job that names no total is believed to have at least this part of what it has consumed
+    /// still before it.
     pub past_age: f64,
     /// How much later than with an equal share a job may end, as a part of its whole time.
     pub slack: f64,
@@ -21,7 +24,8 @@ pub struct Gain {
     pub floor: f64,
     /// A job that is being served is passed only by one that gains more by this part.
     pub switch: f64,
-    /// A newcomer is measured first, at a cost to the others of no more than this part of what they have left.
+    /// A newcomer is measured first, at a cost to the others of no more than this part of what they
+    /// have left.
     pub probe: f64,
     /// The next look comes after this part of the time until the first job ends.
     pub look: f64,

@@ -1,15 +1,19 @@
-//! The world in which everybody shares equally, in thought: when would each job end there?
+//! The fair world: a simulation in which all jobs share equally. When would each job end there?
 //!
-//! **Problem.** A policy that prefers some jobs must not make others pay for it. What a job may expect is what it would have had without the policy: the
-//! default placement, an equal share of its node, no moves. So that world is simulated beside the real one, and when it ends a job is that job's
-//! *deadline* in the real one, wherever the job lives there.
+//! **Problem.** A policy that prefers some jobs must not make others pay for it. What a job may
+//! expect is what it would have had without the policy: the default placement, an equal share of
+//! its node, no moves. That world is simulated beside the real one. The end of a job in the fair
+//! world is the job's *deadline* in the real one, on whichever node the job really runs.
 //!
-//! **Approach.** Each job has a home: the node where the placement rule would have put it in the fair world, or where it was found. On each node the owners
-//! split it equally and an owner's jobs share its part ([`machine`]). Between two steps the world is moved on by what its machines would have done; then the
-//! jobs' predictions are taken over and the ends computed anew. A job that has really ended stays as long as it would have lasted, because it
-//! would have slowed its neighbours for so long.
+//! **Approach.** Each job has a home: the node where the placement rule would have put it in the
+//! fair world, or where it was found. On each node the owners split it equally, and an owner's jobs
+//! share its part ([`machine`]). Each step first gives every job what its machine would have given
+//! it since the last step; then it takes over the new predictions and computes the ends again. A
+//! job that has really ended stays until it would have ended in the fair world, because until then
+//! it would have slowed its neighbours.
 //!
-//! **Terms.** Work is in core-seconds of a core of speed 1, so that jobs can be followed across unequal nodes.
+//! **Terms.** Work is in core-seconds of a core of speed 1, so that jobs can be followed across
+//! unequal nodes.
 
 use super::super::{Homes, Prediction};
 use super::machine::{self, Fate, Task};
@@ -60,7 +64,7 @@ mod infinite {
 
 /// What became known of a job since the last step, in node-seconds of the node it is on.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct News {
+pub(crate) struct Observation {
     /// Work it has done.
     pub(crate) done: f64,
     pub(crate) prediction: Option<Prediction>,
@@ -92,13 +96,13 @@ impl FairWorld {
         self.jobs.get(&job).and_then(|j| Some((j.ends?, j.since)))
     }
 
-    /// Moves the world on to `view`. `disturbance` is what is now known of how much neighbours slow each other down, `news` what became known of each
-    /// running job, in their order.
-    pub(crate) fn step(&mut self, view: &View, disturbance: f64, news: impl Iterator<Item = News>) {
+    /// Moves the world on to `view`. `disturbance` is what is now known of how much neighbours slow
+    /// each other down, `news` what became known of each running job, in their order.
+    pub(crate) fn step(&mut self, view: &View, disturbance: f64, news: impl Iterator<Item = Observation>) {
         self.advance(view);
         self.disturbance = disturbance;
         let running = view.jobs.iter().filter_map(|j| Some((j, view.node(j.node()?))));
-        for ((job, node), News { done, prediction }) in running.zip(news) {
+        for ((job, node), Observation { done, prediction }) in running.zip(news) {
             let Some(node) = node else { continue };
             let speed = node.cores * node.speed;
             let known = self.jobs.entry(job.id).or_insert_with(|| Job {
@@ -119,7 +123,9 @@ impl FairWorld {
             known.cores = prediction.filter(|p| p.usable < 1.0).map_or(f64::INFINITY, |p| p.usable * node.cores);
         }
         self.homes.retain(|id, _| view.job(*id).is_some());
-        // Who has really ended stays until the fair world has ended it too; of who ended before anything was known of it nothing is to be remembered.
+        // A finished job stays in the fair-share simulation until it would have finished there as
+        // well, because it would still slow its neighbours. Jobs that finished before there was a
+        // prediction are dropped.
         self.jobs.retain(|id, j| {
             view.job(*id).is_some_and(|v| v.node().is_some())
                 || (j.total.is_some() && !j.has_ended() && view.node(j.home).is_some())
@@ -142,7 +148,8 @@ impl FairWorld {
         }
     }
 
-    /// Runs the machine of every node and owner, to the end or for so many seconds: what becomes of each job, in their order.
+    /// Runs the machine of every node and owner, to the end or for so many seconds: what becomes of
+    /// each job, in their order.
     fn machines(&self, view: &View, until_s: Option<f64>) -> Vec<Fate> {
         let mut parts: BTreeMap<(NodeId, OwnerId), (Vec<usize>, Vec<Task>)> = BTreeMap::new();
         let mut fates = vec![Fate { ends_s: f64::INFINITY, served: 0.0 }; self.jobs.len()];
@@ -177,7 +184,7 @@ impl Job {
     fn task(&self, node: &NodeView) -> Task {
         Task {
             left: self.total.map_or(f64::INFINITY, |t| (t - self.given).max(0.0)),
-            most: (self.cores.min(node.cores) * node.speed).max(f64::MIN_POSITIVE),
+            rate: (self.cores.min(node.cores) * node.speed).max(f64::MIN_POSITIVE),
         }
     }
 }

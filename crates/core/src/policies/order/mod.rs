@@ -1,6 +1,7 @@
 //! `fifo`: higher priority first, then first come, first served.
 //!
-//! A job that depends on another one steps aside until that one has ended; it keeps its place in the queue.
+//! A job that depends on another one steps aside until that one has ended; it keeps its place in
+//! the queue.
 
 use super::{Order, Queue};
 use crate::view::{Phase, View};

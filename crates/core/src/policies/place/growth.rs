@@ -2,9 +2,10 @@
 //!
 //! **Source.** V. Sharma's thesis on FlowCon 2.0 names the aim; the measure is ours.
 //!
-//! **Measure.** Under FlowCon a converged job keeps `1/(β·n)` and the others split the rest. A newcomer to a node with `g` growing and `c`
-//! converged jobs can expect `(1 − c/(β·n))/(g + 1)` of its cores and speed, `n = g + c + 1`: a node full of converged jobs is roomier than
-//! one with as many growing ones.
+//! **Measure.** Under FlowCon a converged job keeps `1/(β·n)` and the others split the rest. A
+//! newcomer to a node with `g` growing and `c` converged jobs can expect `(1 − c/(β·n))/(g + 1)` of
+//! its cores and speed, `n = g + c + 1`: a node full of converged jobs is roomier than one with as
+//! many growing ones.
 
 use super::super::{JobCounts, Place};
 use crate::plan::StartReason;

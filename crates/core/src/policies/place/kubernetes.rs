@@ -1,9 +1,10 @@
 //! `kubernetes`: what the default scheduler's integer scores do to jobs that request nothing.
 //!
-//! **Source.** The plugins NodeResourcesLeastAllocated and NodeResourcesBalancedAllocation of kube-scheduler. They count 100 mCPU and
-//! 200 MiB for a pod without requests and cut scores to whole numbers of 100; on a node of 16 cores and 64 GiB two pods score like three,
-//! four like six. Ties are broken at random; here by a hash of the job and a seed that the driver hands in, so that the same view gives the
-//! same plan.
+//! **Source.** The plugins NodeResourcesLeastAllocated and NodeResourcesBalancedAllocation of
+//! kube-scheduler. They count 100 mCPU and 200 MiB for a pod without requests and cut scores to
+//! whole numbers of 100; on a node of 16 cores and 64 GiB two pods score like three, four like six.
+//! Ties are broken at random; here by a hash of the job and a seed that the driver hands in, so
+//! that the same view gives the same plan.
 
 use super::super::{JobCounts, Place};
 use crate::model::{JobId, NodeId};

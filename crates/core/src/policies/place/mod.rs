@@ -1,10 +1,12 @@
 //! Where waiting jobs start: the nodes in the order of a rule, and the slots that are left.
 //!
-//! **Rules.** [`Spread`]: the node with a free slot that runs the fewest jobs for its cores. [`Kubernetes`]: what the default scheduler's
-//! integer scores do to jobs that request nothing. [`Growth`] (FlowCon 2.0): where the newcomer, and the jobs it joins, will grow most.
+//! **Rules.** [`Spread`]: the node with a free slot that runs the fewest jobs for its cores.
+//! [`Kubernetes`]: what the default scheduler's integer scores do to jobs that request nothing.
+//! [`Growth`] (FlowCon 2.0): where the newcomer, and the jobs it joins, will grow most.
 //!
-//! **Homes.** A share rule may know where a job would live if all shared equally ([`Homes`]). Then the rule of the policy chooses that home,
-//! and the job starts there, or on an empty node that offers more.
+//! **Homes.** A share rule may know where a job would live if all shared equally ([`Homes`]). Then
+//! the rule of the policy chooses that home, and the job starts there, or on an empty node that
+//! offers more.
 
 mod growth;
 mod kubernetes;
@@ -54,16 +56,18 @@ impl<'a> Placer<'a> {
     }
 }
 
-/// Free slots and running jobs of every node, kept up to date while several jobs are placed in one go.
+/// Free slots and running jobs of every node, kept up to date while several jobs are placed in one
+/// go.
 ///
-/// Nodes that have a slot are kept in the order in which the rule prefers them, so that placing a job costs the same among ten nodes and
-/// ten thousand.
+/// Nodes that have a slot are kept in the order in which the rule prefers them, so that placing a
+/// job costs the same among ten nodes and ten thousand.
 struct Room<'a> {
     view: &'a View,
     rule: &'a dyn Place,
     /// The jobs of each node of the view, in its order.
     running: Vec<JobCounts>,
-    /// Places in the view of nodes with a free slot, by the rule's key; only those without jobs in `empty`, the largest offer first.
+    /// Places in the view of nodes with a free slot, by the rule's key; only those without jobs in
+    /// `empty`, the largest offer first.
     ranking: BTreeSet<(Key, usize)>,
     empty: BTreeSet<(Key, usize)>,
 }
@@ -74,7 +78,7 @@ impl<'a> Room<'a> {
         for job in &view.jobs {
             if let Some(place) = job.node().and_then(|node| place_of(view, node)) {
                 let JobCounts { growing, converged } = &mut running[place];
-                *(if category(job.id) == Category::Completing { converged } else { growing }) += 1;
+                *(if category(job.id) == Category::Converged { converged } else { growing }) += 1;
             }
         }
         Room::ranked(view, rule, running)
@@ -144,7 +148,8 @@ impl<'a> Room<'a> {
         Some(self.take(place))
     }
 
-    /// Takes a slot for a job that belongs on `home`: there, or on an empty node that has more to offer; nowhere if none has a slot.
+    /// Takes a slot for a job that belongs on `home`: there, or on an empty node that has more to
+    /// offer; nowhere if none has a slot.
     fn welcome(&mut self, home: NodeId) -> Option<NodeId> {
         let home = place_of(self.view, home).filter(|&place| self.has_slot(place));
         let empty = self.empty.first().map(|(_, place)| *place);
@@ -187,11 +192,11 @@ mod tests {
     }
 
     #[test]
-    fn completing_jobs_leave_more_room_to_grow_than_new_ones() {
+    fn converged_jobs_leave_more_room_to_grow_than_new_ones() {
         let v = view(vec![node(0, 16.0, 1.0), node(1, 16.0, 1.0)], &[(1, 0), (2, 0), (3, 1)]);
-        // Two completing: (1 − 2/6)/1 = 0.67 of the node; one growing: 0.5.
-        let completing = |id: JobId| if id.0 < 3 { Category::Completing } else { Category::Growing };
-        assert_eq!(Room::new(&v, &Growth, completing).choose(JobId(9)), Some(NodeId(0)));
+        // Two converged: (1 − 2/6)/1 = 0.67 of the node; one growing: 0.5.
+        let converged = |id: JobId| if id.0 < 3 { Category::Converged } else { Category::Growing };
+        assert_eq!(Room::new(&v, &Growth, converged).choose(JobId(9)), Some(NodeId(0)));
         assert_eq!(Room::new(&v, &Growth, |_| Category::Growing).choose(JobId(9)), Some(NodeId(1)));
         // A node twice as fast is worth two growing neighbours.
         let fast = view(vec![node(0, 16.0, 2.5), node(1, 16.0, 1.0)], &[(1, 0), (2, 0)]);

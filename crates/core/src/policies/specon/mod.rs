@@ -1,20 +1,25 @@
 //! SpeCon: jobs that have converged make room for those that still grow.
 //!
-//! **Source.** Y. Mao et al., "Speculative Container Scheduling for Deep Learning Applications in a Kubernetes Cluster" (SpeCon), IEEE Systems
-//! Journal 2021, Algorithms 3, 4 and 5, as the thesis prints them.
+//! **Source.** Y. Mao et al., "Speculative Container Scheduling for Deep Learning Applications in a
+//! Kubernetes Cluster" (SpeCon), IEEE Systems Journal 2021, Algorithms 3, 4 and 5, as the thesis
+//! prints them.
 //!
-//! **Terms.** Categories are SpeCon's PC, WC and CC (progressing, watching, converged), here [`Category`]. `G(t_m) = |E(t_m) − E(t_{m−1})|`, relative to the
-//! first value. A job is *settled* once Algorithm 4 has dealt with it ("migrated" in the paper, also when it stayed).
+//! **Terms.** Categories are SpeCon's PC, WC and CC (progressing, watching, converged), here
+//! [`Category`]. `G(t_m) = |E(t_m) − E(t_{m−1})|`, relative to the first value. A job is *settled*
+//! once Algorithm 4 has dealt with it ("migrated" in the paper, also when it stayed).
 //!
-//! **Algorithm 3**, every interval, for jobs not settled: `G` below both its predecessor and α moves a job one category on; in CC it asks to be
-//! moved if more than one of its neighbours is in PC or WC; `G > α` brings it back to PC; else it stays. **Algorithm 4** scores each node
-//! `2·|PC| + 1.5·|WC| + |CC|`; the lowest score hosts the job, and if its own node is among the lowest it stays; ties go to the node that uses
-//! least. **Algorithm 5**, once every job has converged or settled: with `bf = ⌊jobs/nodes⌋`, idle nodes take jobs until they hold `bf`; without idle nodes, those
-//! that hold fewer than `bf − 1` do. The job that settled last is taken first.
+//! **Algorithm 3**, every interval, for jobs not settled: `G` below both its predecessor and α
+//! moves a job one category on; in CC it asks to be moved if more than one of its neighbours is in
+//! PC or WC; `G > α` brings it back to PC; else it stays. **Algorithm 4** scores each node `2·|PC|
+//! + 1.5·|WC| + |CC|`; the lowest score hosts the job, and if its own node is among the lowest it
+//! stays; ties go to the node that uses least. **Algorithm 5**, once every job has converged or
+//! settled: with `bf = ⌊jobs/nodes⌋`, idle nodes take jobs until they hold `bf`; without idle
+//! nodes, those that hold fewer than `bf − 1` do. The job that settled last is taken first.
 //!
-//! **Where the paper is silent.** A first `G` counts as falling. A job that has not reported since the last run keeps its category. Rebalancing takes
-//! jobs only from nodes that hold more than `bf` and each job once: as printed, it could empty one node to fill another and back again. A node whose slots
-//! are taken is no candidate.
+//! **Where the paper is silent.** A first `G` counts as falling. A job that has not reported since
+//! the last run keeps its category. Rebalancing takes jobs only from nodes that hold more than `bf`
+//! and each job once: as printed, it could empty one node to fill another and back again. A node
+//! whose slots are taken is no candidate.
 
 use super::{Relocate, Share};
 use crate::model::{JobId, NodeId, Span, Time};
@@ -140,14 +145,15 @@ fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> {
             match known.category {
                 Category::Growing => known.category = Category::Watching,
                 Category::Watching => {
-                    known.category = Category::Completing;
+                    known.category = Category::Converged;
                     known.since = Some(view.now);
                 }
-                Category::Completing if !job.pinned => asking.push((job.id, node)),
-                Category::Completing => {}
+                Category::Converged if !job.pinned => asking.push((job.id, node)),
+                Category::Converged => {}
             }
         }
-        // Values far apart overflow; a memory that is written to a file and read again must stay the same.
+        // Values far apart overflow; a memory that is written to a file and read again must stay
+        // the same.
         known.growth = Some(growth).filter(|g| g.is_finite());
     }
 
@@ -167,7 +173,7 @@ fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> {
             moves.push(Move { job: id, to: target, why: MoveReason::SlowGrowth });
         }
     }
-    let at_rest = |j: &Job| j.settled || j.category == Category::Completing;
+    let at_rest = |j: &Job| j.settled || j.category == Category::Converged;
     if rule.rebalance && moves.is_empty() && !memory.jobs.is_empty() && memory.jobs.values().all(at_rest) {
         rebalance(&mut cluster, memory, &mut moves);
     }
@@ -185,7 +191,8 @@ fn rebalance(cluster: &mut Cluster, memory: &mut Memory, moves: &mut Vec<Move>) 
     if takers.is_empty() {
         return;
     }
-    // Newest first. Nodes only lose jobs here until they hold no more than the factor, so who was passed over once is passed over for good.
+    // Newest first. Nodes only lose jobs here until they hold no more than the factor, so who was
+    // passed over once is passed over for good.
     let crowded = cluster.nodes.iter().filter(|(_, n)| n.jobs.len() > factor);
     let mut candidates: Vec<(NodeId, JobId)> = crowded
         .flat_map(|(id, n)| n.jobs.iter().map(|j| (*id, *j)))
@@ -205,7 +212,7 @@ fn rebalance(cluster: &mut Cluster, memory: &mut Memory, moves: &mut Vec<Move>) 
     }
 }
 
-/// Who is where, kept up to date while several jobs are moved in one go.
+/// The jobs of each node, kept up to date while several jobs are moved in one go.
 struct Cluster {
     nodes: BTreeMap<NodeId, Node>,
 }
@@ -234,7 +241,8 @@ impl Cluster {
     }
 }
 
-/// What Algorithm 4 holds nodes against each other by, in order, so that thousands of requests on thousands of nodes are answered in one go.
+/// What Algorithm 4 holds nodes against each other by, in order, so that thousands of requests on
+/// thousands of nodes are answered in one go.
 struct Scores<'a> {
     rule: &'a Specon,
     tallies: BTreeMap<NodeId, Tally>,
@@ -277,7 +285,8 @@ impl<'a> Scores<'a> {
         (Key(score), Key(tally.used), node)
     }
 
-    /// Algorithm 4: the node with the lowest score; the host if it is among them, else the one that uses least.
+    /// Algorithm 4: the node with the lowest score; the host if it is among them, else the one that
+    /// uses least.
     fn best(&self, host: NodeId) -> NodeId {
         let own = self.rank(host, &self.tallies[&host]);
         match self.ranking.first() {
@@ -311,7 +320,7 @@ impl<'a> Scores<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Category::{Completing, Growing, Watching};
+    use Category::{Converged, Growing, Watching};
 
     /// A cluster whose workers hold jobs of these categories; ids are counted through.
     fn cluster(workers: &[&[Category]]) -> (Cluster, Memory) {
@@ -335,14 +344,14 @@ mod tests {
             &[Growing, Growing, Growing],
             &[Growing, Watching],
             &[Growing, Growing],
-            &[Growing, Growing, Growing, Growing, Growing, Completing],
+            &[Growing, Growing, Growing, Growing, Growing, Converged],
         ]);
         assert_eq!(Scores::new(&Specon::default(), &cluster, &memory).best(NodeId(3)), NodeId(1));
     }
 
     #[test]
     fn a_host_among_the_lowest_keeps_its_job_and_ties_go_to_the_least_used() {
-        let (cluster, mut memory) = cluster(&[&[Growing], &[Growing], &[Completing, Completing], &[Growing, Growing]]);
+        let (cluster, mut memory) = cluster(&[&[Growing], &[Growing], &[Converged, Converged], &[Growing, Growing]]);
         assert_eq!(Scores::new(&Specon::default(), &cluster, &memory).best(NodeId(2)), NodeId(2));
         memory.jobs.get_mut(&JobId(0)).unwrap().used = 0.9;
         memory.jobs.get_mut(&JobId(2)).unwrap().used = 0.9;
@@ -351,7 +360,7 @@ mod tests {
 
     #[test]
     fn an_idle_worker_takes_the_jobs_that_settled_last() {
-        let (mut cluster, mut memory) = cluster(&[&[], &[Completing; 3], &[Completing; 3], &[Completing; 2]]);
+        let (mut cluster, mut memory) = cluster(&[&[], &[Converged; 3], &[Converged; 3], &[Converged; 2]]);
         let mut moves = vec![];
         rebalance(&mut cluster, &mut memory, &mut moves);
         // Eight jobs on four nodes: two each. The newest on crowded nodes is job 5, then job 2.
@@ -362,16 +371,17 @@ mod tests {
 
     #[test]
     fn without_an_idle_worker_those_far_below_the_mean_take_one() {
-        let (mut cluster, mut memory) = cluster(&[&[Completing], &[Completing; 5], &[Completing; 4], &[Completing; 3]]);
+        let (mut cluster, mut memory) = cluster(&[&[Converged], &[Converged; 5], &[Converged; 4], &[Converged; 3]]);
         let mut moves = vec![];
         rebalance(&mut cluster, &mut memory, &mut moves);
-        // Thirteen on four: bf = 3; only the first holds fewer than two, and takes one from a node that holds more than three.
+        // Thirteen on four: bf = 3; only the first holds fewer than two, and takes one from a node
+        // that holds more than three.
         assert_eq!(moves.iter().map(|m| (m.job.0, m.to.0)).collect::<Vec<_>>(), [(9, 0)]);
     }
 
     #[test]
     fn an_even_cluster_is_left_alone() {
-        for workers in [&[&[Completing][..], &[Completing], &[Completing]][..], &[&[], &[Completing], &[]]] {
+        for workers in [&[&[Converged][..], &[Converged], &[Converged]][..], &[&[], &[Converged], &[]]] {
             let (mut cluster, mut memory) = cluster(workers);
             let mut moves = vec![];
             rebalance(&mut cluster, &mut memory, &mut moves);

@@ -1,9 +1,11 @@
-//! What a job's own reports say about the work before it: the one estimate that all the published rules below share, so that they differ by their rule only.
+//! What a job's own reports say about the work before it: the one estimate that all the published
+//! rules below share, so that they differ by their rule only.
 
 use crate::signal::predict::FLAT;
 use crate::view::JobView;
 
-/// Node-seconds of CPU left, or nothing before there is anything to go by. A total the job named is believed; else its curve's flat part is taken for its end.
+/// Node-seconds of CPU left, or nothing before there is anything to go by. A total the job named is
+/// believed; else its curve's flat part is taken for its end.
 pub(crate) fn work_left(view: &JobView) -> Option<f64> {
     let signal = &view.signal;
     let at = signal.step.unwrap_or(signal.reports) as f64;
@@ -13,12 +15,14 @@ pub(crate) fn work_left(view: &JobView) -> Option<f64> {
         (None, None) => return None,
     };
     let left = view.consumed.cpu * (end - at) / at;
-    // Past its expected end a job is believed to be nearly done; what is exactly zero could not be compared.
+    // Past its expected end a job is believed to be nearly done; what is exactly zero could not be
+    // compared.
     (at > 0.0 && view.consumed.cpu > 0.0 && left.is_finite()).then(|| left.max(1e-3 * view.consumed.cpu))
 }
 
-/// The part of the improvement still to come that `work` more node-seconds would bring, relative to the whole improvement: an exponential through the
-/// present and the flat point of the fitted curve.
+/// The part of the improvement still to come that `work` more node-seconds would bring, relative to
+/// the whole improvement: an exponential through the present and the flat point of the fitted
+/// curve.
 pub(crate) fn improvement(view: &JobView, work: f64) -> Option<f64> {
     let outlook = view.signal.outlook?;
     let to_come = outlook.gain_left / (1.0 + outlook.gain_left);

@@ -1,9 +1,11 @@
 //! Dominant resource fairness: equal shares of what each needs most.
 //!
-//! **Source.** A. Ghodsi et al., "Dominant Resource Fairness: Fair Allocation of Multiple Resource Types", NSDI 2011.
+//! **Source.** A. Ghodsi et al., "Dominant Resource Fairness: Fair Allocation of Multiple Resource
+//! Types", NSDI 2011.
 //!
-//! **Here.** A job's demand is the CPU it may use at most and the memory it holds, both as parts of the node; its rate scales both. Where memory is what it needs most, its
-//! CPU is cut so that its memory counts as much as others' CPU.
+//! **Here.** A job's demand is the CPU it may use at most and the memory it holds, both as parts of
+//! the node; its rate scales both. Where memory is what it needs most, its CPU is cut so that its
+//! memory counts as much as others' CPU.
 
 use crate::model::Time;
 use crate::view::{JobView, Phase};

@@ -1,4 +1,5 @@
-//! The published rules that weigh jobs against each other: what they have in common is that each says how to split a node, nothing else.
+//! The published rules that weigh jobs against each other: what they have in common is that each
+//! says how to split a node, nothing else.
 
 mod account;
 mod drf;
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// Published rules that weigh jobs against each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Weigh {
+pub enum Weighting {
     Drf,
     Slaq,
     Optimus,
@@ -26,7 +27,7 @@ pub enum Weigh {
 
 /// The rule has no memory.
 pub(crate) struct Rule {
-    pub(crate) by: Weigh,
+    pub(crate) by: Weighting,
 }
 
 impl ShareRule for Rule {
@@ -36,15 +37,16 @@ impl ShareRule for Rule {
     }
 }
 
-/// The weighing rules look again so often: SLAQ's authors use epochs of a few seconds, the others longer ones; ten serve all.
+/// The weighing rules look again so often: SLAQ's authors use epochs of a few seconds, the others
+/// longer ones; ten serve all.
 const EPOCH: Span = Span::from_secs(10);
 
-fn run(by: Weigh, now: Time, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) {
+fn run(by: Weighting, now: Time, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) {
     let shares = match by {
-        Weigh::Drf => drf::shares(now, jobs),
-        Weigh::Slaq => slaq::shares(jobs, EPOCH.as_secs_f64()),
-        Weigh::Optimus => optimus::shares(jobs),
-        Weigh::Themis => themis::shares(now, jobs),
+        Weighting::Drf => drf::shares(now, jobs),
+        Weighting::Slaq => slaq::shares(jobs, EPOCH.as_secs_f64()),
+        Weighting::Optimus => optimus::shares(jobs),
+        Weighting::Themis => themis::shares(now, jobs),
     };
     let opinions = jobs
         .iter()
@@ -73,7 +75,7 @@ mod tests {
         }
     }
 
-    fn shares(by: Weigh, now_s: u64, jobs: &[JobView]) -> Vec<f64> {
+    fn shares(by: Weighting, now_s: u64, jobs: &[JobView]) -> Vec<f64> {
         let refs: Vec<&JobView> = jobs.iter().collect();
         run(by, Time::ZERO + Span::from_secs(now_s), &refs).0.iter().map(|o| o.limit.cpu.get()).collect()
     }
@@ -81,14 +83,15 @@ mod tests {
     #[test]
     fn optimus_splits_by_the_roots_of_what_is_left() {
         // 10 consumed for 10 of 20 steps leaves 10; 10 of 50 leaves 40: shares 1 to 2.
-        let got = shares(Weigh::Optimus, 20, &[job(1, 10.0, 20), job(2, 10.0, 50)]);
+        let got = shares(Weighting::Optimus, 20, &[job(1, 10.0, 20), job(2, 10.0, 50)]);
         assert!((got[0] - 1.0 / 3.0).abs() < 1e-9 && (got[1] - 2.0 / 3.0).abs() < 1e-9, "{got:?}");
     }
 
     #[test]
     fn themis_makes_up_for_what_one_job_missed() {
-        // Both came at 0 and have 50 of work left after 40 s; the first got 30 of the node, the second 10.
-        let got = shares(Weigh::Themis, 40, &[job(1, 30.0, 10 + 17), job(2, 10.0, 60)]);
+        // Both came at 0 and have 50 of work left after 40 s; the first got 30 of the node, the
+        // second 10.
+        let got = shares(Weighting::Themis, 40, &[job(1, 30.0, 10 + 17), job(2, 10.0, 60)]);
         assert!(got[1] > got[0] && (got.iter().sum::<f64>() - 1.0).abs() < 1e-6, "{got:?}");
         // By hand: ρ·2·81 = 40 + 51/s₁ and ρ·2·60 = 40 + 50/s₂.
         let rho = |s: f64, left: f64, whole: f64| (40.0 + left / s) / (2.0 * whole);
@@ -101,7 +104,7 @@ mod tests {
         let mut jobs = [job(1, 10.0, 100), job(2, 10.0, 100)];
         jobs[0].signal.outlook = outlook(1.0, 40.0);
         jobs[1].signal.outlook = outlook(0.03, 11.0);
-        let got = shares(Weigh::Slaq, 20, &jobs);
+        let got = shares(Weighting::Slaq, 20, &jobs);
         assert!(got[0] > 0.8 && got[1] >= 0.02, "{got:?}");
     }
 
@@ -111,7 +114,7 @@ mod tests {
         jobs[0].max = Share::clamped(0.25);
         jobs[0].consumed.memory = 10.0;
         // Half the memory, a quarter of the CPU at most: its weight is a half.
-        let got = shares(Weigh::Drf, 20, &jobs);
+        let got = shares(Weighting::Drf, 20, &jobs);
         assert!((got[0] - 1.0 / 3.0).abs() < 1e-9, "{got:?}");
     }
 
@@ -127,7 +130,7 @@ mod tests {
                 j.signal.outlook = outlook.map(|(gain_left, flat_at)| Outlook { at: 10.0, flat_at, gain_left });
                 j
             }).collect();
-            for by in [Weigh::Drf, Weigh::Slaq, Weigh::Optimus, Weigh::Themis] {
+            for by in [Weighting::Drf, Weighting::Slaq, Weighting::Optimus, Weighting::Themis] {
                 let got = shares(by, now_s, &jobs);
                 prop_assert!((got.iter().sum::<f64>() - 1.0).abs() < 1e-6, "{by:?} {got:?}");
                 prop_assert!(got.iter().all(|s| *s > 0.0), "{by:?} {got:?}");

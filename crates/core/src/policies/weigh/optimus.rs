@@ -1,10 +1,12 @@
 //! Optimus: resources where they shorten the remaining time most.
 //!
-//! **Source.** Y. Peng, Y. Bao, Y. Chen, C. Wu and C. Guo, "Optimus: An Efficient Dynamic Resource Scheduler for Deep Learning Clusters", EuroSys 2018: fit the loss to
-//! predict the work left `Q`, and hand out units greedily by the reduction of the remaining time they bring.
+//! **Source.** Y. Peng, Y. Bao, Y. Chen, C. Wu and C. Guo, "Optimus: An Efficient Dynamic Resource
+//! Scheduler for Deep Learning Clusters", EuroSys 2018: fit the loss to predict the work left `Q`,
+//! and hand out units greedily by the reduction of the remaining time they bring.
 //!
-//! **Here.** With speed in proportion to the share, the remaining time is `Q/s` and a small unit shortens it by `Q/s²`; handing out ever smaller units levels these, so
-//! that shares are in proportion to `√Q`. A job without a prediction gets an equal part.
+//! **Here.** With speed in proportion to the share, the remaining time is `Q/s` and a small unit
+//! shortens it by `Q/s²`; handing out ever smaller units levels these, so that shares are in
+//! proportion to `√Q`. A job without a prediction gets an equal part.
 
 use super::account::work_left;
 use crate::view::JobView;

@@ -1,9 +1,12 @@
 //! SLAQ: at every epoch the node goes where it lowers losses most.
 //!
-//! **Source.** H. Zhang, L. Stafman, A. Or and M. Freedman, "SLAQ: Quality-Driven Scheduling for Distributed Machine Learning", SoCC 2017: predict for every job the
-//! normalised loss reduction of the next epoch as a function of its resources, and hand out units greedily by marginal reduction, one to everybody first.
+//! **Source.** H. Zhang, L. Stafman, A. Or and M. Freedman, "SLAQ: Quality-Driven Scheduling for
+//! Distributed Machine Learning", SoCC 2017: predict for every job the normalised loss reduction of
+//! the next epoch as a function of its resources, and hand out units greedily by marginal
+//! reduction, one to each job first.
 //!
-//! **Here.** The prediction is the one of this project ([`super::account`]); units are a fiftieth of the node. A job without a prediction gets an equal part.
+//! **Here.** The prediction is the one of this project ([`super::account`]); units are a fiftieth
+//! of the node. A job without a prediction gets an equal part.
 
 use super::account::improvement;
 use crate::view::JobView;
@@ -11,7 +14,8 @@ use crate::view::JobView;
 /// How finely the node is handed out.
 const UNITS: usize = 50;
 
-/// Shares of one group, in the order of `jobs`; they sum to one. `epoch_s` is the time to the next run.
+/// Shares of one group, in the order of `jobs`; they sum to one. `epoch_s` is the time to the next
+/// run.
 pub(crate) fn shares(jobs: &[&JobView], epoch_s: f64) -> Vec<f64> {
     let n = jobs.len();
     let units = UNITS.max(2 * n);

@@ -1,11 +1,13 @@
-//! Themis: everyone's finish is late by the same factor.
+//! Themis: all jobs end late by the same factor.
 //!
-//! **Source.** K. Mahajan et al., "Themis: Fair and Efficient GPU Cluster Scheduling", NSDI 2020: finish-time fairness `ρ = T_shared / T_ideal`, the time a job takes in
-//! the shared cluster over the time it would take alone with its `1/n` of it; resources go to the jobs with the worst `ρ`.
+//! **Source.** K. Mahajan et al., "Themis: Fair and Efficient GPU Cluster Scheduling", NSDI 2020:
+//! finish-time fairness `ρ = T_shared / T_ideal`, the time a job takes in the shared cluster over
+//! the time it would take alone with its `1/n` of it; resources go to the jobs with the worst `ρ`.
 //!
-//! **Here.** Auctions among few bidders approximate the fluid optimum: the least `ρ` that all can have. With age `a`, work left `Q` and whole work `W`,
-//! `ρ = (a + Q/s) / (n·W)`, so `s = Q / (ρ·n·W − a)`; shares fall as `ρ` grows, and the `ρ` at which they sum to one is found by halving. A job without a prediction
-//! gets an equal part.
+//! **Here.** Auctions among few bidders approximate the fluid optimum: the least `ρ` that all can
+//! have. With age `a`, work left `Q` and whole work `W`, `ρ = (a + Q/s) / (n·W)`, so `s = Q /
+//! (ρ·n·W − a)`; shares fall as `ρ` grows, and the `ρ` at which they sum to one is found by
+//! halving. A job without a prediction gets an equal part.
 
 use super::account::work_left;
 use crate::model::Time;
