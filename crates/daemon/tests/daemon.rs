@@ -178,7 +178,7 @@ fn stop_asks_first_and_kills_after_the_grace() {
 
 #[test]
 fn shares_follow_growth_down_to_the_kernel() {
-    let d = Daemon::start("react = \"sample\"\ninterval = \"1s\"");
+    let d = Daemon::start("policy = \"flowcon\"\nreact = \"sample\"\ninterval = \"1s\"");
     let burn = "j=0; while [ $j -lt 3000 ]; do j=$((j+1)); done";
     let grows = sh("grows", &format!("i=1; while :; do i=$((i+1)); echo loss=$((100000/i)); {burn}; sleep 0.05; done"));
     let flat = sh("flat", &format!("echo loss=7; while :; do echo loss=5.0; {burn}; sleep 0.05; done"));
