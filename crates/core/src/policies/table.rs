@@ -43,7 +43,7 @@ pub struct Answers {
 
 macro_rules! table {
     ($($variant:ident: $row:expr,)*) => {
-        /// A named policy. The first row of the table is the default.
+        /// A named policy. The first row of the table is the baseline that experiments compare the others with.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
         pub enum Preset {
@@ -73,17 +73,6 @@ const STARVES: Scope = Scope::SimulatorOnly {
 const MACHINE: Scope = Scope::Production { share_policy: None, training_job: false };
 
 table! {
-    Gainshare: PolicyInfo {
-        name: "gainshare",
-        summary: "The node goes where a unit of it gains most, and no job ends later than with equal shares.",
-        source: "This project; docs/gain-policy.md.",
-        scope: Scope::Production { share_policy: Some("gainshare"), training_job: true },
-        policy: || Policy {
-            share: ShareRule::Gain(Gain::default()),
-            moves: MoveRule::Gain(GainMove::default()),
-            ..Policy::default()
-        },
-    },
     Na: PolicyInfo {
         name: "na",
         summary: "Equal shares: what a plain machine does, and what all others are compared with.",
@@ -116,12 +105,36 @@ table! {
             ..Policy::default()
         },
     },
+    Fifo: PolicyInfo {
+        name: "fifo",
+        summary: "First come, first served: the oldest job has the node to itself.",
+        source: "Needs none.",
+        scope: STARVES,
+        policy: || Policy { share: ShareRule::Rank(Rank::Arrival), ..Policy::default() },
+    },
     Drf: PolicyInfo {
         name: "drf",
         summary: "Dominant resource fairness: equal parts of what each job needs most.",
         source: "A. Ghodsi et al., NSDI 2011.",
         scope: MACHINE,
         policy: || Policy { share: ShareRule::Weigh { by: Weighting::Drf }, ..Policy::default() },
+    },
+    Srtf: PolicyInfo {
+        name: "srtf",
+        summary: "Shortest remaining time first, as the jobs' own reports predict it.",
+        source: "L. Schrage, 1968, with this project's prediction.",
+        scope: STARVES,
+        policy: || Policy { share: ShareRule::Rank(Rank::Predicted), ..Policy::default() },
+    },
+    Tiresias: PolicyInfo {
+        name: "tiresias",
+        summary: "Least attained service first, in queues.",
+        source: "J. Gu et al., Tiresias, NSDI 2019.",
+        scope: STARVES,
+        policy: || Policy {
+            share: ShareRule::Rank(Rank::Attained { limits_s: TIRESIAS_LIMITS_S }),
+            ..Policy::default()
+        },
     },
     Slaq: PolicyInfo {
         name: "slaq",
@@ -144,27 +157,14 @@ table! {
         scope: MACHINE,
         policy: || Policy { share: ShareRule::Weigh { by: Weighting::Themis }, ..Policy::default() },
     },
-    Fifo: PolicyInfo {
-        name: "fifo",
-        summary: "First come, first served: the oldest job has the node to itself.",
-        source: "Needs none.",
-        scope: STARVES,
-        policy: || Policy { share: ShareRule::Rank(Rank::Arrival), ..Policy::default() },
-    },
-    Srtf: PolicyInfo {
-        name: "srtf",
-        summary: "Shortest remaining time first, as the jobs' own reports predict it.",
-        source: "L. Schrage, 1968, with this project's prediction.",
-        scope: STARVES,
-        policy: || Policy { share: ShareRule::Rank(Rank::Predicted), ..Policy::default() },
-    },
-    Tiresias: PolicyInfo {
-        name: "tiresias",
-        summary: "Least attained service first, in queues.",
-        source: "J. Gu et al., Tiresias, NSDI 2019.",
-        scope: STARVES,
+    Gainshare: PolicyInfo {
+        name: "gainshare",
+        summary: "The node goes where a unit of it gains most, and no job ends later than with equal shares.",
+        source: "This project; docs/gain-policy.md.",
+        scope: Scope::Production { share_policy: Some("gainshare"), training_job: true },
         policy: || Policy {
-            share: ShareRule::Rank(Rank::Attained { limits_s: TIRESIAS_LIMITS_S }),
+            share: ShareRule::Gain(Gain::default()),
+            moves: MoveRule::Gain(GainMove::default()),
             ..Policy::default()
         },
     },
@@ -202,7 +202,7 @@ impl Preset {
 
 impl Default for Preset {
     fn default() -> Preset {
-        Preset::ALL[0]
+        Preset::Gainshare
     }
 }
 
@@ -312,11 +312,12 @@ mod tests {
             Policy::from(preset).validate().expect("the numbers of a row are sound");
             assert!(preset.info().summary.ends_with('.') && preset.info().source.ends_with('.'), "{preset:?}");
         }
-        assert!("no-such".parse::<Preset>().unwrap_err().contains("gainshare, na, flowcon"));
+        assert!("no-such".parse::<Preset>().unwrap_err().contains("na, flowcon, specon"));
     }
 
     #[test]
-    fn the_default_is_ours_and_decides_on_real_jobs() {
+    fn the_first_row_is_the_baseline_and_the_default_is_ours() {
+        assert_eq!(Preset::ALL[0], Preset::Na);
         assert_eq!(Preset::default(), Preset::Gainshare);
         assert_eq!(Preset::default().for_real_jobs(), Ok(Preset::Gainshare));
     }
