@@ -8,8 +8,11 @@ use anyhow::{Context, Result, bail};
 pub(crate) struct Args {}
 
 /// The files that the program itself writes and that are committed, so that they can be read and applied without building anything, each with its command.
-const GENERATED: [(&str, &str); 2] =
-    [("docs/reference/cli.md", "reference"), ("deploy/chart/crds/gainshare.yaml", "crd")];
+const GENERATED: [(&str, &str); 3] = [
+    ("docs/reference/cli.md", "reference"),
+    ("docs/policies.md", "policies"),
+    ("deploy/chart/crds/gainshare.yaml", "crd"),
+];
 
 /// The chart as plain YAML, for those without Helm. Its freshness is looked at where Helm is there: in the manager's test.
 const MANIFESTS: &str = "deploy/gainshare.yaml";

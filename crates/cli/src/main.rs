@@ -78,6 +78,7 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
         Command::Completions { shell } => docs::completions(shell, out)?,
         Command::Man { dir } => docs::man(&dir)?,
         Command::Reference => docs::reference(out)?,
+        Command::Policies => docs::policies(out)?,
         Command::Supervise(args) => run::supervise_detached(&args, out)?,
         Command::Guard { state_dir, runtime_dir, lease } => {
             gainshare_daemon::guard::run(state_dir, runtime_dir, lease)?;

@@ -1,25 +1,20 @@
 //! `gainshare sim`, `paper` and `trace`: the simulator from the command line. All numbers come from `gainshare-sim`; here they are only asked for, shown and written.
 
 use anyhow::{Context, Result};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueHint};
-use gainshare_core::decide::gang::GangOrder;
 use gainshare_core::model::Span;
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_figures::Table;
 use gainshare_figures::file::{self, Drawing};
 use gainshare_figures::terminal::Out;
 use gainshare_sim::scenario::Scenario;
+use gainshare_sim::trace::gang::GangOrder;
 use gainshare_sim::trace::{self, Replay, Shape, TraceJob};
 use gainshare_sim::{paper, simulate};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-
-fn preset() -> impl TypedValueParser {
-    PossibleValuesParser::new(Preset::ALL.map(Preset::name)).try_map(|name| name.parse::<Preset>())
-}
 
 #[derive(Debug, Args)]
 pub struct SimArgs {
@@ -28,7 +23,7 @@ pub struct SimArgs {
     file: PathBuf,
 
     /// The policies to compare; the first is the baseline
-    #[arg(long, value_delimiter = ',', value_parser = preset(), default_value = "na,flowcon,gainshare,srpt", value_name = "POLICY,…")]
+    #[arg(long, value_delimiter = ',', value_parser = crate::args::policy(), default_value = "na,flowcon,gainshare,srpt", value_name = "POLICY,…")]
     policy: Vec<Preset>,
 
     /// How many worlds to draw from the scenario

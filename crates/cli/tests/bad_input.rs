@@ -212,3 +212,15 @@ fn a_stopped_daemon_is_told_apart_from_none() {
     assert!(doctor.stdout.contains("does not answer"), "{}", doctor.stdout);
     assert!(common::eventually(|| home.run(&["doctor"]).code == 0));
 }
+
+#[test]
+fn a_policy_that_starves_jobs() {
+    let home = Home::new();
+    let outcome = home.run(&["up", "--policy", "srpt"]);
+    assert_eq!(outcome.code, 2, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("starves jobs") && outcome.stderr.contains("gainshare sim"), "{}", outcome.stderr);
+    let help = home.ok(&["up", "--help"]);
+    assert!(help.contains("gainshare") && !help.contains("srpt"), "{help}");
+    std::fs::write(home.path().join("starves.toml"), "policy = 'fifo'\n").unwrap();
+    home.run(&["up", "--config", "starves.toml"]).fails_with(1, &["fifo", "starves jobs"]);
+}

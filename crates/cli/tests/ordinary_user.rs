@@ -80,7 +80,8 @@ fn jobs_are_shared_without_the_right_to_make_groups() {
 
     // Both on one core, or they would not compete. One has stopped learning, the other's loss
     // falls by a hundredth with every report for longer than the test takes.
-    let mut daemon = user.command(&["up", "--cores", "1", "--interval", "1s", "--alpha", "0.02"]);
+    let mut daemon =
+        user.command(&["up", "--policy", "flowcon", "--cores", "1", "--interval", "1s", "--alpha", "0.02"]);
     let mut daemon = daemon.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let ready = user.home.runtime().join("api.sock");
     assert!(eventually(|| ready.exists()), "no daemon: {:?}", daemon.try_wait());

@@ -1,15 +1,19 @@
 //! A second opinion on every plan, written without looking at how plans are made.
 //!
-//! **Problem.** A mistake in a policy must not reach a job: no job may lose its floor, run twice, or be moved although it cannot be saved.
+//! **Problem.** A mistake in a policy must not reach a job: no job may lose its floor, run twice,
+//! or be moved although it cannot be saved.
 //!
-//! **Approach.** [`check`] compares a plan with the view that it was made for. A sound plan becomes a [`CheckedPlan`], which nothing else
-//! can make; executors (the adapters of `crates/limits`, the node agent, the operator, the simulator) accept nothing but that, or a
-//! [`CheckedTarget`] taken from it.
+//! **Approach.** [`check`] compares a plan with the view that it was made for. A sound plan becomes
+//! a [`CheckedPlan`], which nothing else can make; executors (the adapters of `crates/limits`, the
+//! node agent, the operator, the simulator) accept nothing but that, or a [`CheckedTarget`] taken
+//! from it.
 //!
-//! **What is checked** (the promises of the design): each job has one verdict; a running job has a target and a waiting one has none; a job
-//! is started at most once, only while it waits and only after the jobs it depends on; a move takes a running job that is not pinned to
-//! another known node, at most once; no node runs more jobs than it has slots; the shares of a node sum to at most 1, those of one owner to
-//! at most the owner's part; floor ≤ limit ≤ maximum, and share ≥ floor, wherever an owner's floors fit the owner's part.
+//! **What is checked** (the promises of the design): each job has one verdict; a running job has a
+//! target and a waiting one has none; a job is started at most once, only while it waits and only
+//! after the jobs it depends on; a move takes a running job that is not pinned to another known
+//! node, at most once; no node runs more jobs than it has slots; the shares of a node sum to at
+//! most 1, those of one owner to at most the owner's part; floor ≤ limit ≤ maximum, and share ≥
+//! floor, wherever an owner's floors fit the owner's part.
 //!
 //! An unchecked plan cannot take the place of a checked one:
 //! ```compile_fail
@@ -73,7 +77,8 @@ pub enum Violation {
     LimitOutOfBounds { job: JobId, limit: f64, floor: f64, max: f64 },
 }
 
-/// A plan that passed its check: the only thing that executors carry out. It reads like the [`Plan`] in it.
+/// A plan that passed its check: the only thing that executors carry out. It reads like the
+/// [`Plan`] in it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct CheckedPlan(Plan);
@@ -122,8 +127,9 @@ pub fn check(view: &View, plan: Plan) -> Result<CheckedPlan, Box<UnsoundPlan>> {
     if violations.is_empty() { Ok(CheckedPlan(plan)) } else { Err(Box::new(UnsoundPlan { plan, violations })) }
 }
 
-/// Checks the targets of an earlier plan again, for the jobs of `view` that run and have one: a restarted driver puts back in force what it
-/// had journaled. Starts and moves are left out; the earlier driver may have made them.
+/// Checks the targets of an earlier plan again, for the jobs of `view` that run and have one: a
+/// restarted driver puts back in force what it had journaled. Starts and moves are left out; the
+/// earlier driver may have made them.
 pub fn check_again(view: &View, earlier: Plan) -> Result<CheckedPlan, Box<UnsoundPlan>> {
     let has_target = |id: JobId| earlier.verdicts.get(&id).is_some_and(|v| v.target.is_some());
     let jobs = view.jobs.iter().filter(|j| j.node().is_some() && has_target(j.id)).cloned().collect();
@@ -176,7 +182,8 @@ fn check_starts(view: &View, plan: &Plan, found: &mut Vec<Violation>) {
     check_moves(view, plan, &mut running, found);
 }
 
-/// A move is sound if its job runs elsewhere, may leave its node, is moved once, and there is room where it goes.
+/// A move is sound if its job runs elsewhere, may leave its node, is moved once, and there is room
+/// where it goes.
 fn check_moves(view: &View, plan: &Plan, running: &mut BTreeMap<NodeId, usize>, found: &mut Vec<Violation>) {
     let mut moved = BTreeSet::new();
     for m in &plan.moves {
@@ -240,7 +247,7 @@ fn check_targets(view: &View, plan: &Plan, found: &mut Vec<Violation>) {
         }
         let (share, limit) = (target.share.cpu.get(), target.limit.cpu.get());
         let (floor, max) = (job.floor.get(), job.max.get());
-        // Floors can be kept only while together they fit the part of the owner who set them.
+        // Floors can be kept only while together they fit the part of their owner.
         let kept = part.floors <= of_owner;
         if kept && share < floor - TOLERANCE {
             found.push(Violation::BelowFloor { job: job.id, share, floor });

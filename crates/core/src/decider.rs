@@ -1,15 +1,19 @@
 //! The one way to a decision: a view goes in, a checked plan comes out.
 //!
-//! **Problem.** Four drivers (daemon, node agent, operator, simulator) let the same policies decide. Each must check a plan before it
-//! carries the plan out, and each decision should be reproducible later. A driver that forgets either looks like one that does not.
+//! **Problem.** Four drivers (daemon, node agent, operator, simulator) let the same policies
+//! decide. Each must check a plan before it carries the plan out, and each decision should be
+//! reproducible later. A driver that forgets either looks like one that does not.
 //!
-//! **Approach.** A [`Decider`] holds a policy and its memory. [`Decider::decide`] takes a view and answers with an [`Outcome`]: nothing is
-//! due, a [`Decision`] whose plan passed [`crate::check::check`], or a [`Rejection`] with the violations. Executors accept only the
-//! [`CheckedPlan`] of a decision, so a plan that failed its check has no way to the kernel or to the cluster.
+//! **Approach.** A [`Decider`] holds a policy and its memory. [`Decider::decide`] takes a view and
+//! answers with an [`Outcome`]: nothing is due, a [`Decision`] whose plan passed
+//! [`crate::check::check`], or a [`Rejection`] with the violations. Executors accept only the
+//! [`CheckedPlan`] of a decision, so a plan that failed its check has no way to the kernel or to
+//! the cluster.
 //!
-//! **Recording.** [`Decider::decide_recorded`] also keeps the memory as it was before the step, from which
-//! [`RecordedDecision::replay`] makes the plan again. It copies the memory, whose size grows with the number of jobs: a few microseconds
-//! for a machine, tens of milliseconds for a cluster of 50,000 jobs. Nothing is copied while nothing is due.
+//! **Recording.** [`Decider::decide_recorded`] also keeps the memory as it was before the step,
+//! from which [`RecordedDecision::replay`] makes the plan again. It copies the memory, whose size
+//! grows with the number of jobs: a few microseconds for a machine, tens of milliseconds for a
+//! cluster of 50,000 jobs. Nothing is copied while nothing is due.
 
 use crate::check::{CheckedPlan, UnsoundPlan, Violation, check};
 use crate::control::{Control, Memory};
@@ -34,7 +38,8 @@ pub enum Outcome {
     NotDue,
     /// A sound plan, to be carried out.
     Decision(Decision),
-    /// The policy made a plan that breaks a promise. It must not be carried out; the limits in force stay.
+    /// The policy made a plan that breaks a promise. It must not be carried out; the limits in
+    /// force stay.
     Rejected(Rejection),
 }
 
@@ -69,12 +74,14 @@ impl Decider {
         self.control.continue_from(generation);
     }
 
-    /// What saving, stopping and restoring a job was measured to cost: moves by gain must be worth it.
+    /// What saving, stopping and restoring a job was measured to cost: moves by gain must be worth
+    /// it.
     pub fn set_moving_cost(&mut self, cost: Span) {
         self.control.set_moving_cost(cost);
     }
 
-    /// The largest part of its node that a job was seen able to use, where the share rule measures it.
+    /// The largest part of its node that a job was seen able to use, where the share rule measures
+    /// it.
     pub fn usable(&self, job: JobId) -> Option<f64> {
         self.control.usable(job)
     }
@@ -84,8 +91,8 @@ impl Decider {
         self.control.due()
     }
 
-    /// Decides if anything is due in this view: a job came or went, an interval is over, a report arrived where reports count. Deciding
-    /// too often is harmless.
+    /// Decides if anything is due in this view: a job came or went, an interval is over, a report
+    /// arrived where reports count. Deciding too often is harmless.
     pub fn decide(&mut self, view: View) -> Outcome {
         self.run(view, false)
     }
@@ -99,19 +106,25 @@ impl Decider {
         let mut before = None;
         let plan = self.control.step(&view, |control| before = recorded.then(|| control.clone()));
         let Some(plan) = plan else { return Outcome::NotDue };
-        match check(&view, plan) {
-            Ok(plan) => Outcome::Decision(Decision { view, plan, before }),
-            Err(unsound) => {
-                let UnsoundPlan { plan, violations } = *unsound;
-                let generation = plan.generation;
-                let record = before.map(|before| Box::new(record(before, view, plan)));
-                Outcome::Rejected(Rejection { generation, violations, record })
-            }
+        judge(view, plan, before)
+    }
+}
+
+/// Checks a plan before anything can be done with it.
+fn judge(view: View, plan: Plan, before: Option<Control>) -> Outcome {
+    match check(&view, plan) {
+        Ok(plan) => Outcome::Decision(Decision { view, plan, before }),
+        Err(unsound) => {
+            let UnsoundPlan { plan, violations } = *unsound;
+            let generation = plan.generation;
+            let record = before.map(|before| Box::new(record(before, view, plan)));
+            Outcome::Rejected(Rejection { generation, violations, record })
         }
     }
 }
 
-/// Makes the plan of a recorded decision again, checked or not; `None` if nothing is due in its view.
+/// Makes the plan of a recorded decision again, checked or not; `None` if nothing is due in its
+/// view.
 pub(crate) fn decide_again(policy: Policy, memory: Memory, view: &View) -> Option<Plan> {
     Control::resume(policy, memory).step(view, |_| ())
 }
@@ -144,5 +157,36 @@ impl Rejection {
     pub fn reasons(&self) -> String {
         let list: Vec<String> = self.violations.iter().map(Violation::to_string).collect();
         list.join("; ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{node, running};
+
+    #[test]
+    fn an_unsound_plan_is_rejected_with_its_violations_and_its_record() {
+        let view = View { now: Time(1), nodes: vec![node(0)], jobs: vec![running(1, 0)] };
+        let plan = Plan { generation: 7, at: Time(1), ..Plan::default() };
+        let before = Control::new(Policy::default());
+        let Outcome::Rejected(rejection) = judge(view, plan, Some(before)) else { panic!("a plan without verdicts") };
+        assert_eq!((rejection.generation, &rejection.violations[..]), (7, &[Violation::NoVerdict(JobId(1))][..]));
+        assert_eq!(rejection.reasons(), "job-1 has no verdict");
+        let replay = rejection.record.expect("it was recorded").replay().expect("it can be replayed");
+        assert!(!replay.differences.is_empty(), "the policy makes another plan than the unsound one");
+    }
+
+    #[test]
+    fn a_decision_is_recorded_only_on_request_and_replays() {
+        let view = View { now: Time(1), nodes: vec![node(0)], jobs: vec![running(1, 0)] };
+        let mut plain = Decider::new(Policy::default());
+        let mut recorded = plain.clone();
+        let decision = plain.decide(view.clone()).decision().expect("a job came");
+        assert_eq!(decision.record(), None);
+        let decision = recorded.decide_recorded(view.clone()).decision().expect("a job came");
+        assert_eq!(decision.record().expect("recorded").replay().expect("replayed").differences, vec![]);
+        assert_eq!(recorded.decide_recorded(view), Outcome::NotDue);
+        assert_eq!(plain, recorded, "recording changes nothing");
     }
 }

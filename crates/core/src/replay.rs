@@ -1,10 +1,13 @@
 //! Recorded decisions, and making their plans again.
 //!
-//! **Problem.** "Why did this job get 5 % at three o'clock?" can be answered only if the decision can be repeated afterwards.
+//! **Problem.** "Why did this job get 5 % at three o'clock?" can be answered only if the decision
+//! can be repeated afterwards.
 //!
-//! **Approach.** A [`RecordedDecision`] holds all that a plan depends on: the policy, its memory before the step and the view. It is
-//! written as JSON. [`RecordedDecision::replay`] makes the plan again and compares it with the recorded one. The decisions use no clock and
-//! no chance, so the two plans are the same, bit for bit; a [`Difference`] means another version of the code or a file that was changed.
+//! **Approach.** A [`RecordedDecision`] holds all that a plan depends on: the policy, its memory
+//! before the step and the view. It is written as JSON. [`RecordedDecision::replay`] makes the plan
+//! again and compares it with the recorded one. The decisions use no clock and no chance, so the
+//! two plans are the same, bit for bit; a [`Difference`] means another version of the code or a
+//! file that was changed.
 
 use crate::control::Memory;
 use crate::decider::decide_again;
@@ -84,7 +87,8 @@ impl RecordedDecision {
     }
 }
 
-/// Where `replayed` is not `recorded`. Texts are compared: Rust prints a number so that no two numbers print alike, also not 0 and −0.
+/// Where `replayed` is not `recorded`. Texts are compared: Rust prints a number so that no two
+/// numbers print alike, also not 0 and −0.
 fn differences(recorded: &Plan, replayed: &Plan) -> Vec<Difference> {
     let mut found = vec![];
     let mut compare = |place: String, a: String, b: String| {

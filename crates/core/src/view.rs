@@ -1,14 +1,16 @@
 //! What a driver shows to the decisions: one immutable picture of nodes and jobs.
 //!
-//! Use is handed over as *counters* that only grow (see [`JobView::consumed`]), never as rates, so that each decision can average
-//! over its own interval and no driver needs to know when the last decision was. Everything in here serialises: a view and
-//! a memory written to a file reproduce the plan that was made of them.
+//! Use is handed over as *counters* that only grow (see [`JobView::consumed`]), never as rates, so
+//! that each decision can average over its own interval and no driver needs to know when the last
+//! decision was. Everything in here serialises: a view and a memory written to a file reproduce the
+//! plan that was made of them.
 
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Share, Time};
 use crate::signal::Signal;
 use serde::{Deserialize, Serialize};
 
-/// Everything there is to know at one moment. Nodes and jobs are sorted by id; a job that ended is no longer here.
+/// Everything there is to know at one moment. Nodes and jobs are sorted by id; a job that ended is
+/// no longer here.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct View {
     pub now: Time,
@@ -28,8 +30,8 @@ pub struct NodeView {
     /// How many jobs may run here at once; `None`: as many as come.
     #[serde(default)]
     pub slots: Option<usize>,
-    /// CPU that nobody used since the machine started, in node-seconds, where the driver knows it: a job that used less than it was granted while
-    /// there was none may have wanted more.
+    /// CPU that was idle since the machine started, in node-seconds, where the driver knows it. A
+    /// job that used less than its grant while nothing was idle may have wanted more.
     #[serde(default)]
     pub idle: Option<f64>,
 }
@@ -55,8 +57,9 @@ pub struct JobView {
     pub phase: Phase,
     /// What the job's own reports say.
     pub signal: Signal,
-    /// Use since the job started, in node-seconds per resource: a job that used half the node's CPU for ten seconds consumed
-    /// 5.0 of it. Memory counts alike: a quarter of the memory held for ten seconds is 2.5.
+    /// Use since the job started, in node-seconds per resource: a job that used half the node's CPU
+    /// for ten seconds consumed 5.0 of it. Memory counts alike: a quarter of the memory held for
+    /// ten seconds is 2.5.
     pub consumed: PerResource<f64>,
     /// The least share of the CPU the owner wants kept for it, whatever it gains.
     #[serde(default = "no_floor")]
@@ -67,17 +70,18 @@ pub struct JobView {
     /// Larger goes first among waiting jobs.
     #[serde(default)]
     pub priority: i32,
-    /// It must stay where it runs: nobody could save and restore it.
+    /// It must stay on its node, because it cannot be saved and restored.
     #[serde(default)]
     pub pinned: bool,
     /// Jobs that must have ended well before this one may start; those still to wait for.
     #[serde(default)]
     pub waits_for: Vec<JobId>,
-    /// The most of its node it can use, where somebody has measured that already: a driver that does not carry out shares itself cannot.
+    /// The largest part of its node that this job was seen to use, 0…1. The operator copies it from
+    /// the node agents; other drivers leave it empty, and the share rule measures it.
     #[serde(default)]
-    pub most: Option<f64>,
-    /// The work left, in node-seconds (all of its node for so long), where somebody truly knows it: bounds that no real policy can reach are
-    /// computed from it. A real driver leaves it empty.
+    pub usable: Option<f64>,
+    /// The work left, in node-seconds. Only the simulator knows it, for the policy that bounds all
+    /// others; a real driver leaves it empty.
     #[serde(default)]
     pub known_left_s: Option<f64>,
 }
@@ -108,7 +112,7 @@ impl Default for JobView {
             priority: 0,
             pinned: false,
             waits_for: vec![],
-            most: None,
+            usable: None,
             known_left_s: None,
         }
     }

@@ -53,7 +53,8 @@ fn a_restarted_decider_never_numbers_its_plans_backwards() {
 
 #[test]
 fn many_small_shares_make_room_for_another_owner() {
-    // Each of 200 jobs has 0.5 % and would have 0.25 %: closer than the deadband, but together they would keep the whole node.
+    // Each of 200 jobs has 0.5 % and would have 0.25 %: closer than the deadband, but together they
+    // would keep the whole node.
     let mut w = World::new(Policy::default());
     for id in 1..=200 {
         w.arrive(id);
@@ -86,7 +87,8 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Plays a history and returns what was decided and shown. Every plan is checked on the way (in `World::step`).
+/// Plays a history and returns what was decided and shown. Every plan is checked on the way (in
+/// `World::step`).
 fn play(events: &[Event]) -> (Vec<String>, Option<View>) {
     let mut w = World::new(flowcon(0.05, 20));
     let mut alive = std::collections::BTreeSet::new();

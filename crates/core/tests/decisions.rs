@@ -1,4 +1,5 @@
-//! Every recorded decision of the folder `decisions` is made again, bit for bit. See the folder's README.
+//! Every recorded decision of the folder `decisions` is made again, bit for bit. See the folder's
+//! README.
 
 use gainshare_core::replay::{Difference, RecordedDecision, ReplayError};
 use std::path::Path;

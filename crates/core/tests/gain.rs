@@ -1,4 +1,5 @@
-//! The promises of the gain rule, on a small make-believe cluster whose jobs work as fast as their shares allow.
+//! The promises of the gain rule, on a small make-believe cluster whose jobs work as fast as their
+//! shares allow.
 
 mod world;
 
@@ -109,7 +110,8 @@ fn jobs_of_hours_are_treated_like_jobs_of_minutes() {
 
 #[test]
 fn a_lie_gains_nothing_beyond_its_owners_part() {
-    // Owner 1 has one job, which claims to be nearly done at every moment; owner 0 has two honest ones.
+    // Owner 1 has one job, which claims to be nearly done at every moment; owner 0 has two honest
+    // ones.
     let honest = Truth { owner: 1, ..job(0.0, 100.0) };
     let liar = Truth { lies: 40.0, ..honest.clone() };
     let others = [job(0.0, 100.0), job(0.0, 100.0)];
@@ -130,7 +132,8 @@ fn a_liar_cannot_hold_the_node_for_ever() {
 
 #[test]
 fn a_job_that_comes_with_steps_behind_it_is_not_taken_for_a_fast_one() {
-    // Restored at step 900 of 1000 it has 10 node-seconds to go; the other is new and has 5. Both share the node for 8 s.
+    // Restored at step 900 of 1000 it has 10 node-seconds to go; the other is new and has 5. Both
+    // share the node for 8 s.
     let node = NodeView { id: NodeId(0), cores: 1.0, speed: 1.0, memory_bytes: 1 << 30, slots: None, idle: None };
     let mut decider = Decider::new(Policy::from(Preset::Gainshare));
     let (mut restored, mut new) = (Tracker::default(), Tracker::default());
@@ -160,7 +163,8 @@ fn a_job_that_comes_with_steps_behind_it_is_not_taken_for_a_fast_one() {
 
 #[test]
 fn who_had_no_chance_to_use_its_share_is_not_taken_for_small() {
-    // The job is granted all of the node and gets half of it, because others use the rest; or because it cannot use more.
+    // The job is granted all of the node and gets half of it, because others use the rest; or
+    // because it cannot use more.
     let most = |idle_per_s: f64| {
         let mut decider = Decider::new(Policy::from(Preset::Gainshare));
         let mut tracker = Tracker::default();
@@ -204,7 +208,8 @@ proptest! {
             .collect();
         let (na, ours) = (completion_s(&jobs, Preset::Na, 0.5), completion_s(&jobs, Preset::Gainshare, 0.5));
         for (n, o) in na.iter().zip(&ours) {
-            // Some seconds go by before a job's first reports say how large it is; much shorter jobs than these notice it.
+            // Some seconds go by before a job's first reports say how large it is; much shorter
+            // jobs than these notice it.
             prop_assert!(*o <= n * 1.15 + 5.0, "{na:?} and {ours:?}");
         }
         prop_assert!(mean(&ours) <= mean(&na) * 1.05 + 2.0, "{na:?} and {ours:?}");
@@ -222,15 +227,15 @@ proptest! {
         prop_assert!(last.fold(0.0, f64::max) <= 50.0 + work + 2.0);
     }
 
-    /// Who has which id hardly matters to the jobs as a whole.
+    /// A job's number does not matter: renumbered jobs end at the same times, up to the rounding of
+    /// sums taken in another order.
     #[test]
     fn permutation_invariant(works in prop::collection::vec(10.0f64..150.0, 2..6)) {
-        let jobs: Vec<Truth> = works.iter().enumerate().map(|(i, w)| job(3.0 * i as f64, *w)).collect();
+        let jobs: Vec<Truth> = works.iter().enumerate().map(|(i, w)| job(3.1 * i as f64, *w)).collect();
         let forward = completion_s(&jobs, Preset::Gainshare, 0.5);
         let mut backward = completion_s(&jobs.iter().rev().cloned().collect::<Vec<_>>(), Preset::Gainshare, 0.5);
         backward.reverse();
-        // Which of two jobs of almost the same gain goes first may depend on their numbers; what all of them together get must hardly.
-        let (f, b): (f64, f64) = (forward.iter().sum(), backward.iter().sum());
-        prop_assert!((f - b).abs() <= 0.25 * f.max(b), "{forward:?} and {backward:?}");
+        // Ends are counted in ticks of 0.5 s.
+        prop_assert!(forward.iter().zip(&backward).all(|(f, b)| (f - b).abs() < 1e-6), "{forward:?} and {backward:?}");
     }
 }

@@ -1,7 +1,9 @@
-//! SpeCon's Algorithms 3, 4 and 5 through the door everybody uses: views in, plans out. Every case is worked out by hand.
+//! SpeCon's Algorithms 3, 4 and 5 through the door everybody uses: views in, plans out. Every case
+//! is worked out by hand.
 //!
-//! A run comes every 30 s; `G` is the change of a job's value since the last run, by its first value, and α is 0.01. A job needs two falling `G` below α to
-//! be converged, and a third to ask for a move.
+//! A run comes every 30 s; `G` is the change of a job's value since the last run, by its first
+//! value, and α is 0.01. A job needs two falling `G` below α to be converged, and a third to ask
+//! for a move.
 
 mod world;
 
@@ -18,9 +20,11 @@ use gainshare_core::view::{JobView, NodeView, Phase, View};
 enum Course {
     /// Changes by a tenth of its first value each time: progressing for ever.
     Grows,
-    /// Changes by less and less, from half of α on: watching after two runs with a change, converged after three, asking after four.
+    /// Changes by less and less, from half of α on: watching after two runs with a change,
+    /// converged after three, asking after four.
     Slackens,
-    /// As before, but every change is larger than the one before from the second on: it stays watching.
+    /// As before, but every change is larger than the one before from the second on: it stays
+    /// watching.
     Lingers,
 }
 
@@ -106,8 +110,8 @@ fn algorithm_3_goes_through_the_categories_and_asks_only_then() {
     let expected = [
         [Category::Growing, Category::Growing, Category::Growing],
         [Category::Growing, Category::Watching, Category::Watching],
-        [Category::Growing, Category::Completing, Category::Watching],
-        [Category::Growing, Category::Completing, Category::Watching],
+        [Category::Growing, Category::Converged, Category::Watching],
+        [Category::Growing, Category::Converged, Category::Watching],
     ];
     for (round, categories) in expected.into_iter().enumerate() {
         let plan = cluster.run();
@@ -171,7 +175,8 @@ fn ties_go_to_the_node_that_uses_least_and_full_nodes_take_nobody() {
 
 #[test]
 fn algorithm_5_fills_an_idle_node_up_to_the_mean_with_those_that_settled_last() {
-    // Six converged jobs on two of three nodes: bf = 2, so the third takes two, of those that settled last the first by number, and each node ends with two.
+    // Six converged jobs on two of three nodes: bf = 2, so the third takes two, of those that
+    // settled last the first by number, and each node ends with two.
     let mut cluster = Cluster::new(3);
     for i in 0..6 {
         cluster.job(i % 2, Course::Slackens);

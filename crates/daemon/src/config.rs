@@ -159,7 +159,11 @@ pub enum ConfigError {
     Syntax { path: String, what: String },
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    #[error("--{flag} belongs to the policy flowcon; it means nothing to {policy}")]
+    #[error("{0}")]
+    NotForRealJobs(String),
+    #[error(
+        "--{flag} belongs to the policy flowcon and means nothing to {policy}: add --policy flowcon or leave it out"
+    )]
     NotForPolicy { flag: &'static str, policy: &'static str },
     #[error("--{flag} must be at least {least}, not {value}")]
     TooSmall { flag: &'static str, least: String, value: String },
@@ -190,7 +194,7 @@ impl DaemonConfig {
 
     /// What control will run.
     pub fn policy(&self) -> Result<Policy, ConfigError> {
-        let mut policy = Policy::from(self.policy);
+        let mut policy = Policy::from(self.policy.for_real_jobs().map_err(ConfigError::NotForRealJobs)?);
         policy.react_to_reports = self.react == React::Sample;
         match &mut policy.share {
             ShareRule::Flowcon(flowcon) => self.fill(flowcon),
@@ -259,18 +263,29 @@ mod tests {
 
     #[test]
     fn flags_reach_the_policy_or_are_refused() {
-        let config: DaemonConfig = toml::from_str("alpha = 0.1\ninterval = \"8s\"\nreact = \"sample\"").unwrap();
+        let text = "policy = \"flowcon\"\nalpha = 0.1\ninterval = \"8s\"\nreact = \"sample\"";
+        let config: DaemonConfig = toml::from_str(text).unwrap();
         let policy = config.policy().unwrap();
         assert!(policy.react_to_reports);
-        let ShareRule::Flowcon(flowcon) = policy.share else { panic!("flowcon is the default") };
+        let ShareRule::Flowcon(flowcon) = policy.share else { panic!("not what was asked for") };
         assert_eq!((flowcon.alpha, flowcon.interval), (0.1, Span::from_secs(8)));
 
         let wrong: DaemonConfig = toml::from_str("policy = \"na\"\nalpha = 0.1").unwrap();
         assert_eq!(
             wrong.validate().unwrap_err().to_string(),
-            "--alpha belongs to the policy flowcon; it means nothing to na"
+            "--alpha belongs to the policy flowcon and means nothing to na: add --policy flowcon or leave it out"
         );
         assert!(toml::from_str::<DaemonConfig>("slot = 3").unwrap_err().message().contains("slot"));
+    }
+
+    #[test]
+    fn the_default_is_our_own_and_what_starves_jobs_is_refused() {
+        assert_eq!(DaemonConfig::default().policy, Preset::Gainshare);
+        assert!(DaemonConfig::default().validate().is_ok());
+        let starves: DaemonConfig = toml::from_str("policy = \"srpt\"").unwrap();
+        let error = starves.validate().unwrap_err().to_string();
+        assert!(error.contains("srpt") && error.contains("starves"), "{error}");
+        assert!(toml::from_str::<DaemonConfig>("policy = \"none\"").unwrap_err().message().contains("known are"));
     }
 
     #[test]

@@ -351,7 +351,7 @@ mod tests {
             .collect();
         assert_eq!(columns, ["Policy", "Pods", "Growing", "Watching", "Converged", "Ready", "Message", "Age"]);
         let spec = &version["schema"]["openAPIV3Schema"]["properties"]["spec"];
-        assert_eq!(spec["properties"]["policy"]["default"], "flowcon");
+        assert_eq!(spec["properties"]["policy"]["default"], "gainshare");
         assert_eq!(spec["properties"]["resources"]["default"], json!(["cpu"]));
         assert!(spec["x-kubernetes-validations"][0]["rule"].as_str().unwrap().contains("targetRef"));
     }

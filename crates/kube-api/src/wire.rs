@@ -99,7 +99,7 @@ impl From<gainshare_core::signal::Category> for Category {
         match category {
             gainshare_core::signal::Category::Growing => Category::Growing,
             gainshare_core::signal::Category::Watching => Category::Watching,
-            gainshare_core::signal::Category::Completing => Category::Converged,
+            gainshare_core::signal::Category::Converged => Category::Converged,
         }
     }
 }
@@ -332,8 +332,8 @@ pub struct Settings {
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyKind {
     Fair,
-    #[default]
     Flowcon,
+    #[default]
     Gainshare,
 }
 

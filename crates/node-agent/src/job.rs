@@ -255,7 +255,7 @@ impl Job {
             priority: 0,
             waits_for: Vec::new(),
             pinned: false,
-            most: None,
+            usable: None,
             known_left_s: None,
         }
     }

@@ -3,8 +3,8 @@
 //! Traces are made up, so that the figures need no file; the number of jobs at which a figure was taken is part of its name. Everything but the times is the same on every
 //! run.
 
+use crate::trace::gang::GangOrder;
 use crate::trace::{Shape, offered_load, replay};
-use gainshare_core::decide::gang::GangOrder;
 use gainshare_core::decider::Decider;
 use gainshare_core::model::{JobId, NodeId, PerResource, Span, Time};
 use gainshare_core::policy::{Policy, Preset};

@@ -374,7 +374,7 @@ impl<'a> Run<'a> {
                 priority: job.priority,
                 waits_for: vec![],
                 pinned: false,
-                most: None,
+                usable: None,
                 known_left_s: self.clairvoyant.then_some(left),
             }
         });

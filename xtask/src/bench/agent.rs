@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
 
     lab.kill()?;
     let began = Instant::now();
-    lab.up(&["--react", "sample", "--alpha", "0"])?;
+    lab.up(&["--policy", "flowcon", "--react", "sample", "--alpha", "0"])?;
     wait_until_running(&lab, all, Duration::from_secs(30))?;
     let restart_s = began.elapsed().as_secs_f64();
 

@@ -1,4 +1,5 @@
-//! A tiny make-believe node for tests: jobs with a value and a rate, moved on by hand. Shared by the tests of this folder.
+//! A tiny make-believe node for tests: jobs with a value and a rate, moved on by hand. Shared by
+//! the tests of this folder.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part of the world")]
 
 use gainshare_core::check::CheckedPlan;
@@ -41,7 +42,7 @@ impl World {
             priority: 0,
             waits_for: vec![],
             pinned: false,
-            most: None,
+            usable: None,
             known_left_s: None,
         };
         &mut self.jobs.entry(JobId(id)).or_insert((view, Tracker::default())).0
@@ -64,7 +65,8 @@ impl World {
         tracker.push(now, Sample { value, step: None, total: None });
     }
 
-    /// The job used `rate` of the node's CPU for the next `seconds`; call once for each job, then move time on.
+    /// The job used `rate` of the node's CPU for the next `seconds`; call once for each job, then
+    /// move time on.
     pub fn used(&mut self, id: u64, cpu_node_seconds: f64) {
         self.jobs.get_mut(&JobId(id)).unwrap().0.consumed.cpu += cpu_node_seconds;
     }

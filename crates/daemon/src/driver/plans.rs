@@ -76,7 +76,7 @@ impl Driver {
             priority: r.spec.priority,
             waits_for: r.after.iter().copied().filter(|id| !done(id)).collect(),
             pinned: false,
-            most: None,
+            usable: None,
             known_left_s: None,
         }
     }
