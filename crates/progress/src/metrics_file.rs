@@ -114,7 +114,7 @@ impl MetricsFile {
     /// end. `batch` gets at most [`FINISH_READINGS`] readings, the newest ones.
     pub fn finish(&mut self, batch: &mut Batch) -> io::Result<()> {
         // A file that was never read has its column names here.
-        let mut at_end = !self.read_window(usize::MAX, batch)?;
+        let mut more = self.read_window(usize::MAX, batch)?;
         let surplus = self.tail.unread().saturating_sub(FINISH_BYTES);
         // Rows that are compared with known ones cannot be skipped: the rest would look new.
         if surplus > 0 && self.decoder.again.is_none() && self.tail.skip(surplus) {
@@ -124,14 +124,15 @@ impl MetricsFile {
         }
         let mut dropped = batch.keep_newest(FINISH_READINGS);
         for _ in 0..FINISH_WINDOWS {
-            if at_end {
+            if !more {
                 break;
             }
-            at_end = !self.read_window(usize::MAX, batch)?;
+            more = self.read_window(usize::MAX, batch)?;
             dropped = dropped.saturating_add(batch.keep_newest(FINISH_READINGS));
         }
         self.counters.dropped_readings = self.counters.dropped_readings.saturating_add(dropped);
-        // Without having reached the end, the rest of the window is a piece of a longer line.
+        // Before the end of the file the rest of the window is a piece of a longer line.
+        let at_end = self.tail.unread() <= self.tail.data().len() as u64;
         if at_end && !self.decoder.skipping {
             let rest = self.tail.data().to_vec();
             self.tail.consume(rest.len());

@@ -137,14 +137,14 @@ fn a_metrics_file_that_is_gone_after_a_restart_ends_quietly() {
 #[test]
 fn the_end_of_a_job_reads_a_bounded_piece() {
     let bench = Bench::new();
-    let rows: String = (0..1_000_000).map(|i| format!("{i},{}\n", 2_000_000 - i)).collect();
-    bench.append("m.csv", format!("step,loss\n{rows}1000000,0.5"));
+    let rows: String = (0..200_000).map(|i| format!("{i},{}\n", 2_000_000 - i)).collect();
+    bench.append("m.csv", format!("step,loss\n{rows}200000,0.5"));
     let mut file = bench.follow("m.csv", FileState::default());
     let mut batch = Batch::default();
     file.finish(&mut batch).unwrap();
     assert!((1..=4097).contains(&batch.readings.len()), "{}", batch.readings.len());
     let last = batch.readings.last().unwrap();
-    assert_eq!((last.metric.as_str(), last.value, last.step), ("loss", 0.5, Some(1_000_000)));
+    assert_eq!((last.metric.as_str(), last.value, last.step), ("loss", 0.5, Some(200_000)));
     let steps: Vec<_> = batch.readings.iter().map(|r| r.step.unwrap()).collect();
     assert!(steps.windows(2).all(|w| w[0] + 1 == w[1]), "the newest rows, without a gap");
     assert!(file.counters().flooded_lines > 0 && file.counters().dropped_readings > 0);

@@ -232,7 +232,7 @@ fn check_state(job: &Collector) -> Result<CollectorState, TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     /// Any stored state meets any files and output.
     #[test]
@@ -305,7 +305,10 @@ proptest! {
     }
 
     #[test]
-    fn no_pattern_and_no_output_makes_the_parser_panic(pattern in "[a-z0-9.*+?()|\\[\\]{},\\\\]{0,20}", input in bytes()) {
+    fn no_pattern_and_no_output_makes_the_parser_panic(
+        pattern in "[a-z0-9.*+?()|\\[\\]{},\\\\]{0,20}",
+        input in bytes(),
+    ) {
         if let Ok(pattern) = Pattern::new(&format!("(?P<value>{pattern})"), "loss") {
             let mut parser = OutputParser::new(Some(pattern));
             let mut batch = Batch::default();
