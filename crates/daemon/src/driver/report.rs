@@ -313,6 +313,8 @@ fn metric_notes(job: &Job) -> Vec<String> {
         (c.bad_records, "records of event files were damaged"),
         (c.restarts, "times a file was replaced or truncated"),
         (c.failures, "times a source could not be read"),
+        (c.rested_lines, "lines were not matched because the pattern had used up its CPU time"),
+        (c.panics, "faults inside a collector: its progress is not read any more"),
     ] {
         if count > 0 {
             notes.push(format!("{count} {what}"));

@@ -1,25 +1,31 @@
-//! Where in its run a job is, from what single lines say.
+//! From the counts on single lines to a step of the whole run.
 //!
-//! A bar counts the batches of one epoch and starts over with the next; readers of a curve need a step that only grows. So a bar within
-//! `Epoch 3/10` becomes a step of the whole run (with 200 batches each, `37/200` is step 437 of 2000), and a bar that starts over without
-//! any word about epochs is counted as another pass of unknown number. Bars of other lengths (validation, evaluation) do not disturb it.
+//! A bar counts the batches of one epoch and starts over with the next, but a curve needs a step
+//! that only grows. So a bar within `Epoch 3/10` becomes a step of the whole run (with 200 batches
+//! each, `37/200` is step 437 of 2000), and a bar that starts over without any word about epochs is
+//! counted as another pass of unknown number. Bars of other lengths (validation, evaluation) do not
+//! disturb it.
+//!
+//! **Properties.** `step` never exceeds `total`. All arithmetic saturates.
 
-use super::line::{Count, Epoch, Facts};
-use super::{Progress, Unit};
+use crate::facts::{Count, Epoch, Facts};
+use crate::reading::{Progress, Unit};
 use serde::{Deserialize, Serialize};
 
-/// Bars of different lengths that are remembered; a job has one for training, perhaps two for evaluation.
+/// Bars of different lengths that are remembered. A job has one for training, perhaps two for
+/// evaluation.
 const MAX_BARS: usize = 4;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Course {
+pub(crate) struct RunSteps {
     /// Set by a line such as `Epoch 3/10`; holds for the lines after it.
     epoch: Option<RunningEpoch>,
     /// Bars seen while no epoch is known.
     bars: Vec<Bar>,
-    /// The place of the last bar or step, which holds for a dict printed between two redraws.
+    /// The last bar or step, which also holds for a dict printed between two redraws.
     last_step: Option<Progress>,
-    /// The job reports epochs such as 0.5, as Hugging Face does: then also its whole ones are a measure of time, not a count.
+    /// The job reports epochs such as 0.5, as Hugging Face does. Then its whole epochs too are a
+    /// measure of time, not a count.
     fractional: bool,
 }
 
@@ -45,34 +51,34 @@ struct Bar {
     passes: u64,
 }
 
-/// What a line means for the readings on it and for the job's progress.
+/// The step of the readings on a line, and the job's progress after it.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Place {
-    pub(super) step: Option<u64>,
-    pub(super) total: Option<u64>,
-    pub(super) progress: Option<Progress>,
+pub(crate) struct LineStep {
+    pub(crate) step: Option<u64>,
+    pub(crate) total: Option<u64>,
+    pub(crate) progress: Option<Progress>,
 }
 
-impl Course {
-    pub(super) fn note(&mut self, facts: &Facts) -> Place {
+impl RunSteps {
+    pub(crate) fn take_line(&mut self, facts: &Facts) -> LineStep {
         self.fractional |= facts.fractional_epoch;
-        let epoch = facts.epoch.and_then(|e| self.note_epoch(e));
+        let epoch = facts.epoch.and_then(|e| self.take_epoch(e));
         let own = match facts.step {
             Some(count) => match count.total {
                 // A step that stands alone counts the whole run.
                 None => Some(Progress { step: count.at, total: None, unit: Unit::Step }),
-                Some(length) => self.bar(count, length, facts.epoch),
+                Some(length) => self.take_bar(count, length, facts.epoch),
             },
             None => None,
         };
         self.last_step = own.or(self.last_step);
-        // Steps say more than epochs. A bar that is not the training's has no place in the run, not even the last one.
+        // Steps say more than epochs. A bar that is not the one of the training has no step.
         let place = if facts.step.is_some() { own } else { self.last_step.or(epoch) };
         let progress = own.map(|own| self.furthest(own)).or(epoch.filter(|_| self.last_step.is_none()));
-        Place { step: place.map(|p| p.step), total: place.and_then(|p| p.total), progress }
+        LineStep { step: place.map(|p| p.step), total: place.and_then(|p| p.total), progress }
     }
 
-    fn note_epoch(&mut self, epoch: Epoch) -> Option<Progress> {
+    fn take_epoch(&mut self, epoch: Epoch) -> Option<Progress> {
         match epoch.total {
             Some(total) => {
                 let same = self.epoch.as_ref().is_some_and(|e| e.over == epoch.over && e.total == total);
@@ -89,13 +95,20 @@ impl Course {
         Some(Progress { step: epoch.at, total: epoch.total, unit: Unit::Epoch })
     }
 
-    /// A bar may lag behind what the job writes about the same steps: the furthest counts.
+    /// A bar may lag behind what the job writes about the same steps; the furthest count is right.
     fn furthest(&self, own: Progress) -> Progress {
         let bars = self.bars.iter().filter(|b| self.epoch.is_none() && Some(b.length) == own.total && b.passes == 0);
-        Progress { step: bars.map(|b| b.at).fold(own.step, u64::max), ..own }
+        let step = bars.map(|b| b.at).fold(own.step, u64::max);
+        // A stored bar may be garbage.
+        Progress { step: step.min(own.total.unwrap_or(u64::MAX)), ..own }
     }
 
-    fn bar(&mut self, Count { at, bar: drawn, .. }: Count, length: u64, on_line: Option<Epoch>) -> Option<Progress> {
+    fn take_bar(
+        &mut self,
+        Count { at, bar: drawn, .. }: Count,
+        length: u64,
+        on_line: Option<Epoch>,
+    ) -> Option<Progress> {
         let step_of = |over: u64| over.saturating_mul(length).saturating_add(at);
         // Lightning's `Epoch 3: 37/100` does not say how many epochs there will be.
         if let Some(Epoch { over, total: None, .. }) = on_line {
@@ -122,7 +135,7 @@ impl Course {
         let i = match self.bars.iter().position(|b| (b.drawn, b.length) == (drawn, length)) {
             Some(i) => i,
             None => {
-                if self.bars.len() == MAX_BARS {
+                if self.bars.len() >= MAX_BARS {
                     self.bars.remove(0);
                 }
                 self.bars.push(Bar { drawn, length, at: 0, passes: 0 });
@@ -130,9 +143,9 @@ impl Course {
             }
         };
         let bar = &mut self.bars[i];
-        // Lines of several processes may come out of order; only a fall far back is a new pass.
+        // Lines of several processes may come out of order. Only a fall far back is a new pass.
         if at < bar.at / 2 {
-            bar.passes += 1;
+            bar.passes = bar.passes.saturating_add(1);
             bar.at = at;
         }
         bar.at = bar.at.max(at);

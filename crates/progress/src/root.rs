@@ -1,8 +1,10 @@
-//! Opens files below a job's folder, and nothing else.
+//! Opens files below a job's folder, and no others.
 //!
-//! A path comes from the job, so it may point anywhere: out of the folder by `..` or a symbolic link (also one swapped in at the last moment), at a FIFO
-//! that would block, at a device. The kernel resolves it beneath the folder (`openat2`); what it finds is looked at before it is opened,
-//! opened without waiting, and looked at again. Kernels and sandboxes without `openat2` get a walk that follows no link at all.
+//! A path comes from the job, so it may point anywhere: out of the folder by `..` or a symbolic link
+//! (also one swapped in at the last moment), at a FIFO that would block, at a device. The kernel
+//! resolves the path beneath the folder (`openat2`). The file's kind is checked before it is opened,
+//! the file is opened without waiting, and its kind is checked again. Kernels and sandboxes without
+//! `openat2` get a walk that follows no link at all.
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
@@ -38,7 +40,7 @@ impl Root {
     /// Opens a regular file for reading. Never blocks on what is not one.
     pub fn file(&self, path: &Path) -> io::Result<File> {
         let regular = |file: &File| file.metadata().map(|m| m.is_file());
-        // Opening a device can have effects of its own; a bare handle has none.
+        // Opening a device can have side effects; a handle for `stat` has none.
         if !regular(&File::from(self.resolve(path, OFlag::O_PATH)?))? {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
@@ -46,7 +48,7 @@ impl Root {
         if regular(&file)? { Ok(file) } else { Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")) }
     }
 
-    /// A handle that can only be looked at, for `stat`.
+    /// A handle for `stat` only.
     pub fn peek(&self, path: &Path) -> io::Result<File> {
         self.resolve(path, OFlag::O_PATH).map(File::from)
     }
