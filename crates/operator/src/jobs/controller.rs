@@ -1,15 +1,15 @@
 //! The loop around the state machine: reads, asks [`step`] what to do, and does it.
 //!
-//! Jobs are looked at when something about them changes, when their own time comes, or when an order lies on the board. One job is worked on by one
-//! task at a time; some jobs at once, and never more: that is what the API server is asked to bear, however many orders lie on the board. A deed
+//! Jobs are looked at when something about them changes, when their own time comes, or when an order lies on the orders. One job is worked on by one
+//! task at a time; some jobs at once, and never more: that is what the API server is asked to bear, however many orders lie on the orders. A deed
 //! that fails is no matter: the job is read again and the next step finds what is to be done.
 
-use super::effects::{Done, FailPoint, Hand, NotDone};
-use super::machine::{self, Do, Fault, Next, REFUSAL_PAUSE, Seen, asked, movable, step};
+use super::apply::{Effect, FailPoint, Executor, ActionError};
+use super::machine::{self, Action, PodFault, Step, REFUSAL_PAUSE, Snapshot, asked, movable, step};
 use super::pod;
-use super::seen::{self, JobSeen, NodeSeen, Nodes, PodSeen};
+use super::snapshot::{self, JobSnapshot, NodeState, Nodes, PodSnapshot};
 use super::store::{Key, Store};
-use super::{Board, JobFacts, JobState, unless_kept};
+use super::{Orders, JobFacts, JobState, unless_kept};
 use crate::state::lead::Leader;
 use crate::state::metrics::WriteLabels;
 use crate::state::watch::{News, follow};
@@ -34,7 +34,7 @@ const STEPS_AT_ONCE: usize = 16;
 /// The pause before a job whose deed failed is looked at again.
 const PAUSE: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
 
-/// So many new jobs are told to the decision before their turn comes, so that a burst of them is decided on together and nobody waits for its order; not
+/// So many new jobs are classify to the decision before their turn comes, so that a burst of them is decided on together and nobody waits for its order; not
 /// more, because an order that waits for long is an old one.
 const ANNOUNCED: usize = 500;
 
@@ -45,10 +45,10 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 const LISTS: usize = 3;
 
 struct Controller {
-    hand: Hand,
+    executor: Executor,
     client: Client,
     leader: Arc<Leader>,
-    board: Arc<Board>,
+    orders: Arc<Orders>,
     recorder: Recorder,
     store: Mutex<Store>,
     bell: Notify,
@@ -64,10 +64,10 @@ pub(crate) fn start(
 ) {
     super::adopt::start(tasks, leader, client, recorder.clone(), fail_at.clone());
     let controller = Arc::new(Controller {
-        hand: Hand::new(client.clone(), fail_at),
+        executor: Executor::new(client.clone(), fail_at),
         client: client.clone(),
         leader: leader.clone(),
-        board: leader.jobs.clone(),
+        orders: leader.jobs.clone(),
         recorder,
         store: Mutex::default(),
         bell: Notify::new(),
@@ -82,7 +82,7 @@ fn watch(tasks: &mut JoinSet<()>, controller: &Arc<Controller>) {
     tasks.spawn(async move {
         let put = |news| it.change(|store| it.put_jobs(store, news));
         let api = Api::<TrainingJob>::all(it.client.clone());
-        follow(api, all(), &it.leader.metrics, |job| JobSeen::of(&job), put, || it.listed()).await;
+        follow(api, all(), &it.leader.metrics, |job| JobSnapshot::of(&job), put, || it.listed()).await;
     });
     let it = controller.clone();
     tasks.spawn(async move {
@@ -95,11 +95,11 @@ fn watch(tasks: &mut JoinSet<()>, controller: &Arc<Controller>) {
         };
         let api = Api::<Pod>::all(it.client.clone());
         let ours = all().labels(JOB_LABEL);
-        follow(api, ours, &it.leader.metrics, |pod| PodSeen::of(&pod), put, || it.listed()).await;
+        follow(api, ours, &it.leader.metrics, |pod| PodSnapshot::of(&pod), put, || it.listed()).await;
     });
     let it = controller.clone();
     tasks.spawn(async move {
-        let put = |news: News<(String, NodeSeen)>| {
+        let put = |news: News<(String, NodeState)>| {
             it.change(|store| match news {
                 News::Here((name, node)) => store.put_node(&name, Some(node)),
                 News::Gone((name, _)) => store.put_node(&name, None),
@@ -107,7 +107,7 @@ fn watch(tasks: &mut JoinSet<()>, controller: &Arc<Controller>) {
             })
         };
         let api = Api::<Node>::all(it.client.clone());
-        let read = |node: Node| Some((node.name_any(), NodeSeen::of(&node)));
+        let read = |node: Node| Some((node.name_any(), NodeState::of(&node)));
         follow(api, all(), &it.leader.metrics, read, put, || it.listed()).await;
     });
 }
@@ -118,7 +118,7 @@ impl Controller {
         self.bell.notify_one();
     }
 
-    fn put_jobs(&self, store: &mut Store, news: News<JobSeen>) {
+    fn put_jobs(&self, store: &mut Store, news: News<JobSnapshot>) {
         let gone = match news {
             News::Here(job) => {
                 store.put_job(job);
@@ -127,11 +127,11 @@ impl Controller {
             News::Gone(job) => store.remove_job(&job.key()).into_iter().collect(),
             News::All(jobs) => store.all_jobs(jobs),
         };
-        gone.iter().for_each(|job| self.board.forget(&job.uid));
+        gone.iter().for_each(|job| self.orders.forget(&job.uid));
     }
 
     fn listed(&self) {
-        self.change(|store| store.lists_seen += 1);
+        self.change(|store| store.lists_read += 1);
     }
 
     async fn run(self: Arc<Self>) {
@@ -140,9 +140,9 @@ impl Controller {
         let mut workers: JoinSet<Key> = JoinSet::new();
         loop {
             let mut next = None;
-            // Nothing is decided before everything has been seen once, or while the cluster is switched off.
+            // Nothing is decided before everything has been snapshot once, or while the cluster is switched off.
             let is_on = self.leader.is_synced() && !self.leader.look(|world| world.is_off());
-            if is_on && self.store.lock().expect("never poisoned").lists_seen >= LISTS {
+            if is_on && self.store.lock().expect("never poisoned").lists_read >= LISTS {
                 if !std::mem::replace(&mut begun, true) {
                     self.publish_what_runs();
                 }
@@ -150,9 +150,9 @@ impl Controller {
                 if looked.elapsed() >= PROGRESS_EVERY {
                     looked = std::time::Instant::now();
                     progressed.extend(self.leader.take_progressed());
-                    progressed.extend(self.board.take_turned());
+                    progressed.extend(self.orders.take_turned());
                 }
-                let ordered = self.board.take_ordered();
+                let ordered = self.orders.take_ordered();
                 let mut store = self.store.lock().expect("never poisoned");
                 ordered.into_iter().for_each(|key| store.mark(key));
                 progressed.into_iter().for_each(|key| store.mark_later(key));
@@ -179,7 +179,7 @@ impl Controller {
                     }
                 }
                 () = self.bell.notified() => {}
-                () = self.board.ordered.notified() => {}
+                () = self.orders.ordered.notified() => {}
                 () = tokio::time::sleep(until.max(Duration::from_millis(1))) => {}
             }
         }
@@ -190,20 +190,20 @@ impl Controller {
         let store = self.store.lock().expect("never poisoned");
         let begun = store.all().filter(|(job, _)| job.status.attempt.is_some());
         let begun = begun.filter_map(|(job, pods)| facts(job, &pods, self.asked(job).unwrap_or_default()));
-        self.board.publish_all(begun.collect());
+        self.orders.publish_all(begun.collect());
     }
 
     fn announce(&self, store: &mut Store) {
         let coming = store.coming(ANNOUNCED);
         let new = coming.iter().filter_map(|job| facts(job, &[], self.asked(job).ok()?));
-        self.board.publish_all(new.collect());
+        self.orders.publish_all(new.collect());
     }
 
     /// What the job's pods ask for; an error if there can be none.
-    fn asked(&self, job: &JobSeen) -> Result<(u64, u64), String> {
+    fn asked(&self, job: &JobSnapshot) -> Result<(u64, u64), String> {
         let has_pod = job.status.attempt.as_ref().is_some_and(|attempt| attempt.uid.is_some());
-        let known = self.board.asked(&job.uid).filter(|_| has_pod);
-        known.map_or_else(|| pod::check(job).map(|template| seen::requests(&template)), Ok)
+        let known = self.orders.asked(&job.uid).filter(|_| has_pod);
+        known.map_or_else(|| pod::check(job).map(|template| snapshot::requests(&template)), Ok)
     }
 
     /// Works on one job until nothing is left to do for now.
@@ -216,15 +216,15 @@ impl Controller {
                 Ok(next) => next,
                 Err(error) => return self.later(key, &error, now),
             };
-            if next.todo.is_empty() {
+            if next.actions.is_empty() {
                 return self.store.lock().expect("never poisoned").wake_at(key, next.wake);
             }
-            for todo in &next.todo {
-                if *todo == Do::Taken {
-                    self.board.taken(&job.uid);
+            for actions in &next.actions {
+                if *actions == Action::Taken {
+                    self.orders.taken(&job.uid);
                     continue;
                 }
-                if let Err(stop) = self.act(key, &job, todo).await {
+                if let Err(stop) = self.act(key, &job, actions).await {
                     match stop {
                         Some(error) => return self.later(key, &error, now),
                         None => break,
@@ -243,51 +243,51 @@ impl Controller {
     }
 
     /// One deed and what we learn from it. `Err(None)`: look again at once.
-    async fn act(&self, key: &Key, job: &JobSeen, todo: &Do) -> Result<(), Option<String>> {
-        let result = self.hand.act(job, todo).await;
+    async fn act(&self, key: &Key, job: &JobSnapshot, actions: &Action) -> Result<(), Option<String>> {
+        let result = self.executor.act(job, actions).await;
         let outcome = match &result {
             Ok(_) => "done",
-            Err(NotDone::Refused(_)) => "refused",
+            Err(ActionError::Refused(_)) => "refused",
             Err(_) => "again",
         };
         self.leader.metrics.writes.get_or_create(&WriteLabels { what: "job", outcome }).inc();
         match result {
-            Ok(Done::Job(written)) => {
-                self.tell(job, &written, todo).await;
+            Ok(Effect::Job(written)) => {
+                self.publish_event(job, &written, actions).await;
                 self.change(|store| store.put_job(*written));
             }
-            Ok(Done::JobGone) => {
-                self.board.forget(&job.uid);
+            Ok(Effect::JobGone) => {
+                self.orders.forget(&job.uid);
                 self.change(|store| drop(store.remove_job(key)));
             }
-            Ok(Done::Pod(pod)) => self.change(|store| store.put_pod(*pod)),
-            Ok(Done::PodGone { name, uid }) => self.change(|store| store.remove_pod(key, &name, &uid)),
-            Ok(Done::Nothing) => {}
-            Err(NotDone::Refused(fault)) => {
+            Ok(Effect::Pod(pod)) => self.change(|store| store.put_pod(*pod)),
+            Ok(Effect::PodGone { name, uid }) => self.change(|store| store.remove_pod(key, &name, &uid)),
+            Ok(Effect::Nothing) => {}
+            Err(ActionError::Refused(fault)) => {
                 let until = Timestamp::now().saturating_add(REFUSAL_PAUSE).unwrap_or(Timestamp::MAX);
                 self.change(|store| store.put_fault(key, fault, until));
                 return Err(None);
             }
-            Err(NotDone::Old(_)) => return self.read_again(key, job).await,
-            Err(NotDone::Again(error)) => return Err(Some(error)),
+            Err(ActionError::Old(_)) => return self.read_again(key, job).await,
+            Err(ActionError::Again(error)) => return Err(Some(error)),
         }
         Ok(())
     }
 
     /// Our copies are old: the API server's own are asked for.
-    async fn read_again(&self, key: &Key, job: &JobSeen) -> Result<(), Option<String>> {
-        let found = self.hand.jobs(&key.0).get_opt(&key.1).await.map_err(|error| Some(error.to_string()))?;
-        match found.as_ref().and_then(JobSeen::of) {
+    async fn read_again(&self, key: &Key, job: &JobSnapshot) -> Result<(), Option<String>> {
+        let found = self.executor.jobs(&key.0).get_opt(&key.1).await.map_err(|error| Some(error.to_string()))?;
+        match found.as_ref().and_then(JobSnapshot::of) {
             Some(found) => self.change(|store| store.put_job(found)),
             None => {
-                self.board.forget(&job.uid);
+                self.orders.forget(&job.uid);
                 self.change(|store| drop(store.remove_job(key)));
             }
         }
         let named = job.status.attempt.as_ref().map(|attempt| attempt.pod.clone());
         if let Some(named) = named
-            && let Some(pod) = self.hand.pods(&key.0).get_opt(&named).await.map_err(|error| Some(error.to_string()))?
-            && let Some(pod) = PodSeen::of(&pod)
+            && let Some(pod) = self.executor.pods(&key.0).get_opt(&named).await.map_err(|error| Some(error.to_string()))?
+            && let Some(pod) = PodSnapshot::of(&pod)
         {
             self.change(|store| store.put_pod(pod));
         }
@@ -295,22 +295,22 @@ impl Controller {
     }
 
     /// Gathers what a step may look at, asks, and tells the decision where the job stands.
-    async fn next(&self, key: &Key, job: &JobSeen, now: Timestamp) -> Result<Next, String> {
+    async fn next(&self, key: &Key, job: &JobSnapshot, now: Timestamp) -> Result<Step, String> {
         let mut pods = self.store.lock().expect("never poisoned").pods(key);
         let pod_is_missing = self.is_missing(key, job, &mut pods).await?;
         let nodes = self.nodes(job, &pods).await?;
         let asked_for = self.asked(job);
         let fault = match &asked_for {
-            Err(message) => Some(Fault { for_good: true, message: message.clone() }),
+            Err(message) => Some(PodFault { for_good: true, message: message.clone() }),
             Ok(_) => self.store.lock().expect("never poisoned").fault(key, now),
         };
         // Whoever writes the annotation goes before the decision.
-        let order = asked(job).or_else(|| self.board.order(&job.uid));
+        let order = asked(job).or_else(|| self.orders.order(&job.uid));
         let pod_uid = job.status.attempt.as_ref().and_then(|attempt| attempt.uid.clone());
         if let Some(uid) = pod_uid.as_ref().filter(|_| machine::saves_itself(&job.status)) {
             self.leader.change(|world| world.give_back(uid));
         }
-        let judged = self.board.category(&job.uid);
+        let judged = self.orders.category(&job.uid);
         let progress = pod_uid.as_ref().and_then(|uid| {
             let agents = self.leader.agents.lock().expect("never poisoned");
             let job = agents.job(uid)?;
@@ -318,10 +318,10 @@ impl Controller {
             Some((category, job.share.map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32)))
         });
         match facts(job, &pods, asked_for.unwrap_or_default()) {
-            Some(facts) => self.board.publish(facts),
-            None => self.board.forget(&job.uid),
+            Some(facts) => self.orders.publish(facts),
+            None => self.orders.forget(&job.uid),
         }
-        Ok(step(&Seen {
+        Ok(step(&Snapshot {
             now,
             job,
             pods: &pods,
@@ -334,15 +334,15 @@ impl Controller {
     }
 
     /// Whether the pod that the journal names does not exist. A list may be old, so the API server itself is asked.
-    async fn is_missing(&self, key: &Key, job: &JobSeen, pods: &mut Vec<PodSeen>) -> Result<bool, String> {
+    async fn is_missing(&self, key: &Key, job: &JobSnapshot, pods: &mut Vec<PodSnapshot>) -> Result<bool, String> {
         let Some(attempt) = job.status.attempt.as_ref().filter(|attempt| attempt.ended.is_none()) else {
             return Ok(false);
         };
         let Some(uid) = attempt.uid.as_ref().filter(|uid| pods.iter().all(|pod| pod.uid != **uid)) else {
             return Ok(false);
         };
-        let found = self.hand.pods(&key.0).get_opt(&attempt.pod).await.map_err(|error| error.to_string())?;
-        let Some(found) = found.as_ref().and_then(PodSeen::of) else { return Ok(true) };
+        let found = self.executor.pods(&key.0).get_opt(&attempt.pod).await.map_err(|error| error.to_string())?;
+        let Some(found) = found.as_ref().and_then(PodSnapshot::of) else { return Ok(true) };
         let is_it = found.uid == *uid;
         pods.retain(|pod| pod.name != found.name);
         pods.push(found.clone());
@@ -351,18 +351,18 @@ impl Controller {
     }
 
     /// The nodes that matter for this job. That one is off is believed only if the API server itself says so now.
-    async fn nodes(&self, job: &JobSeen, pods: &[PodSeen]) -> Result<Nodes, String> {
+    async fn nodes(&self, job: &JobSnapshot, pods: &[PodSnapshot]) -> Result<Nodes, String> {
         let named = job.status.attempt.as_ref().and_then(|attempt| attempt.node.clone());
         let names = pods.iter().filter_map(|pod| pod.node.clone()).chain(named);
         let mut nodes = Nodes::new();
         for name in names {
             let known = self.store.lock().expect("never poisoned").nodes.get(&name).copied();
             let node = match known {
-                Some(node @ (NodeSeen::Ready | NodeSeen::Silent)) => node,
-                Some(NodeSeen::Off) | None => {
+                Some(node @ (NodeState::Ready | NodeState::Silent)) => node,
+                Some(NodeState::Off) | None => {
                     let api = Api::<Node>::all(self.client.clone());
                     let found = api.get_opt(&name).await.map_err(|error| error.to_string())?;
-                    found.as_ref().map_or(NodeSeen::Off, NodeSeen::of)
+                    found.as_ref().map_or(NodeState::Off, NodeState::of)
                 }
             };
             nodes.insert(name, node);
@@ -373,31 +373,31 @@ impl Controller {
     /// Pods of a job that does not exist: nothing follows them, so nothing has to hold them.
     async fn bury(&self, key: &Key) {
         let held = self.store.lock().expect("never poisoned").pods(key);
-        let held: Vec<PodSeen> = held.into_iter().filter(|pod| pod.has_finalizer).collect();
+        let held: Vec<PodSnapshot> = held.into_iter().filter(|pod| pod.has_finalizer).collect();
         if held.is_empty() {
             return;
         }
         let now = Timestamp::now();
-        match self.hand.jobs(&key.0).get_opt(&key.1).await {
+        match self.executor.jobs(&key.0).get_opt(&key.1).await {
             Ok(None) => {}
             Ok(Some(job)) => {
-                return self.change(|store| JobSeen::of(&job).into_iter().for_each(|job| store.put_job(job)));
+                return self.change(|store| JobSnapshot::of(&job).into_iter().for_each(|job| store.put_job(job)));
             }
             Err(error) => return self.later(key, &error.to_string(), now),
         }
-        let nobody = JobSeen { namespace: key.0.clone(), name: key.1.clone(), ..JobSeen::default() };
+        let nobody = JobSnapshot { namespace: key.0.clone(), name: key.1.clone(), ..JobSnapshot::default() };
         for pod in held {
-            let todo = Do::LetGo { pod: pod.name.clone(), uid: pod.uid.clone() };
-            if let Err(Some(error)) = self.act(key, &nobody, &todo).await {
+            let actions = Action::LetGo { pod: pod.name.clone(), uid: pod.uid.clone() };
+            if let Err(Some(error)) = self.act(key, &nobody, &actions).await {
                 return self.later(key, &error, now);
             }
         }
     }
 
     /// An event for what people would want to know; losing one is no harm.
-    async fn tell(&self, before: &JobSeen, after: &JobSeen, todo: &Do) {
+    async fn publish_event(&self, before: &JobSnapshot, after: &JobSnapshot, actions: &Action) {
         let (old, new) = (&before.status, &after.status);
-        let Do::Write(step, _) = todo else { return };
+        let Action::Write(step, _) = actions else { return };
         if (old.state, &old.message) == (new.state, &new.message) {
             return;
         }
@@ -436,7 +436,7 @@ fn capital(word: &str) -> String {
 }
 
 /// What the decision gets to know; nothing of jobs that are not ours or on their way out.
-fn facts(job: &JobSeen, pods: &[PodSeen], (cpu_request_milli, memory_request_bytes): (u64, u64)) -> Option<JobFacts> {
+fn facts(job: &JobSnapshot, pods: &[PodSnapshot], (cpu_request_milli, memory_request_bytes): (u64, u64)) -> Option<JobFacts> {
     if job.deleting || job.spec.managed_by.as_deref().is_some_and(|name| name != OUR_NAME) {
         return None;
     }

@@ -1,9 +1,9 @@
 //! A make-believe API server, scheduler and kubelets around the real state machine, and everything that may go wrong between them: executors that
-//! die between any two effects, two of them at once, copies that are old by any amount, nodes that fall silent or vanish, pods removed by force.
+//! die between any two apply, two of them at once, copies that are old by any amount, nodes that fall silent or vanish, pods removed by force.
 //! Whatever happens: `never_two_live_attempts`, `always_ends`.
 
-use super::{Do, Fault, Next, Seen, movable, step};
-use crate::jobs::seen::{Exit, JobSeen, NodeSeen, Nodes, Phase, PodSeen};
+use super::{Action, PodFault, Step, Snapshot, movable, step};
+use crate::jobs::snapshot::{Exit, JobSnapshot, NodeState, Nodes, Phase, PodSnapshot};
 use crate::jobs::{Order, OrderKind};
 use gainshare_kube_api::training_job::{Checkpoint, State, Stopping, TrainingJobSpec};
 use jiff::{SignedDuration, Timestamp};
@@ -17,8 +17,8 @@ const GRACE: SignedDuration = SignedDuration::from_secs(30);
 struct World {
     now: Timestamp,
     /// `None` when the object is gone.
-    job: Option<JobSeen>,
-    pods: BTreeMap<String, PodSeen>,
+    job: Option<JobSnapshot>,
+    pods: BTreeMap<String, PodSnapshot>,
     pins: BTreeMap<String, Option<String>>,
     nodes: Nodes,
     /// Nodes that nothing fits on.
@@ -29,8 +29,8 @@ struct World {
     on_sigterm: i32,
     version: u64,
     uids: u64,
-    /// All states that a reader may have seen, oldest first.
-    past: Vec<(Option<JobSeen>, Vec<PodSeen>)>,
+    /// All states that a reader may have snapshot, oldest first.
+    past: Vec<(Option<JobSnapshot>, Vec<PodSnapshot>)>,
     most_live: usize,
     order: Option<Order>,
 }
@@ -41,8 +41,8 @@ struct Executor {
     job: usize,
     pods: usize,
     /// A written object that came back, newer than `past[job]`.
-    written: Option<JobSeen>,
-    queue: Vec<Do>,
+    written: Option<JobSnapshot>,
+    queue: Vec<Action>,
     /// The version of the job that the queue was decided on.
     based_on: String,
 }
@@ -54,13 +54,13 @@ impl World {
             ..TrainingJobSpec::default()
         };
         let now = Timestamp::from_second(1_800_000_000).unwrap();
-        let job = JobSeen { name: "run".to_owned(), uid: "job".to_owned(), created: now, spec, ..JobSeen::default() };
+        let job = JobSnapshot { name: "run".to_owned(), uid: "job".to_owned(), created: now, spec, ..JobSnapshot::default() };
         let mut world = World {
             now,
             job: Some(job),
             pods: BTreeMap::new(),
             pins: BTreeMap::new(),
-            nodes: NODES.iter().map(|node| ((*node).to_owned(), NodeSeen::Ready)).collect(),
+            nodes: NODES.iter().map(|node| ((*node).to_owned(), NodeState::Ready)).collect(),
             full: BTreeSet::new(),
             live: BTreeMap::new(),
             on_sigterm,
@@ -84,7 +84,7 @@ impl World {
         self.job.as_ref().map_or(State::Succeeded, |job| job.status.state)
     }
 
-    fn change_job(&mut self, change: impl FnOnce(&mut JobSeen)) {
+    fn change_job(&mut self, change: impl FnOnce(&mut JobSnapshot)) {
         self.version += 1;
         let version = self.version.to_string();
         if let Some(job) = &mut self.job {
@@ -94,7 +94,7 @@ impl World {
         self.changed();
     }
 
-    fn with_uid(&mut self, pod: &str, uid: &str) -> Option<&mut PodSeen> {
+    fn with_uid(&mut self, pod: &str, uid: &str) -> Option<&mut PodSnapshot> {
         self.pods.get_mut(pod).filter(|pod| pod.uid == uid)
     }
 
@@ -111,7 +111,7 @@ impl World {
             return;
         }
         self.uids += 1;
-        let pod = PodSeen {
+        let pod = PodSnapshot {
             name: name.clone(),
             uid: format!("pod{}", self.uids),
             owner: Some("job".to_owned()),
@@ -119,7 +119,7 @@ impl World {
             created: self.now,
             gated: true,
             has_finalizer: true,
-            ..PodSeen::default()
+            ..PodSnapshot::default()
         };
         self.pods.insert(name, pod);
         self.changed();
@@ -147,7 +147,7 @@ impl World {
         for pod in self.pods.values_mut().filter(|pod| !pod.gated && pod.node.is_none() && pod.deleted.is_none()) {
             let pin = pins.get(&pod.uid).cloned().flatten();
             let fits = |node: &&&str| {
-                nodes.get(**node) == Some(&NodeSeen::Ready)
+                nodes.get(**node) == Some(&NodeState::Ready)
                     && !full.contains(**node)
                     && pin.as_deref().is_none_or(|pin| pin == **node)
             };
@@ -163,7 +163,7 @@ impl World {
 
     /// A kubelet looks at its pods, and reports.
     fn kubelet(&mut self, node: &str) {
-        if self.nodes.get(node) != Some(&NodeSeen::Ready) {
+        if self.nodes.get(node) != Some(&NodeState::Ready) {
             return;
         }
         let (now, code) = (self.now, self.on_sigterm);
@@ -193,7 +193,7 @@ impl World {
         let now = self.now;
         let ready: Vec<String> = self.live.keys().cloned().collect();
         for pod in self.pods.values_mut().filter(|pod| ready.contains(&pod.uid)) {
-            if self.nodes.get(pod.node.as_deref().unwrap_or_default()) == Some(&NodeSeen::Ready) {
+            if self.nodes.get(pod.node.as_deref().unwrap_or_default()) == Some(&NodeState::Ready) {
                 self.live.remove(&pod.uid);
                 end(pod, code, now);
             }
@@ -202,7 +202,7 @@ impl World {
     }
 
     fn switch_off(&mut self, node: &str) {
-        self.nodes.insert(node.to_owned(), NodeSeen::Off);
+        self.nodes.insert(node.to_owned(), NodeState::Off);
         self.live.retain(|_, on| on != node);
         self.changed();
     }
@@ -214,7 +214,7 @@ impl World {
     }
 }
 
-fn end(pod: &mut PodSeen, code: i32, now: Timestamp) {
+fn end(pod: &mut PodSnapshot, code: i32, now: Timestamp) {
     pod.running = false;
     pod.phase = if code == 0 { Phase::Succeeded } else { Phase::Failed };
     // Whoever does not listen is killed when its time is over.
@@ -228,7 +228,7 @@ impl Executor {
         let last = world.past.len() - 1;
         self.job = (self.job + job).min(last);
         self.pods = (self.pods + pods).min(last);
-        let newer = |seen: &JobSeen| seen.resource_version.parse::<u64>().unwrap_or(0);
+        let newer = |snapshot: &JobSnapshot| snapshot.resource_version.parse::<u64>().unwrap_or(0);
         if let (Some(written), Some(read)) = (&self.written, &world.past[self.job].0)
             && newer(read) >= newer(written)
         {
@@ -240,13 +240,13 @@ impl Executor {
         self.read(world, usize::MAX / 2, usize::MAX / 2);
     }
 
-    fn next(&self, world: &World) -> Next {
+    fn next(&self, world: &World) -> Step {
         let (job, pods) = (&world.past[self.job].0, &world.past[self.pods].1);
-        let Some(job) = self.written.as_ref().or(job.as_ref()) else { return Next::default() };
+        let Some(job) = self.written.as_ref().or(job.as_ref()) else { return Step::default() };
         let named = job.status.attempt.as_ref();
         // Absence is asked of the API server itself, as the controller does.
         let pod_is_missing = named.is_some_and(|attempt| !world.pods.contains_key(&attempt.pod));
-        step(&Seen {
+        step(&Snapshot {
             now: world.now,
             job,
             pods,
@@ -261,15 +261,15 @@ impl Executor {
     /// Decides if there is nothing left to do, then does one thing.
     fn act(&mut self, world: &mut World) {
         if self.queue.is_empty() {
-            self.queue = self.next(world).todo;
+            self.queue = self.next(world).actions;
             self.queue.reverse();
             let job = self.written.as_ref().or(world.past[self.job].0.as_ref());
             self.based_on = job.map(|job| job.resource_version.clone()).unwrap_or_default();
             return;
         }
-        let Some(todo) = self.queue.pop() else { return };
-        match todo {
-            Do::Write(_, status) => {
+        let Some(actions) = self.queue.pop() else { return };
+        match actions {
+            Action::Write(_, status) => {
                 if world.job.as_ref().is_some_and(|job| job.resource_version == self.based_on) {
                     world.change_job(|job| job.status = *status);
                     self.written = world.job.clone();
@@ -277,27 +277,27 @@ impl Executor {
                     self.queue.clear();
                 }
             }
-            Do::Hold => world.change_job(|job| job.has_finalizer = !job.deleting || job.has_finalizer),
+            Action::Hold => world.change_job(|job| job.has_finalizer = !job.deleting || job.has_finalizer),
             // The list that counts is the API server's own.
-            Do::Release if world.pods.values().any(|pod| pod.has_finalizer) => {}
-            Do::Release => {
+            Action::Release if world.pods.values().any(|pod| pod.has_finalizer) => {}
+            Action::Release => {
                 world.change_job(|job| job.has_finalizer = false);
                 if world.job.as_ref().is_some_and(|job| job.deleting) {
                     world.job = None;
                     world.changed();
                 }
             }
-            Do::DeleteJob => world.change_job(|job| job.deleting = true),
-            Do::Create { epoch } => world.create(epoch),
-            Do::Open { pod, uid, node } => world.open(&pod, &uid, node),
-            Do::Delete { pod, uid } => world.delete(&pod, &uid),
-            Do::LetGo { pod, uid } => {
+            Action::DeleteJob => world.change_job(|job| job.deleting = true),
+            Action::Create { epoch } => world.create(epoch),
+            Action::Open { pod, uid, node } => world.open(&pod, &uid, node),
+            Action::Delete { pod, uid } => world.delete(&pod, &uid),
+            Action::LetGo { pod, uid } => {
                 if let Some(found) = world.with_uid(&pod, &uid) {
                     found.has_finalizer = false;
                     world.collect();
                 }
             }
-            Do::Taken => world.order = None,
+            Action::Taken => world.order = None,
         }
     }
 }
@@ -362,9 +362,9 @@ fn play(world: &mut World, managers: &mut [Executor; 2], op: &Op) {
         Op::Schedule => world.schedule(),
         Op::Kubelet(node) => world.kubelet(NODES[node]),
         Op::Finish(code) => world.finish(code),
-        Op::Silent(node) | Op::Back(node) if world.nodes[NODES[node]] == NodeSeen::Off => {}
-        Op::Silent(node) => drop(world.nodes.insert(NODES[node].to_owned(), NodeSeen::Silent)),
-        Op::Back(node) => drop(world.nodes.insert(NODES[node].to_owned(), NodeSeen::Ready)),
+        Op::Silent(node) | Op::Back(node) if world.nodes[NODES[node]] == NodeState::Off => {}
+        Op::Silent(node) => drop(world.nodes.insert(NODES[node].to_owned(), NodeState::Silent)),
+        Op::Back(node) => drop(world.nodes.insert(NODES[node].to_owned(), NodeState::Ready)),
         Op::Off(node) => world.switch_off(NODES[node]),
         Op::Full(node, true) => drop(world.full.insert(NODES[node])),
         Op::Full(node, false) => drop(world.full.remove(NODES[node])),
@@ -396,8 +396,8 @@ fn in_peace(world: &mut World, manager: &mut Executor) -> usize {
     world.full.clear();
     world.change_job(|job| job.spec.suspend = false);
     for node in NODES {
-        if world.nodes[node] == NodeSeen::Silent {
-            world.nodes.insert(node.to_owned(), NodeSeen::Ready);
+        if world.nodes[node] == NodeState::Silent {
+            world.nodes.insert(node.to_owned(), NodeState::Ready);
         }
     }
     manager.queue.clear();
@@ -408,7 +408,7 @@ fn in_peace(world: &mut World, manager: &mut Executor) -> usize {
             manager.fresh(world);
         }
         let gone = world.job.is_none();
-        if gone || (matches!(world.state(), State::Succeeded | State::Failed) && manager.next(world).todo.is_empty()) {
+        if gone || (matches!(world.state(), State::Succeeded | State::Failed) && manager.next(world).actions.is_empty()) {
             return round;
         }
         world.schedule();
@@ -421,7 +421,7 @@ fn in_peace(world: &mut World, manager: &mut Executor) -> usize {
             world.live = world.live.clone().into_iter().filter(|(uid, _)| known.contains(uid)).collect();
             let lost = world.job.as_ref().and_then(|job| job.status.attempt.as_ref()).map(|a| a.pod.clone());
             if let Some(lost) = lost.filter(|pod| !world.pods.contains_key(pod)) {
-                world.change_job(|job| job.sworn_stopped = Some(lost));
+                world.change_job(|job| job.declared_stopped = Some(lost));
             }
         }
     }
@@ -469,13 +469,13 @@ fn work(world: &mut World) -> Vec<String> {
     panic!("it does the same again and again: {done:?}");
 }
 
-fn word(todo: &Do) -> String {
-    match todo {
-        Do::Write(step, _) => format!("write {step}"),
-        Do::Create { epoch } => format!("create {epoch}"),
-        Do::Open { node, .. } => format!("open {}", node.as_deref().unwrap_or("anywhere")),
-        Do::Delete { pod, .. } => format!("delete {pod}"),
-        Do::LetGo { pod, .. } => format!("let go {pod}"),
+fn word(actions: &Action) -> String {
+    match actions {
+        Action::Write(step, _) => format!("write {step}"),
+        Action::Create { epoch } => format!("create {epoch}"),
+        Action::Open { node, .. } => format!("open {}", node.as_deref().unwrap_or("anywhere")),
+        Action::Delete { pod, .. } => format!("delete {pod}"),
+        Action::LetGo { pod, .. } => format!("let go {pod}"),
         other => format!("{other:?}").to_lowercase(),
     }
 }
@@ -581,7 +581,7 @@ fn without_a_checkpoint_nothing_is_moved() {
     world.change_job(|job| job.spec.checkpoint = None);
     assert!(movable(world.job.as_ref().unwrap()).unwrap_err().contains("spec.checkpoint"));
     order(&mut world, OrderKind::Move, "b");
-    assert_eq!(work(&mut world), ["taken", "write said"]);
+    assert_eq!(work(&mut world), ["taken", "write text"]);
     assert!(message(&world).contains("spec.checkpoint is missing"), "{}", message(&world));
 }
 
@@ -594,7 +594,7 @@ fn a_full_target_is_left_for_another() {
     world.kubelet("a");
     work(&mut world);
     world.schedule();
-    assert_eq!(work(&mut world), ["write said"]);
+    assert_eq!(work(&mut world), ["write text"]);
     assert!(message(&world).contains("no node takes the pod run-2"), "{}", message(&world));
     world.now += SignedDuration::from_secs(11);
     assert_eq!(work(&mut world), ["write stopping", "delete run-2", "write stopped", "create 3", "let go run-2"]);
@@ -613,7 +613,7 @@ fn a_silent_node_is_waited_for_and_a_gone_one_is_left() {
     let mut world = running(143);
     order(&mut world, OrderKind::Move, "b");
     work(&mut world);
-    world.nodes.insert("a".to_owned(), NodeSeen::Silent);
+    world.nodes.insert("a".to_owned(), NodeState::Silent);
     world.now += SignedDuration::from_secs(300);
     work(&mut world);
     assert!(message(&world).contains("out-of-service"), "{}", message(&world));
@@ -633,7 +633,7 @@ fn a_pod_removed_by_force_needs_a_word() {
     work(&mut world);
     assert!(message(&world).contains("gainshare.dev/stopped=run-1"), "{}", message(&world));
     world.live.clear();
-    world.change_job(|job| job.sworn_stopped = Some("run-1".to_owned()));
+    world.change_job(|job| job.declared_stopped = Some("run-1".to_owned()));
     assert!(work(&mut world).contains(&"create 2".to_owned()));
 }
 
@@ -692,11 +692,11 @@ fn others_jobs_are_not_touched() {
 fn an_impossible_template_fails_with_its_reason() {
     let mut world = World::new(143);
     world.change_job(|job| job.has_finalizer = true);
-    let fault = Fault { for_good: true, message: "template.spec.containers is missing".to_owned() };
+    let fault = PodFault { for_good: true, message: "template.spec.containers is missing".to_owned() };
     for _ in 0..2 {
         let job = world.job.clone().unwrap();
         let (nodes, pods) = (Nodes::new(), []);
-        let seen = Seen {
+        let snapshot = Snapshot {
             now: world.now,
             job: &job,
             pods: &pods,
@@ -706,7 +706,7 @@ fn an_impossible_template_fails_with_its_reason() {
             fault: Some(&fault),
             progress: None,
         };
-        if let Some(Do::Write(_, status)) = step(&seen).todo.first() {
+        if let Some(Action::Write(_, status)) = step(&snapshot).actions.first() {
             world.change_job(|job| job.status = (**status).clone());
         }
     }

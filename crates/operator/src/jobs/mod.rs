@@ -3,25 +3,25 @@
 //! **Problem.** A move is a stop, a proof of the stop, and a start; programs die and messages get lost between any two of these, and yet the job must
 //! never run twice at the same time, and must not be lost.
 //!
-//! **How.** Decisions and deeds are apart. The decision (where a job should run) reads [`JobFacts`] and puts an [`Order`] on the [`Board`];
+//! **How.** Decisions and deeds are apart. The decision (where a job should run) reads [`JobFacts`] and puts an [`Order`] on the [`Orders`];
 //! the controller takes it as a wish, and carries it out if the job can still be moved.
 //!
 //! **Terms.** *Attempt*: one pod of the job. *Epoch*: its number. *Proof of stop*: what shows that a pod's containers have ended and never run again.
 
 mod adopt;
 mod controller;
-mod effects;
+mod apply;
 mod ending;
 mod machine;
 mod pod;
-mod seen;
+mod snapshot;
 mod status;
 mod store;
 
 pub use adopt::Adopted;
 pub(crate) use adopt::give_back;
 pub(crate) use controller::start;
-pub use effects::{FAIL_POINT_EXIT, FailPoint};
+pub use apply::{FAIL_POINT_EXIT, FailPoint};
 use store::Key;
 
 use gainshare_kube_api::training_job::{JobPolicy, NODE_ANNOTATION};
@@ -90,12 +90,12 @@ pub enum JobState {
     },
     /// Between two nodes, between two attempts, suspended or about to be: leave it alone.
     Moving,
-    Done,
+    Effect,
 }
 
 /// Between the decision and the controller.
 #[derive(Debug, Default)]
-pub struct Board {
+pub struct Orders {
     orders: Mutex<BTreeMap<String, Order>>,
     /// Jobs about which the controller has not heard that there is an order.
     fresh: Mutex<Vec<String>>,
@@ -109,7 +109,7 @@ pub struct Board {
     pub changed: Notify,
 }
 
-impl Board {
+impl Orders {
     /// Puts an order; a former one about the same job that nobody has taken is forgotten.
     pub fn put(&self, order: Order) {
         self.fresh.lock().expect("never poisoned").push(order.uid.clone());

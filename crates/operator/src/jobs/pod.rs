@@ -1,12 +1,12 @@
 //! The pod of an attempt: the author's template, and what we add to it.
 //!
 //! Added: labels and finalizer, the owner, a closed gate, `restartPolicy: Never`, the checkpoint claim, and two variables (`GAINSHARE_ATTEMPT`, and
-//! `GAINSHARE_CHECKPOINT_DIR` where there is a claim). Where the author has said something, that stands; the exceptions are `restartPolicy` and our own names.
+//! `GAINSHARE_CHECKPOINT_DIR` where there is a claim). Where the author has text something, that stands; the exceptions are `restartPolicy` and our own names.
 //!
 //! Refused: what would make us a way around the cluster's own rules. Whoever may write a TrainingJob gets pods made by the manager, so pods that reach
 //! for the node (host paths and namespaces, privileged containers) or that name their node themselves are not made.
 
-use super::seen::JobSeen;
+use super::snapshot::JobSnapshot;
 use gainshare_kube_api::crd;
 use gainshare_kube_api::training_job::{
     ATTEMPT_FINALIZER, EPOCH_LABEL, JOB_LABEL, PLACE_GATE, POLICY_ANNOTATION, TrainingJob,
@@ -21,7 +21,7 @@ const VOLUME: &str = "gainshare-checkpoint";
 const LONGEST_NAME: usize = 63;
 
 /// What is wrong with the job, in a sentence that helps; nothing if pods can be made from it.
-pub(crate) fn check(job: &JobSeen) -> Result<PodTemplateSpec, String> {
+pub(crate) fn check(job: &JobSnapshot) -> Result<PodTemplateSpec, String> {
     if job.name.len() > LONGEST_NAME {
         return Err(format!(
             "the job's name is a label of its pods and may have {LONGEST_NAME} letters: choose a shorter one"
@@ -59,7 +59,7 @@ fn reaches_for_the_node(spec: &PodSpec) -> Option<String> {
 }
 
 /// The pod of this epoch, gated.
-pub(crate) fn build(job: &JobSeen, epoch: u32) -> Value {
+pub(crate) fn build(job: &JobSnapshot, epoch: u32) -> Value {
     let template: Value = serde_json::from_str(&job.template).unwrap_or_default();
     let mut metadata = Map::new();
     metadata.insert("name".to_owned(), json!(format!("{}-{epoch}", job.name)));
@@ -92,7 +92,7 @@ pub(crate) fn build(job: &JobSeen, epoch: u32) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 }
 
-fn fit_out(container: &mut Value, job: &JobSeen, epoch: u32) {
+fn fit_out(container: &mut Value, job: &JobSnapshot, epoch: u32) {
     // As numbers would have to be text anyway, variables of one name are not repeated: the author's stands.
     let set = |container: &mut Value, name: &str, value: &str| {
         if container["env"].as_array().into_iter().flatten().all(|one| one["name"] != name) {
@@ -119,7 +119,7 @@ fn push(list: &mut Value, item: Value) {
     }
 }
 
-fn labels(job: &JobSeen, template: &Value, epoch: u32) -> Value {
+fn labels(job: &JobSnapshot, template: &Value, epoch: u32) -> Value {
     let mut labels = template["metadata"]["labels"].clone();
     labels[JOB_LABEL] = json!(job.name);
     labels[EPOCH_LABEL] = json!(epoch.to_string());
@@ -127,7 +127,7 @@ fn labels(job: &JobSeen, template: &Value, epoch: u32) -> Value {
 }
 
 /// What agents go by, from the job's objective; a template's own annotations stand.
-fn annotations(job: &JobSeen, template: &Value) -> Value {
+fn annotations(job: &JobSnapshot, template: &Value) -> Value {
     let mut notes = template["metadata"]["annotations"].clone();
     let objective = job.spec.objective.clone().unwrap_or_default();
     let collector = job.spec.metrics_collector.clone();
@@ -181,20 +181,20 @@ mod tests {
     use gainshare_kube_api::crd::{CollectorSpec, Goal};
     use gainshare_kube_api::training_job::{Checkpoint, JobObjective, TrainingJobSpec};
 
-    fn job(template: Value) -> JobSeen {
+    fn job(template: Value) -> JobSnapshot {
         let spec = TrainingJobSpec {
             objective: Some(JobObjective { metric: Some("loss".to_owned()), kind: Some(Goal::Minimize), goal: None }),
             metrics_collector: Some(CollectorSpec::default()),
             checkpoint: Some(Checkpoint { claim_name: "work".to_owned(), path: "/ck".to_owned(), sub_path: None }),
             ..TrainingJobSpec::default()
         };
-        JobSeen {
+        JobSnapshot {
             name: "run".to_owned(),
             namespace: "team".to_owned(),
             uid: "u".to_owned(),
             spec,
             template: template.to_string(),
-            ..JobSeen::default()
+            ..JobSnapshot::default()
         }
     }
 
@@ -253,8 +253,8 @@ mod tests {
                 "rename yours",
             ),
         ] {
-            let said = check(&job(template.clone())).unwrap_err();
-            assert!(said.contains(helps), "{template} was answered with {said:?}");
+            let text = check(&job(template.clone())).unwrap_err();
+            assert!(text.contains(helps), "{template} was answered with {text:?}");
         }
         let mut long = job(json!({"spec": {"containers": [container]}}));
         long.name = "x".repeat(64);

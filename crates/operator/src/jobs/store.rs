@@ -8,8 +8,8 @@
 //! finished first, and ten thousand new jobs do not keep a move waiting. A job is worked on by one at a time: one that turns up meanwhile has
 //! another turn afterwards.
 
-use super::machine::Fault;
-use super::seen::{JobSeen, NodeSeen, PodSeen};
+use super::machine::PodFault;
+use super::snapshot::{JobSnapshot, NodeState, PodSnapshot};
 use gainshare_kube_api::training_job::{JOB_FINALIZER, NODE_ANNOTATION, STOPPED_ANNOTATION, TrainingJob};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -24,35 +24,35 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    jobs: BTreeMap<Key, Arc<JobSeen>>,
+    jobs: BTreeMap<Key, Arc<JobSnapshot>>,
     /// By the job's name, then by their own.
-    pods: BTreeMap<Key, BTreeMap<String, PodSeen>>,
-    pub(super) nodes: BTreeMap<String, NodeSeen>,
+    pods: BTreeMap<Key, BTreeMap<String, PodSnapshot>>,
+    pub(super) nodes: BTreeMap<String, NodeState>,
     /// Nodes that came, went or turned since jobs were last looked for there: thousands may do so at once.
     turned: BTreeSet<String>,
     /// Pods that the API server refused, and until when there is no point in trying again.
-    faults: BTreeMap<Key, (Fault, Timestamp)>,
-    first: Row,
-    then: Row,
+    faults: BTreeMap<Key, (PodFault, Timestamp)>,
+    first: Queue,
+    then: Queue,
     working: BTreeSet<Key>,
     /// Whose turn came while they were being worked on.
     once_more: BTreeSet<Key>,
     wakes: BTreeMap<Key, Timestamp>,
     alarms: BTreeSet<(Timestamp, Key)>,
-    /// Of jobs, pods and nodes, how many lists have been seen as a whole.
-    pub(super) lists_seen: usize,
+    /// Of jobs, pods and nodes, how many lists have been snapshot as a whole.
+    pub(super) lists_read: usize,
 }
 
 /// Jobs that wait for their turn, each once.
 #[derive(Debug, Default)]
-struct Row {
+struct Queue {
     keys: VecDeque<Key>,
     within: BTreeSet<Key>,
-    /// So many from the front on have been told to the decision.
+    /// So many from the front on have been classify to the decision.
     announced: usize,
 }
 
-impl Row {
+impl Queue {
     fn push(&mut self, key: Key) {
         if self.within.insert(key.clone()) {
             self.keys.push_back(key);
@@ -67,12 +67,12 @@ impl Row {
     }
 }
 
-impl JobSeen {
-    pub(crate) fn of(job: &TrainingJob) -> Option<JobSeen> {
+impl JobSnapshot {
+    pub(crate) fn of(job: &TrainingJob) -> Option<JobSnapshot> {
         let meta = &job.metadata;
         let mut spec = job.spec.clone();
         let template = std::mem::take(&mut spec.template).to_string();
-        Some(JobSeen {
+        Some(JobSnapshot {
             namespace: meta.namespace.clone()?,
             name: meta.name.clone()?,
             uid: meta.uid.clone()?,
@@ -81,7 +81,7 @@ impl JobSeen {
             created: meta.creation_timestamp.as_ref().map(|time| time.0).unwrap_or_default(),
             deleting: meta.deletion_timestamp.is_some(),
             has_finalizer: meta.finalizers.iter().flatten().any(|one| one == JOB_FINALIZER),
-            sworn_stopped: meta.annotations.as_ref().and_then(|notes| notes.get(STOPPED_ANNOTATION)).cloned(),
+            declared_stopped: meta.annotations.as_ref().and_then(|notes| notes.get(STOPPED_ANNOTATION)).cloned(),
             wanted_node: meta.annotations.as_ref().and_then(|notes| notes.get(NODE_ANNOTATION)).cloned(),
             spec,
             template,
@@ -94,22 +94,22 @@ impl JobSeen {
     }
 }
 
-impl PodSeen {
+impl PodSnapshot {
     fn job_key(&self) -> Key {
         (self.namespace.clone(), self.job.clone())
     }
 }
 
-impl NodeSeen {
-    pub(super) fn of(node: &Node) -> NodeSeen {
+impl NodeState {
+    pub(super) fn of(node: &Node) -> NodeState {
         let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
         if taints.into_iter().flatten().any(|taint| taint.key == OUT_OF_SERVICE) {
-            return NodeSeen::Off;
+            return NodeState::Off;
         }
         let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
         // A node without a word about it has just come; "False" is a kubelet that speaks, "Unknown" one that does not.
         let silent = conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "Unknown");
-        if silent { NodeSeen::Silent } else { NodeSeen::Ready }
+        if silent { NodeState::Silent } else { NodeState::Ready }
     }
 }
 
@@ -118,7 +118,7 @@ fn is_older(version: &str, than: &str) -> bool {
 }
 
 impl Store {
-    pub(super) fn put_job(&mut self, job: JobSeen) {
+    pub(super) fn put_job(&mut self, job: JobSnapshot) {
         let key = job.key();
         let known = self.jobs.get(&key);
         if known.is_some_and(|known| known.uid == job.uid && is_older(&job.resource_version, &known.resource_version)) {
@@ -133,7 +133,7 @@ impl Store {
         }
     }
 
-    pub(super) fn remove_job(&mut self, key: &Key) -> Option<Arc<JobSeen>> {
+    pub(super) fn remove_job(&mut self, key: &Key) -> Option<Arc<JobSnapshot>> {
         self.wake_at(key, None);
         self.faults.remove(key);
         // Its pods may still be held by our finalizer.
@@ -141,7 +141,7 @@ impl Store {
         self.jobs.remove(key)
     }
 
-    pub(super) fn put_pod(&mut self, pod: PodSeen) {
+    pub(super) fn put_pod(&mut self, pod: PodSnapshot) {
         let key = pod.job_key();
         let pods = self.pods.entry(key.clone()).or_default();
         let known = pods.get(&pod.name);
@@ -154,7 +154,7 @@ impl Store {
         }
     }
 
-    /// The API server said that this very pod is gone.
+    /// The API server text that this very pod is gone.
     pub(super) fn remove_pod(&mut self, key: &Key, name: &str, uid: &str) {
         if let Some(pods) = self.pods.get_mut(key)
             && pods.get(name).is_some_and(|pod| pod.uid == uid)
@@ -167,29 +167,29 @@ impl Store {
         }
     }
 
-    pub(super) fn gone_pod(&mut self, pod: &PodSeen) {
+    pub(super) fn gone_pod(&mut self, pod: &PodSnapshot) {
         self.remove_pod(&pod.job_key(), &pod.name, &pod.uid);
     }
 
     /// All jobs that exist, after a start of the watch.
-    pub(super) fn all_jobs(&mut self, jobs: Vec<JobSeen>) -> Vec<Arc<JobSeen>> {
-        let alive: BTreeSet<Key> = jobs.iter().map(JobSeen::key).collect();
+    pub(super) fn all_jobs(&mut self, jobs: Vec<JobSnapshot>) -> Vec<Arc<JobSnapshot>> {
+        let alive: BTreeSet<Key> = jobs.iter().map(JobSnapshot::key).collect();
         let gone: Vec<Key> = self.jobs.keys().filter(|key| !alive.contains(*key)).cloned().collect();
         let gone = gone.iter().filter_map(|key| self.remove_job(key)).collect();
         jobs.into_iter().for_each(|job| self.put_job(job));
         gone
     }
 
-    pub(super) fn all_pods(&mut self, pods: Vec<PodSeen>) {
+    pub(super) fn all_pods(&mut self, pods: Vec<PodSnapshot>) {
         let alive: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
         let known = self.pods.values().flat_map(BTreeMap::values);
-        let gone: Vec<PodSeen> = known.filter(|pod| !alive.contains(pod.uid.as_str())).cloned().collect();
+        let gone: Vec<PodSnapshot> = known.filter(|pod| !alive.contains(pod.uid.as_str())).cloned().collect();
         gone.iter().for_each(|pod| self.gone_pod(pod));
         pods.into_iter().for_each(|pod| self.put_pod(pod));
     }
 
     /// `None`: the node is gone. Jobs with a pod there are looked at.
-    pub(super) fn put_node(&mut self, name: &str, node: Option<NodeSeen>) {
+    pub(super) fn put_node(&mut self, name: &str, node: Option<NodeState>) {
         let known = match node {
             Some(node) => self.nodes.insert(name.to_owned(), node),
             None => self.nodes.remove(name),
@@ -199,7 +199,7 @@ impl Store {
         }
     }
 
-    pub(super) fn all_nodes(&mut self, nodes: Vec<(String, NodeSeen)>) {
+    pub(super) fn all_nodes(&mut self, nodes: Vec<(String, NodeState)>) {
         let alive: BTreeSet<&String> = nodes.iter().map(|(name, _)| name).collect();
         let gone: Vec<String> = self.nodes.keys().filter(|name| !alive.contains(name)).cloned().collect();
         gone.iter().for_each(|name| self.put_node(name, None));
@@ -207,7 +207,7 @@ impl Store {
     }
 
     /// Jobs with a pod on a node that has turned have their turn, also those whose pods are away.
-    fn look_for_turned(&mut self) {
+    fn queue_jobs_of_changed_nodes(&mut self) {
         if self.turned.is_empty() {
             return;
         }
@@ -221,27 +221,27 @@ impl Store {
         keys.into_iter().for_each(|key| self.first.push(key));
     }
 
-    pub(super) fn job(&self, key: &Key) -> Option<Arc<JobSeen>> {
+    pub(super) fn job(&self, key: &Key) -> Option<Arc<JobSnapshot>> {
         self.jobs.get(key).cloned()
     }
 
     /// All jobs with their pods.
-    pub(super) fn all(&self) -> impl Iterator<Item = (&Arc<JobSeen>, Vec<PodSeen>)> {
+    pub(super) fn all(&self) -> impl Iterator<Item = (&Arc<JobSnapshot>, Vec<PodSnapshot>)> {
         self.jobs.iter().map(|(key, job)| (job, self.pods(key)))
     }
 
-    pub(super) fn pods(&self, key: &Key) -> Vec<PodSeen> {
+    pub(super) fn pods(&self, key: &Key) -> Vec<PodSnapshot> {
         self.pods.get(key).into_iter().flat_map(BTreeMap::values).cloned().collect()
     }
 
-    pub(super) fn fault(&mut self, key: &Key, now: Timestamp) -> Option<Fault> {
+    pub(super) fn fault(&mut self, key: &Key, now: Timestamp) -> Option<PodFault> {
         if self.faults.get(key).is_some_and(|(_, until)| *until <= now) {
             self.faults.remove(key);
         }
         self.faults.get(key).map(|(fault, _)| fault.clone())
     }
 
-    pub(super) fn put_fault(&mut self, key: &Key, fault: Fault, until: Timestamp) {
+    pub(super) fn put_fault(&mut self, key: &Key, fault: PodFault, until: Timestamp) {
         self.faults.insert(key.clone(), (fault, until));
     }
 
@@ -258,7 +258,7 @@ impl Store {
     }
 
     /// The next new jobs whose turn is near, up to `most` of them, each named once.
-    pub(super) fn coming(&mut self, most: usize) -> Vec<Arc<JobSeen>> {
+    pub(super) fn coming(&mut self, most: usize) -> Vec<Arc<JobSnapshot>> {
         let row = &mut self.then;
         let upto = row.keys.len().min(most);
         let from = row.announced.min(upto);
@@ -282,7 +282,7 @@ impl Store {
 
     /// Whose turn it is, if anybody's; [`Store::done`] ends it.
     pub(super) fn take(&mut self, now: Timestamp) -> Option<Key> {
-        self.look_for_turned();
+        self.queue_jobs_of_changed_nodes();
         while let Some((_, key)) = self.alarms.first().filter(|(at, _)| *at <= now).cloned() {
             self.wake_at(&key, None);
             self.first.push(key);
@@ -319,17 +319,17 @@ mod tests {
         (String::new(), name.to_owned())
     }
 
-    fn job(name: &str, version: u64) -> JobSeen {
-        JobSeen {
+    fn job(name: &str, version: u64) -> JobSnapshot {
+        JobSnapshot {
             name: name.to_owned(),
             uid: name.to_owned(),
             resource_version: version.to_string(),
-            ..JobSeen::default()
+            ..JobSnapshot::default()
         }
     }
 
     /// One whose journal says that it lives on this node.
-    fn begun(name: &str, version: u64, node: &str) -> JobSeen {
+    fn begun(name: &str, version: u64, node: &str) -> JobSnapshot {
         let attempt = Attempt {
             epoch: 1,
             pod: format!("{name}-1"),
@@ -345,7 +345,7 @@ mod tests {
             tried: Vec::new(),
         };
         let status = TrainingJobStatus { attempt: Some(attempt), ..TrainingJobStatus::default() };
-        JobSeen { status, ..job(name, version) }
+        JobSnapshot { status, ..job(name, version) }
     }
 
     /// Whose turns come now, one after the other, each done before the next.
@@ -404,14 +404,14 @@ mod tests {
         let mut store = Store::default();
         store.put_job(begun("a", 1, "n"));
         store.put_job(begun("b", 1, "m"));
-        let ready = |name: &str| (name.to_owned(), NodeSeen::Ready);
+        let ready = |name: &str| (name.to_owned(), NodeState::Ready);
         store.all_nodes(vec![ready("n"), ready("m")]);
         turns(&mut store);
-        store.put_node("n", Some(NodeSeen::Ready));
+        store.put_node("n", Some(NodeState::Ready));
         assert!(turns(&mut store).is_empty());
-        store.put_node("n", Some(NodeSeen::Silent));
+        store.put_node("n", Some(NodeState::Silent));
         assert_eq!(turns(&mut store), ["a"]);
-        store.all_nodes(vec![("n".to_owned(), NodeSeen::Silent)]);
+        store.all_nodes(vec![("n".to_owned(), NodeState::Silent)]);
         assert_eq!(turns(&mut store), ["b"], "its node is gone");
     }
 
@@ -425,7 +425,7 @@ mod tests {
         for name in ["a", "b", "c", "d"] {
             store.put_job(job(name, 1));
         }
-        let names = |jobs: Vec<Arc<JobSeen>>| jobs.iter().map(|job| job.name.clone()).collect::<Vec<_>>();
+        let names = |jobs: Vec<Arc<JobSnapshot>>| jobs.iter().map(|job| job.name.clone()).collect::<Vec<_>>();
         assert_eq!(names(store.coming(2)), ["a", "b"]);
         assert!(store.coming(2).is_empty());
         (0..3).for_each(|_| drop(store.take(Timestamp::UNIX_EPOCH)));

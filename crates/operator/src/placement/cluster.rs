@@ -259,8 +259,9 @@ impl Decision {
         }
         let mut settled: HashMap<NodeId, usize> = HashMap::new();
         for known in jobs.iter().filter(|known| matches!(known.facts.state, JobState::Running { .. })) {
-            let (node, _) = known.node.expect("learnt with the state");
-            *settled.entry(node).or_default() += 1;
+            if let Some((node, _)) = known.node {
+                *settled.entry(node).or_default() += 1;
+            }
         }
         // Room is counted in the largest of those who wait, or else of all: what is found must not turn out too small.
         let waiting = || jobs.iter().filter(|known| known.facts.state == JobState::Waiting);
@@ -270,7 +271,7 @@ impl Decision {
         };
         let (milli, bytes) = (largest(|f| f.cpu_request_milli), largest(|f| f.memory_request_bytes));
         for (name, node) in heard {
-            let id = self.nodes.ids[name];
+            let Some(&id) = self.nodes.ids.get(name) else { continue };
             let here = running.get(&id).copied().unwrap_or(0);
             let fits = |free: u64, need: u64| free.checked_div(need).map_or(usize::MAX, |n| n as usize);
             let more = fits(node.free_milli, milli).min(fits(node.free_bytes, bytes));
@@ -278,7 +279,7 @@ impl Decision {
                 (false, _) => Some(here),
                 (true, usize::MAX) => None,
                 // Those who are on their way here have not taken their part of what is free yet.
-                (true, more) => Some((settled.get(&id).copied().unwrap_or(0) + more).max(here)),
+                (true, more) => Some(settled.get(&id).copied().unwrap_or(0).saturating_add(more).max(here)),
             };
             let (cores, speed, memory_bytes) = (node.cores, node.speed, node.memory_bytes);
             nodes.push(NodeView { id, cores, speed, memory_bytes, slots, idle: None });
@@ -398,7 +399,7 @@ impl Known {
     fn all(&self) -> Told {
         let (before, now) = (&self.before, &self.now);
         let signal = Signal {
-            reports: before.signal.reports + now.signal.reports,
+            reports: before.signal.reports.saturating_add(now.signal.reports),
             first: before.signal.first.or(now.signal.first),
             last: now.signal.last.or(before.signal.last),
             longest_gap: now.signal.longest_gap.max(before.signal.longest_gap),
@@ -519,7 +520,7 @@ impl Clock {
     fn at(&self, moment: Instant) -> Time {
         let after = moment.saturating_duration_since(self.origin).as_micros() as u64;
         let before = self.origin.saturating_duration_since(moment).as_micros() as u64;
-        Time((self.unix_us + after).saturating_sub(before))
+        Time(self.unix_us.saturating_add(after).saturating_sub(before))
     }
 }
 
@@ -544,8 +545,8 @@ fn nodes(world: &World, agents: &Agents, now: Instant) -> BTreeMap<String, NodeS
             cores: milli.saturating_sub(asked.others.0) as f64 / 1000.0,
             speed: f64::from(facts.speed_percent) / 100.0,
             memory_bytes: bytes.saturating_sub(asked.others.1),
-            free_milli: milli.saturating_sub(asked.others.0 + asked.jobs.0),
-            free_bytes: bytes.saturating_sub(asked.others.1 + asked.jobs.1),
+            free_milli: milli.saturating_sub(asked.others.0.saturating_add(asked.jobs.0)),
+            free_bytes: bytes.saturating_sub(asked.others.1.saturating_add(asked.jobs.1)),
             open: facts.open,
             heard: agents.is_heard(name, now),
         };
@@ -587,7 +588,7 @@ impl AgentClock {
 
     fn at(&self, us: u64) -> Instant {
         let (after, before) = (us.saturating_sub(self.at_us), self.at_us.saturating_sub(us));
-        let moment = self.heard + Duration::from_micros(after);
+        let moment = self.heard.checked_add(Duration::from_micros(after)).unwrap_or(self.heard);
         moment.checked_sub(Duration::from_micros(before)).unwrap_or(moment)
     }
 }

@@ -36,7 +36,7 @@ impl Contests {
             || contest.set.limits.cpu_milli != now.limits.cpu_milli
         {
             contest.rest_until = Some(at + FIRST_REST * 2u32.pow(contest.times.min(MOST_DOUBLINGS)));
-            contest.times += 1;
+            contest.times = contest.times.saturating_add(1);
             contest.set = *now;
         }
         match contest.rest_until {

@@ -10,6 +10,7 @@
 use gainshare_kube_api::bounds::{self, NodeFacts, QuotaFacts, RangeFacts};
 use gainshare_kube_api::crd::{ORIGINAL_ANNOTATION, SharePolicySpec};
 use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::quantity::total;
 use gainshare_kube_api::resize::{Refusal, Resources};
 use gainshare_kube_api::select::{self, PolicyFacts};
 use gainshare_kube_api::training_job::JOB_LABEL;
@@ -62,8 +63,8 @@ impl Requested {
 fn requests_of(pod: &PodFacts) -> Option<(&str, Requested)> {
     let node = pod.node.as_deref().filter(|_| pod.holds_node)?;
     let requests = || pod.containers.iter().map(|container| container.resources.requests);
-    let milli = requests().filter_map(|asked| asked.cpu_milli).sum();
-    let bytes = requests().filter_map(|asked| asked.memory_bytes).sum();
+    let milli = total(requests().filter_map(|asked| asked.cpu_milli));
+    let bytes = total(requests().filter_map(|asked| asked.memory_bytes));
     let mut asked = Requested::default();
     *(if pod.labels.contains_key(JOB_LABEL) { &mut asked.jobs } else { &mut asked.others }) = (milli, bytes);
     Some((node, asked))
@@ -305,19 +306,20 @@ impl World {
             let uids = self.shared_of_node.get(node).into_iter().flatten();
             uids.filter_map(|uid| self.shared.get(uid)).filter(|mate| {
                 let same = (&mate.namespace, &mate.policy) == (&pod.namespace, &pod.policy);
-                // Like its agent, which shares out among those that run: one that has just ended holds nobody up.
+                // Count running containers only, as the node agent does: a pod whose container has exited no longer
+                // reserves part of the pool.
                 same && mate.blocked.is_none() && mate.started_ms.is_some()
             })
         };
-        let sum = |pick: fn(&PodOnNode) -> Option<u64>| mates().filter_map(pick).sum::<u64>();
+        let sum = |pick: fn(&PodOnNode) -> Option<u64>| total(mates().filter_map(pick));
         let pool = sum(|mate| mate.original.requests.cpu_milli);
         let now = sum(|mate| mate.now.requests.cpu_milli);
         let own = pod.now.requests.cpu_milli.unwrap_or(0);
         // The least request is granted to everyone, also where originals were smaller.
         let slack = mates().count() as u64 * gainshare_kube_api::resize::LEAST_CPU_MILLI;
-        let after = now - own.min(now) + asked_for;
-        if asked_for > own && after > pool + slack {
-            return Err(Refusal::Pool { what: "CPU (in thousandths of a core)", asked: after - pool, pool });
+        let after = now.saturating_sub(own).saturating_add(asked_for);
+        if asked_for > own && after > pool.saturating_add(slack) {
+            return Err(Refusal::Pool { what: "CPU (in thousandths of a core)", asked: after.saturating_sub(pool), pool });
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! **Problem.** People have Jobs, not TrainingJobs. The cluster's Job controller makes their pods, and a Job's template cannot change while it runs.
 //!
 //! **How.** The annotation `gainshare.dev/adopt: "true"` lets us follow a Job and move it; the Job controller still makes every pod. A move goes
-//! through [`Journal`], an annotation of the Job, written before each deed: our finalizer on the pod, so that its end is seen; `suspend: true`, by which the Job
+//! through [`Journal`], an annotation of the Job, written before each deed: our finalizer on the pod, so that its end is snapshot; `suspend: true`, by which the Job
 //! controller asks the pod to end; proof of stop, as for TrainingJobs; and then, in one request, a preference for the chosen node in the
 //! template and `suspend: false`. What the Job controller does to suspended pods counts as nobody's failure.
 //!
@@ -15,11 +15,11 @@
 
 mod machine;
 mod run;
-mod seen;
+mod snapshot;
 
 pub(crate) use run::give_back;
 pub(super) use run::start;
-pub use seen::Adopted;
+pub use snapshot::Adopted;
 
 use gainshare_kube_api::training_job::{Migration, Move};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;

@@ -2,12 +2,12 @@
 //!
 //! Jobs change whenever one of their pods does (`active`, `ready`, `terminating`), so a watch of Jobs is enough; what a step decides on is read afresh.
 
-use super::machine::{Do, Next, Seen, asked, facts, step};
-use super::seen::BatchSeen;
+use super::machine::{Action, Step, Snapshot, asked, facts, step};
+use super::snapshot::BatchJobSnapshot;
 use super::{Journal, Stopped};
-use crate::jobs::Board;
-use crate::jobs::effects::{Done, FailPoint, Hand, NotDone, params, told};
-use crate::jobs::seen::{NodeSeen, Nodes, PodSeen};
+use crate::jobs::Orders;
+use crate::jobs::apply::{Effect, FailPoint, Executor, ActionError, params, classify};
+use crate::jobs::snapshot::{NodeState, Nodes, PodSnapshot};
 use crate::state::lead::Leader;
 use crate::state::metrics::WriteLabels;
 use crate::state::watch::{News, follow};
@@ -53,10 +53,10 @@ struct Known {
 }
 
 struct Adopter {
-    hand: Hand,
+    executor: Executor,
     client: Client,
     leader: Arc<Leader>,
-    board: Arc<Board>,
+    orders: Arc<Orders>,
     recorder: Recorder,
     fail_at: FailPoint,
     known: Mutex<Known>,
@@ -71,10 +71,10 @@ pub(in crate::jobs) fn start(
     fail_at: FailPoint,
 ) {
     let adopter = Arc::new(Adopter {
-        hand: Hand::new(client.clone(), FailPoint::default()),
+        executor: Executor::new(client.clone(), FailPoint::default()),
         client: client.clone(),
         leader: leader.clone(),
-        board: leader.jobs.clone(),
+        orders: leader.jobs.clone(),
         recorder,
         fail_at,
         known: Mutex::default(),
@@ -84,7 +84,7 @@ pub(in crate::jobs) fn start(
     tasks.spawn(async move {
         let api = Api::<Job>::all(it.client.clone());
         let complete = || it.change(|known| (known.listed, known.sweep) = (true, true));
-        let read = |job: Job| BatchSeen::of(&job);
+        let read = |job: Job| BatchJobSnapshot::of(&job);
         follow(api, watcher::Config::default(), &it.leader.metrics, read, |news| it.put(news), complete).await;
     });
     tasks.spawn(adopter.run());
@@ -92,7 +92,7 @@ pub(in crate::jobs) fn start(
 
 impl Known {
     /// Takes in a Job; answers the uid of one that no longer concerns us.
-    fn put(&mut self, job: &BatchSeen, here: bool) -> Option<String> {
+    fn put(&mut self, job: &BatchJobSnapshot, here: bool) -> Option<String> {
         let key = (job.namespace.clone(), job.name.clone());
         if here && job.is_ours() {
             self.dirty.insert(key.clone());
@@ -109,7 +109,7 @@ impl Adopter {
         self.bell.notify_one();
     }
 
-    fn put(&self, news: News<BatchSeen>) {
+    fn put(&self, news: News<BatchJobSnapshot>) {
         self.change(|known| {
             let gone: Vec<String> = match news {
                 News::Here(job) => known.put(&job, true).into_iter().collect(),
@@ -121,7 +121,7 @@ impl Adopter {
                     before.into_values().filter(|uid| known.jobs.values().all(|one| one != uid)).collect()
                 }
             };
-            gone.iter().for_each(|uid| self.board.forget(uid));
+            gone.iter().for_each(|uid| self.orders.forget(uid));
         });
     }
 
@@ -134,7 +134,7 @@ impl Adopter {
                 if !known.listed || !self.leader.is_synced() {
                     (BTreeSet::new(), false)
                 } else {
-                    known.due(&self.board, off, now)
+                    known.due(&self.orders, off, now)
                 }
             };
             if sweep && let Err(error) = self.sweep().await {
@@ -153,9 +153,9 @@ impl Adopter {
         for _ in 0..STEPS_AT_ONCE {
             let next = match self.step(&key, off).await {
                 Ok(Some((job, next))) => {
-                    let idle = next.todo.iter().all(|todo| *todo == Do::Taken);
-                    if next.todo.contains(&Do::Taken) {
-                        self.board.taken(&job.uid);
+                    let idle = next.actions.iter().all(|actions| *actions == Action::Taken);
+                    if next.actions.contains(&Action::Taken) {
+                        self.orders.taken(&job.uid);
                     }
                     if idle {
                         return self.wake(&key, next.wake);
@@ -163,11 +163,11 @@ impl Adopter {
                     self.act_all(&job, &next).await
                 }
                 Ok(None) => return,
-                Err(error) => Err(NotDone::Again(error)),
+                Err(error) => Err(ActionError::Again(error)),
             };
             match next {
                 // Old: what is read next is newer.
-                Ok(()) | Err(NotDone::Old(_)) => {}
+                Ok(()) | Err(ActionError::Old(_)) => {}
                 Err(error) => {
                     tracing::warn!(job = key.1, namespace = key.0, %error, "an adopted Job has to wait");
                     return self.wake(&key, Timestamp::now().saturating_add(PAUSE).ok());
@@ -184,45 +184,45 @@ impl Adopter {
     }
 
     /// Reads and decides.
-    async fn step(&self, key: &Key, off: bool) -> Result<Option<(BatchSeen, Next)>, String> {
-        let say = |error: kube::Error| error.to_string();
-        let found = self.jobs(&key.0).get_opt(&key.1).await.map_err(say)?;
-        let Some(job) = found.as_ref().and_then(BatchSeen::of).filter(BatchSeen::is_ours) else { return Ok(None) };
+    async fn step(&self, key: &Key, off: bool) -> Result<Option<(BatchJobSnapshot, Step)>, String> {
+        let set_status = |error: kube::Error| error.to_string();
+        let found = self.jobs(&key.0).get_opt(&key.1).await.map_err(set_status)?;
+        let Some(job) = found.as_ref().and_then(BatchJobSnapshot::of).filter(BatchJobSnapshot::is_ours) else { return Ok(None) };
         let own = ListParams::default().labels(&format!("{CONTROLLER_UID}={}", job.uid));
-        let pods = self.hand.pods(&key.0).list(&own).await.map_err(say)?;
-        let pods: Vec<PodSeen> = pods.iter().filter_map(PodSeen::of_batch).collect();
-        let pods: Vec<PodSeen> = pods.into_iter().filter(|pod| pod.owner.as_ref() == Some(&job.uid)).collect();
+        let pods = self.executor.pods(&key.0).list(&own).await.map_err(set_status)?;
+        let pods: Vec<PodSnapshot> = pods.iter().filter_map(PodSnapshot::of_batch).collect();
+        let pods: Vec<PodSnapshot> = pods.into_iter().filter(|pod| pod.owner.as_ref() == Some(&job.uid)).collect();
         let mut nodes = Nodes::new();
         if let Some(migration) = &job.journal.migration {
             let named = pods.iter().filter_map(|pod| pod.node.clone()).chain([migration.from.clone()]);
             for name in named.collect::<BTreeSet<String>>() {
-                let node = Api::<Node>::all(self.client.clone()).get_opt(&name).await.map_err(say)?;
-                nodes.insert(name, node.as_ref().map_or(NodeSeen::Off, NodeSeen::of));
+                let node = Api::<Node>::all(self.client.clone()).get_opt(&name).await.map_err(set_status)?;
+                nodes.insert(name, node.as_ref().map_or(NodeState::Off, NodeState::of));
             }
         }
         if let Some(pod) = job.journal.pod.as_ref().filter(|_| job.journal.migration.is_some()) {
             self.leader.change(|world| world.give_back(&pod.uid));
         }
-        let order = asked(&job).or_else(|| self.board.order(&job.uid));
-        let seen = Seen { now: Timestamp::now(), job: &job, pods: &pods, nodes: &nodes, order: order.as_ref(), off };
-        match facts(&seen) {
-            Some(facts) => self.board.publish(facts),
-            None => self.board.forget(&job.uid),
+        let order = asked(&job).or_else(|| self.orders.order(&job.uid));
+        let snapshot = Snapshot { now: Timestamp::now(), job: &job, pods: &pods, nodes: &nodes, order: order.as_ref(), off };
+        match facts(&snapshot) {
+            Some(facts) => self.orders.publish(facts),
+            None => self.orders.forget(&job.uid),
         }
-        let next = step(&seen);
+        let next = step(&snapshot);
         Ok(Some((job, next)))
     }
 
-    async fn act_all(&self, job: &BatchSeen, next: &Next) -> Result<(), NotDone> {
-        for todo in next.todo.iter().filter(|todo| **todo != Do::Taken) {
-            let name = name(todo);
+    async fn act_all(&self, job: &BatchJobSnapshot, next: &Step) -> Result<(), ActionError> {
+        for actions in next.actions.iter().filter(|actions| **actions != Action::Taken) {
+            let name = name(actions);
             self.fail_at.reach("before", name);
-            let done = self.act(job, todo).await;
+            let done = self.act(job, actions).await;
             let outcome = if done.is_ok() { "done" } else { "again" };
             self.leader.metrics.writes.get_or_create(&WriteLabels { what: "job", outcome }).inc();
             done?;
             self.fail_at.reach("after", name);
-            self.tell(job, todo).await;
+            self.publish_event(job, actions).await;
         }
         Ok(())
     }
@@ -231,11 +231,11 @@ impl Adopter {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    async fn act(&self, job: &BatchSeen, todo: &Do) -> Result<(), NotDone> {
-        match todo {
-            Do::Write(_, journal) => self.patch(job, json!({"metadata": note(Some(journal))})).await,
-            Do::Suspend => self.patch(job, json!({"spec": {"suspend": true}})).await,
-            Do::Resume(_, journal) => {
+    async fn act(&self, job: &BatchJobSnapshot, actions: &Action) -> Result<(), ActionError> {
+        match actions {
+            Action::Write(_, journal) => self.patch(job, json!({"metadata": note(Some(journal))})).await,
+            Action::Suspend => self.patch(job, json!({"spec": {"suspend": true}})).await,
+            Action::Resume(_, journal) => {
                 let mut spec = match &journal.prefers {
                     Some(node) if job.journal.prefers.as_ref() != Some(node) => job.preferring(Some(node)),
                     _ => json!({}),
@@ -243,36 +243,36 @@ impl Adopter {
                 spec["suspend"] = json!(false);
                 self.patch(job, json!({"metadata": note(Some(journal)), "spec": spec})).await
             }
-            Do::Forget => {
+            Action::Forget => {
                 let spec = if job.journal.prefers.is_some() { job.preferring(None) } else { json!({}) };
                 self.patch(job, json!({"metadata": note(None), "spec": spec})).await
             }
-            Do::ClearStartTime => {
+            Action::ClearStartTime => {
                 let patch =
                     json!({"metadata": {"resourceVersion": job.resource_version}, "status": {"startTime": null}});
                 let done = self.jobs(&job.namespace).patch_status(&job.name, &params(), &Patch::Merge(patch)).await;
                 done.map(drop).or_else(gone)
             }
-            Do::Hold(pod) => self.hand.hold_pod(&job.namespace, &pod.name, &pod.uid, true).await.map(drop),
-            Do::LetGo(pod) => self.hand.hold_pod(&job.namespace, &pod.name, &pod.uid, false).await.map(drop),
-            Do::Mark(pod, mark) => self.mark(job, pod, *mark).await,
-            Do::Taken => Ok(()),
+            Action::Hold(pod) => self.executor.hold_pod(&job.namespace, &pod.name, &pod.uid, true).await.map(drop),
+            Action::LetGo(pod) => self.executor.hold_pod(&job.namespace, &pod.name, &pod.uid, false).await.map(drop),
+            Action::Mark(pod, mark) => self.mark(job, pod, *mark).await,
+            Action::Taken => Ok(()),
         }
     }
 
     /// Changes the Job, and no other version of it than the one that was decided on.
-    async fn patch(&self, job: &BatchSeen, mut patch: Value) -> Result<(), NotDone> {
+    async fn patch(&self, job: &BatchJobSnapshot, mut patch: Value) -> Result<(), ActionError> {
         patch["metadata"]["resourceVersion"] = json!(job.resource_version);
         let done = self.jobs(&job.namespace).patch(&job.name, &params(), &Patch::Merge(patch)).await;
         done.map(drop).or_else(gone)
     }
 
-    async fn mark(&self, job: &BatchSeen, pod: &Stopped, mark: bool) -> Result<(), NotDone> {
+    async fn mark(&self, job: &BatchJobSnapshot, pod: &Stopped, mark: bool) -> Result<(), ActionError> {
         let (label, policy) = if mark { (Some(&job.name), Some(job.policy.name())) } else { (None, None) };
         let patch = json!({"metadata": {
             "uid": pod.uid, "labels": {JOB_LABEL: label}, "annotations": {POLICY_ANNOTATION: policy},
         }});
-        let done = self.hand.pods(&job.namespace).patch(&pod.name, &params(), &Patch::Merge(patch)).await;
+        let done = self.executor.pods(&job.namespace).patch(&pod.name, &params(), &Patch::Merge(patch)).await;
         done.map(drop).or_else(gone)
     }
 
@@ -281,11 +281,11 @@ impl Adopter {
         // Those of TrainingJobs, tens of thousands perhaps, have no such uid.
         let marked = ListParams::default().labels(&format!("{JOB_LABEL},{CONTROLLER_UID}"));
         let pods = Api::<Pod>::all(self.client.clone()).list(&marked).await.map_err(|error| error.to_string())?;
-        for pod in pods.iter().filter_map(PodSeen::of_batch).filter(|pod| pod.has_finalizer) {
+        for pod in pods.iter().filter_map(PodSnapshot::of_batch).filter(|pod| pod.has_finalizer) {
             let Some(owner) = &pod.owner else { continue };
             let known = self.known.lock().expect("never poisoned").jobs.values().any(|uid| uid == owner);
             if !known {
-                let done = self.hand.hold_pod(&pod.namespace, &pod.name, &pod.uid, false).await;
+                let done = self.executor.hold_pod(&pod.namespace, &pod.name, &pod.uid, false).await;
                 done.map_err(|error| error.to_string())?;
             }
         }
@@ -293,8 +293,8 @@ impl Adopter {
     }
 
     /// An event for what people would want to know; losing one is no harm.
-    async fn tell(&self, job: &BatchSeen, todo: &Do) {
-        let (Do::Write(step, journal) | Do::Resume(step, journal)) = todo else { return };
+    async fn publish_event(&self, job: &BatchJobSnapshot, actions: &Action) {
+        let (Action::Write(step, journal) | Action::Resume(step, journal)) = actions else { return };
         if journal.message == job.journal.message {
             return;
         }
@@ -330,11 +330,11 @@ impl Adopter {
 }
 
 impl Known {
-    fn due(&mut self, board: &Board, off: bool, now: Timestamp) -> (BTreeSet<Key>, bool) {
+    fn due(&mut self, orders: &Orders, off: bool, now: Timestamp) -> (BTreeSet<Key>, bool) {
         if std::mem::replace(&mut self.was_off, off) != off {
             self.dirty.extend(self.jobs.keys().cloned());
         }
-        let ordered = self.jobs.iter().filter(|(_, uid)| board.order(uid).is_some()).map(|(key, _)| key.clone());
+        let ordered = self.jobs.iter().filter(|(_, uid)| orders.order(uid).is_some()).map(|(key, _)| key.clone());
         let mut due: BTreeSet<Key> = ordered.collect();
         due.append(&mut self.dirty);
         due.extend(self.wakes.iter().filter(|(_, at)| **at <= now).map(|(key, _)| key.clone()));
@@ -348,28 +348,28 @@ fn note(journal: Option<&Journal>) -> Value {
 }
 
 /// An object that is gone needs nothing.
-fn gone(error: kube::Error) -> Result<(), NotDone> {
-    told(error, Done::Nothing).map(drop)
+fn gone(error: kube::Error) -> Result<(), ActionError> {
+    classify(error, Effect::Nothing).map(drop)
 }
 
-fn name(todo: &Do) -> &'static str {
-    match todo {
-        Do::Write(step, _) => step,
-        Do::Resume(..) => "resume",
-        Do::Suspend => "suspend",
-        Do::ClearStartTime => "clear-start-time",
-        Do::Hold(_) => "hold-pod",
-        Do::LetGo(_) => "let-go",
-        Do::Mark(..) => "mark",
-        Do::Forget => "forget",
-        Do::Taken => "taken",
+fn name(actions: &Action) -> &'static str {
+    match actions {
+        Action::Write(step, _) => step,
+        Action::Resume(..) => "resume",
+        Action::Suspend => "suspend",
+        Action::ClearStartTime => "clear-start-time",
+        Action::Hold(_) => "hold-pod",
+        Action::LetGo(_) => "let-go",
+        Action::Mark(..) => "mark",
+        Action::Forget => "forget",
+        Action::Taken => "taken",
     }
 }
 
 /// Before an uninstall: no Job stays suspended by us. The Job controller itself waits for a pod that is still ending.
 pub(crate) async fn give_back(client: &Client) -> kube::Result<()> {
     let all = Api::<Job>::all(client.clone()).list(&ListParams::default()).await?;
-    for job in all.iter().filter_map(BatchSeen::of).filter(|job| job.has_journal) {
+    for job in all.iter().filter_map(BatchJobSnapshot::of).filter(|job| job.has_journal) {
         let mut patch = json!({"metadata": note(None)});
         patch["metadata"]["resourceVersion"] = json!(job.resource_version);
         if job.journal.migration.is_some() && job.suspended {

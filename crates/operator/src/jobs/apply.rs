@@ -3,9 +3,9 @@
 //! *Fail points* end the process before or after a deed (`GAINSHARE_FAIL_AT=after-delete`), so that a test can kill the manager at every step of a
 //! move. They exist in the program that people run because only that program can be killed; without the variable they cost one comparison.
 
-use super::machine::{Do, Fault};
+use super::machine::{Action, PodFault};
 use super::pod;
-use super::seen::{JobSeen, PodSeen};
+use super::snapshot::{JobSnapshot, PodSnapshot};
 use crate::shares::write::FIELD_MANAGER;
 use axum::http;
 use gainshare_kube_api::training_job::{ATTEMPT_FINALIZER, JOB_FINALIZER, JOB_LABEL, TrainingJob, TrainingJobStatus};
@@ -42,35 +42,35 @@ impl FailPoint {
 }
 
 /// What a deed left behind, for our copies.
-pub(super) enum Done {
-    Job(Box<JobSeen>),
+pub(super) enum Effect {
+    Job(Box<JobSnapshot>),
     JobGone,
-    Pod(Box<PodSeen>),
+    Pod(Box<PodSnapshot>),
     PodGone { name: String, uid: String },
     Nothing,
 }
 
 /// Why a deed was not done.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NotDone {
+pub(super) enum ActionError {
     /// Our copy of the job or the pod is old: read it again.
     #[error("somebody else was first: {0}")]
     Old(String),
     /// The pod cannot be made.
     #[error("{}", .0.message)]
-    Refused(Fault),
+    Refused(PodFault),
     #[error("{0}")]
     Again(String),
 }
 
-pub(super) struct Hand {
+pub(super) struct Executor {
     client: Client,
     fail_at: FailPoint,
 }
 
-impl Hand {
-    pub(super) fn new(client: Client, fail_at: FailPoint) -> Hand {
-        Hand { client, fail_at }
+impl Executor {
+    pub(super) fn new(client: Client, fail_at: FailPoint) -> Executor {
+        Executor { client, fail_at }
     }
 
     pub(super) fn jobs(&self, namespace: &str) -> Api<TrainingJob> {
@@ -82,65 +82,65 @@ impl Hand {
     }
 
     /// Does one thing. `Taken` is no deed of ours.
-    pub(super) async fn act(&self, job: &JobSeen, todo: &Do) -> Result<Done, NotDone> {
-        let name = name(todo);
+    pub(super) async fn act(&self, job: &JobSnapshot, actions: &Action) -> Result<Effect, ActionError> {
+        let name = name(actions);
         self.fail_at.reach("before", name);
-        let done = tokio::time::timeout(TIMEOUT, self.send(job, todo)).await;
-        let done = done.map_err(|_| NotDone::Again(format!("no answer within {} s", TIMEOUT.as_secs())))??;
+        let done = tokio::time::timeout(TIMEOUT, self.send(job, actions)).await;
+        let done = done.map_err(|_| ActionError::Again(format!("no answer within {} s", TIMEOUT.as_secs())))??;
         self.fail_at.reach("after", name);
         Ok(done)
     }
 
-    async fn send(&self, job: &JobSeen, todo: &Do) -> Result<Done, NotDone> {
-        match todo {
-            Do::Write(_, status) => self.write(job, status).await,
-            Do::Hold => self.set_finalizer(job, true).await,
-            Do::Release => self.release(job).await,
-            Do::DeleteJob => {
+    async fn send(&self, job: &JobSnapshot, actions: &Action) -> Result<Effect, ActionError> {
+        match actions {
+            Action::Write(_, status) => self.write(job, status).await,
+            Action::Hold => self.set_finalizer(job, true).await,
+            Action::Release => self.release(job).await,
+            Action::DeleteJob => {
                 let params = DeleteParams::background().preconditions(only(&job.uid));
                 match self.jobs(&job.namespace).delete(&job.name, &params).await {
-                    Ok(_) => Ok(Done::Nothing),
-                    Err(error) => told(error, Done::JobGone),
+                    Ok(_) => Ok(Effect::Nothing),
+                    Err(error) => classify(error, Effect::JobGone),
                 }
             }
-            Do::Create { epoch } => self.create(job, *epoch).await,
-            Do::Open { pod, uid, node } => self.open(&job.namespace, pod, uid, node.as_deref()).await,
-            Do::Delete { pod, uid } => self.delete(&job.namespace, pod, uid).await,
-            Do::LetGo { pod, uid } => self.hold_pod(&job.namespace, pod, uid, false).await,
-            Do::Taken => Ok(Done::Nothing),
+            Action::Create { epoch } => self.create(job, *epoch).await,
+            Action::Open { pod, uid, node } => self.open(&job.namespace, pod, uid, node.as_deref()).await,
+            Action::Delete { pod, uid } => self.delete(&job.namespace, pod, uid).await,
+            Action::LetGo { pod, uid } => self.hold_pod(&job.namespace, pod, uid, false).await,
+            Action::Taken => Ok(Effect::Nothing),
         }
     }
 
     /// The journal: refused if the job has changed since it was read.
-    async fn write(&self, job: &JobSeen, status: &TrainingJobStatus) -> Result<Done, NotDone> {
+    async fn write(&self, job: &JobSnapshot, status: &TrainingJobStatus) -> Result<Effect, ActionError> {
         let patch = json!([
             {"op": "replace", "path": "/metadata/resourceVersion", "value": job.resource_version},
             {"op": "add", "path": "/status", "value": status},
         ]);
         let patch: json_patch::Patch =
-            serde_json::from_value(patch).map_err(|error| NotDone::Again(error.to_string()))?;
+            serde_json::from_value(patch).map_err(|error| ActionError::Again(error.to_string()))?;
         let written = self.jobs(&job.namespace).patch_status(&job.name, &params(), &Patch::<Value>::Json(patch)).await;
         job_done(written)
     }
 
     /// Lets go of the job, if no pod of it is held: our list of them may be old, so the API server's own counts.
-    async fn release(&self, job: &JobSeen) -> Result<Done, NotDone> {
+    async fn release(&self, job: &JobSnapshot) -> Result<Effect, ActionError> {
         let ours = ListParams::default().labels(&format!("{JOB_LABEL}={}", job.name));
-        let pods = self.pods(&job.namespace).list(&ours).await.map_err(|error| NotDone::Again(error.to_string()))?;
-        let held = pods.iter().filter_map(PodSeen::of);
+        let pods = self.pods(&job.namespace).list(&ours).await.map_err(|error| ActionError::Again(error.to_string()))?;
+        let held = pods.iter().filter_map(PodSnapshot::of);
         let mut held = held.filter(|pod| pod.has_finalizer && pod.owner.as_deref() == Some(&job.uid));
         match held.next() {
-            Some(pod) => Ok(Done::Pod(Box::new(pod))),
+            Some(pod) => Ok(Effect::Pod(Box::new(pod))),
             None => self.set_finalizer(job, false).await,
         }
     }
 
-    async fn set_finalizer(&self, job: &JobSeen, ours: bool) -> Result<Done, NotDone> {
+    async fn set_finalizer(&self, job: &JobSnapshot, ours: bool) -> Result<Effect, ActionError> {
         let jobs = self.jobs(&job.namespace);
         let now = match jobs.get(&job.name).await {
             Ok(now) if now.metadata.uid.as_deref() == Some(&job.uid) => now,
-            Ok(_) => return Ok(Done::JobGone),
-            Err(error) => return told(error, Done::JobGone),
+            Ok(_) => return Ok(Effect::JobGone),
+            Err(error) => return classify(error, Effect::JobGone),
         };
         let mut finalizers = now.metadata.finalizers.clone().unwrap_or_default();
         finalizers.retain(|one| one != JOB_FINALIZER);
@@ -154,31 +154,31 @@ impl Hand {
         job_done(jobs.patch(&job.name, &params(), &Patch::Merge(patch)).await)
     }
 
-    async fn create(&self, job: &JobSeen, epoch: u32) -> Result<Done, NotDone> {
+    async fn create(&self, job: &JobSnapshot, epoch: u32) -> Result<Effect, ActionError> {
         let pod = pod::build(job, epoch);
         // Strict: a misspelt field of the template is refused, not dropped.
         let path =
             format!("/api/v1/namespaces/{}/pods?fieldManager={FIELD_MANAGER}&fieldValidation=Strict", job.namespace);
-        let body = serde_json::to_vec(&pod).map_err(|error| NotDone::Again(error.to_string()))?;
+        let body = serde_json::to_vec(&pod).map_err(|error| ActionError::Again(error.to_string()))?;
         let request = http::Request::post(path)
             .header(http::header::CONTENT_TYPE, "application/json")
             .body(body)
-            .map_err(|error| NotDone::Again(error.to_string()))?;
+            .map_err(|error| ActionError::Again(error.to_string()))?;
         match self.client.request::<Pod>(request).await {
             Ok(made) => Ok(pod_done(&made)),
             Err(kube::Error::Api(status)) => self.not_created(job, epoch, &status).await,
-            Err(error) => Err(NotDone::Again(error.to_string())),
+            Err(error) => Err(ActionError::Again(error.to_string())),
         }
     }
 
     /// Why a pod was not made: it exists, it never can, or not now.
-    async fn not_created(&self, job: &JobSeen, epoch: u32, status: &Status) -> Result<Done, NotDone> {
-        let refused = |for_good, message: String| Err(NotDone::Refused(Fault { for_good, message }));
+    async fn not_created(&self, job: &JobSnapshot, epoch: u32, status: &Status) -> Result<Effect, ActionError> {
+        let refused = |for_good, message: String| Err(ActionError::Refused(PodFault { for_good, message }));
         let name = format!("{}-{epoch}", job.name);
         match status.code {
             409 if status.reason == "AlreadyExists" => {
                 let found = self.pods(&job.namespace).get(&name).await;
-                let found = found.map_err(|error| NotDone::Again(error.to_string()))?;
+                let found = found.map_err(|error| ActionError::Again(error.to_string()))?;
                 let ours = found.metadata.owner_references.iter().flatten().any(|owner| owner.uid == job.uid);
                 if ours {
                     return Ok(pod_done(&found));
@@ -189,42 +189,42 @@ impl Hand {
             403 if !status.message.contains("forbidden: User ") => {
                 refused(false, format!("the API server refuses the pod for now: {}", status.message))
             }
-            _ => Err(NotDone::Again(status.message.clone())),
+            _ => Err(ActionError::Again(status.message.clone())),
         }
     }
 
-    async fn open(&self, namespace: &str, name: &str, uid: &str, node: Option<&str>) -> Result<Done, NotDone> {
+    async fn open(&self, namespace: &str, name: &str, uid: &str, node: Option<&str>) -> Result<Effect, ActionError> {
         let now = match self.this_pod(namespace, name, uid).await? {
             Ok(now) => now,
             Err(gone) => return Ok(gone),
         };
-        if PodSeen::of(&now).is_none_or(|pod| !pod.gated) {
+        if PodSnapshot::of(&now).is_none_or(|pod| !pod.gated) {
             return Ok(pod_done(&now));
         }
         self.change_pod(&now, uid, pod::open(&json!(now), node)).await
     }
 
     /// The very pod, as the API server has it now; or that it is gone.
-    pub(super) async fn this_pod(&self, namespace: &str, name: &str, uid: &str) -> Result<Result<Pod, Done>, NotDone> {
-        let gone = || Done::PodGone { name: name.to_owned(), uid: uid.to_owned() };
+    pub(super) async fn this_pod(&self, namespace: &str, name: &str, uid: &str) -> Result<Result<Pod, Effect>, ActionError> {
+        let gone = || Effect::PodGone { name: name.to_owned(), uid: uid.to_owned() };
         match self.pods(namespace).get(name).await {
             Ok(now) if now.metadata.uid.as_deref() == Some(uid) => Ok(Ok(now)),
             Ok(_) => Ok(Err(gone())),
-            Err(error) => told(error, gone()).map(Err),
+            Err(error) => classify(error, gone()).map(Err),
         }
     }
 
     /// Changes a pod that was just read, and no other version of it.
-    async fn change_pod(&self, pod: &Pod, uid: &str, patch: Value) -> Result<Done, NotDone> {
+    async fn change_pod(&self, pod: &Pod, uid: &str, patch: Value) -> Result<Effect, ActionError> {
         let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
         match self.pods(&namespace).patch(&name, &params(), &Patch::Merge(patch)).await {
             Ok(pod) => Ok(pod_done(&pod)),
-            Err(error) => told(error, Done::PodGone { name, uid: uid.to_owned() }),
+            Err(error) => classify(error, Effect::PodGone { name, uid: uid.to_owned() }),
         }
     }
 
     /// Puts our finalizer on a pod, or takes it off.
-    pub(super) async fn hold_pod(&self, namespace: &str, name: &str, uid: &str, hold: bool) -> Result<Done, NotDone> {
+    pub(super) async fn hold_pod(&self, namespace: &str, name: &str, uid: &str, hold: bool) -> Result<Effect, ActionError> {
         let now = match self.this_pod(namespace, name, uid).await? {
             Ok(now) => now,
             Err(gone) => return Ok(gone),
@@ -240,28 +240,28 @@ impl Hand {
         self.change_pod(&now, uid, patch).await
     }
 
-    async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<Done, NotDone> {
-        let gone = Done::PodGone { name: name.to_owned(), uid: uid.to_owned() };
+    async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<Effect, ActionError> {
+        let gone = Effect::PodGone { name: name.to_owned(), uid: uid.to_owned() };
         let params = DeleteParams::default().preconditions(only(uid));
         match self.pods(namespace).delete(name, &params).await {
-            Ok(answer) => Ok(answer.left().map_or(Done::Nothing, |pod| pod_done(&pod))),
+            Ok(answer) => Ok(answer.left().map_or(Effect::Nothing, |pod| pod_done(&pod))),
             // Another pod has the name: the one we meant is gone.
-            Err(error) => told(error, gone),
+            Err(error) => classify(error, gone),
         }
     }
 }
 
-fn name(todo: &Do) -> &'static str {
-    match todo {
-        Do::Write(step, _) => step,
-        Do::Hold => "hold",
-        Do::Release => "release",
-        Do::DeleteJob => "delete-job",
-        Do::Create { .. } => "create",
-        Do::Open { .. } => "open",
-        Do::Delete { .. } => "delete",
-        Do::LetGo { .. } => "let-go",
-        Do::Taken => "taken",
+fn name(actions: &Action) -> &'static str {
+    match actions {
+        Action::Write(step, _) => step,
+        Action::Hold => "hold",
+        Action::Release => "release",
+        Action::DeleteJob => "delete-job",
+        Action::Create { .. } => "create",
+        Action::Open { .. } => "open",
+        Action::Delete { .. } => "delete",
+        Action::LetGo { .. } => "let-go",
+        Action::Taken => "taken",
     }
 }
 
@@ -273,22 +273,22 @@ fn only(uid: &str) -> Preconditions {
     Preconditions { uid: Some(uid.to_owned()), resource_version: None }
 }
 
-fn pod_done(pod: &Pod) -> Done {
-    PodSeen::of(pod).map_or(Done::Nothing, |pod| Done::Pod(Box::new(pod)))
+fn pod_done(pod: &Pod) -> Effect {
+    PodSnapshot::of(pod).map_or(Effect::Nothing, |pod| Effect::Pod(Box::new(pod)))
 }
 
-fn job_done(written: kube::Result<TrainingJob>) -> Result<Done, NotDone> {
+fn job_done(written: kube::Result<TrainingJob>) -> Result<Effect, ActionError> {
     match written {
-        Ok(job) => Ok(JobSeen::of(&job).map_or(Done::Nothing, |job| Done::Job(Box::new(job)))),
-        Err(error) => told(error, Done::JobGone),
+        Ok(job) => Ok(JobSnapshot::of(&job).map_or(Effect::Nothing, |job| Effect::Job(Box::new(job)))),
+        Err(error) => classify(error, Effect::JobGone),
     }
 }
 
 /// What an error means: the object is gone, our copy is old, or try again.
-pub(super) fn told(error: kube::Error, gone: Done) -> Result<Done, NotDone> {
+pub(super) fn classify(error: kube::Error, gone: Effect) -> Result<Effect, ActionError> {
     match error {
         kube::Error::Api(status) if status.code == 404 => Ok(gone),
-        kube::Error::Api(status) if status.code == 409 => Err(NotDone::Old(status.message.clone())),
-        error => Err(NotDone::Again(error.to_string())),
+        kube::Error::Api(status) if status.code == 409 => Err(ActionError::Old(status.message.clone())),
+        error => Err(ActionError::Again(error.to_string())),
     }
 }

@@ -4,7 +4,7 @@
 //! a node (the API server binds no pod that is being deleted), or if its Node object is gone or carries the taint by which administrators
 //! declare a node to be off. No other thing is proof: not a pod that is away from a list, not silence, not a forced deletion, which only takes the
 //! object away. Each kind of proof stays true once it is, so that it may be read from an old copy; a missing node is the exception, and whoever
-//! fills [`NodeSeen`] has to ask the API server itself.
+//! fills [`NodeState`] has to ask the API server itself.
 
 use gainshare_kube_api::crd::ORIGINAL_ANNOTATION;
 use gainshare_kube_api::quantity;
@@ -15,9 +15,12 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use std::collections::BTreeMap;
 
+/// A grace period is a number that tenants write. A longer one than this is read as this (about a century).
+const LONGEST_GRACE_S: i64 = 3_155_760_000;
+
 /// A TrainingJob as it was read.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct JobSeen {
+pub(crate) struct JobSnapshot {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
@@ -27,7 +30,7 @@ pub(crate) struct JobSeen {
     pub(crate) deleting: bool,
     pub(crate) has_finalizer: bool,
     /// The pod that an administrator swears has stopped.
-    pub(crate) sworn_stopped: Option<String>,
+    pub(crate) declared_stopped: Option<String>,
     /// Where somebody wants it to live.
     pub(crate) wanted_node: Option<String>,
     /// Without the template.
@@ -39,7 +42,7 @@ pub(crate) struct JobSeen {
 
 /// A pod that carries a job's label.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct PodSeen {
+pub(crate) struct PodSnapshot {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
@@ -55,7 +58,7 @@ pub(crate) struct PodSeen {
     /// When it was asked to end, and when its time for that is over.
     pub(crate) deleted: Option<(Timestamp, Timestamp)>,
     pub(crate) phase: Phase,
-    /// A container is said to run.
+    /// A container is text to run.
     pub(crate) running: bool,
     pub(crate) exit: Option<Exit>,
     /// It has, or may have, another share than its own.
@@ -87,7 +90,7 @@ pub(crate) struct Exit {
 
 /// What is known of a node that a pod is bound to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum NodeSeen {
+pub(crate) enum NodeState {
     #[default]
     Ready,
     /// Its kubelet does not answer: nothing is known about its pods.
@@ -96,7 +99,7 @@ pub(crate) enum NodeSeen {
     Off,
 }
 
-pub(crate) type Nodes = BTreeMap<String, NodeSeen>;
+pub(crate) type Nodes = BTreeMap<String, NodeState>;
 
 /// How a stop was proven.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,24 +110,24 @@ pub(crate) enum Stop {
     /// Whatever ran there, the node is off.
     NodeOff(String),
     /// An administrator's word.
-    Sworn,
+    Declared,
 }
 
-impl PodSeen {
+impl PodSnapshot {
     /// A pod of a TrainingJob.
-    pub(crate) fn of(pod: &Pod) -> Option<PodSeen> {
+    pub(crate) fn of(pod: &Pod) -> Option<PodSnapshot> {
         let labels = pod.metadata.labels.as_ref()?;
         let epoch = labels.get(EPOCH_LABEL)?.parse().ok()?;
-        PodSeen::read(pod, labels.get(JOB_LABEL)?.clone(), "TrainingJob", epoch)
+        PodSnapshot::read(pod, labels.get(JOB_LABEL)?.clone(), "TrainingJob", epoch)
     }
 
     /// A pod of a Job.
-    pub(crate) fn of_batch(pod: &Pod) -> Option<PodSeen> {
+    pub(crate) fn of_batch(pod: &Pod) -> Option<PodSnapshot> {
         let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(JOB_LABEL));
-        PodSeen::read(pod, label.cloned().unwrap_or_default(), "Job", 0)
+        PodSnapshot::read(pod, label.cloned().unwrap_or_default(), "Job", 0)
     }
 
-    fn read(pod: &Pod, job: String, owner_kind: &str, epoch: u32) -> Option<PodSeen> {
+    fn read(pod: &Pod, job: String, owner_kind: &str, epoch: u32) -> Option<PodSnapshot> {
         let meta = &pod.metadata;
         let (spec, status) = (pod.spec.as_ref()?, pod.status.clone().unwrap_or_default());
         let statuses: Vec<&ContainerStatus> =
@@ -140,9 +143,10 @@ impl PodSeen {
             Some("Failed") => Phase::Failed,
             _ => Phase::Pending,
         };
-        let grace = jiff::SignedDuration::from_secs(meta.deletion_grace_period_seconds.unwrap_or_default());
+        let grace_s = meta.deletion_grace_period_seconds.unwrap_or_default().clamp(0, LONGEST_GRACE_S);
+        let grace = jiff::SignedDuration::from_secs(grace_s);
         let owner = meta.owner_references.iter().flatten().find(|owner| owner.kind == owner_kind);
-        Some(PodSeen {
+        Some(PodSnapshot {
             namespace: meta.namespace.clone()?,
             name: meta.name.clone()?,
             uid: meta.uid.clone()?,
@@ -154,7 +158,10 @@ impl PodSeen {
             gated: spec.scheduling_gates.iter().flatten().any(|gate| gate.name == PLACE_GATE),
             has_finalizer: meta.finalizers.iter().flatten().any(|one| one == ATTEMPT_FINALIZER),
             node: spec.node_name.clone(),
-            deleted: meta.deletion_timestamp.as_ref().map(|time| (time.0 - grace, time.0)),
+            deleted: meta.deletion_timestamp.as_ref().map(|time| {
+                let asked = time.0.saturating_sub(grace).unwrap_or(time.0);
+                (asked, time.0)
+            }),
             phase,
             running: statuses.iter().any(|status| state_of(status).running.is_some()),
             exit: exit(&statuses, phase, status.reason.as_deref(), status.message.as_deref()),
@@ -182,7 +189,7 @@ impl PodSeen {
         match &self.node {
             None if self.deleted.is_some() => Some(Stop::NeverBegan("it was deleted before it had a node".to_owned())),
             None => None,
-            Some(node) => (nodes.get(node) == Some(&NodeSeen::Off)).then(|| Stop::NodeOff(node.clone())),
+            Some(node) => (nodes.get(node) == Some(&NodeState::Off)).then(|| Stop::NodeOff(node.clone())),
         }
     }
 }
@@ -226,17 +233,4 @@ fn exit(statuses: &[&ContainerStatus], phase: Phase, reason: Option<&str>, messa
         exit.code = if exit.code == 0 { 1 } else { exit.code };
     }
     Some(exit)
-}
-
-/// What the template's containers ask for together: thousandths of a core, and bytes.
-pub(crate) fn requests(template: &k8s_openapi::api::core::v1::PodTemplateSpec) -> (u64, u64) {
-    let containers = template.spec.iter().flat_map(|spec| &spec.containers);
-    let asked = containers.map(|container| {
-        let resources = quantity::resources(container.resources.as_ref());
-        let pick = |of: fn(&gainshare_kube_api::resize::Amounts) -> Option<u64>| {
-            of(&resources.requests).or(of(&resources.limits)).unwrap_or(0)
-        };
-        (pick(|a| a.cpu_milli), pick(|a| a.memory_bytes))
-    });
-    asked.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
