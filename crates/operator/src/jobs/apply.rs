@@ -3,7 +3,7 @@
 //! *Fail points* end the process before or after a deed (`GAINSHARE_FAIL_AT=after-delete`), so that a test can kill the manager at every step of a
 //! move. They exist in the program that people run because only that program can be killed; without the variable they cost one comparison.
 
-use super::machine::{Action, PodFault};
+use super::action::{Action, PodFault};
 use super::pod;
 use super::snapshot::{JobSnapshot, PodSnapshot};
 use crate::shares::write::FIELD_MANAGER;

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | nothing | ended with 0 | the job has succeeded |
 //! | nothing | ended otherwise | a failure: another attempt after a pause, up to `backoffLimit` |
-//! | nothing | was deleted by somebody, or its node is off | another attempt; nobody's failure |
+//! | nothing | was deleted, or its node is off | another attempt; not counted as a failure |
 //! | a move | ended with 143 or 0 | it saved itself: the next attempt runs on the chosen node |
 //! | a move | was killed when its time was over (137) | it ignores SIGTERM: it goes on where it was, and is not moved again |
 //! | a move | was killed before that | its node failed: the next attempt runs on the chosen node, from the last checkpoint |
@@ -16,7 +16,8 @@
 //! An end with 0 after SIGTERM may mean "saved" or "done". If it ended before it was asked to, it was done; else it is
 //! started once more, and a job that was done finds that in its checkpoint.
 
-use super::machine::{Snapshot, close, pod_of};
+use super::action::Snapshot;
+use super::machine::{close, pod_of};
 use super::snapshot::{Exit, PodSnapshot, Stop};
 use super::status::{StatusText, set_status};
 use gainshare_kube_api::training_job::{Attempt, Migration, Phase, State, Stopping, TrainingJobStatus};
@@ -76,10 +77,10 @@ pub(super) fn ended(snapshot: &Snapshot<'_>, attempt: &Attempt, stopping: Option
         Stop::Exited(exit) if was_deleted(snapshot, attempt) => {
             let next = next_attempt(snapshot, drop_migration(status), None, None);
             let sentence =
-                format!("somebody deleted the pod {} ({}): the job goes on with a new one", attempt.pod, classify(exit));
+                format!("the pod {} was deleted ({}): the job goes on with a new one", attempt.pod, exit_text(exit));
             wait(next, sentence)
         }
-        Stop::Exited(exit) => failure(snapshot, status, attempt, &classify(exit)),
+        Stop::Exited(exit) => failure(snapshot, status, attempt, &exit_text(exit)),
         Stop::NeverBegan(why) => failure(snapshot, status, attempt, why),
     }
 }
@@ -93,7 +94,7 @@ fn was_deleted(snapshot: &Snapshot<'_>, attempt: &Attempt) -> bool {
     pod_of(snapshot, attempt).is_some_and(|pod| pod.deleted.is_some())
 }
 
-fn classify(exit: &Exit) -> String {
+fn exit_text(exit: &Exit) -> String {
     let reason = match exit.reason.as_str() {
         "" | "Error" | "Completed" => String::new(),
         reason => format!(" ({reason})"),
@@ -142,7 +143,7 @@ pub(super) fn verdict(stop: &Stop, migration: &Migration, pod: Option<&PodSnapsh
         Stop::Exited(exit) if matches!(exit.code, 0 | TERMINATED) => {
             (true, format!("saved itself and ended on {from}; goes on on {to}"))
         }
-        // Its node has failed it, not the other way round.
+        // The node failed, not the job.
         Stop::Exited(exit) if exit.code == KILLED && exit.reason != "OOMKilled" && before_its_time(exit.finished) => {
             (true, format!("was killed on {from} while it saved itself; goes on on {to} from its last checkpoint"))
         }
@@ -159,7 +160,7 @@ pub(super) fn verdict(stop: &Stop, migration: &Migration, pod: Option<&PodSnapsh
             let sentence = format!(
                 "saving on SIGTERM failed ({}): it goes on on {from} from its last checkpoint and is not moved again; \
                  is the claim writable and large enough?",
-                classify(exit)
+                exit_text(exit)
             );
             (false, sentence)
         }
@@ -193,7 +194,7 @@ pub(super) fn next_attempt(
     status
 }
 
-/// A move that something else overtook.
+/// Drops a move that another event overtook.
 fn drop_migration(mut status: TrainingJobStatus) -> TrainingJobStatus {
     status.migration = None;
     status
@@ -201,7 +202,7 @@ fn drop_migration(mut status: TrainingJobStatus) -> TrainingJobStatus {
 
 fn failure(snapshot: &Snapshot<'_>, status: TrainingJobStatus, attempt: &Attempt, what: &str) -> TrainingJobStatus {
     let mut status = status;
-    // What was moved has arrived, if only to fail there.
+    // The move is over, also if the job failed after it.
     if let (Some(migration), Some(node)) = (status.migration.take(), &attempt.node) {
         close(&mut status, &migration, node, snapshot.now);
     }
@@ -225,7 +226,7 @@ fn suspend(snapshot: &Snapshot<'_>, attempt: &Attempt, stop: &Stop) -> TrainingJ
     let how = match stop {
         Stop::Exited(exit) if matches!(exit.code, 0 | TERMINATED) => "it saved itself".to_owned(),
         Stop::Exited(exit) => {
-            format!("it did not save itself ({}) and will resume from its last checkpoint", classify(exit))
+            format!("it did not save itself ({}) and will resume from its last checkpoint", exit_text(exit))
         }
         Stop::NeverBegan(_) => "it had not begun".to_owned(),
         Stop::NodeOff(node) => format!("its node {node} is gone"),

@@ -1,10 +1,13 @@
-//! How a job's state is classify: one word, one sentence, and the conditions that tools wait for.
+//! A job's published state: one word, one sentence, and the conditions that tools wait for.
 
-use super::machine::Snapshot;
+use super::action::Snapshot;
 use gainshare_kube_api::training_job::{State, TrainingJobStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// What to publish_event people.
+/// The condition of a job whose reconcile panicked. [`set_status`] removes it.
+const RECONCILE_FAILED: &str = "ReconcileFailed";
+
+/// The state and its explanation, for people.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct StatusText {
     state: State,
@@ -18,8 +21,12 @@ impl StatusText {
     }
 }
 
-/// The status with state, sentence and conditions. Conditions keep the time at which they last turned.
-pub(super) fn set_status(mut status: TrainingJobStatus, text: StatusText, snapshot: &Snapshot<'_>) -> TrainingJobStatus {
+/// The status with state, sentence and conditions. Conditions keep the time at which they last changed.
+pub(super) fn set_status(
+    mut status: TrainingJobStatus,
+    text: StatusText,
+    snapshot: &Snapshot<'_>,
+) -> TrainingJobStatus {
     let is = |state: State| text.state == state;
     let all = [
         ("Created", status.attempt.is_some()),
@@ -35,7 +42,7 @@ pub(super) fn set_status(mut status: TrainingJobStatus, text: StatusText, snapsh
         .map(|(kind, holds)| {
             let holds_now = if holds { "True" } else { "False" };
             let known = before.iter().find(|known| known.type_ == kind && known.status == holds_now);
-            // `Created` and whatever does not hold set_status what they text when they turned.
+            // `Created`, and every condition that does not hold, keep the text of the moment at which they changed.
             let repeat = known.filter(|_| !holds || kind == "Created");
             Condition {
                 type_: kind.to_owned(),
@@ -51,4 +58,27 @@ pub(super) fn set_status(mut status: TrainingJobStatus, text: StatusText, snapsh
     status.state = text.state;
     status.message = text.message;
     status
+}
+
+/// The status of a job whose reconcile panicked; `None` if it says so already.
+pub(super) fn with_reconcile_failure(
+    status: &TrainingJobStatus,
+    generation: i64,
+    message: &str,
+    now: jiff::Timestamp,
+) -> Option<TrainingJobStatus> {
+    let mut status = status.clone();
+    if status.conditions.iter().any(|known| known.type_ == RECONCILE_FAILED && known.message == message) {
+        return None;
+    }
+    status.conditions.retain(|known| known.type_ != RECONCILE_FAILED);
+    status.conditions.push(Condition {
+        type_: RECONCILE_FAILED.to_owned(),
+        status: "True".to_owned(),
+        reason: "Panic".to_owned(),
+        message: message.to_owned(),
+        observed_generation: Some(generation),
+        last_transition_time: Time(now),
+    });
+    Some(status)
 }
