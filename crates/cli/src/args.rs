@@ -102,10 +102,23 @@ pub enum Command {
     },
 
     /// Say why a job has the share it has
-    #[command(after_help = "Example:\n  gainshare explain vae")]
+    #[command(after_help = "Example:\n  gainshare explain vae\n  gainshare explain vae --dump decision.json")]
     Explain {
         /// Name or number of the job
         job: String,
+        /// Write the last decision about the job, with all it depended on, to this file (`-` for standard output), for `replay`
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        dump: Option<PathBuf>,
+    },
+
+    /// Make a recorded decision again, and check that the plan is the same
+    ///
+    /// Ends with code 1 and prints the differences if it is not.
+    #[command(after_help = "Example:\n  gainshare explain vae --dump decision.json\n  gainshare replay decision.json")]
+    Replay {
+        /// A file of `explain --dump`, or `-` for standard input
+        #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: PathBuf,
     },
 
     /// Print what happens, as it happens: jobs that come, go and report, and decisions

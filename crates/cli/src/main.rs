@@ -11,6 +11,7 @@ mod jobs;
 mod link;
 mod neighbour;
 mod predict;
+mod replay;
 mod run;
 mod simulate;
 mod supervise;
@@ -61,7 +62,9 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
         Command::Ps { all, watch } => jobs::ps(all, watch, &link()?, out)?,
         Command::Logs { job, follow, tail } => jobs::logs(&job, follow, tail, &link()?)?,
         Command::Stop { jobs, grace, no_wait } => jobs::stop(&jobs, grace, !no_wait, &link()?, out)?,
-        Command::Explain { job } => explain::explain(&job, &link()?, out)?,
+        Command::Explain { job, dump: None } => explain::explain(&job, &link()?, out)?,
+        Command::Explain { job, dump: Some(file) } => explain::dump(&job, &file, &link()?, out)?,
+        Command::Replay { file } => replay::replay(&file, out)?,
         Command::Events => jobs::events(&link()?, out)?,
         Command::Doctor => doctor::doctor(&link()?, out)?,
         Command::Demo(args) => demo::demo(&args, out)?,

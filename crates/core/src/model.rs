@@ -35,6 +35,12 @@ impl fmt::Display for NodeId {
     }
 }
 
+impl fmt::Display for OwnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "owner-{}", self.0)
+    }
+}
+
 /// A point in time: microseconds since the driver's origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -165,11 +171,6 @@ impl Share {
         if x.is_nan() { Share::ZERO } else { Share(x.clamp(0.0, 1.0)) }
     }
 
-    /// Nothing: the default floor.
-    pub fn none() -> Share {
-        Share::ZERO
-    }
-
     /// An equal part among `n` (the whole, if nobody is there).
     pub fn equal(n: usize) -> Share {
         Share(1.0 / n.max(1) as f64)
@@ -177,12 +178,6 @@ impl Share {
 
     pub fn get(self) -> f64 {
         self.0
-    }
-}
-
-impl Default for Share {
-    fn default() -> Self {
-        Share::FULL
     }
 }
 

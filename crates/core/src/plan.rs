@@ -30,6 +30,47 @@ pub struct Plan {
 pub struct Start {
     pub job: JobId,
     pub node: NodeId,
+    /// Plans in old journals have none.
+    #[serde(default)]
+    pub why: StartReason,
+}
+
+/// Why a waiting job starts on its node. The serialised names are part of the API: statuses and journals hold them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StartReason {
+    /// The node has the fewest jobs for its cores.
+    #[default]
+    FewestJobs,
+    /// The node has the best score of the cluster's default scheduler.
+    BestScore,
+    /// The job and the jobs beside it will grow most there.
+    MostGrowth,
+    /// Equal sharing would start it there, or the node is empty and offers more.
+    HomeOrEmpty,
+}
+
+impl StartReason {
+    /// The name used in statuses and the API; the same as the serialised one.
+    pub fn name(self) -> &'static str {
+        match self {
+            StartReason::FewestJobs => "fewest-jobs",
+            StartReason::BestScore => "best-score",
+            StartReason::MostGrowth => "most-growth",
+            StartReason::HomeOrEmpty => "home-or-empty",
+        }
+    }
+}
+
+impl fmt::Display for StartReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            StartReason::FewestJobs => "the node has the fewest jobs for its cores",
+            StartReason::BestScore => "the node has the best score of the default scheduler",
+            StartReason::MostGrowth => "the job and the jobs beside it are expected to grow most there",
+            StartReason::HomeOrEmpty => "the node has the fewest jobs for its cores, or none",
+        })
+    }
 }
 
 /// A running job that should live elsewhere.
@@ -40,7 +81,8 @@ pub struct Move {
     pub why: MoveReason,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Why a running job moves. The serialised names are part of the API: statuses and journals hold them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MoveReason {
     /// It has converged and its neighbours still grow.
@@ -51,6 +93,42 @@ pub enum MoveReason {
     Gain,
     /// It would end later than with equal shares where it is, and does not, or less so, elsewhere.
     Owed,
+}
+
+impl MoveReason {
+    pub const ALL: [MoveReason; 4] =
+        [MoveReason::SlowGrowth, MoveReason::Rebalance, MoveReason::Gain, MoveReason::Owed];
+
+    /// The name used in statuses and the API; the same as the serialised one.
+    pub fn name(self) -> &'static str {
+        match self {
+            MoveReason::SlowGrowth => "slow-growth",
+            MoveReason::Rebalance => "rebalance",
+            MoveReason::Gain => "gain",
+            MoveReason::Owed => "owed",
+        }
+    }
+
+    /// How a chart marks the stay that begins with such a move: `moved` for the job's own sake or its neighbours', `rebalanced` to even the
+    /// nodes out or to bring the job home.
+    pub fn mark(self) -> &'static str {
+        match self {
+            MoveReason::SlowGrowth | MoveReason::Gain => "moved",
+            MoveReason::Rebalance | MoveReason::Owed => "rebalanced",
+        }
+    }
+}
+
+/// The reason without the node; a driver that knows the node's name writes "{reason}: moves to {name}".
+impl fmt::Display for MoveReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MoveReason::SlowGrowth => "the job has converged beside jobs that still grow",
+            MoveReason::Rebalance => "every job has converged and the other node has less to do",
+            MoveReason::Gain => "the other node is empty, and the move ends jobs sooner by far more than it costs",
+            MoveReason::Owed => "the job, or one beside it, would end later than with equal shares",
+        })
+    }
 }
 
 /// What happens to one job, and why.
@@ -220,16 +298,7 @@ impl fmt::Display for Reason {
                     None => write!(f, "{rule}"),
                 }
             }
-            Reason::Moves { to, because: MoveReason::SlowGrowth } => {
-                write!(f, "has converged beside jobs that grow: moves to {to}")
-            }
-            Reason::Moves { to, because: MoveReason::Rebalance } => write!(f, "{to} has less to do: moves there"),
-            Reason::Moves { to, because: MoveReason::Gain } => {
-                write!(f, "{to} has run empty: moves there, which ends jobs sooner by far more than it costs")
-            }
-            Reason::Moves { to, because: MoveReason::Owed } => {
-                write!(f, "would end later than with equal shares where it is: moves to {to}")
-            }
+            Reason::Moves { to, because } => write!(f, "{because}: moves to {to}"),
             Reason::Started { node } => write!(f, "started on {node}"),
             Reason::WaitsForSlot { ahead } => write!(f, "all slots are taken; {ahead} job(s) ahead"),
             Reason::WaitsForJob { job } => write!(f, "waits for {job} to end"),

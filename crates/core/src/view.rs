@@ -38,8 +38,16 @@ fn one() -> f64 {
     1.0
 }
 
+fn no_floor() -> Share {
+    Share::ZERO
+}
+
+fn no_maximum() -> Share {
+    Share::FULL
+}
+
 /// One job that waits or runs.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobView {
     pub id: JobId,
     pub owner: OwnerId,
@@ -51,10 +59,10 @@ pub struct JobView {
     /// 5.0 of it. Memory counts alike: a quarter of the memory held for ten seconds is 2.5.
     pub consumed: PerResource<f64>,
     /// The least share of the CPU the owner wants kept for it, whatever it gains.
-    #[serde(default = "Share::none")]
+    #[serde(default = "no_floor")]
     pub floor: Share,
-    /// The most it may have.
-    #[serde(default)]
+    /// The largest share of the CPU it may have.
+    #[serde(default = "no_maximum")]
     pub max: Share,
     /// Larger goes first among waiting jobs.
     #[serde(default)]
@@ -85,6 +93,27 @@ pub enum Phase {
     Running { node: NodeId, since: Time, attempt: u32 },
 }
 
+impl Default for JobView {
+    /// A job that waits, has no floor and may have a whole node.
+    fn default() -> Self {
+        JobView {
+            id: JobId::default(),
+            owner: OwnerId::default(),
+            arrived: Time::ZERO,
+            phase: Phase::Waiting,
+            signal: Signal::default(),
+            consumed: PerResource::default(),
+            floor: no_floor(),
+            max: no_maximum(),
+            priority: 0,
+            pinned: false,
+            waits_for: vec![],
+            most: None,
+            known_left_s: None,
+        }
+    }
+}
+
 impl JobView {
     pub fn node(&self) -> Option<NodeId> {
         match self.phase {
@@ -101,10 +130,5 @@ impl View {
 
     pub fn node(&self, id: NodeId) -> Option<&NodeView> {
         self.nodes.binary_search_by_key(&id, |n| n.id).ok().map(|i| &self.nodes[i])
-    }
-
-    /// The jobs alive on `node`, in order of id.
-    pub fn running_on(&self, node: NodeId) -> impl Iterator<Item = &JobView> {
-        self.jobs.iter().filter(move |j| j.node() == Some(node))
     }
 }

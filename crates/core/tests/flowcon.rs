@@ -92,7 +92,7 @@ fn the_launch_of_a_second_job_splits_the_node_25_to_75() {
         w.must_step();
     }
     // Alone and completing: free competition, and the interval doubled.
-    assert_eq!(w.control.due(), Some(w.now + Span::from_secs(40)));
+    assert_eq!(w.decider.due(), Some(w.now + Span::from_secs(40)));
     w.after(5.0);
     w.arrive(2);
     let plan = w.must_step();
@@ -101,7 +101,7 @@ fn the_launch_of_a_second_job_splits_the_node_25_to_75() {
     assert_close(share(&plan, 1), 0.25);
     assert_close(share(&plan, 2), 0.75);
     // The newcomer reset the interval.
-    assert_eq!(w.control.due(), Some(w.now + Span::from_secs(20)));
+    assert_eq!(w.decider.due(), Some(w.now + Span::from_secs(20)));
 }
 
 #[test]
@@ -112,8 +112,8 @@ fn when_all_are_completing_competition_is_free_and_the_next_look_comes_later_eac
     for _ in 0..5 {
         w.used(1, 10.0);
         w.used(2, 10.0);
-        let wait = w.control.due().unwrap().since(w.now);
-        w.now = w.control.due().unwrap();
+        let wait = w.decider.due().unwrap().since(w.now);
+        w.now = w.decider.due().unwrap();
         w.report(1, 0.9);
         w.report(2, 0.5);
         let plan = w.must_step();
@@ -222,10 +222,9 @@ fn silence_beyond_the_usual_gives_an_equal_part() {
         w.report(1, 0.5);
         w.step();
     }
-    let view = w.view();
-    let plan = w.control.step(&view);
+    let plan = w.step();
     let plan = plan.unwrap_or_else(|| {
-        w.now = w.control.due().unwrap();
+        w.now = w.decider.due().unwrap();
         w.must_step()
     });
     assert!(matches!(of(&plan, 2).reason, Reason::StaleSignal { .. } | Reason::AllCompleting { .. }));
@@ -254,7 +253,7 @@ fn a_job_that_never_reports_gets_an_equal_part_after_a_while() {
 fn small_changes_are_not_worth_a_write() {
     let mut w = two_measured();
     w.must_step();
-    let mut policy = w.control.policy().clone();
+    let mut policy = w.decider.policy().clone();
     policy.deadband = 0.05;
     let mut w2 = World::new(policy);
     std::mem::swap(&mut w2, &mut w);

@@ -3,9 +3,12 @@
 //! A run comes every 30 s; `G` is the change of a job's value since the last run, by its first value, and α is 0.01. A job needs two falling `G` below α to
 //! be converged, and a third to ask for a move.
 
-use gainshare_core::control::Control;
+mod world;
+
+use gainshare_core::check::CheckedPlan;
+use gainshare_core::decider::Decider;
 use gainshare_core::model::{JobId, NodeId, PerResource, Span, Time};
-use gainshare_core::plan::{MoveReason, Plan};
+use gainshare_core::plan::MoveReason;
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::signal::{Category, Sample, Tracker};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
@@ -22,7 +25,7 @@ enum Course {
 }
 
 struct Cluster {
-    control: Control,
+    decider: Decider,
     now: Time,
     nodes: Vec<NodeView>,
     jobs: Vec<(Course, u32, Tracker, f64)>,
@@ -37,7 +40,7 @@ impl Cluster {
         let node =
             |id| NodeView { id: NodeId(id), cores: 16.0, speed: 1.0, memory_bytes: 64 << 30, slots: None, idle: None };
         Cluster {
-            control: Control::new(Policy::from(Preset::Specon)),
+            decider: Decider::new(Policy::from(Preset::Specon)),
             now: Time::ZERO,
             nodes: (0..nodes).map(node).collect(),
             jobs: vec![],
@@ -54,7 +57,7 @@ impl Cluster {
     }
 
     /// One run; carries out its moves.
-    fn run(&mut self) -> Plan {
+    fn run(&mut self) -> CheckedPlan {
         self.now = self.now + Span::from_secs(30);
         self.round += 1;
         let (round, now) = (self.round, self.now);
@@ -78,7 +81,7 @@ impl Cluster {
             ..JobView::default()
         });
         let view = View { now, nodes: self.nodes.clone(), jobs: jobs.collect() };
-        let plan = self.control.step(&view).expect("a run is due");
+        let plan = world::decide(&mut self.decider, view).expect("a run is due");
         for m in &plan.moves {
             self.jobs[m.job.0 as usize].1 = m.to.0;
         }

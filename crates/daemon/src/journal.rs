@@ -13,7 +13,7 @@
 
 use crate::clock::{Clock, Moment};
 use crate::record::{Change, JobRecord};
-use gainshare_core::control::Control;
+use gainshare_core::decider::Decider;
 use gainshare_core::model::{JobId, Time};
 use gainshare_core::plan::Plan;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, params};
@@ -67,7 +67,7 @@ pub struct Batch {
     pub thin: Vec<(JobId, u64)>,
     pub limits: Vec<LimitRow>,
     pub released: Vec<String>,
-    pub control: Option<Control>,
+    pub control: Option<Decider>,
 }
 
 impl Batch {
@@ -117,7 +117,7 @@ pub struct Entry {
 #[derive(Debug)]
 pub struct Loaded {
     pub jobs: Vec<(JobRecord, Option<String>)>,
-    pub control: Option<Control>,
+    pub control: Option<Decider>,
     pub plans: Vec<(Moment, Plan)>,
     pub owners: Vec<String>,
     /// The last daemon did not end properly.

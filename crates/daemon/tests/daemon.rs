@@ -49,8 +49,10 @@ fn jobs_run_to_their_end_and_leave_their_history() {
     assert_eq!(String::from_utf8(log).unwrap(), "stderr\n");
 
     let explained = d.call(d.client.explain("fails")).unwrap();
-    let view = d.call(d.client.view()).unwrap();
-    let everything = format!("{explained:?} {view} {:?}", d.call(d.client.jobs(true)).unwrap());
+    let decision = d.call(d.client.view(None)).unwrap();
+    let replay = decision.replay().expect("the decision can be made again");
+    assert_eq!(replay.differences, vec![], "the plan that was carried out is made again, bit for bit");
+    let everything = format!("{explained:?} {decision:?} {:?}", d.call(d.client.jobs(true)).unwrap());
     assert!(!everything.contains("nobody-may-see-this"), "values of the environment are nobody's business");
     assert!(explained.decisions.iter().any(|d| d.reason.why == "started"));
     d.call(d.client.forget("fails")).unwrap();

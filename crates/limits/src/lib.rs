@@ -13,8 +13,8 @@ pub mod docker;
 pub mod process;
 pub mod usage;
 
+use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::JobId;
-use gainshare_core::plan::Target;
 use serde::{Deserialize, Serialize};
 
 /// Which adapter a job runs under.
@@ -92,7 +92,24 @@ pub trait Runtime: Send {
 
     /// Applies the targets of all jobs of this runtime at once (whole cores can only be dealt out together). One result for each
     /// entry, in the same order. Values that are in force already are not written again.
-    fn apply(&mut self, generation: u64, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>>;
+    ///
+    /// A target comes from a checked plan, and only from there:
+    /// ```compile_fail
+    /// # use gainshare_limits::{Handle, Runtime};
+    /// fn unchecked(runtime: &mut dyn Runtime, job: Handle) {
+    ///     runtime.apply(1, &[(job, gainshare_core::plan::Target::FREE)]);
+    /// }
+    /// ```
+    /// ```
+    /// # use gainshare_core::check::CheckedPlan;
+    /// # use gainshare_limits::{Handle, Runtime};
+    /// fn checked(runtime: &mut dyn Runtime, job: Handle, plan: &CheckedPlan) {
+    ///     if let Some(target) = plan.target(job.job) {
+    ///         runtime.apply(plan.generation, &[(job, target)]);
+    ///     }
+    /// }
+    /// ```
+    fn apply(&mut self, generation: u64, wanted: &[(Handle, CheckedTarget)]) -> Vec<Result<InForce, RuntimeError>>;
 
     /// What the job used so far.
     fn read(&mut self, job: &Handle) -> Result<Counters, RuntimeError>;

@@ -5,12 +5,13 @@ mod suite;
 #[path = "suite/processes.rs"]
 mod processes;
 
+use gainshare_core::fixtures::checked_target;
 use gainshare_core::plan::Target;
 use gainshare_limits::process::{self, Identity, ProcessRuntime};
 use gainshare_limits::{Mode, Runtime, RuntimeError};
 use processes::{BUSY, Bench};
 use std::time::{Duration, Instant};
-use suite::{Subject, cpu_target, target, wait_until};
+use suite::{Subject, cpu_target, free, target, wait_until};
 
 fn setting(applied: &[(String, String)], names: [&str; 2]) -> String {
     applied
@@ -53,7 +54,7 @@ fn quota_caps_and_lets_go() {
     };
     let capped = rate(&mut bench);
     assert!(capped < 0.34, "a quarter of a core became {capped:.2}");
-    let free = bench.runtime.apply(2, &[(job.clone(), Target::FREE)]).remove(0).unwrap();
+    let free = bench.runtime.apply(2, &[(job.clone(), free())]).remove(0).unwrap();
     let quota = setting(&free.settings, ["cpu.cfs_quota_us", "cpu.max"]);
     assert!(quota == "-1" || quota == "max 100000", "{quota}");
 }
@@ -267,7 +268,7 @@ fn a_job_that_grows_is_not_held_back_by_its_memory_limit() {
     let mut asked = Target::FREE;
     asked.limit.memory = gainshare_core::model::Share::clamped(0.001);
     asked.share.memory = asked.limit.memory;
-    bench.runtime.apply(1, &[(job.clone(), asked)]).remove(0).unwrap();
+    bench.runtime.apply(1, &[(job.clone(), checked_target(asked))]).remove(0).unwrap();
     // The daemon looks at its jobs once a second.
     let start = Instant::now();
     let mut used = 0;
@@ -295,7 +296,7 @@ fn memory_is_never_limited_below_use() {
     let mut asked = Target::FREE;
     asked.limit.memory = gainshare_core::model::Share::clamped(half_of_use);
     asked.share.memory = asked.limit.memory;
-    let done = bench.runtime.apply(1, &[(job.clone(), asked)]).remove(0).unwrap();
+    let done = bench.runtime.apply(1, &[(job.clone(), checked_target(asked))]).remove(0).unwrap();
     let limit: u64 = setting(&done.settings, ["memory.soft_limit_in_bytes", "memory.high"]).parse().unwrap();
     assert!(limit > used, "limit {limit} for a job that uses {used}");
     std::thread::sleep(Duration::from_millis(300));

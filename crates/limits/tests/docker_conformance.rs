@@ -6,10 +6,9 @@ mod suite;
 use bollard::models::HostConfig;
 use dockerd::{Dockerd, eventually, signal};
 use gainshare_core::model::JobId;
-use gainshare_core::plan::Target;
 use gainshare_limits::docker::DockerRuntime;
 use gainshare_limits::{Handle, Mode, Runtime, RuntimeError};
-use suite::{Subject, cpu_target};
+use suite::{Subject, cpu_target, free};
 
 struct Containers {
     runtime: DockerRuntime,
@@ -98,7 +97,7 @@ fn cores_mode_deals_whole_cores_and_leaves_the_pinned_alone() {
     assert_eq!(of_pinned, "1");
     containers.runtime.apply(2, &plan).into_iter().for_each(|result| drop(result.unwrap()));
     assert_eq!(containers.docker.cgroup_text(&a.key, "cpuset.cpus"), of_a, "the same plan moves nobody");
-    containers.runtime.apply(3, &[(a.clone(), Target::FREE)]).remove(0).unwrap();
+    containers.runtime.apply(3, &[(a.clone(), free())]).remove(0).unwrap();
     containers.runtime.release(&a).unwrap();
     assert_eq!(containers.limits_outside(&a), before);
 }

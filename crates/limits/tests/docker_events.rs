@@ -4,6 +4,7 @@ mod dockerd;
 
 use bollard::models::HostConfig;
 use dockerd::{Dockerd, eventually, next, next_within, signal};
+use gainshare_core::fixtures::checked_target;
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;
 use gainshare_limits::docker::{Adopt, ContainerInfo, DockerEvent, DockerRuntime, labels};
@@ -91,7 +92,8 @@ fn an_engine_that_restarts_loses_nothing() {
     let (other, _) = runtime.adopt(JobId(2), &goes, None).unwrap();
     let mut half = Target::FREE;
     half.share.cpu = gainshare_core::model::Share::clamped(0.5);
-    let plan = [(job.clone(), Target::FREE), (other.clone(), half)];
+    let half = checked_target(half);
+    let plan = [(job.clone(), checked_target(Target::FREE)), (other.clone(), half)];
 
     docker.shut_down();
     assert!(matches!(next(&mut events), DockerEvent::EngineLost { .. }));

@@ -4,6 +4,8 @@ mod dockerd;
 
 use bollard::models::{ContainerUpdateBody, HostConfig};
 use dockerd::{Dockerd, eventually, signal};
+use gainshare_core::check::CheckedTarget;
+use gainshare_core::fixtures::checked_target;
 use gainshare_core::model::{JobId, PerResource, Share};
 use gainshare_core::plan::Target;
 use gainshare_limits::docker::{DockerRuntime, Original};
@@ -13,21 +15,26 @@ use std::time::{Duration, Instant};
 const BURN: &str = "while :; do :; done";
 const SLEEP: &str = "while :; do sleep 1; done";
 
-fn target(cpu: f64, memory: f64) -> Target {
+fn target(cpu: f64, memory: f64) -> CheckedTarget {
     let part = |cpu| PerResource {
         cpu: Share::clamped(cpu),
         memory: Share::clamped(memory),
         block_io: Share::FULL,
         net_io: Share::FULL,
     };
-    Target { limit: part(cpu), share: part(cpu) }
+    checked_target(Target { limit: part(cpu), share: part(cpu) })
 }
 
 fn adopt(runtime: &mut DockerRuntime, job: u64, id: &str) -> (Handle, Original) {
     runtime.adopt(JobId(job), id, None).expect("a running container can be adopted")
 }
 
-fn apply(runtime: &mut DockerRuntime, generation: u64, job: &Handle, target: Target) -> Result<(), RuntimeError> {
+fn apply(
+    runtime: &mut DockerRuntime,
+    generation: u64,
+    job: &Handle,
+    target: CheckedTarget,
+) -> Result<(), RuntimeError> {
     runtime.apply(generation, &[(job.clone(), target)]).remove(0).map(drop)
 }
 

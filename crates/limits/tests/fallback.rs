@@ -7,7 +7,6 @@
 mod suite;
 
 use gainshare_core::model::JobId;
-use gainshare_core::plan::Target;
 use gainshare_limits::cgroup::{Base, CpuList, Hierarchy};
 use gainshare_limits::process::{Config, Identity, ProcessRuntime, keeper, start};
 use gainshare_limits::{Handle, Mode, Runtime, RuntimeError};
@@ -17,7 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use suite::{Subject, cpu_target, wait_until};
+use suite::{Subject, cpu_target, free, wait_until};
 
 const BUSY: &str = "while :; do :; done";
 
@@ -316,10 +315,7 @@ fn inner_conforms() {
     assert!(bench.runtime.stop(&stubborn, Duration::from_millis(200)).unwrap());
     let _ = bench.children.get_mut(&stubborn.key).unwrap().wait();
     assert!(!bench.runtime.is_alive(&stubborn).unwrap());
-    assert!(matches!(
-        bench.runtime.apply(72, &[(stubborn.clone(), Target::FREE)]).remove(0),
-        Err(RuntimeError::Gone { .. })
-    ));
+    assert!(matches!(bench.runtime.apply(72, &[(stubborn.clone(), free())]).remove(0), Err(RuntimeError::Gone { .. })));
 }
 
 #[test]

@@ -42,8 +42,22 @@ struct Job {
     /// All its work since then, as last predicted.
     total: Option<f64>,
     /// Cores it can use; infinite if it never left any unused.
+    #[serde(with = "infinite")]
     cores: f64,
     ends: Option<Time>,
+}
+
+/// JSON has no infinity: it is written as nothing.
+mod infinite {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+        Some(*value).filter(|v| v.is_finite()).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+        Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::INFINITY))
+    }
 }
 
 /// What became known of a job since the last step, in node-seconds of the node it is on.

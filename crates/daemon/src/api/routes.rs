@@ -119,7 +119,10 @@ pub(super) fn table() -> Vec<Route> {
             &[("last", "how many, 20 if not said")],
             route("get", "/v1/plans", "The last decisions, newest first", json::<PlanList>(), get(plans)),
         ),
-        route("get", "/v1/view", "What the last decision saw and said, for replay", Content::AnyJson, get(view)),
+        asks(
+            &[("job", "the last decision about this job, by id or name; the last of all if not said")],
+            route("get", "/v1/view", "A decision with all it depended on, for replay", Content::AnyJson, get(view)),
+        ),
         takes(
             openapi::schema::<ShutdownRequest>(),
             route("post", "/v1/shutdown", "Put limits back and end", Content::AnyJson, post(shutdown)),
@@ -336,8 +339,17 @@ async fn plans(State(api): State<Api>, Query(query): Query<PlansQuery>) -> Answe
     Ok(Json(PlanList { plans }).into_response())
 }
 
-async fn view(State(api): State<Api>) -> Answer {
-    Ok(Json(api.driver.ask(|d| d.dump()).await?).into_response())
+#[derive(Deserialize)]
+struct ViewQuery {
+    job: Option<String>,
+}
+
+async fn view(State(api): State<Api>, Query(query): Query<ViewQuery>) -> Answer {
+    let record = match query.job {
+        None => api.driver.ask(|d| d.recorded_decision(None)).await??,
+        Some(job) => api.about(job, |d, id| d.recorded_decision(Some(id))).await?,
+    };
+    Ok(Json(&*record).into_response())
 }
 
 async fn shutdown(State(api): State<Api>, bytes: Bytes) -> Answer {

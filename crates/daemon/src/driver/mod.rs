@@ -34,10 +34,10 @@ use crate::journal::{Batch, Journal};
 use crate::metrics::Metrics;
 use crate::paths::Paths;
 use crate::record::{Change, JobRecord};
-use gainshare_core::control::Control;
+use gainshare_core::decider::{Decider, Decision};
 use gainshare_core::model::{JobId, Span, Time};
-use gainshare_core::plan::{Plan, Verdict};
-use gainshare_core::view::View;
+use gainshare_core::plan::Verdict;
+use gainshare_core::replay::RecordedDecision;
 use gainshare_limits::{Handle, InForce, RuntimeKind};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -119,6 +119,8 @@ struct Job {
     apply_error: Option<String>,
     /// Newest last.
     decisions: VecDeque<DecisionInfo>,
+    /// The last decision that was about this job, for replay; jobs that are decided together share it. Kept while the job is live.
+    record_of_decision: Option<Arc<RecordedDecision>>,
     /// After this the job is killed.
     kill_at: Option<Time>,
     /// When its supervisor was last heard of while it waits or starts.
@@ -146,6 +148,7 @@ impl Job {
             in_force: None,
             apply_error: None,
             decisions: VecDeque::new(),
+            record_of_decision: None,
             kill_at: None,
             heard: now,
             missed: None,
@@ -179,7 +182,7 @@ pub(crate) struct Driver {
     paths: Paths,
     journal: Journal,
     clock: Clock,
-    control: Control,
+    control: Decider,
     runtimes: runtimes::Runtimes,
     jobs: BTreeMap<JobId, Job>,
     owners: Vec<String>,
@@ -195,10 +198,11 @@ pub(crate) struct Driver {
     /// Jobs that the plan started but that could not be started yet.
     starts: Vec<JobId>,
     /// A plan that waits for the disk.
-    held_plan: Option<(View, Plan)>,
+    held_plan: Option<Decision>,
     /// Something happened that control should look at.
     wants_decision: bool,
-    last_view: Option<(View, Plan)>,
+    /// The last decision that was carried out, for replay.
+    last_record: Option<Arc<RecordedDecision>>,
     recent_plans: VecDeque<PlanInfo>,
     /// What is wrong at the moment, for `health`.
     problems: BTreeMap<&'static str, String>,
@@ -231,7 +235,7 @@ impl Driver {
         let loaded = journal.load()?;
         let mut control = match loaded.control {
             Some(kept) if *kept.policy() == policy => kept,
-            _ => Control::new(policy),
+            _ => Decider::new(policy),
         };
         let last_generation = loaded.plans.iter().map(|(_, p)| p.generation).max().unwrap_or(0);
         control.continue_from(last_generation);
@@ -266,7 +270,7 @@ impl Driver {
             starts: Vec::new(),
             held_plan: None,
             wants_decision: true,
-            last_view: None,
+            last_record: None,
             recent_plans: VecDeque::new(),
             problems: BTreeMap::new(),
             next_beat: now,

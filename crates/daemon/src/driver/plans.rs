@@ -7,13 +7,15 @@ use crate::clock::{Moment, rfc3339};
 use crate::fail;
 use crate::journal::Batch;
 use crate::record::Change;
-use gainshare_core::check::check;
+use gainshare_core::check::{CheckedPlan, CheckedTarget};
+use gainshare_core::decider::{Decision, Outcome};
 use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Span};
-use gainshare_core::plan::{Plan, Standing, Target, Verdict};
+use gainshare_core::plan::{Plan, Standing, Verdict};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
 use gainshare_limits::usage::{self, Whole};
 use gainshare_limits::{Capacity, Handle, RuntimeError};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A daemon has one node: its machine.
@@ -32,7 +34,7 @@ impl Driver {
     }
 
     /// What the decisions see. Use is read right before.
-    fn view(&mut self) -> View {
+    pub(super) fn view(&mut self) -> View {
         let running: Vec<JobId> =
             self.jobs.values().filter(|j| j.record.state == JobState::Running).map(|j| j.record.id).collect();
         for id in running {
@@ -87,29 +89,33 @@ impl Driver {
         self.wants_decision = false;
         let begun = Instant::now();
         let view = self.view();
-        let Some(plan) = self.control.step(&view) else { return };
+        let outcome = self.control.decide_recorded(view);
+        if outcome == Outcome::NotDue {
+            return;
+        }
         self.metrics.decision_seconds.observe(begun.elapsed().as_secs_f64());
         self.metrics.plans.inc();
         self.control_unsaved = true;
-        let violations = check(&view, &plan);
-        if !violations.is_empty() {
-            // Whatever is in force was sound once; it stays.
-            let list: Vec<String> = violations.iter().map(|v| v.to_string()).collect();
-            tracing::error!(
-                generation = plan.generation,
-                "a plan failed its check and is not applied: {}",
-                list.join("; ")
-            );
-            self.problems.insert("plan", format!("plan {} was not applied: {}", plan.generation, list.join("; ")));
-            self.metrics.plans_refused.inc();
-            return;
+        match outcome {
+            Outcome::NotDue => {}
+            Outcome::Decision(decision) => {
+                self.problems.remove("plan");
+                self.carry_out(decision);
+            }
+            Outcome::Rejected(rejection) => {
+                // The limits in force were sound when they were set: they stay.
+                let (generation, list) = (rejection.generation, rejection.reasons());
+                let record = rejection.record.and_then(|r| serde_json::to_string(&r).ok());
+                tracing::error!(generation, record, "a plan failed its check and is not applied: {list}");
+                self.problems.insert("plan", format!("plan {generation} was not applied: {list}"));
+                self.metrics.plans_refused.inc();
+            }
         }
-        self.problems.remove("plan");
-        self.carry_out(view, plan);
     }
 
     /// Journals the plan if it changes anything, then applies it. Without the disk it is held back.
-    pub(super) fn carry_out(&mut self, view: View, plan: Plan) {
+    pub(super) fn carry_out(&mut self, decision: Decision) {
+        let plan = &decision.plan;
         let changes = !plan.starts.is_empty()
             || plan.verdicts.iter().any(|(id, v)| {
                 self.jobs.get(id).is_some_and(|j| j.verdict.as_ref().and_then(|old| old.target) != v.target)
@@ -117,25 +123,25 @@ impl Driver {
         let at = self.clock.moment();
         if changes {
             fail::point("plan-before-journal");
-            let change = Change::Plan { plan: plan.clone() };
+            let change = Change::Plan { plan: plan.as_plan().clone() };
             let saved = self.save_with(Batch { changes: vec![(at, None, change)], ..Batch::default() });
             self.note_disk(&saved);
             if saved.is_err() {
-                self.held_plan = Some((view, plan));
+                self.held_plan = Some(decision);
                 return;
             }
             fail::point("plan-before-apply");
         }
         self.held_plan = None;
-        self.note_verdicts(at, &plan);
+        self.note_verdicts(at, plan);
+        self.note_record(&decision);
         // Nothing new is written again only now and then, to notice others who write the same limits.
         if changes || at.time >= self.applied_at + APPLY_PACE {
-            self.apply(plan.generation);
+            self.apply(plan);
         }
         fail::point("plan-after-apply");
-        self.tell(at, &plan);
+        self.tell(at, plan);
         let starts: Vec<JobId> = plan.starts.iter().map(|s| s.job).collect();
-        self.last_view = Some((view, plan));
         for id in starts {
             self.try_start(id);
         }
@@ -155,8 +161,8 @@ impl Driver {
 
     /// What the disk refused before.
     pub(super) fn retry_starts(&mut self) {
-        if let Some((view, plan)) = self.held_plan.take() {
-            self.carry_out(view, plan);
+        if let Some(decision) = self.held_plan.take() {
+            self.carry_out(decision);
         }
         for id in std::mem::take(&mut self.starts) {
             self.try_start(id);
@@ -176,8 +182,23 @@ impl Driver {
         }
     }
 
+    /// Keeps the decision for replay, for each job that it decided about anew.
+    fn note_record(&mut self, decision: &Decision) {
+        let Some(record) = decision.record().map(Arc::new) else { return };
+        for job in self.jobs.values_mut() {
+            let verdict = record.plan.verdicts.get(&job.record.id);
+            if verdict.is_some_and(|v| v.standing != Standing::NotDue) {
+                job.record_of_decision = Some(record.clone());
+            } else if !job.record.is_live() {
+                job.record_of_decision = None;
+            }
+        }
+        self.last_record = Some(record);
+    }
+
     /// Writes the targets of all jobs that have one, runtime by runtime, and keeps what was read back.
-    pub(super) fn apply(&mut self, generation: u64) {
+    pub(super) fn apply(&mut self, plan: &CheckedPlan) {
+        let generation = plan.generation;
         if self.lease.has_lapsed() {
             // The limits were put back while we stood still. The next beat begins anew under another epoch.
             return;
@@ -187,9 +208,9 @@ impl Driver {
         let mut gone = Vec::new();
         for kind in self.runtimes.kinds() {
             let mut ids = Vec::new();
-            let mut wanted: Vec<(Handle, Target)> = Vec::new();
+            let mut wanted: Vec<(Handle, CheckedTarget)> = Vec::new();
             for job in self.jobs.values().filter(|j| j.record.holds_slot() && j.record.spec.runtime == kind) {
-                if let (Some(handle), Some(target)) = (job.handle(), job.verdict.as_ref().and_then(|v| v.target)) {
+                if let (Some(handle), Some(target)) = (job.handle(), plan.target(job.record.id)) {
                     ids.push(job.record.id);
                     wanted.push((handle, target));
                 }

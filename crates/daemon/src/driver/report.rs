@@ -9,7 +9,9 @@ use crate::error::Refusal;
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::Plan;
 use gainshare_core::policy::Preset;
+use gainshare_core::replay::RecordedDecision;
 use gainshare_limits::{Mode, RuntimeKind};
+use std::sync::Arc;
 
 /// Counters are read anew for a table if they are older than this.
 const FRESH: Span = Span::from_secs(1);
@@ -217,17 +219,23 @@ impl Driver {
         Ok(kept.iter().map(|(at, plan)| self.plan_info(*at, plan)).collect())
     }
 
-    /// What the last decision saw and said, for replay.
-    pub(crate) fn dump(&self) -> serde_json::Value {
-        let (view, plan) = match &self.last_view {
-            Some((view, plan)) => (serde_json::to_value(view), serde_json::to_value(plan)),
-            None => (Ok(serde_json::Value::Null), Ok(serde_json::Value::Null)),
-        };
-        serde_json::json!({
-            "view": view.unwrap_or_default(),
-            "plan": plan.unwrap_or_default(),
-            "control": serde_json::to_value(&self.control).unwrap_or_default(),
-        })
+    /// The last decision that was about `job`, or the last of all: with all that is needed to make its plan again.
+    pub(crate) fn recorded_decision(&self, job: Option<JobId>) -> Result<Arc<RecordedDecision>, Refusal> {
+        let none = |what: String| Refusal::new(ErrorCode::NotFound, what);
+        match job {
+            None => {
+                self.last_record.clone().ok_or_else(|| none("nothing has been decided since the daemon started".into()))
+            }
+            Some(id) => {
+                let job = self.job(id)?;
+                job.record_of_decision.clone().ok_or_else(|| {
+                    let name = &job.record.name;
+                    none(format!(
+                        "no decision about `{name}` is kept: it has ended, or nothing was decided about it since the daemon started"
+                    ))
+                })
+            }
+        }
     }
 
     pub(crate) fn health(&self) -> Health {

@@ -41,6 +41,7 @@ use crate::process::cores::deal;
 use crate::{Capacity, Counters, Handle, InForce, Mode, Runtime, RuntimeError, RuntimeKind};
 use bollard::models::ContainerInspectResponse;
 use futures_util::StreamExt;
+use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::{JobId, PerResource, Resource};
 use gainshare_core::plan::Target;
 use limits::{Machine, WeightScale, Wish, difference, managed, update_body, values_of};
@@ -183,7 +184,7 @@ impl DockerRuntime {
     }
 
     /// What each container should have, beside notes on what cannot be had.
-    fn wanted(&mut self, wanted: &[(Handle, Target)]) -> Vec<Result<(Values, Vec<String>), RuntimeError>> {
+    fn wanted(&mut self, wanted: &[(Handle, CheckedTarget)]) -> Vec<Result<(Values, Vec<String>), RuntimeError>> {
         let mean = PerResource::from_fn(|resource| {
             wanted.iter().map(|(_, target)| target.share.get(resource).get()).sum::<f64>() / wanted.len() as f64
         });
@@ -193,7 +194,7 @@ impl DockerRuntime {
         };
         let dealt = self.deal_cores(wanted);
         let (machine, mode) = (self.machine.clone(), self.mode);
-        let one = |((job, target), cpus): (&(Handle, Target), Option<CpuList>)| {
+        let one = |((job, target), cpus): (&(Handle, CheckedTarget), Option<CpuList>)| {
             let tracked = self.tracked(job)?;
             let wish = Wish {
                 target,
@@ -214,7 +215,7 @@ impl DockerRuntime {
     }
 
     /// Whole cores for each container, in cores mode. Those whose owner pinned them get none of ours.
-    fn deal_cores(&self, wanted: &[(Handle, Target)]) -> Vec<Option<CpuList>> {
+    fn deal_cores(&self, wanted: &[(Handle, CheckedTarget)]) -> Vec<Option<CpuList>> {
         let mut dealt = vec![None; wanted.len()];
         if self.mode != Mode::Cores {
             return dealt;
@@ -223,10 +224,10 @@ impl DockerRuntime {
             Some(Value::List(list)) => CpuList::parse(list).unwrap_or_default(),
             _ => CpuList::default(),
         };
-        let is_ours = |(_, (job, _)): &(usize, &(Handle, Target))| {
+        let is_ours = |(_, (job, _)): &(usize, &(Handle, CheckedTarget))| {
             self.tracked.get(&job.key).is_some_and(|tracked| cpus_in(&tracked.original.values).is_empty())
         };
-        let ours: Vec<(usize, &(Handle, Target))> = wanted.iter().enumerate().filter(is_ours).collect();
+        let ours: Vec<(usize, &(Handle, CheckedTarget))> = wanted.iter().enumerate().filter(is_ours).collect();
         let claims: Vec<f64> = ours.iter().map(|(_, (_, target))| target.share.cpu.get()).collect();
         let held: Vec<CpuList> = ours.iter().map(|(_, (job, _))| cpus_in(&self.tracked[&job.key].found)).collect();
         let all: Vec<u32> = CpuList::parse(&self.machine.all_cpus).unwrap_or_default().iter().collect();
@@ -258,9 +259,13 @@ impl DockerRuntime {
         Ok(change)
     }
 
-    fn apply_once(&mut self, generation: u64, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
+    fn apply_once(
+        &mut self,
+        generation: u64,
+        wanted: &[(Handle, CheckedTarget)],
+    ) -> Vec<Result<InForce, RuntimeError>> {
         let values = self.wanted(wanted);
-        let prepare = |(values, (job, _)): (Result<_, _>, &(Handle, Target))| {
+        let prepare = |(values, (job, _)): (Result<_, _>, &(Handle, CheckedTarget))| {
             let (values, notes) = values?;
             Ok((self.prepare(generation, job, &values)?, notes))
         };
@@ -297,7 +302,7 @@ impl DockerRuntime {
             });
             futures_util::stream::iter(calls).buffered(AT_ONCE).collect().await
         });
-        let conclude = |((prepared, answer), (job, _)): ((Result<_, _>, Result<_, _>), &(Handle, Target))| {
+        let conclude = |((prepared, answer), (job, _)): ((Result<_, _>, Result<_, _>), &(Handle, CheckedTarget))| {
             let (change, notes) = prepared?;
             let tracked = self.tracked(job)?;
             match answer {
@@ -322,7 +327,7 @@ impl Runtime for DockerRuntime {
         Capacity { cores: f64::from(self.machine.cores), memory_bytes: self.machine.memory_bytes }
     }
 
-    fn apply(&mut self, generation: u64, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
+    fn apply(&mut self, generation: u64, wanted: &[(Handle, CheckedTarget)]) -> Vec<Result<InForce, RuntimeError>> {
         let results = self.apply_once(generation, wanted);
         // Weights that were written by the wrong rule are written once more.
         match self.learn_scale(self.tracked.values().find_map(Tracked::weight_and_shares)) {

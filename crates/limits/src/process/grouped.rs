@@ -10,6 +10,7 @@ use crate::cgroup::file::BUFFER_BYTES;
 use crate::cgroup::limits::{self, Ledger, Terrain, Wanted};
 use crate::cgroup::{Base, Controller, CpuList, Group, Hierarchy};
 use crate::{Capacity, Counters, Handle, InForce, Mode, RuntimeError};
+use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;
 use nix::sys::signal::{Signal, kill, killpg};
@@ -175,7 +176,7 @@ impl Grouped {
         self.jobs.get_mut(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })
     }
 
-    pub(super) fn apply(&mut self, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
+    pub(super) fn apply(&mut self, wanted: &[(Handle, CheckedTarget)]) -> Vec<Result<InForce, RuntimeError>> {
         let dealt = self.deal_cores(wanted);
         let results: Vec<_> =
             wanted.iter().zip(dealt).map(|((handle, target), cpus)| self.apply_one(handle, target, cpus)).collect();
@@ -185,7 +186,7 @@ impl Grouped {
     }
 
     /// In `cores` mode, each job's cores; else nothing for anybody.
-    fn deal_cores(&self, wanted: &[(Handle, Target)]) -> Vec<Option<CpuList>> {
+    fn deal_cores(&self, wanted: &[(Handle, CheckedTarget)]) -> Vec<Option<CpuList>> {
         if self.config.mode != Mode::Cores || !self.base.has(Controller::CpuSet) {
             return vec![None; wanted.len()];
         }

@@ -31,8 +31,8 @@ pub use identity::Identity;
 use crate::cgroup::{GroupDir, Hierarchy, Version};
 use crate::{Capacity, Counters, Handle, InForce, Mode, Runtime, RuntimeError, RuntimeKind};
 use fallback::Fallback;
+use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::JobId;
-use gainshare_core::plan::Target;
 use grouped::Grouped;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
@@ -211,7 +211,7 @@ impl Runtime for ProcessRuntime {
         either!(&self.jobs, jobs => jobs.capacity())
     }
 
-    fn apply(&mut self, generation: u64, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
+    fn apply(&mut self, generation: u64, wanted: &[(Handle, CheckedTarget)]) -> Vec<Result<InForce, RuntimeError>> {
         if generation < self.generation {
             let known = self.generation;
             let refuse = |h: &Handle| RuntimeError::OldGeneration { key: h.key.clone(), given: generation, known };

@@ -6,6 +6,8 @@
 
 #![allow(dead_code, reason = "each runtime's test uses the checks that can apply to it")]
 
+use gainshare_core::check::CheckedTarget;
+use gainshare_core::fixtures::checked_target;
 use gainshare_core::model::{PerResource, Share};
 use gainshare_core::plan::Target;
 use gainshare_limits::{Handle, Runtime, RuntimeError};
@@ -26,19 +28,24 @@ pub(crate) trait Subject {
 }
 
 /// A target with the same share of every resource, and the limit as given.
-pub(crate) fn target(limit: f64, share: f64) -> Target {
-    Target {
+pub(crate) fn target(limit: f64, share: f64) -> CheckedTarget {
+    checked_target(Target {
         limit: PerResource::from_fn(|_| Share::clamped(limit)),
         share: PerResource::from_fn(|_| Share::clamped(share)),
-    }
+    })
+}
+
+/// No limits.
+pub(crate) fn free() -> CheckedTarget {
+    checked_target(Target::FREE)
 }
 
 /// A target for the CPU alone: memory, block and network I/O stay free.
-pub(crate) fn cpu_target(limit: f64, share: f64) -> Target {
+pub(crate) fn cpu_target(limit: f64, share: f64) -> CheckedTarget {
     let mut target = Target::FREE;
     target.limit.cpu = Share::clamped(limit);
     target.share.cpu = Share::clamped(share);
-    target
+    checked_target(target)
 }
 
 pub(crate) fn run_all(subject: &mut dyn Subject) {
@@ -89,7 +96,7 @@ pub(crate) fn an_older_plan_is_refused(subject: &mut dyn Subject) {
 
 pub(crate) fn release_restores_what_was(subject: &mut dyn Subject) {
     let job = subject.start_busy();
-    apply_one(subject, 40, &job, Target::FREE).expect("release_restores_what_was: no limits");
+    apply_one(subject, 40, &job, free()).expect("release_restores_what_was: no limits");
     subject.runtime().release(&job).expect("release_restores_what_was: first release");
     let original = subject.limits_outside(&job);
     subject.end(&job);
@@ -128,7 +135,7 @@ pub(crate) fn a_job_that_ended_is_told(subject: &mut dyn Subject) {
     });
     assert!(told, "a_job_that_ended_is_told: still called alive");
     subject.runtime().release(&job).expect("a_job_that_ended_is_told: releasing what is gone is harmless");
-    let after = apply_one(subject, 50, &job, Target::FREE);
+    let after = apply_one(subject, 50, &job, free());
     assert!(
         matches!(after, Err(RuntimeError::Gone { .. })),
         "a_job_that_ended_is_told: a plan for the dead: {after:?}"
@@ -163,7 +170,7 @@ fn apply_one(
     subject: &mut dyn Subject,
     generation: u64,
     job: &Handle,
-    wanted: Target,
+    wanted: CheckedTarget,
 ) -> Result<Vec<(String, String)>, RuntimeError> {
     let mut results = subject.runtime().apply(generation, &[(job.clone(), wanted)]);
     assert_eq!(results.len(), 1, "one result for each job");

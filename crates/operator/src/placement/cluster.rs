@@ -16,7 +16,8 @@ use crate::state::agents::Agents;
 use crate::state::lead::Leader;
 use crate::state::metrics::OrderLabels;
 use crate::state::world::World;
-use gainshare_core::control::Control;
+use gainshare_core::check::CheckedPlan;
+use gainshare_core::decider::{Decider, Outcome};
 use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Span, Time};
 use gainshare_core::plan::MoveReason;
 use gainshare_core::policy::{MoveRule, Policy, Preset, Specon};
@@ -33,6 +34,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// An order that had no effect for so long is forgotten.
 const ORDER_STANDS: Span = Span::from_secs(15);
+/// Decisions over no more jobs than this are recorded, so that a plan that fails its check can be made again.
+const RECORDED_JOBS: usize = 2000;
 /// A job that is between two nodes for longer (suspended, say) takes no room any more.
 const MOVING_COUNTS: Span = Span::from_secs(60);
 
@@ -76,7 +79,7 @@ pub(crate) struct Seen {
 #[derive(Debug, Default)]
 pub(crate) struct Decision {
     specon: Specon,
-    controls: BTreeMap<JobPolicy, Control>,
+    controls: BTreeMap<JobPolicy, Decider>,
     // Tens of thousands of jobs are looked at in every pass: their names are hashed, once, and from then on there are numbers.
     jobs: HashMap<String, Known>,
     next_job: u64,
@@ -85,6 +88,8 @@ pub(crate) struct Decision {
     pass: u64,
     /// What moves were measured to cost, in seconds.
     move_costs: BTreeMap<JobPolicy, Vec<f64>>,
+    /// How many plans failed their check.
+    rejected: u64,
     /// Jobs that SpeCon thinks otherwise of since this was last taken.
     turned: Vec<(String, wire::Category)>,
 }
@@ -197,11 +202,29 @@ impl Decision {
             return vec![];
         }
         let view = self.view(&jobs, seen);
-        let control = self.controls.entry(policy).or_insert_with(|| Control::new(rules(policy, self.specon)));
+        let control = self.controls.entry(policy).or_insert_with(|| Decider::new(rules(policy, self.specon)));
         if let Some(cost_s) = self.move_costs.get_mut(&policy).and_then(|costs| median(costs)) {
             control.set_moving_cost(Span::from_secs_f64(cost_s));
         }
-        let Some(plan) = control.step(&view) else { return vec![] };
+        // Recording copies what the policy remembers: nothing for a few jobs, tens of milliseconds for tens of thousands.
+        let outcome =
+            if view.jobs.len() <= RECORDED_JOBS { control.decide_recorded(view) } else { control.decide(view) };
+        let plan = match outcome {
+            Outcome::NotDue => return vec![],
+            Outcome::Decision(decision) => decision.plan,
+            Outcome::Rejected(rejection) => {
+                // Without an order jobs stay where they are, and the cluster's own scheduler finds places for those that wait.
+                let record = rejection.record.as_ref().and_then(|r| serde_json::to_string(r).ok());
+                tracing::error!(
+                    ?policy,
+                    record,
+                    "a plan failed its check and is not carried out: {}",
+                    rejection.reasons()
+                );
+                self.rejected += 1;
+                return vec![];
+            }
+        };
         if policy == JobPolicy::Specon {
             for known in self.jobs.values_mut().filter(|known| known.facts.policy == policy) {
                 let category = plan.verdicts.get(&known.id).map(|verdict| verdict.category).or(known.category);
@@ -211,6 +234,17 @@ impl Decision {
                 known.category = category;
             }
         }
+        let orders = self.orders(policy, &plan);
+        for order in &orders {
+            if let Some(known) = self.jobs.get_mut(&order.uid) {
+                known.order = Some((order.clone(), seen.now));
+            }
+        }
+        orders
+    }
+
+    /// The orders that carry out a checked plan.
+    fn orders(&self, policy: JobPolicy, plan: &CheckedPlan) -> Vec<Order> {
         if plan.starts.is_empty() && plan.moves.is_empty() {
             return vec![];
         }
@@ -219,7 +253,7 @@ impl Decision {
         let names: HashMap<NodeId, &String> = self.nodes.ids.iter().map(|(name, id)| (*id, name)).collect();
         let starts = plan.starts.iter().map(|s| (s.job, s.node, OrderKind::Place, None));
         let moves = plan.moves.iter().map(|m| (m.job, m.to, OrderKind::Move, Some(m.why)));
-        let orders: Vec<Order> = starts
+        starts
             .chain(moves)
             .filter_map(|(job, node, kind, because)| {
                 let (facts, node) = (by_id.get(&job)?, names.get(&node)?.to_string());
@@ -234,13 +268,7 @@ impl Decision {
                 let why = sentence(policy, because, &node);
                 fits.then(|| Order { uid: facts.uid.clone(), node, kind, why })
             })
-            .collect();
-        for order in &orders {
-            if let Some(known) = self.jobs.get_mut(&order.uid) {
-                known.order = Some((order.clone(), seen.now));
-            }
-        }
-        orders
+            .collect()
     }
 
     /// What the decision itself now makes of jobs, by uid, where that has changed.
@@ -484,6 +512,7 @@ pub(crate) async fn run(leader: Arc<Leader>, specon: Specon) {
             let looked = began.elapsed();
             let orders = decision.decide(&seen);
             looker.jobs.judge(decision.take_turned());
+            looker.metrics.plans_rejected.inc_by(std::mem::take(&mut decision.rejected));
             let (jobs, nodes, took) = (seen.jobs.len(), seen.nodes.len(), began.elapsed());
             // On a busy machine a pass takes longer than it costs.
             let spent = thread_time().saturating_sub(spent_before);

@@ -48,6 +48,7 @@ pub(crate) struct Metrics {
     pub(crate) admissions: Counter,
     pub(crate) pass_seconds: Histogram,
     pub(crate) orders: Family<OrderLabels, Counter>,
+    pub(crate) plans_rejected: Counter,
 }
 
 impl Metrics {
@@ -67,6 +68,7 @@ impl Metrics {
             admissions: Counter::default(),
             pass_seconds: Histogram::new(PASS_SECONDS),
             orders: Family::default(),
+            plans_rejected: Counter::default(),
         };
         let mut registry = Registry::with_prefix("gainshare_manager");
         registry.register("leader", "1 if this manager is the leader", metrics.leader.clone());
@@ -83,6 +85,8 @@ impl Metrics {
         let pass = "Time to look at the whole cluster and decide where training jobs run";
         registry.register("decision_seconds", pass, metrics.pass_seconds.clone());
         registry.register("orders", "What was decided about training jobs: places and moves", metrics.orders.clone());
+        let rejected = "Decisions about training jobs that failed their check and were not carried out";
+        registry.register("plans_rejected", rejected, metrics.plans_rejected.clone());
         metrics.registry = registry;
         metrics
     }

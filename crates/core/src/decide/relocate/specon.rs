@@ -87,7 +87,8 @@ pub(crate) fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> 
                 Category::Completing => {}
             }
         }
-        known.growth = Some(growth);
+        // Values far apart overflow; a memory that is written to a file and read again must stay the same.
+        known.growth = Some(growth).filter(|g| g.is_finite());
     }
 
     let mut moves = vec![];

@@ -28,6 +28,7 @@ use super::{Config, Identity, JobGroup, page_bytes};
 use crate::cgroup::{CpuList, machine_memory_bytes, own_affinity};
 use crate::{Capacity, Counters, Handle, InForce, Mode, RuntimeError};
 use duty::{Claim, Window};
+use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;
 use keeper::PERIOD_US;
@@ -162,10 +163,10 @@ impl Fallback {
         self.jobs.get_mut(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })
     }
 
-    pub(super) fn apply(&mut self, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
+    pub(super) fn apply(&mut self, wanted: &[(Handle, CheckedTarget)]) -> Vec<Result<InForce, RuntimeError>> {
         for (handle, target) in wanted {
             if let Some(job) = self.jobs.get_mut(&handle.key) {
-                job.target = Some(*target);
+                job.target = Some(**target);
             }
         }
         self.look();
