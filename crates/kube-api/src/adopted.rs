@@ -342,7 +342,8 @@ mod tests {
         let time = "2026-01-01T10:00:00.000000Z";
         let made = json!({"at": time, "from": "a", "to": "b", "why": "x", "saveS": 1e300, "restoreS": -1e300});
         let many: Vec<Value> = (0..1000).map(|_| made.clone()).collect();
-        let migration = json!({"from": "a", "to": "b", "why": "x", "phase": "Stopping", "epoch": u32::MAX, "since": time});
+        let migration =
+            json!({"from": "a", "to": "b", "why": "x", "phase": "Stopping", "epoch": u32::MAX, "since": time});
         let journal = Journal::read(&json!({"lastMoves": many, "migration": migration}).to_string()).unwrap();
         assert_eq!((journal.last_moves.len(), journal.migration.unwrap().epoch), (MOVES_KEPT, MOST_MOVES + 1));
         assert!(Journal::read(&json!({"moves": -1}).to_string()).is_err());

@@ -107,8 +107,13 @@ impl PodFacts {
         let meta = &pod.metadata;
         let spec = pod.spec.as_ref()?;
         let status = pod.status.clone().unwrap_or_default();
-        let notes: BTreeMap<String, String> =
-            meta.annotations.clone().unwrap_or_default().into_iter().filter(|(key, _)| key.starts_with(PREFIX)).collect();
+        let notes: BTreeMap<String, String> = meta
+            .annotations
+            .clone()
+            .unwrap_or_default()
+            .into_iter()
+            .filter(|(key, _)| key.starts_with(PREFIX))
+            .collect();
         let is_static = meta.annotations.as_ref().is_some_and(|a| a.contains_key("kubernetes.io/config.mirror"));
         Some(PodFacts {
             uid: meta.uid.clone()?,

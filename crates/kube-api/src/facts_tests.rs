@@ -21,7 +21,8 @@ fn a_pod_in_facts() {
 fn originals_survive_a_round_trip_and_belong_to_one_pod() {
     let pod = facts(&manifest());
     let mut noted = manifest();
-    noted["metadata"]["annotations"][names::ORIGINAL_ANNOTATION] = json!(serde_json::to_string(&pod.remember()).unwrap());
+    noted["metadata"]["annotations"][names::ORIGINAL_ANNOTATION] =
+        json!(serde_json::to_string(&pod.remember()).unwrap());
     noted["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("320m");
     let resized = facts(&noted);
     let originals = resized.originals().unwrap();

@@ -26,7 +26,7 @@ use cgroups::PodGroups;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use gainshare_core::model::{Span, Time};
-use gainshare_kube_api::wire::{Answer, Beat, Category, JobState, Resize, Sync};
+use gainshare_kube_api::wire::{Answer, Beat, Category, JobState, Resize, SyncRequest};
 use gainshare_limits::Capacity;
 use gainshare_limits::cgroup::machine_memory_bytes;
 use job::Now;
@@ -235,7 +235,7 @@ async fn exchange(
             urgent_sent = out.urgent;
             seq += 1;
             let jobs = (told.as_ref() != Some(&out.jobs)).then(|| out.jobs.clone());
-            let sync = Sync {
+            let sync = SyncRequest {
                 node: node.to_owned(),
                 epoch,
                 seq,

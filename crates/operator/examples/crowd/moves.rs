@@ -11,7 +11,7 @@ use super::prepare::{AT_ONCE, make};
 use super::{Plan, Result};
 use futures_util::{StreamExt, TryStreamExt};
 use gainshare_kube_api::training_job::TrainingJob;
-use gainshare_kube_api::wire::{Beat, Category, JobState, PodOnNode, Progress, Report, Signal, Sync};
+use gainshare_kube_api::wire::{Beat, Category, JobState, PodOnNode, Progress, Report, Signal, SyncRequest};
 use gainshare_node_agent::Link;
 use kube::Client;
 use kube::api::Api;
@@ -324,7 +324,7 @@ impl Agent {
             memory_bytes: 256 << 30,
             at_us: now_us,
         };
-        let sync = Sync {
+        let sync = SyncRequest {
             node: self.node.clone(),
             epoch: self.epoch,
             seq: self.seq,

@@ -2,9 +2,11 @@
 
 use super::measure::{Writes, metric, page, process, settled, spread, wait};
 use super::{Plan, Result};
-use gainshare_kube_api::crd::SharePolicy;
 use gainshare_kube_api::resize::{Amounts, Resources};
-use gainshare_kube_api::wire::{Answer, Beat, Category, JobState, OutcomeState, PodOnNode, Progress, Resize, Sync};
+use gainshare_kube_api::share_policy::SharePolicy;
+use gainshare_kube_api::wire::{
+    Answer, Beat, Category, JobState, OutcomeState, PodOnNode, Progress, Resize, SyncRequest,
+};
 use gainshare_node_agent::Link;
 use kube::Client;
 use kube::api::{Api, ListParams, Patch, PatchParams};
@@ -272,7 +274,7 @@ impl Agent {
             memory_bytes: 256 << 30,
             at_us: 0,
         };
-        let sync = Sync {
+        let sync = SyncRequest {
             node: self.node.clone(),
             epoch: self.epoch,
             seq: self.seq,

@@ -2,7 +2,7 @@
 
 use super::{Plan, Result};
 use futures_util::{StreamExt, TryStreamExt};
-use gainshare_kube_api::crd::SharePolicy;
+use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::wire::TOKEN_AUDIENCE;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};

@@ -1,14 +1,14 @@
-//! The deeds: each is one request to the API server, with what it was decided on as a condition where there is one.
+//! Executes actions. Each is one API request, guarded by the resourceVersion or uid it was decided on.
 //!
-//! *Fail points* end the process before or after a deed (`GAINSHARE_FAIL_AT=after-delete`), so that a test can kill the manager at every step of a
-//! move. They exist in the program that people run because only that program can be killed; without the variable they cost one comparison.
+//! *Fail points* end the process before or after an action (`GAINSHARE_FAIL_AT=after-delete`), so that a test can kill the
+//! operator at every step of a move.
 
 use super::action::{Action, PodFault};
 use super::pod;
 use super::snapshot::{JobSnapshot, PodSnapshot};
-use crate::shares::write::FIELD_MANAGER;
 use axum::http;
-use gainshare_kube_api::training_job::{ATTEMPT_FINALIZER, JOB_FINALIZER, JOB_LABEL, TrainingJob, TrainingJobStatus};
+use gainshare_kube_api::names::{ATTEMPT_FINALIZER, FIELD_MANAGER, JOB_FINALIZER, JOB_LABEL};
+use gainshare_kube_api::training_job::{TrainingJob, TrainingJobStatus};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::core::Status;
@@ -22,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The exit code of a process that ended at a fail point.
 pub const FAIL_POINT_EXIT: i32 = 86;
 
-/// Where to end the process, if anywhere: `before-` or `after-` and the name of a deed or of a journal entry.
+/// Where to end the process, if anywhere: `before-` or `after-` and the name of an action or of a journal step.
 #[derive(Debug, Clone, Default)]
 pub struct FailPoint(Option<String>);
 
@@ -31,9 +31,9 @@ impl FailPoint {
         FailPoint(name)
     }
 
-    pub(super) fn reach(&self, when: &str, deed: &str) {
+    pub(super) fn reach(&self, when: &str, action: &str) {
         if let Some(name) = &self.0
-            && name.strip_prefix(when).and_then(|rest| rest.strip_prefix('-')) == Some(deed)
+            && name.strip_prefix(when).and_then(|rest| rest.strip_prefix('-')) == Some(action)
         {
             tracing::error!(name, "fail point reached: the process ends");
             std::process::exit(FAIL_POINT_EXIT);
@@ -41,7 +41,8 @@ impl FailPoint {
     }
 }
 
-/// What a deed left behind, for our copies.
+/// What an action changed, for our copies.
+#[derive(Debug)]
 pub(super) enum Effect {
     Job(Box<JobSnapshot>),
     JobGone,
@@ -50,11 +51,11 @@ pub(super) enum Effect {
     Nothing,
 }
 
-/// Why a deed was not done.
+/// Why an action failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ActionError {
     /// Our copy of the job or the pod is old: read it again.
-    #[error("somebody else was first: {0}")]
+    #[error("another client changed the object first: {0}")]
     Old(String),
     /// The pod cannot be made.
     #[error("{}", .0.message)]
@@ -81,18 +82,18 @@ impl Executor {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Does one thing. `Taken` is no deed of ours.
-    pub(super) async fn act(&self, job: &JobSnapshot, actions: &Action) -> Result<Effect, ActionError> {
-        let name = name(actions);
+    /// Executes one action. `RemoveOrder` needs no request.
+    pub(super) async fn act(&self, job: &JobSnapshot, action: &Action) -> Result<Effect, ActionError> {
+        let name = name(action);
         self.fail_at.reach("before", name);
-        let done = tokio::time::timeout(TIMEOUT, self.send(job, actions)).await;
+        let done = tokio::time::timeout(TIMEOUT, self.send(job, action)).await;
         let done = done.map_err(|_| ActionError::Again(format!("no answer within {} s", TIMEOUT.as_secs())))??;
         self.fail_at.reach("after", name);
         Ok(done)
     }
 
-    async fn send(&self, job: &JobSnapshot, actions: &Action) -> Result<Effect, ActionError> {
-        match actions {
+    async fn send(&self, job: &JobSnapshot, action: &Action) -> Result<Effect, ActionError> {
+        match action {
             Action::Write(_, status) => self.write(job, status).await,
             Action::Hold => self.set_finalizer(job, true).await,
             Action::Release => self.release(job).await,
@@ -107,12 +108,12 @@ impl Executor {
             Action::Open { pod, uid, node } => self.open(&job.namespace, pod, uid, node.as_deref()).await,
             Action::Delete { pod, uid } => self.delete(&job.namespace, pod, uid).await,
             Action::LetGo { pod, uid } => self.hold_pod(&job.namespace, pod, uid, false).await,
-            Action::Taken => Ok(Effect::Nothing),
+            Action::RemoveOrder => Ok(Effect::Nothing),
         }
     }
 
-    /// The journal: refused if the job has changed since it was read.
-    async fn write(&self, job: &JobSnapshot, status: &TrainingJobStatus) -> Result<Effect, ActionError> {
+    /// Writes the journal. The API server refuses it if the job has changed since it was read.
+    pub(super) async fn write(&self, job: &JobSnapshot, status: &TrainingJobStatus) -> Result<Effect, ActionError> {
         let patch = json!([
             {"op": "replace", "path": "/metadata/resourceVersion", "value": job.resource_version},
             {"op": "add", "path": "/status", "value": status},
@@ -123,10 +124,11 @@ impl Executor {
         job_done(written)
     }
 
-    /// Lets go of the job, if no pod of it is held: our list of them may be old, so the API server's own counts.
+    /// Takes our finalizer off the job, if no pod of it carries ours. Our copies may be old, so the API server is asked.
     async fn release(&self, job: &JobSnapshot) -> Result<Effect, ActionError> {
         let ours = ListParams::default().labels(&format!("{JOB_LABEL}={}", job.name));
-        let pods = self.pods(&job.namespace).list(&ours).await.map_err(|error| ActionError::Again(error.to_string()))?;
+        let pods =
+            self.pods(&job.namespace).list(&ours).await.map_err(|error| ActionError::Again(error.to_string()))?;
         let held = pods.iter().filter_map(PodSnapshot::of);
         let mut held = held.filter(|pod| pod.has_finalizer && pod.owner.as_deref() == Some(&job.uid));
         match held.next() {
@@ -156,7 +158,7 @@ impl Executor {
 
     async fn create(&self, job: &JobSnapshot, epoch: u32) -> Result<Effect, ActionError> {
         let pod = pod::build(job, epoch);
-        // Strict: a misspelt field of the template is refused, not dropped.
+        // Strict: the API server refuses a misspelt field of the template instead of dropping it.
         let path =
             format!("/api/v1/namespaces/{}/pods?fieldManager={FIELD_MANAGER}&fieldValidation=Strict", job.namespace);
         let body = serde_json::to_vec(&pod).map_err(|error| ActionError::Again(error.to_string()))?;
@@ -204,8 +206,13 @@ impl Executor {
         self.change_pod(&now, uid, pod::open(&json!(now), node)).await
     }
 
-    /// The very pod, as the API server has it now; or that it is gone.
-    pub(super) async fn this_pod(&self, namespace: &str, name: &str, uid: &str) -> Result<Result<Pod, Effect>, ActionError> {
+    /// The pod with this uid, as the API server has it now, or that it is gone.
+    pub(super) async fn this_pod(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+    ) -> Result<Result<Pod, Effect>, ActionError> {
         let gone = || Effect::PodGone { name: name.to_owned(), uid: uid.to_owned() };
         match self.pods(namespace).get(name).await {
             Ok(now) if now.metadata.uid.as_deref() == Some(uid) => Ok(Ok(now)),
@@ -224,7 +231,13 @@ impl Executor {
     }
 
     /// Puts our finalizer on a pod, or takes it off.
-    pub(super) async fn hold_pod(&self, namespace: &str, name: &str, uid: &str, hold: bool) -> Result<Effect, ActionError> {
+    pub(super) async fn hold_pod(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        hold: bool,
+    ) -> Result<Effect, ActionError> {
         let now = match self.this_pod(namespace, name, uid).await? {
             Ok(now) => now,
             Err(gone) => return Ok(gone),
@@ -251,9 +264,9 @@ impl Executor {
     }
 }
 
-fn name(actions: &Action) -> &'static str {
-    match actions {
-        Action::Write(step, _) => step,
+fn name(action: &Action) -> &'static str {
+    match action {
+        Action::Write(step, _) => step.name(),
         Action::Hold => "hold",
         Action::Release => "release",
         Action::DeleteJob => "delete-job",
@@ -261,7 +274,7 @@ fn name(actions: &Action) -> &'static str {
         Action::Open { .. } => "open",
         Action::Delete { .. } => "delete",
         Action::LetGo { .. } => "let-go",
-        Action::Taken => "taken",
+        Action::RemoveOrder => "remove-order",
     }
 }
 
@@ -284,7 +297,7 @@ fn job_done(written: kube::Result<TrainingJob>) -> Result<Effect, ActionError> {
     }
 }
 
-/// What an error means: the object is gone, our copy is old, or try again.
+/// What an error means: the object is gone, our copy is old, or a retry may help.
 pub(super) fn classify(error: kube::Error, gone: Effect) -> Result<Effect, ActionError> {
     match error {
         kube::Error::Api(status) if status.code == 404 => Ok(gone),

@@ -33,7 +33,12 @@ const FIRST_PAUSE_S: i64 = 2;
 const LONGEST_PAUSE_S: i64 = 300;
 
 /// The status after the end of this attempt was proven.
-pub(super) fn ended(snapshot: &Snapshot<'_>, attempt: &Attempt, stopping: Option<Stopping>, stop: &Stop) -> TrainingJobStatus {
+pub(super) fn ended(
+    snapshot: &Snapshot<'_>,
+    attempt: &Attempt,
+    stopping: Option<Stopping>,
+    stop: &Stop,
+) -> TrainingJobStatus {
     let status = snapshot.job.status.clone();
     if let Stop::Exited(exit) = stop
         && exit.code == 0
@@ -218,7 +223,11 @@ fn failure(snapshot: &Snapshot<'_>, status: TrainingJobStatus, attempt: &Attempt
         "attempt {} failed: {what}; failure {} of {limit} that are followed by another attempt, in {pause_s} s",
         attempt.epoch, status.failures
     );
-    set_status(next_attempt(snapshot, status, None, Some(after)), StatusText::new(State::Restarting, "Failed", message), snapshot)
+    set_status(
+        next_attempt(snapshot, status, None, Some(after)),
+        StatusText::new(State::Restarting, "Failed", message),
+        snapshot,
+    )
 }
 
 fn suspend(snapshot: &Snapshot<'_>, attempt: &Attempt, stop: &Stop) -> TrainingJobStatus {

@@ -193,7 +193,10 @@ fn alive(snapshot: &Snapshot<'_>) -> Step {
         }
         let next = ending::next_attempt(snapshot, status.clone(), None, None);
         let message = "its pod is about to be made".to_owned();
-        return write(JournalStep::Planned, set_status(next, StatusText::new(State::Waiting, "Planned", message), snapshot));
+        return write(
+            JournalStep::Planned,
+            set_status(next, StatusText::new(State::Waiting, "Planned", message), snapshot),
+        );
     };
     if attempt.epoch >= LAST_EPOCH {
         let message = format!("attempt {} is the last that can be numbered: create the job anew", attempt.epoch);
@@ -219,18 +222,28 @@ fn not_made(snapshot: &Snapshot<'_>, attempt: &Attempt) -> Step {
     }
     if let Some(fault) = snapshot.fault {
         if fault.for_good {
-            return write(JournalStep::Failed, ending::fail(snapshot, snapshot.job.status.clone(), "InvalidTemplate", &fault.message));
+            return write(
+                JournalStep::Failed,
+                ending::fail(snapshot, snapshot.job.status.clone(), "InvalidTemplate", &fault.message),
+            );
         }
         let text = StatusText::new(State::Waiting, "PodRefused", fault.message.clone());
         let again = snapshot.now.saturating_add(REFUSAL_PAUSE).ok();
-        return Step { actions: write_if_new(snapshot, JournalStep::Noted, snapshot.job.status.clone(), text), wake: again };
+        return Step {
+            actions: write_if_new(snapshot, JournalStep::Noted, snapshot.job.status.clone(), text),
+            wake: again,
+        };
     }
     // A job of this name was deleted and its pod still exists: it may write to the same folder.
-    let other = snapshot.pods.iter().find(|pod| pod.owner.as_deref() != Some(&snapshot.job.uid) && !has_stopped(snapshot, pod));
+    let other =
+        snapshot.pods.iter().find(|pod| pod.owner.as_deref() != Some(&snapshot.job.uid) && !has_stopped(snapshot, pod));
     if let Some(other) = other {
         let message = format!("waits for the pod {} of an earlier job of this name to end", other.name);
         let text = StatusText::new(State::Waiting, "NameInUse", message);
-        return Step { actions: write_if_new(snapshot, JournalStep::Noted, snapshot.job.status.clone(), text), wake: None };
+        return Step {
+            actions: write_if_new(snapshot, JournalStep::Noted, snapshot.job.status.clone(), text),
+            wake: None,
+        };
     }
     Step::one(Action::Create { epoch: attempt.epoch })
 }
@@ -242,13 +255,20 @@ fn missing(snapshot: &Snapshot<'_>, attempt: &Attempt) -> Step {
     }
     let off = attempt.node.as_ref().filter(|node| snapshot.nodes.get(*node) == Some(&NodeState::Off));
     if let Some(node) = off {
-        return write(JournalStep::Stopped, ending::ended(snapshot, attempt, attempt.stopping, &Stop::NodeOff(node.clone())));
+        return write(
+            JournalStep::Stopped,
+            ending::ended(snapshot, attempt, attempt.stopping, &Stop::NodeOff(node.clone())),
+        );
     }
     if snapshot.job.declared_stopped.as_deref() == Some(&attempt.pod) {
         return write(JournalStep::Stopped, ending::ended(snapshot, attempt, attempt.stopping, &Stop::Declared));
     }
-    let message =
-        removed_sentence("trainingjob", (&snapshot.job.namespace, &snapshot.job.name), &attempt.pod, attempt.node.as_deref());
+    let message = removed_sentence(
+        "trainingjob",
+        (&snapshot.job.namespace, &snapshot.job.name),
+        &attempt.pod,
+        attempt.node.as_deref(),
+    );
     let text = StatusText::new(snapshot.job.status.state, "StopNotProven", message);
     Step { actions: write_if_new(snapshot, JournalStep::Noted, snapshot.job.status.clone(), text), wake: None }
 }
@@ -369,7 +389,13 @@ fn place(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Step 
     next.last_decision = why;
     let text = StatusText::new(status.state, "Placed", message);
     let taken = order.map(|_| Action::RemoveOrder);
-    Step { actions: [Action::Write(JournalStep::Placed, Box::new(set_status(next, text, snapshot)))].into_iter().chain(taken).collect(), wake: None }
+    Step {
+        actions: [Action::Write(JournalStep::Placed, Box::new(set_status(next, text, snapshot)))]
+            .into_iter()
+            .chain(taken)
+            .collect(),
+        wake: None,
+    }
 }
 
 /// Its gate is open; it has no node yet, or its containers have not begun.
@@ -422,7 +448,10 @@ fn running(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Ste
         });
         next.last_decision = Some(format!("move to {}: {}", order.node, order.sentence()));
         next.asked_node = snapshot.job.wanted_node.clone();
-        return Step { actions: vec![Action::Write(JournalStep::Stopping, Box::new(next)), Action::RemoveOrder], wake: None };
+        return Step {
+            actions: vec![Action::Write(JournalStep::Stopping, Box::new(next)), Action::RemoveOrder],
+            wake: None,
+        };
     }
     let mut next = status.clone();
     if !begun {
@@ -519,7 +548,12 @@ fn write(step: JournalStep, status: TrainingJobStatus) -> Step {
 }
 
 /// Writes the status unless it stays the same.
-fn write_if_new(snapshot: &Snapshot<'_>, step: JournalStep, status: TrainingJobStatus, text: StatusText) -> Vec<Action> {
+fn write_if_new(
+    snapshot: &Snapshot<'_>,
+    step: JournalStep,
+    status: TrainingJobStatus,
+    text: StatusText,
+) -> Vec<Action> {
     let next = set_status(status, text, snapshot);
     if next == snapshot.job.status { Vec::new() } else { vec![Action::Write(step, Box::new(next))] }
 }

@@ -2,9 +2,11 @@
 //! die between any two apply, two of them at once, copies that are old by any amount, nodes that fall silent or vanish, pods removed by force.
 //! Whatever happens: `never_two_live_attempts`, `always_ends`.
 
-use super::{Action, PodFault, Step, Snapshot, movable, step};
+use super::{movable, step};
+use crate::jobs::action::{Action, PodFault, Snapshot, Step};
 use crate::jobs::snapshot::{Exit, JobSnapshot, NodeState, Nodes, Phase, PodSnapshot};
 use crate::jobs::{Order, OrderKind};
+use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::{Checkpoint, State, Stopping, TrainingJobSpec};
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
@@ -54,7 +56,8 @@ impl World {
             ..TrainingJobSpec::default()
         };
         let now = Timestamp::from_second(1_800_000_000).unwrap();
-        let job = JobSnapshot { name: "run".to_owned(), uid: "job".to_owned(), created: now, spec, ..JobSnapshot::default() };
+        let job =
+            JobSnapshot { name: "run".to_owned(), uid: "job".to_owned(), created: now, spec, ..JobSnapshot::default() };
         let mut world = World {
             now,
             job: Some(job),
@@ -297,7 +300,7 @@ impl Executor {
                     world.collect();
                 }
             }
-            Action::Taken => world.order = None,
+            Action::RemoveOrder => world.order = None,
         }
     }
 }
@@ -370,8 +373,12 @@ fn play(world: &mut World, managers: &mut [Executor; 2], op: &Op) {
         Op::Full(node, false) => drop(world.full.remove(NODES[node])),
         Op::Order(node, place) => {
             let kind = if place { OrderKind::Place } else { OrderKind::Move };
-            world.order =
-                Some(Order { uid: "job".to_owned(), node: NODES[node].to_owned(), kind, why: "it gains".to_owned() });
+            world.order = Some(Order {
+                uid: "job".to_owned(),
+                node: NODES[node].to_owned(),
+                kind,
+                reason: PlacementReason::Gain,
+            });
         }
         Op::Tick(s) => world.now += SignedDuration::from_secs(s),
         Op::Suspend(suspend) => world.change_job(|job| job.spec.suspend = suspend),
@@ -408,7 +415,8 @@ fn in_peace(world: &mut World, manager: &mut Executor) -> usize {
             manager.fresh(world);
         }
         let gone = world.job.is_none();
-        if gone || (matches!(world.state(), State::Succeeded | State::Failed) && manager.next(world).actions.is_empty()) {
+        if gone || (matches!(world.state(), State::Succeeded | State::Failed) && manager.next(world).actions.is_empty())
+        {
             return round;
         }
         world.schedule();
@@ -471,7 +479,7 @@ fn work(world: &mut World) -> Vec<String> {
 
 fn word(actions: &Action) -> String {
     match actions {
-        Action::Write(step, _) => format!("write {step}"),
+        Action::Write(step, _) => format!("write {}", step.name()),
         Action::Create { epoch } => format!("create {epoch}"),
         Action::Open { node, .. } => format!("open {}", node.as_deref().unwrap_or("anywhere")),
         Action::Delete { pod, .. } => format!("delete {pod}"),
@@ -481,7 +489,7 @@ fn word(actions: &Action) -> String {
 }
 
 fn order(world: &mut World, kind: OrderKind, node: &str) {
-    world.order = Some(Order { uid: "job".to_owned(), node: node.to_owned(), kind, why: "it gains".to_owned() });
+    world.order = Some(Order { uid: "job".to_owned(), node: node.to_owned(), kind, reason: PlacementReason::Gain });
 }
 
 /// A job that runs on node a.
@@ -489,7 +497,7 @@ fn running(on_sigterm: i32) -> World {
     let mut world = World::new(on_sigterm);
     order(&mut world, OrderKind::Place, "a");
     let done = work(&mut world);
-    assert_eq!(done, ["hold", "write planned", "create 1", "write placed", "taken", "open a"]);
+    assert_eq!(done, ["hold", "write planned", "create 1", "write placed", "removeorder", "open a"]);
     world.schedule();
     world.kubelet("a");
     assert_eq!(work(&mut world), ["write running"]);
@@ -505,7 +513,7 @@ fn message(world: &World) -> String {
 fn a_move_is_journalled_step_by_step() {
     let mut world = running(143);
     order(&mut world, OrderKind::Move, "b");
-    assert_eq!(work(&mut world), ["write stopping", "taken", "delete run-1"]);
+    assert_eq!(work(&mut world), ["write stopping", "removeorder", "delete run-1"]);
     assert_eq!(world.state(), State::Migrating);
     world.now += SignedDuration::from_secs(2);
     world.kubelet("a");
@@ -531,7 +539,7 @@ fn a_job_on_another_share_gets_its_own_back_before_it_saves_itself() {
         world.pods.get_mut("run-1").unwrap().reshaped = true;
         world.changed();
         order(&mut world, OrderKind::Move, "b");
-        assert_eq!(work(&mut world), ["write stopping", "taken"]);
+        assert_eq!(work(&mut world), ["write stopping", "removeorder"]);
         world.now += SignedDuration::from_secs(wait_s);
         assert_eq!(work(&mut world).is_empty(), wait_s < 2, "it is not waited for much longer");
         world.pods.get_mut("run-1").unwrap().reshaped = false;
@@ -557,7 +565,7 @@ fn a_job_that_ignores_sigterm_stays_and_says_so() {
     assert_eq!(status.attempt.unwrap().node.as_deref(), Some("a"));
     assert!(status.message.contains("it is not moved: it ignored SIGTERM"), "{}", status.message);
     order(&mut world, OrderKind::Move, "b");
-    assert_eq!(work(&mut world), ["taken"], "it is not tried again");
+    assert_eq!(work(&mut world), ["removeorder"], "it is not tried again");
 }
 
 #[test]
@@ -581,7 +589,7 @@ fn without_a_checkpoint_nothing_is_moved() {
     world.change_job(|job| job.spec.checkpoint = None);
     assert!(movable(world.job.as_ref().unwrap()).unwrap_err().contains("spec.checkpoint"));
     order(&mut world, OrderKind::Move, "b");
-    assert_eq!(work(&mut world), ["taken", "write text"]);
+    assert_eq!(work(&mut world), ["removeorder", "write noted"]);
     assert!(message(&world).contains("spec.checkpoint is missing"), "{}", message(&world));
 }
 
@@ -594,14 +602,14 @@ fn a_full_target_is_left_for_another() {
     world.kubelet("a");
     work(&mut world);
     world.schedule();
-    assert_eq!(work(&mut world), ["write text"]);
+    assert_eq!(work(&mut world), ["write noted"]);
     assert!(message(&world).contains("no node takes the pod run-2"), "{}", message(&world));
     world.now += SignedDuration::from_secs(11);
     assert_eq!(work(&mut world), ["write stopping", "delete run-2", "write stopped", "create 3", "let go run-2"]);
     // The same node again is no answer.
     order(&mut world, OrderKind::Place, "b");
     world.now += SignedDuration::from_secs(3);
-    assert_eq!(work(&mut world), ["write placed", "open anywhere", "taken"]);
+    assert_eq!(work(&mut world), ["write placed", "open anywhere", "removeorder"]);
     world.schedule();
     world.kubelet("a");
     work(&mut world);

@@ -1,26 +1,27 @@
 //! The pod of an attempt: the author's template, and what we add to it.
 //!
-//! Added: labels and finalizer, the owner, a closed gate, `restartPolicy: Never`, the checkpoint claim, and two variables (`GAINSHARE_ATTEMPT`, and
-//! `GAINSHARE_CHECKPOINT_DIR` where there is a claim). Where the author has text something, that stands; the exceptions are `restartPolicy` and our own names.
+//! Added: labels and finalizer, the owner, a closed gate, `restartPolicy: Never`, the checkpoint claim, and two variables
+//! (`GAINSHARE_ATTEMPT`, and `GAINSHARE_CHECKPOINT_DIR` where there is a claim). What the author wrote stays; the exceptions are
+//! `restartPolicy` and our own names.
 //!
-//! Refused: what would make us a way around the cluster's own rules. Whoever may write a TrainingJob gets pods made by the manager, so pods that reach
-//! for the node (host paths and namespaces, privileged containers) or that name their node themselves are not made.
+//! Refused: pods that would let a tenant pass the cluster's own rules. The operator makes pods for everyone who may write a
+//! TrainingJob, so it makes none that reaches for its node (host paths and namespaces, privileged containers) or names its node.
+//!
+//! **Property.** No template makes these functions panic: see `hostile_tests`.
 
 use super::snapshot::JobSnapshot;
-use gainshare_kube_api::crd;
-use gainshare_kube_api::training_job::{
-    ATTEMPT_FINALIZER, EPOCH_LABEL, JOB_LABEL, PLACE_GATE, POLICY_ANNOTATION, TrainingJob,
+use gainshare_kube_api::names::{
+    self, ATTEMPT_FINALIZER, CHECKPOINT_VOLUME as VOLUME, EPOCH_LABEL, JOB_LABEL, PLACE_GATE, POLICY_ANNOTATION,
 };
+use gainshare_kube_api::training_job::TrainingJob;
 use k8s_openapi::api::core::v1::{PodSpec, PodTemplateSpec};
 use kube::Resource;
 use serde_json::{Map, Value, json};
 
-const VOLUME: &str = "gainshare-checkpoint";
-
 /// The longest value a label can have.
 const LONGEST_NAME: usize = 63;
 
-/// What is wrong with the job, in a sentence that helps; nothing if pods can be made from it.
+/// The template, if pods can be made from it; otherwise what is wrong with the job, and the remedy.
 pub(crate) fn check(job: &JobSnapshot) -> Result<PodTemplateSpec, String> {
     if job.name.len() > LONGEST_NAME {
         return Err(format!(
@@ -74,7 +75,7 @@ pub(crate) fn build(job: &JobSnapshot, epoch: u32) -> Value {
             "name": job.name, "uid": job.uid, "controller": true, "blockOwnerDeletion": true,
         }]),
     );
-    let mut spec = template["spec"].clone();
+    let mut spec = object(&template["spec"]);
     spec["restartPolicy"] = json!("Never");
     if spec["terminationGracePeriodSeconds"].is_null() {
         spec["terminationGracePeriodSeconds"] = json!(job.spec.run_policy.termination_grace_period_seconds);
@@ -86,14 +87,14 @@ pub(crate) fn build(job: &JobSnapshot, epoch: u32) -> Value {
             json!({"name": VOLUME, "persistentVolumeClaim": {"claimName": checkpoint.claim_name}}),
         );
     }
-    for container in spec["containers"].as_array_mut().into_iter().flatten() {
+    for container in spec["containers"].as_array_mut().into_iter().flatten().filter(|container| container.is_object()) {
         fit_out(container, job, epoch);
     }
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 }
 
 fn fit_out(container: &mut Value, job: &JobSnapshot, epoch: u32) {
-    // As numbers would have to be text anyway, variables of one name are not repeated: the author's stands.
+    // A variable that the author has set stays.
     let set = |container: &mut Value, name: &str, value: &str| {
         if container["env"].as_array().into_iter().flatten().all(|one| one["name"] != name) {
             push(&mut container["env"], json!({"name": name, "value": value}));
@@ -112,6 +113,11 @@ fn fit_out(container: &mut Value, job: &JobSnapshot, epoch: u32) {
     }
 }
 
+/// The object, or an empty one: fields of it can be set whatever the author wrote.
+fn object(value: &Value) -> Value {
+    if value.is_object() { value.clone() } else { json!({}) }
+}
+
 fn push(list: &mut Value, item: Value) {
     match list {
         Value::Array(items) => items.push(item),
@@ -120,24 +126,24 @@ fn push(list: &mut Value, item: Value) {
 }
 
 fn labels(job: &JobSnapshot, template: &Value, epoch: u32) -> Value {
-    let mut labels = template["metadata"]["labels"].clone();
+    let mut labels = object(&template["metadata"]["labels"]);
     labels[JOB_LABEL] = json!(job.name);
     labels[EPOCH_LABEL] = json!(epoch.to_string());
     labels
 }
 
-/// What agents go by, from the job's objective; a template's own annotations stand.
+/// The job's objective, as annotations for the node agent. The template's own annotations stay.
 fn annotations(job: &JobSnapshot, template: &Value) -> Value {
-    let mut notes = template["metadata"]["annotations"].clone();
+    let mut notes = object(&template["metadata"]["annotations"]);
     let objective = job.spec.objective.clone().unwrap_or_default();
     let collector = job.spec.metrics_collector.clone();
     let word = |value: Value| value.as_str().map(str::to_owned);
     let ours = [
-        (crd::METRIC_ANNOTATION, objective.metric),
-        (crd::OBJECTIVE_ANNOTATION, objective.kind.and_then(|goal| word(json!(goal)))),
-        (crd::COLLECTOR_ANNOTATION, collector.as_ref().and_then(|collector| word(json!(collector.kind)))),
-        (crd::PATTERN_ANNOTATION, collector.as_ref().and_then(|collector| collector.pattern.clone())),
-        (crd::PATH_ANNOTATION, collector.and_then(|collector| collector.path)),
+        (names::METRIC_ANNOTATION, objective.metric),
+        (names::OBJECTIVE_ANNOTATION, objective.kind.and_then(|direction| word(json!(direction)))),
+        (names::COLLECTOR_ANNOTATION, collector.as_ref().and_then(|collector| word(json!(collector.kind)))),
+        (names::PATTERN_ANNOTATION, collector.as_ref().and_then(|collector| collector.pattern.clone())),
+        (names::PATH_ANNOTATION, collector.and_then(|collector| collector.path)),
         (POLICY_ANNOTATION, Some(job.spec.policy.name().to_owned())),
     ];
     for (key, value) in ours {
@@ -150,7 +156,8 @@ fn annotations(job: &JobSnapshot, template: &Value) -> Value {
     notes
 }
 
-/// The patch that pins a gated pod to a node and opens our gate. The version makes sure that nobody has changed the pod since it was read.
+/// The patch that pins a gated pod to a node and opens our gate. The API server refuses it if the pod has changed since it was
+/// read.
 pub(crate) fn open(pod: &Value, node: Option<&str>) -> Value {
     let others: Vec<&Value> = pod["spec"]["schedulingGates"]
         .as_array()
@@ -178,12 +185,12 @@ pub(crate) fn open(pod: &Value, node: Option<&str>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gainshare_kube_api::crd::{CollectorSpec, Goal};
-    use gainshare_kube_api::training_job::{Checkpoint, JobObjective, TrainingJobSpec};
+    use gainshare_kube_api::share_policy::{CollectorSpec, Direction, Objective};
+    use gainshare_kube_api::training_job::{Checkpoint, TrainingJobSpec};
 
     fn job(template: Value) -> JobSnapshot {
         let spec = TrainingJobSpec {
-            objective: Some(JobObjective { metric: Some("loss".to_owned()), kind: Some(Goal::Minimize), goal: None }),
+            objective: Some(Objective { metric: Some("loss".to_owned()), kind: Some(Direction::Minimize) }),
             metrics_collector: Some(CollectorSpec::default()),
             checkpoint: Some(Checkpoint { claim_name: "work".to_owned(), path: "/ck".to_owned(), sub_path: None }),
             ..TrainingJobSpec::default()

@@ -323,7 +323,7 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
     fn key(name: &str) -> NamespacedName {
-        (String::new(), name.to_owned())
+        NamespacedName::new("", name)
     }
 
     fn job(name: &str, version: u64) -> JobSnapshot {
@@ -335,7 +335,7 @@ mod tests {
         }
     }
 
-    /// One whose journal says that it lives on this node.
+    /// A job that runs on this node by its journal.
     fn begun(name: &str, version: u64, node: &str) -> JobSnapshot {
         let attempt = Attempt {
             epoch: 1,
@@ -355,12 +355,12 @@ mod tests {
         JobSnapshot { status, ..job(name, version) }
     }
 
-    /// Whose turns come now, one after the other, each done before the next.
+    /// The jobs that are due now, one after the other, each done before the next.
     fn turns(store: &mut Store) -> Vec<String> {
         let mut names = Vec::new();
         while let Some(key) = store.take(Timestamp::UNIX_EPOCH) {
             store.done(&key);
-            names.push(key.1);
+            names.push(key.name);
         }
         names
     }
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn new_jobs_are_announced_once_and_not_too_many() {
         let mut store = Store::default();
-        // As after a start of the manager: those that run already take no new one's place.
+        // As after a start of the operator: running jobs take no new job's place.
         for name in ["running", "too"] {
             store.put_job(begun(name, 1, "n"));
         }
@@ -437,5 +437,45 @@ mod tests {
         assert!(store.coming(2).is_empty());
         (0..3).for_each(|_| drop(store.take(Timestamp::UNIX_EPOCH)));
         assert_eq!(names(store.coming(2)), ["c"]);
+    }
+
+    #[test]
+    fn a_job_whose_reconcile_panicked_rests_and_holds_up_no_other() {
+        let mut store = Store::default();
+        let at = |second| Timestamp::from_second(second).unwrap();
+        store.put_job(begun("bad", 1, "n"));
+        assert_eq!(store.take(at(0)), Some(key("bad")));
+        let rest_s = store.panicked(&key("bad"), at(0)).as_secs() as i64;
+        // Its watch brings it again, as after a write of its condition.
+        store.put_job(begun("bad", 2, "n"));
+        store.put_job(begun("good", 1, "n"));
+        assert_eq!((store.take(at(1)), store.take(at(1))), (Some(key("good")), None));
+        assert_eq!(store.next_alarm(), Some(at(rest_s)));
+        assert_eq!(store.take(at(rest_s)), Some(key("bad")), "it is tried again");
+        let longer = store.panicked(&key("bad"), at(rest_s)).as_secs() as i64;
+        assert_eq!(longer, 2 * rest_s);
+        assert_eq!(store.take(at(rest_s + longer)), Some(key("bad")));
+        store.done(&key("bad"));
+        assert_eq!(store.take(at(1000)), None);
+    }
+
+    #[test]
+    fn a_missing_node_is_off_only_after_a_while_unless_it_was_declared() {
+        let mut store = Store::default();
+        store.put_node("n", Some(NodeState::Ready));
+        store.put_node("tainted", Some(NodeState::Off));
+        store.put_node("n", None);
+        store.put_node("tainted", None);
+        let now = Instant::now();
+        let (state, left) = store.missing_node("n", now);
+        assert_eq!(state, NodeState::Missing);
+        assert!(left.unwrap() <= MISSING_NODE_IS_OFF_AFTER);
+        assert_eq!(store.missing_node("n", now + MISSING_NODE_IS_OFF_AFTER), (NodeState::Off, None));
+        assert_eq!(store.missing_node("tainted", now), (NodeState::Off, None));
+        assert_eq!(store.missing_node("never-seen", now).0, NodeState::Missing);
+        store.put_node("n", Some(NodeState::Ready));
+        assert_eq!(store.node("n"), Some(NodeState::Ready));
+        store.put_node("n", None);
+        assert_eq!(store.missing_node("n", Instant::now()).0, NodeState::Missing, "the time begins again");
     }
 }

@@ -1,11 +1,12 @@
-//! What a SharePolicy's status says. [`status`] is pure; [`pass`] writes where it differs from what is there.
+//! The status of a SharePolicy. [`status`] is pure; [`pass`] writes it where it has changed.
 
-use super::write::FIELD_MANAGER;
+use crate::jobs::isolate::skip_on_panic;
 use crate::state::agents::Agents;
 use crate::state::lead::Leader;
 use crate::state::world::{PolicyKey, World};
-use gainshare_kube_api::crd::{BlockedPod, SharePolicy, SharePolicyStatus};
+use gainshare_kube_api::names::{API_VERSION, FIELD_MANAGER};
 use gainshare_kube_api::select::PolicyFacts;
+use gainshare_kube_api::share_policy::{BlockedPod, SharePolicy, SharePolicyStatus};
 use gainshare_kube_api::wire::Category;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Client;
@@ -27,7 +28,7 @@ struct Finding {
     message: String,
 }
 
-/// What there is to say about a policy now. Conditions keep the time at which they last changed.
+/// The status of a policy now. Conditions keep the time at which they last changed.
 pub(crate) fn status(
     world: &World,
     policy: &PolicyFacts,
@@ -76,7 +77,7 @@ pub(crate) fn status(
                 "every node with selected pods has an agent".to_owned()
             } else {
                 let first: Vec<&str> = silent.iter().copied().take(NAMED).collect();
-                format!("no word from the agents of {} of {} nodes: {}", silent.len(), nodes.len(), first.join(", "))
+                format!("the agents of {} of {} nodes do not report: {}", silent.len(), nodes.len(), first.join(", "))
             },
         },
     ];
@@ -168,7 +169,7 @@ fn condition(finding: Finding, before: &SharePolicyStatus, generation: i64, at: 
     }
 }
 
-/// Writes the status of these policies where it differs. Answers those that could not be written.
+/// Writes the status of these policies where it has changed. Answers those that could not be written.
 pub(crate) async fn pass(
     leader: &Arc<Leader>,
     client: &Client,
@@ -180,7 +181,9 @@ pub(crate) async fn pass(
         let found = leader.look(|world| {
             let policy = world.policies.get(&key).filter(|policy| !policy.ending)?;
             let agents = leader.agents.lock().expect("never poisoned");
-            let wanted = status(world, policy, &agents, Instant::now(), jiff::Timestamp::now());
+            let name = format!("{}/{}", policy.namespace, policy.name);
+            let compute = || status(world, policy, &agents, Instant::now(), jiff::Timestamp::now());
+            let wanted = skip_on_panic("SharePolicy", &name, compute)?;
             (policy.status.as_ref() != Some(&wanted)).then(|| (policy.clone(), wanted))
         });
         let Some((policy, wanted)) = found else { continue };
@@ -199,7 +202,7 @@ pub(crate) async fn pass(
                 if let Some(facts) = PolicyFacts::of(&written) {
                     leader.change(|world| world.put_policy(facts));
                 }
-                tell(recorder, &policy, &wanted).await;
+                publish_event(recorder, &policy, &wanted).await;
             }
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(error) => {
@@ -212,7 +215,7 @@ pub(crate) async fn pass(
 }
 
 /// An event when `Ready` turns.
-async fn tell(recorder: &Recorder, policy: &PolicyFacts, wanted: &SharePolicyStatus) {
+async fn publish_event(recorder: &Recorder, policy: &PolicyFacts, wanted: &SharePolicyStatus) {
     let ready = |status: &SharePolicyStatus| {
         status
             .conditions
@@ -229,7 +232,7 @@ async fn tell(recorder: &Recorder, policy: &PolicyFacts, wanted: &SharePolicySta
     let type_ = if state == "True" { EventType::Normal } else { EventType::Warning };
     let event = Event { type_, reason, note: Some(message), action: "Share".to_owned(), secondary: None };
     let reference = k8s_openapi::api::core::v1::ObjectReference {
-        api_version: Some("gainshare.dev/v1alpha1".to_owned()),
+        api_version: Some(API_VERSION.to_owned()),
         kind: Some("SharePolicy".to_owned()),
         namespace: Some(policy.namespace.clone()),
         name: Some(policy.name.clone()),

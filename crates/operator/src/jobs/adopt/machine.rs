@@ -1,48 +1,51 @@
-//! What to do about an adopted Job, from what is snapshot of it. Pure, and by the same rule as for TrainingJobs: what is intended is written first, and each
-//! deed is harmless if repeated. The Job and its pods are read from the API server itself before each step, the Job first; writes to it are
-//! refused if it has changed since.
+//! What to do about an adopted Job, from a snapshot of it. Pure, and by the same rule as for TrainingJobs: the intention is
+//! written first, and each action is harmless if repeated. The Job and its pods are read from the API server itself before each
+//! step, the Job first. The API server refuses writes to a Job that has changed since.
 
-use super::snapshot::BatchJobSnapshot;
-use super::{Journal, Stopped};
+use crate::jobs::action::JournalStep;
 use crate::jobs::ending::verdict;
-use crate::jobs::machine::{OWN_SHARE_WAIT, overdue, record, removed_sentence};
+use crate::jobs::machine::{OWN_SHARE_WAIT, record};
 use crate::jobs::snapshot::{NodeState, Nodes, PodSnapshot, Stop};
-use crate::jobs::{JobFacts, JobState, Order, OrderKind, unless_kept};
-use gainshare_kube_api::training_job::{JobPolicy, Migration, NODE_ANNOTATION, Phase};
+use crate::jobs::waiting::{overdue, removed_sentence};
+use crate::jobs::{JobFacts, JobState, Order, OrderKind, check_not_kept};
+use gainshare_kube_api::adopted::{BatchJobSnapshot, Journal, StoppedPod};
+use gainshare_kube_api::placement_reason::PlacementReason;
+use gainshare_kube_api::training_job::{Migration, Phase};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
-/// How often a Job is looked at while it is moved.
-const LOOK_EVERY: SignedDuration = SignedDuration::from_millis(500);
+/// How often a Job is read while it is moved.
+const READ_EVERY: SignedDuration = SignedDuration::from_millis(500);
 
 pub(super) struct Snapshot<'a> {
     pub(super) now: Timestamp,
     pub(super) job: &'a BatchJobSnapshot,
-    /// The Job's own, all of them.
+    /// All pods that the Job owns.
     pub(super) pods: &'a [PodSnapshot],
     pub(super) nodes: &'a Nodes,
     pub(super) order: Option<&'a Order>,
-    /// Everything is to be given back.
+    /// Sharing is switched off: everything is to be given back.
     pub(super) off: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Action {
-    /// Only the journal; the step's name is for events and fail points.
-    Write(&'static str, Box<Journal>),
-    /// The pod is to be followed by its node's agent, or no longer.
-    Mark(Stopped, bool),
-    /// Its end must not be missed.
-    Hold(Stopped),
-    LetGo(Stopped),
+    /// Writes only the journal.
+    Write(JournalStep, Box<Journal>),
+    /// Marks the pod for its node agent, or removes the mark.
+    Mark(StoppedPod, bool),
+    /// Puts our finalizer on the pod, so that its end is read.
+    Hold(StoppedPod),
+    LetGo(StoppedPod),
     Suspend,
-    /// Without it the template of a suspended Job can change.
+    /// Without a start time, the template of a suspended Job can change.
     ClearStartTime,
     /// The journal, our preference, and `suspend: false`, at once.
-    Resume(&'static str, Box<Journal>),
-    /// The journal goes; our preference with it, where it can.
+    Resume(JournalStep, Box<Journal>),
+    /// Removes the journal, and our preference where that is possible.
     Forget,
-    Taken,
+    /// Removes the order: it is in the journal, or cannot be carried out.
+    RemoveOrder,
 }
 
 #[derive(Debug, Default, PartialEq)]
@@ -52,8 +55,8 @@ pub(super) struct Step {
 }
 
 impl From<Action> for Step {
-    fn from(actions: Action) -> Step {
-        Step { actions: vec![actions], wake: None }
+    fn from(action: Action) -> Step {
+        Step { actions: vec![action], wake: None }
     }
 }
 
@@ -66,15 +69,15 @@ pub(super) fn step(snapshot: &Snapshot<'_>) -> Step {
         None if job.asked && !snapshot.off => followed(snapshot),
         None => let_be(snapshot),
     };
-    let takes = next.actions.iter().any(|actions| matches!(actions, Action::Write("stopping", _)));
+    let takes = next.actions.iter().any(|action| matches!(action, Action::Write(JournalStep::Stopping, _)));
     if snapshot.order.is_some() && (takes || next.actions.is_empty()) {
-        next.actions.push(Action::Taken);
+        next.actions.push(Action::RemoveOrder);
     }
     next
 }
 
-fn id(pod: &PodSnapshot) -> Stopped {
-    Stopped { name: pod.name.clone(), uid: pod.uid.clone() }
+fn id(pod: &PodSnapshot) -> StoppedPod {
+    StoppedPod { name: pod.name.clone(), uid: pod.uid.clone() }
 }
 
 /// The pod that runs and is not about to end.
@@ -82,13 +85,13 @@ fn running<'a>(snapshot: &Snapshot<'a>) -> Option<&'a PodSnapshot> {
     snapshot.pods.iter().find(|pod| pod.running && pod.deleted.is_none() && pod.node.is_some())
 }
 
-/// It has ended, or is being deleted: nothing follows, so nothing has to be held.
+/// The Job has ended, or is being deleted: no attempt follows, so no pod has to be held.
 fn over(snapshot: &Snapshot<'_>) -> Step {
     let held = snapshot.pods.iter().filter(|pod| pod.has_finalizer);
     let mut actions: Vec<Action> = held.map(|pod| Action::LetGo(id(pod))).collect();
     if snapshot.job.journal.migration.is_some() && !snapshot.job.deleting {
         let journal = cancelled(snapshot, "it ended before it was moved");
-        actions.push(Action::Write("cancelled", Box::new(journal)));
+        actions.push(Action::Write(JournalStep::Cancelled, Box::new(journal)));
     }
     Step { actions, wake: None }
 }
@@ -97,20 +100,24 @@ fn cancelled(snapshot: &Snapshot<'_>, message: &str) -> Journal {
     Journal { migration: None, pod: None, message: message.to_owned(), ..snapshot.job.journal.clone() }
 }
 
-/// The move comes to nothing; what was suspended for it goes on.
+/// Gives up the move, and resumes a Job that was suspended for it.
 fn cancel(snapshot: &Snapshot<'_>, message: &str) -> Step {
     let journal = Box::new(cancelled(snapshot, message));
-    if snapshot.job.suspended { Action::Resume("cancelled", journal).into() } else { Action::Write("cancelled", journal).into() }
+    if snapshot.job.suspended {
+        Action::Resume(JournalStep::Cancelled, journal).into()
+    } else {
+        Action::Write(JournalStep::Cancelled, journal).into()
+    }
 }
 
-fn set_status(snapshot: &Snapshot<'_>, message: String) -> Vec<Action> {
+fn note(snapshot: &Snapshot<'_>, message: String) -> Vec<Action> {
     if snapshot.job.has_journal && snapshot.job.journal.message == message {
         return Vec::new();
     }
-    vec![Action::Write("said", Box::new(Journal { message, ..snapshot.job.journal.clone() }))]
+    vec![Action::Write(JournalStep::Noted, Box::new(Journal { message, ..snapshot.job.journal.clone() }))]
 }
 
-/// Nobody wants it to be moved any more.
+/// The Job is not to be moved any more.
 fn let_be(snapshot: &Snapshot<'_>) -> Step {
     let job = snapshot.job;
     let marked = snapshot.pods.iter().filter(|pod| !pod.job.is_empty() && pod.stop(snapshot.nodes).is_none());
@@ -127,14 +134,6 @@ fn let_be(snapshot: &Snapshot<'_>) -> Step {
     Step { actions, wake: None }
 }
 
-pub(super) fn movable(job: &BatchJobSnapshot) -> Result<(), String> {
-    match (&job.problem, &job.journal.unmovable) {
-        (Some(why), _) | (None, Some(why)) => Err(why.clone()),
-        (None, None) if job.policy == JobPolicy::Na => Err("its policy is na".to_owned()),
-        (None, None) => Ok(()),
-    }
-}
-
 fn followed(snapshot: &Snapshot<'_>) -> Step {
     let job = snapshot.job;
     let held = snapshot.pods.iter().filter(|pod| pod.has_finalizer);
@@ -142,7 +141,7 @@ fn followed(snapshot: &Snapshot<'_>) -> Step {
     if let Some(problem) = &job.problem {
         let marked = snapshot.pods.iter().filter(|pod| !pod.job.is_empty() && pod.stop(snapshot.nodes).is_none());
         actions.extend(marked.map(|pod| Action::Mark(id(pod), false)));
-        actions.extend(set_status(snapshot, format!("is not moved: {problem}")));
+        actions.extend(note(snapshot, format!("is not moved: {problem}")));
         return Step { actions, wake: None };
     }
     let Some(pod) = running(snapshot) else { return Step { actions, wake: None } };
@@ -151,30 +150,31 @@ fn followed(snapshot: &Snapshot<'_>) -> Step {
     }
     let node = pod.node.clone().unwrap_or_default();
     let order = snapshot.order.filter(|order| order.kind == OrderKind::Move && order.node != node);
-    if let Some(order) = order.filter(|_| movable(job).is_ok()) {
+    if let Some(order) = order.filter(|_| job.movable().is_ok()) {
         let mut journal = job.journal.clone();
         journal.pod = Some(id(pod));
-        journal.message = format!("is to be saved and to go on on {}: {}", order.node, order.why);
+        journal.message = format!("is to be saved and to go on on {}: {}", order.node, order.sentence());
         journal.migration = Some(Migration {
             from: node,
             to: order.node.clone(),
-            why: order.why.clone(),
+            reason: Some(order.reason),
+            message: order.sentence(),
             phase: Phase::Stopping,
             epoch: job.journal.moves.saturating_add(1),
             since: MicroTime(snapshot.now),
             stopped: None,
         });
         journal.asked_node = job.wanted_node.clone();
-        actions.push(Action::Write("stopping", Box::new(journal)));
+        actions.push(Action::Write(JournalStep::Stopping, Box::new(journal)));
         return Step { actions, wake: None };
     }
-    let stays = movable(job).err().map(|why| format!("; it is not moved: {why}")).unwrap_or_default();
+    let stays = job.movable().err().map(|why| format!("; it is not moved: {why}")).unwrap_or_default();
     let mut journal = job.journal.clone();
     journal.message = format!("runs on {node} as {}{stays}", pod.name);
     journal.node = Some(node);
     journal.began = journal.began.or(Some(MicroTime(pod.created)));
     if journal != job.journal {
-        actions.push(Action::Write("said", Box::new(journal)));
+        actions.push(Action::Write(JournalStep::Noted, Box::new(journal)));
     }
     Step { actions, wake: None }
 }
@@ -182,17 +182,21 @@ fn followed(snapshot: &Snapshot<'_>) -> Step {
 /// The journal says that this pod is to be stopped.
 fn stopping(snapshot: &Snapshot<'_>, migration: &Migration) -> Step {
     let job = snapshot.job;
-    let Some(stopped) = &job.journal.pod else { return cancel(snapshot, "the journal names no pod: the move is given up") };
+    let Some(stopped) = &job.journal.pod else {
+        return cancel(snapshot, "the journal names no pod: the move is given up");
+    };
     let pod = snapshot.pods.iter().find(|pod| pod.uid == stopped.uid);
     let sworn = job.declared_stopped.as_deref() == Some(&stopped.name);
     let stop = match pod {
         Some(pod) => pod.stop(snapshot.nodes).or_else(|| (sworn && pod.deleted.is_some()).then_some(Stop::Declared)),
-        None if snapshot.nodes.get(&migration.from) == Some(&NodeState::Off) => Some(Stop::NodeOff(migration.from.clone())),
+        None if snapshot.nodes.get(&migration.from) == Some(&NodeState::Off) => {
+            Some(Stop::NodeOff(migration.from.clone()))
+        }
         None => sworn.then_some(Stop::Declared),
     };
-    let wake = snapshot.now.saturating_add(LOOK_EVERY).ok();
+    let wake = snapshot.now.saturating_add(READ_EVERY).ok();
     match (pod, stop) {
-        // It ended, or somebody deleted it, before we had asked anybody: the Job controller goes on by its own rules.
+        // The pod ended, or was deleted, before the Job was suspended: the Job controller goes on by its own rules.
         (None, _) | (_, Some(_)) if !job.suspended => cancel(snapshot, "its pod ended before it was moved"),
         (Some(pod), Some(Stop::Exited(_) | Stop::NeverBegan(_))) if pod.deleted.is_none() => {
             cancel(snapshot, "its pod ended by itself before it was moved")
@@ -207,19 +211,20 @@ fn stopping(snapshot: &Snapshot<'_>, migration: &Migration) -> Step {
         (None, None) => {
             let sentence =
                 removed_sentence("job", (&job.namespace, &job.name), &stopped.name, Some(migration.from.as_str()));
-            Step { actions: set_status(snapshot, sentence), wake }
+            Step { actions: note(snapshot, sentence), wake }
         }
         (Some(pod), None) if pod.deleted.is_some() && !job.suspended => {
-            cancel(snapshot, "somebody deleted its pod before it was moved")
+            cancel(snapshot, "its pod was deleted before it was moved")
         }
         (Some(pod), None) if pod.deleted.is_none() && !pod.has_finalizer => Action::Hold(id(pod)).into(),
-        // It saves itself on its own share, as TrainingJobs do.
+        // The pod gets its own share back before it saves itself, as for TrainingJobs.
         (Some(pod), None) if !job.suspended && pod.reshaped && since(migration, snapshot.now) < OWN_SHARE_WAIT => {
             Step { actions: Vec::new(), wake }
         }
         (Some(_), None) if !job.suspended => Action::Suspend.into(),
         (Some(pod), None) => {
-            let actions = overdue(pod, snapshot.now).0.map(|message| set_status(snapshot, message)).unwrap_or_default();
+            let actions =
+                overdue(pod, snapshot.nodes, snapshot.now).0.map(|message| note(snapshot, message)).unwrap_or_default();
             Step { actions, wake }
         }
     }
@@ -244,17 +249,17 @@ fn proven(snapshot: &Snapshot<'_>, migration: &Migration, pod: Option<&PodSnapsh
     journal.prefers = Some(target.clone());
     let stopped = Some(MicroTime(snapshot.now));
     journal.migration = Some(Migration { phase: Phase::Starting, to: target, stopped, ..migration.clone() });
-    Action::Resume("stopped", Box::new(journal)).into()
+    Action::Resume(JournalStep::Stopped, Box::new(journal)).into()
 }
 
-/// It is on its way; the scheduler has the last word about where.
+/// The Job was resumed; the scheduler decides where it runs.
 fn starting(snapshot: &Snapshot<'_>, migration: &Migration) -> Step {
     let held = snapshot.pods.iter().filter(|pod| pod.has_finalizer);
     let mut actions: Vec<Action> = held.map(|pod| Action::LetGo(id(pod))).collect();
     let before = snapshot.job.journal.pod.as_ref().map(|pod| pod.uid.as_str());
     let arrived = running(snapshot).filter(|pod| Some(pod.uid.as_str()) != before);
     let Some((pod, node)) = arrived.and_then(|pod| Some((pod, pod.node.as_ref()?))) else {
-        return Step { actions, wake: snapshot.now.saturating_add(LOOK_EVERY).ok() };
+        return Step { actions, wake: snapshot.now.saturating_add(READ_EVERY).ok() };
     };
     let mut journal = Journal { migration: None, pod: None, ..snapshot.job.journal.clone() };
     journal.moves = journal.moves.saturating_add(u32::from(*node != migration.from));
@@ -264,18 +269,17 @@ fn starting(snapshot: &Snapshot<'_>, migration: &Migration) -> Step {
     if *node != migration.to {
         journal.message.push_str(&format!(": the scheduler did not put it on {}", migration.to));
     }
-    actions.push(Action::Write("running", Box::new(journal)));
+    actions.push(Action::Write(JournalStep::Running, Box::new(journal)));
     Step { actions, wake: None }
 }
 
-/// What the annotation of the Job orders, if it was not followed before.
+/// The order of the node annotation, if the value was not followed before.
 pub(super) fn asked(job: &BatchJobSnapshot) -> Option<Order> {
     let node = job.wanted_node.clone().filter(|node| job.journal.asked_node.as_ref() != Some(node))?;
-    let why = format!("the annotation {NODE_ANNOTATION} asks for it");
-    Some(Order { uid: job.uid.clone(), node, kind: OrderKind::Move, why })
+    Some(Order { uid: job.uid.clone(), node, kind: OrderKind::Move, reason: PlacementReason::Requested })
 }
 
-/// What the decision gets to know.
+/// What the decision reads.
 pub(super) fn facts(snapshot: &Snapshot<'_>) -> Option<JobFacts> {
     let job = snapshot.job;
     if job.deleting || !job.asked || snapshot.off {
@@ -297,13 +301,28 @@ pub(super) fn facts(snapshot: &Snapshot<'_>) -> Option<JobFacts> {
         arrived: job.created,
         policy: job.policy,
         state,
-        movable: movable(job).and_then(|()| unless_kept(job.wanted_node.as_deref())),
+        movable: job.movable().and_then(|()| check_not_kept(job.wanted_node.as_deref())),
         pod_uid: pod.map(|pod| pod.uid.clone()),
         cpu_request_milli: job.requests.0,
         memory_request_bytes: job.requests.1,
         tried: Vec::new(),
         move_cost_s: job.journal.last_moves.last().map(|made| made.save_s + made.restore_s),
     })
+}
+
+/// Runs one step with an order to move, as tests outside of this module need it.
+#[cfg(test)]
+pub(in crate::jobs) fn test_step(job: &BatchJobSnapshot, pods: &[PodSnapshot], nodes: &Nodes, now: Timestamp) {
+    let order = asked(job).unwrap_or_else(|| Order {
+        uid: job.uid.clone(),
+        node: "b".to_owned(),
+        kind: OrderKind::Move,
+        reason: PlacementReason::Gain,
+    });
+    for off in [false, true] {
+        let snapshot = Snapshot { now, job, pods, nodes, order: Some(&order), off };
+        let _ = (step(&snapshot), facts(&snapshot));
+    }
 }
 
 #[cfg(test)]

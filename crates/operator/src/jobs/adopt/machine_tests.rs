@@ -28,7 +28,13 @@ struct Manager(Vec<Action>, String);
 
 impl World {
     fn new(on_sigterm: i32) -> World {
-        let job = BatchJobSnapshot { name: "run".into(), uid: "job".into(), asked: true, grace_s: 30, ..BatchJobSnapshot::default() };
+        let job = BatchJobSnapshot {
+            name: "run".into(),
+            uid: "job".into(),
+            asked: true,
+            grace_s: 30,
+            ..BatchJobSnapshot::default()
+        };
         let nodes = NODES.iter().map(|node| ((*node).to_owned(), NodeState::Ready)).collect();
         let now = Timestamp::from_second(1_800_000_000).unwrap();
         let (pods, live) = (BTreeMap::new(), BTreeMap::new());
@@ -111,7 +117,7 @@ impl World {
                 uid: "job".into(),
                 node: node.into(),
                 kind: OrderKind::Move,
-                why: "x".into(),
+                reason: PlacementReason::Gain,
             });
             let pods: Vec<PodSnapshot> = self.pods.values().cloned().collect();
             let (job, nodes) = (&self.job, &self.nodes);
@@ -293,14 +299,16 @@ fn a_move_saves_stops_and_resumes_at_its_target() {
 
 #[test]
 fn a_job_that_is_let_go_keeps_nothing_of_ours_that_can_be_taken_off() {
-    let mut job = BatchJobSnapshot { name: "run".into(), has_journal: true, has_start_time: true, ..BatchJobSnapshot::default() };
+    let mut job =
+        BatchJobSnapshot { name: "run".into(), has_journal: true, has_start_time: true, ..BatchJobSnapshot::default() };
     let look = |job: &BatchJobSnapshot, pods: &[PodSnapshot]| {
         step(&Snapshot { now: Timestamp::UNIX_EPOCH, job, pods, nodes: &Nodes::new(), order: None, off: false }).actions
     };
     assert_eq!(look(&job, &[]), [Action::Forget]);
     job.journal.prefers = Some("a".into());
-    let running = PodSnapshot { name: "p".into(), uid: "p".into(), job: "run".into(), running: true, ..PodSnapshot::default() };
-    let pod = Stopped { name: "p".into(), uid: "p".into() };
+    let running =
+        PodSnapshot { name: "p".into(), uid: "p".into(), job: "run".into(), running: true, ..PodSnapshot::default() };
+    let pod = StoppedPod { name: "p".into(), uid: "p".into() };
     assert_eq!(look(&job, &[running]), [Action::Mark(pod, false)], "its template is out of reach while it runs");
     job.suspended = true;
     assert_eq!(look(&job, &[]), [Action::ClearStartTime]);

@@ -1,18 +1,22 @@
-//! The loop around adopted Jobs: reads them and their pods, asks [`step`] what to do, and does it.
+//! The loop around adopted Jobs: reads them and their pods, runs [`step`], and executes the actions.
 //!
-//! Jobs change whenever one of their pods does (`active`, `ready`, `terminating`), so a watch of Jobs is enough; what a step decides on is read afresh.
+//! A Job changes whenever one of its pods does (`active`, `ready`, `terminating`), so a watch of Jobs is enough. The inputs of a
+//! step are read from the API server each time. A panic stays with its Job: it is caught, published as an event of that Job, and
+//! the Job is tried again after a growing rest.
 
-use super::machine::{Action, Step, Snapshot, asked, facts, step};
-use super::snapshot::BatchJobSnapshot;
-use super::{Journal, Stopped};
+use super::machine::{Action, Snapshot, Step, asked, facts, step};
 use crate::jobs::Orders;
-use crate::jobs::apply::{Effect, FailPoint, Executor, ActionError, params, classify};
+use crate::jobs::action::JournalStep;
+use crate::jobs::apply::{ActionError, Effect, Executor, FailPoint, classify, params};
+use crate::jobs::isolate::{catch_future, rest_after};
 use crate::jobs::snapshot::{NodeState, Nodes, PodSnapshot};
+use crate::jobs::store::MISSING_NODE_IS_OFF_AFTER;
 use crate::state::lead::Leader;
 use crate::state::metrics::WriteLabels;
-use crate::state::watch::{News, follow};
+use crate::state::watch::{Change, follow};
 use futures_util::StreamExt;
-use gainshare_kube_api::training_job::{ADOPTED_ANNOTATION, JOB_LABEL, POLICY_ANNOTATION};
+use gainshare_kube_api::adopted::{BatchJobSnapshot, Journal, StoppedPod};
+use gainshare_kube_api::names::{ADOPTED_ANNOTATION, JOB_LABEL, NamespacedName, POLICY_ANNOTATION};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
@@ -20,10 +24,11 @@ use kube::Client;
 use kube::api::{Api, ListParams, Patch};
 use kube::runtime::events::{Event, EventType, Recorder};
 use kube::runtime::watcher;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
@@ -32,24 +37,26 @@ const CONTROLLER_UID: &str = "batch.kubernetes.io/controller-uid";
 
 const AT_ONCE: usize = 8;
 const STEPS_AT_ONCE: usize = 16;
-/// The pause before a Job whose deed failed is looked at again.
+/// The pause before a Job whose action failed is tried again.
 const PAUSE: SignedDuration = SignedDuration::from_secs(1);
-/// How often orders are looked for.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often orders are read.
+const READ_EVERY: Duration = Duration::from_millis(500);
 
-/// Namespace and name.
-type Key = (String, String);
-
+/// The Jobs that the operator follows, and which of them are due.
 #[derive(Default)]
-struct Known {
-    /// Uids of the Jobs that concern us.
-    jobs: BTreeMap<Key, String>,
-    dirty: BTreeSet<Key>,
-    wakes: BTreeMap<Key, Timestamp>,
+struct FollowedJobs {
+    /// Their uids.
+    jobs: BTreeMap<NamespacedName, String>,
+    dirty: BTreeSet<NamespacedName>,
+    wakes: BTreeMap<NamespacedName, Timestamp>,
     listed: bool,
     was_off: bool,
-    /// A Job has gone, and perhaps left a pod that we hold.
+    /// A Job has gone, and perhaps left a pod with our finalizer.
     sweep: bool,
+    /// Jobs whose reconcile panicked: how often in a row, and until when they rest.
+    resting: BTreeMap<NamespacedName, (u32, Timestamp)>,
+    /// Since when the API server has had no object of these nodes.
+    missing_nodes: BTreeMap<String, Instant>,
 }
 
 struct Adopter {
@@ -59,8 +66,8 @@ struct Adopter {
     orders: Arc<Orders>,
     recorder: Recorder,
     fail_at: FailPoint,
-    known: Mutex<Known>,
-    bell: Notify,
+    followed: Mutex<FollowedJobs>,
+    wake: Notify,
 }
 
 pub(in crate::jobs) fn start(
@@ -77,23 +84,23 @@ pub(in crate::jobs) fn start(
         orders: leader.jobs.clone(),
         recorder,
         fail_at,
-        known: Mutex::default(),
-        bell: Notify::new(),
+        followed: Mutex::default(),
+        wake: Notify::new(),
     });
     let it = adopter.clone();
     tasks.spawn(async move {
         let api = Api::<Job>::all(it.client.clone());
         let complete = || it.change(|known| (known.listed, known.sweep) = (true, true));
         let read = |job: Job| BatchJobSnapshot::of(&job);
-        follow(api, watcher::Config::default(), &it.leader.metrics, read, |news| it.put(news), complete).await;
+        follow(api, watcher::Config::default(), &it.leader.metrics, read, |change| it.put(change), complete).await;
     });
     tasks.spawn(adopter.run());
 }
 
-impl Known {
-    /// Takes in a Job; answers the uid of one that no longer concerns us.
+impl FollowedJobs {
+    /// Takes in a Job. Answers the uid of a Job that the operator no longer follows.
     fn put(&mut self, job: &BatchJobSnapshot, here: bool) -> Option<String> {
-        let key = (job.namespace.clone(), job.name.clone());
+        let key = NamespacedName::new(&job.namespace, &job.name);
         if here && job.is_ours() {
             self.dirty.insert(key.clone());
             return self.jobs.insert(key, job.uid.clone()).filter(|uid| *uid != job.uid);
@@ -104,17 +111,17 @@ impl Known {
 }
 
 impl Adopter {
-    fn change(&self, change: impl FnOnce(&mut Known)) {
-        change(&mut self.known.lock().expect("never poisoned"));
-        self.bell.notify_one();
+    fn change(&self, change: impl FnOnce(&mut FollowedJobs)) {
+        change(&mut self.followed.lock());
+        self.wake.notify_one();
     }
 
-    fn put(&self, news: News<BatchJobSnapshot>) {
+    fn put(&self, change: Change<BatchJobSnapshot>) {
         self.change(|known| {
-            let gone: Vec<String> = match news {
-                News::Here(job) => known.put(&job, true).into_iter().collect(),
-                News::Gone(job) => known.put(&job, false).into_iter().collect(),
-                News::All(jobs) => {
+            let gone: Vec<String> = match change {
+                Change::Applied(job) => known.put(&job, true).into_iter().collect(),
+                Change::Deleted(job) => known.put(&job, false).into_iter().collect(),
+                Change::Listed(jobs) => {
                     let before = std::mem::take(&mut known.jobs);
                     jobs.iter().for_each(|job| drop(known.put(job, true)));
                     known.sweep = true;
@@ -130,7 +137,7 @@ impl Adopter {
             let off = self.leader.look(|world| world.is_off());
             let now = Timestamp::now();
             let (due, sweep) = {
-                let mut known = self.known.lock().expect("never poisoned");
+                let mut known = self.followed.lock();
                 if !known.listed || !self.leader.is_synced() {
                     (BTreeSet::new(), false)
                 } else {
@@ -138,27 +145,35 @@ impl Adopter {
                 }
             };
             if sweep && let Err(error) = self.sweep().await {
-                tracing::warn!(error, "cannot look for pods of Jobs that are gone");
-                self.known.lock().expect("never poisoned").sweep = true;
+                tracing::warn!(error, "cannot list the pods of Jobs that are gone");
+                self.followed.lock().sweep = true;
             }
-            futures_util::stream::iter(due).for_each_concurrent(AT_ONCE, |key| self.settle(key, off)).await;
+            futures_util::stream::iter(due).for_each_concurrent(AT_ONCE, |key| self.settle_or_rest(key, off)).await;
             tokio::select! {
-                () = self.bell.notified() => {}
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = self.wake.notified() => {}
+                () = tokio::time::sleep(READ_EVERY) => {}
             }
         }
     }
 
-    async fn settle(&self, key: Key, off: bool) {
+    /// Settles one Job. A panic is reported, and the Job rests.
+    async fn settle_or_rest(&self, key: NamespacedName, off: bool) {
+        match catch_future(self.settle(&key, off)).await {
+            Ok(()) => drop(self.followed.lock().resting.remove(&key)),
+            Err(panic) => self.report_panic(&key, &panic).await,
+        }
+    }
+
+    async fn settle(&self, key: &NamespacedName, off: bool) {
         for _ in 0..STEPS_AT_ONCE {
-            let next = match self.step(&key, off).await {
+            let next = match self.step(key, off).await {
                 Ok(Some((job, next))) => {
-                    let idle = next.actions.iter().all(|actions| *actions == Action::Taken);
-                    if next.actions.contains(&Action::Taken) {
-                        self.orders.taken(&job.uid);
+                    let idle = next.actions.iter().all(|action| *action == Action::RemoveOrder);
+                    if next.actions.contains(&Action::RemoveOrder) {
+                        self.orders.remove_order(&job.uid);
                     }
                     if idle {
-                        return self.wake(&key, next.wake);
+                        return self.wake_at(key, next.wake);
                     }
                     self.act_all(&job, &next).await
                 }
@@ -166,45 +181,52 @@ impl Adopter {
                 Err(error) => Err(ActionError::Again(error)),
             };
             match next {
-                // Old: what is read next is newer.
+                // Our copy was old: the next read is newer.
                 Ok(()) | Err(ActionError::Old(_)) => {}
                 Err(error) => {
-                    tracing::warn!(job = key.1, namespace = key.0, %error, "an adopted Job has to wait");
-                    return self.wake(&key, Timestamp::now().saturating_add(PAUSE).ok());
+                    tracing::warn!(job = key.name, namespace = key.namespace, %error, "an adopted Job is retried later");
+                    return self.wake_at(key, Timestamp::now().saturating_add(PAUSE).ok());
                 }
             }
         }
-        self.wake(&key, Timestamp::now().saturating_add(PAUSE).ok());
+        self.wake_at(key, Timestamp::now().saturating_add(PAUSE).ok());
     }
 
-    fn wake(&self, key: &Key, at: Option<Timestamp>) {
+    fn wake_at(&self, key: &NamespacedName, at: Option<Timestamp>) {
         if let Some(at) = at {
-            self.known.lock().expect("never poisoned").wakes.insert(key.clone(), at);
+            self.followed.lock().wakes.insert(key.clone(), at);
         }
     }
 
     /// Reads and decides.
-    async fn step(&self, key: &Key, off: bool) -> Result<Option<(BatchJobSnapshot, Step)>, String> {
-        let set_status = |error: kube::Error| error.to_string();
-        let found = self.jobs(&key.0).get_opt(&key.1).await.map_err(set_status)?;
-        let Some(job) = found.as_ref().and_then(BatchJobSnapshot::of).filter(BatchJobSnapshot::is_ours) else { return Ok(None) };
+    async fn step(&self, key: &NamespacedName, off: bool) -> Result<Option<(BatchJobSnapshot, Step)>, String> {
+        let text = |error: kube::Error| error.to_string();
+        let found = self.jobs(&key.namespace).get_opt(&key.name).await.map_err(text)?;
+        let Some(job) = found.as_ref().and_then(BatchJobSnapshot::of).filter(BatchJobSnapshot::is_ours) else {
+            return Ok(None);
+        };
         let own = ListParams::default().labels(&format!("{CONTROLLER_UID}={}", job.uid));
-        let pods = self.executor.pods(&key.0).list(&own).await.map_err(set_status)?;
+        let pods = self.executor.pods(&key.namespace).list(&own).await.map_err(text)?;
         let pods: Vec<PodSnapshot> = pods.iter().filter_map(PodSnapshot::of_batch).collect();
         let pods: Vec<PodSnapshot> = pods.into_iter().filter(|pod| pod.owner.as_ref() == Some(&job.uid)).collect();
         let mut nodes = Nodes::new();
         if let Some(migration) = &job.journal.migration {
             let named = pods.iter().filter_map(|pod| pod.node.clone()).chain([migration.from.clone()]);
             for name in named.collect::<BTreeSet<String>>() {
-                let node = Api::<Node>::all(self.client.clone()).get_opt(&name).await.map_err(set_status)?;
-                nodes.insert(name, node.as_ref().map_or(NodeState::Off, NodeState::of));
+                let node = Api::<Node>::all(self.client.clone()).get_opt(&name).await.map_err(text)?;
+                let state = node.as_ref().map_or_else(|| self.missing_node(&name), NodeState::of);
+                if state != NodeState::Missing {
+                    self.followed.lock().missing_nodes.remove(&name);
+                }
+                nodes.insert(name, state);
             }
         }
         if let Some(pod) = job.journal.pod.as_ref().filter(|_| job.journal.migration.is_some()) {
             self.leader.change(|world| world.give_back(&pod.uid));
         }
         let order = asked(&job).or_else(|| self.orders.order(&job.uid));
-        let snapshot = Snapshot { now: Timestamp::now(), job: &job, pods: &pods, nodes: &nodes, order: order.as_ref(), off };
+        let snapshot =
+            Snapshot { now: Timestamp::now(), job: &job, pods: &pods, nodes: &nodes, order: order.as_ref(), off };
         match facts(&snapshot) {
             Some(facts) => self.orders.publish(facts),
             None => self.orders.forget(&job.uid),
@@ -213,16 +235,66 @@ impl Adopter {
         Ok(Some((job, next)))
     }
 
+    /// What it means that the API server has no such node now: see [`MISSING_NODE_IS_OFF_AFTER`].
+    fn missing_node(&self, name: &str) -> NodeState {
+        let now = Instant::now();
+        let since = *self.followed.lock().missing_nodes.entry(name.to_owned()).or_insert(now);
+        if now.saturating_duration_since(since) >= MISSING_NODE_IS_OFF_AFTER {
+            NodeState::Off
+        } else {
+            NodeState::Missing
+        }
+    }
+
+    /// The reconcile of this Job panicked: the Job rests, and an event says so. No other Job is affected.
+    async fn report_panic(&self, key: &NamespacedName, panic: &str) {
+        let (uid, rest) = {
+            let mut followed = self.followed.lock();
+            let times = followed.resting.get(key).map_or(0, |(times, _)| *times).saturating_add(1);
+            let rest = rest_after(times);
+            let now = Timestamp::now();
+            let until = SignedDuration::try_from(rest).ok().and_then(|rest| now.saturating_add(rest).ok());
+            followed.resting.insert(key.clone(), (times, until.unwrap_or(now)));
+            followed.wakes.insert(key.clone(), until.unwrap_or(now));
+            (followed.jobs.get(key).cloned(), rest)
+        };
+        tracing::error!(%key, panic, rest_s = rest.as_secs(), "the reconcile of an adopted Job panicked");
+        let message =
+            format!("the operator cannot work on this Job because of an error of its own ({panic}): please report it");
+        let event = Event {
+            type_: EventType::Warning,
+            reason: "ReconcileFailed".to_owned(),
+            note: Some(message.chars().take(1000).collect()),
+            action: "Move".to_owned(),
+            secondary: None,
+        };
+        self.publish_event(key, uid, &event).await;
+    }
+
+    async fn publish_event(&self, key: &NamespacedName, uid: Option<String>, event: &Event) {
+        let reference = ObjectReference {
+            api_version: Some("batch/v1".to_owned()),
+            kind: Some("Job".to_owned()),
+            namespace: Some(key.namespace.clone()),
+            name: Some(key.name.clone()),
+            uid,
+            ..ObjectReference::default()
+        };
+        if let Err(error) = self.recorder.publish(event, &reference).await {
+            tracing::debug!(%error, "event not published");
+        }
+    }
+
     async fn act_all(&self, job: &BatchJobSnapshot, next: &Step) -> Result<(), ActionError> {
-        for actions in next.actions.iter().filter(|actions| **actions != Action::Taken) {
-            let name = name(actions);
+        for action in next.actions.iter().filter(|action| **action != Action::RemoveOrder) {
+            let name = name(action);
             self.fail_at.reach("before", name);
-            let done = self.act(job, actions).await;
+            let done = self.act(job, action).await;
             let outcome = if done.is_ok() { "done" } else { "again" };
             self.leader.metrics.writes.get_or_create(&WriteLabels { what: "job", outcome }).inc();
             done?;
             self.fail_at.reach("after", name);
-            self.publish_event(job, actions).await;
+            self.publish_step(job, action).await;
         }
         Ok(())
     }
@@ -231,8 +303,8 @@ impl Adopter {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    async fn act(&self, job: &BatchJobSnapshot, actions: &Action) -> Result<(), ActionError> {
-        match actions {
+    async fn act(&self, job: &BatchJobSnapshot, action: &Action) -> Result<(), ActionError> {
+        match action {
             Action::Write(_, journal) => self.patch(job, json!({"metadata": note(Some(journal))})).await,
             Action::Suspend => self.patch(job, json!({"spec": {"suspend": true}})).await,
             Action::Resume(_, journal) => {
@@ -256,7 +328,7 @@ impl Adopter {
             Action::Hold(pod) => self.executor.hold_pod(&job.namespace, &pod.name, &pod.uid, true).await.map(drop),
             Action::LetGo(pod) => self.executor.hold_pod(&job.namespace, &pod.name, &pod.uid, false).await.map(drop),
             Action::Mark(pod, mark) => self.mark(job, pod, *mark).await,
-            Action::Taken => Ok(()),
+            Action::RemoveOrder => Ok(()),
         }
     }
 
@@ -267,7 +339,7 @@ impl Adopter {
         done.map(drop).or_else(gone)
     }
 
-    async fn mark(&self, job: &BatchJobSnapshot, pod: &Stopped, mark: bool) -> Result<(), ActionError> {
+    async fn mark(&self, job: &BatchJobSnapshot, pod: &StoppedPod, mark: bool) -> Result<(), ActionError> {
         let (label, policy) = if mark { (Some(&job.name), Some(job.policy.name())) } else { (None, None) };
         let patch = json!({"metadata": {
             "uid": pod.uid, "labels": {JOB_LABEL: label}, "annotations": {POLICY_ANNOTATION: policy},
@@ -276,14 +348,14 @@ impl Adopter {
         done.map(drop).or_else(gone)
     }
 
-    /// Pods that we hold and whose Job is gone: nothing follows them.
+    /// Releases pods with our finalizer whose Job is gone: no attempt follows them.
     async fn sweep(&self) -> Result<(), String> {
-        // Those of TrainingJobs, tens of thousands perhaps, have no such uid.
+        // Pods of TrainingJobs, perhaps tens of thousands, have no such label.
         let marked = ListParams::default().labels(&format!("{JOB_LABEL},{CONTROLLER_UID}"));
         let pods = Api::<Pod>::all(self.client.clone()).list(&marked).await.map_err(|error| error.to_string())?;
         for pod in pods.iter().filter_map(PodSnapshot::of_batch).filter(|pod| pod.has_finalizer) {
             let Some(owner) = &pod.owner else { continue };
-            let known = self.known.lock().expect("never poisoned").jobs.values().any(|uid| uid == owner);
+            let known = self.followed.lock().jobs.values().any(|uid| uid == owner);
             if !known {
                 let done = self.executor.hold_pod(&pod.namespace, &pod.name, &pod.uid, false).await;
                 done.map_err(|error| error.to_string())?;
@@ -292,9 +364,9 @@ impl Adopter {
         Ok(())
     }
 
-    /// An event for what people would want to know; losing one is no harm.
-    async fn publish_event(&self, job: &BatchJobSnapshot, actions: &Action) {
-        let (Action::Write(step, journal) | Action::Resume(step, journal)) = actions else { return };
+    /// Publishes an event about a journal entry. A lost event is harmless.
+    async fn publish_step(&self, job: &BatchJobSnapshot, action: &Action) {
+        let (Action::Write(step, journal) | Action::Resume(step, journal)) = action else { return };
         if journal.message == job.journal.message {
             return;
         }
@@ -302,11 +374,11 @@ impl Adopter {
         let warns = job.problem.is_some() || journal.unmovable != job.journal.unmovable;
         let event = Event {
             type_: if warns { EventType::Warning } else { EventType::Normal },
-            reason: match *step {
-                "stopping" => "Stopping",
-                "stopped" => "Stopped",
-                "running" => "Moved",
-                "cancelled" => "MoveCancelled",
+            reason: match step {
+                JournalStep::Stopping => "Stopping",
+                JournalStep::Stopped => "Stopped",
+                JournalStep::Running => "Moved",
+                JournalStep::Cancelled => "MoveCancelled",
                 _ if warns => "NotMovable",
                 _ => "Adopted",
             }
@@ -315,30 +387,22 @@ impl Adopter {
             action: "Move".to_owned(),
             secondary: None,
         };
-        let reference = ObjectReference {
-            api_version: Some("batch/v1".to_owned()),
-            kind: Some("Job".to_owned()),
-            namespace: Some(job.namespace.clone()),
-            name: Some(job.name.clone()),
-            uid: Some(job.uid.clone()),
-            ..ObjectReference::default()
-        };
-        if let Err(error) = self.recorder.publish(&event, &reference).await {
-            tracing::debug!(%error, "event not published");
-        }
+        let key = NamespacedName::new(&job.namespace, &job.name);
+        self.publish_event(&key, Some(job.uid.clone()), &event).await;
     }
 }
 
-impl Known {
-    fn due(&mut self, orders: &Orders, off: bool, now: Timestamp) -> (BTreeSet<Key>, bool) {
+impl FollowedJobs {
+    fn due(&mut self, orders: &Orders, off: bool, now: Timestamp) -> (BTreeSet<NamespacedName>, bool) {
         if std::mem::replace(&mut self.was_off, off) != off {
             self.dirty.extend(self.jobs.keys().cloned());
         }
         let ordered = self.jobs.iter().filter(|(_, uid)| orders.order(uid).is_some()).map(|(key, _)| key.clone());
-        let mut due: BTreeSet<Key> = ordered.collect();
+        let mut due: BTreeSet<NamespacedName> = ordered.collect();
         due.append(&mut self.dirty);
         due.extend(self.wakes.iter().filter(|(_, at)| **at <= now).map(|(key, _)| key.clone()));
         self.wakes.retain(|_, at| *at > now);
+        due.retain(|key| self.resting.get(key).is_none_or(|(_, until)| *until <= now));
         (due, std::mem::take(&mut self.sweep))
     }
 }
@@ -352,9 +416,9 @@ fn gone(error: kube::Error) -> Result<(), ActionError> {
     classify(error, Effect::Nothing).map(drop)
 }
 
-fn name(actions: &Action) -> &'static str {
-    match actions {
-        Action::Write(step, _) => step,
+fn name(action: &Action) -> &'static str {
+    match action {
+        Action::Write(step, _) => step.name(),
         Action::Resume(..) => "resume",
         Action::Suspend => "suspend",
         Action::ClearStartTime => "clear-start-time",
@@ -362,11 +426,12 @@ fn name(actions: &Action) -> &'static str {
         Action::LetGo(_) => "let-go",
         Action::Mark(..) => "mark",
         Action::Forget => "forget",
-        Action::Taken => "taken",
+        Action::RemoveOrder => "remove-order",
     }
 }
 
-/// Before an uninstall: no Job stays suspended by us. The Job controller itself waits for a pod that is still ending.
+/// Before an uninstall: resumes every Job that is suspended for a move. The Job controller itself waits for a pod that is still
+/// ending.
 pub(crate) async fn give_back(client: &Client) -> kube::Result<()> {
     let all = Api::<Job>::all(client.clone()).list(&ListParams::default()).await?;
     for job in all.iter().filter_map(BatchJobSnapshot::of).filter(|job| job.has_journal) {
@@ -378,9 +443,9 @@ pub(crate) async fn give_back(client: &Client) -> kube::Result<()> {
         let api = Api::<Job>::namespaced(client.clone(), &job.namespace);
         match api.patch(&job.name, &params(), &Patch::Merge(patch)).await {
             Ok(_) => {}
-            // Gone, or changed meanwhile: whoever changed it is at work there, and the uninstall can be run again.
+            // Gone, or changed meanwhile: another client works on it, and the uninstall can be run again.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
-                tracing::warn!(name = job.name, "changed while it was let go");
+                tracing::warn!(name = job.name, "changed while our journal was removed");
             }
             Err(error) => return Err(error),
         }
