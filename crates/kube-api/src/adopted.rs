@@ -1,8 +1,9 @@
 //! `batch/v1` Jobs that the operator may move: what their annotations and specs mean.
 //!
-//! The annotation [`names::ADOPT_ANNOTATION`] lets the operator move a Job. The operator keeps a [`Journal`] in the annotation
-//! [`names::ADOPTED_ANNOTATION`]. Tenants can write that annotation, too: [`Journal::read`] bounds every number in it, and an
-//! unreadable one makes the Job unmovable, with a sentence that says what to remove.
+//! The annotation [`names::ADOPT_ANNOTATION`] lets the operator move a Job. The operator keeps a
+//! [`Journal`] in the annotation [`names::ADOPTED_ANNOTATION`]. Tenants can write that annotation,
+//! too: [`Journal::read`] bounds every number in it, and an unreadable one makes the Job unmovable,
+//! with a sentence that says what to remove.
 
 use crate::names::{self, ADOPTED_ANNOTATION, POLICY_ANNOTATION};
 use crate::quantity;
@@ -64,7 +65,8 @@ pub struct StoppedPod {
 }
 
 impl Journal {
-    /// Reads the annotation. Whatever it says, counts and lists are within the bounds that the operator itself keeps.
+    /// Reads the annotation. Whatever it says, counts and lists are within the bounds that the
+    /// operator itself keeps.
     pub fn read(text: &str) -> Result<Journal, serde_json::Error> {
         let mut journal: Journal = serde_json::from_str(text)?;
         journal.moves = journal.moves.min(MOST_MOVES);
@@ -173,7 +175,8 @@ impl BatchJobSnapshot {
         }
     }
 
-    /// The template's preferences with ours for `node` instead of the one that the journal names; `None` removes ours.
+    /// The template's preferences with ours for `node` instead of the one that the journal names;
+    /// `None` removes ours.
     pub fn preferring(&self, node: Option<&str>) -> Value {
         let term = |node: &str| {
             let field = json!({"key": "metadata.name", "operator": "In", "values": [node]});

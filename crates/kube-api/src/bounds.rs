@@ -1,8 +1,9 @@
 //! What a namespace and a node allow: LimitRange, ResourceQuota, the node's size.
 //!
-//! LimitRanges bound each container, and the sum of a pod's containers. [`bounds`] intersects all LimitRanges of a namespace
-//! with the node's size. Quotas bound the sum over a namespace and change with every pod, so [`over_quota`] checks them when a
-//! resize is requested. The API server checks both again; this check comes first so that a refusal has a helpful reason.
+//! LimitRanges bound each container, and the sum of a pod's containers. [`bounds`] intersects all
+//! LimitRanges of a namespace with the node's size. Quotas bound the sum over a namespace and
+//! change with every pod, so [`over_quota`] checks them when a resize is requested. The API server
+//! checks both again; this check comes first so that a refusal has a helpful reason.
 
 use crate::facts::PodFacts;
 use crate::names;
@@ -82,8 +83,8 @@ impl NodeFacts {
     }
 }
 
-/// Between which values the container's resources may move. The author's own value is always inside: the API server admitted
-/// it once.
+/// Between which values the container's resources may move. The author's own value is always
+/// inside: the API server admitted it once.
 pub fn bounds<'a>(
     pod: &PodFacts,
     container: &str,

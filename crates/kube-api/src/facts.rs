@@ -1,7 +1,8 @@
-//! The facts about a pod that sharing needs, and nothing else: the operator holds tens of thousands of pods in memory.
+//! The facts about a pod that sharing needs, and nothing else: the operator holds tens of thousands
+//! of pods in memory.
 //!
-//! [`PodFacts::of`] reads the API server's object once; everything after that works on facts. [`PodFacts::blocked`] says why a
-//! pod cannot be resized, with the remedy.
+//! [`PodFacts::of`] reads the API server's object once; everything after that works on facts.
+//! [`PodFacts::blocked`] says why a pod cannot be resized, with the remedy.
 
 use crate::names::{self, PREFIX};
 use crate::quantity;
@@ -69,7 +70,8 @@ pub struct Written {
 
 impl Written {
     fn of(requirements: Option<&ResourceRequirements>) -> Written {
-        // Only what we may change: other resources (GPUs, ephemeral storage) are never put back by us.
+        // Only what we may change: other resources (GPUs, ephemeral storage) are never put back by
+        // us.
         let copy = |map: Option<&BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>| {
             let ours = map.into_iter().flatten().filter(|(name, _)| matches!(name.as_str(), "cpu" | "memory"));
             ours.map(|(name, quantity)| (name.clone(), quantity.0.clone())).collect()
@@ -95,7 +97,8 @@ impl Written {
     }
 }
 
-/// The annotation that remembers what a pod was. The uid keeps a copied manifest from carrying another pod's past.
+/// The annotation that remembers what a pod was. The uid keeps a copied manifest from carrying
+/// another pod's past.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Originals {
     pub uid: String,
@@ -157,8 +160,8 @@ impl PodFacts {
         self.containers.iter().find(|container| container.name == name)
     }
 
-    /// The pod's resources before our first change. `None` if there was no change, or if the annotation is not this pod's or
-    /// cannot be read.
+    /// The pod's resources before our first change. `None` if there was no change, or if the
+    /// annotation is not this pod's or cannot be read.
     pub fn originals(&self) -> Option<Originals> {
         let text = self.notes.get(names::ORIGINAL_ANNOTATION)?;
         serde_json::from_str::<Originals>(text).ok().filter(|originals| originals.uid == self.uid)
@@ -258,7 +261,8 @@ impl ContainerFacts {
     }
 }
 
-/// What the kubelet reports about the pod's present spec. A condition about an older spec is ignored.
+/// What the kubelet reports about the pod's present spec. A condition about an older spec is
+/// ignored.
 fn resize_state(status: &PodStatus, generation: i64) -> ResizeState {
     let about_now = |kind: &str| {
         let found = status.conditions.iter().flatten().find(|c| c.type_ == kind && c.status == "True")?;

@@ -1,5 +1,6 @@
-//! All names that appear on other people's objects: labels, annotations, finalizers, gates, and who wrote. They are here and
-//! nowhere else, so that one list says what Gainshare leaves on a cluster.
+//! All names that appear on other people's objects: labels, annotations, finalizers, gates, and the
+//! name of the writer. They are here and nowhere else, so that one list says what Gainshare leaves
+//! on a cluster.
 //!
 //! The types at the end keep names of different things apart where they are keys of maps.
 
@@ -13,14 +14,17 @@ pub const PREFIX: &str = "gainshare.dev/";
 /// The version of our custom resources, as object references write it.
 pub const API_VERSION: &str = "gainshare.dev/v1alpha1";
 
-/// On a pod: its resources before our first change (JSON by container), so that any later operator can put them back.
+/// On a pod: its resources before our first change (JSON by container), so that any later operator
+/// can put them back.
 pub const ORIGINAL_ANNOTATION: &str = "gainshare.dev/original-resources";
-/// On a pod: category, share and decision ([`crate::pod_note::PodNote`]), written when one of them changes.
+/// On a pod: category, share and decision ([`crate::pod_note::PodNote`]), written when one of them
+/// changes.
 pub const STATUS_ANNOTATION: &str = "gainshare.dev/status";
-/// On a namespace: `enabled` stands for a SharePolicy with all defaults for its pods. On a pod: `disabled` keeps it out of
-/// every policy.
+/// On a namespace: `enabled` stands for a SharePolicy with all defaults for its pods. On a pod:
+/// `disabled` keeps it out of every policy.
 pub const SHARE_LABEL: &str = "gainshare.dev/share";
-/// On a namespace: `tuned` lets new pods start with settings that share well. The webhook of the chart selects by it.
+/// On a namespace: `tuned` lets new pods start with settings that share well. The webhook of the
+/// chart selects by it.
 pub const START_LABEL: &str = "gainshare.dev/start";
 /// On a pod that the webhook changed: what was added at its start.
 pub const START_ANNOTATION: &str = "gainshare.dev/start";
@@ -52,7 +56,8 @@ pub const ATTEMPT_FINALIZER: &str = "gainshare.dev/attempt";
 pub const JOB_FINALIZER: &str = "gainshare.dev/training-job";
 /// A pod is made with this scheduling gate: it cannot run before the gate is opened.
 pub const PLACE_GATE: &str = "gainshare.dev/place";
-/// On a job: the name of a pod that an administrator declares to have stopped, where nothing else proves it.
+/// On a job: the name of a pod that an administrator declares to have stopped, where nothing else
+/// proves it.
 pub const STOPPED_ANNOTATION: &str = "gainshare.dev/stopped";
 /// On a job: the node where it is to run, written by a person. Each new value is followed once.
 pub const NODE_ANNOTATION: &str = "gainshare.dev/node";

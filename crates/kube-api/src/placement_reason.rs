@@ -1,7 +1,8 @@
 //! Why a job was placed on a node or moved there, as a value.
 //!
-//! The reason travels as this value from the decision to the job's status and to the kubectl plugin. Its sentence is made in
-//! one place ([`PlacementReason::sentence`]), and no program reads a sentence back.
+//! The reason travels as this value from the decision to the job's status and to the kubectl
+//! plugin. Its sentence is made in one place ([`PlacementReason::sentence`]), and no program reads
+//! a sentence back.
 
 use gainshare_core::plan::MoveReason;
 use schemars::JsonSchema;
@@ -26,7 +27,8 @@ pub enum PlacementReason {
     Owed,
     /// A person asked for the node by annotation.
     Requested,
-    /// Written by a version that did not record the reason, or by a newer one that knows more reasons.
+    /// Written by a version that did not record the reason, or by a newer one that knows more
+    /// reasons.
     #[default]
     #[serde(other)]
     Unknown,
@@ -71,8 +73,8 @@ impl PlacementReason {
         }
     }
 
-    /// How a picture marks a stay that began with this move, as the thesis's Figure 6.22 does: `-M` moved, `-R` moved to even
-    /// things out, or home.
+    /// How a picture marks a stay that began with this move, as the thesis's Figure 6.22 does: `-M`
+    /// moved, `-R` moved to even things out, or home.
     pub fn mark(self) -> &'static str {
         match self {
             PlacementReason::Rebalance | PlacementReason::Owed => "-R",

@@ -1,7 +1,8 @@
-//! The annotation [`crate::names::STATUS_ANNOTATION`]: what the operator publishes on a pod about its share.
+//! The annotation [`crate::names::STATUS_ANNOTATION`]: what the operator publishes on a pod about
+//! its share.
 //!
-//! It is written when the category, the share, the policy or an obstacle changes, never for progress alone. The sentence of the
-//! reason and the growth are refreshed at those moments only.
+//! It is written when the category, the share, the policy or an obstacle changes, never for
+//! progress alone. The sentence of the reason and the growth are refreshed at those moments only.
 
 use crate::facts::PodFacts;
 use crate::names;
@@ -30,7 +31,8 @@ pub struct PodNote {
     pub reason: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked: Option<Blocked>,
-    /// Why the share is not in force: `Deferred` or `Infeasible`, in the kubelet's words, or `Contested`.
+    /// Why the share is not in force: `Deferred` or `Infeasible`, in the kubelet's words, or
+    /// `Contested`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<String>,
 }

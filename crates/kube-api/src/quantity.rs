@@ -1,10 +1,11 @@
 //! Kubernetes quantities ("500m", "1.5", "2Gi") as the whole numbers we count in, and back.
 //!
-//! The library parses the grammar. This module adds two rules. A quantity is rounded up, as the API server does, so that a
-//! container never gets less than its author wrote. A quantity that no machine can have (negative, not a number, too large)
-//! is absent.
+//! The library parses the grammar. This module adds two rules. A quantity is rounded up, as the API
+//! server does, so that a container never gets less than its author wrote. A quantity that no
+//! machine can have (negative, not a number, too large) is absent.
 //!
-//! **Property.** `sums_never_overflow`: quantities come from tenants, so every sum of them saturates ([`total`]).
+//! **Property.** `sums_never_overflow`: quantities come from tenants, so every sum of them
+//! saturates ([`total`]).
 
 use crate::resources::{Amounts, Resources};
 use k8s_openapi::api::core::v1::{PodTemplateSpec, ResourceRequirements};
@@ -12,10 +13,12 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube_quantity::ParsedQuantity;
 use std::collections::BTreeMap;
 
-/// More thousandths of a core than any cluster has (a billion cores): a larger quantity is a mistake.
+/// More thousandths of a core than any cluster has (a billion cores): a larger quantity is a
+/// mistake.
 const LARGEST_CPU_MILLI: f64 = 1e12;
 
-/// More bytes than any machine has (8 PiB, the largest count that a double holds exactly): a larger quantity is a mistake.
+/// More bytes than any machine has (8 PiB, the largest count that a double holds exactly): a larger
+/// quantity is a mistake.
 const LARGEST_BYTES: f64 = 9_007_199_254_740_992.0;
 
 fn units(quantity: &Quantity, per_unit: f64, largest: f64) -> Option<u64> {
@@ -41,8 +44,8 @@ pub fn total(values: impl IntoIterator<Item = u64>) -> u64 {
     values.into_iter().fold(0, u64::saturating_add)
 }
 
-/// What the containers of a pod template request together: thousandths of a core, and bytes. A container without a request
-/// counts with its limit, as the API server does it.
+/// What the containers of a pod template request together: thousandths of a core, and bytes. A
+/// container without a request counts with its limit, as the API server does it.
 pub fn template_requests(template: &PodTemplateSpec) -> (u64, u64) {
     let containers = || template.spec.iter().flat_map(|spec| &spec.containers);
     let requested = |pick: fn(&Amounts) -> Option<u64>| {

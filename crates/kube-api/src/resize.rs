@@ -1,20 +1,22 @@
-//! From shares to resources, and which changes of a pod are allowed. Pure functions: the node agent plans with them, and the
-//! operator checks with them.
+//! From shares to resources, and which changes of a pod are allowed. Pure functions: the node agent
+//! plans with them, and the operator checks with them.
 //!
-//! **Problem.** A decision says "this job should have 62 % of what the jobs of this node have". Kubernetes knows requests, which
-//! become CPU weights, and limits, which become hard caps. It refuses a resize that would change a pod's QoS class, remove a
-//! value, or leave a LimitRange.
+//! **Problem.** A decision says "this job should have 62 % of what the jobs of this node have".
+//! Kubernetes knows requests, which become CPU weights, and limits, which become hard caps. It
+//! refuses a resize that would change a pod's QoS class, remove a value, or leave a LimitRange.
 //!
-//! **How.** The *pool* is what the selected pods of one policy requested on this node before our first change. Shares divide the
-//! pool, so no pod outside the policy loses anything. [`divide`] splits the pool by shares within each pod's bounds. [`shape`]
-//! turns a pod's part into requests and limits by its class. A Burstable pod's request moves and its limit stays; in `quota`
-//! mode the limit moves in proportion. A Guaranteed pod's request and limit move together, as the class demands. [`changes`]
-//! leaves out changes that are not worth a write and puts decreases before increases, so that the node is never promised twice.
-//! [`vet`] is written independently of the planning code and refuses every change that breaks a rule.
+//! **How.** The *pool* is what the selected pods of one policy requested on this node before our
+//! first change. Shares divide the pool, so no pod outside the policy loses anything. [`divide`]
+//! splits the pool by shares within each pod's bounds. [`shape`] turns a pod's part into requests
+//! and limits by its class. A Burstable pod's request moves and its limit stays; in `quota` mode
+//! the limit moves in proportion. A Guaranteed pod's request and limit move together, as the class
+//! demands. [`changes`] leaves out changes that are not worth a write and puts decreases before
+//! increases, so that the node is never promised twice. [`vet`] is written independently of the
+//! planning code and refuses every change that breaks a rule.
 //!
-//! **Properties**, each a test of that name: `conservation` (parts never sum to more than the pool, unless the least parts
-//! already do), `floor_respected`, `class_kept`, `idempotent`, `downs_first`, `permutation_invariant`, `plans_pass_the_vet`,
-//! `no_numbers_panic`.
+//! **Properties**, each a test of that name: `conservation` (parts never sum to more than the pool,
+//! unless the least parts already do), `floor_respected`, `class_kept`, `idempotent`,
+//! `downs_first`, `permutation_invariant`, `plans_pass_the_vet`, `no_numbers_panic`.
 //!
 //! **Units.** CPU in thousandths of a core, memory in bytes.
 
@@ -23,13 +25,16 @@ pub use crate::resources::{Amounts, Bounds, LEAST_CPU_MILLI, Range, Resources};
 use crate::quantity::total;
 use crate::wire::{Mode, PodOnNode, QosClass};
 
-/// A request is written only if it moves by more than this part of what it is. Kernel weights below that are not felt.
+/// A request is written only if it moves by more than this part of what it is. Kernel weights below
+/// that are not felt.
 pub const DEADBAND: f64 = 0.05;
 
-/// A memory request is this much larger than the working set: it is read seconds before the kubelet acts on it.
+/// A memory request is this much larger than the working set: it is read seconds before the kubelet
+/// acts on it.
 pub const MEMORY_HEADROOM: f64 = 1.2;
 
-/// Memory requests are whole multiples of this, so that a wobbling working set does not make a write each time.
+/// Memory requests are whole multiples of this, so that a wobbling working set does not make a
+/// write each time.
 const MEMORY_STEP_BYTES: u64 = 16 << 20;
 
 /// Enough to bring any interval of doubles down to neighbours that round alike.
@@ -44,17 +49,19 @@ pub struct Claim {
     pub max: u64,
 }
 
-/// Splits `pool` in proportion to shares, each part within its claim's bounds; what one cannot take goes to the others.
+/// Splits `pool` in proportion to shares, each part within its claim's bounds; what one cannot take
+/// goes to the others.
 ///
-/// Parts sum to at most the pool, unless the least parts alone exceed it: then everyone gets the least part. Parts are
-/// whole, rounded down, so up to one unit per claim is left.
+/// Parts sum to at most the pool, unless the least parts alone exceed it: then everyone gets the
+/// least part. Parts are whole, rounded down, so up to one unit per claim is left.
 pub fn divide(pool: u64, claims: &[Claim]) -> Vec<u64> {
     let share = |claim: &Claim| if claim.share.is_finite() { claim.share.clamp(0.0, 1.0) } else { 0.0 };
     // No pod has a share (all are zero or unreadable): equal parts.
     let equal = claims.iter().all(|claim| share(claim) <= 0.0);
     let share = |claim: &Claim| if equal { 1.0 } else { share(claim) };
-    // One factor for all: the largest at which the parts, each cut to its bounds, still fit the pool. The sum of whole parts
-    // only grows with the factor, so halving finds it, and it does not depend on the order of the claims.
+    // One factor for all: the largest at which the parts, each cut to its bounds, still fit the
+    // pool. The sum of whole parts only grows with the factor, so halving finds it, and it does not
+    // depend on the order of the claims.
     let part = |claim: &Claim, factor: f64| {
         let max = claim.max.max(claim.min);
         ((factor * share(claim)).clamp(claim.min as f64, max as f64).floor() as u64).clamp(claim.min, max)
@@ -103,7 +110,8 @@ fn moves_request_only(pod: &PodOnNode) -> bool {
     pod.class != QosClass::Guaranteed && (pod.settings.mode == Mode::Weight || pod.original.limits.cpu_milli.is_none())
 }
 
-/// The requests and limits that give a pod `cpu_milli`, keeping its class. Memory is absent: it does not change.
+/// The requests and limits that give a pod `cpu_milli`, keeping its class. Memory is absent: it
+/// does not change.
 pub fn shape(pod: &PodOnNode, cpu_milli: u64) -> Resources {
     let Some(original) = pod.original.requests.cpu_milli else { return Resources::default() };
     let cpu = pod.allowed.cpu_milli.clamp(cpu_milli.max(LEAST_CPU_MILLI));
@@ -120,8 +128,8 @@ pub fn shape(pod: &PodOnNode, cpu_milli: u64) -> Resources {
         requests: Amounts { cpu_milli: Some(request), memory_bytes: None },
         limits: Amounts { cpu_milli: limit, memory_bytes: None },
     };
-    // A Burstable pod whose only container has all requests equal to its limits would become Guaranteed, which the API
-    // server refuses.
+    // A Burstable pod whose only container has all requests equal to its limits would become
+    // Guaranteed, which the API server refuses.
     if pod.class == QosClass::Burstable && to.over(pod.now).is_guaranteed() {
         match limit {
             Some(limit) if limit < u64::MAX && pod.allowed.cpu_milli.contains(limit + 1) => {
@@ -133,8 +141,9 @@ pub fn shape(pod: &PodOnNode, cpu_milli: u64) -> Resources {
     to
 }
 
-/// The memory request that follows a working set: above it by the headroom, within bounds, never above the limit. `None` for a
-/// Guaranteed pod: its limit would have to follow, and a limit that shrinks can kill.
+/// The memory request that follows a working set: above it by the headroom, within bounds, never
+/// above the limit. `None` for a Guaranteed pod: its limit would have to follow, and a limit that
+/// shrinks can kill.
 pub fn memory_request(pod: &PodOnNode, working_set_bytes: u64) -> Option<u64> {
     if !pod.settings.memory || pod.class != QosClass::Burstable || pod.now.requests.memory_bytes.is_none() {
         return None;
@@ -158,8 +167,9 @@ pub fn worth_it(now: &Resources, to: &Resources) -> bool {
         || moved(now.limits.memory_bytes, to.limits.memory_bytes)
 }
 
-/// The changes that give the pods of one policy on one node these shares, decreases first. A pod that has its share (nearly)
-/// already, or cannot be resized, is left out. The answer holds indices into `pods`.
+/// The changes that give the pods of one policy on one node these shares, decreases first. A pod
+/// that has its share (nearly) already, or cannot be resized, is left out. The answer holds indices
+/// into `pods`.
 pub fn changes(pods: &[(&PodOnNode, f64)]) -> Vec<(usize, Resources)> {
     let pool = pool_milli(pods.iter().map(|(pod, _)| *pod));
     let movable: Vec<usize> = (0..pods.len()).filter(|&i| pods[i].0.blocked.is_none()).collect();

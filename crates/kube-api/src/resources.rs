@@ -1,14 +1,16 @@
 //! Requests, limits and their bounds, as numbers.
 //!
-//! **Units.** CPU in thousandths of a core, memory in bytes. An absent amount means that the container has no such request or
-//! limit; in a change it means that the value stays.
+//! **Units.** CPU in thousandths of a core, memory in bytes. An absent amount means that the
+//! container has no such request or limit; in a change it means that the value stays.
 
 use serde::{Deserialize, Serialize};
 
-/// The least CPU request we set. The kernel turns it into almost its least weight, and it is enough for a heartbeat.
+/// The least CPU request we set. The kernel turns it into almost its least weight, and it is enough
+/// for a heartbeat.
 pub const LEAST_CPU_MILLI: u64 = 10;
 
-/// Requests and limits of one container. Absent: the container has none (or, in a change: it stays).
+/// Requests and limits of one container. Absent: the container has none (or, in a change: it
+/// stays).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Resources {
     #[serde(default)]

@@ -1,10 +1,12 @@
 //! Which policy a pod belongs to.
 //!
-//! A policy selects by labels or by the owner of the pod (`targetRef`). The owner is found on the pod alone: its ownerReferences
-//! name owners of any kind. Some kinds put another object in between (Deployment, CronJob, JobSet, TrainJob); for those the names
-//! and labels decide that their controllers give to pods. So the operator needs no right on other projects' job kinds.
+//! A policy selects by labels or by the owner of the pod (`targetRef`). The owner is found on the
+//! pod alone: its ownerReferences name owners of any kind. Some kinds put another object in between
+//! (Deployment, CronJob, JobSet, TrainJob); for those the names and labels decide that their
+//! controllers give to pods. So the operator needs no right on other projects' job kinds.
 //!
-//! If several policies select a pod, the oldest one applies. A namespace's label applies after all policies.
+//! If several policies select a pod, the oldest one applies. A namespace's label applies after all
+//! policies.
 
 use crate::facts::PodFacts;
 use crate::names::{self, JOB_LABEL, POLICY_ANNOTATION};
@@ -24,7 +26,8 @@ pub struct PolicyFacts {
     /// For "the oldest has it": creation time in seconds, then the name.
     pub created_s: i64,
     pub spec: SharePolicySpec,
-    /// `spec.selector`, parsed; `None` if there is none, or if it cannot be parsed: then the policy selects nothing.
+    /// `spec.selector`, parsed; `None` if there is none, or if it cannot be parsed: then the policy
+    /// selects nothing.
     pub selector: Option<Selector>,
     /// It is being deleted.
     pub ending: bool,
@@ -89,12 +92,13 @@ pub struct JobShare {
     /// Stands where a policy's name would: no policy can have it.
     pub name: String,
     pub spec: SharePolicySpec,
-    /// The job's policy has no answer to how a node is shared: the pod is watched and keeps what it has.
+    /// The job's policy has no answer to how a node is shared: the pod is watched and keeps what it
+    /// has.
     pub watch_only: bool,
 }
 
-/// What a TrainingJob's own policy, or an adopted Job's, says about sharing its node. The author of such a job wants it to
-/// share, so no SharePolicy is needed.
+/// What a TrainingJob's own policy, or an adopted Job's, says about sharing its node. The author of
+/// such a job wants it to share, so no SharePolicy is needed.
 pub fn by_job(pod: &PodFacts) -> Option<JobShare> {
     // The operator marks pods of adopted Jobs.
     let is_marked = pod.labels.contains_key(JOB_LABEL);

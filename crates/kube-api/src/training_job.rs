@@ -1,11 +1,14 @@
-//! The custom resource `TrainingJob`: one training run that may be saved, moved to another node, and resumed there.
+//! The custom resource `TrainingJob`: one training run that may be saved, moved to another node,
+//! and resumed there.
 //!
-//! A run is a sequence of *attempts*, each one pod, numbered by an *epoch* that only grows. The controller writes to the status
-//! what it intends before it acts, so that the next leader continues from there after a crash. Field names follow related
-//! projects: `suspend`, `managedBy` and `runPolicy` as in Kubeflow, `objective` and `metricsCollector` as in Katib.
+//! A run is a sequence of *attempts*, each one pod, numbered by an *epoch* that only grows. The
+//! controller writes to the status what it intends before it acts, so that the next leader
+//! continues from there after a crash. Field names follow related projects: `suspend`, `managedBy`
+//! and `runPolicy` as in Kubeflow, `objective` and `metricsCollector` as in Katib.
 //!
-//! The template is kept as the author wrote it. Fields that we do not know reach the API server unchanged, and a mistake in it
-//! makes one job fail with a sentence; the controller's watch goes on.
+//! The template is kept as the author wrote it. Fields that we do not know reach the API server
+//! unchanged, and a mistake in it makes one job fail with a sentence; the controller's watch goes
+//! on.
 #![allow(clippy::duplicated_attributes, reason = "every printed column has a type, and many have the same")]
 #![allow(unreachable_pub, reason = "the schema macro makes private copies of public types")]
 
@@ -66,7 +69,8 @@ pub struct TrainingJobSpec {
     /// Where the job keeps what it needs to resume. Without it the job is never moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Checkpoint>,
-    /// Who decides where it runs: `gainshare`, one of the papers, or `na` (the cluster's own scheduler).
+    /// The policy that decides where it runs: `gainshare`, one of the papers, or `na` (the
+    /// cluster's own scheduler).
     #[serde(default)]
     pub policy: JobPolicy,
     /// Saves and stops the job until this is false again.
@@ -146,7 +150,8 @@ pub struct RunPolicy {
     #[serde(default = "three")]
     #[x_kube(validation = Rule::new("self >= 0 && self <= 1000").message("backoffLimit lies between 0 (never try again) and 1000"))]
     pub backoff_limit: i32,
-    /// The job fails if it has not ended so long after its first start; suspended time does not count.
+    /// The job fails if it has not ended so long after its first start; suspended time does not
+    /// count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self >= 1").message("activeDeadlineSeconds is at least 1"))]
     pub active_deadline_seconds: Option<i64>,
@@ -191,20 +196,21 @@ pub enum CleanPodPolicy {
     All,
 }
 
-/// The controller's journal and what it publishes. Everything here is written before it is acted upon.
+/// The controller's journal and what it publishes. Everything here is written before it is acted
+/// upon.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrainingJobStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// In one word.
+    /// The state, in one word.
     #[serde(default)]
     pub state: State,
     /// Why, in one sentence.
     #[serde(default)]
     pub message: String,
-    /// `Created`, `Running`, `Suspended`, `Migrating`, `Succeeded`, `Failed`; and `ReconcileFailed` while the operator cannot
-    /// work on the job because of an error of its own.
+    /// `Created`, `Running`, `Suspended`, `Migrating`, `Succeeded`, `Failed`; and `ReconcileFailed`
+    /// while the operator cannot work on the job because of an error of its own.
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     #[serde(default)]
     pub conditions: Vec<Condition>,
@@ -238,7 +244,7 @@ pub struct TrainingJobStatus {
     /// The last value of the annotation gainshare.dev/node that was followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_node: Option<String>,
-    /// When the first attempt began; a suspension sets it anew.
+    /// When the first attempt began; a suspension resets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<MicroTime>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -273,7 +279,8 @@ pub struct Attempt {
     /// Where it is to run, or runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Whether the node was chosen by us (the pod is pinned to it) or left to the cluster's scheduler.
+    /// Whether the node was chosen by us (the pod is pinned to it) or left to the cluster's
+    /// scheduler.
     #[serde(default)]
     pub pinned: bool,
     /// When it was decided on, and not before when it may begin (after a failure).

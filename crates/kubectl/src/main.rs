@@ -1,7 +1,8 @@
 //! `kubectl gainshare`: what the cluster shares and why, for everybody with a kubeconfig.
 //!
-//! kubectl finds its plugins by their names: `kubectl-gainshare` in the PATH. The plugin only reads: pods, policies and
-//! namespaces, with the rights of the user. Everything it shows is on those objects.
+//! kubectl finds its plugins by their names: `kubectl-gainshare` in the PATH. The plugin only
+//! reads: pods, policies and namespaces, with the rights of the user. Everything it shows is on
+//! those objects.
 
 mod training;
 
@@ -105,7 +106,8 @@ pub struct Row {
     policy: String,
     container: String,
     category: Option<Category>,
-    /// Improvement per second and part of the node's CPU, when the category or the share last changed.
+    /// Improvement per second and part of the node's CPU, when the category or the share last
+    /// changed.
     growth: Option<f64>,
     /// Of what the pods of its policy on its node requested together.
     share_percent: Option<u32>,

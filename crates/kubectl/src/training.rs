@@ -1,8 +1,8 @@
 //! `kubectl gainshare explain JOB` and `gantt`: where jobs ran, and why there.
 //!
-//! Everything is read from the status of TrainingJobs and from the annotation of adopted Jobs, which the operator writes before it
-//! acts. A job keeps its last few moves. For a job that moved more often, the first bar of the picture still begins at its first
-//! start.
+//! Everything is read from the status of TrainingJobs and from the annotation of adopted Jobs,
+//! which the operator writes before it acts. A job keeps its last few moves. For a job that moved
+//! more often, the first bar of the picture still begins at its first start.
 
 use anyhow::{Context, Result};
 use gainshare_figures::file::{self, Drawing};

@@ -1,7 +1,8 @@
-//! Executes actions. Each is one API request, guarded by the resourceVersion or uid it was decided on.
+//! Executes actions. Each is one API request, guarded by the resourceVersion or uid it was decided
+//! on.
 //!
-//! *Fail points* end the process before or after an action (`GAINSHARE_FAIL_AT=after-delete`), so that a test can kill the
-//! operator at every step of a move.
+//! *Fail points* end the process before or after an action (`GAINSHARE_FAIL_AT=after-delete`), so
+//! that a test can kill the operator at every step of a move.
 
 use super::action::{Action, PodFault};
 use super::pod;
@@ -22,7 +23,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The exit code of a process that ended at a fail point.
 pub const FAIL_POINT_EXIT: i32 = 86;
 
-/// Where to end the process, if anywhere: `before-` or `after-` and the name of an action or of a journal step.
+/// Where to end the process, if anywhere: `before-` or `after-` and the name of an action or of a
+/// journal step.
 #[derive(Debug, Clone, Default)]
 pub struct FailPoint(Option<String>);
 
@@ -124,7 +126,8 @@ impl Executor {
         job_done(written)
     }
 
-    /// Takes our finalizer off the job, if no pod of it carries ours. Our copies may be old, so the API server is asked.
+    /// Takes our finalizer off the job, if no pod of it carries ours. Our copies may be old, so the
+    /// API server is asked.
     async fn release(&self, job: &JobSnapshot) -> Result<Effect, ActionError> {
         let ours = ListParams::default().labels(&format!("{JOB_LABEL}={}", job.name));
         let pods =

@@ -1,11 +1,13 @@
-//! The loop around the state machine: reads a TrainingJob, runs [`step`] on it, and executes the actions.
+//! The loop around the state machine: reads a TrainingJob, runs [`step`] on it, and executes the
+//! actions.
 //!
-//! A job becomes due when something about it changes, when its alarm rings, or when there is an order for it. One worker at a
-//! time has a job. At most [`AT_ONCE`] jobs are reconciled concurrently, to bound the load on the API server. A failed request
-//! needs no cleanup: the job is read again and `step` recomputes what to do.
+//! A job becomes due when something about it changes, when its alarm rings, or when there is an
+//! order for it. One worker at a time has a job. At most [`AT_ONCE`] jobs are reconciled
+//! concurrently, to bound the load on the API server. A failed request needs no cleanup: the job is
+//! read again and `step` recomputes what to do.
 //!
-//! **A panic stays with its job.** It is caught, published as an event and as the condition `ReconcileFailed` of that job, and
-//! the job is tried again after a growing rest.
+//! **A panic stays with its job.** It is caught, published as an event and as the condition
+//! `ReconcileFailed` of that job, and the job is tried again after a growing rest.
 
 use super::action::{Action, JournalStep, PodFault, Snapshot, Step};
 use super::apply::{ActionError, Effect, Executor, FailPoint};
@@ -14,6 +16,7 @@ use super::machine::{self, REFUSAL_PAUSE, asked, movable, step};
 use super::snapshot::{JobSnapshot, NodeState, Nodes, PodSnapshot};
 use super::store::Store;
 use super::{JobFacts, JobState, Orders, check_not_kept, pod, status};
+use crate::state::events::{self, Subject, Text};
 use crate::state::lead::Leader;
 use crate::state::metrics::WriteLabels;
 use crate::state::watch::{Change, follow};
@@ -21,9 +24,9 @@ use gainshare_kube_api::names::{API_VERSION, CONTROLLER, JOB_LABEL, NamespacedNa
 use gainshare_kube_api::quantity::template_requests;
 use gainshare_kube_api::training_job::{JobPolicy, State, TrainingJob};
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::Api;
-use kube::runtime::events::{Event, EventType, Recorder};
+use kube::runtime::events::Recorder;
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt};
 use parking_lot::Mutex;
@@ -41,8 +44,9 @@ const STEPS_AT_ONCE: usize = 16;
 /// The pause before a job whose action failed is tried again.
 const PAUSE: SignedDuration = SignedDuration::from_secs(1);
 
-/// So many new jobs are published to the decision before their turn, so that a burst of them is decided on together and no job
-/// waits for its order. The number is small because an order that waits for long is outdated.
+/// So many new jobs are published to the decision before their turn, so that a burst of them is
+/// decided on together and no job waits for its order. The number is small because an order that
+/// waits for long is outdated.
 const ANNOUNCED: usize = 500;
 
 /// How often progress is read, and published where it has changed much.
@@ -150,7 +154,8 @@ impl Controller {
         let mut workers: JoinSet<(NamespacedName, Option<String>)> = JoinSet::new();
         loop {
             let mut next = None;
-            // Nothing is done before every list has been read once, or while sharing is switched off.
+            // Nothing is done before every list has been read once, or while sharing is switched
+            // off.
             let is_on = self.leader.is_synced() && !self.leader.look(|world| world.is_off());
             if is_on && self.store.lock().lists_read >= LISTS {
                 if !std::mem::replace(&mut begun, true) {
@@ -197,7 +202,8 @@ impl Controller {
         }
     }
 
-    /// Publishes all jobs that have begun at once. With only some of them, the decision would take nodes for empty that are not.
+    /// Publishes all jobs that have begun at once. With only some of them, the decision would take
+    /// nodes for empty that are not.
     fn publish_running_jobs(&self) {
         let store = self.store.lock();
         let begun = store.all().filter(|(job, _)| job.status.attempt.is_some());
@@ -217,7 +223,8 @@ impl Controller {
         self.orders.publish_all(new.collect());
     }
 
-    /// The reconcile of this job panicked: the job rests, and an event and a condition say so. No other job is affected.
+    /// The reconcile of this job panicked: the job rests, and an event and a condition say so. No
+    /// other job is affected.
     async fn report_panic(&self, key: &NamespacedName, panic: &str) {
         let (job, rest) = {
             let mut store = self.store.lock();
@@ -235,14 +242,8 @@ impl Controller {
             Ok(Ok(Ok(_))) => {}
             other => tracing::warn!(%key, ?other, "cannot write the condition of a TrainingJob that panicked"),
         }
-        let event = Event {
-            type_: EventType::Warning,
-            reason: "ReconcileFailed".to_owned(),
-            note: Some(message.chars().take(1000).collect()),
-            action: "Run".to_owned(),
-            secondary: None,
-        };
-        self.publish_event(&job, &event).await;
+        let text = Text { warns: true, reason: "ReconcileFailed", note: &message, action: "Run" };
+        self.publish_event(&job, text).await;
     }
 
     /// What the job's pods request; an error if there can be no pod.
@@ -383,7 +384,8 @@ impl Controller {
         Ok(next)
     }
 
-    /// Whether the pod that the journal names does not exist. Our copies may be old, so the API server is asked.
+    /// Whether the pod that the journal names does not exist. Our copies may be old, so the API
+    /// server is asked.
     async fn is_missing(
         &self,
         key: &NamespacedName,
@@ -406,8 +408,8 @@ impl Controller {
         Ok(!is_it)
     }
 
-    /// The nodes of this job, and when a missing one of them counts as off. "Off" and "missing" are believed only if the API
-    /// server itself answers so now.
+    /// The nodes of this job, and when a missing one of them counts as off. "Off" and "missing" are
+    /// believed only if the API server itself answers so now.
     async fn nodes(
         &self,
         job: &JobSnapshot,
@@ -440,7 +442,8 @@ impl Controller {
         Ok((nodes, wake))
     }
 
-    /// Releases the pods of a job that does not exist: no attempt follows them, so their ends need not be read.
+    /// Releases the pods of a job that does not exist: no attempt follows them, so their ends need
+    /// not be read.
     async fn bury(&self, key: &NamespacedName) {
         let held = self.store.lock().pods(key);
         let held: Vec<PodSnapshot> = held.into_iter().filter(|pod| pod.has_finalizer).collect();
@@ -472,34 +475,21 @@ impl Controller {
             return;
         }
         tracing::info!(job = after.name, namespace = after.namespace, state = ?new.state, message = new.message);
-        let type_ = match new.state {
-            State::Failed | State::Restarting => EventType::Warning,
-            _ if new.unmovable != old.unmovable => EventType::Warning,
-            _ => EventType::Normal,
-        };
-        let event = Event {
-            type_,
-            // Events of one reason are counted, not listed: each step has its own.
-            reason: if *step == JournalStep::Noted { format!("{:?}", new.state) } else { capital(step.name()) },
-            note: Some(new.message.chars().take(1000).collect()),
-            action: "Run".to_owned(),
-            secondary: None,
-        };
-        self.publish_event(after, &event).await;
+        let warns = matches!(new.state, State::Failed | State::Restarting) || new.unmovable != old.unmovable;
+        // Events of one reason are counted, not listed: each step has its own.
+        let reason = if *step == JournalStep::Noted { format!("{:?}", new.state) } else { capital(step.name()) };
+        self.publish_event(after, Text { warns, reason: &reason, note: &new.message, action: "Run" }).await;
     }
 
-    async fn publish_event(&self, job: &JobSnapshot, event: &Event) {
-        let reference = ObjectReference {
-            api_version: Some(API_VERSION.to_owned()),
-            kind: Some("TrainingJob".to_owned()),
-            namespace: Some(job.namespace.clone()),
-            name: Some(job.name.clone()),
-            uid: Some(job.uid.clone()),
-            ..ObjectReference::default()
+    async fn publish_event(&self, job: &JobSnapshot, text: Text<'_>) {
+        let subject = Subject {
+            api_version: API_VERSION,
+            kind: "TrainingJob",
+            namespace: &job.namespace,
+            name: &job.name,
+            uid: Some(&job.uid),
         };
-        if let Err(error) = self.recorder.publish(event, &reference).await {
-            tracing::debug!(%error, "event not published");
-        }
+        events::publish(&self.recorder, subject, text).await;
     }
 }
 

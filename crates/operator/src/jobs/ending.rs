@@ -6,15 +6,15 @@
 //! | nothing | ended otherwise | a failure: another attempt after a pause, up to `backoffLimit` |
 //! | nothing | was deleted, or its node is off | another attempt; not counted as a failure |
 //! | a move | ended with 143 or 0 | it saved itself: the next attempt runs on the chosen node |
-//! | a move | was killed when its time was over (137) | it ignores SIGTERM: it goes on where it was, and is not moved again |
-//! | a move | was killed before that | its node failed: the next attempt runs on the chosen node, from the last checkpoint |
+//! | a move | was killed when its time was over (137) | it ignores SIGTERM: it stays, and is not moved again |
+//! | a move | was killed before that | its node failed: it goes on at the chosen node from its last checkpoint |
 //! | a move | ended otherwise | saving failed: the same as if it had ignored SIGTERM |
 //! | a move | and its node is off | it goes on at the chosen node from its last checkpoint |
 //! | a suspension | ended anyhow | suspended |
 //! | the deadline | ended anyhow | failed |
 //!
-//! An end with 0 after SIGTERM may mean "saved" or "done". If it ended before it was asked to, it was done; else it is
-//! started once more, and a job that was done finds that in its checkpoint.
+//! An end with 0 after SIGTERM may mean "saved" or "done". If it ended before it was asked to, it
+//! was done; else it is started once more, and a job that was done finds that in its checkpoint.
 
 use super::action::Snapshot;
 use super::machine::{close, pod_of};
@@ -129,14 +129,16 @@ fn migrate(snapshot: &Snapshot<'_>, stop: &Stop) -> TrainingJobStatus {
     if !moves {
         status.unmovable = Some(message.clone());
     }
-    // The target of a move that came to nothing is where it was: the record of the move is closed when it runs again.
+    // The target of a move that came to nothing is where it was: the record of the move is closed
+    // when it runs again.
     status.migration = Some(Migration { phase: Phase::Starting, to: target.clone(), ..migration });
     let next = next_attempt(snapshot, status, Some(target), None);
     let reason = if moves { "Saved" } else { "Stays" };
     set_status(next, StatusText::new(State::Migrating, reason, message), snapshot)
 }
 
-/// Whether a job that was asked to save itself goes on at its target, and the sentence about it. `time` says how long it had, and by which field.
+/// Whether a job that was asked to save itself goes on at its target, and the sentence about it.
+/// `time` says how long it had, and by which field.
 pub(super) fn verdict(stop: &Stop, migration: &Migration, pod: Option<&PodSnapshot>, time: &str) -> (bool, String) {
     let (from, to) = (&migration.from, &migration.to);
     // Times of pods are whole seconds.

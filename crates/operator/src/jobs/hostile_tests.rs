@@ -1,6 +1,6 @@
-//! Objects that tenants write, at their worst: extreme quantities, counts, times and annotations. Whatever they contain, the
-//! operator reads them, derives from them, and steps on without a panic (`any_objects_pass`). The named tests below are the inputs
-//! that once stopped the operator.
+//! Objects that tenants write, at their worst: extreme quantities, counts, times and annotations.
+//! Whatever they contain, the operator reads them, derives from them, and steps on without a panic
+//! (`any_objects_pass`). The named tests below are the inputs that once stopped the operator.
 
 use super::action::{PodFault, Snapshot};
 use super::adopt::test_step as batch_step;
@@ -40,7 +40,8 @@ fn world() -> World {
     world
 }
 
-/// Puts pods into a world, plans for them as a node agent does, and checks the plan as the operator does.
+/// Puts pods into a world, plans for them as a node agent does, and checks the plan as the operator
+/// does.
 fn share(pods: &[Value]) {
     let mut world = world();
     for pod in pods {
@@ -65,7 +66,8 @@ fn share(pods: &[Value]) {
     uids.iter().for_each(|uid| world.remove_pod(uid));
 }
 
-/// Everything that is done to a TrainingJob and its pods, several steps on, with every order and node state.
+/// Everything that is done to a TrainingJob and its pods, several steps on, with every order and
+/// node state.
 fn work_on(job: &Value, pods: &[Value]) {
     let Some(mut job) = read(job).as_ref().and_then(JobSnapshot::of) else { return };
     let pods: Vec<PodSnapshot> = pods.iter().filter_map(|pod| read(pod).as_ref().and_then(PodSnapshot::of)).collect();

@@ -1,8 +1,8 @@
 //! Keeps a panic that one object causes from stopping the work on all others.
 //!
-//! Objects come from tenants. The code that reads them is written so that no object can make it panic; this module is the second
-//! line of defence. [`catch`] and [`catch_future`] turn a panic into a message, and [`Backoff`] says how long the object rests
-//! before it is tried again.
+//! Objects come from tenants. The code that reads them is written so that no object can make it
+//! panic; this module is the second line of defence. [`catch`] and [`catch_future`] turn a panic
+//! into a message, and [`rest_after`] answers how long the object rests before it is tried again.
 
 use futures_util::FutureExt;
 use std::any::Any;
@@ -22,8 +22,8 @@ fn message(payload: &(dyn Any + Send)) -> String {
 
 /// Runs `work` on one object. A panic becomes an error with its message.
 ///
-/// The caller may have locks without poison and maps that `work` changes. Both stay usable after a panic; at worst the object
-/// that caused it is missing from a derived map until its next change.
+/// The caller may have locks without poison and maps that `work` changes. Both stay usable after a
+/// panic; at worst the object that caused it is missing from a derived map until its next change.
 pub(crate) fn catch<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|payload| message(&*payload))
 }

@@ -1,17 +1,20 @@
 //! What to do about a job, from a snapshot of it. Pure: no I/O, no clock.
 //!
-//! **How.** [`step`] reads a job, its pods and their nodes, perhaps all of them old copies. It answers either with one status to
-//! write (a *journal* entry, which the API server refuses if the job has changed since) or with actions that carry out what the
-//! journal already says. Writing comes first and alone: no action happens before its reason is on the object.
+//! **How.** [`step`] reads a job, its pods and their nodes, perhaps all of them old copies. It
+//! answers either with one status to write (a *journal* entry, which the API server refuses if the
+//! job has changed since) or with actions that carry out what the journal already says. Writing
+//! comes first and alone: no action happens before its reason is on the object.
 //!
-//! **Why no two attempts live.** Three rules, each of which survives a crash, an old copy and a second operator:
+//! **Why no two attempts live.** Three rules, each of which survives a crash, an old copy and a
+//! second operator:
 //! 1. Pods are made with a scheduling gate, so a pod that an outdated operator makes does not run.
 //! 2. The gate is opened only for the pod whose uid the journal names, once per epoch.
-//! 3. The journal goes on to the next epoch only with proof that the pod of this one has stopped ([`PodSnapshot::stop`]), or that
-//!    it never had a uid in the journal.
+//! 3. The journal goes on to the next epoch only with proof that the pod of this one has stopped
+//!    ([`PodSnapshot::stop`]), or that it never had a uid in the journal.
 //!
-//! **Why it always ends.** Every state either waits for something that the status names (a kubelet, a scheduler, an
-//! administrator, the clock) or has an action. Failures are counted, and no move is ordered twice by itself.
+//! **Why it always ends.** Every state either waits for something that the status names (a kubelet,
+//! a scheduler, an administrator, the clock) or has an action. Failures are counted, and no move is
+//! ordered twice by itself.
 
 use super::action::{Action, JournalStep, Snapshot, Step};
 use super::ending;
@@ -33,8 +36,8 @@ pub(crate) const DECISION_PATIENCE: SignedDuration = SignedDuration::from_secs(2
 /// How long a pod may find no room on the node chosen for it before another one is chosen.
 pub(crate) const ROOM_PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 
-/// Longest wait for a job's original CPU request to be restored before SIGTERM, so that it can save a checkpoint at full speed
-/// (usually 0.2 s).
+/// Longest wait for a job's original CPU request to be restored before SIGTERM, so that it can save
+/// a checkpoint at full speed (usually 0.2 s).
 pub(super) const OWN_SHARE_WAIT: SignedDuration = SignedDuration::from_secs(2);
 
 /// How long to wait before a pod that was refused (by a quota, for instance) is tried again.
@@ -65,7 +68,8 @@ pub(crate) fn step(snapshot: &Snapshot<'_>) -> Step {
     if snapshot.order.is_some_and(|order| !applies(order, &job.status)) {
         next.actions.push(Action::RemoveOrder);
     }
-    // A journal entry goes alone: the next step finds what follows from it, on the job as it was written.
+    // A journal entry goes alone: the next step finds what follows from it, on the job as it was
+    // written.
     if let Some(at) = next.actions.iter().position(|action| matches!(action, Action::Write(..))) {
         let taken = next.actions.contains(&Action::RemoveOrder);
         let write = next.actions.swap_remove(at);
@@ -175,7 +179,8 @@ fn housekeeping(snapshot: &Snapshot<'_>) -> Vec<Action> {
         if (is_stray || (is_over && pod.gated)) && pod.deleted.is_none() {
             actions.push(delete(pod));
         }
-        // The journal names the next epoch only after proof of stop. A stray's gate is never opened.
+        // The journal names the next epoch only after proof of stop. A stray's gate is never
+        // opened.
         if pod.has_finalizer && (is_over || (is_stray && pod.deleted.is_some())) {
             actions.push(let_go(pod));
         }
@@ -363,7 +368,8 @@ fn stopping(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> St
     Step { actions: write_if_new(snapshot, JournalStep::Noted, snapshot.job.status.clone(), text), wake }
 }
 
-/// A gated pod that the journal does not name yet: its node is decided on, and the journal names both.
+/// A gated pod that the journal does not name yet: its node is decided on, and the journal names
+/// both.
 fn place(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Step {
     let (job, status) = (snapshot.job, &snapshot.job.status);
     let order = snapshot.order.filter(|order| order.kind == OrderKind::Place && !attempt.tried.contains(&order.node));
@@ -512,7 +518,8 @@ pub(super) fn record(moves: &mut Vec<Move>, migration: &Migration, node: &str, n
     moves.drain(..surplus);
 }
 
-/// The order of the node annotation, if the job does not run there and the value was not followed before.
+/// The order of the node annotation, if the job does not run there and the value was not followed
+/// before.
 pub(crate) fn asked(job: &JobSnapshot) -> Option<Order> {
     let node = job.wanted_node.as_ref()?;
     let attempt = job.status.attempt.as_ref().filter(|attempt| attempt.ended.is_none());

@@ -1,18 +1,22 @@
-//! Training jobs: pods that are started where the cluster gains, and moved there if they began elsewhere.
+//! Training jobs: pods that are started where the cluster gains, and moved there if they began
+//! elsewhere.
 //!
-//! **Problem.** A move is a stop, a proof of the stop, and a start. Programs die and messages get lost between any two of these.
-//! Yet two attempts of a job must never run at the same time, and no job may be lost.
+//! **Problem.** A move is a stop, a proof of the stop, and a start. Programs die and messages get
+//! lost between any two of these. Yet two attempts of a job must never run at the same time, and no
+//! job may be lost.
 //!
-//! **How.** Decisions and actions are separate. The decision (`crate::placement`) reads [`JobFacts`] and puts an [`Order`] into
-//! [`Orders`]. The controller of the job takes the order as a wish, and carries it out if the job can still be moved.
-//! [`controller`] runs TrainingJobs, [`adopt`] moves `batch/v1` Jobs. Both follow the same steps: read ([`store`], [`snapshot`]),
-//! validate and build ([`pod`]), decide ([`machine`], pure), apply ([`apply`]), publish ([`status`]).
+//! **How.** Decisions and actions are separate. The decision (`crate::placement`) reads
+//! [`JobFacts`] and puts an [`Order`] into [`Orders`]. The controller of the job takes the order as
+//! a wish, and carries it out if the job can still be moved. [`controller`] runs TrainingJobs,
+//! [`adopt`] moves `batch/v1` Jobs. Both follow the same steps: read ([`store`], [`snapshot`]),
+//! validate and build ([`pod`]), decide ([`machine`], pure), apply ([`apply`]), publish
+//! ([`status`]).
 //!
-//! **One object cannot hurt others.** A reconcile that panics is caught ([`isolate`]), reported on its own object, and retried
-//! with a growing pause. All other jobs go on.
+//! **One object cannot hurt others.** A reconcile that panics is caught ([`isolate`]), reported on
+//! its own object, and retried with a growing pause. All other jobs go on.
 //!
-//! **Terms.** *Attempt*: one pod of the job. *Epoch*: its number. *Proof of stop*: what shows that a pod's containers have ended
-//! and never run again.
+//! **Terms.** *Attempt*: one pod of the job. *Epoch*: its number. *Proof of stop*: what shows that
+//! a pod's containers have ended and never run again.
 
 mod action;
 mod adopt;

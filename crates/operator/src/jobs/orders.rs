@@ -1,8 +1,10 @@
-//! What the decision and the job controllers exchange: facts about jobs in one direction, orders in the other.
+//! What the decision and the job controllers exchange: facts about jobs in one direction, orders in
+//! the other.
 //!
-//! **How.** The controllers publish [`JobFacts`]. The decision (`crate::placement`) reads them and puts an [`Order`] for a job
-//! that should start or move. The controller of the job takes the order as a wish: it carries the order out if the job can still
-//! be moved. One mutex guards everything, and no caller holds it for long.
+//! **How.** The controllers publish [`JobFacts`]. The decision (`crate::placement`) reads them and
+//! puts an [`Order`] for a job that should start or move. The controller of the job takes the order
+//! as a wish: it carries the order out if the job can still be moved. One mutex guards everything,
+//! and no caller holds it for long.
 
 use gainshare_kube_api::names::{NODE_ANNOTATION, NamespacedName};
 use gainshare_kube_api::placement_reason::PlacementReason;
@@ -13,7 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// Where a job should run. The newest order about a job replaces older ones, until the controller has taken it.
+/// Where a job should run. The newest order about a job replaces older ones, until the controller
+/// has taken it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Order {
     /// The uid of the TrainingJob or Job.
@@ -39,7 +42,8 @@ pub enum OrderKind {
     Move,
 }
 
-/// What the decision needs to know of a job. Its progress comes from the node agents, by the pod's uid.
+/// What the decision needs to know of a job. Its progress comes from the node agents, by the pod's
+/// uid.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobFacts {
     pub uid: String,

@@ -1,11 +1,12 @@
 //! The pod of an attempt: the author's template, and what we add to it.
 //!
-//! Added: labels and finalizer, the owner, a closed gate, `restartPolicy: Never`, the checkpoint claim, and two variables
-//! (`GAINSHARE_ATTEMPT`, and `GAINSHARE_CHECKPOINT_DIR` where there is a claim). What the author wrote stays; the exceptions are
-//! `restartPolicy` and our own names.
+//! Added: labels and finalizer, the owner, a closed gate, `restartPolicy: Never`, the checkpoint
+//! claim, and two variables (`GAINSHARE_ATTEMPT`, and `GAINSHARE_CHECKPOINT_DIR` where there is a
+//! claim). What the author wrote stays; the exceptions are `restartPolicy` and our own names.
 //!
-//! Refused: pods that would let a tenant pass the cluster's own rules. The operator makes pods for everyone who may write a
-//! TrainingJob, so it makes none that reaches for its node (host paths and namespaces, privileged containers) or names its node.
+//! Refused: pods that would let a tenant pass the cluster's own rules. The operator makes pods for
+//! everyone who may write a TrainingJob, so it makes none that reaches for its node (host paths and
+//! namespaces, privileged containers) or names its node.
 //!
 //! **Property.** No template makes these functions panic: see `hostile_tests`.
 
@@ -156,8 +157,8 @@ fn annotations(job: &JobSnapshot, template: &Value) -> Value {
     notes
 }
 
-/// The patch that pins a gated pod to a node and opens our gate. The API server refuses it if the pod has changed since it was
-/// read.
+/// The patch that pins a gated pod to a node and opens our gate. The API server refuses it if the
+/// pod has changed since it was read.
 pub(crate) fn open(pod: &Value, node: Option<&str>) -> Value {
     let others: Vec<&Value> = pod["spec"]["schedulingGates"]
         .as_array()

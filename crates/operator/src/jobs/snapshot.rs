@@ -1,11 +1,13 @@
 //! Copies of a job, its pods and their nodes, and what proves that a pod has stopped.
 //!
-//! **Proof of stop.** A pod has stopped if its kubelet reports it (a final phase with no container running; kubelets never take
-//! that back), if it was deleted before it had a node (the API server binds no pod that is being deleted), or if its node is off
-//! ([`NodeState::Off`]). A node is off if it carries the taint by which administrators declare that, or if its Node object has
-//! been missing for [`super::store::MISSING_NODE_IS_OFF_AFTER`]. Nothing else is proof: not a pod that is missing from a list,
-//! not a silent node, not a forced deletion, which removes the object only. Each kind of proof stays true, so it may be read from
-//! an old copy. A missing node is the exception: the code that fills [`NodeState`] has to ask the API server itself.
+//! **Proof of stop.** A pod has stopped if its kubelet reports it (a final phase with no container
+//! running; kubelets never take that back), if it was deleted before it had a node (the API server
+//! binds no pod that is being deleted), or if its node is off ([`NodeState::Off`]). A node is off
+//! if it carries the taint by which administrators declare that, or if its Node object has been
+//! missing for [`super::store::MISSING_NODE_IS_OFF_AFTER`]. Nothing else is proof: not a pod that
+//! is missing from a list, not a silent node, not a forced deletion, which removes the object only.
+//! Each kind of proof stays true, so it may be read from an old copy. A missing node is the
+//! exception: the code that fills [`NodeState`] has to ask the API server itself.
 //!
 //! **Property.** No object makes these functions panic: see `hostile_tests`.
 
@@ -19,7 +21,8 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
 use std::collections::BTreeMap;
 
-/// A grace period is a number that tenants write. A longer one than this is read as this (about a century).
+/// A grace period is a number that tenants write. A longer one than this is read as this (about a
+/// century).
 const LONGEST_GRACE_S: i64 = 3_155_760_000;
 
 /// The taint by which an administrator declares a node to be off.
@@ -42,7 +45,8 @@ pub(crate) struct JobSnapshot {
     pub(crate) wanted_node: Option<String>,
     /// Without the template.
     pub(crate) spec: TrainingJobSpec,
-    /// As text, because it is rarely needed: parsed, the templates of a large cluster are most of the operator's memory.
+    /// As text, because it is rarely needed: parsed, the templates of a large cluster are most of
+    /// the operator's memory.
     pub(crate) template: String,
     pub(crate) status: TrainingJobStatus,
 }
@@ -54,7 +58,8 @@ pub(crate) struct PodSnapshot {
     pub(crate) name: String,
     pub(crate) uid: String,
     pub(crate) resource_version: String,
-    /// The job's name (empty for a pod of an adopted Job that is not marked yet), and the uid of its owner.
+    /// The job's name (empty for a pod of an adopted Job that is not marked yet), and the uid of
+    /// its owner.
     pub(crate) job: String,
     pub(crate) owner: Option<String>,
     pub(crate) epoch: u32,
@@ -102,7 +107,8 @@ pub(crate) enum NodeState {
     Ready,
     /// Its kubelet does not answer: nothing is known about its pods.
     Silent,
-    /// The Node object is missing, but not for long enough to prove anything: the machine may still run, cut off.
+    /// The Node object is missing, but not for long enough to prove anything: the machine may still
+    /// run, cut off.
     Missing,
     /// An administrator declared it to be off, or its object has been missing for long.
     Off,
@@ -160,7 +166,8 @@ impl NodeState {
             return NodeState::Off;
         }
         let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-        // A node without the condition has just come. "False" is a kubelet that reports, "Unknown" one that does not.
+        // A node without the condition has just come. "False" is a kubelet that reports, "Unknown"
+        // one that does not.
         let silent = conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "Unknown");
         if silent { NodeState::Silent } else { NodeState::Ready }
     }
@@ -251,7 +258,8 @@ impl PodSnapshot {
     }
 }
 
-/// Whether the pod carries an annotation with its own values, or its kubelet has not applied its spec yet.
+/// Whether the pod carries an annotation with its own values, or its kubelet has not applied its
+/// spec yet.
 fn is_reshaped(pod: &Pod) -> bool {
     let noted = pod.metadata.annotations.as_ref().is_some_and(|notes| notes.contains_key(ORIGINAL_ANNOTATION));
     let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
@@ -276,7 +284,8 @@ fn exit(statuses: &[&ContainerStatus], phase: Phase, reason: Option<&str>, messa
         })
         .collect();
     let latest = ended.iter().map(|exit| exit.finished).max()?;
-    // The pod's phase already leaves out sidecars that are killed when the others have ended; then the first failure counts.
+    // The pod's phase already leaves out sidecars that are killed when the others have ended; then
+    // the first failure counts.
     let bad = ended.iter().find(|exit| exit.code != 0 && phase != Phase::Succeeded);
     let good = ended.iter().find(|exit| exit.code == 0);
     let mut exit = bad.or(good).or(ended.first())?.clone();

@@ -21,7 +21,8 @@ impl StatusText {
     }
 }
 
-/// The status with state, sentence and conditions. Conditions keep the time at which they last changed.
+/// The status with state, sentence and conditions. Conditions keep the time at which they last
+/// changed.
 pub(super) fn set_status(
     mut status: TrainingJobStatus,
     text: StatusText,
@@ -42,7 +43,8 @@ pub(super) fn set_status(
         .map(|(kind, holds)| {
             let holds_now = if holds { "True" } else { "False" };
             let known = before.iter().find(|known| known.type_ == kind && known.status == holds_now);
-            // `Created`, and every condition that does not hold, keep the text of the moment at which they changed.
+            // `Created`, and every condition that does not hold, keep the text of the moment at
+            // which they changed.
             let repeat = known.filter(|_| !holds || kind == "Created");
             Condition {
                 type_: kind.to_owned(),
@@ -81,4 +83,36 @@ pub(super) fn with_reconcile_failure(
         last_transition_time: Time(now),
     });
     Some(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::jobs::snapshot::{JobSnapshot, Nodes};
+    use jiff::Timestamp;
+
+    #[test]
+    fn a_reconcile_failure_is_published_once_and_goes_with_the_next_status() {
+        let now = Timestamp::UNIX_EPOCH;
+        let failed = with_reconcile_failure(&TrainingJobStatus::default(), 3, "overflow", now).unwrap();
+        let condition = &failed.conditions[0];
+        assert_eq!((condition.type_.as_str(), condition.status.as_str()), ("ReconcileFailed", "True"));
+        assert_eq!(condition.message, "overflow");
+        assert_eq!(with_reconcile_failure(&failed, 3, "overflow", now), None, "it is not written again and again");
+        let other = with_reconcile_failure(&failed, 3, "another", now).unwrap();
+        assert_eq!(other.conditions.len(), 1);
+        let (job, nodes) = (JobSnapshot::default(), Nodes::new());
+        let snapshot = Snapshot {
+            now,
+            job: &job,
+            pods: &[],
+            pod_is_missing: false,
+            nodes: &nodes,
+            order: None,
+            fault: None,
+            progress: None,
+        };
+        let next = set_status(other, StatusText::new(State::Waiting, "Planned", "soon".to_owned()), &snapshot);
+        assert!(next.conditions.iter().all(|condition| condition.type_ != "ReconcileFailed"));
+    }
 }

@@ -1,24 +1,28 @@
 //! What the controller has read (jobs, their pods, nodes), and which jobs are due now or later.
 //!
-//! Copies may be old. An older version of an object never replaces a newer one, so that the watch does not undo the result of
-//! our own write while it lags behind.
+//! Copies may be old. An older version of an object never replaces a newer one, so that the watch
+//! does not undo the result of our own write while it lags behind.
 //!
-//! **Queues.** There are two. Jobs for which something has happened (an order, a change of their pod, an alarm) are in `first`,
-//! in the order in which it happened. Jobs that have not begun, and jobs whose progress may have to be published, are in `then`;
-//! they are taken when `first` is empty. So ten thousand new jobs do not delay a move. One worker at a time takes a job; a job
-//! that becomes due meanwhile is queued again afterwards. A job whose reconcile panicked rests before its next turn.
+//! **Queues.** There are two. Jobs for which something has happened (an order, a change of their
+//! pod, an alarm) are in `first`, in the order in which it happened. Jobs that have not begun, and
+//! jobs whose progress may have to be published, are in `then`; they are taken when `first` is
+//! empty. So ten thousand new jobs do not delay a move. One worker at a time takes a job; a job
+//! that becomes due meanwhile is queued again afterwards. A job whose reconcile panicked rests
+//! before its next turn.
 
 use super::action::PodFault;
 use super::isolate;
 use super::snapshot::{JobSnapshot, NodeState, PodSnapshot};
+use crate::state::world::is_older;
 use gainshare_kube_api::names::NamespacedName;
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A missing Node object counts as a node that is off after this time. It is longer than Kubernetes itself takes to give up a
-/// node and its pods: 40 s until the node's lease has expired, and 300 s that pods tolerate an unreachable node by default.
+/// A missing Node object counts as a node that is off after this time. It is longer than Kubernetes
+/// itself takes to give up a node and its pods: 40 s until the node's lease has expired, and 300 s
+/// that pods tolerate an unreachable node by default.
 pub(crate) const MISSING_NODE_IS_OFF_AFTER: Duration = Duration::from_secs(360);
 
 #[derive(Debug, Default)]
@@ -29,7 +33,8 @@ pub(super) struct Store {
     nodes: BTreeMap<String, NodeState>,
     /// Nodes whose object is missing, as far as jobs are concerned.
     missing: BTreeMap<String, MissingNode>,
-    /// Nodes that came, went or changed since their jobs were last queued: thousands may do so at once.
+    /// Nodes that came, went or changed since their jobs were last queued: thousands may do so at
+    /// once.
     changed_nodes: BTreeSet<String>,
     /// Pods that the API server refused, and until when there is no point in trying again.
     faults: BTreeMap<NamespacedName, (PodFault, Timestamp)>,
@@ -76,10 +81,6 @@ impl Queue {
         self.announced = self.announced.saturating_sub(1);
         Some(key)
     }
-}
-
-fn is_older(version: &str, than: &str) -> bool {
-    matches!((version.parse::<u64>(), than.parse::<u64>()), (Ok(version), Ok(than)) if version < than)
 }
 
 impl Store {
@@ -182,12 +183,14 @@ impl Store {
         nodes.into_iter().for_each(|(name, node)| self.put_node(&name, Some(node)));
     }
 
-    /// The state of the node by our copy. `None`: the node is unknown, or declared off; the API server has to be asked.
+    /// The state of the node by our copy. `None`: the node is unknown, or declared off; the API
+    /// server has to be asked.
     pub(super) fn node(&self, name: &str) -> Option<NodeState> {
         self.nodes.get(name).copied().filter(|node| matches!(node, NodeState::Ready | NodeState::Silent))
     }
 
-    /// What it means that the API server has no such node now, and how long until it means that the node is off.
+    /// What it means that the API server has no such node now, and how long until it means that the
+    /// node is off.
     pub(super) fn missing_node(&mut self, name: &str, now: Instant) -> (NodeState, Option<Duration>) {
         let new = MissingNode { since: now, declared_off: false };
         let missing = *self.missing.entry(name.to_owned()).or_insert(new);

@@ -1,4 +1,5 @@
-//! The messages about jobs that wait for a node: what is missing, and what a person can do about it.
+//! The messages about jobs that wait for a node: what is missing, and what a person can do about
+//! it.
 
 use super::snapshot::{NodeState, Nodes, PodSnapshot};
 use super::store::MISSING_NODE_IS_OFF_AFTER;

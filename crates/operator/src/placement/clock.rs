@@ -1,4 +1,5 @@
-//! Clocks: moments of this process, of node agents, and of objects, all as microseconds since 1970 that never jump.
+//! Clocks: moments of this process, of node agents, and of objects, all as microseconds since 1970
+//! that never jump.
 
 use gainshare_core::model::Time;
 use std::time::{Duration, Instant};

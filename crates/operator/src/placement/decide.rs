@@ -1,5 +1,6 @@
-//! Where jobs should run. [`Decision::decide`] is pure: it puts a snapshot of the cluster into one core view for every policy that
-//! jobs ask for, lets the core decide, and returns [`Order`]s with their reasons. Shares stay with the node agents.
+//! Where jobs should run. [`Decision::decide`] is pure: it puts a snapshot of the cluster into one
+//! core view for every policy that jobs ask for, lets the core decide, and returns [`Order`]s with
+//! their reasons. Shares stay with the node agents.
 
 use super::memory::{JobMemory, Nodes};
 use super::snapshot::ClusterSnapshot;
@@ -13,18 +14,21 @@ use gainshare_kube_api::training_job::JobPolicy;
 use gainshare_kube_api::wire;
 use std::collections::{BTreeMap, HashMap};
 
-/// Decisions over no more jobs than this are recorded, so that a plan that fails its check can be made again.
+/// Decisions over no more jobs than this are recorded, so that a plan that fails its check can be
+/// made again.
 const RECORDED_JOBS: usize = 2000;
 
 /// Bounds on the cost of a move. Tenants can write the status that it is read from.
 const MOVE_COST_S: std::ops::RangeInclusive<f64> = 1.0..=600.0;
 
-/// The decision: one core decider for every policy that jobs ask for, and what is remembered between two passes.
+/// The decision: one core decider for every policy that jobs ask for, and what is remembered
+/// between two passes.
 #[derive(Debug, Default)]
 pub(crate) struct Decision {
     specon: Specon,
     deciders: BTreeMap<JobPolicy, Decider>,
-    // Tens of thousands of jobs are read in every pass: a name is hashed once, and then a number stands for it.
+    // Tens of thousands of jobs are read in every pass: a name is hashed once, and then a number
+    // stands for it.
     pub(super) jobs: HashMap<String, JobMemory>,
     next_job: u64,
     pub(super) nodes: Nodes,
@@ -91,14 +95,16 @@ impl Decision {
         if let Some(cost_s) = self.move_costs.get_mut(&policy).and_then(moving_cost_s) {
             decider.set_moving_cost(Span::from_secs_f64(cost_s));
         }
-        // Recording copies what the policy remembers: nothing for a few jobs, tens of milliseconds for tens of thousands.
+        // Recording copies what the policy remembers: nothing for a few jobs, tens of milliseconds
+        // for tens of thousands.
         let outcome =
             if view.jobs.len() <= RECORDED_JOBS { decider.decide_recorded(view) } else { decider.decide(view) };
         let plan = match outcome {
             Outcome::NotDue => return vec![],
             Outcome::Decision(decision) => decision.plan,
             Outcome::Rejected(rejection) => {
-                // Without an order, jobs stay where they are, and the cluster's own scheduler places those that wait.
+                // Without an order, jobs stay where they are, and the cluster's own scheduler
+                // places those that wait.
                 let record = rejection.record.as_ref().and_then(|r| serde_json::to_string(r).ok());
                 tracing::error!(
                     ?policy,
@@ -185,8 +191,8 @@ fn start_reason(policy: JobPolicy) -> PlacementReason {
     }
 }
 
-/// What a move costs, in seconds: the median over owners of each owner's median. An owner with many jobs, real or forged, counts
-/// once.
+/// What a move costs, in seconds: the median over owners of each owner's median. An owner with many
+/// jobs, real or forged, counts once.
 fn moving_cost_s(by_owner: &mut BTreeMap<String, Vec<f64>>) -> Option<f64> {
     let clamp = |cost_s: f64| cost_s.clamp(*MOVE_COST_S.start(), *MOVE_COST_S.end());
     let mut medians: Vec<f64> = by_owner.values_mut().filter_map(|costs| median(costs)).map(clamp).collect();

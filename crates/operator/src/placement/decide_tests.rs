@@ -72,7 +72,8 @@ impl Lab {
         (Arc::make_mut(facts), report)
     }
 
-    /// Seconds pass, and each of these jobs reports: name, value, step of a hundred, node-seconds consumed in all.
+    /// Seconds pass, and each of these jobs reports: name, value, step of a hundred, node-seconds
+    /// consumed in all.
     fn pass(&mut self, seconds: f64, reports: &[(&str, f64, u64, f64)]) -> Vec<(String, String, OrderKind)> {
         self.snapshot.now = self.snapshot.now + Span::from_secs_f64(seconds);
         let now = self.snapshot.now;
@@ -114,7 +115,8 @@ fn waiting_jobs_are_spread_and_two_passes_never_give_the_same_room_away_twice() 
     let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
     lab.wait("one", JobPolicy::Specon);
     assert_eq!(lab.pass(1.0, &[]), [order("one", "a", OrderKind::Place)]);
-    // The controller has not done it yet; the next to come goes to the other node, and nothing is said twice.
+    // The controller has not done it yet; the next to come goes to the other node, and nothing is
+    // said twice.
     lab.wait("two", JobPolicy::Specon);
     assert_eq!(lab.pass(1.0, &[]), [order("two", "b", OrderKind::Place)]);
     assert_eq!(lab.pass(1.0, &[]), []);
@@ -183,7 +185,8 @@ fn a_converged_job_leaves_those_that_grow_and_only_once() {
     assert_eq!((orders[0].1.as_str(), orders[0].2.as_str(), orders[0].3), ("three", "b", OrderKind::Move));
     let categories: BTreeMap<String, wire::Category> = lab.decision.take_category_changes().into_iter().collect();
     assert_eq!((categories["one"], categories["three"]), (wire::Category::Growing, wire::Category::Converged));
-    // The move was not carried out (the controller could not): it is not asked for again, because the algorithm deals with each job once.
+    // The move was not carried out (the controller could not): it is not asked for again, because
+    // the algorithm deals with each job once.
     assert_eq!(specon_story(&mut lab, 8), []);
 }
 
@@ -195,7 +198,7 @@ fn jobs_that_cannot_move_or_whose_agent_is_silent_are_left_alone() {
     let mut lab = crowded();
     lab.snapshot.nodes.get_mut("a").unwrap().heard = false;
     assert_eq!(specon_story(&mut lab, 8), []);
-    // A manager that has just begun knows from the job itself that it has moved before.
+    // An operator that has just begun knows from the job itself that it has moved before.
     let mut lab = crowded();
     lab.job("three").0.move_cost_s = Some(2.0);
     assert_eq!(specon_story(&mut lab, 8), []);
@@ -224,7 +227,8 @@ fn an_empty_node_takes_a_job_if_that_is_worth_what_moving_was_measured_to_cost()
     let orders = gain_story(&mut lab, 8);
     assert_eq!(orders.len(), 1, "{orders:?}");
     assert_eq!((orders[0].1.as_str(), orders[0].2), ("b", OrderKind::Move));
-    // About ninety node-seconds are left of each: a move that costs a minute gains less than three times that.
+    // About ninety node-seconds are left of each: a move that costs a minute gains less than three
+    // times that.
     let mut lab = shared();
     lab.job("one").0.move_cost_s = Some(60.0);
     assert_eq!(gain_story(&mut lab, 8), []);

@@ -1,7 +1,7 @@
 //! What a decision remembers of jobs and nodes between two passes.
 //!
-//! **Continuity.** A job's reports and its use go on over its moves: the sums of earlier attempts are kept here while the operator
-//! leads.
+//! **Continuity.** A job's reports and its use go on over its moves: the sums of earlier attempts
+//! are kept here while the operator leads.
 
 use super::snapshot::{JobReport, NodeSnapshot};
 use crate::jobs::{JobFacts, JobState, Order};
@@ -106,7 +106,8 @@ impl JobMemory {
             JobState::Moving => self.moving_since = self.moving_since.or(Some(now)),
             _ => self.moving_since = None,
         }
-        // An order is over when the job runs where it should, or when it has had no effect for long.
+        // An order is over when the job runs where it should, or when it has had no effect for
+        // long.
         let arrived = |order: &Order| matches!(&facts.state, JobState::Running { node, .. } if *node == order.node);
         let is_over = |order: &Order, at: Time| {
             arrived(order) || (facts.state != JobState::Moving && now.since(at) > ORDER_STANDS)
@@ -129,8 +130,8 @@ impl JobMemory {
             }
             self.node = Some((node, cores));
         }
-        // Report counts within an attempt never decrease. A restarted agent reads the log again and may briefly report fewer:
-        // that report is ignored until the agent has caught up.
+        // Report counts within an attempt never decrease. A restarted agent reads the log again and
+        // may briefly report fewer: that report is ignored until the agent has caught up.
         if let Some(report) = report.filter(|report| report.signal.reports >= self.now.signal.reports) {
             self.now = report;
         }

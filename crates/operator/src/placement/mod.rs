@@ -1,7 +1,8 @@
 //! Where jobs should run: one view of the whole cluster, decided by the core, published as orders.
 //!
-//! **How.** [`snapshot`] reads nodes, reports and jobs. [`decide`] (pure) remembers them ([`memory`]), makes the core's view of them
-//! ([`view`]), and turns the core's checked plan into orders. [`run`] does that about once a second.
+//! **How.** [`snapshot`] reads nodes, reports and jobs. [`decide`] (pure) remembers them
+//! ([`memory`]), makes the core's view of them ([`view`]), and turns the core's checked plan into
+//! orders. [`run`] does that about once a second.
 
 pub(crate) mod clock;
 mod decide;

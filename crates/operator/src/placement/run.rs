@@ -46,7 +46,8 @@ pub(crate) async fn run(leader: Arc<Leader>, specon: Specon) {
         let (decided, orders, took) = match pass.await {
             Ok(pass) => pass,
             Err(error) => {
-                // What was remembered is lost with the pass. Jobs stay where they are until the next one.
+                // What was remembered is lost with the pass. Jobs stay where they are until the
+                // next one.
                 tracing::error!(%error, "a pass over the cluster panicked: the decision begins again");
                 decision = Decision::new(specon);
                 tokio::time::sleep(AFTER_PANIC).await;

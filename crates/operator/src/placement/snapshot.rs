@@ -1,4 +1,5 @@
-//! What a decision reads: nodes from the API server, progress from the node agents, jobs from the controllers.
+//! What a decision reads: nodes from the API server, progress from the node agents, jobs from the
+//! controllers.
 //!
 //! Numbers of node agents are bounded here, so that a broken agent cannot overflow a sum.
 

@@ -1,8 +1,9 @@
 //! From what is remembered of the cluster to the core's view of it.
 //!
-//! **In doubt, nothing.** A node whose agent is silent is unknown: its jobs are left alone and no job is sent there. A node that is
-//! cordoned, not ready or tainted keeps its jobs and gets no others. A job between two nodes, and one whose order has not been
-//! carried out yet, counts where it is going, so that two passes never give the same room away twice.
+//! **In doubt, nothing.** A node whose agent is silent is unknown: its jobs are left alone and no
+//! job is sent there. A node that is cordoned, not ready or tainted keeps its jobs and gets no
+//! others. A job between two nodes, and one whose order has not been carried out yet, counts where
+//! it is going, so that two passes never give the same room away twice.
 
 use super::clock::time;
 use super::decide::Decision;
@@ -33,7 +34,8 @@ impl Decision {
                 *settled.entry(node).or_default() += 1;
             }
         }
-        // Room is counted in jobs of the largest size among those that wait, or else among all, so that it is not overestimated.
+        // Room is counted in jobs of the largest size among those that wait, or else among all, so
+        // that it is not overestimated.
         let waiting = || jobs.iter().filter(|memory| memory.facts.state == JobState::Waiting);
         let largest = |of: fn(&JobFacts) -> u64| {
             let size = |memory: &&JobMemory| of(&memory.facts);

@@ -1,10 +1,12 @@
-//! Another program (an autoscaler), or a person, writes the same values. The operator notices that, leaves the pod alone for a
-//! while, and publishes why, instead of writing against the other.
+//! Another program (an autoscaler), or a person, writes the same values. The operator notices that,
+//! leaves the pod alone for a while, and publishes why, instead of writing against the other.
 //!
-//! What the operator last wrote for a pod is remembered here only; an operator that has just started accepts the values it finds.
+//! What the operator last wrote for a pod is remembered here only; an operator that has just
+//! started accepts the values it finds.
 //!
-//! **Lost answers.** The intention of a resize is recorded before the request. If the answer is lost (a timeout, a node agent that
-//! hung up), the write may or may not have happened. A value that matches the intention is then our own, not another program's.
+//! **Lost answers.** The intention of a resize is recorded before the request. If the answer is
+//! lost (a timeout, a node agent that hung up), the write may or may not have happened. A value
+//! that matches the intention is then our own, not another program's.
 
 use gainshare_kube_api::resources::Resources;
 use std::collections::BTreeMap;

@@ -1,30 +1,31 @@
-//! Writes what is published on a pod ([`PodNote`]), its originals, and the events that go with them.
+//! Writes what is published on a pod ([`PodNote`]), its originals, and the events that go with
+//! them.
 //!
-//! A note is written only when the category, the share, the policy or an obstacle changes; progress alone never reaches the API
-//! server.
+//! A note is written only when the category, the share, the policy or an obstacle changes; progress
+//! alone never reaches the API server.
 //!
-//! The originals are written while the pod starts, or with its first note, rather than with its first resize. A kubelet that has
-//! just seen a pod change handles its next change only after its next round through the runtime, up to a second later, and the
-//! resize would wait for that.
+//! The originals are written while the pod starts, or with its first note, rather than with its
+//! first resize. A kubelet that has just seen a pod change handles its next change only after its
+//! next round through the runtime, up to a second later, and the resize would wait for that.
 
 use super::write::WriteError;
 use crate::jobs::isolate::skip_on_panic;
 use crate::state::agents::Agents;
+use crate::state::events::{self, Subject, Text};
 use crate::state::lead::Leader;
 use futures_util::StreamExt;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names;
 use gainshare_kube_api::pod_note::{CONTESTED, PodNote};
 use gainshare_kube_api::wire::{Category, PodOnNode};
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::runtime::events::{Event, EventType, Recorder};
+use kube::runtime::events::Recorder;
 use std::sync::Arc;
 use std::time::Instant;
 
 const AT_ONCE: usize = 16;
 
-/// So many notes are written in one pass. When a large cluster changes at once, the statuses of its policies must not wait for
-/// every pod.
+/// So many notes are written in one pass. When a large cluster changes at once, the statuses of its
+/// policies must not wait for every pod.
 const MOST_IN_A_PASS: usize = 1000;
 
 /// What is to be written on one pod.
@@ -45,7 +46,8 @@ pub(crate) fn originals(pod: &PodFacts) -> Option<(&'static str, Option<String>)
 fn wanted(pod: &PodFacts, on_node: &PodOnNode, agents: &Agents, contested: bool) -> Option<(PodNote, PodNote)> {
     let job = agents.job(&pod.uid);
     let carried = PodNote::carried(pod);
-    // An operator that has just started knows no jobs yet: the note stays until the node agent reports.
+    // An operator that has just started knows no jobs yet: the note stays until the node agent
+    // reports.
     if job.is_none() && on_node.blocked.is_none() {
         return None;
     }
@@ -56,7 +58,8 @@ fn wanted(pod: &PodFacts, on_node: &PodOnNode, agents: &Agents, contested: bool)
     }
 }
 
-/// Writes the notes of these pods where they changed. Those that could not be written are marked again.
+/// Writes the notes of these pods where they changed. Those that could not be written are marked
+/// again.
 pub(crate) async fn pass(leader: &Arc<Leader>, recorder: &Recorder, uids: impl IntoIterator<Item = String>) {
     let now = Instant::now();
     let mut due: Vec<Due> = leader.look(|world| {
@@ -106,37 +109,21 @@ pub(crate) async fn pass(leader: &Arc<Leader>, recorder: &Recorder, uids: impl I
 
 /// Publishes an event about a change of the note. A lost event is harmless.
 async fn publish_event(recorder: &Recorder, pod: &PodFacts, before: &PodNote, after: &PodNote) {
-    let event = |type_: EventType, reason: &str, note: String| Event {
-        type_,
-        reason: reason.to_owned(),
-        note: Some(note.chars().take(1000).collect()),
-        action: "Share".to_owned(),
-        secondary: None,
-    };
-    let event = match (&after.blocked, &after.pending, after.category) {
+    let (warns, reason, note) = match (&after.blocked, &after.pending, after.category) {
         (Some(blocked), ..) if before.blocked.as_ref() != Some(blocked) => {
-            event(EventType::Warning, "NotResizable", blocked.message.clone())
+            (true, "NotResizable", blocked.message.clone())
         }
         (_, Some(pending), _) if before.pending.as_ref() != Some(pending) => {
-            let type_ = if pending == CONTESTED { EventType::Warning } else { EventType::Normal };
-            event(type_, "ResizePending", pending.clone())
+            (pending == CONTESTED, "ResizePending", pending.clone())
         }
         // That a new job grows needs no event.
         (_, _, Some(Category::Growing)) if before.category.is_none() => return,
         (_, _, Some(category)) if before.category != Some(category) => {
-            event(EventType::Normal, "CategoryChanged", format!("{}: {}", category.name(), after.reason))
+            (false, "CategoryChanged", format!("{}: {}", category.name(), after.reason))
         }
         _ => return,
     };
-    let reference = ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("Pod".to_owned()),
-        namespace: Some(pod.namespace.clone()),
-        name: Some(pod.name.clone()),
-        uid: Some(pod.uid.clone()),
-        ..ObjectReference::default()
-    };
-    if let Err(error) = recorder.publish(&event, &reference).await {
-        tracing::debug!(%error, "event not published");
-    }
+    let subject =
+        Subject { api_version: "v1", kind: "Pod", namespace: &pod.namespace, name: &pod.name, uid: Some(&pod.uid) };
+    events::publish(recorder, subject, Text { warns, reason, note: &note, action: "Share" }).await;
 }

@@ -2,6 +2,7 @@
 
 use crate::jobs::isolate::skip_on_panic;
 use crate::state::agents::Agents;
+use crate::state::events::{self, Subject, Text};
 use crate::state::lead::Leader;
 use crate::state::world::{PolicyKey, World};
 use gainshare_kube_api::names::{API_VERSION, FIELD_MANAGER};
@@ -11,7 +12,7 @@ use gainshare_kube_api::wire::Category;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
-use kube::runtime::events::{Event, EventType, Recorder};
+use kube::runtime::events::Recorder;
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -129,7 +130,7 @@ fn ready(world: &World, policy: &PolicyFacts, pods: usize, blocked: usize, silen
     finding(true, "Sharing", format!("{} pods share their nodes", pods - blocked))
 }
 
-/// Says why nothing is selected, as far as it can be seen from here.
+/// Why nothing is selected, as far as the operator can find out.
 fn selected(world: &World, policy: &PolicyFacts, pods: usize, paused: bool) -> String {
     if pods > 0 {
         return format!("{pods} running pods");
@@ -169,7 +170,8 @@ fn condition(finding: Finding, before: &SharePolicyStatus, generation: i64, at: 
     }
 }
 
-/// Writes the status of these policies where it has changed. Answers those that could not be written.
+/// Writes the status of these policies where it has changed. Answers those that could not be
+/// written.
 pub(crate) async fn pass(
     leader: &Arc<Leader>,
     client: &Client,
@@ -189,7 +191,8 @@ pub(crate) async fn pass(
         let Some((policy, wanted)) = found else { continue };
         let api: Api<SharePolicy> = Api::namespaced(client.clone(), &policy.namespace);
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        // The whole list is written, also when it is empty: a merge would leave what is no longer true.
+        // The whole list is written, also when it is empty: a merge would leave what is no longer
+        // true.
         let mut body = json!(wanted);
         body["blocked"] = json!(wanted.blocked);
         match api.patch_status(&policy.name, &params, &Patch::Merge(json!({"status": body}))).await {
@@ -229,17 +232,13 @@ async fn publish_event(recorder: &Recorder, policy: &PolicyFacts, wanted: &Share
     if before.is_some_and(|(old_state, old_reason, _)| (old_state, old_reason) == (state.clone(), reason.clone())) {
         return;
     }
-    let type_ = if state == "True" { EventType::Normal } else { EventType::Warning };
-    let event = Event { type_, reason, note: Some(message), action: "Share".to_owned(), secondary: None };
-    let reference = k8s_openapi::api::core::v1::ObjectReference {
-        api_version: Some(API_VERSION.to_owned()),
-        kind: Some("SharePolicy".to_owned()),
-        namespace: Some(policy.namespace.clone()),
-        name: Some(policy.name.clone()),
-        uid: Some(policy.uid.clone()),
-        ..Default::default()
+    let subject = Subject {
+        api_version: API_VERSION,
+        kind: "SharePolicy",
+        namespace: &policy.namespace,
+        name: &policy.name,
+        uid: Some(&policy.uid),
     };
-    if let Err(error) = recorder.publish(&event, &reference).await {
-        tracing::debug!(%error, "event not published");
-    }
+    let text = Text { warns: state != "True", reason: &reason, note: &message, action: "Share" };
+    events::publish(recorder, subject, text).await;
 }

@@ -1,4 +1,5 @@
-//! Carries out the resizes that node agents request: checked, decreases first, originals written before the first change.
+//! Carries out the resizes that node agents request: checked, decreases first, originals written
+//! before the first change.
 
 use super::notes;
 use super::write::WriteError;
@@ -10,7 +11,8 @@ use gainshare_kube_api::resources::Resources;
 use gainshare_kube_api::wire::{Outcome, OutcomeState, Resize, ResizeState};
 use std::time::Instant;
 
-/// How often a pod that has changed meanwhile is read again before the node agent has to request the resize again.
+/// How often a pod that has changed meanwhile is read again before the node agent has to request
+/// the resize again.
 const MOST_READS: usize = 3;
 
 /// One outcome for each resize, in the order in which they came.
@@ -56,8 +58,8 @@ async fn one(leader: &Leader, node: &str, epoch: u64, wanted: &Resize) -> Outcom
             Err(state) => return state,
         };
         let written = match write(leader, pod.clone(), wanted.container.as_str(), wanted.to).await {
-            // Mostly the kubelet has just written the pod's status. The watch will bring that, but the resize should not wait
-            // for the watch.
+            // Mostly the kubelet has just written the pod's status. The watch will bring that, but
+            // the resize should not wait for the watch.
             Err(WriteError::Changed(_)) if reads < MOST_READS => {
                 reads += 1;
                 let fresh = leader.writer.look(&pod).await;
@@ -116,7 +118,8 @@ async fn write(leader: &Leader, pod: PodFacts, container: &str, to: Resources) -
         pod = leader.writer.annotate(&pod, &[originals]).await?;
         leader.change(|world| world.put_pod(pod.clone()));
     }
-    // The intention is recorded first: the answer may be lost, or the node agent may hang up and end this future.
+    // The intention is recorded first: the answer may be lost, or the node agent may hang up and
+    // end this future.
     let now = pod.container(container).map(|facts| facts.resources).unwrap_or_default();
     leader.contests.lock().expect("never poisoned").intend(&pod.uid, now, to);
     let resized = leader.writer.resize(&pod, container, to).await;

@@ -1,4 +1,5 @@
-//! Gives pods their own values back: when a policy goes, no longer selects them, or is suspended, and when sharing is switched off.
+//! Gives pods their own values back: when a policy goes, no longer selects them, or is suspended,
+//! and when sharing is switched off.
 
 use super::write::{WriteError, Writer};
 use crate::state::lead::Leader;
@@ -19,7 +20,8 @@ pub(crate) struct Pauses {
     until: BTreeMap<String, (Instant, Duration)>,
 }
 
-/// Restores what is to be restored now. Decreases go first, because the increases may need the room.
+/// Restores what is to be restored now. Decreases go first, because the increases may need the
+/// room.
 pub(crate) async fn pass(leader: &Arc<Leader>, pauses: &mut Pauses) {
     let now = Instant::now();
     let waiting = leader.look(|world| world.let_go());
@@ -30,7 +32,8 @@ pub(crate) async fn pass(leader: &Arc<Leader>, pauses: &mut Pauses) {
     for group in [downs, ups] {
         let results: Vec<(String, Result<(), WriteError>)> = futures_util::stream::iter(group)
             .map(|pod| async move {
-                // What we wrote before is no measure for the values after this, also if the answer is lost.
+                // What we wrote before is no measure for the values after this, also if the answer
+                // is lost.
                 leader.contests.lock().expect("never poisoned").forget(&pod.uid);
                 let result = restore(&leader.writer, &pod).await;
                 (pod.uid.clone(), result.map(|restored| leader.change(|world| world.put_pod(restored))))

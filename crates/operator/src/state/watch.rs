@@ -1,10 +1,12 @@
 //! Keeps the world up to date: one watch per kind.
 //!
-//! A watch that breaks is started again with growing pauses, of at most some seconds, so that the operator is back soon after the
-//! API server is. The first complete list of every kind must have been read before anything is decided: without its policies,
-//! every pod would look as if it were to be restored.
+//! A watch that breaks is started again with growing pauses, of at most some seconds, so that the
+//! operator is back soon after the API server is. The first complete list of every kind must have
+//! been read before anything is decided: without its policies, every pod would look as if it were
+//! to be restored.
 //!
-//! An object that makes its reader panic is logged and skipped ([`skip_on_panic`]); the watch and all other objects go on.
+//! An object that makes its reader panic is logged and skipped ([`skip_on_panic`]); the watch and
+//! all other objects go on.
 
 use super::lead::Leader;
 use super::metrics::Metrics;
@@ -29,14 +31,15 @@ use tokio::task::JoinSet;
 /// The kinds whose first list must be complete before we act.
 pub(crate) const KINDS: usize = 7;
 
-/// In the operator's ConfigMap: `off` gives every pod its own values back, whatever the policies say.
+/// In the operator's ConfigMap: `off` gives every pod its own values back, whatever the policies
+/// say.
 pub(crate) const SWITCH_KEY: &str = "sharing";
 
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// A change that a watch delivers, in one shape for all kinds. It carries facts, because whole objects would fill the memory
-/// during a list.
+/// A change that a watch delivers, in one shape for all kinds. It carries facts, because whole
+/// objects would fill the memory during a list.
 pub(crate) enum Change<F> {
     Applied(F),
     Deleted(F),
@@ -159,7 +162,8 @@ impl Watches<'_> {
     }
 }
 
-/// Follows one kind for ever. `complete` is called once, when all objects that exist have been read.
+/// Follows one kind for ever. `complete` is called once, when all objects that exist have been
+/// read.
 pub(crate) async fn follow<K, F>(
     api: Api<K>,
     config: watcher::Config,

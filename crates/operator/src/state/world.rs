@@ -1,15 +1,18 @@
 //! The operator's copy of the cluster, and what follows from it. Pure: no I/O, no clock.
 //!
-//! **How.** Watches put facts in. For every pod that a policy selects, [`World`] keeps the [`PodOnNode`] that its node agent gets,
-//! and for every node a revision that grows when its list changes. Selection, limits and quotas concern one namespace, so a
-//! change is worked out for one pod, or for one namespace, never for the whole cluster.
+//! **How.** Watches put facts in. For every pod that a policy selects, [`World`] keeps the
+//! [`PodOnNode`] that its node agent gets, and for every node a revision that grows when its list
+//! changes. Selection, limits and quotas concern one namespace, so a change is worked out for one
+//! pod, or for one namespace, never for the whole cluster.
 //!
-//! **Originals are checked.** Tenants can write the annotation that keeps a pod's original resources. The operator writes it
-//! exactly once per pod, with what the pod has at that moment. So an annotation that appears or changes in any other way is
-//! forged ([`World::is_forged`]): the pod is left alone, adds nothing to the pool, and its values are not put back (decision 11).
+//! **Originals are checked.** Tenants can write the annotation that keeps a pod's original
+//! resources. The operator writes it exactly once per pod, with what the pod has at that moment. So
+//! an annotation that appears or changes in any other way is forged ([`World::is_forged`]): the pod
+//! is left alone, adds nothing to the pool, and its values are not put back (decision 11).
 //!
-//! **Properties.** The derived lists depend only on the facts, not on the order in which they came (`order_does_not_matter`). A
-//! repeated or an older version of a pod changes nothing (`stale_events_are_ignored`). A forged original never enlarges the pool
+//! **Properties.** The derived lists depend only on the facts, not on the order in which they came
+//! (`order_does_not_matter`). A repeated or an older version of a pod changes nothing
+//! (`stale_events_are_ignored`). A forged original never enlarges the pool
 //! (`forged_originals_do_not_enlarge_the_pool`).
 
 use gainshare_kube_api::bounds::{self, NodeFacts, QuotaFacts, RangeFacts};
@@ -143,7 +146,8 @@ impl World {
         uids.filter_map(|uid| self.shared.get(uid)).cloned().collect()
     }
 
-    /// Pods that carry original values although no policy selects them any more: they are to be restored.
+    /// Pods that carry original values although no policy selects them any more: they are to be
+    /// restored.
     pub(crate) fn let_go(&self) -> Vec<PodFacts> {
         // Few pods carry any: that is asked first.
         let touched = self.pods.values().filter(|pod| pod.running && pod.notes.contains_key(ORIGINAL_ANNOTATION));
@@ -151,14 +155,16 @@ impl World {
         free.filter(|pod| pod.originals().is_some()).cloned().collect()
     }
 
-    /// The pod is about to be stopped: it gets its own share back, so that it can save itself, and keeps it.
+    /// The pod is about to be stopped: it gets its own share back, so that it can save itself, and
+    /// keeps it.
     pub(crate) fn give_back(&mut self, uid: &str) {
         if self.pods.contains_key(uid) && self.given_back.insert(uid.to_owned()) {
             self.derive(uid);
         }
     }
 
-    /// Takes in a pod, unless a newer version of it is known. Checks its originals against the version before.
+    /// Takes in a pod, unless a newer version of it is known. Checks its originals against the
+    /// version before.
     pub(crate) fn put_pod(&mut self, facts: PodFacts) {
         if let Some(known) = self.pods.get(&facts.uid) {
             if is_older(&facts.resource_version, &known.resource_version) {
@@ -313,15 +319,16 @@ impl World {
         bounds::over_quota(self.quotas.get(namespace).into_iter().flat_map(BTreeMap::values), now, to)
     }
 
-    /// Refuses a change after which the pods of the policy on this node together would request more than before our first change.
+    /// Refuses a change after which the pods of the policy on this node together would request more
+    /// than before our first change.
     pub(crate) fn pool(&self, pod: &PodOnNode, node: &str, to: &Resources) -> Result<(), Refusal> {
         let Some(asked_for) = to.requests.cpu_milli else { return Ok(()) };
         let mates = || {
             let uids = self.shared_of_node.get(node).into_iter().flatten();
             uids.filter_map(|uid| self.shared.get(uid)).filter(|mate| {
                 let same = (&mate.namespace, &mate.policy) == (&pod.namespace, &pod.policy);
-                // Count running containers only, as the node agent does: a pod whose container has exited no longer
-                // reserves part of the pool.
+                // Count running containers only, as the node agent does: a pod whose container has
+                // exited no longer reserves part of the pool.
                 same && mate.blocked.is_none() && mate.started_ms.is_some()
             })
         };
@@ -462,8 +469,9 @@ impl World {
     }
 }
 
-/// Whether the annotation of original resources of a pod's new version was not written by the operator: it must be what the pod
-/// had when the annotation appeared, and it must not change after that.
+/// Whether the annotation of original resources of a pod's new version was not written by the
+/// operator: it must be what the pod had when the annotation appeared, and it must not change after
+/// that.
 fn is_forged(known: &PodFacts, now: &PodFacts, was_forged: bool) -> bool {
     match (known.notes.get(ORIGINAL_ANNOTATION), now.notes.get(ORIGINAL_ANNOTATION)) {
         (_, None) => false,
@@ -512,7 +520,7 @@ fn label_policy() -> SharePolicySpec {
 }
 
 /// Versions of one object are numbers that only grow, as Kubernetes 1.35 promises.
-fn is_older(version: &str, than: &str) -> bool {
+pub(crate) fn is_older(version: &str, than: &str) -> bool {
     match (version.parse::<u64>(), than.parse::<u64>()) {
         (Ok(version), Ok(than)) => version < than,
         _ => false,

@@ -1,6 +1,7 @@
-//! What to do about an adopted Job, from a snapshot of it. Pure, and by the same rule as for TrainingJobs: the intention is
-//! written first, and each action is harmless if repeated. The Job and its pods are read from the API server itself before each
-//! step, the Job first. The API server refuses writes to a Job that has changed since.
+//! What to do about an adopted Job, from a snapshot of it. Pure, and by the same rule as for
+//! TrainingJobs: the intention is written first, and each action is harmless if repeated. The Job
+//! and its pods are read from the API server itself before each step, the Job first. The API server
+//! refuses writes to a Job that has changed since.
 
 use crate::jobs::action::JournalStep;
 use crate::jobs::ending::verdict;
@@ -196,7 +197,8 @@ fn stopping(snapshot: &Snapshot<'_>, migration: &Migration) -> Step {
     };
     let wake = snapshot.now.saturating_add(READ_EVERY).ok();
     match (pod, stop) {
-        // The pod ended, or was deleted, before the Job was suspended: the Job controller goes on by its own rules.
+        // The pod ended, or was deleted, before the Job was suspended: the Job controller goes on
+        // by its own rules.
         (None, _) | (_, Some(_)) if !job.suspended => cancel(snapshot, "its pod ended before it was moved"),
         (Some(pod), Some(Stop::Exited(_) | Stop::NeverBegan(_))) if pod.deleted.is_none() => {
             cancel(snapshot, "its pod ended by itself before it was moved")

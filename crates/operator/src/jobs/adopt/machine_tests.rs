@@ -1,5 +1,6 @@
-//! A make-believe Job controller, kubelets and people around the real state machine, with two managers that die or dawdle between any two deeds.
-//! Whatever happens: `never_two_live_attempts`, and the Job always goes on.
+//! A make-believe Job controller, kubelets and people around the real state machine, with two
+//! managers that die or dawdle between any two deeds. Whatever happens: `never_two_live_attempts`,
+//! and the Job always goes on.
 
 use super::*;
 use crate::jobs::snapshot::{Exit, Phase as PodPhase};
@@ -22,7 +23,7 @@ struct World {
     most_live: usize,
 }
 
-/// What a manager has decided and not done yet, and on which version of the Job.
+/// What an operator has decided and not done yet, and on which version of the Job.
 #[derive(Default)]
 struct Manager(Vec<Action>, String);
 
@@ -46,7 +47,8 @@ impl World {
         self.job.resource_version = self.version.to_string();
     }
 
-    /// The cluster's own Job controller, with `podReplacementPolicy: Failed`, and its clean-up after nodes that are gone.
+    /// The cluster's own Job controller, with `podReplacementPolicy: Failed`, and its clean-up
+    /// after nodes that are gone.
     fn controller(&mut self, choice: usize) {
         let is_off = |pod: &PodSnapshot| pod.node.as_ref().is_some_and(|node| self.nodes[node] == NodeState::Off);
         let until = (self.now, self.now);
@@ -174,9 +176,9 @@ enum Event {
     },
     Controller(usize),
     Kubelet(usize),
-    /// Somebody deletes the pods.
+    /// The pods are deleted.
     Delete,
-    /// Somebody removes, by force, what ends.
+    /// Pods that are ending are removed by force.
     Force,
     /// People suspend and resume.
     Suspend(bool),
@@ -216,7 +218,8 @@ fn happen(world: &mut World, managers: &mut [Manager; 2], event: &Event) {
                 world.pods.values_mut().filter(|pod| matches!(pod.phase, PodPhase::Pending | PodPhase::Running));
             alive.for_each(|pod| pod.deleted = pod.deleted.or(Some(until)));
         }
-        // The Job controller's own finalizer keeps the pods of a Job that is not suspended. What people do to a Job that they suspended themselves is theirs.
+        // The Job controller's own finalizer keeps the pods of a Job that is not suspended. What
+        // people do to a Job that they suspended themselves is theirs.
         Event::Force if world.job.suspended && world.job.journal.migration.is_some() => {
             world
                 .pods
@@ -269,7 +272,7 @@ proptest! {
             prop_assert!(world.most_live <= 1, "{:?}", world.live);
         }
         let journal = &world.job.journal;
-        // An administrator's word is needed where our finalizer was removed by force.
+        // An administrator's declaration is needed where our finalizer was removed by force.
         let waits = journal.message.contains("removed by force");
         prop_assert!(world.job.ended || waits || (world.live.len() == 1 && !world.job.suspended), "{journal:?}");
         prop_assert!(waits || journal.migration.is_none(), "{journal:?}");

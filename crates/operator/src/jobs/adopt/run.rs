@@ -1,8 +1,10 @@
-//! The loop around adopted Jobs: reads them and their pods, runs [`step`], and executes the actions.
+//! The loop around adopted Jobs: reads them and their pods, runs [`step`], and executes the
+//! actions.
 //!
-//! A Job changes whenever one of its pods does (`active`, `ready`, `terminating`), so a watch of Jobs is enough. The inputs of a
-//! step are read from the API server each time. A panic stays with its Job: it is caught, published as an event of that Job, and
-//! the Job is tried again after a growing rest.
+//! A Job changes whenever one of its pods does (`active`, `ready`, `terminating`), so a watch of
+//! Jobs is enough. The inputs of a step are read from the API server each time. A panic stays with
+//! its Job: it is caught, published as an event of that Job, and the Job is tried again after a
+//! growing rest.
 
 use super::machine::{Action, Snapshot, Step, asked, facts, step};
 use crate::jobs::Orders;
@@ -11,6 +13,7 @@ use crate::jobs::apply::{ActionError, Effect, Executor, FailPoint, classify, par
 use crate::jobs::isolate::{catch_future, rest_after};
 use crate::jobs::snapshot::{NodeState, Nodes, PodSnapshot};
 use crate::jobs::store::MISSING_NODE_IS_OFF_AFTER;
+use crate::state::events::{self, Subject, Text};
 use crate::state::lead::Leader;
 use crate::state::metrics::WriteLabels;
 use crate::state::watch::{Change, follow};
@@ -19,10 +22,10 @@ use gainshare_kube_api::adopted::{BatchJobSnapshot, Journal, StoppedPod};
 use gainshare_kube_api::names::{ADOPTED_ANNOTATION, JOB_LABEL, NamespacedName, POLICY_ANNOTATION};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
 use kube::api::{Api, ListParams, Patch};
-use kube::runtime::events::{Event, EventType, Recorder};
+use kube::runtime::events::Recorder;
 use kube::runtime::watcher;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -246,7 +249,8 @@ impl Adopter {
         }
     }
 
-    /// The reconcile of this Job panicked: the Job rests, and an event says so. No other Job is affected.
+    /// The reconcile of this Job panicked: the Job rests, and an event says so. No other Job is
+    /// affected.
     async fn report_panic(&self, key: &NamespacedName, panic: &str) {
         let (uid, rest) = {
             let mut followed = self.followed.lock();
@@ -261,28 +265,14 @@ impl Adopter {
         tracing::error!(%key, panic, rest_s = rest.as_secs(), "the reconcile of an adopted Job panicked");
         let message =
             format!("the operator cannot work on this Job because of an error of its own ({panic}): please report it");
-        let event = Event {
-            type_: EventType::Warning,
-            reason: "ReconcileFailed".to_owned(),
-            note: Some(message.chars().take(1000).collect()),
-            action: "Move".to_owned(),
-            secondary: None,
-        };
-        self.publish_event(key, uid, &event).await;
+        let text = Text { warns: true, reason: "ReconcileFailed", note: &message, action: "Move" };
+        self.publish_event(key, uid.as_deref(), text).await;
     }
 
-    async fn publish_event(&self, key: &NamespacedName, uid: Option<String>, event: &Event) {
-        let reference = ObjectReference {
-            api_version: Some("batch/v1".to_owned()),
-            kind: Some("Job".to_owned()),
-            namespace: Some(key.namespace.clone()),
-            name: Some(key.name.clone()),
-            uid,
-            ..ObjectReference::default()
-        };
-        if let Err(error) = self.recorder.publish(event, &reference).await {
-            tracing::debug!(%error, "event not published");
-        }
+    async fn publish_event(&self, key: &NamespacedName, uid: Option<&str>, text: Text<'_>) {
+        let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
+        let subject = Subject { api_version: "batch/v1", kind: "Job", namespace, name, uid };
+        events::publish(&self.recorder, subject, text).await;
     }
 
     async fn act_all(&self, job: &BatchJobSnapshot, next: &Step) -> Result<(), ActionError> {
@@ -372,23 +362,17 @@ impl Adopter {
         }
         tracing::info!(job = job.name, namespace = job.namespace, message = journal.message, "adopted Job");
         let warns = job.problem.is_some() || journal.unmovable != job.journal.unmovable;
-        let event = Event {
-            type_: if warns { EventType::Warning } else { EventType::Normal },
-            reason: match step {
-                JournalStep::Stopping => "Stopping",
-                JournalStep::Stopped => "Stopped",
-                JournalStep::Running => "Moved",
-                JournalStep::Cancelled => "MoveCancelled",
-                _ if warns => "NotMovable",
-                _ => "Adopted",
-            }
-            .to_owned(),
-            note: Some(journal.message.chars().take(1000).collect()),
-            action: "Move".to_owned(),
-            secondary: None,
+        let reason = match step {
+            JournalStep::Stopping => "Stopping",
+            JournalStep::Stopped => "Stopped",
+            JournalStep::Running => "Moved",
+            JournalStep::Cancelled => "MoveCancelled",
+            _ if warns => "NotMovable",
+            _ => "Adopted",
         };
         let key = NamespacedName::new(&job.namespace, &job.name);
-        self.publish_event(&key, Some(job.uid.clone()), &event).await;
+        let text = Text { warns, reason, note: &journal.message, action: "Move" };
+        self.publish_event(&key, Some(&job.uid), text).await;
     }
 }
 
@@ -430,8 +414,8 @@ fn name(action: &Action) -> &'static str {
     }
 }
 
-/// Before an uninstall: resumes every Job that is suspended for a move. The Job controller itself waits for a pod that is still
-/// ending.
+/// Before an uninstall: resumes every Job that is suspended for a move. The Job controller itself
+/// waits for a pod that is still ending.
 pub(crate) async fn give_back(client: &Client) -> kube::Result<()> {
     let all = Api::<Job>::all(client.clone()).list(&ListParams::default()).await?;
     for job in all.iter().filter_map(BatchJobSnapshot::of).filter(|job| job.has_journal) {
@@ -443,7 +427,8 @@ pub(crate) async fn give_back(client: &Client) -> kube::Result<()> {
         let api = Api::<Job>::namespaced(client.clone(), &job.namespace);
         match api.patch(&job.name, &params(), &Patch::Merge(patch)).await {
             Ok(_) => {}
-            // Gone, or changed meanwhile: another client works on it, and the uninstall can be run again.
+            // Gone, or changed meanwhile: another client works on it, and the uninstall can be run
+            // again.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
                 tracing::warn!(name = job.name, "changed while our journal was removed");
             }
