@@ -68,7 +68,21 @@ struct Controller {
     wake: Notify,
 }
 
-/// Everything the controller does, as tasks that end with the set.
+/// When to run the next step after an action that was not executed.
+enum Retry {
+    /// Our copies are newer now.
+    AtOnce,
+    /// After a pause, for this reason.
+    Later(String),
+}
+
+impl From<kube::Error> for Retry {
+    fn from(error: kube::Error) -> Retry {
+        Retry::Later(error.to_string())
+    }
+}
+
+/// Starts the controllers as tasks that end with the set.
 pub(crate) fn start(
     tasks: &mut JoinSet<()>,
     leader: &Arc<Leader>,
@@ -236,18 +250,20 @@ impl Controller {
             format!("the operator cannot work on this job because of an error of its own ({panic}): please report it");
         let failed = status::with_reconcile_failure(&job.status, job.generation, &message, Timestamp::now());
         let Some(failed) = failed else { return };
-        let write = catch_future(self.executor.write(&job, &failed));
-        match tokio::time::timeout(PANIC_REPORT_TIMEOUT, write).await {
+        let report = async {
+            let text = Text { warns: true, reason: "ReconcileFailed", note: &message, action: "Run" };
+            self.publish_event(&job, text).await;
+            self.executor.write(&job, &failed).await
+        };
+        match tokio::time::timeout(PANIC_REPORT_TIMEOUT, catch_future(report)).await {
             Ok(Ok(Ok(Effect::Job(written)))) => self.change(|store| store.put_job(*written)),
             Ok(Ok(Ok(_))) => {}
             other => tracing::warn!(%key, ?other, "cannot write the condition of a TrainingJob that panicked"),
         }
-        let text = Text { warns: true, reason: "ReconcileFailed", note: &message, action: "Run" };
-        self.publish_event(&job, text).await;
     }
 
     /// What the job's pods request; an error if there can be no pod.
-    fn requests(&self, job: &JobSnapshot) -> Result<(u64, u64), String> {
+    fn requests(&self, job: &JobSnapshot) -> Result<(u64, u64), pod::TemplateError> {
         let has_pod = job.status.attempt.as_ref().is_some_and(|attempt| attempt.uid.is_some());
         let known = self.orders.requests(&job.uid).filter(|_| has_pod);
         known.map_or_else(|| pod::check(job).map(|template| template_requests(&template)), Ok)
@@ -257,11 +273,11 @@ impl Controller {
     async fn settle(&self, key: &NamespacedName) {
         for _ in 0..STEPS_AT_ONCE {
             let job = self.store.lock().job(key);
-            let Some(job) = job else { return self.bury(key).await };
+            let Some(job) = job else { return self.release_orphans(key).await };
             let now = Timestamp::now();
             let next = match self.next(key, &job, now).await {
                 Ok(next) => next,
-                Err(error) => return self.later(key, &error, now),
+                Err(error) => return self.later(key, &error.to_string(), now),
             };
             if next.actions.is_empty() {
                 return self.store.lock().wake_at(key, next.wake);
@@ -271,11 +287,10 @@ impl Controller {
                     self.orders.remove_order(&job.uid);
                     continue;
                 }
-                if let Err(stop) = self.act(key, &job, action).await {
-                    match stop {
-                        Some(error) => return self.later(key, &error, now),
-                        None => break,
-                    }
+                match self.act(key, &job, action).await {
+                    Ok(()) => {}
+                    Err(Retry::AtOnce) => break,
+                    Err(Retry::Later(error)) => return self.later(key, &error, now),
                 }
             }
         }
@@ -289,8 +304,8 @@ impl Controller {
         self.store.lock().wake_at(key, Some(again));
     }
 
-    /// Executes one action and updates our copies. `Err(None)`: run the next step at once.
-    async fn act(&self, key: &NamespacedName, job: &JobSnapshot, action: &Action) -> Result<(), Option<String>> {
+    /// Executes one action and updates our copies.
+    async fn act(&self, key: &NamespacedName, job: &JobSnapshot, action: &Action) -> Result<(), Retry> {
         let result = self.executor.act(job, action).await;
         let outcome = match &result {
             Ok(_) => "done",
@@ -313,18 +328,17 @@ impl Controller {
             Err(ActionError::Refused(fault)) => {
                 let until = Timestamp::now().saturating_add(REFUSAL_PAUSE).unwrap_or(Timestamp::MAX);
                 self.change(|store| store.put_fault(key, fault, until));
-                return Err(None);
+                return Err(Retry::AtOnce);
             }
             Err(ActionError::Old(_)) => return self.read_again(key, job).await,
-            Err(ActionError::Again(error)) => return Err(Some(error)),
+            Err(ActionError::Again(error)) => return Err(Retry::Later(error)),
         }
         Ok(())
     }
 
     /// Our copies are old: reads the job and its pod again.
-    async fn read_again(&self, key: &NamespacedName, job: &JobSnapshot) -> Result<(), Option<String>> {
-        let found =
-            self.executor.jobs(&key.namespace).get_opt(&key.name).await.map_err(|error| Some(error.to_string()))?;
+    async fn read_again(&self, key: &NamespacedName, job: &JobSnapshot) -> Result<(), Retry> {
+        let found = self.executor.jobs(&key.namespace).get_opt(&key.name).await?;
         match found.as_ref().and_then(JobSnapshot::of) {
             Some(found) => self.change(|store| store.put_job(found)),
             None => {
@@ -334,23 +348,22 @@ impl Controller {
         }
         let named = job.status.attempt.as_ref().map(|attempt| attempt.pod.clone());
         if let Some(named) = named
-            && let Some(pod) =
-                self.executor.pods(&key.namespace).get_opt(&named).await.map_err(|error| Some(error.to_string()))?
+            && let Some(pod) = self.executor.pods(&key.namespace).get_opt(&named).await?
             && let Some(pod) = PodSnapshot::of(&pod)
         {
             self.change(|store| store.put_pod(pod));
         }
-        Err(None)
+        Err(Retry::AtOnce)
     }
 
     /// Gathers the snapshot, publishes the facts of the job to the decision, and runs a step.
-    async fn next(&self, key: &NamespacedName, job: &JobSnapshot, now: Timestamp) -> Result<Step, String> {
+    async fn next(&self, key: &NamespacedName, job: &JobSnapshot, now: Timestamp) -> kube::Result<Step> {
         let mut pods = self.store.lock().pods(key);
         let pod_is_missing = self.is_missing(key, job, &mut pods).await?;
         let (nodes, node_wake) = self.nodes(job, &pods, now).await?;
         let requests = self.requests(job);
         let fault = match &requests {
-            Err(message) => Some(PodFault { for_good: true, message: message.clone() }),
+            Err(error) => Some(PodFault { for_good: true, message: error.to_string() }),
             Ok(_) => self.store.lock().fault(key, now),
         };
         // The annotation, which a person wrote, goes before the decision.
@@ -391,15 +404,14 @@ impl Controller {
         key: &NamespacedName,
         job: &JobSnapshot,
         pods: &mut Vec<PodSnapshot>,
-    ) -> Result<bool, String> {
+    ) -> kube::Result<bool> {
         let Some(attempt) = job.status.attempt.as_ref().filter(|attempt| attempt.ended.is_none()) else {
             return Ok(false);
         };
         let Some(uid) = attempt.uid.as_ref().filter(|uid| pods.iter().all(|pod| pod.uid != **uid)) else {
             return Ok(false);
         };
-        let found =
-            self.executor.pods(&key.namespace).get_opt(&attempt.pod).await.map_err(|error| error.to_string())?;
+        let found = self.executor.pods(&key.namespace).get_opt(&attempt.pod).await?;
         let Some(found) = found.as_ref().and_then(PodSnapshot::of) else { return Ok(true) };
         let is_it = found.uid == *uid;
         pods.retain(|pod| pod.name != found.name);
@@ -415,7 +427,7 @@ impl Controller {
         job: &JobSnapshot,
         pods: &[PodSnapshot],
         now: Timestamp,
-    ) -> Result<(Nodes, Option<Timestamp>), String> {
+    ) -> kube::Result<(Nodes, Option<Timestamp>)> {
         let named = job.status.attempt.as_ref().and_then(|attempt| attempt.node.clone());
         let names = pods.iter().filter_map(|pod| pod.node.clone()).chain(named);
         let (mut nodes, mut wake) = (Nodes::new(), None);
@@ -425,7 +437,7 @@ impl Controller {
                 Some(node) => node,
                 None => {
                     let api = Api::<Node>::all(self.client.clone());
-                    match api.get_opt(&name).await.map_err(|error| error.to_string())? {
+                    match api.get_opt(&name).await? {
                         Some(found) => NodeState::of(&found),
                         None => {
                             let (node, left) = self.store.lock().missing_node(&name, Instant::now());
@@ -444,7 +456,7 @@ impl Controller {
 
     /// Releases the pods of a job that does not exist: no attempt follows them, so their ends need
     /// not be read.
-    async fn bury(&self, key: &NamespacedName) {
+    async fn release_orphans(&self, key: &NamespacedName) {
         let held = self.store.lock().pods(key);
         let held: Vec<PodSnapshot> = held.into_iter().filter(|pod| pod.has_finalizer).collect();
         if held.is_empty() {
@@ -458,10 +470,10 @@ impl Controller {
             }
             Err(error) => return self.later(key, &error.to_string(), now),
         }
-        let nobody = JobSnapshot { namespace: key.namespace.clone(), name: key.name.clone(), ..JobSnapshot::default() };
+        let no_job = JobSnapshot { namespace: key.namespace.clone(), name: key.name.clone(), ..JobSnapshot::default() };
         for pod in held {
             let action = Action::LetGo { pod: pod.name.clone(), uid: pod.uid.clone() };
-            if let Err(Some(error)) = self.act(key, &nobody, &action).await {
+            if let Err(Retry::Later(error)) = self.act(key, &no_job, &action).await {
                 return self.later(key, &error, now);
             }
         }

@@ -76,7 +76,7 @@ fn work_on(job: &Value, pods: &[Value]) {
             let _ = template_requests(&template);
             None
         }
-        Err(message) => Some(PodFault { for_good: true, message }),
+        Err(error) => Some(PodFault { for_good: true, message: error.to_string() }),
     };
     let epoch = job.status.attempt.as_ref().map_or(1, |attempt| attempt.epoch);
     let _ = (pod::build(&job, epoch), movable(&job), asked(&job));

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 const FIRST_REST: Duration = Duration::from_secs(60);
 /// Each further time doubles the rest, up to this many doublings: about an hour.
 const MOST_DOUBLINGS: u32 = 6;
+/// So many lost answers of one pod are remembered.
+const MOST_UNANSWERED: usize = 8;
 
 #[derive(Debug, Default)]
 pub(crate) struct Contests {
@@ -25,31 +27,42 @@ pub(crate) struct Contests {
 struct Contest {
     /// What we last wrote, or accepted.
     set: Resources,
-    /// What a request whose answer we do not have would have written.
-    unanswered: Option<Resources>,
+    /// What requests whose answers we do not have would have written, the newest last.
+    unanswered: Vec<Resources>,
     times: u32,
     rest_until: Option<Instant>,
+}
+
+impl Contest {
+    fn new(now: Resources) -> Contest {
+        Contest { set: now, unanswered: Vec::new(), times: 0, rest_until: None }
+    }
+
+    fn accept(&mut self, now: Resources) {
+        self.set = now;
+        self.unanswered.clear();
+    }
 }
 
 impl Contests {
     /// A request is about to be sent that changes the pod from `now` to `to`.
     pub(crate) fn intend(&mut self, uid: &str, now: Resources, to: Resources) {
-        let new = Contest { set: now, unanswered: None, times: 0, rest_until: None };
-        self.pods.entry(uid.to_owned()).or_insert(new).unanswered = Some(to.over(now));
+        let unanswered = &mut self.pods.entry(uid.to_owned()).or_insert(Contest::new(now)).unanswered;
+        unanswered.push(to.over(now));
+        let surplus = unanswered.len().saturating_sub(MOST_UNANSWERED);
+        unanswered.drain(..surplus);
     }
 
-    /// The API server refused the request: it changed nothing.
+    /// The API server refused the newest request: it changed nothing. An older one may still have had its effect.
     pub(crate) fn refused(&mut self, uid: &str) {
         if let Some(contest) = self.pods.get_mut(uid) {
-            contest.unanswered = None;
+            contest.unanswered.pop();
         }
     }
 
     /// The API server answered that it has written this.
     pub(crate) fn wrote(&mut self, uid: &str, now: Resources) {
-        let new = Contest { set: now, unanswered: None, times: 0, rest_until: None };
-        let contest = self.pods.entry(uid.to_owned()).or_insert(new);
-        (contest.set, contest.unanswered) = (now, None);
+        self.pods.entry(uid.to_owned()).or_insert(Contest::new(now)).accept(now);
     }
 
     /// Why the pod should be left alone now, if it should.
@@ -58,13 +71,13 @@ impl Contests {
         let same_cpu = |ours: &Resources| {
             ours.requests.cpu_milli == now.requests.cpu_milli && ours.limits.cpu_milli == now.limits.cpu_milli
         };
-        if contest.unanswered.as_ref().is_some_and(same_cpu) {
-            (contest.set, contest.unanswered) = (*now, None);
+        if contest.unanswered.iter().any(same_cpu) {
+            contest.accept(*now);
         }
         if !same_cpu(&contest.set) {
             contest.rest_until = Some(at + FIRST_REST * 2u32.pow(contest.times.min(MOST_DOUBLINGS)));
             contest.times = contest.times.saturating_add(1);
-            (contest.set, contest.unanswered) = (*now, None);
+            contest.accept(*now);
         }
         match contest.rest_until {
             Some(until) if until > at => Err(format!(
@@ -124,6 +137,12 @@ mod tests {
         assert!(contests.judge("a", &cpu(300), start).is_ok(), "the write did not happen");
         assert!(contests.judge("a", &cpu(450), start).is_ok(), "the write happened, and its answer was lost");
         assert!(contests.judge("a", &cpu(300), start).is_err(), "the intention is used up: this is another program");
+        // The first write had its effect late: the second was refused because of it.
+        contests.wrote("d", cpu(300));
+        contests.intend("d", cpu(300), cpu(450));
+        contests.intend("d", cpu(300), cpu(600));
+        contests.refused("d");
+        assert!(contests.judge("d", &cpu(450), start).is_ok());
         // The first write of a pod.
         contests.intend("b", cpu(500), cpu(200));
         assert!(contests.judge("b", &cpu(200), start).is_ok());

@@ -148,7 +148,7 @@ impl Adopter {
                 }
             };
             if sweep && let Err(error) = self.sweep().await {
-                tracing::warn!(error, "cannot list the pods of Jobs that are gone");
+                tracing::warn!(%error, "cannot list the pods of Jobs that are gone");
                 self.followed.lock().sweep = true;
             }
             futures_util::stream::iter(due).for_each_concurrent(AT_ONCE, |key| self.settle_or_rest(key, off)).await;
@@ -181,7 +181,7 @@ impl Adopter {
                     self.act_all(&job, &next).await
                 }
                 Ok(None) => return,
-                Err(error) => Err(ActionError::Again(error)),
+                Err(error) => Err(ActionError::Again(error.to_string())),
             };
             match next {
                 // Our copy was old: the next read is newer.
@@ -202,21 +202,20 @@ impl Adopter {
     }
 
     /// Reads and decides.
-    async fn step(&self, key: &NamespacedName, off: bool) -> Result<Option<(BatchJobSnapshot, Step)>, String> {
-        let text = |error: kube::Error| error.to_string();
-        let found = self.jobs(&key.namespace).get_opt(&key.name).await.map_err(text)?;
+    async fn step(&self, key: &NamespacedName, off: bool) -> kube::Result<Option<(BatchJobSnapshot, Step)>> {
+        let found = self.jobs(&key.namespace).get_opt(&key.name).await?;
         let Some(job) = found.as_ref().and_then(BatchJobSnapshot::of).filter(BatchJobSnapshot::is_ours) else {
             return Ok(None);
         };
         let own = ListParams::default().labels(&format!("{CONTROLLER_UID}={}", job.uid));
-        let pods = self.executor.pods(&key.namespace).list(&own).await.map_err(text)?;
+        let pods = self.executor.pods(&key.namespace).list(&own).await?;
         let pods: Vec<PodSnapshot> = pods.iter().filter_map(PodSnapshot::of_batch).collect();
         let pods: Vec<PodSnapshot> = pods.into_iter().filter(|pod| pod.owner.as_ref() == Some(&job.uid)).collect();
         let mut nodes = Nodes::new();
         if let Some(migration) = &job.journal.migration {
             let named = pods.iter().filter_map(|pod| pod.node.clone()).chain([migration.from.clone()]);
             for name in named.collect::<BTreeSet<String>>() {
-                let node = Api::<Node>::all(self.client.clone()).get_opt(&name).await.map_err(text)?;
+                let node = Api::<Node>::all(self.client.clone()).get_opt(&name).await?;
                 let state = node.as_ref().map_or_else(|| self.missing_node(&name), NodeState::of);
                 if state != NodeState::Missing {
                     self.followed.lock().missing_nodes.remove(&name);
@@ -339,16 +338,19 @@ impl Adopter {
     }
 
     /// Releases pods with our finalizer whose Job is gone: no attempt follows them.
-    async fn sweep(&self) -> Result<(), String> {
+    async fn sweep(&self) -> Result<(), ActionError> {
         // Pods of TrainingJobs, perhaps tens of thousands, have no such label.
         let marked = ListParams::default().labels(&format!("{JOB_LABEL},{CONTROLLER_UID}"));
-        let pods = Api::<Pod>::all(self.client.clone()).list(&marked).await.map_err(|error| error.to_string())?;
+        let pods = Api::<Pod>::all(self.client.clone())
+            .list(&marked)
+            .await
+            .map_err(|error| ActionError::Again(error.to_string()))?;
         for pod in pods.iter().filter_map(PodSnapshot::of_batch).filter(|pod| pod.has_finalizer) {
             let Some(owner) = &pod.owner else { continue };
             let known = self.followed.lock().jobs.values().any(|uid| uid == owner);
             if !known {
                 let done = self.executor.hold_pod(&pod.namespace, &pod.name, &pod.uid, false).await;
-                done.map_err(|error| error.to_string())?;
+                done?;
             }
         }
         Ok(())
