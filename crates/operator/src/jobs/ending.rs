@@ -62,11 +62,11 @@ pub(super) fn ended(
     match stop {
         Stop::NodeOff(node) => {
             let next = next_attempt(snapshot, drop_migration(status), None, None);
-            wait(next, format!("node {node} is gone: the job goes on elsewhere from its last checkpoint"))
+            wait(next, format!("node {node} is gone: the job continues elsewhere from its last checkpoint"))
         }
         Stop::Declared => {
             let next = next_attempt(snapshot, drop_migration(status), None, None);
-            wait(next, format!("the pod {} was declared stopped: the job goes on with a new one", attempt.pod))
+            wait(next, format!("the pod {} was declared stopped: the job continues with a new one", attempt.pod))
         }
         // Suspended and resumed again before the pod had ended.
         Stop::NeverBegan(_) | Stop::Exited(_) if stopping == Some(Stopping::Suspend) => {
@@ -82,7 +82,7 @@ pub(super) fn ended(
         Stop::Exited(exit) if was_deleted(snapshot, attempt) => {
             let next = next_attempt(snapshot, drop_migration(status), None, None);
             let sentence =
-                format!("the pod {} was deleted ({}): the job goes on with a new one", attempt.pod, exit_text(exit));
+                format!("the pod {} was deleted ({}): the job continues with a new one", attempt.pod, exit_text(exit));
             wait(next, sentence)
         }
         Stop::Exited(exit) => failure(snapshot, status, attempt, &exit_text(exit)),
@@ -148,31 +148,31 @@ pub(super) fn verdict(stop: &Stop, migration: &Migration, pod: Option<&PodSnapsh
     };
     match stop {
         Stop::Exited(exit) if matches!(exit.code, 0 | TERMINATED) => {
-            (true, format!("saved itself and ended on {from}; goes on on {to}"))
+            (true, format!("saved itself and ended on {from}; continues on {to}"))
         }
         // The node failed, not the job.
         Stop::Exited(exit) if exit.code == KILLED && exit.reason != "OOMKilled" && before_its_time(exit.finished) => {
-            (true, format!("was killed on {from} while it saved itself; goes on on {to} from its last checkpoint"))
+            (true, format!("was killed on {from} while it saved itself; continues on {to} from its last checkpoint"))
         }
         Stop::Exited(exit)
             if exit.code == KILLED && exit.reason != "OOMKilled" && exit.reason != "ContainerStatusUnknown" =>
         {
             let sentence = format!(
-                "it ignored SIGTERM and was killed when its time was over: it goes on on {from} from its last checkpoint and is not moved again; \
+                "it ignored SIGTERM and was killed when its time was over: it continues on {from} from its last checkpoint and is not moved again; \
                  let it save itself on SIGTERM, or give it more time than {time}"
             );
             (false, sentence)
         }
         Stop::Exited(exit) => {
             let sentence = format!(
-                "saving on SIGTERM failed ({}): it goes on on {from} from its last checkpoint and is not moved again; \
+                "saving on SIGTERM failed ({}): it continues on {from} from its last checkpoint and is not moved again; \
                  is the claim writable and large enough?",
                 exit_text(exit)
             );
             (false, sentence)
         }
-        Stop::NodeOff(node) => (true, format!("node {node} is gone: goes on on {to} from the last checkpoint")),
-        Stop::NeverBegan(_) | Stop::Declared => (true, format!("goes on on {to}")),
+        Stop::NodeOff(node) => (true, format!("node {node} is gone: continues on {to} from the last checkpoint")),
+        Stop::NeverBegan(_) | Stop::Declared => (true, format!("continues on {to}")),
     }
 }
 
@@ -252,7 +252,7 @@ fn suspend(snapshot: &Snapshot<'_>, attempt: &Attempt, stop: &Stop) -> TrainingJ
 
 pub(super) fn suspended_sentence(status: &TrainingJobStatus) -> String {
     let how = status.attempt.as_ref().and_then(|attempt| attempt.ended.as_deref()).unwrap_or("it had not begun");
-    format!("suspended: {how}; set spec.suspend to false to go on")
+    format!("suspended: {how}; set spec.suspend to false to resume")
 }
 
 fn succeed(snapshot: &Snapshot<'_>, status: TrainingJobStatus) -> TrainingJobStatus {

@@ -332,7 +332,7 @@ fn begin_stop(snapshot: &Snapshot<'_>, attempt: &Attempt, reason: Stopping) -> T
         Stopping::Suspend => "was asked to save itself and end, because spec.suspend is true",
         Stopping::Deadline => "was asked to end, because runPolicy.activeDeadlineSeconds is over",
         Stopping::Replace => "its node has no room for it: another one is chosen",
-        Stopping::Migrate => "was asked to save itself and end, to go on elsewhere",
+        Stopping::Migrate => "was asked to save itself and end, to continue elsewhere",
     };
     let state = if reason == Stopping::Migrate { State::Migrating } else { status.state };
     set_status(status, StatusText::new(state, "Stopping", message.to_owned()), snapshot)

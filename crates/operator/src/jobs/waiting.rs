@@ -40,7 +40,7 @@ pub(super) fn overdue(pod: &PodSnapshot, nodes: &Nodes, now: Timestamp) -> (Opti
 /// The message about a pod on a node whose object is gone.
 pub(super) fn missing_node_sentence(node: &str) -> String {
     format!(
-        "the Node object of {node} is gone, which does not prove that the machine has stopped: the job goes on elsewhere when \
+        "the Node object of {node} is gone, which does not prove that the machine has stopped: the job continues elsewhere when \
          the object has been missing for {} min, or when you are sure and write the annotation {STOPPED_ANNOTATION}=POD",
         MISSING_NODE_IS_OFF_AFTER.as_secs() / 60
     )

@@ -154,7 +154,7 @@ fn followed(snapshot: &Snapshot<'_>) -> Step {
     if let Some(order) = order.filter(|_| job.movable().is_ok()) {
         let mut journal = job.journal.clone();
         journal.pod = Some(id(pod));
-        journal.message = format!("is to be saved and to go on on {}: {}", order.node, order.sentence());
+        journal.message = format!("is to be saved and resumed on {}: {}", order.node, order.sentence());
         journal.migration = Some(Migration {
             from: node,
             to: order.node.clone(),
