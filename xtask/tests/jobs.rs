@@ -125,7 +125,7 @@ fn stays(bed: &Bed) {
     }
 }
 
-/// A node falls silent in the middle of a move, and is then taken away.
+/// A node falls silent in the middle of a move, and is then declared off and taken away.
 fn vanishes(bed: &Bed) {
     bed.until("castaway", "Running", Some("left"));
     bed.send_to("castaway", "far");
@@ -138,6 +138,7 @@ fn vanishes(bed: &Bed) {
     // Now it is really off.
     kill_holders(&bed.kept("castaway").join("held"));
     fs::remove_dir(bed.kept("castaway").join("alive")).unwrap();
+    bed.kubectl(&["taint", "node", "far", "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"]);
     bed.kubectl(&["delete", "node", "far"]);
     let job = bed.until("castaway", "Running", Some("right"));
     assert_eq!(job["status"]["attempt"]["epoch"], 3);

@@ -85,7 +85,7 @@ fn the_decision_moves_an_adopted_job(bed: &Bed) {
     eventually("the Job on the left", || runs_on("left"));
     bed.kubectl(&["uncordon", "right"]);
     let journal = eventually("the Job on the right", || runs_on("right"));
-    let why = journal["lastMoves"][0]["why"].as_str().unwrap_or_default();
+    let why = journal["lastMoves"][0]["message"].as_str().unwrap_or_default();
     assert!(why.contains("has converged beside jobs that still grow"), "{journal:#}");
     let explained = bed.plugin(&["explain", "flattens"]);
     assert!(explained.contains(why), "{explained}");

@@ -6,11 +6,12 @@
 mod common;
 
 use common::{Bed, SYSTEM, eventually, text};
-use gainshare_kube_api::crd::{ORIGINAL_ANNOTATION, SharePolicy};
+use gainshare_kube_api::names::ORIGINAL_ANNOTATION;
+use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::resize::{Amounts, Resources};
 use gainshare_kube_api::training_job::TrainingJob;
 use gainshare_kube_api::wire::{
-    Answer, Beat, Category, JobState, OutcomeState, Resize, SYNC_PATH, Sync, TOKEN_AUDIENCE,
+    Answer, Beat, Category, JobState, OutcomeState, Resize, SYNC_PATH, SyncRequest, TOKEN_AUDIENCE,
 };
 use gainshare_operator as operator;
 use kube::{Client, Config, CustomResourceExt, config};
@@ -78,7 +79,7 @@ impl Agent {
     /// The answer, or the code of the refusal.
     fn ask(&mut self, jobs: Option<Vec<JobState>>, resizes: Vec<Resize>, wait_ms: u32) -> Result<Answer, String> {
         self.seq += 1;
-        let sync = Sync {
+        let sync = SyncRequest {
             node: self.node.clone(),
             epoch: 1,
             seq: self.seq,

@@ -26,7 +26,7 @@ use cgroups::PodGroups;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use gainshare_core::model::{Span, Time};
-use gainshare_kube_api::wire::{Answer, Beat, Category, JobState, Resize, Sync};
+use gainshare_kube_api::wire::{Answer, Beat, Category, JobState, Resize, SyncRequest};
 use gainshare_limits::{Capacity, machine};
 use job::Now;
 use link::Pause;
@@ -234,7 +234,7 @@ async fn exchange(
             urgent_sent = out.urgent;
             seq += 1;
             let jobs = (told.as_ref() != Some(&out.jobs)).then(|| out.jobs.clone());
-            let sync = Sync {
+            let sync = SyncRequest {
                 node: node.to_owned(),
                 epoch,
                 seq,

@@ -9,7 +9,7 @@
 //! after every failure, because the manager may have come back with another certificate. The token is sent to nobody whose certificate does not
 //! hold against that CA.
 
-use gainshare_kube_api::wire::{Answer, SYNC_PATH, Sync};
+use gainshare_kube_api::wire::{Answer, SYNC_PATH, SyncRequest};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
@@ -117,7 +117,7 @@ impl Link {
     }
 
     /// Sends one request and waits for its answer.
-    pub async fn ask(&mut self, sync: &Sync) -> Result<Answer, LinkError> {
+    pub async fn ask(&mut self, sync: &SyncRequest) -> Result<Answer, LinkError> {
         let client = self.client()?;
         let token = std::fs::read_to_string(&self.token_file).map_err(|source| LinkError::File {
             what: "the agent's token",
@@ -222,7 +222,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (ca, token) = (dir.path().join("ca.crt"), dir.path().join("token"));
         let mut link = Link::new("https://127.0.0.1:1", &ca, &token).unwrap();
-        let sync = Sync {
+        let sync = SyncRequest {
             node: "n".into(),
             epoch: 1,
             seq: 1,

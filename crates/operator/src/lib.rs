@@ -10,8 +10,6 @@ mod placement;
 mod shares;
 mod state;
 
-pub use placement::cluster::move_mark;
-pub use shares::notes::PodNote;
 pub use shares::release::release;
 
 use crate::http::tls::{Authority, TlsError};
@@ -133,7 +131,7 @@ pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) 
             .with_identity(format!("{identity}-{}", started()))
             .with_duration(LEASE_S)
             .with_grace(LEASE_GRACE_S)
-            .with_field_manager(shares::write::FIELD_MANAGER)
+            .with_field_manager(gainshare_kube_api::names::FIELD_MANAGER)
             .build()
             .await;
         match built {
@@ -193,9 +191,10 @@ fn lead(
     state::watch::start(&mut tasks, &leader, client, &config.namespace, &config.config_map);
     tasks.spawn(http::publish::run(config.clone(), client.clone(), authority.certificate_pem().to_owned()));
     tasks.spawn(restore_loop(leader.clone()));
-    let reporter = Reporter { controller: "gainshare.dev/manager".to_owned(), instance: config.pod_name.clone() };
+    let reporter =
+        Reporter { controller: gainshare_kube_api::names::CONTROLLER.to_owned(), instance: config.pod_name.clone() };
     let recorder = Recorder::new(client.clone(), reporter);
-    tasks.spawn(placement::cluster::run(leader.clone(), config.specon));
+    tasks.spawn(placement::run::run(leader.clone(), config.specon));
     crate::jobs::start(&mut tasks, &leader, client, recorder.clone(), config.fail_at.clone());
     tasks.spawn(note_loop(leader.clone(), recorder.clone()));
     tasks.spawn(write_loop(leader.clone(), client.clone(), recorder));

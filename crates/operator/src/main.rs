@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use gainshare_core::model::Span;
 use gainshare_core::policy::{MoveRule, Policy, Specon};
-use gainshare_kube_api::crd::SharePolicy;
+use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::training_job::TrainingJob;
 use gainshare_operator::Config;
 use gainshare_operator::jobs::FailPoint;

@@ -196,7 +196,7 @@ impl Bench {
             .arg("--authority")
             .arg(self.folder.path())
             .env("KUBECONFIG", &kubeconfig)
-            .env("GAINSHARE_LOG", "info,gainshare_operator::cluster=debug")
+            .env("GAINSHARE_LOG", "info,gainshare_operator::placement=debug")
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

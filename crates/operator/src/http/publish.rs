@@ -2,8 +2,8 @@
 //! on the leader's own pod, by which the Service finds it.
 
 use crate::Config;
-use crate::shares::write::FIELD_MANAGER;
 use base64::Engine;
+use gainshare_kube_api::names::{FIELD_MANAGER, LEADER_LABEL};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::Client;
@@ -11,8 +11,6 @@ use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::json;
 use std::time::Duration;
 
-/// On the pod that leads; the Service selects it.
-const LEADER_LABEL: &str = "gainshare.dev/leader";
 const CERTIFICATE_KEY: &str = "ca.crt";
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use gainshare_kube_api::wire::{Answer, LONGEST_WAIT_MS, SYNC_PATH, Sync};
+use gainshare_kube_api::wire::{Answer, LONGEST_WAIT_MS, SYNC_PATH, SyncRequest};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -81,7 +81,7 @@ fn refuse(code: StatusCode, why: &str) -> Response {
     (code, Json(json!({"error": why}))).into_response()
 }
 
-async fn sync(State(served): State<Served>, headers: HeaderMap, Json(sync): Json<Sync>) -> Response {
+async fn sync(State(served): State<Served>, headers: HeaderMap, Json(sync): Json<SyncRequest>) -> Response {
     let leader = served.leading.borrow().clone();
     let (answer, state) = match leader.filter(|leader| leader.is_synced()) {
         None => (
@@ -105,7 +105,7 @@ async fn sync(State(served): State<Served>, headers: HeaderMap, Json(sync): Json
     answer
 }
 
-async fn prove(leader: &Leader, headers: &HeaderMap, sync: &Sync) -> Result<(), AuthError> {
+async fn prove(leader: &Leader, headers: &HeaderMap, sync: &SyncRequest) -> Result<(), AuthError> {
     let header = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let proved = leader.reviewer.node(header).await?;
     if proved != sync.node {
@@ -114,7 +114,7 @@ async fn prove(leader: &Leader, headers: &HeaderMap, sync: &Sync) -> Result<(), 
     Ok(())
 }
 
-async fn answer(served: &Served, leader: &Arc<Leader>, sync: &Sync) -> Answer {
+async fn answer(served: &Served, leader: &Arc<Leader>, sync: &SyncRequest) -> Answer {
     let mut bell = leader.bell(&sync.node);
     let heard = leader.agents.lock().expect("never poisoned").hear(sync, Instant::now());
     let outcomes = if heard.stale {
@@ -160,7 +160,7 @@ fn touch(leader: &Leader, uids: Vec<String>) {
     leader.mark_pods(uids);
 }
 
-async fn wait_for_news(served: &Served, leader: &Leader, sync: &Sync, bell: &mut watch::Receiver<u64>) {
+async fn wait_for_news(served: &Served, leader: &Leader, sync: &SyncRequest, bell: &mut watch::Receiver<u64>) {
     let wait = Duration::from_millis(sync.wait_ms.min(LONGEST_WAIT_MS).into());
     let until = tokio::time::Instant::now() + wait;
     let (mut leading, mut ending) = (served.leading.clone(), served.ending.clone());

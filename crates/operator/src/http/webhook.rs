@@ -8,7 +8,7 @@
 //! **Properties.** `never_overrides`: what the author wrote stays, and a container whose variables come from elsewhere (`envFrom`), where we cannot see
 //! them, gets none. `harmless`: whatever is sent, the pod is allowed.
 
-use gainshare_kube_api::crd::{SHARE_LABEL, START_ANNOTATION};
+use gainshare_kube_api::names::{SHARE_LABEL, START_ANNOTATION};
 use gainshare_kube_api::quantity;
 use gainshare_limits::process::start::tuned_env;
 use k8s_openapi::api::core::v1::{Container, ContainerResizePolicy, EnvVar, Pod};

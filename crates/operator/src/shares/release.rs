@@ -5,13 +5,13 @@
 //! that are suspended for a move go on.
 
 use super::restore::restore;
-use super::write::{FIELD_MANAGER, WriteError, Writer};
+use super::write::{WriteError, Writer};
 use crate::state::metrics::Metrics;
 use crate::state::watch::SWITCH_KEY;
 use crate::{Config, ManagerError};
-use gainshare_kube_api::crd::ORIGINAL_ANNOTATION;
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::training_job::{ATTEMPT_FINALIZER, JOB_FINALIZER, JOB_LABEL, TrainingJob};
+use gainshare_kube_api::names::{ATTEMPT_FINALIZER, FIELD_MANAGER, JOB_FINALIZER, JOB_LABEL, ORIGINAL_ANNOTATION};
+use gainshare_kube_api::training_job::TrainingJob;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{Api, ListParams, Patch, PatchParams};

@@ -2,10 +2,10 @@
 //! is refused by the API server instead of undoing what a newer one did.
 
 use crate::state::metrics::{Metrics, WriteLabels};
-use gainshare_kube_api::crd;
 use gainshare_kube_api::facts::{Originals, PodFacts, Written};
+use gainshare_kube_api::names::{self, FIELD_MANAGER};
 use gainshare_kube_api::quantity;
-use gainshare_kube_api::resize::Resources;
+use gainshare_kube_api::resources::Resources;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
@@ -13,9 +13,6 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Who writes, in the objects' managed fields.
-pub(crate) const FIELD_MANAGER: &str = "gainshare-manager";
 
 /// A write that takes longer is given up and tried again: the API server is away or overwhelmed.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -99,7 +96,7 @@ impl Writer {
             .map(|(name, written)| json!({"name": name, "resources": written}))
             .collect();
         let restored = if changed.is_empty() { pod.clone() } else { self.patch_resize(pod, changed).await? };
-        self.annotate(&restored, &[(crd::ORIGINAL_ANNOTATION, None), (crd::STATUS_ANNOTATION, None)]).await
+        self.annotate(&restored, &[(names::ORIGINAL_ANNOTATION, None), (names::STATUS_ANNOTATION, None)]).await
     }
 
     async fn patch_resize(&self, pod: &PodFacts, containers: Vec<Value>) -> Result<PodFacts, WriteError> {

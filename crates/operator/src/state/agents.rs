@@ -3,8 +3,8 @@
 //! Progress lives here and nowhere else: it is streamed to us and forgotten when a manager ends. `(epoch, seq)` orders what one agent says; an older
 //! request that arrives late is not believed.
 
-use crate::placement::cluster::AgentClock;
-use gainshare_kube_api::wire::{Beat, Category, JobState, Sync};
+use crate::placement::clock::AgentClock;
+use gainshare_kube_api::wire::{Beat, Category, JobState, SyncRequest};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,7 @@ pub(crate) struct Heard {
 
 impl Agents {
     /// Takes in what an agent says, unless it is old.
-    pub(crate) fn hear(&mut self, sync: &Sync, now: Instant) -> Heard {
+    pub(crate) fn hear(&mut self, sync: &SyncRequest, now: Instant) -> Heard {
         let known = self.nodes.get(&sync.node);
         if known.is_some_and(|agent| (agent.epoch, agent.seq) >= (sync.epoch, sync.seq)) {
             return Heard { stale: true, changed: Vec::new() };
@@ -93,7 +93,7 @@ impl Agents {
     }
 
     /// Whether a request is still the newest of its node: an older one need not wait any longer.
-    pub(crate) fn is_newest(&self, sync: &Sync) -> bool {
+    pub(crate) fn is_newest(&self, sync: &SyncRequest) -> bool {
         self.nodes.get(&sync.node).is_some_and(|agent| (agent.epoch, agent.seq) == (sync.epoch, sync.seq))
     }
 
@@ -157,7 +157,7 @@ impl Agents {
 mod tests {
     use super::*;
 
-    fn sync(epoch: u64, seq: u64, jobs: Option<&[(&str, Category)]>) -> Sync {
+    fn sync(epoch: u64, seq: u64, jobs: Option<&[(&str, Category)]>) -> SyncRequest {
         let job = |(uid, category): &(&str, Category)| JobState {
             uid: (*uid).into(),
             container: "main".into(),
@@ -168,7 +168,7 @@ mod tests {
             reason: String::new(),
             signal: None,
         };
-        Sync {
+        SyncRequest {
             node: "n".into(),
             epoch,
             seq,

@@ -5,7 +5,7 @@ use super::metrics::Metrics;
 use super::watch::KINDS;
 use super::world::{PolicyKey, World};
 use crate::http::auth::Reviewer;
-use crate::jobs::Board;
+use crate::jobs::Orders;
 use crate::shares::contest::Contests;
 use crate::shares::write::Writer;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ pub(crate) struct Leader {
     pub(crate) agents: Mutex<Agents>,
     pub(crate) contests: Mutex<Contests>,
     /// Between the decision about training jobs and their controller.
-    pub(crate) jobs: Arc<Board>,
+    pub(crate) jobs: Arc<Orders>,
     pub(crate) writer: Writer,
     pub(crate) reviewer: Reviewer,
     pub(crate) metrics: Arc<Metrics>,

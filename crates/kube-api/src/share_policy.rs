@@ -1,10 +1,9 @@
 //! The custom resource `SharePolicy`: which pods share, and by what rule.
 //!
-//! The schema that users meet is generated from these types (`gainshare crd`), with rules in the API server's own expression language, so that a
-//! mistake is refused when it is made, with a sentence that says what to write instead. Field names follow what the neighbours
-//! use: `selector` and `targetRef` as in autoscalers, `objective` as in Katib.
-//!
-//! All names that appear on other people's objects (labels, annotations) are here and nowhere else.
+//! The schema is generated from these types (`gainshare-operator crd`), with rules in the API
+//! server's own expression language. So the API server refuses a mistake at once, with a sentence
+//! that says what to write instead. Field names follow related projects: `selector` and `targetRef`
+//! as in autoscalers, `objective` as in Katib.
 #![allow(clippy::duplicated_attributes, reason = "every printed column has a type, and many have the same")]
 #![allow(unreachable_pub, reason = "the schema macro makes private copies of public types")]
 
@@ -14,28 +13,9 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// On a pod: its resources before our first change (JSON by container), so that they can be put back by whoever comes after us.
-pub const ORIGINAL_ANNOTATION: &str = "gainshare.dev/original-resources";
-/// On a pod: category, share and decision, written when one of them changes.
-pub const STATUS_ANNOTATION: &str = "gainshare.dev/status";
-/// On a namespace: `enabled` stands for a SharePolicy with all defaults for its pods. On a pod: `disabled` keeps it out of every policy.
-pub const SHARE_LABEL: &str = "gainshare.dev/share";
-/// On a namespace: `tuned` lets new pods start with settings that share well.
-pub const START_LABEL: &str = "gainshare.dev/start";
-/// On a pod that got them: what was added at its start.
-pub const START_ANNOTATION: &str = "gainshare.dev/start";
-/// On a node: how fast its cores are, relative to an ordinary one, such as `1.5`.
-pub const SPEED_LABEL: &str = "gainshare.dev/speed";
-/// On a pod: the metric to go by, `minimize` or `maximize`, a pattern, how progress is read and in which file, the container: each overrides the policy.
-pub const METRIC_ANNOTATION: &str = "gainshare.dev/metric";
-pub const OBJECTIVE_ANNOTATION: &str = "gainshare.dev/objective";
-pub const PATTERN_ANNOTATION: &str = "gainshare.dev/pattern";
-pub const COLLECTOR_ANNOTATION: &str = "gainshare.dev/collector";
-pub const PATH_ANNOTATION: &str = "gainshare.dev/path";
-pub const CONTAINER_ANNOTATION: &str = "gainshare.dev/container";
-
-/// Shares the CPU (and, if asked, the memory) of each node among the training pods it selects, by what each pod gains from its share. Running
-/// pods are resized in place: none is restarted, and all get their own values back when the policy goes.
+/// Shares the CPU (and, if asked, the memory) of each node among the training pods it selects, by
+/// what each pod gains from its share. Running pods are resized in place: none is restarted, and
+/// all get their own values back when the policy goes.
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[kube(
     group = "gainshare.dev",
@@ -80,14 +60,16 @@ pub struct SharePolicySpec {
     /// Pods by what made them: a Job, a PyTorchJob, a TrainJob, a Deployment, any kind at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_ref: Option<TargetRef>,
-    /// `flowcon` goes by growth efficiency, `gainshare` by what a core gains, `fair` treats all alike.
+    /// `flowcon` goes by growth efficiency, `gainshare` by what a core gains, `fair` treats all
+    /// alike.
     #[serde(default)]
     pub policy: PolicyKind,
     /// Growth below this part counts as "no longer growing" (flowcon; 0.05 if left out).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self > 0.0 && self < 1.0").message("alpha lies between 0 and 1, both excluded: 0.05 is a good start"))]
     pub alpha: Option<f64>,
-    /// A pod that no longer grows keeps at least 1/(beta n) of the pool of n pods (flowcon; 2 if left out).
+    /// A pod that no longer grows keeps at least 1/(beta n) of the pool of n pods (flowcon; 2 if
+    /// left out).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self >= 1.0 && self <= 100.0").message("beta lies between 1 and 100: the paper uses 2"))]
     pub beta: Option<f64>,
@@ -97,7 +79,8 @@ pub struct SharePolicySpec {
     #[x_kube(validation = Rule::new("self.matches('^([0-9]+(ms|s|m|h))+$') && duration(self) >= duration('1s') && duration(self) <= duration('1h')")
         .message("interval is a time from 1s to 1h with a unit, such as 20s or 1m30s"))]
     pub interval: Option<String>,
-    /// `weight`: requests move, and what one pod leaves the others use. `quota`: limits move too, as hard caps.
+    /// `weight`: requests move, and what one pod leaves the others use. `quota`: limits move too,
+    /// as hard caps.
     #[serde(default)]
     pub mode: Mode,
     /// What is reshaped.
@@ -162,12 +145,12 @@ pub struct Objective {
     pub metric: Option<String>,
     /// Whether less or more of it is better; its name says if left out.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
-    pub kind: Option<Goal>,
+    pub kind: Option<Direction>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Goal {
+pub enum Direction {
     Minimize,
     Maximize,
 }
@@ -182,11 +165,13 @@ pub enum Goal {
         .message("path belongs to kinds file and tensorboard, and is relative to the volume's root, without .. in it")
 )]
 pub struct CollectorSpec {
-    /// `stdout`: the container's output. `file` and `tensorboard`: what lies at `path` in one of the pod's volumes, if agents may look there (`agent.podFiles` of the
-    /// chart). `none`: nothing is read, and the pod gets an equal part.
+    /// `stdout`: the container's output. `file` and `tensorboard`: what lies at `path` in one of
+    /// the pod's volumes, if node agents may read there (`agent.podFiles` of the chart). `none`:
+    /// nothing is read, and the pod gets an equal part.
     #[serde(default)]
     pub kind: Collector,
-    /// A metrics file (CSV, JSON lines, text), or a folder with TensorBoard's event files, below the root of the volume.
+    /// A metrics file (CSV, JSON lines, text), or a folder with TensorBoard's event files, below
+    /// the root of the volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512))]
     pub path: Option<String>,
@@ -196,13 +181,15 @@ pub struct CollectorSpec {
     pub pattern: Option<String>,
 }
 
-/// What the manager says about a policy. Written when it changes, never at every report of a job.
+/// What the operator publishes about a policy. Written when it changes, never at every report of a
+/// job.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SharePolicyStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Ready`: pods are being shared. `Selected`: some pod matches. `Resizable`: all that match can be resized. `AgentsReady`: their nodes have agents.
+    /// `Ready`: pods are being shared. `Selected`: some pod matches. `Resizable`: all that match
+    /// can be resized. `AgentsReady`: their nodes have agents.
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     #[serde(default)]
     pub conditions: Vec<Condition>,
@@ -263,7 +250,7 @@ impl SharePolicySpec {
             memory: self.resources.contains(&SharedResource::Memory),
             floor: f64::from(self.floor_percent.unwrap_or(0)) / 100.0,
             metric: objective.metric,
-            maximize: objective.kind.map(|goal| goal == Goal::Maximize),
+            maximize: objective.kind.map(|direction| direction == Direction::Maximize),
             collector: collector.kind,
             pattern: collector.pattern,
             path: collector.path,

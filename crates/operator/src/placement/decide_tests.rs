@@ -1,16 +1,22 @@
 //! Tests of [`super`]: a cluster in which time passes, and orders are carried out or not.
 
 use super::*;
-use gainshare_core::signal::{Outlook, Report};
+use crate::placement::clock::AgentClock;
+use crate::placement::snapshot::{JobReport, NodeSnapshot};
+use gainshare_core::model::Time;
+use gainshare_core::signal::{Outlook, Report, Signal};
+use gainshare_core::view::Phase;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A cluster in which time passes and orders can be carried out.
 struct Lab {
     decision: Decision,
-    seen: Seen,
+    snapshot: ClusterSnapshot,
 }
 
-fn node(cores: f64) -> NodeSeen {
-    NodeSeen {
+fn node(cores: f64) -> NodeSnapshot {
+    NodeSnapshot {
         cores,
         speed: 1.0,
         memory_bytes: 64 << 30,
@@ -24,11 +30,14 @@ fn node(cores: f64) -> NodeSeen {
 impl Lab {
     fn new(nodes: &[(&str, f64)]) -> Lab {
         let nodes = nodes.iter().map(|(name, cores)| ((*name).to_owned(), node(*cores))).collect();
-        Lab { decision: Decision::default(), seen: Seen { now: Time::from_secs_f64(1e6), nodes, jobs: vec![] } }
+        Lab {
+            decision: Decision::default(),
+            snapshot: ClusterSnapshot { now: Time::from_secs_f64(1e6), nodes, jobs: vec![] },
+        }
     }
 
     fn at(&self) -> jiff::Timestamp {
-        jiff::Timestamp::from_microsecond(self.seen.now.0 as i64).unwrap()
+        jiff::Timestamp::from_microsecond(self.snapshot.now.0 as i64).unwrap()
     }
 
     fn wait(&mut self, name: &str, policy: JobPolicy) -> &mut JobFacts {
@@ -47,7 +56,7 @@ impl Lab {
             tried: vec![],
             move_cost_s: None,
         };
-        self.seen.jobs.push((Arc::new(facts), None));
+        self.snapshot.jobs.push((Arc::new(facts), None));
         self.job(name).0
     }
 
@@ -58,41 +67,42 @@ impl Lab {
         facts
     }
 
-    fn job(&mut self, name: &str) -> (&mut JobFacts, &mut Option<Told>) {
-        let (facts, told) = self.seen.jobs.iter_mut().find(|(facts, _)| facts.name == name).unwrap();
-        (Arc::make_mut(facts), told)
+    fn job(&mut self, name: &str) -> (&mut JobFacts, &mut Option<JobReport>) {
+        let (facts, report) = self.snapshot.jobs.iter_mut().find(|(facts, _)| facts.name == name).unwrap();
+        (Arc::make_mut(facts), report)
     }
 
-    /// Seconds pass, and each of these jobs reports: name, value, step of a hundred, node-seconds consumed in all.
+    /// Seconds pass, and each of these jobs reports: name, value, step of a hundred, node-seconds
+    /// consumed in all.
     fn pass(&mut self, seconds: f64, reports: &[(&str, f64, u64, f64)]) -> Vec<(String, String, OrderKind)> {
-        self.seen.now = self.seen.now + Span::from_secs_f64(seconds);
-        let now = self.seen.now;
+        self.snapshot.now = self.snapshot.now + Span::from_secs_f64(seconds);
+        let now = self.snapshot.now;
         for (name, value, step, consumed) in reports {
-            let told = self.job(name).1.get_or_insert_default();
+            let job = self.job(name).1.get_or_insert_default();
             let report = Report { value: *value, at: now };
-            told.signal = Signal {
-                reports: told.signal.reports + 1,
-                first: told.signal.first.or(Some(report)),
+            job.signal = Signal {
+                reports: job.signal.reports + 1,
+                first: job.signal.first.or(Some(report)),
                 last: Some(report),
                 longest_gap: Span::from_secs_f64(seconds),
                 step: Some(*step),
                 total: Some(100),
                 outlook: Some(Outlook { at: *step as f64, flat_at: 100.0, gain_left: 0.5 }),
             };
-            told.consumed.cpu = *consumed;
+            job.consumed.cpu = *consumed;
         }
-        let orders = self.decision.decide(&self.seen);
+        let orders = self.decision.decide(&self.snapshot);
         orders.into_iter().map(|order| (order.uid, order.node, order.kind)).collect()
     }
 
-    /// The controller does what it was told: the job runs on the node as another attempt.
+    /// The controller does what it was report: the job runs on the node as another attempt.
     fn carry_out(&mut self, name: &str, node: &str) {
         let since = self.at();
-        let (facts, told) = self.job(name);
+        let (facts, report) = self.job(name);
         let epoch = if let JobState::Running { epoch, .. } = facts.state { epoch + 1 } else { 1 };
         facts.state = JobState::Running { node: node.to_owned(), epoch, since };
         facts.pod_uid = Some(format!("{name}-{epoch}"));
-        *told = None;
+        *report = None;
     }
 }
 
@@ -105,7 +115,8 @@ fn waiting_jobs_are_spread_and_two_passes_never_give_the_same_room_away_twice() 
     let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
     lab.wait("one", JobPolicy::Specon);
     assert_eq!(lab.pass(1.0, &[]), [order("one", "a", OrderKind::Place)]);
-    // The controller has not done it yet; the next to come goes to the other node, and nothing is said twice.
+    // The controller has not done it yet; the next to come goes to the other node, and nothing is
+    // said twice.
     lab.wait("two", JobPolicy::Specon);
     assert_eq!(lab.pass(1.0, &[]), [order("two", "b", OrderKind::Place)]);
     assert_eq!(lab.pass(1.0, &[]), []);
@@ -122,14 +133,14 @@ fn waiting_jobs_are_spread_and_two_passes_never_give_the_same_room_away_twice() 
 #[test]
 fn nobody_is_sent_to_a_node_that_is_silent_closed_or_full() {
     for spoil in [
-        (|n: &mut NodeSeen| n.heard = false) as fn(&mut NodeSeen),
+        (|n: &mut NodeSnapshot| n.heard = false) as fn(&mut NodeSnapshot),
         |n| n.open = false,
         |n| n.free_milli = 499,
         |n| n.free_bytes = 1 << 29,
     ] {
         for policy in [JobPolicy::Specon, JobPolicy::Flowcon2, JobPolicy::Gainshare] {
             let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
-            spoil(lab.seen.nodes.get_mut("a").unwrap());
+            spoil(lab.snapshot.nodes.get_mut("a").unwrap());
             lab.run("old", policy, "b");
             lab.wait("new", policy);
             assert_eq!(lab.pass(1.0, &[]), [order("new", "b", OrderKind::Place)]);
@@ -172,9 +183,10 @@ fn a_converged_job_leaves_those_that_grow_and_only_once() {
     let orders = specon_story(&mut lab, 8);
     assert_eq!(orders.len(), 1, "{orders:?}");
     assert_eq!((orders[0].1.as_str(), orders[0].2.as_str(), orders[0].3), ("three", "b", OrderKind::Move));
-    let categories: BTreeMap<String, wire::Category> = lab.decision.take_turned().into_iter().collect();
+    let categories: BTreeMap<String, wire::Category> = lab.decision.take_category_changes().into_iter().collect();
     assert_eq!((categories["one"], categories["three"]), (wire::Category::Growing, wire::Category::Converged));
-    // The move was not carried out (the controller could not): it is not asked for again, because the algorithm deals with each job once.
+    // The move was not carried out (the controller could not): it is not asked for again, because
+    // the algorithm deals with each job once.
     assert_eq!(specon_story(&mut lab, 8), []);
 }
 
@@ -184,9 +196,9 @@ fn jobs_that_cannot_move_or_whose_agent_is_silent_are_left_alone() {
     lab.job("three").0.movable = Err("it has no checkpoint".to_owned());
     assert_eq!(specon_story(&mut lab, 8), []);
     let mut lab = crowded();
-    lab.seen.nodes.get_mut("a").unwrap().heard = false;
+    lab.snapshot.nodes.get_mut("a").unwrap().heard = false;
     assert_eq!(specon_story(&mut lab, 8), []);
-    // A manager that has just begun knows from the job itself that it has moved before.
+    // An operator that has just begun knows from the job itself that it has moved before.
     let mut lab = crowded();
     lab.job("three").0.move_cost_s = Some(2.0);
     assert_eq!(specon_story(&mut lab, 8), []);
@@ -215,7 +227,8 @@ fn an_empty_node_takes_a_job_if_that_is_worth_what_moving_was_measured_to_cost()
     let orders = gain_story(&mut lab, 8);
     assert_eq!(orders.len(), 1, "{orders:?}");
     assert_eq!((orders[0].1.as_str(), orders[0].2), ("b", OrderKind::Move));
-    // About ninety node-seconds are left of each: a move that costs a minute gains less than three times that.
+    // About ninety node-seconds are left of each: a move that costs a minute gains less than three
+    // times that.
     let mut lab = shared();
     lab.job("one").0.move_cost_s = Some(60.0);
     assert_eq!(gain_story(&mut lab, 8), []);
@@ -247,10 +260,11 @@ fn a_moving_job_takes_room_where_it_goes_but_not_for_ever() {
     lab.wait("four", JobPolicy::Specon);
     // `a` has two, `b` is about to have one.
     assert_eq!(lab.pass(1.0, &[]), [order("four", "b", OrderKind::Place)]);
-    let third = |lab: &Lab| lab.seen.jobs[2].0.uid.clone();
-    let phase = |lab: &Lab| lab.decision.job_view(&lab.decision.jobs[&third(lab)], lab.seen.now).map(|view| view.phase);
+    let third = |lab: &Lab| lab.snapshot.jobs[2].0.uid.clone();
+    let phase =
+        |lab: &Lab| lab.decision.job_view(&lab.decision.jobs[&third(lab)], lab.snapshot.now).map(|view| view.phase);
     assert!(matches!(phase(&lab), Some(Phase::Running { .. })));
-    lab.seen.now = lab.seen.now + Span::from_secs(120);
+    lab.snapshot.now = lab.snapshot.now + Span::from_secs(120);
     lab.pass(1.0, &[]);
     assert_eq!(phase(&lab), None);
 }
@@ -267,4 +281,16 @@ fn an_agents_moments_are_placed_by_its_quickest_message() {
         began + Duration::from_millis(2_010)
     );
     assert_eq!(best.at(2_000_000), began + Duration::from_millis(1_010));
+}
+
+#[test]
+fn the_cost_of_moves_is_bounded_and_an_owner_counts_once() {
+    let costs = |by_owner: &[(&str, &[f64])]| {
+        let mut by_owner = by_owner.iter().map(|(owner, costs)| ((*owner).to_owned(), costs.to_vec())).collect();
+        moving_cost_s(&mut by_owner)
+    };
+    assert_eq!(costs(&[]), None);
+    assert_eq!(costs(&[("a", &[4.0]), ("b", &[5.0]), ("forger", &[1e9; 100])]), Some(5.0));
+    assert_eq!(costs(&[("forger", &[0.0, -5.0])]), Some(1.0));
+    assert_eq!(costs(&[("forger", &[1e300])]), Some(600.0));
 }

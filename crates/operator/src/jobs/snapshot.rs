@@ -1,23 +1,36 @@
-//! What there is to see of a job and its pods, and what proves that a pod has stopped.
+//! Copies of a job, its pods and their nodes, and what proves that a pod has stopped.
 //!
-//! **Proof of stop.** A pod has stopped if its kubelet says so (a final phase, no container running: kubelets never take that back), if it was deleted before it had
-//! a node (the API server binds no pod that is being deleted), or if its Node object is gone or carries the taint by which administrators
-//! declare a node to be off. No other thing is proof: not a pod that is away from a list, not silence, not a forced deletion, which only takes the
-//! object away. Each kind of proof stays true once it is, so that it may be read from an old copy; a missing node is the exception, and whoever
-//! fills [`NodeSeen`] has to ask the API server itself.
+//! **Proof of stop.** A pod has stopped if its kubelet reports it (a final phase with no container
+//! running; kubelets never take that back), if it was deleted before it had a node (the API server
+//! binds no pod that is being deleted), or if its node is off ([`NodeState::Off`]). A node is off
+//! if it carries the taint by which administrators declare that, or if its Node object has been
+//! missing for [`super::store::MISSING_NODE_IS_OFF_AFTER`]. Nothing else is proof: not a pod that
+//! is missing from a list, not a silent node, not a forced deletion, which removes the object only.
+//! Each kind of proof stays true, so it may be read from an old copy. A missing node is the
+//! exception: the code that fills [`NodeState`] has to ask the API server itself.
+//!
+//! **Property.** No object makes these functions panic: see `hostile_tests`.
 
-use gainshare_kube_api::crd::ORIGINAL_ANNOTATION;
-use gainshare_kube_api::quantity;
-use gainshare_kube_api::training_job::{
-    ATTEMPT_FINALIZER, EPOCH_LABEL, JOB_LABEL, PLACE_GATE, TrainingJobSpec, TrainingJobStatus,
+use gainshare_kube_api::names::{
+    ATTEMPT_FINALIZER, EPOCH_LABEL, JOB_FINALIZER, JOB_LABEL, NODE_ANNOTATION, NamespacedName, ORIGINAL_ANNOTATION,
+    PLACE_GATE, STOPPED_ANNOTATION,
 };
-use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use gainshare_kube_api::quantity;
+use gainshare_kube_api::training_job::{MOVES_KEPT, TrainingJob, TrainingJobSpec, TrainingJobStatus};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
 use std::collections::BTreeMap;
+
+/// A grace period is a number that tenants write. A longer one than this is read as this (about a
+/// century).
+const LONGEST_GRACE_S: i64 = 3_155_760_000;
+
+/// The taint by which an administrator declares a node to be off.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// A TrainingJob as it was read.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct JobSeen {
+pub(crate) struct JobSnapshot {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
@@ -26,25 +39,27 @@ pub(crate) struct JobSeen {
     pub(crate) created: Timestamp,
     pub(crate) deleting: bool,
     pub(crate) has_finalizer: bool,
-    /// The pod that an administrator swears has stopped.
-    pub(crate) sworn_stopped: Option<String>,
-    /// Where somebody wants it to live.
+    /// The pod that an administrator declares to have stopped.
+    pub(crate) declared_stopped: Option<String>,
+    /// The node that a person wants it to run on.
     pub(crate) wanted_node: Option<String>,
     /// Without the template.
     pub(crate) spec: TrainingJobSpec,
-    /// As text, because it is needed seldom: taken apart, the templates of a large cluster are most of the manager's memory.
+    /// As text, because it is rarely needed: parsed, the templates of a large cluster are most of
+    /// the operator's memory.
     pub(crate) template: String,
     pub(crate) status: TrainingJobStatus,
 }
 
 /// A pod that carries a job's label.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct PodSeen {
+pub(crate) struct PodSnapshot {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
     pub(crate) resource_version: String,
-    /// The job's name (empty for a pod of an adopted Job that is not marked as such yet), and the uid of the object that made it.
+    /// The job's name (empty for a pod of an adopted Job that is not marked yet), and the uid of
+    /// its owner.
     pub(crate) job: String,
     pub(crate) owner: Option<String>,
     pub(crate) epoch: u32,
@@ -52,15 +67,15 @@ pub(crate) struct PodSeen {
     pub(crate) gated: bool,
     pub(crate) has_finalizer: bool,
     pub(crate) node: Option<String>,
-    /// When it was asked to end, and when its time for that is over.
+    /// When it was asked to end, and when its grace period is over.
     pub(crate) deleted: Option<(Timestamp, Timestamp)>,
     pub(crate) phase: Phase,
-    /// A container is said to run.
+    /// A container runs, by its kubelet's report.
     pub(crate) running: bool,
     pub(crate) exit: Option<Exit>,
-    /// It has, or may have, another share than its own.
+    /// It has, or may have, other resources than its own.
     pub(crate) reshaped: bool,
-    /// Since when the scheduler finds no place for it, and its words.
+    /// Since when the scheduler finds no place for it, and its message.
     pub(crate) unschedulable: Option<(Timestamp, String)>,
     /// Why a bound pod does not begin.
     pub(crate) waiting: Option<String>,
@@ -75,7 +90,7 @@ pub(crate) enum Phase {
     Failed,
 }
 
-/// How the containers ended: the first that ended badly speaks for the pod.
+/// How the containers ended: the first failure counts for the pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Exit {
     pub(crate) code: i32,
@@ -85,18 +100,21 @@ pub(crate) struct Exit {
     pub(crate) finished: Timestamp,
 }
 
-/// What is known of a node that a pod is bound to.
+/// The state of a node that a pod is bound to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum NodeSeen {
+pub(crate) enum NodeState {
     #[default]
     Ready,
     /// Its kubelet does not answer: nothing is known about its pods.
     Silent,
-    /// There is no such node, or an administrator declared it to be off.
+    /// The Node object is missing, but not for long enough to prove anything: the machine may still
+    /// run, cut off.
+    Missing,
+    /// An administrator declared it to be off, or its object has been missing for long.
     Off,
 }
 
-pub(crate) type Nodes = BTreeMap<String, NodeSeen>;
+pub(crate) type Nodes = BTreeMap<String, NodeState>;
 
 /// How a stop was proven.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,27 +122,76 @@ pub(crate) enum Stop {
     Exited(Exit),
     /// It never had a node, or its kubelet did not take it.
     NeverBegan(String),
-    /// Whatever ran there, the node is off.
+    /// The node is off, and with it everything that ran there.
     NodeOff(String),
-    /// An administrator's word.
-    Sworn,
+    /// An administrator declared the pod to have stopped.
+    Declared,
 }
 
-impl PodSeen {
+impl JobSnapshot {
+    pub(crate) fn of(job: &TrainingJob) -> Option<JobSnapshot> {
+        let meta = &job.metadata;
+        let note = |key: &str| meta.annotations.as_ref().and_then(|notes| notes.get(key)).cloned();
+        let mut spec = job.spec.clone();
+        let template = std::mem::take(&mut spec.template).to_string();
+        let mut status = job.status.clone().unwrap_or_default();
+        let surplus = status.last_moves.len().saturating_sub(MOVES_KEPT);
+        status.last_moves.drain(..surplus);
+        Some(JobSnapshot {
+            namespace: meta.namespace.clone()?,
+            name: meta.name.clone()?,
+            uid: meta.uid.clone()?,
+            resource_version: meta.resource_version.clone().unwrap_or_default(),
+            generation: meta.generation.unwrap_or_default(),
+            created: meta.creation_timestamp.as_ref().map(|time| time.0).unwrap_or_default(),
+            deleting: meta.deletion_timestamp.is_some(),
+            has_finalizer: meta.finalizers.iter().flatten().any(|one| one == JOB_FINALIZER),
+            declared_stopped: note(STOPPED_ANNOTATION),
+            wanted_node: note(NODE_ANNOTATION),
+            spec,
+            template,
+            status,
+        })
+    }
+
+    pub(super) fn key(&self) -> NamespacedName {
+        NamespacedName::new(&self.namespace, &self.name)
+    }
+}
+
+impl NodeState {
+    pub(super) fn of(node: &Node) -> NodeState {
+        let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+        if taints.into_iter().flatten().any(|taint| taint.key == OUT_OF_SERVICE) {
+            return NodeState::Off;
+        }
+        let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+        // A node without the condition has just come. "False" is a kubelet that reports, "Unknown"
+        // one that does not.
+        let silent = conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "Unknown");
+        if silent { NodeState::Silent } else { NodeState::Ready }
+    }
+}
+
+impl PodSnapshot {
     /// A pod of a TrainingJob.
-    pub(crate) fn of(pod: &Pod) -> Option<PodSeen> {
+    pub(crate) fn of(pod: &Pod) -> Option<PodSnapshot> {
         let labels = pod.metadata.labels.as_ref()?;
         let epoch = labels.get(EPOCH_LABEL)?.parse().ok()?;
-        PodSeen::read(pod, labels.get(JOB_LABEL)?.clone(), "TrainingJob", epoch)
+        PodSnapshot::read(pod, labels.get(JOB_LABEL)?.clone(), "TrainingJob", epoch)
     }
 
-    /// A pod of a Job.
-    pub(crate) fn of_batch(pod: &Pod) -> Option<PodSeen> {
+    pub(super) fn job_key(&self) -> NamespacedName {
+        NamespacedName::new(&self.namespace, &self.job)
+    }
+
+    /// A pod of a `batch/v1` Job.
+    pub(crate) fn of_batch(pod: &Pod) -> Option<PodSnapshot> {
         let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(JOB_LABEL));
-        PodSeen::read(pod, label.cloned().unwrap_or_default(), "Job", 0)
+        PodSnapshot::read(pod, label.cloned().unwrap_or_default(), "Job", 0)
     }
 
-    fn read(pod: &Pod, job: String, owner_kind: &str, epoch: u32) -> Option<PodSeen> {
+    fn read(pod: &Pod, job: String, owner_kind: &str, epoch: u32) -> Option<PodSnapshot> {
         let meta = &pod.metadata;
         let (spec, status) = (pod.spec.as_ref()?, pod.status.clone().unwrap_or_default());
         let statuses: Vec<&ContainerStatus> =
@@ -140,9 +207,10 @@ impl PodSeen {
             Some("Failed") => Phase::Failed,
             _ => Phase::Pending,
         };
-        let grace = jiff::SignedDuration::from_secs(meta.deletion_grace_period_seconds.unwrap_or_default());
+        let grace_s = meta.deletion_grace_period_seconds.unwrap_or_default().clamp(0, LONGEST_GRACE_S);
+        let grace = SignedDuration::from_secs(grace_s);
         let owner = meta.owner_references.iter().flatten().find(|owner| owner.kind == owner_kind);
-        Some(PodSeen {
+        Some(PodSnapshot {
             namespace: meta.namespace.clone()?,
             name: meta.name.clone()?,
             uid: meta.uid.clone()?,
@@ -154,7 +222,10 @@ impl PodSeen {
             gated: spec.scheduling_gates.iter().flatten().any(|gate| gate.name == PLACE_GATE),
             has_finalizer: meta.finalizers.iter().flatten().any(|one| one == ATTEMPT_FINALIZER),
             node: spec.node_name.clone(),
-            deleted: meta.deletion_timestamp.as_ref().map(|time| (time.0 - grace, time.0)),
+            deleted: meta.deletion_timestamp.as_ref().map(|time| {
+                let asked = time.0.saturating_sub(grace).unwrap_or(time.0);
+                (asked, time.0)
+            }),
             phase,
             running: statuses.iter().any(|status| state_of(status).running.is_some()),
             exit: exit(&statuses, phase, status.reason.as_deref(), status.message.as_deref()),
@@ -182,12 +253,13 @@ impl PodSeen {
         match &self.node {
             None if self.deleted.is_some() => Some(Stop::NeverBegan("it was deleted before it had a node".to_owned())),
             None => None,
-            Some(node) => (nodes.get(node) == Some(&NodeSeen::Off)).then(|| Stop::NodeOff(node.clone())),
+            Some(node) => (nodes.get(node) == Some(&NodeState::Off)).then(|| Stop::NodeOff(node.clone())),
         }
     }
 }
 
-/// Whether we have a note of a pod's own values, or its kubelet has not put in force what its spec says.
+/// Whether the pod carries an annotation with its own values, or its kubelet has not applied its
+/// spec yet.
 fn is_reshaped(pod: &Pod) -> bool {
     let noted = pod.metadata.annotations.as_ref().is_some_and(|notes| notes.contains_key(ORIGINAL_ANNOTATION));
     let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
@@ -212,12 +284,13 @@ fn exit(statuses: &[&ContainerStatus], phase: Phase, reason: Option<&str>, messa
         })
         .collect();
     let latest = ended.iter().map(|exit| exit.finished).max()?;
-    // The pod's phase already leaves out helpers that are killed when the others have ended; then the first bad end counts.
+    // The pod's phase already leaves out sidecars that are killed when the others have ended; then
+    // the first failure counts.
     let bad = ended.iter().find(|exit| exit.code != 0 && phase != Phase::Succeeded);
     let good = ended.iter().find(|exit| exit.code == 0);
     let mut exit = bad.or(good).or(ended.first())?.clone();
     exit.finished = latest;
-    // A pod that its kubelet evicted says so as a whole.
+    // An evicted pod has the reason in its own status.
     if phase == Phase::Failed
         && let Some(reason) = reason
     {
@@ -226,17 +299,4 @@ fn exit(statuses: &[&ContainerStatus], phase: Phase, reason: Option<&str>, messa
         exit.code = if exit.code == 0 { 1 } else { exit.code };
     }
     Some(exit)
-}
-
-/// What the template's containers ask for together: thousandths of a core, and bytes.
-pub(crate) fn requests(template: &k8s_openapi::api::core::v1::PodTemplateSpec) -> (u64, u64) {
-    let containers = template.spec.iter().flat_map(|spec| &spec.containers);
-    let asked = containers.map(|container| {
-        let resources = quantity::resources(container.resources.as_ref());
-        let pick = |of: fn(&gainshare_kube_api::resize::Amounts) -> Option<u64>| {
-            of(&resources.requests).or(of(&resources.limits)).unwrap_or(0)
-        };
-        (pick(|a| a.cpu_milli), pick(|a| a.memory_bytes))
-    });
-    asked.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
