@@ -13,6 +13,7 @@ mod controller;
 mod effects;
 mod ending;
 mod machine;
+mod off;
 mod pod;
 mod seen;
 mod status;

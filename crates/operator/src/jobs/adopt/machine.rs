@@ -115,6 +115,8 @@ fn let_be(seen: &Seen<'_>) -> Next {
     let job = seen.job;
     let marked = seen.pods.iter().filter(|pod| !pod.job.is_empty() && pod.stop(seen.nodes).is_none());
     let mut todo: Vec<Do> = marked.map(|pod| Do::Mark(id(pod), false)).collect();
+    // Without a move nothing waits for a pod's end, so nothing may hold it.
+    todo.extend(seen.pods.iter().filter(|pod| pod.has_finalizer).map(|pod| Do::LetGo(id(pod))));
     let idle = job.suspended && seen.pods.iter().all(|pod| pod.stop(seen.nodes).is_some());
     match &job.journal.prefers {
         _ if !job.has_journal => {}
