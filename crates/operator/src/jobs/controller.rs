@@ -6,13 +6,14 @@
 
 use super::effects::{Done, FailPoint, Hand, NotDone};
 use super::machine::{self, Do, Fault, Next, REFUSAL_PAUSE, Seen, asked, movable, step};
-use super::pod;
 use super::seen::{self, JobSeen, NodeSeen, Nodes, PodSeen};
 use super::store::{Key, Store};
 use super::{Board, JobFacts, JobState, unless_kept};
+use super::{off, pod};
 use crate::state::lead::Leader;
 use crate::state::metrics::WriteLabels;
 use crate::state::watch::{News, follow};
+use crate::tasks::Tasks;
 use gainshare_kube_api::training_job::{JOB_LABEL, JobPolicy, OUR_NAME, State, TrainingJob};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
@@ -55,13 +56,7 @@ struct Controller {
 }
 
 /// Everything the controller does, as tasks that end with the set.
-pub(crate) fn start(
-    tasks: &mut JoinSet<()>,
-    leader: &Arc<Leader>,
-    client: &Client,
-    recorder: Recorder,
-    fail_at: FailPoint,
-) {
+pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, recorder: Recorder, fail_at: FailPoint) {
     super::adopt::start(tasks, leader, client, recorder.clone(), fail_at.clone());
     let controller = Arc::new(Controller {
         hand: Hand::new(client.clone(), fail_at),
@@ -73,19 +68,19 @@ pub(crate) fn start(
         bell: Notify::new(),
     });
     watch(tasks, &controller);
-    tasks.spawn(controller.run());
+    tasks.spawn("the controller of training jobs", controller.run());
 }
 
-fn watch(tasks: &mut JoinSet<()>, controller: &Arc<Controller>) {
+fn watch(tasks: &mut Tasks, controller: &Arc<Controller>) {
     let all = watcher::Config::default;
     let it = controller.clone();
-    tasks.spawn(async move {
+    tasks.spawn("the watch of training jobs", async move {
         let put = |news| it.change(|store| it.put_jobs(store, news));
         let api = Api::<TrainingJob>::all(it.client.clone());
         follow(api, all(), &it.leader.metrics, |job| JobSeen::of(&job), put, || it.listed()).await;
     });
     let it = controller.clone();
-    tasks.spawn(async move {
+    tasks.spawn("the watch of training jobs' pods", async move {
         let put = |news| {
             it.change(|store| match news {
                 News::Here(pod) => store.put_pod(pod),
@@ -98,7 +93,7 @@ fn watch(tasks: &mut JoinSet<()>, controller: &Arc<Controller>) {
         follow(api, ours, &it.leader.metrics, |pod| PodSeen::of(&pod), put, || it.listed()).await;
     });
     let it = controller.clone();
-    tasks.spawn(async move {
+    tasks.spawn("the watch of training jobs' nodes", async move {
         let put = |news: News<(String, NodeSeen)>| {
             it.change(|store| match news {
                 News::Here((name, node)) => store.put_node(&name, Some(node)),
@@ -136,14 +131,17 @@ impl Controller {
 
     async fn run(self: Arc<Self>) {
         let mut looked = std::time::Instant::now();
-        let mut begun = false;
+        let (mut begun, mut was_off) = (false, false);
         let mut workers: JoinSet<Key> = JoinSet::new();
         loop {
             let mut next = None;
-            // Nothing is decided before everything has been seen once, or while the cluster is switched off.
-            let is_on = self.leader.is_synced() && !self.leader.look(|world| world.is_off());
-            if is_on && self.store.lock().expect("never poisoned").lists_seen >= LISTS {
-                if !std::mem::replace(&mut begun, true) {
+            // Nothing is done before everything has been seen once. While sharing is switched off, only deletions are completed.
+            let is_off = self.leader.look(|world| world.is_off());
+            if self.leader.is_synced() && self.store.lock().expect("never poisoned").lists_seen >= LISTS {
+                if std::mem::replace(&mut was_off, is_off) != is_off {
+                    self.mark_all();
+                }
+                if !is_off && !std::mem::replace(&mut begun, true) {
                     self.publish_what_runs();
                 }
                 let mut progressed = Vec::new();
@@ -156,13 +154,15 @@ impl Controller {
                 let mut store = self.store.lock().expect("never poisoned");
                 ordered.into_iter().for_each(|key| store.mark(key));
                 progressed.into_iter().for_each(|key| store.mark_later(key));
-                self.announce(&mut store);
+                if !is_off {
+                    self.announce(&mut store);
+                }
                 while workers.len() < AT_ONCE
                     && let Some(key) = store.take(Timestamp::now())
                 {
                     let it = self.clone();
                     workers.spawn(async move {
-                        it.settle(&key).await;
+                        it.settle(&key, is_off).await;
                         key
                     });
                 }
@@ -183,6 +183,13 @@ impl Controller {
                 () = tokio::time::sleep(until.max(Duration::from_millis(1))) => {}
             }
         }
+    }
+
+    /// Every job has its turn: what may be done has changed.
+    fn mark_all(&self) {
+        let mut store = self.store.lock().expect("never poisoned");
+        let keys: Vec<Key> = store.all().map(|(job, _)| job.key()).collect();
+        keys.into_iter().for_each(|key| store.mark(key));
     }
 
     /// The decision gets to know of all jobs that have begun in one moment: seeing only some, it would take nodes for empty that are not.
@@ -207,12 +214,16 @@ impl Controller {
     }
 
     /// Works on one job until nothing is left to do for now.
-    async fn settle(&self, key: &Key) {
+    async fn settle(&self, key: &Key, is_off: bool) {
         for _ in 0..STEPS_AT_ONCE {
             let job = self.store.lock().expect("never poisoned").job(key);
             let Some(job) = job else { return self.bury(key).await };
             let now = Timestamp::now();
             let next = match self.next(key, &job, now).await {
+                Ok(next) if is_off => {
+                    let pods = self.store.lock().expect("never poisoned").pods(key);
+                    off::limit(&job, &pods, next)
+                }
                 Ok(next) => next,
                 Err(error) => return self.later(key, &error, now),
             };
@@ -312,7 +323,7 @@ impl Controller {
         }
         let judged = self.board.category(&job.uid);
         let progress = pod_uid.as_ref().and_then(|uid| {
-            let agents = self.leader.agents.lock().expect("never poisoned");
+            let agents = self.leader.agents.lock();
             let job = agents.job(uid)?;
             let category = judged.unwrap_or(job.category).name();
             Some((category, job.share.map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32)))

@@ -179,7 +179,7 @@ pub(crate) async fn pass(
     for key in keys {
         let found = leader.look(|world| {
             let policy = world.policies.get(&key).filter(|policy| !policy.ending)?;
-            let agents = leader.agents.lock().expect("never poisoned");
+            let agents = leader.agents.lock();
             let wanted = status(world, policy, &agents, Instant::now(), jiff::Timestamp::now());
             (policy.status.as_ref() != Some(&wanted)).then(|| (policy.clone(), wanted))
         });

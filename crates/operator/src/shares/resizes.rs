@@ -44,7 +44,7 @@ pub(crate) async fn carry_out(leader: &Leader, node: &str, epoch: u64, resizes: 
 }
 
 async fn one(leader: &Leader, node: &str, epoch: u64, wanted: &Resize) -> OutcomeState {
-    let admitted = leader.agents.lock().expect("never poisoned").admit(node, epoch, &wanted.uid, wanted.generation);
+    let admitted = leader.agents.lock().admit(node, epoch, &wanted.uid, wanted.generation);
     if let Err(why) = admitted {
         return OutcomeState::Refused { why };
     }
@@ -91,7 +91,7 @@ fn judge(leader: &Leader, node: &str, wanted: &Resize) -> Result<PodFacts, Outco
         if !resize::worth_it(&pod.now, &wanted.to) {
             return Err(OutcomeState::Unchanged);
         }
-        let contested = leader.contests.lock().expect("never poisoned").judge(&wanted.uid, &pod.now, Instant::now());
+        let contested = leader.contests.lock().judge(&wanted.uid, &pod.now, Instant::now());
         if let Err(why) = contested {
             leader.mark_pods([wanted.uid.clone()]);
             return Err(refused(why));
@@ -117,7 +117,7 @@ async fn write(leader: &Leader, pod: PodFacts, container: &str, to: Resources) -
     }
     let resized = leader.writer.resize(&pod, container, to).await?;
     if let Some(after) = resized.container(container) {
-        leader.contests.lock().expect("never poisoned").wrote(&pod.uid, after.resources);
+        leader.contests.lock().wrote(&pod.uid, after.resources);
     }
     leader.change(|world| world.put_pod(resized));
     Ok(())

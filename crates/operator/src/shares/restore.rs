@@ -40,7 +40,7 @@ pub(crate) async fn pass(leader: &Arc<Leader>, pauses: &mut Pauses) {
             match result {
                 Ok(()) => {
                     pauses.until.remove(&uid);
-                    leader.contests.lock().expect("never poisoned").forget(&uid);
+                    leader.contests.lock().forget(&uid);
                 }
                 Err(WriteError::Gone) => leader.change(|world| world.remove_pod(&uid)),
                 Err(error) => {

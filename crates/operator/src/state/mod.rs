@@ -2,6 +2,7 @@
 
 pub(crate) mod agents;
 pub(crate) mod lead;
+pub(crate) mod lease;
 pub(crate) mod metrics;
 pub(crate) mod watch;
 pub(crate) mod world;
