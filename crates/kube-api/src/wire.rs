@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 pub const SYNC_PATH: &str = "/v1/node/sync";
 
 /// The audience of the agents' tokens: a token made for us is worth nothing at the API server, and the other way round.
-pub const TOKEN_AUDIENCE: &str = "gainshare-manager";
+pub const TOKEN_AUDIENCE: &str = "gainshare-operator";
 
 /// The longest the manager holds an answer, whatever the agent asks for: proxies and load balancers cut longer silences.
 pub const LONGEST_WAIT_MS: u32 = 25_000;
