@@ -259,7 +259,12 @@ fn take_in(leader: &Leader, sync: &Sync) -> Heard {
     });
     if heard.foreign > 0 {
         leader.metrics.foreign_reports.inc_by(heard.foreign as u64);
-        tracing::warn!(node = sync.node, pods = heard.foreign, "an agent reported about pods of other nodes: ignored");
+        // A pod that has just gone is no longer on the node either, so this is not always a fault.
+        tracing::debug!(
+            node = sync.node,
+            pods = heard.foreign,
+            "reports about pods that are not on the agent's node: ignored"
+        );
     }
     heard
 }
@@ -273,11 +278,7 @@ async fn resize(leader: &Leader, sync: &Sync) -> Vec<Outcome> {
     let foreign = sync.resizes.len() - own.len();
     if foreign > 0 {
         leader.metrics.foreign_reports.inc_by(foreign as u64);
-        tracing::warn!(
-            node = sync.node,
-            foreign,
-            "an agent asked for resizes of pods that are not on its node: refused"
-        );
+        tracing::debug!(node = sync.node, foreign, "resizes of pods that are not on the agent's node: refused");
     }
     let mut done = resizes::carry_out(leader, &sync.node, sync.epoch, &own).await.into_iter();
     let refused = |resize: &Resize| Outcome {
