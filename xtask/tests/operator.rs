@@ -1,8 +1,8 @@
 //! The operator against a real API server: rights, refusals, resizes, and the restoration of pods.
 //!
-//! The chart is applied to a test bed of simulated nodes. The operator runs in this process with the token of its own ServiceAccount, so
-//! it has the rights that the chart grants and no others. This test plays the node agents, with tokens bound to the agents' pods. Needs
-//! root.
+//! The chart is applied to a test bed of simulated nodes. The operator runs in this process with the token of
+//! its own ServiceAccount, so it has the rights that the chart grants and no others. This test plays the node
+//! agents, with tokens bound to the agents' pods. Needs root.
 
 mod common;
 #[path = "operator/rights.rs"]
@@ -352,7 +352,8 @@ fn resizes(bed: &Bed, agents: &mut (Agent, Agent)) {
     assert_eq!(cpu(&bed.get("pod", "far")), "500m", "an agent has no say over another node's pods");
     assert!(matches!(agents.0.resize(&a, 3, 1), OutcomeState::Refused { .. }));
 
-    // Decreases go first, in whatever order they are asked for: together these two fit, one after the other they would not.
+    // Decreases go first, in whatever order they are asked for: together these two fit, one after the other
+    // they would not.
     let states = agents.0.resize_all(4, &[(&a, 700), (&b, 300)]);
     assert_eq!(states, [OutcomeState::Done, OutcomeState::Done]);
     assert_eq!((cpu(&bed.get("pod", "a")), cpu(&bed.get("pod", "b"))), ("700m".into(), "300m".into()));
@@ -417,8 +418,8 @@ fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
     assert!(columns.contains("GROWING") && columns.contains("flowcon"), "{columns}");
 }
 
-/// The API server sends admission reviews of new pods to the operator. The operator has no pod here that the Service could select, so the
-/// configuration names its address.
+/// The API server sends admission reviews of new pods to the operator. The operator has no pod here that the
+/// Service could select, so the configuration names its address.
 fn webhook(bed: &Bed, address: SocketAddr) {
     let patch = json!([
         {"op": "remove", "path": "/webhooks/0/clientConfig/service"},

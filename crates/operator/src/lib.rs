@@ -1,15 +1,17 @@
-//! The operator of a cluster: it reads pods and policies, sends each node agent the list of its node's pods, resizes pods for the
-//! agents, and starts and moves training jobs.
+//! The operator of a cluster: it reads pods and policies, sends each node agent the list of its node's pods,
+//! resizes pods for the agents, and starts and moves training jobs.
 //!
-//! **Problem.** All nodes of a cluster share one set of policies, and moves of jobs concern several nodes. Node agents have no
-//! rights at the API server, so one program must write for all of them.
+//! **Problem.** All nodes of a cluster share one set of policies, and moves of jobs concern several nodes. Node
+//! agents have no rights at the API server, so one program must write for all of them.
 //!
-//! **How.** Two replicas run; the one that holds a Lease leads ([`state::lease`]). The leader keeps no state of its own that must
-//! survive it: everything is on the objects, so a new leader reads the cluster, waits for the agents' reports, and goes on. While the
-//! API server is away nothing is decided and nothing is lost: pods keep their resources, and watches and agents retry.
+//! **How.** Two replicas run; the one that holds a Lease leads ([`state::lease`]). The leader keeps no state of
+//! its own that must survive it: everything is on the objects, so a new leader reads the cluster, waits for the
+//! agents' reports, and goes on. While the API server is away nothing is decided and nothing is lost: pods keep
+//! their resources, and watches and agents retry.
 //!
-//! **Properties.** No task of the process ends unnoticed: the process ends with it ([`tasks`]). Every write to an object carries the
-//! version it was decided on, so a replica that was stopped past its lease is refused by the API server.
+//! **Properties.** No task of the process ends unnoticed: the process ends with it ([`tasks`]). Every write to
+//! an object carries the version it was decided on, so a replica that was stopped past its lease is refused by
+//! the API server.
 
 pub mod http;
 pub mod jobs;
@@ -107,8 +109,8 @@ pub enum OperatorError {
     Unfinished(String),
 }
 
-/// A client for the cluster the process is in, or that KUBECONFIG names. It does not repeat requests: the callers do, because they
-/// know which requests may be repeated.
+/// A client for the cluster the process is in, or that KUBECONFIG names. It does not repeat requests: the
+/// callers do, because they know which requests may be repeated.
 pub async fn client() -> Result<Client, OperatorError> {
     let mut config = kube::Config::infer().await?;
     config.default_retry = false;
@@ -174,7 +176,8 @@ pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) 
     if let Err(error) = &ended {
         tracing::error!(%error, "the process ends");
     }
-    // Readiness goes first, so that no new requests are sent here; then requests under way end; then a standby may lead.
+    // Readiness goes first, so that no new requests are sent here; then requests under way end; then a standby
+    // may lead.
     ending.send_replace(true);
     listeners.finish(ENDING).await;
     release.send_replace(true);

@@ -137,8 +137,8 @@ fn specon(args: &OperatorArgs) -> Specon {
     Specon { alpha: args.specon_alpha, interval, ..Specon::default() }
 }
 
-/// Where the process ends, for tests that need an operator that dies at a known step. Release builds have no fail points, unless the
-/// feature `fail-points` is on.
+/// Where the process ends, for tests that need an operator that dies at a known step. Release builds have no
+/// fail points, unless the feature `fail-points` is on.
 fn fail_point() -> FailPoint {
     if cfg!(any(debug_assertions, feature = "fail-points")) {
         FailPoint::at(std::env::var("GAINSHARE_FAIL_AT").ok())

@@ -1,16 +1,18 @@
 //! Tasks that must not end, and whether each of them still makes progress.
 //!
-//! **Problem.** A task that panics ends silently, and the process goes on without it: the lease is renewed, the probes
-//! answer, and no training job is worked on any more. A task can also hang, in a lock or in a request without an end.
+//! **Problem.** A task that panics ends silently, and the process goes on without it: the lease is renewed, the
+//! probes answer, and no training job is worked on any more. A task can also hang, in a lock or in a request
+//! without an end.
 //!
-//! **How.** [`Tasks`] spawns tasks under a name and joins them: [`Tasks::ended`] resolves as soon as one has ended, and the
-//! process then ends with an error, so that the kubelet restarts it and a standby takes over. Every task is wrapped so that
-//! each poll of it leaves two stamps on a [`Pulse`], at its start and at its end. [`Health::stalled`] names the tasks whose
-//! poll does not return (a thread is blocked) or that were not polled for long (a request or a wait never ends).
+//! **How.** [`Tasks`] spawns tasks under a name and joins them: [`Tasks::ended`] resolves as soon as one has
+//! ended, and the process then ends with an error, so that the kubelet restarts it and a standby takes over.
+//! Every task is wrapped so that each poll of it leaves two stamps on a [`Pulse`], at its start and at its end.
+//! [`Health::stalled`] names the tasks whose poll does not return (a thread is blocked) or that were not polled
+//! for long (a request or a wait never ends).
 //!
-//! **Terms.** *Poll*: one run of a task between two of its waits. Every loop of the operator waits for at most ten
-//! seconds, or for a request that the client gives up after [`QUIET_AFTER`] at the latest, so a healthy loop is polled within
-//! that time.
+//! **Terms.** *Poll*: one run of a task between two of its waits. Every loop of the operator waits for at most
+//! ten seconds, or for a request that the client gives up after [`QUIET_AFTER`] at the latest, so a healthy
+//! loop is polled within that time.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};

@@ -1,8 +1,9 @@
-//! The chart's admission policies, evaluated without a cluster: each change that the operator makes is allowed, and each way to
-//! misuse its account is denied.
+//! The chart's admission policies, evaluated without a cluster: each change that the operator makes is allowed,
+//! and each way to misuse its account is denied.
 //!
-//! **How.** The policies are read from the chart's template. Its few placeholders are filled in, and the CEL expressions are evaluated
-//! by a CEL library in this process. A real API server evaluates the same policies in xtask's test of the operator.
+//! **How.** The policies are read from the chart's template. Its few placeholders are filled in, and the CEL
+//! expressions are evaluated by a CEL library in this process. A real API server evaluates the same policies in
+//! xtask's test of the operator.
 
 use kube::core::cel::cel::objects::Key;
 use kube::core::cel::cel::{Context, Program, Value as Cel};

@@ -1,4 +1,5 @@
-//! What the operator's and the node agents' accounts may do at a real API server: roles first, then the chart's admission policies.
+//! What the operator's and the node agents' accounts may do at a real API server: roles first, then the chart's
+//! admission policies.
 
 use crate::common::{Bed, SYSTEM, eventually, text};
 use serde_json::{Value, json};

@@ -1,9 +1,10 @@
 //! Proof of identity: a node agent proves its node with a token that the API server made for its pod.
 //!
-//! The token is bound to a pod and to our audience, and the API server's review of it names the node of that pod
-//! (`authentication.kubernetes.io/node-name`). That name, not what the request says, decides which pods the agent may report about
-//! and resize. Reviews are remembered for a short while under a keyed hash of the token: the token itself is kept nowhere. Refusals
-//! are remembered, too, so that a wrong token that is sent again costs no second review.
+//! The token is bound to a pod and to our audience, and the API server's review of it names the node of that
+//! pod (`authentication.kubernetes.io/node-name`). That name, not what the request says, decides which pods the
+//! agent may report about and resize. Reviews are remembered for a short while under a keyed hash of the token:
+//! the token itself is kept nowhere. Refusals are remembered, too, so that a wrong token that is sent again
+//! costs no second review.
 
 use super::peers::Seat;
 use gainshare_kube_api::wire::TOKEN_AUDIENCE;

@@ -1,8 +1,9 @@
 //! The listeners: they accept connections, and bound what each may cost.
 //!
-//! **Properties.** The number of connections is bounded, in all and for each peer that has proven nothing ([`super::peers`]). The TLS
-//! handshake and the headers have a time limit, and a connection without a request is closed after it. Bodies are read by the
-//! handlers, with limits of their own. HTTP/1.1 only: its costs per connection are easy to bound.
+//! **Properties.** The number of connections is bounded, in all and for each peer that has proven nothing
+//! ([`super::peers`]). The TLS handshake and the headers have a time limit, and a connection without a request
+//! is closed after it. Bodies are read by the handlers, with limits of their own. HTTP/1.1 only: its costs per
+//! connection are easy to bound.
 
 use super::peers::Peers;
 use crate::state::metrics::Metrics;

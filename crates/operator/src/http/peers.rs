@@ -1,14 +1,15 @@
 //! What each peer may use before it has proven who it is.
 //!
-//! **Problem.** Every pod of the cluster can connect to the operator. Connections, bodies and token reviews cost memory and
-//! load the API server, and a peer without a token must not be able to spend them all.
+//! **Problem.** Every pod of the cluster can connect to the operator. Connections, bodies and token reviews
+//! cost memory and load the API server, and a peer without a token must not be able to spend them all.
 //!
-//! **How.** A connection is *unproven* until a request on it carried a token that the API server accepted. Unproven connections
-//! are counted, in all and for each peer. Each peer also has a small budget of refused tokens, which fills up again slowly; a peer
-//! without budget gets no token review. Admission reviews, which carry no token, have places of their own, some for each peer.
+//! **How.** A connection is *unproven* until a request on it carried a token that the API server accepted.
+//! Unproven connections are counted, in all and for each peer. Each peer also has a small budget of refused
+//! tokens, which fills up again slowly; a peer without budget gets no token review. Admission reviews, which
+//! carry no token, have places of their own, some for each peer.
 //!
-//! **Terms.** *Peer*: an IPv4 address, or the first 64 bits of an IPv6 address. The loopback address is our own pod (or a
-//! benchmark on the same machine) and is not limited as a peer.
+//! **Terms.** *Peer*: an IPv4 address, or the first 64 bits of an IPv6 address. The loopback address is our own
+//! pod (or a benchmark on the same machine) and is not limited as a peer.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;

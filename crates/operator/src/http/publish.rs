@@ -1,5 +1,5 @@
-//! Publishes how to reach and trust the leader: its certificate in the ConfigMap that node agents mount and in the webhook's
-//! configuration, and a label on the leader's own pod, which the Service selects.
+//! Publishes how to reach and trust the leader: its certificate in the ConfigMap that node agents mount and in
+//! the webhook's configuration, and a label on the leader's own pod, which the Service selects.
 
 use crate::Config;
 use crate::shares::write::FIELD_MANAGER;

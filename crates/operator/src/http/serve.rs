@@ -1,10 +1,10 @@
-//! The operator's HTTP interface: node agents and admission reviews over TLS, health and metrics as plain HTTP on a port of
-//! their own.
+//! The operator's HTTP interface: node agents and admission reviews over TLS, health and metrics as plain HTTP
+//! on a port of their own.
 //!
-//! **Properties.** No body is read before the token in the headers is proven. A request without proof is answered and its
-//! connection closed; at most [`UNPROVEN_BYTES`] of its body are read, and thrown away. Admission reviews carry no token that the
-//! operator could prove, so their bodies are small and few are read at the same time. The plain port has health and metrics,
-//! nothing else.
+//! **Properties.** No body is read before the token in the headers is proven. A request without proof is
+//! answered and its connection closed; at most [`UNPROVEN_BYTES`] of its body are read, and thrown away.
+//! Admission reviews carry no token that the operator could prove, so their bodies are small and few are read
+//! at the same time. The plain port has health and metrics, nothing else.
 
 use super::auth::AuthError;
 use super::peers::Seat;
@@ -88,7 +88,8 @@ async fn healthz(State(served): State<Served>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, format!("stalled: {}\n", stalled.join(", "))).into_response()
 }
 
-/// Ready: leading with the whole cluster in view, or standby. A process that ends, or that still reads the cluster, is not.
+/// Ready: leading with the whole cluster in view, or standby. A process that ends, or that still reads the
+/// cluster, is not.
 async fn readyz(State(served): State<Served>) -> Response {
     if *served.ending.borrow() {
         return (StatusCode::SERVICE_UNAVAILABLE, "ending\n").into_response();
@@ -269,8 +270,8 @@ fn take_in(leader: &Leader, sync: &Sync) -> Heard {
     heard
 }
 
-/// Carries out the resizes of this node's pods; those of other nodes' pods are refused, and leave no trace. One outcome for each
-/// resize, in their order.
+/// Carries out the resizes of this node's pods; those of other nodes' pods are refused, and leave no trace. One
+/// outcome for each resize, in their order.
 async fn resize(leader: &Leader, sync: &Sync) -> Vec<Outcome> {
     let is_own: Vec<bool> =
         leader.look(|world| sync.resizes.iter().map(|resize| world.node_of(&resize.uid) == Some(&sync.node)).collect());

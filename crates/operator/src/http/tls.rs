@@ -1,16 +1,19 @@
 //! The operator's own certificate authority.
 //!
-//! **Problem.** Node agents and the API server must know that they talk to the operator. The operator has no right to read or write
-//! Secrets, so it cannot keep a key at the API server, and a cluster may have no certificate machinery.
+//! **Problem.** Node agents and the API server must know that they talk to the operator. The operator has no
+//! right to read or write Secrets, so it cannot keep a key at the API server, and a cluster may have no
+//! certificate machinery.
 //!
-//! **How.** The authority's key is read from the first of some folders that has one (a mounted Secret, if the chart made one; a volume
-//! that lives as long as the pod), or made and kept in the first folder that can be written. Only the public certificate leaves the
-//! process: it is published for node agents and for the webhook. The serving certificate is made at each start and never stored.
+//! **How.** The authority's key is read from the first of some folders that has one (a mounted Secret, if the
+//! chart made one; a volume that lives as long as the pod), or made and kept in the first folder that can be
+//! written. Only the public certificate leaves the process: it is published for node agents and for the
+//! webhook. The serving certificate is made at each start and never stored.
 //!
-//! **Validity.** An authority that the operator makes, and every serving certificate, is valid from 2025 until 2099: a process that
-//! runs for months never has to renew, and trust ends with the published authority, not with a date. The chart's authority is valid
-//! for ten years. To rotate: delete the Secret (or the folder's files) and restart the operator; it publishes the new authority, and
-//! node agents read the published certificate again when it changes.
+//! **Validity.** An authority that the operator makes, and every serving certificate, is valid from 2025 until
+//! 2099: a process that runs for months never has to renew, and trust ends with the published authority, not
+//! with a date. The chart's authority is valid for ten years. To rotate: delete the Secret (or the folder's
+//! files) and restart the operator; it publishes the new authority, and node agents read the published
+//! certificate again when it changes.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -45,8 +48,8 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// The authority kept in one of the folders, or a new one, kept in the first that can be written (or in none: then it lives as long as
-    /// the process).
+    /// The authority kept in one of the folders, or a new one, kept in the first that can be written (or in
+    /// none: then it lives as long as the process).
     pub fn load_or_make(folders: &[PathBuf]) -> Result<Authority, TlsError> {
         for folder in folders {
             let (certificate, key) = (folder.join(CERTIFICATE_FILE), folder.join(KEY_FILE));

@@ -1,14 +1,16 @@
 //! The admission webhook: it adds a tuned start to new pods of namespaces that ask for it.
 //!
-//! **Problem.** Thread pools are sized once, at the start of a process, by the cores of the machine, and their waiting threads
-//! spin. A limit that is set later cannot change that.
+//! **Problem.** Thread pools are sized once, at the start of a process, by the cores of the machine, and their
+//! waiting threads spin. A limit that is set later cannot change that.
 //!
-//! **How.** In namespaces labelled `gainshare.dev/start=tuned`, containers of new pods get the same environment variables as jobs
-//! that `gainshare run` starts (one list, in `gainshare-limits`), sized by the container's own CPU request, and a resize policy that
-//! does not restart them. An annotation names everything that was added.
+//! **How.** In namespaces labelled `gainshare.dev/start=tuned`, containers of new pods get the same environment
+//! variables as jobs that `gainshare run` starts (one list, in `gainshare-limits`), sized by the container's
+//! own CPU request, and a resize policy that does not restart them. An annotation names everything that was
+//! added.
 //!
-//! **Properties.** `never_overrides`: what the author wrote stays. A container whose variables come from elsewhere (`envFrom`) gets
-//! none, because the webhook cannot read them. `harmless`: the pod is allowed, whatever the review contains.
+//! **Properties.** `never_overrides`: what the author wrote stays. A container whose variables come from
+//! elsewhere (`envFrom`) gets none, because the webhook cannot read them. `harmless`: the pod is allowed,
+//! whatever the review contains.
 
 use gainshare_kube_api::crd::{SHARE_LABEL, START_ANNOTATION};
 use gainshare_kube_api::quantity;

@@ -1,10 +1,11 @@
 //! What the controller still does while sharing is switched off: it never blocks a deletion.
 //!
-//! **Problem.** The switch stops every decision. But training jobs and their pods carry our finalizers, and an object with a finalizer
-//! stays until the operator has removed it: a drain, an autoscaler or the deletion of a namespace would wait for ever.
+//! **Problem.** The switch stops every decision. But training jobs and their pods carry our finalizers, and an
+//! object with a finalizer stays until the operator has removed it: a drain, an autoscaler or the deletion of a
+//! namespace would wait for ever.
 //!
-//! **How.** [`limit`] keeps those effects of a step that complete a deletion which somebody else has asked for, and drops all others: no
-//! pod is made, started or stopped, and no job is marked as ours.
+//! **How.** [`limit`] keeps those effects of a step that complete a deletion which somebody else has asked for,
+//! and drops all others: no pod is made, started or stopped, and no job is marked as ours.
 
 use super::machine::{Do, Next};
 use super::seen::{JobSeen, PodSeen};

@@ -1,11 +1,12 @@
 //! Releases every object in the cluster, for an uninstall: before it, or after the operator is gone.
 //!
-//! The switch in the operator's ConfigMap makes a running operator restore all pods and start nothing. If none runs, this module
-//! restores the pods itself: their annotations hold all that is needed. Training jobs and their pods lose our finalizers, so that
-//! deleting them needs no operator; Jobs that are suspended for a move go on.
+//! The switch in the operator's ConfigMap makes a running operator restore all pods and start nothing. If none
+//! runs, this module restores the pods itself: their annotations hold all that is needed. Training jobs and
+//! their pods lose our finalizers, so that deleting them needs no operator; Jobs that are suspended for a move
+//! go on.
 //!
-//! **Properties.** Every list is read page by page. An object that cannot be changed does not keep the others from being released;
-//! the errors are counted and reported at the end.
+//! **Properties.** Every list is read page by page. An object that cannot be changed does not keep the others
+//! from being released; the errors are counted and reported at the end.
 
 use super::restore::restore;
 use super::write::{FIELD_MANAGER, WriteError, Writer};
@@ -33,7 +34,8 @@ const PAGE: u32 = 500;
 /// An object that changed while it was released is read and tried again this often.
 const MOST_TRIES: usize = 5;
 
-/// Switches sharing off, restores every running pod and removes our finalizers. Answers how many pods carried changed resources.
+/// Switches sharing off, restores every running pod and removes our finalizers. Answers how many pods carried
+/// changed resources.
 pub async fn release(config: &Config, client: &Client) -> Result<usize, OperatorError> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &config.namespace);
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
@@ -110,8 +112,8 @@ async fn carrying(client: &Client) -> Result<Vec<PodFacts>, OperatorError> {
     }
 }
 
-/// Removes our finalizer from all objects of a kind, so that none of them waits for an operator that is gone. Pods of training jobs run
-/// on. Answers what could not be changed, and why.
+/// Removes our finalizer from all objects of a kind, so that none of them waits for an operator that is gone.
+/// Pods of training jobs run on. Answers what could not be changed, and why.
 async fn remove_finalizer<K>(client: &Client, which: ListParams, finalizer: &str) -> Result<Vec<String>, OperatorError>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,

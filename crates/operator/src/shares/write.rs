@@ -1,5 +1,6 @@
-//! All writes to shared pods. Each carries the version it was decided on: the API server refuses a replica that was stopped past its
-//! lease, or that has read an old state, instead of letting it undo what a newer leader did.
+//! All writes to shared pods. Each carries the version it was decided on: the API server refuses a replica that
+//! was stopped past its lease, or that has read an old state, instead of letting it undo what a newer leader
+//! did.
 
 use crate::state::metrics::{Metrics, WriteLabels};
 use gainshare_kube_api::crd;
@@ -45,7 +46,8 @@ impl From<kube::Error> for WriteError {
                 // Too many requests, or an error of the server.
                 429 | 500.. => WriteError::Again(status.message),
                 401 => WriteError::Again(status.message),
-                // An API server that has just started does not know our rights yet. Quotas and policies use other words.
+                // An API server that has just started does not know our rights yet. Quotas and policies use
+                // other words.
                 403 if status.message.contains("forbidden: User ") => WriteError::Again(status.message),
                 _ => WriteError::Refused(status.message),
             },

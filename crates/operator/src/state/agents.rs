@@ -1,11 +1,11 @@
 //! The node agents' reports: when each agent reported last, and the state of each job.
 //!
-//! Progress lives here and nowhere else: agents report it again to a new leader. `(epoch, seq)` orders the reports of one agent; an
-//! older report that arrives late is ignored.
+//! Progress lives here and nowhere else: agents report it again to a new leader. `(epoch, seq)` orders the
+//! reports of one agent; an older report that arrives late is ignored.
 //!
-//! **An agent speaks for its own node.** Job states of pods that are not on the agent's node are dropped and counted. Numbers are
-//! clamped when they come in ([`clamp`]), so that no later sum overflows, and sums saturate anyway. What is remembered of an agent is
-//! bounded by the pods of its node.
+//! **An agent speaks for its own node.** Job states of pods that are not on the agent's node are dropped and
+//! counted. Numbers are clamped when they come in ([`clamp`]), so that no later sum overflows, and sums
+//! saturate anyway. What is remembered of an agent is bounded by the pods of its node.
 
 use crate::placement::cluster::AgentClock;
 use gainshare_kube_api::wire::{Beat, Category, JobState, Report, Signal, Sync};

@@ -1,21 +1,22 @@
 //! Leader election: which replica of the operator leads.
 //!
-//! **Problem.** Two replicas run, and one of them may write shares and move jobs. A replica can be stopped, lose its connection
-//! to the API server, or have a clock that is an hour wrong.
+//! **Problem.** Two replicas run, and one of them may write shares and move jobs. A replica can be stopped,
+//! lose its connection to the API server, or have a clock that is an hour wrong.
 //!
-//! **How.** A Lease object names its holder. The holder writes the Lease again every [`RETRY_EVERY`]. Each write carries the
-//! resourceVersion that the replica has read, so the API server refuses one of two replicas that write at the same time. A
-//! standby never compares the times in the Lease with its own clock: it remembers, on its own monotonic clock, when it saw the
-//! Lease change last, and claims it after [`EXPIRES_AFTER`] without a change. The holder stops leading when its last
-//! successful write was sent [`RENEW_WITHIN`] ago. That moment is always earlier than the one at which a standby may claim.
+//! **How.** A Lease object names its holder. The holder writes the Lease again every [`RETRY_EVERY`]. Each
+//! write carries the resourceVersion that the replica has read, so the API server refuses one of two replicas
+//! that write at the same time. A standby never compares the times in the Lease with its own clock: it
+//! remembers, on its own monotonic clock, when it saw the Lease change last, and claims it after
+//! [`EXPIRES_AFTER`] without a change. The holder stops leading when its last successful write was sent
+//! [`RENEW_WITHIN`] ago. That moment is always earlier than the one at which a standby may claim.
 //!
-//! **Terms.** *Identity*: the name of one process in the Lease; two processes never share one. *Leading*: the time from a
-//! successful write until [`RENEW_WITHIN`] later.
+//! **Terms.** *Identity*: the name of one process in the Lease; two processes never share one. *Leading*: the
+//! time from a successful write until [`RENEW_WITHIN`] later.
 //!
 //! **Properties.** `two_replicas_never_lead_together`, `a_wrong_wall_clock_changes_nothing`,
-//! `without_the_api_server_leadership_ends`, `a_standby_takes_over_after_expiry`. A process that was stopped (SIGSTOP) may run for
-//! a moment after it continues, before it finds that its time is over: that is why every write to a pod or a job carries the
-//! version it was decided on.
+//! `without_the_api_server_leadership_ends`, `a_standby_takes_over_after_expiry`. A process that was stopped
+//! (SIGSTOP) may run for a moment after it continues, before it finds that its time is over: that is why every
+//! write to a pod or a job carries the version it was decided on.
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -55,7 +56,8 @@ impl Election {
         Election { identity, observed: None, renewed_at: None }
     }
 
-    /// The Lease to write after this one was read; nothing if another replica holds it. `wall` is written for people to read.
+    /// The Lease to write after this one was read; nothing if another replica holds it. `wall` is written for
+    /// people to read.
     fn claim(&mut self, found: Option<&Lease>, now: Instant, wall: Timestamp) -> Option<Lease> {
         let spec = found.and_then(|lease| lease.spec.clone()).unwrap_or_default();
         let observed_at = match &self.observed {
@@ -114,8 +116,8 @@ pub(crate) fn identity(pod_name: Option<&str>) -> String {
     format!("{}_{random:016x}", pod_name.unwrap_or("outside-a-pod"))
 }
 
-/// Takes part in the election until `end` is true, publishes in `leading` whether this replica leads, and frees the Lease at the
-/// end.
+/// Takes part in the election until `end` is true, publishes in `leading` whether this replica leads, and frees
+/// the Lease at the end.
 pub(crate) async fn run(
     api: Api<Lease>,
     name: String,

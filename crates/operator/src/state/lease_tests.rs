@@ -143,7 +143,8 @@ fn happens() -> impl Strategy<Value = Happens> {
     ]
 }
 
-/// Plays what happens; answers who led after each event. An attempt that takes longer than its time is given up, as the loop does.
+/// Plays what happens; answers who led after each event. An attempt that takes longer than its time is given
+/// up, as the loop does.
 fn play(events: &[Happens], skews_s: [i64; 3]) -> Vec<Vec<usize>> {
     let mut store = Store::default();
     let mut replicas = ["a", "b", "c"].map(|name| Replica::new(name, 0));
