@@ -206,6 +206,7 @@ fn agent_token(bed: &Bed, node: &str, audience: &str) -> String {
 }
 
 #[test]
+#[ignore = "needs root and a test bed"]
 fn the_operator_in_a_real_cluster() {
     let bed = Bed::up("operatortest", &["--nodes", "0", "--kwok", "2"]);
     bed.kubectl(&["create", "namespace", SYSTEM]);
