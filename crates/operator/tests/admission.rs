@@ -6,7 +6,7 @@
 //! xtask's test of the operator.
 
 use kube::core::cel::cel::objects::Key;
-use kube::core::cel::cel::{Context, Program, Value as Cel};
+use kube::core::cel::cel::{Context, ExecutionError, Program, Value as Cel};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::Path;
@@ -66,7 +66,7 @@ impl Request {
     fn denials(&self, name: &str) -> Vec<String> {
         let policy = policy(name);
         let mut context = Context::default();
-        context.add_function("dyn", |value: Cel| value);
+        context.add_function("dyn", |value: Cel| Ok::<Cel, ExecutionError>(value));
         context.add_variable_from_value("object", cel(&self.object));
         context.add_variable_from_value("oldObject", cel(&self.old));
         let user = json!({"username": format!("system:serviceaccount:{SYSTEM}:gainshare-operator")});
