@@ -67,9 +67,9 @@ pub const ADOPT_ANNOTATION: &str = "gainshare.dev/adopt";
 pub const ADOPTED_ANNOTATION: &str = "gainshare.dev/adopted";
 
 /// The controller that takes jobs without `managedBy`, and the reporter of our events.
-pub const CONTROLLER: &str = "gainshare.dev/manager";
+pub const CONTROLLER: &str = "gainshare.dev/operator";
 /// The writer, in the objects' managed fields.
-pub const FIELD_MANAGER: &str = "gainshare-manager";
+pub const FIELD_MANAGER: &str = "gainshare-operator";
 /// On the operator's pod that leads; the Service selects it.
 pub const LEADER_LABEL: &str = "gainshare.dev/leader";
 /// The volume that holds a TrainingJob's checkpoint claim.

@@ -27,7 +27,7 @@ pub const SYNC_PATH: &str = "/v1/node/sync";
 
 /// The audience of the agents' tokens. The API server does not accept such a token, and the
 /// operator accepts no other.
-pub const TOKEN_AUDIENCE: &str = "gainshare-manager";
+pub const TOKEN_AUDIENCE: &str = "gainshare-operator";
 
 /// The longest the operator holds an answer, whatever the agent asks for: proxies and load
 /// balancers cut longer silences.

@@ -38,7 +38,9 @@ const MAX_ANSWER_BYTES: usize = 16 << 20;
 /// Why the manager could not be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    #[error("{url:?} is not the address of a manager: it must look like https://gainshare-manager.gainshare.svc:8443")]
+    #[error(
+        "{url:?} is not the address of an operator: it must look like https://gainshare-operator.gainshare.svc:8443"
+    )]
     Address { url: String },
     #[error("cannot read {what} {path}: {source}; is the volume mounted?")]
     File { what: &'static str, path: String, source: std::io::Error },

@@ -101,7 +101,7 @@ pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
 }
 
 async fn namespace(client: &Client, name: &str) -> Result<()> {
-    let object = json!({"metadata": {"name": name}});
+    let object = json!({"metadata": {"name": name, "labels": {"gainshare.dev/jobs": "enabled"}}});
     make(&Api::<Namespace>::all(client.clone()), &serde_json::from_value(object)?).await?;
     // A volume that every node could mount, so that the scheduler takes pods that name it.
     let size = json!({"storage": "1Gi"});

@@ -29,7 +29,7 @@ pub(super) async fn settled(metrics: &str, quiet: Duration) -> Result<Instant> {
     let began = Instant::now();
     let (mut known, mut since) = (-1.0, Instant::now());
     while since.elapsed() < quiet {
-        let count = metric(&page(metrics, "/metrics").await?, "gainshare_manager_writes_total", &[]);
+        let count = metric(&page(metrics, "/metrics").await?, "gainshare_operator_writes_total", &[]);
         if count != known {
             (known, since) = (count, Instant::now());
         }

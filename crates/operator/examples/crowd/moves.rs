@@ -185,7 +185,7 @@ async fn moves(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value
     let mark = Mark::now(plan, client).await?;
     let ordered = || async {
         let text = page(&plan.metrics, "/metrics").await.unwrap_or_default();
-        metric(&text, "gainshare_manager_orders_total", &["kind=\"move\""])
+        metric(&text, "gainshare_operator_orders_total", &["kind=\"move\""])
     };
     let before = ordered().await;
     crowd.converge.store(true, Ordering::Relaxed);

@@ -90,7 +90,7 @@ async fn first_pass(plan: &Plan, client: &Client, crowd: &Arc<Crowd>, before: &W
     let told_s = began.elapsed().as_secs_f64();
     let written = || async {
         let text = page(&plan.metrics, "/metrics").await.unwrap_or_default();
-        metric(&text, "gainshare_manager_writes_total", &["what=\"annotate\"", "outcome=\"done\""]) as usize
+        metric(&text, "gainshare_operator_writes_total", &["what=\"annotate\"", "outcome=\"done\""]) as usize
             >= plan.pods()
     };
     wait("every pod's note", written).await?;

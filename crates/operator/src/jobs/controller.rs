@@ -15,11 +15,12 @@ use super::isolate::{catch_future, skip_on_panic};
 use super::machine::{self, REFUSAL_PAUSE, asked, movable, step};
 use super::snapshot::{JobSnapshot, NodeState, Nodes, PodSnapshot};
 use super::store::Store;
-use super::{JobFacts, JobState, Orders, check_not_kept, pod, status};
+use super::{JobFacts, JobState, Orders, check_not_kept, off, pod, status};
 use crate::state::events::{self, Subject, Text};
 use crate::state::lead::Leader;
 use crate::state::metrics::WriteLabels;
 use crate::state::watch::{Change, follow};
+use crate::tasks::Tasks;
 use gainshare_kube_api::names::{API_VERSION, CONTROLLER, JOB_LABEL, NamespacedName};
 use gainshare_kube_api::quantity::template_requests;
 use gainshare_kube_api::training_job::{JobPolicy, State, TrainingJob};
@@ -83,13 +84,7 @@ impl From<kube::Error> for Retry {
 }
 
 /// Starts the controllers as tasks that end with the set.
-pub(crate) fn start(
-    tasks: &mut JoinSet<()>,
-    leader: &Arc<Leader>,
-    client: &Client,
-    recorder: Recorder,
-    fail_at: FailPoint,
-) {
+pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, recorder: Recorder, fail_at: FailPoint) {
     super::adopt::start(tasks, leader, client, recorder.clone(), fail_at.clone());
     let controller = Arc::new(Controller {
         executor: Executor::new(client.clone(), fail_at),
@@ -101,19 +96,19 @@ pub(crate) fn start(
         wake: Notify::new(),
     });
     watch(tasks, &controller);
-    tasks.spawn(controller.run());
+    tasks.spawn("the controller of training jobs", controller.run());
 }
 
-fn watch(tasks: &mut JoinSet<()>, controller: &Arc<Controller>) {
+fn watch(tasks: &mut Tasks, controller: &Arc<Controller>) {
     let all = watcher::Config::default;
     let it = controller.clone();
-    tasks.spawn(async move {
+    tasks.spawn("the watch of training jobs", async move {
         let put = |change| it.change(|store| it.put_jobs(store, change));
         let api = Api::<TrainingJob>::all(it.client.clone());
         follow(api, all(), &it.leader.metrics, |job| JobSnapshot::of(&job), put, || it.listed()).await;
     });
     let it = controller.clone();
-    tasks.spawn(async move {
+    tasks.spawn("the watch of training jobs' pods", async move {
         let put = |change| {
             it.change(|store| match change {
                 Change::Applied(pod) => store.put_pod(pod),
@@ -126,7 +121,7 @@ fn watch(tasks: &mut JoinSet<()>, controller: &Arc<Controller>) {
         follow(api, ours, &it.leader.metrics, |pod| PodSnapshot::of(&pod), put, || it.listed()).await;
     });
     let it = controller.clone();
-    tasks.spawn(async move {
+    tasks.spawn("the watch of training jobs' nodes", async move {
         let put = |change: Change<(String, NodeState)>| {
             it.change(|store| match change {
                 Change::Applied((name, node)) => store.put_node(&name, Some(node)),
@@ -164,15 +159,18 @@ impl Controller {
 
     async fn run(self: Arc<Self>) {
         let mut progress_read = Instant::now();
-        let mut begun = false;
+        let (mut begun, mut was_off) = (false, false);
         let mut workers: JoinSet<(NamespacedName, Option<String>)> = JoinSet::new();
         loop {
             let mut next = None;
-            // Nothing is done before every list has been read once, or while sharing is switched
-            // off.
-            let is_on = self.leader.is_synced() && !self.leader.look(|world| world.is_off());
-            if is_on && self.store.lock().lists_read >= LISTS {
-                if !std::mem::replace(&mut begun, true) {
+            // Nothing is done before every list has been read once. While sharing is switched off,
+            // only deletions are completed.
+            let is_off = self.leader.look(|world| world.is_off());
+            if self.leader.is_synced() && self.store.lock().lists_read >= LISTS {
+                if std::mem::replace(&mut was_off, is_off) != is_off {
+                    self.mark_all();
+                }
+                if !is_off && !std::mem::replace(&mut begun, true) {
                     self.publish_running_jobs();
                 }
                 let mut progressed = Vec::new();
@@ -185,13 +183,15 @@ impl Controller {
                 let mut store = self.store.lock();
                 ordered.into_iter().for_each(|key| store.mark(key));
                 progressed.into_iter().for_each(|key| store.mark_later(key));
-                self.announce(&mut store);
+                if !is_off {
+                    self.announce(&mut store);
+                }
                 while workers.len() < AT_ONCE
                     && let Some(key) = store.take(Timestamp::now())
                 {
                     let it = self.clone();
                     workers.spawn(async move {
-                        let panic = catch_future(it.settle(&key)).await.err();
+                        let panic = catch_future(it.settle(&key, is_off)).await.err();
                         (key, panic)
                     });
                 }
@@ -214,6 +214,13 @@ impl Controller {
                 () = tokio::time::sleep(until.max(Duration::from_millis(1))) => {}
             }
         }
+    }
+
+    /// Marks every job for a step: what may be done has changed.
+    fn mark_all(&self) {
+        let mut store = self.store.lock();
+        let keys: Vec<NamespacedName> = store.all().map(|(job, _)| job.key()).collect();
+        keys.into_iter().for_each(|key| store.mark(key));
     }
 
     /// Publishes all jobs that have begun at once. With only some of them, the decision would take
@@ -270,12 +277,16 @@ impl Controller {
     }
 
     /// Runs steps for one job until nothing is left to do for now.
-    async fn settle(&self, key: &NamespacedName) {
+    async fn settle(&self, key: &NamespacedName, is_off: bool) {
         for _ in 0..STEPS_AT_ONCE {
             let job = self.store.lock().job(key);
             let Some(job) = job else { return self.release_orphans(key).await };
             let now = Timestamp::now();
             let next = match self.next(key, &job, now).await {
+                Ok(next) if is_off => {
+                    let pods = self.store.lock().pods(key);
+                    off::limit(&job, &pods, next)
+                }
                 Ok(next) => next,
                 Err(error) => return self.later(key, &error.to_string(), now),
             };
@@ -374,7 +385,7 @@ impl Controller {
         }
         let judged = self.orders.category(&job.uid);
         let progress = pod_uid.as_ref().and_then(|uid| {
-            let agents = self.leader.agents.lock().expect("never poisoned");
+            let agents = self.leader.agents.lock();
             let job = agents.job(uid)?;
             let category = judged.unwrap_or(job.category).name();
             Some((category, job.share.map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32)))

@@ -27,6 +27,7 @@ mod ending;
 mod hostile_tests;
 pub(crate) mod isolate;
 mod machine;
+mod off;
 mod orders;
 mod pod;
 mod snapshot;

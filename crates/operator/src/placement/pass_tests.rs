@@ -126,8 +126,8 @@ async fn a_pass_over_5000_nodes_and_50000_jobs() {
     let clock = Clock { origin: Instant::now(), unix_us: 1_700_000_000_000_000 };
     let mut decision = Decision::new(Specon::default());
     let mut pass = |round: u64| {
-        let mut agents = leader.agents.lock().unwrap();
-        (0..NODES).for_each(|index| drop(agents.hear(&message(index, round), Instant::now())));
+        let mut agents = leader.agents.lock();
+        (0..NODES).for_each(|index| drop(agents.hear(&message(index, round), Instant::now(), |_| true)));
         drop(agents);
         let (began, spent_before) = (Instant::now(), thread_time());
         let snapshot = read(&leader, leader.jobs.facts(), &clock);

@@ -59,7 +59,7 @@ pub(crate) struct ClusterSnapshot {
 pub(super) fn read(leader: &Leader, jobs: Vec<Arc<JobFacts>>, clock: &Clock) -> ClusterSnapshot {
     let now = Instant::now();
     leader.look(|world| {
-        let agents = leader.agents.lock().expect("never poisoned");
+        let agents = leader.agents.lock();
         let with_report = |facts: Arc<JobFacts>| {
             let report = report(world, &agents, &facts, clock);
             (facts, report)

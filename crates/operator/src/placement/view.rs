@@ -100,7 +100,7 @@ impl Decision {
             phase,
             signal: all.signal,
             consumed: all.consumed,
-            most: all.most,
+            usable: all.most,
             pinned,
             ..JobView::default()
         })

@@ -63,8 +63,8 @@ fn wanted(pod: &PodFacts, on_node: &PodOnNode, agents: &Agents, contested: bool)
 pub(crate) async fn pass(leader: &Arc<Leader>, recorder: &Recorder, uids: impl IntoIterator<Item = String>) {
     let now = Instant::now();
     let mut due: Vec<Due> = leader.look(|world| {
-        let agents = leader.agents.lock().expect("never poisoned");
-        let contests = leader.contests.lock().expect("never poisoned");
+        let agents = leader.agents.lock();
+        let contests = leader.contests.lock();
         let due = |uid: &String| {
             let pod = world.pod(uid)?;
             let note = match world.shared(uid) {

@@ -182,7 +182,7 @@ pub(crate) async fn pass(
     for key in keys {
         let found = leader.look(|world| {
             let policy = world.policies.get(&key).filter(|policy| !policy.ending)?;
-            let agents = leader.agents.lock().expect("never poisoned");
+            let agents = leader.agents.lock();
             let name = format!("{}/{}", policy.namespace, policy.name);
             let compute = || status(world, policy, &agents, Instant::now(), jiff::Timestamp::now());
             let wanted = skip_on_panic("SharePolicy", &name, compute)?;

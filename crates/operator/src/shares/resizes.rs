@@ -47,7 +47,7 @@ pub(crate) async fn carry_out(leader: &Leader, node: &str, epoch: u64, resizes: 
 }
 
 async fn one(leader: &Leader, node: &str, epoch: u64, wanted: &Resize) -> OutcomeState {
-    let admitted = leader.agents.lock().expect("never poisoned").admit(node, epoch, &wanted.uid, wanted.generation);
+    let admitted = leader.agents.lock().admit(node, epoch, &wanted.uid, wanted.generation);
     if let Err(why) = admitted {
         return OutcomeState::Refused { why };
     }
@@ -94,7 +94,7 @@ fn judge(leader: &Leader, node: &str, wanted: &Resize) -> Result<PodFacts, Outco
         if !resize::worth_it(&pod.now, &wanted.to) {
             return Err(OutcomeState::Unchanged);
         }
-        let contested = leader.contests.lock().expect("never poisoned").judge(&wanted.uid, &pod.now, Instant::now());
+        let contested = leader.contests.lock().judge(&wanted.uid, &pod.now, Instant::now());
         if let Err(why) = contested {
             leader.mark_pods([wanted.uid.clone()]);
             return Err(refused(why));
@@ -121,14 +121,14 @@ async fn write(leader: &Leader, pod: PodFacts, container: &str, to: Resources) -
     // The intention is recorded first: the answer may be lost, or the node agent may hang up and
     // end this future.
     let now = pod.container(container).map(|facts| facts.resources).unwrap_or_default();
-    leader.contests.lock().expect("never poisoned").intend(&pod.uid, now, to);
+    leader.contests.lock().intend(&pod.uid, now, to);
     let resized = leader.writer.resize(&pod, container, to).await;
     if let Err(WriteError::Refused(_) | WriteError::Changed(_) | WriteError::Gone) = &resized {
-        leader.contests.lock().expect("never poisoned").refused(&pod.uid);
+        leader.contests.lock().refused(&pod.uid);
     }
     let resized = resized?;
     if let Some(after) = resized.container(container) {
-        leader.contests.lock().expect("never poisoned").wrote(&pod.uid, after.resources);
+        leader.contests.lock().wrote(&pod.uid, after.resources);
     }
     leader.change(|world| world.put_pod(resized));
     Ok(())

@@ -34,7 +34,7 @@ pub(crate) async fn pass(leader: &Arc<Leader>, pauses: &mut Pauses) {
             .map(|pod| async move {
                 // What we wrote before is no measure for the values after this, also if the answer
                 // is lost.
-                leader.contests.lock().expect("never poisoned").forget(&pod.uid);
+                leader.contests.lock().forget(&pod.uid);
                 let result = restore(&leader.writer, &pod).await;
                 (pod.uid.clone(), result.map(|restored| leader.change(|world| world.put_pod(restored))))
             })
@@ -43,7 +43,10 @@ pub(crate) async fn pass(leader: &Arc<Leader>, pauses: &mut Pauses) {
             .await;
         for (uid, result) in results {
             match result {
-                Ok(()) => drop(pauses.until.remove(&uid)),
+                Ok(()) => {
+                    pauses.until.remove(&uid);
+                    leader.contests.lock().forget(&uid);
+                }
                 Err(WriteError::Gone) => leader.change(|world| world.remove_pod(&uid)),
                 Err(error) => {
                     let pause =

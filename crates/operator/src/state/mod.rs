@@ -3,6 +3,7 @@
 pub(crate) mod agents;
 pub(crate) mod events;
 pub(crate) mod lead;
+pub(crate) mod lease;
 pub(crate) mod metrics;
 pub(crate) mod watch;
 pub(crate) mod world;

@@ -12,6 +12,7 @@ use super::lead::Leader;
 use super::metrics::Metrics;
 use super::world::World;
 use crate::jobs::isolate::skip_on_panic;
+use crate::tasks::Tasks;
 use futures_util::StreamExt;
 use gainshare_kube_api::bounds::{NodeFacts, QuotaFacts, RangeFacts};
 use gainshare_kube_api::facts::PodFacts;
@@ -26,7 +27,6 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::JoinSet;
 
 /// The kinds whose first list must be complete before we act.
 pub(crate) const KINDS: usize = 7;
@@ -51,7 +51,7 @@ pub(crate) enum Change<F> {
 type Key = (String, String);
 
 /// Starts all watches; they end with the set.
-pub(crate) fn start(tasks: &mut JoinSet<()>, leader: &Arc<Leader>, client: &Client, namespace: &str, config_map: &str) {
+pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, namespace: &str, config_map: &str) {
     let mut watch = Watches { tasks, leader };
     let all = watcher::Config::default;
     watch.spawn(
@@ -138,7 +138,7 @@ fn names<T>(all: &[(Key, T)]) -> BTreeSet<Key> {
 }
 
 struct Watches<'a> {
-    tasks: &'a mut JoinSet<()>,
+    tasks: &'a mut Tasks,
     leader: &'a Arc<Leader>,
 }
 
@@ -153,7 +153,9 @@ impl Watches<'_> {
         K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     {
         let leader = self.leader.clone();
-        self.tasks.spawn(async move {
+        let kind = std::any::type_name::<K>().rsplit("::").next().unwrap_or_default();
+        let name = format!("the watch of {kind} objects");
+        self.tasks.spawn(name, async move {
             let put = |change: Change<F>| {
                 leader.change(|world| put(world, change));
             };

@@ -123,6 +123,8 @@ fn let_be(snapshot: &Snapshot<'_>) -> Step {
     let job = snapshot.job;
     let marked = snapshot.pods.iter().filter(|pod| !pod.job.is_empty() && pod.stop(snapshot.nodes).is_none());
     let mut actions: Vec<Action> = marked.map(|pod| Action::Mark(id(pod), false)).collect();
+    // Without a move no step waits for a pod's end, so no pod may be held.
+    actions.extend(snapshot.pods.iter().filter(|pod| pod.has_finalizer).map(|pod| Action::LetGo(id(pod))));
     let idle = job.suspended && snapshot.pods.iter().all(|pod| pod.stop(snapshot.nodes).is_some());
     match &job.journal.prefers {
         _ if !job.has_journal => {}

@@ -17,6 +17,7 @@ use crate::state::events::{self, Subject, Text};
 use crate::state::lead::Leader;
 use crate::state::metrics::WriteLabels;
 use crate::state::watch::{Change, follow};
+use crate::tasks::Tasks;
 use futures_util::StreamExt;
 use gainshare_kube_api::adopted::{BatchJobSnapshot, Journal, StoppedPod};
 use gainshare_kube_api::names::{ADOPTED_ANNOTATION, JOB_LABEL, NamespacedName, POLICY_ANNOTATION};
@@ -33,13 +34,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
-use tokio::task::JoinSet;
 
 /// The label that Job controllers give to pods.
 const CONTROLLER_UID: &str = "batch.kubernetes.io/controller-uid";
 
 const AT_ONCE: usize = 8;
 const STEPS_AT_ONCE: usize = 16;
+/// Jobs per page of a list.
+const PAGE: u32 = 500;
 /// The pause before a Job whose action failed is tried again.
 const PAUSE: SignedDuration = SignedDuration::from_secs(1);
 /// How often orders are read.
@@ -74,7 +76,7 @@ struct Adopter {
 }
 
 pub(in crate::jobs) fn start(
-    tasks: &mut JoinSet<()>,
+    tasks: &mut Tasks,
     leader: &Arc<Leader>,
     client: &Client,
     recorder: Recorder,
@@ -91,13 +93,13 @@ pub(in crate::jobs) fn start(
         wake: Notify::new(),
     });
     let it = adopter.clone();
-    tasks.spawn(async move {
+    tasks.spawn("the watch of Jobs", async move {
         let api = Api::<Job>::all(it.client.clone());
         let complete = || it.change(|known| (known.listed, known.sweep) = (true, true));
         let read = |job: Job| BatchJobSnapshot::of(&job);
         follow(api, watcher::Config::default(), &it.leader.metrics, read, |change| it.put(change), complete).await;
     });
-    tasks.spawn(adopter.run());
+    tasks.spawn("the controller of adopted Jobs", adopter.run());
 }
 
 impl FollowedJobs {
@@ -416,26 +418,29 @@ fn name(action: &Action) -> &'static str {
     }
 }
 
-/// Before an uninstall: resumes every Job that is suspended for a move. The Job controller itself
-/// waits for a pod that is still ending.
-pub(crate) async fn give_back(client: &Client) -> kube::Result<()> {
-    let all = Api::<Job>::all(client.clone()).list(&ListParams::default()).await?;
-    for job in all.iter().filter_map(BatchJobSnapshot::of).filter(|job| job.has_journal) {
-        let mut patch = json!({"metadata": note(None)});
-        patch["metadata"]["resourceVersion"] = json!(job.resource_version);
-        if job.journal.migration.is_some() && job.suspended {
-            patch["spec"] = json!({"suspend": false});
-        }
-        let api = Api::<Job>::namespaced(client.clone(), &job.namespace);
-        match api.patch(&job.name, &params(), &Patch::Merge(patch)).await {
-            Ok(_) => {}
-            // Gone, or changed meanwhile: another client works on it, and the uninstall can be run
-            // again.
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
-                tracing::warn!(name = job.name, "changed while our journal was removed");
+/// For an uninstall: no Job stays suspended by us. The Job controller itself waits for a pod that is still ending. Answers what could
+/// not be changed, and why.
+pub(crate) async fn give_back(client: &Client) -> kube::Result<Vec<String>> {
+    let mut failures = Vec::new();
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let jobs = Api::<Job>::all(client.clone()).list(&page).await?;
+        for job in jobs.iter().filter_map(BatchJobSnapshot::of).filter(|job| job.has_journal) {
+            let mut patch = json!({"metadata": note(None)});
+            patch["metadata"]["resourceVersion"] = json!(job.resource_version);
+            if job.journal.migration.is_some() && job.suspended {
+                patch["spec"] = json!({"suspend": false});
             }
-            Err(error) => return Err(error),
+            let api = Api::<Job>::namespaced(client.clone(), &job.namespace);
+            match api.patch(&job.name, &params(), &Patch::Merge(patch)).await {
+                Ok(_) => {}
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                Err(error) => failures.push(format!("Job {}/{}: {error}", job.namespace, job.name)),
+            }
+        }
+        match jobs.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(failures),
         }
     }
-    Ok(())
 }

@@ -1,14 +1,17 @@
-//! The manager against a real API server: rights, refusals, resizes, and everything given back.
+//! The operator against a real API server: rights, refusals, resizes, and the restoration of pods.
 //!
-//! The chart is applied to a test bed of make-believe nodes; the manager runs in this process with its own service account's token, so that it has the
-//! rights the chart gives it and no others. Agents are played by this test, with tokens bound to the agents' real pods. Needs root.
+//! The chart is applied to a test bed of simulated nodes. The operator runs in this process with the token of
+//! its own ServiceAccount, so it has the rights that the chart grants and no others. This test plays the node
+//! agents, with tokens bound to the agents' pods. Needs root.
 
 mod common;
+#[path = "operator/rights.rs"]
+mod rights;
 
 use common::{Bed, SYSTEM, eventually, text};
 use gainshare_kube_api::names::ORIGINAL_ANNOTATION;
-use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::resize::{Amounts, Resources};
+use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::training_job::TrainingJob;
 use gainshare_kube_api::wire::{
     Answer, Beat, Category, JobState, OutcomeState, Resize, SYNC_PATH, SyncRequest, TOKEN_AUDIENCE,
@@ -22,14 +25,6 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 impl Bed {
-    fn can(&self, account: &str, verb: &str, what: &str) -> bool {
-        let account = format!("--as=system:serviceaccount:{SYSTEM}:{account}");
-        let (resource, part) = what.split_once('/').unwrap_or((what, ""));
-        let part = format!("--subresource={part}");
-        let output = self.output("kubectl", &["auth", "can-i", verb, resource, &part, "-n", "team", &account], "");
-        text(&output.stdout).trim() == "yes"
-    }
-
     fn chart(&self, more: &[&str]) -> String {
         let chart = deploy("chart");
         let args = ["template", "gainshare", &chart, "-n", SYSTEM, "--kube-version", "1.35.0", "--no-hooks"];
@@ -37,7 +32,7 @@ impl Bed {
     }
 }
 
-/// A training pod on a make-believe node.
+/// A training pod on a simulated node.
 fn pod(name: &str, node: &str, resources: Value) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -65,7 +60,7 @@ fn cpu(pod: &Value) -> String {
     pod["spec"]["containers"][0]["resources"]["requests"]["cpu"].as_str().unwrap_or_default().to_owned()
 }
 
-/// An agent, as the manager meets it.
+/// A node agent, played by this test.
 struct Agent {
     node: String,
     token: String,
@@ -90,8 +85,8 @@ impl Agent {
             resizes,
         };
         let body = serde_json::to_string(&sync).unwrap();
-        let url = format!("https://gainshare-manager.{SYSTEM}.svc:{}{SYNC_PATH}", self.address.port());
-        let resolve = format!("gainshare-manager.{SYSTEM}.svc:{}:{}", self.address.port(), self.address.ip());
+        let url = format!("https://gainshare-operator.{SYSTEM}.svc:{}{SYNC_PATH}", self.address.port());
+        let resolve = format!("gainshare-operator.{SYSTEM}.svc:{}:{}", self.address.port(), self.address.ip());
         let output = Command::new("curl")
             .args(["--silent", "--show-error", "--max-time", "40", "--resolve", &resolve, "--cacert"])
             .arg(&self.certificate)
@@ -155,21 +150,21 @@ async fn client(bed: &Bed, token: &str) -> Client {
     Client::try_from(config).unwrap()
 }
 
-/// A port nobody listens on at the moment.
+/// A port that is free at the moment.
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn manager_config(listen: SocketAddr) -> operator::Config {
+fn operator_config(listen: SocketAddr) -> operator::Config {
     operator::Config {
         namespace: SYSTEM.to_owned(),
         pod_name: None,
         listen,
         plain_listen: ([127, 0, 0, 1], free_port()).into(),
-        server_names: vec![format!("gainshare-manager.{SYSTEM}.svc"), listen.ip().to_string()],
+        server_names: vec![format!("gainshare-operator.{SYSTEM}.svc"), listen.ip().to_string()],
         agent_account: "gainshare-agent".to_owned(),
-        lease: "gainshare-manager".to_owned(),
-        config_map: "gainshare-manager".to_owned(),
+        lease: "gainshare-operator".to_owned(),
+        config_map: "gainshare-operator".to_owned(),
         webhook: Some("gainshare".to_owned()),
         authority_folders: Vec::new(),
         fail_at: gainshare_operator::jobs::FailPoint::default(),
@@ -212,8 +207,9 @@ fn agent_token(bed: &Bed, node: &str, audience: &str) -> String {
 }
 
 #[test]
-fn the_manager_in_a_real_cluster() {
-    let bed = Bed::up("managertest", &["--nodes", "0", "--kwok", "2"]);
+#[ignore = "needs root and a test bed"]
+fn the_operator_in_a_real_cluster() {
+    let bed = Bed::up("operatortest", &["--nodes", "0", "--kwok", "2"]);
     bed.kubectl(&["create", "namespace", SYSTEM]);
     bed.kubectl(&["create", "namespace", "team"]);
     bed.apply(serde_json::to_value(SharePolicy::crd()).unwrap());
@@ -223,23 +219,23 @@ fn the_manager_in_a_real_cluster() {
     bed.kubectl(&["wait", "--for=condition=Established", "crd/sharepolicies.gainshare.dev", "--timeout=30s"]);
 
     plain_manifests_are_fresh(&bed);
-    rights(&bed);
+    rights::check(&bed);
     mistakes_are_answered_with_help(&bed);
 
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let token = bed.kubectl(&["create", "token", "gainshare-manager", "-n", SYSTEM]).trim().to_owned();
+    let token = bed.kubectl(&["create", "token", "gainshare-operator", "-n", SYSTEM]).trim().to_owned();
     let client = runtime.block_on(client(&bed, &token));
     let address: SocketAddr = format!("{}:{}", bed.machine(), free_port()).parse().unwrap();
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
-    let running = runtime.spawn(operator::run(manager_config(address), client.clone(), async {
+    let running = runtime.spawn(operator::run(operator_config(address), client.clone(), async {
         let _ = ended.await;
     }));
     let folder = tempfile::tempdir().unwrap();
     let certificate = folder.path().join("ca.crt");
-    // The chart made an authority; this manager has no folder with it and makes its own, which it must publish.
+    // The chart made an authority; this operator has no folder with it, makes its own and must publish that.
     let before = chart.lines().find_map(|line| line.trim().strip_prefix("ca.crt: ")).unwrap().to_owned();
     eventually("a published certificate", || {
-        let map = bed.kubectl(&["get", "configmap", "gainshare-manager", "-n", SYSTEM, "-o", "json"]);
+        let map = bed.kubectl(&["get", "configmap", "gainshare-operator", "-n", SYSTEM, "-o", "json"]);
         let map: Value = serde_json::from_str(&map).unwrap();
         let pem = map["data"]["ca.crt"].as_str()?;
         std::fs::write(&certificate, pem).unwrap();
@@ -254,7 +250,7 @@ fn the_manager_in_a_real_cluster() {
         seen: 0,
     };
     let mut agents = (agent("kwok-0", TOKEN_AUDIENCE), agent("kwok-1", TOKEN_AUDIENCE));
-    eventually("a manager that answers", || agents.0.ask(None, Vec::new(), 0).ok());
+    eventually("an operator that answers", || agents.0.ask(None, Vec::new(), 0).ok());
 
     who_may_ask(&bed, &agent, &mut agents.0);
     resizes(&bed, &mut agents);
@@ -267,11 +263,11 @@ fn the_manager_in_a_real_cluster() {
     bed.apply(pod("unasked", "kwok-1", json!({})));
     assert!(
         bed.get("pod", "unasked")["spec"]["containers"][0]["env"].is_null(),
-        "without a manager, pods start as they are"
+        "without an operator, pods start as they are"
     );
     let lease =
-        bed.kubectl(&["get", "lease", "gainshare-manager", "-n", SYSTEM, "-o", "jsonpath={.spec.holderIdentity}"]);
-    assert_eq!(lease, "", "a manager that ends frees the lease for the next");
+        bed.kubectl(&["get", "lease", "gainshare-operator", "-n", SYSTEM, "-o", "jsonpath={.spec.holderIdentity}"]);
+    assert_eq!(lease, "", "an operator that ends frees the lease for a standby");
 }
 
 fn deploy(file: &str) -> String {
@@ -288,95 +284,11 @@ fn plain_manifests_are_fresh(bed: &Bed) {
     assert!(!committed.contains("PRIVATE KEY") && !committed.contains("tls.key:"), "no key may ever be committed");
     let nonsense = bed.output(
         "helm",
-        &["template", "x", &deploy("chart"), "--set", "manager.replicas=none", "--kube-version", "1.35.0"],
+        &["template", "x", &deploy("chart"), "--set", "operator.replicas=none", "--kube-version", "1.35.0"],
         "",
     );
     assert!(text(&nonsense.stderr).contains("replicas"), "{}", text(&nonsense.stderr));
     bed.run("kubectl", &["apply", "--dry-run=server", "-f", "-"], &rendered);
-}
-
-fn rights(bed: &Bed) {
-    for verb in ["get", "list", "watch", "create", "patch", "delete"] {
-        for what in [
-            "pods",
-            "pods/resize",
-            "secrets",
-            "configmaps",
-            "nodes",
-            "sharepolicies.gainshare.dev",
-            "leases.coordination.k8s.io",
-        ] {
-            assert!(!bed.can("gainshare-agent", verb, what), "an agent must not {verb} {what}");
-        }
-        assert!(!bed.can("gainshare-manager", verb, "secrets"), "the manager must not {verb} secrets");
-        assert!(!bed.can("gainshare-manager", verb, "deployments.apps"), "the manager must not {verb} workloads");
-    }
-    for (verb, what) in [
-        ("update", "pods"),
-        ("patch", "pods/status"),
-        ("create", "pods/exec"),
-        ("create", "pods/binding"),
-        ("create", "trainingjobs.gainshare.dev"),
-        ("create", "jobs.batch"),
-        ("delete", "jobs.batch"),
-        ("create", "persistentvolumeclaims"),
-    ] {
-        assert!(!bed.can("gainshare-manager", verb, what), "the manager must not {verb} {what}");
-    }
-    for (verb, what) in [
-        ("patch", "pods/resize"),
-        ("patch", "pods"),
-        ("watch", "pods"),
-        ("patch", "sharepolicies.gainshare.dev/status"),
-        ("patch", "trainingjobs.gainshare.dev/status"),
-        ("patch", "jobs.batch"),
-    ] {
-        assert!(bed.can("gainshare-manager", verb, what), "the manager must {verb} {what}");
-    }
-    only_pods_of_training_jobs(bed);
-}
-
-/// Roles cannot say whose pods may be made and deleted; the admission policy of the chart does.
-fn only_pods_of_training_jobs(bed: &Bed) {
-    let manager = format!("--as=system:serviceaccount:{SYSTEM}:gainshare-manager");
-    let try_it = |args: &[&str], object: &Value| {
-        let output = bed.output("kubectl", &[args, &[manager.as_str()]].concat(), &object.to_string());
-        (output.status.success(), text(&output.stderr))
-    };
-    let plain = pod("anybodys", "kwok-1", json!({}));
-    bed.apply(&plain);
-    let create = ["create", "--dry-run=server", "-f", "-"];
-    let mut mine = plain.clone();
-    mine["metadata"]["name"] = json!("mine");
-    // The API server takes some seconds to know a new policy.
-    eventually("a policy that holds", || try_it(&create, &mine).1.contains("pods of TrainingJobs only").then_some(()));
-    let (done, said) = try_it(&["delete", "--dry-run=server", "pod", "anybodys", "-n", "team"], &json!({}));
-    assert!(!done && said.contains("pods of TrainingJobs only"), "{said}");
-    mine["spec"].as_object_mut().unwrap().remove("nodeName");
-    mine["metadata"]["ownerReferences"] = json!([{
-        "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob", "name": "run", "uid": "1", "controller": true,
-    }]);
-    assert!(try_it(&create, &mine).1.contains("scheduling gate"), "a pod of a job is gated");
-    mine["spec"]["schedulingGates"] = json!([{"name": "gainshare.dev/place"}]);
-    let (done, said) = try_it(&create, &mine);
-    assert!(done, "{said}");
-    let mut bad = mine.clone();
-    bad["spec"]["volumes"] = json!([{"name": "root", "hostPath": {"path": "/"}}]);
-    assert!(try_it(&create, &bad).1.contains("host paths"));
-    mine["spec"]["containers"][0]["securityContext"] = json!({"privileged": true});
-    assert!(try_it(&create, &mine).1.contains("no privileged pods"));
-    bed.kubectl(&["delete", "pod", "anybodys", "-n", "team", "--wait=false"]);
-    let container = json!({"name": "main", "image": "none"});
-    bed.apply(json!({
-        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "theirs", "namespace": "team"},
-        "spec": {"suspend": true, "template": {"spec": {"restartPolicy": "Never", "containers": [container]}}},
-    }));
-    let (done, said) = try_it(&["annotate", "job", "theirs", "-n", "team", "a=b"], &json!({}));
-    assert!(!done && said.contains("annotation gainshare.dev/adopt only"), "{said}");
-    bed.kubectl(&["annotate", "job", "theirs", "-n", "team", "gainshare.dev/adopt=true"]);
-    let (done, said) = try_it(&["annotate", "job", "theirs", "-n", "team", "a=b"], &json!({}));
-    assert!(done, "{said}");
-    bed.kubectl(&["delete", "job", "theirs", "-n", "team", "--wait=false"]);
 }
 
 fn mistakes_are_answered_with_help(bed: &Bed) {
@@ -442,7 +354,8 @@ fn resizes(bed: &Bed, agents: &mut (Agent, Agent)) {
     assert_eq!(cpu(&bed.get("pod", "far")), "500m", "an agent has no say over another node's pods");
     assert!(matches!(agents.0.resize(&a, 3, 1), OutcomeState::Refused { .. }));
 
-    // Decreases go first, in whatever order they are asked for: together these two fit, one after the other they would not.
+    // Decreases go first, in whatever order they are asked for: together these two fit, one after the other
+    // they would not.
     let states = agents.0.resize_all(4, &[(&a, 700), (&b, 300)]);
     assert_eq!(states, [OutcomeState::Done, OutcomeState::Done]);
     assert_eq!((cpu(&bed.get("pod", "a")), cpu(&bed.get("pod", "b"))), ("700m".into(), "300m".into()));
@@ -507,7 +420,8 @@ fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
     assert!(columns.contains("GROWING") && columns.contains("flowcon"), "{columns}");
 }
 
-/// The API server asks the manager about new pods. The manager has no pod here that the Service could find, so the configuration names its address.
+/// The API server sends admission reviews of new pods to the operator. The operator has no pod here that the
+/// Service could select, so the configuration names its address.
 fn webhook(bed: &Bed, address: SocketAddr) {
     let patch = json!([
         {"op": "remove", "path": "/webhooks/0/clientConfig/service"},
@@ -574,8 +488,8 @@ fn given_back(bed: &Bed, runtime: &tokio::runtime::Runtime, client: &Client, age
         agent.list().iter().any(|pod| pod.uid == uid).then_some(())
     });
     assert_eq!(agent.resize(&uid, 11, 100), OutcomeState::Done);
-    let count = runtime.block_on(operator::release(&manager_config(([127, 0, 0, 1], 0).into()), client)).unwrap();
-    assert!(count <= 1, "the running manager may have been faster than the look");
+    let count = runtime.block_on(operator::release(&operator_config(([127, 0, 0, 1], 0).into()), client)).unwrap();
+    assert!(count <= 1, "the running operator may have restored it before the first list");
     restored("values given back before an uninstall", "a");
     let restarts = bed.get("pod", "a")["status"]["containerStatuses"][0]["restartCount"].clone();
     assert_eq!(restarts, 0);
