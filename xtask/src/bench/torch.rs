@@ -8,7 +8,7 @@
 //! the plain rounds ask for one thread a core, as PyTorch does elsewhere by itself, and the report says so (`threads`).
 
 use super::lab::Lab;
-use crate::{setup, sh};
+use crate::{packages, sh};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
@@ -41,7 +41,7 @@ const SHELL_SETTINGS: [&str; 5] =
     ["OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"];
 
 pub(crate) fn run(args: &Args) -> Result<Value> {
-    setup::packages()?;
+    packages::install_all()?;
     let mut lab = Lab::new()?;
     let machine = Machine::measure(&mut lab)?;
     // The policies take turns, so that a machine that slows down for some minutes slows both.

@@ -9,15 +9,14 @@ use super::attempts::{Attempts, Ran};
 use super::kube::{Bystanders, Kube, unix_s, wait_for};
 use super::kube_share::install;
 use super::train::{IMAGE, steps_per_second};
+use crate::programs::Programs;
 use crate::sh;
-use crate::testbed::{Spec, Testbed, static_program};
+use crate::testbed::{Spec, Testbed};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Two of them share a processor, so that together they use less than it has, and each really has what it is said to have.
@@ -52,19 +51,19 @@ pub(crate) struct Args {
     /// Leave the cluster up, to look around.
     #[arg(long)]
     keep: bool,
-    /// This program instead of a new static build.
-    #[arg(long, value_name = "FILE")]
-    program: Option<PathBuf>,
+    /// The programs in this folder instead of newly built ones.
+    #[arg(long, value_name = "FOLDER")]
+    programs: Option<PathBuf>,
     /// As JSON.
     #[arg(short, long, value_parser = ["json"])]
     output: Option<String>,
 }
 
 impl Args {
-    /// With the program that the tests have built already.
-    pub(super) fn short(program: PathBuf) -> Args {
-        let (only, program) = (vec![], Some(program));
-        Args { short: true, seed: 0, work: None, only, figures: None, keep: false, program, output: None }
+    /// With the programs that were built for the tests.
+    pub(super) fn short(programs: &Programs) -> Args {
+        let (only, programs) = (vec![], Some(programs.folder().to_path_buf()));
+        Args { short: true, seed: 0, work: None, only, figures: None, keep: false, programs, output: None }
     }
 }
 
@@ -123,9 +122,9 @@ struct Moved {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
-    let program = args.program.clone().map_or_else(static_program, Ok)?;
+    let programs = super::programs(args.programs.as_deref())?;
     let kube = Kube { testbed: Testbed::up(&Spec::new("kube-move", &NODES)?)? };
-    let told = tell(&kube, args, &program);
+    let told = tell(&kube, args, &programs);
     kube.end(args.keep)?;
     let mut report = told?;
     report.took_s = began.elapsed().as_secs_f64();
@@ -136,8 +135,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     judge(&report, args.short || !args.only.is_empty())
 }
 
-fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
-    kube.testbed.load_image(program, IMAGE)?;
+fn tell(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
+    kube.testbed.load_image(&programs.files(), IMAGE)?;
+    let program = &programs.gainshare();
     let jobs = if args.short {
         crowd(program, args.work.unwrap_or(56.0))?
     } else {
@@ -156,7 +156,7 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     for policy in policies {
         eprintln!("e2e: under {policy}");
         let round = play(kube, policy, &jobs, &mut report)?;
-        look_back(kube, program, policy, &round, args.figures.as_deref())?;
+        look_back(kube, programs, policy, &round, args.figures.as_deref())?;
         let namespace = format!("under-{policy}");
         kube.kubectl(&["delete", "trainingjobs", "--all", "-n", &namespace, "--wait=false"])?;
         report.rounds.insert(policy, round);
@@ -268,11 +268,11 @@ fn play(kube: &Kube, policy: &'static str, jobs: &[Job], report: &mut Report) ->
 }
 
 /// What people are shown of a round: every move in the Gantt chart, with its mark, and in the words about its job.
-fn look_back(kube: &Kube, program: &Path, policy: &str, round: &Round, figures: Option<&Path>) -> Result<()> {
+fn look_back(kube: &Kube, programs: &Programs, policy: &str, round: &Round, figures: Option<&Path>) -> Result<()> {
     let namespace = format!("under-{policy}");
     let plugin = |words: &[&str]| {
-        let mut command = Command::new(program);
-        command.arg0("kubectl-gainshare").args(words).args(["-n", &namespace]);
+        let mut command = programs.command("kubectl-gainshare");
+        command.args(words).args(["-n", &namespace]);
         sh::output(command.env("KUBECONFIG", kube.testbed.kubeconfig()))
     };
     let stays: Value = serde_json::from_str(&plugin(&["gantt", "-o", "json"])?).context("the plugin prints JSON")?;

@@ -10,13 +10,14 @@
 use super::kube::{Bystanders, Kube, Pod, wait_for};
 use super::trace::{Level, Watch};
 use super::train::{self, IMAGE, LABEL, Maker, REQUEST_MILLI, Run, Took, Work};
+use crate::programs::Programs;
 use crate::sh;
-use crate::testbed::{Spec, Testbed, static_program};
+use crate::testbed::{Spec, Testbed};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -36,18 +37,18 @@ pub(crate) struct Args {
     /// Leave the cluster up, to look around.
     #[arg(long)]
     keep: bool,
-    /// This program instead of a new static build.
-    #[arg(long, value_name = "FILE")]
-    program: Option<PathBuf>,
+    /// The programs in this folder instead of newly built ones.
+    #[arg(long, value_name = "FOLDER")]
+    programs: Option<PathBuf>,
     /// As JSON.
     #[arg(short, long, value_parser = ["json"])]
     output: Option<String>,
 }
 
 impl Args {
-    /// With the program that the tests have built already: a static one would be a second build of everything.
-    pub(super) fn short(program: PathBuf) -> Args {
-        Args { short: true, keep: false, program: Some(program), output: None }
+    /// With the programs that were built for the tests.
+    pub(super) fn short(programs: &Programs) -> Args {
+        Args { short: true, keep: false, programs: Some(programs.folder().to_path_buf()), output: None }
     }
 }
 
@@ -86,10 +87,10 @@ struct Effects {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
-    let program = args.program.clone().map_or_else(static_program, Ok)?;
+    let programs = super::programs(args.programs.as_deref())?;
     let testbed = Testbed::up(&Spec::new("kube-share", &[(NODE, 1.0), (OTHER, 0.6)])?)?;
     let kube = Kube { testbed };
-    let told = tell(&kube, args, &program);
+    let told = tell(&kube, args, &programs);
     kube.end(args.keep)?;
     let mut report = told?;
     report.took_s = began.elapsed().as_secs_f64();
@@ -100,8 +101,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     judge(&report, args.short)
 }
 
-fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
-    kube.testbed.load_image(program, IMAGE)?;
+fn tell(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
+    kube.testbed.load_image(&programs.files(), IMAGE)?;
+    let program = &programs.gainshare();
     kube.apply(&train::unknown_kind())?;
     let work_s = if args.short { 30.0 } else { 80.0 };
     let runs = train::schedule(program, work_s)?;

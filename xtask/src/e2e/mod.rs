@@ -7,8 +7,9 @@ mod kube_share;
 mod trace;
 mod train;
 
-use crate::sh;
+use crate::programs::Programs;
 use anyhow::Result;
+use std::path::Path;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -37,10 +38,13 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
-/// The shorter tellings that belong to `cargo xtask test`, with the program of the release profile.
-pub(crate) fn short() -> Result<()> {
-    sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare"]))?;
-    let program = sh::root().join("target/release/gainshare");
-    kube_share::run(&kube_share::Args::short(program.clone()))?;
-    kube_move::run(&kube_move::Args::short(program))
+/// The shorter stories that belong to `cargo xtask test`.
+pub(crate) fn short(programs: &Programs) -> Result<()> {
+    kube_share::run(&kube_share::Args::short(programs))?;
+    kube_move::run(&kube_move::Args::short(programs))
+}
+
+/// The programs in a folder that the user named, or newly built ones.
+fn programs(folder: Option<&Path>) -> Result<Programs> {
+    folder.map_or_else(Programs::build, Programs::in_folder)
 }

