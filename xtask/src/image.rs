@@ -1,8 +1,8 @@
 //! `cargo xtask image`: a container image of all programs, without a container engine.
 //!
-//! The archive is made from the ordinary release binaries and this machine's loader and shared libraries. `docker load`,
-//! `podman load`, `ctr images import` and `kind load image-archive` read it. The Dockerfile at the root makes an image of the same
-//! programs in the same places for people who build with Docker.
+//! The archive is made from the ordinary release binaries and this machine's loader and shared libraries.
+//! `docker load`, `podman load`, `ctr images import` and `kind load image-archive` read it. The Dockerfile
+//! at the root makes an image of the same programs in the same places for people who build with Docker.
 
 use crate::programs::{Programs, target_dir};
 use crate::testbed::image::{Layout, write_programs};

@@ -26,9 +26,9 @@ struct Cli {
 enum Chore {
     /// Installs what the tests need, then runs the checks and every test; with --quick, the tests that need nothing.
     ///
-    /// Debian packages are installed with apt-get, as root. Tools that come from crates.io and the Python environment are kept in
-    /// ~/.cache/gainshare, named after their content, and built again only when that changes. `--quick` installs nothing and
-    /// runs as an ordinary user.
+    /// Debian packages are installed with apt-get, as root. Tools that come from crates.io and the Python
+    /// environment are kept in ~/.cache/gainshare, named after their content, and built again only when
+    /// that changes. `--quick` installs nothing and runs as an ordinary user.
     Test(test::Args),
     /// Formatting, lints, dependency rules, licences, freshness of generated files.
     Check(check::Args),
@@ -36,7 +36,8 @@ enum Chore {
     Bench(bench::Args),
     /// Writes the generated files: references of the programs, custom resources, plain YAML of the chart.
     Generate,
-    /// Builds all programs and puts them into a container image, as an archive for `docker load` or `kind load image-archive`.
+    /// Builds all programs and puts them into a container image, as an archive for `docker load` or `kind
+    /// load image-archive`.
     Image(image::Args),
     /// Only installs what the tests need.
     Setup,

@@ -1,8 +1,9 @@
-//! The project's programs, built once for everything that uses them: the test bed's image, the stories on a cluster, the
-//! benchmarks, the generated reference.
+//! The project's programs, built once for everything that uses them: the test bed's image, the stories on a
+//! cluster, the benchmarks, the generated reference.
 //!
-//! All programs are ordinary release binaries. `gainshare operator` and `gainshare agent` replace themselves by the program of
-//! that task in the same folder, so the programs are always built and handed on together.
+//! All programs are ordinary release binaries. `gainshare operator` and `gainshare agent` replace
+//! themselves by the program of that task in the same folder, so the programs are always built and handed
+//! on together.
 
 use crate::sh;
 use anyhow::{Context, Result, ensure};
@@ -25,8 +26,8 @@ impl Programs {
         Programs::build_with(&[])
     }
 
-    /// Builds the programs together with all tests. Tests switch on features of some dependencies, so programs that are built
-    /// apart from the tests would compile these dependencies a second time.
+    /// Builds the programs together with all tests. Tests switch on features of some dependencies, so
+    /// programs that are built apart from the tests would compile these dependencies a second time.
     pub(crate) fn build_with_tests() -> Result<Programs> {
         Programs::build_with(&["--tests", "--examples"])
     }

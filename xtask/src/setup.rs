@@ -1,18 +1,18 @@
 //! Installs what the tests need on a machine that has only Debian and Rust.
 //!
-//! Everything that takes long and is pinned is kept outside the checkout, in a folder named after what is in it: a second clone
-//! finds it, and a change of version builds it beside the old one. [`steps`] lists what is there and what is missing, so that a
-//! command can say what it is about to do.
+//! Everything that takes long and is pinned is kept outside the checkout, in a folder named after what is
+//! in it: a second clone finds it, and a change of version builds it beside the old one. [`steps`] lists
+//! what is there and what is missing, so that a command can say what it is about to do.
 
 use crate::{cache, packages, sh, testbed};
 use anyhow::{Result, bail};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A tool from crates.io with its pinned version.
 pub(crate) type Tool = (&'static str, &'static str);
 
-pub(crate) const CARGO_NEXTEST: Tool = ("cargo-nextest", "0.9.151");
 pub(crate) const CARGO_DENY: Tool = ("cargo-deny", "0.20.2");
 
 /// Something that is installed or built before tests can run.
@@ -34,10 +34,9 @@ pub(crate) fn steps() -> Result<Vec<Step>> {
         missing: !packages.is_empty(),
         cold_min: 5,
     }];
-    for (tool, cold_min) in [(CARGO_NEXTEST, 6), (CARGO_DENY, 6)] {
-        let what = format!("{} {} from crates.io", tool.0, tool.1);
-        steps.push(Step { what, missing: !tool_home(tool)?.join("bin").join(tool.0).exists(), cold_min });
-    }
+    let what = format!("{} {} from crates.io", CARGO_DENY.0, CARGO_DENY.1);
+    let missing = !tool_home(CARGO_DENY)?.join("bin").join(CARGO_DENY.0).exists();
+    steps.push(Step { what, missing, cold_min: 6 });
     let any = |prefix: &str, folder: PathBuf| {
         let names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
         names.into_iter().any(|name| name.to_string_lossy().starts_with(prefix))
@@ -60,15 +59,21 @@ pub(crate) struct Installed {
 impl Installed {
     /// Lets `command` find the tools and the frameworks.
     pub(crate) fn equip(&self, command: &mut Command) {
+        command.envs(self.environment());
+    }
+
+    /// The variables through which programs find the tools and the frameworks.
+    pub(crate) fn environment(&self) -> Vec<(&'static str, OsString)> {
         let old = std::env::var_os("PATH").unwrap_or_default();
         let path = std::env::join_paths(self.bin.iter().cloned().chain(std::env::split_paths(&old)));
-        command.env("PATH", path.expect("our own folders have no colon")).env("GAINSHARE_TEST_VENV", &self.venv);
+        let path = path.expect("our own folders have no colon");
+        vec![("PATH", path), ("GAINSHARE_TEST_VENV", self.venv.clone().into_os_string())]
     }
 }
 
 pub(crate) fn everything() -> Result<Installed> {
     packages::install_all()?;
-    let bin = tools(&[CARGO_NEXTEST, CARGO_DENY])?;
+    let bin = tools(&[CARGO_DENY])?;
     let venv = venv()?;
     testbed::programs()?;
     Ok(Installed { bin, venv })
@@ -87,7 +92,8 @@ pub(crate) fn tools(tools: &[Tool]) -> Result<Vec<PathBuf>> {
             let home = tool_home(tool)?;
             let bin = home.join("bin");
             if !bin.join(name).exists() {
-                // Both tools run for seconds. Without optimisation and debug information their build takes half the time.
+                // The tool runs for seconds. Without optimisation and debug information their build takes
+                // half the time.
                 sh::run(
                     sh::cargo()
                         .args(["install", "--locked", "--force", "--root"])

@@ -1,7 +1,8 @@
 //! A whole life of a test bed: up, used, and gone without a trace.
 //!
-//! Two unequal nodes run a pod each; the pods reach each other, a service, and the API server; one is resized in place and its
-//! control group follows without a restart. Then everything comes down, and the machine is compared with what it was before.
+//! Two unequal nodes run a pod each; the pods reach each other, a service, and the API server; one is
+//! resized in place and its control group follows without a restart. Then everything comes down, and the
+//! machine is compared with what it was before.
 
 mod common;
 
@@ -37,7 +38,8 @@ impl Drop for Down {
     }
 }
 
-/// What a test bed could leave on the machine: interfaces, mounts, control groups, packet filter rules, kernel settings.
+/// What a test bed could leave on the machine: interfaces, mounts, control groups, packet filter rules,
+/// kernel settings.
 fn traces() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let names = |dir: &str| fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path().display().to_string());
@@ -181,7 +183,8 @@ fn pods_reach_each_other() {
     assert_eq!(by_name.stdout, b"hello from big\n");
 }
 
-/// The pod of an image made of kubectl reaches the API server as its service account, and may do what that account may do.
+/// The pod of an image made of kubectl reaches the API server as its service account, and may do what that
+/// account may do.
 fn image_and_rights(bin: &Path) {
     ok(&["load-image", bin.join("kubectl").to_str().unwrap(), "--image", "kubectl:local"]);
     kubectl(&["run", "inside", "--image=kubectl:local", "--restart=Never", "--", "auth", "whoami", "--output=json"]);

@@ -1,8 +1,9 @@
 //! What the operator costs in a large cluster, and whether it keeps up.
 //!
-//! A test bed of simulated nodes holds the pods. The operator is the released program with the rights that the chart gives it
-//! and no others. One process plays all node agents (`crates/operator/examples/crowd`), with real tokens over real TLS. Every
-//! threshold is printed as the ratio of the measured value to the allowed value: above 1 it is broken, and the command fails.
+//! A test bed of simulated nodes holds the pods. The operator is the released program with the rights that
+//! the chart gives it and no others. One process plays all node agents (`crates/operator/examples/crowd`),
+//! with real tokens over real TLS. Every threshold is printed as the ratio of the measured value to the
+//! allowed value: above 1 it is broken, and the command fails.
 
 use crate::programs::Programs;
 use crate::sh;
@@ -41,8 +42,8 @@ pub(super) const SYSTEM: &str = "gainshare-system";
 const MOST_RSS_MIB: f64 = 1024.0;
 /// 99 % of the node agents' requests that wait for nothing are answered within this time.
 const LONGEST_SYNC_MS: f64 = 1000.0;
-/// Everything is written within this time after the last change, and every node agent has reported within this time after the
-/// operator's return: the same half minute as after any fault.
+/// Everything is written within this time after the last change, and every node agent has reported within
+/// this time after the operator's return: the same half minute as after any fault.
 const LONGEST_LAG_S: f64 = 30.0;
 /// A changed policy reaches every node agent within this time.
 const LONGEST_NEWS_MS: f64 = 10_000.0;
@@ -103,7 +104,8 @@ fn judge(played: &Value) -> Value {
     })
 }
 
-/// Applies the definitions, accounts and rights of the chart. Without a kubelet its node agents and operator do not start.
+/// Applies the definitions, accounts and rights of the chart. Without a kubelet its node agents and
+/// operator do not start.
 fn install(testbed: &Testbed) -> Result<()> {
     let chart = sh::root().join("deploy/chart");
     let rendered = sh::output(

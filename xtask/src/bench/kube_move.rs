@@ -1,13 +1,15 @@
 //! Whether the operator decides about a large cluster of training jobs in time, in front of a real API server.
 //!
-//! Every node is simulated by kwok, every job and pod is an object in the API server, and the operator is the released program
-//! with the chart's rights. Most jobs run from the start, with the journal that an earlier operator would have left
-//! (`crates/operator/examples/crowd/fill.rs` describes how and why): a control plane on two cores takes an hour to start 50,000
-//! jobs one by one. The other jobs arrive in a burst and go the whole way.
+//! Every node is simulated by kwok, every job and pod is an object in the API server, and the operator is
+//! the released program with the chart's rights. Most jobs run from the start, with the journal that an
+//! earlier operator would have left (`crates/operator/examples/crowd/fill.rs` describes how and why): a
+//! control plane on two cores takes an hour to start 50,000 jobs one by one. The other jobs arrive in a
+//! burst and go the whole way.
 //!
-//! The promises are about the operator itself: a pass over the whole cluster under a second, and 700 placements in a second of
-//! deciding. Both are judged by the processor time of the deciding thread, because the API server, etcd, kwok and all node agents
-//! share the machine with it. The duration of passes is printed too, and half of them must stay under a second as well.
+//! The promises are about the operator itself: a pass over the whole cluster under a second, and 700
+//! placements in a second of deciding. Both are judged by the processor time of the deciding thread,
+//! because the API server, etcd, kwok and all node agents share the machine with it. The duration of passes
+//! is printed too, and half of them must stay under a second as well.
 
 use super::kube::{Bench, SYSTEM, part, verdict};
 use anyhow::{Result, ensure};
@@ -32,8 +34,8 @@ pub(crate) struct Args {
     /// How long jobs only go on.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     idle: u64,
-    /// How often a node agent reports the progress of its jobs; real ones report every 2 s, which is too much beside a cluster on one
-    /// machine.
+    /// How often a node agent reports the progress of its jobs; real ones report every 2 s, which is too
+    /// much beside a cluster on one machine.
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
     tell_every: u64,
 }

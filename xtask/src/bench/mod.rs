@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: the figures the project promises, each printed in one run.
 //!
-//! Timings on shared machines are noisy, so every benchmark prints counts or ratios of things measured in the same run, and no test
-//! depends on them.
+//! Timings on shared machines are noisy, so every benchmark prints counts or ratios of things measured in
+//! the same run, and no test depends on them.
 
 mod build;
 mod daemon;
@@ -38,8 +38,8 @@ enum What {
     Torch(torch::Args),
     /// The operator of a cluster of 1,000 simulated nodes and 10,000 pods: memory, lag, writes. Needs root.
     Kube(kube::Args),
-    /// The operator of a cluster of 5,000 simulated nodes and 50,000 training jobs: passes, placements, moves, a change of the
-    /// leader. Needs root.
+    /// The operator of a cluster of 5,000 simulated nodes and 50,000 training jobs: passes, placements,
+    /// moves, a change of the leader. Needs root.
     KubeMove(kube_move::Args),
     /// A build of the demo's program from nothing: time, number of crates, size of the program.
     Build,

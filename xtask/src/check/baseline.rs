@@ -1,7 +1,8 @@
 //! Lists of known findings that may only shrink.
 //!
-//! A list counts findings by room: a crate, or a folder of the root. Counting by file would need a change whenever a file is
-//! moved. More findings in a room than its list allows are refused; fewer are noted, and `--tighten` lowers the number.
+//! A list counts findings by room: a crate, or a folder of the root. Counting by file would need a change
+//! whenever a file is moved. More findings in a room than its list allows are refused; fewer are noted, and
+//! `--tighten` lowers the number.
 
 use crate::sh;
 use anyhow::{Context, Result};

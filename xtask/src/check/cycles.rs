@@ -1,13 +1,15 @@
 //! No import cycle between the modules of a crate.
 //!
-//! *Children* of a module are compared with each other: `a` depends on `b` if anything in or below `a` names anything in or
-//! below `b`. A set of children that all reach each other is a cycle. A module and its own children may use each other freely:
-//! to others they are one room.
+//! *Children* of a module are compared with each other: `a` depends on `b` if anything in or below `a`
+//! names anything in or below `b`. A set of children that all reach each other is a cycle. A module and its
+//! own children may use each other freely: to others they are one room.
 //!
-//! Names are followed through re-exports: `use crate::Thing` counts as the module that defines `Thing`. Read are `use` items and
-//! paths that begin with `crate`, `super` or `self`, also inside of macros. Modules for tests only are left out.
+//! Names are followed through re-exports: `use crate::Thing` counts as the module that defines `Thing`.
+//! Read are `use` items and paths that begin with `crate`, `super` or `self`, also inside of macros.
+//! Modules for tests only are left out.
 //!
-//! Cycles that existed before this rule are in `xtask/known-cycles.txt`. A known cycle may lose members, never gain any.
+//! Cycles that existed before this rule are in `xtask/known-cycles.txt`. A known cycle may lose members,
+//! never gain any.
 
 use super::baseline::{comments, list_path, write_list};
 use super::tree::SourceTree;

@@ -1,4 +1,5 @@
-//! Files that the programs themselves write and that are committed, so that they can be read and applied without a build.
+//! Files that the programs themselves write and that are committed, so that they can be read and applied
+//! without a build.
 
 use crate::programs::Programs;
 use crate::{sh, testbed};
@@ -36,7 +37,8 @@ const FILES: [Generated; 4] = [
     },
 ];
 
-/// The chart as plain YAML, for people without Helm. A test of the operator compares it with the chart, where Helm is installed.
+/// The chart as plain YAML, for people without Helm. A test of the operator compares it with the chart,
+/// where Helm is installed.
 const MANIFESTS: &str = "deploy/gainshare.yaml";
 
 impl Generated {

@@ -1,7 +1,8 @@
 //! Which of our crates may depend on which, and what they must not reach: the layers of ARCHITECTURE.md.
 //!
-//! The arrows are an allow-list: a dependency between our crates that is not in the table is refused, and so is a crate that is
-//! not in the table. Dependencies of tests have a list of their own. The input is the output of `cargo metadata`.
+//! The arrows are an allow-list: a dependency between our crates that is not in the table is refused, and
+//! so is a crate that is not in the table. Dependencies of tests have a list of their own. The input is the
+//! output of `cargo metadata`.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,9 +64,10 @@ const EXCEPTIONS: [(&str, &str); 1] = [
 /// Crates whose direct dependencies are all listed, ours included.
 const ONLY: [(&str, &[&str]); 1] = [("gainshare-core", &["serde", "thiserror"])];
 
-/// Crates that must not be reached, also through other crates: the program for one machine stays quick to build without
-/// Kubernetes, rendering and tensor libraries, and TLS is served by rustls alone. `cargo metadata` switches on every feature that
-/// any crate of the workspace needs, so a crate that is reached only through a feature of another program counts as reached.
+/// Crates that must not be reached, also through other crates: the program for one machine stays quick to
+/// build without Kubernetes, rendering and tensor libraries, and TLS is served by rustls alone. `cargo
+/// metadata` switches on every feature that any crate of the workspace needs, so a crate that is reached
+/// only through a feature of another program counts as reached.
 const UNREACHABLE: [(&str, &[&str]); 3] = [
     ("gainshare", &["kube", "k8s-openapi", "resvg", "usvg", "candle-core"]),
     ("gainshare-operator", &["openssl", "openssl-sys"]),

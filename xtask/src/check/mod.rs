@@ -1,10 +1,12 @@
 //! `cargo xtask check`: the project's rules that a program can verify.
 //!
-//! Each rule is a pure function over values (cargo's metadata, the text of the files) that returns what breaks it, one line a
-//! finding with its place and its remedy. All rules run before the command fails, so one run shows everything.
+//! Each rule is a pure function over values (cargo's metadata, the text of the files) that returns what
+//! breaks it, one line a finding with its place and its remedy. All rules run before the command fails, so
+//! one run shows everything.
 //!
-//! Some rules came later than the code they apply to. What broke them then is counted in `xtask/*.txt`; these lists may only
-//! shrink: a finding that is not listed is refused, and `cargo xtask check --tighten` removes entries that are no longer needed.
+//! Some rules came later than the code they apply to. What broke them then is counted in `xtask/*.txt`;
+//! these lists may only shrink: a finding that is not listed is refused, and `cargo xtask check --tighten`
+//! removes entries that are no longer needed.
 
 mod baseline;
 mod cycles;
@@ -69,12 +71,13 @@ pub(crate) fn text_rules(tighten: bool) -> Result<()> {
 
 fn lints() -> Result<()> {
     sh::run(sh::cargo().args(["fmt", "--all", "--check"]))?;
-    // In the profile of the tests, whose build scripts and macros are shared: those of SQLite and ring compile C for minutes.
+    // In the profile of the tests, whose build scripts and macros are shared: those of SQLite and ring
+    // compile C for minutes.
     sh::run(sh::cargo().args(["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"]))
 }
 
-/// Licences, bans and sources come with the crates. Advisories need a database from the network: without a network they are
-/// not checked, and a line says so.
+/// Licences, bans and sources come with the crates. Advisories need a database from the network: without a
+/// network they are not checked, and a line says so.
 fn dependencies(installed: &Installed) -> Result<()> {
     let deny = |args: &[&str]| {
         let mut deny = sh::cargo();

@@ -1,7 +1,8 @@
-//! What people write in comments and Markdown: lines of at most 120 columns, and no words that hide the subject of a sentence.
+//! What people write in comments and Markdown: lines of at most 120 columns, and no words that hide the
+//! subject of a sentence.
 //!
-//! Exempt are generated files, code blocks, tables, and lines with a link, which cannot be broken. What was there before these
-//! rules is counted in `xtask/wide-lines.txt` and `xtask/odd-words.txt`.
+//! Exempt are generated files, code blocks, tables, and lines with a link, which cannot be broken. What was
+//! there before these rules is counted in `xtask/wide-lines.txt` and `xtask/odd-words.txt`.
 
 use super::baseline::{Finding, judge};
 use super::generated::is_generated;

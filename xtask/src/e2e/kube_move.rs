@@ -1,9 +1,10 @@
 //! `cargo xtask e2e kube-move`: jobs that move to where the cluster gains, on a real cluster of three nodes.
 //!
-//! The same training jobs arrive at the same random moments three times: left to the cluster's own scheduler (`na`), under `specon` and under `gainshare`. All
-//! are TrainingJobs with a checkpoint on a volume that every node sees. Meanwhile a watcher looks into the kernel's control groups of all nodes, twenty times a
-//! second: never may two attempts of one job be alive, whatever anybody says. Every job has a twin in the run where nobody moves, with the same seed:
-//! both must end with the same loss.
+//! The same training jobs arrive at the same random moments three times: left to the cluster's own
+//! scheduler (`na`), under `specon` and under `gainshare`. All are TrainingJobs with a checkpoint on a
+//! volume that every node sees. Meanwhile a watcher reads the kernel's control groups of all nodes
+//! twenty times a second: two attempts of one job must never live at once. Every job has a twin with the
+//! same seed in the round without moves: both must end with the same loss.
 
 use super::attempts::{Attempts, Ran};
 use super::kube::{Bystanders, Kube, unix_s, wait_for};
@@ -19,7 +20,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Two of them share a processor, so that together they use less than it has, and each really has what it is said to have.
+/// Two of them share a processor, so that together they use less than it has, and each really has what it
+/// is said to have.
 const NODES: [(&str, f64); 3] = [("one", 0.4), ("two", 0.4), ("three", 0.4)];
 const ALL: [&str; 3] = ["na", "specon", "gainshare"];
 const COUNT: usize = 12;
@@ -45,7 +47,7 @@ pub(crate) struct Args {
     /// Only under these, for a closer look: what needs a comparison is then not judged.
     #[arg(long, value_name = "POLICIES", value_delimiter = ',', value_parser = ALL)]
     only: Vec<String>,
-    /// Draw who ran where, one picture a policy, into this folder.
+    /// Draw where each job ran, one picture a policy, into this folder.
     #[arg(long, value_name = "FOLDER")]
     figures: Option<PathBuf>,
     /// Leave the cluster up, to look around.
@@ -106,7 +108,8 @@ struct Round {
     moves: Vec<Moved>,
     /// What the machine did beside the three nodes.
     bystanders_cores: f64,
-    /// What the nodes had of the processors. The work is the same in every round: where this differs, the machine itself was slower or faster.
+    /// What the nodes had of the processors. The work is the same in every round: where this differs, the
+    /// machine itself was slower or faster.
     nodes_cpu_s: f64,
 }
 
@@ -168,7 +171,8 @@ fn tell(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
 /// Models, and how each prints.
 const MODELS: [(&str, &str); 3] = [("vae", "keras"), ("mlp", "json"), ("gru", "json")];
 
-/// One long job a node, which are flat when four shorter ones come: two of these meet on one node, and the long one there is in their way.
+/// One long job a node, which are flat when four shorter ones come: two of these meet on one node, and the
+/// long one there is in their way.
 fn crowd(program: &Path, work_s: f64) -> Result<Vec<Job>> {
     let long = (0..3).map(|_| (0, 0.21, 0.0));
     let short = (0..4).map(|i| (1 + i % 2, 0.0925, 0.25));
@@ -347,7 +351,7 @@ fn training_job(namespace: &str, policy: &str, job: &Job) -> Value {
             "checkpoint": { "claimName": "checkpoints", "path": "/checkpoints" },
             "template": { "spec": { "containers": [{
                 "name": "train", "image": IMAGE, "imagePullPolicy": "Never", "args": args,
-                // The watcher tells by it whose process it sees.
+                // By this variable the watcher finds the job of a process.
                 "env": [{ "name": "STORY_JOB", "value": job.name }],
                 "resources": { "requests": { "cpu": "50m", "memory": "48Mi" } },
             }] } },

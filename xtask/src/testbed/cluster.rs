@@ -1,7 +1,8 @@
 //! Brings a cluster up and takes it down.
 //!
-//! The order is the shortest one that works: the engines of the nodes start and take their images while the API server starts; then everything that talks to the
-//! API server starts at once. Coming down is one step that does not depend on how far coming up got: kill what is in the test bed's control group, and
+//! The order is the shortest one that works: the engines of the nodes start and take their images while the
+//! API server starts; then everything that talks to the API server starts at once. Coming down is one step
+//! that does not depend on how far coming up got: kill what is in the test bed's control group, and
 //! namespaces, mounts and interfaces go with the processes; then remove the groups and the folder.
 
 use super::build::{self, Lock};
@@ -160,7 +161,7 @@ impl Testbed {
         Ok(folder)
     }
 
-    /// Sends a signal (to stop and to go on, say) to a program, such as `kube-apiserver` or `kubelet-NODE`.
+    /// Sends a signal (to stop it or to continue it, for example) to a program, such as `kube-apiserver` or `kubelet-NODE`.
     pub(crate) fn signal(&self, program: &str, signal: i32) -> Result<()> {
         self.state.process(program)?.signal(signal)
     }
@@ -179,8 +180,9 @@ impl Testbed {
         Ok(())
     }
 
-    /// Starts a program again that was killed. Nobody supervises these programs, and most of them give up when what they need is not there: so what they need is
-    /// waited for first, and what others need is waited for after.
+    /// Starts a program again that was killed. These programs have no supervisor, and most of them give up
+    /// when a program that they need is not there. So this waits for the programs that it needs before the
+    /// start, and until others can use it after the start.
     pub(crate) fn start_again(&mut self, program: &str) -> Result<()> {
         let foundation = ["etcd", "kube-apiserver"];
         let engine_of = program.strip_prefix("containerd-");
@@ -195,8 +197,8 @@ impl Testbed {
         if foundation.contains(&program) && both { self.wait_for_api_server() } else { Ok(()) }
     }
 
-    /// Gives every node an image: an archive as it is, or an image `name` made of programs and the libraries they need. The first
-    /// program is the entry point.
+    /// Gives every node an image: an archive as it is, or an image `name` made of programs and the
+    /// libraries they need. The first program is the entry point.
     pub(crate) fn load_image(&self, files: &[PathBuf], name: &str) -> Result<()> {
         if let [archive] = files
             && !image::is_program(archive)?
@@ -256,12 +258,12 @@ impl Testbed {
             self.give_base_images()?;
         }
         self.wait_for_api_server()?;
-        let (manager, scheduler, dns) = (
+        let (controllers, scheduler, dns) = (
             self.plane().controller_manager(kwok::grace_s(self.state.kwok_nodes)),
             self.plane().scheduler(),
             self.plane().dns(),
         );
-        self.state.start("kube-controller-manager", manager, None)?;
+        self.state.start("kube-controller-manager", controllers, None)?;
         for (node, kubelet) in kubelets {
             self.state.start(&format!("kubelet-{node}"), kubelet, Some(&node))?;
         }

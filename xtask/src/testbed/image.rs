@@ -1,9 +1,10 @@
 //! Container images from programs, without a registry and without a container engine.
 //!
-//! An image is an archive as `docker save` writes it: one layer (a tar archive of the root file system), a configuration, and a
-//! manifest that names both. With [`Layout::Oci`] the archive also has the index of an OCI image layout, so that tools that do
-//! not know Docker's format can read it. The layer contains the programs, the dynamic loader and the shared libraries they need
-//! (a static program needs none), and the few files that any program expects. The same input gives the same bytes.
+//! An image is an archive as `docker save` writes it: one layer (a tar archive of the root file system), a
+//! configuration, and a manifest that names both. With [`Layout::Oci`] the archive also has the index of an
+//! OCI image layout, so that tools that do not know Docker's format can read it. The layer contains the
+//! programs, the dynamic loader and the shared libraries they need (a static program needs none), and the
+//! few files that any program expects. The same input gives the same bytes.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -189,8 +190,8 @@ pub(crate) fn write_base(to: &Path) -> Result<()> {
     write_archive(&[busybox, pause], Layout::Docker, to)
 }
 
-/// Writes an archive of the image `name` that contains these programs and the shared libraries of this machine that they need.
-/// The first program is the entry point.
+/// Writes an archive of the image `name` that contains these programs and the shared libraries of this
+/// machine that they need. The first program is the entry point.
 pub(crate) fn write_programs(programs: &[PathBuf], name: &str, layout: Layout, to: &Path) -> Result<()> {
     let mut files = Files::new();
     let mut inside = Vec::new();

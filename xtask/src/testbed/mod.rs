@@ -1,6 +1,7 @@
 //! `cargo xtask testbed`: a real Kubernetes on one machine, for trying things and for tests.
 //!
-//! `docs/testbed.md` says what it is made of and what it cannot do. Inside these chores, [`Testbed::up`] gives a cluster that goes down with the value.
+//! `docs/testbed.md` says what it is made of and what it cannot do. Inside these chores, [`Testbed::up`]
+//! gives a cluster that goes down with the value.
 
 mod build;
 mod cluster;
@@ -52,8 +53,8 @@ enum TestbedCommand {
     },
     /// Gives every node an image: an archive of images, or programs.
     LoadImage {
-        /// One archive as `docker save` writes it, or programs, the first of which the image starts [default: build this
-        /// project's].
+        /// One archive as `docker save` writes it, or programs, the first of which the image starts
+        /// [default: build this project's].
         files: Vec<PathBuf>,
         /// What pods call the image made of programs.
         #[arg(long, default_value = "gainshare:local")]

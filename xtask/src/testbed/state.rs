@@ -1,7 +1,7 @@
 //! What a test bed remembers about itself between commands.
 //!
-//! The file is written before anything is made, so a run that was killed in the middle can be cleaned up after: it names the test bed's network, its nodes
-//! and every program that was started.
+//! The file is written before anything is made, so a run that was killed in the middle can be cleaned up
+//! after: it names the test bed's network, its nodes and every program that was started.
 
 use super::groups::Groups;
 use super::image::hex;

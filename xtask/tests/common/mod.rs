@@ -1,7 +1,11 @@
 //! A test bed that goes down with the test, what the tests ask of it, and which jobs have living processes there.
 //!
-//! Bringing a test bed up costs more than most checks on it, so the scenarios of a file share one: [`Scenarios`] runs them one
-//! after the other and reports each, and a failed scenario does not hide those after it.
+//! The tests of other crates that need a test bed use this file too, by `#[path]`. They start the programs that lie in the build
+//! folder: `cargo build --workspace --bins --tests` in the profile of the test puts them there.
+//!
+//! Bringing a test bed up costs more than most checks on it, so the scenarios of a file share one:
+//! [`Scenarios`] runs them one after the other and reports each, and a failed scenario does not hide those
+//! after it.
 #![allow(dead_code, reason = "every test binary has its own copy and uses a part of it")]
 
 pub(crate) mod training;
@@ -12,7 +16,7 @@ use std::fmt::Display;
 use std::fs;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,9 +27,25 @@ pub(crate) const SYSTEM: &str = "gainshare-system";
 
 /// A command of the test bed of this name.
 pub(crate) fn testbed(name: &str, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    let mut command = Command::new(program("xtask"));
     command.args(["testbed", "--name", name]).args(args).stdin(Stdio::null());
     command.output().expect("our own program starts")
+}
+
+/// A program of the same build.
+pub(crate) fn program(name: &str) -> PathBuf {
+    let own = std::env::current_exe().expect("a test knows its own program");
+    // Tests lie in the folder `deps` beside the programs.
+    let path = own.parent().and_then(Path::parent).expect("tests lie in a build folder").join(name);
+    assert!(path.is_file(), "{} is missing: cargo build --workspace --bins --tests, in this profile", path.display());
+    path
+}
+
+/// The root of the checkout.
+pub(crate) fn checkout() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = package.ancestors().find(|folder| folder.join("deploy/chart").is_dir());
+    root.expect("the package lies in the checkout").to_path_buf()
 }
 
 pub(crate) fn text(bytes: &[u8]) -> String {
@@ -159,7 +179,7 @@ impl Bed {
         assert!(self.testbed(&["kill", &format!("kubelet-{node}")]).status.success());
     }
 
-    /// Kills the containers' processes on a node whose command line contains these words; answers how many.
+    /// Kills the containers' processes on a node whose command line contains these words; returns how many.
     pub(crate) fn kill_processes(&self, node: &str, words: &str) -> usize {
         let place = format!("/gainshare-testbed-{}/{node}/", self.name);
         let inside =
@@ -182,9 +202,9 @@ fn pids() -> Vec<String> {
     names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).collect()
 }
 
-/// A thread that reads all processes from the kernel twenty times a second and records which jobs live. Neither the API server
-/// nor a kubelet is asked: a process belongs to the job and pod that its environment names (`WATCHED_JOB`, and the pod's name as
-/// host name).
+/// A thread that reads all processes from the kernel twenty times a second and records which jobs live.
+/// Neither the API server nor a kubelet is asked: a process belongs to the job and pod that its environment
+/// names (`WATCHED_JOB`, and the pod's name as host name).
 pub(crate) struct Watch {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Watched>,

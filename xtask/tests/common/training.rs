@@ -1,9 +1,9 @@
 //! Training jobs for tests: the chart's rights, a volume that all nodes see, the real operator, and jobs that count.
 
-use super::{Bed, SYSTEM, text, within_a_minute};
+use super::{Bed, SYSTEM, checkout, program, text, within_a_minute};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 /// A job that counts ten times a second and saves its count. Its processes are those that have the file `held` open as
@@ -31,7 +31,7 @@ impl Bed {
         for namespace in [SYSTEM, "team"] {
             self.kubectl(&["create", "namespace", namespace]);
         }
-        let chart = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../deploy/chart");
+        let chart = checkout().join("deploy/chart");
         let chart = chart.to_str().unwrap();
         self.kubectl(&["apply", "-f", &format!("{chart}/crds")]);
         let shown = ["accounts", "rbac", "admission"].map(|part| format!("templates/{part}.yaml"));
@@ -115,13 +115,6 @@ impl Bed {
         assert!(looked.is_some(), "{name} is not {state} on {node:?} after a minute: {:#}", last["status"]);
         last
     }
-}
-
-/// A program that was built with the tests: `cargo build --workspace --bins --tests` in the same profile.
-pub(crate) fn program(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name(name);
-    assert!(path.is_file(), "{} is missing: build it with `--workspace --bins --tests`", path.display());
-    path
 }
 
 /// All programs of an image, the entry point first.

@@ -1,10 +1,11 @@
-//! Training jobs on real kubelets: moved, suspended, resumed, failed; with an operator that dies at every step of a move, and
-//! with the input that people give by mistake.
+//! Training jobs on real kubelets: moved, suspended, resumed, failed; with an operator that dies at every
+//! step of a move, and with the input that people give by mistake.
 //!
-//! The jobs are shell scripts that count, save the count on a shared volume when they get SIGTERM, and own a folder on that
-//! volume while they live: an attempt that finds the folder of another one records that two lived at once. The operator is the
-//! real program with the rights that the chart gives it.
+//! The jobs are shell scripts that count, save the count on a shared volume when they get SIGTERM, and own
+//! a folder on that volume while they live: an attempt that finds the folder of another one records that
+//! two lived at once. The operator is the real program with the rights that the chart gives it.
 
+#[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
 
 use common::training::{COUNTS, Operator, batch_job, job};
@@ -189,7 +190,8 @@ fn suspends(bed: &Bed) {
     bed.until("steady", "Running", None);
 }
 
-/// A Job of the cluster's own kind is moved twice, the second time by an operator that dies on the way, and is released.
+/// A Job of the cluster's own kind is moved twice, the second time by an operator that dies on the way, and
+/// is released.
 fn adopts(bed: &Bed, operator: Operator) {
     bed.apply(batch_job("careless", COUNTS, "TerminatingOrFailed"));
     bed.apply(batch_job("batch", COUNTS, "Failed"));
@@ -250,8 +252,8 @@ fn adopts(bed: &Bed, operator: Operator) {
     drop(operator);
 }
 
-/// The operator is killed at every step of a move, the last step first, so that each operator finishes what the one before it
-/// began.
+/// The operator is killed at every step of a move, the last step first, so that each operator finishes what
+/// the one before it began.
 fn survives_its_operator(bed: &Bed) {
     let points = [
         "before-running",

@@ -1,27 +1,33 @@
-//! `cargo xtask test`: everything a change must pass, and `cargo xtask test --quick`: what an ordinary user can run at once.
+//! `cargo xtask test`: everything a change must pass, and `cargo xtask test --quick`: what an ordinary user
+//! can run at once.
 //!
-//! Tests that need more than Rust carry `#[ignore = "needs root"]` or the like. The quick form leaves them out and needs no
-//! installation. The full form installs what they need and runs them all; nothing is skipped, and whatever is missing is a
-//! failure. Tests that are only started by other tests are called `inner_…` or `…_main`; `.config/nextest.toml` leaves them out.
+//! Tests that need more than Rust carry `#[ignore = "needs root"]` or the like. The quick form leaves them
+//! out and needs no installation. The full form installs what they need and runs them all; nothing is
+//! skipped, and whatever is missing is a failure. [`runner`] runs the programs that cargo has built.
 //!
-//! Both forms use the release profile: the same build serves the tests, the demo, the benchmarks and the test bed's image.
+//! Both forms use the release profile: the same build serves the tests, the demo, the benchmarks and the
+//! test bed's image.
+
+mod runner;
 
 use crate::programs::Programs;
 use crate::setup::{self, Step};
 use crate::{check, e2e, sh};
 use anyhow::{Result, ensure};
+use runner::Selection;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only tests that need no root, Docker, cluster, qemu or Python frameworks; installs nothing and leaves out the checks.
+    /// Only tests that need no root, Docker, cluster, qemu or Python frameworks; installs nothing and
+    /// leaves out the checks.
     #[arg(long)]
     quick: bool,
     /// Leave out the checks (formatting, lints, rules of the project) and run the tests only.
     #[arg(long)]
     no_check: bool,
-    /// Words for the test runner, for example a part of a test's name.
+    /// Only tests whose names contain one of these words.
     #[arg(trailing_var_arg = true)]
-    filter: Vec<String>,
+    words: Vec<String>,
 }
 
 /// Minutes on two cores: the workspace with all tests from nothing, and after a change in one crate.
@@ -32,12 +38,13 @@ const QUICK_RUN_MIN: u32 = 3;
 const FULL_RUN_MIN: u32 = 25;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    if args.quick { quick(&args.filter) } else { full(args) }
+    if args.quick { quick(&args.words) } else { full(args) }
 }
 
-fn quick(filter: &[String]) -> Result<()> {
+fn quick(words: &[String]) -> Result<()> {
     eprint!("{}", announcement(&[], QUICK_RUN_MIN));
-    sh::run(sh::cargo().args(["test", "--release", "--workspace", "--no-fail-fast", "--quiet"]).args(filter))
+    // The tests of the test bed need the programs only in the full form.
+    runner::run(&Selection { with_ignored: false, words }, &[])
 }
 
 fn full(args: &Args) -> Result<()> {
@@ -50,11 +57,8 @@ fn full(args: &Args) -> Result<()> {
     if !args.no_check {
         check::run_with(&installed, &programs)?;
     }
-    let mut tests = sh::cargo();
-    tests.args(["nextest", "run", "--release", "--workspace", "--run-ignored", "all"]).args(&args.filter);
-    installed.equip(&mut tests);
-    sh::run(&mut tests)?;
-    if args.filter.is_empty() {
+    runner::run(&Selection { with_ignored: true, words: &args.words }, &installed.environment())?;
+    if args.words.is_empty() {
         sh::run(sh::cargo().args(["test", "--release", "--workspace", "--doc", "--quiet"]))?;
         e2e::short(&programs)?;
     }

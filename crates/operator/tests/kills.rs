@@ -1,22 +1,24 @@
 //! Moves in a cluster with node agents: one that the operator decides on its own, and some during which nodes die.
 //!
-//! First a Job of the cluster's own kind converges beside two jobs that still improve, and SpeCon moves it away. Then nodes die in
-//! the middle of moves: in each phase of a move the node agents of source and target are killed, one of the two nodes loses its
-//! kubelet (its containers live on), and the other one its power.
+//! First a Job of the cluster's own kind converges beside two jobs that still improve, and SpeCon moves it
+//! away. Then nodes die in the middle of moves: in each phase of a move the node agents of source and
+//! target are killed, one of the two nodes loses its kubelet (its containers live on), and the other one
+//! its power.
 //!
-//! The operator stops at a fail point, so that the phase is certain; then the nodes die, a new operator continues, and the nodes
-//! come back. A watcher reads from the kernel which attempts live: never two of one job. Each job ends up running once, and its
-//! object says what happened.
+//! The operator stops at a fail point, so that the phase is certain; then the nodes die, a new operator
+//! continues, and the nodes come back. A watcher reads from the kernel which attempts live: never two of
+//! one job. Each job ends up running once, and its object says what happened.
 
+#[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
 
 use common::training::{COUNTS, Operator, batch_job, job, programs};
-use common::{Bed, SYSTEM, Scenarios, Watch, alive, eventually, text};
+use common::{Bed, SYSTEM, Scenarios, Watch, alive, checkout, eventually, text};
 use serde_json::json;
-use std::path::Path;
 use std::time::Duration;
 
-/// Starts node agents on all nodes from the chart; they reach the operators of this test by the chart's name for the Service.
+/// Starts node agents on all nodes from the chart; they reach the operators of this test by the chart's
+/// name for the Service.
 fn start_agents(bed: &mut Bed) {
     let programs = programs();
     let mut load = vec!["load-image", "--image", "gainshare:local"];
@@ -39,7 +41,7 @@ fn start_agents(bed: &mut Bed) {
         map.contains("ca.crt").then_some(())
     };
     eventually("the operator's certificate", certificate);
-    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/chart");
+    let chart = checkout().join("deploy/chart");
     let rendered = bed.run(
         "helm",
         &[
