@@ -1,8 +1,9 @@
-//! Runs the programs of tests that cargo has built, one after the other, and reports each in a line.
+//! Runs the programs of tests that cargo has built, one after the other, and reports each in a
+//! line.
 //!
-//! A runner from crates.io would be a larger build than the project's own. What is needed is small: tests that start engines or
-//! machines of their own run one at a time, a program that hangs is ended, ignored tests run in the full form, and a failure
-//! does not hide those after it.
+//! A runner from crates.io would be a larger build than the project's own. What is needed is small:
+//! tests that start engines or machines of their own run one at a time, a program that hangs is
+//! ended, ignored tests run in the full form, and a failure does not hide those after it.
 
 use crate::sh;
 use anyhow::{Context, Result, bail, ensure};
@@ -17,7 +18,8 @@ use std::time::{Duration, Instant};
 /// Tests whose name contains one of these are programs that other tests start.
 const STARTED_BY_OTHERS: [&str; 3] = ["inner_", "keeper_main", "daemon_main"];
 
-/// Programs of tests whose package and target contain one of these start engines, machines or clusters: one test at a time.
+/// Programs of tests whose package and target contain one of these start engines, machines or
+/// clusters: one test at a time.
 const ALONE: [&str; 8] = [
     "docker",
     "qemu",

@@ -1,11 +1,13 @@
-//! A test bed that goes down with the test, what the tests ask of it, and which jobs have living processes there.
+//! A test bed that goes down with the test, what the tests ask of it, and which jobs have living
+//! processes there.
 //!
-//! The tests of other crates that need a test bed use this file too, by `#[path]`. They start the programs that lie in the build
-//! folder: `cargo build --workspace --bins --tests` in the profile of the test puts them there.
+//! The tests of other crates that need a test bed use this file too, by `#[path]`. They start the
+//! programs that lie in the build folder: `cargo build --workspace --bins --tests` in the profile
+//! of the test puts them there.
 //!
 //! Bringing a test bed up costs more than most checks on it, so the scenarios of a file share one:
-//! [`Scenarios`] runs them one after the other and reports each, and a failed scenario does not hide those
-//! after it.
+//! [`Scenarios`] runs them one after the other and reports each, and a failed scenario does not
+//! hide those after it.
 #![allow(dead_code, reason = "every test binary has its own copy and uses a part of it")]
 
 pub(crate) mod training;
@@ -76,7 +78,8 @@ pub(crate) struct Scenarios {
 }
 
 impl Scenarios {
-    /// Runs one scenario and reports it. Its failure is counted, and the next scenario runs all the same.
+    /// Runs one scenario and reports it. Its failure is counted, and the next scenario runs all the
+    /// same.
     pub(crate) fn run(&mut self, name: &str, scenario: impl FnOnce()) {
         let began = Instant::now();
         // A scenario that panics leaves the test bed as it is; nothing else is shared.
@@ -179,7 +182,8 @@ impl Bed {
         assert!(self.testbed(&["kill", &format!("kubelet-{node}")]).status.success());
     }
 
-    /// Kills the containers' processes on a node whose command line contains these words; returns how many.
+    /// Kills the containers' processes on a node whose command line contains these words; returns
+    /// how many.
     pub(crate) fn kill_processes(&self, node: &str, words: &str) -> usize {
         let place = format!("/gainshare-testbed-{}/{node}/", self.name);
         let inside =
@@ -202,9 +206,9 @@ fn pids() -> Vec<String> {
     names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).collect()
 }
 
-/// A thread that reads all processes from the kernel twenty times a second and records which jobs live.
-/// Neither the API server nor a kubelet is asked: a process belongs to the job and pod that its environment
-/// names (`WATCHED_JOB`, and the pod's name as host name).
+/// A thread that reads all processes from the kernel twenty times a second and records which jobs
+/// live. Neither the API server nor a kubelet is asked: a process belongs to the job and pod that
+/// its environment names (`WATCHED_JOB`, and the pod's name as host name).
 pub(crate) struct Watch {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Watched>,
