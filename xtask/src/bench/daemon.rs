@@ -1,9 +1,10 @@
 //! What the daemon itself costs, and how fast it is.
 //!
-//! 50 jobs print a loss once a second. *CPU* and *memory* of the daemon are read from `/proc` over a minute under the default
-//! settings. *Restart*: `kill -9`, start again, until every job is there and running. *Latency*: a daemon that decides at every
-//! report (`--react sample`); two of the jobs take turns in growing, and the clock runs from the moment a job is handed its line to print
-//! until its CPU weight in the kernel is another.
+//! 50 jobs print a loss once a second. *CPU* and *memory* of the daemon are read from `/proc` over a minute
+//! under the default settings. *Restart*: `kill -9`, start again, until every job is there and running.
+//! *Latency*: a daemon that decides at every report (`--react sample`); two of the jobs take turns in
+//! growing, and the clock runs from the moment a job is handed its line to print until its CPU weight in
+//! the kernel is another.
 
 use super::lab::Lab;
 use anyhow::{Context, Result, bail};
@@ -48,7 +49,8 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
     let path = lab.path("jobs.toml");
     std::fs::write(&path, file)?;
     lab.ask(&["submit", path.to_str().context("a temporary path is text")?])?;
-    // Opened before anything is written, and for both directions, so that neither side ever waits for the other to come.
+    // Opened before anything is written, and for both directions, so that neither side ever waits for the
+    // other to come.
     let mut writers: Vec<File> =
         fifos.iter().map(|f| OpenOptions::new().read(true).write(true).open(f)).collect::<Result<_, _>>()?;
     let all = args.jobs + 2;

@@ -1,37 +1,62 @@
-//! Training jobs on real kubelets: moved, suspended, resumed, failed; with a manager that dies at every step of a move, and with the input people give by
-//! mistake.
+//! Training jobs on real kubelets: moved, suspended, resumed, failed; with an operator that dies at every
+//! step of a move, and with the input that people give by mistake.
 //!
-//! The jobs are shell scripts that count, keep the count on a shared volume when they are asked to end, and own a folder on that volume while they live:
-//! an attempt that finds the folder of another one tells that two lived at once. The manager is the real program, with the rights the chart gives it. Needs root.
+//! The jobs are shell scripts that count, save the count on a shared volume when they get SIGTERM, and own
+//! a folder on that volume while they live: an attempt that finds the folder of another one records that
+//! two lived at once. The operator is the real program with the rights that the chart gives it.
 
+#[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
 
-use common::training::{COUNTS, Manager, batch_job, job};
-use common::{Bed, Watch, alive, eventually, text, within_a_minute};
+use common::training::{COUNTS, Operator, batch_job, job};
+use common::{Bed, Scenarios, Watch, alive, eventually, text, within_a_minute};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Does not listen.
+/// Ignores SIGTERM.
 const DEAF: &str = r#"
 trap '' TERM
 while :; do sleep 0.1; done
 "#;
 
-/// Cannot write where it should.
+/// Cannot write into its checkpoint folder.
 const SHUT_OUT: &str = r#"
 trap 'echo 1 > "$GAINSHARE_CHECKPOINT_DIR/step" || exit 5; exit 143' TERM
 while :; do sleep 0.1; done
 "#;
 
 #[test]
+#[ignore = "needs root and a test bed"]
 fn training_jobs_in_a_real_cluster() {
     let bed = Bed::with_training("jobstest", &["left", "right", "far"]);
     let watch = Watch::begin(&bed);
-    mistakes_are_answered_with_help(&bed);
-    let manager = Manager::start(&bed, None);
+    let mut scenarios = Scenarios::default();
+    scenarios.run("mistakes are answered with help", || mistakes_are_answered_with_help(&bed));
+    let operator = Operator::start(&bed, None);
+    submit_jobs(&bed);
+    scenarios.run("jobs end well, badly, and before they begin", || ends(&bed));
+    scenarios.run("jobs that cannot be moved stay and say why", || stays(&bed));
+    scenarios.run("a node falls silent during a move", || vanishes(&bed));
+    scenarios.run("a job is suspended and resumed", || suspends(&bed));
+    scenarios.run("a Job of the cluster's own kind is adopted", || adopts(&bed, operator));
+    scenarios.run("the operator dies at every step of a move", || survives_its_operator(&bed));
+    scenarios.run("a deleted job saves itself and takes its pods along", || goes(&bed));
+    let watched = watch.end();
+    scenarios.run("no job ever lived twice", || {
+        assert!(watched.twice.is_empty(), "{:?}", watched.twice);
+        assert!(watched.pods["steady"].len() > 8 && watched.pods["batch"].len() == 3, "{:?}", watched.pods);
+        for job in ["steady", "castaway", "batch"] {
+            assert!(!bed.kept(job).join("TWICE").exists(), "two attempts of {job} lived at once");
+        }
+    });
+    scenarios.finish();
+}
+
+/// The jobs of the scenarios. All begin at once, so that no scenario waits for the pods of another one.
+fn submit_jobs(bed: &Bed) {
     for (name, script, more) in [
         ("steady", COUNTS, json!({})),
         (
@@ -53,20 +78,6 @@ fn training_jobs_in_a_real_cluster() {
     let mut reaching: Value = serde_json::from_str(&job("reaching", COUNTS, json!({}))).unwrap();
     reaching["spec"]["template"]["spec"]["volumes"] = json!([{"name": "root", "hostPath": {"path": "/"}}]);
     bed.apply(&reaching);
-
-    ends(&bed);
-    stays(&bed);
-    vanishes(&bed);
-    suspends(&bed);
-    adopts(&bed, manager);
-    survives_its_manager(&bed);
-    goes(&bed);
-    let watched = watch.end();
-    assert!(watched.twice.is_empty(), "{:?}", watched.twice);
-    assert!(watched.pods["steady"].len() > 8 && watched.pods["batch"].len() == 3, "{:?}", watched.pods);
-    for job in ["steady", "castaway", "batch"] {
-        assert!(!bed.kept(job).join("TWICE").exists(), "two attempts of {job} lived at once");
-    }
 }
 
 fn mistakes_are_answered_with_help(bed: &Bed) {
@@ -102,7 +113,7 @@ fn ends(bed: &Bed) {
     );
 }
 
-/// Jobs that cannot be moved run on where they are, and say why.
+/// Jobs that cannot be moved run on where they are, and their status says why.
 fn stays(bed: &Bed) {
     let jobs = [
         ("naked", "spec.checkpoint is missing", 1),
@@ -121,7 +132,7 @@ fn stays(bed: &Bed) {
         });
         let job = looked.unwrap_or_else(|| panic!("{name}: {:#}", bed.job(name)["status"]));
         assert_eq!((&job["status"]["attempt"]["node"], &job["status"]["moves"]), (&json!("left"), &json!(0)), "{name}");
-        assert_eq!(job["status"]["failures"], 0, "{name}: nobody failed");
+        assert_eq!(job["status"]["failures"], 0, "{name}: a move that was refused is no failure");
     }
 }
 
@@ -135,7 +146,7 @@ fn vanishes(bed: &Bed) {
     bed.until("castaway", "Migrating", Some("far"));
     std::thread::sleep(Duration::from_secs(3));
     assert!(bed.find("pod", "castaway-3").is_none(), "nothing is started while the stop is not proven");
-    // Now it is really off.
+    // Now the node is off: its processes end.
     kill_holders(&bed.kept("castaway").join("held"));
     fs::remove_dir(bed.kept("castaway").join("alive")).unwrap();
     bed.kubectl(&["taint", "node", "far", "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"]);
@@ -155,12 +166,12 @@ fn kill_holders(file: &Path) {
             fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok()
         };
         if inode(&entry.path().join("fd/9")).is_some_and(|found| Some(found) == inode(&file)) {
-            // One that ends by itself meanwhile (a sleep of the script) is no loss.
+            // A process that ends by itself meanwhile (a sleep of the script) needs no signal.
             let done = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status().unwrap();
             killed += usize::from(done.success());
         }
     }
-    assert!(killed > 0, "nobody holds {}", file.display());
+    assert!(killed > 0, "no process has {} open", file.display());
 }
 
 fn suspends(bed: &Bed) {
@@ -180,8 +191,9 @@ fn suspends(bed: &Bed) {
     bed.until("steady", "Running", None);
 }
 
-/// A Job of the cluster's own kind is moved twice, the second time by a manager that dies on the way, and is let go.
-fn adopts(bed: &Bed, manager: Manager) {
+/// A Job of the cluster's own kind is moved twice, the second time by an operator that dies on the way, and
+/// is released.
+fn adopts(bed: &Bed, operator: Operator) {
     bed.apply(batch_job("careless", COUNTS, "TerminatingOrFailed"));
     bed.apply(batch_job("batch", COUNTS, "Failed"));
     let says = |name: &str, words: &str| {
@@ -209,18 +221,18 @@ fn adopts(bed: &Bed, manager: Manager) {
     let second = if first == "left" { "right" } else { "left" };
     bed.send("job/batch", first);
     goes(first, 1);
-    drop(manager);
-    let mut manager = Manager::start(bed, Some("after-suspend"));
+    drop(operator);
+    let mut operator = Operator::start(bed, Some("after-suspend"));
     bed.send("job/batch", second);
-    manager.died();
-    let manager = Manager::start(bed, None);
+    operator.died();
+    let operator = Operator::start(bed, None);
     goes(second, 2);
     let counts = bed.resumed_at("batch");
     assert!(counts.len() == 3 && counts.windows(2).all(|pair| pair[0] < pair[1]), "it did not resume: {counts:?}");
     let status = bed.get("job", "batch")["status"].clone();
     assert!(status["failed"].is_null() && status["active"] == 1, "a move is no failure: {status:#}");
 
-    // Let go: the pod runs on; when the author suspends the Job, nothing of ours is left in it.
+    // Released: the pod runs on. When the author suspends the Job, nothing of ours is left in it.
     let pod = alive(bed.name)["batch"].clone();
     bed.kubectl(&["annotate", "job", "batch", "-n", "team", "gainshare.dev/adopt-", "gainshare.dev/node-"]);
     let marked = || {
@@ -238,11 +250,12 @@ fn adopts(bed: &Bed, manager: Manager) {
     };
     assert!(within_a_minute(clean).is_some(), "{:#}", bed.get("job", "batch"));
     bed.kubectl(&["delete", "job", "batch", "-n", "team"]);
-    drop(manager);
+    drop(operator);
 }
 
-/// The manager is killed at every step of a move, the last step first, so that each manager finishes what the one before it began.
-fn survives_its_manager(bed: &Bed) {
+/// The operator is killed at every step of a move, the last step first, so that each operator finishes what
+/// the one before it began.
+fn survives_its_operator(bed: &Bed) {
     let points = [
         "before-running",
         "after-open",
@@ -256,13 +269,13 @@ fn survives_its_manager(bed: &Bed) {
     let mut node = bed.job("steady")["status"]["attempt"]["node"].as_str().unwrap().to_owned();
     let before = bed.job("steady")["status"]["moves"].as_u64().unwrap();
     for point in points {
-        let mut manager = Manager::start(bed, Some(point));
+        let mut operator = Operator::start(bed, Some(point));
         bed.until("steady", "Running", Some(&node));
         node = if node == "left" { "right".to_owned() } else { "left".to_owned() };
         bed.send_to("steady", &node);
-        manager.died();
+        operator.died();
     }
-    let _manager = Manager::start(bed, None);
+    let _operator = Operator::start(bed, None);
     let job = bed.until("steady", "Running", Some(&node));
     assert_eq!(job["status"]["moves"].as_u64().unwrap() - before, points.len() as u64, "{:#}", job["status"]);
     assert_eq!(job["status"]["failures"], 0);
@@ -274,7 +287,7 @@ fn survives_its_manager(bed: &Bed) {
 
 /// A deleted job takes its pods along, and lets them save themselves.
 fn goes(bed: &Bed) {
-    let _manager = Manager::start(bed, None);
+    let _operator = Operator::start(bed, None);
     let step = || fs::read_to_string(bed.kept("steady").join("step")).unwrap().trim().parse::<u64>().unwrap();
     let before = step();
     bed.kubectl(&["delete", "trainingjob", "steady", "-n", "team", "--timeout=30s"]);
