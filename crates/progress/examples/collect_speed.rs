@@ -51,7 +51,7 @@ fn main() {
         let mut parser = OutputParser::new(Some(pattern));
         let input = line.repeat(1000);
         let start = Instant::now();
-        let rounds = 20_u32;
+        let rounds = 20u32;
         for second in 0..rounds {
             parser.begin_round(Time::from_secs_f64(f64::from(second)));
             parser.feed(input.as_bytes(), &mut Batch::default());

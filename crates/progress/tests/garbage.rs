@@ -318,6 +318,12 @@ proptest! {
         }
     }
 
+}
+
+proptest! {
+    // Each case parses megabytes three times.
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
     /// Large files of any repeated piece: each call advances by a bounded number of bytes.
     #[test]
     fn work_is_bounded_for_any_large_file(piece in bytes().prop_filter("not empty", |b| !b.is_empty())) {
