@@ -186,7 +186,7 @@ mod tests {
         "#;
         let found = programs(messages);
         let names: Vec<&str> = found.iter().map(|program| program.name.as_str()).collect();
-        assert_eq!(names, ["core lib", "operator jobs"]);
+        assert_eq!(names, ["core lib", "xtask jobs"]);
         assert_eq!(found[1].folder, Path::new("/a/xtask"));
     }
 
