@@ -6,8 +6,8 @@ use bollard::models::HostConfig;
 use dockerd::{Dockerd, eventually, next, next_within, signal};
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;
-use gainshare_limits::docker::{Adopt, ContainerInfo, DockerEvent, DockerRuntime, labels};
-use gainshare_limits::{Mode, Runtime};
+use gainshare_limits::docker::{AdoptionRule, ContainerInfo, DockerEvent, DockerRuntime, labels};
+use gainshare_limits::{LimitMode, Runtime};
 use std::time::Duration;
 use tokio::sync::mpsc::Receiver;
 
@@ -23,6 +23,7 @@ fn appeared(events: &mut Receiver<DockerEvent>) -> ContainerInfo {
 }
 
 #[test]
+#[ignore = "needs Docker"]
 fn the_opted_in_are_followed_and_the_others_left_alone() {
     let docker = Dockerd::start();
     let own_labels = [IN, (labels::NAME, "vae"), (labels::METRIC, "loss"), (labels::FLOOR, "0.1")];
@@ -30,7 +31,7 @@ fn the_opted_in_are_followed_and_the_others_left_alone() {
     docker.run("stranger", SLEEP, &[], HostConfig::default());
     docker.run("refuses", SLEEP, &[OUT], HostConfig::default());
     let engine = docker.engine();
-    let mut events = engine.events(Adopt::OptedIn);
+    let mut events = engine.events(AdoptionRule::OptedIn);
     let info = appeared(&mut events);
     assert_eq!((info.id.as_str(), info.name.as_str()), (before.as_str(), "early"));
     assert_eq!(info.labels[labels::NAME], "vae");
@@ -70,18 +71,19 @@ fn the_opted_in_are_followed_and_the_others_left_alone() {
         names.sort();
         names
     };
-    assert_eq!(listed(Adopt::OptedIn), ["early"]);
-    assert_eq!(listed(Adopt::All), ["early", "stranger"]);
+    assert_eq!(listed(AdoptionRule::OptedIn), ["early"]);
+    assert_eq!(listed(AdoptionRule::All), ["early", "stranger"]);
 }
 
 #[test]
+#[ignore = "needs Docker"]
 fn an_engine_that_restarts_loses_nothing() {
     let mut docker = Dockerd::start_to_restart();
     let stays = docker.run("stays", SLEEP, &[IN], HostConfig::default());
     let goes = docker.run("goes", SLEEP, &[IN], HostConfig::default());
     let pid = docker.pid(&goes);
-    let mut runtime = DockerRuntime::connect(&docker.socket(), Mode::Weight).unwrap();
-    let mut events = runtime.engine().events(Adopt::OptedIn);
+    let mut runtime = DockerRuntime::connect(&docker.socket(), LimitMode::Weight).unwrap();
+    let mut events = runtime.engine().events(AdoptionRule::OptedIn);
     let mut seen = [appeared(&mut events).id, appeared(&mut events).id];
     seen.sort();
     let mut both = [stays.clone(), goes.clone()];

@@ -11,7 +11,7 @@ use gainshare_core::signal::{Sample, Tracker};
 use gainshare_core::view::{JobView, Phase};
 use gainshare_kube_api::wire::{self, PodOnNode};
 use gainshare_limits::cgroup::Group;
-use gainshare_limits::usage::{Meter, Whole};
+use gainshare_limits::usage::{Meter, NodeResources};
 use gainshare_progress::{Collector, CollectorState, MetricSpec, Source};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -219,10 +219,10 @@ impl Job {
     }
 
     /// Reads the counters of the pod's group; forgets a group that is gone.
-    pub(crate) fn measure(&mut self, at: Time, whole: &Whole, scratch: &mut [u8; 16 * 1024]) {
+    pub(crate) fn measure(&mut self, at: Time, whole: &NodeResources, scratch: &mut [u8; 16 * 1024]) {
         let Some(group) = &mut self.group else { return };
         match group.usage(scratch) {
-            Ok(counters) => self.meter.take(at, counters, whole),
+            Ok(counters) => self.meter.record(at, counters, whole),
             Err(_) => self.group = None,
         }
     }

@@ -302,7 +302,7 @@ impl Driver {
         }
         let (Some(handle), kind) = (job.handle(), job.record.spec.runtime) else { return };
         if let Ok(counters) = self.runtimes.of(kind).and_then(|r| r.read(&handle)) {
-            job.progress.meter.take(now, counters, &whole);
+            job.progress.meter.record(now, counters, &whole);
         }
     }
 

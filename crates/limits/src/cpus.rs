@@ -1,4 +1,7 @@
 //! Lists of CPUs as the kernel writes them (`0-3,8`).
+//!
+//! Parsing takes what the kernel, the engine or a container's owner wrote and refuses whatever is no such list, including
+//! lists of more CPUs than any kernel supports.
 
 use std::fmt;
 
@@ -8,7 +11,7 @@ use std::fmt;
 pub struct CpuList(Vec<u32>);
 
 /// More than any kernel supports; a guard against a list such as `0-4294967295`.
-const MOST_CPUS: u32 = 65_536;
+pub(crate) const MAX_CPUS: u32 = 65_536;
 
 impl CpuList {
     pub fn new(mut cpus: Vec<u32>) -> CpuList {
@@ -17,13 +20,13 @@ impl CpuList {
         CpuList(cpus)
     }
 
-    /// `None` if it is no such list. The empty text is the empty list.
+    /// `None` if the text is no such list. The empty text is the empty list.
     pub fn parse(text: &str) -> Option<CpuList> {
         let mut cpus = Vec::new();
         for part in text.trim().split(',').filter(|p| !p.is_empty()) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-            if first > last || last >= MOST_CPUS {
+            if first > last || last >= MAX_CPUS || cpus.len() > MAX_CPUS as usize {
                 return None;
             }
             cpus.extend(first..=last);
@@ -84,6 +87,7 @@ mod tests {
         assert_eq!(CpuList::parse("3-1"), None);
         assert_eq!(CpuList::parse("0-4294967295"), None);
         assert_eq!(CpuList::parse("x"), None);
+        assert_eq!(CpuList::parse(&"0-65535,".repeat(9)), None, "repeated ranges do not fill the memory");
     }
 
     proptest::proptest! {

@@ -5,20 +5,19 @@
 //!
 //! **Approach.** A job whose share buys at least one core is a *holder*; all others live together in one *pool* and
 //! share it by weight. Holders and pool get seats by largest remainder. A pool that would come out empty takes a core
-//! from whoever has the most above its claim; if every holder has one core only, the smallest holder joins the pool.
+//! from the holder that is furthest above its claim; if every holder has one core only, the smallest holder joins the pool.
 //! Cores are then handed out so that a job keeps those it has, and takes new ones next to each other.
 //!
 //! **Terms.** Claims are shares of all cores; they are scaled down together if they sum to more than one.
 //!
 //! **Properties.** `every_core_dealt`: with at least one job, each core belongs to a holder or to the pool.
-//! `nobody_without`: each job has at least one core. `apart`: holders share no core with anybody. `stable`: the same
+//! `every_job_has_one`: each job has at least one core. `apart`: holders share no core with another job. `stable`: the same
 //! claims again change nothing.
 
-use crate::cgroup::CpuList;
+use crate::cpus::CpuList;
 
 /// Which cores each job gets. `claims` are shares of the whole, `held` what the jobs have now (empty for a new one),
-/// `cores` in the order of neighbourhood. The answer has one entry for each job; it is empty only if there are no
-/// cores.
+/// `cores` in the order of neighbourhood. The result has one list for each job; a list is empty only if there are no cores.
 pub(crate) fn deal(cores: &[u32], claims: &[f64], held: &[CpuList]) -> Vec<CpuList> {
     if cores.is_empty() || claims.is_empty() {
         return vec![CpuList::default(); claims.len()];
@@ -93,10 +92,10 @@ fn largest_remainder(seats: usize, wanted: &[f64]) -> Vec<usize> {
 fn hand_out(cores: &[u32], seats: &Seats, held: &[CpuList]) -> Vec<CpuList> {
     let mut free: Vec<u32> = cores.to_vec();
     let mut dealt: Vec<Vec<u32>> = vec![Vec::new(); seats.own.len()];
-    // First everyone keeps what it has, then the missing ones are filled up.
+    // First each holder keeps cores it has, then missing ones are filled up.
     for (i, own) in seats.own.iter().enumerate() {
         let Some(count) = *own else { continue };
-        // A job that held everything until now (free, or new) holds nothing worth keeping.
+        // A job that held all cores until now (free, or new) has no cores worth keeping.
         let before = held.get(i).filter(|h| h.len() < cores.len());
         let keep: Vec<u32> =
             free.iter().copied().filter(|&c| before.is_some_and(|h| h.contains(c))).take(count).collect();
@@ -144,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_core_dealt_nobody_without_apart_stable(
+        fn every_core_dealt_every_job_has_one_apart_stable(
             cores in 1u32..70,
             claims in proptest::collection::vec(0.0f64..1.0, 1..12),
             shift in proptest::collection::vec(0.0f64..1.0, 12),
@@ -157,7 +156,7 @@ mod tests {
             for dealt in [&first, &moved] {
                 let mut owners = vec![Vec::new(); cores as usize];
                 for list in dealt {
-                    prop_assert!(!list.is_empty(), "nobody_without");
+                    prop_assert!(!list.is_empty(), "every_job_has_one");
                     list.iter().for_each(|c| owners[c as usize].push(list));
                 }
                 for owners in owners {
