@@ -3,21 +3,23 @@
 //! **Problem.** In `cores` mode a job's threads should run together on cores of their own, as many as its share buys,
 //! and what is less than a core should still be shared fairly.
 //!
-//! **Approach.** A job whose share buys at least one core is a *holder*; all others live together in one *pool* and
-//! share it by weight. Holders and pool get seats by largest remainder. A pool that would come out empty takes a core
-//! from the holder that is furthest above its claim; if every holder has one core only, the smallest holder joins the pool.
-//! Cores are then handed out so that a job keeps those it has, and takes new ones next to each other.
+//! **Approach.** A job whose share buys at least one core is a *holder*; all others live together in one
+//! *pool* and share it by weight. Holders and pool get seats by largest remainder. A pool that would come out
+//! empty takes a core from the holder that is furthest above its claim; if every holder has one core only,
+//! the smallest holder joins the pool. Cores are then handed out so that a job keeps those it has, and takes
+//! new ones next to each other.
 //!
 //! **Terms.** Claims are shares of all cores; they are scaled down together if they sum to more than one.
 //!
 //! **Properties.** `every_core_dealt`: with at least one job, each core belongs to a holder or to the pool.
-//! `every_job_has_one`: each job has at least one core. `apart`: holders share no core with another job. `stable`: the same
-//! claims again change nothing.
+//! `every_job_has_one`: each job has at least one core. `apart`: holders share no core with another job.
+//! `stable`: the same claims again change nothing.
 
 use crate::cpus::CpuList;
 
-/// Which cores each job gets. `claims` are shares of the whole, `held` what the jobs have now (empty for a new one),
-/// `cores` in the order of neighbourhood. The result has one list for each job; a list is empty only if there are no cores.
+/// Which cores each job gets. `claims` are shares of the whole, `held` what the jobs have now (empty for a
+/// new one), `cores` in the order of neighbourhood. The result has one list for each job; a list is empty
+/// only if there are no cores.
 pub(crate) fn deal(cores: &[u32], claims: &[f64], held: &[CpuList]) -> Vec<CpuList> {
     if cores.is_empty() || claims.is_empty() {
         return vec![CpuList::default(); claims.len()];

@@ -1,7 +1,7 @@
 //! Lists of CPUs as the kernel writes them (`0-3,8`).
 //!
-//! Parsing takes what the kernel, the engine or a container's owner wrote and refuses whatever is no such list, including
-//! lists of more CPUs than any kernel supports.
+//! Parsing takes what the kernel, the engine or a container's owner wrote and refuses whatever is no such
+//! list, including lists of more CPUs than any kernel supports.
 
 use std::fmt;
 

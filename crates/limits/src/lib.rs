@@ -1,9 +1,10 @@
 //! Limits on running jobs: what a plan grants becomes what the kernel enforces.
 //!
-//! A [`Runtime`] writes the targets of a plan to real jobs (cgroups of processes, Docker containers), reads back the values
-//! that took effect, reads what each job used, and restores the original values when a job is released. A runtime decides
-//! nothing. All calls block and are meant for the driver's own thread; each returns within milliseconds unless its
-//! documentation names a longer wait. One conformance suite (`tests/suite`) runs against every runtime.
+//! A [`Runtime`] writes the targets of a plan to real jobs (cgroups of processes, Docker containers), reads
+//! back the values that took effect, reads what each job used, and restores the original values when a job is
+//! released. A runtime decides nothing. All calls block and are meant for the driver's own thread; each
+//! returns within milliseconds unless its documentation names a longer wait. One conformance suite
+//! (`tests/suite`) runs against every runtime.
 //!
 //! # Map
 //!
@@ -21,18 +22,19 @@
 //! | [`backoff`] | pauses between retries, doubled each time |
 //!
 //! **To add a limit of the kernel:** a field in [`cgroup::limits::GroupLimits`], its files and values in
-//! [`cgroup::limits::settings`] for v1 and v2, the translation from a target in `process::cgroup_jobs`, and for containers a
-//! variant of `docker::EngineLimit`. Writing, reading back, restoring and the detection of foreign writes then work without
-//! further code. **To add a runtime:** implement [`Runtime`] and run the conformance suite on it.
+//! [`cgroup::limits::settings`] for v1 and v2, the translation from a target in `process::cgroup_jobs`, and
+//! for containers a variant of `docker::EngineLimit`. Writing, reading back, restoring and the detection of
+//! foreign writes then work without further code. **To add a runtime:** implement [`Runtime`] and run the
+//! conformance suite on it.
 //!
 //! # Terms
 //!
-//! A [`JobHandle`] names one job to its runtime. *Original* values are those found before the first change; `release` restores
-//! them. *Generation*: plans are numbered; an older plan is refused, and the same plan again changes nothing. A *foreign write*
-//! is a change of a limit by another program.
+//! A [`JobHandle`] names one job to its runtime. *Original* values are those found before the first change;
+//! `release` restores them. *Generation*: plans are numbered; an older plan is refused, and the same plan
+//! again changes nothing. A *foreign write* is a change of a limit by another program.
 //!
-//! The files of the kernel are read below a root directory that the caller names: `/` in production, a temporary directory in
-//! unit tests.
+//! The files of the kernel are read below a root directory that the caller names: `/` in production, a
+//! temporary directory in unit tests.
 
 pub mod backoff;
 pub mod cgroup;
@@ -99,7 +101,8 @@ pub struct Capacity {
 /// The limits of one job as read back from the kernel or the engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AppliedLimits {
-    /// In the kernel's or the engine's own words, e.g. `cpu.weight=42`, `cpu.max=50000 100000`; for `explain` and tests.
+    /// In the kernel's or the engine's own words, e.g. `cpu.weight=42`, `cpu.max=50000 100000`; for `explain`
+    /// and tests.
     pub settings: Vec<(String, String)>,
     /// What this runtime could not limit and why, in one sentence each.
     pub notes: Vec<String>,
@@ -111,8 +114,8 @@ pub trait Runtime: Send {
 
     fn capacity(&self) -> Capacity;
 
-    /// Applies the targets of all jobs of this runtime at once (whole cores can only be dealt out together). One result for each
-    /// entry, in the same order. Values that are in force already are not written again.
+    /// Applies the targets of all jobs of this runtime at once (whole cores can only be dealt out together).
+    /// One result for each entry, in the same order. Values that are in force already are not written again.
     fn apply(&mut self, generation: u64, wanted: &[(JobHandle, Target)]) -> Vec<Result<AppliedLimits, RuntimeError>>;
 
     /// What the job used so far.

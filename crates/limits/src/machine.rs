@@ -1,8 +1,8 @@
 //! CPUs, memory and idle time of this machine, as the kernel shows them in `/proc` and `/sys`.
 //!
-//! Every reader takes the directory below which `proc` and `sys` lie: [`ROOT`] in production, a temporary directory in tests.
-//! Numbers that are missing or malformed are `None` or a stated default, never an error: a machine without a readable
-//! `/proc/meminfo` still runs jobs.
+//! Every reader takes the directory below which `proc` and `sys` lie: [`ROOT`] in production, a temporary
+//! directory in tests. Numbers that are missing or malformed are `None` or a stated default, never an error:
+//! a machine without a readable `/proc/meminfo` still runs jobs.
 
 use crate::cpus::CpuList;
 use std::path::Path;
@@ -13,9 +13,9 @@ pub const ROOT: &str = "/";
 /// The kernel shows CPU times in hundredths of a second, whatever its own clock rate.
 const TICKS_PER_S: f64 = 100.0;
 
-/// Unused CPU time since boot, in seconds of all processors that this process may use together; `None` where the kernel does
-/// not show it. Jobs are confined to the same processors as this process (those of a container or a node), so idle time of
-/// other processors does not count.
+/// Unused CPU time since boot, in seconds of all processors that this process may use together; `None` where
+/// the kernel does not show it. Jobs are confined to the same processors as this process (those of a
+/// container or a node), so idle time of other processors does not count.
 pub fn idle_s(root: &Path) -> Option<f64> {
     let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
     let allowed = status.lines().find_map(|line| CpuList::parse(line.strip_prefix("Cpus_allowed_list:")?))?;

@@ -1,10 +1,11 @@
 //! A job's counters as node-seconds.
 //!
-//! Decisions take a job's use as one growing number per resource, in node-seconds: 1 is the whole node for one second. CPU,
-//! disk and network are growing counters already and are divided by what the node has. Memory is a level, so a [`Meter`]
-//! integrates it from reading to reading.
+//! Decisions take a job's use as one growing number per resource, in node-seconds: 1 is the whole node for
+//! one second. CPU, disk and network are growing counters already and are divided by what the node has.
+//! Memory is a level, so a [`Meter`] integrates it from reading to reading.
 //!
-//! **Properties.** `node_seconds`: two readings give what a hand calculation gives. `only_grows_even_if_the_kernel_starts_over`.
+//! **Properties.** `node_seconds`: two readings give what a hand calculation gives.
+//! `only_grows_even_if_the_kernel_starts_over`.
 
 use crate::{Capacity, Counters};
 use gainshare_core::model::{PerResource, Span, Time};

@@ -1,7 +1,7 @@
 //! The cgroup layer on a temporary tree of plain files: no privileges, no kernel, the same on every machine.
 //!
-//! A [`Tree`] holds the files a kernel shows in a new group. What the kernel itself does (creating files with a directory,
-//! enforcing limits, killing) is left to `conformance.rs`.
+//! A [`Tree`] holds the files a kernel shows in a new group. What the kernel itself does (creating files with
+//! a directory, enforcing limits, killing) is left to `conformance.rs`.
 
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;

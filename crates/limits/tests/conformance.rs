@@ -1,6 +1,7 @@
 //! The process runtime against the conformance suite and its own properties, on this machine's real kernel.
 //!
-//! These tests need root (or a delegated subtree) and cgroups: `cargo test -p gainshare-limits --test conformance -- --ignored`.
+//! These tests need root (or a delegated subtree) and cgroups: `cargo test -p gainshare-limits --test
+//! conformance -- --ignored`.
 
 mod suite;
 
@@ -42,8 +43,8 @@ fn nothing_is_left_behind() {
     assert!(!dir.exists() && !dir.parent().unwrap().exists(), "{} is left behind", dir.display());
 }
 
-/// The kernel counts in how many periods a job used up its quota. In each of these periods the job used its whole quota, and in
-/// no period more: both bounds hold on a busy machine too.
+/// The kernel counts in how many periods a job used up its quota. In each of these periods the job used its
+/// whole quota, and in no period more: both bounds hold on a busy machine too.
 #[test]
 #[ignore = "needs root and cgroups"]
 fn quota_caps_and_lets_go() {
@@ -173,7 +174,7 @@ fn limits_go_back_without_a_daemon() {
     assert_eq!(original, restored);
     bench.end(&job);
     bench.runtime.release(&job).unwrap();
-    process::restore(&record).expect("harmless for a job that is gone");
+    process::restore(&record).expect("does nothing for a job that is gone");
 }
 
 #[test]
@@ -294,7 +295,7 @@ fn a_job_that_grows_is_not_held_back_by_its_memory_limit() {
     asked.limit.memory = gainshare_core::model::Share::clamped(0.001);
     asked.share.memory = asked.limit.memory;
     bench.runtime.apply(1, &[(job.clone(), asked)]).remove(0).unwrap();
-    // The daemon looks at its jobs once a second.
+    // The daemon reads its jobs once a second.
     let start = Instant::now();
     let mut used = 0;
     while used < 280_000_000 && start.elapsed() < Duration::from_secs(40) {
@@ -312,7 +313,7 @@ fn a_job_that_grows_is_not_held_back_by_its_memory_limit() {
 #[ignore = "needs root and cgroups"]
 fn memory_is_never_limited_below_use() {
     let mut bench = Bench::new(LimitMode::Weight);
-    // A block that was read and that nobody takes.
+    // A block that was read and that the other end never reads.
     let script = "dd if=/dev/zero bs=100000000 count=1 2>/dev/null | sleep 60";
     let job = bench.start(script, None);
     let grown = wait_until(Duration::from_secs(20), || bench.runtime.read(&job).unwrap().memory_bytes > 90_000_000);
@@ -339,7 +340,7 @@ fn a_pid_that_was_reused_is_not_touched() {
     let job = bench.start("exec sleep 60", None);
     let mut bystander = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     let real = Identity::of(bystander.id() as i32).unwrap();
-    // The runtime is told a leader whose pid now belongs to the bystander.
+    // The recorded leader has a pid that now belongs to the bystander.
     bench.runtime.started(&job, Identity { start_ticks: real.start_ticks.wrapping_sub(7), ..real }).unwrap();
     bench.runtime.terminate(&job).unwrap();
     assert!(

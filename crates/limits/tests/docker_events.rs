@@ -106,7 +106,7 @@ fn an_engine_that_restarts_loses_nothing() {
 
     docker.launch().unwrap();
     match next(&mut events) {
-        DockerEvent::Died { id, oom_killed: false, .. } => assert_eq!(id, goes, "it ended while nobody could tell"),
+        DockerEvent::Died { id, oom_killed: false, .. } => assert_eq!(id, goes, "it ended while the engine was away"),
         event => panic!("{event:?}"),
     }
     assert_eq!(next(&mut events), DockerEvent::EngineBack);

@@ -59,7 +59,7 @@ fn a_job_runs_as_its_file_says_and_ends_when_told() {
     let error = engine.create_and_start(&job).unwrap_err().to_string();
     assert!(error.contains("container named job exists") && error.contains("docker rm"), "{error}");
     engine.remove(&id).unwrap();
-    engine.remove(&id).expect("harmless");
+    engine.remove(&id).expect("does nothing");
     assert!(engine.exit_code(&id).is_err());
 
     // A job that gets SIGTERM may finish its work; a job that ignores it is killed.

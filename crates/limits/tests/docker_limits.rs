@@ -1,4 +1,4 @@
-//! Limits on real containers: what a plan sets is in force in the kernel, and gone again when we let go.
+//! Limits on real containers: the values of a plan are in force in the kernel, and the original ones after the release.
 
 mod dockerd;
 mod suite;
@@ -112,7 +112,7 @@ fn quotas_and_memory_respect_what_the_owner_set() {
     assert!(docker.cgroup_text(&plain, "memory.soft_limit_in_bytes").parse::<u64>().unwrap() > 1 << 60);
     assert_eq!(docker.host_config(&nano).nano_cpus, Some(1_500_000_000));
     docker.call(async |engine| engine.remove_container(&nano, None).await);
-    cleaner.restore(&originals[1]).expect("harmless for a container that is gone");
+    cleaner.restore(&originals[1]).expect("does nothing for a container that is gone");
 }
 
 #[test]
@@ -128,14 +128,14 @@ fn foreign_writes_are_reported_and_ended_jobs_stay_ended() {
     runtime.apply(5, &plan).into_iter().for_each(|result| drop(result.unwrap()));
     assert_eq!(docker.cgroup_text(&id, "cpu.shares"), "1229");
     assert!(matches!(runtime.apply(4, &plan).remove(0), Err(RuntimeError::OldGeneration { given: 4, known: 5, .. })));
-    runtime.apply(5, &plan).into_iter().for_each(|result| drop(result.expect("the same plan again is harmless")));
+    runtime.apply(5, &plan).into_iter().for_each(|result| drop(result.expect("the same plan again changes nothing")));
 
     // A limit this mode does not manage is its owner's business.
     let quota = ContainerUpdateBody { cpu_quota: Some(90_000), ..Default::default() };
     docker.call(async |engine| engine.update_container(&id, quota).await);
     runtime.apply(6, &plan).remove(0).expect("the owner's quota is no contest");
 
-    // Somebody changes ours through the engine, and then in the kernel behind the engine's back.
+    // A foreign write through the engine, and then one to the kernel's file around the engine.
     let shares = ContainerUpdateBody { cpu_shares: Some(700), ..Default::default() };
     docker.call(async |engine| engine.update_container(&id, shares).await);
     let error = runtime.apply(7, &plan).remove(0).unwrap_err();
@@ -172,9 +172,9 @@ fn foreign_writes_are_reported_and_ended_jobs_stay_ended() {
     });
     assert!(matches!(runtime.read(&next), Err(RuntimeError::Gone { .. })));
     assert!(matches!(apply(&mut runtime, 12, &next, target(0.5, 1.0)), Err(RuntimeError::Gone { .. })));
-    runtime.release(&next).expect("harmless");
-    for nobody in [id.as_str(), "", "..", "../images", "a/b?c", "no-such-name"] {
-        assert!(matches!(runtime.adopt(JobId(5), nobody, None), Err(RuntimeError::Gone { .. })), "{nobody}");
+    runtime.release(&next).expect("does nothing");
+    for unknown in [id.as_str(), "", "..", "../images", "a/b?c", "no-such-name"] {
+        assert!(matches!(runtime.adopt(JobId(5), unknown, None), Err(RuntimeError::Gone { .. })), "{unknown}");
     }
 }
 

@@ -1,9 +1,10 @@
 //! The process runtime without cgroup rights, as an ordinary user on the real kernel.
 //!
-//! The tests start as root. Each starts its own program again as `nobody` on one CPU, with a [`Role`] in the environment: the
-//! inner test, or the daemon that is killed. The keepers are the same program in a third role. To cover both means of sharing,
-//! the inner process is put either where the kernel may schedule by session (the topmost cpu group) or into a group of its own,
-//! where it does not and only stopping and continuing is left.
+//! The tests start as root. Each starts its own program again as `nobody` on one CPU, with a [`Role`] in the
+//! environment: the inner test, or the daemon that is killed. The keepers are the same program in a third
+//! role. To cover both means of sharing, the inner process is put either where the kernel may schedule by
+//! session (the topmost cpu group) or into a group of its own, where it does not and only stopping and
+//! continuing is left.
 
 mod suite;
 
@@ -73,7 +74,8 @@ impl Stage {
         Stage { base, group, dir }
     }
 
-    /// The same test again as a command: in the inner role, as nobody, on CPU 0. `grouped`: in a group below the topmost.
+    /// The same test again as a command: in the inner role, as nobody, on CPU 0. `grouped`: in a group below
+    /// the topmost.
     fn command(&self, test: &str, grouped: bool) -> Command {
         let mut command = Command::new(self.dir.path().join("inner"));
         command.args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"]).env(ROLE, "inner");
@@ -368,7 +370,7 @@ impl Drop for Bench {
 
 fn conforms(mut bench: Bench) {
     suite::applied_limits_read_back(&mut bench);
-    suite::the_same_plan_again_is_harmless(&mut bench);
+    suite::the_same_plan_again_changes_nothing(&mut bench);
     suite::an_older_plan_is_refused(&mut bench);
     suite::counters_only_grow(&mut bench);
     suite::the_end_of_a_job_is_reported(&mut bench);

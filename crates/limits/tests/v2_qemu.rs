@@ -1,9 +1,10 @@
 //! The process runtime on a real cgroup v2 kernel, whatever kernel this machine runs.
 //!
-//! The conformance tests are built as one static program, put into an initramfs beside busybox, and run as the only
-//! thing on Debian's cloud kernel in an emulated machine (no hardware support needed). There they run three times: as
-//! root; as a user in a delegated subtree; and as a user alone in a delegated group, which must move into a leaf first. The
-//! guest prints the test harness's own lines on the serial console; this test asserts on them.
+//! The conformance tests are built as one static program, put into an initramfs beside busybox, and run as
+//! the only thing on Debian's cloud kernel in an emulated machine (no hardware support needed). There they
+//! run three times: as root; as a user in a delegated subtree; and as a user alone in a delegated group,
+//! which must move into a leaf first. The guest prints the test harness's own lines on the serial console;
+//! this test asserts on them.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,9 @@
 //! The base group: ours, below which every job has a group.
 //!
-//! The base carries no limit of its own. From it come the CPUs and the memory that limits above leave for the jobs, and the name
-//! of the block-I/O file this kernel has. It also keeps grouping itself from costing CPU time: a group competes with a single
-//! task as an equal, so where the base's neighbours are tasks, the base weighs as many tasks as it has jobs.
+//! The base carries no limit of its own. From it come the CPUs and the memory that limits above leave for the
+//! jobs, and the name of the block-I/O file this kernel has. It also keeps grouping itself from costing CPU
+//! time: a group competes with a single task as an equal, so where the base's neighbours are tasks, the base
+//! weighs as many tasks as it has jobs.
 
 use super::group::{Group, copy_cpuset, remove_tree};
 use super::hierarchy::{Controller, Hierarchy, Version, check_name};
@@ -223,7 +224,8 @@ impl BaseGroup {
         }
     }
 
-    /// Protects the jobs' memory from reclaim up to `bytes` (v2's protection counts only if every group above grants it too).
+    /// Protects the jobs' memory from reclaim up to `bytes` (v2's protection counts only if every group above
+    /// grants it too).
     pub fn protect_memory(&self, bytes: u64) {
         if let (Version::V2, Some(dir)) = (self.hierarchy.version, self.dirs.get(&Controller::Memory)) {
             let _ = file::write(&dir.join("memory.low"), &bytes.to_string());

@@ -4,11 +4,12 @@
 //! v1 controllers and a v2 mount that has none of those we need. The daemon may run as root, as a user with a delegated
 //! subtree (systemd), or as a user without any right.
 //!
-//! **Approach.** `/proc/self/mountinfo` lists what is mounted where, `/proc/self/cgroup` the groups of this process. v2 is used
-//! if its mount has the `cpu` controller, else v1 if `cpu` is mounted there. On v1 our groups go below the group of this
-//! process, hierarchy by hierarchy, so that limits set on the daemon hold for the jobs. On v2 a group with processes cannot
-//! have controlled children ("no internal processes"), so our groups go below the nearest group above this process that was
-//! delegated to it (systemd marks it with an extended attribute), else below the topmost one it may write to.
+//! **Approach.** `/proc/self/mountinfo` lists what is mounted where, `/proc/self/cgroup` the groups of this
+//! process. v2 is used if its mount has the `cpu` controller, else v1 if `cpu` is mounted there. On v1 our
+//! groups go below the group of this process, hierarchy by hierarchy, so that limits set on the daemon hold
+//! for the jobs. On v2 a group with processes cannot have controlled children ("no internal processes"), so
+//! our groups go below the nearest group above this process that was delegated to it (systemd marks it with
+//! an extended attribute), else below the topmost one it may write to.
 
 use super::hierarchy::{Controller, Hierarchy, Version};
 use crate::{RuntimeError, machine};
@@ -76,8 +77,9 @@ fn detect(root: &Path) -> Result<Hierarchy, String> {
         .into())
 }
 
-/// The group of a process that another program started, if its path names `id` in every hierarchy: a container's group, which
-/// carries the container's id. `None` also where its directories cannot be seen from here.
+/// The group of a process that another program started, if its path names `id` in every hierarchy: a
+/// container's group, which carries the container's id. `None` also where its directories cannot be seen from
+/// here.
 #[cfg(feature = "docker")]
 pub(crate) fn group_of(root: &Path, pid: i32, id: &str) -> Option<super::group::Group> {
     use super::file::inode;
@@ -178,9 +180,9 @@ fn membership_of<'t>(text: &'t str, controller: Option<&str>) -> Option<&'t str>
     })
 }
 
-/// The directory of the group `path` below `mount`. In a container the mount may show only a part of the hierarchy
-/// while `/proc/self/cgroup` still holds the whole path, or the path may lie outside of the visible part: then the result is
-/// the mount itself.
+/// The directory of the group `path` below `mount`. In a container the mount may show only a part of the
+/// hierarchy while `/proc/self/cgroup` still holds the whole path, or the path may lie outside of the visible
+/// part: then the result is the mount itself.
 fn own_dir(mount: &Mount, path: &str) -> PathBuf {
     let relative = match mount.root.as_str() {
         "/" => path,

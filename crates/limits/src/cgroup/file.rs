@@ -1,11 +1,11 @@
 //! Reading and writing the kernel's small files.
 //!
-//! A cgroup file is written in one `write` (the kernel parses each `write` on its own) and read in one `pread` from
-//! the start. Reading a file of a removed group fails with `ENODEV` through an open descriptor and with `ENOENT` by path;
-//! both mean *gone*.
+//! A cgroup file is written in one `write` (the kernel parses each `write` on its own) and read in one
+//! `pread` from the start. Reading a file of a removed group fails with `ENODEV` through an open descriptor
+//! and with `ENOENT` by path; both mean *gone*.
 //!
-//! **Properties.** Files that are read every second stay open ([`OpenFile`]), so that a read costs one system call and no
-//! allocation. Parsers take `&str` and return `None` for text they cannot read.
+//! **Properties.** Files that are read every second stay open ([`OpenFile`]), so that a read costs one system
+//! call and no allocation. Parsers take `&str` and return `None` for text they cannot read.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};

@@ -1,7 +1,8 @@
 //! One job's group: its directories, its processes, its counters.
 //!
-//! A group is identified by the inodes of its directories, not by their names. Every file is opened through a directory whose
-//! inode was compared first, so a directory that another program made under the same name is never read or written.
+//! A group is identified by the inodes of its directories, not by their names. Every file is opened through a
+//! directory whose inode was compared first, so a directory that another program made under the same name is
+//! never read or written.
 
 use super::file::{self, BUFFER_BYTES, OpenFile};
 use super::hierarchy::{Controller, Version};
@@ -39,8 +40,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes the group `name` below `parents`. An existing group of that name is taken as it is: an earlier daemon prepared
-    /// it, and a child may be about to join it, or has just joined.
+    /// Makes the group `name` below `parents`. An existing group of that name is taken as it is: an earlier
+    /// daemon prepared it, and a child may be about to join it, or has just joined.
     pub(super) fn create(
         version: Version,
         parents: &BTreeMap<Controller, PathBuf>,
@@ -70,7 +71,8 @@ impl Group {
         Ok(Group::new(name, version, dirs))
     }
 
-    /// Opens a group that was made earlier, perhaps by another process. `Gone` if any of its directories is no longer the same.
+    /// Opens a group that was made earlier, perhaps by another process. `Gone` if any of its directories is
+    /// no longer the same.
     pub fn reopen(key: &str, version: Version, dirs: &[GroupDir]) -> Result<Group, RuntimeError> {
         let same = !dirs.is_empty() && dirs.iter().all(|d| file::inode(&d.path).is_ok_and(|inode| inode == d.inode));
         if !same {
@@ -249,8 +251,8 @@ impl Group {
         pids
     }
 
-    /// Kills every process in the group, also those that fork meanwhile, and waits up to [`KILL_PATIENCE`] until they are gone.
-    /// `Ok(false)`: some are still there.
+    /// Kills every process in the group, also those that fork meanwhile, and waits up to [`KILL_PATIENCE`]
+    /// until they are gone. `Ok(false)`: some are still there.
     pub fn kill(&self) -> Result<bool, RuntimeError> {
         let start = Instant::now();
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
@@ -263,7 +265,8 @@ impl Group {
         Ok(true)
     }
 
-    /// Sends SIGKILL to every process that is in the group now and returns at once. `Ok(true)`: the group was empty already.
+    /// Sends SIGKILL to every process that is in the group now and returns at once. `Ok(true)`: the group was
+    /// empty already.
     pub fn kill_once(&self) -> Result<bool, RuntimeError> {
         if self.is_gone() || !self.is_populated()? {
             return Ok(true);

@@ -108,8 +108,9 @@ impl Hierarchy {
     }
 }
 
-/// Group names become paths: letters, digits, `.`, `_`, `-`, at most 200 of them, and nothing that the kernel could name one of
-/// its own files. All of those are a word the kernel knows followed by a dot, so a name may not begin like that.
+/// Group names become paths: letters, digits, `.`, `_`, `-`, at most 200 of them, and nothing that the kernel
+/// could name one of its own files. All of those are a word the kernel knows followed by a dot, so a name may
+/// not begin like that.
 pub(super) fn check_name(name: &str) -> Result<(), RuntimeError> {
     let known = [
         "cgroup", "cpu", "cpuacct", "cpuset", "memory", "blkio", "io", "pids", "freezer", "hugetlb", "misc", "rdma",

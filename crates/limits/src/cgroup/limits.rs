@@ -4,10 +4,11 @@
 //! the default, v2 `cpu.weight` 1…10000 with 100), quotas in microseconds of a period, lists of CPUs, bytes,
 //! block-I/O weights in yet other ranges.
 //!
-//! **Approach.** [`settings`] is a pure function from [`GroupLimits`] to file names and values, each value written exactly
-//! as the kernel prints it, so that reading back is a comparison of text. `GroupLimits::default()` gives the kernel's own
-//! defaults: that is how limits are taken back. [`enforce`] writes, reads back and detects foreign writes.
-//! **A new limit of the kernel** is a field of [`GroupLimits`] and its lines in [`settings`].
+//! **Approach.** [`settings`] is a pure function from [`GroupLimits`] to file names and values, each value
+//! written exactly as the kernel prints it, so that reading back is a comparison of text.
+//! `GroupLimits::default()` gives the kernel's own defaults: that is how limits are taken back. [`enforce`]
+//! writes, reads back and detects foreign writes. **A new limit of the kernel** is a field of [`GroupLimits`]
+//! and its lines in [`settings`].
 //!
 //! **Terms.** CPU shares are fractions of the node (0…1); *cores* are CPUs' worth of time; memory is in bytes.
 //!
@@ -35,8 +36,8 @@ pub const PERIOD_US: u64 = 100_000;
 /// The kernel takes no quota below a millisecond.
 const MIN_QUOTA_US: u64 = 1_000;
 
-/// bfq's weights, both versions, go from 1 to 1000; the default of all block weights is 100, except v1's old `blkio.weight`,
-/// where it is 500.
+/// bfq's weights, both versions, go from 1 to 1000; the default of all block weights is 100, except v1's old
+/// `blkio.weight`, where it is 500.
 const MAX_BFQ_WEIGHT: f64 = 1_000.0;
 const DEFAULT_BLOCK_WEIGHT: u64 = 100;
 
@@ -180,9 +181,9 @@ pub struct EnforcementReport {
 
 /// Makes the group's files hold `wanted`: reads each, writes where it differs, reads back.
 ///
-/// A value that is neither the wanted one nor the one written last is foreign: it is overwritten at most once a second, and the
-/// call returns `ForeignWrite`, even if our value holds now. Only the cpu files are essential; a value that another controller
-/// refuses becomes a note.
+/// A value that is neither the wanted one nor the one written last is foreign: it is overwritten at most once
+/// a second, and the call returns `ForeignWrite`, even if our value holds now. Only the cpu files are
+/// essential; a value that another controller refuses becomes a note.
 pub fn enforce(
     group: &Group,
     wanted: &[Setting],
@@ -263,8 +264,8 @@ fn clear(group: &Group, file: &str) -> std::io::Result<String> {
     }
 }
 
-/// v1 checks quota over period against the parent at each single write. A longer period is written before the quota, a shorter
-/// one after it: then no state in between exceeds the final one.
+/// v1 checks quota over period against the parent at each single write. A longer period is written before the
+/// quota, a shorter one after it: then no state in between exceeds the final one.
 fn in_safe_order<'s>(group: &Group, wanted: &'s [Setting]) -> Vec<&'s Setting> {
     let mut order: Vec<&Setting> = wanted.iter().collect();
     let period_now = group.get("cpu.cfs_period_us").ok().and_then(|t| t.parse::<u64>().ok());

@@ -1,8 +1,9 @@
 //! One adopted container: its original limits, the limits written to it, and whether another program writes them too.
 //!
-//! **Approach.** After each write the engine's and the kernel's values are kept. A value that later differs is a foreign write:
-//! the container is *contested* and left alone, first for [`FIRST_PAUSE`], then twice as long each time. A value that another
-//! program set through the engine becomes the original, because that program expects it after the release.
+//! **Approach.** After each write the engine's and the kernel's values are kept. A value that later differs
+//! is a foreign write: the container is *contested* and left alone, first for [`FIRST_PAUSE`], then twice as
+//! long each time. A value that another program set through the engine becomes the original, because that
+//! program expects it after the release.
 
 use super::engine::Engine;
 use super::limits::{EngineLimit, LimitValue, LimitValues, OriginalLimits, values_of};
@@ -29,7 +30,8 @@ pub(super) struct AdoptedContainer {
     pub(super) found: LimitValues,
     /// Values that the engine silently dropped: not tried again.
     pub(super) refused: LimitValues,
-    /// Values of requests without an answer, and until when they may still take effect: an engine that hangs does so later.
+    /// Values of requests without an answer, and until when they may still take effect: an engine that hangs
+    /// does so later.
     unanswered: Vec<(EngineLimit, LimitValue)>,
     unanswered_until: Instant,
     /// What the kernel has in force, as read after our last write.
@@ -142,8 +144,8 @@ impl AdoptedContainer {
         foreign
     }
 
-    /// Decides, with the engine's values, whether a changed file of the kernel is a late effect of our own request or a foreign
-    /// write.
+    /// Decides, with the engine's values, whether a changed file of the kernel is a late effect of our own
+    /// request or a foreign write.
     pub(super) fn classify(&mut self, foreign: (String, String, String), container: &ContainerInspectResponse) {
         let (file, left, found) = foreign;
         self.compare(values_of(&container.host_config.clone().unwrap_or_default()), &LimitValues::new());
@@ -153,7 +155,8 @@ impl AdoptedContainer {
         if self.found.iter().any(is_late) {
             return;
         }
-        // A foreign write around the engine: forget the engine's value, so that the next plan makes the engine write it again.
+        // A foreign write around the engine: forget the engine's value, so that the next plan makes the
+        // engine write it again.
         self.found.retain(|&limit, _| !files_of(limit).contains(&file.as_str()));
         self.begin_contest(file, left, found);
     }
@@ -170,8 +173,8 @@ impl AdoptedContainer {
         Instant::now() < self.unanswered_until && self.unanswered.iter().any(|(k, v)| *k == limit && v == value)
     }
 
-    /// Reads the engine's answer after `written` was set (nothing, where the kernel's files cannot be read) and returns the limits
-    /// in force.
+    /// Reads the engine's answer after `written` was set (nothing, where the kernel's files cannot be read)
+    /// and returns the limits in force.
     pub(super) fn record_answer(
         &mut self,
         written: &LimitValues,
@@ -190,7 +193,8 @@ impl AdoptedContainer {
         Ok(self.applied(notes))
     }
 
-    /// Compares the engine's values with the earlier ones and with `written`. Returns the written limits that the engine ignored.
+    /// Compares the engine's values with the earlier ones and with `written`. Returns the written limits that
+    /// the engine ignored.
     fn compare(&mut self, now: LimitValues, written: &LimitValues) -> Vec<EngineLimit> {
         let before = std::mem::replace(&mut self.found, now.clone());
         let mut ignored = Vec::new();
@@ -216,7 +220,8 @@ impl AdoptedContainer {
     fn begin_contest(&mut self, setting: String, wanted: String, found: String) {
         let now = Instant::now();
         match &self.contest {
-            // One foreign change shows in the engine and in the kernel, and often in several values: that is one contest.
+            // One foreign change shows in the engine and in the kernel, and often in several values: that is
+            // one contest.
             Some(last) if now < last.until => return,
             Some(last) if now < last.until + LONGEST_PAUSE => {}
             _ => self.contest_pauses.reset(),

@@ -1,8 +1,9 @@
 //! Containers that Gainshare starts: the jobs of a job file that run under Docker.
 //!
-//! A container is made from a [`ContainerSpec`], started, and afterwards treated like any adopted one. It never restarts by
-//! itself (the daemon counts attempts) and stays until [`Engine::remove`], so that its exit code and its output can be read at
-//! any later time. Images are never pulled unless the spec allows it: a job must not begin with an unexpected download.
+//! A container is made from a [`ContainerSpec`], started, and afterwards treated like any adopted one. It
+//! never restarts by itself (the daemon counts attempts) and stays until [`Engine::remove`], so that its exit
+//! code and its output can be read at any later time. Images are never pulled unless the spec allows it: a
+//! job must not begin with an unexpected download.
 
 use super::engine::{Engine, failed, is_missing, short};
 use super::labels;
@@ -51,8 +52,8 @@ pub struct ContainerSpec {
     /// `uid`, `uid:gid` or names the image knows; `None` keeps the image's user.
     pub user: Option<String>,
     pub network: Network,
-    /// Puts a small init process before the command, which forwards signals and reaps orphans: a shell as first process ignores
-    /// SIGTERM, and the job could then only be killed.
+    /// Puts a small init process before the command, which forwards signals and reaps orphans: a shell as
+    /// first process ignores SIGTERM, and the job could then only be killed.
     pub init: bool,
     /// Fetch the image if it is missing.
     pub pull: bool,
@@ -140,9 +141,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Sends SIGTERM to a container and kills it when `grace` has passed. Returns at once; the event stream reports its end.
+    /// Sends SIGTERM to a container and kills it when `grace` has passed. Returns at once; the event stream
+    /// reports its end.
     pub fn stop(&self, id: &str, grace: Duration) -> Result<(), RuntimeError> {
-        // Inspected first, so that a container that is gone or an engine that is down is an error here and not only in the log.
+        // Inspected first, so that a container that is gone or an engine that is down is an error here and
+        // not only in the log.
         self.wait(self.inspect(id))?;
         let seconds = grace.as_secs().saturating_add(u64::from(grace.subsec_nanos() > 0));
         let options = StopContainerOptions { t: i32::try_from(seconds).ok(), ..Default::default() };
@@ -173,7 +176,8 @@ impl Engine {
         Ok(if is_over { state.exit_code } else { None })
     }
 
-    /// Removes a container, its output and its anonymous volumes; kills it if it still runs. Does nothing if it is gone.
+    /// Removes a container, its output and its anonymous volumes; kills it if it still runs. Does nothing if
+    /// it is gone.
     pub fn remove(&self, id: &str) -> Result<(), RuntimeError> {
         self.wait(self.remove_now(id))
     }

@@ -1,9 +1,10 @@
 //! The connection to a Docker engine: connect, send requests, and turn errors into one line with a remedy.
 //!
-//! The engine's client library is asynchronous while runtimes are called from a plain thread, so an [`Engine`] owns a
-//! tokio runtime with one background thread (for event and log followers) and its methods block. They must not be
-//! called from asynchronous code. Clones share the connection and the background thread. A driver that must not wait uses the
-//! `request_…` methods, which pass the answer to a callback on the background thread.
+//! The engine's client library is asynchronous while runtimes are called from a plain thread, so an
+//! [`Engine`] owns a tokio runtime with one background thread (for event and log followers) and its methods
+//! block. They must not be called from asynchronous code. Clones share the connection and the background
+//! thread. A driver that must not wait uses the `request_…` methods, which pass the answer to a callback on
+//! the background thread.
 //!
 //! **Properties.** Every request is its own connection to the socket, so an engine that restarts needs no reconnecting
 //! here. No request waits longer than [`REQUEST_TIMEOUT`], so a hung engine cannot hang the caller for longer.
@@ -78,8 +79,8 @@ impl Engine {
                 source,
                 hint: "",
             })?;
-        // The library reports a missing socket, but not a forbidden one or one without a listener: opening it once tells all
-        // three apart.
+        // The library reports a missing socket, but not a forbidden one or one without a listener: opening it
+        // once tells all three apart.
         if let Err(source) = std::os::unix::net::UnixStream::connect(&socket) {
             return Err(no_engine(&socket, source));
         }
@@ -189,9 +190,9 @@ fn one_line(message: &str) -> String {
     message.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Nanoseconds since 1970 of a time as the engine writes it (RFC 3339 in UTC, up to nine decimals). `None` for the engine's
-/// "never" in the year 1, for any other time before 1970, and for text that is no time: a job can print text in the place of
-/// the engine's time stamp.
+/// Nanoseconds since 1970 of a time as the engine writes it (RFC 3339 in UTC, up to nine decimals). `None`
+/// for the engine's "never" in the year 1, for any other time before 1970, and for text that is no time: a
+/// job can print text in the place of the engine's time stamp.
 pub(super) fn parse_time_ns(text: &str) -> Option<u64> {
     let text = text.strip_suffix('Z')?;
     if !text.is_ascii() {

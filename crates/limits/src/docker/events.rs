@@ -1,12 +1,12 @@
 //! Which containers start and end.
 //!
-//! **Problem.** The engine reports starts, ends and memory kills on a stream that breaks when the engine restarts, and events
-//! of the meantime are not repeated.
+//! **Problem.** The engine reports starts, ends and memory kills on a stream that breaks when the engine
+//! restarts, and events of the meantime are not repeated.
 //!
-//! **Approach.** One follower keeps the set of containers it has announced. Whenever it (re)connects it notes the
-//! engine's time, subscribes from that time on, lists the running containers, and announces the difference to its set; only
-//! then does it follow the stream. Events that were already covered by the list are recognised by their time. A container
-//! that is restarted is announced as ended and appeared again.
+//! **Approach.** One follower keeps the set of containers it has announced. Whenever it (re)connects it notes
+//! the engine's time, subscribes from that time on, lists the running containers, and announces the
+//! difference to its set; only then does it follow the stream. Events that were already covered by the list
+//! are recognised by their time. A container that is restarted is announced as ended and appeared again.
 //!
 //! **Properties.** Containers that did not opt in are filtered out by the engine itself: they are neither listed nor
 //! inspected. For each container `Appeared` and `Died` alternate, beginning with `Appeared`. A container that lived

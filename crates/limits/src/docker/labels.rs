@@ -1,7 +1,8 @@
 //! The labels of containers that Gainshare reads and writes, all in one place.
 //!
-//! `--label gainshare.enable=true` opts a container in; the other labels carry settings of the job. Containers that Gainshare
-//! starts carry [`JOB`] and [`ATTEMPT`] as well, so that a restarted daemon finds them again.
+//! `--label gainshare.enable=true` opts a container in; the other labels carry settings of the job.
+//! Containers that Gainshare starts carry [`JOB`] and [`ATTEMPT`] as well, so that a restarted daemon finds
+//! them again.
 
 /// `true` opts a container in; `false` keeps it out even where every container is adopted.
 pub const ENABLE: &str = "gainshare.enable";

@@ -1,11 +1,13 @@
 //! Targets as values of `docker update`, and the way back to the original values. Pure: no engine is asked here.
 //!
-//! **Problem.** The engine takes limits as a handful of numbers, reads zero as "leave as it is", and so cannot unset what was
-//! never set. Weights mean different things on cgroup v1, on v2, and on v2 with a newer `runc`.
+//! **Problem.** The engine takes limits as a handful of numbers, reads zero as "leave as it is", and so
+//! cannot unset what was never set. Weights mean different things on cgroup v1, on v2, and on v2 with a newer
+//! `runc`.
 //!
-//! **Approach.** A container's limits are a map from [`EngineLimit`] to [`LimitValue`], as the engine reports them, with "never
-//! set" replaced by the value that has the same effect ([`Machine::effective`]). GroupLimits, found and original values then
-//! compare and subtract like any maps, and putting back is writing the originals.
+//! **Approach.** A container's limits are a map from [`EngineLimit`] to [`LimitValue`], as the engine reports
+//! them, with "never set" replaced by the value that has the same effect ([`Machine::effective`]).
+//! GroupLimits, found and original values then compare and subtract like any maps, and putting back is
+//! writing the originals.
 //!
 //! | limit | from | never set equals |
 //! |---|---|---|
@@ -100,8 +102,8 @@ pub struct OriginalLimits {
 const MIN_RESERVATION_BYTES: u64 = 6 << 20;
 /// Soft limits move in steps of this size, so that a slowly growing working set does not cause a write with every plan.
 const RESERVATION_STEP_BYTES: u64 = 64 << 20;
-/// The engine's own period; it is never changed, because a container with another period refuses `docker update --cpus` from
-/// then on.
+/// The engine's own period; it is never changed, because a container with another period refuses `docker
+/// update --cpus` from then on.
 const PERIOD_US: f64 = 100_000.0;
 /// The kernel's smallest quota.
 const MIN_QUOTA_US: i64 = 1_000;
@@ -204,8 +206,8 @@ impl Machine {
         }
     }
 
-    /// The limits of a container, and notes on what cannot be limited and why. Limits that the mode does not set keep their
-    /// original values.
+    /// The limits of a container, and notes on what cannot be limited and why. Limits that the mode does not
+    /// set keep their original values.
     pub(super) fn wanted(&self, mode: LimitMode, request: &LimitRequest<'_>) -> (LimitValues, Vec<String>) {
         let mut notes = Vec::new();
         let mut wanted = self.effective(request.original);

@@ -1,14 +1,14 @@
 //! The output of a container, complete and once, across restarts of the engine and of the daemon.
 //!
-//! **Problem.** The engine's log stream breaks when the engine restarts, can be resumed only at a whole second, and has no
-//! offsets; a training job's losses must neither be lost nor counted twice.
+//! **Problem.** The engine's log stream breaks when the engine restarts, can be resumed only at a whole
+//! second, and has no offsets; a training job's losses must neither be lost nor counted twice.
 //!
-//! **Approach.** Every entry comes with the engine's time stamp in nanoseconds. A [`LogCursor`] remembers, for standard
-//! output and standard error apart, the newest stamp seen and how many entries had it. After a break the stream is
-//! asked for from a little before the cursor, and entries the cursor covers are skipped. The two are kept apart because
-//! each is stamped by its own writer: within one of them the order of the stamps is the order of the entries, between
-//! them it is not. Each delivered chunk carries the cursor after it: a reader that stores the cursor together with the effect
-//! of the chunk can resume there.
+//! **Approach.** Every entry comes with the engine's time stamp in nanoseconds. A [`LogCursor`] remembers,
+//! for standard output and standard error apart, the newest stamp seen and how many entries had it. After a
+//! break the stream is asked for from a little before the cursor, and entries the cursor covers are skipped.
+//! The two are kept apart because each is stamped by its own writer: within one of them the order of the
+//! stamps is the order of the entries, between them it is not. Each delivered chunk carries the cursor after
+//! it: a reader that stores the cursor together with the effect of the chunk can resume there.
 //!
 //! Entries go through a bounded channel. When its reader is slow, the follower stops asking the engine, which keeps the
 //! entries in the container's log: nothing is dropped, memory stays bounded, and the container never waits.
@@ -74,9 +74,9 @@ impl LogCursor {
 }
 
 impl Engine {
-    /// Follows a container's output from `from` on. The channel closes when the container has ended and all of its output was
-    /// delivered, or the container is gone: `is_closed() && is_empty()` asks that without waiting. Dropping the receiver ends the
-    /// follower.
+    /// Follows a container's output from `from` on. The channel closes when the container has ended and all
+    /// of its output was delivered, or the container is gone: `is_closed() && is_empty()` asks that without
+    /// waiting. Dropping the receiver ends the follower.
     pub fn follow_logs(&self, id: &str, from: LogCursor) -> mpsc::Receiver<LogChunk> {
         let (out, chunks) = mpsc::channel(CHANNEL);
         let reader = Reader { engine: self.clone(), id: id.to_owned(), cursor: from, out };
@@ -189,7 +189,7 @@ fn split_stamp(bytes: &[u8]) -> Option<(u64, &[u8])> {
     Some((parse_time_ns(std::str::from_utf8(stamp).ok()?)?, rest.strip_prefix(b" ")?))
 }
 
-/// Tells entries that were delivered before a break from new ones.
+/// Separates entries that were delivered before a break from new ones.
 struct DuplicateFilter {
     seen: LogCursor,
     at: LogCursor,

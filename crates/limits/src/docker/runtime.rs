@@ -40,8 +40,9 @@ impl DockerRuntime {
         DockerRuntime::connect_at(socket, mode, Path::new(ROOT))
     }
 
-    /// The same with the `proc` and `sys` of the engine's machine below `root`. Where the containers' cgroups are not found
-    /// there (an engine in a virtual machine), containers are observed through the engine alone.
+    /// The same with the `proc` and `sys` of the engine's machine below `root`. Where the containers' cgroups
+    /// are not found there (an engine in a virtual machine), containers are observed through the engine
+    /// alone.
     pub fn connect_at(socket: &Path, mode: LimitMode, root: &Path) -> Result<DockerRuntime, RuntimeError> {
         let engine = Engine::connect(socket)?;
         let info = engine.wait(engine.info())?;
@@ -62,8 +63,8 @@ impl DockerRuntime {
         &self.engine
     }
 
-    /// Adopts a running container and returns its original limits, which the caller should store before the first plan is
-    /// applied. After a restart of the caller, `known` is what was stored then.
+    /// Adopts a running container and returns its original limits, which the caller should store before the
+    /// first plan is applied. After a restart of the caller, `known` is what was stored then.
     pub fn adopt(
         &mut self,
         job: JobId,
@@ -77,8 +78,9 @@ impl DockerRuntime {
             return Err(RuntimeError::Gone { key: id });
         }
         let host = container.host_config.clone().unwrap_or_default();
-        // Limits that were written in an earlier life and not restored are still in force; its originals are those of this life
-        // too. A known original may also be from another mode: then the first plan restores what that mode changed.
+        // Limits that were written in an earlier life and not restored are still in force; its originals are
+        // those of this life too. A known original may also be from another mode: then the first plan
+        // restores what that mode changed.
         let earlier = known.filter(|known| known.id == id);
         let earlier = earlier.or_else(|| self.adopted.get(&id).map(|adopted| adopted.original.clone()));
         let mut original = OriginalLimits { id: id.clone(), values: managed(self.mode, &values_of(&host)) };
@@ -93,14 +95,14 @@ impl DockerRuntime {
         Ok((JobHandle { job, key: id }, original))
     }
 
-    /// The limits that `release` will restore. They change when another program sets the container's limits: store them again
-    /// after `ForeignWrite`.
+    /// The limits that `release` will restore. They change when another program sets the container's limits:
+    /// store them again after `ForeignWrite`.
     pub fn original(&self, job: &JobHandle) -> Option<&OriginalLimits> {
         self.adopted.get(&job.key).filter(|adopted| adopted.job == job.job).map(|adopted| &adopted.original)
     }
 
-    /// Restores the original limits of a container that this runtime has not adopted: for the guard, after the daemon died. Does
-    /// nothing if the container is gone.
+    /// Restores the original limits of a container that this runtime has not adopted: for the guard, after
+    /// the daemon died. Does nothing if the container is gone.
     pub fn restore(&mut self, original: &OriginalLimits) -> Result<(), RuntimeError> {
         let container = match self.engine.wait(self.engine.inspect(&original.id)) {
             Ok(container) => container,
@@ -119,8 +121,8 @@ impl DockerRuntime {
         }
     }
 
-    /// A weight of cgroup v2 and the shares it was made from show by which rule the engine translates. `true` if it is another
-    /// rule than assumed.
+    /// A weight of cgroup v2 and the shares it was made from show by which rule the engine translates. `true`
+    /// if it is another rule than assumed.
     fn learn_scale(&mut self, sample: Option<(f64, i64)>) -> bool {
         let scale = sample.map_or(self.machine.weights, |(weight, shares)| WeightScale::infer(shares, weight));
         std::mem::replace(&mut self.machine.weights, scale) != scale

@@ -1,13 +1,15 @@
 //! A container's counters and the kernel's limits for it, read cheaply.
 //!
-//! **Problem.** The engine's statistics are slow and expensive: version 20.10 answers a single request after a whole second and
-//! spends 1.6 ms of CPU on it, so that 50 containers could not be read every second one by one.
+//! **Problem.** The engine's statistics are slow and expensive: version 20.10 answers a single request after
+//! a whole second and spends 1.6 ms of CPU on it, so that 50 containers could not be read every second one by
+//! one.
 //!
-//! **Approach.** When the engine runs on this machine, its containers' cgroups are directories here. They are found once, from
-//! the container's first process ([`ContainerGroup`]); a reading is then a few small files, some 60 µs. They are used only if
-//! their path names the container's id, so that a reused pid can never show another job. Where there are no such directories
-//! (an engine in a virtual machine), a follower reads the engine's statistics in the background, once a second, and a reading
-//! is the latest of them ([`StatsFollower`]).
+//! **Approach.** When the engine runs on this machine, its containers' cgroups are directories here. They are
+//! found once, from the container's first process ([`ContainerGroup`]); a reading is then a few small files,
+//! some 60 µs. They are used only if their path names the container's id, so that a reused pid can never show
+//! another job. Where there are no such directories (an engine in a virtual machine), a follower reads the
+//! engine's statistics in the background, once a second, and a reading is the latest of them
+//! ([`StatsFollower`]).
 //!
 //! **Terms.** Working set: memory in use less the file pages the kernel would drop first.
 
@@ -59,8 +61,8 @@ impl ContainerGroup {
         Ok(counters)
     }
 
-    /// The kernel's values, by the names of its files. Read after our own writes and compared later, they show every foreign
-    /// write.
+    /// The kernel's values, by the names of its files. Read after our own writes and compared later, they
+    /// show every foreign write.
     pub(super) fn settings(&self) -> Vec<(String, String)> {
         let all = [
             EngineLimit::CpuShares,
@@ -144,8 +146,8 @@ impl StatsFollower {
     }
 }
 
-/// Keeps a reading; `false` if the follower was dropped. For a container that has stopped the engine reports zeros: these are
-/// not kept.
+/// Keeps a reading; `false` if the follower was dropped. For a container that has stopped the engine reports
+/// zeros: these are not kept.
 fn store(slot: &Weak<Mutex<Option<Counters>>>, now: Counters) -> bool {
     let Some(slot) = slot.upgrade() else { return false };
     let mut latest = slot.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
 //! Jobs in cgroups: targets of a plan as limits of groups.
 //!
-//! The mode decides which of the group's files carry the CPU share; memory and block I/O are the same in all modes. A new job
-//! gets the average weight of the other jobs until the first plan that has a target for it.
+//! The mode decides which of the group's files carry the CPU share; memory and block I/O are the same in all
+//! modes. A new job gets the average weight of the other jobs until the first plan that has a target for it.
 
 use super::config::{Config, JobGroup};
 use super::identity::Identity;
@@ -19,7 +19,8 @@ use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// The largest part of the memory that is protected from reclaim for all jobs together. The rest of the machine needs memory, too.
+/// The largest part of the memory that is protected from reclaim for all jobs together. The rest of the
+/// machine needs memory, too.
 const MAX_SPARED: f64 = 0.75;
 
 /// A limit this close to 1 is no limit.
@@ -51,8 +52,8 @@ impl std::fmt::Debug for CgroupJobs {
     }
 }
 
-/// Puts a job's limits back to the kernel's defaults without a runtime: for the guard, after the daemon died. Does nothing if
-/// the job is gone.
+/// Puts a job's limits back to the kernel's defaults without a runtime: for the guard, after the daemon died.
+/// Does nothing if the job is gone.
 pub fn restore(record: &JobGroup) -> Result<(), RuntimeError> {
     let Some(version) = record.version else { return Ok(()) };
     let group = match Group::reopen(&record.handle.key, version, &record.dirs) {
@@ -240,7 +241,8 @@ impl CgroupJobs {
         match limits::enforce(&job.group, &settings, &mut job.writes, Instant::now()) {
             Ok(report) => Ok(AppliedLimits { settings: report.in_force, notes: [notes, report.notes].concat() }),
             Err(RuntimeError::Io { action, path, source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
-                // The likely cause: a quota above the base became smaller than the wanted one. The next plan sees the new capacity.
+                // The likely cause: a quota above the base became smaller than the wanted one. The next plan
+                // sees the new capacity.
                 self.base.refresh();
                 Err(RuntimeError::Io {
                     action,
@@ -258,7 +260,8 @@ impl CgroupJobs {
         let job = self.jobs.get_mut(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })?;
         let mut counters = job.group.usage(&mut self.scratch)?;
         counters.net_bytes = self.traffic.job_bytes(&handle.key, Instant::now(), || job.group.pids());
-        // A job that grows must not be slowed by a limit that was large enough a moment ago: v2 throttles hard above memory.high.
+        // A job that grows must not be slowed by a limit that was large enough a moment ago: v2 throttles
+        // hard above memory.high.
         if let (Some(asked), Some(limit)) = (job.memory_asked_bytes, job.wanted.memory_limit_bytes)
             && limits::memory_limit_is_near(limit, counters.memory_bytes)
         {

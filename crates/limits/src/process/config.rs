@@ -14,10 +14,11 @@ pub struct Config {
     /// The name of the base group: one for each daemon, so that two of them never share a group.
     pub base: String,
     pub mode: LimitMode,
-    /// The largest number of processes and threads of one job; contains a fork bomb. `None`: as many as the machine allows.
+    /// The largest number of processes and threads of one job; contains a fork bomb. `None`: as many as the
+    /// machine allows.
     pub max_tasks: Option<u32>,
-    /// The command that runs `keeper::run` and nothing else. Only the fallback uses it; without it the fallback cannot share
-    /// the CPU.
+    /// The command that runs `keeper::run` and nothing else. Only the fallback uses it; without it the
+    /// fallback cannot share the CPU.
     #[cfg(feature = "fallback")]
     pub keeper: Option<Vec<OsString>>,
 }

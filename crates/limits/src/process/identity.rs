@@ -1,7 +1,8 @@
 //! The identity of a process: pid and start time.
 //!
-//! The kernel gives a pid to another process once the first is gone; the start times (in clock ticks since boot) tell the two
-//! apart. Every signal to a process that was not started a moment ago goes through this check.
+//! The kernel gives a pid to another process once the first is gone; the start times (in clock ticks since
+//! boot) tell the two apart. Every signal to a process that was not started a moment ago goes through this
+//! check.
 
 use serde::{Deserialize, Serialize};
 

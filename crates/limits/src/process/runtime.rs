@@ -38,7 +38,8 @@ macro_rules! either {
 }
 
 impl ProcessRuntime {
-    /// On the hierarchy of this machine. Where groups cannot be made, by the fallback if it is built in; [`Self::notes`] name it.
+    /// On the hierarchy of this machine. Where groups cannot be made, by the fallback if it is built in;
+    /// [`Self::notes`] name it.
     pub fn detect(config: Config) -> Result<ProcessRuntime, RuntimeError> {
         let with_cgroups = Hierarchy::detect().and_then(|hierarchy| ProcessRuntime::on(hierarchy, config.clone()));
         #[cfg(feature = "fallback")]
@@ -53,8 +54,9 @@ impl ProcessRuntime {
         Ok(ProcessRuntime { jobs: Backend::Cgroups(Box::new(CgroupJobs::open(hierarchy, config)?)), generation: 0 })
     }
 
-    /// Makes the group of a job about to start. `name` becomes the handle's key and must be new for each start of each job. For
-    /// a job that was about to start when the daemon restarted, the existing group is taken as it is.
+    /// Makes the group of a job about to start. `name` becomes the handle's key and must be new for each
+    /// start of each job. For a job that was about to start when the daemon restarted, the existing group is
+    /// taken as it is.
     pub fn prepare(&mut self, job: JobId, name: &str) -> Result<JobGroup, RuntimeError> {
         either!(&mut self.jobs, jobs => jobs.prepare(job, name))
     }
@@ -64,8 +66,8 @@ impl ProcessRuntime {
         either!(&mut self.jobs, jobs => jobs.started(handle, leader))
     }
 
-    /// Takes over a job that was started before this runtime existed. `Gone` if its group is not the recorded one or none of its
-    /// processes runs any more.
+    /// Takes over a job that was started before this runtime existed. `Gone` if its group is not the recorded
+    /// one or none of its processes runs any more.
     pub fn adopt(&mut self, group: &JobGroup, leader: Identity) -> Result<(), RuntimeError> {
         either!(&mut self.jobs, jobs => jobs.adopt(group, leader))
     }
@@ -75,20 +77,20 @@ impl ProcessRuntime {
         either!(&mut self.jobs, jobs => jobs.terminate(handle))
     }
 
-    /// Kills every process of the job, also those that left its process group, and waits up to two seconds until they are gone.
-    /// `Ok(false)`: some are still there.
+    /// Kills every process of the job, also those that left its process group, and waits up to two seconds
+    /// until they are gone. `Ok(false)`: some are still there.
     pub fn kill(&mut self, handle: &JobHandle) -> Result<bool, RuntimeError> {
         either!(&mut self.jobs, jobs => jobs.kill(handle))
     }
 
-    /// Sends SIGKILL to every process the job has now and returns at once. `Ok(true)`: none was left. Call it again until then:
-    /// processes may fork while they are killed.
+    /// Sends SIGKILL to every process the job has now and returns at once. `Ok(true)`: none was left. Call it
+    /// again until then: processes may fork while they are killed.
     pub fn kill_once(&mut self, handle: &JobHandle) -> Result<bool, RuntimeError> {
         either!(&mut self.jobs, jobs => jobs.kill_once(handle))
     }
 
-    /// Terminates the job, waits up to `grace`, then kills it. A driver that must not wait calls [`Self::terminate`] and later
-    /// [`Self::kill_once`].
+    /// Terminates the job, waits up to `grace`, then kills it. A driver that must not wait calls
+    /// [`Self::terminate`] and later [`Self::kill_once`].
     pub fn stop(&mut self, handle: &JobHandle, grace: Duration) -> Result<bool, RuntimeError> {
         self.terminate(handle)?;
         let start = std::time::Instant::now();
@@ -110,8 +112,8 @@ impl ProcessRuntime {
         }
     }
 
-    /// Removes empty groups, the base group last. Groups of jobs that still run stay, with their limits as they are: release
-    /// those jobs first.
+    /// Removes empty groups, the base group last. Groups of jobs that still run stay, with their limits as
+    /// they are: release those jobs first.
     pub fn close(&mut self) {
         match &mut self.jobs {
             Backend::Cgroups(jobs) => jobs.close(),

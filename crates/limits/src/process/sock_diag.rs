@@ -10,7 +10,8 @@ use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 use std::collections::HashMap;
 use std::io;
 
-/// Where `struct tcp_info` counts bytes (Linux 4.1 and later). The struct grows with the kernel, so it is not read as a whole.
+/// Where `struct tcp_info` counts bytes (Linux 4.1 and later). The struct grows with the kernel, so it is not
+/// read as a whole.
 const BYTES_ACKED: usize = 120;
 const BYTES_RECEIVED: usize = 128;
 

@@ -175,15 +175,15 @@ pub fn tuned_env(user: impl Fn(&str) -> Option<String>, cores: f64, expected_job
         .collect()
 }
 
-/// Makes the child start a session of its own, join its cgroup and bind itself to `cpus` (if given), before the job's program
-/// runs.
+/// Makes the child start a session of its own, join its cgroup and bind itself to `cpus` (if given), before
+/// the job's program runs.
 ///
-/// The session is needed: a process group that is stopped while its session's leader dies gets SIGHUP from the kernel, and a
-/// job in the daemon's session would be killed that way if the daemon died at the wrong moment. Must not be combined with
-/// `Command::process_group`: a group's leader cannot start a session.
+/// The session is needed: a process group that is stopped while its session's leader dies gets SIGHUP from
+/// the kernel, and a job in the daemon's session would be killed that way if the daemon died at the wrong
+/// moment. Must not be combined with `Command::process_group`: a group's leader cannot start a session.
 ///
-/// As the last safeguard of the fallback's duty cycle the child requests SIGCONT for the death of its parent, which does
-/// nothing to a process that runs.
+/// As the last safeguard of the fallback's duty cycle the child requests SIGCONT for the death of its parent,
+/// which does nothing to a process that runs.
 pub fn enter(command: &mut Command, procs_files: &[PathBuf], cpus: Option<&CpuList>) -> io::Result<()> {
     let files: Vec<CString> =
         procs_files.iter().map(|path| CString::new(path.as_os_str().as_bytes())).collect::<Result<_, _>>()?;

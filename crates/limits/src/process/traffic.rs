@@ -1,12 +1,13 @@
 //! Network bytes of each job. FlowCon's fourth resource.
 //!
-//! No control group counts network use. The kernel's socket diagnostics do, for each TCP connection, and `/proc` lists the
-//! sockets each process has open. A job's bytes are the sum over the connections of its processes, closed ones included.
-//! Without the feature `traffic` there are no diagnostics: no bytes are counted, and a note names the reason.
+//! No control group counts network use. The kernel's socket diagnostics do, for each TCP connection, and
+//! `/proc` lists the sockets each process has open. A job's bytes are the sum over the connections of its
+//! processes, closed ones included. Without the feature `traffic` there are no diagnostics: no bytes are
+//! counted, and a note names the reason.
 //!
-//! **Limits.** A lower bound: connections that open and close between two readings are missed, and so are other protocols than
-//! TCP and processes in a network namespace of their own. Bulk transfers (data sets, gradients, checkpoints) are long-lived TCP
-//! connections.
+//! **Limits.** A lower bound: connections that open and close between two readings are missed, and so are
+//! other protocols than TCP and processes in a network namespace of their own. Bulk transfers (data sets,
+//! gradients, checkpoints) are long-lived TCP connections.
 //!
 //! **Cost.** One dump of all connections for all jobs, and one list of a job's open files, each at most every
 //! [`REFRESH_AFTER`].
@@ -44,7 +45,8 @@ impl Traffic {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Bytes sent and received by the job's processes since the first call; `pids` is called only when the list of sockets is due.
+    /// Bytes sent and received by the job's processes since the first call; `pids` is called only when the
+    /// list of sockets is due.
     pub(super) fn job_bytes(&mut self, key: &str, now: Instant, pids: impl FnOnce() -> Vec<i32>) -> Option<u64> {
         let due = |last: Option<Instant>| last.is_none_or(|t| now.saturating_duration_since(t) >= REFRESH_AFTER);
         if self.failed.is_none() && due(self.dumped) {

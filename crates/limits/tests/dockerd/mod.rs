@@ -136,7 +136,7 @@ impl Dockerd {
                     Docker::connect_with_unix(&socket, 30, bollard::API_DEFAULT_VERSION)?.negotiate_version().await?;
                 work(docker).await
             })
-            .expect("the engine does as it is told")
+            .expect("the engine carries out the request")
     }
 
     /// Makes and starts a container of another program: a shell script.

@@ -1,10 +1,11 @@
 //! The conformance suite: what every runtime must do, checked against real jobs.
 //!
-//! A runtime's test gives a [`Subject`] that can start and end real jobs under it, and calls [`run_all`] or the checks one by one.
-//! Every check starts its own jobs and ends them. Each message of a failed check begins with the name of its property.
+//! A runtime's test gives a [`Subject`] that can start and end real jobs under it, and calls [`run_all`] or
+//! the checks one by one. Every check starts its own jobs and ends them. Each message of a failed check
+//! begins with the name of its property.
 //!
-//! CPU time is compared between jobs that compete for the same CPU, over a stretch of CPU time, never with the wall clock: other
-//! programs on the machine slow all of the jobs alike.
+//! CPU time is compared between jobs that compete for the same CPU, over a stretch of CPU time, never with
+//! the wall clock: other programs on the machine slow all of the jobs alike.
 
 #![allow(dead_code, reason = "each runtime's test uses the checks that can apply to it")]
 
@@ -50,7 +51,7 @@ pub(crate) fn cpu_target(limit: f64, share: f64) -> Target {
 
 pub(crate) fn run_all(subject: &mut dyn Subject) {
     applied_limits_read_back(subject);
-    the_same_plan_again_is_harmless(subject);
+    the_same_plan_again_changes_nothing(subject);
     an_older_plan_is_refused(subject);
     release_restores_what_was(subject);
     counters_only_grow(subject);
@@ -72,12 +73,12 @@ pub(crate) fn applied_limits_read_back(subject: &mut dyn Subject) {
     finish(subject, &job);
 }
 
-pub(crate) fn the_same_plan_again_is_harmless(subject: &mut dyn Subject) {
+pub(crate) fn the_same_plan_again_changes_nothing(subject: &mut dyn Subject) {
     let job = subject.start_busy();
     let wanted = cpu_target(0.5, 0.25);
-    let first = apply_one(subject, 20, &job, wanted).expect("the_same_plan_again_is_harmless: first time");
-    let again = apply_one(subject, 20, &job, wanted).expect("the_same_plan_again_is_harmless: second time");
-    assert_eq!(first, again, "the_same_plan_again_is_harmless");
+    let first = apply_one(subject, 20, &job, wanted).expect("the_same_plan_again_changes_nothing: first time");
+    let again = apply_one(subject, 20, &job, wanted).expect("the_same_plan_again_changes_nothing: second time");
+    assert_eq!(first, again, "the_same_plan_again_changes_nothing");
     finish(subject, &job);
 }
 
@@ -105,7 +106,7 @@ pub(crate) fn release_restores_what_was(subject: &mut dyn Subject) {
     assert_ne!(original, subject.limits_outside(&job), "release_restores_what_was: the limits changed nothing");
     subject.runtime().release(&job).expect("release_restores_what_was: release");
     assert_eq!(original, subject.limits_outside(&job), "release_restores_what_was");
-    subject.runtime().release(&job).expect("release_restores_what_was: a second release is harmless");
+    subject.runtime().release(&job).expect("release_restores_what_was: a second release does nothing");
     subject.end(&job);
 }
 
@@ -133,7 +134,7 @@ pub(crate) fn the_end_of_a_job_is_reported(subject: &mut dyn Subject) {
         matches!(subject.runtime().is_alive(&job), Ok(false) | Err(RuntimeError::Gone { .. }))
     });
     assert!(reported, "the_end_of_a_job_is_reported: still reported as alive");
-    subject.runtime().release(&job).expect("the_end_of_a_job_is_reported: releasing what is gone is harmless");
+    subject.runtime().release(&job).expect("the_end_of_a_job_is_reported: releasing an ended job does nothing");
     let after = apply_one(subject, 50, &job, Target::FREE);
     assert!(
         matches!(after, Err(RuntimeError::Gone { .. })),

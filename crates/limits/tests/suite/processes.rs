@@ -1,5 +1,5 @@
-//! Real processes for the tests of the process runtime: a [`Bench`] starts jobs as the daemon does and removes every group it
-//! made.
+//! Real processes for the tests of the process runtime: a [`Bench`] starts jobs as the daemon does and
+//! removes every group it made.
 
 use super::suite::Subject;
 use gainshare_core::model::JobId;

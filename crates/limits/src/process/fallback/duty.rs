@@ -10,7 +10,8 @@
 //! **Properties.** `work_conserving`: if all demand together fits the cores, no job is stopped. `proportional`: jobs
 //! that want everything get their shares. `never_starved`: every job runs at least a twentieth of the time.
 
-/// The smallest part of a period in which a job runs: a job that never runs would look hung and could not react to SIGTERM.
+/// The smallest part of a period in which a job runs: a job that never runs would look hung and could not
+/// react to SIGTERM.
 const MIN_ON: f64 = 0.05;
 
 /// The part of each period in which a job runs, as fractions of the period. The window may wrap around its end.

@@ -1,19 +1,22 @@
-//! The keeper: a small process that stops and continues jobs for the daemon, and releases all of them when the daemon is gone.
+//! The keeper: a small process that stops and continues jobs for the daemon, and releases all of them when
+//! the daemon is gone.
 //!
-//! **Problem.** A stopped job stays stopped if the process that should continue it is killed. So the daemon itself must never
-//! stop a job.
+//! **Problem.** A stopped job stays stopped if the process that should continue it is killed. So the daemon
+//! itself must never stop a job.
 //!
-//! **Approach.** The daemon starts a keeper and writes lines to its input. The keeper stops and continues the jobs' process
-//! groups by the clock and sets their scheduling priority. When its input ends (the daemon ended, for whatever reason) or is
-//! silent for [`LEASE`] (the daemon hangs or is stopped), the keeper continues every job and restores priorities; at the end of
-//! its input it exits. It ignores the signals that a terminal or a shutdown sends to every process, so that it outlives the
-//! daemon for as long as that takes. If the keeper itself is killed, the daemon continues the jobs at its next reading, within
-//! about a second, and starts another keeper. Only if both are killed at the same moment does a job depend on the last
-//! safeguard: its leader requested SIGCONT for the death of its parent (see [`crate::process::start::enter`]).
+//! **Approach.** The daemon starts a keeper and writes lines to its input. The keeper stops and continues the
+//! jobs' process groups by the clock and sets their scheduling priority. When its input ends (the daemon
+//! ended, for whatever reason) or is silent for [`LEASE`] (the daemon hangs or is stopped), the keeper
+//! continues every job and restores priorities; at the end of its input it exits. It ignores the signals that
+//! a terminal or a shutdown sends to every process, so that it outlives the daemon for as long as that takes.
+//! If the keeper itself is killed, the daemon continues the jobs at its next reading, within about a second,
+//! and starts another keeper. Only if both are killed at the same moment does a job depend on the last
+//! safeguard: its leader requested SIGCONT for the death of its parent (see
+//! [`crate::process::start::enter`]).
 //!
-//! **Lines.** `set KEY OFFSET_US ON_US NICE PID:START…` holds a job: in each period it runs for `ON_US` from `OFFSET_US` on;
-//! `PID:START` are the leaders of its process groups. `free KEY` releases it. Every line, also the empty message `beat`, shows
-//! that the daemon is alive.
+//! **Lines.** `set KEY OFFSET_US ON_US NICE PID:START…` holds a job: in each period it runs for `ON_US` from
+//! `OFFSET_US` on; `PID:START` are the leaders of its process groups. `free KEY` releases it. Every line,
+//! also the empty message `beat`, shows that the daemon is alive.
 
 use super::super::identity::Identity;
 use nix::errno::Errno;
@@ -177,8 +180,8 @@ fn parse_held<'w>(mut words: impl Iterator<Item = &'w str>) -> Option<HeldJob> {
     Some(HeldJob { offset_us, on_us, nice, leaders, stopped: false, nice_is_set: false })
 }
 
-/// Signals a process group, unless its number belongs to another process by now. (While other processes of the group live, the
-/// kernel does not reuse the number of a dead leader.)
+/// Signals a process group, unless its number belongs to another process by now. (While other processes of
+/// the group live, the kernel does not reuse the number of a dead leader.)
 fn signal(leader: &Identity, which: Signal) {
     if leader.pid > 1 && !leader.was_reused() {
         let _ = killpg(Pid::from_raw(leader.pid), which);

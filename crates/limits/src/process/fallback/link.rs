@@ -1,7 +1,7 @@
 //! The daemon's end of the pipe to its keeper.
 //!
-//! Only changed lines are written, and a heartbeat where nothing changed. Writing never blocks: a keeper that hangs must not
-//! hang the daemon.
+//! Only changed lines are written, and a heartbeat where nothing changed. Writing never blocks: a keeper that
+//! hangs must not hang the daemon.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -27,8 +27,8 @@ impl KeeperLink {
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::NotFound)?;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null());
-        // SAFETY: system calls only. Ignored signals stay ignored after exec: Ctrl-C and a shutdown reach every process, and the
-        // keeper must exit last.
+        // SAFETY: system calls only. Ignored signals stay ignored after exec: Ctrl-C and a shutdown reach
+        // every process, and the keeper must exit last.
         unsafe {
             command.pre_exec(|| {
                 nix::unistd::setsid()?;
@@ -82,8 +82,8 @@ impl KeeperLink {
 
 impl Drop for KeeperLink {
     fn drop(&mut self) {
-        // At the end of its input the keeper releases every job; it must have done so before this returns. A keeper that hangs is
-        // killed: the caller continues the jobs.
+        // At the end of its input the keeper releases every job; it must have done so before this returns. A
+        // keeper that hangs is killed: the caller continues the jobs.
         drop(self.input.take());
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(3) {

@@ -1,19 +1,21 @@
-//! Sharing without cgroup rights: scheduling priority where it can be restored, else stop and continue. Feature `fallback`.
+//! Sharing without cgroup rights: scheduling priority where it can be restored, else stop and continue.
+//! Feature `fallback`.
 //!
-//! **Problem.** On many machines a user may not make cgroups. Plain `nice` does not help: an ordinary user can lower a job's
-//! priority but never raise it again, and where the kernel groups sessions for scheduling (*autogroups*) it has no effect
-//! between sessions at all.
+//! **Problem.** On many machines a user may not make cgroups. Plain `nice` does not help: an ordinary user
+//! can lower a job's priority but never raise it again, and where the kernel groups sessions for scheduling
+//! (*autogroups*) it has no effect between sessions at all.
 //!
-//! **Approach.** Each job has a session of its own. If the kernel schedules by session, the priority of the session
-//! is a weight, and an ordinary user may restore it: that is used in `weight` mode. Everywhere else, and for hard caps, the
-//! job's process groups are stopped and continued in slices of a fifth of a second ([`duty`]). `cores` mode binds threads to
-//! CPUs, which needs no right at all. Stopping and priorities are left to the [`keeper`], a process that releases every job
-//! when the daemon is gone.
+//! **Approach.** Each job has a session of its own. If the kernel schedules by session, the priority of the
+//! session is a weight, and an ordinary user may restore it: that is used in `weight` mode. Everywhere else,
+//! and for hard caps, the job's process groups are stopped and continued in slices of a fifth of a second
+//! ([`duty`]). `cores` mode binds threads to CPUs, which needs no right at all. Stopping and priorities are
+//! left to the [`keeper`], a process that releases every job when the daemon is gone.
 //!
-//! **What it cannot do**, and its notes name: limit memory and I/O, contain a process that leaves the session and loses its
-//! parent, or be as exact as the kernel. A job that stops itself is continued.
+//! **What it cannot do**, and its notes name: limit memory and I/O, contain a process that leaves the session
+//! and loses its parent, or be as exact as the kernel. A job that stops itself is continued.
 //!
-//! **Properties.** No job is stopped while the daemon is dead. A pid that was reused is not touched. Use only ever grows.
+//! **Properties.** No job is stopped while the daemon is dead. A pid that was reused is not touched. Use only
+//! ever grows.
 
 mod duty;
 pub mod keeper;
@@ -294,7 +296,8 @@ impl FallbackJobs {
         let now = Instant::now();
         if self.table.refresh(now) {
             self.update_members(now);
-            // Threads started since the last plan are bound too, demands have changed, and the keeper needs a heartbeat.
+            // Threads started since the last plan are bound too, demands have changed, and the keeper needs a
+            // heartbeat.
             for job in self.jobs.values().filter(|j| j.cpus.is_some()) {
                 bind(&job.members, job.cpus.as_ref().expect("just filtered"));
             }
@@ -467,9 +470,9 @@ fn bind(members: &[(i32, ProcessStat)], cpus: &CpuList) {
     }
 }
 
-/// Whether the kernel makes a scheduling group of each session, and this process is where that counts: only tasks in the topmost
-/// cpu cgroup are grouped that way. In a container another group may look like the topmost one, so the files that only the
-/// topmost group has (or lacks) are checked.
+/// Whether the kernel makes a scheduling group of each session, and this process is where that counts: only
+/// tasks in the topmost cpu cgroup are grouped that way. In a container another group may look like the
+/// topmost one, so the files that only the topmost group has (or lacks) are checked.
 fn sessions_are_scheduled() -> bool {
     let enabled = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").is_ok_and(|t| t.trim() == "1");
     enabled && crate::cgroup::in_topmost_cpu_group(Path::new(machine::ROOT))

@@ -1,7 +1,8 @@
 //! The processes of each job, from one scan of `/proc` for all jobs.
 //!
-//! Without cgroups a job is every process in the session its leader started, and every descendant of those as long as the line
-//! of parents is unbroken. A process that leaves the session and whose parent then ends is lost.
+//! Without cgroups a job is every process in the session its leader started, and every descendant of those as
+//! long as the line of parents is unbroken. A process that leaves the session and whose parent then ends is
+//! lost.
 
 use super::super::identity::ProcessStat;
 use std::collections::HashMap;
