@@ -13,7 +13,7 @@ use gainshare_limits::process::{self, Identity, ProcessRuntime};
 use gainshare_limits::{LimitMode, Runtime, RuntimeError};
 use processes::{BUSY, Bench};
 use std::time::{Duration, Instant};
-use suite::{Subject, cpu_target, target, wait_until};
+use suite::{Subject, cpu_target, stop, target, wait_until};
 
 fn setting(applied: &[(String, String)], names: [&str; 2]) -> String {
     applied
@@ -111,7 +111,7 @@ fn a_child_of_the_job_cannot_leave_and_dies_with_it() {
     assert!(bench.runtime.is_alive(&job).unwrap(), "a process of the job still runs");
     let before = bench.group(&job).pids();
     assert!(!before.is_empty());
-    assert!(bench.runtime.stop(&job, Duration::from_millis(300)).unwrap(), "stopped");
+    assert!(stop(&mut bench.runtime, &job, Duration::from_millis(300)), "stopped");
     assert!(!bench.runtime.is_alive(&job).unwrap());
     // A process leaves its group a moment before it is gone.
     let dead = || before.iter().all(|&pid| !Identity::of(pid).is_some_and(|id| id.is_alive()));
@@ -131,7 +131,7 @@ fn a_polite_job_is_asked_first() {
     );
     let job = bench.start(&script, None);
     assert!(wait_until(Duration::from_secs(5), || ready.exists()));
-    assert!(bench.runtime.stop(&job, Duration::from_secs(10)).unwrap());
+    assert!(stop(&mut bench.runtime, &job, Duration::from_secs(10)));
     assert_eq!(std::fs::read_to_string(file).unwrap(), "yes\n");
 }
 

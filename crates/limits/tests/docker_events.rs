@@ -66,13 +66,16 @@ fn the_opted_in_are_followed_and_the_others_left_alone() {
     assert!(again.id == before && again.started_ns > info.started_ns);
     assert_eq!(next_within(&mut events, Duration::from_millis(300)), None, "nothing else was reported");
 
-    let listed = |adopt| {
-        let mut names: Vec<String> = engine.list(adopt).unwrap().into_iter().map(|info| info.name).collect();
+    // A follower that starts now reports the containers that run.
+    let listed = |rule, count: usize| {
+        let mut events = engine.events(rule);
+        let mut names: Vec<String> = (0..count).map(|_| appeared(&mut events).name).collect();
+        assert_eq!(next_within(&mut events, Duration::from_millis(300)), None, "more than {count} containers");
         names.sort();
         names
     };
-    assert_eq!(listed(AdoptionRule::OptedIn), ["early"]);
-    assert_eq!(listed(AdoptionRule::All), ["early", "stranger"]);
+    assert_eq!(listed(AdoptionRule::OptedIn, 1), ["early"]);
+    assert_eq!(listed(AdoptionRule::All, 2), ["early", "stranger"]);
 }
 
 #[test]

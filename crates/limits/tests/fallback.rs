@@ -402,7 +402,7 @@ fn conforms(mut bench: Bench) {
     bench.runtime.terminate(&polite).unwrap();
     assert!(wait_until(Duration::from_secs(10), || Path::new(&saved).exists()), "it could not save");
     let stubborn = bench.start("trap '' TERM; (while :; do sleep 0.1; done) & while :; do sleep 0.1; done");
-    assert!(bench.runtime.stop(&stubborn, Duration::from_millis(200)).unwrap());
+    assert!(suite::stop(&mut bench.runtime, &stubborn, Duration::from_millis(200)));
     let _ = bench.children.get_mut(&stubborn.key).unwrap().wait();
     assert!(!bench.runtime.is_alive(&stubborn).unwrap());
     assert!(matches!(

@@ -47,10 +47,6 @@ impl BaseGroup {
         self.hierarchy.version
     }
 
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }

@@ -72,21 +72,6 @@ impl Engine {
         self.spawn(follower.run());
         events
     }
-
-    /// The containers that run now.
-    pub fn list(&self, adopt: AdoptionRule) -> Result<Vec<ContainerInfo>, crate::RuntimeError> {
-        self.wait(async {
-            let mut found = Vec::new();
-            for id in running(self, adopt).await? {
-                match self.inspect(&id).await {
-                    Ok(container) => found.push(describe(&id, &container)),
-                    Err(crate::RuntimeError::Gone { .. }) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            Ok(found)
-        })
-    }
 }
 
 struct KnownContainer {

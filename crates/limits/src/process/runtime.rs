@@ -9,7 +9,6 @@ use crate::cgroup::Hierarchy;
 use crate::{AppliedLimits, Capacity, Counters, JobHandle, Runtime, RuntimeError, RuntimeKind};
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;
-use std::time::Duration;
 
 /// The process runtime. See the module documentation.
 #[derive(Debug)]
@@ -87,20 +86,6 @@ impl ProcessRuntime {
     /// again until then: processes may fork while they are killed.
     pub fn kill_once(&mut self, handle: &JobHandle) -> Result<bool, RuntimeError> {
         either!(&mut self.jobs, jobs => jobs.kill_once(handle))
-    }
-
-    /// Terminates the job, waits up to `grace`, then kills it. A driver that must not wait calls
-    /// [`Self::terminate`] and later [`Self::kill_once`].
-    pub fn stop(&mut self, handle: &JobHandle, grace: Duration) -> Result<bool, RuntimeError> {
-        self.terminate(handle)?;
-        let start = std::time::Instant::now();
-        while start.elapsed() < grace {
-            if !self.is_alive(handle)? {
-                return Ok(true);
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        self.kill(handle)
     }
 
     /// Removes groups below the base that hold no process and belong to no known job: leftovers of a crash.

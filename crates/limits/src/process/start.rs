@@ -150,7 +150,7 @@ const RULES: &[Rule] = &[
 ];
 
 /// How many threads a job's pools should have when `expected_jobs` share `cores`.
-pub fn fitting_threads(cores: f64, expected_jobs: usize) -> usize {
+fn fitting_threads(cores: f64, expected_jobs: usize) -> usize {
     ((cores / expected_jobs.max(1) as f64).floor() as usize).max(1)
 }
 

@@ -1,16 +1,17 @@
 //! The conformance suite: what every runtime must do, checked against real jobs.
 //!
-//! A runtime's test gives a [`Subject`] that can start and end real jobs under it, and calls [`run_all`] or
-//! the checks one by one. Every check starts its own jobs and ends them. Each message of a failed check
-//! begins with the name of its property.
+//! A runtime's test gives a [`Subject`] that can start and end real jobs under it, and calls
+//! [`run_all`] or the checks one by one. Every check starts its own jobs and ends them. Each
+//! message of a failed check begins with the name of its property.
 //!
-//! CPU time is compared between jobs that compete for the same CPU, over a stretch of CPU time, never with
-//! the wall clock: other programs on the machine slow all of the jobs alike.
+//! CPU time is compared between jobs that compete for the same CPU, over a stretch of CPU time,
+//! never with the wall clock: other programs on the machine slow all of the jobs alike.
 
 #![allow(dead_code, reason = "each runtime's test uses the checks that can apply to it")]
 
 use gainshare_core::model::{PerResource, Share};
 use gainshare_core::plan::Target;
+use gainshare_limits::process::ProcessRuntime;
 use gainshare_limits::{JobHandle, Runtime, RuntimeError};
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,8 @@ pub(crate) trait Subject {
     /// The job's limits as the kernel or the engine has them, read around the runtime.
     fn limits_outside(&mut self, job: &JobHandle) -> Vec<(String, String)>;
 
-    /// The limits that the runtime reports, under the names it reports them by, read around the runtime.
+    /// The limits that the runtime reports, under the names it reports them by, read around the
+    /// runtime.
     fn reported_outside(&mut self, job: &JobHandle) -> Vec<(String, String)> {
         self.limits_outside(job)
     }
@@ -184,6 +186,14 @@ fn apply_one(
     let mut results = subject.runtime().apply(generation, &[(job.clone(), wanted)]);
     assert_eq!(results.len(), 1, "one result for each job");
     results.remove(0).map(|in_force| in_force.settings)
+}
+
+/// Terminates a job as the daemon does, without ever waiting inside the runtime: SIGTERM, then
+/// SIGKILL after `grace` until no process is left.
+pub(crate) fn stop(runtime: &mut ProcessRuntime, job: &JobHandle, grace: Duration) -> bool {
+    runtime.terminate(job).expect("terminate");
+    let ended = wait_until(grace, || !runtime.is_alive(job).expect("is_alive"));
+    ended || wait_until(Duration::from_secs(10), || runtime.kill_once(job).expect("kill_once"))
 }
 
 fn finish(subject: &mut dyn Subject, job: &JobHandle) {
