@@ -1,10 +1,10 @@
 //! The process runtime without cgroup rights, as an ordinary user on the real kernel.
 //!
-//! The tests start as root. Each starts its own program again as `nobody` on one CPU, with a [`Role`] in the
-//! environment: the inner test, or the daemon that is killed. The keepers are the same program in a third
-//! role. To cover both means of sharing, the inner process is put either where the kernel may schedule by
-//! session (the topmost cpu group) or into a group of its own, where it does not and only stopping and
-//! continuing is left.
+//! The tests start as root. Each starts its own program again as `nobody` on one CPU, with a
+//! [`Role`] in the environment: the inner test, or the daemon that is killed. The keepers are the
+//! same program in a third role. To cover both means of sharing, the inner process is put either
+//! where the kernel may schedule by session (the topmost cpu group) or into a group of its own,
+//! where it does not and only stopping and continuing is left.
 
 mod suite;
 
@@ -61,11 +61,15 @@ impl Stage {
         let base = format!("gainshare-test-fallback-{name}-{}", std::process::id());
         let mut base = BaseGroup::open(Hierarchy::detect().expect("cgroup rights"), &base).expect("a base group");
         let group = base.create("inner").expect("a group");
+        // The duty cycle takes CPU time that other programs use for a lack of demand: on a busy
+        // machine two jobs would never compete. With the largest weight the inner processes have
+        // CPU 0 almost for themselves.
+        base.set_weight_for(256);
         // nobody must be able to read the program, wherever it was built.
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("inner");
-        // By another process: a program that is still open for writing, be it by a child another test's thread has
-        // just forked, cannot be started.
+        // By another process: a program that is still open for writing, be it by a child another
+        // test's thread has just forked, cannot be started.
         let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap();
         assert!(copied.success());
         for path in [dir.path(), &program] {
@@ -74,8 +78,8 @@ impl Stage {
         Stage { base, group, dir }
     }
 
-    /// The same test again as a command: in the inner role, as nobody, on CPU 0. `grouped`: in a group below
-    /// the topmost.
+    /// The same test again as a command: in the inner role, as nobody, on CPU 0. `grouped`: in a
+    /// group below the topmost.
     fn command(&self, test: &str, grouped: bool) -> Command {
         let mut command = Command::new(self.dir.path().join("inner"));
         command.args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"]).env(ROLE, "inner");
@@ -130,7 +134,8 @@ fn duty_cycle_conforms_as_an_ordinary_user() {
     });
 }
 
-/// In the topmost group the kernel schedules by session if autogroups are on. Conformance is the same either way.
+/// In the topmost group the kernel schedules by session if autogroups are on. Conformance is the
+/// same either way.
 #[test]
 #[ignore = "needs root and cgroups"]
 fn the_topmost_group_conforms_as_an_ordinary_user() {
@@ -149,7 +154,8 @@ fn the_topmost_group_conforms_as_an_ordinary_user() {
 fn duty_cycle_caps() {
     as_nobody("duty_cycle_caps", true, |name| {
         let mut bench = Bench::new(name, LimitMode::Quota);
-        // The free job beside the capped one is the control: without the cap the two would share the CPU 1 to 1.
+        // The free job beside the capped one is the control: without the cap the two would share
+        // the CPU 1 to 1.
         let (capped, free) = (bench.start_busy(), bench.start_busy());
         let wanted = [(capped.clone(), cpu_target(0.3, 0.3)), (free.clone(), Target::FREE)];
         bench.runtime.apply(1, &wanted).into_iter().for_each(|r| _ = r.unwrap());
@@ -391,8 +397,8 @@ fn conforms(mut bench: Bench) {
     assert!(!stopped, "released but still stopped now and then");
     assert!(wait_until(Duration::from_secs(3), || bench.limits_outside(&small)[0].1 == "0"), "its priority is back");
 
-    // A job that traps SIGTERM gets the time to save, even if it was stopped; one that ignores it is killed with its
-    // children.
+    // A job that traps SIGTERM gets the time to save, even if it was stopped; one that ignores it
+    // is killed with its children.
     let dir = tempfile::tempdir().unwrap();
     let (ready, saved) = (dir.path().join("ready"), dir.path().join("saved"));
     let polite =
