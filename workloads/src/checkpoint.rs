@@ -41,7 +41,7 @@ pub(crate) struct Array {
 pub(crate) struct State {
     pub(crate) step: u64,
     /// What the run was set up with, by name.
-    pub(crate) facts: BTreeMap<String, String>,
+    pub(crate) settings: BTreeMap<String, String>,
     pub(crate) arrays: BTreeMap<String, Array>,
 }
 
@@ -128,7 +128,7 @@ impl Store {
     }
 
     /// Loads the newest whole checkpoint; `skipped` hears of every newer one that is damaged.
-    pub(crate) fn newest(
+    pub(crate) fn load_newest(
         &mut self,
         mut skipped: impl FnMut(CheckpointError),
     ) -> Result<Option<(PathBuf, State)>, CheckpointError> {
@@ -261,9 +261,9 @@ impl FileName {
 }
 
 fn encode(state: &State, attempt: u64) -> Vec<u8> {
-    let mut facts = state.facts.clone();
-    facts.insert("step".to_owned(), state.step.to_string());
-    facts.insert("attempt".to_owned(), attempt.to_string());
+    let mut settings = state.settings.clone();
+    settings.insert("step".to_owned(), state.step.to_string());
+    settings.insert("attempt".to_owned(), attempt.to_string());
     let bytes: BTreeMap<&str, (&[usize], Vec<u8>)> = state
         .arrays
         .iter()
@@ -274,30 +274,30 @@ fn encode(state: &State, attempt: u64) -> Vec<u8> {
             )
         })
         .collect();
-    let hash = content_hash(&facts, bytes.iter().map(|(name, (shape, data))| (*name, *shape, data.as_slice())));
-    facts.insert("sha256".to_owned(), hash);
+    let hash = content_hash(&settings, bytes.iter().map(|(name, (shape, data))| (*name, *shape, data.as_slice())));
+    settings.insert("sha256".to_owned(), hash);
     let views = bytes.iter().map(|(name, (shape, data))| {
         let view =
             TensorView::new(Dtype::F32, shape.to_vec(), data).expect("an array has as many values as its shape says");
         (*name, view)
     });
-    let facts: HashMap<String, String> = facts.into_iter().collect();
-    safetensors::serialize(views, Some(facts)).expect("names and shapes are plain")
+    let settings: HashMap<String, String> = settings.into_iter().collect();
+    safetensors::serialize(views, Some(settings)).expect("names and shapes are plain")
 }
 
 /// The state in a file, or what is wrong with the file.
 fn decode(content: &[u8]) -> Result<State, String> {
     let parsed = SafeTensors::deserialize(content).map_err(|error| format!("not a whole safetensors file: {error}"))?;
     let (_, header) = SafeTensors::read_metadata(content).map_err(|error| error.to_string())?;
-    let mut facts: BTreeMap<String, String> = header.metadata().clone().unwrap_or_default().into_iter().collect();
-    let stored = facts.remove("sha256").ok_or("it carries no sha256")?;
+    let mut settings: BTreeMap<String, String> = header.metadata().clone().unwrap_or_default().into_iter().collect();
+    let stored = settings.remove("sha256").ok_or("it carries no sha256")?;
     let views: BTreeMap<String, TensorView> = parsed.tensors().into_iter().collect();
-    let hash = content_hash(&facts, views.iter().map(|(name, view)| (name.as_str(), view.shape(), view.data())));
+    let hash = content_hash(&settings, views.iter().map(|(name, view)| (name.as_str(), view.shape(), view.data())));
     if hash != stored {
         return Err("its sha256 does not match its content".to_owned());
     }
-    let step = facts.remove("step").and_then(|step| step.parse().ok()).ok_or("it carries no step")?;
-    facts.remove("attempt");
+    let step = settings.remove("step").and_then(|step| step.parse().ok()).ok_or("it carries no step")?;
+    settings.remove("attempt");
     let mut arrays = BTreeMap::new();
     for (name, view) in views {
         if view.dtype() != Dtype::F32 {
@@ -306,12 +306,12 @@ fn decode(content: &[u8]) -> Result<State, String> {
         let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
         arrays.insert(name, Array { shape: view.shape().to_vec(), values });
     }
-    Ok(State { step, facts, arrays })
+    Ok(State { step, settings, arrays })
 }
 
-/// Hash of facts and arrays in the order of their names; lengths are hashed too, so that no two contents read alike.
+/// Hash of settings and arrays in the order of their names; lengths are hashed too, so that no two contents read alike.
 fn content_hash<'a>(
-    facts: &BTreeMap<String, String>,
+    settings: &BTreeMap<String, String>,
     arrays: impl Iterator<Item = (&'a str, &'a [usize], &'a [u8])>,
 ) -> String {
     let mut hash = Sha256::new();
@@ -319,7 +319,7 @@ fn content_hash<'a>(
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
-    for (name, value) in facts {
+    for (name, value) in settings {
         add(name.as_bytes());
         add(value.as_bytes());
     }
@@ -343,14 +343,14 @@ mod tests {
         let arrays = [("param.a", array(&[2, 3], step as f32)), ("param.b", array(&[4], -1.5))];
         State {
             step,
-            facts: [("model".to_owned(), "vae".to_owned())].into(),
+            settings: [("model".to_owned(), "vae".to_owned())].into(),
             arrays: arrays.map(|(name, array)| (name.to_owned(), array)).into(),
         }
     }
 
     fn newest(store: &mut Store) -> (Option<u64>, usize) {
         let mut skipped = 0;
-        let found = store.newest(|_| skipped += 1).unwrap();
+        let found = store.load_newest(|_| skipped += 1).unwrap();
         (found.map(|(_, state)| state.step), skipped)
     }
 
@@ -360,7 +360,7 @@ mod tests {
         let mut store = Store::claim(&dir.path().join("deep/er"), 3).unwrap();
         assert_eq!(newest(&mut store), (None, 0));
         let path = store.save(&state(7)).unwrap();
-        let (found, loaded) = store.newest(|_| panic!("nothing is damaged")).unwrap().unwrap();
+        let (found, loaded) = store.load_newest(|_| panic!("nothing is damaged")).unwrap().unwrap();
         assert_eq!((found, loaded), (path, state(7)));
     }
 
