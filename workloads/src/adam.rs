@@ -1,9 +1,9 @@
 //! The Adam optimizer, with a state that can be saved.
 //!
-//! The learning rate falls with the square root of the step, so that the loss does not jitter on its plateau. The rate
-//! depends on the step alone: a longer run starts exactly as a shorter one. The next update depends on the parameters,
-//! both moments and the number of updates, and on nothing else; a checkpoint holds all of them. Updates run in one fixed
-//! order on one thread, so the same gradients give the same bits.
+//! The learning rate falls with the square root of the step, so that the loss does not jitter on its plateau.
+//! The rate depends on the step alone: a longer run starts exactly as a shorter one. The next update depends on
+//! the parameters, both moments and the number of updates, and on nothing else; a checkpoint holds all of them.
+//! Updates run in one fixed order on one thread, so the same gradients give the same bits.
 
 use crate::tensor::Tensor;
 

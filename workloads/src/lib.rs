@@ -1,11 +1,11 @@
 //! Built-in trainers: five small models that learn for real.
 //!
-//! **Problem.** A scheduler of training jobs cannot be shown or tested without training jobs. They need real losses that
-//! fall steeply and then flatten, real use of memory and CPU, output in the formats that frameworks print, and
-//! checkpoints that can be trusted.
+//! **Problem.** A scheduler of training jobs cannot be shown or tested without training jobs. They need real
+//! losses that fall steeply and then flatten, real use of memory and CPU, output in the formats that frameworks
+//! print, and checkpoints that can be trusted.
 //!
-//! **How.** This crate has such jobs without Python, downloads or data sets, so that they are part of one static program.
-//! Its modules, from pure ones to those with side effects:
+//! **How.** This crate has such jobs without Python, downloads or data sets, so that they are part of one
+//! static program. Its modules, from pure ones to those with side effects:
 //!
 //! - `rng`, `glyphs` and `sequences` make the data;
 //! - `tensor`, `tape`, `nn`, `models` and `adam` are the mathematics;

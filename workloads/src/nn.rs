@@ -1,8 +1,8 @@
 //! What the models are built of: named parameters, dense layers and the measure of right answers.
 //!
-//! Each parameter is initialised from a random stream of its own, named after the parameter, so that a new layer does not
-//! change how the other layers start. Parameters keep the order in which they were created; this is also their order on
-//! every [`Tape`].
+//! Each parameter is initialised from a random stream of its own, named after the parameter, so that a new
+//! layer does not change how the other layers start. Parameters keep the order in which they were created; this
+//! is also their order on every [`Tape`].
 
 use crate::rng::Rng;
 use crate::tape::{Tape, Var};

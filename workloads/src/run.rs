@@ -1,8 +1,8 @@
 //! The training loop: steps, reports, checkpoints and stopping.
 //!
-//! Progress goes to standard output, or to standard error where the imitated framework prints it there. Messages to the
-//! user go to standard error, one line each. A run does not end when its output can no longer be written, because the
-//! reader of a job's output may disconnect at any time.
+//! Progress goes to standard output, or to standard error where the imitated framework prints it there.
+//! Messages to the user go to standard error, one line each. A run does not end when its output can no longer
+//! be written, because the reader of a job's output may disconnect at any time.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -54,7 +54,7 @@ pub fn train(args: &TrainArgs) -> Result<ExitCode> {
         let update = trainer.advance()?;
         let step = trainer.step();
         finished = step >= total_steps;
-        if step % args.report_every == 0 || step % setup.epoch_steps() == 0 || finished {
+        if step.is_multiple_of(args.report_every) || step.is_multiple_of(setup.epoch_steps()) || finished {
             let measurement = trainer.measure()?;
             let progress = Progress {
                 step,
@@ -74,7 +74,7 @@ pub fn train(args: &TrainArgs) -> Result<ExitCode> {
         }
         if let Some(store) = &mut store
             && args.checkpoint_every > 0
-            && step % args.checkpoint_every == 0
+            && step.is_multiple_of(args.checkpoint_every)
         {
             match store.save(&trainer.state()) {
                 Ok(_) => saved_at = Some(step),

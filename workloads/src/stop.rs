@@ -1,9 +1,9 @@
 //! Stopping on a signal.
 //!
-//! The handler of SIGTERM and SIGINT only sets a flag. The training loop reads the flag between two steps, saves and
-//! ends. A signal that the parent process had set to be ignored stays ignored, as for a job under `nohup` or in the
-//! background of a shell without job control. A second SIGINT ends the process at once, for an impatient user; a second
-//! SIGTERM does not, because some supervisors send it twice.
+//! The handler of SIGTERM and SIGINT only sets a flag. The training loop reads the flag between two steps,
+//! saves and ends. A signal that the parent process had set to be ignored stays ignored, as for a job under
+//! `nohup` or in the background of a shell without job control. A second SIGINT ends the process at once, for
+//! an impatient user; a second SIGTERM does not, because some supervisors send it twice.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 

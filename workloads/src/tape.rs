@@ -2,20 +2,21 @@
 //!
 //! **Problem.** Training needs the slope of one number, the loss, with respect to every parameter of a model.
 //!
-//! **How.** A [`Tape`] records every operation while the loss is computed: its value, its kind and its operands. Operands
-//! are recorded before the operations that use them, so one walk from the end of the tape to its start meets every value
-//! after all its uses. [`Tape::backward`] takes this walk. At each operation, the chain rule turns the gradient of the
-//! value into contributions to the gradients of the operands, and contributions are added up. A tape serves one batch:
-//! it borrows the parameters and the data and is dropped after the walk.
+//! **How.** A [`Tape`] records every operation while the loss is computed: its value, its kind and its
+//! operands. Operands are recorded before the operations that use them, so one walk from the end of the tape to
+//! its start meets every value after all its uses. [`Tape::backward`] takes this walk. At each operation, the
+//! chain rule turns the gradient of the value into contributions to the gradients of the operands, and
+//! contributions are added up. A tape serves one batch: it borrows the parameters and the data and is dropped
+//! after the walk.
 //!
-//! **Terms.** *Gradient* of a value: the slope of the loss with respect to each of its elements, a matrix of the same
-//! shape. [`Var`]: the place of a value on the tape. *Parameter*: a value that training changes; the parameters are the
-//! first values of every tape of a model, in one fixed order, so that a layer keeps the same `Var` for all tapes.
-//! *Constant*: a value that depends on no parameter, such as the data. Its gradient is never computed, which saves a
-//! product for the first layer of a model.
+//! **Terms.** *Gradient* of a value: the slope of the loss with respect to each of its elements, a matrix of
+//! the same shape. [`Var`]: the place of a value on the tape. *Parameter*: a value that training changes; the
+//! parameters are the first values of every tape of a model, in one fixed order, so that a layer keeps the same
+//! `Var` for all tapes. *Constant*: a value that depends on no parameter, such as the data. Its gradient is
+//! never computed, which saves a product for the first layer of a model.
 //!
-//! **Properties.** The gradient of every operation is checked against finite differences in a test of its own. The same
-//! operations on the same values give the same bits.
+//! **Properties.** The gradient of every operation is checked against finite differences in a test of its own.
+//! The same operations on the same values give the same bits.
 
 use std::borrow::Cow;
 
@@ -233,8 +234,8 @@ impl<'a> Tape<'a> {
         self.record_cross_entropy(sum, logits, probabilities, targets)
     }
 
-    /// Mean over the rows of the summed cross-entropies of the logistic function of each logit, in nats. A target is the
-    /// probability of a yes; targets are constants.
+    /// Mean over the rows of the summed cross-entropies of the logistic function of each logit, in nats. A
+    /// target is the probability of a yes; targets are constants.
     pub(crate) fn binary_cross_entropy(&mut self, logits: Var, targets: Var) -> Var {
         let mut probabilities = self.value(logits).clone();
         let mut sum = 0.0;

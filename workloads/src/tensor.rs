@@ -1,24 +1,27 @@
 //! Matrices of single-precision numbers and their product.
 //!
-//! **Problem.** Training needs few operations on matrices, but it needs them fast, and with the same bits on every run.
+//! **Problem.** Training needs few operations on matrices, but it needs them fast, and with the same bits on
+//! every run.
 //!
-//! **How.** A [`Tensor`] is a matrix with its rows stored one after the other. The product is the only costly operation;
-//! the `matrixmultiply` crate computes it with the vector instructions that the processor has. A [`View`] tells the
-//! product to read a matrix as stored or transposed, so that no transposed copy is made. A large product is divided
-//! among threads by blocks of result rows.
+//! **How.** A [`Tensor`] is a matrix with its rows stored one after the other. The product is the only costly
+//! operation; the `matrixmultiply` crate computes it with the vector instructions that the processor has. A
+//! [`View`] tells the product to read a matrix as stored or transposed, so that no transposed copy is made. A
+//! large product is divided among threads by blocks of result rows.
 //!
 //! **Terms.** *Row vector*: a matrix of one row. *Multiplication*: one multiply-add of a product; a product of an
 //! `m × k` and a `k × n` matrix has `m · k · n`.
 //!
-//! **Properties.** A product has the same bits for every number of threads: each element is summed by one thread, in an
-//! order that does not depend on the division. Shapes that do not fit are mistakes in the program, and panic.
+//! **Properties.** A product has the same bits for every number of threads: each element is summed by one
+//! thread, in an order that does not depend on the division. Shapes that do not fit are mistakes in the
+//! program, and panic.
 
 use std::thread;
 
 /// Blocks of a divided product start at multiples of this. The kernels compute tiles of at most this many rows, and a
 /// tile that was cut by a division could be rounded in another way.
 const TILE_ROWS: usize = 16;
-/// Multiplications that are worth a thread: about 0.1 ms of one core, several times what it costs to start and join it.
+/// Multiplications that are worth a thread: about 0.1 ms of one core, several times what it costs to start and
+/// join it.
 const THREAD_MULTIPLICATIONS: usize = 4 << 20;
 
 /// A matrix.
@@ -236,8 +239,8 @@ mod tests {
         assert_eq!(from_transposed, expected);
     }
 
-    /// The row count is no multiple of a tile, the inner size is above what the kernels sum at once, and the product is
-    /// added to numbers that are not zero: all this could change the rounding.
+    /// The row count is no multiple of a tile, the inner size is above what the kernels sum at once, and the
+    /// product is added to numbers that are not zero: all this could change the rounding.
     #[test]
     fn product_has_the_same_bits_for_every_division() {
         let (left, right) = (random(85, 600), random(600, 21));

@@ -1,9 +1,9 @@
 //! One training run as a value: take a step, measure the loss, save or restore the whole state.
 //!
-//! The trainer reads no clock and no files, and prints nothing. Two trainers with the same [`Setup`] that have taken the
-//! same number of steps are equal bit for bit, and so is a trainer that was restored from the state of another: batches
-//! and noise depend only on the seed and the step, and the state holds every parameter, both moments of the optimizer
-//! and the step.
+//! The trainer reads no clock and no files, and prints nothing. Two trainers with the same [`Setup`] that have
+//! taken the same number of steps are equal bit for bit, and so is a trainer that was restored from the state
+//! of another: batches and noise depend only on the seed and the step, and the state holds every parameter,
+//! both moments of the optimizer and the step.
 //!
 //! Equality holds on one kind of processor; another one may round matrix products differently. The number of threads
 //! does not matter.

@@ -1,7 +1,7 @@
 //! Long short-term memory that guesses the next letter of sentences of a small language.
 //!
-//! The four gates are computed by one product per moment. A letter is a one-hot row, so the product with the input matrix
-//! selects the row of that letter.
+//! The four gates are computed by one product per moment. A letter is a one-hot row, so the product with the
+//! input matrix selects the row of that letter.
 
 use super::{Batch, Model, Pool, Score};
 use crate::nn::{Dense, Params, accuracy};

@@ -11,8 +11,8 @@
 //! | `gru`   | next value of noisy waves                             | mean squared error                              |
 //! | `birnn` | which digit is it, read row by row in both directions | cross-entropy, nats                             |
 //!
-//! **Terms.** *Moment*: one position of a sequence; a recurrent model reads one input per moment. *Held-out* data: data
-//! that the model is never trained on; the reported loss is measured on them.
+//! **Terms.** *Moment*: one position of a sequence; a recurrent model reads one input per moment. *Held-out*
+//! data: data that the model is never trained on; the reported loss is measured on them.
 
 mod birnn;
 mod gru;
@@ -41,7 +41,8 @@ pub enum ModelKind {
     Birnn,
 }
 
-/// The settings of a model for which no option is given.
+/// The settings of a model for which no option is given. The sizes are chosen so that a step costs 5 to 20 ms
+/// of one core.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Defaults {
     pub(crate) hidden: usize,

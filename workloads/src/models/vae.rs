@@ -1,8 +1,8 @@
 //! Variational auto-encoder of drawn digits.
 //!
-//! The encoder and the decoder have one hidden layer each, and the latent code is small, as in the well-known examples of
-//! the large frameworks. The loss is the negative evidence lower bound: the cross-entropy of the pixels plus the
-//! divergence of the latent code from a standard normal distribution.
+//! The encoder and the decoder have one hidden layer each, and the latent code is small, as in the well-known
+//! examples of the large frameworks. The loss is the negative evidence lower bound: the cross-entropy of the
+//! pixels plus the divergence of the latent code from a standard normal distribution.
 
 use super::{Batch, Model, Pictures, Pool, Score};
 use crate::glyphs::PIXELS;
@@ -37,7 +37,8 @@ impl Vae {
 }
 
 impl Model for Vae {
-    /// The input is the noise of the latent code, so that scoring draws no random numbers; the targets are the pictures.
+    /// The input is the noise of the latent code, so that scoring draws no random numbers; the targets are the
+    /// pictures.
     fn batch(&self, pool: Pool, size: usize, rng: &mut Rng) -> Batch {
         let (pictures, _) = self.pictures.draw(pool, size, rng);
         let noise = (0..size * LATENT).map(|_| rng.normal()).collect();
