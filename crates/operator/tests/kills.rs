@@ -25,10 +25,10 @@ fn start_agents(bed: &mut Bed) {
     load.extend(programs.iter().map(|program| program.to_str().unwrap()));
     let loaded = bed.testbed(&load);
     assert!(loaded.status.success(), "{}", text(&loaded.stderr));
-    bed.kubectl(&["create", "configmap", "gainshare-manager", "-n", SYSTEM]);
+    bed.kubectl(&["create", "configmap", "gainshare-operator", "-n", SYSTEM]);
     let (address, port) = (bed.machine(), 8443);
     bed.listen = format!("{address}:{port}");
-    let named = json!({"name": "gainshare-manager", "namespace": SYSTEM, "labels": {"kubernetes.io/service-name": "gainshare-manager"}});
+    let named = json!({"name": "gainshare-operator", "namespace": SYSTEM, "labels": {"kubernetes.io/service-name": "gainshare-operator"}});
     let ports = json!([{"name": "sync", "port": port, "protocol": "TCP"}]);
     bed.apply(json!({"apiVersion": "v1", "kind": "Service", "metadata": named, "spec": {"ports": ports}}));
     bed.apply(json!({
@@ -37,7 +37,7 @@ fn start_agents(bed: &mut Bed) {
     }));
     let _operator = Operator::start(bed, None);
     let certificate = || {
-        let map = bed.kubectl(&["get", "configmap", "gainshare-manager", "-n", SYSTEM, "-o", "jsonpath={.data}"]);
+        let map = bed.kubectl(&["get", "configmap", "gainshare-operator", "-n", SYSTEM, "-o", "jsonpath={.data}"]);
         map.contains("ca.crt").then_some(())
     };
     eventually("the operator's certificate", certificate);

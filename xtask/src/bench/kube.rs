@@ -177,7 +177,7 @@ impl Bench {
         let token = sh::output(self.testbed.kubectl().args([
             "create",
             "token",
-            "gainshare-manager",
+            "gainshare-operator",
             "-n",
             SYSTEM,
             "--duration=2h",

@@ -90,7 +90,7 @@ pub(crate) fn generate() -> Result<()> {
             .args(["--namespace", "gainshare-system", "--kube-version", "1.35.0", "--include-crds", "--no-hooks"])
             .args(["--set", "authority.create=false"]),
     )?;
-    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: gainshare-system\n";
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: gainshare-system\n  labels:\n    pod-security.kubernetes.io/enforce: privileged\n";
     write(
         MANIFESTS,
         &format!("# The chart in deploy/chart as plain YAML, by `cargo xtask generate`.\n{namespace}{rendered}"),

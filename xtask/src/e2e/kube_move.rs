@@ -148,7 +148,7 @@ fn tell(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
     };
     // SpeCon looks every half minute at jobs of many minutes; these take less than two.
     let interval = if args.short { "2s" } else { "4s" };
-    let numbers = format!("manager.extraArgs={{--specon-interval={interval},--specon-alpha=0.02}}");
+    let numbers = format!("operator.extraArgs={{--specon-interval={interval},--specon-alpha=0.02}}");
     install(kube, &["--set", &numbers])?;
     let mut report = Report::default();
     let policies: Vec<&'static str> = match (args.only.is_empty(), args.short) {
@@ -305,7 +305,9 @@ fn moved(job: &str, m: &Value) -> Moved {
 
 /// A namespace with a claim on a folder that all nodes see.
 fn prepare(kube: &Kube, namespace: &str) -> Result<()> {
-    kube.apply(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } }))?;
+    let labels = json!({ "gainshare.dev/jobs": "enabled" });
+    let metadata = json!({ "name": namespace, "labels": labels });
+    kube.apply(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": metadata }))?;
     let folder = kube.testbed.shared_folder(namespace)?;
     kube.apply(&json!({
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": namespace },

@@ -121,7 +121,7 @@ fn tell(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
 
     eprintln!("e2e: with a policy");
     // The operator's own CPU use must not disturb the measured node.
-    let node = format!("manager.nodeSelector.kubernetes\\.io/hostname={OTHER}");
+    let node = format!("operator.nodeSelector.kubernetes\\.io/hostname={OTHER}");
     install(kube, &["--set", &node, "--set", "agent.podFiles=true"])?;
     namespace(kube, "shared")?;
     policy(kube, "shared", "4s")?;
@@ -218,7 +218,7 @@ fn agent_pod(kube: &Kube) -> Result<Pod> {
 }
 
 fn operator_pod(kube: &Kube) -> Result<Pod> {
-    let pods = kube.pods(SYSTEM, "app.kubernetes.io/component=manager")?;
+    let pods = kube.pods(SYSTEM, "app.kubernetes.io/component=operator")?;
     pods.into_iter().find(|p| p.phase() == "Running").context("no operator runs")
 }
 

@@ -26,7 +26,7 @@ const ALONE: [&str; 8] = [
     "real_frameworks",
     "conformance",
     "xtask testbed",
-    "xtask manager",
+    "xtask operator",
     "operator jobs",
     "operator kills",
 ];

@@ -31,6 +31,7 @@ impl Bed {
         for namespace in [SYSTEM, "team"] {
             self.kubectl(&["create", "namespace", namespace]);
         }
+        self.kubectl(&["label", "namespace", "team", "gainshare.dev/jobs=enabled"]);
         let chart = checkout().join("deploy/chart");
         let chart = chart.to_str().unwrap();
         self.kubectl(&["apply", "-f", &format!("{chart}/crds")]);
@@ -56,7 +57,7 @@ impl Bed {
         }));
         self.kubectl(&["wait", "--for=jsonpath={.status.phase}=Bound", "pvc/shared", "-n", "team", "--timeout=60s"]);
 
-        let token = self.kubectl(&["create", "token", "gainshare-manager", "-n", SYSTEM]);
+        let token = self.kubectl(&["create", "token", "gainshare-operator", "-n", SYSTEM]);
         let mut config: Value =
             serde_json::from_str(&self.kubectl(&["config", "view", "--raw", "-o", "json"])).unwrap();
         config["users"][0]["user"] = json!({"token": token.trim()});
@@ -132,7 +133,7 @@ impl Operator {
 
     pub(crate) fn with(bed: &Bed, fail_at: Option<&str>, args: &[&str]) -> Operator {
         // An operator that was killed holds its lease for 15 s, and no other operator runs here.
-        bed.kubectl(&["delete", "lease", "gainshare-manager", "-n", SYSTEM, "--ignore-not-found"]);
+        bed.kubectl(&["delete", "lease", "gainshare-operator", "-n", SYSTEM, "--ignore-not-found"]);
         let log = fs::File::options().create(true).append(true).open(bed.folder.path().join("operator.log")).unwrap();
         let mut command = Command::new(program("gainshare-operator"));
         command.args(["--namespace", SYSTEM, "--listen", &bed.listen, "--plain-listen", "127.0.0.1:0"]);
