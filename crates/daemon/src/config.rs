@@ -5,8 +5,8 @@ use crate::paths::Paths;
 use gainshare_core::model::Span;
 use gainshare_core::policy::{Flowcon, Policy, PolicyError, Preset, ShareRule};
 use gainshare_core::signal::Normalisation;
-use gainshare_limits::usage::Whole;
-use gainshare_limits::{Mode, RuntimeKind};
+use gainshare_limits::usage::NodeResources;
+use gainshare_limits::{LimitMode, RuntimeKind};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub struct DaemonConfig {
     pub interval: Option<Duration>,
     pub beta: Option<f64>,
     pub normalise: Option<Normalisation>,
-    pub mode: Mode,
+    pub mode: LimitMode,
     /// How many jobs may run at once; missing: as many as come.
     pub slots: Option<usize>,
     /// How many cores the jobs may use; missing: all.
@@ -60,7 +60,7 @@ impl Default for DaemonConfig {
             interval: None,
             beta: None,
             normalise: None,
-            mode: Mode::default(),
+            mode: LimitMode::default(),
             slots: None,
             cores: None,
             expect: None,
@@ -74,8 +74,8 @@ impl Default for DaemonConfig {
             lease: Duration::from_secs(15),
             react: React::Tick,
             // One SATA disk, one gigabit link: only the order of magnitude matters, because growth is compared between jobs.
-            block_bandwidth: Whole::BLOCK_BYTES_S,
-            net_bandwidth: Whole::NET_BYTES_S,
+            block_bandwidth: NodeResources::BLOCK_BYTES_S,
+            net_bandwidth: NodeResources::NET_BYTES_S,
             program: None,
         }
     }

@@ -14,9 +14,9 @@ use crate::clock::boottime_ns;
 use crate::driver::{LeaseContent, is_locked};
 use crate::journal::{self, LimitRow};
 use crate::paths::Paths;
-use gainshare_limits::Mode;
+use gainshare_limits::LimitMode;
 use gainshare_limits::RuntimeError;
-use gainshare_limits::docker::{DockerRuntime, Original, default_socket};
+use gainshare_limits::docker::{DockerRuntime, OriginalLimits, default_socket};
 use gainshare_limits::process::{self, JobGroup};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -27,7 +27,7 @@ use std::time::Duration;
 /// What is stored for a container: its original limits and where its engine is.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct ContainerOriginal {
-    pub(crate) original: Original,
+    pub(crate) original: OriginalLimits,
     pub(crate) socket: Option<PathBuf>,
 }
 
@@ -111,7 +111,7 @@ pub(crate) fn restore(row: &LimitRow) -> Result<(), RuntimeError> {
     if row.runtime == "docker" {
         let kept: ContainerOriginal = serde_json::from_str(&row.original).map_err(unreadable)?;
         let socket = kept.socket.unwrap_or_else(default_socket);
-        DockerRuntime::connect(&socket, Mode::Weight)?.restore(&kept.original)
+        DockerRuntime::connect(&socket, LimitMode::Weight)?.restore(&kept.original)
     } else {
         let group: JobGroup = serde_json::from_str(&row.original).map_err(unreadable)?;
         process::restore(&group)

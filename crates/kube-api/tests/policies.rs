@@ -1,7 +1,7 @@
 //! The policies that the custom resources take are those of the table in `gainshare-core`, under the same names.
 
 use gainshare_core::policies::{Preset, Scope};
-use gainshare_kube_api::crd::SharePolicy;
+use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::training_job::TrainingJob;
 use kube::CustomResourceExt;
 use serde_json::Value;

@@ -29,7 +29,7 @@ use gainshare_kube_api::wire::{
     Beat, JobState, Outcome, OutcomeState, PodOnNode, PolicyKind, Resize, ResizeState, Settings,
 };
 use gainshare_limits::Capacity;
-use gainshare_limits::usage::{self, Whole};
+use gainshare_limits::usage::NodeResources;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -63,7 +63,7 @@ pub(crate) struct Node {
     volumes: Volumes,
     groups: PodGroups,
     machine: Capacity,
-    whole: Whole,
+    whole: NodeResources,
     jobs: BTreeMap<String, Job>,
     next_id: u64,
     policies: BTreeMap<PolicyKey, Shared>,
@@ -126,7 +126,11 @@ impl Node {
             volumes,
             groups,
             machine,
-            whole: Whole { capacity: machine, block_bytes_s: Whole::BLOCK_BYTES_S, net_bytes_s: Whole::NET_BYTES_S },
+            whole: NodeResources {
+                capacity: machine,
+                block_bytes_s: NodeResources::BLOCK_BYTES_S,
+                net_bytes_s: NodeResources::NET_BYTES_S,
+            },
             jobs: BTreeMap::new(),
             next_id: 0,
             policies: BTreeMap::new(),
@@ -221,8 +225,9 @@ impl Node {
         }
     }
 
-    /// Looks at logs and counters, and decides if anything is due.
-    pub(crate) fn step(&mut self, now: Now) -> Happened {
+    /// Reads logs and counters, and decides if anything is due. `idle_s` is the unused CPU time of the machine, as
+    /// `gainshare_limits::machine::idle_s` reads it.
+    pub(crate) fn step(&mut self, now: Now, idle_s: Option<f64>) -> Happened {
         let mut happened = Happened::default();
         self.find_groups(now.time);
         for job in self.jobs.values_mut() {
@@ -237,7 +242,7 @@ impl Node {
         }
         // A job's history must be complete before anything is made of it.
         if !happened.more {
-            self.decide(now.time, &mut happened);
+            self.decide(now.time, idle_s, &mut happened);
         }
         self.look_for_effects(now.time, &mut happened);
         for wanted in self.wanted.values_mut() {
@@ -282,7 +287,7 @@ impl Node {
         }
     }
 
-    fn decide(&mut self, now: Time, happened: &mut Happened) {
+    fn decide(&mut self, now: Time, idle_s: Option<f64>, happened: &mut Happened) {
         if self.policies.is_empty() {
             return;
         }
@@ -292,7 +297,7 @@ impl Node {
             speed: 1.0,
             memory_bytes: self.whole.capacity.memory_bytes,
             slots: None,
-            idle: usage::machine_idle_s(),
+            idle: idle_s,
         };
         for (key, shared) in &mut self.policies {
             let mut members: Vec<&mut Job> =

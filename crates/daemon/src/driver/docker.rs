@@ -14,7 +14,7 @@ use crate::record::{Change, JobRecord};
 use crate::spec::{JobSpec, parse_mount};
 use gainshare_core::model::{JobId, Span};
 use gainshare_limits::docker::{
-    Adopt, Bind, ContainerInfo, ContainerSpec, DockerEvent, Engine, LOCAL_IMAGE, LogCursor, Original, labels,
+    AdoptionRule, Bind, ContainerInfo, ContainerSpec, DockerEvent, Engine, LogCursor, OriginalLimits, labels,
 };
 use gainshare_limits::{RuntimeError, RuntimeKind};
 use serde::{Deserialize, Serialize};
@@ -109,7 +109,7 @@ fn rotate(dir: &Path, total: u64) -> std::io::Result<std::fs::File> {
 }
 
 /// Passes the engine's events on to the driver.
-fn follow(engine: &Engine, adopt: Adopt, handle: DriverHandle) {
+fn follow(engine: &Engine, adopt: AdoptionRule, handle: DriverHandle) {
     let mut events = engine.events(adopt);
     let work = move || {
         while let Some(event) = events.blocking_recv() {
@@ -135,7 +135,7 @@ impl Driver {
         match self.runtimes.open_docker(&self.config) {
             Ok(engine) => {
                 self.problems.remove("docker");
-                let adopt = if self.config.docker_all { Adopt::All } else { Adopt::OptedIn };
+                let adopt = if self.config.docker_all { AdoptionRule::All } else { AdoptionRule::OptedIn };
                 follow(&engine, adopt, self.handle.clone());
                 let held = |j: &&Job| j.record.holds_slot() && j.record.spec.runtime == RuntimeKind::Docker;
                 let held: Vec<JobId> = self.jobs.values().filter(held).map(|j| j.record.id).collect();
@@ -279,7 +279,7 @@ impl Driver {
         Ok(())
     }
 
-    fn container_row(&self, job: JobId, original: Original) -> LimitRow {
+    fn container_row(&self, job: JobId, original: OriginalLimits) -> LimitRow {
         let key = original.id.clone();
         let kept = ContainerOriginal { original, socket: self.config.docker_socket.clone() };
         let original = serde_json::to_string(&kept).unwrap_or_default();
@@ -440,10 +440,6 @@ fn container_name(state_dir: &Path, record: &JobRecord) -> String {
 fn container_spec(state_dir: &Path, record: &JobRecord) -> ContainerSpec {
     let spec = &record.spec;
     let mut env = BTreeMap::new();
-    if spec.image.as_deref() == Some(LOCAL_IMAGE) {
-        // The image holds one program, at its root.
-        env.insert("PATH".to_owned(), "/".to_owned());
-    }
     env.extend(record.order.iter().flat_map(|o| &o.env).map(|v| (v.name.clone(), v.value.clone())));
     env.extend(spec.env.clone());
     // The job's directory is where the job file says, inside as outside, so that the same file runs under both runtimes.

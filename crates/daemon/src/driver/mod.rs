@@ -38,7 +38,7 @@ use gainshare_core::decider::{Decider, Decision};
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::Verdict;
 use gainshare_core::replay::RecordedDecision;
-use gainshare_limits::{Handle, InForce, RuntimeKind};
+use gainshare_limits::{AppliedLimits, JobHandle, RuntimeKind};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::{BTreeMap, VecDeque};
@@ -115,7 +115,7 @@ struct Job {
     /// Copies a container's output.
     pump: Option<docker::Pump>,
     verdict: Option<Verdict>,
-    in_force: Option<InForce>,
+    in_force: Option<AppliedLimits>,
     apply_error: Option<String>,
     /// Newest last.
     decisions: VecDeque<DecisionInfo>,
@@ -161,10 +161,10 @@ impl Job {
     }
 
     /// How its runtime knows it, once there is something to know.
-    fn handle(&self) -> Option<Handle> {
+    fn handle(&self) -> Option<JobHandle> {
         match self.record.spec.runtime {
             RuntimeKind::Process => self.record.group.as_ref().map(|g| g.handle.clone()),
-            RuntimeKind::Docker => self.record.container.clone().map(|key| Handle { job: self.record.id, key }),
+            RuntimeKind::Docker => self.record.container.clone().map(|key| JobHandle { job: self.record.id, key }),
         }
     }
 }

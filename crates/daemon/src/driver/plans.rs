@@ -12,9 +12,10 @@ use gainshare_core::decider::{Decision, Outcome};
 use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Span};
 use gainshare_core::plan::{Plan, Standing, Verdict};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
-use gainshare_limits::usage::{self, Whole};
-use gainshare_limits::{Capacity, Handle, RuntimeError};
+use gainshare_limits::usage::NodeResources;
+use gainshare_limits::{Capacity, JobHandle, RuntimeError, machine};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,9 +29,9 @@ const APPLY_PACE: Span = Span::from_secs(1);
 const DECISIONS_KEPT: usize = 5;
 
 impl Driver {
-    pub(super) fn whole(&self) -> Whole {
+    pub(super) fn whole(&self) -> NodeResources {
         let capacity = Capacity { cores: self.cores(), ..self.runtimes.capacity() };
-        Whole { capacity, block_bytes_s: self.config.block_bandwidth, net_bytes_s: self.config.net_bandwidth }
+        NodeResources { capacity, block_bytes_s: self.config.block_bandwidth, net_bytes_s: self.config.net_bandwidth }
     }
 
     /// What the decisions see. Use is read right before.
@@ -47,7 +48,7 @@ impl Driver {
             speed: 1.0,
             memory_bytes: capacity.memory_bytes,
             slots: self.config.slots,
-            idle: usage::machine_idle_s(),
+            idle: machine::idle_s(Path::new(machine::ROOT)),
         };
         let jobs = self.jobs.values().filter(|j| j.record.is_live()).map(|j| self.job_view(j)).collect();
         View { now: self.now(), nodes: vec![node], jobs }
@@ -208,7 +209,7 @@ impl Driver {
         let mut gone = Vec::new();
         for kind in self.runtimes.kinds() {
             let mut ids = Vec::new();
-            let mut wanted: Vec<(Handle, CheckedTarget)> = Vec::new();
+            let mut wanted: Vec<(JobHandle, CheckedTarget)> = Vec::new();
             for job in self.jobs.values().filter(|j| j.record.holds_slot() && j.record.spec.runtime == kind) {
                 if let (Some(handle), Some(target)) = (job.handle(), plan.target(job.record.id)) {
                     ids.push(job.record.id);

@@ -10,7 +10,7 @@ use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::Plan;
 use gainshare_core::policy::Preset;
 use gainshare_core::replay::RecordedDecision;
-use gainshare_limits::{Mode, RuntimeKind};
+use gainshare_limits::{LimitMode, RuntimeKind};
 use std::sync::Arc;
 
 /// Counters are read anew for a table if they are older than this.
@@ -33,7 +33,7 @@ impl Driver {
     fn freshen(&mut self, id: JobId) {
         let now = self.now();
         let Some(job) = self.jobs.get(&id) else { return };
-        if job.progress.meter.looked_at().is_none_or(|at| now.since(at) >= FRESH) {
+        if job.progress.meter.read_at().is_none_or(|at| now.since(at) >= FRESH) {
             self.read_usage(id);
         }
     }
@@ -139,7 +139,8 @@ impl Driver {
                 }
             })
             .collect();
-        let in_force = job.in_force.clone().unwrap_or(gainshare_limits::InForce { settings: vec![], notes: vec![] });
+        let in_force =
+            job.in_force.clone().unwrap_or(gainshare_limits::AppliedLimits { settings: vec![], notes: vec![] });
         let mut notes = job.record.order.as_ref().map(|o| o.notes.clone()).unwrap_or_default();
         notes.extend(job.record.notes.iter().chain(&in_force.notes).chain(&job.apply_error).cloned());
         notes.extend(
@@ -280,11 +281,11 @@ fn preset_name(preset: Preset) -> String {
     preset.name().to_owned()
 }
 
-fn mode_name(mode: Mode) -> &'static str {
+fn mode_name(mode: LimitMode) -> &'static str {
     match mode {
-        Mode::Weight => "weight",
-        Mode::Quota => "quota",
-        Mode::Cores => "cores",
+        LimitMode::Weight => "weight",
+        LimitMode::Quota => "quota",
+        LimitMode::Cores => "cores",
     }
 }
 
@@ -312,6 +313,8 @@ fn metric_notes(job: &Job) -> Vec<String> {
         (c.bad_records, "records of event files were damaged"),
         (c.restarts, "times a file was replaced or truncated"),
         (c.failures, "times a source could not be read"),
+        (c.rested_lines, "lines were not matched because the pattern had used up its CPU time"),
+        (c.panics, "faults inside a collector: its progress is not read any more"),
     ] {
         if count > 0 {
             notes.push(format!("{count} {what}"));
