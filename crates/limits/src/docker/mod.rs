@@ -22,6 +22,7 @@
 mod containers;
 mod engine;
 mod events;
+mod find;
 mod image;
 pub mod labels;
 mod limits;
@@ -32,6 +33,7 @@ mod usage;
 pub use containers::{Bind, ContainerSpec, Network};
 pub use engine::{Engine, default_socket};
 pub use events::{Adopt, ContainerInfo, DockerEvent};
+pub use find::ContainerSnapshot;
 pub use image::LOCAL_IMAGE;
 pub use limits::{Knob, Value, Values};
 pub use logs::{LogChunk, LogCursor};
