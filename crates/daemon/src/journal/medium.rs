@@ -24,6 +24,7 @@ impl JournalMode {
 
     /// The mode for a database in `dir`; a directory that cannot be examined counts as local.
     pub(super) fn for_dir(dir: &Path) -> JournalMode {
+        #[allow(clippy::useless_conversion, reason = "the type differs between targets")]
         let kind = nix::sys::statfs::statfs(dir).map(|fs| i64::from(fs.filesystem_type().0));
         match kind.ok().and_then(network_file_system) {
             Some(name) => {

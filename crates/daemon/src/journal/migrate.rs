@@ -5,7 +5,7 @@
 //! started.
 
 use super::{Change, JobRecord, JournalError, SCHEMA_VERSION, explain, json};
-use crate::api::types::{JobState, StartOrder, SuperviseFile};
+use crate::api::types::{JobState, SuperviseFile};
 use crate::jobdir;
 use rusqlite::{Connection, Transaction, params};
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ fn move_environments(db: &Connection, path: &str, jobs_dir: &Path) -> Result<(),
             name: record.name.clone(),
             spec: record.spec.clone(),
             base_env,
-            order: record.order.clone().unwrap_or_else(StartOrder::default),
+            order: record.order.clone().unwrap_or_default(),
             socket: String::new(),
         };
         let dir = jobs_dir.join(record.id.0.to_string());

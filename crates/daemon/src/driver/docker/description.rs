@@ -77,7 +77,7 @@ pub(super) enum Recovery {
 pub(super) fn recovery(found: &ContainerSnapshot, wanted: &ContainerSpec) -> Recovery {
     let is_ours = [labels::JOB, labels::ATTEMPT, SUBMITTED]
         .into_iter()
-        .all(|label| found.labels.get(label).is_some() && found.labels.get(label) == wanted.labels.get(label));
+        .all(|label| found.labels.contains_key(label) && found.labels.get(label) == wanted.labels.get(label));
     match (is_ours, found.is_unstarted) {
         (false, _) => Recovery::Leave,
         (true, true) => Recovery::StartAgain,
