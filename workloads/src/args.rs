@@ -1,4 +1,4 @@
-//! The options of a training run, as the command line takes them.
+//! The options of a training run on the command line.
 
 use std::path::PathBuf;
 
@@ -9,15 +9,15 @@ use crate::trainer::Setup;
 
 /// Train a built-in model with real gradients on data made by the program itself.
 ///
-/// The reported loss is measured on a fixed held-out batch, not on the mini-batch just trained on, so that it
-/// moves with the model and not with the luck of the draw.
+/// The reported loss is measured on a fixed held-out batch, not on the batch of the last step, so that it changes only
+/// with the model and not with the data.
 ///
-/// A step with default sizes costs about 10 to 20 ms of one core (vae 14, mlp 11, lstm 15, gru 16, birnn 17, reports
-/// included, on a server core of 2023). The true figure is printed on standard error at the end. In a run of 700 steps the
-/// first fifth makes 70 to 95 % of the whole loss reduction.
+/// A step with default sizes costs about 6 to 16 ms of one core (vae 9, mlp 6, lstm 13, gru 9, birnn 16, reports
+/// included, on a server core of 2.5 GHz). The measured cost is printed on standard error at the end. In a run of 700
+/// steps, the first fifth makes 70 to 95 % of the whole loss reduction.
 ///
-/// SIGTERM and SIGINT end the run after the current step, with a last checkpoint if --checkpoint is given; the exit code is
-/// then 143 or 130. Running the same command again continues exactly where it stopped.
+/// SIGTERM and SIGINT end the run after the current step, with a last checkpoint if --checkpoint is given; the exit
+/// code is then 143 or 130. The same command, run again, continues after that step.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TrainArgs {
     /// Model to train
@@ -29,7 +29,12 @@ pub struct TrainArgs {
     pub steps: u64,
 
     /// Epochs to take in all instead of --steps; an epoch is 4096 examples
-    #[arg(long, value_name = "N", conflicts_with = "steps", value_parser = clap::value_parser!(u64).range(1..1_000_000_000))]
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with = "steps",
+        value_parser = clap::value_parser!(u64).range(1..1_000_000_000)
+    )]
     pub epochs: Option<u64>,
 
     /// Stop early once the reported loss is at or below this value
@@ -44,8 +49,8 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub hidden: Option<u32>,
 
-    /// First learning rate of the Adam optimizer; it falls with the square root of the step [default: vae and mlp 0.001, birnn
-    /// 0.002, gru 0.004, lstm 0.006]
+    /// First learning rate of the Adam optimizer; it falls with the square root of the step [default: vae and mlp
+    /// 0.001, birnn 0.002, gru 0.004, lstm 0.006]
     #[arg(long, value_name = "RATE", value_parser = positive, allow_negative_numbers = true)]
     pub lr: Option<f64>,
 
@@ -81,9 +86,18 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", default_value_t = 200, requires = "checkpoint")]
     pub checkpoint_every: u64,
 
-    /// What to do with checkpoints in the directory: continue from the newest whole one (auto), insist on one (must), or start
-    /// anew and replace them (never)
-    #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_value = "auto", default_missing_value = "must", requires = "checkpoint")]
+    /// What to do with checkpoints in the directory: continue from the newest whole one (auto), insist on one
+    /// (must), or start anew and replace them (never)
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "auto",
+        default_missing_value = "must",
+        requires = "checkpoint"
+    )]
     pub resume: Resume,
 
     /// Number of this attempt at the job; a run of a lower number can no longer write to the checkpoint directory

@@ -1,16 +1,18 @@
 //! Checkpoints that survive a kill at any moment.
 //!
-//! A checkpoint is one safetensors file, `attempt-A.step-S.safetensors`. It is written under a temporary name, synced,
-//! renamed, and the directory synced, so that a name either has its whole file or does not exist. A SHA-256 over all
-//! content is kept in the file's own metadata, so that damage done later is noticed too; loading takes the newest file whose
-//! hash is right and reports the ones it skipped. The previous checkpoint stays until the next one is safe.
+//! **Files.** A checkpoint is one safetensors file, `attempt-A.step-S.safetensors`. It is written under a
+//! temporary name and synced, then renamed, and then the directory is synced. A name therefore has its whole
+//! file or does not exist. The metadata of the file hold a SHA-256 of all content, so that later damage is
+//! noticed too. Loading takes the newest file with the right hash, and reports the files that it skipped. The
+//! previous checkpoint is kept until the next one is complete.
 //!
-//! **Fencing.** At most one run may write into a directory. Each run claims the directory when it starts, by writing its
-//! attempt number and a name of its own into `fence.json`. A run of an older attempt cannot claim, and a run whose claim was
-//! taken over by a newer (or equal, later) one can no longer save. Claims and saves hold the lock file, so that no save
-//! slips in between somebody else's check and write.
+//! **Fencing.** At most one run may write to a directory. Each run claims the directory when it starts: it
+//! writes its attempt number and a unique owner name to `fence.json`. A run of an older attempt cannot claim
+//! the directory. A run can no longer save after another run of a newer or the same attempt has claimed it.
+//! Claims and saves hold a lock on a file, so that no other run writes between the check of the fence and the
+//! save.
 //!
-//! Properties, each a test: `saved_state_comes_back`, `damaged_files_are_skipped`, `previous_is_kept`,
+//! **Properties**, each a test: `saved_state_comes_back`, `damaged_files_are_skipped`, `previous_is_kept`,
 //! `older_attempt_is_fenced`, `failed_save_keeps_the_previous`.
 
 use std::collections::{BTreeMap, HashMap};
@@ -26,22 +28,22 @@ use sha2::{Digest, Sha256};
 const FENCE: &str = "fence.json";
 const LOCK: &str = ".lock";
 const TEMPORARY: &str = ".saving";
-/// A save takes milliseconds; whoever holds the lock longer is stopped or hangs.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+/// A save takes milliseconds; a process that holds the lock for longer is stopped or hangs.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A named block of numbers.
+/// The values of one parameter or of one of its moments.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Array {
     pub(crate) shape: Vec<usize>,
     pub(crate) values: Vec<f32>,
 }
 
-/// Everything a run continues from.
+/// Everything that a run continues from.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct State {
     pub(crate) step: u64,
-    /// What the run was set up with, by name.
-    pub(crate) facts: BTreeMap<String, String>,
+    /// The setup of the run: values of options, by name.
+    pub(crate) settings: BTreeMap<String, String>,
     pub(crate) arrays: BTreeMap<String, Array>,
 }
 
@@ -58,7 +60,8 @@ pub(crate) enum CheckpointError {
     )]
     OlderAttempt { dir: PathBuf, mine: u64, theirs: u64 },
     #[error(
-        "{} was taken over by another run of attempt {attempt}; stop one of the two or give each its own --checkpoint directory",
+        "{} was taken over by another run of attempt {attempt}; \
+         stop one of the two or give each its own --checkpoint directory",
         dir.display()
     )]
     TakenOver { dir: PathBuf, attempt: u64 },
@@ -67,14 +70,14 @@ pub(crate) enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Whether another run owns the directory now; going on would be work for nothing.
+    /// Whether another run owns the directory now, so that this run can save nothing more.
     pub(crate) fn is_fenced(&self) -> bool {
         matches!(self, CheckpointError::OlderAttempt { .. } | CheckpointError::TakenOver { .. })
     }
 }
 
-/// Turns an I/O error into one that names the path and what to do about it.
-fn failed<'a>(doing: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> CheckpointError + 'a {
+/// Turns an I/O error into one that names the path and the remedy.
+fn io_error<'a>(doing: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> CheckpointError + 'a {
     move |error| {
         let remedy = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -92,7 +95,7 @@ fn failed<'a>(doing: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> 
     }
 }
 
-/// Who may write.
+/// The run that may write to a directory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Fence {
     attempt: u64,
@@ -104,20 +107,20 @@ struct Fence {
 pub(crate) struct Store {
     dir: PathBuf,
     fence: Fence,
-    /// The newest file known to be good, which outlives the next save.
-    good: Option<PathBuf>,
+    /// The newest file that is known to be whole; the next save keeps it.
+    newest_whole: Option<PathBuf>,
 }
 
 impl Store {
-    /// Makes the directory if needed and claims it for this run.
+    /// Creates the directory if needed and claims it for this run.
     pub(crate) fn claim(dir: &Path, attempt: u64) -> Result<Self, CheckpointError> {
-        fs::create_dir_all(dir).map_err(failed("create", dir))?;
+        fs::create_dir_all(dir).map_err(io_error("create", dir))?;
         let moment = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let owner = format!("{}-{}", std::process::id(), moment.as_nanos());
-        let store = Store { dir: dir.to_owned(), fence: Fence { attempt, owner }, good: None };
+        let store = Store { dir: dir.to_owned(), fence: Fence { attempt, owner }, newest_whole: None };
         let _lock = store.lock()?;
-        // The files count as well: the fence may have been removed by hand.
-        let by_files = store.files()?.iter().map(|file| file.attempt).max();
+        // The attempts of the files count as well, because a user may have removed the fence.
+        let by_files = store.list_files()?.iter().map(|file| file.attempt).max();
         let theirs = store.read_fence()?.map(|fence| fence.attempt).max(by_files).unwrap_or(0);
         if attempt < theirs {
             return Err(CheckpointError::OlderAttempt { dir: dir.to_owned(), mine: attempt, theirs });
@@ -127,17 +130,17 @@ impl Store {
         Ok(store)
     }
 
-    /// Loads the newest whole checkpoint; `skipped` hears of every newer one that is damaged.
-    pub(crate) fn newest(
+    /// Loads the newest whole checkpoint; `skipped` is called for every newer one that is damaged.
+    pub(crate) fn load_newest(
         &mut self,
         mut skipped: impl FnMut(CheckpointError),
     ) -> Result<Option<(PathBuf, State)>, CheckpointError> {
-        for file in self.files()? {
+        for file in self.list_files()? {
             let path = self.dir.join(&file.name);
-            let content = fs::read(&path).map_err(failed("read", &path))?;
+            let content = fs::read(&path).map_err(io_error("read", &path))?;
             match decode(&content) {
                 Ok(state) => {
-                    self.good = Some(path.clone());
+                    self.newest_whole = Some(path.clone());
                     return Ok(Some((path, state)));
                 }
                 Err(why) => skipped(CheckpointError::Damaged { path, why }),
@@ -162,14 +165,14 @@ impl Store {
         }
         let file = FileName::new(self.fence.attempt, state.step);
         let path = self.write_synced(&file.name, &content)?;
-        let previous = self.good.replace(path.clone());
+        let previous = self.newest_whole.replace(path.clone());
         self.prune(&[Some(&path), previous.as_ref()]);
         Ok(path)
     }
 
-    /// Removes old checkpoints and left-over temporary files. What cannot be removed now is removed after the next save.
+    /// Removes all checkpoints but these. A file that cannot be removed now is removed after the next save.
     fn prune(&self, keep: &[Option<&PathBuf>]) {
-        let old = self.files().unwrap_or_default();
+        let old = self.list_files().unwrap_or_default();
         for path in old.iter().map(|file| self.dir.join(&file.name)) {
             if !keep.contains(&Some(&path)) {
                 let _ = fs::remove_file(path);
@@ -177,11 +180,11 @@ impl Store {
         }
     }
 
-    /// Checkpoints in the directory by name, newest first: a later attempt before an earlier, then by step.
-    fn files(&self) -> Result<Vec<FileName>, CheckpointError> {
+    /// The checkpoints in the directory, newest first: by attempt, then by step.
+    fn list_files(&self) -> Result<Vec<FileName>, CheckpointError> {
         let mut files = Vec::new();
-        for entry in fs::read_dir(&self.dir).map_err(failed("list", &self.dir))? {
-            let name = entry.map_err(failed("list", &self.dir))?.file_name();
+        for entry in fs::read_dir(&self.dir).map_err(io_error("list", &self.dir))? {
+            let name = entry.map_err(io_error("list", &self.dir))?.file_name();
             files.extend(name.to_str().and_then(FileName::parse));
         }
         files.sort_by_key(|file| std::cmp::Reverse((file.attempt, file.step)));
@@ -196,29 +199,31 @@ impl Store {
                 why: format!("{error}; remove it if no other run uses the directory"),
             }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed("read", &path)(error)),
+            Err(error) => Err(io_error("read", &path)(error)),
         }
     }
 
-    /// Taken for claims and saves only; the kernel releases it when the process ends, however it ends.
+    /// Locks the directory for a claim or a save. The kernel releases the lock when the file is closed or the
+    /// process ends.
     fn lock(&self) -> Result<File, CheckpointError> {
         let path = self.dir.join(LOCK);
-        let file = File::options().create(true).append(true).open(&path).map_err(failed("open", &path))?;
+        let file = File::options().create(true).append(true).open(&path).map_err(io_error("open", &path))?;
         let started = Instant::now();
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(file),
-                Err(TryLockError::WouldBlock) if started.elapsed() < LOCK_PATIENCE => {
+                Err(TryLockError::WouldBlock) if started.elapsed() < LOCK_TIMEOUT => {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Err(TryLockError::WouldBlock) => return Err(CheckpointError::Locked { path }),
-                Err(TryLockError::Error(error)) => return Err(failed("lock", &path)(error)),
+                Err(TryLockError::Error(error)) => return Err(io_error("lock", &path)(error)),
             }
         }
     }
 
-    /// Temporary name, sync, rename, sync of the directory. Callers hold the lock, so one temporary name is enough, and a
-    /// file that a killed save left behind is overwritten by the next.
+    /// Writes a file under a temporary name, syncs it, renames it and syncs the directory. The caller holds the
+    /// lock, so one temporary name is enough. The next save overwrites a temporary file that a killed save has
+    /// left.
     fn write_synced(&self, name: &str, content: &[u8]) -> Result<PathBuf, CheckpointError> {
         let temporary = self.dir.join(TEMPORARY);
         let path = self.dir.join(name);
@@ -230,15 +235,15 @@ impl Store {
             File::open(&self.dir)?.sync_all()
         };
         write().map_err(|error| {
-            // The half-written file would only take up the space that is missing.
+            // The disk may be full, and an incomplete file is of no use.
             let _ = fs::remove_file(&temporary);
-            failed("save", &path)(error)
+            io_error("save", &path)(error)
         })?;
         Ok(path)
     }
 }
 
-/// A checkpoint's file name, taken apart.
+/// The parts of the file name of a checkpoint.
 #[derive(Debug)]
 struct FileName {
     attempt: u64,
@@ -251,7 +256,7 @@ impl FileName {
         FileName { attempt, step, name: format!("attempt-{attempt}.step-{step}.safetensors") }
     }
 
-    /// Accepts only names we would give, so that pruning can never touch a user's file.
+    /// Accepts only names that [`FileName::new`] gives, so that pruning never removes a file of the user.
     fn parse(name: &str) -> Option<Self> {
         let (attempt, rest) = name.strip_prefix("attempt-")?.split_once(".step-")?;
         let step = rest.strip_suffix(".safetensors")?;
@@ -261,9 +266,9 @@ impl FileName {
 }
 
 fn encode(state: &State, attempt: u64) -> Vec<u8> {
-    let mut facts = state.facts.clone();
-    facts.insert("step".to_owned(), state.step.to_string());
-    facts.insert("attempt".to_owned(), attempt.to_string());
+    let mut metadata = state.settings.clone();
+    metadata.insert("step".to_owned(), state.step.to_string());
+    metadata.insert("attempt".to_owned(), attempt.to_string());
     let bytes: BTreeMap<&str, (&[usize], Vec<u8>)> = state
         .arrays
         .iter()
@@ -274,30 +279,30 @@ fn encode(state: &State, attempt: u64) -> Vec<u8> {
             )
         })
         .collect();
-    let hash = content_hash(&facts, bytes.iter().map(|(name, (shape, data))| (*name, *shape, data.as_slice())));
-    facts.insert("sha256".to_owned(), hash);
+    let hash = content_hash(&metadata, bytes.iter().map(|(name, (shape, data))| (*name, *shape, data.as_slice())));
+    metadata.insert("sha256".to_owned(), hash);
     let views = bytes.iter().map(|(name, (shape, data))| {
         let view =
             TensorView::new(Dtype::F32, shape.to_vec(), data).expect("an array has as many values as its shape says");
         (*name, view)
     });
-    let facts: HashMap<String, String> = facts.into_iter().collect();
-    safetensors::serialize(views, Some(facts)).expect("names and shapes are plain")
+    let metadata: HashMap<String, String> = metadata.into_iter().collect();
+    safetensors::serialize(views, Some(metadata)).expect("names and shapes are plain")
 }
 
-/// The state in a file, or what is wrong with the file.
+/// The state in a file, or the defect of the file.
 fn decode(content: &[u8]) -> Result<State, String> {
     let parsed = SafeTensors::deserialize(content).map_err(|error| format!("not a whole safetensors file: {error}"))?;
     let (_, header) = SafeTensors::read_metadata(content).map_err(|error| error.to_string())?;
-    let mut facts: BTreeMap<String, String> = header.metadata().clone().unwrap_or_default().into_iter().collect();
-    let stored = facts.remove("sha256").ok_or("it carries no sha256")?;
+    let mut metadata: BTreeMap<String, String> = header.metadata().clone().unwrap_or_default().into_iter().collect();
+    let stored = metadata.remove("sha256").ok_or("it carries no sha256")?;
     let views: BTreeMap<String, TensorView> = parsed.tensors().into_iter().collect();
-    let hash = content_hash(&facts, views.iter().map(|(name, view)| (name.as_str(), view.shape(), view.data())));
+    let hash = content_hash(&metadata, views.iter().map(|(name, view)| (name.as_str(), view.shape(), view.data())));
     if hash != stored {
         return Err("its sha256 does not match its content".to_owned());
     }
-    let step = facts.remove("step").and_then(|step| step.parse().ok()).ok_or("it carries no step")?;
-    facts.remove("attempt");
+    let step = metadata.remove("step").and_then(|step| step.parse().ok()).ok_or("it carries no step")?;
+    metadata.remove("attempt");
     let mut arrays = BTreeMap::new();
     for (name, view) in views {
         if view.dtype() != Dtype::F32 {
@@ -306,12 +311,13 @@ fn decode(content: &[u8]) -> Result<State, String> {
         let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
         arrays.insert(name, Array { shape: view.shape().to_vec(), values });
     }
-    Ok(State { step, facts, arrays })
+    Ok(State { step, settings: metadata, arrays })
 }
 
-/// Hash of facts and arrays in the order of their names; lengths are hashed too, so that no two contents read alike.
+/// SHA-256 of metadata and arrays in the order of their names. Lengths are hashed too, so that different contents are
+/// different inputs of the hash.
 fn content_hash<'a>(
-    facts: &BTreeMap<String, String>,
+    metadata: &BTreeMap<String, String>,
     arrays: impl Iterator<Item = (&'a str, &'a [usize], &'a [u8])>,
 ) -> String {
     let mut hash = Sha256::new();
@@ -319,7 +325,7 @@ fn content_hash<'a>(
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
-    for (name, value) in facts {
+    for (name, value) in metadata {
         add(name.as_bytes());
         add(value.as_bytes());
     }
@@ -343,15 +349,15 @@ mod tests {
         let arrays = [("param.a", array(&[2, 3], step as f32)), ("param.b", array(&[4], -1.5))];
         State {
             step,
-            facts: [("model".to_owned(), "vae".to_owned())].into(),
+            settings: [("model".to_owned(), "vae".to_owned())].into(),
             arrays: arrays.map(|(name, array)| (name.to_owned(), array)).into(),
         }
     }
 
     fn newest(store: &mut Store) -> (Option<u64>, usize) {
         let mut skipped = 0;
-        let found = store.newest(|_| skipped += 1).unwrap();
-        (found.map(|(_, state)| state.step), skipped)
+        let newest = store.load_newest(|_| skipped += 1).unwrap();
+        (newest.map(|(_, state)| state.step), skipped)
     }
 
     #[test]
@@ -360,7 +366,7 @@ mod tests {
         let mut store = Store::claim(&dir.path().join("deep/er"), 3).unwrap();
         assert_eq!(newest(&mut store), (None, 0));
         let path = store.save(&state(7)).unwrap();
-        let (found, loaded) = store.newest(|_| panic!("nothing is damaged")).unwrap().unwrap();
+        let (found, loaded) = store.load_newest(|_| panic!("nothing is damaged")).unwrap().unwrap();
         assert_eq!((found, loaded), (path, state(7)));
     }
 
@@ -375,7 +381,7 @@ mod tests {
             fs::write(&path, &whole[..length]).unwrap();
             assert_eq!(newest(&mut store), (Some(1), 1), "cut to {length} of {} bytes", whole.len());
         }
-        // A flipped bit is found by the hash wherever it changes the meaning; the header may be padded with blanks.
+        // The hash detects every flipped bit that changes the content. Blanks may be padding of the header.
         for index in (0..whole.len()).filter(|&index| whole[index] != b' ') {
             let mut flipped = whole.clone();
             flipped[index] ^= 1;
@@ -394,10 +400,10 @@ mod tests {
         for step in 1..=4 {
             store.save(&state(step)).unwrap();
         }
-        let steps = |store: &Store| store.files().unwrap().iter().map(|file| file.step).collect::<Vec<_>>();
+        let steps = |store: &Store| store.list_files().unwrap().iter().map(|file| file.step).collect::<Vec<_>>();
         assert_eq!(steps(&store), [4, 3]);
 
-        // The newest is torn: the run goes on from the one before, which must survive the next save.
+        // The newest file is torn. The run continues from the one before, which the next save must keep.
         fs::write(dir.path().join("attempt-0.step-4.safetensors"), "torn").unwrap();
         let mut store = Store::claim(dir.path(), 0).unwrap();
         assert_eq!(newest(&mut store), (Some(3), 1));
@@ -418,11 +424,11 @@ mod tests {
         assert_eq!(newest(&mut second).0, Some(5), "the later attempt counts, even with fewer steps");
         assert!(Store::claim(dir.path(), 1).unwrap_err().is_fenced());
 
-        // The files fence too, should the fence have been removed.
+        // The files fence as well, in case the fence was removed.
         fs::remove_file(dir.path().join(FENCE)).unwrap();
         assert!(Store::claim(dir.path(), 1).unwrap_err().is_fenced());
 
-        // Two runs of one attempt: the later owns the directory.
+        // Of two runs of one attempt, the later one owns the directory.
         let mut third = Store::claim(dir.path(), 2).unwrap();
         assert!(second.save(&state(30)).unwrap_err().is_fenced());
         third.save(&state(31)).unwrap();
@@ -433,7 +439,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut store = Store::claim(dir.path(), 0).unwrap();
         store.save(&state(1)).unwrap();
-        // A directory in the way of the temporary file makes every write fail, for the superuser as well.
+        // A directory with the name of the temporary file makes every write fail, also for root.
         fs::create_dir(dir.path().join(TEMPORARY)).unwrap();
         let error = store.save(&state(2)).unwrap_err().to_string();
         assert!(error.contains("attempt-0.step-2") && !error.contains('\n'), "{error}");

@@ -1,10 +1,11 @@
 //! Pictures of digits, drawn by code.
 //!
-//! Image models need images, and a trainer that works on a machine without a network cannot download any. Each digit is a
-//! polyline; every picture bends it a little (moved corners, rotation, shear, scale, shift, stroke width), as handwriting
-//! does, and paints it with soft edges into 28 × 28 grey values between 0 and 1, the shape and range of MNIST.
+//! Models of images need images, and a trainer on a machine without a network cannot download them. Each digit is a
+//! polyline. Every picture changes the polyline a little, as handwriting does: moved corners, rotation, shear, scale,
+//! shift and stroke width. It is painted with soft edges into 28 × 28 grey values between 0 and 1, the size and range
+//! of MNIST.
 //!
-//! The pictures are a pure function of the random stream they are drawn from.
+//! The pictures depend only on the random stream from which they are drawn.
 
 use crate::rng::Rng;
 
@@ -134,14 +135,14 @@ mod tests {
         let glyphs = Glyphs::draw(200, &mut Rng::stream(1, "glyphs", 0));
         let again = Glyphs::draw(200, &mut Rng::stream(1, "glyphs", 0));
         assert_eq!(glyphs.pixels, again.pixels);
-        let mut seen = [0; CLASSES];
+        let mut counts = [0; CLASSES];
         for index in 0..glyphs.len() {
-            seen[glyphs.label(index) as usize] += 1;
+            counts[glyphs.label(index) as usize] += 1;
             let picture = glyphs.picture(index);
             assert!(picture.iter().all(|p| (0.0..=1.0).contains(p)));
             let ink: f32 = picture.iter().sum();
             assert!((20.0..300.0).contains(&ink), "digit {} has {ink} pixels of ink", glyphs.label(index));
         }
-        assert!(seen.iter().all(|&n| n > 0), "every digit occurs: {seen:?}");
+        assert!(counts.iter().all(|&n| n > 0), "every digit occurs: {counts:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! The trainers as a program of their own, for use without the daemon and for the tests of this crate.
+//! The trainers as a program of their own, without the rest of Gainshare; the tests of this crate run it.
 
 use std::process::ExitCode;
 

@@ -1,7 +1,8 @@
-//! The metrics file: every report as one appended line, in a format that tools read.
+//! The metrics file: every report is appended as one line, in a format that tools read.
 //!
-//! CSV has a header, NDJSON one object per line, and Katib's text is `time name=value` with the time in UTC. Lines are written
-//! whole and at once. A resumed run appends; steps taken again after a crash appear again, with the same values.
+//! CSV has a header, NDJSON has one object per line, and the text of Katib is `time name=value` with the time
+//! in UTC. Each report is one write. A resumed run appends; steps that are taken again after a crash appear
+//! again, with the same values.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -22,7 +23,7 @@ pub enum MetricsFormat {
 }
 
 impl MetricsFormat {
-    /// The format a file's name suggests.
+    /// The format for the extension of a file.
     pub(crate) fn of(path: &Path) -> Self {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("csv") => MetricsFormat::Csv,
@@ -69,7 +70,8 @@ impl MetricsFile {
     }
 }
 
-/// `2026-11-15T16:42:07Z` out of the time since 1970, by counting days in 400-year cycles that start in March.
+/// The time since 1970 as text such as `2026-11-15T16:42:07Z`. Days are counted in cycles of 400 years that start in
+/// March, so that a leap day is the last day of its year.
 fn utc(since_1970: Duration) -> String {
     let seconds = since_1970.as_secs();
     let days = seconds / 86_400 + 719_468;
@@ -104,5 +106,47 @@ mod tests {
         assert_eq!(of("a.csv"), MetricsFormat::Csv);
         assert_eq!(of("a.jsonl"), MetricsFormat::Ndjson);
         assert_eq!(of("metrics.log"), MetricsFormat::Katib);
+    }
+
+    fn progress(step: u64) -> Progress {
+        Progress {
+            step,
+            total_steps: 100,
+            epoch_steps: 50,
+            batch: 64,
+            loss: 0.5,
+            accuracy: Some(0.75),
+            learning_rate: 1e-3,
+            gradient_norm: 1.0,
+            elapsed_s: 1.0,
+            session_steps: step,
+        }
+    }
+
+    /// What a run that reports one step and a resumed run that reports another leave in the file.
+    fn content_after_two_runs(format: MetricsFormat) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics");
+        for step in [50, 51] {
+            let now = SystemTime::UNIX_EPOCH + Duration::from_secs(step);
+            MetricsFile::open(&path, format).unwrap().append(&progress(step), now).unwrap();
+        }
+        std::fs::read_to_string(&path).unwrap()
+    }
+
+    #[test]
+    fn resumed_runs_append() {
+        assert_eq!(
+            content_after_two_runs(MetricsFormat::Csv),
+            "step,epoch,loss,accuracy\n50,1,0.5,0.75\n51,2,0.5,0.75\n"
+        );
+        assert_eq!(
+            content_after_two_runs(MetricsFormat::Katib),
+            "1970-01-01T00:00:50Z epoch=1 step=50 loss=0.5 accuracy=0.75\n\
+             1970-01-01T00:00:51Z epoch=2 step=51 loss=0.5 accuracy=0.75\n"
+        );
+        let ndjson = content_after_two_runs(MetricsFormat::Ndjson);
+        let steps = ndjson.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].clone());
+        assert_eq!(steps.collect::<Vec<_>>(), [50, 51]);
     }
 }

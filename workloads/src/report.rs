@@ -1,15 +1,17 @@
-//! Progress as the well-known frameworks print it.
+//! Progress as well-known frameworks print it.
 //!
-//! A job's output is where most tools look for its progress, and every framework writes it differently. The formats here are
-//! written after what those frameworks really emit into a pipe, control characters included, so that whatever reads our
-//! trainers' output can read theirs:
+//! Most tools read the progress of a job from its output, and every framework writes it differently. The formats here
+//! follow what those frameworks write into a pipe, control characters included. A tool that reads the output of these
+//! trainers can therefore read theirs.
 //!
-//! - `keras`: Keras 3's bar with colours; the line is redrawn with backspaces and `\r` and ends with its epoch;
-//! - `hf`, `hf5`: Hugging Face's dictionaries, numbers bare (transformers 4) or quoted (transformers 5);
-//! - `lightning`, `tqdm`: a tqdm bar redrawn with `\r`, one per epoch or one for the whole run; tqdm writes to standard error;
-//! - `pytorch`: the line of PyTorch's MNIST example; `kv`, `colon`, `json`, `csv`: plain lines.
+//! - `keras`: the bar of Keras 3 with colours; it is redrawn with backspaces and `\r`, and ends with its epoch;
+//! - `hf`, `hf5`: dictionaries of Hugging Face, with bare numbers (transformers 4) or quoted ones (transformers 5);
+//! - `lightning`, `tqdm`: a tqdm bar, redrawn with `\r`; one bar per epoch or one for the run; tqdm writes to standard
+//!   error;
+//! - `pytorch`: the line of PyTorch's MNIST example;
+//! - `kv`, `colon`, `json`, `csv`: plain lines.
 //!
-//! Rendering is pure: text out of a [`Progress`] and the little state a bar needs.
+//! Rendering is pure: it turns a [`Progress`] and the small state of a bar into text.
 
 /// How progress is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -79,7 +81,7 @@ pub(crate) struct Renderer {
     format: Format,
     /// Epoch of the bar that is being redrawn, if one is.
     open_epoch: Option<u64>,
-    /// Visible characters of the last drawing, which Keras takes back with as many backspaces.
+    /// Visible characters of the last drawing; Keras deletes them with as many backspaces.
     drawn_width: usize,
     started: bool,
 }
@@ -133,9 +135,9 @@ impl Renderer {
                 format!("\r{}", tqdm_bar(p.step, p.total_steps, p.elapsed_s, p.steps_per_s(), &postfix))
             }
             Format::Pytorch => {
-                let (seen, all) = (p.step_in_epoch() * p.batch as u64, p.epoch_steps * p.batch as u64);
-                let percent = 100.0 * seen as f64 / all as f64;
-                format!("Train Epoch: {} [{seen}/{all} ({percent:.0}%)]\tLoss: {:.6}\n", p.epoch(), p.loss)
+                let (done, all) = (p.step_in_epoch() * p.batch as u64, p.epoch_steps * p.batch as u64);
+                let percent = 100.0 * done as f64 / all as f64;
+                format!("Train Epoch: {} [{done}/{all} ({percent:.0}%)]\tLoss: {:.6}\n", p.epoch(), p.loss)
             }
             Format::Kv => format!("epoch={} step={} loss={}{}\n", p.epoch(), p.step, p.loss, accuracy(" accuracy=")),
             Format::Colon => {
@@ -147,7 +149,7 @@ impl Renderer {
         }
     }
 
-    /// What is printed after the last report, given it.
+    /// The text after the last report of the run.
     pub(crate) fn end(&mut self, last: Option<&Progress>) -> String {
         if self.open_epoch.take().is_some() {
             return "\n".to_owned();
@@ -195,7 +197,7 @@ impl Renderer {
         let finished = current == target;
         let seconds =
             if finished { current as f64 / p.steps_per_s() } else { (target - current) as f64 / p.steps_per_s() };
-        // Keras cuts the time left down to whole seconds but rounds the time an epoch took.
+        // Keras truncates the time left to whole seconds, but rounds the time that an epoch took.
         let clock = keras_clock(if finished { seconds.round() } else { seconds });
         let per_step_ms = 1e3 / p.steps_per_s();
         let per_step = if per_step_ms >= 1e3 {
@@ -220,7 +222,7 @@ impl Renderer {
             "━".repeat((WIDTH - done) as usize)
         ));
         let width = count.len() + 1 + WIDTH as usize + 1 + clock.len() + 1 + per_step.len() + metrics.len();
-        // A shorter drawing must cover what the longer one before it left on the screen.
+        // Blanks cover the rest of a longer drawing before this one.
         text.push_str(&" ".repeat(self.drawn_width.saturating_sub(width)));
         self.drawn_width = width;
         self.open_epoch = Some(p.epoch());
@@ -233,7 +235,7 @@ impl Renderer {
     }
 }
 
-/// The names of the columns; models that give no answers have no accuracy.
+/// The names of the columns. Models that do not classify have no accuracy.
 pub(crate) fn csv_header(p: &Progress) -> String {
     if p.accuracy.is_some() { "step,epoch,loss,accuracy\n" } else { "step,epoch,loss\n" }.to_owned()
 }
@@ -254,7 +256,7 @@ pub(crate) fn json_line(p: &Progress) -> String {
     )
 }
 
-/// A bar as tqdm draws it where it does not know the width of the terminal: ten cells, each in eighths.
+/// A bar as tqdm draws it when it does not know the width of the terminal: ten cells, each with eight parts.
 fn tqdm_bar(done: u64, total: u64, elapsed_s: f64, per_s: f64, postfix: &str) -> String {
     const CELLS: u64 = 10;
     const PARTS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
@@ -305,7 +307,7 @@ fn four_digits(value: f64) -> String {
     significant(value, 4)
 }
 
-/// A number as Lightning's bar shows it: three digits, filled up to five characters so that the bar does not jump.
+/// A number as the bar of Lightning shows it: three digits, padded to five characters to keep the width of the bar.
 fn lightning_number(value: f64) -> String {
     let mut text = significant(value, 3);
     if !text.contains('e') {
@@ -432,8 +434,8 @@ mod tests {
             whole(Format::Csv).lines().take(2).collect::<Vec<_>>(),
             ["step,epoch,loss,accuracy", "10,1,0.5123457,0.875"]
         );
-        let unanswered = Progress { accuracy: None, ..progress(10) };
-        assert_eq!(Renderer::new(Format::Csv).report(&unanswered), "step,epoch,loss\n10,1,0.5123457\n");
+        let without_accuracy = Progress { accuracy: None, ..progress(10) };
+        assert_eq!(Renderer::new(Format::Csv).report(&without_accuracy), "step,epoch,loss\n10,1,0.5123457\n");
         assert_eq!(whole(Format::Quiet), "");
         let json: serde_json::Value = serde_json::from_str(&first(Format::Json)).unwrap();
         assert_eq!((&json["step"], &json["epoch"], &json["accuracy"]), (&10.into(), &1.into(), &0.875.into()));

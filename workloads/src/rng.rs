@@ -1,11 +1,11 @@
-//! Random numbers that need no saving.
+//! Random numbers without a state to save.
 //!
-//! Exact resume asks that a run continued from a checkpoint draws the same numbers as one that was never interrupted. Instead
-//! of one long stream whose inner state must be saved, every purpose and every step has its own short stream, derived from
-//! `(seed, purpose, index)`. The step number therefore *is* the random state, and drawing one number more for one purpose
-//! shifts nobody else's.
+//! A run that was resumed from a checkpoint must draw the same numbers as a run without an interruption. One
+//! long stream would have an inner state that must be saved. Instead, every purpose and every step has a short
+//! stream of its own, derived from `(seed, purpose, index)`. The step number is then the only random state, and
+//! one more number for one purpose changes the numbers of no other purpose.
 //!
-//! The generator is SplitMix64: 64 bits of state, equidistributed, and far better than training data need.
+//! The generator is SplitMix64: 64 bits of state, equidistributed, and of far better quality than training data need.
 
 /// A short stream of random numbers.
 #[derive(Debug, Clone)]
@@ -47,7 +47,8 @@ impl Rng {
         (self.next_u64() % n as u64) as usize
     }
 
-    /// Standard normal, by Box and Muller's transform; the second value is thrown away so that no state is left over.
+    /// Standard normal, by the transform of Box and Muller. Its second value is dropped, so that none is left
+    /// for later.
     pub(crate) fn normal(&mut self) -> f32 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         radius * (std::f32::consts::TAU * self.unit()).cos()

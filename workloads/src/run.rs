@@ -1,8 +1,8 @@
 //! The training loop: steps, reports, checkpoints and stopping.
 //!
-//! Progress goes to standard output (or error, where the mimicked framework does that), everything said to the person who
-//! started the run goes to standard error, one line each. Output that nobody reads any more does not end a run: whoever
-//! follows a job may come and go.
+//! Progress goes to standard output, or to standard error where the imitated framework prints it there.
+//! Messages to the user go to standard error, one line each. A run does not end when its output can no longer
+//! be written, because the reader of a job's output may disconnect at any time.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -20,16 +20,17 @@ use crate::report::{Progress, Renderer};
 use crate::stop;
 use crate::trainer::Trainer;
 
-/// Says something to the person who started the run. A closed standard error must not end the run, so nothing is unwrapped.
-fn say(message: impl Display) {
+/// Prints a message to the user. An error is ignored: a closed standard error must not end the run.
+fn print_message(message: impl Display) {
     let _ = writeln!(io::stderr(), "gainshare train: {message}");
 }
 
-pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
-    stop::listen().context("cannot listen for signals")?;
+/// Trains with these options and returns the exit code: 0 when finished, 143 or 130 when stopped by SIGTERM or SIGINT.
+pub fn train(args: &TrainArgs) -> Result<ExitCode> {
+    stop::install_handlers().context("cannot listen for signals")?;
     let setup = args.setup();
     let total_steps = args.total_steps(&setup);
-    let mut trainer = Trainer::new(setup.clone())?;
+    let mut trainer = Trainer::new(setup.clone(), args.threads as usize);
     let mut store = args.checkpoint.as_deref().map(|dir| Store::claim(dir, args.attempt)).transpose()?;
     if let Some(store) = &mut store {
         resume(args.resume, store, &mut trainer)?;
@@ -38,32 +39,32 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
     let mut saved_at = (resumed_at > 0).then_some(resumed_at);
     let mut output = Output::new(args)?;
 
-    // A run that had reached its loss before it was started again is finished, as one that had taken its steps is.
+    // A resumed run may have taken all its steps, or have reached its loss, before it was interrupted.
     let mut finished = trainer.step() >= total_steps;
     if let (Some(goal), true) = (args.until_loss, resumed_at > 0) {
         finished |= f64::from(trainer.measure()?.loss) <= goal;
     }
     if finished {
-        say(format_args!("nothing left to do: step {resumed_at} of {total_steps} was reached before"));
+        print_message(format_args!("nothing left to do: step {resumed_at} of {total_steps} was reached before"));
     }
     let started = Instant::now();
     let cpu_before_s = cpu_seconds();
     let mut last = None;
-    while !finished && stop::asked().is_none() {
-        let stepped = trainer.advance()?;
+    while !finished && stop::received_signal().is_none() {
+        let update = trainer.advance()?;
         let step = trainer.step();
         finished = step >= total_steps;
-        if step % args.report_every == 0 || step % setup.epoch_steps() == 0 || finished {
-            let measured = trainer.measure()?;
+        if step.is_multiple_of(args.report_every) || step.is_multiple_of(setup.epoch_steps()) || finished {
+            let measurement = trainer.measure()?;
             let progress = Progress {
                 step,
                 total_steps,
                 epoch_steps: setup.epoch_steps(),
                 batch: setup.batch,
-                loss: measured.loss,
-                accuracy: measured.accuracy,
-                learning_rate: stepped.learning_rate,
-                gradient_norm: stepped.gradient_norm,
+                loss: measurement.loss,
+                accuracy: measurement.accuracy,
+                learning_rate: update.learning_rate,
+                gradient_norm: update.gradient_norm,
                 elapsed_s: started.elapsed().as_secs_f64(),
                 session_steps: step - resumed_at,
             };
@@ -73,12 +74,12 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
         }
         if let Some(store) = &mut store
             && args.checkpoint_every > 0
-            && step % args.checkpoint_every == 0
+            && step.is_multiple_of(args.checkpoint_every)
         {
-            match store.save(&trainer.state()?) {
+            match store.save(&trainer.state()) {
                 Ok(_) => saved_at = Some(step),
                 Err(error) if error.is_fenced() => return Err(error.into()),
-                Err(error) => say(format_args!("no checkpoint at step {step}, training goes on: {error}")),
+                Err(error) => print_message(format_args!("no checkpoint at step {step}, training goes on: {error}")),
             }
         }
     }
@@ -89,22 +90,24 @@ pub(crate) fn run(args: &TrainArgs) -> Result<ExitCode> {
         let cpu_ms = (cpu_seconds() - cpu_before_s) * 1e3 / taken as f64;
         let rate = taken as f64 / wall_s;
         let name = setup.kind.name();
-        say(format_args!("{name}: {taken} steps in {wall_s:.2} s ({rate:.1} steps/s, {cpu_ms:.2} CPU ms per step)"));
+        print_message(format_args!(
+            "{name}: {taken} steps in {wall_s:.2} s ({rate:.1} steps/s, {cpu_ms:.2} CPU ms per step)"
+        ));
     }
     let step = trainer.step();
     if let Some(store) = &mut store
         && saved_at != Some(step)
     {
         let path = store
-            .save(&trainer.state()?)
+            .save(&trainer.state())
             .with_context(|| format!("the work after step {} is lost", saved_at.unwrap_or(0)))?;
-        say(format_args!("step {step} saved as {}", path.display()));
+        print_message(format_args!("step {step} saved as {}", path.display()));
     }
-    match stop::asked() {
+    match stop::received_signal() {
         Some(signal) if !finished => {
             let hint = if store.is_some() { "; the same command continues here" } else { "" };
-            say(format_args!("stopped by {signal} after step {step} of {total_steps}{hint}"));
-            // What a shell reports for a process that the signal itself ended.
+            print_message(format_args!("stopped by {signal} after step {step} of {total_steps}{hint}"));
+            // The codes that a shell reports for a process that the signal itself ended.
             Ok(ExitCode::from(if signal == Signal::SIGINT { 130 } else { 143 }))
         }
         _ => Ok(ExitCode::SUCCESS),
@@ -115,11 +118,11 @@ fn resume(when: Resume, store: &mut Store, trainer: &mut Trainer) -> Result<()> 
     if when == Resume::Never {
         return Ok(());
     }
-    let found = store.newest(|damaged| say(format_args!("skipped: {damaged}")))?;
-    match found {
+    let newest = store.load_newest(|damaged| print_message(format_args!("skipped: {damaged}")))?;
+    match newest {
         Some((path, state)) => {
             trainer.restore(state).with_context(|| format!("cannot continue from {}", path.display()))?;
-            say(format_args!("continues after step {} from {}", trainer.step(), path.display()));
+            print_message(format_args!("continues after step {} from {}", trainer.step(), path.display()));
         }
         None if when == Resume::Must => {
             bail!("--resume: there is no whole checkpoint in the --checkpoint directory; start without it")
@@ -129,13 +132,13 @@ fn resume(when: Resume, store: &mut Store, trainer: &mut Trainer) -> Result<()> 
     Ok(())
 }
 
-/// CPU time of this process so far, user and system, all threads.
+/// CPU time of this process so far: user and system time of all threads.
 fn cpu_seconds() -> f64 {
     let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 * 1e-6;
     getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time()))
 }
 
-/// Where reports go. A sink that fails is named once and left alone afterwards.
+/// Where reports go. An output that fails is named in one message and not used again.
 struct Output {
     renderer: Renderer,
     open: bool,
@@ -160,7 +163,7 @@ impl Output {
         if let Some(metrics) = &mut self.metrics
             && let Err(error) = metrics.append(progress, SystemTime::now())
         {
-            say(format_args!("the metrics file is given up, training goes on: {error}"));
+            print_message(format_args!("the metrics file is given up, training goes on: {error}"));
             self.metrics = None;
         }
     }
@@ -183,7 +186,7 @@ impl Output {
         };
         if let Err(error) = written {
             self.open = false;
-            say(format_args!("progress can no longer be printed, training goes on: {error}"));
+            print_message(format_args!("progress can no longer be printed, training goes on: {error}"));
         }
     }
 }

@@ -1,15 +1,15 @@
 //! Sequences made by code: sentences of a small language, and noisy waves.
 //!
-//! *Sentences* feed the character model. A tiny grammar with its own word lists writes text whose next letter can be guessed
-//! well from the letters before it, but never perfectly: the loss falls steeply while the model learns letters and words, and
-//! then flattens at the uncertainty of which word comes next.
+//! *Sentences* are the data of the character model. A tiny grammar with its own word lists writes text whose
+//! next letter can be guessed well from the letters before it, but not with certainty. The loss falls steeply
+//! while the model learns letters and words, and flattens where only the choice of the next word is uncertain.
 //!
-//! *Waves* feed the forecaster: each channel is a sum of two sine waves of random period, phase and height plus white
-//! noise, so that the squared error cannot fall below the noise.
+//! *Waves* are the data of the forecaster. Each channel is a sum of two sine waves of random period, phase and height
+//! plus white noise, so the mean squared error cannot fall below the variance of the noise.
 
 use crate::rng::Rng;
 
-/// Letters of the little language: 26 letters, the space and the full stop.
+/// Letters of the small language: 26 letters, the space and the full stop.
 pub(crate) const ALPHABET: usize = 28;
 
 const ARTICLES: [&str; 4] = ["the", "a", "every", "some"];

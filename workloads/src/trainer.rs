@@ -1,22 +1,24 @@
-//! One training run as a value: take a step, measure the loss, hand out or take back the whole state.
+//! One training run as a value: take a step, measure the loss, save or restore the whole state.
 //!
-//! The trainer knows no clock, no files and no output. Two trainers built with the same [`Setup`] and taken through the same
-//! number of steps are equal bit for bit, and so is one restored from the other's state: batches and noise depend on
-//! `(seed, step)` alone, and the state holds every parameter, both moments of the optimizer and the step.
+//! The trainer reads no clock and no files, and prints nothing. Two trainers with the same [`Setup`] that have
+//! taken the same number of steps are equal bit for bit, and so is a trainer that was restored from the state
+//! of another: batches and noise depend only on the seed and the step, and the state holds every parameter,
+//! both moments of the optimizer and the step.
 //!
-//! Equality holds on one kind of processor and one thread count; matrix products may round differently on another.
+//! Equality holds on one kind of processor; another one may round matrix products differently. The number of threads
+//! does not matter.
 
 use std::collections::BTreeMap;
-
-use candle_core::{Device, Tensor};
 
 use crate::adam::Adam;
 use crate::checkpoint::{Array, State};
 use crate::models::{Batch, EPOCH_EXAMPLES, Model, ModelKind, Pool};
 use crate::nn::Params;
 use crate::rng::Rng;
+use crate::tape::Tape;
+use crate::tensor::Tensor;
 
-/// What makes a run this run; a checkpoint of another setup is refused.
+/// All that determines the losses of a run; a checkpoint with another setup is refused.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Setup {
     pub(crate) kind: ModelKind,
@@ -31,8 +33,8 @@ impl Setup {
         EPOCH_EXAMPLES.div_ceil(self.batch) as u64
     }
 
-    /// The setup as it is written into a checkpoint, named as the options that set it.
-    fn facts(&self) -> [(&'static str, String); 5] {
+    /// The setup as a checkpoint holds it, with the names of the options.
+    fn settings(&self) -> [(&'static str, String); 5] {
         [
             ("model", self.kind.name().to_owned()),
             ("hidden", self.hidden.to_string()),
@@ -45,49 +47,51 @@ impl Setup {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TrainerError {
-    #[error("the model cannot be computed: {0}")]
-    Compute(#[from] candle_core::Error),
     #[error("the loss is {loss} after step {step}: training diverged; use a lower --lr than {learning_rate}")]
     Diverged { step: u64, loss: f32, learning_rate: f64 },
     #[error(
-        "it was made with {name} {theirs}, this run has {name} {mine}; use the same options or another --checkpoint directory"
+        "it was made with {name} {theirs}, this run has {name} {mine}; \
+         use the same options or another --checkpoint directory"
     )]
     OtherSetup { name: &'static str, theirs: String, mine: String },
     #[error("its {name} is missing or has the wrong shape; remove it or use another --checkpoint directory")]
     Incomplete { name: String },
 }
 
-/// What a step learnt.
+/// The result of one update.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Stepped {
+pub(crate) struct StepResult {
     pub(crate) gradient_norm: f32,
     pub(crate) learning_rate: f64,
 }
 
-/// The loss on the held-out batch, and the part of right answers where the model gives any.
+/// The loss on the held-out batch, and the fraction of right answers of models that classify.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Measured {
+pub(crate) struct Measurement {
     pub(crate) loss: f32,
     pub(crate) accuracy: Option<f64>,
 }
 
 pub(crate) struct Trainer {
     setup: Setup,
+    threads: usize,
     params: Params,
     model: Box<dyn Model>,
     adam: Adam,
-    held: Batch,
+    held_out: Batch,
     step: u64,
 }
 
 impl Trainer {
-    pub(crate) fn new(setup: Setup) -> Result<Self, TrainerError> {
+    /// A trainer before its first step. Large matrix products use up to `threads` threads.
+    pub(crate) fn new(setup: Setup, threads: usize) -> Self {
         let mut params = Params::new(setup.seed);
-        let model = setup.kind.build(&mut params, setup.hidden, setup.seed)?;
-        let adam = Adam::new(&params, setup.learning_rate, setup.kind.defaults().clip_norm);
-        let held =
-            model.batch(Pool::Held, setup.kind.defaults().held, &mut Rng::stream(setup.seed, "held-out batch", 0))?;
-        Ok(Trainer { setup, params, model, adam, held, step: 0 })
+        let model = setup.kind.build(&mut params, setup.hidden, setup.seed);
+        let defaults = setup.kind.defaults();
+        let adam = Adam::new(params.tensors(), setup.learning_rate, defaults.clip_norm);
+        let mut rng = Rng::stream(setup.seed, "held-out batch", 0);
+        let held_out = model.batch(Pool::HeldOut, defaults.held_out, &mut rng);
+        Trainer { setup, threads, params, model, adam, held_out, step: 0 }
     }
 
     /// Steps taken so far, those before a restore included.
@@ -95,24 +99,26 @@ impl Trainer {
         self.step
     }
 
-    /// One batch forward and backward and one update.
-    pub(crate) fn advance(&mut self) -> Result<Stepped, TrainerError> {
+    /// Computes the gradient on one batch and updates the parameters.
+    pub(crate) fn advance(&mut self) -> Result<StepResult, TrainerError> {
         let mut rng = Rng::stream(self.setup.seed, "training batch", self.step);
-        let batch = self.model.batch(Pool::Training, self.setup.batch, &mut rng)?;
-        let score = self.model.score(&batch)?;
-        self.expect_finite(score.loss.to_scalar::<f32>()?)?;
-        let grads = score.loss.backward()?;
+        let batch = self.model.batch(Pool::Training, self.setup.batch, &mut rng);
+        let mut tape = Tape::new(self.params.tensors(), self.threads);
+        let loss = self.model.score(&mut tape, &batch).loss;
+        self.expect_finite(tape.value(loss).scalar())?;
+        let gradients = tape.backward(loss);
         self.step += 1;
-        let gradient_norm = self.adam.update(&self.params, &grads, self.step)?;
-        Ok(Stepped { gradient_norm, learning_rate: self.adam.rate(self.step) })
+        let gradient_norm = self.adam.update(self.params.tensors_mut(), &gradients, self.step);
+        Ok(StepResult { gradient_norm, learning_rate: self.adam.rate(self.step) })
     }
 
-    /// The loss on the held-out batch.
-    pub(crate) fn measure(&self) -> Result<Measured, TrainerError> {
-        let score = self.model.score(&self.held)?;
-        let loss = score.loss.to_scalar::<f32>()?;
+    /// Measures the loss on the held-out batch.
+    pub(crate) fn measure(&self) -> Result<Measurement, TrainerError> {
+        let mut tape = Tape::new(self.params.tensors(), self.threads);
+        let score = self.model.score(&mut tape, &self.held_out);
+        let loss = tape.value(score.loss).scalar();
         self.expect_finite(loss)?;
-        Ok(Measured { loss, accuracy: score.accuracy })
+        Ok(Measurement { loss, accuracy: score.accuracy })
     }
 
     fn expect_finite(&self, loss: f32) -> Result<(), TrainerError> {
@@ -122,49 +128,57 @@ impl Trainer {
         Err(TrainerError::Diverged { step: self.step, loss, learning_rate: self.setup.learning_rate })
     }
 
-    /// Everything the next step depends on.
-    pub(crate) fn state(&self) -> Result<State, TrainerError> {
+    /// Everything that the next step depends on.
+    pub(crate) fn state(&self) -> State {
         let mut arrays = BTreeMap::new();
-        for ((name, var), moments) in self.params.iter().zip(&self.adam.moments) {
-            let shape = var.as_tensor().dims().to_vec();
-            let mut put =
-                |group: &str, values| arrays.insert(format!("{group}.{name}"), Array { shape: shape.clone(), values });
-            put("param", var.as_tensor().flatten_all()?.to_vec1::<f32>()?);
-            put("adam.first", moments.first.clone());
-            put("adam.second", moments.second.clone());
+        for ((name, tensor), moments) in self.params.names().iter().zip(self.params.tensors()).zip(&self.adam.moments) {
+            for (group, values) in
+                [("param", tensor.values()), ("adam.first", &moments.first), ("adam.second", &moments.second)]
+            {
+                let array = Array { shape: saved_shape(tensor), values: values.to_vec() };
+                arrays.insert(format!("{group}.{name}"), array);
+            }
         }
-        let facts = self.setup.facts().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        Ok(State { step: self.step, facts, arrays })
+        let settings = self.setup.settings().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        State { step: self.step, settings, arrays }
     }
 
-    /// Continues from a saved state; on an error the trainer is as it was.
+    /// Continues from a saved state. After an error the trainer is unchanged.
     pub(crate) fn restore(&mut self, mut state: State) -> Result<(), TrainerError> {
-        for (name, mine) in self.setup.facts() {
-            let theirs = state.facts.remove(name).unwrap_or_default();
+        for (name, mine) in self.setup.settings() {
+            let theirs = state.settings.remove(name).unwrap_or_default();
             if theirs != mine {
                 return Err(TrainerError::OtherSetup { name, theirs, mine });
             }
         }
         let mut restored = Vec::with_capacity(self.adam.moments.len());
-        for (name, var) in self.params.iter() {
+        for (name, tensor) in self.params.names().iter().zip(self.params.tensors()) {
             let mut take = |group: &str| {
                 let name = format!("{group}.{name}");
                 match state.arrays.remove(&name) {
-                    Some(array) if array.shape == var.as_tensor().dims() => Ok(array.values),
+                    Some(array) if array.shape == saved_shape(tensor) => Ok(array.values),
                     _ => Err(TrainerError::Incomplete { name }),
                 }
             };
             restored.push((take("param")?, take("adam.first")?, take("adam.second")?));
         }
-        for (((_, var), moments), (values, first, second)) in
-            self.params.iter().zip(&mut self.adam.moments).zip(restored)
+        for ((tensor, moments), (values, first, second)) in
+            self.params.tensors_mut().iter_mut().zip(&mut self.adam.moments).zip(restored)
         {
-            var.set(&Tensor::from_vec(values, var.as_tensor().shape(), &Device::Cpu)?)?;
+            tensor.values_mut().copy_from_slice(&values);
             moments.first = first;
             moments.second = second;
         }
         self.step = state.step;
         Ok(())
+    }
+}
+
+/// The shape under which a parameter is saved. A row vector has one dimension there, as biases have in all frameworks.
+fn saved_shape(tensor: &Tensor) -> Vec<usize> {
+    match tensor.shape() {
+        (1, columns) => vec![columns],
+        (rows, columns) => vec![rows, columns],
     }
 }
 
@@ -176,35 +190,36 @@ mod tests {
 
     fn small(kind: ModelKind) -> Trainer {
         let learning_rate = kind.defaults().learning_rate;
-        Trainer::new(Setup { kind, hidden: 12, batch: 8, learning_rate, seed: 5 }).unwrap()
+        Trainer::new(Setup { kind, hidden: 12, batch: 8, learning_rate, seed: 5 }, 1)
     }
 
-    /// The gradient candle computes agrees with the slope seen when one parameter is nudged.
+    /// The gradient of each parameter agrees with the slope that appears when one of its elements is changed.
     #[test]
     fn gradients_match_finite_differences() {
         for kind in ALL {
-            let trainer = small(kind);
-            let loss = || f64::from(trainer.model.score(&trainer.held).unwrap().loss.to_scalar::<f32>().unwrap());
-            let grads = trainer.model.score(&trainer.held).unwrap().loss.backward().unwrap();
-            for (name, var) in trainer.params.iter() {
-                let gradient = grads.get(var).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
-                // The steepest entry has the best ratio of slope to rounding.
-                let (index, &expected) =
-                    gradient.iter().enumerate().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs())).unwrap();
-                let original = var.as_tensor().flatten_all().unwrap().to_vec1::<f32>().unwrap();
-                let nudged = |by: f32| {
-                    let mut values = original.clone();
-                    values[index] += by;
-                    var.set(&Tensor::from_vec(values, var.as_tensor().shape(), &Device::Cpu).unwrap()).unwrap();
-                    loss()
+            let mut trainer = small(kind);
+            let mut tape = Tape::new(trainer.params.tensors(), 1);
+            let loss = trainer.model.score(&mut tape, &trainer.held_out).loss;
+            let gradients = tape.backward(loss);
+            let loss = f64::from(trainer.measure().unwrap().loss);
+            for (parameter, gradient) in gradients.iter().enumerate() {
+                // The steepest element has the best ratio of slope to rounding.
+                let steepest = gradient.values().iter().enumerate().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()));
+                let (element, &expected) = steepest.unwrap();
+                let original = trainer.params.tensors()[parameter].values()[element];
+                let mut loss_at = |value: f32| {
+                    trainer.params.tensors_mut()[parameter].values_mut()[element] = value;
+                    f64::from(trainer.measure().unwrap().loss)
                 };
-                let by = 0.01;
-                let slope = (nudged(by) - nudged(-by)) / f64::from(2.0 * by);
-                nudged(0.0);
+                let width = 0.01;
+                let slope = (loss_at(original + width) - loss_at(original - width)) / f64::from(2.0 * width);
+                loss_at(original);
                 let expected = f64::from(expected);
-                // Losses of single precision resolve slopes to about 1e-7 of the loss over the width of the nudge.
-                let tolerance = 0.05 * expected.abs() + 3e-5 * loss().max(1.0);
-                assert!((slope - expected).abs() <= tolerance, "{kind:?} {name}[{index}]: {slope} against {expected}");
+                // Losses of single precision resolve slopes to about 1e-7 of the loss divided by the width.
+                let tolerance = 0.05 * expected.abs() + 3e-5 * loss.max(1.0);
+                let name = &trainer.params.names()[parameter];
+                assert!((slope - expected).abs() <= tolerance, "{kind:?} {name}[{element}]: {slope}, not {expected}");
+                assert!(expected != 0.0, "{kind:?} {name} does not reach the loss");
             }
         }
     }
@@ -219,7 +234,7 @@ mod tests {
                 whole.advance().unwrap();
                 losses.push(whole.measure().unwrap().loss.to_bits());
             }
-            let mut state = small(kind).state().unwrap();
+            let mut state = small(kind).state();
             let mut pieces = Vec::new();
             for steps in [5, 1, 6] {
                 let mut piece = small(kind);
@@ -228,10 +243,10 @@ mod tests {
                     piece.advance().unwrap();
                     pieces.push(piece.measure().unwrap().loss.to_bits());
                 }
-                state = piece.state().unwrap();
+                state = piece.state();
             }
             assert_eq!(losses, pieces, "{kind:?}");
-            assert_eq!(state, whole.state().unwrap(), "{kind:?}");
+            assert_eq!(state, whole.state(), "{kind:?}");
         }
     }
 
@@ -245,7 +260,7 @@ mod tests {
             (ModelKind::Birnn, 100, 0.85),
         ] {
             let learning_rate = 3e-3;
-            let mut trainer = Trainer::new(Setup { kind, hidden: 32, batch: 16, learning_rate, seed: 1 }).unwrap();
+            let mut trainer = Trainer::new(Setup { kind, hidden: 32, batch: 16, learning_rate, seed: 1 }, 1);
             let before = trainer.measure().unwrap().loss;
             for _ in 0..steps {
                 trainer.advance().unwrap();
@@ -259,9 +274,9 @@ mod tests {
     fn another_setup_or_a_missing_part_is_refused_and_changes_nothing() {
         let mut trainer = small(ModelKind::Gru);
         trainer.advance().unwrap();
-        let before = trainer.state().unwrap();
+        let before = trainer.state();
 
-        let other = Trainer::new(Setup { batch: 9, ..small(ModelKind::Gru).setup }).unwrap().state().unwrap();
+        let other = Trainer::new(Setup { batch: 9, ..small(ModelKind::Gru).setup }, 1).state();
         let error = trainer.restore(other).unwrap_err().to_string();
         assert!(error.contains("batch 9") && error.contains("batch 8"), "{error}");
 
@@ -270,13 +285,13 @@ mod tests {
         torn.step = 77;
         let error = trainer.restore(torn).unwrap_err().to_string();
         assert!(error.contains("adam.second.output.bias"), "{error}");
-        assert_eq!(trainer.state().unwrap(), before);
+        assert_eq!(trainer.state(), before);
     }
 
     #[test]
     fn divergence_is_an_error_and_not_a_checkpoint_of_nonsense() {
         let setup = Setup { learning_rate: 1e30, ..small(ModelKind::Vae).setup };
-        let mut trainer = Trainer::new(setup).unwrap();
+        let mut trainer = Trainer::new(setup, 1);
         let error = (0..20).find_map(|_| trainer.advance().err()).expect("such a rate must diverge").to_string();
         assert!(error.contains("--lr"), "{error}");
     }

@@ -1,8 +1,12 @@
-//! The project's chores, so that nobody needs to remember commands: `cargo xtask --help`.
+//! The project's chores: `cargo xtask --help` lists them.
 
 mod bench;
+mod cache;
 mod check;
 mod e2e;
+mod image;
+mod packages;
+mod programs;
 mod setup;
 mod sh;
 mod test;
@@ -20,17 +24,21 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Installs what the tests need, then runs the checks and every test.
+    /// Installs what the tests need, then runs the checks and every test; with --quick, the tests that need nothing.
     ///
-    /// Debian packages are installed with apt-get (as root, or through sudo). Tools that come from crates.io and the Python
-    /// environment are kept in ~/.cache/gainshare, named after their content, and built again only when that changes.
+    /// Debian packages are installed with apt-get, as root. Tools that come from crates.io and the Python
+    /// environment are kept in ~/.cache/gainshare, named after their content, and built again only when
+    /// that changes. `--quick` installs nothing and runs as an ordinary user.
     Test(test::Args),
     /// Formatting, lints, dependency rules, licences, freshness of generated files.
     Check(check::Args),
     /// Measures what the project promises and prints the figures.
     Bench(bench::Args),
-    /// Writes the generated files (CLI reference, custom resource, plain YAML of the chart) anew.
+    /// Writes the generated files: references of the programs, custom resources, plain YAML of the chart.
     Generate,
+    /// Builds all programs and puts them into a container image, as an archive for `docker load` or `kind
+    /// load image-archive`.
+    Image(image::Args),
     /// Only installs what the tests need.
     Setup,
     /// A real Kubernetes on this machine: see docs/testbed.md.
@@ -41,10 +49,11 @@ enum Chore {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().chore {
-        Chore::Test(args) => test::run(args),
-        Chore::Check(args) => check::run(args),
+        Chore::Test(args) => test::run(&args),
+        Chore::Check(args) => check::run(&args),
         Chore::Bench(args) => bench::run(args),
         Chore::Generate => check::generate(),
+        Chore::Image(args) => image::run(&args),
         Chore::Setup => setup::everything().map(drop),
         Chore::Testbed(args) => testbed::run(args),
         Chore::E2e(args) => e2e::run(args),

@@ -1,56 +1,51 @@
 //! Installs what the tests need on a machine that has only Debian and Rust.
 //!
-//! Everything that takes long and is pinned is kept outside the checkout, in a folder named after what is in it, so that a second
-//! clone finds it and a change of version builds it anew.
+//! Everything that takes long and is pinned is kept outside the checkout, in a folder named after what is
+//! in it: a second clone finds it, and a change of version builds it beside the old one. [`steps`] lists
+//! what is there and what is missing, so that a command can say what it is about to do.
 
-use crate::{sh, testbed};
-use anyhow::{Context, Result, bail};
+use crate::{cache, packages, sh, testbed};
+use anyhow::{Result, bail};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the tests call that Debian provides: real engines, kernels and frameworks.
-const PACKAGES: [&str; 13] = [
-    "docker.io",
-    "qemu-system-x86",
-    "linux-image-cloud-amd64",
-    "busybox-static",
-    "cpio",
-    "python3",
-    "python3-venv",
-    "python3-numpy",
-    "python3-torch",
-    // The reference BLAS that python3-torch pulls otherwise is ten times slower.
-    "libopenblas0-pthread",
-    "procps",
-    "util-linux",
-    "tmux",
-];
+/// A tool from crates.io with its pinned version.
+pub(crate) type Tool = (&'static str, &'static str);
 
-/// What a test bed is made of that Debian provides: see `docs/testbed.md`.
-const TESTBED_PACKAGES: [&str; 8] = [
-    "etcd-server",
-    "containerd",
-    "runc",
-    "containernetworking-plugins",
-    "busybox-static",
-    "nftables",
-    "iproute2",
-    "openssl",
-];
+pub(crate) const CARGO_DENY: Tool = ("cargo-deny", "0.20.2");
 
-/// Tools from crates.io, pinned.
-const TOOLS: [(&str, &str); 2] = [("cargo-nextest", "0.9.151"), ("cargo-deny", CARGO_DENY)];
-const CARGO_DENY: &str = "0.20.2";
+/// Something that is installed or built before tests can run.
+pub(crate) struct Step {
+    pub(crate) what: String,
+    pub(crate) missing: bool,
+    /// Minutes that it takes from nothing, on two cores.
+    pub(crate) cold_min: u32,
+}
 
-/// Where pinned things are kept: `$GAINSHARE_CACHE`, or below the user's cache folder.
-pub(crate) fn cache() -> Result<PathBuf> {
-    let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let base = var("GAINSHARE_CACHE")
-        .or_else(|| var("XDG_CACHE_HOME").map(|c| c.join("gainshare")))
-        .or_else(|| var("HOME").map(|h| h.join(".cache/gainshare")))
-        .context("neither HOME nor GAINSHARE_CACHE is set: nowhere to keep the tools")?;
-    std::fs::create_dir_all(&base).with_context(|| format!("cannot create {}", base.display()))?;
-    Ok(base)
+/// What the full tests need, in the order in which it is installed.
+pub(crate) fn steps() -> Result<Vec<Step>> {
+    let packages = packages::missing_for_tests();
+    let mut steps = vec![Step {
+        what: match packages.as_slice() {
+            [] => "Debian packages: Docker, qemu, a kernel, PyTorch, etcd, containerd".to_owned(),
+            missing => format!("Debian packages by apt-get, as root: {}", missing.join(", ")),
+        },
+        missing: !packages.is_empty(),
+        cold_min: 5,
+    }];
+    let what = format!("{} {} from crates.io", CARGO_DENY.0, CARGO_DENY.1);
+    let missing = !tool_home(CARGO_DENY)?.join("bin").join(CARGO_DENY.0).exists();
+    steps.push(Step { what, missing, cold_min: 6 });
+    let any = |prefix: &str, folder: PathBuf| {
+        let names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        names.into_iter().any(|name| name.to_string_lossy().starts_with(prefix))
+    };
+    let what = "a Python environment with the training frameworks".to_owned();
+    steps.push(Step { what, missing: !any("venv", cache::folder()?), cold_min: 3 });
+    let what = "Kubernetes, CoreDNS, Helm and kwok from the Go module registry".to_owned();
+    steps.push(Step { what, missing: !any("bin-", cache::folder()?.join("testbed")), cold_min: 7 });
+    Ok(steps)
 }
 
 /// What was installed, for the commands that use it.
@@ -64,74 +59,47 @@ pub(crate) struct Installed {
 impl Installed {
     /// Lets `command` find the tools and the frameworks.
     pub(crate) fn equip(&self, command: &mut Command) {
+        command.envs(self.environment());
+    }
+
+    /// The variables through which programs find the tools and the frameworks.
+    pub(crate) fn environment(&self) -> Vec<(&'static str, OsString)> {
         let old = std::env::var_os("PATH").unwrap_or_default();
         let path = std::env::join_paths(self.bin.iter().cloned().chain(std::env::split_paths(&old)));
-        command.env("PATH", path.expect("our own folders have no colon")).env("GAINSHARE_TEST_VENV", &self.venv);
+        let path = path.expect("our own folders have no colon");
+        vec![("PATH", path), ("GAINSHARE_TEST_VENV", self.venv.clone().into_os_string())]
     }
 }
 
 pub(crate) fn everything() -> Result<Installed> {
-    packages()?;
-    let bin = tools()?;
+    packages::install_all()?;
+    let bin = tools(&[CARGO_DENY])?;
     let venv = venv()?;
     testbed::programs()?;
     Ok(Installed { bin, venv })
 }
 
-/// Installs the Debian packages that the tests need.
-pub(crate) fn packages() -> Result<()> {
-    let all: Vec<&str> = PACKAGES.into_iter().chain(TESTBED_PACKAGES).collect();
-    install(&all)
+fn tool_home((name, version): Tool) -> Result<PathBuf> {
+    Ok(cache::folder()?.join(format!("{name}-{version}")))
 }
 
-/// Installs the Debian packages that a test bed needs.
-pub(crate) fn testbed_packages() -> Result<()> {
-    install(&TESTBED_PACKAGES)
-}
-
-fn install(packages: &[&'static str]) -> Result<()> {
-    let installed = |package: &str| {
-        sh::output(Command::new("dpkg-query").args(["-W", "-f=${db:Status-Status}", package]))
-            .is_ok_and(|status| status == "installed")
-    };
-    let missing: Vec<&str> = packages.iter().copied().filter(|p| !installed(p)).collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    if !sh::works(Command::new("apt-get").arg("--version")) {
-        bail!(
-            "the tests need {}, and there is no apt-get to install them: install their like by hand",
-            missing.join(", ")
-        );
-    }
-    // SAFETY: geteuid has no preconditions.
-    let root = unsafe { libc::geteuid() } == 0;
-    let apt = || {
-        let mut command = if root { Command::new("env") } else { Command::new("sudo") };
-        command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get"]);
-        command
-    };
-    sh::run(apt().args(["update", "-q"]))?;
-    sh::run(apt().args(["install", "-q", "-y", "--no-install-recommends"]).args(&missing))
-        .with_context(|| format!("the tests need the Debian packages {}", missing.join(", ")))
-}
-
-/// Builds the missing tools and returns the folders they are in.
-pub(crate) fn tools() -> Result<Vec<PathBuf>> {
-    TOOLS
+/// Builds the tools that are missing and returns the folders they are in.
+pub(crate) fn tools(tools: &[Tool]) -> Result<Vec<PathBuf>> {
+    tools
         .iter()
-        .map(|(name, version)| {
-            let home = cache()?.join(format!("{name}-{version}"));
+        .map(|&tool| {
+            let (name, version) = tool;
+            let home = tool_home(tool)?;
             let bin = home.join("bin");
             if !bin.join(name).exists() {
-                let version = format!("{name}@{version}");
-                // Debug information and optimisation of a tool that runs for a second cost minutes here.
+                // The tool runs for seconds. Without optimisation and debug information their build takes
+                // half the time.
                 sh::run(
                     sh::cargo()
                         .args(["install", "--locked", "--force", "--root"])
                         .arg(&home)
-                        .arg(&version)
-                        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
+                        .arg(format!("{name}@{version}"))
+                        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
                         .env("CARGO_PROFILE_RELEASE_LTO", "off")
                         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
                         .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
@@ -146,10 +114,10 @@ pub(crate) fn tools() -> Result<Vec<PathBuf>> {
 /// Makes the Python environment with the frameworks whose output the collectors are held against.
 pub(crate) fn venv() -> Result<PathBuf> {
     let script = sh::root().join("crates/progress/tests/frameworks/make-venv");
-    let printed = sh::output(Command::new(&script).env("GAINSHARE_CACHE", cache()?))?;
+    let printed = sh::output(Command::new(&script).env("GAINSHARE_CACHE", cache::folder()?))?;
     let path = printed.lines().last().unwrap_or_default().trim().to_owned();
     if !Path::new(&path).join("bin/python3").exists() {
-        bail!("{} said `{path}`, which is no Python environment", script.display());
+        bail!("{} printed `{path}`, which is no Python environment", script.display());
     }
     Ok(PathBuf::from(path))
 }

@@ -13,8 +13,9 @@ pub(crate) fn root() -> PathBuf {
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
-    // What cargo told us about ourselves is not about what it builds next: build scripts that look at these (ring's does) would
-    // be run again, and everything above them compiled again, each time somebody changes between `cargo` and `cargo xtask`.
+    // Cargo's variables about xtask itself must not reach the next build: build scripts that read them
+    // (ring's does) would run again, and everything above them would be compiled again, at each change
+    // between `cargo` and `cargo xtask`.
     for (name, _) in std::env::vars_os() {
         let about_us = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
         if name.to_str().is_some_and(|name| about_us.iter().any(|prefix| name.starts_with(prefix))) {
@@ -49,7 +50,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Whether a program runs and says it is fine.
+/// Whether a program runs and ends with code 0.
 pub(crate) fn works(command: &mut Command) -> bool {
     command.output().is_ok_and(|o| o.status.success())
 }

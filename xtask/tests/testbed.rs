@@ -1,17 +1,17 @@
 //! A whole life of a test bed: up, used, and gone without a trace.
 //!
-//! Two unequal nodes run a pod each; the pods reach each other, a service, and the API server; one is resized in place and its control group
-//! follows without a restart. Then everything comes down, and the machine is compared with what it was before. Needs root.
+//! Two unequal nodes run a pod each; the pods reach each other, a service, and the API server; one is
+//! resized in place and its control group follows without a restart. Then everything comes down, and the
+//! machine is compared with what it was before.
 
 mod common;
 
-use common::{eventually, testbed, text};
+use common::{Scenarios, eventually, testbed, text};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::Instant;
 
 const NAME: &str = "selftest";
 
@@ -29,7 +29,7 @@ fn kubectl(args: &[&str]) -> String {
     ok(&[&["kubectl"], args].concat())
 }
 
-/// Takes the test bed down whatever happens to the test.
+/// Takes the test bed down, also after a failed test.
 struct Down;
 
 impl Drop for Down {
@@ -38,7 +38,8 @@ impl Drop for Down {
     }
 }
 
-/// What a test bed could leave on the machine: interfaces, mounts, control groups, packet filter rules, kernel settings.
+/// What a test bed could leave on the machine: interfaces, mounts, control groups, packet filter rules,
+/// kernel settings.
 fn traces() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let names = |dir: &str| fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path().display().to_string());
@@ -129,67 +130,83 @@ spec: { selector: { app: on-big }, ports: [{ port: 80, targetPort: 8080 }] }
 "#;
 
 #[test]
+#[ignore = "needs root and a test bed"]
 fn up_used_and_gone() {
-    // SAFETY: geteuid has no preconditions.
-    if unsafe { libc::geteuid() } != 0 {
-        eprintln!("SKIPPED: a test bed needs root");
-        return;
-    }
     ok(&["down"]);
     let before = traces();
-    let began = Instant::now();
     let guard = Down;
     ok(&["up", "--node", "big=1.2", "--node", "small=0.6"]);
-    eprintln!("up after {:.1} s", began.elapsed().as_secs_f64());
     let status: Value = serde_json::from_str(&ok(&["status", "--output", "json"])).unwrap();
     assert_eq!(status["up"], true);
-    let dir = status["dir"].as_str().unwrap().to_owned();
-
-    // Up once more is no mess: the same is reused, something else is refused and leaves the first alone.
-    ok(&["up", "--node", "big=1.2", "--node", "small=0.6"]);
-    let other = xtask(&["up", "--nodes", "1"]);
-    assert!(!other.status.success());
-    assert!(String::from_utf8_lossy(&other.stderr).contains("testbed down"), "the remedy is named");
-
-    // The scheduler sees the sizes.
-    for (node, milli) in [("big", "1200m"), ("small", "600m")] {
-        let cpu = kubectl(&["get", "node", node, "--output=jsonpath={.status.allocatable.cpu}"]);
-        assert_eq!(cpu, milli, "{node}");
-    }
-
     let manifest = tempfile::NamedTempFile::new().unwrap();
     fs::write(manifest.path(), PODS).unwrap();
     kubectl(&["apply", "--filename", manifest.path().to_str().unwrap()]);
     kubectl(&["wait", "--for=condition=Ready", "pod/on-big", "pod/on-small", "--timeout=60s"]);
-    let get = |path: &str| kubectl(&["get", "pod", "on-big", &format!("--output=jsonpath={{{path}}}")]);
 
-    // By address, and by the service's name.
+    let mut scenarios = Scenarios::default();
+    scenarios.run("up again reuses the same and refuses another shape", up_again);
+    scenarios.run("the scheduler sees the sizes", sizes);
+    scenarios.run("pods reach each other by address and by a service's name", pods_reach_each_other);
+    let bin = Path::new(status["bin"].as_str().unwrap());
+    scenarios.run("a program becomes an image, and its pod has the rights of its account", || image_and_rights(bin));
+    scenarios.run("a pod is resized in place", resized_in_place);
+    scenarios.run("a program that was killed starts again", killed_and_started);
+    let dir = status["dir"].as_str().unwrap();
+    scenarios.run("down leaves nothing behind", || gone(dir, &before));
+    drop(guard);
+    scenarios.finish();
+}
+
+fn up_again() {
+    ok(&["up", "--node", "big=1.2", "--node", "small=0.6"]);
+    let other = xtask(&["up", "--nodes", "1"]);
+    assert!(!other.status.success());
+    assert!(String::from_utf8_lossy(&other.stderr).contains("testbed down"), "the remedy is named");
+}
+
+fn sizes() {
+    for (node, milli) in [("big", "1200m"), ("small", "600m")] {
+        let cpu = kubectl(&["get", "node", node, "--output=jsonpath={.status.allocatable.cpu}"]);
+        assert_eq!(cpu, milli, "{node}");
+    }
+}
+
+/// A field of the pod on the big node.
+fn on_big(path: &str) -> String {
+    kubectl(&["get", "pod", "on-big", &format!("--output=jsonpath={{{path}}}")])
+}
+
+fn pods_reach_each_other() {
     let fetch = |url: &str| xtask(&["kubectl", "exec", "on-small", "--", "timeout", "5", "wget", "-q", "-O", "-", url]);
-    assert_eq!(fetch(&format!("http://{}:8080/", get(".status.podIP"))).stdout, b"hello from big\n");
+    assert_eq!(fetch(&format!("http://{}:8080/", on_big(".status.podIP"))).stdout, b"hello from big\n");
     let by_name = eventually("the service", || Some(fetch("http://big/")).filter(|o| o.status.success()));
     assert_eq!(by_name.stdout, b"hello from big\n");
+}
 
-    // An image from a static program; its pod reaches the API server as its service account, and may do what that may.
-    let program = Path::new(status["bin"].as_str().unwrap()).join("kubectl");
-    ok(&["load-image", program.to_str().unwrap(), "--image", "kubectl:local"]);
+/// The pod of an image made of kubectl reaches the API server as its service account, and may do what that
+/// account may do.
+fn image_and_rights(bin: &Path) {
+    ok(&["load-image", bin.join("kubectl").to_str().unwrap(), "--image", "kubectl:local"]);
     kubectl(&["run", "inside", "--image=kubectl:local", "--restart=Never", "--", "auth", "whoami", "--output=json"]);
     kubectl(&["run", "curious", "--image=kubectl:local", "--restart=Never", "--", "get", "secrets"]);
     let ended = |pod: &str| {
         kubectl(&["wait", "--for=jsonpath={.status.containerStatuses[0].state.terminated}", pod, "--timeout=60s"])
     };
     ended("pod/inside");
-    let who: Value = serde_json::from_str(&kubectl(&["logs", "inside"])).unwrap();
-    assert_eq!(who["status"]["userInfo"]["username"], "system:serviceaccount:default:default");
+    let account: Value = serde_json::from_str(&kubectl(&["logs", "inside"])).unwrap();
+    assert_eq!(account["status"]["userInfo"]["username"], "system:serviceaccount:default:default");
     assert!(
-        who["status"]["userInfo"]["extra"]["authentication.kubernetes.io/node-name"].is_array(),
-        "the token is bound: {who}"
+        account["status"]["userInfo"]["extra"]["authentication.kubernetes.io/node-name"].is_array(),
+        "the token is bound: {account}"
     );
     ended("pod/curious");
     assert!(kubectl(&["logs", "curious"]).contains("forbidden"));
+}
 
-    // Resized in place: the group follows, nothing restarts.
-    let uid = get(".metadata.uid");
-    let container = get(".status.containerStatuses[0].containerID").replace("containerd://", "");
+/// The control group follows the resize, and nothing restarts.
+fn resized_in_place() {
+    let uid = on_big(".metadata.uid");
+    let container = on_big(".status.containerStatuses[0].containerID").replace("containerd://", "");
     let (file, quota, resized) = match find(Path::new("/sys/fs/cgroup"), &container, "cpu.cfs_quota_us") {
         Some(file) => (file, "40000", "90000"),
         None => (find(Path::new("/sys/fs/cgroup"), &container, "cpu.max").unwrap(), "40000 100000", "90000 100000"),
@@ -200,28 +217,27 @@ fn up_used_and_gone() {
     assert_eq!(read(), quota);
     let patch =
         r#"{"spec":{"containers":[{"name":"main","resources":{"requests":{"cpu":"900m"},"limits":{"cpu":"900m"}}}]}}"#;
-    let asked = Instant::now();
     kubectl(&["patch", "pod", "on-big", "--subresource=resize", "--patch", patch]);
     eventually("the new quota", || (read() == resized).then_some(()));
-    eprintln!("resized after {:.1} s", asked.elapsed().as_secs_f64());
-    eventually("the new status", || (get(".status.containerStatuses[0].resources.limits.cpu") == "900m").then_some(()));
-    assert_eq!(get(".status.containerStatuses[0].restartCount"), "0");
-    assert_eq!(get(".status.containerStatuses[0].containerID"), format!("containerd://{container}"));
+    let limit = || on_big(".status.containerStatuses[0].resources.limits.cpu");
+    eventually("the new status", || (limit() == "900m").then_some(()));
+    assert_eq!(on_big(".status.containerStatuses[0].restartCount"), "0");
+    assert_eq!(on_big(".status.containerStatuses[0].containerID"), format!("containerd://{container}"));
+}
 
-    // A test bed that has lost a part comes back with the same command.
+fn killed_and_started() {
     ok(&["kill", "kube-scheduler"]);
     assert!(ok(&["status"]).contains("ended: kube-scheduler"));
     ok(&["start", "kube-scheduler"]);
     assert!(!ok(&["status"]).contains("ended"));
+}
 
-    let down = Instant::now();
+fn gone(dir: &str, before: &BTreeSet<String>) {
     ok(&["down"]);
-    eprintln!("down after {:.1} s", down.elapsed().as_secs_f64());
-    drop(guard);
-    assert!(!Path::new(&dir).exists(), "{dir} is left");
-    assert_eq!(processes(&dir), Vec::<String>::new());
+    assert!(!Path::new(dir).exists(), "{dir} is left");
+    assert_eq!(processes(dir), Vec::<String>::new());
     let after = traces();
-    let left: Vec<_> = after.symmetric_difference(&before).collect();
+    let left: Vec<_> = after.symmetric_difference(before).collect();
     assert!(left.is_empty(), "left behind or changed: {left:#?}");
     assert!(ok(&["status"]).contains("no test bed"));
 }

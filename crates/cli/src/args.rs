@@ -1,6 +1,6 @@
 //! The command line: every command, option and help text. The reference in `docs/reference/cli.md` and the man pages are made of it.
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use gainshare_core::policy::Preset;
 use gainshare_daemon::config::Listen;
@@ -46,7 +46,7 @@ pub enum Command {
     ///
     /// `run` and `submit` start one by themselves, which ends when there has been no job for ten minutes. Start it yourself to
     /// choose the policy, the number of slots and so on. Every option can also be set in ~/.config/gainshare/config.toml under the same name.
-    #[command(after_help = "Example:\n  gainshare up --detach --slots 4 --policy flowcon")]
+    #[command(after_help = "Example:\n  gainshare up --detach --slots 4 --policy gainshare")]
     Up(Box<UpArgs>),
 
     /// End the daemon; its jobs go on without limits unless told otherwise
@@ -102,10 +102,23 @@ pub enum Command {
     },
 
     /// Say why a job has the share it has
-    #[command(after_help = "Example:\n  gainshare explain vae")]
+    #[command(after_help = "Example:\n  gainshare explain vae\n  gainshare explain vae --dump decision.json")]
     Explain {
         /// Name or number of the job
         job: String,
+        /// Write the last decision about the job, with all it depended on, to this file (`-` for standard output), for `replay`
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        dump: Option<PathBuf>,
+    },
+
+    /// Make a recorded decision again, and check that the plan is the same
+    ///
+    /// Ends with code 1 and prints the differences if it is not.
+    #[command(after_help = "Example:\n  gainshare explain vae --dump decision.json\n  gainshare replay decision.json")]
+    Replay {
+        /// A file of `explain --dump`, or `-` for standard input
+        #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: PathBuf,
     },
 
     /// Print what happens, as it happens: jobs that come, go and report, and decisions
@@ -121,7 +134,7 @@ pub enum Command {
     Train(Box<gainshare_workloads::TrainArgs>),
 
     /// Watch three training jobs share this machine: as it is, then by what each gains
-    #[command(after_help = "Example:\n  gainshare demo\n  gainshare demo --seconds 120 --policy na,flowcon -o json")]
+    #[command(after_help = "Example:\n  gainshare demo\n  gainshare demo --seconds 120 --policy na,gainshare -o json")]
     Demo(crate::demo::DemoArgs),
 
     /// Would this policy help my jobs? Simulate a scenario under several policies
@@ -197,6 +210,10 @@ pub enum Command {
     /// Print this command line's reference in Markdown
     #[command(hide = true)]
     Reference,
+
+    /// Print the reference of the policies in Markdown
+    #[command(hide = true)]
+    Policies,
 
     /// Be the parent of one detached job
     #[command(hide = true)]
@@ -293,8 +310,20 @@ pub struct SubmitArgs {
     pub dry_run: bool,
 }
 
-fn policy() -> impl TypedValueParser<Value = Preset> {
-    PossibleValuesParser::new(Preset::ALL.map(Preset::name)).try_map(|name| name.parse::<Preset>())
+/// The policies that may decide on real jobs. Those that may not are recognised, and refused with the reason.
+pub fn policy_for_real_jobs() -> impl TypedValueParser<Value = Preset> {
+    let value = |preset: Preset| {
+        let shown = preset.for_real_jobs().is_ok();
+        PossibleValue::new(preset.name()).help(preset.info().summary).hide(!shown)
+    };
+    let refuse = |name: String| name.parse::<Preset>().and_then(Preset::for_real_jobs);
+    PossibleValuesParser::new(Preset::ALL.map(value)).try_map(refuse)
+}
+
+/// All policies.
+pub fn policy() -> impl TypedValueParser<Value = Preset> {
+    let value = |preset: Preset| PossibleValue::new(preset.name()).help(preset.info().summary);
+    PossibleValuesParser::new(Preset::ALL.map(value)).try_map(|name| name.parse::<Preset>())
 }
 
 #[derive(Debug, Args)]
@@ -302,8 +331,8 @@ pub struct UpArgs {
     /// Settings file [default: ~/.config/gainshare/config.toml]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
-    /// Who gets how much: `na` treats all alike, `flowcon` goes by growth [default: flowcon]
-    #[arg(long, value_parser = policy())]
+    /// Which job gets how much [default: gainshare]
+    #[arg(long, value_parser = policy_for_real_jobs())]
     pub policy: Option<Preset>,
     /// FlowCon: growth efficiency below this counts as "no longer growing" [default: 0.05]
     #[arg(long)]

@@ -25,6 +25,12 @@ pub fn reference(out: &Out) -> Result<u8> {
     Ok(0)
 }
 
+/// The text of `docs/policies.md`.
+pub fn policies(out: &Out) -> Result<u8> {
+    out.text(&gainshare_core::policies::reference())?;
+    Ok(0)
+}
+
 /// The reference in Markdown: one section for each command that people use.
 pub fn markdown() -> String {
     let mut cli = Cli::command().term_width(100);

@@ -7,7 +7,7 @@ use crate::link::{Found, Link};
 use anyhow::Result;
 use gainshare_daemon::paths::Paths;
 use gainshare_figures::terminal::{Colour, Out, Side, Table, bytes, printable, seconds};
-use gainshare_limits::cgroup::{Base, Controller, Hierarchy, Version};
+use gainshare_limits::cgroup::{BaseGroup, Controller, Hierarchy, Version};
 use gainshare_limits::docker::{Engine, default_socket};
 use serde::Serialize;
 use std::path::Path;
@@ -112,7 +112,7 @@ fn cgroups() -> Vec<Check> {
     const WITHOUT: &str = "jobs are shared by priority and by stopping and continuing them, which is coarse";
     let base = Hierarchy::detect().and_then(|found| {
         let place = found.parent().display().to_string();
-        Base::open(found, &format!("gainshare-doctor-{}", std::process::id())).map(|base| (base, place))
+        BaseGroup::open(found, &format!("gainshare-doctor-{}", std::process::id())).map(|base| (base, place))
     });
     let (base, place) = match base {
         Ok(found) => found,

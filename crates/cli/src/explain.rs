@@ -2,10 +2,11 @@
 
 use crate::jobs::{category_colour, state_colour};
 use crate::link::Link;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use gainshare_daemon::api::types::{DecisionInfo, Explanation, Resources};
 use gainshare_figures::terminal::{Colour, NOTHING, Out, Side, Table, number, optional, percent, printable};
 use std::fmt::Write;
+use std::path::Path;
 
 pub fn explain(job: &str, link: &Link, out: &Out) -> Result<u8> {
     if !link.ensure_if_used()? {
@@ -16,6 +17,20 @@ pub fn explain(job: &str, link: &Link, out: &Out) -> Result<u8> {
         out.json(&explanation)?;
     } else {
         out.text(&render(&explanation, out))?;
+    }
+    Ok(0)
+}
+
+/// Writes the last decision about a job, with all it depended on, for `replay`.
+pub fn dump(job: &str, file: &Path, link: &Link, out: &Out) -> Result<u8> {
+    if !link.ensure_if_used()? {
+        bail!("there is no job `{job}`: nothing was ever run here");
+    }
+    let record = serde_json::to_string(&link.call(link.client.view(Some(job)))?)?;
+    if file == Path::new("-") {
+        out.text(&format!("{record}\n"))?;
+    } else {
+        std::fs::write(file, record).with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(0)
 }

@@ -177,7 +177,7 @@ pub fn category_colour(category: Option<&str>) -> Colour {
     match category {
         Some("growing") => Colour::Green,
         Some("watching") => Colour::Yellow,
-        Some("completing") => Colour::Blue,
+        Some("converged") => Colour::Blue,
         _ => Colour::Plain,
     }
 }

@@ -11,6 +11,8 @@ mod jobs;
 mod link;
 mod neighbour;
 mod predict;
+mod progress_bar;
+mod replay;
 mod run;
 mod simulate;
 mod supervise;
@@ -61,7 +63,9 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
         Command::Ps { all, watch } => jobs::ps(all, watch, &link()?, out)?,
         Command::Logs { job, follow, tail } => jobs::logs(&job, follow, tail, &link()?)?,
         Command::Stop { jobs, grace, no_wait } => jobs::stop(&jobs, grace, !no_wait, &link()?, out)?,
-        Command::Explain { job } => explain::explain(&job, &link()?, out)?,
+        Command::Explain { job, dump: None } => explain::explain(&job, &link()?, out)?,
+        Command::Explain { job, dump: Some(file) } => explain::dump(&job, &file, &link()?, out)?,
+        Command::Replay { file } => replay::replay(&file, out)?,
         Command::Events => jobs::events(&link()?, out)?,
         Command::Doctor => doctor::doctor(&link()?, out)?,
         Command::Demo(args) => demo::demo(&args, out)?,
@@ -75,6 +79,7 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
         Command::Completions { shell } => docs::completions(shell, out)?,
         Command::Man { dir } => docs::man(&dir)?,
         Command::Reference => docs::reference(out)?,
+        Command::Policies => docs::policies(out)?,
         Command::Supervise(args) => run::supervise_detached(&args, out)?,
         Command::Guard { state_dir, runtime_dir, lease } => {
             gainshare_daemon::guard::run(state_dir, runtime_dir, lease)?;

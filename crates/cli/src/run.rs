@@ -77,7 +77,7 @@ fn spec(args: &RunArgs) -> Result<JobSpec> {
         name: args.metric.clone(),
         pattern: args.pattern.clone(),
         path: args.metrics_file.as_ref().map(|path| path.display().to_string()),
-        url: None,
+        ..MetricSpec::default()
     };
     Ok(JobSpec {
         name: args.name.clone(),

@@ -1,25 +1,20 @@
 //! `gainshare sim`, `paper` and `trace`: the simulator from the command line. All numbers come from `gainshare-sim`; here they are only asked for, shown and written.
 
+use crate::progress_bar::ProgressBar;
 use anyhow::{Context, Result};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueHint};
-use gainshare_core::decide::gang::GangOrder;
 use gainshare_core::model::Span;
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_figures::Table;
 use gainshare_figures::file::{self, Drawing};
 use gainshare_figures::terminal::Out;
 use gainshare_sim::scenario::Scenario;
+use gainshare_sim::trace::gang::GangOrder;
 use gainshare_sim::trace::{self, Replay, Shape, TraceJob};
 use gainshare_sim::{paper, simulate};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-
-fn preset() -> impl TypedValueParser {
-    PossibleValuesParser::new(Preset::ALL.map(Preset::name)).try_map(|name| name.parse::<Preset>())
-}
 
 #[derive(Debug, Args)]
 pub struct SimArgs {
@@ -28,7 +23,7 @@ pub struct SimArgs {
     file: PathBuf,
 
     /// The policies to compare; the first is the baseline
-    #[arg(long, value_delimiter = ',', value_parser = preset(), default_value = "na,flowcon,gainshare,srpt", value_name = "POLICY,…")]
+    #[arg(long, value_delimiter = ',', value_parser = crate::args::policy(), default_value = "na,flowcon,gainshare,srpt", value_name = "POLICY,…")]
     policy: Vec<Preset>,
 
     /// How many worlds to draw from the scenario
@@ -110,13 +105,10 @@ pub enum TraceCommand {
     },
 }
 
-/// A bar on the terminal while runs are made; nothing where nobody watches.
+/// A bar on standard error while runs are made, if a person reads it there.
 fn bar(out: &Out) -> ProgressBar {
-    if out.is_json() || !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} runs  {eta} left");
-    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    let shown = !out.is_json() && std::io::stderr().is_terminal();
+    ProgressBar::new("runs", shown)
 }
 
 fn show(out: &Out, title: &str, tables: &[(String, Table)]) -> Result<()> {
@@ -140,11 +132,10 @@ pub fn sim(args: &SimArgs, out: &Out) -> Result<u8> {
     }
     let bar = bar(out);
     let tell = |done: usize, total: usize| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
+        bar.set(done, total);
     };
     let simulation = simulate::simulate(&scenario, &policies, args.seeds, &tell)?;
-    bar.finish_and_clear();
+    bar.clear();
     if let Some(path) = &args.figure {
         let figures = simulate::figures(&scenario, &policies)?;
         let page = || simulate::page(&simulation, &figures);
@@ -174,10 +165,9 @@ pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
     let bar = bar(out);
     let totals = if args.hide_totals { paper::Totals::Hidden } else { paper::Totals::Told };
     let report = experiment.run(args.seeds, totals, &|done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
+        bar.set(done, total);
     })?;
-    bar.finish_and_clear();
+    bar.clear();
     if let Some(path) = &args.figure {
         let figures = experiment.figures(&report)?;
         let whole_page = experiment.page(&report)?;

@@ -12,7 +12,7 @@ use gainshare_daemon::config::{DaemonConfig, React};
 use gainshare_daemon::daemon;
 use gainshare_daemon::paths::Paths;
 use gainshare_figures::terminal::Out;
-use gainshare_limits::Mode;
+use gainshare_limits::LimitMode;
 use serde_json::json;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -120,9 +120,9 @@ fn overlay(config: &mut DaemonConfig, args: &UpArgs) {
     set(
         &mut config.mode,
         args.mode.map(|choice| match choice {
-            ModeChoice::Weight => Mode::Weight,
-            ModeChoice::Quota => Mode::Quota,
-            ModeChoice::Cores => Mode::Cores,
+            ModeChoice::Weight => LimitMode::Weight,
+            ModeChoice::Quota => LimitMode::Quota,
+            ModeChoice::Cores => LimitMode::Cores,
         }),
     );
     set(

@@ -97,11 +97,8 @@ fn a_daemon_that_cannot_start_says_why() {
 }
 
 #[test]
+#[ignore = "needs root to mount a small disk"]
 fn a_full_disk() {
-    if !nix::unistd::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can mount a small disk to fill");
-        return;
-    }
     let disk = SmallDisk::mount(4 << 20);
     let home = Home::with_state(disk.dir.path().join("state"));
     std::fs::write(home.path().join("job.toml"), "name = 'late'\ncommand = ['true']\n").unwrap();
@@ -211,4 +208,16 @@ fn a_stopped_daemon_is_told_apart_from_none() {
     assert_eq!(doctor.code, 1, "{}", doctor.stdout);
     assert!(doctor.stdout.contains("does not answer"), "{}", doctor.stdout);
     assert!(common::eventually(|| home.run(&["doctor"]).code == 0));
+}
+
+#[test]
+fn a_policy_that_starves_jobs() {
+    let home = Home::new();
+    let outcome = home.run(&["up", "--policy", "srpt"]);
+    assert_eq!(outcome.code, 2, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("starves jobs") && outcome.stderr.contains("gainshare sim"), "{}", outcome.stderr);
+    let help = home.ok(&["up", "--help"]);
+    assert!(help.contains("gainshare") && !help.contains("srpt"), "{help}");
+    std::fs::write(home.path().join("starves.toml"), "policy = 'fifo'\n").unwrap();
+    home.run(&["up", "--config", "starves.toml"]).fails_with(1, &["fifo", "starves jobs"]);
 }

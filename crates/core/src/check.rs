@@ -1,11 +1,43 @@
 //! A second opinion on every plan, written without looking at how plans are made.
 //!
-//! It runs in tests, in the simulator and before every apply; a plan with a violation is not carried out.
+//! **Problem.** A mistake in a policy must not reach a job: no job may lose its floor, run twice,
+//! or be moved although it cannot be saved.
+//!
+//! **Approach.** [`check`] compares a plan with the view that it was made for. A sound plan becomes
+//! a [`CheckedPlan`], which nothing else can make; executors (the adapters of `crates/limits`, the
+//! node agent, the operator, the simulator) accept nothing but that, or a [`CheckedTarget`] taken
+//! from it.
+//!
+//! **What is checked** (the promises of the design): each job has one verdict; a running job has a
+//! target and a waiting one has none; a job is started at most once, only while it waits and only
+//! after the jobs it depends on; a move takes a running job that is not pinned to another known
+//! node, at most once; no node runs more jobs than it has slots; the shares of a node sum to at
+//! most 1, those of one owner to at most the owner's part; floor ≤ limit ≤ maximum, and share ≥
+//! floor, wherever an owner's floors fit the owner's part.
+//!
+//! An unchecked plan cannot take the place of a checked one:
+//! ```compile_fail
+//! use gainshare_core::{check::CheckedPlan, plan::Plan};
+//! let unchecked: CheckedPlan = Plan::default();
+//! ```
+//! ```compile_fail
+//! use gainshare_core::{check::CheckedPlan, plan::Plan};
+//! let unchecked = CheckedPlan(Plan::default());
+//! ```
+//! ```compile_fail
+//! let unchecked: gainshare_core::check::CheckedPlan = serde_json::from_str("{}").unwrap();
+//! ```
+//! ```compile_fail
+//! use gainshare_core::{check::CheckedTarget, plan::Target};
+//! let unchecked: CheckedTarget = Target::FREE;
+//! ```
 
-use crate::model::{JobId, NodeId, OwnerId, Resource};
-use crate::plan::Plan;
+use crate::model::{JobId, NodeId, OwnerId, PerResource, Resource};
+use crate::plan::{Plan, Target};
 use crate::view::{Phase, View};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 
 /// Rounding in sums of a few thousand shares stays far below this.
 const TOLERANCE: f64 = 1e-6;
@@ -17,32 +49,98 @@ pub enum Violation {
     OtherMoment,
     #[error("{0} has no verdict")]
     NoVerdict(JobId),
-    #[error("{0} has a verdict, but nobody knows it")]
+    #[error("{0} has a verdict or is started, but the view does not know it")]
     UnknownJob(JobId),
     #[error("{0} runs but has no target")]
     NoTarget(JobId),
     #[error("{0} waits but has a target")]
     TargetWhileWaiting(JobId),
-    #[error("{0} would be started though it already runs or is started twice")]
+    #[error("{0} would be started although it already runs, or it would be started twice")]
     SecondAttempt(JobId),
     #[error("{0} would be started before the job it waits for has ended")]
     TooEarly(JobId),
-    #[error("{0} would be moved though it does not run, is where it should go, or is moved twice")]
+    #[error("{0} would be moved although it does not run, is on that node already, or is moved twice")]
     NeedlessMove(JobId),
-    #[error("{job} would be started on {node}, which nobody knows")]
+    #[error("{0} would be moved although it must stay on its node")]
+    PinnedMove(JobId),
+    #[error("{job} would be started on or moved to {node}, which the view does not know")]
     UnknownNode { job: JobId, node: NodeId },
     #[error("{node} would run {running} jobs in {slots} slots")]
     TooManyJobs { node: NodeId, running: usize, slots: usize },
     #[error("{node} would give away {sum:.4} of its {resource:?}")]
     OverCapacity { node: NodeId, resource: Resource, sum: f64 },
+    #[error("{owner} would get {sum:.4} of the {resource:?} of {node}, but its part is {part:.4}")]
+    OverPart { node: NodeId, owner: OwnerId, resource: Resource, sum: f64, part: f64 },
     #[error("{job} would get {share:.4} of the CPU, less than its floor {floor:.4}")]
     BelowFloor { job: JobId, share: f64, floor: f64 },
     #[error("{job} has a CPU limit of {limit:.4}, outside its floor {floor:.4} and its maximum {max:.4}")]
     LimitOutOfBounds { job: JobId, limit: f64, floor: f64, max: f64 },
 }
 
+/// A plan that passed its check: the only thing that executors carry out. It reads like the
+/// [`Plan`] in it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct CheckedPlan(Plan);
+
+/// The target of one job from a checked plan. It reads like the [`Target`] in it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct CheckedTarget(Target);
+
+impl CheckedPlan {
+    /// What `job` may use from now on, if it runs.
+    pub fn target(&self, job: JobId) -> Option<CheckedTarget> {
+        self.0.verdicts.get(&job).and_then(|v| v.target).map(CheckedTarget)
+    }
+
+    pub fn as_plan(&self) -> &Plan {
+        &self.0
+    }
+}
+
+impl Deref for CheckedPlan {
+    type Target = Plan;
+    fn deref(&self) -> &Plan {
+        &self.0
+    }
+}
+
+impl Deref for CheckedTarget {
+    type Target = Target;
+    fn deref(&self) -> &Target {
+        &self.0
+    }
+}
+
+/// A plan that breaks a promise, and which.
+#[derive(Debug, Clone, PartialEq)]
+pub struct UnsoundPlan {
+    pub plan: Plan,
+    /// At least one.
+    pub violations: Vec<Violation>,
+}
+
+/// Checks a plan against the view that it was made for.
+pub fn check(view: &View, plan: Plan) -> Result<CheckedPlan, Box<UnsoundPlan>> {
+    let violations = violations(view, &plan);
+    if violations.is_empty() { Ok(CheckedPlan(plan)) } else { Err(Box::new(UnsoundPlan { plan, violations })) }
+}
+
+/// Checks the targets of an earlier plan again, for the jobs of `view` that run and have one: a
+/// restarted driver puts back in force what it had journaled. Starts and moves are left out; the
+/// earlier driver may have made them.
+pub fn check_again(view: &View, earlier: Plan) -> Result<CheckedPlan, Box<UnsoundPlan>> {
+    let has_target = |id: JobId| earlier.verdicts.get(&id).is_some_and(|v| v.target.is_some());
+    let jobs = view.jobs.iter().filter(|j| j.node().is_some() && has_target(j.id)).cloned().collect();
+    let view = View { now: view.now, nodes: view.nodes.clone(), jobs };
+    let mut plan = Plan { at: view.now, starts: vec![], moves: vec![], ..earlier };
+    plan.verdicts.retain(|id, _| view.job(*id).is_some());
+    check(&view, plan)
+}
+
 /// All that is wrong with `plan` in the light of `view`; empty for a sound plan.
-pub fn check(view: &View, plan: &Plan) -> Vec<Violation> {
+fn violations(view: &View, plan: &Plan) -> Vec<Violation> {
     let mut found = Vec::new();
     if plan.at != view.now {
         found.push(Violation::OtherMoment);
@@ -84,14 +182,19 @@ fn check_starts(view: &View, plan: &Plan, found: &mut Vec<Violation>) {
     check_moves(view, plan, &mut running, found);
 }
 
-/// A move is sound if its job runs elsewhere, once, and there is room where it goes.
+/// A move is sound if its job runs elsewhere, may leave its node, is moved once, and there is room
+/// where it goes.
 fn check_moves(view: &View, plan: &Plan, running: &mut BTreeMap<NodeId, usize>, found: &mut Vec<Violation>) {
     let mut moved = BTreeSet::new();
     for m in &plan.moves {
-        let Some(from) = view.job(m.job).and_then(|j| j.node()).filter(|n| *n != m.to && moved.insert(m.job)) else {
+        let job = view.job(m.job);
+        let Some(from) = job.and_then(|j| j.node()).filter(|n| *n != m.to && moved.insert(m.job)) else {
             found.push(Violation::NeedlessMove(m.job));
             continue;
         };
+        if job.is_some_and(|j| j.pinned) {
+            found.push(Violation::PinnedMove(m.job));
+        }
         let Some(node) = view.node(m.to) else {
             found.push(Violation::UnknownNode { job: m.job, node: m.to });
             continue;
@@ -105,14 +208,18 @@ fn check_moves(view: &View, plan: &Plan, running: &mut BTreeMap<NodeId, usize>, 
     }
 }
 
+/// The jobs of one owner on one node: their floors and what they get in all.
+#[derive(Default)]
+struct Part {
+    floors: f64,
+    sums: PerResource<f64>,
+}
+
 fn check_targets(view: &View, plan: &Plan, found: &mut Vec<Violation>) {
-    let mut sums: BTreeMap<(NodeId, Resource), f64> = BTreeMap::new();
-    let mut floors: BTreeMap<NodeId, f64> = BTreeMap::new();
-    let mut owners: BTreeMap<NodeId, BTreeSet<OwnerId>> = BTreeMap::new();
+    let mut nodes: BTreeMap<NodeId, BTreeMap<OwnerId, Part>> = BTreeMap::new();
     for job in &view.jobs {
         if let Some(node) = job.node() {
-            *floors.entry(node).or_default() += job.floor.get();
-            owners.entry(node).or_default().insert(job.owner);
+            nodes.entry(node).or_default().entry(job.owner).or_default().floors += job.floor.get();
         }
     }
     for job in &view.jobs {
@@ -132,14 +239,16 @@ fn check_targets(view: &View, plan: &Plan, found: &mut Vec<Violation>) {
             }
             (None, None) => continue,
         };
+        let owners = nodes.entry(node).or_default();
+        let of_owner = 1.0 / owners.len() as f64;
+        let part = owners.entry(job.owner).or_default();
         for r in Resource::ALL {
-            *sums.entry((node, r)).or_default() += target.share.get(r).get();
+            *part.sums.get_mut(r) += target.share.get(r).get();
         }
         let (share, limit) = (target.share.cpu.get(), target.limit.cpu.get());
         let (floor, max) = (job.floor.get(), job.max.get());
-        // Floors can be kept only while together they fit the part of the owner who set them; with several owners that part is an
-        // equal one, which this opinion does not recompute for each.
-        let kept = floors[&node] <= 1.0 && owners[&node].len() == 1;
+        // Floors can be kept only while together they fit the part of their owner.
+        let kept = part.floors <= of_owner;
         if kept && share < floor - TOLERANCE {
             found.push(Violation::BelowFloor { job: job.id, share, floor });
         }
@@ -147,6 +256,24 @@ fn check_targets(view: &View, plan: &Plan, found: &mut Vec<Violation>) {
             found.push(Violation::LimitOutOfBounds { job: job.id, limit, floor, max });
         }
     }
-    let over = sums.into_iter().filter(|(_, sum)| *sum > 1.0 + TOLERANCE);
-    found.extend(over.map(|((node, resource), sum)| Violation::OverCapacity { node, resource, sum }));
+    for (node, owners) in nodes {
+        let of_owner = 1.0 / owners.len() as f64;
+        for resource in Resource::ALL {
+            let sum: f64 = owners.values().map(|p| *p.sums.get(resource)).sum();
+            if sum > 1.0 + TOLERANCE {
+                found.push(Violation::OverCapacity { node, resource, sum });
+            }
+            // An owner alone on a node has all of it, which is checked above.
+            for (owner, part) in owners.iter().filter(|_| owners.len() > 1) {
+                let sum = *part.sums.get(resource);
+                if sum > of_owner + TOLERANCE {
+                    found.push(Violation::OverPart { node, owner: *owner, resource, sum, part: of_owner });
+                }
+            }
+        }
+    }
 }
+
+#[cfg(test)]
+#[path = "check_tests.rs"]
+mod tests;

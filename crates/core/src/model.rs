@@ -1,8 +1,9 @@
 //! The nouns everything else speaks in: identities, time, resources, shares.
 //!
-//! Identities are numbers that a driver hands out once (a journal's row, a simulator's index); names belong to the drivers, which
-//! keep them for people. Time is an integer count of microseconds from an origin the driver chooses, so that a simulator
-//! and a daemon add and compare it exactly alike. A [`Share`] is a fraction of one node, always finite and within 0…1.
+//! Identities are numbers that a driver hands out once (a journal's row, a simulator's index);
+//! names belong to the drivers, which keep them for people. Time is an integer count of
+//! microseconds from an origin the driver chooses, so that a simulator and a daemon add and compare
+//! it exactly alike. A [`Share`] is a fraction of one node, always finite and within 0…1.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -18,7 +19,8 @@ pub struct JobId(pub u64);
 #[serde(transparent)]
 pub struct NodeId(pub u32);
 
-/// Whoever answers for a set of jobs: a Unix user, a namespace. Progress moves shares only within one owner's part.
+/// The owner of a set of jobs: a Unix user, a namespace. Progress moves shares only within one
+/// owner's part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct OwnerId(pub u32);
@@ -32,6 +34,12 @@ impl fmt::Display for JobId {
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "node-{}", self.0)
+    }
+}
+
+impl fmt::Display for OwnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "owner-{}", self.0)
     }
 }
 
@@ -56,7 +64,8 @@ impl Time {
         self.0 as f64 / 1e6
     }
 
-    /// The time since `earlier`, or nothing if `earlier` is in fact later: clocks of different sources may disagree.
+    /// The time since `earlier`, or nothing if `earlier` is in fact later: clocks of different
+    /// sources may disagree.
     pub fn since(self, earlier: Time) -> Span {
         Span(self.0.saturating_sub(earlier.0))
     }
@@ -73,7 +82,8 @@ impl Span {
         Span(ms * 1_000)
     }
 
-    /// Rounds to the nearest microsecond; what is negative or not a number becomes zero, what is too large the largest span.
+    /// Rounds to the nearest microsecond; what is negative or not a number becomes zero, what is
+    /// too large the largest span.
     pub fn from_secs_f64(s: f64) -> Span {
         Span((s * 1e6).round() as u64)
     }
@@ -165,24 +175,13 @@ impl Share {
         if x.is_nan() { Share::ZERO } else { Share(x.clamp(0.0, 1.0)) }
     }
 
-    /// Nothing: the default floor.
-    pub fn none() -> Share {
-        Share::ZERO
-    }
-
-    /// An equal part among `n` (the whole, if nobody is there).
+    /// An equal part among `n` (the whole if `n` is 0).
     pub fn equal(n: usize) -> Share {
         Share(1.0 / n.max(1) as f64)
     }
 
     pub fn get(self) -> f64 {
         self.0
-    }
-}
-
-impl Default for Share {
-    fn default() -> Self {
-        Share::FULL
     }
 }
 

@@ -1,11 +1,11 @@
 //! What the decisions answer: targets for the jobs, and why.
 //!
-//! A plan is a value. It has a generation, so that whoever carries it out never goes backwards: an older generation is
-//! refused, a repeated one is harmless. Every running job has a [`Verdict`], also a job that is left as it is; every waiting job
-//! has one too.
+//! A plan is a value. It has a generation, so that an executor never goes backwards: an older
+//! generation is refused, a repeated one is harmless. Every running job has a [`Verdict`], also a
+//! job that is left as it is; every waiting job has one too.
 
 use crate::model::{JobId, NodeId, PerResource, Resource, Share, Span, Time};
-use crate::policy::Weigh;
+use crate::policy::Weighting;
 use crate::signal::Category;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -30,6 +30,48 @@ pub struct Plan {
 pub struct Start {
     pub job: JobId,
     pub node: NodeId,
+    /// Plans in old journals have none.
+    #[serde(default)]
+    pub why: StartReason,
+}
+
+/// Why a waiting job starts on its node. The serialised names are part of the API: statuses and
+/// journals hold them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StartReason {
+    /// The node has the fewest jobs for its cores.
+    #[default]
+    FewestJobs,
+    /// The node has the best score of the cluster's default scheduler.
+    BestScore,
+    /// The job and the jobs beside it will grow most there.
+    MostGrowth,
+    /// Equal sharing would start it there, or the node is empty and offers more.
+    HomeOrEmpty,
+}
+
+impl StartReason {
+    /// The name used in statuses and the API; the same as the serialised one.
+    pub fn name(self) -> &'static str {
+        match self {
+            StartReason::FewestJobs => "fewest-jobs",
+            StartReason::BestScore => "best-score",
+            StartReason::MostGrowth => "most-growth",
+            StartReason::HomeOrEmpty => "home-or-empty",
+        }
+    }
+}
+
+impl fmt::Display for StartReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            StartReason::FewestJobs => "the node has the fewest jobs for its cores",
+            StartReason::BestScore => "the node has the best score of the default scheduler",
+            StartReason::MostGrowth => "the job and the jobs beside it are expected to grow most there",
+            StartReason::HomeOrEmpty => "the node has the fewest jobs for its cores, or none",
+        })
+    }
 }
 
 /// A running job that should live elsewhere.
@@ -40,7 +82,9 @@ pub struct Move {
     pub why: MoveReason,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Why a running job moves. The serialised names are part of the API: statuses and journals hold
+/// them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MoveReason {
     /// It has converged and its neighbours still grow.
@@ -51,6 +95,43 @@ pub enum MoveReason {
     Gain,
     /// It would end later than with equal shares where it is, and does not, or less so, elsewhere.
     Owed,
+}
+
+impl MoveReason {
+    pub const ALL: [MoveReason; 4] =
+        [MoveReason::SlowGrowth, MoveReason::Rebalance, MoveReason::Gain, MoveReason::Owed];
+
+    /// The name used in statuses and the API; the same as the serialised one.
+    pub fn name(self) -> &'static str {
+        match self {
+            MoveReason::SlowGrowth => "slow-growth",
+            MoveReason::Rebalance => "rebalance",
+            MoveReason::Gain => "gain",
+            MoveReason::Owed => "owed",
+        }
+    }
+
+    /// How a chart marks the stay that begins with such a move: `moved` for the job's own sake or
+    /// its neighbours', `rebalanced` to even the nodes out or to bring the job home.
+    pub fn mark(self) -> &'static str {
+        match self {
+            MoveReason::SlowGrowth | MoveReason::Gain => "moved",
+            MoveReason::Rebalance | MoveReason::Owed => "rebalanced",
+        }
+    }
+}
+
+/// The reason without the node; a driver that knows the node's name writes "{reason}: moves to
+/// {name}".
+impl fmt::Display for MoveReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MoveReason::SlowGrowth => "the job has converged beside jobs that still grow",
+            MoveReason::Rebalance => "every job has converged and the other node has less to do",
+            MoveReason::Gain => "the other node is empty, and the move ends jobs sooner by far more than it costs",
+            MoveReason::Owed => "the job, or one beside it, would end later than with equal shares",
+        })
+    }
 }
 
 /// What happens to one job, and why.
@@ -80,11 +161,11 @@ pub enum Standing {
 /// How much of its node a running job may use, resource by resource.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Target {
-    /// Soft limits as the papers mean them: the part a job should not exceed while others want the rest. They may sum to more
-    /// than one.
+    /// Soft limits as the papers mean them: the part a job should not exceed while others want the
+    /// rest. They may sum to more than one.
     pub limit: PerResource<Share>,
-    /// What each job gets of a fully wanted node under these limits: sums to at most one over the jobs of a node.
-    /// A work-conserving runtime uses it as the weight.
+    /// What each job gets of a fully wanted node under these limits: sums to at most one over the
+    /// jobs of a node. A work-conserving runtime uses it as the weight.
     pub share: PerResource<Share>,
 }
 
@@ -112,7 +193,7 @@ impl Target {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "why")]
 pub enum Reason {
-    /// The policy gives everyone the same.
+    /// The policy gives all jobs the same.
     Fair { neighbours: usize },
     /// No growth measured yet: free competition until two reports have been seen.
     NotYetMeasured,
@@ -125,17 +206,24 @@ pub enum Reason {
     /// Growth fell below the threshold once: limits stay as they were, to be sure.
     Watching { growth: f64, threshold: f64 },
     /// Growth stayed below the threshold: its part of the growth, but never less than the floor.
-    Completing { growth: f64, threshold: f64, floor: Share },
-    /// Nobody on the node grows any more: free competition, and the next look comes later.
-    AllCompleting { next_look: Span },
+    #[serde(alias = "completing")]
+    Converged { growth: f64, threshold: f64, floor: Share },
+    /// No job on the node grows any more: free competition, and the next decision comes later.
+    #[serde(alias = "all-completing")]
+    AllConverged { next_look: Span },
     /// Jobs are served one after the other; so many go before it on its node.
     Ranked { ahead: usize },
-    /// So many node-seconds are left by its own account, and so many jobs on its node gain more from a unit of it.
+    /// So many node-seconds are left by its own account, and so many jobs on its node gain more
+    /// from a unit of it.
     Gaining { left_s: f64, ahead: usize },
-    /// Others would gain more, but an equal share would soon have ended it: it goes first so as not to lose by their gain.
+    /// Others would gain more, but an equal share would soon have ended it: it goes first so as not
+    /// to lose by their gain.
     Owed { left_s: f64 },
-    /// Its part as a published rule weighs it, with the work left (node-seconds) where its reports say.
-    Weighed { by: Weigh, left_s: Option<f64> },
+    /// Its part as a published rule weighs it, with the work left (node-seconds) where its reports
+    /// say.
+    Weighed { by: Weighting, left_s: Option<f64> },
+    /// The part of its owner's share that a simple rule gives it.
+    Portion { part: Share },
     /// It moves to another node.
     Moves { to: NodeId, because: MoveReason },
     /// Started now.
@@ -156,12 +244,13 @@ impl Reason {
             Reason::StaleSignal { .. } => "stale-signal",
             Reason::Growing { .. } => "growing",
             Reason::Watching { .. } => "watching",
-            Reason::Completing { .. } => "completing",
-            Reason::AllCompleting { .. } => "all-completing",
+            Reason::Converged { .. } => "converged",
+            Reason::AllConverged { .. } => "all-converged",
             Reason::Ranked { .. } => "ranked",
             Reason::Gaining { .. } => "gaining",
             Reason::Owed { .. } => "owed",
             Reason::Weighed { .. } => "weighed",
+            Reason::Portion { .. } => "portion",
             Reason::Moves { .. } => "moves",
             Reason::Started { .. } => "started",
             Reason::WaitsForSlot { .. } => "waits-for-slot",
@@ -174,65 +263,96 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Reason::Fair { neighbours: 0 } => write!(f, "alone on the node"),
-            Reason::Fair { neighbours } => write!(f, "an equal part beside {neighbours} other(s)"),
-            Reason::NotYetMeasured => write!(f, "new: free competition until its growth is measured"),
+            Reason::Fair { neighbours } => write!(f, "equal share beside {neighbours} other job(s)"),
+            Reason::NotYetMeasured => write!(f, "new: shares freely until its progress is measured"),
             Reason::NoSignal { waited } => {
-                write!(f, "no loss or accuracy seen in {:.0} s: an equal part", waited.as_secs_f64())
+                write!(f, "no loss or accuracy seen for {:.0} s: gets an equal share", waited.as_secs_f64())
             }
             Reason::StaleSignal { silent } => {
-                write!(f, "silent for {:.0} s, longer than usual: an equal part", silent.as_secs_f64())
+                write!(f, "silent for {:.0} s, longer than usual: gets an equal share", silent.as_secs_f64())
             }
             Reason::Growing { growth, total } => {
                 write!(f, "grows: {} of all growth on the node", Share::clamped(growth / total))
             }
             Reason::Watching { growth, threshold } => {
-                write!(f, "growth {growth:.4} fell below {threshold}: watching, limits unchanged")
+                write!(f, "growth {growth:.4} fell below {threshold}: watched, limits unchanged")
             }
-            Reason::Completing { growth, threshold, floor } => {
+            Reason::Converged { growth, threshold, floor } => {
                 write!(f, "growth {growth:.4} stayed below {threshold}: makes room, keeps at least {floor}")
             }
-            Reason::AllCompleting { next_look } => {
-                write!(f, "no job here grows any more: free competition, next look in {:.0} s", next_look.as_secs_f64())
+            Reason::AllConverged { next_look } => {
+                write!(
+                    f,
+                    "no job on the node grows any more: all share freely, next decision in {:.0} s",
+                    next_look.as_secs_f64()
+                )
             }
-            Reason::Ranked { ahead: 0 } => write!(f, "first in line: the node is its own"),
-            Reason::Ranked { ahead } => write!(f, "{ahead} job(s) go before it: what they leave is its own"),
+            Reason::Ranked { ahead: 0 } => write!(f, "first in the queue: may use the whole node"),
+            Reason::Ranked { ahead } => write!(f, "{ahead} job(s) ahead in the queue: gets what they leave unused"),
             Reason::Gaining { left_s, ahead: 0 } => {
-                write!(f, "gains most here for what it takes: about {left_s:.0} s of the node left")
+                write!(f, "highest gain per unit of CPU on this node; about {left_s:.0} node-seconds of work left")
             }
             Reason::Gaining { left_s, ahead } => {
-                write!(f, "{ahead} job(s) here gain more for what they take; about {left_s:.0} s of the node left")
+                write!(
+                    f,
+                    "{ahead} job(s) on this node gain more per unit of CPU; about {left_s:.0} node-seconds of work left"
+                )
             }
             Reason::Owed { left_s } => {
                 write!(
                     f,
-                    "goes first, or it would end later than with an equal share; about {left_s:.0} s of the node left"
+                    "goes first, because it would end later than with an equal share; about {left_s:.0} node-seconds of work left"
                 )
             }
             Reason::Weighed { by, left_s } => {
                 let rule = match by {
-                    Weigh::Drf => "an equal part of what each needs most",
-                    Weigh::Slaq => "by how much its loss will fall next",
-                    Weigh::Optimus => "by how much its end comes nearer",
-                    Weigh::Themis => "so that all are late by the same factor",
+                    Weighting::Drf => "an equal part of the resource that each job needs most",
+                    Weighting::Slaq => "in proportion to how much its loss will fall next",
+                    Weighting::Optimus => "in proportion to how much its end comes nearer",
+                    Weighting::Themis => "so that all jobs are late by the same factor",
                 };
                 match left_s {
-                    Some(left) => write!(f, "{rule}; about {left:.0} s of the node left"),
+                    Some(left) => write!(f, "{rule}; about {left:.0} node-seconds of work left"),
                     None => write!(f, "{rule}"),
                 }
             }
-            Reason::Moves { to, because: MoveReason::SlowGrowth } => {
-                write!(f, "has converged beside jobs that grow: moves to {to}")
-            }
-            Reason::Moves { to, because: MoveReason::Rebalance } => write!(f, "{to} has less to do: moves there"),
-            Reason::Moves { to, because: MoveReason::Gain } => {
-                write!(f, "{to} has run empty: moves there, which ends jobs sooner by far more than it costs")
-            }
-            Reason::Moves { to, because: MoveReason::Owed } => {
-                write!(f, "would end later than with equal shares where it is: moves to {to}")
-            }
+            Reason::Portion { part } => write!(f, "gets {part} by the rule of its policy"),
+            Reason::Moves { to, because } => write!(f, "{because}: moves to {to}"),
             Reason::Started { node } => write!(f, "started on {node}"),
-            Reason::WaitsForSlot { ahead } => write!(f, "all slots are taken; {ahead} job(s) ahead"),
+            Reason::WaitsForSlot { ahead } => write!(f, "all slots are taken; {ahead} job(s) ahead in the queue"),
             Reason::WaitsForJob { job } => write!(f, "waits for {job} to end"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn words_of_old_journals_are_still_read() {
+        let read = |value| serde_json::from_value::<Reason>(value).expect("an old reason");
+        let old = json!({"why": "completing", "growth": 0.1, "threshold": 0.2, "floor": 0.25});
+        assert!(matches!(read(old), Reason::Converged { .. }));
+        let old = json!({"why": "all-completing", "next_look": 40});
+        assert_eq!(read(old), Reason::AllConverged { next_look: Span(40) });
+        assert_eq!(serde_json::from_value::<Category>(json!("completing")).expect("an old word"), Category::Converged);
+        let start: Start = serde_json::from_value(json!({"job": 1, "node": 2})).expect("an old start");
+        assert_eq!(start.why, StartReason::FewestJobs);
+    }
+
+    #[test]
+    fn names_are_the_serialised_ones() {
+        for reason in MoveReason::ALL {
+            assert_eq!(serde_json::to_value(reason).expect("it serialises"), reason.name());
+            assert!(["moved", "rebalanced"].contains(&reason.mark()));
+        }
+        use StartReason::{BestScore, FewestJobs, HomeOrEmpty, MostGrowth};
+        for reason in [FewestJobs, BestScore, MostGrowth, HomeOrEmpty] {
+            assert_eq!(serde_json::to_value(reason).expect("it serialises"), reason.name());
+        }
+        let moves = Reason::Moves { to: NodeId(3), because: MoveReason::SlowGrowth };
+        assert_eq!(moves.to_string(), "the job has converged beside jobs that still grow: moves to node-3");
     }
 }

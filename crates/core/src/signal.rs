@@ -1,11 +1,13 @@
 //! From a job's reports to what they say about its growth.
 //!
-//! A [`Tracker`] belongs to the driver: it is fed every report and keeps a few numbers. A [`Signal`] is its snapshot inside a
-//! [`crate::view::View`]. Growth itself is measured by the decisions, each over its own interval, from two snapshots.
+//! A [`Tracker`] belongs to the driver: it is fed every report and keeps a few numbers. A
+//! [`Signal`] is its snapshot inside a [`crate::view::View`]. Growth itself is measured by the
+//! decisions, each over its own interval, from two snapshots.
 //!
-//! **Terms.** `E(t)` is the value of the job's own evaluation function (loss, accuracy, …) at time `t`; asked for between two
-//! reports it is the last one. Progress per second is `P = |E(t_i) − E(t_{i−1})| / (t_i − t_{i−1})`. Growth efficiency for resource
-//! `r` is `G_r = P / R_r` with `R_r` the average fraction of the node used over the interval.
+//! **Terms.** `E(t)` is the value of the job's own evaluation function (loss, accuracy, …) at time
+//! `t`; asked for between two reports it is the last one. Progress per second is `P = |E(t_i) −
+//! E(t_{i−1})| / (t_i − t_{i−1})`. Growth efficiency for resource `r` is `G_r = P / R_r` with `R_r`
+//! the average fraction of the node used over the interval.
 
 pub mod curve;
 pub mod forms;
@@ -24,7 +26,8 @@ pub struct Sample {
     pub total: Option<u64>,
 }
 
-/// Where a job stands. FlowCon calls the lists NL, WL and CL; SpeCon the categories PC, WC and CC: they are the same three.
+/// Where a job stands. FlowCon calls the lists NL, WL and CL; SpeCon the categories PC, WC and CC:
+/// they are the same three.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Category {
@@ -33,8 +36,9 @@ pub enum Category {
     Growing,
     /// Its growth fell below the threshold once.
     Watching,
-    /// Its growth stayed below.
-    Completing,
+    /// Its growth stayed below. Old journals call it `completing`.
+    #[serde(alias = "completing")]
+    Converged,
 }
 
 impl Category {
@@ -42,7 +46,7 @@ impl Category {
         match self {
             Category::Growing => "growing",
             Category::Watching => "watching",
-            Category::Completing => "completing",
+            Category::Converged => "converged",
         }
     }
 }
@@ -51,7 +55,8 @@ impl Category {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Normalisation {
-    /// Relative to the magnitude of the first finite value, so that a loss of 200 and one of 2 weigh alike.
+    /// Relative to the magnitude of the first finite value, so that a loss of 200 and one of 2
+    /// weigh alike.
     #[default]
     Relative,
     /// As reported.
@@ -75,14 +80,16 @@ pub struct Signal {
     pub outlook: Option<Outlook>,
 }
 
-/// What the fitted curve says, as of a recent report. Positions are steps, or reports of a job that does not count steps.
+/// What the fitted curve says, as of a recent report. Positions are steps, or reports of a job that
+/// does not count steps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Outlook {
     /// The position of the newest report.
     pub at: f64,
     /// The position at which the curve will be flat.
     pub flat_at: f64,
-    /// The change still to come until the end (the total, or the limit if the job names no total), in units of the change seen so far.
+    /// The change still to come until the end (the total, or the limit if the job names no total),
+    /// in units of the change seen so far.
     pub gain_left: f64,
 }
 
@@ -114,7 +121,8 @@ pub struct Tracker {
     fitted_at: u64,
 }
 
-/// A fit costs microseconds, a flood of reports comes faster: the curve is fitted anew when this part of its reports is new.
+/// A fit costs microseconds, a flood of reports comes faster: the curve is fitted again when this
+/// part of its reports is new.
 const NEW_PART: u64 = 16;
 
 impl Tracker {
@@ -125,7 +133,8 @@ impl Tracker {
             return false;
         }
         let s = &mut self.signal;
-        // Sources may hand over late what they read early; time within one job never runs backwards.
+        // Sources may hand over late what they read early; time within one job never runs
+        // backwards.
         let at = s.last.map_or(at, |last| at.max(last.at));
         let report = Report { value: sample.value, at };
         if let Some(last) = s.last {
@@ -172,11 +181,12 @@ fn outlook(curve: &Curve, total: Option<u64>) -> Option<Outlook> {
     Some(Outlook { at: curve.at()?, flat_at: fit.flat_at().mid, gain_left })
 }
 
-/// Use below this fraction of a node is no use: dividing by it would make any progress look infinitely efficient.
+/// Use below this fraction of a node is no use: dividing by it would make any progress look
+/// infinitely efficient.
 const LEAST_USE: f64 = 1e-3;
 
-/// Growth efficiency of each resource over an interval: progress per second over the average use. `None` where the job used (next
-/// to) nothing of the resource, so that it has no claim to it.
+/// Growth efficiency of each resource over an interval: progress per second over the average use.
+/// `None` where the job used (next to) nothing of the resource, so that it has no claim to it.
 pub fn growth_efficiency(
     progress_per_second: f64,
     consumed: PerResource<f64>,

@@ -1,14 +1,16 @@
 //! What a driver shows to the decisions: one immutable picture of nodes and jobs.
 //!
-//! Use is handed over as *counters* that only grow (see [`JobView::consumed`]), never as rates, so that each decision can average
-//! over its own interval and no driver needs to know when the last decision was. Everything in here serialises: a view and
-//! a memory written to a file reproduce the plan that was made of them.
+//! Use is handed over as *counters* that only grow (see [`JobView::consumed`]), never as rates, so
+//! that each decision can average over its own interval and no driver needs to know when the last
+//! decision was. Everything in here serialises: a view and a memory written to a file reproduce the
+//! plan that was made of them.
 
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Share, Time};
 use crate::signal::Signal;
 use serde::{Deserialize, Serialize};
 
-/// Everything there is to know at one moment. Nodes and jobs are sorted by id; a job that ended is no longer here.
+/// Everything there is to know at one moment. Nodes and jobs are sorted by id; a job that ended is
+/// no longer here.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct View {
     pub now: Time,
@@ -28,8 +30,8 @@ pub struct NodeView {
     /// How many jobs may run here at once; `None`: as many as come.
     #[serde(default)]
     pub slots: Option<usize>,
-    /// CPU that nobody used since the machine started, in node-seconds, where the driver knows it: a job that used less than it was granted while
-    /// there was none may have wanted more.
+    /// CPU that was idle since the machine started, in node-seconds, where the driver knows it. A
+    /// job that used less than its grant while nothing was idle may have wanted more.
     #[serde(default)]
     pub idle: Option<f64>,
 }
@@ -38,8 +40,16 @@ fn one() -> f64 {
     1.0
 }
 
+fn no_floor() -> Share {
+    Share::ZERO
+}
+
+fn no_maximum() -> Share {
+    Share::FULL
+}
+
 /// One job that waits or runs.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobView {
     pub id: JobId,
     pub owner: OwnerId,
@@ -47,29 +57,31 @@ pub struct JobView {
     pub phase: Phase,
     /// What the job's own reports say.
     pub signal: Signal,
-    /// Use since the job started, in node-seconds per resource: a job that used half the node's CPU for ten seconds consumed
-    /// 5.0 of it. Memory counts alike: a quarter of the memory held for ten seconds is 2.5.
+    /// Use since the job started, in node-seconds per resource: a job that used half the node's CPU
+    /// for ten seconds consumed 5.0 of it. Memory counts alike: a quarter of the memory held for
+    /// ten seconds is 2.5.
     pub consumed: PerResource<f64>,
     /// The least share of the CPU the owner wants kept for it, whatever it gains.
-    #[serde(default = "Share::none")]
+    #[serde(default = "no_floor")]
     pub floor: Share,
-    /// The most it may have.
-    #[serde(default)]
+    /// The largest share of the CPU it may have.
+    #[serde(default = "no_maximum")]
     pub max: Share,
     /// Larger goes first among waiting jobs.
     #[serde(default)]
     pub priority: i32,
-    /// It must stay where it runs: nobody could save and restore it.
+    /// It must stay on its node, because it cannot be saved and restored.
     #[serde(default)]
     pub pinned: bool,
     /// Jobs that must have ended well before this one may start; those still to wait for.
     #[serde(default)]
     pub waits_for: Vec<JobId>,
-    /// The most of its node it can use, where somebody has measured that already: a driver that does not carry out shares itself cannot.
+    /// The largest part of its node that this job was seen to use, 0…1. The operator copies it from
+    /// the node agents; other drivers leave it empty, and the share rule measures it.
     #[serde(default)]
-    pub most: Option<f64>,
-    /// The work left, in node-seconds (all of its node for so long), where somebody truly knows it: bounds that no real policy can reach are
-    /// computed from it. A real driver leaves it empty.
+    pub usable: Option<f64>,
+    /// The work left, in node-seconds. Only the simulator knows it, for the policy that bounds all
+    /// others; a real driver leaves it empty.
     #[serde(default)]
     pub known_left_s: Option<f64>,
 }
@@ -83,6 +95,27 @@ pub enum Phase {
     Waiting,
     /// Alive on a node. `attempt` counts starts; no two attempts are ever alive together.
     Running { node: NodeId, since: Time, attempt: u32 },
+}
+
+impl Default for JobView {
+    /// A job that waits, has no floor and may have a whole node.
+    fn default() -> Self {
+        JobView {
+            id: JobId::default(),
+            owner: OwnerId::default(),
+            arrived: Time::ZERO,
+            phase: Phase::Waiting,
+            signal: Signal::default(),
+            consumed: PerResource::default(),
+            floor: no_floor(),
+            max: no_maximum(),
+            priority: 0,
+            pinned: false,
+            waits_for: vec![],
+            usable: None,
+            known_left_s: None,
+        }
+    }
 }
 
 impl JobView {
@@ -101,10 +134,5 @@ impl View {
 
     pub fn node(&self, id: NodeId) -> Option<&NodeView> {
         self.nodes.binary_search_by_key(&id, |n| n.id).ok().map(|i| &self.nodes[i])
-    }
-
-    /// The jobs alive on `node`, in order of id.
-    pub fn running_on(&self, node: NodeId) -> impl Iterator<Item = &JobView> {
-        self.jobs.iter().filter(move |j| j.node() == Some(node))
     }
 }

@@ -8,7 +8,8 @@ use gainshare_core::policy::{Policy, ShareRule};
 use gainshare_core::signal::{Category, Normalisation};
 use world::*;
 
-/// Two jobs, measured once: job 1 fell from 1.0 to 0.9, job 2 from 1.0 to 0.5, each using half the node for 20 s.
+/// Two jobs, measured once: job 1 fell from 1.0 to 0.9, job 2 from 1.0 to 0.5, each using half the
+/// node for 20 s.
 fn two_measured() -> World {
     let mut w = World::new(flowcon(0.004, 20));
     w.arrive(1);
@@ -29,7 +30,8 @@ fn two_measured() -> World {
 
 #[test]
 fn growing_jobs_get_their_part_of_all_growth() {
-    // P = 0.1/40 s and 0.5/40 s between reports, R = 0.5 each: G = 0.005 and 0.025; parts 1/6 and 5/6.
+    // P = 0.1/40 s and 0.5/40 s between reports, R = 0.5 each: G = 0.005 and 0.025; parts 1/6 and
+    // 5/6.
     let mut w = two_measured();
     let plan = w.must_step();
     assert_close(of(&plan, 1).growth.cpu.unwrap(), 0.005);
@@ -54,7 +56,7 @@ fn a_job_not_yet_measured_competes_freely() {
 fn lists_are_walked_one_step_a_run_and_watching_leaves_limits_alone() {
     let mut w = two_measured();
     let before = limit(&w.must_step(), 1);
-    // Job 1 stops learning: watching, unchanged; then completing, at the floor 1/(2·2).
+    // Job 1 stops learning: watching, unchanged; then converged, at the floor 1/(2·2).
     let mut seen = vec![];
     for round in 1..=2 {
         w.used(1, 10.0);
@@ -66,7 +68,7 @@ fn lists_are_walked_one_step_a_run_and_watching_leaves_limits_alone() {
         seen.push((of(&plan, 1).category, limit(&plan, 1)));
     }
     assert_eq!(seen[0], (Category::Watching, before));
-    assert_eq!(seen[1].0, Category::Completing);
+    assert_eq!(seen[1].0, Category::Converged);
     assert_close(seen[1].1, 0.25);
     // A step drop brings it back at once.
     w.used(1, 10.0);
@@ -91,8 +93,8 @@ fn the_launch_of_a_second_job_splits_the_node_25_to_75() {
         w.report(1, value);
         w.must_step();
     }
-    // Alone and completing: free competition, and the interval doubled.
-    assert_eq!(w.control.due(), Some(w.now + Span::from_secs(40)));
+    // Alone and converged: free competition, and the interval doubled.
+    assert_eq!(w.decider.due(), Some(w.now + Span::from_secs(40)));
     w.after(5.0);
     w.arrive(2);
     let plan = w.must_step();
@@ -101,27 +103,27 @@ fn the_launch_of_a_second_job_splits_the_node_25_to_75() {
     assert_close(share(&plan, 1), 0.25);
     assert_close(share(&plan, 2), 0.75);
     // The newcomer reset the interval.
-    assert_eq!(w.control.due(), Some(w.now + Span::from_secs(20)));
+    assert_eq!(w.decider.due(), Some(w.now + Span::from_secs(20)));
 }
 
 #[test]
-fn when_all_are_completing_competition_is_free_and_the_next_look_comes_later_each_time() {
+fn when_all_are_converged_competition_is_free_and_the_next_look_comes_later_each_time() {
     let mut w = two_measured();
     w.must_step();
     let mut waits = vec![];
     for _ in 0..5 {
         w.used(1, 10.0);
         w.used(2, 10.0);
-        let wait = w.control.due().unwrap().since(w.now);
-        w.now = w.control.due().unwrap();
+        let wait = w.decider.due().unwrap().since(w.now);
+        w.now = w.decider.due().unwrap();
         w.report(1, 0.9);
         w.report(2, 0.5);
         let plan = w.must_step();
         waits.push((wait.as_secs_f64(), of(&plan, 1).category, limit(&plan, 1)));
     }
     assert_eq!(waits[0].1, Category::Watching);
-    let all_completing: Vec<_> = waits[1..].iter().map(|w| (w.0, w.2)).collect();
-    assert_eq!(all_completing, [(20.0, 1.0), (40.0, 1.0), (80.0, 1.0), (160.0, 1.0)]);
+    let all_converged: Vec<_> = waits[1..].iter().map(|w| (w.0, w.2)).collect();
+    assert_eq!(all_converged, [(20.0, 1.0), (40.0, 1.0), (80.0, 1.0), (160.0, 1.0)]);
 }
 
 #[test]
@@ -186,7 +188,8 @@ fn every_resource_has_its_own_growth_and_limit() {
     }
     let plan = w.must_step();
     let limits = |id| of(&plan, id).target.unwrap().limit;
-    // Same progress, same CPU; job 1 does it with a third of the memory, so three quarters of the growth per byte are its.
+    // Same progress, same CPU; job 1 does it with a third of the memory, so three quarters of the
+    // growth per byte are its.
     assert_close(limits(1).cpu.get(), 0.5);
     assert_close(limits(1).memory.get(), 0.75);
     assert_close(limits(2).memory.get(), 0.25);
@@ -222,13 +225,12 @@ fn silence_beyond_the_usual_gives_an_equal_part() {
         w.report(1, 0.5);
         w.step();
     }
-    let view = w.view();
-    let plan = w.control.step(&view);
+    let plan = w.step();
     let plan = plan.unwrap_or_else(|| {
-        w.now = w.control.due().unwrap();
+        w.now = w.decider.due().unwrap();
         w.must_step()
     });
-    assert!(matches!(of(&plan, 2).reason, Reason::StaleSignal { .. } | Reason::AllCompleting { .. }));
+    assert!(matches!(of(&plan, 2).reason, Reason::StaleSignal { .. } | Reason::AllConverged { .. }));
 }
 
 #[test]
@@ -254,7 +256,7 @@ fn a_job_that_never_reports_gets_an_equal_part_after_a_while() {
 fn small_changes_are_not_worth_a_write() {
     let mut w = two_measured();
     w.must_step();
-    let mut policy = w.control.policy().clone();
+    let mut policy = w.decider.policy().clone();
     policy.deadband = 0.05;
     let mut w2 = World::new(policy);
     std::mem::swap(&mut w2, &mut w);
@@ -271,7 +273,8 @@ fn small_changes_are_not_worth_a_write() {
 
 #[test]
 fn owners_are_apart() {
-    // Owner 1 has one job, owner 2 two, one of which fakes enormous growth: it can only take from its sibling.
+    // Owner 1 has one job, owner 2 two, one of which fakes enormous growth: it can only take from
+    // its sibling.
     let mut w = World::new(flowcon(0.005, 20));
     w.arrive(1).owner = OwnerId(1);
     w.arrive(2).owner = OwnerId(2);

@@ -1,4 +1,5 @@
-//! Forecasts on curves nobody tuned for: several families, with noise, spikes, learning-rate drops and slow starts.
+//! Forecasts on curves nobody tuned for: several families, with noise, spikes, learning-rate drops
+//! and slow starts.
 
 use gainshare_core::model::Time;
 use gainshare_core::signal::curve::Curve;
@@ -39,7 +40,8 @@ impl Random {
     }
 }
 
-/// One made-up training run: a loss that falls, of a family, length, noise and height that all vary.
+/// One made-up training run: a loss that falls, of a family, length, noise and height that all
+/// vary.
 fn made_up(seed: u64) -> Vec<f64> {
     let mut r = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     for _ in 0..10 {
@@ -62,7 +64,8 @@ fn made_up(seed: u64) -> Vec<f64> {
                 1 => (1.0 + t / (s * p)).powf(-p),
                 2 => (-(t / s).powf(0.6)).exp(),
                 3 => 0.6 * (-t / (s * 0.3)).exp() + 0.4 * (-t / (s * 2.0)).exp(),
-                // The learning rate is cut twice; each time the loss drops at once and then a little more.
+                // The learning rate is cut twice; each time the loss drops at once and then a
+                // little more.
                 4 => {
                     let dropped = drops.iter().filter(|(at, _)| t > *at);
                     0.35 + 0.65 * (-t / s).exp()

@@ -1,11 +1,16 @@
-//! SpeCon's Algorithms 3, 4 and 5 through the door everybody uses: views in, plans out. Every case is worked out by hand.
+//! SpeCon's Algorithms 3, 4 and 5 through the door everybody uses: views in, plans out. Every case
+//! is worked out by hand.
 //!
-//! A run comes every 30 s; `G` is the change of a job's value since the last run, by its first value, and α is 0.01. A job needs two falling `G` below α to
-//! be converged, and a third to ask for a move.
+//! A run comes every 30 s; `G` is the change of a job's value since the last run, by its first
+//! value, and α is 0.01. A job needs two falling `G` below α to be converged, and a third to ask
+//! for a move.
 
-use gainshare_core::control::Control;
+mod world;
+
+use gainshare_core::check::CheckedPlan;
+use gainshare_core::decider::Decider;
 use gainshare_core::model::{JobId, NodeId, PerResource, Span, Time};
-use gainshare_core::plan::{MoveReason, Plan};
+use gainshare_core::plan::MoveReason;
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::signal::{Category, Sample, Tracker};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
@@ -15,14 +20,16 @@ use gainshare_core::view::{JobView, NodeView, Phase, View};
 enum Course {
     /// Changes by a tenth of its first value each time: progressing for ever.
     Grows,
-    /// Changes by less and less, from half of α on: watching after two runs with a change, converged after three, asking after four.
+    /// Changes by less and less, from half of α on: watching after two runs with a change,
+    /// converged after three, asking after four.
     Slackens,
-    /// As before, but every change is larger than the one before from the second on: it stays watching.
+    /// As before, but every change is larger than the one before from the second on: it stays
+    /// watching.
     Lingers,
 }
 
 struct Cluster {
-    control: Control,
+    decider: Decider,
     now: Time,
     nodes: Vec<NodeView>,
     jobs: Vec<(Course, u32, Tracker, f64)>,
@@ -37,7 +44,7 @@ impl Cluster {
         let node =
             |id| NodeView { id: NodeId(id), cores: 16.0, speed: 1.0, memory_bytes: 64 << 30, slots: None, idle: None };
         Cluster {
-            control: Control::new(Policy::from(Preset::Specon)),
+            decider: Decider::new(Policy::from(Preset::Specon)),
             now: Time::ZERO,
             nodes: (0..nodes).map(node).collect(),
             jobs: vec![],
@@ -54,7 +61,7 @@ impl Cluster {
     }
 
     /// One run; carries out its moves.
-    fn run(&mut self) -> Plan {
+    fn run(&mut self) -> CheckedPlan {
         self.now = self.now + Span::from_secs(30);
         self.round += 1;
         let (round, now) = (self.round, self.now);
@@ -78,7 +85,7 @@ impl Cluster {
             ..JobView::default()
         });
         let view = View { now, nodes: self.nodes.clone(), jobs: jobs.collect() };
-        let plan = self.control.step(&view).expect("a run is due");
+        let plan = world::decide(&mut self.decider, view).expect("a run is due");
         for m in &plan.moves {
             self.jobs[m.job.0 as usize].1 = m.to.0;
         }
@@ -103,8 +110,8 @@ fn algorithm_3_goes_through_the_categories_and_asks_only_then() {
     let expected = [
         [Category::Growing, Category::Growing, Category::Growing],
         [Category::Growing, Category::Watching, Category::Watching],
-        [Category::Growing, Category::Completing, Category::Watching],
-        [Category::Growing, Category::Completing, Category::Watching],
+        [Category::Growing, Category::Converged, Category::Watching],
+        [Category::Growing, Category::Converged, Category::Watching],
     ];
     for (round, categories) in expected.into_iter().enumerate() {
         let plan = cluster.run();
@@ -168,7 +175,8 @@ fn ties_go_to_the_node_that_uses_least_and_full_nodes_take_nobody() {
 
 #[test]
 fn algorithm_5_fills_an_idle_node_up_to_the_mean_with_those_that_settled_last() {
-    // Six converged jobs on two of three nodes: bf = 2, so the third takes two, of those that settled last the first by number, and each node ends with two.
+    // Six converged jobs on two of three nodes: bf = 2, so the third takes two, of those that
+    // settled last the first by number, and each node ends with two.
     let mut cluster = Cluster::new(3);
     for i in 0..6 {
         cluster.job(i % 2, Course::Slackens);

@@ -5,8 +5,8 @@ use crate::paths::Paths;
 use gainshare_core::model::Span;
 use gainshare_core::policy::{Flowcon, Policy, PolicyError, Preset, ShareRule};
 use gainshare_core::signal::Normalisation;
-use gainshare_limits::usage::Whole;
-use gainshare_limits::{Mode, RuntimeKind};
+use gainshare_limits::usage::NodeResources;
+use gainshare_limits::{LimitMode, RuntimeKind};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub struct DaemonConfig {
     pub interval: Option<Duration>,
     pub beta: Option<f64>,
     pub normalise: Option<Normalisation>,
-    pub mode: Mode,
+    pub mode: LimitMode,
     /// How many jobs may run at once; missing: as many as come.
     pub slots: Option<usize>,
     /// How many cores the jobs may use; missing: all.
@@ -32,7 +32,7 @@ pub struct DaemonConfig {
     /// missing: those that are there.
     pub expect: Option<usize>,
     pub runtime: Vec<RuntimeKind>,
-    /// Adopt every container, not only labelled ones.
+    /// AdoptionRule every container, not only labelled ones.
     pub docker_all: bool,
     /// Believe the labels `gainshare.owner` and `gainshare.floor` of adopted containers. Without
     /// this they are ignored, and such containers belong to the daemon's user: a label that a
@@ -65,7 +65,7 @@ impl Default for DaemonConfig {
             interval: None,
             beta: None,
             normalise: None,
-            mode: Mode::default(),
+            mode: LimitMode::default(),
             slots: None,
             cores: None,
             expect: None,
@@ -81,8 +81,8 @@ impl Default for DaemonConfig {
             react: React::Tick,
             // One SATA disk, one gigabit link: only the order of magnitude matters, because growth
             // is compared between jobs.
-            block_bandwidth: Whole::BLOCK_BYTES_S,
-            net_bandwidth: Whole::NET_BYTES_S,
+            block_bandwidth: NodeResources::BLOCK_BYTES_S,
+            net_bandwidth: NodeResources::NET_BYTES_S,
             program: None,
         }
     }
@@ -166,7 +166,11 @@ pub enum ConfigError {
     Syntax { path: String, what: String },
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    #[error("--{flag} belongs to the policy flowcon; it means nothing to {policy}")]
+    #[error("{0}")]
+    NotForRealJobs(String),
+    #[error(
+        "--{flag} belongs to the policy flowcon and means nothing to {policy}: add --policy flowcon or leave it out"
+    )]
     NotForPolicy { flag: &'static str, policy: &'static str },
     #[error("--{flag} must be at least {least}, not {value}")]
     TooSmall { flag: &'static str, least: String, value: String },
@@ -197,7 +201,7 @@ impl DaemonConfig {
 
     /// What control will run.
     pub fn policy(&self) -> Result<Policy, ConfigError> {
-        let mut policy = Policy::from(self.policy);
+        let mut policy = Policy::from(self.policy.for_real_jobs().map_err(ConfigError::NotForRealJobs)?);
         policy.react_to_reports = self.react == React::Sample;
         match &mut policy.share {
             ShareRule::Flowcon(flowcon) => self.fill(flowcon),
@@ -266,18 +270,29 @@ mod tests {
 
     #[test]
     fn flags_reach_the_policy_or_are_refused() {
-        let config: DaemonConfig = toml::from_str("alpha = 0.1\ninterval = \"8s\"\nreact = \"sample\"").unwrap();
+        let text = "policy = \"flowcon\"\nalpha = 0.1\ninterval = \"8s\"\nreact = \"sample\"";
+        let config: DaemonConfig = toml::from_str(text).unwrap();
         let policy = config.policy().unwrap();
         assert!(policy.react_to_reports);
-        let ShareRule::Flowcon(flowcon) = policy.share else { panic!("flowcon is the default") };
+        let ShareRule::Flowcon(flowcon) = policy.share else { panic!("not what was asked for") };
         assert_eq!((flowcon.alpha, flowcon.interval), (0.1, Span::from_secs(8)));
 
         let wrong: DaemonConfig = toml::from_str("policy = \"na\"\nalpha = 0.1").unwrap();
         assert_eq!(
             wrong.validate().unwrap_err().to_string(),
-            "--alpha belongs to the policy flowcon; it means nothing to na"
+            "--alpha belongs to the policy flowcon and means nothing to na: add --policy flowcon or leave it out"
         );
         assert!(toml::from_str::<DaemonConfig>("slot = 3").unwrap_err().message().contains("slot"));
+    }
+
+    #[test]
+    fn the_default_is_our_own_and_what_starves_jobs_is_refused() {
+        assert_eq!(DaemonConfig::default().policy, Preset::Gainshare);
+        assert!(DaemonConfig::default().validate().is_ok());
+        let starves: DaemonConfig = toml::from_str("policy = \"srpt\"").unwrap();
+        let error = starves.validate().unwrap_err().to_string();
+        assert!(error.contains("srpt") && error.contains("starves"), "{error}");
+        assert!(toml::from_str::<DaemonConfig>("policy = \"none\"").unwrap_err().message().contains("known are"));
     }
 
     #[test]

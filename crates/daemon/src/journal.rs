@@ -23,7 +23,7 @@ mod migrate;
 
 use crate::clock::{Clock, Moment};
 use crate::record::{Change, JobRecord};
-use gainshare_core::control::Control;
+use gainshare_core::decider::Decider;
 use gainshare_core::model::{JobId, Time};
 use gainshare_core::plan::Plan;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, params};
@@ -80,7 +80,7 @@ pub struct Batch {
     pub thin: Vec<(JobId, u64)>,
     pub limits: Vec<LimitRow>,
     pub released: Vec<String>,
-    pub control: Option<Control>,
+    pub control: Option<Decider>,
 }
 
 impl Batch {
@@ -130,7 +130,7 @@ pub struct Entry {
 #[derive(Debug)]
 pub struct Loaded {
     pub jobs: Vec<(JobRecord, Option<String>)>,
-    pub control: Option<Control>,
+    pub control: Option<Decider>,
     pub plans: Vec<(Moment, Plan)>,
     /// The number of each owner that has a job.
     pub owners: BTreeMap<String, u32>,

@@ -49,8 +49,10 @@ fn jobs_run_to_their_end_and_leave_their_history() {
     assert_eq!(String::from_utf8(log).unwrap(), "stderr\n");
 
     let explained = d.call(d.client.explain("fails")).unwrap();
-    let view = d.call(d.client.view()).unwrap();
-    let everything = format!("{explained:?} {view} {:?}", d.call(d.client.jobs(true)).unwrap());
+    let decision = d.call(d.client.view(None)).unwrap();
+    let replay = decision.replay().expect("the decision can be made again");
+    assert_eq!(replay.differences, vec![], "the plan that was carried out is made again, bit for bit");
+    let everything = format!("{explained:?} {decision:?} {:?}", d.call(d.client.jobs(true)).unwrap());
     assert!(!everything.contains("nobody-may-see-this"), "values of the environment are never shown");
     assert!(explained.decisions.iter().any(|d| d.reason.why == "started"));
     d.call(d.client.forget("fails")).unwrap();
@@ -176,13 +178,13 @@ fn stop_asks_first_and_kills_after_the_grace() {
 
 #[test]
 fn shares_follow_growth_down_to_the_kernel() {
-    let d = Daemon::start("react = \"sample\"\ninterval = \"1s\"");
+    let d = Daemon::start("policy = \"flowcon\"\nreact = \"sample\"\ninterval = \"1s\"");
     let burn = "j=0; while [ $j -lt 3000 ]; do j=$((j+1)); done";
     let grows = sh("grows", &format!("i=1; while :; do i=$((i+1)); echo loss=$((100000/i)); {burn}; sleep 0.05; done"));
     let flat = sh("flat", &format!("echo loss=7; while :; do echo loss=5.0; {burn}; sleep 0.05; done"));
     d.submit(vec![grows, flat]).unwrap();
     let flat = d.wait("flat", "making room", |j| {
-        j.share.is_some_and(|s| s < 0.4) && j.category.as_deref() == Some("completing")
+        j.share.is_some_and(|s| s < 0.4) && j.category.as_deref() == Some("converged")
     });
     let (low, high) = (d.call(d.client.explain("flat")).unwrap(), d.call(d.client.explain("grows")).unwrap());
     let weight = |e: &Explanation| {

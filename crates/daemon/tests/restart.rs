@@ -66,7 +66,7 @@ fn d_id(d: &Daemon, name: &str) -> String {
 /// One life with a daemon that dies at `point`: whatever was acknowledged must be there afterwards
 /// and happen exactly once.
 fn die_at(point: &str) {
-    let mut d = Daemon::new("react = \"sample\"\ninterval = \"1s\"");
+    let mut d = Daemon::new("policy = \"flowcon\"\nreact = \"sample\"\ninterval = \"1s\"");
     let marks = d.dir.path().join("marks");
     let script = |name: &str| {
         format!("echo {name} >> {}; for i in 1 2 3 4 5 6; do echo loss=$((60/i)); sleep 0.05; done", marks.display())

@@ -33,7 +33,7 @@ impl Series {
         Series { name: name.into(), points }
     }
 
-    fn finite(&self) -> impl Iterator<Item = (f64, f64)> {
+    pub(super) fn finite(&self) -> impl Iterator<Item = (f64, f64)> {
         self.points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite())
     }
 }
@@ -90,7 +90,7 @@ impl LineChart {
 }
 
 /// Replaces each series by the sum of itself and those before it, at every x where any of them changes.
-fn stack(series: &[Series]) -> Vec<Series> {
+pub(super) fn stack(series: &[Series]) -> Vec<Series> {
     let mut xs: Vec<f64> = series.iter().flat_map(|s| s.finite().map(|p| p.0)).collect();
     xs.sort_by(f64::total_cmp);
     xs.dedup();
@@ -130,7 +130,7 @@ fn line(out: &mut String, s: &Series, i: usize, shape: Shape, x: &Axis, y: &Axis
     );
 }
 
-fn area(out: &mut String, s: &Series, i: usize, x: &Axis, y: &Axis) {
+pub(super) fn area(out: &mut String, s: &Series, i: usize, x: &Axis, y: &Axis) {
     let Some((first, _)) = s.finite().next() else { return };
     let d = path(s, Shape::Stacked, x, y);
     let _ = write!(out, "<path d=\"{d}V{:.1}H{:.1}Z\" fill=\"{}\"/>", y.at(0.0), x.at(first), colour(i));

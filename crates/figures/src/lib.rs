@@ -13,11 +13,13 @@ mod chart;
 pub mod file;
 mod gantt;
 mod page;
+mod panels;
 pub mod terminal;
 
 pub use chart::{BarChart, Group, LineChart, Series, Shape};
 pub use gantt::{Bar, Gantt, Row};
 pub use page::{Page, Table};
+pub use panels::{Panel, Panels};
 
 use std::fmt::Write;
 

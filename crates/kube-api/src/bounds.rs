@@ -1,13 +1,15 @@
 //! What a namespace and a node allow: LimitRange, ResourceQuota, the node's size.
 //!
-//! LimitRanges bound each container (and the sum of a pod's containers); [`bounds`] intersects all of a namespace with what the node can give
-//! at all. Quotas bound the sum over a namespace and change with every pod, so they are judged when a resize is asked for: [`over_quota`].
-//! The API server has the last word on both; we ask first so that a refusal has a reason that helps.
+//! LimitRanges bound each container, and the sum of a pod's containers. [`bounds`] intersects all
+//! LimitRanges of a namespace with the node's size. Quotas bound the sum over a namespace and
+//! change with every pod, so [`over_quota`] checks them when a resize is requested. The API server
+//! checks both again; this check comes first so that a refusal has a helpful reason.
 
-use crate::crd;
 use crate::facts::PodFacts;
+use crate::names;
 use crate::quantity;
-use crate::resize::{Bounds, LEAST_CPU_MILLI, Range, Refusal, Resources};
+use crate::resize::Refusal;
+use crate::resources::{Bounds, LEAST_CPU_MILLI, Range, Resources};
 use k8s_openapi::api::core::v1::{LimitRange, Node, ResourceQuota};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
@@ -58,7 +60,7 @@ pub struct NodeFacts {
     pub memory_bytes: Option<u64>,
     /// It is ready, and pods may come that tolerate nothing.
     pub open: bool,
-    /// How fast its cores are, in hundredths of an ordinary one: the label [`crd::SPEED_LABEL`].
+    /// How fast its cores are, in hundredths of an ordinary one: the label [`names::SPEED_LABEL`].
     pub speed_percent: u32,
 }
 
@@ -70,7 +72,7 @@ impl NodeFacts {
         let tainted = spec.taints.iter().flatten().any(|t| t.effect == "NoSchedule" || t.effect == "NoExecute");
         let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let ready = conditions.clone().any(|c| c.type_ == "Ready" && c.status == "True");
-        let speed = node.metadata.labels.as_ref().and_then(|labels| labels.get(crd::SPEED_LABEL));
+        let speed = node.metadata.labels.as_ref().and_then(|labels| labels.get(names::SPEED_LABEL));
         let speed = speed.and_then(|text| text.parse::<f64>().ok()).filter(|speed| (0.01..=100.0).contains(speed));
         NodeFacts {
             open: ready && !tainted && !spec.unschedulable.unwrap_or(false),
@@ -81,7 +83,8 @@ impl NodeFacts {
     }
 }
 
-/// Between which values the container's resources may move. An author's own value is always inside: what was admitted once stays admissible.
+/// Between which values the container's resources may move. The author's own value is always
+/// inside: the API server admitted it once.
 pub fn bounds<'a>(
     pod: &PodFacts,
     container: &str,
@@ -93,7 +96,7 @@ pub fn bounds<'a>(
     let mut memory = Range { min: 0, max: node.and_then(|n| n.memory_bytes).unwrap_or(u64::MAX) };
     let mut ratio: Option<u64> = None;
     let rest = |pick: fn(&Resources) -> Option<u64>| -> u64 {
-        pod.containers.iter().filter(|c| c.name != container).filter_map(|c| pick(&c.resources)).sum()
+        quantity::total(pod.containers.iter().filter(|c| c.name != container).filter_map(|c| pick(&c.resources)))
     };
     let other_cpu = rest(|r| r.limits.cpu_milli.or(r.requests.cpu_milli));
     let other_memory = rest(|r| r.limits.memory_bytes.or(r.requests.memory_bytes));

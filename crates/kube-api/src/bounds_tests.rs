@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::fixtures::{facts, manifest};
-use crate::resize::Amounts;
+use crate::resources::Amounts;
 use serde_json::{Value, json};
 
 fn range(limits: Value) -> RangeFacts {

@@ -1,18 +1,16 @@
-//! What we need to know of a pod, and nothing else: tens of thousands of pods are held in memory.
+//! The facts about a pod that sharing needs, and nothing else: the operator holds tens of thousands
+//! of pods in memory.
 //!
-//! [`PodFacts::of`] reads the API server's object once; everything after that works on facts. [`PodFacts::blocked`] says why a pod cannot be
-//! resized, with the remedy, before the API server or a kubelet would say it in fewer words.
+//! [`PodFacts::of`] reads the API server's object once; everything after that works on facts.
+//! [`PodFacts::blocked`] says why a pod cannot be resized, with the remedy.
 
-use crate::crd;
+use crate::names::{self, PREFIX};
 use crate::quantity;
-use crate::resize::Resources;
+use crate::resources::Resources;
 use crate::wire::{Blocked, QosClass, ResizeState};
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, ResourceRequirements};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-
-/// Annotations and labels of this domain are ours.
-const OURS: &str = "gainshare.dev/";
 
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PodFacts {
@@ -28,7 +26,7 @@ pub struct PodFacts {
     pub owners: Vec<Owner>,
     pub class: QosClass,
     pub containers: Vec<ContainerFacts>,
-    /// It has begun to run, and nobody has asked it to end.
+    /// It has begun to run, and it is not being deleted.
     pub running: bool,
     /// It has a node, and does not run yet.
     pub starting: bool,
@@ -54,14 +52,14 @@ pub struct Owner {
 pub struct ContainerFacts {
     pub name: String,
     pub resources: Resources,
-    /// As written, for the day it is put back.
+    /// As written, so that exactly this can be put back.
     pub written: Written,
     /// A new CPU value restarts it.
     pub restarts_for_cpu: bool,
     pub started_ms: Option<u64>,
 }
 
-/// Requests and limits in the author's own words.
+/// Requests and limits as the author wrote them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Written {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -72,7 +70,8 @@ pub struct Written {
 
 impl Written {
     fn of(requirements: Option<&ResourceRequirements>) -> Written {
-        // Only what we may change: other resources (GPUs, ephemeral storage) are not ours to put back.
+        // Only what we may change: other resources (GPUs, ephemeral storage) are never put back by
+        // us.
         let copy = |map: Option<&BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>| {
             let ours = map.into_iter().flatten().filter(|(name, _)| matches!(name.as_str(), "cpu" | "memory"));
             ours.map(|(name, quantity)| (name.clone(), quantity.0.clone())).collect()
@@ -98,7 +97,8 @@ impl Written {
     }
 }
 
-/// The annotation that remembers what a pod was. The uid keeps a copied manifest from carrying another pod's past.
+/// The annotation that remembers what a pod was. The uid keeps a copied manifest from carrying
+/// another pod's past.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Originals {
     pub uid: String,
@@ -110,8 +110,13 @@ impl PodFacts {
         let meta = &pod.metadata;
         let spec = pod.spec.as_ref()?;
         let status = pod.status.clone().unwrap_or_default();
-        let notes: BTreeMap<String, String> =
-            meta.annotations.clone().unwrap_or_default().into_iter().filter(|(key, _)| key.starts_with(OURS)).collect();
+        let notes: BTreeMap<String, String> = meta
+            .annotations
+            .clone()
+            .unwrap_or_default()
+            .into_iter()
+            .filter(|(key, _)| key.starts_with(PREFIX))
+            .collect();
         let is_static = meta.annotations.as_ref().is_some_and(|a| a.contains_key("kubernetes.io/config.mirror"));
         Some(PodFacts {
             uid: meta.uid.clone()?,
@@ -155,9 +160,10 @@ impl PodFacts {
         self.containers.iter().find(|container| container.name == name)
     }
 
-    /// What the pod was before our first change; nothing if we never touched it, or if the annotation is not this pod's or cannot be read.
+    /// The pod's resources before our first change. `None` if there was no change, or if the
+    /// annotation is not this pod's or cannot be read.
     pub fn originals(&self) -> Option<Originals> {
-        let text = self.notes.get(crd::ORIGINAL_ANNOTATION)?;
+        let text = self.notes.get(names::ORIGINAL_ANNOTATION)?;
         serde_json::from_str::<Originals>(text).ok().filter(|originals| originals.uid == self.uid)
     }
 
@@ -219,12 +225,12 @@ impl PodFacts {
                 ),
             );
         }
-        if self.notes.contains_key(crd::ORIGINAL_ANNOTATION) && self.originals().is_none() {
+        if self.notes.contains_key(names::ORIGINAL_ANNOTATION) && self.originals().is_none() {
             return blocked(
                 "UnreadableOriginals",
                 format!(
                     "the annotation {} is not this pod's or cannot be read, so nothing could be put back: remove it",
-                    crd::ORIGINAL_ANNOTATION
+                    names::ORIGINAL_ANNOTATION
                 ),
             );
         }
@@ -255,7 +261,8 @@ impl ContainerFacts {
     }
 }
 
-/// What the kubelet says about the pod's present spec. A condition about an older spec says nothing about this one.
+/// What the kubelet reports about the pod's present spec. A condition about an older spec is
+/// ignored.
 fn resize_state(status: &PodStatus, generation: i64) -> ResizeState {
     let about_now = |kind: &str| {
         let found = status.conditions.iter().flatten().find(|c| c.type_ == kind && c.status == "True")?;

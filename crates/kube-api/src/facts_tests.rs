@@ -21,7 +21,8 @@ fn a_pod_in_facts() {
 fn originals_survive_a_round_trip_and_belong_to_one_pod() {
     let pod = facts(&manifest());
     let mut noted = manifest();
-    noted["metadata"]["annotations"][crd::ORIGINAL_ANNOTATION] = json!(serde_json::to_string(&pod.remember()).unwrap());
+    noted["metadata"]["annotations"][names::ORIGINAL_ANNOTATION] =
+        json!(serde_json::to_string(&pod.remember()).unwrap());
     noted["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("320m");
     let resized = facts(&noted);
     let originals = resized.originals().unwrap();
@@ -31,7 +32,7 @@ fn originals_survive_a_round_trip_and_belong_to_one_pod() {
     let copied = facts(&noted);
     assert_eq!(copied.originals(), None, "a copied manifest carries another pod's past");
     assert_eq!(copied.blocked("main").unwrap().reason, "UnreadableOriginals");
-    noted["metadata"]["annotations"][crd::ORIGINAL_ANNOTATION] = json!("{garbage");
+    noted["metadata"]["annotations"][names::ORIGINAL_ANNOTATION] = json!("{garbage");
     assert_eq!(facts(&noted).originals(), None);
 }
 

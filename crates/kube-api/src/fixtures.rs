@@ -1,4 +1,5 @@
-//! Objects for tests, as the API server prints them. Compiled for tests only, and with the feature `fixtures`.
+//! Objects for tests, as the API server prints them. Compiled for tests only, and with the feature
+//! `fixtures`.
 
 use crate::facts::PodFacts;
 use serde_json::{Value, json};

@@ -1,23 +1,34 @@
 //! What the operator, the node agents and the kubectl plugin agree on.
 //!
-//! **Problem.** Three programs of a cluster read and write the same objects and talk to each other. They must agree on the
-//! names, the fields and the arithmetic, also while one of them is being upgraded.
+//! **Problem.** Three programs of a cluster read and write the same objects and talk to each other.
+//! They must agree on the names, the fields and the arithmetic, also while one of them is being
+//! upgraded.
 //!
-//! **How.** This crate holds types and pure functions only: the custom resources ([`crd::SharePolicy`],
-//! [`training_job::TrainingJob`]), the labels and annotations, the messages between node agent and operator ([`wire`]),
-//! which policy selects which pod ([`select`]), and what a resize may be ([`resize`], [`bounds`]). It has no client, no
-//! clock and no async code.
+//! **How.** This crate holds types and pure functions only: the custom resources
+//! ([`share_policy::SharePolicy`], [`training_job::TrainingJob`]), all names on objects
+//! ([`names`]), the annotations ([`pod_note`], [`adopted`], [`facts::Originals`]), the messages
+//! between node agent and operator ([`wire`]), which policy selects which pod ([`select`]), and
+//! what a resize may be ([`resize`], [`bounds`]). It has no client, no clock and no async code.
 //!
-//! **Terms.** *Original*: a pod's resources before our first change. An annotation keeps them, and they are put back when
-//! the pod is no longer shared. *Pool*: what the pods of one policy on one node requested together. Shares divide it.
+//! **Terms.** *Original*: a pod's resources before our first change. An annotation keeps them, and
+//! they are put back when the pod is no longer shared. *Pool*: what the pods of one policy on one
+//! node requested together. Shares divide it.
+//!
+//! **Property.** Tenants write these objects. No object makes a function of this crate panic: the
+//! operator's `hostile_tests` feed arbitrary ones through it.
 
+pub mod adopted;
 pub mod bounds;
-pub mod crd;
 pub mod facts;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
+pub mod names;
+pub mod placement_reason;
+pub mod pod_note;
 pub mod quantity;
 pub mod resize;
+pub mod resources;
 pub mod select;
+pub mod share_policy;
 pub mod training_job;
 pub mod wire;

@@ -1,33 +1,60 @@
 //! Kubernetes quantities ("500m", "1.5", "2Gi") as the whole numbers we count in, and back.
 //!
-//! The grammar is the library's; what is ours is the rounding: a request is rounded up (as the API server does), so that nobody is
-//! promised less than was written, and nonsense (negative, not a number, beyond what a machine can have) is absent rather than a number.
+//! The library parses the grammar. This module adds two rules. A quantity is rounded up, as the API
+//! server does, so that a container never gets less than its author wrote. A quantity that no
+//! machine can have (negative, not a number, too large) is absent.
+//!
+//! **Property.** `sums_never_overflow`: quantities come from tenants, so every sum of them
+//! saturates ([`total`]).
 
-use crate::resize::{Amounts, Resources};
-use k8s_openapi::api::core::v1::ResourceRequirements;
+use crate::resources::{Amounts, Resources};
+use k8s_openapi::api::core::v1::{PodTemplateSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube_quantity::ParsedQuantity;
 use std::collections::BTreeMap;
 
-/// More than any machine has: beyond it, a quantity is a mistake.
-const LARGEST: f64 = 1e18;
+/// More thousandths of a core than any cluster has (a billion cores): a larger quantity is a
+/// mistake.
+const LARGEST_CPU_MILLI: f64 = 1e12;
 
-fn units(quantity: &Quantity, per_unit: f64) -> Option<u64> {
+/// More bytes than any machine has (8 PiB, the largest count that a double holds exactly): a larger
+/// quantity is a mistake.
+const LARGEST_BYTES: f64 = 9_007_199_254_740_992.0;
+
+fn units(quantity: &Quantity, per_unit: f64, largest: f64) -> Option<u64> {
     let parsed = ParsedQuantity::try_from(quantity).ok()?.to_bytes_f64()?;
     let scaled = parsed * per_unit;
     // One part in a million is what a float may have added: it must not round a whole number up.
     let whole = (scaled - 1e-6).ceil();
-    (0.0..LARGEST).contains(&scaled).then_some(whole.max(0.0) as u64)
+    (0.0..largest).contains(&scaled).then_some(whole.max(0.0) as u64)
 }
 
 /// Thousandths of a core.
 pub fn cpu_milli(quantity: &Quantity) -> Option<u64> {
-    units(quantity, 1000.0)
+    units(quantity, 1000.0, LARGEST_CPU_MILLI)
 }
 
 /// Bytes, or any other count.
 pub fn whole(quantity: &Quantity) -> Option<u64> {
-    units(quantity, 1.0)
+    units(quantity, 1.0, LARGEST_BYTES)
+}
+
+/// The sum, or the largest number if the sum is larger still.
+pub fn total(values: impl IntoIterator<Item = u64>) -> u64 {
+    values.into_iter().fold(0, u64::saturating_add)
+}
+
+/// What the containers of a pod template request together: thousandths of a core, and bytes. A
+/// container without a request counts with its limit, as the API server does it.
+pub fn template_requests(template: &PodTemplateSpec) -> (u64, u64) {
+    let containers = || template.spec.iter().flat_map(|spec| &spec.containers);
+    let requested = |pick: fn(&Amounts) -> Option<u64>| {
+        total(containers().map(|container| {
+            let resources = resources(container.resources.as_ref());
+            pick(&resources.requests).or(pick(&resources.limits)).unwrap_or(0)
+        }))
+    };
+    (requested(|amounts| amounts.cpu_milli), requested(|amounts| amounts.memory_bytes))
 }
 
 fn amounts(map: Option<&BTreeMap<String, Quantity>>) -> Amounts {
@@ -96,9 +123,21 @@ mod tests {
 
     #[test]
     fn nonsense_is_absent() {
-        for text in ["", "abc", "-1", "1 Gi", "1Xi", "NaN", "9e99"] {
+        for text in ["", "abc", "-1", "1 Gi", "1Xi", "NaN", "9e99", "999999999999999"] {
             assert_eq!(cpu_milli(&quantity(text)), None, "{text:?}");
         }
+        assert_eq!(whole(&quantity("999999999999999999")), None);
+        assert_eq!(whole(&quantity("6Ti")), Some(6 << 40), "large machines exist");
+    }
+
+    #[test]
+    fn sums_never_overflow() {
+        assert_eq!(total([u64::MAX, 1, u64::MAX]), u64::MAX);
+        let container = |name: usize| serde_json::json!({"name": name.to_string(), "resources": {"requests": {"cpu": "999999999", "memory": "7Pi"}}});
+        let containers: Vec<serde_json::Value> = (0..19).map(container).collect();
+        let template = serde_json::json!({"spec": {"containers": containers}});
+        let template: PodTemplateSpec = serde_json::from_value(template).unwrap();
+        assert_eq!(template_requests(&template), (19 * 999_999_999_000, 19 * (7 << 50)));
     }
 
     proptest! {

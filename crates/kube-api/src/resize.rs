@@ -1,110 +1,44 @@
-//! From shares to resources, and what may be asked of a pod at all. Pure functions, used by the agent to plan and by the manager to vet.
+//! From shares to resources, and which changes of a pod are allowed. Pure functions: the node agent
+//! plans with them, and the operator checks with them.
 //!
-//! **Problem.** A decision says "this job should have 62 % of what the jobs of this node have". Kubernetes knows requests, which become CPU weights, and
-//! limits, which become hard caps, and it refuses a resize that would change a pod's QoS class, remove a value, or leave a LimitRange.
+//! **Problem.** A decision says "this job should have 62 % of what the jobs of this node have".
+//! Kubernetes knows requests, which become CPU weights, and limits, which become hard caps. It
+//! refuses a resize that would change a pod's QoS class, remove a value, or leave a LimitRange.
 //!
-//! **How.** The *pool* is what the selected pods of one policy requested on this node before we came, so shares only move what these pods
-//! were promised together and nobody else loses. [`divide`] splits the pool by shares within each pod's bounds. [`shape`] turns a
-//! pod's part into requests and limits by its class: a Burstable pod's request moves and its limit stays (in `quota` mode the
-//! limit moves in proportion); a Guaranteed pod's request and limit move together, as they must. [`changes`] drops what is not worth a
-//! write and puts decreases before increases, so that the node is never promised twice. [`vet`] is written independently and
-//! refuses what breaks a rule, whoever planned it.
+//! **How.** The *pool* is what the selected pods of one policy requested on this node before our
+//! first change. Shares divide the pool, so no pod outside the policy loses anything. [`divide`]
+//! splits the pool by shares within each pod's bounds. [`shape`] turns a pod's part into requests
+//! and limits by its class. A Burstable pod's request moves and its limit stays; in `quota` mode
+//! the limit moves in proportion. A Guaranteed pod's request and limit move together, as the class
+//! demands. [`changes`] leaves out changes that are not worth a write and puts decreases before
+//! increases, so that the node is never promised twice. [`vet`] is written independently of the
+//! planning code and refuses every change that breaks a rule.
 //!
-//! **Properties**, each a test of that name: `conservation` (parts never sum to more than the pool unless the least parts already do), `floor_respected`,
-//! `class_kept`, `idempotent`, `downs_first`, `permutation_invariant`, `plans_pass_the_vet`.
+//! **Properties**, each a test of that name: `conservation` (parts never sum to more than the pool,
+//! unless the least parts already do), `floor_respected`, `class_kept`, `idempotent`,
+//! `downs_first`, `permutation_invariant`, `plans_pass_the_vet`, `no_numbers_panic`.
 //!
 //! **Units.** CPU in thousandths of a core, memory in bytes.
 
+pub use crate::resources::{Amounts, Bounds, LEAST_CPU_MILLI, Range, Resources};
+
+use crate::quantity::total;
 use crate::wire::{Mode, PodOnNode, QosClass};
-use serde::{Deserialize, Serialize};
 
-/// The least CPU request we set: what the kernel turns into (almost) its least weight, and enough for a heartbeat.
-pub const LEAST_CPU_MILLI: u64 = 10;
-
-/// A request is written only if it moves by more than this part of what it is. Kernel weights below that are not felt.
+/// A request is written only if it moves by more than this part of what it is. Kernel weights below
+/// that are not felt.
 pub const DEADBAND: f64 = 0.05;
 
-/// A memory request is this much larger than the working set: it is read seconds before the kubelet acts on it.
+/// A memory request is this much larger than the working set: it is read seconds before the kubelet
+/// acts on it.
 pub const MEMORY_HEADROOM: f64 = 1.2;
 
-/// Memory requests are whole multiples of this, so that a wobbling working set does not make a write each time.
+/// Memory requests are whole multiples of this, so that a wobbling working set does not make a
+/// write each time.
 const MEMORY_STEP_BYTES: u64 = 16 << 20;
 
 /// Enough to bring any interval of doubles down to neighbours that round alike.
 const HALVINGS: usize = 128;
-
-/// Requests and limits of one container. Absent: the container has none (or, in a change: it stays).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Resources {
-    #[serde(default)]
-    pub requests: Amounts,
-    #[serde(default)]
-    pub limits: Amounts,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Amounts {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu_milli: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_bytes: Option<u64>,
-}
-
-impl Amounts {
-    fn over(self, base: Amounts) -> Amounts {
-        Amounts { cpu_milli: self.cpu_milli.or(base.cpu_milli), memory_bytes: self.memory_bytes.or(base.memory_bytes) }
-    }
-}
-
-impl Resources {
-    /// These values where they are given, `base` elsewhere.
-    pub fn over(self, base: Resources) -> Resources {
-        Resources { requests: self.requests.over(base.requests), limits: self.limits.over(base.limits) }
-    }
-
-    /// Whether this container alone would make its pod Guaranteed.
-    pub fn is_guaranteed(&self) -> bool {
-        let same = |a: Option<u64>, b: Option<u64>| a.is_some_and(|a| a > 0) && a == b;
-        same(self.requests.cpu_milli, self.limits.cpu_milli)
-            && same(self.requests.memory_bytes, self.limits.memory_bytes)
-    }
-}
-
-/// Between which values each resource may move, both ends included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bounds {
-    pub cpu_milli: Range,
-    pub memory_bytes: Range,
-    /// The largest `limit / request` a LimitRange allows for CPU, in thousandths; absent: any.
-    #[serde(default)]
-    pub cpu_ratio_milli: Option<u64>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Range {
-    pub min: u64,
-    pub max: u64,
-}
-
-impl Range {
-    fn clamp(self, value: u64) -> u64 {
-        value.min(self.max).max(self.min)
-    }
-
-    fn contains(self, value: u64) -> bool {
-        (self.min..=self.max).contains(&value)
-    }
-}
-
-impl Default for Bounds {
-    fn default() -> Bounds {
-        Bounds {
-            cpu_milli: Range { min: LEAST_CPU_MILLI, max: u64::MAX },
-            memory_bytes: Range { min: 0, max: u64::MAX },
-            cpu_ratio_milli: None,
-        }
-    }
-}
 
 /// One pod's claim on a pool.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -115,17 +49,19 @@ pub struct Claim {
     pub max: u64,
 }
 
-/// Splits `pool` in proportion to shares, each part within its claim's bounds; what one cannot take goes to the others.
+/// Splits `pool` in proportion to shares, each part within its claim's bounds; what one cannot take
+/// goes to the others.
 ///
-/// Parts sum to at most the pool, unless the least parts alone exceed it: then everyone gets the least part. Parts are
-/// whole, rounded down, so up to one unit per claim is left.
+/// Parts sum to at most the pool, unless the least parts alone exceed it: then everyone gets the
+/// least part. Parts are whole, rounded down, so up to one unit per claim is left.
 pub fn divide(pool: u64, claims: &[Claim]) -> Vec<u64> {
     let share = |claim: &Claim| if claim.share.is_finite() { claim.share.clamp(0.0, 1.0) } else { 0.0 };
-    // Nobody has a share (all zero or unreadable): equal parts, as everywhere when in doubt.
+    // No pod has a share (all are zero or unreadable): equal parts.
     let equal = claims.iter().all(|claim| share(claim) <= 0.0);
     let share = |claim: &Claim| if equal { 1.0 } else { share(claim) };
-    // One price for all: the largest factor at which the parts, each cut to its bounds, still fit the pool. The sum of whole parts only grows
-    // with the factor, so halving finds it, and it does not depend on the order of the claims.
+    // One factor for all: the largest at which the parts, each cut to its bounds, still fit the
+    // pool. The sum of whole parts only grows with the factor, so halving finds it, and it does not
+    // depend on the order of the claims.
     let part = |claim: &Claim, factor: f64| {
         let max = claim.max.max(claim.min);
         ((factor * share(claim)).clamp(claim.min as f64, max as f64).floor() as u64).clamp(claim.min, max)
@@ -141,9 +77,9 @@ pub fn divide(pool: u64, claims: &[Claim]) -> Vec<u64> {
     claims.iter().map(|claim| part(claim, low)).collect()
 }
 
-/// What the pods of one policy on one node requested together before we came.
+/// What the pods of one policy on one node requested together before our first change.
 pub fn pool_milli<'a>(pods: impl IntoIterator<Item = &'a PodOnNode>) -> u64 {
-    pods.into_iter().filter(|pod| pod.blocked.is_none()).filter_map(|pod| pod.original.requests.cpu_milli).sum()
+    total(pods.into_iter().filter(|pod| pod.blocked.is_none()).filter_map(|pod| pod.original.requests.cpu_milli))
 }
 
 /// A pod's claim at a share of `pool`: bounds, floor and the rules of its class in numbers.
@@ -160,7 +96,7 @@ pub fn claim(pod: &PodOnNode, pool: u64, share: f64) -> Claim {
     if let (Some(ratio), Some(limit), true) =
         (pod.allowed.cpu_ratio_milli, pod.now.limits.cpu_milli, moves_request_only(pod))
     {
-        min = min.max((limit * 1000).div_ceil(ratio.max(1)));
+        min = min.max(limit.saturating_mul(1000).div_ceil(ratio.max(1)));
     }
     Claim { share, min: min.min(max), max }
 }
@@ -174,7 +110,8 @@ fn moves_request_only(pod: &PodOnNode) -> bool {
     pod.class != QosClass::Guaranteed && (pod.settings.mode == Mode::Weight || pod.original.limits.cpu_milli.is_none())
 }
 
-/// The requests and limits that give a pod `cpu_milli`, keeping its class. Only values that change kind are in the answer: memory is absent.
+/// The requests and limits that give a pod `cpu_milli`, keeping its class. Memory is absent: it
+/// does not change.
 pub fn shape(pod: &PodOnNode, cpu_milli: u64) -> Resources {
     let Some(original) = pod.original.requests.cpu_milli else { return Resources::default() };
     let cpu = pod.allowed.cpu_milli.clamp(cpu_milli.max(LEAST_CPU_MILLI));
@@ -191,24 +128,28 @@ pub fn shape(pod: &PodOnNode, cpu_milli: u64) -> Resources {
         requests: Amounts { cpu_milli: Some(request), memory_bytes: None },
         limits: Amounts { cpu_milli: limit, memory_bytes: None },
     };
-    // A Burstable pod whose only container has all requests equal to its limits would be Guaranteed, which the API server refuses.
+    // A Burstable pod whose only container has all requests equal to its limits would become
+    // Guaranteed, which the API server refuses.
     if pod.class == QosClass::Burstable && to.over(pod.now).is_guaranteed() {
         match limit {
-            Some(limit) if pod.allowed.cpu_milli.contains(limit + 1) => to.limits.cpu_milli = Some(limit + 1),
+            Some(limit) if limit < u64::MAX && pod.allowed.cpu_milli.contains(limit + 1) => {
+                to.limits.cpu_milli = Some(limit + 1);
+            }
             _ => to.requests.cpu_milli = Some(request.saturating_sub(1)),
         }
     }
     to
 }
 
-/// The memory request that follows a working set: above it by the headroom, within bounds, never above the limit. Nothing for a Guaranteed pod:
-/// its limit would have to follow, and a limit that shrinks can kill.
+/// The memory request that follows a working set: above it by the headroom, within bounds, never
+/// above the limit. `None` for a Guaranteed pod: its limit would have to follow, and a limit that
+/// shrinks can kill.
 pub fn memory_request(pod: &PodOnNode, working_set_bytes: u64) -> Option<u64> {
     if !pod.settings.memory || pod.class != QosClass::Burstable || pod.now.requests.memory_bytes.is_none() {
         return None;
     }
     let wanted = (working_set_bytes as f64 * MEMORY_HEADROOM) as u64;
-    let stepped = wanted.div_ceil(MEMORY_STEP_BYTES).max(1) * MEMORY_STEP_BYTES;
+    let stepped = wanted.div_ceil(MEMORY_STEP_BYTES).max(1).saturating_mul(MEMORY_STEP_BYTES);
     let bounded = pod.allowed.memory_bytes.clamp(stepped).min(pod.now.limits.memory_bytes.unwrap_or(u64::MAX));
     (bounded >= working_set_bytes.min(pod.now.limits.memory_bytes.unwrap_or(u64::MAX))).then_some(bounded)
 }
@@ -226,8 +167,9 @@ pub fn worth_it(now: &Resources, to: &Resources) -> bool {
         || moved(now.limits.memory_bytes, to.limits.memory_bytes)
 }
 
-/// What to ask for so that the pods of one policy on one node get these shares: nothing for pods that have it (nearly) already or cannot be
-/// resized, decreases first. The answer holds indices into `pods`.
+/// The changes that give the pods of one policy on one node these shares, decreases first. A pod
+/// that has its share (nearly) already, or cannot be resized, is left out. The answer holds indices
+/// into `pods`.
 pub fn changes(pods: &[(&PodOnNode, f64)]) -> Vec<(usize, Resources)> {
     let pool = pool_milli(pods.iter().map(|(pod, _)| *pod));
     let movable: Vec<usize> = (0..pods.len()).filter(|&i| pods[i].0.blocked.is_none()).collect();
@@ -279,7 +221,7 @@ pub enum Refusal {
     Quota { quota: String, what: String, left: u64, asked: u64 },
 }
 
-/// Looks at one change on its own, independently of how it was planned.
+/// Checks one change on its own, independently of how it was planned.
 pub fn vet(pod: &PodOnNode, to: &Resources) -> Result<(), Refusal> {
     if let Some(blocked) = &pod.blocked {
         return Err(Refusal::Blocked(blocked.message.clone()));
@@ -324,13 +266,13 @@ pub fn vet(pod: &PodOnNode, to: &Resources) -> Result<(), Refusal> {
     }
     if let (Some(allowed_milli), Some(request), Some(limit)) =
         (pod.allowed.cpu_ratio_milli, after.requests.cpu_milli, after.limits.cpu_milli)
-        && limit * 1000 > request * allowed_milli
+        && u128::from(limit) * 1000 > u128::from(request) * u128::from(allowed_milli)
     {
         return Err(Refusal::Ratio { allowed_milli });
     }
     let kept = match pod.class {
         QosClass::Guaranteed => after.is_guaranteed(),
-        // Other containers may keep the pod Burstable; we do not rely on them.
+        // Other containers may keep the pod Burstable; this check does not rely on them.
         QosClass::Burstable => !after.is_guaranteed() || now.is_guaranteed(),
         QosClass::BestEffort => false,
     };

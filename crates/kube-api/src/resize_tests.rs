@@ -262,4 +262,31 @@ proptest! {
         let ups: Vec<bool> = plan.iter().map(|(i, to)| is_up(&pods[*i].0.now, to)).collect();
         prop_assert!(ups.is_sorted(), "{:?}", ups);
     }
+
+    /// Numbers come from tenants and from node agents.
+    #[test]
+    fn no_numbers_panic(
+        numbers in prop::collection::vec(prop::option::of(prop_oneof![Just(u64::MAX), Just(0), any::<u64>()]), 12),
+        class in 0u8..3,
+        quota_mode in any::<bool>(),
+        share in prop_oneof![Just(f64::NAN), Just(f64::INFINITY), Just(0.0), Just(5e-324), any::<f64>()],
+    ) {
+        let n = |i: usize| numbers[i];
+        let class = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort][usize::from(class)];
+        let mut pod = pod(class, amounts(n(0), n(1)), amounts(n(2), n(3)));
+        pod.now = Resources { requests: amounts(n(4), n(5)), limits: amounts(n(6), n(7)) };
+        pod.allowed.cpu_milli = Range { min: n(8).unwrap_or(0), max: n(9).unwrap_or(u64::MAX) };
+        pod.allowed.cpu_ratio_milli = n(10);
+        pod.settings.floor = share;
+        pod.settings.memory = true;
+        if quota_mode {
+            pod.settings.mode = Mode::Quota;
+        }
+        let pods = [(&pod, share), (&pod, 0.5), (&pod, 1.0)];
+        for (i, to) in changes(&pods) {
+            let _ = (vet(pods[i].0, &to), worth_it(&pod.now, &to), is_up(&pod.now, &to));
+        }
+        let anything = Resources { requests: amounts(n(9), n(10)), limits: amounts(n(11), n(8)) };
+        let _ = (vet(&pod, &anything), memory_request(&pod, n(11).unwrap_or(u64::MAX)));
+    }
 }

@@ -1,16 +1,19 @@
 //! Which policy a pod belongs to.
 //!
-//! A policy selects by labels or by what made the pod (`targetRef`). For the latter we look only at the pod: its ownerReferences, which name
-//! any kind including those we have never heard of, and, for the kinds that put another object in between (Deployment, CronJob, JobSet,
-//! TrainJob), the names and labels those controllers are known to give. So no right on anybody's job kinds is needed.
+//! A policy selects by labels or by the owner of the pod (`targetRef`). The owner is found on the
+//! pod alone: its ownerReferences name owners of any kind. Some kinds put another object in between
+//! (Deployment, CronJob, JobSet, TrainJob); for those the names and labels decide that their
+//! controllers give to pods. So the operator needs no right on other projects' job kinds.
 //!
-//! If several policies select a pod, the oldest has it; a namespace's label stands behind all policies.
+//! If several policies select a pod, the oldest one applies. A namespace's label applies after all
+//! policies.
 
-use crate::crd::{self, Goal, SharePolicy, SharePolicySpec, TargetRef};
 use crate::facts::PodFacts;
-use crate::training_job::{JOB_LABEL, JobPolicy, POLICY_ANNOTATION};
+use crate::names::{self, JOB_LABEL, POLICY_ANNOTATION};
+use crate::share_policy::{Direction, SharePolicy, SharePolicySpec, SharePolicyStatus, TargetRef};
+use crate::training_job::JobPolicy;
 use crate::wire::{Collector, PolicyKind, Settings};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::core::{Selector, SelectorExt};
 use std::collections::BTreeMap;
 
 /// A policy, as far as it matters for pods.
@@ -23,9 +26,12 @@ pub struct PolicyFacts {
     /// For "the oldest has it": creation time in seconds, then the name.
     pub created_s: i64,
     pub spec: SharePolicySpec,
+    /// `spec.selector`, parsed; `None` if there is none, or if it cannot be parsed: then the policy
+    /// selects nothing.
+    pub selector: Option<Selector>,
     /// It is being deleted.
     pub ending: bool,
-    pub status: Option<crd::SharePolicyStatus>,
+    pub status: Option<SharePolicyStatus>,
 }
 
 impl PolicyFacts {
@@ -37,6 +43,7 @@ impl PolicyFacts {
             uid: meta.uid.clone().unwrap_or_default(),
             generation: meta.generation.unwrap_or_default(),
             created_s: meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
+            selector: policy.spec.selector.clone().and_then(|selector| Selector::try_from(selector).ok()),
             spec: policy.spec.clone(),
             ending: meta.deletion_timestamp.is_some(),
             status: policy.status.clone(),
@@ -48,13 +55,13 @@ impl PolicyFacts {
         !self.spec.suspend && !self.ending
     }
 
-    /// Whether the pod (of the same namespace) is meant.
+    /// Whether the policy selects the pod, which is of the same namespace.
     pub fn selects(&self, pod: &PodFacts) -> bool {
         if is_out(pod) {
             return false;
         }
         match (&self.spec.selector, &self.spec.target_ref) {
-            (Some(selector), None) => labels_match(selector, &pod.labels),
+            (Some(_), None) => self.selector.as_ref().is_some_and(|selector| selector.matches(&pod.labels)),
             (None, Some(target)) => made_by(target, pod),
             _ => false,
         }
@@ -63,7 +70,7 @@ impl PolicyFacts {
 
 /// The author wants no sharing for this pod.
 fn is_out(pod: &PodFacts) -> bool {
-    pod.labels.get(crd::SHARE_LABEL).is_some_and(|value| value == "disabled")
+    pod.labels.get(names::SHARE_LABEL).is_some_and(|value| value == "disabled")
 }
 
 /// The policy that has this pod, if several select it.
@@ -76,7 +83,7 @@ pub fn choose<'a>(policies: impl IntoIterator<Item = &'a PolicyFacts>, pod: &Pod
 
 /// Whether the namespace's label has this pod.
 pub fn by_namespace(namespace_labels: &BTreeMap<String, String>, pod: &PodFacts) -> bool {
-    namespace_labels.get(crd::SHARE_LABEL).is_some_and(|value| value == "enabled") && !is_out(pod)
+    namespace_labels.get(names::SHARE_LABEL).is_some_and(|value| value == "enabled") && !is_out(pod)
 }
 
 /// How the pods of TrainingJobs share, if no policy says otherwise.
@@ -85,13 +92,15 @@ pub struct JobShare {
     /// Stands where a policy's name would: no policy can have it.
     pub name: String,
     pub spec: SharePolicySpec,
-    /// The job's policy has no answer to how a node is shared: the pod is watched and keeps what it has.
+    /// The job's policy has no answer to how a node is shared: the pod is watched and keeps what it
+    /// has.
     pub watch_only: bool,
 }
 
-/// What a TrainingJob's own policy, or an adopted Job's, says about sharing its node. A job is its author's wish to be shared, so no SharePolicy is needed.
+/// What a TrainingJob's own policy, or an adopted Job's, says about sharing its node. The author of
+/// such a job wants it to share, so no SharePolicy is needed.
 pub fn by_job(pod: &PodFacts) -> Option<JobShare> {
-    // Pods of adopted Jobs are marked by the manager.
+    // The operator marks pods of adopted Jobs.
     let is_marked = pod.labels.contains_key(JOB_LABEL);
     let ours = |owner: &crate::facts::Owner| {
         let own = owner.kind == "TrainingJob" && owner.api_version.starts_with("gainshare.dev/");
@@ -108,23 +117,6 @@ pub fn by_job(pod: &PodFacts) -> Option<JobShare> {
     };
     let spec = SharePolicySpec { policy: kind, ..SharePolicySpec::default() };
     Some(JobShare { name: format!("TrainingJob/{}", policy.name()), spec, watch_only })
-}
-
-/// Label selectors as the API server understands them. An unknown operator selects nothing.
-pub fn labels_match(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
-    let equal = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
-    let fits = selector.match_expressions.iter().flatten().all(|wanted| {
-        let value = labels.get(&wanted.key);
-        let listed = || value.is_some_and(|value| wanted.values.iter().flatten().any(|one| one == value));
-        match wanted.operator.as_str() {
-            "In" => listed(),
-            "NotIn" => !listed(),
-            "Exists" => value.is_some(),
-            "DoesNotExist" => value.is_none(),
-            _ => false,
-        }
-    });
-    equal && fits
 }
 
 fn made_by(target: &TargetRef, pod: &PodFacts) -> bool {
@@ -165,30 +157,30 @@ pub fn owner_name(pod: &PodFacts) -> String {
     owner.map_or_else(|| format!("Pod/{}", pod.name), |owner| format!("{}/{}", owner.kind, owner.name))
 }
 
-/// The container that trains: the pod's annotation, the policy's word, or the first one.
+/// The container that trains: by the pod's annotation, by the policy, or the first one.
 pub fn container_name(spec: &SharePolicySpec, pod: &PodFacts) -> String {
-    let said = pod.notes.get(crd::CONTAINER_ANNOTATION).or(spec.container.as_ref());
-    said.cloned().or_else(|| pod.containers.first().map(|c| c.name.clone())).unwrap_or_default()
+    let named = pod.notes.get(names::CONTAINER_ANNOTATION).or(spec.container.as_ref());
+    named.cloned().or_else(|| pod.containers.first().map(|c| c.name.clone())).unwrap_or_default()
 }
 
 /// The policy's settings with the pod's annotations over them.
 pub fn settings(spec: &SharePolicySpec, pod: &PodFacts) -> Settings {
     let mut settings = spec.settings();
     let note = |key: &str| pod.notes.get(key).cloned();
-    if let Some(metric) = note(crd::METRIC_ANNOTATION) {
+    if let Some(metric) = note(names::METRIC_ANNOTATION) {
         settings.metric = Some(metric);
     }
-    if let Some(pattern) = note(crd::PATTERN_ANNOTATION) {
+    if let Some(pattern) = note(names::PATTERN_ANNOTATION) {
         settings.pattern = Some(pattern);
     }
-    let goal = note(crd::OBJECTIVE_ANNOTATION).and_then(|text| from_word::<Goal>(&text));
-    if let Some(goal) = goal {
-        settings.maximize = Some(goal == Goal::Maximize);
+    let direction = note(names::OBJECTIVE_ANNOTATION).and_then(|text| from_word::<Direction>(&text));
+    if let Some(direction) = direction {
+        settings.maximize = Some(direction == Direction::Maximize);
     }
-    if let Some(collector) = note(crd::COLLECTOR_ANNOTATION).and_then(|text| from_word::<Collector>(&text)) {
+    if let Some(collector) = note(names::COLLECTOR_ANNOTATION).and_then(|text| from_word::<Collector>(&text)) {
         settings.collector = collector;
     }
-    if let Some(path) = note(crd::PATH_ANNOTATION) {
+    if let Some(path) = note(names::PATH_ANNOTATION) {
         settings.path = Some(path);
     }
     settings

@@ -1,42 +1,26 @@
-//! The custom resource `TrainingJob`: one training run that may be saved, moved to another node, and resumed there.
+//! The custom resource `TrainingJob`: one training run that may be saved, moved to another node,
+//! and resumed there.
 //!
-//! A run is a row of *attempts*, each one pod, numbered by an *epoch* that only grows. What the controller intends is written to the status before
-//! it is done, so that whoever leads after a crash goes on from there ([`crate::jobs`]). Field names follow the neighbours: `suspend`,
-//! `managedBy` and `runPolicy` as in Kubeflow, `objective` and `metricsCollector` as in Katib.
+//! A run is a sequence of *attempts*, each one pod, numbered by an *epoch* that only grows. The
+//! controller writes to the status what it intends before it acts, so that the next leader
+//! continues from there after a crash. Field names follow related projects: `suspend`, `managedBy`
+//! and `runPolicy` as in Kubeflow, `objective` and `metricsCollector` as in Katib.
 //!
-//! The template is kept as the author wrote it: fields we do not know reach the API server unchanged, and a mistake in it makes one job
-//! fail with a sentence, not the controller's watch.
+//! The template is kept as the author wrote it. Fields that we do not know reach the API server
+//! unchanged, and a mistake in it makes one job fail with a sentence; the controller's watch goes
+//! on.
 #![allow(clippy::duplicated_attributes, reason = "every printed column has a type, and many have the same")]
 #![allow(unreachable_pub, reason = "the schema macro makes private copies of public types")]
 
-use crate::crd::{CollectorSpec, Goal};
+use crate::placement_reason::PlacementReason;
+use crate::share_policy::{CollectorSpec, Objective};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// On a pod: the TrainingJob it is an attempt of.
-pub const JOB_LABEL: &str = "gainshare.dev/job";
-/// On a pod: which attempt it is.
-pub const EPOCH_LABEL: &str = "gainshare.dev/epoch";
-/// On a pod: the policy of its job, by which its node shares.
-pub const POLICY_ANNOTATION: &str = "gainshare.dev/policy";
-/// Keeps a pod's object until its end has been seen and written down.
-pub const ATTEMPT_FINALIZER: &str = "gainshare.dev/attempt";
-/// Keeps a TrainingJob until its last pod has ended.
-pub const JOB_FINALIZER: &str = "gainshare.dev/training-job";
-/// A pod is made with this scheduling gate: it cannot run before the gate is opened.
-pub const PLACE_GATE: &str = "gainshare.dev/place";
-/// On a TrainingJob: the name of a pod that an administrator swears has stopped, where nothing else proves it.
-pub const STOPPED_ANNOTATION: &str = "gainshare.dev/stopped";
-/// On a TrainingJob: the node where it is to live, for whoever knows better than the decision. Each new value is followed once.
-pub const NODE_ANNOTATION: &str = "gainshare.dev/node";
-/// On a Job of the cluster's own kind: "true" lets us move it ([`crate::jobs`]).
-pub const ADOPT_ANNOTATION: &str = "gainshare.dev/adopt";
-/// On such a Job: our journal.
-pub const ADOPTED_ANNOTATION: &str = "gainshare.dev/adopted";
-/// The controller that takes jobs without `managedBy`.
-pub const OUR_NAME: &str = "gainshare.dev/manager";
+/// So many moves are kept in a job's status.
+pub const MOVES_KEPT: usize = 10;
 
 /// A training run that Gainshare starts, watches, and moves to where the cluster gains most.
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -78,14 +62,15 @@ pub struct TrainingJobSpec {
     pub template: serde_json::Value,
     /// Which of the printed numbers says how the job does; found by itself if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub objective: Option<JobObjective>,
+    pub objective: Option<Objective>,
     /// How progress is read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics_collector: Option<CollectorSpec>,
     /// Where the job keeps what it needs to resume. Without it the job is never moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Checkpoint>,
-    /// Who decides where it runs: `gainshare`, one of the papers, or `na` (the cluster's own scheduler).
+    /// The policy that decides where it runs: `gainshare`, one of the papers, or `na` (the
+    /// cluster's own scheduler).
     #[serde(default)]
     pub policy: JobPolicy,
     /// Saves and stops the job until this is false again.
@@ -105,21 +90,6 @@ fn any_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         "description": "A pod template: metadata (labels, annotations) and spec.",
         "x-kubernetes-preserve-unknown-fields": true,
     })
-}
-
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct JobObjective {
-    /// The metric's name as the job prints it, e.g. val_loss.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 253))]
-    pub metric: Option<String>,
-    /// Whether less or more of it is better; its name says if left out.
-    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
-    pub kind: Option<Goal>,
-    /// The value that would be good enough.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub goal: Option<f64>,
 }
 
 /// A volume that outlives the pods.
@@ -146,11 +116,11 @@ pub struct Checkpoint {
     pub sub_path: Option<String>,
 }
 
-/// Whose answers to "where" and "whether to move" apply.
+/// The policy that decides where a job runs and whether it moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum JobPolicy {
-    /// The cluster's scheduler places, nobody moves.
+    /// The cluster's scheduler places jobs, and no job is moved.
     Na,
     /// SpeCon: jobs that no longer grow make room for those that do.
     Specon,
@@ -180,7 +150,8 @@ pub struct RunPolicy {
     #[serde(default = "three")]
     #[x_kube(validation = Rule::new("self >= 0 && self <= 1000").message("backoffLimit lies between 0 (never try again) and 1000"))]
     pub backoff_limit: i32,
-    /// The job fails if it has not ended so long after its first start; suspended time does not count.
+    /// The job fails if it has not ended so long after its first start; suspended time does not
+    /// count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self >= 1").message("activeDeadlineSeconds is at least 1"))]
     pub active_deadline_seconds: Option<i64>,
@@ -225,19 +196,21 @@ pub enum CleanPodPolicy {
     All,
 }
 
-/// What the controller says, and what it must not forget: everything here is written before it is acted upon.
+/// The controller's journal and what it publishes. Everything here is written before it is acted
+/// upon.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrainingJobStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// In one word.
+    /// The state, in one word.
     #[serde(default)]
     pub state: State,
     /// Why, in one sentence.
     #[serde(default)]
     pub message: String,
-    /// `Created`, `Running`, `Suspended`, `Migrating`, `Succeeded`, `Failed`.
+    /// `Created`, `Running`, `Suspended`, `Migrating`, `Succeeded`, `Failed`; and `ReconcileFailed`
+    /// while the operator cannot work on the job because of an error of its own.
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     #[serde(default)]
     pub conditions: Vec<Condition>,
@@ -271,7 +244,7 @@ pub struct TrainingJobStatus {
     /// The last value of the annotation gainshare.dev/node that was followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_node: Option<String>,
-    /// When the first attempt began; a suspension sets it anew.
+    /// When the first attempt began; a suspension resets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<MicroTime>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -306,7 +279,8 @@ pub struct Attempt {
     /// Where it is to run, or runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Whether the node was chosen by us (the pod is pinned to it) or left to the cluster's scheduler.
+    /// Whether the node was chosen by us (the pod is pinned to it) or left to the cluster's
+    /// scheduler.
     #[serde(default)]
     pub pinned: bool,
     /// When it was decided on, and not before when it may begin (after a failure).
@@ -344,7 +318,12 @@ pub enum Stopping {
 pub struct Migration {
     pub from: String,
     pub to: String,
-    pub why: String,
+    /// Why, for programs; absent in what older versions wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<PlacementReason>,
+    /// Why, in one sentence.
+    #[serde(default, alias = "why")]
+    pub message: String,
     pub phase: Phase,
     /// Of the attempt that is stopped.
     pub epoch: u32,
@@ -370,7 +349,12 @@ pub struct Move {
     pub from: String,
     /// Where it went: `from` again if it had to stay.
     pub to: String,
-    pub why: String,
+    /// Why, for programs; absent in what older versions wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<PlacementReason>,
+    /// Why, in one sentence.
+    #[serde(default, alias = "why")]
+    pub message: String,
     /// From being asked to end until the end was proven.
     pub save_s: f64,
     /// From then until it ran again.
@@ -398,7 +382,7 @@ mod tests {
             json!({
                 "template": template, "policy": "specon", "suspend": true,
                 "checkpoint": {"claimName": "c", "path": "/keep", "subPath": "a/b"},
-                "objective": {"metric": "loss", "type": "minimize", "goal": 0.1},
+                "objective": {"metric": "loss", "type": "minimize"},
                 "runPolicy": {"backoffLimit": 0, "cleanPodPolicy": "All"},
             }),
         ] {
@@ -422,6 +406,16 @@ mod tests {
             let said = messages(&spec);
             assert!(said.contains(helps), "{spec} was answered with {said:?}");
         }
+    }
+
+    #[test]
+    fn moves_of_older_versions_are_read() {
+        let old = json!({"at": "2026-01-01T10:00:00.000000Z", "from": "a", "to": "b", "why": "it gains", "saveS": 1.0, "restoreS": 2.0});
+        let read: Move = serde_json::from_value(old.clone()).unwrap();
+        assert_eq!((read.reason, read.message.as_str()), (None, "it gains"));
+        let mut pruned = old;
+        pruned.as_object_mut().unwrap().remove("why");
+        assert_eq!(serde_json::from_value::<Move>(pruned).unwrap().message, "");
     }
 
     #[test]

@@ -1,35 +1,41 @@
-//! What agents and the manager say to each other: JSON over HTTPS, `POST /v1/node/sync`.
+//! The messages between node agents and the operator: JSON over HTTPS, `POST /v1/node/sync`.
 //!
-//! **How.** The agent sends a [`Sync`] and gets an [`Answer`]; nothing else exists. If nothing is new for the agent, the manager holds the answer
-//! for up to `wait_ms` (a long poll), so that news goes out at once and silence costs nothing. The agent may have several requests under way: a
-//! newer one ends the wait of the older.
+//! **How.** The node agent sends a [`SyncRequest`] and gets an [`Answer`]; there is no other
+//! message. If nothing is new for the agent, the operator holds the answer for up to `wait_ms` (a
+//! long poll), so that news goes out at once and an idle connection costs nothing. The agent may
+//! have several requests under way: a newer one ends the wait of the older.
 //!
-//! **Loss, doubling, reordering are harmless.** `(epoch, seq)` orders requests: the epoch is new at each start of an agent, `seq` counts
-//! within it, and what an older request says about jobs is not believed after a newer one. `jobs` is always the whole list, never a
-//! difference. Resizes are idempotent: they name wanted values, and a lower `generation` than the last one seen for that pod is refused.
-//! A lost answer costs one repetition.
+//! **Loss, doubling, reordering are harmless.** `(epoch, seq)` orders requests: the epoch is new at
+//! each start of an agent, and `seq` counts within it. The operator ignores the jobs of an older
+//! request after a newer one. `jobs` is always the whole list, never a difference. Resizes are
+//! idempotent: they name wanted values, and a lower `generation` than the last one for that pod is
+//! refused. A lost answer costs one repetition.
 //!
-//! **Units.** CPU in thousandths of a core (`_milli`), memory in bytes, times in milliseconds where the name says `_ms`.
+//! **Units.** CPU in thousandths of a core (`_milli`), memory in bytes, times in milliseconds where
+//! the name says `_ms`.
 //!
-//! **Compatibility.** Unknown fields are ignored and new ones have defaults, so that agents and manager of neighbouring versions understand each
-//! other; what breaks that gets a new path.
+//! **Compatibility.** Unknown fields are ignored and new ones have defaults, so that agents and
+//! operators of neighbouring versions understand each other. A change that breaks this gets a new
+//! path.
 
-use crate::resize::{Bounds, Resources};
+use crate::resources::{Bounds, Resources};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Where agents send their [`Sync`].
+/// Where agents send their [`SyncRequest`].
 pub const SYNC_PATH: &str = "/v1/node/sync";
 
-/// The audience of the agents' tokens: a token made for us is worth nothing at the API server, and the other way round.
-pub const TOKEN_AUDIENCE: &str = "gainshare-manager";
+/// The audience of the agents' tokens. The API server does not accept such a token, and the
+/// operator accepts no other.
+pub const TOKEN_AUDIENCE: &str = "gainshare-operator";
 
-/// The longest the manager holds an answer, whatever the agent asks for: proxies and load balancers cut longer silences.
+/// The longest the operator holds an answer, whatever the agent asks for: proxies and load
+/// balancers cut longer silences.
 pub const LONGEST_WAIT_MS: u32 = 25_000;
 
-/// From an agent.
+/// From a node agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Sync {
+pub struct SyncRequest {
     /// The node's name; must be the one the token proves.
     pub node: String,
     /// New and larger at each start of the agent, e.g. the start's wall time in microseconds.
@@ -44,14 +50,15 @@ pub struct Sync {
     pub wait_ms: u32,
     #[serde(default)]
     pub beat: Beat,
-    /// All jobs of the node, or nothing if none has changed since the last list the manager has answered.
+    /// All jobs of the node, or nothing if none has changed since the last list the operator has
+    /// answered.
     #[serde(default)]
     pub jobs: Option<Vec<JobState>>,
     #[serde(default)]
     pub resizes: Vec<Resize>,
 }
 
-/// What a node's agent sees as a whole.
+/// Totals over a node, as its agent measured them.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Beat {
     #[serde(default)]
@@ -69,12 +76,13 @@ pub struct Beat {
     pub cores: f64,
     #[serde(default)]
     pub memory_bytes: u64,
-    /// The agent's clock, in microseconds since its machine started: moments that it tells of are moments of this clock.
+    /// The agent's clock, in microseconds since its machine started. All moments in the message are
+    /// of this clock.
     #[serde(default)]
     pub at_us: u64,
 }
 
-/// Where a job stands, in the words people see.
+/// The state of a job's progress, as published to users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Category {
@@ -99,7 +107,7 @@ impl From<gainshare_core::signal::Category> for Category {
         match category {
             gainshare_core::signal::Category::Growing => Category::Growing,
             gainshare_core::signal::Category::Watching => Category::Watching,
-            gainshare_core::signal::Category::Completing => Category::Converged,
+            gainshare_core::signal::Category::Converged => Category::Converged,
         }
     }
 }
@@ -140,7 +148,8 @@ pub struct Signal {
     pub step: Option<u64>,
     #[serde(default)]
     pub total: Option<u64>,
-    /// Where its curve is, where it will be flat, and the change still to come in units of the change so far.
+    /// Where its curve is, where it will be flat, and the change still to come in units of the
+    /// change so far.
     #[serde(default)]
     pub outlook: Option<[f64; 3]>,
     /// Use of the node since the start, in node-seconds.
@@ -183,13 +192,14 @@ pub struct Resize {
     pub to: Resources,
 }
 
-/// From the manager.
+/// From the operator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// Those of the request that is answered.
     pub epoch: u64,
     pub seq: u64,
-    /// The revision of the node's pod list. It is unrelated to revisions of a manager that ran before.
+    /// The revision of the node's pod list. It is unrelated to revisions of an operator that ran
+    /// before.
     pub revision: u64,
     /// The node's whole list, if the agent has not seen it.
     #[serde(default)]
@@ -197,7 +207,8 @@ pub struct Answer {
     /// One for each resize of the request.
     #[serde(default)]
     pub outcomes: Vec<Outcome>,
-    /// The manager does not know the node's jobs (it has just started, say): send the list with the next request.
+    /// The operator does not know the node's jobs (it has just started, say): send the list with
+    /// the next request.
     #[serde(default)]
     pub want_jobs: bool,
 }
@@ -219,7 +230,8 @@ pub enum OutcomeState {
     Unchanged,
     /// Against the rules: asking again is of no use before something changes.
     Refused { why: String },
-    /// It did not work this time (API server away, pod changed meanwhile): ask again after a moment.
+    /// It did not work this time (API server away, pod changed meanwhile): ask again after a
+    /// moment.
     Failed { why: String },
 }
 
@@ -229,13 +241,15 @@ pub struct PodOnNode {
     pub uid: String,
     pub namespace: String,
     pub name: String,
-    /// The name of the SharePolicy, in the pod's namespace, or empty if the namespace's label stands for one.
+    /// The name of the SharePolicy, in the pod's namespace, or empty if the namespace's label
+    /// stands for one.
     pub policy: String,
     /// The container that is the job.
     pub container: String,
     /// What made the pod, e.g. `Job/sweep-3`; the pod itself if nothing did.
     pub owner: String,
-    /// When its container started, in milliseconds since 1970, as the kubelet says; absent while it does not run.
+    /// When its container started, in milliseconds since 1970, as the kubelet says; absent while it
+    /// does not run.
     #[serde(default)]
     pub started_ms: Option<u64>,
     pub settings: Settings,
@@ -247,13 +261,14 @@ pub struct PodOnNode {
     /// Why it cannot be resized; absent if it can.
     #[serde(default)]
     pub blocked: Option<Blocked>,
-    /// Between which values the resources may move (LimitRange, node, floor). Quotas are judged when a resize is asked for.
+    /// Between which values the resources may move (LimitRange, node, floor). Quotas are judged
+    /// when a resize is asked for.
     pub allowed: Bounds,
     pub resize: ResizeState,
     /// Changes whenever our notes on the pod do: each of these, too, is work for its kubelet.
     #[serde(default)]
     pub noted: u64,
-    /// The manager decides where this job runs: it wants to hear of its progress within seconds.
+    /// The operator decides where this job runs: its agent reports its progress within seconds.
     #[serde(default)]
     pub follow: bool,
 }
@@ -332,8 +347,8 @@ pub struct Settings {
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyKind {
     Fair,
-    #[default]
     Flowcon,
+    #[default]
     Gainshare,
 }
 
@@ -362,7 +377,8 @@ pub enum Collector {
 }
 
 impl Signal {
-    /// As the core knows it; `at` turns the node agent's microseconds into a moment of the caller's clock.
+    /// As the core knows it; `at` turns the node agent's microseconds into a moment of the caller's
+    /// clock.
     pub fn signal(&self, at: impl Fn(u64) -> gainshare_core::model::Time) -> gainshare_core::signal::Signal {
         let report = |r: Report| gainshare_core::signal::Report { value: r.value, at: at(r.at_us) };
         gainshare_core::signal::Signal {

@@ -1,19 +1,21 @@
 //! `kubectl gainshare`: what the cluster shares and why, for everybody with a kubeconfig.
 //!
-//! kubectl finds its plugins by their names: `kubectl-gainshare` in the PATH. The plugin only reads: pods, policies and
-//! namespaces, with the rights of the user. Everything it shows is on those objects.
+//! kubectl finds its plugins by their names: `kubectl-gainshare` in the PATH. The plugin only
+//! reads: pods, policies and namespaces, with the rights of the user. Everything it shows is on
+//! those objects.
 
 mod training;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use gainshare_figures::terminal::{self, Colour, Format, Out, Side, Table};
-use gainshare_kube_api::crd::{self, SharePolicy};
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::resize::Resources;
+use gainshare_kube_api::names;
+use gainshare_kube_api::pod_note::PodNote;
+use gainshare_kube_api::resources::Resources;
 use gainshare_kube_api::select::{self, PolicyFacts};
+use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::wire::{Blocked, Category};
-use gainshare_operator::PodNote;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -104,7 +106,8 @@ pub struct Row {
     policy: String,
     container: String,
     category: Option<Category>,
-    /// Improvement per second and part of the node's CPU, when the category or the share last changed.
+    /// Improvement per second and part of the node's CPU, when the category or the share last
+    /// changed.
     growth: Option<f64>,
     /// Of what the pods of its policy on its node requested together.
     share_percent: Option<u32>,
@@ -212,7 +215,7 @@ impl Cluster {
         let api: Api<Namespace> = Api::all(self.client.clone());
         let found = match &self.namespace {
             Some(name) => api.get(name).await.map(|ns| vec![ns]),
-            None => api.list(&ListParams::default().labels(crd::SHARE_LABEL)).await.map(|list| list.items),
+            None => api.list(&ListParams::default().labels(names::SHARE_LABEL)).await.map(|list| list.items),
         };
         let labels = |ns: Namespace| Some((ns.metadata.name?, ns.metadata.labels.unwrap_or_default()));
         found.unwrap_or_default().into_iter().filter_map(labels).collect()
@@ -233,7 +236,7 @@ impl Cluster {
             Some(_) => format!(
                 "no SharePolicy selects the pod {name}: write one with a selector or targetRef that fits it, or label the namespace with \
                  `kubectl label namespace {namespace} {}=enabled`",
-                crd::SHARE_LABEL
+                names::SHARE_LABEL
             ),
         })
     }
@@ -250,8 +253,6 @@ fn rows(
         .filter_map(|pod| {
             let policy = select::choose(policies.iter().filter(|p| p.namespace == pod.namespace), pod);
             let labelled = namespaces.get(&pod.namespace).is_some_and(|labels| select::by_namespace(labels, pod));
-            let note: Option<PodNote> =
-                pod.notes.get(crd::STATUS_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
             let by_job = select::by_job(pod);
             if policy.is_none() && !labelled && by_job.is_none() {
                 return None;
@@ -264,7 +265,7 @@ fn rows(
             let container = select::container_name(&spec, pod);
             let now = pod.container(&container).map(|c| c.resources).unwrap_or_default();
             let original = pod.originals().and_then(|o| Some(o.containers.get(&container)?.resources())).unwrap_or(now);
-            let note = note.unwrap_or_default();
+            let note = PodNote::carried(pod).unwrap_or_default();
             Some(Row {
                 namespace: pod.namespace.clone(),
                 pod: pod.name.clone(),
@@ -398,8 +399,8 @@ fn pools(rows: &[Row]) -> Vec<Pool> {
             pool.blocked += 1;
             continue;
         }
-        pool.pool_milli += row.original.requests.cpu_milli.unwrap_or(0);
-        pool.now_milli += row.now.requests.cpu_milli.unwrap_or(0);
+        pool.pool_milli = pool.pool_milli.saturating_add(row.original.requests.cpu_milli.unwrap_or(0));
+        pool.now_milli = pool.now_milli.saturating_add(row.now.requests.cpu_milli.unwrap_or(0));
         match row.category {
             Some(Category::Growing) => pool.growing += 1,
             Some(Category::Watching) => pool.watching += 1,
@@ -495,7 +496,7 @@ mod tests {
     fn rows_say_what_the_objects_say() {
         let note = r#"{"policy":"p","category":"converged","sharePercent":20,"reason":"makes room"}"#;
         let was = r#"{"uid":"uid-a","containers":{"main":{"requests":{"cpu":"500m"}}}}"#;
-        let notes = json!({ crd::STATUS_ANNOTATION: note, crd::ORIGINAL_ANNOTATION: was });
+        let notes = json!({ names::STATUS_ANNOTATION: note, names::ORIGINAL_ANNOTATION: was });
         let pods = [
             pod("a", json!({ "app": "train" }), Some("200m"), notes),
             pod("b", json!({ "app": "train" }), None, json!({})),
@@ -515,7 +516,7 @@ mod tests {
     #[test]
     fn a_labelled_namespace_stands_for_a_policy() {
         let pods = [pod("c", json!({}), Some("100m"), json!({}))];
-        let label = BTreeMap::from([(crd::SHARE_LABEL.to_owned(), "enabled".to_owned())]);
+        let label = BTreeMap::from([(names::SHARE_LABEL.to_owned(), "enabled".to_owned())]);
         let namespaces = BTreeMap::from([("team".to_owned(), label)]);
         let found = rows(&pods, &[], &namespaces);
         assert_eq!((found[0].policy.as_str(), policy_name(&found[0])), ("", "(namespace)"));

@@ -1,15 +1,15 @@
 //! `kubectl gainshare explain JOB` and `gantt`: where jobs ran, and why there.
 //!
-//! Everything is read from TrainingJobs' own status, and from the annotation of adopted Jobs, which the manager writes before it acts: the journal of a live cluster is on
-//! its objects. A job keeps its last few moves; of one that moved more often the first bar of the picture begins with its first start all the same.
+//! Everything is read from the status of TrainingJobs and from the annotation of adopted Jobs,
+//! which the operator writes before it acts. A job keeps its last few moves. For a job that moved
+//! more often, the first bar of the picture still begins at its first start.
 
 use anyhow::{Context, Result};
 use gainshare_figures::file::{self, Drawing};
 use gainshare_figures::terminal::{Colour, Out, Side, Table};
 use gainshare_figures::{Bar, Gantt, Row};
+use gainshare_kube_api::adopted::AdoptedJob;
 use gainshare_kube_api::training_job::{Move, TrainingJob};
-use gainshare_operator::jobs::Adopted;
-use gainshare_operator::move_mark;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 use kube::Client;
@@ -31,10 +31,10 @@ pub(super) struct Stay {
     why: String,
 }
 
-/// What there is to say about a job.
+/// What is printed about a job.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Told {
+struct JobReport {
     kind: &'static str,
     namespace: String,
     job: String,
@@ -60,26 +60,26 @@ pub(super) async fn explain(client: &Client, namespace: &str, name: &str, out: &
     let ours: Api<TrainingJob> = Api::namespaced(client.clone(), namespace);
     let adopted: Api<Job> = Api::namespaced(client.clone(), namespace);
     // Where the kind is not installed there is no such job either.
-    let told = match ours.get_opt(name).await {
-        Ok(Some(job)) => Some(tell(&job)),
-        _ => adopted.get_opt(name).await.ok().flatten().and_then(|job| Adopted::of(&job)).map(tell_adopted),
+    let report = match ours.get_opt(name).await {
+        Ok(Some(job)) => Some(report_of(&job)),
+        _ => adopted.get_opt(name).await.ok().flatten().and_then(|job| AdoptedJob::of(&job)).map(report_of_adopted),
     };
-    let Some(told) = told else { return Ok(false) };
+    let Some(report) = report else { return Ok(false) };
     if out.is_json() {
-        out.json(&told)?;
+        out.json(&report)?;
     } else {
-        out.text(&sentences(&told, out))?;
+        out.text(&sentences(&report, out))?;
     }
     Ok(true)
 }
 
-fn tell(job: &TrainingJob) -> Told {
+fn report_of(job: &TrainingJob) -> JobReport {
     let status = job.status.clone().unwrap_or_default();
     let unmovable = status.unmovable.or_else(|| {
         let missing = "it names no checkpoint (spec.checkpoint), so it could not be resumed elsewhere";
         job.spec.checkpoint.is_none().then(|| missing.to_owned())
     });
-    Told {
+    JobReport {
         kind: "TrainingJob",
         namespace: job.metadata.namespace.clone().unwrap_or_default(),
         job: job.metadata.name.clone().unwrap_or_default(),
@@ -99,8 +99,8 @@ fn tell(job: &TrainingJob) -> Told {
     }
 }
 
-fn tell_adopted(job: Adopted) -> Told {
-    Told {
+fn report_of_adopted(job: AdoptedJob) -> JobReport {
+    JobReport {
         kind: "Job",
         namespace: job.namespace,
         job: job.name,
@@ -108,10 +108,10 @@ fn tell_adopted(job: Adopted) -> Told {
         state: job.state.to_owned(),
         message: job.message,
         node: job.node,
-        attempt: job.moves + 1,
+        attempt: job.moves.saturating_add(1),
         category: None,
         share_percent: None,
-        last_decision: job.last_moves.last().map(|made| made.why.clone()),
+        last_decision: job.last_moves.last().map(|made| made.message.clone()),
         unmovable: job.unmovable,
         moves: job.moves,
         last_moves: job.last_moves,
@@ -120,38 +120,39 @@ fn tell_adopted(job: Adopted) -> Told {
     }
 }
 
-fn sentences(told: &Told, out: &Out) -> String {
-    let title = format!("{} {}/{}", told.kind, told.namespace, told.job);
+fn sentences(report: &JobReport, out: &Out) -> String {
+    let title = format!("{} {}/{}", report.kind, report.namespace, report.job);
     let mut text = format!("{}\n", out.paint(&title, Colour::Bold));
     let mut line = |name: &str, value: &str| text.push_str(&format!("  {name:<11} {value}\n"));
-    let and = if told.message.is_empty() { String::new() } else { format!(": {}", told.message) };
-    line("state", &format!("{}{and}", told.state));
-    line("policy", told.policy);
-    line("node", &format!("{} (attempt {})", told.node.as_deref().unwrap_or("-"), told.attempt));
-    if let Some(category) = &told.category {
-        let share = told.share_percent.map_or(String::new(), |s| format!(", {s}% of what the jobs of its node share"));
+    let and = if report.message.is_empty() { String::new() } else { format!(": {}", report.message) };
+    line("state", &format!("{}{and}", report.state));
+    line("policy", report.policy);
+    line("node", &format!("{} (attempt {})", report.node.as_deref().unwrap_or("-"), report.attempt));
+    if let Some(category) = &report.category {
+        let share =
+            report.share_percent.map_or(String::new(), |s| format!(", {s}% of what the jobs of its node share"));
         line("category", &format!("{category}{share}"));
     }
-    line("decided", told.last_decision.as_deref().unwrap_or("nothing yet about where it runs"));
-    for made in &told.last_moves {
+    line("decided", report.last_decision.as_deref().unwrap_or("nothing yet about where it runs"));
+    for made in &report.last_moves {
         let cost = format!("saved in {:.1} s, running again {:.1} s later", made.save_s, made.restore_s);
         let at = made.at.0.strftime("%H:%M:%S");
         if made.from == made.to {
-            line("stayed", &format!("{at} on {}: {} ({cost})", made.from, made.why));
+            line("stayed", &format!("{at} on {}: {} ({cost})", made.from, made.message));
         } else {
-            line("moved", &format!("{at} {} → {}: {} ({cost})", made.from, made.to, made.why));
+            line("moved", &format!("{at} {} → {}: {} ({cost})", made.from, made.to, made.message));
         }
     }
-    match (&told.unmovable, told.policy) {
+    match (&report.unmovable, report.policy) {
         (_, "na" | "flowcon2") => line("stays", "its policy moves nobody"),
         (Some(why), _) => line("stays", why),
-        (None, "specon") if told.last_moves.is_empty() && told.category.as_deref() != Some("converged") => {
+        (None, "specon") if report.last_moves.is_empty() && report.category.as_deref() != Some("converged") => {
             line("stays", "it has not converged yet: only jobs that have make room for others");
         }
-        (None, "specon") if told.last_moves.is_empty() => {
+        (None, "specon") if report.last_moves.is_empty() => {
             line("stays", "at most one job beside it still grows, or no other node has a lower score");
         }
-        (None, _) if told.last_moves.is_empty() => {
+        (None, _) if report.last_moves.is_empty() => {
             line("stays", "no other node has offered more than a move costs, so far");
         }
         _ => {}
@@ -159,7 +160,7 @@ fn sentences(told: &Told, out: &Out) -> String {
     text
 }
 
-/// Prints who ran where, or draws it.
+/// Prints where jobs ran, or draws it.
 pub(super) async fn gantt(client: &Client, namespace: Option<&str>, figure: Option<&Path>, out: &Out) -> Result<()> {
     file::check(figure, false)?;
     let (ours, adopted): (Api<TrainingJob>, Api<Job>) = match namespace {
@@ -169,10 +170,10 @@ pub(super) async fn gantt(client: &Client, namespace: Option<&str>, figure: Opti
     let all = ListParams::default();
     let ours = ours.list(&all).await;
     let ours = ours.context("cannot list TrainingJobs: is Gainshare installed, and may you read them?")?;
-    // Who may not read Jobs sees the others all the same.
+    // A user who may not read Jobs still gets the TrainingJobs.
     let adopted = adopted.list(&all).await.map(|list| list.items).unwrap_or_default();
-    let adopted = adopted.iter().filter_map(Adopted::of).map(tell_adopted);
-    let jobs: Vec<Told> = ours.items.iter().map(tell).chain(adopted).collect();
+    let adopted = adopted.iter().filter_map(AdoptedJob::of).map(report_of_adopted);
+    let jobs: Vec<JobReport> = ours.items.iter().map(report_of).chain(adopted).collect();
     let stays: Vec<Stay> = jobs.iter().flat_map(stays).collect();
     if let Some(path) = figure {
         let svg = picture(&stays, Timestamp::now()).svg();
@@ -205,7 +206,7 @@ pub(super) async fn gantt(client: &Client, namespace: Option<&str>, figure: Opti
 }
 
 /// Where a job was, in order.
-fn stays(job: &Told) -> Vec<Stay> {
+fn stays(job: &JobReport) -> Vec<Stay> {
     let Some(began) = job.began else { return vec![] };
     let mut stays: Vec<Stay> = vec![];
     let mut next = Stay {
@@ -222,9 +223,10 @@ fn stays(job: &Told) -> Vec<Stay> {
     for made in &job.last_moves {
         let stopped = ago(made.at.0, made.restore_s);
         stays.push(Stay { to: Some(stopped), ..next.clone() });
-        next = Stay { node: made.to.clone(), from: made.at.0, mark: "", why: made.why.clone(), ..next };
+        next = Stay { node: made.to.clone(), from: made.at.0, mark: "", why: made.message.clone(), ..next };
         if made.from != made.to {
-            next.mark = move_mark(&made.why);
+            // Older versions did not record the reason.
+            next.mark = made.reason.unwrap_or_default().mark();
         }
     }
     stays.push(next);
@@ -233,13 +235,13 @@ fn stays(job: &Told) -> Vec<Stay> {
 
 fn ago(at: Timestamp, seconds: f64) -> Timestamp {
     let micros = (seconds.clamp(0.0, 1e9) * 1e6) as i64;
-    Timestamp::from_microsecond(at.as_microsecond() - micros).unwrap_or(at)
+    Timestamp::from_microsecond(at.as_microsecond().saturating_sub(micros)).unwrap_or(at)
 }
 
 /// The same picture as the simulator's.
 fn picture(stays: &[Stay], now: Timestamp) -> Gantt {
     let origin = stays.iter().map(|stay| stay.from).min().unwrap_or(now);
-    let seconds = |at: Timestamp| (at.as_microsecond() - origin.as_microsecond()) as f64 / 1e6;
+    let seconds = |at: Timestamp| at.as_microsecond().saturating_sub(origin.as_microsecond()) as f64 / 1e6;
     let mut nodes: Vec<&str> = stays.iter().map(|stay| stay.node.as_str()).collect();
     nodes.sort_unstable();
     nodes.dedup();
@@ -283,14 +285,14 @@ mod tests {
             "attempt": {"epoch": 2, "pod": "vae-2", "node": "b", "since": "2026-01-01T10:00:40.000000Z"},
             "lastMoves": [{
                 "at": "2026-01-01T10:00:43.000000Z", "from": "a", "to": "b", "saveS": 1.0, "restoreS": 2.0,
-                "why": "has converged beside jobs that still grow, and b has the lowest score: moves there",
+                "message": "has converged beside jobs that still grow, and b has the lowest score: moves there",
             }],
         }))
     }
 
     #[test]
     fn a_move_makes_two_stays_with_a_gap_and_a_mark() {
-        let stays = stays(&tell(&moved()));
+        let stays = stays(&report_of(&moved()));
         let seconds = |at: Timestamp| at.as_second() - "2026-01-01T10:00:00Z".parse::<Timestamp>().unwrap().as_second();
         let bars: Vec<_> =
             stays.iter().map(|s| (s.node.as_str(), seconds(s.from), s.to.map(seconds), s.mark)).collect();
@@ -305,7 +307,7 @@ mod tests {
             "message": "runs on b as run-2", "node": "b", "began": "2026-01-01T10:00:00.000000Z", "moves": 1,
             "lastMoves": [{
                 "at": "2026-01-01T10:00:43.000000Z", "from": "a", "to": "b", "saveS": 1.0, "restoreS": 2.0,
-                "why": "every job has converged and b has less to do: moves there",
+                "reason": "Rebalance", "message": "every job has converged and b has less to do: moves there",
             }],
         });
         let mut job: Job = serde_json::from_value(json!({
@@ -319,32 +321,32 @@ mod tests {
             ]},
         }))
         .unwrap();
-        let told = tell_adopted(Adopted::of(&job).unwrap());
-        let stays = stays(&told);
+        let report = report_of_adopted(AdoptedJob::of(&job).unwrap());
+        let stays = stays(&report);
         assert_eq!(stays.iter().map(|s| (s.node.as_str(), s.mark)).collect::<Vec<_>>(), [("a", ""), ("b", "-R")]);
         assert_eq!(stays[1].to, Some("2026-01-01T10:01:40Z".parse().unwrap()));
-        let text = sentences(&told, &Out::new(gainshare_figures::terminal::Format::Table));
+        let text = sentences(&report, &Out::new(gainshare_figures::terminal::Format::Table));
         assert!(text.contains("Job team/run") && text.contains("Complete") && text.contains("a → b"), "{text}");
         assert!(text.contains("podReplacementPolicy"), "{text}");
         job.metadata.annotations = None;
-        assert_eq!(Adopted::of(&job), None);
+        assert_eq!(AdoptedJob::of(&job), None);
     }
 
     #[test]
     fn a_job_that_never_ran_has_no_bar() {
-        assert_eq!(stays(&tell(&job(json!({})))), []);
+        assert_eq!(stays(&report_of(&job(json!({})))), []);
     }
 
     #[test]
     fn explanations_say_why_a_job_moved_or_stays() {
         let out = Out::new(gainshare_figures::terminal::Format::Table);
-        let text = sentences(&tell(&moved()), &out);
+        let text = sentences(&report_of(&moved()), &out);
         assert!(text.contains("a → b") && text.contains("has converged") && text.contains("saved in 1.0 s"), "{text}");
         assert!(text.contains("names no checkpoint"), "{text}");
         let mut still = moved();
         still.spec.checkpoint = Some(Default::default());
         still.status.as_mut().unwrap().last_moves.clear();
-        let text = sentences(&tell(&still), &out);
+        let text = sentences(&report_of(&still), &out);
         assert!(text.contains("no other node has offered more"), "{text}");
     }
 }

@@ -1,20 +1,53 @@
-//! Adapters to what runs the jobs, and to what the jobs report.
+//! Limits on running jobs: what a plan grants becomes what the kernel enforces.
 //!
-//! A [`Runtime`] carries out the targets of a plan on real things (cgroups of processes, Docker containers), reads back what
-//! took effect and what was used, and puts everything back when it lets go. It decides nothing. All calls block and are meant for the
-//! driver's own thread; each finishes in milliseconds. The same conformance suite runs against every adapter.
+//! A [`Runtime`] writes the targets of a plan to real jobs (cgroups of processes, Docker containers), reads
+//! back the values that took effect, reads what each job used, and restores the original values when a job is
+//! released. A runtime decides nothing. All calls block and are meant for the driver's own thread; each
+//! returns within milliseconds unless its documentation names a longer wait. One conformance suite
+//! (`tests/suite`) runs against every runtime.
 //!
-//! **Terms.** A [`Handle`] names one job to its runtime. *Original* values are those found before the first change; `release` puts
-//! them back. *Generation*: plans are numbered; an older one is refused, the same one again is harmless.
+//! # Map
+//!
+//! | module | content |
+//! |---|---|
+//! | [`cgroup`] | the kernel's control groups, v1 and v2: find, create, write, read back, count, kill, remove |
+//! | [`cgroup::limits`] | shares as values of cgroup files. **A new limit of the kernel goes here** |
+//! | [`process`] | jobs that are processes: one group, session and process group each; the environment they start with |
+//! | `process::fallback` | sharing without cgroup rights (feature `fallback`) |
+//! | `process::traffic` | network bytes of each job (feature `traffic`) |
+//! | `docker` | jobs that are Docker containers (feature `docker`) |
+//! | `cores`, `cpus` | whole cores dealt out by share; lists of CPUs |
+//! | [`usage`] | a job's counters as node-seconds |
+//! | [`machine`] | CPUs, memory and idle time of this machine |
+//! | [`backoff`] | pauses between retries, doubled each time |
+//!
+//! **To add a limit of the kernel:** a field in [`cgroup::limits::GroupLimits`], its files and values in
+//! [`cgroup::limits::settings`] for v1 and v2, the translation from a target in `process::cgroup_jobs`, and
+//! for containers a variant of `docker::EngineLimit`. Writing, reading back, restoring and the detection of
+//! foreign writes then work without further code. **To add a runtime:** implement [`Runtime`] and run the
+//! conformance suite on it.
+//!
+//! # Terms
+//!
+//! A [`JobHandle`] names one job to its runtime. *Original* values are those found before the first change;
+//! `release` restores them. *Generation*: plans are numbered; an older plan is refused, and the same plan
+//! again changes nothing. A *foreign write* is a change of a limit by another program.
+//!
+//! The files of the kernel are read below a root directory that the caller names: `/` in production, a
+//! temporary directory in unit tests.
 
+pub mod backoff;
 pub mod cgroup;
+mod cores;
+mod cpus;
 #[cfg(feature = "docker")]
 pub mod docker;
+pub mod machine;
 pub mod process;
 pub mod usage;
 
+use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::JobId;
-use gainshare_core::plan::Target;
 use serde::{Deserialize, Serialize};
 
 /// Which adapter a job runs under.
@@ -26,11 +59,11 @@ pub enum RuntimeKind {
     Docker,
 }
 
-/// How a share becomes a kernel limit.
+/// How a share of the CPU becomes a limit of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// Relative weights: what one job leaves, the others use. The default.
+pub enum LimitMode {
+    /// Relative weights: CPU time that one job leaves unused goes to the others. The default.
     #[default]
     Weight,
     /// Hard caps, as `docker update --cpus` sets them.
@@ -39,52 +72,43 @@ pub enum Mode {
     Cores,
 }
 
-/// One job as its runtime knows it.
+/// The name of one job within its runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Handle {
+pub struct JobHandle {
     pub job: JobId,
     /// A cgroup's name (process runtime) or a container's full id (Docker): never reused for another job.
     pub key: String,
 }
 
-/// What a job used since it started; every field only grows, except `memory_bytes`, which is the working set now.
+/// What a job used since it started. Every field only grows, except `memory_bytes`, which is the working set now.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Counters {
     pub cpu_ns: u64,
     pub memory_bytes: u64,
-    /// Read and written on block devices; `None` where the kernel does not tell.
+    /// Read and written on block devices; `None` where the kernel does not count them.
     pub block_bytes: Option<u64>,
-    /// Received and sent; `None` where it cannot be told apart from other jobs'.
+    /// Received and sent; `None` where the bytes of one job cannot be told from those of others.
     pub net_bytes: Option<u64>,
-    /// Stall times (PSI), where the kernel has them.
-    pub pressure: Option<Pressure>,
 }
 
-/// Microseconds in which at least one task of the job waited for the resource.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct Pressure {
-    pub cpu_us: u64,
-    pub memory_us: u64,
-    pub io_us: u64,
-}
-
-/// What the machine has, as this runtime may use it.
+/// The part of the machine that this runtime may use.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Capacity {
     pub cores: f64,
     pub memory_bytes: u64,
 }
 
-/// What took effect for one job, as read back from the kernel or the engine.
+/// The limits of one job as read back from the kernel or the engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct InForce {
-    /// In words people know from the kernel, e.g. `cpu.weight=42`, `cpu.max=50000 100000`; for `explain` and tests.
+pub struct AppliedLimits {
+    /// In the kernel's or the engine's own words, e.g. `cpu.weight=42`, `cpu.max=50000 100000`; for `explain`
+    /// and tests.
     pub settings: Vec<(String, String)>,
     /// What this runtime could not limit and why, in one sentence each.
     pub notes: Vec<String>,
 }
 
-/// Carries out targets. See the module documentation.
+/// Writes the targets of a plan to jobs. See the module documentation.
 pub trait Runtime: Send {
     fn kind(&self) -> RuntimeKind;
 
@@ -92,19 +116,40 @@ pub trait Runtime: Send {
 
     /// Applies the targets of all jobs of this runtime at once (whole cores can only be dealt out together). One result for each
     /// entry, in the same order. Values that are in force already are not written again.
-    fn apply(&mut self, generation: u64, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>>;
+    ///
+    /// A target comes from a checked plan, and only from there:
+    /// ```compile_fail
+    /// # use gainshare_limits::{JobHandle, Runtime};
+    /// fn unchecked(runtime: &mut dyn Runtime, job: JobHandle) {
+    ///     runtime.apply(1, &[(job, gainshare_core::plan::Target::FREE)]);
+    /// }
+    /// ```
+    /// ```
+    /// # use gainshare_core::check::CheckedPlan;
+    /// # use gainshare_limits::{JobHandle, Runtime};
+    /// fn checked(runtime: &mut dyn Runtime, job: JobHandle, plan: &CheckedPlan) {
+    ///     if let Some(target) = plan.target(job.job) {
+    ///         runtime.apply(plan.generation, &[(job, target)]);
+    ///     }
+    /// }
+    /// ```
+    fn apply(
+        &mut self,
+        generation: u64,
+        wanted: &[(JobHandle, CheckedTarget)],
+    ) -> Vec<Result<AppliedLimits, RuntimeError>>;
 
     /// What the job used so far.
-    fn read(&mut self, job: &Handle) -> Result<Counters, RuntimeError>;
+    fn read(&mut self, job: &JobHandle) -> Result<Counters, RuntimeError>;
 
-    /// Whether the job still runs. `Gone` is final: the handle never comes back to life.
-    fn is_alive(&mut self, job: &Handle) -> Result<bool, RuntimeError>;
+    /// Whether the job still runs. `Gone` is final: no later job has the same handle.
+    fn is_alive(&mut self, job: &JobHandle) -> Result<bool, RuntimeError>;
 
-    /// Puts the original values back and forgets the job. Harmless for a job that is gone.
-    fn release(&mut self, job: &Handle) -> Result<(), RuntimeError>;
+    /// Restores the original values and forgets the job. Does nothing for a job that is gone.
+    fn release(&mut self, job: &JobHandle) -> Result<(), RuntimeError>;
 }
 
-/// What can go wrong between us and the kernel or the engine. Each says what it is about and what to do.
+/// Errors of the kernel and of the engine. Each names its object and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
     #[error("{key} is gone: its cgroup or container no longer exists")]
@@ -113,8 +158,8 @@ pub enum RuntimeError {
     OldGeneration { key: String, given: u64, known: u64 },
     #[error("cannot {action} {path}: {source}{hint}")]
     Io { action: &'static str, path: String, source: std::io::Error, hint: &'static str },
-    #[error("{key}: {what} was set to {wanted} but reads {found}: something else writes it too; backing off")]
-    Contested { key: String, what: String, wanted: String, found: String },
+    #[error("{key}: {setting} was set to {wanted} but reads {found}: something else writes it too; backing off")]
+    ForeignWrite { key: String, setting: String, wanted: String, found: String },
     #[error("Docker: {what}. {remedy}")]
     Docker { what: String, remedy: &'static str },
     #[error("{0}")]

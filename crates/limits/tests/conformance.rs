@@ -1,16 +1,20 @@
-//! The process runtime against the conformance suite and its own promises, on this machine's real kernel.
+//! The process runtime against the conformance suite and its own properties, on this machine's real kernel.
+//!
+//! These tests need root (or a delegated subtree) and cgroups: `cargo test -p gainshare-limits --test
+//! conformance -- --ignored`.
 
 mod suite;
 
 #[path = "suite/processes.rs"]
 mod processes;
 
+use gainshare_core::fixtures::checked_target;
 use gainshare_core::plan::Target;
 use gainshare_limits::process::{self, Identity, ProcessRuntime};
-use gainshare_limits::{Mode, Runtime, RuntimeError};
+use gainshare_limits::{LimitMode, Runtime, RuntimeError};
 use processes::{BUSY, Bench};
 use std::time::{Duration, Instant};
-use suite::{Subject, cpu_target, target, wait_until};
+use suite::{Subject, cpu_target, stop, target, wait_until};
 
 fn setting(applied: &[(String, String)], names: [&str; 2]) -> String {
     applied
@@ -22,14 +26,16 @@ fn setting(applied: &[(String, String)], names: [&str; 2]) -> String {
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn process_runtime_conforms() {
-    suite::run_all(&mut Bench::new(Mode::Weight));
+    suite::run_all(&mut Bench::new(LimitMode::Weight));
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn nothing_is_left_behind() {
     let dir = {
-        let mut bench = Bench::new(Mode::Weight);
+        let mut bench = Bench::new(LimitMode::Weight);
         let job = bench.start(BUSY, None);
         let dir = bench.record(&job).dirs[0].path.clone();
         assert!(dir.is_dir());
@@ -38,33 +44,45 @@ fn nothing_is_left_behind() {
     assert!(!dir.exists() && !dir.parent().unwrap().exists(), "{} is left behind", dir.display());
 }
 
+/// The kernel counts in how many periods a job used up its quota. In each of these periods the job used its
+/// whole quota, and in no period more: both bounds hold on a busy machine too.
 #[test]
+#[ignore = "needs root and cgroups"]
 fn quota_caps_and_lets_go() {
-    let mut bench = Bench::new(Mode::Quota);
+    const QUOTA_NS: u64 = 25_000_000;
+    let mut bench = Bench::new(LimitMode::Quota);
     let job = bench.start_busy();
-    let cores = bench.runtime.capacity().cores;
-    let quarter_core = 0.25 / cores;
-    let done = bench.runtime.apply(1, &[(job.clone(), cpu_target(quarter_core, 0.1))]).remove(0).unwrap();
-    assert!(setting(&done.settings, ["cpu.cfs_quota_us", "cpu.max"]).starts_with("25000"), "{:?}", done.settings);
-    let rate = |bench: &mut Bench| {
-        let (start, before) = (Instant::now(), bench.runtime.read(&job).unwrap().cpu_ns);
-        std::thread::sleep(Duration::from_millis(1200));
-        (bench.runtime.read(&job).unwrap().cpu_ns - before) as f64 / start.elapsed().as_nanos() as f64
+    let quarter_core = 0.25 / bench.runtime.capacity().cores;
+    let applied = bench.runtime.apply(1, &[(job.clone(), cpu_target(quarter_core, 0.1))]).remove(0).unwrap();
+    assert!(setting(&applied.settings, ["cpu.cfs_quota_us", "cpu.max"]).starts_with("25000"), "{:?}", applied.settings);
+    let group = bench.group(&job);
+    let mut count = || {
+        let stat = group.get("cpu.stat").unwrap();
+        let number = |name: &str| stat.lines().find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok()).unwrap();
+        (number("nr_periods "), number("nr_throttled "), bench.runtime.read(&job).unwrap().cpu_ns)
     };
-    let capped = rate(&mut bench);
-    assert!(capped < 0.34, "a quarter of a core became {capped:.2}");
-    let free = bench.runtime.apply(2, &[(job.clone(), Target::FREE)]).remove(0).unwrap();
+    let before = count();
+    let mut now = before;
+    let throttled = wait_until(Duration::from_secs(60), || {
+        now = count();
+        now.1 - before.1 >= 20
+    });
+    let (periods, throttled_periods, used_ns) = (now.0 - before.0, now.1 - before.1, now.2 - before.2);
+    assert!(throttled, "the quota stopped the job in {throttled_periods} periods of {periods} only");
+    // The kernel hands out quota in slices of 5 ms: a period may borrow one from the next.
+    assert!(used_ns <= (periods + 2) * QUOTA_NS * 6 / 5, "{used_ns} ns in {periods} periods are more than the quota");
+    assert!(used_ns >= throttled_periods * QUOTA_NS / 2, "{used_ns} ns in {throttled_periods} periods of full use");
+
+    let free = bench.runtime.apply(2, &[(job.clone(), checked_target(Target::FREE))]).remove(0).unwrap();
     let quota = setting(&free.settings, ["cpu.cfs_quota_us", "cpu.max"]);
     assert!(quota == "-1" || quota == "max 100000", "{quota}");
 }
 
 #[test]
+#[ignore = "needs root, cgroups and two cores"]
 fn cores_mode_gives_each_job_its_own() {
-    let mut bench = Bench::new(Mode::Cores);
-    if bench.runtime.capacity().cores < 2.0 {
-        println!("SKIPPED: cores_mode_gives_each_job_its_own needs two cores");
-        return;
-    }
+    let mut bench = Bench::new(LimitMode::Cores);
+    assert!(bench.runtime.capacity().cores >= 2.0, "this test needs two cores");
     let (a, b) = (bench.start(BUSY, None), bench.start(BUSY, None));
     let wanted = [(a.clone(), cpu_target(0.5, 0.5)), (b.clone(), cpu_target(0.5, 0.5))];
     let cpus: Vec<String> = bench
@@ -85,15 +103,16 @@ fn cores_mode_gives_each_job_its_own() {
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn a_child_of_the_job_cannot_leave_and_dies_with_it() {
-    let mut bench = Bench::new(Mode::Weight);
+    let mut bench = Bench::new(LimitMode::Weight);
     // The grandchild leaves session and process group, ignores SIGTERM and outlives its parent.
     let job = bench.start("setsid sh -c 'trap \"\" TERM; while :; do sleep 0.05; done' & exit 0", None);
     bench.jobs.get_mut(&job.key).unwrap().0.wait().unwrap();
     assert!(bench.runtime.is_alive(&job).unwrap(), "a process of the job still runs");
     let before = bench.group(&job).pids();
     assert!(!before.is_empty());
-    assert!(bench.runtime.stop(&job, Duration::from_millis(300)).unwrap(), "stopped");
+    assert!(stop(&mut bench.runtime, &job, Duration::from_millis(300)), "stopped");
     assert!(!bench.runtime.is_alive(&job).unwrap());
     // A process leaves its group a moment before it is gone.
     let dead = || before.iter().all(|&pid| !Identity::of(pid).is_some_and(|id| id.is_alive()));
@@ -101,8 +120,9 @@ fn a_child_of_the_job_cannot_leave_and_dies_with_it() {
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn a_polite_job_is_asked_first() {
-    let mut bench = Bench::new(Mode::Weight);
+    let mut bench = Bench::new(LimitMode::Weight);
     let dir = tempfile::tempdir().unwrap();
     let (ready, file) = (dir.path().join("ready"), dir.path().join("saved"));
     let script = format!(
@@ -112,15 +132,16 @@ fn a_polite_job_is_asked_first() {
     );
     let job = bench.start(&script, None);
     assert!(wait_until(Duration::from_secs(5), || ready.exists()));
-    assert!(bench.runtime.stop(&job, Duration::from_secs(10)).unwrap());
+    assert!(stop(&mut bench.runtime, &job, Duration::from_secs(10)));
     assert_eq!(std::fs::read_to_string(file).unwrap(), "yes\n");
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn a_fork_bomb_is_contained_and_killed() {
-    let mut bench = Bench::new(Mode::Weight);
+    let mut bench = Bench::new(LimitMode::Weight);
     bench.runtime.close();
-    let config = gainshare_limits::process::Config { most_tasks: Some(40), ..bench.config.clone() };
+    let config = gainshare_limits::process::Config { max_tasks: Some(40), ..bench.config.clone() };
     bench.runtime = ProcessRuntime::detect(config).unwrap();
     // The shell forks until it may not any more, and then ends; what it started stays.
     let job = bench.start("while :; do sleep 60 & done 2>/dev/null", None);
@@ -132,8 +153,9 @@ fn a_fork_bomb_is_contained_and_killed() {
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn limits_go_back_without_a_daemon() {
-    let mut bench = Bench::new(Mode::Cores);
+    let mut bench = Bench::new(LimitMode::Cores);
     let job = bench.start(BUSY, None);
     bench.runtime.release(&job).unwrap();
     let original = bench.limits_outside(&job);
@@ -153,12 +175,13 @@ fn limits_go_back_without_a_daemon() {
     assert_eq!(original, restored);
     bench.end(&job);
     bench.runtime.release(&job).unwrap();
-    process::restore(&record).expect("harmless for a job that is gone");
+    process::restore(&record).expect("does nothing for a job that is gone");
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn a_group_removed_and_made_again_is_gone_and_not_touched() {
-    let mut bench = Bench::new(Mode::Weight);
+    let mut bench = Bench::new(LimitMode::Weight);
     let job = bench.start(BUSY, None);
     let record = bench.record(&job).clone();
     bench.end(&job);
@@ -178,42 +201,45 @@ fn a_group_removed_and_made_again_is_gone_and_not_touched() {
     gone(bench.runtime.read(&job).map(drop));
     gone(bench.runtime.is_alive(&job).map(drop));
     bench.runtime.release(&job).unwrap();
-    assert_eq!(std::fs::read_to_string(&cpu_file).unwrap(), theirs, "somebody else's group was changed");
-    assert!(record.dirs.iter().all(|d| d.path.is_dir()), "somebody else's group was removed");
+    assert_eq!(std::fs::read_to_string(&cpu_file).unwrap(), theirs, "the group of another program was changed");
+    assert!(record.dirs.iter().all(|d| d.path.is_dir()), "the group of another program was removed");
     for dir in &record.dirs {
         let _ = std::fs::remove_dir(&dir.path);
     }
 }
 
 #[test]
-fn somebody_else_writing_is_noticed_and_not_fought_over() {
-    let mut bench = Bench::new(Mode::Weight);
+#[ignore = "needs root and cgroups"]
+fn foreign_writes_are_reported_and_not_fought_over() {
+    let mut bench = Bench::new(LimitMode::Weight);
     let job = bench.start(BUSY, None);
     let group = bench.group(&job);
     let file = if group.has("cpu.weight") { "cpu.weight" } else { "cpu.shares" };
     let wanted = [(job.clone(), cpu_target(0.5, 0.5))];
     bench.runtime.apply(1, &wanted).remove(0).unwrap();
-    let (mut overwritten, mut noticed) = (0, 0);
+    let (mut overwritten, mut reported) = (0, 0);
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(2500) {
         group.put(file, "77").unwrap();
-        if let Err(RuntimeError::Contested { what, found, .. }) = bench.runtime.apply(2, &wanted).remove(0) {
-            noticed += 1;
-            assert_eq!((what.as_str(), found.as_str()), (file, "77"));
+        if let Err(RuntimeError::ForeignWrite { setting, found, .. }) = bench.runtime.apply(2, &wanted).remove(0) {
+            reported += 1;
+            assert_eq!((setting.as_str(), found.as_str()), (file, "77"));
         }
         overwritten += usize::from(group.get(file).unwrap() != "77");
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert!(noticed > 10, "noticed {noticed} times");
-    assert!((1..=4).contains(&overwritten), "wrote {overwritten} times in 2.5 s");
-    std::thread::sleep(Duration::from_millis(1000));
-    let _ = bench.runtime.apply(3, &wanted);
-    bench.runtime.apply(3, &wanted).remove(0).expect("peace once the other stops");
+    // At most once a second, and once at the beginning.
+    let allowed = start.elapsed().as_secs() as usize + 1;
+    assert!(reported >= overwritten, "reported {reported} times");
+    assert!((1..=allowed).contains(&overwritten), "overwrote {overwritten} times in {:?}", start.elapsed());
+    let peace = wait_until(Duration::from_secs(10), || bench.runtime.apply(3, &wanted).remove(0).is_ok());
+    assert!(peace, "an error although no other program writes any more");
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn a_new_daemon_adopts_what_still_runs() {
-    let mut bench = Bench::new(Mode::Weight);
+    let mut bench = Bench::new(LimitMode::Weight);
     let (live, dead) = (bench.start(BUSY, None), bench.start(BUSY, None));
     bench.runtime.apply(5, &[(live.clone(), cpu_target(0.5, 0.4))]).remove(0).unwrap();
     let before = bench.limits_outside(&live);
@@ -234,8 +260,9 @@ fn a_new_daemon_adopts_what_still_runs() {
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn a_new_daemon_keeps_the_group_of_a_job_about_to_start() {
-    let mut bench = Bench::new(Mode::Weight);
+    let mut bench = Bench::new(LimitMode::Weight);
     let before = bench.runtime.prepare(gainshare_core::model::JobId(9), "soon").unwrap();
     // The supervisor has the files open already when the first daemon dies and the second asks for the group.
     let mut joins: Vec<_> =
@@ -259,15 +286,16 @@ fn a_new_daemon_keeps_the_group_of_a_job_about_to_start() {
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn a_job_that_grows_is_not_held_back_by_its_memory_limit() {
-    let mut bench = Bench::new(Mode::Weight);
+    let mut bench = Bench::new(LimitMode::Weight);
     let more = "dd if=/dev/zero bs=50000000 count=1 2>/dev/null | sleep 60";
     let grow = format!("sleep 1; for i in 1 2 3 4 5 6; do ({more}) & sleep 0.3; done; wait");
     let job = bench.start(&grow, None);
     let mut asked = Target::FREE;
     asked.limit.memory = gainshare_core::model::Share::clamped(0.001);
     asked.share.memory = asked.limit.memory;
-    bench.runtime.apply(1, &[(job.clone(), asked)]).remove(0).unwrap();
+    bench.runtime.apply(1, &[(job.clone(), checked_target(asked))]).remove(0).unwrap();
     // The daemon looks at its jobs once a second.
     let start = Instant::now();
     let mut used = 0;
@@ -283,9 +311,10 @@ fn a_job_that_grows_is_not_held_back_by_its_memory_limit() {
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn memory_is_never_limited_below_use() {
-    let mut bench = Bench::new(Mode::Weight);
-    // A block that was read and that nobody takes.
+    let mut bench = Bench::new(LimitMode::Weight);
+    // A block that was read and that the other end never reads.
     let script = "dd if=/dev/zero bs=100000000 count=1 2>/dev/null | sleep 60";
     let job = bench.start(script, None);
     let grown = wait_until(Duration::from_secs(20), || bench.runtime.read(&job).unwrap().memory_bytes > 90_000_000);
@@ -295,7 +324,7 @@ fn memory_is_never_limited_below_use() {
     let mut asked = Target::FREE;
     asked.limit.memory = gainshare_core::model::Share::clamped(half_of_use);
     asked.share.memory = asked.limit.memory;
-    let done = bench.runtime.apply(1, &[(job.clone(), asked)]).remove(0).unwrap();
+    let done = bench.runtime.apply(1, &[(job.clone(), checked_target(asked))]).remove(0).unwrap();
     let limit: u64 = setting(&done.settings, ["memory.soft_limit_in_bytes", "memory.high"]).parse().unwrap();
     assert!(limit > used, "limit {limit} for a job that uses {used}");
     std::thread::sleep(Duration::from_millis(300));
@@ -306,12 +335,13 @@ fn memory_is_never_limited_below_use() {
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn a_pid_that_was_reused_is_not_touched() {
-    let mut bench = Bench::new(Mode::Weight);
+    let mut bench = Bench::new(LimitMode::Weight);
     let job = bench.start("exec sleep 60", None);
     let mut bystander = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     let real = Identity::of(bystander.id() as i32).unwrap();
-    // The runtime is told a leader whose pid now belongs to the bystander.
+    // The recorded leader has a pid that now belongs to the bystander.
     bench.runtime.started(&job, Identity { start_ticks: real.start_ticks.wrapping_sub(7), ..real }).unwrap();
     bench.runtime.terminate(&job).unwrap();
     assert!(
@@ -323,24 +353,29 @@ fn a_pid_that_was_reused_is_not_touched() {
     bystander.wait().unwrap();
 }
 
+/// Files that are read every second stay open, so that a reading is few system calls. Counted, not timed.
 #[test]
-fn reading_fifty_groups_is_cheap() {
-    let mut bench = Bench::new(Mode::Weight);
-    let jobs: Vec<_> = (0..50).map(|_| bench.start_program(&["sleep", "60"], None)).collect();
-    let cpu_time = || {
-        let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_THREAD).unwrap();
-        let us = |t: nix::sys::time::TimeVal| t.tv_sec() * 1_000_000 + t.tv_usec();
-        us(usage.user_time()) + us(usage.system_time())
+#[ignore = "needs root and cgroups"]
+fn reading_a_group_takes_few_system_calls() {
+    const JOBS: u64 = 10;
+    let mut bench = Bench::new(LimitMode::Weight);
+    let jobs: Vec<_> = (0..JOBS).map(|_| bench.start_program(&["sleep", "60"], None)).collect();
+    let reads = || {
+        let text = std::fs::read_to_string("/proc/thread-self/io").expect("a kernel that counts system calls");
+        text.lines().find_map(|l| l.strip_prefix("syscr: ")?.parse::<u64>().ok()).expect("syscr")
     };
-    jobs.iter().for_each(|job| _ = bench.runtime.read(job).unwrap());
-    let before = cpu_time();
-    for _ in 0..10 {
+    let open_files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let mut read_all = || {
         for job in &jobs {
             bench.runtime.read(job).unwrap();
             assert!(bench.runtime.is_alive(job).unwrap());
         }
-    }
-    let us_each_round = (cpu_time() - before) / 10;
-    println!("reading 50 groups: {us_each_round} µs of CPU");
-    assert!(us_each_round < 15_000, "{us_each_round} µs for 50 groups is more than 1.5 % of a core each second");
+    };
+    read_all();
+    let (before, files) = (reads(), open_files());
+    read_all();
+    let each = (reads() - before) / JOBS;
+    // Two for each of the three open files, three or four for the disk's and the list of processes.
+    assert!(each <= 20, "{each} reads for one group");
+    assert!(open_files() <= files, "every reading opens another file");
 }

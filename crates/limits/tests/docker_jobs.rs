@@ -3,12 +3,10 @@
 mod dockerd;
 
 use dockerd::{Dockerd, IMAGE, PATIENCE, eventually, next_within};
-use gainshare_limits::docker::{
-    Adopt, Bind, ContainerSpec, DockerEvent, Engine, LOCAL_IMAGE, LogCursor, Network, labels,
-};
+use gainshare_limits::docker::{AdoptionRule, Bind, ContainerSpec, DockerEvent, Engine, LogCursor, Network, labels};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn spec(name: &str, script: &str) -> ContainerSpec {
     ContainerSpec {
@@ -30,6 +28,7 @@ fn output(engine: &Engine, id: &str) -> String {
 }
 
 #[test]
+#[ignore = "needs Docker"]
 fn a_job_runs_as_its_file_says_and_ends_when_told() {
     let docker = Dockerd::start();
     let engine = docker.engine();
@@ -43,7 +42,7 @@ fn a_job_runs_as_its_file_says_and_ends_when_told() {
     job.user = Some("1234:1234".to_owned());
     job.labels = BTreeMap::from([(labels::JOB.to_owned(), "17".to_owned())]);
     job.init = true;
-    let mut events = engine.events(Adopt::OptedIn);
+    let mut events = engine.events(AdoptionRule::OptedIn);
     let id = engine.create_and_start(&job).unwrap();
     match dockerd::next(&mut events) {
         DockerEvent::Appeared(info) => assert_eq!(info.labels[labels::JOB], "17"),
@@ -51,32 +50,34 @@ fn a_job_runs_as_its_file_says_and_ends_when_told() {
     }
     assert_eq!(output(&engine, &id), "1234\na b=c\nfrom outside\n");
     assert_eq!(engine.exit_code(&id).unwrap(), Some(5));
+    let (reply, replies) = std::sync::mpsc::channel();
+    engine.request_exit_code(&id, move |answer| reply.send(answer.unwrap()).unwrap());
+    assert_eq!(replies.recv_timeout(PATIENCE).unwrap(), Some(5));
     assert_eq!(std::fs::read_to_string(data.path().join("made")).unwrap(), "made\n");
 
     // The name is taken until the container is removed.
     let error = engine.create_and_start(&job).unwrap_err().to_string();
     assert!(error.contains("container named job exists") && error.contains("docker rm"), "{error}");
     engine.remove(&id).unwrap();
-    engine.remove(&id).expect("harmless");
+    engine.remove(&id).expect("does nothing");
     assert!(engine.exit_code(&id).is_err());
 
-    // Told to end, a job may finish what it does; one that does not listen is killed.
+    // A job that gets SIGTERM may finish its work; a job that ignores it is killed.
     let polite = engine
         .create_and_start(&spec("polite", "trap 'echo saved; exit 4' TERM; while :; do sleep 0.1; done"))
         .unwrap();
     let deaf = engine.create_and_start(&spec("deaf", "trap '' TERM; while :; do sleep 0.1; done")).unwrap();
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(engine.exit_code(&polite).unwrap(), None);
-    let asked = Instant::now();
     engine.stop(&polite, Duration::from_secs(60)).unwrap();
     engine.stop(&deaf, Duration::from_secs(1)).unwrap();
-    assert!(asked.elapsed() < Duration::from_secs(5), "stopping does not wait for the end");
     eventually("the polite one ends by itself", || engine.exit_code(&polite).unwrap() == Some(4));
     eventually("the deaf one is killed", || engine.exit_code(&deaf).unwrap() == Some(137));
     assert_eq!(output(&engine, &polite), "saved\n");
 }
 
 #[test]
+#[ignore = "needs Docker"]
 fn bad_jobs_are_refused_in_one_line_and_leave_nothing_behind() {
     let docker = Dockerd::start();
     let engine = docker.engine();
@@ -85,7 +86,7 @@ fn bad_jobs_are_refused_in_one_line_and_leave_nothing_behind() {
         assert!(words.iter().all(|word| error.contains(word)) && !error.contains('\n'), "{error}");
     };
     let missing = ContainerSpec { image: "no/such:image".to_owned(), ..spec("a1", "true") };
-    refused(missing, &["no/such:image", "docker pull no/such:image", "gainshare image"]);
+    refused(missing, &["no/such:image", "docker pull no/such:image"]);
     let mut no_program = spec("a2", "");
     no_program.command = vec!["/no/such/program".to_owned()];
     refused(no_program, &["a2", "/no/such/program"]);
@@ -99,17 +100,4 @@ fn bad_jobs_are_refused_in_one_line_and_leave_nothing_behind() {
         engine.list_containers(Some(all)).await
     });
     assert_eq!(left.len(), 0, "{left:?}");
-
-    // An image of one static program; a dynamic one is refused.
-    let error = engine.image_from_program(&std::env::current_exe().unwrap(), LOCAL_IMAGE).unwrap_err().to_string();
-    assert!(error.contains("crt-static"), "{error}");
-    assert!(!engine.has_image(LOCAL_IMAGE).unwrap());
-    let program = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists()).unwrap();
-    engine.image_from_program(Path::new(program), LOCAL_IMAGE).unwrap();
-    assert!(engine.has_image(LOCAL_IMAGE).unwrap());
-    let own = ContainerSpec { image: LOCAL_IMAGE.to_owned(), command: vec!["train".to_owned()], ..spec("own", "") };
-    let id = engine.create_and_start(&own).unwrap();
-    // Under its new name this program knows no such command, and says so: it ran.
-    assert!(output(&engine, &id).contains("applet not found"));
-    assert_eq!(engine.exit_code(&id).unwrap(), Some(127));
 }

@@ -1,37 +1,45 @@
-//! Limits on real containers: what a plan sets is in force in the kernel, and gone again when we let go.
+//! Limits on real containers: the values of a plan are in force in the kernel, and the original ones after the release.
 
 mod dockerd;
+mod suite;
 
 use bollard::models::{ContainerUpdateBody, HostConfig};
 use dockerd::{Dockerd, eventually, signal};
+use gainshare_core::check::CheckedTarget;
+use gainshare_core::fixtures::checked_target;
 use gainshare_core::model::{JobId, PerResource, Share};
 use gainshare_core::plan::Target;
-use gainshare_limits::docker::{DockerRuntime, Original};
-use gainshare_limits::{Handle, Mode, Runtime, RuntimeError};
-use std::time::{Duration, Instant};
+use gainshare_limits::docker::{DockerRuntime, OriginalLimits};
+use gainshare_limits::{JobHandle, LimitMode, Runtime, RuntimeError};
 
 const BURN: &str = "while :; do :; done";
 const SLEEP: &str = "while :; do sleep 1; done";
 
-fn target(cpu: f64, memory: f64) -> Target {
+fn target(cpu: f64, memory: f64) -> CheckedTarget {
     let part = |cpu| PerResource {
         cpu: Share::clamped(cpu),
         memory: Share::clamped(memory),
         block_io: Share::FULL,
         net_io: Share::FULL,
     };
-    Target { limit: part(cpu), share: part(cpu) }
+    checked_target(Target { limit: part(cpu), share: part(cpu) })
 }
 
-fn adopt(runtime: &mut DockerRuntime, job: u64, id: &str) -> (Handle, Original) {
+fn adopt(runtime: &mut DockerRuntime, job: u64, id: &str) -> (JobHandle, OriginalLimits) {
     runtime.adopt(JobId(job), id, None).expect("a running container can be adopted")
 }
 
-fn apply(runtime: &mut DockerRuntime, generation: u64, job: &Handle, target: Target) -> Result<(), RuntimeError> {
+fn apply(
+    runtime: &mut DockerRuntime,
+    generation: u64,
+    job: &JobHandle,
+    target: CheckedTarget,
+) -> Result<(), RuntimeError> {
     runtime.apply(generation, &[(job.clone(), target)]).remove(0).map(drop)
 }
 
 #[test]
+#[ignore = "needs Docker"]
 fn weights_are_in_force_and_put_back() {
     let docker = Dockerd::start();
     // On one CPU, so that the two compete.
@@ -39,7 +47,7 @@ fn weights_are_in_force_and_put_back() {
     let ids = ["large", "small"].map(|name| docker.run(name, BURN, &[], pinned()));
     let bystander = docker.run("bystander", SLEEP, &[], HostConfig::default());
     let before = docker.host_config(&bystander);
-    let mut runtime = DockerRuntime::connect(&docker.socket(), Mode::Weight).unwrap();
+    let mut runtime = DockerRuntime::connect(&docker.socket(), LimitMode::Weight).unwrap();
     assert!(runtime.capacity().cores >= 1.0 && runtime.capacity().memory_bytes > 1 << 28);
     let [large, small] = [0, 1].map(|i| adopt(&mut runtime, i as u64, &ids[i]).0);
 
@@ -53,11 +61,7 @@ fn weights_are_in_force_and_put_back() {
     assert_eq!(docker.cgroup_text(&ids[1], "cpu.shares"), "512");
     assert_eq!(docker.host_config(&bystander), before, "a container that was not adopted is left alone");
 
-    let burnt = |runtime: &mut DockerRuntime| [&large, &small].map(|job| runtime.read(job).unwrap().cpu_ns as f64);
-    let start = burnt(&mut runtime);
-    std::thread::sleep(Duration::from_secs(2));
-    let end = burnt(&mut runtime);
-    let ratio = (end[0] - start[0]) / (end[1] - start[1]);
+    let ratio = suite::cpu_ratio(&mut runtime, &large, &small);
     assert!((2.0..4.5).contains(&ratio), "3:1 was asked for, {ratio:.2} is in effect");
 
     runtime.release(&large).unwrap();
@@ -69,12 +73,13 @@ fn weights_are_in_force_and_put_back() {
 }
 
 #[test]
+#[ignore = "needs Docker"]
 fn quotas_and_memory_respect_what_the_owner_set() {
     let docker = Dockerd::start();
     let host = HostConfig { cpu_shares: Some(300), memory: Some(256 << 20), ..Default::default() };
     let plain = docker.run("plain", SLEEP, &[], host);
     let nano = docker.run("nano", SLEEP, &[], HostConfig { nano_cpus: Some(1_500_000_000), ..Default::default() });
-    let mut runtime = DockerRuntime::connect(&docker.socket(), Mode::Quota).unwrap();
+    let mut runtime = DockerRuntime::connect(&docker.socket(), LimitMode::Quota).unwrap();
     let cores = runtime.capacity().cores;
     let (plain_job, plain_original) = adopt(&mut runtime, 1, &plain);
     let (nano_job, nano_original) = adopt(&mut runtime, 2, &nano);
@@ -103,8 +108,8 @@ fn quotas_and_memory_respect_what_the_owner_set() {
     drop(runtime);
     docker.call(async |engine| engine.kill_container(&nano, None).await);
     let journal = serde_json::to_string(&[plain_original, nano_original]).unwrap();
-    let originals: Vec<Original> = serde_json::from_str(&journal).unwrap();
-    let mut cleaner = DockerRuntime::connect(&docker.socket(), Mode::Quota).unwrap();
+    let originals: Vec<OriginalLimits> = serde_json::from_str(&journal).unwrap();
+    let mut cleaner = DockerRuntime::connect(&docker.socket(), LimitMode::Quota).unwrap();
     for original in &originals {
         cleaner.restore(original).unwrap();
         cleaner.restore(original).unwrap();
@@ -114,14 +119,15 @@ fn quotas_and_memory_respect_what_the_owner_set() {
     assert!(docker.cgroup_text(&plain, "memory.soft_limit_in_bytes").parse::<u64>().unwrap() > 1 << 60);
     assert_eq!(docker.host_config(&nano).nano_cpus, Some(1_500_000_000));
     docker.call(async |engine| engine.remove_container(&nano, None).await);
-    cleaner.restore(&originals[1]).expect("harmless for a container that is gone");
+    cleaner.restore(&originals[1]).expect("does nothing for a container that is gone");
 }
 
 #[test]
-fn others_who_write_too_are_noticed_and_the_dead_stay_dead() {
+#[ignore = "needs Docker"]
+fn foreign_writes_are_reported_and_ended_jobs_stay_ended() {
     let docker = Dockerd::start();
     let id = docker.run("wanted", SLEEP, &[], HostConfig::default());
-    let mut runtime = DockerRuntime::connect(&docker.socket(), Mode::Weight).unwrap();
+    let mut runtime = DockerRuntime::connect(&docker.socket(), LimitMode::Weight).unwrap();
     let (job, _) = adopt(&mut runtime, 1, &id);
     let rival = docker.run("rival", SLEEP, &[], HostConfig::default());
     let (other, _) = adopt(&mut runtime, 2, &rival);
@@ -129,22 +135,22 @@ fn others_who_write_too_are_noticed_and_the_dead_stay_dead() {
     runtime.apply(5, &plan).into_iter().for_each(|result| drop(result.unwrap()));
     assert_eq!(docker.cgroup_text(&id, "cpu.shares"), "1229");
     assert!(matches!(runtime.apply(4, &plan).remove(0), Err(RuntimeError::OldGeneration { given: 4, known: 5, .. })));
-    runtime.apply(5, &plan).into_iter().for_each(|result| drop(result.expect("the same plan again is harmless")));
+    runtime.apply(5, &plan).into_iter().for_each(|result| drop(result.expect("the same plan again changes nothing")));
 
     // A limit this mode does not manage is its owner's business.
     let quota = ContainerUpdateBody { cpu_quota: Some(90_000), ..Default::default() };
     docker.call(async |engine| engine.update_container(&id, quota).await);
     runtime.apply(6, &plan).remove(0).expect("the owner's quota is no contest");
 
-    // Somebody changes ours through the engine, and then in the kernel behind the engine's back.
+    // A foreign write through the engine, and then one to the kernel's file around the engine.
     let shares = ContainerUpdateBody { cpu_shares: Some(700), ..Default::default() };
     docker.call(async |engine| engine.update_container(&id, shares).await);
     let error = runtime.apply(7, &plan).remove(0).unwrap_err();
-    assert!(matches!(&error, RuntimeError::Contested { found, .. } if found == "700"), "{error}");
+    assert!(matches!(&error, RuntimeError::ForeignWrite { found, .. } if found == "700"), "{error}");
     assert!(error.to_string().contains("1229"), "{error}");
     assert!(runtime.original(&job).unwrap().values.values().any(|value| value.to_string() == "700"));
     std::fs::write(docker.cgroup_file(&id, "cpu.shares"), "800").unwrap();
-    assert!(matches!(runtime.apply(8, &plan).remove(0), Err(RuntimeError::Contested { .. })));
+    assert!(matches!(runtime.apply(8, &plan).remove(0), Err(RuntimeError::ForeignWrite { .. })));
     assert_eq!(docker.cgroup_text(&id, "cpu.shares"), "800", "not written while backing off");
     eventually("after the back-off our value is written again", || {
         let _ = runtime.apply(9, &plan);
@@ -173,27 +179,25 @@ fn others_who_write_too_are_noticed_and_the_dead_stay_dead() {
     });
     assert!(matches!(runtime.read(&next), Err(RuntimeError::Gone { .. })));
     assert!(matches!(apply(&mut runtime, 12, &next, target(0.5, 1.0)), Err(RuntimeError::Gone { .. })));
-    runtime.release(&next).expect("harmless");
-    for nobody in [id.as_str(), "", "..", "../images", "a/b?c", "no-such-name"] {
-        assert!(matches!(runtime.adopt(JobId(5), nobody, None), Err(RuntimeError::Gone { .. })), "{nobody}");
+    runtime.release(&next).expect("does nothing");
+    for unknown in [id.as_str(), "", "..", "../images", "a/b?c", "no-such-name"] {
+        assert!(matches!(runtime.adopt(JobId(5), unknown, None), Err(RuntimeError::Gone { .. })), "{unknown}");
     }
 }
 
 #[test]
+#[ignore = "needs Docker"]
 fn what_a_hung_engine_does_late_is_no_contest() {
     let docker = Dockerd::start();
     let ids = ["one", "two"].map(|name| docker.run(name, SLEEP, &[], HostConfig::default()));
-    let mut runtime = DockerRuntime::connect(&docker.socket(), Mode::Weight).unwrap();
+    let mut runtime = DockerRuntime::connect(&docker.socket(), LimitMode::Weight).unwrap();
     let [one, two] = [0, 1].map(|i| adopt(&mut runtime, i as u64, &ids[i]).0);
     let plan = [(one.clone(), target(0.75, 1.0)), (two, target(0.25, 1.0))];
     docker.signal_engine(libc::SIGSTOP);
-    let asked = Instant::now();
     let errors: Vec<String> = runtime.apply(1, &plan).into_iter().map(|r| r.unwrap_err().to_string()).collect();
-    let waited = asked.elapsed();
     let is_alive = runtime.is_alive(&one);
     docker.signal_engine(libc::SIGCONT);
     assert!(errors.iter().all(|error| error.contains("did not answer") && !error.contains('\n')), "{errors:?}");
-    assert!(waited < Duration::from_secs(15), "all were given up together, after {waited:?}");
     assert!(is_alive.unwrap());
     eventually("the engine does what it was asked for", || docker.cgroup_text(&ids[0], "cpu.shares") == "1536");
     runtime.apply(2, &plan).into_iter().for_each(|result| drop(result.expect("it was our own write")));

@@ -1,57 +1,94 @@
 //! The process runtime without cgroup rights, as an ordinary user on the real kernel.
 //!
-//! The tests run as root and start themselves again as `nobody` on one CPU; the inner tests are ignored otherwise. To
-//! see both levers, the inner process is put either where the kernel schedules by session (the topmost cpu group) or
-//! into a group of its own, where it does not and only stopping and continuing is left.
+//! The tests start as root. Each starts its own program again as `nobody` on one CPU, with a
+//! [`Role`] in the environment: the inner test, or the daemon that is killed. The keepers are the
+//! same program in a third role. To cover both means of sharing, the inner process is put either
+//! where the kernel may schedule by session (the topmost cpu group) or into a group of its own,
+//! where it does not and only stopping and continuing is left.
 
 mod suite;
 
+use gainshare_core::fixtures::checked_target;
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;
-use gainshare_limits::cgroup::{Base, CpuList, Hierarchy};
+use gainshare_limits::cgroup::{BaseGroup, CpuList, Hierarchy};
 use gainshare_limits::process::{Config, Identity, ProcessRuntime, keeper, start};
-use gainshare_limits::{Handle, Mode, Runtime, RuntimeError};
+use gainshare_limits::{JobHandle, LimitMode, Runtime, RuntimeError};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use suite::{Subject, cpu_target, wait_until};
 
 const BUSY: &str = "while :; do :; done";
 
-// ---- outside: root, starts the inner tests as nobody ----
+/// What this process is. Set in the environment by the process that starts it.
+const ROLE: &str = "GAINSHARE_TEST_ROLE";
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Role {
+    /// Root: starts the others.
+    Outer,
+    /// The test itself, as nobody.
+    Inner,
+    /// A keeper of the fallback.
+    Keeper,
+}
+
+impl Role {
+    fn own() -> Role {
+        match std::env::var(ROLE).as_deref() {
+            Ok("inner") => Role::Inner,
+            Ok("keeper") => Role::Keeper,
+            _ => Role::Outer,
+        }
+    }
+}
+
+// ---- outside: root, starts the inner processes as nobody ----
 
 struct Stage {
-    base: Base,
+    base: BaseGroup,
     group: gainshare_limits::cgroup::Group,
     dir: tempfile::TempDir,
+    /// Held until the stage is dropped.
+    _only_stage: std::fs::File,
 }
 
 impl Stage {
     fn new(name: &str) -> Stage {
         assert!(nix::unistd::geteuid().is_root(), "these tests become an ordinary user and so start as root");
+        // All stages compete for CPU 0, with the same weight: one at a time, also between test processes.
+        let only_stage = std::fs::File::create(std::env::temp_dir().join("gainshare-test-fallback.lock")).unwrap();
+        only_stage.lock().expect("a lock on the temporary directory");
         let base = format!("gainshare-test-fallback-{name}-{}", std::process::id());
-        let mut base = Base::open(Hierarchy::detect().expect("cgroup rights"), &base).expect("a base group");
+        let mut base = BaseGroup::open(Hierarchy::detect().expect("cgroup rights"), &base).expect("a base group");
         let group = base.create("inner").expect("a group");
+        // The duty cycle takes CPU time that other programs use for a lack of demand: on a busy
+        // machine two jobs would never compete. With the largest weight the inner processes have
+        // CPU 0 almost for themselves.
+        base.set_weight_for(256);
         // nobody must be able to read the program, wherever it was built.
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("inner");
-        // By another process: a program that is still open for writing, be it by a child another test's thread has
-        // just forked, cannot be started.
+        // By another process: a program that is still open for writing, be it by a child another
+        // test's thread has just forked, cannot be started.
         let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap();
         assert!(copied.success());
         for path in [dir.path(), &program] {
             std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         }
-        Stage { base, group, dir }
+        Stage { base, group, dir, _only_stage: only_stage }
     }
 
-    /// The inner test as a command: as nobody, on CPU 0. `grouped`: in a group below the topmost.
+    /// The same test again as a command: in the inner role, as nobody, on CPU 0. `grouped`: in a
+    /// group below the topmost.
     fn command(&self, test: &str, grouped: bool) -> Command {
         let mut command = Command::new(self.dir.path().join("inner"));
-        command.args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
+        command.args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"]).env(ROLE, "inner");
         let files = if grouped { self.group.procs_files() } else { Vec::new() };
         start::enter(&mut command, &files, Some(&CpuList::new(vec![0]))).unwrap();
         // Joining comes first: nobody could not. SAFETY: system calls only.
@@ -67,13 +104,21 @@ impl Stage {
         command.current_dir("/").env("TMPDIR", "/tmp");
         command
     }
+}
 
-    fn run(&self, test: &str, grouped: bool) {
-        let output = self.command(test, grouped).output().expect("the inner test starts");
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{test}:\n{text}\n{}", String::from_utf8_lossy(&output.stderr));
-        assert!(text.contains("1 passed"), "{test} did not run:\n{text}");
-        print!("{text}");
+/// Runs `inner` as nobody, in the test `name` started again.
+fn as_nobody(name: &str, grouped: bool, inner: impl FnOnce(&str)) {
+    match Role::own() {
+        Role::Inner => inner(name),
+        Role::Keeper => keeper::run().expect("the keeper runs"),
+        Role::Outer => {
+            let stage = Stage::new(name);
+            let output = stage.command(name, grouped).output().expect("the inner test starts");
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{name}:\n{text}\n{}", String::from_utf8_lossy(&output.stderr));
+            assert!(text.contains("1 passed"), "{name} did not run:\n{text}");
+            print!("{text}");
+        }
     }
 }
 
@@ -86,33 +131,64 @@ impl Drop for Stage {
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn duty_cycle_conforms_as_an_ordinary_user() {
-    Stage::new("duty").run("inner_conforms", true);
+    as_nobody("duty_cycle_conforms_as_an_ordinary_user", true, |name| {
+        let bench = Bench::new(name, LimitMode::Weight);
+        assert!(!bench.by_session(), "a group of its own is not scheduled by session: {:?}", bench.runtime.notes());
+        conforms(bench);
+    });
+}
+
+/// In the topmost group the kernel schedules by session if autogroups are on. Conformance is the
+/// same either way.
+#[test]
+#[ignore = "needs root and cgroups"]
+fn the_topmost_group_conforms_as_an_ordinary_user() {
+    as_nobody("the_topmost_group_conforms_as_an_ordinary_user", false, |name| {
+        let autogroups = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
+        let membership = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+        let topmost = membership.lines().any(|l| l.ends_with(":cpu:/") || l == "0::/");
+        let bench = Bench::new(name, LimitMode::Weight);
+        assert!(!bench.by_session() || (autogroups.trim() == "1" && topmost), "{:?}", bench.runtime.notes());
+        conforms(bench);
+    });
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn duty_cycle_caps() {
-    Stage::new("caps").run("inner_caps", true);
+    as_nobody("duty_cycle_caps", true, |name| {
+        let mut bench = Bench::new(name, LimitMode::Quota);
+        // The free job beside the capped one is the control: without the cap the two would share
+        // the CPU 1 to 1.
+        let (capped, free) = (bench.start_busy(), bench.start_busy());
+        let wanted = [(capped.clone(), cpu_target(0.3, 0.3)), (free.clone(), checked_target(Target::FREE))];
+        bench.runtime.apply(1, &wanted).into_iter().for_each(|r| _ = r.unwrap());
+        let ratio = suite::cpu_ratio(&mut bench.runtime, &capped, &free);
+        println!("a cap of 0.30 cores beside a free job came out as {ratio:.2} to 1");
+        assert!((0.15..0.8).contains(&ratio), "3 to 7 became {ratio:.2} to 1");
+    });
 }
 
 #[test]
-fn session_priority_conforms_as_an_ordinary_user() {
-    let autogroups = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
-    let membership = std::fs::read_to_string("/proc/self/cgroup").unwrap();
-    let topmost = membership.lines().any(|l| l.ends_with(":cpu:/") || l == "0::/");
-    if autogroups.trim() != "1" || !topmost {
-        println!("SKIPPED: this kernel does not schedule by session here");
-        return;
-    }
-    Stage::new("priority").run("inner_conforms", false);
-}
-
-#[test]
+#[ignore = "needs root and cgroups"]
 fn cores_are_given_without_any_right() {
-    Stage::new("cores").run("inner_cores", true);
+    as_nobody("cores_are_given_without_any_right", true, |name| {
+        // This process may use one CPU only: the runtime must not promise more.
+        let mut bench = Bench::new(name, LimitMode::Cores);
+        assert_eq!(bench.runtime.capacity().cores, 1.0);
+        let (a, b) = (bench.start_busy(), bench.start_busy());
+        let wanted = [(a.clone(), cpu_target(0.5, 0.5)), (b.clone(), cpu_target(0.5, 0.5))];
+        for result in bench.runtime.apply(1, &wanted) {
+            assert!(result.unwrap().settings.contains(&("affinity".into(), "0".into())));
+        }
+        let status = std::fs::read_to_string(format!("/proc/{}/status", bench.pid(&a))).unwrap();
+        assert!(status.contains("Cpus_allowed_list:\t0\n"), "{status}");
+    });
 }
 
-/// A daemon of its own process with two jobs under the duty cycle, to be treated badly.
+/// A daemon in a process of its own, with two jobs under the duty cycle, to be killed or stopped.
 struct Victim {
     stage: Stage,
     daemon: Child,
@@ -122,8 +198,7 @@ struct Victim {
 impl Victim {
     fn new(name: &str) -> Victim {
         let stage = Stage::new(name);
-        let mut daemon =
-            stage.command("daemon_main", true).stdout(Stdio::piped()).stdin(Stdio::piped()).spawn().unwrap();
+        let mut daemon = stage.command(name, true).stdout(Stdio::piped()).stdin(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(daemon.stdout.take().unwrap()).lines();
         let jobs = lines.map_while(Result::ok).find_map(|l| l.split_once("JOBS ").map(|(_, pids)| pids.to_owned()));
         let jobs: Vec<i32> = jobs.expect("the daemon names its jobs").split(' ').map(|p| p.parse().unwrap()).collect();
@@ -159,7 +234,17 @@ impl Victim {
 }
 
 fn is_keeper(pid: i32) -> bool {
-    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|c| String::from_utf8_lossy(&c).contains("keeper_main"))
+    let keeper = format!("{ROLE}=keeper");
+    std::fs::read(format!("/proc/{pid}/environ")).is_ok_and(|e| e.split(|&b| b == 0).any(|v| v == keeper.as_bytes()))
+}
+
+/// Does `harm` to a daemon that runs as nobody.
+fn to_a_daemon(name: &str, harm: impl FnOnce(Victim)) {
+    match Role::own() {
+        Role::Inner => run_daemon(name),
+        Role::Keeper => keeper::run().expect("the keeper runs"),
+        Role::Outer => harm(Victim::new(name)),
+    }
 }
 
 impl Drop for Victim {
@@ -173,36 +258,41 @@ impl Drop for Victim {
 use nix::sys::signal::Signal::{SIGKILL, SIGSTOP};
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn no_job_stays_stopped_when_the_daemon_is_killed() {
-    let victim = Victim::new("killed");
-    victim.signal(victim.daemon.id() as i32, SIGKILL);
-    assert!(
-        wait_until(Duration::from_secs(5), || victim.keepers().is_empty()),
-        "the keeper goes when its work is done"
-    );
-    assert!(!victim.see_stopped(Duration::from_secs(1)));
-    assert!(victim.jobs.iter().all(|&pid| Victim::state(pid) == 'R'), "the jobs run on");
+    to_a_daemon("no_job_stays_stopped_when_the_daemon_is_killed", |victim| {
+        victim.signal(victim.daemon.id() as i32, SIGKILL);
+        let exited = wait_until(Duration::from_secs(20), || victim.keepers().is_empty());
+        assert!(exited, "the keeper exits after it released the jobs");
+        assert!(!victim.see_stopped(Duration::from_secs(1)));
+        assert!(victim.jobs.iter().all(|&pid| Victim::state(pid) == 'R'), "the jobs run on");
+    });
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn no_job_stays_stopped_when_the_daemon_hangs() {
-    let victim = Victim::new("hangs");
-    victim.signal(victim.daemon.id() as i32, SIGSTOP);
-    assert!(wait_until(Duration::from_secs(20), || !victim.see_stopped(Duration::from_secs(1))));
+    to_a_daemon("no_job_stays_stopped_when_the_daemon_hangs", |victim| {
+        victim.signal(victim.daemon.id() as i32, SIGSTOP);
+        assert!(wait_until(Duration::from_secs(20), || !victim.see_stopped(Duration::from_secs(1))));
+    });
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn no_job_stays_stopped_when_the_keeper_is_killed() {
-    let victim = Victim::new("keeper");
-    let before = victim.keepers();
-    // When it has just stopped somebody, which is the worst moment.
-    assert!(victim.see_stopped(Duration::from_secs(5)));
-    before.iter().for_each(|&pid| victim.signal(pid, SIGKILL));
-    let another = wait_until(Duration::from_secs(10), || victim.keepers().iter().any(|pid| !before.contains(pid)));
-    assert!(another, "the daemon starts another keeper");
-    for &job in &victim.jobs {
-        assert!(wait_until(Duration::from_secs(5), || Victim::state(job) == 'R'), "job {job} stays stopped");
-    }
+    to_a_daemon("no_job_stays_stopped_when_the_keeper_is_killed", |victim| {
+        let before = victim.keepers();
+        assert!(!before.is_empty(), "no keeper runs");
+        // When it has just stopped a job, which is the worst moment.
+        assert!(victim.see_stopped(Duration::from_secs(10)));
+        before.iter().for_each(|&pid| victim.signal(pid, SIGKILL));
+        let another = wait_until(Duration::from_secs(20), || victim.keepers().iter().any(|pid| !before.contains(pid)));
+        assert!(another, "the daemon starts another keeper");
+        for &job in &victim.jobs {
+            assert!(wait_until(Duration::from_secs(5), || Victim::state(job) == 'R'), "job {job} stays stopped");
+        }
+    });
 }
 
 // ---- inside: nobody ----
@@ -215,19 +305,20 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(mode: Mode) -> Bench {
-        let me: PathBuf = std::env::current_exe().unwrap();
-        let keeper =
-            [me.into_os_string(), "keeper_main".into(), "--exact".into(), "--ignored".into(), "--nocapture".into()];
+    /// `test` is started again as the keeper.
+    fn new(test: &str, mode: LimitMode) -> Bench {
+        let me = std::env::current_exe().unwrap().into_os_string();
+        let role = format!("{ROLE}=keeper").into();
+        let keeper: [OsString; 7] =
+            ["env".into(), role, me, test.into(), "--exact".into(), "--ignored".into(), "--nocapture".into()];
         let config = Config { mode, keeper: Some(keeper.into()), ..Config::new("gainshare-test-nobody") };
         let runtime = ProcessRuntime::detect(config).expect("the fallback needs no right");
-        assert!(!runtime.has_cgroups(), "nobody may not make cgroups");
-        assert!(runtime.notes()[0].starts_with("no cgroups: "), "{:?}", runtime.notes());
+        assert!(runtime.notes()[0].starts_with("no cgroups: "), "nobody may not make cgroups: {:?}", runtime.notes());
         println!("notes: {:?}", runtime.notes());
         Bench { runtime, children: BTreeMap::new(), next: 0 }
     }
 
-    fn start(&mut self, script: &str) -> Handle {
+    fn start(&mut self, script: &str) -> JobHandle {
         self.next += 1;
         let name = format!("job-{}", self.next);
         let group = self.runtime.prepare(JobId(self.next), &name).unwrap();
@@ -240,7 +331,12 @@ impl Bench {
         group.handle
     }
 
-    fn pid(&self, job: &Handle) -> i32 {
+    /// Whether the runtime shares by the priority of sessions.
+    fn by_session(&self) -> bool {
+        self.runtime.notes().iter().any(|note| note.contains("scheduling priority"))
+    }
+
+    fn pid(&self, job: &JobHandle) -> i32 {
         self.children[&job.key].id() as i32
     }
 }
@@ -250,20 +346,28 @@ impl Subject for Bench {
         &mut self.runtime
     }
 
-    fn start_busy(&mut self) -> Handle {
+    fn start_busy(&mut self) -> JobHandle {
         self.start(BUSY)
     }
 
-    fn end(&mut self, job: &Handle) {
+    fn end(&mut self, job: &JobHandle) {
         let child = self.children.get_mut(&job.key).unwrap();
         let _ = child.kill();
         let _ = child.wait();
     }
 
-    fn limits_outside(&mut self, job: &Handle) -> Vec<(String, String)> {
+    fn limits_outside(&mut self, job: &JobHandle) -> Vec<(String, String)> {
         let pid = self.pid(job);
         let nice = std::fs::read_to_string(format!("/proc/{pid}/autogroup")).unwrap_or_default();
-        vec![("nice".into(), nice.rsplit(' ').next().unwrap_or_default().trim().to_owned())]
+        vec![("autogroup.nice".into(), nice.rsplit(' ').next().unwrap_or_default().trim().to_owned())]
+    }
+
+    /// A single job on an idle CPU is never stopped, which is a duty cycle of 100 %.
+    fn reported_outside(&mut self, job: &JobHandle) -> Vec<(String, String)> {
+        let mut outside = self.limits_outside(job);
+        let stopped = wait_until(Duration::from_millis(500), || Victim::state(self.pid(job)) == 'T');
+        outside.push(("duty-cycle".into(), if stopped { "below 100%".into() } else { "100%".into() }));
+        outside
     }
 }
 
@@ -276,18 +380,15 @@ impl Drop for Bench {
     }
 }
 
-#[test]
-#[ignore = "run by the tests above, as an ordinary user"]
-fn inner_conforms() {
-    let mut bench = Bench::new(Mode::Weight);
+fn conforms(mut bench: Bench) {
     suite::applied_limits_read_back(&mut bench);
-    suite::the_same_plan_again_is_harmless(&mut bench);
+    suite::the_same_plan_again_changes_nothing(&mut bench);
     suite::an_older_plan_is_refused(&mut bench);
     suite::counters_only_grow(&mut bench);
-    suite::a_job_that_ended_is_told(&mut bench);
+    suite::the_end_of_a_job_is_reported(&mut bench);
     suite::the_cpu_is_split_by_share(&mut bench);
 
-    // A job that is let go of runs freely.
+    // A released job runs freely.
     let (large, small) = (bench.start_busy(), bench.start_busy());
     let wanted = [(large.clone(), cpu_target(0.8, 0.8)), (small.clone(), cpu_target(0.2, 0.2))];
     bench.runtime.apply(70, &wanted).into_iter().for_each(|r| _ = r.unwrap());
@@ -302,8 +403,8 @@ fn inner_conforms() {
     assert!(!stopped, "released but still stopped now and then");
     assert!(wait_until(Duration::from_secs(3), || bench.limits_outside(&small)[0].1 == "0"), "its priority is back");
 
-    // A job that traps SIGTERM gets the time to save, even if it was stopped; one that ignores it is killed with its
-    // children.
+    // A job that traps SIGTERM gets the time to save, even if it was stopped; one that ignores it
+    // is killed with its children.
     let dir = tempfile::tempdir().unwrap();
     let (ready, saved) = (dir.path().join("ready"), dir.path().join("saved"));
     let polite =
@@ -313,54 +414,18 @@ fn inner_conforms() {
     bench.runtime.terminate(&polite).unwrap();
     assert!(wait_until(Duration::from_secs(10), || Path::new(&saved).exists()), "it could not save");
     let stubborn = bench.start("trap '' TERM; (while :; do sleep 0.1; done) & while :; do sleep 0.1; done");
-    assert!(bench.runtime.stop(&stubborn, Duration::from_millis(200)).unwrap());
+    assert!(suite::stop(&mut bench.runtime, &stubborn, Duration::from_millis(200)));
     let _ = bench.children.get_mut(&stubborn.key).unwrap().wait();
     assert!(!bench.runtime.is_alive(&stubborn).unwrap());
     assert!(matches!(
-        bench.runtime.apply(72, &[(stubborn.clone(), Target::FREE)]).remove(0),
+        bench.runtime.apply(72, &[(stubborn.clone(), checked_target(Target::FREE))]).remove(0),
         Err(RuntimeError::Gone { .. })
     ));
 }
 
-#[test]
-#[ignore = "run by the tests above, as an ordinary user"]
-fn inner_caps() {
-    let mut bench = Bench::new(Mode::Quota);
-    let job = bench.start_busy();
-    bench.runtime.apply(1, &[(job.clone(), cpu_target(0.3, 0.3))]).remove(0).unwrap();
-    std::thread::sleep(Duration::from_millis(300));
-    let (start, before) = (Instant::now(), bench.runtime.read(&job).unwrap().cpu_ns);
-    std::thread::sleep(Duration::from_secs(2));
-    let used = (bench.runtime.read(&job).unwrap().cpu_ns - before) as f64 / start.elapsed().as_nanos() as f64;
-    println!("a cap of 0.30 cores came out as {used:.2}");
-    assert!(used < 0.42, "a cap of 0.30 cores became {used:.2}");
-}
-
-#[test]
-#[ignore = "run by the tests above, as an ordinary user"]
-fn inner_cores() {
-    // One CPU is all this process may use: the runtime must not promise more.
-    let mut bench = Bench::new(Mode::Cores);
-    assert_eq!(bench.runtime.capacity().cores, 1.0);
-    let (a, b) = (bench.start_busy(), bench.start_busy());
-    let wanted = [(a.clone(), cpu_target(0.5, 0.5)), (b.clone(), cpu_target(0.5, 0.5))];
-    for result in bench.runtime.apply(1, &wanted) {
-        assert!(result.unwrap().settings.contains(&("affinity".into(), "0".into())));
-    }
-    let status = std::fs::read_to_string(format!("/proc/{}/status", bench.pid(&a))).unwrap();
-    assert!(status.contains("Cpus_allowed_list:\t0\n"), "{status}");
-}
-
-#[test]
-#[ignore = "the keeper of the tests above"]
-fn keeper_main() {
-    keeper::run().unwrap();
-}
-
-#[test]
-#[ignore = "the daemon of the tests above"]
-fn daemon_main() {
-    let mut bench = Bench::new(Mode::Weight);
+/// Two jobs under the duty cycle, read every half second, until this process is killed.
+fn run_daemon(name: &str) {
+    let mut bench = Bench::new(name, LimitMode::Weight);
     let (large, small) = (bench.start_busy(), bench.start_busy());
     let wanted = [(large.clone(), cpu_target(0.7, 0.7)), (small.clone(), cpu_target(0.3, 0.3))];
     bench.runtime.apply(1, &wanted).into_iter().for_each(|r| _ = r.unwrap());

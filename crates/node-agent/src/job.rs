@@ -11,8 +11,8 @@ use gainshare_core::signal::{Sample, Tracker};
 use gainshare_core::view::{JobView, Phase};
 use gainshare_kube_api::wire::{self, PodOnNode};
 use gainshare_limits::cgroup::Group;
-use gainshare_limits::usage::{Meter, Whole};
-use gainshare_progress::{Collector, CollectorState, MetricSpec, Source};
+use gainshare_limits::usage::{Meter, NodeResources};
+use gainshare_progress::{CollectorState, Goal, GuardedCollector, MetricSpec, Source, contain_panic};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -75,7 +75,7 @@ pub(crate) struct Job {
     /// The most of the node it can use, as far as decisions have shown.
     pub(crate) most: Option<f64>,
     log: Option<ContainerLog>,
-    collector: Option<Collector>,
+    collector: Option<GuardedCollector>,
     /// Why the job's reports cannot be read, if so.
     trouble: Option<String>,
     /// When the file that it is to write is looked for again.
@@ -157,7 +157,7 @@ impl Job {
 
     fn collect_from(&mut self, folder: Option<&Path>) {
         let started = SystemTime::UNIX_EPOCH + Duration::from_millis(self.pod.started_ms.unwrap_or(0));
-        match Collector::new(&metric_spec(&self.pod.settings), folder, started, CollectorState::default()) {
+        match GuardedCollector::new(&metric_spec(&self.pod.settings), folder, started, CollectorState::default()) {
             Ok(collector) => (self.collector, self.trouble) = (Some(collector), None),
             Err(error) => self.trouble = Some(error.to_string()),
         }
@@ -177,27 +177,39 @@ impl Job {
             }
         }
         let Some(collector) = &mut self.collector else { return 0 };
-        let update = collector.poll(now);
+        let update = collector.read(|collector| collector.poll(now));
         self.take(now, update)
     }
 
     /// Reads what the container printed, and wrote, since the last look.
     pub(crate) fn look(&mut self, now: Now, volumes: &Volumes) -> Looked {
+        if let Some(collector) = &mut self.collector {
+            collector.begin_round(now.time);
+        }
         let mut looked = Looked { reports: self.read_files(now.time, volumes), ..Looked::default() };
         // Taken out while it hands us what it reads.
         let Some(mut log) = self.log.take() else { return looked };
         let refused_before = self.tracker.refused();
-        looked.more = log.look(now.time, |piece| match piece {
-            Piece::Started => {
-                self.starts += 1;
-                if self.starts > 1 {
-                    self.begin(now.time);
+        let read = contain_panic(|| {
+            log.look(now.time, |piece| match piece {
+                Piece::Started => {
+                    self.starts += 1;
+                    if self.starts > 1 {
+                        self.begin(now.time);
+                    }
                 }
-            }
-            Piece::Text { at_ns, text } => looked.reports += self.hear(now.place(at_ns), text),
+                Piece::Text { at_ns, text } => looked.reports += self.hear(now.place(at_ns), text),
+            })
         });
         looked.refused = self.tracker.refused().saturating_sub(refused_before);
-        self.log = Some(log);
+        match read {
+            Some(more) => (looked.more, self.log) = (more, Some(log)),
+            // The log is not read any more; the job goes on with its fair share.
+            None => self.trouble = Some("reading its log failed, which is a fault of gainshare".into()),
+        }
+        if let Some(note) = self.collector.as_mut().and_then(GuardedCollector::take_note) {
+            self.trouble = Some(note);
+        }
         looked
     }
 
@@ -206,7 +218,7 @@ impl Job {
             return 0;
         }
         let Some(collector) = &mut self.collector else { return 0 };
-        let update = collector.output(at, text);
+        let update = collector.read(|collector| collector.output(at, text));
         self.take(at, update)
     }
 
@@ -219,10 +231,10 @@ impl Job {
     }
 
     /// Reads the counters of the pod's group; forgets a group that is gone.
-    pub(crate) fn measure(&mut self, at: Time, whole: &Whole, scratch: &mut [u8; 16 * 1024]) {
+    pub(crate) fn measure(&mut self, at: Time, whole: &NodeResources, scratch: &mut [u8; 16 * 1024]) {
         let Some(group) = &mut self.group else { return };
         match group.usage(scratch) {
-            Ok(counters) => self.meter.take(at, counters, whole),
+            Ok(counters) => self.meter.record(at, counters, whole),
             Err(_) => self.group = None,
         }
     }
@@ -255,7 +267,7 @@ impl Job {
             priority: 0,
             waits_for: Vec::new(),
             pinned: false,
-            most: None,
+            usable: None,
             known_left_s: None,
         }
     }
@@ -319,7 +331,8 @@ fn metric_spec(settings: &wire::Settings) -> MetricSpec {
         wire::Collector::Stdout | wire::Collector::None => Source::Output,
     };
     let path = settings.path.clone().filter(|_| source != Source::Output);
-    MetricSpec { source, name: settings.metric.clone(), pattern: settings.pattern.clone(), path, url: None }
+    let goal = settings.maximize.map(|maximize| if maximize { Goal::Maximize } else { Goal::Minimize });
+    MetricSpec { source, name: settings.metric.clone(), goal, pattern: settings.pattern.clone(), path, url: None }
 }
 
 #[cfg(test)]

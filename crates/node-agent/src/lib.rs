@@ -26,9 +26,8 @@ use cgroups::PodGroups;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use gainshare_core::model::{Span, Time};
-use gainshare_kube_api::wire::{Answer, Beat, Category, JobState, Resize, Sync};
-use gainshare_limits::Capacity;
-use gainshare_limits::cgroup::machine_memory_bytes;
+use gainshare_kube_api::wire::{Answer, Beat, Category, JobState, Resize, SyncRequest};
+use gainshare_limits::{Capacity, machine};
 use job::Now;
 use link::Pause;
 use nix::time::{ClockId, clock_gettime};
@@ -36,7 +35,7 @@ use nix::unistd::{SysconfVar, sysconf};
 use serve::Status;
 use state::Node;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -162,7 +161,7 @@ fn look_and_decide(
         }
         let begun = std::time::Instant::now();
         let at = now();
-        let happened = node.step(at);
+        let happened = node.step(at, machine::idle_s(Path::new(machine::ROOT)));
         if happened.plans > 0 {
             status.decision_seconds.observe(begun.elapsed().as_secs_f64());
         }
@@ -235,7 +234,7 @@ async fn exchange(
             urgent_sent = out.urgent;
             seq += 1;
             let jobs = (told.as_ref() != Some(&out.jobs)).then(|| out.jobs.clone());
-            let sync = Sync {
+            let sync = SyncRequest {
                 node: node.to_owned(),
                 epoch,
                 seq,
@@ -301,5 +300,5 @@ fn now() -> Now {
 /// What the machine has, whatever the agent itself may use of it.
 fn machine() -> Capacity {
     let cores = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten().unwrap_or(1);
-    Capacity { cores: cores.max(1) as f64, memory_bytes: machine_memory_bytes() }
+    Capacity { cores: cores.max(1) as f64, memory_bytes: machine::memory_bytes(Path::new(machine::ROOT)) }
 }

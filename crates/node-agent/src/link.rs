@@ -9,7 +9,7 @@
 //! after every failure, because the manager may have come back with another certificate. The token is sent to nobody whose certificate does not
 //! hold against that CA.
 
-use gainshare_kube_api::wire::{Answer, SYNC_PATH, Sync};
+use gainshare_kube_api::wire::{Answer, SYNC_PATH, SyncRequest};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
@@ -38,7 +38,9 @@ const MAX_ANSWER_BYTES: usize = 16 << 20;
 /// Why the manager could not be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    #[error("{url:?} is not the address of a manager: it must look like https://gainshare-manager.gainshare.svc:8443")]
+    #[error(
+        "{url:?} is not the address of an operator: it must look like https://gainshare-operator.gainshare.svc:8443"
+    )]
     Address { url: String },
     #[error("cannot read {what} {path}: {source}; is the volume mounted?")]
     File { what: &'static str, path: String, source: std::io::Error },
@@ -117,7 +119,7 @@ impl Link {
     }
 
     /// Sends one request and waits for its answer.
-    pub async fn ask(&mut self, sync: &Sync) -> Result<Answer, LinkError> {
+    pub async fn ask(&mut self, sync: &SyncRequest) -> Result<Answer, LinkError> {
         let client = self.client()?;
         let token = std::fs::read_to_string(&self.token_file).map_err(|source| LinkError::File {
             what: "the agent's token",
@@ -222,7 +224,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (ca, token) = (dir.path().join("ca.crt"), dir.path().join("token"));
         let mut link = Link::new("https://127.0.0.1:1", &ca, &token).unwrap();
-        let sync = Sync {
+        let sync = SyncRequest {
             node: "n".into(),
             epoch: 1,
             seq: 1,

@@ -15,19 +15,19 @@ use tracing_subscriber::EnvFilter;
 #[derive(Debug, Parser)]
 #[command(name = "gainshare-node-agent", version, max_term_width = 110)]
 #[command(
-    after_help = "Example:\n  gainshare agent --manager https://gainshare-manager:8443 --ca ca.crt --token-file token --node worker-1"
+    after_help = "Example:\n  gainshare agent --operator https://gainshare-operator:8443 --ca ca.crt --token-file token --node worker-1"
 )]
 struct AgentArgs {
     /// What runs the jobs of this node
     #[arg(long, value_enum, default_value_t = NodeRuntime::Kubernetes)]
     runtime: NodeRuntime,
-    /// Where the manager listens for agents
-    #[arg(long, value_name = "URL", env = "GAINSHARE_MANAGER")]
-    manager: String,
-    /// The certificate that the manager's own must hold against; read again when it changes
+    /// Where the operator listens for node agents
+    #[arg(long, alias = "manager", value_name = "URL", env = "GAINSHARE_OPERATOR")]
+    operator: String,
+    /// The certificate authority of the operator; read again when it changes
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     ca: PathBuf,
-    /// The agent's ServiceAccount token, made for the audience gainshare-manager; read again for every request
+    /// The agent's ServiceAccount token, made for the audience gainshare-operator; read again for every request
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     token_file: PathBuf,
     /// This node's name in the cluster
@@ -64,7 +64,7 @@ fn main() -> Result<()> {
     start_logging("info");
     let config = AgentConfig {
         node: args.node.clone(),
-        manager: args.manager.clone(),
+        manager: args.operator.clone(),
         ca_file: args.ca.clone(),
         token_file: args.token_file.clone(),
         logs: args.pod_logs.clone(),

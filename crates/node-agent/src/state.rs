@@ -1,6 +1,6 @@
 //! What the agent knows of its node, and what it decides: pods and answers in, resizes and reports out. No clock and no network in here.
 //!
-//! **How.** The manager's list says which pods are shared and by which policy. Each policy has one [`Control`] here, fed with a view of its own pods:
+//! **How.** The manager's list says which pods are shared and by which policy. Each policy has one [`Decider`] here, fed with a view of its own pods:
 //! to it the *node* is the pool that those pods requested together, so shares are parts of the pool. [`resize`] turns them into requests and
 //! limits; what differs from the pod's present values is asked for until the manager says what became of it.
 //!
@@ -18,8 +18,8 @@
 use super::cgroups::{PodGroups, is_in_force};
 use super::job::{HERE, Job, Now};
 use super::volumes::Volumes;
-use gainshare_core::check::check;
-use gainshare_core::control::Control;
+use gainshare_core::check::CheckedPlan;
+use gainshare_core::decider::{self, Decider};
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::{Plan, Reason};
 use gainshare_core::policy::{MoveRule, Policy, Preset, ShareRule};
@@ -29,7 +29,7 @@ use gainshare_kube_api::wire::{
     Beat, JobState, Outcome, OutcomeState, PodOnNode, PolicyKind, Resize, ResizeState, Settings,
 };
 use gainshare_limits::Capacity;
-use gainshare_limits::usage::{self, Whole};
+use gainshare_limits::usage::NodeResources;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -63,7 +63,7 @@ pub(crate) struct Node {
     volumes: Volumes,
     groups: PodGroups,
     machine: Capacity,
-    whole: Whole,
+    whole: NodeResources,
     jobs: BTreeMap<String, Job>,
     next_id: u64,
     policies: BTreeMap<PolicyKey, Shared>,
@@ -77,11 +77,11 @@ pub(crate) struct Node {
 /// The pods of one policy.
 struct Shared {
     policy: Policy,
-    control: Control,
+    control: Decider,
     /// Until when pods keep what they had at our start.
     hold_until: Option<Time>,
-    /// Since when there has been a plan that nothing was made of yet.
-    planned: Option<Time>,
+    /// The newest plan that no resize was made of yet, and since when there has been such a plan.
+    planned: Option<(Time, CheckedPlan)>,
 }
 
 /// What a pod should have.
@@ -126,7 +126,11 @@ impl Node {
             volumes,
             groups,
             machine,
-            whole: Whole { capacity: machine, block_bytes_s: Whole::BLOCK_BYTES_S, net_bytes_s: Whole::NET_BYTES_S },
+            whole: NodeResources {
+                capacity: machine,
+                block_bytes_s: NodeResources::BLOCK_BYTES_S,
+                net_bytes_s: NodeResources::NET_BYTES_S,
+            },
             jobs: BTreeMap::new(),
             next_id: 0,
             policies: BTreeMap::new(),
@@ -172,7 +176,7 @@ impl Node {
             let known = self.policies.get(&key).is_some_and(|s| s.policy == policy);
             if !known {
                 let hold_until = (is_first && reshaped).then(|| now.time + hold_for(&policy));
-                let control = Control::new(policy.clone());
+                let control = Decider::new(policy.clone());
                 self.policies.insert(key, Shared { policy, control, hold_until, planned: None });
             }
         }
@@ -221,8 +225,9 @@ impl Node {
         }
     }
 
-    /// Looks at logs and counters, and decides if anything is due.
-    pub(crate) fn step(&mut self, now: Now) -> Happened {
+    /// Reads logs and counters, and decides if anything is due. `idle_s` is the unused CPU time of the machine, as
+    /// `gainshare_limits::machine::idle_s` reads it.
+    pub(crate) fn step(&mut self, now: Now, idle_s: Option<f64>) -> Happened {
         let mut happened = Happened::default();
         self.find_groups(now.time);
         for job in self.jobs.values_mut() {
@@ -237,7 +242,7 @@ impl Node {
         }
         // A job's history must be complete before anything is made of it.
         if !happened.more {
-            self.decide(now.time, &mut happened);
+            self.decide(now.time, idle_s, &mut happened);
         }
         self.look_for_effects(now.time, &mut happened);
         for wanted in self.wanted.values_mut() {
@@ -254,7 +259,7 @@ impl Node {
         let decisions = self.policies.values().filter_map(|s| s.control.due());
         let quiet = self.policies.iter().filter_map(|(key, shared)| {
             let members = self.jobs.values().filter(|j| j.takes_part() && policy_key(j) == *key);
-            Some(quiet_at(shared.planned?, members))
+            Some(quiet_at(shared.planned.as_ref()?.0, members))
         });
         let retries = self.wanted.values().filter_map(|w| match w.progress {
             Asked::Again(at) => Some(at),
@@ -282,7 +287,7 @@ impl Node {
         }
     }
 
-    fn decide(&mut self, now: Time, happened: &mut Happened) {
+    fn decide(&mut self, now: Time, idle_s: Option<f64>, happened: &mut Happened) {
         if self.policies.is_empty() {
             return;
         }
@@ -292,7 +297,7 @@ impl Node {
             speed: 1.0,
             memory_bytes: self.whole.capacity.memory_bytes,
             slots: None,
-            idle: usage::machine_idle_s(),
+            idle: idle_s,
         };
         for (key, shared) in &mut self.policies {
             let mut members: Vec<&mut Job> =
@@ -302,33 +307,44 @@ impl Node {
                 job.measure(now, &self.whole, &mut self.scratch);
             }
             let view = View { now, nodes: vec![node.clone()], jobs: members.iter().map(|j| j.view()).collect() };
-            if let Some(plan) = shared.control.step(&view) {
+            let outcome = shared.control.decide_recorded(view);
+            if outcome != decider::Outcome::NotDue {
                 happened.plans += 1;
-                members.iter_mut().for_each(|job| job.most = shared.control.most(job.id));
-                let violations = check(&view, &plan);
-                if !violations.is_empty() {
-                    // Whatever is in force was sound once; it stays.
-                    let list: Vec<String> = violations.iter().map(|v| v.to_string()).collect();
-                    let list = list.join("; ");
-                    tracing::error!(policy = key.1, "a plan failed its check and is not carried out: {list}");
+                members.iter_mut().for_each(|job| job.most = shared.control.usable(job.id));
+            }
+            match outcome {
+                decider::Outcome::NotDue => {}
+                decider::Outcome::Rejected(rejection) => {
+                    // The limits in force were sound when they were set: they stay.
+                    let record = rejection.record.as_ref().and_then(|r| serde_json::to_string(r).ok());
+                    let list = rejection.reasons();
+                    tracing::error!(policy = key.1, record, "a plan failed its check and is not carried out: {list}");
                     happened.bad_plans += 1;
                     continue;
                 }
-                for job in &mut members {
-                    job.verdict = plan.verdicts.get(&job.id).cloned();
-                }
-                if shared.holds(now, &plan) {
-                    members.iter_mut().for_each(|job| happened.is_urgent |= job.say());
-                } else {
-                    shared.planned = shared.planned.or(Some(now));
+                decider::Outcome::Decision(decision) => {
+                    if tracing::enabled!(tracing::Level::TRACE) {
+                        let record = decision.record().and_then(|r| serde_json::to_string(&r).ok());
+                        tracing::trace!(policy = key.1, record, "decision");
+                    }
+                    let plan = decision.plan;
+                    for job in &mut members {
+                        job.verdict = plan.verdicts.get(&job.id).cloned();
+                    }
+                    if shared.holds(now, &plan) {
+                        members.iter_mut().for_each(|job| happened.is_urgent |= job.say());
+                    } else {
+                        let since = shared.planned.as_ref().map_or(now, |(since, _)| *since);
+                        shared.planned = Some((since, plan));
+                    }
                 }
             }
-            if shared.planned.is_some_and(|since| now >= quiet_at(since, members.iter().map(|job| &**job))) {
-                shared.planned = None;
+            let is_ready = |since: Time| now >= quiet_at(since, members.iter().map(|job| &**job));
+            if let Some((_, plan)) = shared.planned.take_if(|(since, _)| is_ready(*since)) {
                 self.generation += 1;
                 members.iter_mut().for_each(|job| happened.is_urgent |= job.say());
                 let members: Vec<&Job> = members.into_iter().map(|j| &*j).collect();
-                happened.is_urgent |= want(&mut self.wanted, &members, self.generation, now);
+                happened.is_urgent |= want(&mut self.wanted, &members, &plan, self.generation, now);
             }
         }
     }
@@ -415,8 +431,14 @@ fn quiet_at<'j>(since: Time, members: impl Iterator<Item = &'j Job>) -> Time {
     last.clamp(since, since + LONGEST_QUIET_WAIT)
 }
 
-/// Notes what the members of a policy should have from now on; `true` if anything new is to be asked for.
-fn want(wanted: &mut BTreeMap<String, Wanted>, members: &[&Job], generation: u64, now: Time) -> bool {
+/// Notes what the members of a policy should have from now on, by `plan`; `true` if anything new is to be asked for.
+fn want(
+    wanted: &mut BTreeMap<String, Wanted>,
+    members: &[&Job],
+    plan: &CheckedPlan,
+    generation: u64,
+    now: Time,
+) -> bool {
     // What was asked for and not answered, or accepted a moment ago, counts as if the pod had it: the list may not show it yet.
     let expected = |job: &Job| match wanted.get(&job.pod.uid) {
         Some(Wanted { progress: Asked::Pending, resize, .. }) => resize.to.over(job.pod.now),
@@ -426,7 +448,7 @@ fn want(wanted: &mut BTreeMap<String, Wanted>, members: &[&Job], generation: u64
         _ => job.pod.now,
     };
     let pods: Vec<PodOnNode> = members.iter().map(|j| PodOnNode { now: expected(j), ..j.pod.clone() }).collect();
-    let share = |job: &Job| job.verdict.as_ref().and_then(|v| v.target).map_or(0.0, |t| t.share.cpu.get());
+    let share = |job: &Job| plan.target(job.id).map_or(0.0, |t| t.share.cpu.get());
     let shares: Vec<(&PodOnNode, f64)> = pods.iter().zip(members).map(|(pod, job)| (pod, share(job))).collect();
     let mut changes: BTreeMap<usize, Resources> = resize::changes(&shares).into_iter().collect();
     for (i, (pod, job)) in pods.iter().zip(members).enumerate() {

@@ -112,7 +112,7 @@ impl World {
     fn tick(&mut self) -> Happened {
         self.clock += SECOND / 2;
         let now = self.now();
-        self.node.step(now)
+        self.node.step(now, None)
     }
 
     /// So many seconds in which every pod uses its equal part and reports as `loss` says.
@@ -422,7 +422,7 @@ fn a_wall_clock_that_jumps_expires_nothing() {
     for jump in [3_600_000_000_000i64, -3_600_000_000_000] {
         let unix_ns = w.now().unix_ns.checked_add_signed(jump).unwrap();
         w.clock += SECOND / 2;
-        w.node.step(Now { time: Time(w.clock), unix_ns });
+        w.node.step(Now { time: Time(w.clock), unix_ns }, None);
         assert_eq!(w.node.states().len(), 2);
         assert!(w.node.states().iter().all(|s| !s.reason.contains("silent")));
     }

@@ -8,7 +8,7 @@ use axum_server::tls_rustls::RustlsConfig;
 use gainshare_kube_api::resize::{Amounts, Bounds, Resources};
 use gainshare_kube_api::wire::{
     Answer, Collector, Mode, Outcome, OutcomeState, PodOnNode, PolicyKind, QosClass, ResizeState, SYNC_PATH, Settings,
-    Sync,
+    SyncRequest,
 };
 use gainshare_node_agent::{AgentConfig, run};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// A manager with one node and two pods.
 #[derive(Default)]
 struct Manager {
-    requests: Vec<Sync>,
+    requests: Vec<SyncRequest>,
     token: String,
     revision: u64,
     pods: Vec<PodOnNode>,
@@ -34,7 +34,7 @@ type Shared = Arc<Mutex<Manager>>;
 async fn sync(
     State(manager): State<Shared>,
     headers: HeaderMap,
-    Json(sync): Json<Sync>,
+    Json(sync): Json<SyncRequest>,
 ) -> Result<Json<Answer>, StatusCode> {
     let (answer, nothing_new) = {
         let mut m = manager.lock().unwrap();

@@ -1,181 +1,187 @@
-//! The manager: knows the cluster's pods and policies, tells agents what concerns their nodes, and resizes on their behalf.
+//! The operator of a cluster: it reads pods and policies, sends each node agent the list of its node's pods,
+//! resizes pods for the agents, and starts and moves training jobs.
 //!
-//! One manager leads (a Lease decides); others stand by. All that must survive it is on the objects: a manager that starts reads the cluster, waits
-//! for the agents' words, and goes on. If the API server is away, nothing is decided and nothing is lost: pods keep what they have, watches and
-//! agents ask again, and everything converges when it is back.
+//! **Problem.** All nodes of a cluster share one set of policies, and moves of jobs concern several nodes. Node
+//! agents have no rights at the API server, so one program must write for all of them.
+//!
+//! **How.** Two replicas run; the one that holds a Lease leads ([`state::lease`]). The leader keeps no state of
+//! its own that must survive it: everything is on the objects, so a new leader reads the cluster, waits for the
+//! agents' reports, and goes on. While the API server is away nothing is decided and nothing is lost: pods keep
+//! their resources, and watches and agents retry.
+//!
+//! **Properties.** No task of the process ends unnoticed: the process ends with it ([`tasks`]). Every write to
+//! an object carries the version it was decided on, so a replica that was stopped past its lease is refused by
+//! the API server.
 
 pub mod http;
 pub mod jobs;
 mod placement;
 mod shares;
 mod state;
+mod tasks;
 
-pub use placement::cluster::move_mark;
-pub use shares::notes::PodNote;
 pub use shares::release::release;
 
+use crate::http::peers::{Limits, Peers};
 use crate::http::tls::{Authority, TlsError};
-use axum_server::tls_rustls::RustlsConfig;
 use http::serve::Served;
-use kube::Client;
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::runtime::events::{Recorder, Reporter};
-use kube_lease_manager::LeaseManagerBuilder;
+use kube::{Api, Client};
 use state::lead::Leader;
+use state::lease::{self, Election};
 use state::metrics::Metrics;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tokio::task::JoinSet;
+use tasks::{Health, Tasks};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
 
-/// A leader renews its lease well within this time; a successor waits for it to run out.
-const LEASE_S: u64 = 15;
-const LEASE_GRACE_S: u64 = 5;
-
-/// How soon notes are written, where there is something new to note.
+/// How soon pods' notes are written after something changed.
 const NOTE_EVERY: Duration = Duration::from_millis(250);
 
-/// Statuses and notes are written at most this often, so that ten changes in a moment make one write.
+/// Policies' statuses are written at most this often, so that ten changes in a moment make one write.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
 
-/// How long writes rest after one failed: the API server is probably away.
+/// The pause after a write failed: the API server is probably away.
 const WRITE_PAUSE: Duration = Duration::from_secs(4);
 
-/// How often silence of agents is looked at.
+/// How often policies are checked for agents that fell silent.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// How long requests under way may take when the process is to end.
-const ENDING: Duration = Duration::from_secs(5);
+/// How long requests under way may take when the process ends.
+const ENDING: Duration = Duration::from_secs(6);
 
-/// Where and as whom the manager runs.
+/// The election renews every 2 s and gives up a request after 5 s.
+const ELECTION_QUIET: Duration = Duration::from_secs(30);
+
+/// The decision waits for at most a second, and a pass over a large cluster takes some seconds.
+const DECISION_QUIET: Duration = Duration::from_secs(120);
+
+/// The kubelet and some scrapers of metrics.
+const PLAIN_CONNECTIONS: usize = 128;
+
+/// Where and under which names the operator runs.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Its own namespace: lease, ConfigMap and the agents' ServiceAccount are there.
+    /// Its own namespace: the Lease, the ConfigMap and the node agents' ServiceAccount are there.
     pub namespace: String,
-    /// The pod's name, by which the Service finds the leader; absent outside a cluster.
+    /// The pod's name, which gets a label while it leads; absent outside a cluster.
     pub pod_name: Option<String>,
-    /// For agents and admission reviews, TLS.
+    /// For node agents and admission reviews, with TLS.
     pub listen: SocketAddr,
-    /// For health and metrics.
+    /// For health and metrics, as plain HTTP.
     pub plain_listen: SocketAddr,
-    /// Names by which it is reached.
+    /// The names in its certificate.
     pub server_names: Vec<String>,
     pub agent_account: String,
     pub lease: String,
-    /// The ConfigMap that publishes our certificate and holds the switch.
+    /// The ConfigMap that publishes the certificate and holds the switch.
     pub config_map: String,
-    /// The MutatingWebhookConfiguration to publish it in, too.
+    /// The MutatingWebhookConfiguration that publishes the certificate, too.
     pub webhook: Option<String>,
     /// Where the certificate authority may be kept; see [`Authority::load_or_make`].
     pub authority_folders: Vec<PathBuf>,
     /// For tests: the step of a training job at which the process ends.
     pub fail_at: crate::jobs::FailPoint,
-    /// The numbers of the policy `specon` for training jobs.
+    /// The parameters of the policy `specon` for training jobs.
     pub specon: gainshare_core::policy::Specon,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum ManagerError {
+pub enum OperatorError {
     #[error("cannot reach a cluster: {0}; run inside one, or set KUBECONFIG")]
     Config(#[from] kube::config::InferConfigError),
     #[error("the API server refused: {0}")]
     Api(#[from] kube::Error),
     #[error(transparent)]
     Tls(#[from] TlsError),
-    #[error(
-        "cannot hold the lease {lease}: {source}; the manager needs get, create and patch on leases in its namespace"
-    )]
-    Lease { lease: String, source: kube_lease_manager::LeaseManagerError },
     #[error("cannot listen on {address}: {source}")]
     Listen { address: SocketAddr, source: std::io::Error },
+    #[error("a task that must not end has ended: {0}; the process ends so that another one can take over")]
+    TaskEnded(String),
     #[error("{0}")]
     Unfinished(String),
 }
 
-/// A client for the cluster we are in, or that KUBECONFIG names. It does not repeat requests by itself: we do, knowing what they mean.
-pub async fn client() -> Result<Client, ManagerError> {
+/// A client for the cluster the process is in, or that KUBECONFIG names. It does not repeat requests: the
+/// callers do, because they know which requests may be repeated.
+pub async fn client() -> Result<Client, OperatorError> {
     let mut config = kube::Config::infer().await?;
     config.default_retry = false;
     config.connect_timeout = Some(Duration::from_secs(5));
     Ok(Client::try_from(config)?)
 }
 
-/// Runs until `end` resolves.
-pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) -> Result<(), ManagerError> {
-    let metrics = Arc::new(Metrics::new());
+/// Runs until `end` resolves, or until a task ends that must not.
+pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) -> Result<(), OperatorError> {
+    let (metrics, health) = (Arc::new(Metrics::new()), Health::new());
     let authority = Arc::new(Authority::load_or_make(&config.authority_folders)?);
-    let (leading, leading_seen) = tokio::sync::watch::channel(None::<Arc<Leader>>);
-    let (ending, ending_seen) = tokio::sync::watch::channel(false);
-    let served = Served { leading: leading_seen, metrics: metrics.clone(), ending: ending_seen };
+    let (leading, leading_seen) = watch::channel(None::<Arc<Leader>>);
+    let (ending, ending_seen) = watch::channel(false);
+    let served = Served::new(leading_seen, metrics.clone(), health.clone(), ending_seen.clone());
 
-    let secure = listen(config.listen)?;
-    let plain = listen(config.plain_listen)?;
-    let tls = RustlsConfig::from_config(authority.server_config(&config.server_names)?);
-    let handle = axum_server::Handle::new();
-    let secure_server = axum_server::from_tcp_rustls(secure, tls)
-        .map_err(|source| ManagerError::Listen { address: config.listen, source })?
-        .handle(handle.clone())
-        .serve(http::serve::secure(served.clone()).into_make_service());
-    let plain_server = axum_server::from_tcp(plain)
-        .map_err(|source| ManagerError::Listen { address: config.plain_listen, source })?
-        .handle(handle.clone())
-        .serve(http::serve::plain(served).into_make_service());
-    let mut servers = JoinSet::new();
-    servers.spawn(secure_server);
-    servers.spawn(plain_server);
+    let secure = listen(config.listen).await?;
+    let plain = listen(config.plain_listen).await?;
+    let tls = TlsAcceptor::from(authority.server_config(&config.server_names)?);
+    let peers = Peers::new(Limits::default());
+    let plain_peers = Peers::new(Limits { connections: PLAIN_CONNECTIONS, ..Limits::default() });
+    let mut listeners = Tasks::new(health.clone());
+    let router = http::serve::secure(served.clone());
+    let serve = http::listen::serve(secure, router, Some(tls), peers, metrics.clone(), ending_seen.clone());
+    // A listener waits for as long as no connection comes.
+    listeners.spawn_within("the listener for node agents", Duration::MAX, serve);
+    let router = http::serve::plain(served);
+    let serve = http::listen::serve(plain, router, None, plain_peers, metrics.clone(), ending_seen);
+    listeners.spawn_within("the listener for health and metrics", Duration::MAX, serve);
 
-    let lease_error = |source| ManagerError::Lease { lease: config.lease.clone(), source };
-    let identity = config.pod_name.clone().unwrap_or_else(|| format!("outside-{}", std::process::id()));
-    let lease = loop {
-        // Without an API server there is nothing to lead; the process waits rather than crashing in a loop.
-        let built = LeaseManagerBuilder::new(client.clone(), &config.lease)
-            .with_namespace(&config.namespace)
-            .with_identity(format!("{identity}-{}", started()))
-            .with_duration(LEASE_S)
-            .with_grace(LEASE_GRACE_S)
-            .with_field_manager(shares::write::FIELD_MANAGER)
-            .build()
-            .await;
-        match built {
-            Ok(lease) => break lease,
-            Err(error) => tracing::warn!(%error, "cannot reach the lease yet"),
-        }
-        tokio::time::sleep(Duration::from_secs(2)).await;
-    };
-    let (mut is_leader, lease_task) = lease.watch().await;
+    let (may_lead, mut is_leader) = watch::channel(false);
+    let (release, release_seen) = watch::channel(false);
+    let mut election = Tasks::new(health.clone());
+    let candidate = Election::new(lease::identity(config.pod_name.as_deref()));
+    let leases: Api<Lease> = Api::namespaced(client.clone(), &config.namespace);
+    let task = lease::run(leases, config.lease.clone(), candidate, may_lead, release_seen);
+    election.spawn_within("the election", ELECTION_QUIET, task);
+
     tokio::pin!(end);
-    loop {
-        if *is_leader.borrow_and_update() {
+    let ended = loop {
+        let mut tasks = if *is_leader.borrow_and_update() {
             tracing::info!("leading");
             metrics.leader.set(1);
-            let tasks = lead(&config, &client, &authority, &metrics, &leading);
-            tokio::select! {
-                () = &mut end => { stop(&leading, &metrics, tasks); break }
-                _ = is_leader.changed() => { stop(&leading, &metrics, tasks); tracing::warn!("no longer leading") }
-            }
+            lead(&config, &client, &authority, &metrics, &health, &leading)
         } else {
-            tokio::select! {
-                () = &mut end => break,
-                _ = is_leader.changed() => {}
-            }
+            Tasks::new(health.clone())
+        };
+        let ended = tokio::select! {
+            () = &mut end => Some(Ok(())),
+            what = tasks.ended() => Some(Err(OperatorError::TaskEnded(what))),
+            what = listeners.ended() => Some(Err(OperatorError::TaskEnded(what))),
+            what = election.ended() => Some(Err(OperatorError::TaskEnded(what))),
+            _ = is_leader.changed() => None,
+        };
+        drop(tasks);
+        metrics.leader.set(0);
+        if leading.send_replace(None).is_some() {
+            tracing::warn!("no longer leading");
         }
+        if let Some(ended) = ended {
+            break ended;
+        }
+    };
+    if let Err(error) = &ended {
+        tracing::error!(%error, "the process ends");
     }
-    // Readiness goes first, so that nobody new is sent here; then requests under way end; then the successor may begin.
+    // Readiness goes first, so that no new requests are sent here; then requests under way end; then a standby
+    // may lead.
     ending.send_replace(true);
-    handle.graceful_shutdown(Some(ENDING));
-    while servers.join_next().await.is_some() {}
-    drop(is_leader);
-    if let Ok(Err(source)) = lease_task.await {
-        return Err(lease_error(source));
-    }
+    listeners.finish(ENDING).await;
+    release.send_replace(true);
+    election.finish(ENDING).await;
     tracing::info!("ended; the lease is free");
-    Ok(())
-}
-
-fn stop(leading: &tokio::sync::watch::Sender<Option<Arc<Leader>>>, metrics: &Metrics, tasks: JoinSet<()>) {
-    leading.send_replace(None);
-    metrics.leader.set(0);
-    drop(tasks);
+    ended
 }
 
 /// Everything a leader does, as tasks that end when the set is dropped.
@@ -184,21 +190,25 @@ fn lead(
     client: &Client,
     authority: &Arc<Authority>,
     metrics: &Arc<Metrics>,
-    leading: &tokio::sync::watch::Sender<Option<Arc<Leader>>>,
-) -> JoinSet<()> {
+    health: &Arc<Health>,
+    leading: &watch::Sender<Option<Arc<Leader>>>,
+) -> Tasks {
     let writer = shares::write::Writer::new(client.clone(), metrics.clone());
     let reviewer = http::auth::Reviewer::new(client.clone(), &config.namespace, &config.agent_account);
     let leader = Arc::new(Leader::new(writer, reviewer, metrics.clone(), started()));
-    let mut tasks = JoinSet::new();
+    let mut tasks = Tasks::new(health.clone());
     state::watch::start(&mut tasks, &leader, client, &config.namespace, &config.config_map);
-    tasks.spawn(http::publish::run(config.clone(), client.clone(), authority.certificate_pem().to_owned()));
-    tasks.spawn(restore_loop(leader.clone()));
-    let reporter = Reporter { controller: "gainshare.dev/manager".to_owned(), instance: config.pod_name.clone() };
+    let publish = http::publish::run(config.clone(), client.clone(), authority.certificate_pem().to_owned());
+    tasks.spawn("the publication of the certificate", publish);
+    tasks.spawn("the restoration of pods", restore_loop(leader.clone()));
+    let reporter =
+        Reporter { controller: gainshare_kube_api::names::CONTROLLER.to_owned(), instance: config.pod_name.clone() };
     let recorder = Recorder::new(client.clone(), reporter);
-    tasks.spawn(placement::cluster::run(leader.clone(), config.specon));
+    let decision = placement::run::run(leader.clone(), config.specon);
+    tasks.spawn_within("the decision about training jobs", DECISION_QUIET, decision);
     crate::jobs::start(&mut tasks, &leader, client, recorder.clone(), config.fail_at.clone());
-    tasks.spawn(note_loop(leader.clone(), recorder.clone()));
-    tasks.spawn(write_loop(leader.clone(), client.clone(), recorder));
+    tasks.spawn("the writer of pods' notes", note_loop(leader.clone(), recorder.clone()));
+    tasks.spawn("the writer of policies' statuses", write_loop(leader.clone(), client.clone(), recorder));
     leading.send_replace(Some(leader));
     tasks
 }
@@ -213,7 +223,7 @@ async fn restore_loop(leader: Arc<Leader>) {
     }
 }
 
-/// Notes follow closely on the resizes they tell of, so that the pods are left in peace again soon.
+/// Notes follow soon after the resizes they describe: a kubelet acts later on a pod that has just changed.
 async fn note_loop(leader: Arc<Leader>, recorder: Recorder) {
     loop {
         tokio::time::sleep(NOTE_EVERY).await;
@@ -227,7 +237,7 @@ async fn write_loop(leader: Arc<Leader>, client: Client, recorder: Recorder) {
     let mut looked = Instant::now();
     loop {
         tokio::time::sleep(WRITE_EVERY).await;
-        // Nothing happening is also something to look at: agents may have fallen silent.
+        // Without a change policies are checked, too: an agent may have fallen silent.
         let _ = tokio::time::timeout(LOOK_EVERY, leader.work.notified()).await;
         if !leader.is_synced() {
             continue;
@@ -248,13 +258,13 @@ async fn write_loop(leader: Arc<Leader>, client: Client, recorder: Recorder) {
 fn count(leader: &Leader) {
     let shared: std::collections::BTreeSet<String> =
         leader.look(|world| world.all_shared().map(|pod| pod.uid.clone()).collect());
-    leader.contests.lock().expect("never poisoned").keep(|uid| shared.contains(uid));
+    leader.contests.lock().keep(|uid| shared.contains(uid));
     let (pods, blocked) = leader
         .look(|world| (world.all_shared().count(), world.all_shared().filter(|pod| pod.blocked.is_some()).count()));
     leader.metrics.pods.set(pods as i64);
     leader.metrics.blocked.set(blocked as i64);
     let now = Instant::now();
-    let mut agents = leader.agents.lock().expect("never poisoned");
+    let mut agents = leader.agents.lock();
     agents.forget_silent(now);
     leader.metrics.agents.set(agents.heard_count(now) as i64);
     for (category, number) in agents.counts(now) {
@@ -266,15 +276,11 @@ fn count(leader: &Leader) {
     }
 }
 
-/// Microseconds since 1970: names this start, and keeps its revisions apart from those of earlier ones.
+/// Microseconds since 1970: a leader's revisions differ from those of earlier leaders.
 fn started() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64
 }
 
-fn listen(address: SocketAddr) -> Result<std::net::TcpListener, ManagerError> {
-    let bound = std::net::TcpListener::bind(address).and_then(|listener| {
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    });
-    bound.map_err(|source| ManagerError::Listen { address, source })
+async fn listen(address: SocketAddr) -> Result<TcpListener, OperatorError> {
+    TcpListener::bind(address).await.map_err(|source| OperatorError::Listen { address, source })
 }

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use gainshare_core::model::Span;
 use gainshare_core::policy::{MoveRule, Policy, Specon};
-use gainshare_kube_api::crd::SharePolicy;
+use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::training_job::TrainingJob;
 use gainshare_operator::Config;
 use gainshare_operator::jobs::FailPoint;
@@ -42,28 +42,28 @@ pub struct OperatorArgs {
     /// Its own pod, which gets a label while it leads
     #[arg(long, env = "POD_NAME", value_name = "NAME")]
     pub pod_name: Option<String>,
-    /// Where agents and admission reviews come in, with TLS
+    /// Where node agents and admission reviews connect, with TLS
     #[arg(long, default_value = "0.0.0.0:8443", value_name = "ADDRESS")]
     pub listen: SocketAddr,
-    /// Where health and metrics are asked for
+    /// Where health and metrics are served, as plain HTTP
     #[arg(long, default_value = "0.0.0.0:8080", value_name = "ADDRESS")]
     pub plain_listen: SocketAddr,
-    /// Its Service, by whose names it is reached
-    #[arg(long, default_value = "gainshare-manager", value_name = "NAME")]
+    /// Its Service; the certificate has the Service's names
+    #[arg(long, default_value = "gainshare-operator", value_name = "NAME")]
     pub service: String,
-    /// Further names and addresses by which it is reached
+    /// Further names and addresses for the certificate
     #[arg(long, value_name = "NAME")]
     pub server_name: Vec<String>,
-    /// The ServiceAccount of the agents
+    /// The ServiceAccount of the node agents
     #[arg(long, default_value = "gainshare-agent", value_name = "NAME")]
     pub agent_account: String,
-    /// The Lease that decides who leads
-    #[arg(long, default_value = "gainshare-manager", value_name = "NAME")]
+    /// The Lease that decides which replica leads
+    #[arg(long, default_value = "gainshare-operator", value_name = "NAME")]
     pub lease: String,
     /// The ConfigMap in which its certificate is published
-    #[arg(long, default_value = "gainshare-manager", value_name = "NAME")]
+    #[arg(long, default_value = "gainshare-operator", value_name = "NAME")]
     pub config_map: String,
-    /// The MutatingWebhookConfiguration in which it is published, too
+    /// The MutatingWebhookConfiguration in which the certificate is published, too
     #[arg(long, value_name = "NAME")]
     pub webhook: Option<String>,
     /// Folders in which its certificate authority may be kept, the first that has one or can be written
@@ -75,7 +75,7 @@ pub struct OperatorArgs {
     /// SpeCon's alpha: a change of the loss below it, by its first value, counts as slow
     #[arg(long, value_name = "PART", default_value_t = Specon::default().alpha)]
     pub specon_alpha: f64,
-    /// Give every pod of the cluster its own values back and end, before an uninstall
+    /// Restore every pod's own resources, release training jobs, and end; for an uninstall
     #[arg(long)]
     pub release: bool,
 }
@@ -106,7 +106,7 @@ fn start_logging(default_filter: &str) {
 }
 
 fn run_operator(args: &OperatorArgs) -> Result<()> {
-    start_logging("info,kube_lease_manager=warn,kube_client=off,kube_runtime=error");
+    start_logging("info,kube_client=off,kube_runtime=error");
     let runtime = tokio::runtime::Runtime::new().context("cannot start the asynchronous runtime")?;
     runtime.block_on(run(args))
 }
@@ -117,7 +117,7 @@ async fn run(args: &OperatorArgs) -> Result<()> {
     let client = gainshare_operator::client().await?;
     if args.release {
         let count = gainshare_operator::release(&config, &client).await?;
-        println!("every pod has its own values ({count} were given back)");
+        println!("every pod has its own resources ({count} pods were restored)");
         return Ok(());
     }
     let mut term = signal(SignalKind::terminate())?;
@@ -135,6 +135,16 @@ async fn run(args: &OperatorArgs) -> Result<()> {
 fn specon(args: &OperatorArgs) -> Specon {
     let interval = Span(args.specon_interval.as_micros() as u64);
     Specon { alpha: args.specon_alpha, interval, ..Specon::default() }
+}
+
+/// Where the process ends, for tests that need an operator that dies at a known step. Release builds have no
+/// fail points, unless the feature `fail-points` is on.
+fn fail_point() -> FailPoint {
+    if cfg!(any(debug_assertions, feature = "fail-points")) {
+        FailPoint::at(std::env::var("GAINSHARE_FAIL_AT").ok())
+    } else {
+        FailPoint::default()
+    }
 }
 
 fn config(args: &OperatorArgs) -> Config {
@@ -157,8 +167,7 @@ fn config(args: &OperatorArgs) -> Config {
         config_map: args.config_map.clone(),
         webhook: args.webhook.clone(),
         authority_folders: args.authority.clone(),
-        // Not an option: nobody but a test wants a manager that dies.
-        fail_at: FailPoint::at(std::env::var("GAINSHARE_FAIL_AT").ok()),
+        fail_at: fail_point(),
         specon: specon(args),
     }
 }

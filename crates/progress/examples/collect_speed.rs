@@ -1,5 +1,5 @@
-//! What following jobs costs: nanoseconds a line of output for several kinds of it, and the part of a core that 50 jobs take which are polled
-//! once a second. Run with `--release`; prints one line for each.
+//! The cost of following jobs: lines a second for several kinds of output, and the part of a core that
+//! 50 jobs take which are polled once a second. Run with `--release`; prints one line for each.
 
 use gainshare_core::model::Time;
 use gainshare_progress::{Batch, Collector, CollectorState, MetricSpec, OutputParser, Pattern};
@@ -37,20 +37,33 @@ fn main() {
         let core = ns * 10_000.0 / 1e9 * 100.0;
         let per_byte = ns / text.len() as f64;
         println!(
-            "{kind:18} {ns:7.0} ns/line, {per_byte:4.1} ns/byte, {core:5.2} % of a core at 10,000 lines/s, {readings} readings"
+            "{kind:18} {:8.0} lines/s, {ns:7.0} ns/line, {per_byte:4.1} ns/byte, \
+             {core:5.2} % of a core at 10,000 lines/s, {readings} readings",
+            1e9 / ns
         );
     }
 
-    let pattern =
-        Pattern::new(r"(\w+\s?){1,40}(?P<value>[0-9.]+)x", "loss").expect("a legal pattern, though a costly one");
-    let mut parser = OutputParser::new(Some(pattern));
-    let input = "ab 1 ".repeat(1600) + "\n";
-    let start = Instant::now();
-    parser.feed(input.repeat(10).as_bytes(), &mut Batch::default());
-    println!(
-        "costly pattern     {:7.0} ns/byte on lines of 8 kB",
-        start.elapsed().as_nanos() as f64 / (10 * input.len()) as f64
-    );
+    for (kind, pattern, line) in [
+        ("usual pattern", r"step (?P<step>\d+) loss (?P<value>[0-9.]+)", "epoch 1 step 12 loss 0.25\n".to_owned()),
+        ("costly pattern", r"(\w+\s?){1,8}(?P<value>[0-9.]+)x", "ab 1 ".repeat(200) + "\n"),
+    ] {
+        let pattern = Pattern::new(pattern, "loss").expect("a legal pattern");
+        let mut parser = OutputParser::new(Some(pattern));
+        let input = line.repeat(1000);
+        let start = Instant::now();
+        let rounds = 20u32;
+        for second in 0..rounds {
+            parser.begin_round(Time::from_secs_f64(f64::from(second)));
+            parser.feed(input.as_bytes(), &mut Batch::default());
+        }
+        let matched = u64::from(rounds) * 1000 - parser.counters().rested_lines;
+        println!(
+            "{kind:18} {:8.0} ns for each line of {} bytes that was matched, {matched} of {} lines",
+            start.elapsed().as_nanos() as f64 / matched as f64,
+            line.len(),
+            rounds * 1000
+        );
+    }
 
     let folder = std::env::temp_dir().join(format!("gainshare-collect-speed-{}", std::process::id()));
     for i in 0..2000 {

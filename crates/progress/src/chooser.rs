@@ -1,253 +1,94 @@
-//! Which of a job's metrics is its evaluation function.
+//! Chooses which of a job's metrics is its evaluation function.
 //!
-//! **Problem.** Jobs report losses, accuracies, learning rates, gradient norms, speeds and memory side by side. Growth is measured on one of them, and
-//! changing it in the middle would look like a leap.
+//! **Problem.** Jobs report losses, accuracies, learning rates, gradient norms, speeds and memory
+//! side by side. Growth is measured on one of them, and a change in the middle would look like a
+//! leap.
 //!
-//! **How.** A metric that the job names is taken and nothing else. Otherwise names are split into words and ranked: training loss before
-//! validation loss before other losses, then other errors, then accuracies, then rewards. Everything about rates, norms, times, counts and
-//! memory has no rank. The first metric with a rank is chosen; during the first [`TRIAL_REPORTS`] readings a better one may still replace it.
+//! **How.** A metric that the job names is chosen, and no other. Otherwise the first metric with a
+//! rank ([`crate::ranking`]) is chosen; during the next [`TRIAL_READINGS`] readings a better-ranked
+//! metric may still replace it. A [`Goal`] without a name restricts the choice to metrics that
+//! improve in that direction: with `maximize` an accuracy is chosen although a loss is reported too.
+//! Growth itself is measured by the size of the change (as FlowCon defines it), so the direction
+//! decides which metric is followed and nothing else.
 //!
-//! **Properties.** *sticky*: after the trial the choice never changes. *named wins*: a named metric is never replaced.
+//! **Properties.** *sticky*: after the trial the choice never changes. *named wins*: a named metric
+//! is never replaced. Offering a name allocates nothing unless it is chosen.
 
+use crate::ranking::{self, Goal, Rank};
 use serde::{Deserialize, Serialize};
 
-/// Readings after the first choice during which a better-ranked metric may replace it. One line or one summary of any framework has fewer.
-const TRIAL_REPORTS: u32 = 20;
+/// Readings after the first choice during which a better-ranked metric may replace it. One line or
+/// one summary of any framework has fewer.
+const TRIAL_READINGS: u32 = 20;
 
-/// Whether the job wants its metric to fall or to rise.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Goal {
-    Minimise,
-    Maximise,
-}
-
-/// Picks the metric; see the module documentation.
+/// Chooses the metric; see the module documentation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Chooser {
+    /// In canonical form.
     named: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    goal: Option<Goal>,
     chosen: Option<String>,
-    reports: u32,
+    #[serde(rename = "reports")]
+    readings: u32,
 }
 
-/// What [`Chooser::offer`] thinks of a reading.
+/// What [`Chooser::offer`] decided about a reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// It belongs to the chosen metric.
+pub enum Selection {
+    /// The reading belongs to the chosen metric.
     Take,
-    /// It is the first of a newly chosen metric: earlier ones belong to another and should be forgotten.
+    /// The reading is the first of a newly chosen metric. Earlier readings belong to another one.
     TakeAndForget,
-    /// It belongs to some other metric.
+    /// The reading belongs to another metric.
     Ignore,
 }
 
 impl Chooser {
-    /// `named`: what the job calls its evaluation function, if it says.
-    pub fn new(named: Option<&str>) -> Chooser {
-        Chooser { named: named.map(canonical), ..Chooser::default() }
+    /// `named`: the metric that the job names as its evaluation function, if any. `goal`: the
+    /// direction in which it wants its metric to go, if it says.
+    pub fn new(named: Option<&str>, goal: Option<Goal>) -> Chooser {
+        Chooser { named: named.map(ranking::canonical), goal, ..Chooser::default() }
     }
 
-    /// The metric chosen, as the job writes it.
+    /// The chosen metric, as the job writes it.
     pub fn metric(&self) -> Option<&str> {
         self.chosen.as_deref()
     }
 
-    /// Whether the chosen metric should fall or rise, as far as its name tells; what is unknown is taken for a loss.
-    pub fn goal(&self) -> Goal {
-        match self.chosen.as_deref().and_then(rank) {
-            Some(rank) if rank >= RISING => Goal::Maximise,
-            _ => Goal::Minimise,
-        }
-    }
-
-    /// Looks at the name of a reading.
-    pub fn offer(&mut self, metric: &str) -> Verdict {
-        if let Some(chosen) = &self.chosen {
-            self.reports = self.reports.saturating_add(1);
-            if chosen == metric {
-                return Verdict::Take;
-            }
-            let better = self.named.is_none() && self.reports <= TRIAL_REPORTS && {
-                let (new, old) = (rank(metric), rank(chosen));
-                new.is_some_and(|new| old.is_none_or(|old| new < old))
-            };
-            if !better {
-                return Verdict::Ignore;
+    /// Decides about a reading by the name of its metric.
+    pub fn offer(&mut self, metric: &str) -> Selection {
+        let Some(chosen) = &self.chosen else {
+            if !self.is_candidate(metric) {
+                return Selection::Ignore;
             }
             self.chosen = Some(metric.to_string());
-            return Verdict::TakeAndForget;
-        }
-        let fits = match &self.named {
-            Some(name) => canonical(metric) == *name,
-            None => rank(metric).is_some(),
+            return Selection::Take;
         };
-        if !fits {
-            return Verdict::Ignore;
+        self.readings = self.readings.saturating_add(1);
+        if chosen == metric {
+            return Selection::Take;
+        }
+        let on_trial = self.named.is_none() && self.readings <= TRIAL_READINGS;
+        let better = on_trial && self.rank(metric).is_some_and(|new| self.rank(chosen).is_none_or(|old| new < old));
+        if !better {
+            return Selection::Ignore;
         }
         self.chosen = Some(metric.to_string());
-        Verdict::Take
+        Selection::TakeAndForget
     }
 
     /// Whether a metric of this name could be the job's evaluation function.
-    pub fn would_take(&self, metric: &str) -> bool {
+    pub fn is_candidate(&self, metric: &str) -> bool {
         match &self.named {
-            Some(name) => canonical(metric) == *name,
-            None => rank(metric).is_some(),
+            Some(name) => ranking::is_canonical_of(name, metric),
+            None => self.rank(metric).is_some(),
         }
     }
-}
 
-/// Names that differ only in case or in what joins their words are the same name.
-fn canonical(name: &str) -> String {
-    words(name).join("_")
-}
-
-/// Splits `trainLoss`, `train/loss`, `Train Loss` alike into lower-case words.
-fn words(name: &str) -> Vec<String> {
-    let mut out: Vec<String> = Vec::new();
-    let mut word = String::new();
-    let mut lower_before = false;
-    for c in name.chars() {
-        if !c.is_alphanumeric() || (c.is_uppercase() && lower_before) {
-            if !word.is_empty() {
-                out.push(std::mem::take(&mut word));
-            }
-            if !c.is_alphanumeric() {
-                lower_before = false;
-                continue;
-            }
-        }
-        lower_before = c.is_lowercase() || c.is_ascii_digit();
-        word.extend(c.to_lowercase());
+    fn rank(&self, metric: &str) -> Option<Rank> {
+        ranking::rank(metric).filter(|rank| self.goal.is_none_or(|goal| goal == rank.goal()))
     }
-    if !word.is_empty() {
-        out.push(word);
-    }
-    out
-}
-
-/// Ranks from here on should rise.
-const RISING: u32 = 100;
-
-/// The lower, the better suited; `None` for what is no evaluation function.
-fn rank(name: &str) -> Option<u32> {
-    // Most names of a flood are short and plain; nothing is built for those that cannot match.
-    const NEVER: [&str; 34] = [
-        "lr",
-        "rate",
-        "grad",
-        "gradient",
-        "norm",
-        "time",
-        "eta",
-        "sec",
-        "secs",
-        "seconds",
-        "ms",
-        "mem",
-        "memory",
-        "gb",
-        "mb",
-        "mib",
-        "gib",
-        "speed",
-        "throughput",
-        "samples",
-        "tokens",
-        "scale",
-        "scaler",
-        "weight",
-        "coef",
-        "coeff",
-        "runtime",
-        "momentum",
-        "wd",
-        "decay",
-        "steps",
-        "epochs",
-        "temperature",
-        "beta",
-    ];
-    let words = words(name);
-    let has = |list: &[&str]| words.iter().any(|w| list.contains(&w.as_str()));
-    if has(&NEVER) {
-        return None;
-    }
-    let held_out = has(&["val", "valid", "validation", "eval", "evaluation", "test", "dev"]);
-    let plain = words.iter().all(|w| {
-        ["loss", "train", "training", "epoch", "batch", "avg", "mean", "average", "total"].contains(&w.as_str())
-    });
-    let best = has(&["best", "min", "max"]);
-    let is_loss = words.iter().any(|w| w == "loss" || w == "losses" || (w.ends_with("loss") && w.len() <= 12));
-    const ERRORS: [&str; 16] = [
-        "nll",
-        "perplexity",
-        "ppl",
-        "mse",
-        "rmse",
-        "mae",
-        "mape",
-        "cost",
-        "elbo",
-        "error",
-        "err",
-        "bpc",
-        "bpb",
-        "wer",
-        "cer",
-        "kl",
-    ];
-    const SCORES: [&str; 22] = [
-        "accuracy",
-        "acc",
-        "acc1",
-        "acc5",
-        "top1",
-        "top5",
-        "f1",
-        "auc",
-        "auroc",
-        "bleu",
-        "rouge",
-        "iou",
-        "miou",
-        "map",
-        "map50",
-        "mrr",
-        "precision",
-        "recall",
-        "r2",
-        "dice",
-        "psnr",
-        "ssim",
-    ];
-    const REWARDS: [&str; 4] = ["reward", "return", "score", "fitness"];
-    let base = if is_loss {
-        match words.as_slice() {
-            [only] if only == "loss" => 0,
-            [a, b] if (a == "train" || a == "training") && b == "loss" => 1,
-            [a, b] if a == "loss" && (b == "train" || b == "training") => 2,
-            _ if plain => 3,
-            _ if held_out => 10,
-            _ => 20,
-        }
-    } else if has(&ERRORS) {
-        40
-    } else if words.iter().any(|w| SCORES.contains(&w.as_str()) || w.ends_with("accuracy")) {
-        RISING
-    } else if has(&REWARDS) {
-        RISING + 40
-    } else {
-        return None;
-    };
-    let held_out_later = if held_out && base != 10 { 5 } else { 0 };
-    // A best value so far is a staircase: usable, but only when there is nothing else.
-    Some(base + held_out_later + if best { 15 } else { 0 })
-}
-
-/// Whether a name is a metric beyond doubt, whatever stands around it.
-pub(super) fn is_metric_word(name: &str) -> bool {
-    rank(name).is_some()
 }
 
 #[cfg(test)]
@@ -255,71 +96,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranking_follows_what_trainers_print() {
-        let order = [
-            "loss",
-            "train/loss",
-            "Loss/train",
-            "epoch_loss",
-            "val_loss",
-            "cls_loss",
-            "best_val_loss",
-            "mse",
-            "val_mse",
-            "accuracy",
-            "val_accuracy",
-            "episode_reward",
-        ];
-        let ranks: Vec<_> = order.iter().map(|n| rank(n).unwrap_or_else(|| panic!("{n} has no rank"))).collect();
-        assert!(ranks.windows(2).all(|w| w[0] < w[1]), "{ranks:?}");
-        for ignored in [
-            "lr",
-            "learning_rate",
-            "grad_norm",
-            "epoch",
-            "step",
-            "it/s",
-            "eta",
-            "train_runtime",
-            "loss_scale",
-            "gpu_mem",
-            "time",
-            "v_num",
-            "train_samples_per_second",
-            "seed",
-            "lossless",
-            "localhost",
-        ] {
-            assert_eq!(rank(ignored), None, "{ignored}");
-        }
-        assert_eq!(rank("trainLoss"), rank("train_loss"));
-        assert_eq!(rank("Train Loss"), rank("train-loss"));
-    }
-
-    #[test]
     fn sticky() {
-        let mut c = Chooser::new(None);
-        assert_eq!(c.offer("lr"), Verdict::Ignore);
-        assert_eq!(c.offer("val_loss"), Verdict::Take);
-        assert_eq!(c.offer("accuracy"), Verdict::Ignore);
-        assert_eq!(c.offer("loss"), Verdict::TakeAndForget);
-        for _ in 0..TRIAL_REPORTS {
-            assert_eq!(c.offer("loss"), Verdict::Take);
+        let mut c = Chooser::new(None, None);
+        assert_eq!(c.offer("lr"), Selection::Ignore);
+        assert_eq!(c.offer("val_loss"), Selection::Take);
+        assert_eq!(c.offer("accuracy"), Selection::Ignore);
+        assert_eq!(c.offer("loss"), Selection::TakeAndForget);
+        for _ in 0..TRIAL_READINGS {
+            assert_eq!(c.offer("loss"), Selection::Take);
         }
-        let mut c = Chooser::new(None);
+        let mut c = Chooser::new(None, None);
         c.offer("val_loss");
-        for _ in 0..TRIAL_REPORTS {
+        for _ in 0..TRIAL_READINGS {
             c.offer("val_loss");
         }
-        assert_eq!(c.offer("loss"), Verdict::Ignore, "too late");
+        assert_eq!(c.offer("loss"), Selection::Ignore, "too late");
     }
 
     #[test]
     fn named_wins() {
-        let mut c = Chooser::new(Some("Val Acc"));
-        assert_eq!(c.offer("loss"), Verdict::Ignore);
-        assert_eq!(c.offer("val_acc"), Verdict::Take);
-        assert_eq!(c.offer("loss"), Verdict::Ignore);
-        assert_eq!((c.metric(), c.goal()), (Some("val_acc"), Goal::Maximise));
+        let mut c = Chooser::new(Some("Val Acc"), Some(Goal::Minimize));
+        assert_eq!(c.offer("loss"), Selection::Ignore);
+        assert_eq!(c.offer("val_acc"), Selection::Take);
+        assert_eq!(c.offer("loss"), Selection::Ignore);
+        assert_eq!(c.metric(), Some("val_acc"));
+    }
+
+    #[test]
+    fn the_goal_decides_between_loss_and_accuracy() {
+        let choice = |goal| {
+            let mut c = Chooser::new(None, goal);
+            for metric in ["loss", "lr", "val_accuracy", "accuracy"] {
+                c.offer(metric);
+            }
+            c.metric().map(str::to_owned)
+        };
+        assert_eq!(choice(None).as_deref(), Some("loss"));
+        assert_eq!(choice(Some(Goal::Minimize)).as_deref(), Some("loss"));
+        assert_eq!(choice(Some(Goal::Maximize)).as_deref(), Some("accuracy"));
+    }
+
+    #[test]
+    fn states_of_earlier_versions_are_readable() {
+        let old = r#"{"named":"val_acc","chosen":"Val Acc","reports":7}"#;
+        let mut c: Chooser = serde_json::from_str(old).unwrap();
+        assert_eq!(c.metric(), Some("Val Acc"));
+        assert_eq!(c.offer("Val Acc"), Selection::Take);
     }
 }

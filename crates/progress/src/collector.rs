@@ -1,32 +1,40 @@
-//! All ways of one job together.
+//! All sources of one job together.
 //!
-//! **How.** A driver hands over what comes by itself (output, pushes, the answers of an endpoint) and calls [`Collector::poll`] about once a second, which
-//! looks at files. Each call gives an [`Update`]: readings of the one metric that is the job's evaluation function, and the job's progress.
+//! **How.** A driver hands over what arrives by itself (output, pushes, the answers of an endpoint)
+//! and calls [`Collector::poll`] about once a second, which reads files. Each call gives an
+//! [`Update`]: readings of the one metric that is the job's evaluation function, and the job's
+//! progress. Drivers use the collector through [`crate::GuardedCollector`].
 //!
-//! **Which way.** The job's [`MetricSpec`] names one, or the first in the order of [`Source`] that reports a metric worth having. A better one
-//! may still take over during the first [`SETTLE`], and any other after the chosen one was silent for [`SILENCE`]; then
-//! [`Update::forget`] tells that earlier values belong to something else. A metrics file that was found by itself is only taken if the
-//! output says nothing, because nobody knows whose it is where several jobs share a folder; event files name their writer, see
+//! **Which source.** The job's [`MetricSpec`] names one; otherwise the first in the order of
+//! [`Source`] that reports a suitable metric is chosen. A better one may still take over during the
+//! first [`SETTLE`], and any other after the chosen one was silent for [`SILENCE`]; then
+//! [`Update::forget`] says that earlier values belong to something else. A metrics file that was
+//! found by itself is used only if the output reports nothing, because its name does not tell which
+//! of several jobs in a folder writes it. Event files name their writer, see
 //! [`Collector::own_pids`].
 //!
-//! **Properties.** No call blocks. A job that floods us costs at most [`OUTPUT_BYTES_PER_S`] of parsing and is given at most
-//! [`MAX_READINGS`] readings a call; the rest of its output is dropped and counted, the rest of its files waits. [`Collector::state`] after a call,
-//! kept together with that call's update, lets a restarted daemon go on without losing or doubling a reading.
+//! **Properties.** No call blocks. A job that floods its output costs at most
+//! [`OUTPUT_BYTES_PER_S`] of parsing and gets at most [`MAX_READINGS`] readings a call; the rest of
+//! its output is dropped and counted, the rest of its files waits. [`Collector::state`] after a call,
+//! stored together with the update of that call, lets a restarted daemon continue without losing or
+//! doubling a reading.
 
-use super::beneath::Root;
-use super::discover;
-use super::metrics_file::{FileState, MetricsFile};
-use super::output::{OutputParser, OutputState};
-use super::prometheus::{self, Endpoint, FetchError};
-use super::push::{self, PushError};
-use super::spec::{MetricSpec, MetricSpecError, Source};
-use super::tail::Position;
-use super::tensorboard::EventFiles;
-use super::{Batch, Chooser, Counters, Goal, Progress, Reading, Verdict};
+use crate::chooser::{Chooser, Selection};
+use crate::discover;
+use crate::metrics_file::{FileState, MetricsFile};
+use crate::output::{OutputParser, OutputState};
+use crate::prometheus::{self, Endpoint, FetchError};
+use crate::push::{self, PushError};
+use crate::reading::{Batch, Counters, Progress, Reading};
+use crate::root::Root;
+use crate::spec::{MetricSpec, MetricSpecError, Source};
+use crate::stored_path::StoredPath;
+use crate::tail::Position;
+use crate::tensorboard::EventFiles;
 use gainshare_core::model::{Span, Time};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -36,18 +44,19 @@ const SETTLE: Span = Span::from_secs(60);
 /// After this long without a reading any other source may take over.
 const SILENCE: Span = Span::from_secs(600);
 
-/// A metrics file found by itself is ignored this long, so that the job's own output can speak first.
+/// A metrics file found by itself is ignored this long, so that the job's output comes first.
 const FILE_AFTER: Span = Span::from_secs(15);
 
-/// Output beyond this is dropped. 10,000 lines of 200 bytes a second are still read.
+/// Output beyond this is dropped. 10,000 lines of 200 bytes a second are read.
 const OUTPUT_BYTES_PER_S: u64 = 2 << 20;
 
 /// Readings in one update.
 const MAX_READINGS: usize = 256;
 
-/// Time between two looks through the job's folder; it doubles from the first to the second while nothing is found.
-const FIRST_LOOK: Span = Span::from_secs(2);
-const LAST_LOOK: Span = Span::from_secs(60);
+/// Time between two scans of the job's folder. It doubles from the first value to the second while
+/// nothing is found.
+const MIN_SCAN_PACE: Span = Span::from_secs(2);
+const MAX_SCAN_PACE: Span = Span::from_secs(60);
 
 /// Time between two fetches of an endpoint.
 const FETCH_EVERY: Span = Span::from_secs(2);
@@ -55,20 +64,20 @@ const FETCH_EVERY: Span = Span::from_secs(2);
 /// Process ids remembered to know a job's own event files.
 const MAX_PIDS: usize = 4096;
 
-/// What one call found.
+/// The result of one call.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Update {
     /// Readings of the job's evaluation function, oldest first.
     pub readings: Vec<Reading>,
-    /// The latest word on how far the job is.
+    /// How far the job is, if it reported that.
     pub progress: Option<Progress>,
-    /// The readings are of another metric or source than all before: forget those.
+    /// The readings are of another metric or source than all before; those are to be forgotten.
     pub forget: bool,
 }
 
 impl Update {
-    /// Adds what was found after it.
-    fn then(&mut self, later: Update) {
+    /// Appends the result of a later call.
+    fn append(&mut self, later: Update) {
         if later.forget {
             self.readings.clear();
         }
@@ -78,16 +87,20 @@ impl Update {
     }
 }
 
-/// What must be kept to go on after a restart. Small: a few kilobytes at most, mostly the beginning of a line.
+/// The stored state of a [`Collector`]. Small: a few kilobytes at most, mostly the beginning of a
+/// line.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CollectorState {
     chooser: Chooser,
-    source: Option<Source>,
+    pub(crate) source: Option<Source>,
     output: OutputState,
-    events: BTreeMap<PathBuf, Position>,
-    file: Option<(PathBuf, FileState)>,
-    counters: Counters,
+    events: BTreeMap<StoredPath, Position>,
+    file: Option<(StoredPath, FileState)>,
+    pub(crate) counters: Counters,
+    /// The source whose collector panicked. A job with such a state is not read any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) switched_off: Option<Source>,
 }
 
 /// Follows one job; see the module documentation.
@@ -97,27 +110,29 @@ pub struct Collector {
     endpoint: Option<Endpoint>,
     root: Option<Arc<Root>>,
     started: SystemTime,
+    /// The source that is being read: the one to blame for a panic.
+    reading: Source,
     chooser: Chooser,
     source: Option<Source>,
     chosen_at: Option<Time>,
-    heard_at: Option<Time>,
+    last_reading_at: Option<Time>,
     first_call: Option<Time>,
     output: OutputParser,
     output_allowance: Allowance,
     events: Option<EventFiles>,
     file: Option<MetricsFile>,
     pids: BTreeSet<u32>,
-    next_look: Time,
-    look_every: Span,
+    next_scan: Time,
+    scan_pace: Span,
     next_fetch: Time,
     last_fetched: BTreeMap<String, (f64, Option<u64>)>,
-    /// Counted by what no longer exists, or by this module itself.
+    /// Counts of earlier daemons and of this module itself.
     counters: Counters,
 }
 
 impl Collector {
-    /// `folder` is where the job may write (its working directory), if it has one that we can read; `started` when it began, by the wall clock,
-    /// since that is what files are stamped with.
+    /// `folder` is where the job may write (its working directory), if it has one that is readable.
+    /// `started` is when the job began, by the wall clock, which also stamps files.
     pub fn new(
         spec: &MetricSpec,
         folder: Option<&Path>,
@@ -128,7 +143,8 @@ impl Collector {
         let pattern = spec.compiled_pattern()?;
         let root = folder.and_then(|f| Root::open(f).ok()).map(Arc::new);
         let fresh = state == CollectorState::default();
-        let events = root.clone().map(|root| EventFiles::new(root, state.events));
+        let positions = state.events.into_iter().map(|(path, position)| (path.0, position)).collect();
+        let events = root.clone().map(|root| EventFiles::new(root, positions));
         if let (Some(root), Some(path)) = (&root, &spec.path)
             && root.relative(Path::new(path)).is_none()
         {
@@ -136,32 +152,36 @@ impl Collector {
         }
         let named = spec.path.as_deref().filter(|_| spec.source == Source::File).map(Path::new);
         let file = root.as_ref().and_then(|root| {
-            let (path, kept) = match (state.file, named) {
-                (Some((path, kept)), _) => (path, kept),
+            let (path, stored) = match (state.file, named) {
+                (Some((path, stored)), _) => (path.0, stored),
                 (None, Some(path)) => (root.relative(path)?.to_path_buf(), FileState::default()),
                 (None, None) => return None,
             };
-            Some(MetricsFile::new(root.clone(), &path, pattern.clone(), kept))
+            let pattern = pattern.clone().filter(|_| spec.source == Source::File);
+            Some(MetricsFile::new(root.clone(), &path, pattern, stored))
         });
         let mut spec = spec.clone();
-        // A pattern is about output unless the job says otherwise.
+        // A pattern is for the output unless the job names a file. It is never used for both, so that
+        // the job has one budget of CPU time.
         if spec.source == Source::Auto && spec.pattern.is_some() {
             spec.source = Source::Output;
         }
+        let pattern = pattern.filter(|_| spec.source != Source::File);
         Ok(Collector {
             endpoint: spec.url.as_deref().map(Endpoint::parse).transpose()?,
-            chooser: if fresh { Chooser::new(spec.name.as_deref()) } else { state.chooser },
+            chooser: if fresh { Chooser::new(spec.name.as_deref(), spec.goal) } else { state.chooser },
+            reading: spec.source,
             source: state.source,
             chosen_at: None,
-            heard_at: None,
+            last_reading_at: None,
             first_call: None,
             output: OutputParser::resume(pattern, state.output),
             output_allowance: Allowance::default(),
             events,
             file,
             pids: BTreeSet::new(),
-            next_look: Time::ZERO,
-            look_every: FIRST_LOOK,
+            next_scan: Time::ZERO,
+            scan_pace: MIN_SCAN_PACE,
             next_fetch: Time::ZERO,
             last_fetched: BTreeMap::new(),
             counters: state.counters,
@@ -171,19 +191,20 @@ impl Collector {
         })
     }
 
-    /// What to keep; valid for what was handed out so far.
+    /// The state to store; it belongs to everything that was handed out so far.
     pub fn state(&self) -> CollectorState {
         CollectorState {
             chooser: self.chooser.clone(),
             source: self.source,
             output: self.output.state().clone(),
-            events: self.events.as_ref().map(EventFiles::positions).unwrap_or_default(),
-            file: self.file.as_ref().map(|f| (f.path().to_path_buf(), f.state())),
+            events: self.events.iter().flat_map(EventFiles::positions).map(|(p, at)| (StoredPath(p), at)).collect(),
+            file: self.file.as_ref().map(|f| (StoredPath(f.path().to_path_buf()), f.state())),
             counters: self.counters(),
+            switched_off: None,
         }
     }
 
-    /// Where the readings come from, once something was found.
+    /// The source of the readings, once there is one.
     pub fn source(&self) -> Option<Source> {
         self.source
     }
@@ -193,8 +214,22 @@ impl Collector {
         self.chooser.metric()
     }
 
-    pub fn goal(&self) -> Goal {
-        self.chooser.goal()
+    /// The source that is being read, or was read last.
+    pub(crate) fn reading(&self) -> Source {
+        self.reading
+    }
+
+    /// Begins a round: the CPU budget of the job's pattern for the following calls is set.
+    pub fn begin_round(&mut self, now: Time) {
+        self.output.begin_round(now);
+        if let Some(file) = &mut self.file {
+            file.begin_round(now);
+        }
+    }
+
+    /// A sentence for people, if something about the job's settings needs their attention.
+    pub fn note(&self) -> Option<String> {
+        self.output.note().or_else(|| self.file.as_ref().and_then(MetricsFile::note))
     }
 
     /// What was refused or dropped.
@@ -206,8 +241,9 @@ impl Collector {
         all
     }
 
-    /// Tells which processes are the job's, so that it is not given the event files of a neighbour in the same folder. To be called before
-    /// each poll; as long as none is known, every event file below the folder is taken for the job's own.
+    /// Sets which processes are the job's, so that the event files of a neighbour in the same folder
+    /// are left out. To be called before each poll. While none is known, every event file below the
+    /// folder counts as the job's own.
     pub fn own_pids(&mut self, pids: impl IntoIterator<Item = u32>) {
         for pid in pids {
             if self.pids.len() < MAX_PIDS {
@@ -218,6 +254,7 @@ impl Collector {
 
     /// Takes the next bytes that the job printed.
     pub fn output(&mut self, now: Time, bytes: &[u8]) -> Update {
+        self.reading = Source::Output;
         let allowed = self.output_allowance.take(now, bytes.len());
         let mut batch = Batch::default();
         self.output.feed(&bytes[..allowed], &mut batch);
@@ -227,11 +264,13 @@ impl Collector {
 
     /// Takes the body of a push.
     pub fn pushed(&mut self, now: Time, body: &[u8]) -> Result<Update, PushError> {
+        self.reading = Source::Push;
         let batch = push::parse(body, &mut self.counters)?;
         Ok(self.accept(now, Source::Push, batch))
     }
 
-    /// The endpoint to ask now, if it is time; its answer goes to [`Self::fetched`]. Asking blocks, so it belongs on another thread.
+    /// The endpoint to ask now, if it is time; its answer goes to [`Self::fetched`]. Asking blocks, so
+    /// it belongs on another thread.
     pub fn fetch_due(&mut self, now: Time) -> Option<Endpoint> {
         if self.endpoint.is_none() || now < self.next_fetch {
             return None;
@@ -240,10 +279,11 @@ impl Collector {
         self.endpoint.clone()
     }
 
-    /// Takes an endpoint's answer. What did not change since the last answer is not reported again: the job has not spoken.
+    /// Takes an endpoint's answer. A value that did not change since the last answer is no new report.
     pub fn fetched(&mut self, now: Time, answer: Result<Vec<u8>, FetchError>) -> Update {
+        self.reading = Source::Prometheus;
         let Ok(body) = answer else {
-            self.counters.failures += 1;
+            self.count_failure();
             return Update::default();
         };
         let mut batch = prometheus::parse(&body, &mut self.counters);
@@ -253,44 +293,51 @@ impl Collector {
         self.accept(now, Source::Prometheus, batch)
     }
 
-    /// Looks at files: those that are followed at each call, the folder now and then.
+    /// Reads files: those that are followed at each call, the folder now and then.
     pub fn poll(&mut self, now: Time) -> Update {
         self.first_call.get_or_insert(now);
-        if now >= self.next_look {
-            self.look(now);
+        if now >= self.next_scan {
+            self.scan_folder(now);
         }
         self.read_files(now, false)
     }
 
-    /// The job is over: last lines count even without their end.
+    /// The job has ended: a bounded piece of its files is read, and last lines count even without
+    /// their end.
     pub fn finish(&mut self, now: Time) -> Update {
         self.first_call.get_or_insert(now);
-        self.look(now);
+        self.scan_folder(now);
         let mut update = self.read_files(now, true);
         let mut batch = Batch::default();
+        self.reading = Source::Output;
         self.output.finish(&mut batch);
-        update.then(self.accept(now, Source::Output, batch));
+        update.append(self.accept(now, Source::Output, batch));
         update
     }
 
     fn read_files(&mut self, now: Time, last: bool) -> Update {
         let mut batch = Batch::default();
+        self.reading = Source::Tensorboard;
         if let Some(events) = &mut self.events {
             events.poll(MAX_READINGS, &mut batch);
         }
         let mut update = self.accept(now, Source::Tensorboard, batch);
         let mut batch = Batch::default();
+        self.reading = Source::File;
         if let Some(file) = &mut self.file {
             let read = if last { file.finish(&mut batch) } else { file.poll(MAX_READINGS, &mut batch) };
-            self.counters.failures += u64::from(read.is_err());
+            if read.is_err() {
+                self.count_failure();
+            }
         }
-        update.then(self.accept(now, Source::File, batch));
+        update.append(self.accept(now, Source::File, batch));
         update
     }
 
-    /// Looks through the job's folder for files to follow.
-    fn look(&mut self, now: Time) {
-        self.next_look = now + self.look_every;
+    /// Searches the job's folder for files to follow.
+    fn scan_folder(&mut self, now: Time) {
+        self.next_scan = now + self.scan_pace;
+        self.reading = Source::Tensorboard;
         let wants_events = matches!(self.spec.source, Source::Auto | Source::Tensorboard);
         let (Some(root), Some(events)) = (&self.root, &mut self.events) else { return };
         if !wants_events {
@@ -298,20 +345,17 @@ impl Collector {
         }
         let under = self.spec.path.as_deref().filter(|_| self.spec.source == Source::Tensorboard).map(Path::new);
         let Some(under) = root.relative(under.unwrap_or(Path::new(""))) else {
-            self.counters.failures += 1;
+            self.count_failure();
             return;
         };
-        let found = discover::look(root, under, self.started);
-        let before = events.positions().len();
+        let found = discover::scan(root, under, self.started);
+        let mut is_news = false;
         for path in found.events {
             let foreign = self.spec.source == Source::Auto
                 && !self.pids.is_empty()
                 && discover::writer_pid(&path).is_some_and(|pid| !self.pids.contains(&pid));
-            if !foreign {
-                events.found(&path);
-            }
+            is_news |= !foreign && events.follow(&path);
         }
-        let news = events.positions().len() > before;
         let waited = self.first_call.is_some_and(|first| now.since(first) >= FILE_AFTER);
         if self.spec.source == Source::Auto
             && self.file.is_none()
@@ -321,36 +365,41 @@ impl Collector {
         {
             self.file = Some(MetricsFile::new(root.clone(), path, None, FileState::default()));
         }
-        self.look_every = if news { FIRST_LOOK } else { Span(self.look_every.0 * 2).min(LAST_LOOK) };
+        self.scan_pace = if is_news { MIN_SCAN_PACE } else { Span(self.scan_pace.0 * 2).min(MAX_SCAN_PACE) };
     }
 
-    /// Decides whether `source` is the one that counts, and what of `batch` is of the job's evaluation function.
+    fn count_failure(&mut self) {
+        self.counters.failures = self.counters.failures.saturating_add(1);
+    }
+
+    /// Decides whether `source` is the one that counts, and which readings of `batch` are of the job's
+    /// evaluation function.
     fn accept(&mut self, now: Time, source: Source, batch: Batch) -> Update {
         let mut update = Update { progress: batch.progress, ..Update::default() };
         if self.spec.source != Source::Auto && self.spec.source != source {
             return update;
         }
-        if !batch.readings.iter().any(|r| self.chooser.would_take(&r.metric)) {
+        if !batch.readings.iter().any(|r| self.chooser.is_candidate(&r.metric)) {
             return update;
         }
         if self.source != Some(source) {
-            // After a restart the choice is settled, and silence counts from then.
+            // After a restart the choice is settled, and silence counts from the restart.
             let settling = self.chosen_at.is_some_and(|t| now.since(t) < SETTLE);
             let better = settling && self.source.is_some_and(|current| source < current);
-            let silent = now.since(*self.heard_at.get_or_insert(now)) >= SILENCE;
+            let silent = now.since(*self.last_reading_at.get_or_insert(now)) >= SILENCE;
             if self.source.is_some() && !better && !silent {
                 return update;
             }
             update.forget = self.source.is_some();
-            self.chooser = Chooser::new(self.spec.name.as_deref());
+            self.chooser = Chooser::new(self.spec.name.as_deref(), self.spec.goal);
             self.source = Some(source);
             self.chosen_at = Some(now);
         }
         for reading in batch.readings {
             match self.chooser.offer(&reading.metric) {
-                Verdict::Ignore => continue,
-                Verdict::Take => {}
-                Verdict::TakeAndForget => {
+                Selection::Ignore => continue,
+                Selection::Take => {}
+                Selection::TakeAndForget => {
                     update.readings.clear();
                     update.forget = true;
                 }
@@ -358,14 +407,16 @@ impl Collector {
             update.readings.push(reading);
         }
         if !update.readings.is_empty() {
-            self.heard_at = Some(now);
+            self.last_reading_at = Some(now);
         }
-        self.counters.dropped_readings += thin_out(&mut update.readings);
+        let dropped = thin_out(&mut update.readings);
+        self.counters.dropped_readings = self.counters.dropped_readings.saturating_add(dropped);
         update
     }
 }
 
-/// Keeps every n-th reading and the last, so that at most [`MAX_READINGS`] remain; gives the number dropped.
+/// Keeps every n-th reading and the last, so that at most [`MAX_READINGS`] remain; returns the number
+/// dropped.
 fn thin_out(readings: &mut Vec<Reading>) -> u64 {
     let before = readings.len();
     let every = before.div_ceil(MAX_READINGS).max(1);
@@ -377,7 +428,8 @@ fn thin_out(readings: &mut Vec<Reading>) -> u64 {
     (before - readings.len()) as u64
 }
 
-/// How many bytes of output may still be read: refills with time, up to one second's worth above what one call of a driver carries.
+/// Bytes of output that may still be read. The allowance grows with time, up to one second's worth
+/// above what one call of a driver carries.
 #[derive(Debug, Default)]
 struct Allowance {
     used: u64,

@@ -1,13 +1,15 @@
 //! Finds event files and metrics files below a job's folder.
 //!
-//! A folder may hold a data set of a million files, so a look is bounded in depth and in entries, goes level by level (what a job writes is
-//! seldom deep), follows no link, and leaves out folders that are known to hold something else. Only files changed since the job's start
-//! count; a metrics file must also have been made since then, because its name does not tell whose it is.
+//! A folder may hold a data set of a million files. So a scan is bounded in depth and in entries, goes
+//! level by level (what a job writes is seldom deep), follows no link, and leaves out folders that are
+//! known to hold something else. Only files changed since the job's start count. A metrics file must
+//! also have been created since then, because its name does not tell which job writes it.
 //!
-//! Several jobs often share one folder (four runs in four terminals). Event files carry the writer's process id in their name, so that
-//! they can be told apart; see [`writer_pid`].
+//! Several jobs often share one folder (four runs in four terminals). Event files carry the writer's
+//! process id in their name, see [`writer_pid`].
 
-use super::beneath::Root;
+use crate::root::Root;
+use crate::words::{is_event_file, is_foreign_folder, is_metrics_file};
 use nix::dir::Type;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -16,23 +18,24 @@ use std::time::{Duration, SystemTime};
 /// Levels of folders; `lightning_logs/version_0/checkpoints` has three.
 const MAX_DEPTH: usize = 6;
 
-/// Entries seen in one look: about 1 ms.
+/// Entries read in one scan: about 1 ms.
 const MAX_ENTRIES: usize = 3000;
 
-/// File systems stamp with a clock that runs a little behind.
+/// File systems stamp with a clock that lags a little behind.
 const CLOCK_SLACK: Duration = Duration::from_millis(50);
 
-/// What was found, as paths relative to the root.
+/// The files that a scan found, as paths relative to the root.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) events: Vec<PathBuf>,
+pub(crate) struct FolderScan {
+    pub(crate) events: Vec<PathBuf>,
     /// The oldest first.
-    pub(super) metrics: Vec<PathBuf>,
+    pub(crate) metrics: Vec<PathBuf>,
 }
 
-pub(super) fn look(root: &Root, under: &Path, since: SystemTime) -> Found {
+/// Scans the folder `under` for files changed since `since`, the start of the job.
+pub(crate) fn scan(root: &Root, under: &Path, since: SystemTime) -> FolderScan {
     let since = since.checked_sub(CLOCK_SLACK).unwrap_or(since);
-    let mut found = Found::default();
+    let mut found = FolderScan::default();
     let mut metrics = Vec::new();
     let mut level = vec![under.to_path_buf()];
     let mut left = MAX_ENTRIES;
@@ -51,8 +54,8 @@ pub(super) fn look(root: &Root, under: &Path, since: SystemTime) -> Found {
                 left -= 1;
                 let path = || folder.join(std::ffi::OsStr::from_bytes(name));
                 match entry.file_type() {
-                    Some(Type::Directory) if !is_foreign(name) => next.push(path()),
-                    // Some file systems do not tell the kind; the file itself is looked at before it is read.
+                    Some(Type::Directory) if !is_foreign_folder(name) => next.push(path()),
+                    // Some file systems do not give the kind; the file is checked before it is read.
                     Some(Type::File) | None if is_event_file(name) || is_metrics_file(name) => {
                         let Ok(meta) = root.peek(&path()).and_then(|f| f.metadata()) else { continue };
                         let changed = meta.modified().is_ok_and(|t| t >= since);
@@ -75,38 +78,8 @@ pub(super) fn look(root: &Root, under: &Path, since: SystemTime) -> Found {
     found
 }
 
-fn is_event_file(name: &[u8]) -> bool {
-    name.windows(9).any(|w| w == b".tfevents")
-}
-
-/// Names that trainers give to their metrics: Lightning, YOLO, Keras examples, Katib, plain scripts.
-fn is_metrics_file(name: &[u8]) -> bool {
-    const NAMES: [&[u8]; 12] = [
-        b"metrics.csv",
-        b"metrics.jsonl",
-        b"metrics.ndjson",
-        b"metrics.log",
-        b"metrics.txt",
-        b"training.csv",
-        b"training_log.csv",
-        b"train_log.csv",
-        b"train_log.jsonl",
-        b"log.csv",
-        b"history.csv",
-        b"results.csv",
-    ];
-    NAMES.contains(&name)
-}
-
-/// Folders that hold code, data or caches.
-fn is_foreign(name: &[u8]) -> bool {
-    const FOREIGN: [&[u8]; 8] =
-        [b"node_modules", b"site-packages", b"__pycache__", b"venv", b"data", b"dataset", b"datasets", b"wandb"];
-    name.starts_with(b".") || FOREIGN.contains(&name)
-}
-
-/// The process that made an event file: `….tfevents.<time>.<host>.<pid>.<n>`, with `.v2` behind it by TensorFlow.
-pub(super) fn writer_pid(path: &Path) -> Option<u32> {
+/// The process that created an event file: `….tfevents.<time>.<host>.<pid>.<n>`, with `.v2` behind it by TensorFlow.
+pub(crate) fn writer_pid(path: &Path) -> Option<u32> {
     let name = path.file_name()?.to_str()?;
     let name = name.strip_suffix(".v2").unwrap_or(name);
     let mut parts = name.rsplit('.');
@@ -126,8 +99,16 @@ mod tests {
         fs::create_dir_all(at("old")).unwrap();
         fs::write(at("old/events.out.tfevents.1.h.1.0"), "").unwrap();
         fs::write(at("old/metrics.csv"), "").unwrap();
-        std::thread::sleep(Duration::from_millis(120));
-        let start = SystemTime::now();
+        let born = |name: &str| fs::metadata(at(name)).unwrap().created().expect("a file system with birth times");
+        // The scan allows for a clock that lags; the old files are older than that, the new ones not.
+        let start = born("old/metrics.csv") + CLOCK_SLACK + Duration::from_nanos(1);
+        let ticked = |_: u32| {
+            fs::write(at("probe"), "").unwrap();
+            let born_later = born("probe") > born("old/metrics.csv");
+            fs::remove_file(at("probe")).unwrap();
+            born_later
+        };
+        assert!((0..1_000_000).any(ticked), "the clock of the file system advances");
         for p in [
             "runs/a/events.out.tfevents.2.h.77.0",
             "lightning_logs/version_0/metrics.csv",
@@ -141,21 +122,26 @@ mod tests {
         fs::write(at("old/metrics.csv"), "now changed, but made by an earlier run").unwrap();
         std::os::unix::fs::symlink("/", at("loop")).unwrap();
         let root = Root::open(temporary.path()).unwrap();
-        let found = look(&root, Path::new(""), start);
+        let found = scan(&root, Path::new(""), start);
         assert_eq!(found.events, [PathBuf::from("runs/a/events.out.tfevents.2.h.77.0")]);
         assert_eq!(found.metrics, [PathBuf::from("lightning_logs/version_0/metrics.csv")]);
     }
 
     #[test]
-    fn a_look_is_bounded() {
+    fn a_scan_is_bounded() {
         let temporary = tempfile::tempdir().unwrap();
-        for i in 0..MAX_ENTRIES + 100 {
-            fs::write(temporary.path().join(format!("{i}.txt")), "").unwrap();
-        }
-        fs::create_dir(temporary.path().join("zz")).unwrap();
-        let start = std::time::Instant::now();
-        look(&Root::open(temporary.path()).unwrap(), Path::new(""), SystemTime::UNIX_EPOCH);
-        assert!(start.elapsed() < Duration::from_secs(2));
+        let files = |range: std::ops::Range<usize>| {
+            range.for_each(|i| fs::write(temporary.path().join(format!("{i}.txt")), "").unwrap());
+        };
+        fs::create_dir(temporary.path().join("deep")).unwrap();
+        fs::write(temporary.path().join("deep/metrics.csv"), "x").unwrap();
+        let root = Root::open(temporary.path()).unwrap();
+        let found = || scan(&root, Path::new(""), SystemTime::UNIX_EPOCH).metrics.len();
+        // The folder and the file in it are two entries.
+        files(0..MAX_ENTRIES - 2);
+        assert_eq!(found(), 1);
+        files(MAX_ENTRIES - 2..MAX_ENTRIES - 1);
+        assert_eq!(found(), 0, "nothing is read beyond the bound");
     }
 
     #[test]

@@ -1,24 +1,28 @@
-//! Metrics in JSON objects, wherever they come from: a line of output, a record of a file, the body of a push.
+//! Metrics in JSON objects: a line of output, a record of a file, the body of a push.
 //!
-//! Numbers, and texts that are numbers, are metrics under their key. Nested objects give `outer/inner`, except that wrappers such as
-//! `metrics` or `logs` are left out of the name. `{"metric": "loss", "value": 0.3}` is one metric named by its own text. `step`, `epoch`
-//! and `total` say where the job is.
+//! Numbers, and texts that are numbers, are metrics under their key. Nested objects give
+//! `outer/inner`, except that wrappers such as `metrics` or `logs` are left out of the name.
+//! `{"metric": "loss", "value": 0.3}` is one metric named by its own text. `step`, `epoch` and
+//! `total` say where the job is.
 
-use super::line::{Count, Facts};
-use super::number::{self, Number};
+use crate::facts::{Count, Facts};
+use crate::number::{self, Number};
+use crate::words::{TOTAL_KEYS, WRAPPER_KEYS};
 use serde_json::{Map, Value};
 
 /// Objects nested deeper than this are not reports.
 const MAX_DEPTH: usize = 4;
 
-pub(super) fn facts(object: &Map<String, Value>, facts: &mut Facts) {
+/// Adds what `object` reports to `facts`.
+pub(crate) fn read_object(object: &Map<String, Value>, facts: &mut Facts) {
     walk(object, "", 0, facts);
-    let total = ["total", "total_steps", "max_steps"].iter().find_map(|key| object.get(*key)?.as_u64());
+    let total = TOTAL_KEYS.iter().find_map(|key| object.get(*key)?.as_u64());
     if let (Some(Count { at, total: None, .. }), Some(total)) = (facts.step, total)
         && at <= total
     {
         facts.step = Some(Count { at, total: Some(total), bar: false });
-        // Both count the whole run. Beside an epoch they would be taken for the steps of that epoch, as progress bars are.
+        // Both count the whole run. Beside an epoch they would be taken for steps of that epoch, as
+        // those of progress bars are.
         facts.epoch = None;
     }
 }
@@ -29,10 +33,10 @@ fn walk(object: &Map<String, Value>, prefix: &str, depth: usize, facts: &mut Fac
         facts.add(name, value);
     }
     for (key, value) in object {
-        if (key == "value" && named.is_some()) || ["total", "total_steps", "max_steps"].contains(&key.as_str()) {
+        if (key == "value" && named.is_some()) || TOTAL_KEYS.contains(&key.as_str()) {
             continue;
         }
-        let wrapper = ["metrics", "logs", "log", "data", "values", "scalars"].contains(&key.as_str());
+        let wrapper = WRAPPER_KEYS.contains(&key.as_str());
         match value {
             Value::Object(inner) if depth < MAX_DEPTH => {
                 let name = if wrapper { prefix.to_string() } else { format!("{prefix}{key}/") };
@@ -55,7 +59,7 @@ fn walk(object: &Map<String, Value>, prefix: &str, depth: usize, facts: &mut Fac
 }
 
 /// A number, or a text that is nothing but a number.
-pub(super) fn as_number(value: &Value) -> Option<Number> {
+pub(crate) fn as_number(value: &Value) -> Option<Number> {
     match value {
         Value::Number(n) => n.as_f64().map(number::vet),
         Value::String(s) => number::whole(s),

@@ -1,26 +1,27 @@
 //! Numbers as training scripts print them.
 //!
-//! A value is only taken when it ends where a number ends: `5s`, `1:23` or `30ms/step` are not metrics. What reads as NaN or infinite, or is
-//! larger than any honest loss, is told apart from what is no number at all, because the former is worth counting.
+//! A value counts only when it ends where a number ends: `5s`, `1:23` or `30ms/step` are not
+//! metrics. A number that is NaN, infinite or larger than any honest loss is [`Number::Bad`], which
+//! is counted; a text that is no number is `None`, which is not.
 
-use super::MAX_MAGNITUDE;
+use crate::reading::MAX_MAGNITUDE;
 
-/// What stands at some place of a line.
+/// A number found in a text.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Number {
+pub(crate) enum Number {
     Good(f64),
     /// NaN, infinite or absurd.
     Bad,
 }
 
-/// Refuses what must never leave this module.
-pub(super) fn vet(x: f64) -> Number {
+/// Refuses values that must never leave this crate.
+pub(crate) fn vet(x: f64) -> Number {
     // A NaN compares false and falls through.
     if x.abs() <= MAX_MAGNITUDE { Number::Good(x) } else { Number::Bad }
 }
 
-/// Reads a number at the start of `s`; gives it and its length. A percent sign belongs to it.
-pub(super) fn leading(s: &[u8]) -> Option<(Number, usize)> {
+/// Reads a number at the start of `s`; gives it and its length. A percent sign is part of it.
+pub(crate) fn leading(s: &[u8]) -> Option<(Number, usize)> {
     let sign = usize::from(matches!(s.first(), Some(b'+' | b'-')));
     for word in [&b"nan"[..], b"infinity", b"inf"] {
         if s.len() >= sign + word.len() && s[sign..sign + word.len()].eq_ignore_ascii_case(word) {
@@ -55,8 +56,8 @@ pub(super) fn leading(s: &[u8]) -> Option<(Number, usize)> {
     ends_number(&s[end + percent..]).then_some((vet(value), end + percent))
 }
 
-/// A whole number at the start of `s` with nothing said about what follows.
-pub(super) fn leading_u64(s: &[u8]) -> Option<(u64, usize)> {
+/// Reads a whole number at the start of `s`, whatever follows it; gives it and its length.
+pub(crate) fn leading_u64(s: &[u8]) -> Option<(u64, usize)> {
     let n = s.iter().take_while(|b| b.is_ascii_digit()).count();
     // Nineteen digits cannot overflow.
     if n == 0 || n > 19 {
@@ -78,7 +79,7 @@ fn ends_number(rest: &[u8]) -> bool {
 }
 
 /// A text that is a number and nothing else.
-pub(super) fn whole(s: &str) -> Option<Number> {
+pub(crate) fn whole(s: &str) -> Option<Number> {
     let s = s.trim();
     match leading(s.as_bytes()) {
         Some((n, len)) if len == s.len() => Some(n),

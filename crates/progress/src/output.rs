@@ -1,45 +1,50 @@
-//! Progress out of what a process prints.
+//! Readings from the output of a process.
 //!
-//! Bytes go through a small terminal ([`super::terminal`]), its lines through a grammar ([`super::line`]), their places through the
-//! run's [`super::course`]. A redraw that says the same again gives nothing. The state is small and can be kept, so that a restarted daemon that
-//! goes on at the same byte gives the same readings.
+//! Bytes go through a small terminal ([`crate::terminal`]), its lines through a grammar
+//! ([`crate::line`]), their counts through the run's [`crate::steps`]. A redraw that repeats a value
+//! gives nothing. The state is small and can be stored, so that a restarted daemon that continues at
+//! the same byte gives the same readings.
 
-use super::course::Course;
-use super::line::{self, Pattern};
-use super::number::Number;
-use super::terminal::Terminal;
-use super::{Batch, Counters, Reading};
+use crate::line;
+use crate::number::Number;
+use crate::pattern::{BudgetedPattern, Pattern};
+use crate::reading::{Batch, Counters, Reading};
+use crate::steps::RunSteps;
+use crate::terminal::Terminal;
+use gainshare_core::model::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Different metrics that are followed; a job that prints more names makes them up.
+/// Different metrics that are followed. A job that prints more names makes them up.
 const MAX_METRICS: usize = 256;
 
-/// What [`OutputParser`] remembers between two calls.
+/// The state of an [`OutputParser`] between two calls.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct OutputState {
     terminal: Terminal,
-    course: Course,
+    #[serde(rename = "course")]
+    steps: RunSteps,
     /// The last value and step of each metric, to tell a redraw from a report.
-    seen: BTreeMap<String, (f64, Option<u64>)>,
+    #[serde(rename = "seen")]
+    last: BTreeMap<String, (f64, Option<u64>)>,
 }
 
 /// Turns raw output into readings.
 #[derive(Debug, Clone, Default)]
 pub struct OutputParser {
     state: OutputState,
-    pattern: Option<Pattern>,
+    pattern: Option<BudgetedPattern>,
     counters: Counters,
 }
 
 impl OutputParser {
     pub fn new(pattern: Option<Pattern>) -> OutputParser {
-        OutputParser { pattern, ..OutputParser::default() }
+        OutputParser::resume(pattern, OutputState::default())
     }
 
-    /// Goes on where `state` was taken.
+    /// Continues where `state` was taken.
     pub fn resume(pattern: Option<Pattern>, state: OutputState) -> OutputParser {
-        OutputParser { pattern, state, counters: Counters::default() }
+        OutputParser { pattern: pattern.map(BudgetedPattern::new), state, counters: Counters::default() }
     }
 
     pub fn state(&self) -> &OutputState {
@@ -50,28 +55,41 @@ impl OutputParser {
         self.counters
     }
 
-    /// Takes the next bytes; adds what they say to `batch`.
+    /// Begins a round: the pattern's CPU budget for the following calls is set.
+    pub fn begin_round(&mut self, now: Time) {
+        if let Some(pattern) = &mut self.pattern {
+            pattern.begin_round(now);
+        }
+    }
+
+    /// A sentence for people, if the pattern is too costly.
+    pub fn note(&self) -> Option<String> {
+        self.pattern.as_ref().and_then(BudgetedPattern::note)
+    }
+
+    /// Parses the next bytes and adds their readings to `batch`.
     pub fn feed(&mut self, bytes: &[u8], batch: &mut Batch) {
-        let OutputState { terminal, course, seen } = &mut self.state;
-        let (pattern, counters) = (self.pattern.as_ref(), &mut self.counters);
-        let mut take = |line: &[u8]| report_line(line, pattern, course, seen, counters, batch);
-        let long = terminal.feed(bytes, &mut take);
-        self.counters.long_lines += long;
+        let OutputParser { state, pattern, counters } = self;
+        let OutputState { terminal, steps, last } = state;
+        let mut lines = LineReader { pattern: pattern.as_mut(), steps, last, counters, batch };
+        let long = terminal.feed(bytes, |line| lines.read(line));
+        self.counters.long_lines = self.counters.long_lines.saturating_add(long);
     }
 
-    /// The output is over: the last line counts even without its end.
+    /// Parses the last line, which counts even without its end.
     pub fn finish(&mut self, batch: &mut Batch) {
-        let OutputState { terminal, course, seen } = &mut self.state;
-        let (pattern, counters) = (self.pattern.as_ref(), &mut self.counters);
-        let mut take = |line: &[u8]| report_line(line, pattern, course, seen, counters, batch);
-        let long = terminal.finish(&mut take);
-        self.counters.long_lines += long;
+        let OutputParser { state, pattern, counters } = self;
+        let OutputState { terminal, steps, last } = state;
+        let mut lines = LineReader { pattern: pattern.as_mut(), steps, last, counters, batch };
+        let long = terminal.finish(|line| lines.read(line));
+        self.counters.long_lines = self.counters.long_lines.saturating_add(long);
     }
 
-    /// Throws `bytes` away, together with the line that they are part of, and counts the lines.
+    /// Drops `bytes` together with the line that they are part of, and counts the lines.
     pub fn skip(&mut self, bytes: &[u8]) {
         let ends = bytes.iter().filter(|&&b| b == b'\n').count() as u64;
-        self.counters.flooded_lines += ends.max(u64::from(!bytes.is_empty()));
+        let lines = ends.max(u64::from(!bytes.is_empty()));
+        self.counters.flooded_lines = self.counters.flooded_lines.saturating_add(lines);
         if bytes.last() == Some(&b'\n') {
             self.state.terminal = Terminal::default();
         } else if !bytes.is_empty() {
@@ -80,55 +98,51 @@ impl OutputParser {
     }
 }
 
-/// Takes in one line of the terminal.
-fn report_line(
-    line: &[u8],
-    pattern: Option<&Pattern>,
-    course: &mut Course,
-    seen: &mut BTreeMap<String, (f64, Option<u64>)>,
-    counters: &mut Counters,
-    batch: &mut Batch,
-) {
-    let (bar, text) = line::split_after_bar(line);
-    for part in [bar, text] {
-        if !part.is_empty() {
-            report(part, pattern, course, seen, counters, batch);
-        }
-    }
+/// Everything that one line of the terminal may change.
+struct LineReader<'a> {
+    pattern: Option<&'a mut BudgetedPattern>,
+    steps: &'a mut RunSteps,
+    last: &'a mut BTreeMap<String, (f64, Option<u64>)>,
+    counters: &'a mut Counters,
+    batch: &'a mut Batch,
 }
 
-fn report(
-    line: &[u8],
-    pattern: Option<&Pattern>,
-    course: &mut Course,
-    seen: &mut BTreeMap<String, (f64, Option<u64>)>,
-    counters: &mut Counters,
-    batch: &mut Batch,
-) {
-    let facts = line::parse(line, pattern);
-    let place = course.note(&facts);
-    let set_back = facts.step.is_some_and(|s| s.at == 0 && s.total.is_some());
-    batch.progress = place.progress.or(batch.progress);
-    counters.dropped_readings += facts.surplus;
-    for (metric, value) in facts.values {
-        let Number::Good(value) = value else {
-            counters.bad_values += 1;
-            continue;
-        };
-        let now = (value, place.step);
-        if let Some(last) = seen.get_mut(&metric) {
-            // A bar that was set back to zero still shows the values of the end of the last one.
-            let redrawn = last.1 == now.1 || set_back;
-            if now.1.is_some() && last.0 == value && redrawn {
+impl LineReader<'_> {
+    fn read(&mut self, line: &[u8]) {
+        let (bar, text) = line::split_after_bar(line);
+        for part in [bar, text] {
+            if !part.is_empty() {
+                self.read_part(part);
+            }
+        }
+    }
+
+    fn read_part(&mut self, line: &[u8]) {
+        let facts = line::parse(line, self.pattern.as_deref_mut(), self.counters);
+        let place = self.steps.take_line(&facts);
+        let set_back = facts.step.is_some_and(|s| s.at == 0 && s.total.is_some());
+        self.batch.progress = place.progress.or(self.batch.progress);
+        self.counters.dropped_readings = self.counters.dropped_readings.saturating_add(facts.surplus);
+        for (metric, value) in facts.values {
+            let Number::Good(value) = value else {
+                self.counters.bad_values = self.counters.bad_values.saturating_add(1);
+                continue;
+            };
+            let now = (value, place.step);
+            if let Some(last) = self.last.get_mut(&metric) {
+                // A bar that was set back to zero still shows the values of the end of the last one.
+                let redrawn = last.1 == now.1 || set_back;
+                if now.1.is_some() && last.0 == value && redrawn {
+                    continue;
+                }
+                *last = now;
+            } else if self.last.len() < MAX_METRICS {
+                self.last.insert(metric.clone(), now);
+            } else {
+                self.counters.dropped_readings = self.counters.dropped_readings.saturating_add(1);
                 continue;
             }
-            *last = now;
-        } else if seen.len() < MAX_METRICS {
-            seen.insert(metric.clone(), now);
-        } else {
-            counters.dropped_readings += 1;
-            continue;
+            self.batch.readings.push(Reading { metric, value, step: place.step, total: place.total });
         }
-        batch.readings.push(Reading { metric, value, step: place.step, total: place.total });
     }
 }

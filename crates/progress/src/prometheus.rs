@@ -1,30 +1,31 @@
-//! Progress from a Prometheus endpoint of the job.
+//! Readings from a Prometheus endpoint of the job.
 //!
-//! **Parsing** is by hand: the text format is one sample a line, and what jobs serve in practice (Python's client, hand-written handlers) often
-//! breaks the rules that a strict parser insists on: missing types, no end mark, mixed versions. A line that is no sample is passed over; the
-//! rest counts. Histogram buckets are left out. A gauge whose name says step gives the step.
+//! **Parsing** is by hand: the text format is one sample a line, and what jobs serve in practice
+//! (Python's client, hand-written handlers) often breaks the rules that a strict parser insists on:
+//! missing types, no end mark, mixed versions. A line that is no sample is skipped; the rest counts.
+//! Histogram buckets are left out. A gauge whose name ends with a word for steps gives the step.
 //!
-//! **Fetching** is a plain `GET` over the standard library's socket, one version of HTTP that never answers in chunks, with a
-//! deadline and a size limit: an HTTP library would bring more code than this whole module for one request to this very machine. It
-//! blocks for at most [`TIMEOUT`] and belongs on a thread of the driver's. Only loopback addresses are spoken to, so that a job file cannot
-//! make the daemon knock at other machines.
+//! **Fetching** is one `GET` with a deadline ([`TIMEOUT`]) for everything and a size limit
+//! ([`MAX_BODY`]). It blocks and belongs on a thread of its own. Only loopback addresses are asked,
+//! and redirects are not followed, so that a job cannot make the daemon connect to other machines.
 
-use super::number::{self, Number};
-use super::{Batch, Counters, MAX_NAME, Progress, Reading, Unit};
-use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use crate::number::{self, Number};
+use crate::reading::{Batch, Counters, MAX_NAME, Progress, Reading, Unit};
+use crate::words::STEP_GAUGES;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
-/// The longest a fetch may take in all.
+/// The longest that a fetch may take in all.
 pub const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The largest answer read; a busy server's is some 100 kB.
-const MAX_BODY: usize = 2 << 20;
+/// The largest answer in bytes. A busy server's is some 100 kB.
+const MAX_BODY: u64 = 2 << 20;
 
 /// Samples taken from one answer.
 const MAX_SAMPLES: usize = 4096;
 
-/// Where to ask: an address of this machine and a path.
+/// An address of this machine and a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     address: SocketAddr,
@@ -42,15 +43,15 @@ pub enum UrlError {
     NotLoopback { url: String },
 }
 
-/// Why nothing came.
+/// Why a fetch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    #[error("http://{address}{path} cannot be read: {source}; does the job serve its metrics there?")]
-    Io { address: SocketAddr, path: String, source: std::io::Error },
-    #[error("http://{address}{path} answered {status:?} instead of 200; check the path")]
-    Status { address: SocketAddr, path: String, status: String },
-    #[error("http://{address}{path} answered with more than {MAX_BODY} bytes; serve fewer metrics")]
-    TooLarge { address: SocketAddr, path: String },
+    #[error("{url} cannot be read: {reason}; does the job serve its metrics there?")]
+    Failed { url: String, reason: String },
+    #[error("{url} answered with status {status} instead of 200; check the path")]
+    Status { url: String, status: u16 },
+    #[error("{url} answered with more than {MAX_BODY} bytes; serve fewer metrics")]
+    TooLarge { url: String },
 }
 
 impl Endpoint {
@@ -79,75 +80,51 @@ impl Endpoint {
 
     /// Asks the endpoint; blocks for at most [`TIMEOUT`].
     pub fn fetch(&self) -> Result<Vec<u8>, FetchError> {
-        let (address, path) = (self.address, || self.path.clone());
-        let answer = self.exchange().map_err(|source| FetchError::Io { address, path: path(), source })?;
-        if answer.len() > MAX_BODY {
-            return Err(FetchError::TooLarge { address, path: path() });
-        }
-        let head = answer.windows(4).position(|w| w == b"\r\n\r\n");
-        let status =
-            answer.split(|&b| b == b'\r').next().map(|l| String::from_utf8_lossy(&l[..l.len().min(80)]).into_owned());
-        let status = status.unwrap_or_default();
-        match head {
-            Some(head) if status.starts_with("HTTP/1.") && status.split(' ').nth(1) == Some("200") => {
-                Ok(answer[head + 4..].to_vec())
-            }
-            _ => Err(FetchError::Status { address, path: path(), status }),
-        }
-    }
-
-    fn exchange(&self) -> std::io::Result<Vec<u8>> {
-        let until = Instant::now() + TIMEOUT;
-        let left = || -> std::io::Result<Duration> {
-            let left = until.saturating_duration_since(Instant::now());
-            // A timeout of zero would mean none at all.
-            if left.is_zero() { Err(std::io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+        let url = format!("http://{}{}", self.address, self.path);
+        let agent = ureq::Agent::config_builder()
+            .timeout_global(Some(TIMEOUT))
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .http_status_as_error(false)
+            .proxy(None)
+            .accept("text/plain;version=0.0.4")
+            .build()
+            .new_agent();
+        let failed = |e: ureq::Error, url: &str| match e {
+            ureq::Error::BodyExceedsLimit(_) => FetchError::TooLarge { url: url.to_owned() },
+            other => FetchError::Failed { url: url.to_owned(), reason: other.to_string() },
         };
-        let mut stream = TcpStream::connect_timeout(&self.address, TIMEOUT)?;
-        stream.set_write_timeout(Some(left()?))?;
-        let accept = "text/plain;version=0.0.4";
-        let request = format!(
-            "GET {} HTTP/1.0\r\nHost: {}\r\nAccept: {accept}\r\nConnection: close\r\n\r\n",
-            self.path, self.address
-        );
-        stream.write_all(request.as_bytes())?;
-        let mut answer = Vec::new();
-        let mut buffer = vec![0; 64 << 10];
-        loop {
-            stream.set_read_timeout(Some(left()?))?;
-            match stream.read(&mut buffer)? {
-                0 => return Ok(answer),
-                n => answer.extend_from_slice(&buffer[..n]),
-            }
-            if answer.len() > MAX_BODY {
-                return Ok(answer);
-            }
+        let mut answer = agent.get(&url).call().map_err(|e| failed(e, &url))?;
+        let status = answer.status().as_u16();
+        if status != 200 {
+            return Err(FetchError::Status { url, status });
         }
+        answer.body_mut().with_config().limit(MAX_BODY).read_to_vec().map_err(|e| failed(e, &url))
     }
 }
 
-/// Reads an answer. A metric with labels is called by its name alone if it is the first of that name, and `name{labels}` otherwise.
+/// Reads an answer. A metric with labels is called by its name alone if it is the first of that name,
+/// and `name{labels}` otherwise.
 pub fn parse(body: &[u8], counters: &mut Counters) -> Batch {
     let mut batch = Batch::default();
-    let mut names = std::collections::BTreeSet::new();
+    let mut names = BTreeSet::new();
     let mut step = None;
     for line in body.split(|&b| b == b'\n') {
         let Some((name, labels, value)) = std::str::from_utf8(line).ok().and_then(sample) else { continue };
         if batch.readings.len() >= MAX_SAMPLES {
-            counters.dropped_readings += 1;
+            counters.dropped_readings = counters.dropped_readings.saturating_add(1);
             continue;
         }
         let value = match value {
             Number::Good(value) => value,
             Number::Bad => {
-                counters.bad_values += 1;
+                counters.bad_values = counters.bad_values.saturating_add(1);
                 continue;
             }
         };
-        let place = ["step", "steps", "iteration", "iterations"]
-            .iter()
-            .any(|w| name.strip_suffix("_total").unwrap_or(name).ends_with(w));
-        if place && value >= 0.0 && value.fract() == 0.0 && value < 1e15 {
+        let plain = name.strip_suffix("_total").unwrap_or(name);
+        if STEP_GAUGES.iter().any(|word| plain.ends_with(word)) && value >= 0.0 && value.fract() == 0.0 && value < 1e15
+        {
             step = step.or(Some(value as u64));
             continue;
         }
@@ -195,6 +172,7 @@ fn labels_end(rest: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
     use std::net::TcpListener;
 
     #[test]
@@ -229,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Serves one answer and then whatever `tail` does with the connection.
+    /// Serves one answer. `hang`: the connection then stays open until the client closes it.
     fn serve(answer: Vec<u8>, hang: bool) -> Endpoint {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -238,25 +216,38 @@ mod tests {
             let mut request = [0; 1024];
             let _ = stream.read(&mut request);
             let _ = stream.write_all(&answer);
-            if hang {
-                let _ = stream.read(&mut request);
-                std::thread::sleep(TIMEOUT * 3);
-            }
+            while hang && stream.read(&mut request).is_ok_and(|n| n > 0) {}
         });
         Endpoint::parse(&format!("http://127.0.0.1:{port}/metrics")).unwrap()
     }
 
     #[test]
+    fn answers_with_a_length_in_chunks_and_until_the_end() {
+        for answer in [
+            "HTTP/1.0 200 OK\r\nA: b\r\n\r\nloss 1\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nloss 1\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nloss \r\n2\r\n1\n\r\n0\r\n\r\n",
+        ] {
+            assert_eq!(serve(answer.into(), false).fetch().unwrap(), b"loss 1\n", "{answer}");
+        }
+    }
+
+    #[test]
     fn fetching_ends_whatever_the_server_does() {
-        assert_eq!(serve(b"HTTP/1.0 200 OK\r\nA: b\r\n\r\nloss 1\n".to_vec(), false).fetch().unwrap(), b"loss 1\n");
-        assert!(matches!(
-            serve(b"HTTP/1.1 404 Not Found\r\n\r\n".to_vec(), false).fetch(),
-            Err(FetchError::Status { .. })
-        ));
-        assert!(matches!(serve(b"nonsense".to_vec(), false).fetch(), Err(FetchError::Status { .. })));
-        assert!(matches!(serve(vec![b'x'; MAX_BODY + 100], false).fetch(), Err(FetchError::TooLarge { .. })));
-        let start = Instant::now();
-        assert!(matches!(serve(b"HTTP/1.0 200 OK\r\n\r\nloss".to_vec(), true).fetch(), Err(FetchError::Io { .. })));
-        assert!(start.elapsed() < TIMEOUT * 3);
+        let status = |answer: &str| match serve(answer.into(), false).fetch() {
+            Err(FetchError::Status { status, .. }) => status,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(status("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"), 404);
+        let redirect = "HTTP/1.1 302 Found\r\nLocation: http://192.0.2.1/\r\nContent-Length: 0\r\n\r\n";
+        assert_eq!(status(redirect), 302, "a redirect is not followed");
+        assert!(matches!(serve(b"nonsense".to_vec(), false).fetch(), Err(FetchError::Failed { .. })));
+        let large = [b"HTTP/1.0 200 OK\r\n\r\n".to_vec(), vec![b'x'; MAX_BODY as usize + 100]].concat();
+        assert!(matches!(serve(large, false).fetch(), Err(FetchError::TooLarge { .. })));
+        let endless = [b"HTTP/1.0 200 OK\r\nA: ".to_vec(), vec![b'x'; 4 << 20]].concat();
+        assert!(matches!(serve(endless, false).fetch(), Err(FetchError::Failed { .. })), "headers are bounded too");
+        // Without a deadline this would wait for ever.
+        let silent = serve(b"HTTP/1.0 200 OK\r\n\r\nloss".to_vec(), true).fetch();
+        assert!(matches!(silent, Err(FetchError::Failed { .. })), "{silent:?}");
     }
 }

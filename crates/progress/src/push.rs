@@ -1,18 +1,22 @@
-//! Progress that a job sends by itself.
+//! Progress that a job pushes.
 //!
-//! Two bodies are understood, whichever route they come by: our own, `{"metric": "loss", "value": 0.3, "step": 12, "total": 100}` (one object or
-//! a list of them; several metrics may stand in one object as `{"loss": 0.3, "step": 12}`), and the status that Kubeflow Trainer's protocol carries:
-//! `{"trainerStatus": {"progressPercentage": 40, "metrics": [{"name": "loss", "value": "0.3"}], …}}`. Values may be numbers or texts.
+//! Two bodies are understood, whichever route they come by. Our own is
+//! `{"metric": "loss", "value": 0.3, "step": 12, "total": 100}`: one object or a list of them, and
+//! several metrics may stand in one object as `{"loss": 0.3, "step": 12}`. The other is the status of
+//! Kubeflow Trainer's protocol:
+//! `{"trainerStatus": {"progressPercentage": 40, "metrics": [{"name": "loss", "value": "0.3"}], …}}`.
+//! Values may be numbers or texts.
 
-use super::line::Facts;
-use super::number::Number;
-use super::{Batch, Counters, Progress, Reading, Unit, json};
+use crate::facts::Facts;
+use crate::json;
+use crate::number::Number;
+use crate::reading::{Batch, Counters, Progress, Unit};
 use serde_json::Value;
 
-/// Reports in one body; more is not a report but a flood.
+/// Reports in one body. A body with more is a flood.
 const MAX_REPORTS: usize = 1000;
 
-/// Why a body was refused; the sender is told.
+/// Why a body was refused; the sender gets the message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
     #[error(
@@ -27,7 +31,7 @@ pub enum PushError {
     TooMany(usize),
 }
 
-/// Reads one body. Values that are not finite are counted, not errors: the job did speak.
+/// Reads one body. Values that are not finite are counted and are no error: the job did report.
 pub fn parse(body: &[u8], counters: &mut Counters) -> Result<Batch, PushError> {
     let value: Value = serde_json::from_slice(body).map_err(|e| PushError::NotJson(e.to_string()))?;
     let reports = match value {
@@ -38,16 +42,15 @@ pub fn parse(body: &[u8], counters: &mut Counters) -> Result<Batch, PushError> {
         return Err(PushError::TooMany(reports.len()));
     }
     let mut batch = Batch::default();
-    let mut bad = 0;
+    let mut found = Counters::default();
     for report in &reports {
         let Some(object) = report.as_object() else { continue };
         let mut facts = Facts::default();
-        let status = object.get("trainerStatus").and_then(Value::as_object);
-        match status {
+        match object.get("trainerStatus").and_then(Value::as_object) {
             Some(status) => {
                 if let Some(metrics) = status.get("metrics").and_then(Value::as_array) {
                     for metric in metrics.iter().filter_map(Value::as_object) {
-                        json::facts(metric, &mut facts);
+                        json::read_object(metric, &mut facts);
                     }
                 }
                 if let Some(Number::Good(percent)) = status.get("progressPercentage").and_then(json::as_number)
@@ -56,25 +59,17 @@ pub fn parse(body: &[u8], counters: &mut Counters) -> Result<Batch, PushError> {
                     batch.progress = Some(Progress { step: percent as u64, total: Some(100), unit: Unit::Percent });
                 }
             }
-            None => json::facts(object, &mut facts),
+            None => json::read_object(object, &mut facts),
         }
-        let (step, total) = (facts.step.map(|s| s.at), facts.step.and_then(|s| s.total));
-        if let Some(step) = step {
-            batch.progress = Some(Progress { step, total, unit: Unit::Step });
-        } else if let Some(epoch) = facts.epoch {
-            batch.progress = Some(Progress { step: epoch.at, total: epoch.total, unit: Unit::Epoch });
-        }
-        let step = step.or(facts.epoch.map(|e| e.at));
-        for (metric, value) in facts.values {
-            match value {
-                Number::Good(value) => batch.readings.push(Reading { metric, value, step, total }),
-                Number::Bad => bad += 1,
-            }
-        }
-        counters.dropped_readings += facts.surplus;
+        batch.progress = facts.own_progress().or(batch.progress);
+        let step = facts.own_progress().map(|p| p.step);
+        // The total of epochs is no total of steps.
+        let total = facts.step.and_then(|s| s.total);
+        facts.into_readings(step, total, &mut found, &mut batch);
     }
-    counters.bad_values += bad;
-    if batch == Batch::default() && bad == 0 { Err(PushError::Nothing) } else { Ok(batch) }
+    let nothing = batch == Batch::default() && found.bad_values == 0;
+    *counters += found;
+    if nothing { Err(PushError::Nothing) } else { Ok(batch) }
 }
 
 #[cfg(test)]

@@ -1,18 +1,20 @@
-//! What a job may say about where its progress is found, and what is wrong with it.
+//! A job's settings for its progress, and the mistakes in them.
 //!
-//! Everything is optional: `[metric]` left out means that the collector looks by itself. What is said must fit together; each mistake is one
-//! line that names the field and the remedy.
+//! Everything is optional: without `[metric]` the collector finds the job's progress by itself. The
+//! settings must fit together; each mistake is one line that names the field and the remedy.
 
-use super::{Pattern, PatternError, prometheus};
+use crate::pattern::{Pattern, PatternError};
+use crate::prometheus;
+use crate::ranking::Goal;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Component, Path};
 
-/// A way in which progress reaches us.
+/// A source of progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
-    /// Whichever of the others speaks, the earlier ones in the order TensorBoard, push, Prometheus, file, output first.
+    /// The first of the others that reports something, in the order of this list.
     #[default]
     Auto,
     Tensorboard,
@@ -44,7 +46,11 @@ pub struct MetricSpec {
     /// The metric that is the job's evaluation function, e.g. `val_loss`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// A regular expression with a group named `value`, for output that nothing else understands.
+    /// Whether the metric is to rise or to fall. Without a name, only metrics of that kind are chosen:
+    /// accuracies and rewards, or losses and errors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub goal: Option<Goal>,
+    /// A regular expression with a group named `value`, for output that the grammar does not cover.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pattern: Option<String>,
     /// A metrics file, or a folder of TensorBoard's, below the job's folder.
@@ -71,7 +77,8 @@ pub enum MetricSpecError {
     #[error("metric source {from} needs {field}; add it, or set source to auto")]
     Missing { from: Source, field: &'static str },
     #[error(
-        "metric path needs a source; set source to file for a metrics file, or to tensorboard for a folder of event files"
+        "metric path needs a source; set source to file for a metrics file, \
+         or to tensorboard for a folder of event files"
     )]
     PathOfWhat,
     #[error("metric path {path:?} may leave the job's folder; give a path below it, without .. in it")]
@@ -119,7 +126,7 @@ impl MetricSpec {
         }
     }
 
-    pub(super) fn compiled_pattern(&self) -> Result<Option<Pattern>, PatternError> {
+    pub(crate) fn compiled_pattern(&self) -> Result<Option<Pattern>, PatternError> {
         let name = self.name.as_deref().unwrap_or("loss");
         self.pattern.as_deref().map(|p| Pattern::new(p, name)).transpose()
     }
@@ -152,6 +159,7 @@ mod tests {
         }
         assert!(serde_json::from_str::<MetricSpec>(r#"{"nmae": "loss"}"#).is_err());
         assert_eq!(spec("{}").validate(), Ok(()));
+        assert_eq!(spec(r#"{"goal": "maximize"}"#).goal, Some(Goal::Maximize));
         assert_eq!(serde_json::to_string(&spec("{}")).unwrap(), "{}");
     }
 }

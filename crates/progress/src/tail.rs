@@ -1,31 +1,38 @@
-//! Follows one growing file by its path, through everything that may happen to it.
+//! Follows one growing file by its path, through rotation, truncation and rewriting.
 //!
-//! **How.** Like a buffered reader that remembers: [`FileTail::fill`] looks for bytes after the position, [`FileTail::data`] shows them,
-//! [`FileTail::consume`] moves the position. What is not consumed (a torn last line) is shown again when there is more. The position is
-//! the file's identity, the offset and a checksum of the last bytes before it; kept by a daemon, it lets the next one go on at the
-//! same byte, or notice that the bytes before it are not those that were read.
+//! **How.** Like a buffered reader with a memory: [`FileTail::fill`] reads bytes after the position,
+//! [`FileTail::data`] shows them, [`FileTail::consume`] moves the position. Bytes that are not
+//! consumed (a torn last line) are shown again when the file has grown. The position is the file's
+//! identity, the offset and a checksum of the last bytes before it. Stored by a daemon, it lets the
+//! next one continue at the same byte, or notice that the bytes before it are not those that were
+//! read.
 //!
-//! **Terms.** *Rotated*: the file was renamed and another has its name; the old one is read to its end first. *Rewritten*: truncated, replaced
-//! or written anew; reading starts at its beginning, and what comes may be known already.
+//! **Terms.** *Rotated*: the file was renamed and another one has its name; the old file is read to
+//! its end first. *Rewritten*: truncated, replaced or written again; reading starts at the beginning,
+//! and the content may be partly known. *Mark*: the bytes before the position that are checked.
 //!
-//! **Properties.** Reads at most [`WINDOW`] bytes at a time; never blocks; opens only regular files below the root. Loses nothing that was
-//! complete in the file at some call, unless a file is rotated twice between two calls.
+//! **Properties.** Reads at most [`WINDOW`] bytes at a time. Never blocks. Opens only regular files
+//! below the root. Loses nothing that was complete in the file at some call, unless a file is rotated
+//! twice between two calls. A stored position that no reader can have written counts as the start of
+//! the file; no position and no file makes it panic.
 
-use super::beneath::Root;
+use crate::root::Root;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes looked at in one call, and thus the longest record.
-pub(super) const WINDOW: usize = 256 << 10;
+/// Bytes read in one call, and thus the longest record.
+pub(crate) const WINDOW: usize = 256 << 10;
 
 /// Bytes before the position that are checked.
 const MARK: usize = 256;
 
-/// Files of one folder among which a renamed file is looked for after a restart.
+/// Files of one folder that are searched for a renamed file after a restart.
 const MAX_SIBLINGS: usize = 2000;
 
 /// How far a file was read.
@@ -40,6 +47,13 @@ pub struct Position {
 }
 
 impl Position {
+    /// The position itself, or the default one if no reader can have written it.
+    fn or_start(self) -> Position {
+        let mark_len = usize::from(self.mark_len);
+        let possible = mark_len <= MARK && mark_len as u64 <= self.offset && i64::try_from(self.offset).is_ok();
+        if possible { self } else { Position::default() }
+    }
+
     fn start_of(meta: &Metadata) -> Position {
         Position { device: meta.dev(), inode: meta.ino(), ..Position::default() }
     }
@@ -69,11 +83,12 @@ pub struct FileTail {
     path: PathBuf,
     position: Position,
     file: Option<File>,
-    /// Keep the file open between calls, which a file that may be rotated needs and one of many append-only files does not.
+    /// Keep the file open between calls. A file that may be rotated needs it; one of many append-only
+    /// files does not.
     hold: bool,
-    /// Size and time of change at the last look.
-    seen: Option<(u64, i64, i64)>,
-    /// Something was consumed since the last look, so there may be more without any change of the file.
+    /// Size and time of change when the file was last read.
+    last_stamp: Option<(u64, i64, i64)>,
+    /// Bytes were consumed since the last read, so there may be more without any change of the file.
     advanced: bool,
     /// The bytes of the mark, then those after the position.
     buffer: Vec<u8>,
@@ -85,10 +100,10 @@ impl FileTail {
         FileTail {
             root,
             path: path.to_path_buf(),
-            position,
+            position: position.or_start(),
             file: None,
             hold,
-            seen: None,
+            last_stamp: None,
             advanced: false,
             buffer: Vec::new(),
         }
@@ -107,39 +122,50 @@ impl FileTail {
         self.buffer.get(usize::from(self.position.mark_len)..).unwrap_or_default()
     }
 
-    /// Moves the position over the first `n` bytes of [`Self::data`].
+    /// Bytes of the file after the position, as of the last read.
+    pub(crate) fn unread(&self) -> u64 {
+        self.last_stamp.map_or(0, |(size, ..)| size.saturating_sub(self.position.offset))
+    }
+
+    /// Moves the position over the first `n` bytes of [`Self::data`], or over all of it.
     pub fn consume(&mut self, n: usize) {
-        let end = usize::from(self.position.mark_len) + n.min(self.data().len());
+        let n = n.min(self.data().len());
+        // Before the first read the buffer does not even hold the mark.
+        if n == 0 {
+            return;
+        }
+        let end = usize::from(self.position.mark_len) + n;
         let start = end.saturating_sub(MARK);
-        self.position.offset += n.min(self.data().len()) as u64;
+        self.position.offset = self.position.offset.saturating_add(n as u64);
         self.position.mark = crc32c::crc32c(&self.buffer[start..end]);
         self.position.mark_len = (end - start) as u16;
         self.buffer.drain(..start);
-        self.advanced |= n > 0;
+        self.advanced = true;
     }
 
-    /// Moves the position over `n` bytes without reading them; `false` if the file does not have them yet.
+    /// Moves the position over `n` bytes without reading them; `false` if the file does not have them
+    /// yet.
     pub fn skip(&mut self, n: u64) -> bool {
-        let there =
-            self.seen.is_some_and(|(size, ..)| self.position.offset.checked_add(n).is_some_and(|end| end <= size));
-        if there {
-            self.position = Position { offset: self.position.offset + n, mark: 0, mark_len: 0, ..self.position };
-            self.buffer.clear();
-            self.advanced = true;
+        if self.last_stamp.is_none() || n > self.unread() {
+            return false;
         }
-        there
+        let offset = self.position.offset.saturating_add(n);
+        self.position = Position { offset, mark: 0, mark_len: 0, ..self.position };
+        self.buffer.clear();
+        self.advanced = true;
+        true
     }
 
-    /// Back to the beginning of the same file.
+    /// Moves the position to the beginning of the same file.
     pub fn rewind(&mut self) {
         self.position = Position { offset: 0, mark: 0, mark_len: 0, ..self.position };
         self.buffer.clear();
         self.advanced = true;
     }
 
-    /// Looks for more. A file that is not there (yet, or any more) is nothing new.
+    /// Reads bytes after the position. A file that does not exist (yet, or any more) is no change.
     pub fn fill(&mut self) -> io::Result<Change> {
-        let result = self.look();
+        let result = self.check_and_read();
         if !self.hold {
             self.file = None;
         }
@@ -149,11 +175,11 @@ impl FileTail {
         }
     }
 
-    fn look(&mut self) -> io::Result<Change> {
+    fn check_and_read(&mut self) -> io::Result<Change> {
         if self.file.is_none() {
-            let unchanged = self.seen.is_some()
+            let unchanged = self.last_stamp.is_some()
                 && !self.advanced
-                && Some(stamp(&self.root.peek(&self.path)?.metadata()?)) == self.seen;
+                && Some(stamp(&self.root.peek(&self.path)?.metadata()?)) == self.last_stamp;
             if unchanged {
                 return Ok(Change::Same);
             }
@@ -162,7 +188,7 @@ impl FileTail {
             }
         }
         let Some(meta) = self.file.as_ref().map(File::metadata).transpose()? else { return Ok(Change::Same) };
-        if self.seen != Some(stamp(&meta)) || self.advanced {
+        if self.last_stamp != Some(stamp(&meta)) || self.advanced {
             match self.read(Change::More)? {
                 Change::Same => {}
                 change => return Ok(change),
@@ -171,7 +197,7 @@ impl FileTail {
         if self.hold { self.follow_rename() } else { Ok(Change::Same) }
     }
 
-    /// Opens the file; tells if it is not the one of the position.
+    /// Opens the file. A change is returned if the file is not the one of the position.
     fn open(&mut self) -> io::Result<Option<Change>> {
         let file = self.root.file(&self.path)?;
         let meta = file.metadata()?;
@@ -188,18 +214,19 @@ impl FileTail {
         Ok(None)
     }
 
-    /// The file of the position under another name in the same folder: it was rotated while nobody looked.
+    /// The file of the position under another name in the same folder: it was rotated between two
+    /// daemons.
     fn renamed(&self) -> Option<File> {
         let folder = self.path.parent().unwrap_or(Path::new(""));
         let mut dir = self.root.folder(folder).ok()?;
         let entry = dir.iter().take(MAX_SIBLINGS).flatten().find(|e| e.ino() == self.position.inode)?;
-        let name = std::ffi::OsStr::new(entry.file_name().to_str().ok()?);
-        let file = self.root.file(&folder.join(name)).ok()?;
+        let file = self.root.file(&folder.join(OsStr::from_bytes(entry.file_name().to_bytes()))).ok()?;
         let meta = file.metadata().ok()?;
         (self.position.is_of(&meta) && meta.len() >= self.position.offset).then_some(file)
     }
 
-    /// Turns to the file that has the path now, if it is another one, has content, and nothing more came into the old one.
+    /// Switches to the file that has the path now, if it is another one, has content, and the old one
+    /// has not grown.
     fn follow_rename(&mut self) -> io::Result<Change> {
         let meta = self.root.peek(&self.path)?.metadata()?;
         if self.position.is_of(&meta) || meta.len() == 0 {
@@ -213,11 +240,12 @@ impl FileTail {
         self.read(change)
     }
 
-    /// Makes `file` the one that is followed. A replacement that has the same bytes where we stand goes on there.
+    /// Follows `file` from now on. A replacement that has the same bytes before the position is
+    /// continued there.
     fn move_to(&mut self, file: File, meta: &Metadata, change: Change) -> io::Result<Change> {
         let there = Position { device: meta.dev(), inode: meta.ino(), ..self.position };
         self.file = Some(file);
-        self.seen = None;
+        self.last_stamp = None;
         self.buffer.clear();
         self.position = there;
         if change == Change::Rewritten && usize::from(there.mark_len) == MARK && self.load()? {
@@ -231,7 +259,7 @@ impl FileTail {
     fn read(&mut self, change: Change) -> io::Result<Change> {
         let Some(file) = &self.file else { return Ok(Change::Same) };
         let meta = file.metadata()?;
-        self.seen = Some(stamp(&meta));
+        self.last_stamp = Some(stamp(&meta));
         self.advanced = false;
         let mut change = change;
         if meta.len() < self.position.offset || !self.load()? {
@@ -245,29 +273,89 @@ impl FileTail {
         Ok(change)
     }
 
-    /// Fills the buffer with the mark and what follows; `false` if the mark is not what was read. One system call reads both, so that a
-    /// file written anew cannot change between them.
+    /// Fills the buffer with the mark and the bytes after it; `false` if the mark is not what was read.
+    /// One system call reads both, so that a file that is being rewritten cannot change between them.
     fn load(&mut self) -> io::Result<bool> {
         let Some(file) = &self.file else { return Ok(true) };
         let mark_len = usize::from(self.position.mark_len);
+        let start = self.position.offset.saturating_sub(mark_len as u64);
         let size = file.metadata()?.len().saturating_sub(self.position.offset);
         let wanted = mark_len + usize::try_from(size).unwrap_or(WINDOW).min(WINDOW);
         self.buffer.resize(wanted, 0);
         let n = loop {
-            match file.read_at(&mut self.buffer, self.position.offset - mark_len as u64) {
+            match file.read_at(&mut self.buffer, start) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 other => break other?,
             }
         };
         self.buffer.truncate(n);
-        // Memory for a window is only kept while there is a backlog.
+        // Memory for a window is kept only while there is a backlog.
         if self.buffer.len() < self.buffer.capacity() / 4 {
             self.buffer.shrink_to(4096.max(n));
         }
-        Ok(n >= mark_len && crc32c::crc32c(&self.buffer[..mark_len]) == self.position.mark)
+        Ok(self.buffer.get(..mark_len).is_some_and(|mark| crc32c::crc32c(mark) == self.position.mark))
     }
 }
 
 fn stamp(meta: &Metadata) -> (u64, i64, i64) {
     (meta.len(), meta.mtime(), meta.mtime_nsec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn follow(dir: &Path, position: Position) -> FileTail {
+        FileTail::new(Arc::new(Root::open(dir).unwrap()), Path::new("f"), position, true)
+    }
+
+    /// The position of a reader that has consumed all of a file.
+    fn consumed(dir: &Path) -> Position {
+        std::fs::write(dir.join("f"), vec![b'x'; 1000]).unwrap();
+        let mut tail = follow(dir, Position::default());
+        assert_eq!(tail.fill().unwrap(), Change::More);
+        tail.consume(usize::MAX);
+        tail.position()
+    }
+
+    #[test]
+    fn consuming_nothing_of_a_file_that_was_never_read_keeps_the_position() {
+        let dir = tempfile::tempdir().unwrap();
+        let stored = consumed(dir.path());
+        std::fs::remove_file(dir.path().join("f")).unwrap();
+        let mut tail = follow(dir.path(), stored);
+        assert_eq!(tail.fill().unwrap(), Change::Same);
+        tail.consume(0);
+        tail.consume(7);
+        assert_eq!((tail.position(), tail.data()), (stored, &b""[..]));
+    }
+
+    #[test]
+    fn a_position_that_no_reader_can_have_written_is_the_start_of_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let stored = consumed(dir.path());
+        for garbage in [
+            Position { offset: 7, ..stored },
+            Position { offset: u64::MAX, ..stored },
+            Position { mark_len: u16::MAX, ..stored },
+            Position { offset: i64::MAX as u64 + 1, mark_len: 0, ..stored },
+        ] {
+            let mut tail = follow(dir.path(), garbage);
+            assert_eq!((tail.fill().unwrap(), tail.data().len()), (Change::More, 1000), "{garbage:?}");
+        }
+    }
+
+    #[test]
+    fn memory_for_a_window_is_kept_only_while_there_is_a_backlog() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("f"), vec![b'x'; 3 * WINDOW]).unwrap();
+        let mut tail = follow(dir.path(), Position::default());
+        let mut largest = 0;
+        while tail.fill().unwrap() != Change::Same {
+            largest = largest.max(tail.buffer.capacity());
+            tail.consume(usize::MAX);
+        }
+        assert!(largest <= 2 * (WINDOW + MARK), "{largest}");
+        assert!(tail.buffer.capacity() <= 4096 + MARK, "{}", tail.buffer.capacity());
+    }
 }

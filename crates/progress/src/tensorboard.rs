@@ -1,38 +1,58 @@
 //! TensorBoard's event files.
 //!
-//! **Format.** A file is a chain of records: length (8 bytes, little-endian), its masked CRC-32C (4), the data, its masked CRC-32C (4). The data is
-//! a protocol buffer; of its messages only the fields that carry scalars are declared here. PyTorch writes a scalar as `simple_value`, Keras
-//! and TensorFlow 2 as a tensor of one element.
+//! **Format.** A file is a chain of records: length (8 bytes, little-endian), its masked CRC-32C (4),
+//! the data, its masked CRC-32C (4). The data is a protocol buffer; of its messages only the fields
+//! that carry scalars are declared here. PyTorch writes a scalar as `simple_value`, Keras and
+//! TensorFlow 2 as a tensor of one element.
 //!
-//! **Damage.** A record that is cut off at the end of the file is still being written: wait. Data with a wrong checksum is skipped, a length with a
-//! wrong one makes us look for the next place where a length is right. Records larger than [`MAX_RECORD`] (images, graphs) are stepped
-//! over unread. All but the first is counted.
+//! **Damage.** A record that is cut off at the end of the file is still being written: wait. Data with
+//! a wrong checksum is skipped. After a length with a wrong checksum the next place with a right one
+//! is searched, byte by byte. Records larger than [`MAX_RECORD`] (images, graphs) are skipped unread.
+//! All but the first are counted.
 //!
-//! **Names.** Keras writes training and validation into two folders under the same tags; where a folder's name says which, it is put in
-//! front: `validation/epoch_loss`.
+//! **Names.** Keras writes training and validation into two folders under the same tags. Where a
+//! folder's name says which, it is put in front: `validation/epoch_loss`.
+//!
+//! **Properties.** One call reads at most [`ROUND_WINDOWS`] windows of all files together and searches
+//! at most [`ROUND_SEARCH_BYTES`] of garbage. The next call begins with the file after the last one
+//! read, so no file starves the others.
 
-use super::beneath::Root;
-use super::number::{Number, vet};
-use super::tail::{Change, FileTail, Position};
-use super::{Batch, Counters, MAX_NAME, Reading};
+use crate::number::{Number, vet};
+use crate::reading::{Batch, Counters, MAX_NAME, Reading};
+use crate::root::Root;
+use crate::tail::{Change, FileTail, Position};
+use crate::words::SPLIT_FOLDERS;
+use half::{bf16, f16};
 use prost::Message;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The largest record that is decoded. A scalar has some 60 bytes; this leaves room for events of hundreds of them.
-pub(super) const MAX_RECORD: u64 = 128 << 10;
+/// The largest record that is decoded. A scalar has some 60 bytes; this leaves room for events of
+/// hundreds of them.
+const MAX_RECORD: u64 = 128 << 10;
 
 /// A length beyond this is damage, even if its checksum is right.
 const MAX_LENGTH: u64 = 4 << 30;
 
-/// Event files of one job that are followed; a job writes two or three, a sweep in one process some more.
+/// Length and its checksum.
+const HEAD: usize = 12;
+
+/// Event files of one job that are followed. A job writes two or three, a sweep in one process some
+/// more.
 const MAX_FILES: usize = 64;
 
-/// Calls without news after which a file is only looked at every [`IDLE_EVERY`] calls.
+/// Calls without news after which a file is checked only every [`IDLE_EVERY`] calls.
 const IDLE_AFTER: u32 = 30;
 const IDLE_EVERY: u32 = 10;
+
+/// Windows (of 256 KiB) read in one call, of one file and of all files together.
+const FILE_WINDOWS: usize = 4;
+const ROUND_WINDOWS: usize = 16;
+
+/// Bytes searched for the next record in one call. Each costs a checksum of eight bytes.
+const ROUND_SEARCH_BYTES: usize = 256 << 10;
 
 #[derive(Clone, PartialEq, Message)]
 struct Event {
@@ -81,14 +101,15 @@ struct Tensor {
 impl Tensor {
     /// The value of a tensor with one element.
     fn scalar(&self) -> Option<f64> {
-        // Element types by their number in TensorFlow: 1 float, 2 double, 3 int32, 9 int64, 14 bfloat16, 19 half.
+        // Element types by their number in TensorFlow: 1 float, 2 double, 3 int32, 9 int64,
+        // 14 bfloat16, 19 half.
         match (self.dtype, self.content.as_slice()) {
             (1, c) if c.len() == 4 => return Some(f32::from_le_bytes(c.try_into().ok()?).into()),
             (2, c) if c.len() == 8 => return Some(f64::from_le_bytes(c.try_into().ok()?)),
             (3, c) if c.len() == 4 => return Some(i32::from_le_bytes(c.try_into().ok()?).into()),
             (9, c) if c.len() == 8 => return Some(i64::from_le_bytes(c.try_into().ok()?) as f64),
-            (14, c) if c.len() == 2 => return Some(bfloat16(u16::from_le_bytes(c.try_into().ok()?))),
-            (19, c) if c.len() == 2 => return Some(half(u16::from_le_bytes(c.try_into().ok()?))),
+            (14, c) if c.len() == 2 => return Some(bf16::from_le_bytes(c.try_into().ok()?).to_f64()),
+            (19, c) if c.len() == 2 => return Some(f16::from_le_bytes(c.try_into().ok()?).to_f64()),
             (_, []) => {}
             _ => return None,
         }
@@ -97,29 +118,15 @@ impl Tensor {
             ([], [x], [], [], []) => Some(*x),
             ([], [], [x], [], []) => Some((*x).into()),
             ([], [], [], [x], []) => Some(*x as f64),
-            ([], [], [], [], [x]) if self.dtype == 14 => Some(bfloat16(*x as u16)),
-            ([], [], [], [], [x]) => Some(half(*x as u16)),
+            ([], [], [], [], [x]) if self.dtype == 14 => Some(bf16::from_bits(*x as u16).to_f64()),
+            ([], [], [], [], [x]) => Some(f16::from_bits(*x as u16).to_f64()),
             _ => None,
         }
     }
 }
 
-fn bfloat16(bits: u16) -> f64 {
-    f32::from_bits(u32::from(bits) << 16).into()
-}
-
-fn half(bits: u16) -> f64 {
-    let sign = if bits >> 15 == 0 { 1.0 } else { -1.0 };
-    let (exponent, fraction) = (i32::from(bits >> 10 & 31), f64::from(bits & 1023) / 1024.0);
-    sign * match exponent {
-        0 => fraction * 2f64.powi(-14),
-        31 if fraction == 0.0 => f64::INFINITY,
-        31 => f64::NAN,
-        e => (1.0 + fraction) * 2f64.powi(e - 15),
-    }
-}
-
-/// TensorFlow stores checksums rotated and shifted, since a checksum of data that holds checksums is weak.
+/// TensorFlow stores checksums rotated and shifted, since a checksum of data that holds checksums is
+/// weak.
 fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -127,81 +134,113 @@ fn masked_crc(data: &[u8]) -> u32 {
 /// The length in a record's head, if its checksum is right.
 fn head(bytes: &[u8]) -> Option<u64> {
     let length = bytes.first_chunk::<8>()?;
-    let crc = u32::from_le_bytes(*bytes.get(8..12)?.first_chunk()?);
+    let crc = u32::from_le_bytes(*bytes.get(8..HEAD)?.first_chunk()?);
     let value = u64::from_le_bytes(*length);
     (masked_crc(length) == crc && value <= MAX_LENGTH).then_some(value)
 }
 
-/// What [`read_records`] did with its input.
+/// How far [`read_records`] came.
 #[derive(Debug, Default, PartialEq)]
-struct Done {
-    consumed: usize,
-    /// Length of a large record that begins there and is to be stepped over.
-    step_over: u64,
+struct Consumed {
+    bytes: usize,
+    /// Length of a large record that begins there and is to be skipped.
+    skip: u64,
 }
 
-/// Hands every whole record to `take`, until it says stop.
-fn read_records(data: &[u8], counters: &mut Counters, mut take: impl FnMut(&[u8]) -> bool) -> Done {
+/// Passes every whole record to `take` until it returns `false`. `search` is the number of bytes that
+/// may still be searched for the next record after damage.
+fn read_records(
+    data: &[u8],
+    search: &mut usize,
+    counters: &mut Counters,
+    mut take: impl FnMut(&[u8]) -> bool,
+) -> Consumed {
     let mut at = 0;
-    while data.len() - at >= 12 {
+    while data.len() - at >= HEAD {
         let rest = &data[at..];
         let Some(length) = head(rest) else {
             // Some file systems show zeros before the bytes arrive.
-            if rest.iter().all(|&b| b == 0) {
+            if *search == 0 || rest.iter().all(|&b| b == 0) {
                 break;
             }
-            counters.bad_records += 1;
-            let next = (1..=rest.len() - 12).find(|&i| head(&rest[i..]).is_some());
+            counters.bad_records = counters.bad_records.saturating_add(1);
             // The last bytes may be the beginning of a head.
-            at += next.unwrap_or(rest.len() - 11);
+            let end = (rest.len() - HEAD + 1).min(*search + 1);
+            let next = (1..end).find(|&i| head(&rest[i..]).is_some()).unwrap_or(end);
+            *search = search.saturating_sub(next);
+            at += next;
             continue;
         };
         if length > MAX_RECORD {
-            return Done { consumed: at, step_over: length + 16 };
+            return Consumed { bytes: at, skip: length + 16 };
         }
-        let end = 12 + length as usize;
-        let Some(crc) = rest.get(end..end + 4) else { break };
-        let (body, crc) = (&rest[12..end], u32::from_le_bytes(*crc.first_chunk().unwrap_or(&[0; 4])));
+        let end = HEAD + length as usize;
+        let Some(crc) = rest.get(end..).and_then(|tail| tail.first_chunk()) else { break };
+        let body = &rest[HEAD..end];
         at += end + 4;
-        if masked_crc(body) != crc {
-            counters.bad_records += 1;
+        if masked_crc(body) != u32::from_le_bytes(*crc) {
+            counters.bad_records = counters.bad_records.saturating_add(1);
         } else if !take(body) {
             break;
         }
     }
-    Done { consumed: at, step_over: 0 }
+    Consumed { bytes: at, skip: 0 }
+}
+
+/// What one call may still do.
+#[derive(Debug)]
+struct Allowance {
+    windows: usize,
+    search: usize,
+}
+
+impl Allowance {
+    fn is_used_up(&self) -> bool {
+        self.windows == 0 || self.search == 0
+    }
 }
 
 /// Follows one event file.
 #[derive(Debug)]
 struct EventFile {
+    path: PathBuf,
     tail: FileTail,
-    /// What stands in front of the tags.
+    /// Put in front of the tags.
     prefix: String,
     idle: u32,
 }
 
 impl EventFile {
-    fn poll(&mut self, most: usize, counters: &mut Counters, batch: &mut Batch) -> io::Result<()> {
-        for _ in 0..4 {
+    fn poll(
+        &mut self,
+        max: usize,
+        allowance: &mut Allowance,
+        counters: &mut Counters,
+        batch: &mut Batch,
+    ) -> io::Result<()> {
+        for _ in 0..FILE_WINDOWS {
+            if allowance.is_used_up() {
+                break;
+            }
             match self.tail.fill()? {
-                Change::Same => return Ok(()),
+                Change::Same => break,
                 Change::More => {}
-                Change::Rotated | Change::Rewritten => counters.restarts += 1,
+                Change::Rotated | Change::Rewritten => counters.restarts = counters.restarts.saturating_add(1),
             }
             self.idle = 0;
+            allowance.windows -= 1;
             let mut found = Counters::default();
-            let done = read_records(self.tail.data(), &mut found, |body| {
+            let consumed = read_records(self.tail.data(), &mut allowance.search, &mut found, |body| {
                 read_event(body, &self.prefix, counters, batch);
-                batch.readings.len() < most
+                batch.readings.len() < max
             });
             *counters += found;
-            self.tail.consume(done.consumed);
-            if done.step_over > 0 && self.tail.skip(done.step_over) {
-                counters.bad_records += 1;
+            self.tail.consume(consumed.bytes);
+            if consumed.skip > 0 && self.tail.skip(consumed.skip) {
+                counters.bad_records = counters.bad_records.saturating_add(1);
             }
-            if batch.readings.len() >= most {
-                return Ok(());
+            if batch.readings.len() >= max {
+                break;
             }
         }
         Ok(())
@@ -210,13 +249,13 @@ impl EventFile {
 
 fn read_event(body: &[u8], prefix: &str, counters: &mut Counters, batch: &mut Batch) {
     let Ok(event) = Event::decode(body) else {
-        counters.bad_records += 1;
+        counters.bad_records = counters.bad_records.saturating_add(1);
         return;
     };
     for value in event.summary.into_iter().flat_map(|s| s.value) {
         let Some(x) = value.simple_value.map(f64::from).or_else(|| value.tensor.as_ref()?.scalar()) else { continue };
         if value.tag.is_empty() || value.tag.len() + prefix.len() > MAX_NAME {
-            counters.dropped_readings += 1;
+            counters.dropped_readings = counters.dropped_readings.saturating_add(1);
             continue;
         }
         match vet(x) {
@@ -226,7 +265,7 @@ fn read_event(body: &[u8], prefix: &str, counters: &mut Counters, batch: &mut Ba
                 step: u64::try_from(event.step).ok(),
                 total: None,
             }),
-            Number::Bad => counters.bad_values += 1,
+            Number::Bad => counters.bad_values = counters.bad_values.saturating_add(1),
         }
     }
 }
@@ -235,39 +274,43 @@ fn read_event(body: &[u8], prefix: &str, counters: &mut Counters, batch: &mut Ba
 #[derive(Debug)]
 pub struct EventFiles {
     root: Arc<Root>,
-    files: BTreeMap<PathBuf, EventFile>,
+    /// Sorted by path.
+    files: Vec<EventFile>,
+    /// Index of the file that the next call begins with.
+    next: usize,
     counters: Counters,
     calls: u32,
 }
 
 impl EventFiles {
-    /// `positions` is what an earlier one left.
+    /// `positions` are the stored ones.
     pub fn new(root: Arc<Root>, positions: BTreeMap<PathBuf, Position>) -> EventFiles {
-        let mut files = EventFiles { root, files: BTreeMap::new(), counters: Counters::default(), calls: 0 };
+        let mut files = EventFiles { root, files: Vec::new(), next: 0, counters: Counters::default(), calls: 0 };
         for (path, position) in positions {
             files.add(&path, position);
         }
         files
     }
 
-    /// Follows the file at `path`, relative to the root, from now on.
-    pub fn found(&mut self, path: &Path) {
-        if !self.files.contains_key(path) {
-            self.add(path, Position::default());
-        }
+    /// Follows the file at `path`, relative to the root, from now on. `true` if it is a new one.
+    pub fn follow(&mut self, path: &Path) -> bool {
+        self.add(path, Position::default())
     }
 
-    fn add(&mut self, path: &Path, position: Position) {
+    fn add(&mut self, path: &Path, position: Position) -> bool {
+        let Err(place) = self.files.binary_search_by(|file| file.path.as_path().cmp(path)) else { return false };
         if self.files.len() >= MAX_FILES {
-            self.counters.failures += 1;
-            return;
+            self.counters.failures = self.counters.failures.saturating_add(1);
+            return false;
         }
         let tail = FileTail::new(self.root.clone(), path, position, false);
-        self.files.insert(path.to_path_buf(), EventFile { tail, prefix: prefix(path), idle: 0 });
+        let file = EventFile { path: path.to_path_buf(), tail, prefix: prefix(path), idle: 0 };
+        self.files.insert(place, file);
+        true
     }
 
     pub fn positions(&self) -> BTreeMap<PathBuf, Position> {
-        self.files.iter().map(|(path, file)| (path.clone(), file.tail.position())).collect()
+        self.files.iter().map(|file| (file.path.clone(), file.tail.position())).collect()
     }
 
     pub fn counters(&self) -> Counters {
@@ -278,32 +321,36 @@ impl EventFiles {
         self.files.is_empty()
     }
 
-    /// Reads what is new in any file, until `batch` holds `most` readings; the rest comes with the next call.
-    pub fn poll(&mut self, most: usize, batch: &mut Batch) {
+    /// Reads new records of all files until `batch` holds `max` readings or the call has used up its
+    /// allowance. The rest comes with the next call.
+    pub fn poll(&mut self, max: usize, batch: &mut Batch) {
         self.calls = self.calls.wrapping_add(1);
-        for file in self.files.values_mut() {
+        let mut allowance = Allowance { windows: ROUND_WINDOWS, search: ROUND_SEARCH_BYTES };
+        let (count, first) = (self.files.len(), self.next);
+        self.next = 0;
+        for i in (0..count).map(|i| (first + i) % count) {
+            let file = &mut self.files[i];
             file.idle = file.idle.saturating_add(1);
             if file.idle > IDLE_AFTER && !self.calls.is_multiple_of(IDLE_EVERY) {
                 continue;
             }
-            if file.poll(most, &mut self.counters, batch).is_err() {
-                self.counters.failures += 1;
+            if file.poll(max, &mut allowance, &mut self.counters, batch).is_err() {
+                self.counters.failures = self.counters.failures.saturating_add(1);
             }
-            if batch.readings.len() >= most {
+            if batch.readings.len() >= max || allowance.is_used_up() {
+                self.next = (i + 1) % count;
                 return;
             }
         }
     }
 }
 
-/// The name of the file's folder, if it tells training from validation.
+/// The name of the file's folder with a slash, if it separates training from validation.
 fn prefix(path: &Path) -> String {
     let folder = path.parent().and_then(Path::file_name).and_then(|n| n.to_str()).unwrap_or("");
     let lower = folder.to_ascii_lowercase();
-    let tells = ["train", "val", "eval", "test", "dev"]
-        .iter()
-        .any(|w| lower.split(['_', '-', '.', ' ']).any(|part| part.starts_with(w)));
-    if tells && folder.len() <= 32 { format!("{folder}/") } else { String::new() }
+    let splits = SPLIT_FOLDERS.iter().any(|w| lower.split(['_', '-', '.', ' ']).any(|part| part.starts_with(w)));
+    if splits && folder.len() <= 32 { format!("{folder}/") } else { String::new() }
 }
 
 #[cfg(test)]
@@ -316,9 +363,9 @@ mod tests {
         [&length[..], &masked_crc(&length).to_le_bytes(), body, &masked_crc(body).to_le_bytes()].concat()
     }
 
-    fn bodies(data: &[u8]) -> (Vec<Vec<u8>>, Done, Counters) {
+    fn bodies(data: &[u8]) -> (Vec<Vec<u8>>, Consumed, Counters) {
         let (mut out, mut counters) = (Vec::new(), Counters::default());
-        let done = read_records(data, &mut counters, |body| {
+        let done = read_records(data, &mut (1 << 30), &mut counters, |body| {
             out.push(body.to_vec());
             true
         });
@@ -326,14 +373,19 @@ mod tests {
     }
 
     #[test]
-    fn half_precision() {
-        for (bits, value) in
-            [(0x3c00, 1.0), (0xc000, -2.0), (0x3555, 0.333251953125), (0x0001, 5.960464477539063e-8), (0, 0.0)]
-        {
-            assert_eq!(half(bits), value);
-        }
-        assert!(half(0x7c00).is_infinite() && half(0x7e00).is_nan());
-        assert_eq!(bfloat16(0x3fc0), 1.5);
+    fn scalars_of_all_element_types() {
+        let content = |dtype, content: &[u8]| Tensor { dtype, content: content.to_vec(), ..Tensor::default() }.scalar();
+        assert_eq!(content(1, &1.5f32.to_le_bytes()), Some(1.5));
+        assert_eq!(content(2, &(-2.5f64).to_le_bytes()), Some(-2.5));
+        assert_eq!(content(3, &(-7i32).to_le_bytes()), Some(-7.0));
+        assert_eq!(content(9, &7i64.to_le_bytes()), Some(7.0));
+        assert_eq!(content(14, &0x3fc0u16.to_le_bytes()), Some(1.5));
+        assert_eq!(content(19, &0x3555u16.to_le_bytes()), Some(0.333251953125));
+        assert_eq!((content(19, &[0; 4]), content(77, &[0; 2])), (None, None));
+        let halves = |dtype, bits| Tensor { dtype, halves: vec![bits], ..Tensor::default() }.scalar();
+        assert_eq!((halves(14, 0x3fc0), halves(19, 0x3c00), halves(19, 0xc000)), (Some(1.5), Some(1.0), Some(-2.0)));
+        assert_eq!(halves(19, 1), Some(5.960464477539063e-8));
+        assert!(halves(19, 0x7c00).is_some_and(f64::is_infinite) && halves(19, 0x7e00).is_some_and(f64::is_nan));
     }
 
     #[test]
@@ -343,7 +395,7 @@ mod tests {
         data[a.len() + 13] ^= 1;
         let (out, done, counters) = bodies(&data);
         assert_eq!(
-            (out, done.consumed, counters.bad_records),
+            (out, done.bytes, counters.bad_records),
             (vec![b"first".to_vec(), b"third".to_vec()], data.len(), 1)
         );
 
@@ -351,26 +403,55 @@ mod tests {
         data[a.len() + 2] ^= 1;
         let (out, done, counters) = bodies(&data);
         assert_eq!(
-            (out, done.consumed, counters.bad_records),
+            (out, done.bytes, counters.bad_records),
             (vec![b"first".to_vec(), b"third".to_vec()], data.len(), 1)
         );
 
         let zeros = [a.clone(), vec![0; 100]].concat();
-        assert_eq!(bodies(&zeros).1.consumed, a.len(), "zeros may still become a record");
+        assert_eq!(bodies(&zeros).1.bytes, a.len(), "zeros may still become a record");
     }
 
     #[test]
     fn record_bombs_cost_nothing() {
         let length = (MAX_RECORD + 1).to_le_bytes();
         let large = [&length[..], &masked_crc(&length).to_le_bytes(), b"xxxxxxxx"].concat();
-        assert_eq!(bodies(&large).1, Done { consumed: 0, step_over: MAX_RECORD + 17 });
+        assert_eq!(bodies(&large).1, Consumed { bytes: 0, skip: MAX_RECORD + 17 });
         let length = (1u64 << 60).to_le_bytes();
         let bomb = [&length[..], &masked_crc(&length).to_le_bytes(), &record(b"after")[..]].concat();
         assert_eq!(bodies(&bomb).0, [b"after".to_vec()]);
     }
 
     #[test]
-    fn folders_that_tell_training_from_validation() {
+    fn garbage_costs_a_bounded_search_in_each_round() {
+        let garbage = vec![0x5a; 3 * ROUND_SEARCH_BYTES];
+        let mut search = 1000;
+        let consumed = read_records(&garbage, &mut search, &mut Counters::default(), |_| true);
+        assert_eq!((consumed.bytes, search), (1001, 0));
+        let again = read_records(&garbage, &mut search, &mut Counters::default(), |_| true);
+        assert_eq!(again.bytes, 0, "nothing is searched without an allowance");
+
+        let temporary = tempfile::tempdir().unwrap();
+        let mut files = EventFiles::new(Arc::new(Root::open(temporary.path()).unwrap()), BTreeMap::new());
+        let offset = |files: &EventFiles, i: usize| {
+            let position = serde_json::to_value(files.files[i].tail.position()).unwrap();
+            position["offset"].as_u64().unwrap() as usize
+        };
+        for name in ["a.tfevents", "b.tfevents"] {
+            std::fs::write(temporary.path().join(name), [&garbage[..], &record(b"x")].concat()).unwrap();
+            assert!(files.follow(Path::new(name)) && !files.follow(Path::new(name)));
+        }
+        let mut before = 0;
+        for round in 0..12 {
+            files.poll(10, &mut Batch::default());
+            let now = offset(&files, 0) + offset(&files, 1);
+            assert!(now - before <= ROUND_SEARCH_BYTES + 64, "round {round}: {before} to {now}");
+            before = now;
+        }
+        assert_eq!(before, 2 * (garbage.len() + record(b"x").len()), "both files are read to their end");
+    }
+
+    #[test]
+    fn folders_that_separate_training_from_validation() {
         assert_eq!(prefix(Path::new("logs/validation/events.out.tfevents.1")), "validation/");
         assert_eq!(prefix(Path::new("runs/loss_train/events.out.tfevents.1")), "loss_train/");
         assert_eq!(prefix(Path::new("runs/Nov15_12-00-00_host/events.out.tfevents.1")), "");
@@ -385,10 +466,10 @@ mod tests {
             let cut = cut.min(data.len());
             let (mut out, first, counters) = bodies(&data[..cut]);
             prop_assert_eq!(counters, Counters::default());
-            let (rest, second, _) = bodies(&data[first.consumed..]);
+            let (rest, second, _) = bodies(&data[first.bytes..]);
             out.extend(rest);
             prop_assert_eq!(out.len(), sizes.len());
-            prop_assert_eq!(first.consumed + second.consumed, data.len());
+            prop_assert_eq!(first.bytes + second.bytes, data.len());
         }
 
         #[test]
@@ -404,7 +485,7 @@ mod tests {
             let i = flip.index(chain.len());
             chain[i] ^= 0x40;
             let mut batch = Batch::default();
-            read_records(&chain, &mut Counters::default(), |body| {
+            read_records(&chain, &mut 1000, &mut Counters::default(), |body| {
                 read_event(body, "", &mut Counters::default(), &mut batch);
                 true
             });

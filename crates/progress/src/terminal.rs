@@ -1,19 +1,22 @@
 //! From the raw bytes of a terminal to plain lines.
 //!
-//! Progress bars redraw themselves with carriage returns, backspaces and cursor movements; each redraw is one *line* to us. Colours, titles and
-//! other escape sequences vanish. The machine takes one byte at a time, so where the input is cut does not matter, and keeps
-//! at most [`MAX_LINE`] bytes: a longer line is thrown away whole and counted, since its end (and thus its last number) is not known.
+//! Progress bars redraw themselves with carriage returns, backspaces and cursor movements; each
+//! redraw becomes one *line*. Colours, titles and other escape sequences are removed. The state
+//! machine takes one byte at a time, so the places where the input is cut do not matter. It keeps at
+//! most [`MAX_LINE`] bytes: a longer line is dropped whole and counted, because its end, and thus its
+//! last number, is unknown.
 
 use serde::{Deserialize, Serialize};
 
-/// The longest line that is looked at. Trainer bars and dicts are a few hundred bytes.
-pub(super) const MAX_LINE: usize = 8 * 1024;
+/// The longest line that is parsed, in bytes. Bars and dicts of trainers are a few hundred bytes.
+pub(crate) const MAX_LINE: usize = 8 * 1024;
 
-/// An escape sequence that is still open after this many bytes is taken for garbage; the longest honest ones are hyperlinks.
+/// An escape sequence that is still open after this many bytes is garbage. The longest honest ones
+/// are hyperlinks.
 const MAX_ESCAPE: u16 = 2048;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Terminal {
+pub(crate) struct Terminal {
     #[serde(with = "bytes_as_text")]
     line: Vec<u8>,
     overlong: bool,
@@ -27,11 +30,13 @@ enum State {
     Escape,
     /// Within `ESC [ …`.
     Csi {
-        seen: u16,
+        #[serde(rename = "seen")]
+        length: u16,
     },
     /// Within a string sequence (title, hyperlink), which ends with BEL or `ESC \`.
     Text {
-        seen: u16,
+        #[serde(rename = "seen")]
+        length: u16,
         escape: bool,
     },
     /// One more byte belongs to the sequence (`ESC ( B`).
@@ -39,8 +44,9 @@ enum State {
 }
 
 impl Terminal {
-    /// Feeds bytes; hands every finished line that is not empty to `take`. Gives the number of lines that were too long.
-    pub(super) fn feed(&mut self, mut bytes: &[u8], mut take: impl FnMut(&[u8])) -> u64 {
+    /// Passes every finished line of `bytes` that is not empty to `take`. Returns the number of lines
+    /// that were too long.
+    pub(crate) fn feed(&mut self, mut bytes: &[u8], mut take: impl FnMut(&[u8])) -> u64 {
         let mut overlong = 0;
         while let Some((&b, rest)) = bytes.split_first() {
             if self.state == State::Ground {
@@ -59,13 +65,13 @@ impl Terminal {
         overlong
     }
 
-    /// Hands over what is left after the last line end.
-    pub(super) fn finish(&mut self, mut take: impl FnMut(&[u8])) -> u64 {
+    /// Passes the text after the last line end to `take`.
+    pub(crate) fn finish(&mut self, mut take: impl FnMut(&[u8])) -> u64 {
         self.end(&mut take)
     }
 
-    /// Forgets the line begun and everything up to its end.
-    pub(super) fn skip_line(&mut self) {
+    /// Drops the current line up to its end.
+    pub(crate) fn skip_line(&mut self) {
         self.line.clear();
         self.overlong = true;
     }
@@ -108,32 +114,33 @@ impl Terminal {
                 _ => (State::Ground, false),
             },
             State::Escape => match b {
-                b'[' => (State::Csi { seen: 0 }, false),
-                b']' | b'P' | b'X' | b'^' | b'_' => (State::Text { seen: 0, escape: false }, false),
+                b'[' => (State::Csi { length: 0 }, false),
+                b']' | b'P' | b'X' | b'^' | b'_' => (State::Text { length: 0, escape: false }, false),
                 b'(' | b')' | b'*' | b'+' | b'#' | b' ' | b'%' => (State::One, false),
                 0x1b => (State::Escape, false),
                 _ => (State::Ground, false),
             },
             State::One => (State::Ground, false),
-            State::Csi { seen } => match b {
-                // Cursor movements and the clearing of the screen leave the line; colours and erasing to its end do not.
+            State::Csi { length } => match b {
+                // Cursor movements and the clearing of the screen leave the line. Colours and erasing
+                // to the end of the line do not.
                 b'A'..=b'H' | b'J' | b'd' | b'f' => (State::Ground, true),
                 0x40..=0x7e => (State::Ground, false),
                 0x1b => (State::Escape, false),
-                _ if seen >= MAX_ESCAPE => (State::Ground, false),
-                _ => (State::Csi { seen: seen + 1 }, false),
+                _ if length >= MAX_ESCAPE => (State::Ground, false),
+                _ => (State::Csi { length: length + 1 }, false),
             },
             State::Text { escape: true, .. } if b == b'\\' => (State::Ground, false),
             State::Text { .. } if b == 0x07 => (State::Ground, false),
-            State::Text { seen, .. } if seen >= MAX_ESCAPE => (State::Ground, false),
-            State::Text { seen, .. } => (State::Text { seen: seen + 1, escape: b == 0x1b }, false),
+            State::Text { length, .. } if length >= MAX_ESCAPE => (State::Ground, false),
+            State::Text { length, .. } => (State::Text { length: length + 1, escape: b == 0x1b }, false),
         };
         self.state = next;
         ends
     }
 }
 
-/// Lines are bytes of any kind; kept as Latin-1 text they survive JSON unchanged and stay readable.
+/// A line may hold any bytes. Stored as Latin-1 text it survives JSON unchanged and stays readable.
 mod bytes_as_text {
     use serde::{Deserialize, Deserializer, Serializer};
 

@@ -1,9 +1,11 @@
-//! One job followed by all its ways: which source counts, what a restart keeps, what a flood costs.
+//! All sources of one job: which one counts, what a restart keeps, what a flood costs.
 
 use gainshare_core::model::Time;
-use gainshare_progress::{Collector, CollectorState, MetricSpec, Reading, Source, Update};
+use gainshare_progress::{Collector, CollectorState, Goal, MetricSpec, Reading, Source, Update};
+use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -137,4 +139,61 @@ fn a_job_in_a_folder_that_is_gone_is_still_followed() {
     assert_eq!(values(&job.poll(at(0.0))), [] as [f64; 0]);
     assert_eq!(values(&job.output(at(0.0), b"loss: 1")), [] as [f64; 0]);
     assert_eq!(values(&job.finish(at(1.0))), [1.0], "the last line counts without its end");
+}
+
+/// One record of an event file with the scalar `loss`.
+fn event(step: u8, loss: f32) -> Vec<u8> {
+    let value = [&[0x0a, 4][..], b"loss", &[0x15], &loss.to_le_bytes()].concat();
+    let summary = [&[0x0a, value.len() as u8][..], &value].concat();
+    let body = [&[0x10, step, 0x2a, summary.len() as u8][..], &summary].concat();
+    let crc = |data: &[u8]| crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes();
+    let length = (body.len() as u64).to_le_bytes();
+    [&length[..], &crc(&length), &body, &crc(&body)].concat()
+}
+
+#[test]
+fn a_file_name_that_is_not_text_survives_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(OsStr::from_bytes(b"x\xff.tfevents.1"));
+    let mut state = CollectorState::default();
+    let mut got = Vec::new();
+    for i in 0..3u8 {
+        OpenOptions::new().append(true).create(true).open(&file).unwrap().write_all(&event(i, f32::from(i))).unwrap();
+        let mut job =
+            Collector::new(&MetricSpec::default(), Some(folder.path()), SystemTime::UNIX_EPOCH, state).unwrap();
+        got.extend(values(&job.poll(at(f64::from(i)))));
+        state = serde_json::from_str(&serde_json::to_string(&job.state()).unwrap()).unwrap();
+    }
+    assert_eq!(got, [0.0, 1.0, 2.0], "each once");
+}
+
+#[test]
+fn the_goal_decides_which_metric_is_followed() {
+    let metric = |goal| {
+        let spec = MetricSpec { goal, ..MetricSpec::default() };
+        let mut job = Collector::new(&spec, None, SystemTime::UNIX_EPOCH, CollectorState::default()).unwrap();
+        let update = job.output(at(0.0), b"loss: 2 lr: 0.1\nval_acc: 0.5\n");
+        (values(&update), job.metric().map(str::to_owned))
+    };
+    assert_eq!(metric(None), (vec![2.0], Some("loss".into())));
+    assert_eq!(metric(Some(Goal::Maximize)), (vec![0.5], Some("val_acc".into())));
+}
+
+#[test]
+fn states_of_earlier_versions_are_readable() {
+    let old = r#"{"chooser": {"named": null, "chosen": "loss", "reports": 3}, "source": "output",
+        "output": {"terminal": {"line": "lo", "overlong": false, "state": {"Csi": {"seen": 1}}},
+            "course": {"epoch": null, "bars": [{"drawn": true, "length": 9, "at": 1, "passes": 0}],
+                "last_step": null, "fractional": false},
+            "seen": {"loss": [1.0, null]}},
+        "events": {"a.tfevents": {"device": 1, "inode": 2, "offset": 3, "mark": 0, "mark_len": 0}},
+        "file": ["m.csv", {"position": {"device": 1, "inode": 2, "offset": 3, "mark": 0, "mark_len": 0},
+            "decoder": {"form": {"csv": {"delimiter": ","}}, "columns": ["loss"], "skipping": false,
+                "given": {"count": 1, "head": [1], "all": 2}, "again": null}}],
+        "counters": {"bad_values": 5, "long_lines": 0, "dropped_readings": 0, "flooded_lines": 0,
+            "bad_records": 0, "restarts": 0, "failures": 0}}"#;
+    let state: CollectorState = serde_json::from_str(old).unwrap();
+    let mut job = Collector::new(&MetricSpec::default(), None, SystemTime::UNIX_EPOCH, state).unwrap();
+    assert_eq!((job.metric(), job.counters().bad_values), (Some("loss"), 5));
+    assert_eq!(values(&job.output(at(0.0), b"mss: 0.5\n")), [0.5], "goes on in the middle of a line");
 }

@@ -1,4 +1,5 @@
-//! Metrics files and event files on a real file system: growth in pieces, rotation, truncation, rewriting, restarts of the reader.
+//! Metrics files and event files on a real file system: growth in pieces, rotation, truncation,
+//! rewriting, restarts of the reader.
 
 use gainshare_progress::{Batch, Change, EventFiles, FileState, FileTail, MetricsFile, Position, Root};
 use proptest::prelude::*;
@@ -34,7 +35,7 @@ impl Bench {
     }
 }
 
-/// What is new, as `metric=value@step`, read by a daemon that restarts after each look.
+/// New readings as `metric=value@step`, read by a daemon that restarts after each call.
 fn news(bench: &Bench, name: &str, file: &mut MetricsFile) -> Vec<String> {
     let mut batch = Batch::default();
     file.poll(usize::MAX, &mut batch).unwrap();
@@ -56,7 +57,7 @@ fn csv_as_lightning_rewrites_it() {
     assert_eq!(news(&bench, "m.csv", &mut file), ["train_loss=0.5@9"]);
     bench.append("m.csv", "\n");
     assert_eq!(news(&bench, "m.csv", &mut file), ["train_loss=0.4@19"]);
-    // A column appears: the whole file is written anew, here seen in the middle.
+    // A column appears: the whole file is rewritten, here read in the middle of that.
     fs::write(bench.at("m.csv"), "epoch,step,train_loss,val_loss\n0,9,0.5,\n").unwrap();
     assert!(news(&bench, "m.csv", &mut file).is_empty());
     bench.append("m.csv", "0,19,0.4,\n0,19,,0.45\n1,29,0.3,\n");
@@ -120,6 +121,36 @@ fn rotation_reads_the_old_file_to_its_end() {
 }
 
 #[test]
+fn a_metrics_file_that_is_gone_after_a_restart_ends_quietly() {
+    let bench = Bench::new();
+    let mut file = bench.follow("m.csv", FileState::default());
+    bench.append("m.csv", format!("step,loss\n{}", "1,0.5\n".repeat(100)));
+    file.poll(usize::MAX, &mut Batch::default()).unwrap();
+    let stored: FileState = serde_json::from_str(&serde_json::to_string(&file.state()).unwrap()).unwrap();
+    fs::remove_file(bench.at("m.csv")).unwrap();
+    let mut file = bench.follow("m.csv", stored.clone());
+    let mut batch = Batch::default();
+    file.finish(&mut batch).unwrap();
+    assert_eq!((batch, file.state()), (Batch::default(), stored));
+}
+
+#[test]
+fn the_end_of_a_job_reads_a_bounded_piece() {
+    let bench = Bench::new();
+    let rows: String = (0..200_000).map(|i| format!("{i},{}\n", 2_000_000 - i)).collect();
+    bench.append("m.csv", format!("step,loss\n{rows}200000,0.5"));
+    let mut file = bench.follow("m.csv", FileState::default());
+    let mut batch = Batch::default();
+    file.finish(&mut batch).unwrap();
+    assert!((1..=4097).contains(&batch.readings.len()), "{}", batch.readings.len());
+    let last = batch.readings.last().unwrap();
+    assert_eq!((last.metric.as_str(), last.value, last.step), ("loss", 0.5, Some(200_000)));
+    let steps: Vec<_> = batch.readings.iter().map(|r| r.step.unwrap()).collect();
+    assert!(steps.windows(2).all(|w| w[0] + 1 == w[1]), "the newest rows, without a gap");
+    assert!(file.counters().flooded_lines > 0 && file.counters().dropped_readings > 0);
+}
+
+#[test]
 fn a_huge_line_is_passed_over() {
     let bench = Bench::new();
     bench.append("m", "loss=1\n");
@@ -168,7 +199,8 @@ fn act() -> impl Strategy<Value = Act> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Numbered lines through any sequence of events, with a look after each: every line is given exactly once.
+    /// Numbered lines through any sequence of events, read after each: every line is given exactly
+    /// once.
     #[test]
     fn no_line_is_lost_or_doubled(acts in proptest::collection::vec(act(), 1..40)) {
         let bench = Bench::new();
@@ -218,7 +250,7 @@ proptest! {
         let bench = Bench::new();
         let mut file = bench.follow("m.csv", FileState::default());
         let mut events = EventFiles::new(bench.root.clone(), BTreeMap::new());
-        events.found(Path::new("m.csv"));
+        events.follow(Path::new("m.csv"));
         let mut batch = Batch::default();
         for chunk in chunks {
             bench.append("m.csv", chunk);

@@ -1,11 +1,13 @@
-//! What the output parser makes of the output of real trainers, and of garbage.
+//! The output parser on the output of real trainers, and on garbage.
 //!
-//! The texts are in the form in which the frameworks print them, shortened; `real_frameworks.rs` runs the frameworks themselves.
+//! The texts have the form in which the frameworks print them, shortened; `real_frameworks.rs` runs
+//! the frameworks themselves.
 
 use gainshare_progress::{Batch, OutputParser, Pattern, Progress, Unit};
 use proptest::prelude::*;
 
-/// Parses `input` at once and byte by byte, which must not differ, and shows the readings as `metric=value@step/total`.
+/// Parses `input` at once and byte by byte, which must not differ, and shows the readings as
+/// `metric=value@step/total`.
 fn parse_with(pattern: Option<Pattern>, input: &[u8]) -> (Vec<String>, Option<Progress>) {
     let run = |chunk: usize| {
         let mut parser = OutputParser::new(pattern.clone());

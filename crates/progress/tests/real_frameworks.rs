@@ -1,6 +1,9 @@
-//! The collectors against what real frameworks write and print, while the test runs: PyTorch with TensorBoard and tqdm, Keras on
-//! TensorFlow, Lightning, transformers' callbacks, prometheus_client. The scripts are in `frameworks/`; `frameworks/make-venv` makes
-//! their environment (`cargo xtask test` calls it beforehand; a missing one is made here).
+//! The collectors against what real frameworks write and print, while the test runs: PyTorch with
+//! TensorBoard and tqdm, Keras on TensorFlow, Lightning, transformers' callbacks, prometheus_client.
+//!
+//! The scripts are in `frameworks/`. They need a Python environment with the frameworks, so the tests
+//! are ignored by default; `cargo xtask test` makes the environment and runs them.
+//! `frameworks/make-venv` makes it for a run by hand; `GAINSHARE_TEST_VENV` says where.
 
 use gainshare_core::model::Time;
 use gainshare_progress::{
@@ -27,7 +30,8 @@ fn python() -> PathBuf {
     PathBuf::from(String::from_utf8(made.stdout).unwrap().trim()).join("bin/python")
 }
 
-/// Starts a script in `folder`. `terminal`: on a pseudo-terminal made by `script`, as under `gainshare run` on a terminal.
+/// Starts a script in `folder`. `terminal`: on a pseudo-terminal made by `script`, as under
+/// `gainshare run` on a terminal.
 fn start(name: &str, folder: &Path, terminal: bool) -> Child {
     let (python, script) = (python(), frameworks().join(name));
     let mut command = if terminal {
@@ -86,6 +90,7 @@ fn close(a: f64, b: f64) -> bool {
 }
 
 #[test]
+#[ignore = "needs the Python environment of tests/frameworks/make-venv"]
 fn keras() {
     let folder = tempfile::tempdir().unwrap();
     let started = SystemTime::now();
@@ -130,6 +135,7 @@ fn keras() {
 }
 
 #[test]
+#[ignore = "needs the Python environment of tests/frameworks/make-venv"]
 fn keras_into_a_pipe() {
     let folder = tempfile::tempdir().unwrap();
     let batch = parse(&run("keras_fit.py", folder.path(), false));
@@ -138,6 +144,7 @@ fn keras_into_a_pipe() {
 }
 
 #[test]
+#[ignore = "needs the Python environment of tests/frameworks/make-venv"]
 fn pytorch_with_tensorboard_and_tqdm() {
     let folder = tempfile::tempdir().unwrap();
     let started = SystemTime::now();
@@ -163,6 +170,7 @@ fn pytorch_with_tensorboard_and_tqdm() {
 }
 
 #[test]
+#[ignore = "needs the Python environment of tests/frameworks/make-venv"]
 fn pytorch_while_it_writes_and_the_daemon_restarts() {
     let folder = tempfile::tempdir().unwrap();
     let started = SystemTime::now();
@@ -195,6 +203,7 @@ fn pytorch_while_it_writes_and_the_daemon_restarts() {
 }
 
 #[test]
+#[ignore = "needs the Python environment of tests/frameworks/make-venv"]
 fn lightning() {
     let folder = tempfile::tempdir().unwrap();
     let started = SystemTime::now();
@@ -210,7 +219,7 @@ fn lightning() {
         stdout.read_to_end(&mut all).unwrap();
         all
     });
-    // Follow the CSV file while Lightning writes it, and writes it anew when val_loss appears.
+    // Follow the CSV file while Lightning writes it, and writes it again when val_loss appears.
     let root = Arc::new(Root::open(folder.path()).unwrap());
     let mut file =
         MetricsFile::new(root, Path::new("lightning_logs/version_0/metrics.csv"), None, FileState::default());
@@ -244,6 +253,7 @@ fn lightning() {
 }
 
 #[test]
+#[ignore = "needs the Python environment of tests/frameworks/make-venv"]
 fn transformers() {
     let folder = tempfile::tempdir().unwrap();
     // On a terminal, since the dicts go to one channel and the bar to the other.
@@ -256,6 +266,7 @@ fn transformers() {
 }
 
 #[test]
+#[ignore = "needs the Python environment of tests/frameworks/make-venv"]
 fn prometheus_client() {
     let mut child = Command::new(python())
         .arg(frameworks().join("prometheus_gauge.py"))

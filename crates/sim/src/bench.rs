@@ -3,9 +3,9 @@
 //! Traces are made up, so that the figures need no file; the number of jobs at which a figure was taken is part of its name. Everything but the times is the same on every
 //! run.
 
+use crate::trace::gang::GangOrder;
 use crate::trace::{Shape, offered_load, replay};
-use gainshare_core::control::Control;
-use gainshare_core::decide::gang::GangOrder;
+use gainshare_core::decider::Decider;
 use gainshare_core::model::{JobId, NodeId, PerResource, Span, Time};
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::signal::{Sample, Tracker};
@@ -65,7 +65,7 @@ fn event_cost_ns(n: usize) -> f64 {
 /// Milliseconds for one due decision over 1,000 jobs on one node, all reporting; the best of several.
 fn decision_ms(preset: Preset) -> f64 {
     const JOBS: u64 = 1_000;
-    let mut control = Control::new(Policy::from(preset));
+    let mut decider = Decider::new(Policy::from(preset));
     let mut trackers = vec![Tracker::default(); JOBS as usize];
     let mut best = f64::INFINITY;
     for round in 0..12u64 {
@@ -86,9 +86,9 @@ fn decision_ms(preset: Preset) -> f64 {
         let node = NodeView { id: NodeId(0), cores: 64.0, speed: 1.0, memory_bytes: 1 << 38, slots: None, idle: None };
         let view = View { now, nodes: vec![node], jobs: jobs.collect() };
         let begun = Instant::now();
-        let plan = control.step(&view);
+        let decision = decider.decide(view).decision();
         let took = begun.elapsed().as_secs_f64() * 1e3;
-        if round > 2 && plan.is_some() {
+        if round > 2 && decision.is_some() {
             best = best.min(took);
         }
     }
@@ -106,7 +106,7 @@ fn cluster_pass(preset: Preset) -> Value {
             NodeView { id: NodeId(i), cores, speed: 1.0, memory_bytes: 1 << 36, slots: Some(32), idle: None }
         })
         .collect();
-    let mut control = Control::new(Policy::from(preset));
+    let mut decider = Decider::new(Policy::from(preset));
     let mut jobs: BTreeMap<u64, PassJob> = BTreeMap::new();
     let (mut next, mut seconds, mut placed, mut placing_s, mut moved) = (0, vec![], 0, 0.0, 0);
     for round in 0..16u64 {
@@ -123,9 +123,9 @@ fn cluster_pass(preset: Preset) -> Value {
         let view =
             View { now, nodes: nodes.clone(), jobs: jobs.iter_mut().map(|(i, job)| job.go_on(*i, now)).collect() };
         let begun = Instant::now();
-        let plan = control.step(&view);
+        let decision = decider.decide(view).decision();
         let took = begun.elapsed().as_secs_f64();
-        let Some(plan) = plan else { continue };
+        let Some(plan) = decision.map(|d| d.plan) else { continue };
         // The first places everybody at once.
         if round > 0 {
             seconds.push(took);

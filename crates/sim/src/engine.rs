@@ -5,8 +5,8 @@
 //!
 //! **Approach.** Between two events every job works at a constant rate, so time jumps from event to event: an arrival, a job that is ready to work
 //! after its start or restore, a finish, a moment control asked for. Jobs are advanced in one step and the reports they made on the way are handed to
-//! their trackers with the times at which they were made. Then [`Control`] is asked until it has nothing more to say; every plan passes
-//! [`check`] and is carried out at once.
+//! their trackers with the times at which they were made. Then the [`Decider`] decides until nothing is due; every plan is checked and
+//! carried out at once.
 //!
 //! **Terms.** Events are ordered by (time, sequence number). A finish carries the version of the rate it was computed from; when the rate
 //! changes, the old event is void.
@@ -17,10 +17,10 @@
 use crate::outcome::{Course, JobOutcome, Migration, Outcome, Stay};
 use crate::random::Stream;
 use crate::world::{Actuator, World, deal, slowdown};
-use gainshare_core::check::check;
-use gainshare_core::control::Control;
+use gainshare_core::check::CheckedPlan;
+use gainshare_core::decider::{self, Decider, Decision};
 use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Time};
-use gainshare_core::plan::{Plan, Target};
+use gainshare_core::plan::Target;
 use gainshare_core::policy::{PlaceRule, Policy, Rank, ShareRule};
 use gainshare_core::signal::{Sample, Tracker};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
@@ -37,7 +37,7 @@ pub enum SimError {
     )]
     Stuck { at_s: f64, left: usize, first: String },
     #[error(
-        "control still wants to decide after {0} rounds at the same moment; this is a bug of the policy, please report it"
+        "the policy still wants to decide after {0} rounds at the same moment; this is a bug of the policy, please report it"
     )]
     Restless(usize),
 }
@@ -82,7 +82,7 @@ struct Live {
 /// One run.
 struct Run<'a> {
     world: &'a World,
-    control: Control,
+    decider: Decider,
     record: Record,
     clairvoyant: bool,
     reacts: bool,
@@ -96,6 +96,8 @@ struct Run<'a> {
     migrations: Vec<Migration>,
     events: u64,
     plans: u64,
+    /// Gets every decision, recorded.
+    observer: Option<&'a mut dyn FnMut(&Decision)>,
 }
 
 /// More rounds than any policy needs at one moment: starts change the view, which may lead to shares, which may lead to moves.
@@ -103,20 +105,14 @@ const ROUNDS: usize = 16;
 
 /// Runs `world` to its end under `policy`.
 pub fn run(world: &World, policy: &Policy, record: Record) -> Result<Outcome, SimError> {
-    let mut run = Run::new(world, policy, record);
-    while let Some(Reverse((at, _, event))) = run.heap.pop() {
-        run.now = at;
-        let mut anything = run.happen(event);
-        // What happens at the same moment is decided on together.
-        while run.heap.peek().is_some_and(|Reverse((t, _, _))| *t == at) {
-            let Some(Reverse((_, _, event))) = run.heap.pop() else { break };
-            anything |= run.happen(event);
-        }
-        if anything {
-            run.decide()?;
-        }
-    }
-    run.finish()
+    Run::new(world, policy, record).to_its_end()
+}
+
+/// As [`run`], and shows every decision to `observer` before it is carried out. Each can be recorded and replayed, which costs time.
+pub fn run_observed(world: &World, policy: &Policy, observer: &mut dyn FnMut(&Decision)) -> Result<Outcome, SimError> {
+    let mut run = Run::new(world, policy, Record::default());
+    run.observer = Some(observer);
+    run.to_its_end()
 }
 
 impl<'a> Run<'a> {
@@ -148,7 +144,7 @@ impl<'a> Run<'a> {
             record,
             clairvoyant: matches!(policy.share, ShareRule::Rank(Rank::Remaining)),
             reacts: policy.react_to_reports,
-            control: Control::new(policy),
+            decider: Decider::new(policy),
             now: Time::ZERO,
             heap: BinaryHeap::new(),
             sequence: 0,
@@ -158,11 +154,28 @@ impl<'a> Run<'a> {
             migrations: vec![],
             events: 0,
             plans: 0,
+            observer: None,
         };
         for (i, job) in world.jobs.iter().enumerate() {
             run.push(job.arrival, Event::Arrive(i));
         }
         run
+    }
+
+    fn to_its_end(mut self) -> Result<Outcome, SimError> {
+        while let Some(Reverse((at, _, event))) = self.heap.pop() {
+            self.now = at;
+            let mut anything = self.happen(event);
+            // What happens at the same moment is decided on together.
+            while self.heap.peek().is_some_and(|Reverse((t, _, _))| *t == at) {
+                let Some(Reverse((_, _, event))) = self.heap.pop() else { break };
+                anything |= self.happen(event);
+            }
+            if anything {
+                self.decide()?;
+            }
+        }
+        self.finish()
     }
 
     fn push(&mut self, at: Time, event: Event) {
@@ -361,7 +374,7 @@ impl<'a> Run<'a> {
                 priority: job.priority,
                 waits_for: vec![],
                 pinned: false,
-                most: None,
+                usable: None,
                 known_left_s: self.clairvoyant.then_some(left),
             }
         });
@@ -371,21 +384,32 @@ impl<'a> Run<'a> {
     fn decide(&mut self) -> Result<(), SimError> {
         for _ in 0..ROUNDS {
             let view = self.view();
-            let Some(plan) = self.control.step(&view) else {
-                self.ask_again();
-                return Ok(());
+            let outcome = match self.observer {
+                Some(_) => self.decider.decide_recorded(view),
+                None => self.decider.decide(view),
             };
-            self.plans += 1;
-            if let Some(violation) = check(&view, &plan).first() {
-                return Err(SimError::Unsound { at_s: self.now.as_secs_f64(), what: violation.to_string() });
+            match outcome {
+                decider::Outcome::NotDue => {
+                    self.ask_again();
+                    return Ok(());
+                }
+                decider::Outcome::Rejected(rejection) => {
+                    return Err(SimError::Unsound { at_s: self.now.as_secs_f64(), what: rejection.reasons() });
+                }
+                decider::Outcome::Decision(decision) => {
+                    self.plans += 1;
+                    if let Some(observer) = &mut self.observer {
+                        observer(&decision);
+                    }
+                    self.carry_out(&decision.plan);
+                }
             }
-            self.carry_out(&plan);
         }
         Err(SimError::Restless(ROUNDS))
     }
 
     fn ask_again(&mut self) {
-        let due = self.control.due().map(|d| d.max(Time(self.now.0 + 1)));
+        let due = self.decider.due().map(|d| d.max(Time(self.now.0 + 1)));
         if due != self.due {
             self.due = due;
             if let Some(at) = due {
@@ -394,7 +418,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn carry_out(&mut self, plan: &Plan) {
+    fn carry_out(&mut self, plan: &CheckedPlan) {
         let mut touched = vec![false; self.world.nodes.len()];
         for start in &plan.starts {
             let (job, node) = (start.job.0 as usize, start.node.0 as usize);

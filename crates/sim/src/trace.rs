@@ -4,9 +4,10 @@
 //! (`job_id,submission_time,duration,num_gpu`), and our own (`job,submitted_s,duration_s,devices,owner`; see `docs/traces.md`). Files that
 //! end in `.gz` are unpacked on the way.
 //!
-//! A trace job holds whole devices from start to end; it has no loss curve. Replaying therefore asks the queue of [`gainshare_core::decide::gang`], not the sharing
+//! A trace job holds whole devices from start to end; it has no loss curve. Replaying therefore asks the queue of [`gang`], not the sharing
 //! decisions.
 
+pub mod gang;
 mod generate;
 mod read;
 mod replay;

@@ -1,13 +1,13 @@
 //! MNIST-style classifier: two hidden layers over the pixels of a noisy drawn digit.
 
-use candle_core::Result;
-
-use super::{Batch, Model, Pictures, Pool, Score, tensor};
+use super::{Batch, Model, Pictures, Pool, Score};
 use crate::glyphs::{CLASSES, PIXELS};
-use crate::nn::{Dense, Params, accuracy, cross_entropy};
+use crate::nn::{Dense, Params, accuracy};
 use crate::rng::Rng;
+use crate::tape::Tape;
+use crate::tensor::Tensor;
 
-/// Strong enough that the classifier keeps making mistakes, and the loss flattens above zero.
+/// With this much noise the classifier keeps making mistakes, and the loss flattens above zero.
 const PIXEL_NOISE: f32 = 1.0;
 
 pub(crate) struct Mlp {
@@ -18,27 +18,31 @@ pub(crate) struct Mlp {
 }
 
 impl Mlp {
-    pub(crate) fn new(params: &mut Params, hidden: usize, seed: u64) -> Result<Self> {
-        Ok(Mlp {
+    pub(crate) fn new(params: &mut Params, hidden: usize, seed: u64) -> Self {
+        Mlp {
             pictures: Pictures::new(seed, PIXEL_NOISE),
-            first: Dense::new(params, "first", PIXELS, hidden)?,
-            second: Dense::new(params, "second", hidden, hidden)?,
-            output: Dense::new(params, "output", hidden, CLASSES)?,
-        })
+            first: Dense::new(params, "first", PIXELS, hidden),
+            second: Dense::new(params, "second", hidden, hidden),
+            output: Dense::new(params, "output", hidden, CLASSES),
+        }
     }
 }
 
 impl Model for Mlp {
-    fn batch(&self, pool: Pool, size: usize, rng: &mut Rng) -> Result<Batch> {
-        let (pixels, labels) = self.pictures.draw(pool, size, rng);
-        Ok(Batch { inputs: vec![tensor(pixels, &[size, PIXELS])?], targets: tensor(labels, &[size])? })
+    fn batch(&self, pool: Pool, size: usize, rng: &mut Rng) -> Batch {
+        let (pictures, labels) = self.pictures.draw(pool, size, rng);
+        Batch { inputs: vec![pictures], targets: Tensor::one_hot(&labels, CLASSES) }
     }
 
-    fn score(&self, batch: &Batch) -> Result<Score> {
-        let hidden = self.first.forward(&batch.inputs[0])?.relu()?;
-        let hidden = self.second.forward(&hidden)?.relu()?;
-        let logits = self.output.forward(&hidden)?;
-        let loss = cross_entropy(&logits, &batch.targets)?;
-        Ok(Score { loss, accuracy: Some(accuracy(&logits, &batch.targets)?) })
+    fn score<'a>(&self, tape: &mut Tape<'a>, batch: &'a Batch) -> Score {
+        let pictures = tape.data(&batch.inputs[0]);
+        let targets = tape.data(&batch.targets);
+        let hidden = self.first.forward(tape, pictures);
+        let hidden = tape.relu(hidden);
+        let hidden = self.second.forward(tape, hidden);
+        let hidden = tape.relu(hidden);
+        let logits = self.output.forward(tape, hidden);
+        let loss = tape.cross_entropy(logits, targets);
+        Score { loss, accuracy: Some(accuracy(tape.value(logits), &batch.targets)) }
     }
 }

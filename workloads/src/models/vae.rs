@@ -1,15 +1,17 @@
 //! Variational auto-encoder of drawn digits.
 //!
-//! One hidden layer on each side and a small latent space, as in the well-known examples of the large frameworks. The loss
-//! is the negative evidence lower bound: pixel cross-entropy plus the divergence of the latent code from a standard normal.
+//! The encoder and the decoder have one hidden layer each, and the latent code is small, as in the well-known
+//! examples of the large frameworks. The loss is the negative evidence lower bound: the cross-entropy of the
+//! pixels plus the divergence of the latent code from a standard normal distribution.
 
-use candle_core::{Result, Tensor};
-
-use super::{Batch, Model, Pictures, Pool, Score, tensor};
+use super::{Batch, Model, Pictures, Pool, Score};
 use crate::glyphs::PIXELS;
-use crate::nn::{Dense, Params, pixel_cross_entropy};
+use crate::nn::{Dense, Params};
 use crate::rng::Rng;
+use crate::tape::{Tape, Var};
+use crate::tensor::Tensor;
 
+/// Numbers of a latent code.
 const LATENT: usize = 16;
 
 pub(crate) struct Vae {
@@ -22,42 +24,59 @@ pub(crate) struct Vae {
 }
 
 impl Vae {
-    pub(crate) fn new(params: &mut Params, hidden: usize, seed: u64) -> Result<Self> {
-        Ok(Vae {
+    pub(crate) fn new(params: &mut Params, hidden: usize, seed: u64) -> Self {
+        Vae {
             pictures: Pictures::new(seed, 0.0),
-            encode: Dense::new(params, "encode", PIXELS, hidden)?,
-            mean: Dense::new(params, "mean", hidden, LATENT)?,
-            log_variance: Dense::new(params, "log_variance", hidden, LATENT)?,
-            widen: Dense::new(params, "widen", LATENT, hidden)?,
-            decode: Dense::new(params, "decode", hidden, PIXELS)?,
-        })
+            encode: Dense::new(params, "encode", PIXELS, hidden),
+            mean: Dense::new(params, "mean", hidden, LATENT),
+            log_variance: Dense::new(params, "log_variance", hidden, LATENT),
+            widen: Dense::new(params, "widen", LATENT, hidden),
+            decode: Dense::new(params, "decode", hidden, PIXELS),
+        }
     }
 }
 
 impl Model for Vae {
-    /// The second input is the noise of the latent code, so that scoring itself draws nothing.
-    fn batch(&self, pool: Pool, size: usize, rng: &mut Rng) -> Result<Batch> {
-        let (pixels, _) = self.pictures.draw(pool, size, rng);
-        let noise: Vec<f32> = (0..size * LATENT).map(|_| rng.normal()).collect();
-        let pictures = tensor(pixels, &[size, PIXELS])?;
-        Ok(Batch { inputs: vec![pictures.clone(), tensor(noise, &[size, LATENT])?], targets: pictures })
+    /// The input is the noise of the latent code, so that scoring draws no random numbers; the targets are the
+    /// pictures.
+    fn batch(&self, pool: Pool, size: usize, rng: &mut Rng) -> Batch {
+        let (pictures, _) = self.pictures.draw(pool, size, rng);
+        let noise = (0..size * LATENT).map(|_| rng.normal()).collect();
+        Batch { inputs: vec![Tensor::new(size, LATENT, noise)], targets: pictures }
     }
 
-    fn score(&self, batch: &Batch) -> Result<Score> {
-        let hidden = self.encode.forward(&batch.inputs[0])?.relu()?;
-        let mean = self.mean.forward(&hidden)?;
-        let log_variance = self.log_variance.forward(&hidden)?;
-        let code = (&mean + (log_variance.affine(0.5, 0.0)?.exp()? * &batch.inputs[1])?)?;
-        let logits = self.decode.forward(&self.widen.forward(&code)?.relu()?)?;
-        let divergence = self.divergence(&mean, &log_variance)?;
-        Ok(Score { loss: (pixel_cross_entropy(&logits, &batch.targets)? + divergence)?, accuracy: None })
+    fn score<'a>(&self, tape: &mut Tape<'a>, batch: &'a Batch) -> Score {
+        let pictures = tape.data(&batch.targets);
+        let noise = tape.data(&batch.inputs[0]);
+        let hidden = self.encode.forward(tape, pictures);
+        let hidden = tape.relu(hidden);
+        let mean = self.mean.forward(tape, hidden);
+        let log_variance = self.log_variance.forward(tape, hidden);
+
+        // The code is mean + e^(log_variance / 2) · noise.
+        let log_deviation = tape.affine(log_variance, 0.5, 0.0);
+        let deviation = tape.exp(log_deviation);
+        let scatter = tape.multiply(deviation, noise);
+        let code = tape.add(mean, scatter);
+
+        let hidden = self.widen.forward(tape, code);
+        let hidden = tape.relu(hidden);
+        let logits = self.decode.forward(tape, hidden);
+        let reconstruction = tape.binary_cross_entropy(logits, pictures);
+        let divergence = divergence(tape, mean, log_variance);
+        Score { loss: tape.add(reconstruction, divergence), accuracy: None }
     }
 }
 
-impl Vae {
-    /// Kullback–Leibler divergence from the standard normal, in nats per picture.
-    fn divergence(&self, mean: &Tensor, log_variance: &Tensor) -> Result<Tensor> {
-        let inner = (log_variance.affine(1.0, 1.0)? - mean.sqr()? - log_variance.exp()?)?;
-        inner.sum_all()? * (-0.5 / mean.dim(0)? as f64)
-    }
+/// Kullback–Leibler divergence from the standard normal distribution, in nats per picture:
+/// −½ Σ (1 + log_variance − mean² − e^log_variance).
+fn divergence(tape: &mut Tape<'_>, mean: Var, log_variance: Var) -> Var {
+    let pictures = tape.value(mean).rows();
+    let one_plus = tape.affine(log_variance, 1.0, 1.0);
+    let mean_square = tape.multiply(mean, mean);
+    let variance = tape.exp(log_variance);
+    let terms = tape.subtract(one_plus, mean_square);
+    let terms = tape.subtract(terms, variance);
+    let sum = tape.sum(terms);
+    tape.affine(sum, -0.5 / pictures as f32, 0.0)
 }

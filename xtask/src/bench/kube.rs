@@ -1,9 +1,11 @@
-//! What the manager costs in a large cluster, and whether it keeps up.
+//! What the operator costs in a large cluster, and whether it keeps up.
 //!
-//! A test bed of make-believe nodes holds the pods; the manager is the released program with the rights the chart gives it and no others; its agents
-//! are one process that plays all of them (`crates/operator/examples/crowd`), with real tokens over real TLS. Every threshold is printed as a ratio of what was
-//! measured to what is allowed: above 1 it is broken, and the command fails.
+//! A test bed of simulated nodes holds the pods. The operator is the released program with the rights that
+//! the chart gives it and no others. One process plays all node agents (`crates/operator/examples/crowd`),
+//! with real tokens over real TLS. Every threshold is printed as the ratio of the measured value to the
+//! allowed value: above 1 it is broken, and the command fails.
 
+use crate::programs::Programs;
 use crate::sh;
 use crate::testbed::{Spec, Testbed};
 use anyhow::{Context, Result, ensure};
@@ -14,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How many make-believe nodes.
+    /// How many simulated nodes.
     #[arg(long, default_value_t = 1000)]
     nodes: u32,
     /// How many pods that a policy selects, all nodes together.
@@ -29,20 +31,21 @@ pub(crate) struct Args {
     /// How long jobs only go on, and nothing may be written.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     idle: u64,
-    /// How often an agent tells how far its jobs are; real ones do every 10 s.
+    /// How often a node agent reports the progress of its jobs; real ones report every 10 s.
     #[arg(long, default_value_t = 5, value_name = "SECONDS")]
     tell_every: u64,
 }
 
 pub(super) const SYSTEM: &str = "gainshare-system";
 
-/// What the manager may have of memory.
+/// Memory that the operator may use.
 const MOST_RSS_MIB: f64 = 1024.0;
-/// An agent's request that needs no waiting is answered within this time, all but one in a hundred.
+/// 99 % of the node agents' requests that wait for nothing are answered within this time.
 const LONGEST_SYNC_MS: f64 = 1000.0;
-/// So long after the last change everything is written, and so long after its return every agent has been heard: the same half minute as after any fault.
+/// Everything is written within this time after the last change, and every node agent has reported within
+/// this time after the operator's return: the same half minute as after any fault.
 const LONGEST_LAG_S: f64 = 30.0;
-/// A changed policy reaches every agent within this time.
+/// A changed policy reaches every node agent within this time.
 const LONGEST_NEWS_MS: f64 = 10_000.0;
 
 pub(crate) fn run(args: &Args) -> Result<Value> {
@@ -55,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
     });
     eprintln!("bench: filling {} nodes with {} pods", args.nodes, args.pods);
     let prepared = bench.crowd("prepare", &plan)?;
-    bench.start_manager(&mut plan, &[])?;
+    bench.start_operator(&mut plan, &[])?;
     let played = bench.crowd("play", &plan)?;
     verdict(json!({"prepare": prepared, "measured": played, "of_what_is_allowed": judge(&played)}))
 }
@@ -93,15 +96,16 @@ fn judge(played: &Value) -> Value {
         "sync_p99_when_idle": part("/idle/sync/p99_ms", LONGEST_SYNC_MS),
         "last_write_after_the_last_change": part("/busy/last_write_after_s", LONGEST_LAG_S),
         "news_at_the_last_agent": part("/news/agent_knows/max_ms", LONGEST_NEWS_MS),
-        // A write that met another one (the kubelet's status, say) is made again: one in twenty.
+        // A write that conflicts with another one (the kubelet's status, for example) is repeated: one in twenty.
         "pod_writes_per_change_first": part("/first_pass/pod_writes_per_change", 1.05),
         "pod_writes_per_change_busy": part("/busy/pod_writes_per_change", 1.05),
-        // Nothing may be written: 0, or more than is allowed.
+        // Allowed is nothing: the value is 0, or above 1.
         "writes_when_idle": part("/idle/pod_and_policy_writes", 0.5),
     })
 }
 
-/// The definitions, accounts and rights of the chart. Agents and the manager themselves are not started by it: there is no kubelet to run them.
+/// Applies the definitions, accounts and rights of the chart. Without a kubelet its node agents and
+/// operator do not start.
 fn install(testbed: &Testbed) -> Result<()> {
     let chart = sh::root().join("deploy/chart");
     let rendered = sh::output(
@@ -121,62 +125,59 @@ fn install(testbed: &Testbed) -> Result<()> {
     sh::output(testbed.kubectl().args(wait)).map(drop)
 }
 
-/// A test bed of make-believe nodes with what the chart installs, and programs that are played or started beside it.
+/// A test bed of simulated nodes with what the chart installs, and the programs that run beside it.
 pub(super) struct Bench {
     testbed: Testbed,
-    release: PathBuf,
+    programs: Programs,
     folder: tempfile::TempDir,
-    manager: Option<Child>,
+    operator: Option<Child>,
 }
 
 impl Bench {
     pub(super) fn up(name: &str, nodes: u32) -> Result<Bench> {
         // Together, so that the dependencies are built once for both.
-        sh::run(sh::cargo().args(["build", "--release", "--workspace", "--bins", "--example", "crowd"]))?;
-        let metadata = sh::output(sh::cargo().args(["metadata", "--no-deps", "--format-version", "1"]))?;
-        let metadata: Value = serde_json::from_str(&metadata)?;
-        let target = metadata["target_directory"].as_str().context("cargo metadata names no target directory")?;
+        let programs = Programs::build_with(&["--example", "crowd"])?;
         let spec = Spec { kwok_nodes: nodes, ..Spec::new(name, &[])? };
         let testbed = Testbed::up(&spec)?;
         install(&testbed)?;
         let folder = tempfile::Builder::new().prefix("gainshare-bench-").tempdir()?;
-        Ok(Bench { testbed, release: Path::new(target).join("release"), folder, manager: None })
+        Ok(Bench { testbed, programs, folder, operator: None })
     }
 
     pub(super) fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Has the crowd do something, and returns the figures it prints.
+    /// Runs one task of the crowd and returns the figures it prints.
     pub(super) fn crowd(&self, what: &str, plan: &Value) -> Result<Value> {
         let file = self.folder.path().join("plan.json");
         std::fs::write(&file, plan.to_string())?;
-        let output = Command::new(self.release.join("examples/crowd"))
+        let output = Command::new(self.programs.folder().join("examples/crowd"))
             .arg(what)
             .arg(&file)
             .env("KUBECONFIG", self.testbed.kubeconfig())
             .stderr(Stdio::inherit())
             .output()
-            .with_context(|| format!("cannot start the crowd in {}", self.release.display()))?;
+            .with_context(|| format!("cannot start the crowd in {}", self.programs.folder().display()))?;
         if !output.status.success() {
             let log = std::fs::read_to_string(self.log()).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
             let last = lines[lines.len().saturating_sub(10)..].join("\n");
-            anyhow::bail!("the crowd could not {what}: {}. The manager's last words:\n{last}", output.status);
+            anyhow::bail!("the crowd could not {what}: {}. The operator's last lines:\n{last}", output.status);
         }
         serde_json::from_slice(&output.stdout).context("the crowd printed no JSON")
     }
 
     pub(super) fn log(&self) -> PathBuf {
-        self.folder.path().join("manager.log")
+        self.folder.path().join("operator.log")
     }
 
-    /// Starts the manager with its own account's token, and writes into the plan how it is reached.
-    pub(super) fn start_manager(&mut self, plan: &mut Value, args: &[&str]) -> Result<()> {
+    /// Starts the operator with the token of its own account, and writes its addresses into the plan.
+    pub(super) fn start_operator(&mut self, plan: &mut Value, args: &[&str]) -> Result<()> {
         let token = sh::output(self.testbed.kubectl().args([
             "create",
             "token",
-            "gainshare-manager",
+            "gainshare-operator",
             "-n",
             SYSTEM,
             "--duration=2h",
@@ -184,50 +185,51 @@ impl Bench {
         let view = ["config", "view", "--raw", "--minify", "-o", "json"];
         let mut config: Value = serde_json::from_str(&sh::output(self.testbed.kubectl().args(view))?)?;
         config["users"][0]["user"] = json!({"token": token.trim()});
-        let kubeconfig = self.folder.path().join("manager.kubeconfig");
+        let kubeconfig = self.folder.path().join("operator.kubeconfig");
         std::fs::write(&kubeconfig, config.to_string())?;
         let (secure, plain) = (free_port()?, free_port()?);
         let log = std::fs::File::create(self.log())?;
-        let program = self.release.join("gainshare");
-        let manager = Command::new(&program)
-            .args(["operator", "--namespace", SYSTEM, "--server-name", "127.0.0.1"])
+        let operator = self
+            .programs
+            .command("gainshare-operator")
+            .args(["--namespace", SYSTEM, "--server-name", "127.0.0.1"])
             .args(args)
             .args(["--listen", &format!("127.0.0.1:{secure}"), "--plain-listen", &format!("127.0.0.1:{plain}")])
             .arg("--authority")
             .arg(self.folder.path())
             .env("KUBECONFIG", &kubeconfig)
-            .env("GAINSHARE_LOG", "info,gainshare_operator::cluster=debug")
+            .env("GAINSHARE_LOG", "info,gainshare_operator::placement=debug")
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
+            .context("cannot start gainshare-operator")?;
         plan["manager"] = json!(format!("https://127.0.0.1:{secure}"));
         plan["metrics"] = json!(format!("127.0.0.1:{plain}"));
-        plan["manager_pid"] = json!(manager.id());
-        self.manager = Some(manager);
+        plan["manager_pid"] = json!(operator.id());
+        self.operator = Some(operator);
         Ok(())
     }
 }
 
 impl Bench {
-    /// As by a crash.
-    pub(super) fn kill_manager(&mut self) {
-        if let Some(mut manager) = self.manager.take() {
-            // Ended already is as good.
-            let _ = manager.kill();
-            let _ = manager.wait();
+    /// Kills the operator as a crash would.
+    pub(super) fn kill_operator(&mut self) {
+        if let Some(mut operator) = self.operator.take() {
+            // An operator that has ended already needs no signal.
+            let _ = operator.kill();
+            let _ = operator.wait();
         }
     }
 }
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        self.kill_manager();
+        self.kill_operator();
     }
 }
 
-/// A port nobody listens on at the moment.
+/// A port that is free at the moment.
 fn free_port() -> Result<u16> {
     Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

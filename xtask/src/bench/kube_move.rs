@@ -1,12 +1,15 @@
-//! Whether the manager decides about a large cluster of training jobs in time, in front of a real API server.
+//! Whether the operator decides about a large cluster of training jobs in time, in front of a real API server.
 //!
-//! Every node is kwok's, every job and pod is an object in the API server, and the manager is the released program with the chart's rights. Most jobs run from the
-//! start, with the journal that a manager which ran before would have left (`crates/operator/examples/crowd/fill.rs` says how and why): a control plane on two cores takes
-//! an hour to begin 50,000 jobs one by one. The others come in a burst and go the whole way.
+//! Every node is simulated by kwok, every job and pod is an object in the API server, and the operator is
+//! the released program with the chart's rights. Most jobs run from the start, with the journal that an
+//! earlier operator would have left (`crates/operator/examples/crowd/fill.rs` describes how and why): a
+//! control plane on two cores takes an hour to start 50,000 jobs one by one. The other jobs arrive in a
+//! burst and go the whole way.
 //!
-//! What is promised is inside the manager: a pass over the whole cluster under a second, and 700 decisions about places in a second of deciding. Both are judged by what the
-//! deciding thread had of a processor, because the API server, etcd, kwok and all agents share the machine with it; how long passes took is printed beside it, and half of
-//! them must stay under a second there too.
+//! The promises are about the operator itself: a pass over the whole cluster under a second, and 700
+//! placements in a second of deciding. Both are judged by the processor time of the deciding thread,
+//! because the API server, etcd, kwok and all node agents share the machine with it. The duration of passes
+//! is printed too, and half of them must stay under a second as well.
 
 use super::kube::{Bench, SYSTEM, part, verdict};
 use anyhow::{Result, ensure};
@@ -14,13 +17,13 @@ use serde_json::{Value, json};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How many make-believe nodes.
+    /// How many simulated nodes.
     #[arg(long, default_value_t = 5000)]
     nodes: u32,
     /// How many training jobs, all together.
     #[arg(long, default_value_t = 50_000)]
     jobs: u32,
-    /// How many of them come at once while the others run, and as many again while the manager is away.
+    /// How many of them arrive at once while the others run, and as many again while no operator runs.
     #[arg(long, default_value_t = 1000)]
     burst: u32,
     /// How many of them stop growing, so that SpeCon moves them.
@@ -31,16 +34,17 @@ pub(crate) struct Args {
     /// How long jobs only go on.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     idle: u64,
-    /// How often an agent tells how far its jobs are; real ones do every 2 s, which this machine has no room for beside the cluster.
+    /// How often a node agent reports the progress of its jobs; real ones report every 2 s, which is too
+    /// much beside a cluster on one machine.
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
     tell_every: u64,
 }
 
-/// A full pass takes no longer.
+/// The longest allowed pass over the whole cluster.
 const LONGEST_PASS_MS: f64 = 1000.0;
-/// So many places are decided on in a second of deciding.
+/// The least number of placements in a second of deciding.
 const LEAST_DECISIONS: f64 = 700.0;
-/// What the manager may have of memory.
+/// Memory that the operator may use.
 const MOST_RSS_MIB: f64 = 2048.0;
 
 pub(crate) fn run(args: &Args) -> Result<Value> {
@@ -60,14 +64,14 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
     eprintln!("bench: filling {} nodes with {running} training jobs", args.nodes);
     let filled = bench.crowd("fill", &plan)?;
     eprintln!("bench: {filled}");
-    // The thesis's interval of 30 s would make the wait for the first move longer, and nothing else.
+    // The thesis's interval of 30 s would only make the wait for the first move longer.
     let quick = ["--specon-interval", "10s"];
-    bench.start_manager(&mut plan, &quick)?;
+    bench.start_operator(&mut plan, &quick)?;
     let moved = bench.crowd("moves", &plan)?;
     eprintln!("bench: {moved}");
-    bench.kill_manager();
+    bench.kill_operator();
     bench.crowd("come", &plan)?;
-    bench.start_manager(&mut plan, &quick)?;
+    bench.start_operator(&mut plan, &quick)?;
     let returned = bench.crowd("return", &plan)?;
     let decisions = returned.pointer("/all_passes/largest_pass/orders_per_s_of_processor").and_then(Value::as_f64);
     let allowed = json!({

@@ -1,9 +1,10 @@
 //! One daemon of its own for a benchmark: the released program, in temporary folders, ended when the benchmark ends.
 
+use crate::programs::target_dir;
 use crate::sh;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,10 +18,7 @@ impl Lab {
     /// Builds the program as users get it.
     pub(super) fn new() -> Result<Lab> {
         sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare"]))?;
-        let metadata = sh::output(sh::cargo().args(["metadata", "--no-deps", "--format-version", "1"]))?;
-        let metadata: Value = serde_json::from_str(&metadata)?;
-        let target = metadata["target_directory"].as_str().context("cargo metadata names no target directory")?;
-        let program = Path::new(target).join("release/gainshare");
+        let program = target_dir()?.join("release/gainshare");
         Ok(Lab { program, dir: tempfile::Builder::new().prefix("gainshare-bench-").tempdir()?, daemon: None })
     }
 

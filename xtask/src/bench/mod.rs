@@ -1,9 +1,10 @@
 //! `cargo xtask bench`: the figures the project promises, each printed in one run.
 //!
-//! Timings on shared machines are noisy, so every benchmark prints counts or ratios of things measured in the same run, and no test
-//! depends on them.
+//! Timings on shared machines are noisy, so every benchmark prints counts or ratios of things measured in
+//! the same run, and no test depends on them.
 
-mod agent;
+mod build;
+mod daemon;
 mod kube;
 mod kube_move;
 mod lab;
@@ -31,23 +32,28 @@ enum Format {
 #[derive(Subcommand)]
 enum What {
     /// The daemon with 50 live jobs that report once a second: CPU, memory, latency, restart.
-    Agent(agent::Args),
+    #[command(alias = "agent")]
+    Daemon(daemon::Args),
     /// Three real PyTorch jobs, started plainly and as `gainshare run` starts them, under `na` and `flowcon`.
     Torch(torch::Args),
-    /// The manager of a cluster of 1,000 make-believe nodes and 10,000 pods: memory, whether it keeps up, what it writes. Needs root.
+    /// The operator of a cluster of 1,000 simulated nodes and 10,000 pods: memory, lag, writes. Needs root.
     Kube(kube::Args),
-    /// The manager of a cluster of 5,000 make-believe nodes and 50,000 training jobs: passes, placements, moves, a change of the leader. Needs root.
+    /// The operator of a cluster of 5,000 simulated nodes and 50,000 training jobs: passes, placements,
+    /// moves, a change of the leader. Needs root.
     KubeMove(kube_move::Args),
+    /// A build of the demo's program from nothing: time, number of crates, size of the program.
+    Build,
     /// The simulator: replay of 80,000 jobs, cost of a decision and of an event, memory.
     Sim,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let figures = match args.what {
-        What::Agent(a) => agent::run(&a)?,
+        What::Daemon(a) => daemon::run(&a)?,
         What::Torch(a) => torch::run(&a)?,
         What::Kube(a) => kube::run(&a)?,
         What::KubeMove(a) => kube_move::run(&a)?,
+        What::Build => build::run()?,
         What::Sim => simulator()?,
     };
     match args.output {

@@ -1,14 +1,17 @@
-//! Three unmodified PyTorch jobs on this machine: what the start is worth, and what the policy is worth, apart from each other.
+//! Three unmodified PyTorch jobs on this machine: what the start is worth, and what the policy is worth,
+//! apart from each other.
 //!
-//! A VAE at 0 s, a classifier later, a short classifier last; completion counts from arrival. The rounds: a *plain* start (what
-//! users have today, once each) and the *tuned* start of `gainshare run` (three times, medians), under `na` and under `flowcon`. Sizes are set by how fast the
-//! machine trains one job alone, so that the three meet on slow and fast machines alike.
+//! A VAE at 0 s, a classifier later, a short classifier last; completion counts from arrival. The rounds: a
+//! *plain* start (what users have today, once each) and the *tuned* start of `gainshare run` (three times,
+//! medians), under `na` and under `flowcon`. Sizes are set by how fast the machine trains one job alone, so
+//! that the three meet on slow and fast machines alike.
 //!
-//! A plain PyTorch starts as many threads as it believes there are cores. On some virtual machines it believes in half of them; there
-//! the plain rounds ask for one thread a core, as PyTorch does elsewhere by itself, and the report says so (`threads`).
+//! A plain PyTorch starts as many threads as it believes there are cores. On some virtual machines it
+//! believes in half of them; there the plain rounds ask for one thread a core, as PyTorch does elsewhere by
+//! itself, and the report says so (`threads`).
 
 use super::lab::Lab;
-use crate::{setup, sh};
+use crate::{packages, sh};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
@@ -41,7 +44,7 @@ const SHELL_SETTINGS: [&str; 5] =
     ["OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"];
 
 pub(crate) fn run(args: &Args) -> Result<Value> {
-    setup::packages()?;
+    packages::install_all()?;
     let mut lab = Lab::new()?;
     let machine = Machine::measure(&mut lab)?;
     // The policies take turns, so that a machine that slows down for some minutes slows both.
@@ -95,7 +98,7 @@ impl Round {
 /// What this machine makes of the jobs.
 struct Machine {
     cores: usize,
-    /// Threads PyTorch starts where nobody says how many.
+    /// Threads that PyTorch starts by default.
     threads_by_itself: usize,
     /// Steps of each job.
     steps: Vec<usize>,

@@ -1,7 +1,8 @@
-//! Who was really alive, and when: a thread that looks into the control groups of all nodes, twenty times a second.
+//! Which attempts of jobs lived, and when: a thread reads the control groups of all nodes twenty times a second.
 //!
-//! Neither the API server nor a kubelet is asked: a process in a pod's group is alive, whatever they believe. Whose it is, and which attempt, its own environment
-//! says. What it printed is read in the end from the engine's log, which is opened while it is there: the name goes with the pod, the open file stays.
+//! Neither the API server nor a kubelet is asked: a process in a pod's group is alive. Its environment names
+//! the job and the attempt. Its output is read at the end from the engine's log, which is opened early: the
+//! file's name disappears with the pod, the open file stays.
 
 use super::kube::{Kube, entries, unix_s};
 use anyhow::{Result, anyhow};
@@ -50,7 +51,7 @@ impl Ran {
     fn read(&mut self) {
         let mut text = String::new();
         if let Some(log) = &mut self.log {
-            // What cannot be read is missed by whoever looks for it.
+            // Output that cannot be read is reported as missing by the check that needs it.
             let _ = log.read_to_string(&mut text);
         }
         self.lines = entries(&text).map(|(_, line)| line).collect();
@@ -96,7 +97,7 @@ impl Attempts {
         Ok(Attempts { stop, thread })
     }
 
-    /// Everyone who was seen.
+    /// All attempts that were seen.
     pub(super) fn end(self) -> Result<Vec<Ran>> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the watch over the attempts has panicked"))

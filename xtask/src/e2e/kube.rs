@@ -15,7 +15,7 @@ pub(super) struct Kube {
 }
 
 impl Kube {
-    /// The story is over: takes the cluster down, or says where it stays.
+    /// Ends the story: takes the cluster down, or prints how to reach it.
     pub(super) fn end(self, keep: bool) -> Result<()> {
         if !keep {
             return self.testbed.down();
@@ -91,8 +91,8 @@ impl Kube {
     }
 }
 
-/// What the machine does beside the nodes of the story: the control plane and whoever else uses it. A figure is only as good as this is small, and as
-/// it is alike in the rounds that are held against each other.
+/// CPU use of the machine outside the nodes of the story: the control plane and all other programs. Rounds
+/// can be compared only where this is small and about equal.
 pub(super) struct Bystanders {
     began: Instant,
     groups: Vec<PathBuf>,
@@ -122,7 +122,7 @@ impl Bystanders {
 fn beside_s(groups: &[PathBuf]) -> Result<f64> {
     let stat = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
     let ticks: Vec<f64> = stat.lines().next().unwrap_or_default().split_whitespace().flat_map(str::parse).collect();
-    // user, nice, system, idle, iowait, irq, softirq; a tick is a hundredth of a second in what the kernel tells.
+    // user, nice, system, idle, iowait, irq, softirq; a tick is a hundredth of a second in the kernel's files.
     let busy_s = ticks.iter().take(7).sum::<f64>() - ticks.iter().skip(3).take(2).sum::<f64>();
     Ok(busy_s / 100.0 - inside_s(groups)?)
 }
@@ -213,7 +213,7 @@ pub(super) fn unix_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }
 
-/// Asks again and again until there is an answer; the error of the last try says what was missing.
+/// Repeats `ask` until it succeeds; the error of the last try names what was missing.
 pub(super) fn wait_for<T>(what: &str, patience: Duration, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
     let began = Instant::now();
     loop {

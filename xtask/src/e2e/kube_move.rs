@@ -1,26 +1,27 @@
 //! `cargo xtask e2e kube-move`: jobs that move to where the cluster gains, on a real cluster of three nodes.
 //!
-//! The same training jobs arrive at the same random moments three times: left to the cluster's own scheduler (`na`), under `specon` and under `gainshare`. All
-//! are TrainingJobs with a checkpoint on a volume that every node sees. Meanwhile a watcher looks into the kernel's control groups of all nodes, twenty times a
-//! second: never may two attempts of one job be alive, whatever anybody says. Every job has a twin in the run where nobody moves, with the same seed:
-//! both must end with the same loss.
+//! The same training jobs arrive at the same random moments three times: left to the cluster's own
+//! scheduler (`na`), under `specon` and under `gainshare`. All are TrainingJobs with a checkpoint on a
+//! volume that every node sees. Meanwhile a watcher reads the kernel's control groups of all nodes
+//! twenty times a second: two attempts of one job must never live at once. Every job has a twin with the
+//! same seed in the round without moves: both must end with the same loss.
 
 use super::attempts::{Attempts, Ran};
 use super::kube::{Bystanders, Kube, unix_s, wait_for};
 use super::kube_share::install;
 use super::train::{IMAGE, steps_per_second};
+use crate::programs::Programs;
 use crate::sh;
-use crate::testbed::{Spec, Testbed, static_program};
+use crate::testbed::{Spec, Testbed};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Two of them share a processor, so that together they use less than it has, and each really has what it is said to have.
+/// Two of them share a processor, so that together they use less than it has, and each really has what it
+/// is said to have.
 const NODES: [(&str, f64); 3] = [("one", 0.4), ("two", 0.4), ("three", 0.4)];
 const ALL: [&str; 3] = ["na", "specon", "gainshare"];
 const COUNT: usize = 12;
@@ -46,25 +47,25 @@ pub(crate) struct Args {
     /// Only under these, for a closer look: what needs a comparison is then not judged.
     #[arg(long, value_name = "POLICIES", value_delimiter = ',', value_parser = ALL)]
     only: Vec<String>,
-    /// Draw who ran where, one picture a policy, into this folder.
+    /// Draw where each job ran, one picture a policy, into this folder.
     #[arg(long, value_name = "FOLDER")]
     figures: Option<PathBuf>,
     /// Leave the cluster up, to look around.
     #[arg(long)]
     keep: bool,
-    /// This program instead of a new static build.
-    #[arg(long, value_name = "FILE")]
-    program: Option<PathBuf>,
+    /// The programs in this folder instead of newly built ones.
+    #[arg(long, value_name = "FOLDER")]
+    programs: Option<PathBuf>,
     /// As JSON.
     #[arg(short, long, value_parser = ["json"])]
     output: Option<String>,
 }
 
 impl Args {
-    /// With the program that the tests have built already.
-    pub(super) fn short(program: PathBuf) -> Args {
-        let (only, program) = (vec![], Some(program));
-        Args { short: true, seed: 0, work: None, only, figures: None, keep: false, program, output: None }
+    /// With the programs that were built for the tests.
+    pub(super) fn short(programs: &Programs) -> Args {
+        let (only, programs) = (vec![], Some(programs.folder().to_path_buf()));
+        Args { short: true, seed: 0, work: None, only, figures: None, keep: false, programs, output: None }
     }
 }
 
@@ -107,7 +108,8 @@ struct Round {
     moves: Vec<Moved>,
     /// What the machine did beside the three nodes.
     bystanders_cores: f64,
-    /// What the nodes had of the processors. The work is the same in every round: where this differs, the machine itself was slower or faster.
+    /// What the nodes had of the processors. The work is the same in every round: where this differs, the
+    /// machine itself was slower or faster.
     nodes_cpu_s: f64,
 }
 
@@ -123,9 +125,9 @@ struct Moved {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
-    let program = args.program.clone().map_or_else(static_program, Ok)?;
+    let programs = super::programs(args.programs.as_deref())?;
     let kube = Kube { testbed: Testbed::up(&Spec::new("kube-move", &NODES)?)? };
-    let told = tell(&kube, args, &program);
+    let told = tell(&kube, args, &programs);
     kube.end(args.keep)?;
     let mut report = told?;
     report.took_s = began.elapsed().as_secs_f64();
@@ -136,8 +138,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     judge(&report, args.short || !args.only.is_empty())
 }
 
-fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
-    kube.testbed.load_image(program, IMAGE)?;
+fn tell(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
+    kube.testbed.load_image(&programs.files(), IMAGE)?;
+    let program = &programs.gainshare();
     let jobs = if args.short {
         crowd(program, args.work.unwrap_or(56.0))?
     } else {
@@ -145,7 +148,7 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     };
     // SpeCon looks every half minute at jobs of many minutes; these take less than two.
     let interval = if args.short { "2s" } else { "4s" };
-    let numbers = format!("manager.extraArgs={{--specon-interval={interval},--specon-alpha=0.02}}");
+    let numbers = format!("operator.extraArgs={{--specon-interval={interval},--specon-alpha=0.02}}");
     install(kube, &["--set", &numbers])?;
     let mut report = Report::default();
     let policies: Vec<&'static str> = match (args.only.is_empty(), args.short) {
@@ -156,7 +159,7 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     for policy in policies {
         eprintln!("e2e: under {policy}");
         let round = play(kube, policy, &jobs, &mut report)?;
-        look_back(kube, program, policy, &round, args.figures.as_deref())?;
+        look_back(kube, programs, policy, &round, args.figures.as_deref())?;
         let namespace = format!("under-{policy}");
         kube.kubectl(&["delete", "trainingjobs", "--all", "-n", &namespace, "--wait=false"])?;
         report.rounds.insert(policy, round);
@@ -168,7 +171,8 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
 /// Models, and how each prints.
 const MODELS: [(&str, &str); 3] = [("vae", "keras"), ("mlp", "json"), ("gru", "json")];
 
-/// One long job a node, which are flat when four shorter ones come: two of these meet on one node, and the long one there is in their way.
+/// One long job a node, which are flat when four shorter ones come: two of these meet on one node, and the
+/// long one there is in their way.
 fn crowd(program: &Path, work_s: f64) -> Result<Vec<Job>> {
     let long = (0..3).map(|_| (0, 0.21, 0.0));
     let short = (0..4).map(|i| (1 + i % 2, 0.0925, 0.25));
@@ -268,11 +272,11 @@ fn play(kube: &Kube, policy: &'static str, jobs: &[Job], report: &mut Report) ->
 }
 
 /// What people are shown of a round: every move in the Gantt chart, with its mark, and in the words about its job.
-fn look_back(kube: &Kube, program: &Path, policy: &str, round: &Round, figures: Option<&Path>) -> Result<()> {
+fn look_back(kube: &Kube, programs: &Programs, policy: &str, round: &Round, figures: Option<&Path>) -> Result<()> {
     let namespace = format!("under-{policy}");
     let plugin = |words: &[&str]| {
-        let mut command = Command::new(program);
-        command.arg0("kubectl-gainshare").args(words).args(["-n", &namespace]);
+        let mut command = programs.command("kubectl-gainshare");
+        command.args(words).args(["-n", &namespace]);
         sh::output(command.env("KUBECONFIG", kube.testbed.kubeconfig()))
     };
     let stays: Value = serde_json::from_str(&plugin(&["gantt", "-o", "json"])?).context("the plugin prints JSON")?;
@@ -301,7 +305,9 @@ fn moved(job: &str, m: &Value) -> Moved {
 
 /// A namespace with a claim on a folder that all nodes see.
 fn prepare(kube: &Kube, namespace: &str) -> Result<()> {
-    kube.apply(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } }))?;
+    let labels = json!({ "gainshare.dev/jobs": "enabled" });
+    let metadata = json!({ "name": namespace, "labels": labels });
+    kube.apply(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": metadata }))?;
     let folder = kube.testbed.shared_folder(namespace)?;
     kube.apply(&json!({
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": namespace },
@@ -347,7 +353,7 @@ fn training_job(namespace: &str, policy: &str, job: &Job) -> Value {
             "checkpoint": { "claimName": "checkpoints", "path": "/checkpoints" },
             "template": { "spec": { "containers": [{
                 "name": "train", "image": IMAGE, "imagePullPolicy": "Never", "args": args,
-                // The watcher tells by it whose process it sees.
+                // By this variable the watcher finds the job of a process.
                 "env": [{ "name": "STORY_JOB", "value": job.name }],
                 "resources": { "requests": { "cpu": "50m", "memory": "48Mi" } },
             }] } },

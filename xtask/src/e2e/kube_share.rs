@@ -1,26 +1,29 @@
 //! `cargo xtask e2e kube-share`: what Gainshare does for pods that people already have, on a real cluster of two nodes.
 //!
-//! 1. Three training pods on one node, one early and two later, made by hand, by a Job and by a controller of an unknown kind; nobody shares.
-//! 2. Gainshare is installed, a policy written, and the same pods come again. The last to come must end a fifth sooner, nothing may restart, and the
-//!    kernel must have what the agent decided within a second.
-//! 3. The agent is killed, the manager is killed, the API server is stopped: limits hold, nothing restarts, everything converges within half a
-//!    minute of the return. A pod that came meanwhile is shared like the others.
-//! 4. Gainshare is uninstalled while pods run: all have what they had.
+//! 1. Three training pods run on one node without a policy: one early and two later, created by hand, by a
+//!    Job and by a controller of an unknown kind.
+//! 2. Gainshare is installed with a policy, and the same pods run again. The last pod must end a fifth
+//!    sooner, nothing may restart, and the kernel must enforce each decision within a second.
+//! 3. The node agent is killed, the operator is killed, the API server is stopped: limits hold, nothing
+//!    restarts, everything converges within half a minute of the return. A pod that was created meanwhile
+//!    is shared like the others.
+//! 4. Gainshare is uninstalled while pods run: all pods get their original values back.
 
 use super::kube::{Bystanders, Kube, Pod, wait_for};
 use super::trace::{Level, Watch};
 use super::train::{self, IMAGE, LABEL, Maker, REQUEST_MILLI, Run, Took, Work};
+use crate::programs::Programs;
 use crate::sh;
-use crate::testbed::{Spec, Testbed, static_program};
+use crate::testbed::{Spec, Testbed};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Where the pods train; the other node has the manager.
+/// The node where the pods train; the operator runs on the other one.
 const NODE: &str = "train";
 const OTHER: &str = "other";
 const SYSTEM: &str = "gainshare-system";
@@ -36,18 +39,18 @@ pub(crate) struct Args {
     /// Leave the cluster up, to look around.
     #[arg(long)]
     keep: bool,
-    /// This program instead of a new static build.
-    #[arg(long, value_name = "FILE")]
-    program: Option<PathBuf>,
+    /// The programs in this folder instead of newly built ones.
+    #[arg(long, value_name = "FOLDER")]
+    programs: Option<PathBuf>,
     /// As JSON.
     #[arg(short, long, value_parser = ["json"])]
     output: Option<String>,
 }
 
 impl Args {
-    /// With the program that the tests have built already: a static one would be a second build of everything.
-    pub(super) fn short(program: PathBuf) -> Args {
-        Args { short: true, keep: false, program: Some(program), output: None }
+    /// With the programs that were built for the tests.
+    pub(super) fn short(programs: &Programs) -> Args {
+        Args { short: true, keep: false, programs: Some(programs.folder().to_path_buf()), output: None }
     }
 }
 
@@ -86,10 +89,10 @@ struct Effects {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
-    let program = args.program.clone().map_or_else(static_program, Ok)?;
+    let programs = super::programs(args.programs.as_deref())?;
     let testbed = Testbed::up(&Spec::new("kube-share", &[(NODE, 1.0), (OTHER, 0.6)])?)?;
     let kube = Kube { testbed };
-    let told = tell(&kube, args, &program);
+    let told = tell(&kube, args, &programs);
     kube.end(args.keep)?;
     let mut report = told?;
     report.took_s = began.elapsed().as_secs_f64();
@@ -100,8 +103,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     judge(&report, args.short)
 }
 
-fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
-    kube.testbed.load_image(program, IMAGE)?;
+fn tell(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
+    kube.testbed.load_image(&programs.files(), IMAGE)?;
+    let program = &programs.gainshare();
     kube.apply(&train::unknown_kind())?;
     let work_s = if args.short { 30.0 } else { 80.0 };
     let runs = train::schedule(program, work_s)?;
@@ -116,8 +120,8 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     kube.kubectl(&["delete", "namespace", "plain", "--wait=false"])?;
 
     eprintln!("e2e: with a policy");
-    // The manager must not land where it would be measured.
-    let node = format!("manager.nodeSelector.kubernetes\\.io/hostname={OTHER}");
+    // The operator's own CPU use must not disturb the measured node.
+    let node = format!("operator.nodeSelector.kubernetes\\.io/hostname={OTHER}");
     install(kube, &["--set", &node, "--set", "agent.podFiles=true"])?;
     namespace(kube, "shared")?;
     policy(kube, "shared", "4s")?;
@@ -130,7 +134,7 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     report.pod_effect_s = summarise(&watch.effects(kube, &agent, Level::Pod)?)?;
     drop(watch);
     if args.keep {
-        keep_logs(kube, &[agent, manager_pod(kube)?])?;
+        keep_logs(kube, &[agent, operator_pod(kube)?])?;
     }
     report.decisions = effects.len();
     report.lost_decisions = effects.iter().filter(|e| e.is_none()).count();
@@ -156,7 +160,8 @@ fn tell(kube: &Kube, args: &Args, program: &Path) -> Result<Report> {
     Ok(report)
 }
 
-/// Two pods that outlast the faults: one is flat from the start, the other gains the same for ever, which no training does.
+/// Two pods that outlast the faults: one is flat from the start, the other gains the same for ever, which
+/// no training does.
 fn lasting_runs() -> [Run; 2] {
     let flat = "while :; do i=$((i+1)); [ $((i % 20000)) != 0 ] || echo loss: 1.5; done";
     // It prints nothing: its progress is in a file of a volume.
@@ -212,13 +217,13 @@ fn agent_pod(kube: &Kube) -> Result<Pod> {
     pods.into_iter().find(|p| p.node() == NODE).context("no agent runs on the training node")
 }
 
-fn manager_pod(kube: &Kube) -> Result<Pod> {
-    let pods = kube.pods(SYSTEM, "app.kubernetes.io/component=manager")?;
-    pods.into_iter().find(|p| p.phase() == "Running").context("no manager runs")
+fn operator_pod(kube: &Kube) -> Result<Pod> {
+    let pods = kube.pods(SYSTEM, "app.kubernetes.io/component=operator")?;
+    pods.into_iter().find(|p| p.phase() == "Running").context("no operator runs")
 }
 
-/// Whether everybody agrees: at least `count` pods are shared, each has been decided on, the kernel has what the spec says, and nobody was promised
-/// more than there is.
+/// Whether all parts agree: at least `count` pods are shared, each has a decision, the kernel enforces what
+/// the spec says, and the requests together fit into the node.
 fn converged(kube: &Kube, count: usize, reshaped: bool) -> Result<Vec<Pod>> {
     let pods: Vec<Pod> = kube.pods("shared", LABEL)?.into_iter().filter(|p| p.phase() == "Running").collect();
     ensure!(pods.len() >= count, "{} of {count} pods run", pods.len());
@@ -257,13 +262,13 @@ fn faults(kube: &Kube, short: bool, report: &mut Report) -> Result<()> {
     hold(kube, &pods, &before, Duration::from_secs(1), "the agent was killed")?;
     report.converged_s.insert("agent_killed", back_to_work(kube, killed, "after-agent")?);
 
-    let manager = manager_pod(kube)?;
+    let operator = operator_pod(kube)?;
     let pods = converged(kube, 2, true)?;
     let before = in_force(kube, &pods)?;
-    kube.kill_pod(manager.node(), manager.uid())?;
+    kube.kill_pod(operator.node(), operator.uid())?;
     let killed = Instant::now();
-    hold(kube, &pods, &before, Duration::from_secs(1), "the manager was killed")?;
-    report.converged_s.insert("manager_killed", back_to_work(kube, killed, "after-manager")?);
+    hold(kube, &pods, &before, Duration::from_secs(1), "the operator was killed")?;
+    report.converged_s.insert("operator_killed", back_to_work(kube, killed, "after-operator")?);
 
     let pods = converged(kube, 2, true)?;
     let before = in_force(kube, &pods)?;
@@ -367,7 +372,8 @@ fn print(r: &Report) {
 /// Every promise that was broken, in one error.
 fn judge(r: &Report, short: bool) -> Result<()> {
     let mut broken = Vec::new();
-    // Figures of speed are for a quiet machine: the short telling, which belongs to the tests, prints them and judges only what must always hold.
+    // Figures of speed are for a quiet machine: the short telling, which belongs to the tests, prints them
+    // and judges only what must always hold.
     let fast = !short;
     if fast && r.last_sooner < LEAST_GAIN {
         broken.push(format!(

@@ -1,4 +1,4 @@
-//! `cargo xtask e2e`: whole stories on a real cluster, told in figures.
+//! `cargo xtask e2e`: whole stories on a real cluster, with the figures they measured.
 
 mod attempts;
 mod kube;
@@ -7,8 +7,9 @@ mod kube_share;
 mod trace;
 mod train;
 
-use crate::sh;
+use crate::programs::Programs;
 use anyhow::Result;
+use std::path::Path;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -18,15 +19,19 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Story {
-    /// Pods that people already have are reshaped in place: the last to come ends sooner, nothing restarts, and everything is put back.
+    /// Pods that people already have are reshaped in place: the last to come ends sooner, nothing restarts,
+    /// and everything is put back.
     ///
-    /// Brings up a test bed of two nodes, trains three models on one of them without and with a policy, kills the agent, the manager and stops the API
-    /// server, and uninstalls. Prints what was measured; fails if a promise was broken.
+    /// Brings up a test bed of two nodes, trains three models on one of them without and with a policy,
+    /// kills the node agent and the operator, stops the API server, and uninstalls. Prints what was measured;
+    /// fails if a promise was broken.
     KubeShare(kube_share::Args),
-    /// Training jobs move to where the cluster gains: the same jobs under the cluster's scheduler, `specon` and `gainshare`.
+    /// Training jobs move to where the cluster gains: the same jobs under the cluster's scheduler, `specon`
+    /// and `gainshare`.
     ///
-    /// Brings up a test bed of three nodes and lets real training jobs arrive at random, once under each policy, while a watcher sees to it that no job is ever alive
-    /// twice. Prints what was measured; fails if a promise was broken.
+    /// Brings up a test bed of three nodes and lets real training jobs arrive at random, once under each
+    /// policy, while a watcher sees to it that no job is ever alive twice. Prints what was measured; fails
+    /// if a promise was broken.
     KubeMove(kube_move::Args),
 }
 
@@ -37,10 +42,13 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
-/// The shorter tellings that belong to `cargo xtask test`, with the program of the release profile.
-pub(crate) fn short() -> Result<()> {
-    sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare"]))?;
-    let program = sh::root().join("target/release/gainshare");
-    kube_share::run(&kube_share::Args::short(program.clone()))?;
-    kube_move::run(&kube_move::Args::short(program))
+/// The shorter stories that belong to `cargo xtask test`.
+pub(crate) fn short(programs: &Programs) -> Result<()> {
+    kube_share::run(&kube_share::Args::short(programs))?;
+    kube_move::run(&kube_move::Args::short(programs))
+}
+
+/// The programs in a folder that the user named, or newly built ones.
+fn programs(folder: Option<&Path>) -> Result<Programs> {
+    folder.map_or_else(Programs::build, Programs::in_folder)
 }

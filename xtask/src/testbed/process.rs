@@ -1,10 +1,12 @@
 //! Starts the programs of a cluster in the network and the file system of their own, and knows them again later.
 //!
-//! A program is started in the background with its output in a file, in a session of its own, inside the test bed's control group. Where it lives is
-//! said by two holders, processes that do nothing but keep a namespace: one for the network of the whole test bed, one for the mounts of each
-//! node. No namespace is pinned by a mount, so the kernel takes interfaces, rules and mounts back when the processes are gone.
+//! A program is started in the background with its output in a file, in a session of its own, inside the
+//! test bed's control group. Where it lives is said by two holders, processes that do nothing but keep a
+//! namespace: one for the network of the whole test bed, one for the mounts of each node. No namespace is
+//! pinned by a mount, so the kernel takes interfaces, rules and mounts back when the processes are gone.
 //!
-//! A process is named by its number and the time it started, so a number that the kernel gave to somebody else is never signalled.
+//! A process is named by its number and the time it started, so a number that the kernel has given to another
+//! process is never signalled.
 
 use anyhow::{Context, Result, bail};
 use nix::mount::{MsFlags, mount};
@@ -30,7 +32,7 @@ impl Process {
         Some(Process { pid, started })
     }
 
-    /// Whether it still runs. A dead child that nobody has asked about yet counts as dead.
+    /// Whether it still runs. A dead child that was not waited for yet counts as dead.
     pub(crate) fn alive(self) -> bool {
         self.reap();
         stat(self.pid).is_some_and(|(state, started)| started == self.started && state != 'Z')
@@ -120,7 +122,8 @@ fn put(command: &mut Command, place: &Place) -> Result<()> {
         }
         Ok(())
     };
-    // SAFETY: between fork and exec the closure only makes system calls; paths were allocated before, and nix copies short ones to the stack.
+    // SAFETY: between fork and exec the closure only makes system calls; paths were allocated before, and
+    // nix copies short ones to the stack.
     unsafe { command.pre_exec(prepare) };
     Ok(())
 }

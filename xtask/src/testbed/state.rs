@@ -1,7 +1,7 @@
 //! What a test bed remembers about itself between commands.
 //!
-//! The file is written before anything is made, so a run that was killed in the middle can be cleaned up after: it names the test bed's network, its nodes
-//! and every program that was started.
+//! The file is written before anything is made, so a run that was killed in the middle can be cleaned up
+//! after: it names the test bed's network, its nodes and every program that was started.
 
 use super::groups::Groups;
 use super::image::hex;
@@ -9,7 +9,7 @@ use super::network::Plan;
 use super::node::NodeSpec;
 use super::plane::write;
 use super::process::{Place, Process, start};
-use crate::setup;
+use crate::cache;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -64,7 +64,7 @@ pub(crate) fn groups_of(dir: &Path) -> Result<Groups> {
 
 /// Where test beds keep their state unless told otherwise.
 pub(crate) fn default_base() -> Result<PathBuf> {
-    Ok(setup::cache()?.join("testbed/run"))
+    Ok(cache::folder()?.join("testbed/run"))
 }
 
 impl State {

@@ -1,4 +1,13 @@
-//! A test bed that goes down with the test, what the tests ask of it, and who is really alive there.
+//! A test bed that goes down with the test, what the tests ask of it, and which jobs have living
+//! processes there.
+//!
+//! The tests of other crates that need a test bed use this file too, by `#[path]`. They start the
+//! programs that lie in the build folder: `cargo build --workspace --bins --tests` in the profile
+//! of the test puts them there.
+//!
+//! Bringing a test bed up costs more than most checks on it, so the scenarios of a file share one:
+//! [`Scenarios`] runs them one after the other and reports each, and a failed scenario does not
+//! hide those after it.
 #![allow(dead_code, reason = "every test binary has its own copy and uses a part of it")]
 
 pub(crate) mod training;
@@ -8,7 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,16 +29,32 @@ pub(crate) const SYSTEM: &str = "gainshare-system";
 
 /// A command of the test bed of this name.
 pub(crate) fn testbed(name: &str, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    let mut command = Command::new(program("xtask"));
     command.args(["testbed", "--name", name]).args(args).stdin(Stdio::null());
     command.output().expect("our own program starts")
+}
+
+/// A program of the same build.
+pub(crate) fn program(name: &str) -> PathBuf {
+    let own = std::env::current_exe().expect("a test knows its own program");
+    // Tests lie in the folder `deps` beside the programs.
+    let path = own.parent().and_then(Path::parent).expect("tests lie in a build folder").join(name);
+    assert!(path.is_file(), "{} is missing: cargo build --workspace --bins --tests, in this profile", path.display());
+    path
+}
+
+/// The root of the checkout.
+pub(crate) fn checkout() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = package.ancestors().find(|folder| folder.join("deploy/chart").is_dir());
+    root.expect("the package lies in the checkout").to_path_buf()
 }
 
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Looks for something until it is there, for at most a minute.
+/// Repeats `look` until it returns a value, for at most a minute.
 pub(crate) fn within_a_minute<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -44,14 +70,49 @@ pub(crate) fn eventually<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
     within_a_minute(look).unwrap_or_else(|| panic!("{what} did not come about in a minute"))
 }
 
+/// Scenarios on one test bed.
+#[derive(Default)]
+pub(crate) struct Scenarios {
+    count: usize,
+    failed: Vec<String>,
+}
+
+impl Scenarios {
+    /// Runs one scenario and reports it. Its failure is counted, and the next scenario runs all the
+    /// same.
+    pub(crate) fn run(&mut self, name: &str, scenario: impl FnOnce()) {
+        let began = Instant::now();
+        // A scenario that panics leaves the test bed as it is; nothing else is shared.
+        let result = catch_unwind(AssertUnwindSafe(scenario));
+        let verdict = if result.is_ok() { "ok" } else { "FAILED" };
+        eprintln!("scenario {name} ... {verdict} ({:.1} s)", began.elapsed().as_secs_f64());
+        self.count += 1;
+        if result.is_err() {
+            self.failed.push(name.to_owned());
+        }
+    }
+
+    /// Fails if a scenario failed.
+    pub(crate) fn finish(self) {
+        assert!(self.count > 0, "no scenario ran");
+        assert!(
+            self.failed.is_empty(),
+            "{} of {} scenarios failed: {}",
+            self.failed.len(),
+            self.count,
+            self.failed.join(", ")
+        );
+    }
+}
+
 /// Goes down with the value.
 pub(crate) struct Bed {
     pub(crate) name: &'static str,
     pub(crate) kubeconfig: String,
     bin: PathBuf,
-    /// For whatever the test keeps.
+    /// Files of the test.
     pub(crate) folder: tempfile::TempDir,
-    /// Where managers listen for agents.
+    /// Where operators listen for node agents.
     pub(crate) listen: String,
 }
 
@@ -121,7 +182,8 @@ impl Bed {
         assert!(self.testbed(&["kill", &format!("kubelet-{node}")]).status.success());
     }
 
-    /// Kills the containers' processes on a node whose command line contains these words; answers how many.
+    /// Kills the containers' processes on a node whose command line contains these words; returns
+    /// how many.
     pub(crate) fn kill_processes(&self, node: &str, words: &str) -> usize {
         let place = format!("/gainshare-testbed-{}/{node}/", self.name);
         let inside =
@@ -132,7 +194,7 @@ impl Bed {
         };
         let found: Vec<String> = pids().into_iter().filter(|pid| inside(pid) && says(pid)).collect();
         for pid in &found {
-            // One that ends by itself meanwhile is no loss.
+            // A process that ends by itself meanwhile needs no signal.
             let _ = Command::new("kill").args(["-9", pid]).stderr(Stdio::null()).status();
         }
         found.len()
@@ -144,14 +206,15 @@ fn pids() -> Vec<String> {
     names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).collect()
 }
 
-/// Who is alive, by the kernel's own word: a thread that looks at all processes, twenty times a second. Neither the API server nor a kubelet is asked; whose a process is, its
-/// environment says (`WATCHED_JOB`, and the pod's name as host name).
+/// A thread that reads all processes from the kernel twenty times a second and records which jobs
+/// live. Neither the API server nor a kubelet is asked: a process belongs to the job and pod that
+/// its environment names (`WATCHED_JOB`, and the pod's name as host name).
 pub(crate) struct Watch {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Watched>,
 }
 
-/// What was seen.
+/// What a [`Watch`] recorded.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
     /// The pods of each job that lived.

@@ -1,13 +1,13 @@
-//! Training jobs for tests: the chart's rights, a volume that all nodes see, the real manager, and jobs that count.
+//! Training jobs for tests: the chart's rights, a volume that all nodes see, the real operator, and jobs that count.
 
-use super::{Bed, SYSTEM, text, within_a_minute};
+use super::{Bed, SYSTEM, checkout, program, text, within_a_minute};
 use serde_json::{Value, json};
 use std::fs;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// Counts ten times a second, and keeps the count. By the file that descriptor 9 has open its processes can be found.
+/// A job that counts ten times a second and saves its count. Its processes are those that have the file `held` open as
+/// descriptor 9.
 pub(crate) const COUNTS: &str = r#"
 cd "$GAINSHARE_CHECKPOINT_DIR" || exit 1
 exec 9>held; mkdir alive || touch TWICE
@@ -31,7 +31,8 @@ impl Bed {
         for namespace in [SYSTEM, "team"] {
             self.kubectl(&["create", "namespace", namespace]);
         }
-        let chart = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../deploy/chart");
+        self.kubectl(&["label", "namespace", "team", "gainshare.dev/jobs=enabled"]);
+        let chart = checkout().join("deploy/chart");
         let chart = chart.to_str().unwrap();
         self.kubectl(&["apply", "-f", &format!("{chart}/crds")]);
         let shown = ["accounts", "rbac", "admission"].map(|part| format!("templates/{part}.yaml"));
@@ -56,27 +57,27 @@ impl Bed {
         }));
         self.kubectl(&["wait", "--for=jsonpath={.status.phase}=Bound", "pvc/shared", "-n", "team", "--timeout=60s"]);
 
-        let token = self.kubectl(&["create", "token", "gainshare-manager", "-n", SYSTEM]);
+        let token = self.kubectl(&["create", "token", "gainshare-operator", "-n", SYSTEM]);
         let mut config: Value =
             serde_json::from_str(&self.kubectl(&["config", "view", "--raw", "-o", "json"])).unwrap();
         config["users"][0]["user"] = json!({"token": token.trim()});
-        fs::write(self.folder.path().join("manager.kubeconfig"), config.to_string()).unwrap();
+        fs::write(self.folder.path().join("operator.kubeconfig"), config.to_string()).unwrap();
     }
 
     pub(crate) fn job(&self, name: &str) -> Value {
         self.find("trainingjob", name).unwrap_or_default()
     }
 
-    /// What `kubectl gainshare` says.
+    /// Runs `kubectl gainshare` and returns what it prints.
     pub(crate) fn plugin(&self, args: &[&str]) -> String {
-        let mut command = Command::new(program());
-        command.arg0("kubectl-gainshare").args(args).args(["-n", "team"]).env("KUBECONFIG", &self.kubeconfig);
+        let mut command = Command::new(program("kubectl-gainshare"));
+        command.args(args).args(["-n", "team"]).env("KUBECONFIG", &self.kubeconfig);
         let output = command.output().unwrap();
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
         text(&output.stdout)
     }
 
-    /// What the manager has noted on a Job of the cluster's own kind.
+    /// What the operator has noted on a Job of the cluster's own kind.
     pub(crate) fn adopted(&self, name: &str) -> Value {
         let job = self.get("job", name);
         let text = job["metadata"]["annotations"]["gainshare.dev/adopted"].as_str().unwrap_or("null");
@@ -117,39 +118,39 @@ impl Bed {
     }
 }
 
-/// The program that was built with the tests.
-pub(crate) fn program() -> PathBuf {
-    Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name("gainshare")
+/// All programs of an image, the entry point first.
+pub(crate) fn programs() -> Vec<PathBuf> {
+    ["gainshare", "gainshare-operator", "gainshare-node-agent", "kubectl-gainshare"].map(program).to_vec()
 }
 
-/// The real program, as the chart's account.
-pub(crate) struct Manager(Child);
+/// The real program with the rights of the chart's account.
+pub(crate) struct Operator(Child);
 
-impl Manager {
-    pub(crate) fn start(bed: &Bed, fail_at: Option<&str>) -> Manager {
-        Manager::with(bed, fail_at, &[])
+impl Operator {
+    pub(crate) fn start(bed: &Bed, fail_at: Option<&str>) -> Operator {
+        Operator::with(bed, fail_at, &[])
     }
 
-    pub(crate) fn with(bed: &Bed, fail_at: Option<&str>, args: &[&str]) -> Manager {
-        // A manager that died holds its lease for a quarter of a minute; nobody else is there to be careful about.
-        bed.kubectl(&["delete", "lease", "gainshare-manager", "-n", SYSTEM, "--ignore-not-found"]);
-        let log = fs::File::options().create(true).append(true).open(bed.folder.path().join("manager.log")).unwrap();
-        let mut command = Command::new(program());
-        command.args(["operator", "--namespace", SYSTEM, "--listen", &bed.listen, "--plain-listen", "127.0.0.1:0"]);
+    pub(crate) fn with(bed: &Bed, fail_at: Option<&str>, args: &[&str]) -> Operator {
+        // An operator that was killed holds its lease for 15 s, and no other operator runs here.
+        bed.kubectl(&["delete", "lease", "gainshare-operator", "-n", SYSTEM, "--ignore-not-found"]);
+        let log = fs::File::options().create(true).append(true).open(bed.folder.path().join("operator.log")).unwrap();
+        let mut command = Command::new(program("gainshare-operator"));
+        command.args(["--namespace", SYSTEM, "--listen", &bed.listen, "--plain-listen", "127.0.0.1:0"]);
         command.arg("--authority").arg(bed.folder.path().join("authority")).args(args);
-        command.env("KUBECONFIG", bed.folder.path().join("manager.kubeconfig")).stderr(log).stdin(Stdio::null());
+        command.env("KUBECONFIG", bed.folder.path().join("operator.kubeconfig")).stderr(log).stdin(Stdio::null());
         command.envs(fail_at.map(|point| ("GAINSHARE_FAIL_AT", point)));
-        Manager(command.spawn().expect("the program was built with the tests"))
+        Operator(command.spawn().expect("the program was built with the tests"))
     }
 
-    /// It ended at its fail point.
+    /// Waits until it has ended at its fail point.
     pub(crate) fn died(&mut self) {
         let code = within_a_minute(|| self.0.try_wait().unwrap());
-        assert_eq!(code.and_then(|code| code.code()), Some(86), "the manager did not reach its fail point");
+        assert_eq!(code.and_then(|code| code.code()), Some(86), "the operator did not reach its fail point");
     }
 }
 
-impl Drop for Manager {
+impl Drop for Operator {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

@@ -1,7 +1,7 @@
 //! `gainshare demo`: three real training jobs on this machine, once under each policy, with the same start.
 //!
 //! **What it shows.** The fixed schedule of the FlowCon thesis: a variational auto-encoder first, a classifier later, a short classifier
-//! last, each by its built-in trainer, scaled to about a minute a round. Each round is the product itself: a daemon of its own in
+//! last, each by its built-in trainer, scaled to about 40 s a round. Each round is the product itself: a daemon of its own in
 //! temporary folders, jobs submitted to it, real processes under real limits.
 //!
 //! **How it stays comparable.** All jobs are bound to the same core (`--cores` for more), so that they compete on a machine of any size; how
@@ -16,20 +16,22 @@ mod screen;
 
 use anyhow::{Context, Result};
 use gainshare_core::policy::Preset;
+use gainshare_figures::file::{self, Drawing};
 use gainshare_figures::terminal::Out;
 use std::path::PathBuf;
 
-/// Watch three training jobs share this machine, first as it is (`na`), then by what each gains (`flowcon`).
+/// Watch three training jobs share this machine: with equal shares (`na`), under FlowCon, and under our own policy.
 ///
-/// Needs nothing but this program: the trainers are built in. Takes about a minute for each policy and writes a report with the
+/// Needs nothing but this program: the trainers are built in. Takes about 40 seconds for each policy and writes a report with
 /// pictures. Example: `gainshare demo`, or for scripts `gainshare demo -o json`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DemoArgs {
-    /// Policies to compare, each in a round of its own; the first is what the others are held against.
-    #[arg(long, value_delimiter = ',', default_value = "na,flowcon", value_name = "NAMES")]
+    /// Policies to compare, each in a round of its own; the others are compared with the first.
+    #[arg(long, value_delimiter = ',', default_value = "na,flowcon,gainshare", value_name = "NAMES")]
+    #[arg(value_parser = crate::args::policy_for_real_jobs())]
     policy: Vec<Preset>,
     /// About how long one round takes, in seconds.
-    #[arg(long, default_value_t = 60.0, value_name = "S", value_parser = seconds)]
+    #[arg(long, default_value_t = 40.0, value_name = "S", value_parser = seconds)]
     seconds: f64,
     /// How many cores the jobs share.
     #[arg(long, default_value_t = 1, value_name = "N")]
@@ -37,6 +39,9 @@ pub struct DemoArgs {
     /// Where the report goes.
     #[arg(long, default_value = "gainshare-demo.html", value_name = "FILE")]
     report: PathBuf,
+    /// Write the picture of all rounds into this file, as .svg
+    #[arg(long, value_name = "FILE")]
+    figure: Option<PathBuf>,
     /// Write no report.
     #[arg(long, conflicts_with = "report")]
     no_report: bool,
@@ -54,8 +59,9 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// Runs every round and prints who finished when.
 pub fn demo(args: &DemoArgs, out: &Out) -> Result<u8> {
+    file::check(args.figure.as_deref(), false)?;
     if !args.no_report {
-        // Found out now, not after two minutes.
+        // A report that cannot be written is an error now, not after two minutes.
         std::fs::File::create(&args.report).with_context(|| {
             format!("cannot write the report to {}: choose another --report", args.report.display())
         })?;
@@ -76,6 +82,9 @@ pub fn demo(args: &DemoArgs, out: &Out) -> Result<u8> {
         if !args.no_report {
             std::fs::write(&args.report, report::html(&rounds, args.cores))
                 .with_context(|| format!("cannot write the report to {}", args.report.display()))?;
+        }
+        if let Some(path) = &args.figure {
+            file::write(path, &Drawing { svg: Some(&report::picture(&rounds)), page: None })?;
         }
         if out.is_json() {
             out.json(&outcome::json(&rounds))?;

@@ -1,22 +1,40 @@
 //! The report of a demo: one HTML page with the table and the pictures, nothing to load from elsewhere.
 
 use super::outcome::{JobOutcome, Outcome, comparison};
-use gainshare_figures::{Bar, Gantt, LineChart, Page, Row, Series, Shape};
+use gainshare_figures::{Bar, Gantt, LineChart, Page, Panel, Panels, Row, Series, Shape};
 
 pub(super) fn html(rounds: &[Outcome], cores: usize) -> String {
     let mut page = Page::new("Gainshare demo").text(&format!(
         "Three training jobs with real gradients share {cores} core(s) of this machine, once under each policy, with the same start and \
          the same work. Completion counts from a job's arrival; \"to 90 %\" is the time until it had made nine tenths of its loss reduction. \
-         `gainshare demo` makes this page anew."
+         `gainshare demo` makes this page."
     ));
     page = page.table(&comparison(rounds));
     let each = |draw: &dyn Fn(&Outcome) -> String| rounds.iter().map(draw).collect::<Vec<_>>();
-    page.beside(&each(&|round| {
-        chart(round, "shares of the CPU, stacked", "share", Shape::Stacked, |job| job.shares.clone())
-    }))
-    .beside(&each(&|round| chart(round, "loss, relative to its first", "relative loss", Shape::Line, relative)))
-    .beside(&each(&gantt))
-    .html()
+    page.figure(&picture(rounds))
+        .beside(&each(&|round| chart(round, "loss, relative to its first", "relative loss", Shape::Line, relative)))
+        .beside(&each(&gantt))
+        .html()
+}
+
+/// The whole demo in one picture: who had which share when, one panel for each policy over one time axis.
+pub(super) fn picture(rounds: &[Outcome]) -> String {
+    let panel = |round: &Outcome| Panel {
+        name: round.policy.to_owned(),
+        shares: round.jobs.iter().map(shares_until_the_end).collect(),
+        ends: round.jobs.iter().map(|j| (j.ended_s, format!("{}: {:.1} s", j.name, j.completion_s()))).collect(),
+    };
+    Panels {
+        title: "Shares of the CPU under each policy, and when each job was done".to_owned(),
+        x_label: "seconds since the start of the round; times count from a job's arrival".to_owned(),
+        panels: rounds.iter().map(panel).collect(),
+    }
+    .svg()
+}
+
+fn shares_until_the_end(job: &JobOutcome) -> Series {
+    let points = job.shares.iter().copied().chain([(job.ended_s, 0.0)]).collect();
+    Series::new(job.name.clone(), points)
 }
 
 fn relative(job: &JobOutcome) -> Vec<(f64, f64)> {

@@ -1,23 +1,30 @@
 //! The history of one job's value, in bounded memory.
 //!
-//! **Problem.** A forecast needs the whole curve, but a job may report a million times and there are thousands of jobs.
+//! **Problem.** A forecast needs the whole curve, but a job may report a million times and there
+//! are thousands of jobs.
 //!
-//! **Approach.** At most [`MOST_POINTS`] points, each the mean of the reports that fell into it. When there is one too many, the two
-//! neighbours are merged that together span the least, measured as a part of how far they lie from the start plus a tenth of the whole:
-//! narrow points where the curve is young and steep, evenly spaced ones later. A report that stands alone between two neighbours that agree with
-//! each other (a spike, a torn number) is replaced by the middle of the three before it enters a mean; a level that stays is not touched.
+//! **Approach.** At most [`MOST_POINTS`] points, each the mean of the reports that fell into it.
+//! When there is one too many, the two neighbours are merged that together span the least, measured
+//! as a part of how far they lie from the start plus a tenth of the whole: narrow points where the
+//! curve is young and steep, evenly spaced ones later. A report that stands alone between two
+//! neighbours that agree with each other (a spike, a torn number) is replaced by the middle of the
+//! three before it enters a mean; a level that stays is not touched.
 //!
-//! **Terms.** `x` is the position: the job's step where it counts steps, otherwise the number of its reports. A step that falls back
-//! means that the job resumed from an earlier checkpoint: what came after that step is forgotten.
+//! **Terms.** `x` is the position: the job's step where it counts steps, otherwise the number of
+//! its reports. A step that falls back means that the job resumed from an earlier checkpoint: what
+//! came after that step is forgotten.
 //!
-//! **Properties** (each a test of that name): `bounded`; `ascending`: positions only grow; `spikes_do_not_enter`.
+//! **Properties** (each a test of that name): `bounded`; `ascending`: positions only grow;
+//! `spikes_do_not_enter`.
 
 use serde::{Deserialize, Serialize};
 
-/// A forecast from 64 points is as good as one from all of them (noise averages out within a point), and costs microseconds.
+/// A forecast from 64 points is as good as one from all of them (noise averages out within a
+/// point), and costs microseconds.
 pub const MOST_POINTS: usize = 64;
 
-/// How much of the whole length is added to a position when spans are compared: small values favour the start of the curve.
+/// How much of the whole length is added to a position when spans are compared: small values favour
+/// the start of the curve.
 const EVENNESS: f64 = 0.1;
 
 /// Values beyond this are torn numbers or runaway losses; squares of it still fit a float.
@@ -59,7 +66,8 @@ pub struct Curve {
     points: Vec<Point>,
     /// The value before the newest one, as reported.
     previous: Option<f64>,
-    /// The newest report: not yet merged, because only its successor can tell whether it is a spike.
+    /// The newest report: not yet merged, because only its successor can tell whether it is a
+    /// spike.
     newest: Option<(f64, f64)>,
 }
 

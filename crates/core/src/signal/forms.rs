@@ -1,11 +1,14 @@
 //! The forms others fit, for comparison: last value, exponential, power law, Optimus's and SLAQ's.
 //!
-//! Each takes the same points as [`super::predict`] and answers with one number. They share its solver: the linear numbers of a form follow in closed form,
-//! the others from a grid that is refined twice around its best member.
+//! Each takes the same points as [`super::predict`] and answers with one number. They share its
+//! solver: the linear numbers of a form follow in closed form, the others from a grid that is
+//! refined twice around its best member.
 //!
-//! **Sources.** Optimus (Peng et al., EuroSys 2018): `1/(β₀k + β₁) + β₂`. SLAQ (Zhang et al., SoCC 2017): `1/(ak² + bk + c) + d` for sublinear,
-//! `μ^(k−b) + c` for linear and faster convergence, whichever fits the history better, newer points weighing more. Both are meant for falling
-//! losses; here the factor in front may have either sign, so that they serve rising accuracies as well.
+//! **Sources.** Optimus (Peng et al., EuroSys 2018): `1/(β₀k + β₁) + β₂`. SLAQ (Zhang et al., SoCC
+//! 2017): `1/(ak² + bk + c) + d` for sublinear, `μ^(k−b) + c` for linear and faster convergence,
+//! whichever fits the history better, newer points weighing more. Both are meant for falling
+//! losses; here the factor in front may have either sign, so that they serve rising accuracies as
+//! well.
 
 use super::curve::Curve;
 use super::predict::{Weighed, fit, solve};

@@ -1,24 +1,30 @@
-//! Where a curve is going: its value at a horizon, what is left to gain, when it flattens, when it meets a target.
+//! Where a curve is going: its value at a horizon, what is left to gain, when it flattens, when it
+//! meets a target.
 //!
-//! **Problem.** Losses fall and accuracies rise along curves of unknown family, with noise, spikes, plateaus and sudden drops when the learning
-//! rate is cut. A single fitted form is confidently wrong as soon as the job does not follow it.
+//! **Problem.** Losses fall and accuracies rise along curves of unknown family, with noise, spikes,
+//! plateaus and sudden drops when the learning rate is cut. A single fitted form is confidently
+//! wrong as soon as the job does not follow it.
 //!
-//! **Approach.** One family with two shape numbers, `y(x) = limit + span · (1 + x/(s·p))^−p`, contains the forms people fit: `p = 1` is
-//! Optimus's `1/(β₀k + β₁) + β₂`, `p = 2` is close to SLAQ's sublinear form, `p = ½` a slow power law, `p → ∞` the exponential. For a given shape `limit`
-//! and `span` follow in closed form (weighted least squares). So a coarse grid over both shape numbers is fitted as a whole and *averaged*, each member
-//! weighted by how well it explains the points and by a prior; the spread of the members is the interval. Before that
+//! **Approach.** One family with two shape numbers, `y(x) = limit + span · (1 + x/(s·p))^−p`,
+//! contains the forms people fit: `p = 1` is Optimus's `1/(β₀k + β₁) + β₂`, `p = 2` is close to
+//! SLAQ's sublinear form, `p = ½` a slow power law, `p → ∞` the exponential. For a given shape
+//! `limit` and `span` follow in closed form (weighted least squares). So a coarse grid over both
+//! shape numbers is fitted as a whole and *averaged*, each member weighted by how well it explains
+//! the points and by a prior; the spread of the members is the interval. Before that
 //! - reports that stray far from their neighbours lose weight;
-//! - a sudden change of level that stays (a learning-rate drop) is found and everything before it is moved by its height, so that the
-//!   form is fitted to one smooth curve.
+//! - a sudden change of level that stays (a learning-rate drop) is found and everything before it
+//!   is moved by its height, so that the form is fitted to one smooth curve.
 //!
-//! **Prior.** People stop a run when it has flattened, so a time scale `s` between a twentieth and half of the horizon is likely and one beyond the horizon is not;
-//! without a horizon the run so far takes its place. A value that has stayed within 0…1 (or 0…100) is taken for a fraction and
+//! **Prior.** People stop a run when it has flattened, so a time scale `s` between a twentieth and
+//! half of the horizon is likely and one beyond the horizon is not; without a horizon the run so
+//! far takes its place. A value that has stayed within 0…1 (or 0…100) is taken for a fraction and
 //! does not leave that range.
 //!
-//! **Cost.** At most 64 points and 48 shapes, no iteration: some 40 µs. A [`super::Tracker`] fits anew only when a sixteenth of the reports is new.
+//! **Cost.** At most 64 points and 48 shapes, no iteration: some 40 µs. A [`super::Tracker`] fits
+//! again only when a sixteenth of the reports is new.
 //!
-//! **Properties** (tests): exact on noiseless members of the family, unmoved by spikes, equivariant under scaling of both axes and under `y → −y`, never
-//! NaN, never panics.
+//! **Properties** (tests): exact on noiseless members of the family, unmoved by spikes, equivariant
+//! under scaling of both axes and under `y → −y`, never NaN, never panics.
 
 use super::curve::Curve;
 use serde::{Deserialize, Serialize};
@@ -46,7 +52,8 @@ pub const FLAT: f64 = 0.02;
 /// The part of the truth an [`Estimate`] leaves out on either side.
 const TAIL: f64 = 0.1;
 
-/// Time scales tried, as parts of the run so far: from "flat since long" to "all still to come", a factor of 1.6 apart.
+/// Time scales tried, as parts of the run so far: from "flat since long" to "all still to come", a
+/// factor of 1.6 apart.
 const SCALES: [f64; 12] = [0.02, 0.032, 0.051, 0.082, 0.131, 0.21, 0.336, 0.537, 0.86, 1.374, 2.199, 3.518];
 
 /// How fast the tail of a curve fades.
@@ -89,7 +96,8 @@ impl Tail {
         }
     }
 
-    /// What is believed before any point is seen. Slow tails are rarer: a run that ended on one would have been prolonged.
+    /// What is believed before any point is seen. Slow tails are rarer: a run that ended on one
+    /// would have been prolonged.
     fn prior(self) -> f64 {
         match self {
             Tail::Root => 0.5,
@@ -147,7 +155,8 @@ pub(super) struct Weighed {
     pub(super) w: f64,
 }
 
-/// Fits `curve`. `horizon` is the position at which the job will stop, if that is known. `None` for a curve without any report.
+/// Fits `curve`. `horizon` is the position at which the job will stop, if that is known. `None` for
+/// a curve without any report.
 pub fn fit(curve: &Curve, horizon: Option<f64>) -> Option<Fit> {
     let end = curve.at()?;
     let mut points: Vec<Weighed> = curve
@@ -177,14 +186,15 @@ pub fn fit(curve: &Curve, horizon: Option<f64>) -> Option<Fit> {
 /// A curve without a slope: one report, or always the same value.
 fn flat(points: &[Weighed], end: f64, range: (f64, f64), jump: Option<Jump>) -> Fit {
     let y = points[points.len() - 1].y;
-    // One report says nothing about what is to come; the usual relative change over a run stands in as the spread.
+    // One report says nothing about what is to come; the usual relative change over a run stands in
+    // as the spread.
     let noise = if points.len() < 2 { 0.25 * y.abs() } else { 0.0 };
     let member = Member { tail: Tail::Exponential, scale: end.abs().max(1.0), limit: y, span: 0.0, weight: 1.0 };
     Fit { members: vec![member], end, level: y, noise, start: y, range, jump }
 }
 
-/// Values that never left 0…1 or 0…100 are taken for fractions or percentages. A loss may fall into it too; then the bound does no harm, because
-/// losses do not become negative.
+/// Values that never left 0…1 or 0…100 are taken for fractions or percentages. A loss may fall into
+/// it too; then the bound does no harm, because losses do not become negative.
 fn natural_range(points: &[Weighed]) -> (f64, f64) {
     let within = |l: f64, h: f64| points.iter().all(|p| (l..=h).contains(&p.y));
     if within(0.0, 1.0) {
@@ -198,7 +208,8 @@ fn natural_range(points: &[Weighed]) -> (f64, f64) {
     }
 }
 
-/// Lowers the weight of points far from the line between their neighbours; returns how far points usually are.
+/// Lowers the weight of points far from the line between their neighbours; returns how far points
+/// usually are.
 fn discount_strays(points: &mut [Weighed]) -> f64 {
     let n = points.len();
     if n < 4 {
@@ -212,8 +223,8 @@ fn discount_strays(points: &mut [Weighed]) -> f64 {
     let strays: Vec<f64> = (1..n - 1).map(stray).collect();
     let mut sorted: Vec<f64> = strays.iter().map(|s| s.abs()).collect();
     sorted.sort_by(f64::total_cmp);
-    // For Gaussian noise σ the distance from the middle of two neighbours has standard deviation σ·√1.5, and the median of its
-    // magnitude is 0.6745 of that.
+    // For Gaussian noise σ the distance from the middle of two neighbours has standard deviation
+    // σ·√1.5, and the median of its magnitude is 0.6745 of that.
     let noise = sorted[sorted.len() / 2] / (0.6745 * 1.5f64.sqrt());
     for (i, s) in strays.iter().enumerate() {
         let far = s.abs() / (4.0 * noise).max(f64::MIN_POSITIVE);
@@ -227,8 +238,8 @@ fn discount_strays(points: &mut [Weighed]) -> f64 {
 /// How many points on either side of a jump are compared.
 const REACH: usize = 3;
 
-/// Finds the largest change of level that is sudden (much more than the changes right before and after it) and stays, and moves everything
-/// before it by its height.
+/// Finds the largest change of level that is sudden (much more than the changes right before and
+/// after it) and stays, and moves everything before it by its height.
 fn align_jump(points: &mut [Weighed], noise: f64) -> Option<Jump> {
     let n = points.len();
     if n < 4 * REACH {
@@ -239,7 +250,8 @@ fn align_jump(points: &mut [Weighed], noise: f64) -> Option<Jump> {
         v.sort_by(f64::total_cmp);
         v[1]
     };
-    // The change across the gap before point i, and the changes over equally many points right before and right after it.
+    // The change across the gap before point i, and the changes over equally many points right
+    // before and right after it.
     let (at, height, around) = (2 * REACH..=n - REACH)
         .map(|i| {
             let across = middle_of(i) - middle_of(i - REACH);
@@ -260,13 +272,16 @@ fn align_jump(points: &mut [Weighed], noise: f64) -> Option<Jump> {
     Some(jump)
 }
 
-/// Newer points weigh more: the weight grows from this at the start by one over the run, because what a curve did last says most about what it does next.
+/// Newer points weigh more: the weight grows from this at the start by one over the run, because
+/// what a curve did last says most about what it does next.
 const NEWNESS: f64 = 0.25;
 
-/// Members are judged as if at most so many points were independent: neighbours share their noise and no form is exactly true.
+/// Members are judged as if at most so many points were independent: neighbours share their noise
+/// and no form is exactly true.
 const MOST_INDEPENDENT: f64 = 24.0;
 
-/// What a member's weight is multiplied with if it tends to a value that cannot be, such as a negative loss. Not zero: sometimes all do.
+/// What a member's weight is multiplied with if it tends to a value that cannot be, such as a
+/// negative loss. Not zero: sometimes all do.
 const IMPOSSIBLE: f64 = 0.01;
 
 fn ensemble(points: &[Weighed], end: f64, horizon: Option<f64>, range: (f64, f64), noise: f64) -> Vec<Member> {
@@ -284,7 +299,8 @@ fn ensemble(points: &[Weighed], end: f64, horizon: Option<f64>, range: (f64, f64
     };
     for tail in Tail::ALL {
         let on_grid = SCALES.map(|relative| add(tail, relative * end).unwrap_or(f64::INFINITY));
-        // Between the grid's best scale and its neighbours there may be a better one: the lowest point of the parabola through the three.
+        // Between the grid's best scale and its neighbours there may be a better one: the lowest
+        // point of the parabola through the three.
         let best = (1..SCALES.len() - 1).min_by(|&i, &j| on_grid[i].total_cmp(&on_grid[j])).unwrap_or(1);
         let [l, m, r] = [best - 1, best, best + 1].map(|i| on_grid[i].max(f64::MIN_POSITIVE).sqrt());
         let shift = 0.5 * (l - r) / (l - 2.0 * m + r);
@@ -318,7 +334,8 @@ fn prior(scale: f64, end: f64, horizon: Option<f64>) -> f64 {
     (-0.5 * z * z).exp()
 }
 
-/// Weighted least squares for `y = limit + span · form(x)`: limit, span, and the mean squared misfit.
+/// Weighted least squares for `y = limit + span · form(x)`: limit, span, and the mean squared
+/// misfit.
 pub(super) fn solve(points: &[Weighed], form: impl Fn(f64) -> f64) -> Option<(f64, f64, f64)> {
     let (mut w, mut wf, mut wy) = (0.0, 0.0, 0.0);
     let (mut wff, mut wfy, mut wyy) = (0.0, 0.0, 0.0);
@@ -373,7 +390,8 @@ impl Fit {
         &self.members
     }
 
-    /// The smooth curve at `x`, also within what was seen (after a jump: moved to the level behind it).
+    /// The smooth curve at `x`, also within what was seen (after a jump: moved to the level behind
+    /// it).
     pub fn at(&self, x: f64) -> f64 {
         self.members.iter().map(|m| m.weight * m.at(x)).sum()
     }
@@ -388,7 +406,8 @@ impl Fit {
         self.estimate(|_| 0.0)
     }
 
-    /// The change still to come until `x`, in units of the change seen so far: 0 when flat, 1 when half the way is left. Never negative.
+    /// The change still to come until `x`, in units of the change seen so far: 0 when flat, 1 when
+    /// half the way is left. Never negative.
     pub fn gain_left(&self, x: f64) -> f64 {
         let seen = (self.level - self.start).abs();
         let left = (self.value_at(x).mid - self.level).abs();
@@ -424,8 +443,9 @@ impl Fit {
         let (low, high) = self.range;
         let e = self.quantiles(|m| {
             let change = m.span * (form(m) - m.tail.at(self.end / m.scale));
-            // A member is no better known than its forecast is long, and training may yet do what no smooth curve tells. Both
-            // numbers are set so that four in five of the generated curves of the tests end within the interval.
+            // A member is no better known than its forecast is long, and training may yet do what
+            // no smooth curve tells. Both numbers are set so that four in five of the generated
+            // curves of the tests end within the interval.
             (
                 self.level + change,
                 (self.noise * self.noise + 0.36 * change * change + 0.0025 * (self.level - self.start).powi(2)).sqrt(),
@@ -436,7 +456,8 @@ impl Fit {
 
     /// Quantiles over the members, each spread out to three equally likely values around its own.
     fn quantiles(&self, value_and_spread: impl Fn(&Member) -> (f64, f64)) -> Estimate {
-        // The mean of the upper, middle and lower third of a Gaussian lie 1.09, 0 and −1.09 standard deviations from its middle.
+        // The mean of the upper, middle and lower third of a Gaussian lie 1.09, 0 and −1.09
+        // standard deviations from its middle.
         let values = self.members.iter().flat_map(|m| {
             let (v, s) = value_and_spread(m);
             [-1.09, 0.0, 1.09].map(|t| (v + t * s, m.weight / 3.0))

@@ -1,8 +1,9 @@
-//! A tiny make-believe node for tests: jobs with a value and a rate, moved on by hand. Shared by the tests of this folder.
+//! A tiny make-believe node for tests: jobs with a value and a rate, moved on by hand. Shared by
+//! the tests of this folder.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part of the world")]
 
-use gainshare_core::check::check;
-use gainshare_core::control::Control;
+use gainshare_core::check::CheckedPlan;
+use gainshare_core::decider::{Decider, Outcome};
 use gainshare_core::model::*;
 use gainshare_core::plan::{Plan, Verdict};
 use gainshare_core::policy::{Flowcon, Policy, ShareRule};
@@ -11,7 +12,7 @@ use gainshare_core::view::*;
 use std::collections::BTreeMap;
 
 pub struct World {
-    pub control: Control,
+    pub decider: Decider,
     pub now: Time,
     pub slots: Option<usize>,
     jobs: BTreeMap<JobId, (JobView, Tracker)>,
@@ -25,7 +26,7 @@ pub fn flowcon(alpha: f64, interval_s: u64) -> Policy {
 impl World {
     pub fn new(policy: Policy) -> World {
         policy.validate().expect("a sound policy");
-        World { control: Control::new(policy), now: Time::ZERO, slots: None, jobs: BTreeMap::new() }
+        World { decider: Decider::new(policy), now: Time::ZERO, slots: None, jobs: BTreeMap::new() }
     }
 
     pub fn arrive(&mut self, id: u64) -> &mut JobView {
@@ -41,7 +42,7 @@ impl World {
             priority: 0,
             waits_for: vec![],
             pinned: false,
-            most: None,
+            usable: None,
             known_left_s: None,
         };
         &mut self.jobs.entry(JobId(id)).or_insert((view, Tracker::default())).0
@@ -64,7 +65,8 @@ impl World {
         tracker.push(now, Sample { value, step: None, total: None });
     }
 
-    /// The job used `rate` of the node's CPU for the next `seconds`; call once for each job, then move time on.
+    /// The job used `rate` of the node's CPU for the next `seconds`; call once for each job, then
+    /// move time on.
     pub fn used(&mut self, id: u64, cpu_node_seconds: f64) {
         self.jobs.get_mut(&JobId(id)).unwrap().0.consumed.cpu += cpu_node_seconds;
     }
@@ -82,15 +84,22 @@ impl World {
     }
 
     /// Steps; every plan is checked.
-    pub fn step(&mut self) -> Option<Plan> {
+    pub fn step(&mut self) -> Option<CheckedPlan> {
         let view = self.view();
-        let plan = self.control.step(&view)?;
-        assert_eq!(check(&view, &plan), vec![], "{plan:#?}");
-        Some(plan)
+        decide(&mut self.decider, view)
     }
 
-    pub fn must_step(&mut self) -> Plan {
+    pub fn must_step(&mut self) -> CheckedPlan {
         self.step().expect("a plan was due")
+    }
+}
+
+/// The plan that is due; a rejected one fails the test.
+pub fn decide(decider: &mut Decider, view: View) -> Option<CheckedPlan> {
+    match decider.decide(view) {
+        Outcome::NotDue => None,
+        Outcome::Decision(decision) => Some(decision.plan),
+        Outcome::Rejected(rejection) => panic!("an unsound plan: {}", rejection.reasons()),
     }
 }
 

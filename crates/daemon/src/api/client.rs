@@ -9,6 +9,7 @@ use crate::instance::{self, Holder};
 use crate::paths::Paths;
 use crate::spec::JobSpec;
 use bytes::Bytes;
+use gainshare_core::replay::RecordedDecision;
 use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -170,9 +171,12 @@ impl Client {
         Ok(self.get::<PlanList>(&format!("/v1/plans?last={last}")).await?.plans)
     }
 
-    /// The last view and plan, for replay.
-    pub async fn view(&self) -> Result<serde_json::Value> {
-        self.get("/v1/view").await
+    /// The last decision about a job, or the last of all, with all that is needed to make its plan again.
+    pub async fn view(&self, job: Option<&str>) -> Result<RecordedDecision> {
+        match job {
+            Some(job) => self.get(&format!("/v1/view?job={}", encode(job))).await,
+            None => self.get("/v1/view").await,
+        }
     }
 
     pub async fn shutdown(&self, stop_jobs: bool) -> Result<()> {

@@ -119,7 +119,8 @@ fn table() -> Vec<Route> {
         route("get", "/v1/events", "What happens, as server-sent events", Content::Events, get(events)),
         route("get", "/v1/plans", "The last decisions, newest first", json::<PlanList>(), get(plans))
             .asks(&[("last", "how many, 20 if not given")]),
-        route("get", "/v1/view", "The last decision's view and plan, for replay", Content::AnyJson, get(view)),
+        route("get", "/v1/view", "A decision with all it depended on, for replay", Content::AnyJson, get(view))
+            .asks(&[("job", "the last decision about this job, by id or name; the last of all if not given")]),
         route("post", "/v1/shutdown", "Put limits back and end", Content::AnyJson, post(shutdown))
             .takes(schema::<ShutdownRequest>()),
     ]
@@ -335,8 +336,17 @@ async fn plans(State(api): State<Api>, Query(query): Query<PlansQuery>) -> Answe
     Ok(Json(PlanList { plans }).into_response())
 }
 
-async fn view(State(api): State<Api>) -> Answer {
-    Ok(Json(api.driver.ask(|d| d.dump()).await?).into_response())
+#[derive(Deserialize)]
+struct ViewQuery {
+    job: Option<String>,
+}
+
+async fn view(State(api): State<Api>, Query(query): Query<ViewQuery>) -> Answer {
+    let record = match query.job {
+        None => api.driver.ask(|d| d.recorded_decision(None)).await??,
+        Some(job) => api.about(job, |d, id| d.recorded_decision(Some(id))).await?,
+    };
+    Ok(Json(&*record).into_response())
 }
 
 async fn shutdown(State(api): State<Api>, bytes: Bytes) -> Answer {

@@ -128,7 +128,7 @@ pub struct JobInfo {
     pub share: Option<f64>,
     /// Its soft limit on the CPU, 0…1.
     pub limit: Option<f64>,
-    /// `growing`, `watching` or `completing`.
+    /// `growing`, `watching` or `converged`.
     pub category: Option<String>,
     /// Growth efficiency of the CPU, as last measured.
     pub growth: Option<f64>,

@@ -6,33 +6,36 @@
 use super::runtimes::kind_name;
 use super::{Driver, Job};
 use crate::record::Change;
+use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::JobId;
-use gainshare_core::plan::Target;
-use gainshare_limits::{Handle, InForce, Runtime, RuntimeError, RuntimeKind};
+use gainshare_limits::{AppliedLimits, JobHandle, Runtime, RuntimeError, RuntimeKind};
 use std::collections::BTreeMap;
 
 impl Driver {
     /// Writes the targets of all jobs that have one, runtime by runtime.
-    pub(super) fn apply(&mut self, generation: u64) {
+    pub(super) fn apply(&mut self) {
         self.plans.applied_at = self.now();
         for kind in self.runtimes.kinds() {
-            self.apply_to(kind, generation);
+            self.apply_to(kind);
         }
     }
 
     /// Writes the targets of one runtime's jobs. The results come to [`Driver::applied`], at once
     /// or from another thread.
-    pub(super) fn apply_to(&mut self, kind: RuntimeKind, generation: u64) {
+    pub(super) fn apply_to(&mut self, kind: RuntimeKind) {
         if self.lease.has_lapsed() {
             // The limits were put back while this daemon stood still. The next beat begins a new epoch.
             return;
         }
+        let Some(plan) = &self.plans.current else { return };
+        let generation = plan.generation;
         let is_limited = |j: &&Job| j.record.holds_slot() && j.record.spec.runtime == kind;
-        let wanted = self.jobs.values().filter(is_limited).filter_map(|job| {
-            let target = job.verdict.as_ref().and_then(|v| v.target)?;
-            Some((job.record.id, job.handle()?, target))
-        });
-        let wanted: Vec<(JobId, Handle, Target)> = wanted.collect();
+        let wanted = self
+            .jobs
+            .values()
+            .filter(is_limited)
+            .filter_map(|job| Some((job.record.id, job.handle()?, plan.target(job.record.id)?)));
+        let wanted: Vec<(JobId, JobHandle, CheckedTarget)> = wanted.collect();
         if wanted.is_empty() {
             return;
         }
@@ -40,7 +43,7 @@ impl Driver {
             return self.apply_to_containers(generation, wanted);
         }
         let Some(process) = &mut self.runtimes.process else { return };
-        let targets: Vec<(Handle, Target)> = wanted.iter().map(|(_, h, t)| (h.clone(), *t)).collect();
+        let targets: Vec<(JobHandle, CheckedTarget)> = wanted.iter().map(|(_, h, t)| (h.clone(), *t)).collect();
         let results = process.apply(generation, &targets);
         self.applied(kind, generation, wanted.into_iter().map(|(id, _, _)| id).zip(results).collect());
     }
@@ -50,7 +53,7 @@ impl Driver {
         &mut self,
         kind: RuntimeKind,
         generation: u64,
-        results: Vec<(JobId, Result<InForce, RuntimeError>)>,
+        results: Vec<(JobId, Result<AppliedLimits, RuntimeError>)>,
     ) {
         let mut errors = BTreeMap::new();
         let mut gone = Vec::new();

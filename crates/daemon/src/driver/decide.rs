@@ -6,12 +6,14 @@ use crate::clock::{Moment, rfc3339};
 use crate::fail;
 use crate::journal::Batch;
 use crate::record::Change;
-use gainshare_core::check::check;
+use gainshare_core::decider::{Decision, Outcome};
 use gainshare_core::model::{JobId, NodeId, Share, Span};
 use gainshare_core::plan::{Plan, Standing, Verdict};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
-use gainshare_limits::usage::{self, Whole};
-use gainshare_limits::{Capacity, RuntimeKind};
+use gainshare_limits::usage::NodeResources;
+use gainshare_limits::{Capacity, RuntimeKind, machine};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A daemon has one node: its machine.
@@ -24,13 +26,13 @@ const APPLY_PACE: Span = Span::from_secs(1);
 const DECISIONS_KEPT: usize = 5;
 
 impl Driver {
-    pub(super) fn whole(&self) -> Whole {
+    pub(super) fn whole(&self) -> NodeResources {
         let capacity = Capacity { cores: self.cores(), ..self.runtimes.capacity() };
-        Whole { capacity, block_bytes_s: self.config.block_bandwidth, net_bytes_s: self.config.net_bandwidth }
+        NodeResources { capacity, block_bytes_s: self.config.block_bandwidth, net_bytes_s: self.config.net_bandwidth }
     }
 
     /// What the decisions see. Use is read right before.
-    fn view(&mut self) -> View {
+    pub(super) fn view(&mut self) -> View {
         for id in self.jobs.ids(|j| j.record.state == JobState::Running) {
             self.read_usage(id);
         }
@@ -42,7 +44,7 @@ impl Driver {
             speed: 1.0,
             memory_bytes: capacity.memory_bytes,
             slots: self.config.slots,
-            idle: usage::machine_idle_s(),
+            idle: machine::idle_s(Path::new(machine::ROOT)),
         };
         let jobs = self.jobs.values().filter(|j| j.record.is_live()).map(|j| self.job_view(j)).collect();
         View { now: self.now(), nodes: vec![node], jobs }
@@ -69,7 +71,7 @@ impl Driver {
             priority: r.spec.priority,
             waits_for: r.after.iter().copied().filter(|id| !done(id)).collect(),
             pinned: false,
-            most: None,
+            usable: None,
             known_left_s: None,
         }
     }
@@ -83,29 +85,33 @@ impl Driver {
         self.plans.is_wanted = false;
         let begun = Instant::now();
         let view = self.view();
-        let Some(plan) = self.control.step(&view) else { return };
+        let outcome = self.control.decide_recorded(view);
+        if outcome == Outcome::NotDue {
+            return;
+        }
         self.metrics.decision_seconds.observe(begun.elapsed().as_secs_f64());
         self.metrics.plans.inc();
         self.store.control_changed();
-        let violations = check(&view, &plan);
-        if !violations.is_empty() {
-            // The limits in force come from a plan that passed its check; they stay.
-            let list: Vec<String> = violations.iter().map(|v| v.to_string()).collect();
-            tracing::error!(
-                generation = plan.generation,
-                "a plan failed its check and is not applied: {}",
-                list.join("; ")
-            );
-            self.problems.insert("plan", format!("plan {} was not applied: {}", plan.generation, list.join("; ")));
-            self.metrics.plans_refused.inc();
-            return;
+        match outcome {
+            Outcome::NotDue => {}
+            Outcome::Decision(decision) => {
+                self.problems.remove("plan");
+                self.carry_out(decision);
+            }
+            Outcome::Rejected(rejection) => {
+                // The limits in force come from a plan that passed its check; they stay.
+                let (generation, list) = (rejection.generation, rejection.reasons());
+                let record = rejection.record.and_then(|r| serde_json::to_string(&r).ok());
+                tracing::error!(generation, record, "a plan failed its check and is not applied: {list}");
+                self.problems.insert("plan", format!("plan {generation} was not applied: {list}"));
+                self.metrics.plans_refused.inc();
+            }
         }
-        self.problems.remove("plan");
-        self.carry_out(view, plan);
     }
 
     /// Journals the plan if it changes anything, then applies it. Without the disk it is held back.
-    pub(super) fn carry_out(&mut self, view: View, plan: Plan) {
+    pub(super) fn carry_out(&mut self, decision: Decision) {
+        let plan = &decision.plan;
         let changes = !plan.starts.is_empty()
             || plan.verdicts.iter().any(|(id, v)| {
                 self.jobs.get(id).is_some_and(|j| j.verdict.as_ref().and_then(|old| old.target) != v.target)
@@ -113,26 +119,26 @@ impl Driver {
         let at = self.clock.moment();
         if changes {
             fail::point("plan-before-journal");
-            let change = Change::Plan { plan: plan.clone() };
+            let change = Change::Plan { plan: plan.as_plan().clone() };
             let saved = self.save_with(Batch { changes: vec![(at, None, change)], ..Batch::default() });
             self.note_disk(&saved);
             if saved.is_err() {
-                self.plans.held = Some((view, plan));
+                self.plans.held = Some(decision);
                 return;
             }
             fail::point("plan-before-apply");
         }
         self.plans.held = None;
-        self.plans.generation = plan.generation;
-        self.note_verdicts(at, &plan);
+        self.plans.current = Some(plan.clone());
+        self.note_verdicts(at, plan);
+        self.note_record(&decision);
         // Unchanged limits are read back once a second, to notice another program that writes them.
         if changes || at.time >= self.plans.applied_at + APPLY_PACE {
-            self.apply(plan.generation);
+            self.apply();
         }
         fail::point("plan-after-apply");
-        self.publish_plan(at, &plan);
+        self.publish_plan(at, plan);
         let starts: Vec<JobId> = plan.starts.iter().map(|s| s.job).collect();
-        self.last_view = Some((view, plan));
         for id in starts {
             self.try_start(id);
         }
@@ -156,8 +162,8 @@ impl Driver {
 
     /// Tries again what the disk refused before, or what waits for the container engine.
     pub(super) fn retry_starts(&mut self) {
-        if let Some((view, plan)) = self.plans.held.take() {
-            self.carry_out(view, plan);
+        if let Some(decision) = self.plans.held.take() {
+            self.carry_out(decision);
         }
         for id in std::mem::take(&mut self.plans.starts) {
             self.try_start(id);
@@ -175,6 +181,20 @@ impl Driver {
             }
             job.verdict = Some(verdict.clone());
         }
+    }
+
+    /// Keeps the decision for replay, for each job that it decided about anew.
+    fn note_record(&mut self, decision: &Decision) {
+        let Some(record) = decision.record().map(Arc::new) else { return };
+        for job in self.jobs.values_mut() {
+            let verdict = record.plan.verdicts.get(&job.record.id);
+            if verdict.is_some_and(|v| v.standing != Standing::NotDue) {
+                job.record_of_decision = Some(record.clone());
+            } else if !job.record.is_live() {
+                job.record_of_decision = None;
+            }
+        }
+        self.plans.last_record = Some(record);
     }
 
     fn publish_plan(&mut self, at: Moment, plan: &Plan) {

@@ -7,9 +7,11 @@ use crate::error::Refusal;
 use crate::record::JobRecord;
 use gainshare_core::model::{JobId, OwnerId, Time};
 use gainshare_core::plan::Verdict;
-use gainshare_limits::{Handle, InForce, RuntimeKind};
+use gainshare_core::replay::RecordedDecision;
+use gainshare_limits::{AppliedLimits, JobHandle, RuntimeKind};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 /// One job: its record and what is known of it beyond the record.
 pub(super) struct Job {
@@ -20,10 +22,12 @@ pub(super) struct Job {
     /// Copies a container's output.
     pub(super) pump: Option<Pump>,
     pub(super) verdict: Option<Verdict>,
-    pub(super) in_force: Option<InForce>,
+    pub(super) in_force: Option<AppliedLimits>,
     pub(super) apply_error: Option<String>,
     /// Newest last.
     pub(super) decisions: VecDeque<DecisionInfo>,
+    /// The last decision about this job, for replay. Jobs that are decided together share it. Kept while the job is live.
+    pub(super) record_of_decision: Option<Arc<RecordedDecision>>,
     /// When the job is killed, or killed again.
     pub(super) kill_at: Option<Time>,
     /// How often the job was killed.
@@ -58,6 +62,7 @@ impl Job {
             in_force: None,
             apply_error: None,
             decisions: VecDeque::new(),
+            record_of_decision: None,
             kills: 0,
             is_busy: false,
             is_ending: false,
@@ -72,10 +77,10 @@ impl Job {
     }
 
     /// How its runtime knows it, once there is something to know.
-    pub(super) fn handle(&self) -> Option<Handle> {
+    pub(super) fn handle(&self) -> Option<JobHandle> {
         match self.record.spec.runtime {
             RuntimeKind::Process => self.record.group.as_ref().map(|g| g.handle.clone()),
-            RuntimeKind::Docker => self.record.container.clone().map(|key| Handle { job: self.record.id, key }),
+            RuntimeKind::Docker => self.record.container.clone().map(|key| JobHandle { job: self.record.id, key }),
         }
     }
 

@@ -50,10 +50,10 @@ use crate::metrics::Metrics;
 use crate::paths::Paths;
 use crate::pulse::{Pulse, Pulses};
 use crate::record::Change;
-use gainshare_core::control::Control;
+use gainshare_core::check::CheckedPlan;
+use gainshare_core::decider::{Decider, Decision};
 use gainshare_core::model::{JobId, Span, Time};
-use gainshare_core::plan::Plan;
-use gainshare_core::view::View;
+use gainshare_core::replay::RecordedDecision;
 use handle::Inbox;
 use jobs::{Job, JobTable};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -97,11 +97,13 @@ struct Plans {
     /// Something happened that control should react to.
     is_wanted: bool,
     /// A plan that waits for the disk.
-    held: Option<(View, Plan)>,
+    held: Option<Decision>,
     /// Jobs that the plan started but that could not be started yet.
     starts: Vec<JobId>,
     /// The last plan that was carried out.
-    generation: u64,
+    current: Option<CheckedPlan>,
+    /// The last decision that was carried out, for replay.
+    last_record: Option<Arc<RecordedDecision>>,
     /// When limits were last written or found to be as wanted.
     applied_at: Time,
     /// Newest first.
@@ -119,8 +121,7 @@ pub(crate) struct Driver {
     config: DaemonConfig,
     paths: Paths,
     clock: Clock,
-    control: Control,
-    last_view: Option<(View, Plan)>,
+    control: Decider,
     plans: Plans,
     jobs: JobTable,
     store: Store,
@@ -156,7 +157,7 @@ impl Driver {
         let loaded = journal.load()?;
         let mut control = match loaded.control {
             Some(kept) if *kept.policy() == policy => kept,
-            _ => Control::new(policy),
+            _ => Decider::new(policy),
         };
         let last_generation = loaded.plans.iter().map(|(_, p)| p.generation).max().unwrap_or(0);
         control.continue_from(last_generation);
@@ -175,12 +176,12 @@ impl Driver {
             paths,
             clock,
             control,
-            last_view: None,
             plans: Plans {
                 is_wanted: true,
                 held: None,
                 starts: Vec::new(),
-                generation: last_generation,
+                current: None,
+                last_record: None,
                 applied_at: Time::ZERO,
                 recent: VecDeque::new(),
             },

@@ -227,7 +227,13 @@ impl Driver {
     /// Feeds samples to the job's tracker and keeps them for the journal.
     fn take_look(&mut self, id: JobId, look: Look) {
         let now = self.now();
+        if let Some(note) = &look.note {
+            tracing::warn!(job = %id, "{note}");
+            self.fact(Some(id), Change::Noted { note: note.clone() });
+        }
         let Some(job) = self.jobs.get_mut(&id) else { return };
+        // That a collector was switched off must be known after a restart, too.
+        job.unsaved |= look.note.is_some();
         job.progress.course = look.progress.or(job.progress.course);
         let samples = &look.samples;
         if samples.is_empty() {
@@ -304,7 +310,7 @@ impl Driver {
         }
         let Some(handle) = job.handle() else { return };
         if let Ok(counters) = self.runtimes.process().and_then(|r| r.read(&handle)) {
-            job.progress.meter.take(now, counters, &whole);
+            job.progress.meter.record(now, counters, &whole);
         }
     }
 

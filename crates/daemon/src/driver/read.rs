@@ -10,7 +10,9 @@ use crate::pulse::{Pulses, STUCK_AFTER};
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::Plan;
 use gainshare_core::policy::Preset;
-use gainshare_limits::{Mode, RuntimeKind};
+use gainshare_core::replay::RecordedDecision;
+use gainshare_limits::{LimitMode, RuntimeKind};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Counters are read again for a table if they are older than this.
@@ -33,7 +35,7 @@ impl Driver {
     fn freshen(&mut self, id: JobId) {
         let now = self.now();
         let Some(job) = self.jobs.get(&id) else { return };
-        if job.progress.meter.looked_at().is_none_or(|at| now.since(at) >= FRESH) {
+        if job.progress.meter.read_at().is_none_or(|at| now.since(at) >= FRESH) {
             self.read_usage(id);
         }
     }
@@ -139,7 +141,8 @@ impl Driver {
                 }
             })
             .collect();
-        let in_force = job.in_force.clone().unwrap_or(gainshare_limits::InForce { settings: vec![], notes: vec![] });
+        let in_force =
+            job.in_force.clone().unwrap_or(gainshare_limits::AppliedLimits { settings: vec![], notes: vec![] });
         let mut notes = job.record.order.as_ref().map(|o| o.notes.clone()).unwrap_or_default();
         notes.extend(job.record.notes.iter().chain(&in_force.notes).chain(&job.apply_error).cloned());
         notes.extend(
@@ -219,17 +222,25 @@ impl Driver {
         Ok(kept.iter().map(|(at, plan)| self.plan_info(*at, plan)).collect())
     }
 
-    /// What the last decision saw and said, for replay.
-    pub(crate) fn dump(&self) -> serde_json::Value {
-        let (view, plan) = match &self.last_view {
-            Some((view, plan)) => (serde_json::to_value(view), serde_json::to_value(plan)),
-            None => (Ok(serde_json::Value::Null), Ok(serde_json::Value::Null)),
-        };
-        serde_json::json!({
-            "view": view.unwrap_or_default(),
-            "plan": plan.unwrap_or_default(),
-            "control": serde_json::to_value(&self.control).unwrap_or_default(),
-        })
+    /// The last decision that was about `job`, or the last of all: with all that is needed to make its plan again.
+    pub(crate) fn recorded_decision(&self, job: Option<JobId>) -> Result<Arc<RecordedDecision>, Refusal> {
+        let none = |what: String| Refusal::new(ErrorCode::NotFound, what);
+        match job {
+            None => self
+                .plans
+                .last_record
+                .clone()
+                .ok_or_else(|| none("nothing has been decided since the daemon started".into())),
+            Some(id) => {
+                let job = self.jobs.job(id)?;
+                job.record_of_decision.clone().ok_or_else(|| {
+                    let name = &job.record.name;
+                    none(format!(
+                        "no decision about `{name}` is kept: it has ended, or nothing was decided about it since the daemon started"
+                    ))
+                })
+            }
+        }
     }
 
     pub(crate) fn health(&self) -> Health {
@@ -288,11 +299,11 @@ fn preset_name(preset: Preset) -> String {
     preset.name().to_owned()
 }
 
-fn mode_name(mode: Mode) -> &'static str {
+fn mode_name(mode: LimitMode) -> &'static str {
     match mode {
-        Mode::Weight => "weight",
-        Mode::Quota => "quota",
-        Mode::Cores => "cores",
+        LimitMode::Weight => "weight",
+        LimitMode::Quota => "quota",
+        LimitMode::Cores => "cores",
     }
 }
 
@@ -320,6 +331,8 @@ fn metric_notes(job: &Job) -> Vec<String> {
         (c.bad_records, "records of event files were damaged"),
         (c.restarts, "times a file was replaced or truncated"),
         (c.failures, "times a source could not be read"),
+        (c.rested_lines, "lines were not matched because the pattern had used up its CPU time"),
+        (c.panics, "faults inside a collector: its progress is not read any more"),
     ] {
         if count > 0 {
             notes.push(format!("{count} {what}"));

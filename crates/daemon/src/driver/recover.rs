@@ -10,7 +10,8 @@ use crate::clock::Moment;
 use crate::journal::Batch;
 use crate::record::{Change, JobRecord};
 use crate::restore::restore;
-use gainshare_core::control::Control;
+use gainshare_core::check::check_again;
+use gainshare_core::decider::Decider;
 use gainshare_core::model::{JobId, Span};
 use gainshare_core::plan::Plan;
 use gainshare_limits::{RuntimeError, RuntimeKind};
@@ -60,7 +61,21 @@ impl Driver {
         let _ = self.save();
         // The last plan may have been journaled but not applied: applying it again makes the limits the new ones.
         if let Some((_, plan)) = plans.last() {
-            self.apply(plan.generation);
+            let view = self.view();
+            match check_again(&view, plan.clone()) {
+                Ok(plan) => {
+                    self.plans.current = Some(plan);
+                    self.apply();
+                }
+                Err(unsound) => {
+                    let list: Vec<String> = unsound.violations.iter().map(ToString::to_string).collect();
+                    tracing::error!(
+                        generation = plan.generation,
+                        "the last plan is not applied again: {}",
+                        list.join("; ")
+                    );
+                }
+            }
             // The same holds for its starts, which control believes to have happened.
             let waits = |id: &JobId| self.jobs.get(id).is_some_and(|j| j.record.state == JobState::Queued);
             self.plans.starts = plan.starts.iter().map(|s| s.job).filter(waits).collect();
@@ -175,10 +190,11 @@ impl Driver {
                 }
             }
         }
-        let generation = self.last_view.as_ref().map_or(0, |(_, plan)| plan.generation);
+        let generation = self.plans.last_record.as_ref().map_or(0, |record| record.plan.generation);
         let policy = self.control.policy().clone();
-        self.control = Control::new(policy);
+        self.control = Decider::new(policy);
         self.control.continue_from(generation);
+        self.plans.current = None;
         for job in self.jobs.values_mut() {
             job.verdict = None;
         }

@@ -9,7 +9,7 @@ use gainshare_limits::usage::Meter;
 use gainshare_progress::prometheus::{Endpoint, FetchError};
 use gainshare_progress::push::PushError;
 use gainshare_progress::{
-    self, Change, Collector, CollectorState, Counters, FileTail, MetricSpec, MetricSpecError, Root, Update,
+    self, Change, CollectorState, Counters, FileTail, GuardedCollector, MetricSpec, MetricSpecError, Root, Update,
 };
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -22,7 +22,7 @@ const MOST_WINDOWS: usize = 8;
 /// Follows one live job.
 pub(super) struct Reports {
     tail: Option<FileTail>,
-    collector: Collector,
+    collector: GuardedCollector,
 }
 
 /// Where reading stands.
@@ -42,6 +42,8 @@ pub(super) struct Look {
     pub(super) progress: Option<gainshare_progress::Progress>,
     /// There is more output than one look may read.
     pub(super) more: bool,
+    /// A sentence for people about the job's reports.
+    pub(super) note: Option<String>,
 }
 
 impl Look {
@@ -66,7 +68,7 @@ impl Reports {
         position: Position,
     ) -> Result<Reports, MetricSpecError> {
         let started = SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(started_s).unwrap_or_default();
-        let collector = Collector::new(spec, folder, started, position.collector)?;
+        let collector = GuardedCollector::new(spec, folder, started, position.collector)?;
         let root = Root::open(dir).inspect_err(|e| tracing::warn!("cannot open {}: {e}", dir.display())).ok();
         let tail = root.map(|root| FileTail::new(Arc::new(root), Path::new("output.log"), position.output, true));
         Ok(Reports { tail, collector })
@@ -91,50 +93,64 @@ impl Reports {
 
     /// Reads what was printed since the last look.
     pub(super) fn read_output(&mut self, now: Time) -> Look {
-        let mut look = Look::default();
-        let Some(tail) = &mut self.tail else { return look };
-        for _ in 0..MOST_WINDOWS {
-            match tail.fill() {
-                Ok(Change::Same) | Err(_) => return look,
-                Ok(Change::More | Change::Rotated | Change::Rewritten) => {}
+        let Some(tail) = &mut self.tail else { return Look::default() };
+        self.collector.begin_round(now);
+        let look = self.collector.read(|collector| {
+            let mut look = Look::default();
+            for _ in 0..MOST_WINDOWS {
+                match tail.fill() {
+                    Ok(Change::Same) | Err(_) => return look,
+                    Ok(Change::More | Change::Rotated | Change::Rewritten) => {}
+                }
+                look.add(collector.output(now, tail.data()));
+                tail.consume(tail.data().len());
             }
-            look.add(self.collector.output(now, tail.data()));
-            tail.consume(tail.data().len());
-        }
-        look.more = true;
-        look
+            look.more = true;
+            look
+        });
+        self.noted(look)
     }
 
     /// Looks at the job's own files; `pids` are its processes, as far as they are known.
     pub(super) fn read_files(&mut self, now: Time, pids: Vec<u32>) -> Look {
+        self.collector.begin_round(now);
         let mut look = Look::default();
-        self.collector.own_pids(pids);
-        look.add(self.collector.poll(now));
-        look
+        look.add(self.collector.read(|collector| {
+            collector.own_pids(pids);
+            collector.poll(now)
+        }));
+        self.noted(look)
     }
 
     /// The job is over.
     pub(super) fn finish(&mut self, now: Time) -> Look {
         let mut look = self.read_output(now);
-        look.add(self.collector.finish(now));
-        look
+        look.add(self.collector.read(|collector| collector.finish(now)));
+        self.noted(look)
     }
 
     pub(super) fn pushed(&mut self, now: Time, body: &[u8]) -> Result<Look, PushError> {
         let mut look = Look::default();
-        look.add(self.collector.pushed(now, body)?);
-        Ok(look)
+        if let Some(update) = self.collector.read(|collector| Some(collector.pushed(now, body))) {
+            look.add(update?);
+        }
+        Ok(self.noted(look))
     }
 
     /// The endpoint to ask now, elsewhere, because asking blocks.
     pub(super) fn fetch_due(&mut self, now: Time) -> Option<Endpoint> {
-        self.collector.fetch_due(now)
+        self.collector.read(|collector| collector.fetch_due(now))
     }
 
     pub(super) fn fetched(&mut self, now: Time, answer: Result<Vec<u8>, FetchError>) -> Look {
         let mut look = Look::default();
-        look.add(self.collector.fetched(now, answer));
-        look
+        look.add(self.collector.read(|collector| collector.fetched(now, answer)));
+        self.noted(look)
+    }
+
+    /// Adds what people should know about the job's reports, once.
+    fn noted(&mut self, look: Look) -> Look {
+        Look { note: self.collector.take_note().or(look.note), ..look }
     }
 }
 

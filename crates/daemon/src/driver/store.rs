@@ -11,7 +11,7 @@ use crate::error::Refusal;
 use crate::journal::{Batch, Journal, StoredSample};
 use crate::metrics::Metrics;
 use crate::record::Change;
-use gainshare_core::control::Control;
+use gainshare_core::decider::Decider;
 use gainshare_core::model::JobId;
 use std::sync::Arc;
 use std::time::Instant;
@@ -104,7 +104,7 @@ impl Store {
 
     /// Writes an intent together with everything unsaved before it. On failure the intent did not
     /// happen, and the facts stay.
-    pub(super) fn save_with(&mut self, jobs: &mut JobTable, control: &Control, intent: Batch) -> Result<(), Refusal> {
+    pub(super) fn save_with(&mut self, jobs: &mut JobTable, control: &Decider, intent: Batch) -> Result<(), Refusal> {
         // Only the driver itself makes samples and positions; an intent never carries any.
         let Batch { changes, records, limits, released, .. } = intent;
         let counts = (self.unsaved.changes.len(), self.unsaved.limits.len(), self.unsaved.released.len());

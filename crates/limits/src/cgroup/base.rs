@@ -1,33 +1,35 @@
 //! The base group: ours, below which every job has a group.
 //!
-//! It carries no limit of its own. It tells what the machine has for the jobs (CPUs and memory that limits above us
-//! leave), which block-I/O file the kernel has, and it keeps the jobs from losing against the rest of the machine by
-//! being in a group at all: a group competes with a single task as an equal, so where the neighbours are tasks the
-//! base weighs as many tasks as it has jobs.
+//! The base carries no limit of its own. From it come the CPUs and the memory that limits above leave for the
+//! jobs, and the name of the block-I/O file this kernel has. It also keeps grouping itself from costing CPU
+//! time: a group competes with a single task as an equal, so where the base's neighbours are tasks, the base
+//! weighs as many tasks as it has jobs.
 
-use super::group::remove_tree;
-use super::{Controller, CpuList, Group, Hierarchy, Version, check_name, file, limits};
-use crate::{Capacity, RuntimeError};
+use super::group::{Group, copy_cpuset, remove_tree};
+use super::hierarchy::{Controller, Hierarchy, Version, check_name};
+use super::{file, limits};
+use crate::cpus::CpuList;
+use crate::{Capacity, RuntimeError, machine};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug)]
-pub struct Base {
+pub struct BaseGroup {
     hierarchy: Hierarchy,
     name: String,
     dirs: BTreeMap<Controller, PathBuf>,
-    /// In the order in which neighbours should be dealt out: packages, cores, then hardware threads.
+    /// In the order in which they are dealt out: by package, core, then hardware thread.
     cpus: Vec<u32>,
     capacity: Capacity,
     block_weight: Option<&'static str>,
     block_note: Option<String>,
 }
 
-impl Base {
-    /// Makes the base group, or takes the one of this name that is there.
-    pub fn open(hierarchy: Hierarchy, name: &str) -> Result<Base, RuntimeError> {
+impl BaseGroup {
+    /// Makes the base group, or takes an existing one of this name.
+    pub fn open(hierarchy: Hierarchy, name: &str) -> Result<BaseGroup, RuntimeError> {
         check_name(name)?;
-        let mut base = Base {
+        let mut base = BaseGroup {
             hierarchy,
             name: name.to_owned(),
             dirs: BTreeMap::new(),
@@ -43,10 +45,6 @@ impl Base {
 
     pub fn version(&self) -> Version {
         self.hierarchy.version
-    }
-
-    pub fn name(&self) -> &str {
-        &self.name
     }
 
     pub fn capacity(&self) -> Capacity {
@@ -72,20 +70,16 @@ impl Base {
         self.block_note.as_deref()
     }
 
-    pub(super) fn dirs(&self) -> &BTreeMap<Controller, PathBuf> {
-        &self.dirs
-    }
-
-    /// Makes the group of a new job. Somebody may have removed our empty base meanwhile, so it is made again if needed.
+    /// Makes the group of a new job. The base itself is made again if another program removed it while it was empty.
     pub fn create(&mut self, name: &str) -> Result<Group, RuntimeError> {
         check_name(name)?;
         if !self.dirs.values().all(|dir| dir.is_dir()) {
             self.make()?;
         }
-        Group::create(self, name)
+        Group::create(self.hierarchy.version, &self.dirs, name)
     }
 
-    /// Asks anew what the machine has for us: somebody may have changed a limit above us.
+    /// Reads again what limits above the base leave for the jobs: they may have changed.
     pub fn refresh(&mut self) {
         let cpus = self.usable_cpus();
         let mut cores = cpus.len().max(1) as f64;
@@ -98,7 +92,7 @@ impl Base {
                 }
             }
         }
-        self.cpus = by_topology(&cpus);
+        self.cpus = machine::by_topology(&self.hierarchy.root, &cpus);
         self.capacity = Capacity { cores, memory_bytes: self.usable_memory() };
     }
 
@@ -110,11 +104,11 @@ impl Base {
         let of_group = self.dirs.get(&Controller::CpuSet).and_then(|dir| {
             files.iter().find_map(|f| CpuList::parse(&file::read(&dir.join(f)).ok()?).filter(|l| !l.is_empty()))
         });
-        of_group.unwrap_or_else(own_affinity)
+        of_group.unwrap_or_else(machine::own_affinity)
     }
 
     fn usable_memory(&self) -> u64 {
-        let mut bytes = machine_memory_bytes();
+        let mut bytes = machine::memory_bytes(&self.hierarchy.root);
         let Some(dir) = self.dirs.get(&Controller::Memory) else { return bytes };
         match self.hierarchy.version {
             Version::V1 => {
@@ -151,7 +145,6 @@ impl Base {
                 Err(error) if controller == Controller::Cpu => return Err(error),
                 Err(_) => continue,
             }
-            // A v1 cpuset is born empty and then takes no task.
             if controller == Controller::CpuSet && copy_cpuset(parent, &dir).is_err() {
                 let _ = std::fs::remove_dir(&dir);
                 continue;
@@ -198,7 +191,7 @@ impl Base {
                 Some("the kernel's I/O cost controller is off (io.cost.qos)")
             }
             "io.weight" | "blkio.weight" => None,
-            _ if some_disk_uses_bfq() => None,
+            _ if machine::some_disk_uses_bfq(&self.hierarchy.root) => None,
             _ => Some("no disk uses the bfq scheduler"),
         };
         let note = idle.map(|why| format!("{found} is set but has no effect now: {why}"));
@@ -211,13 +204,13 @@ impl Base {
         top.is_some_and(|dir| file::read(&dir.join("io.cost.qos")).is_ok_and(|text| text.contains("enable=1")))
     }
 
-    /// Lets the base weigh as much as its jobs would weigh as plain tasks, where plain tasks are its neighbours.
-    pub fn weigh_for(&self, jobs: usize) {
+    /// Gives the base the weight that its jobs would have as plain tasks, where plain tasks are its neighbours.
+    pub fn set_weight_for(&self, jobs: usize) {
         let Some(dir) = self.dirs.get(&Controller::Cpu).filter(|_| self.hierarchy.among_tasks) else { return };
         let jobs = jobs.max(1) as u64;
         let (name, value) = match self.hierarchy.version {
-            Version::V1 => ("cpu.shares", (limits::DEFAULT_SHARES_V1 * jobs).min(limits::MOST_SHARES_V1)),
-            Version::V2 => ("cpu.weight", (limits::DEFAULT_WEIGHT_V2 * jobs).min(10_000)),
+            Version::V1 => ("cpu.shares", limits::DEFAULT_SHARES_V1.saturating_mul(jobs).min(limits::MAX_SHARES_V1)),
+            Version::V2 => ("cpu.weight", limits::DEFAULT_WEIGHT_V2.saturating_mul(jobs).min(limits::MAX_WEIGHT_V2)),
         };
         let path = dir.join(name);
         let value = value.to_string();
@@ -227,15 +220,15 @@ impl Base {
         }
     }
 
-    /// Lets reclaim spare the jobs' memory up to `bytes` (v2's protection counts only if every group above grants it
-    /// too).
+    /// Protects the jobs' memory from reclaim up to `bytes` (v2's protection counts only if every group above
+    /// grants it too).
     pub fn protect_memory(&self, bytes: u64) {
         if let (Version::V2, Some(dir)) = (self.hierarchy.version, self.dirs.get(&Controller::Memory)) {
             let _ = file::write(&dir.join("memory.low"), &bytes.to_string());
         }
     }
 
-    /// The names of the groups below the base, whoever made them.
+    /// The names of all groups below the base, also of those that another program made.
     pub fn group_names(&self) -> Vec<String> {
         let mut names: Vec<String> = self
             .dirs
@@ -279,21 +272,14 @@ fn make_dir(dir: &Path) -> Result<(), RuntimeError> {
     }
 }
 
-/// Gives the CPUs and memory nodes of one v1 cpuset to another.
-pub(super) fn copy_cpuset(from: &Path, to: &Path) -> std::io::Result<()> {
-    for name in ["cpuset.cpus", "cpuset.mems"] {
-        let value = file::read(&from.join(name))?;
-        if file::read(&to.join(name))?.is_empty() {
-            file::write(&to.join(name), &value)?;
-        }
-    }
-    Ok(())
-}
-
-/// Each controller by itself: one that is missing must not keep the others out.
+/// Enables the controllers that are not enabled yet, each by itself: a missing one must not keep the others out.
 fn enable_controllers(dir: &Path) {
+    let path = dir.join("cgroup.subtree_control");
+    let enabled = file::read(&path).unwrap_or_default();
     for name in Controller::ALL.iter().filter_map(|c| c.v2_name()) {
-        let _ = file::write(&dir.join("cgroup.subtree_control"), &format!("+{name}"));
+        if !enabled.split_ascii_whitespace().any(|e| e == name) {
+            let _ = file::write(&path, &format!("+{name}"));
+        }
     }
 }
 
@@ -310,35 +296,4 @@ fn quota_cores(version: Version, dir: &Path) -> Option<f64> {
         }
     };
     (quota > 0.0 && period > 0.0).then_some(quota / period)
-}
-
-/// The CPUs this process may run on.
-pub(crate) fn own_affinity() -> CpuList {
-    let Ok(set) = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)) else { return CpuList::new(vec![0]) };
-    (0..nix::sched::CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false)).map(|cpu| cpu as u32).collect()
-}
-
-pub fn machine_memory_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib =
-        text.lines().find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
-}
-
-/// Sorts so that hardware threads of one core, then cores of one package, are next to each other.
-fn by_topology(cpus: &CpuList) -> Vec<u32> {
-    let place = |cpu: u32, what: &str| -> i64 {
-        let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/{what}");
-        std::fs::read_to_string(path).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(cpu.into())
-    };
-    let mut sorted: Vec<u32> = cpus.iter().collect();
-    sorted.sort_by_cached_key(|&cpu| (place(cpu, "physical_package_id"), place(cpu, "core_id"), cpu));
-    sorted
-}
-
-fn some_disk_uses_bfq() -> bool {
-    let Ok(disks) = std::fs::read_dir("/sys/block") else { return false };
-    disks
-        .filter_map(|disk| std::fs::read_to_string(disk.ok()?.path().join("queue/scheduler")).ok())
-        .any(|text| text.contains("[bfq]"))
 }

@@ -1,16 +1,18 @@
 //! Which cgroup hierarchy this machine has, and below which directory we may make groups.
 //!
 //! **Problem.** Machines differ: v2 alone; v1 with its controllers mounted one by one or together; *hybrid* ones with
-//! v1 controllers and a v2 mount that has none of those we need. We may be root, a user with a delegated subtree
-//! (systemd), or nobody special.
+//! v1 controllers and a v2 mount that has none of those we need. The daemon may run as root, as a user with a delegated
+//! subtree (systemd), or as a user without any right.
 //!
-//! **Approach.** `/proc/self/mountinfo` tells what is mounted where, `/proc/self/cgroup` where we are. v2 is used if
-//! its mount has the `cpu` controller, else v1 if `cpu` is mounted there. On v1 our groups go below the group we are
-//! in, hierarchy by hierarchy, so that limits set on us hold for the jobs. On v2 a group with processes cannot have
-//! controlled children ("no internal processes"), so the place is the nearest group above us that was handed over to
-//! us on purpose (systemd marks it with an extended attribute), else the topmost one we may write to.
+//! **Approach.** `/proc/self/mountinfo` lists what is mounted where, `/proc/self/cgroup` the groups of this
+//! process. v2 is used if its mount has the `cpu` controller, else v1 if `cpu` is mounted there. On v1 our
+//! groups go below the group of this process, hierarchy by hierarchy, so that limits set on the daemon hold
+//! for the jobs. On v2 a group with processes cannot have controlled children ("no internal processes"), so
+//! our groups go below the nearest group above this process that was delegated to it (systemd marks it with
+//! an extended attribute), else below the topmost one it may write to.
 
-use super::{Controller, Hierarchy, Version};
+use super::hierarchy::{Controller, Hierarchy, Version};
+use crate::{RuntimeError, machine};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
@@ -27,17 +29,28 @@ struct Mount {
     options: Vec<String>,
 }
 
-/// Finds the hierarchy; the error is a sentence about what is missing and the remedy.
-pub(super) fn detect() -> Result<Hierarchy, String> {
-    let mountinfo = read_proc("/proc/self/mountinfo")?;
-    let membership = read_proc("/proc/self/cgroup")?;
-    let mounts = parse_mounts(&mountinfo);
+impl Hierarchy {
+    /// The hierarchy of this machine in which we may make groups.
+    pub fn detect() -> Result<Hierarchy, RuntimeError> {
+        Hierarchy::detect_at(Path::new(machine::ROOT))
+    }
+
+    /// The same for a machine whose `proc` and `sys` lie below `root`.
+    pub fn detect_at(root: &Path) -> Result<Hierarchy, RuntimeError> {
+        detect(root).map_err(RuntimeError::Unsupported)
+    }
+}
+
+/// Finds the hierarchy; the error is a sentence that names what is missing and the remedy.
+fn detect(root: &Path) -> Result<Hierarchy, String> {
+    let mounts = read_mounts(root)?;
+    let membership = read_proc(root, "self/cgroup")?;
 
     if let Some(mount) = mounts.iter().find(|m| m.version == Version::V2) {
         let controllers = std::fs::read_to_string(mount.at.join("cgroup.controllers")).unwrap_or_default();
         if controllers.split_ascii_whitespace().any(|c| c == "cpu") {
             let own = own_dir(mount, membership_of(&membership, None).unwrap_or("/"));
-            return find_v2_parent(&mount.at, &own);
+            return find_v2_parent(root, &mount.at, &own);
         }
     }
 
@@ -54,7 +67,7 @@ pub(super) fn detect() -> Result<Hierarchy, String> {
         }
     }
     if parents.contains_key(&Controller::Cpu) {
-        return Ok(Hierarchy { version: Version::V1, parents, among_tasks: true });
+        return Ok(Hierarchy { root: root.to_owned(), version: Version::V1, parents, among_tasks: true });
     }
     if mounts.is_empty() {
         return Err("no cgroup hierarchy is mounted; mount one, e.g. `mount -t cgroup2 none /sys/fs/cgroup`".into());
@@ -64,13 +77,15 @@ pub(super) fn detect() -> Result<Hierarchy, String> {
         .into())
 }
 
-/// The group of a process that is not ours, if its path names `id` in every hierarchy: a container's group, which
-/// carries the container's id. `None` also where we do not see its directories.
+/// The group of a process that another program started, if its path names `id` in every hierarchy: a
+/// container's group, which carries the container's id. `None` also where its directories cannot be seen from
+/// here.
 #[cfg(feature = "docker")]
-pub(crate) fn group_of(pid: i32, id: &str) -> Option<super::Group> {
-    use super::{Group, GroupDir, file::inode};
-    let mounts = parse_mounts(&read_proc("/proc/self/mountinfo").ok()?);
-    let membership = read_proc(&format!("/proc/{pid}/cgroup")).ok()?;
+pub(crate) fn group_of(root: &Path, pid: i32, id: &str) -> Option<super::group::Group> {
+    use super::file::inode;
+    use super::group::{Group, GroupDir};
+    let mounts = read_mounts(root).ok()?;
+    let membership = read_proc(root, &format!("{pid}/cgroup")).ok()?;
     let locate = |controller: Option<Controller>| -> Option<PathBuf> {
         let name = controller.map(Controller::v1_name);
         let mount = mounts.iter().find(|m| match name {
@@ -95,12 +110,11 @@ pub(crate) fn group_of(pid: i32, id: &str) -> Option<super::Group> {
     if complete { Group::reopen(id, version, &dirs).ok() } else { None }
 }
 
-/// Whether we are in the topmost group of the cpu controller, and can see that it is the topmost one.
-pub(crate) fn in_topmost_cpu_group() -> bool {
-    let (Ok(mountinfo), Ok(membership)) = (read_proc("/proc/self/mountinfo"), read_proc("/proc/self/cgroup")) else {
-        return false;
-    };
-    parse_mounts(&mountinfo).iter().any(|mount| match mount.version {
+/// Whether this process is in the topmost group of the cpu controller, and that group is visibly the topmost one.
+#[cfg(feature = "fallback")]
+pub(crate) fn in_topmost_cpu_group(root: &Path) -> bool {
+    let (Ok(mounts), Ok(membership)) = (read_mounts(root), read_proc(root, "self/cgroup")) else { return false };
+    mounts.iter().any(|mount| match mount.version {
         // Only the topmost v1 group has a release agent, only the topmost v2 group has no type.
         Version::V1 => {
             mount.options.iter().any(|o| o == "cpu")
@@ -116,8 +130,18 @@ pub(crate) fn in_topmost_cpu_group() -> bool {
     })
 }
 
-fn read_proc(path: &str) -> Result<String, String> {
-    std::fs::read_to_string(path).map_err(|e| format!("cannot read {path}: {e}; is /proc mounted?"))
+fn read_proc(root: &Path, name: &str) -> Result<String, String> {
+    let path = root.join("proc").join(name);
+    std::fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}; is /proc mounted?", path.display()))
+}
+
+/// The cgroup mounts of this process, as paths below `root`.
+fn read_mounts(root: &Path) -> Result<Vec<Mount>, String> {
+    let mut mounts = parse_mounts(&read_proc(root, "self/mountinfo")?);
+    for mount in &mut mounts {
+        mount.at = root.join(mount.at.strip_prefix("/").unwrap_or(&mount.at));
+    }
+    Ok(mounts)
 }
 
 fn parse_mounts(mountinfo: &str) -> Vec<Mount> {
@@ -156,9 +180,9 @@ fn membership_of<'t>(text: &'t str, controller: Option<&str>) -> Option<&'t str>
     })
 }
 
-/// The directory of the group `path` below `mount`. In a container the mount may show only a part of the hierarchy
-/// while `/proc/self/cgroup` still tells the whole path, or the path may lie outside of what we see: then it is the
-/// mount itself.
+/// The directory of the group `path` below `mount`. In a container the mount may show only a part of the
+/// hierarchy while `/proc/self/cgroup` still holds the whole path, or the path may lie outside of the visible
+/// part: then the result is the mount itself.
 fn own_dir(mount: &Mount, path: &str) -> PathBuf {
     let relative = match mount.root.as_str() {
         "/" => path,
@@ -172,17 +196,18 @@ fn own_dir(mount: &Mount, path: &str) -> PathBuf {
     if dir.is_dir() { dir } else { mount.at.clone() }
 }
 
-fn find_v2_parent(root: &Path, own: &Path) -> Result<Hierarchy, String> {
-    let above = || own.ancestors().take_while(|dir| dir.starts_with(root));
+fn find_v2_parent(root: &Path, mounted_at: &Path, own: &Path) -> Result<Hierarchy, String> {
+    let above = || own.ancestors().take_while(|dir| dir.starts_with(mounted_at));
     let delegated = above().find(|dir| is_delegated(dir) && writable(dir));
     let topmost = above().take_while(|dir| writable(dir)).last();
     let candidates = delegated.into_iter().chain(topmost);
     let mut trouble = None;
     for parent in candidates {
-        match make_room(root, own, parent) {
+        match make_room(mounted_at, own, parent) {
             Ok(()) => {
                 let parents = Controller::ALL.iter().map(|&c| (c, parent.to_owned())).collect();
-                return Ok(Hierarchy { version: Version::V2, parents, among_tasks: parent == own });
+                let among_tasks = parent == own;
+                return Ok(Hierarchy { root: root.to_owned(), version: Version::V2, parents, among_tasks });
             }
             Err(why) => trouble = Some(why),
         }
@@ -196,9 +221,8 @@ fn find_v2_parent(root: &Path, own: &Path) -> Result<Hierarchy, String> {
     }))
 }
 
-/// Makes sure `parent` can have controlled children. If we are the only process in it, we step aside into a leaf of
-/// our own.
-fn make_room(root: &Path, own: &Path, parent: &Path) -> Result<(), String> {
+/// Makes sure `parent` can have controlled children. A process that is alone in it moves into a leaf of its own.
+fn make_room(mounted_at: &Path, own: &Path, parent: &Path) -> Result<(), String> {
     let has_cpu = |file: &str| {
         let text = std::fs::read_to_string(parent.join(file)).unwrap_or_default();
         text.split_ascii_whitespace().any(|c| c == "cpu")
@@ -223,7 +247,7 @@ fn make_room(root: &Path, own: &Path, parent: &Path) -> Result<(), String> {
             "{} holds processes, so that it cannot have controlled groups below it; start in a scope of its own: \
              `systemd-run --scope -p Delegate=yes gainshare up`{}",
             parent.display(),
-            if parent == root { " (in a container: move its processes into a group below first)" } else { "" },
+            if parent == mounted_at { " (in a container: move its processes into a group below first)" } else { "" },
         ));
     }
     let aside = parent.join("gainshare-self");
@@ -233,19 +257,19 @@ fn make_room(root: &Path, own: &Path, parent: &Path) -> Result<(), String> {
         .map_err(|e| format!("cannot make {} a group for jobs: {e}", parent.display()))
 }
 
-/// systemd marks what it hands over (`Delegate=yes`, user managers) so that others can tell.
+/// systemd marks the groups it delegates (`Delegate=yes`, user managers) with an extended attribute.
 fn is_delegated(dir: &Path) -> bool {
     let Ok(path) = CString::new(dir.as_os_str().as_bytes()) else { return false };
     let marked = |name: &CStr| {
         let mut value = [0u8; 8];
-        // SAFETY: both strings end in NUL and the buffer is as long as said.
+        // SAFETY: both strings end in NUL and the length is that of the buffer.
         let n = unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
         n == 1 && value[0] == b'1'
     };
     marked(c"user.delegate") || marked(c"trusted.delegate")
 }
 
-/// Whether we may make groups in `dir` and move processes into them.
+/// Whether this process may make groups in `dir` and move processes into them.
 fn writable(dir: &Path) -> bool {
     let allowed = |path: &Path| {
         // The effective user counts, not the real one, and a file system mounted read-only answers no.
@@ -257,7 +281,7 @@ fn writable(dir: &Path) -> bool {
         )
         .is_ok()
     };
-    // cgroup roots are `r-x` even for root, who may write there nevertheless; faccessat knows that.
+    // cgroup roots are `r-x` even for root, which may write there nevertheless; faccessat accounts for that.
     allowed(dir) && allowed(&dir.join("cgroup.procs"))
 }
 

@@ -1,18 +1,18 @@
 //! Reading and writing the kernel's small files.
 //!
-//! A cgroup file is written in one `write` (the kernel parses each `write` on its own) and read in one `pread` from
-//! the start. A file of a group that was removed answers `ENODEV` through an open descriptor and `ENOENT` by path;
-//! both mean *gone*.
+//! A cgroup file is written in one `write` (the kernel parses each `write` on its own) and read in one
+//! `pread` from the start. Reading a file of a removed group fails with `ENODEV` through an open descriptor
+//! and with `ENOENT` by path; both mean *gone*.
 //!
-//! **Properties.** Files that are read every second stay open ([`Kept`]), so that a read costs one system call and no
-//! allocation. Parsers take `&str` and answer `None` for what they do not understand.
+//! **Properties.** Files that are read every second stay open ([`OpenFile`]), so that a read costs one system
+//! call and no allocation. Parsers take `&str` and return `None` for text they cannot read.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// The largest file we look at is `memory.stat` with some 3 KiB; a busy `io.stat` has a line for each device.
+/// The largest file that is read is `memory.stat` with some 3 KiB; a busy `io.stat` has a line for each device.
 pub(crate) const BUFFER_BYTES: usize = 16 * 1024;
 
 /// The whole file without the line end. Meant for files of one or few lines.
@@ -23,7 +23,7 @@ pub(crate) fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Writes `value` in one system call. Never creates a file: what is not there is an error.
+/// Writes `value` in one system call. Never creates a file: a missing one is an error.
 pub(crate) fn write(path: &Path, value: &str) -> io::Result<()> {
     // A cgroup file has no content to cut off, but a plain file (a test's tree) would keep the tail of a longer value.
     let mut file = OpenOptions::new().write(true).truncate(true).custom_flags(libc::O_CLOEXEC).open(path)?;
@@ -42,11 +42,11 @@ pub(crate) fn means_gone(error: &io::Error) -> bool {
 
 /// A file kept open to be read again and again.
 #[derive(Debug)]
-pub(crate) struct Kept(File);
+pub(crate) struct OpenFile(File);
 
-impl Kept {
-    pub(crate) fn new(file: File) -> Kept {
-        Kept(file)
+impl OpenFile {
+    pub(crate) fn new(file: File) -> OpenFile {
+        OpenFile(file)
     }
 
     /// The file's text now; `buffer` is the caller's to reuse. What is longer than the buffer is cut off.
@@ -66,11 +66,6 @@ impl Kept {
 /// The number after `key` in a file of `key value` lines.
 pub(crate) fn keyed(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
-}
-
-/// The microseconds of `some … total=N` in a pressure file.
-pub(crate) fn pressure_some_us(text: &str) -> Option<u64> {
-    text.lines().find(|line| line.starts_with("some "))?.rsplit_once("total=")?.1.trim().parse().ok()
 }
 
 /// Bytes read and written in v2's `io.stat`: `8:0 rbytes=1 wbytes=2 rios=…`, one line for each device.
@@ -96,10 +91,6 @@ mod tests {
         assert_eq!(keyed("total_inactive_file 7\ninactive_file 3\n", "inactive_file"), Some(3));
         assert_eq!(keyed("inactive_file_x 7\n", "inactive_file"), None);
         assert_eq!(
-            pressure_some_us("some avg10=0.00 avg60=0.00 avg300=0.00 total=42\nfull avg10=0.00 total=7\n"),
-            Some(42)
-        );
-        assert_eq!(
             io_stat_bytes("8:0 rbytes=10 wbytes=5 rios=1 wios=1 dbytes=9 dios=0\n254:0 rbytes=1 wbytes=0\n"),
             16
         );
@@ -111,7 +102,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn garbage_never_panics(text in "\\PC*") {
-            let _ = (keyed(&text, "a"), pressure_some_us(&text), io_stat_bytes(&text), blkio_total_bytes(&text));
+            let _ = (keyed(&text, "a"), io_stat_bytes(&text), blkio_total_bytes(&text));
         }
     }
 }

@@ -1,9 +1,16 @@
 //! One job's group: its directories, its processes, its counters.
+//!
+//! A group is identified by the inodes of its directories, not by their names. Every file is opened through a
+//! directory whose inode was compared first, so a directory that another program made under the same name is
+//! never read or written.
 
-use super::file::{self, BUFFER_BYTES, Kept};
-use super::{Base, Controller, CpuList, Version, base};
-use crate::{Counters, Pressure, RuntimeError};
+use super::file::{self, BUFFER_BYTES, OpenFile};
+use super::hierarchy::{Controller, Version};
+use crate::backoff::Backoff;
+use crate::cpus::CpuList;
+use crate::{Counters, RuntimeError};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -14,7 +21,7 @@ use std::time::{Duration, Instant};
 /// network disk) can outlast any wait.
 const KILL_PATIENCE: Duration = Duration::from_secs(2);
 
-/// One directory of a group, and which directory exactly: the kernel does not give an inode number to a second group.
+/// One directory of a group. The inode identifies it: the kernel does not give an inode number to a second group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupDir {
     pub path: PathBuf,
@@ -27,25 +34,29 @@ pub struct Group {
     key: String,
     version: Version,
     dirs: Vec<GroupDir>,
-    cpu: Option<Kept>,
-    memory_usage: Option<Kept>,
-    memory_stat: Option<Kept>,
+    cpu: Option<OpenFile>,
+    memory_usage: Option<OpenFile>,
+    memory_stat: Option<OpenFile>,
 }
 
 impl Group {
-    /// Makes the group. One of that name that is there is taken as it is: a daemon before us prepared it, and a child
-    /// may be about to join it, or just did.
-    pub(super) fn create(base: &Base, name: &str) -> Result<Group, RuntimeError> {
+    /// Makes the group `name` below `parents`. An existing group of that name is taken as it is: an earlier
+    /// daemon prepared it, and a child may be about to join it, or has just joined.
+    pub(super) fn create(
+        version: Version,
+        parents: &BTreeMap<Controller, PathBuf>,
+        name: &str,
+    ) -> Result<Group, RuntimeError> {
         let mut dirs: Vec<GroupDir> = Vec::new();
         let undo = |dirs: &[GroupDir]| dirs.iter().for_each(|d| _ = std::fs::remove_dir(&d.path));
-        for (&controller, parent) in base.dirs() {
+        for (&controller, parent) in parents {
             let path = parent.join(name);
             if let Some(known) = dirs.iter_mut().find(|d| d.path == path) {
                 known.controllers.push(controller);
                 continue;
             }
-            let made = make_dir(&path).and_then(|()| match (base.version(), controller) {
-                (Version::V1, Controller::CpuSet) => base::copy_cpuset(parent, &path),
+            let made = make_dir(&path).and_then(|()| match (version, controller) {
+                (Version::V1, Controller::CpuSet) => copy_cpuset(parent, &path),
                 _ => Ok(()),
             });
             match made.and_then(|()| file::inode(&path)) {
@@ -57,11 +68,11 @@ impl Group {
                 }
             }
         }
-        Ok(Group::new(name, base.version(), dirs))
+        Ok(Group::new(name, version, dirs))
     }
 
-    /// The group that was made earlier, perhaps by a process before us. Gone, if any of its directories is no longer
-    /// the same.
+    /// Opens a group that was made earlier, perhaps by another process. `Gone` if any of its directories is
+    /// no longer the same.
     pub fn reopen(key: &str, version: Version, dirs: &[GroupDir]) -> Result<Group, RuntimeError> {
         let same = !dirs.is_empty() && dirs.iter().all(|d| file::inode(&d.path).is_ok_and(|inode| inode == d.inode));
         if !same {
@@ -98,12 +109,12 @@ impl Group {
             .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "this controller is not available here"))
     }
 
-    /// Where the list of processes is taken from: with the freezer it cannot change while we look.
+    /// The directory whose list of processes is read: while the freezer holds it, the list cannot change.
     fn anchor(&self) -> io::Result<&GroupDir> {
         self.dir(Controller::Freezer).or_else(|_| self.dir(Controller::Cpu))
     }
 
-    /// Opens a file in exactly the directory we made, whatever has become of its name.
+    /// Opens a file in exactly the directory this group was made as.
     fn open(&self, name: &str, write: bool) -> io::Result<File> {
         use nix::fcntl::{OFlag, open, openat};
         let dir = self.dir(Controller::of_file(name))?;
@@ -112,7 +123,8 @@ impl Group {
         if nix::sys::stat::fstat(handle.as_fd())?.st_ino != dir.inode {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
-        let access = if write { OFlag::O_WRONLY } else { OFlag::O_RDONLY };
+        // The kernel ignores O_TRUNC here; a plain file of a test's tree would keep the tail of a longer value.
+        let access = if write { OFlag::O_WRONLY | OFlag::O_TRUNC } else { OFlag::O_RDONLY };
         Ok(openat(handle.as_fd(), name, access | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW, none)?.into())
     }
 
@@ -143,7 +155,7 @@ impl Group {
         CpuList::parse(&file::read(&above.join(name)).ok()?)
     }
 
-    /// Turns an error of one of the files into ours.
+    /// An error of one of the files as a [`RuntimeError`].
     pub fn error(&self, action: &'static str, name: &str, source: io::Error) -> RuntimeError {
         if file::means_gone(&source) && self.is_gone() {
             return RuntimeError::Gone { key: self.key.clone() };
@@ -155,7 +167,7 @@ impl Group {
         RuntimeError::Io { action, path, source, hint: "" }
     }
 
-    /// Whether any of the group's directories was removed (and perhaps made again by somebody else).
+    /// Whether any of the group's directories was removed (and perhaps made again by another program).
     pub fn is_gone(&self) -> bool {
         !self.dirs.iter().all(|d| file::inode(&d.path).is_ok_and(|inode| inode == d.inode))
     }
@@ -174,28 +186,26 @@ impl Group {
         };
         let usage = self.hot(|g| &mut g.memory_usage, usage_file, scratch)?.and_then(|t| t.trim().parse::<u64>().ok());
         let stat = self.hot(|g| &mut g.memory_stat, "memory.stat", scratch)?;
-        // Cached file pages that nobody looked at for a while can go at any time: they are no part of what the job
-        // needs.
+        // Cached file pages that were not used for a while can be dropped at any time: the job does not need them.
         let idle_cache = stat.and_then(|t| file::keyed(t, inactive)).unwrap_or(0);
         Ok(Counters {
             cpu_ns,
             memory_bytes: usage.unwrap_or(0).saturating_sub(idle_cache),
             block_bytes: self.block_bytes(),
             net_bytes: None,
-            pressure: if v2 { self.pressure() } else { None },
         })
     }
 
     /// Reads a file that stays open. `None` if the kernel has no such file here; an error only if the group is gone.
     fn hot<'b>(
         &mut self,
-        slot: impl Fn(&mut Group) -> &mut Option<Kept>,
+        slot: impl Fn(&mut Group) -> &mut Option<OpenFile>,
         name: &str,
         scratch: &'b mut [u8; BUFFER_BYTES],
     ) -> Result<Option<&'b str>, RuntimeError> {
         if slot(self).is_none() {
             match self.open(name, false) {
-                Ok(file) => *slot(self) = Some(Kept::new(file)),
+                Ok(file) => *slot(self) = Some(OpenFile::new(file)),
                 Err(_) if self.is_gone() => return Err(RuntimeError::Gone { key: self.key.clone() }),
                 Err(_) => return Ok(None),
             }
@@ -214,15 +224,6 @@ impl Group {
                 .iter()
                 .find_map(|name| file::blkio_total_bytes(&self.get(name).ok()?)),
         }
-    }
-
-    fn pressure(&self) -> Option<Pressure> {
-        let some_us = |name: &str| file::pressure_some_us(&self.get(name).ok()?);
-        Some(Pressure {
-            cpu_us: some_us("cpu.pressure")?,
-            memory_us: some_us("memory.pressure")?,
-            io_us: some_us("io.pressure")?,
-        })
     }
 
     /// Whether any process is in the group or below it.
@@ -250,28 +251,35 @@ impl Group {
         pids
     }
 
-    /// Kills every process in the group, also those that fork while we do. `Ok(false)`: some did not go away in time.
+    /// Kills every process in the group, also those that fork meanwhile, and waits up to [`KILL_PATIENCE`]
+    /// until they are gone. `Ok(false)`: some are still there.
     pub fn kill(&self) -> Result<bool, RuntimeError> {
         let start = Instant::now();
-        let mut pause = Duration::from_millis(1);
-        loop {
-            if self.is_gone() || !self.is_populated()? {
-                return Ok(true);
-            }
+        let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(50));
+        while !self.kill_once()? {
             if start.elapsed() > KILL_PATIENCE {
                 return Ok(false);
             }
-            self.kill_once();
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(50));
+            std::thread::sleep(pauses.next_pause());
         }
+        Ok(true)
     }
 
-    fn kill_once(&self) {
+    /// Sends SIGKILL to every process that is in the group now and returns at once. `Ok(true)`: the group was
+    /// empty already.
+    pub fn kill_once(&self) -> Result<bool, RuntimeError> {
+        if self.is_gone() || !self.is_populated()? {
+            return Ok(true);
+        }
+        self.signal_kill();
+        Ok(false)
+    }
+
+    fn signal_kill(&self) {
         if self.put("cgroup.kill", "1").is_ok() {
             return;
         }
-        // A frozen group cannot fork and its pids cannot be reused, so the list is complete and true.
+        // A frozen group cannot fork and its pids cannot be reused, so the list is complete.
         let freezer = match self.version {
             Version::V1 => ("freezer.state", "FROZEN", "THAWED"),
             Version::V2 => ("cgroup.freeze", "1", "0"),
@@ -295,7 +303,7 @@ impl Group {
             match remove_tree(&dir.path) {
                 Ok(()) => {}
                 Err(e) if file::means_gone(&e) => {}
-                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => removed = false,
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EBUSY | libc::ENOTEMPTY)) => removed = false,
                 Err(e) => return Err(self.error("remove", "cgroup.procs", e)),
             }
         }
@@ -308,6 +316,17 @@ fn make_dir(path: &Path) -> io::Result<()> {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
         _ => Ok(()),
     }
+}
+
+/// Gives the CPUs and memory nodes of one v1 cpuset to another: a v1 cpuset is born empty and then takes no task.
+pub(super) fn copy_cpuset(from: &Path, to: &Path) -> io::Result<()> {
+    for name in ["cpuset.cpus", "cpuset.mems"] {
+        let value = file::read(&from.join(name))?;
+        if file::read(&to.join(name))?.is_empty() {
+            file::write(&to.join(name), &value)?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes a group and the groups below it, deepest first. A cgroup's files go with it.

@@ -1,12 +1,14 @@
-//! What shares mean in the kernel's files.
+//! Shares as values of the kernel's files.
 //!
 //! **Problem.** A share is a fraction of the node. The kernel wants weights (v1 `cpu.shares` 2…262144 with 1024 as
 //! the default, v2 `cpu.weight` 1…10000 with 100), quotas in microseconds of a period, lists of CPUs, bytes,
 //! block-I/O weights in yet other ranges.
 //!
-//! **Approach.** [`settings`] is a pure function from [`Wanted`] to file names and values, each value written exactly
-//! as the kernel prints it, so that reading back is a comparison of text. `Wanted::default()` gives the kernel's own
-//! defaults: that is how limits are taken back. [`enforce`] writes, reads back and notices who else writes.
+//! **Approach.** [`settings`] is a pure function from [`GroupLimits`] to file names and values, each value
+//! written exactly as the kernel prints it, so that reading back is a comparison of text.
+//! `GroupLimits::default()` gives the kernel's own defaults: that is how limits are taken back. [`enforce`]
+//! writes, reads back and detects foreign writes. **A new limit of the kernel** is a field of [`GroupLimits`]
+//! and its lines in [`settings`].
 //!
 //! **Terms.** CPU shares are fractions of the node (0…1); *cores* are CPUs' worth of time; memory is in bytes.
 //!
@@ -14,15 +16,17 @@
 //! `memory_never_below_use`: a memory limit is never below the working set plus headroom. `defaults_restore`: the
 //! default values are those of a new group. An equal value is not written again.
 
-use super::{Controller, CpuList, Group, Version};
+use super::group::Group;
+use super::hierarchy::{Controller, Version};
 use crate::RuntimeError;
+use crate::cpus::CpuList;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-pub const MOST_SHARES_V1: u64 = 262_144;
-pub const LEAST_SHARES_V1: u64 = 2;
+pub const MAX_SHARES_V1: u64 = 262_144;
+pub const MIN_SHARES_V1: u64 = 2;
 pub const DEFAULT_SHARES_V1: u64 = 1024;
-pub const MOST_WEIGHT_V2: u64 = 10_000;
+pub const MAX_WEIGHT_V2: u64 = 10_000;
 pub const DEFAULT_WEIGHT_V2: u64 = 100;
 /// The whole node as a v1 weight: the same as v2's largest weight in v1's unit, so that both versions schedule alike.
 const WHOLE_SHARES_V1: f64 = 102_400.0;
@@ -30,19 +34,19 @@ const WHOLE_SHARES_V1: f64 = 102_400.0;
 /// The kernel's default. Longer periods stall a job's threads longer, shorter ones cost more.
 pub const PERIOD_US: u64 = 100_000;
 /// The kernel takes no quota below a millisecond.
-const LEAST_QUOTA_US: u64 = 1_000;
+const MIN_QUOTA_US: u64 = 1_000;
 
-/// bfq's weights, both versions, go from 1 to 1000; the default of all block weights is 100, but v1's old
+/// bfq's weights, both versions, go from 1 to 1000; the default of all block weights is 100, except v1's old
 /// `blkio.weight`, where it is 500.
-const MOST_BFQ_WEIGHT: f64 = 1_000.0;
+const MAX_BFQ_WEIGHT: f64 = 1_000.0;
 const DEFAULT_BLOCK_WEIGHT: u64 = 100;
 
 /// Between a memory limit and the working set there is always this much, plus an eighth of the working set.
 const HEADROOM_BYTES: u64 = 64 << 20;
 
-/// What one group should have. The default is what a new group has: no limit at all.
+/// The limits of one group. The default is that of a new group: no limit at all.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Wanted {
+pub struct GroupLimits {
     /// Weight, as a fraction of the node. `None`: the kernel's default weight.
     pub cpu_share: Option<f64>,
     /// Hard cap in cores.
@@ -54,13 +58,13 @@ pub struct Wanted {
     /// Memory that reclaim should spare; v2 only.
     pub memory_spared_bytes: u64,
     pub block_share: Option<f64>,
-    /// How many processes and threads there may be.
-    pub most_tasks: Option<u32>,
+    /// The largest number of processes and threads.
+    pub max_tasks: Option<u32>,
 }
 
-/// What the files depend on besides what is wanted.
+/// What the names and values of the files depend on besides the limits themselves.
 #[derive(Debug, Clone)]
-pub struct Terrain {
+pub struct KernelFeatures {
     pub version: Version,
     pub all_cpus: CpuList,
     pub block_weight_file: Option<&'static str>,
@@ -75,7 +79,7 @@ pub struct Setting {
 }
 
 /// The files for `wanted`, in the order in which they should be written.
-pub fn settings(on: &Terrain, wanted: &Wanted) -> Vec<Setting> {
+pub fn settings(on: &KernelFeatures, wanted: &GroupLimits) -> Vec<Setting> {
     let mut out = Vec::with_capacity(7);
     let mut set = |file, value| out.push(Setting { file, value });
     let page = on.page_bytes.max(1);
@@ -102,26 +106,26 @@ pub fn settings(on: &Terrain, wanted: &Wanted) -> Vec<Setting> {
     if let Some(file) = on.block_weight_file {
         set(file, block_weight(file, wanted.block_share));
     }
-    set("pids.max", wanted.most_tasks.map_or("max".into(), |n| n.to_string()));
+    set("pids.max", wanted.max_tasks.map_or("max".into(), |n| n.to_string()));
     out
 }
 
 /// v1's `cpu.shares` for a share of the node.
 pub fn shares_v1(share: f64) -> u64 {
-    ((share * WHOLE_SHARES_V1).round() as u64).clamp(LEAST_SHARES_V1, MOST_SHARES_V1)
+    ((share * WHOLE_SHARES_V1).round() as u64).clamp(MIN_SHARES_V1, MAX_SHARES_V1)
 }
 
 /// v2's `cpu.weight` (and `io.weight`) for a share of the node.
 pub fn weight_v2(share: f64) -> u64 {
-    ((share * MOST_WEIGHT_V2 as f64).round() as u64).clamp(1, MOST_WEIGHT_V2)
+    ((share * MAX_WEIGHT_V2 as f64).round() as u64).clamp(1, MAX_WEIGHT_V2)
 }
 
 fn quota_us(cores: f64) -> u64 {
-    ((cores * PERIOD_US as f64).round() as u64).max(LEAST_QUOTA_US)
+    ((cores * PERIOD_US as f64).round() as u64).max(MIN_QUOTA_US)
 }
 
 fn block_weight(file: &str, share: Option<f64>) -> String {
-    let bfq = |s: f64| ((s * MOST_BFQ_WEIGHT).round() as u64).clamp(1, MOST_BFQ_WEIGHT as u64);
+    let bfq = |s: f64| ((s * MAX_BFQ_WEIGHT).round() as u64).clamp(1, MAX_BFQ_WEIGHT as u64);
     match file {
         "io.weight" => format!("default {}", share.map_or(DEFAULT_BLOCK_WEIGHT, weight_v2)),
         "io.bfq.weight" => format!("default {}", share.map_or(DEFAULT_BLOCK_WEIGHT, bfq)),
@@ -131,7 +135,7 @@ fn block_weight(file: &str, share: Option<f64>) -> String {
 }
 
 /// The soft memory limit for a job that may have `asked_bytes` and needs `working_set_bytes` now: never below what it
-/// needs plus headroom, in steps of 64 MiB, so that a working set that breathes does not mean a write each time.
+/// needs plus headroom, in steps of 64 MiB, so that small changes of the working set cause no write.
 pub fn memory_limit_bytes(asked_bytes: u64, working_set_bytes: u64) -> u64 {
     let needed = working_set_bytes.saturating_add(working_set_bytes / 8).saturating_add(HEADROOM_BYTES);
     match needed.checked_next_multiple_of(HEADROOM_BYTES) {
@@ -140,35 +144,35 @@ pub fn memory_limit_bytes(asked_bytes: u64, working_set_bytes: u64) -> u64 {
     }
 }
 
-/// Whether a job has grown so near to its soft limit that the limit must give way before the job is slowed.
+/// Whether a job has grown so near to its soft limit that the limit must be raised before the job is slowed.
 pub fn memory_limit_is_near(limit_bytes: u64, working_set_bytes: u64) -> bool {
     working_set_bytes.saturating_add(HEADROOM_BYTES / 2) > limit_bytes
 }
 
-/// What we know about the files of one group: what we wrote last, and when we last wrote over somebody else's value.
+/// What was written to the files of one group: the last value of each, and when a foreign value was last overwritten.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct WriteRecord {
     written: BTreeMap<&'static str, String>,
-    last_fight: Option<Instant>,
+    last_overwrite: Option<Instant>,
 }
 
-/// How often we write over what somebody else wrote.
-const FIGHT_PAUSE: Duration = Duration::from_secs(1);
+/// The shortest time between two overwrites of foreign values.
+const OVERWRITE_PAUSE: Duration = Duration::from_secs(1);
 
-impl Ledger {
-    /// Takes the present values as ours: after a restart there is no other way to know.
-    pub fn adopt(group: &Group, on: &Terrain) -> Ledger {
-        let written = settings(on, &Wanted::default())
+impl WriteRecord {
+    /// Takes the present values as our own: after a restart they cannot be told from foreign ones.
+    pub fn adopt(group: &Group, on: &KernelFeatures) -> WriteRecord {
+        let written = settings(on, &GroupLimits::default())
             .into_iter()
             .filter_map(|s| Some((s.file, first_line(&group.get(s.file).ok()?))))
             .collect();
-        Ledger { written, last_fight: None }
+        WriteRecord { written, last_overwrite: None }
     }
 }
 
-/// What [`enforce`] found and did.
+/// The result of [`enforce`].
 #[derive(Debug, Default)]
-pub struct Enforced {
+pub struct EnforcementReport {
     /// File and value, as read back.
     pub in_force: Vec<(String, String)>,
     /// Files this group does not have or that did not take the value, in a sentence each.
@@ -177,13 +181,18 @@ pub struct Enforced {
 
 /// Makes the group's files hold `wanted`: reads each, writes where it differs, reads back.
 ///
-/// A value that is neither the wanted one nor the one we wrote last is somebody else's: it is written over at most
-/// once a second, and the call says `Contested`, even if our value holds now. Only the cpu files are essential; what
-/// another controller refuses becomes a note.
-pub fn enforce(group: &Group, wanted: &[Setting], ledger: &mut Ledger, now: Instant) -> Result<Enforced, RuntimeError> {
-    let mut done = Enforced::default();
-    let mut contest = None;
-    let may_fight = ledger.last_fight.is_none_or(|t| now.saturating_duration_since(t) >= FIGHT_PAUSE);
+/// A value that is neither the wanted one nor the one written last is foreign: it is overwritten at most once
+/// a second, and the call returns `ForeignWrite`, even if our value holds now. Only the cpu files are
+/// essential; a value that another controller refuses becomes a note.
+pub fn enforce(
+    group: &Group,
+    wanted: &[Setting],
+    record: &mut WriteRecord,
+    now: Instant,
+) -> Result<EnforcementReport, RuntimeError> {
+    let mut report = EnforcementReport::default();
+    let mut foreign_write = None;
+    let may_overwrite = record.last_overwrite.is_none_or(|t| now.saturating_duration_since(t) >= OVERWRITE_PAUSE);
     for setting in in_safe_order(group, wanted) {
         let Setting { file, value } = setting;
         let essential = Controller::of_file(file) == Controller::Cpu;
@@ -191,26 +200,26 @@ pub fn enforce(group: &Group, wanted: &[Setting], ledger: &mut Ledger, now: Inst
             Ok(text) => first_line(&text),
             Err(e) if essential => return Err(group.error("read", file, e)),
             Err(_) if group.is_gone() => return Err(RuntimeError::Gone { key: group.key().to_owned() }),
-            // A missing file is worth a word only if something was asked of it.
+            // A missing file is worth a note only if a value other than the default was wanted.
             Err(_) => {
-                done.notes.extend(missing_note(file, value));
+                report.notes.extend(missing_note(file, value));
                 continue;
             }
         };
         let means_all = || value.is_empty() && group.parent_cpus().is_some_and(|all| all.to_string() == found);
-        let foreign = ledger.written.get(file).is_some_and(|last| *last != found);
+        let is_foreign = record.written.get(file).is_some_and(|last| *last != found);
         if found == *value || (*file == "cpuset.cpus" && means_all()) {
-            ledger.written.insert(file, found.clone());
-            done.in_force.push((file.to_string(), found));
+            record.written.insert(file, found.clone());
+            report.in_force.push((file.to_string(), found));
             continue;
         }
-        if foreign {
-            contest.get_or_insert((*file, value.clone(), found.clone()));
-            if !may_fight {
-                done.in_force.push((file.to_string(), found));
+        if is_foreign {
+            foreign_write.get_or_insert((*file, value.clone(), found.clone()));
+            if !may_overwrite {
+                report.in_force.push((file.to_string(), found));
                 continue;
             }
-            ledger.last_fight = Some(now);
+            record.last_overwrite = Some(now);
         }
         let written = match value.as_str() {
             "" => clear(group, file),
@@ -220,31 +229,31 @@ pub fn enforce(group: &Group, wanted: &[Setting], ledger: &mut Ledger, now: Inst
             Ok(value) => value,
             Err(e) if essential || group.is_gone() => return Err(group.error("write", file, e)),
             Err(e) => {
-                done.notes.push(format!("{file} did not take {value}: {e}"));
-                done.in_force.push((file.to_string(), found));
+                report.notes.push(format!("{file} did not take {value}: {e}"));
+                report.in_force.push((file.to_string(), found));
                 continue;
             }
         };
         let back = group.get(file).map(|t| first_line(&t)).map_err(|e| group.error("read", file, e))?;
         if back == value {
-            ledger.written.insert(file, back.clone());
+            record.written.insert(file, back.clone());
         } else {
-            ledger.last_fight = Some(now);
-            contest.get_or_insert((*file, value.clone(), back.clone()));
+            record.last_overwrite = Some(now);
+            foreign_write.get_or_insert((*file, value.clone(), back.clone()));
         }
-        done.in_force.push((file.to_string(), back));
+        report.in_force.push((file.to_string(), back));
     }
-    match contest {
-        Some((what, wanted, found)) => {
-            Err(RuntimeError::Contested { key: group.key().to_owned(), what: what.to_owned(), wanted, found })
+    match foreign_write {
+        Some((file, wanted, found)) => {
+            Err(RuntimeError::ForeignWrite { key: group.key().to_owned(), setting: file.to_owned(), wanted, found })
         }
-        None => Ok(done),
+        None => Ok(report),
     }
 }
 
 /// Empties a list. An empty write is no write at all, so it takes a line end; some kernels (6.1 is one) refuse to
 /// empty the CPUs of a group with processes, even on v2, and get all CPUs of the group above instead, which means the
-/// same. Answers what was written.
+/// same. Returns what was written.
 fn clear(group: &Group, file: &str) -> std::io::Result<String> {
     match group.put(file, "\n") {
         Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => {
@@ -255,8 +264,8 @@ fn clear(group: &Group, file: &str) -> std::io::Result<String> {
     }
 }
 
-/// v1 checks quota over period against the parent at each single write. A longer period goes before the quota, a
-/// shorter one after it: then no state in between asks for more than the final one.
+/// v1 checks quota over period against the parent at each single write. A longer period is written before the
+/// quota, a shorter one after it: then no state in between exceeds the final one.
 fn in_safe_order<'s>(group: &Group, wanted: &'s [Setting]) -> Vec<&'s Setting> {
     let mut order: Vec<&Setting> = wanted.iter().collect();
     let period_now = group.get("cpu.cfs_period_us").ok().and_then(|t| t.parse::<u64>().ok());
@@ -284,9 +293,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn on(version: Version) -> Terrain {
+    fn on(version: Version) -> KernelFeatures {
         let block_weight_file = Some(if version == Version::V1 { "blkio.bfq.weight" } else { "io.weight" });
-        Terrain { version, all_cpus: CpuList::new(vec![0, 1, 2, 3]), block_weight_file, page_bytes: 4096 }
+        KernelFeatures { version, all_cpus: CpuList::new(vec![0, 1, 2, 3]), block_weight_file, page_bytes: 4096 }
     }
 
     fn value(settings: &[Setting], file: &str) -> String {
@@ -295,14 +304,14 @@ mod tests {
 
     #[test]
     fn values_as_worked_out_by_hand() {
-        let wanted = Wanted {
+        let wanted = GroupLimits {
             cpu_share: Some(0.25),
             cpu_cap_cores: Some(1.5),
             cpus: Some(CpuList::new(vec![2, 3])),
             memory_limit_bytes: Some(10_000),
             memory_spared_bytes: 4096,
             block_share: Some(0.5),
-            most_tasks: Some(4096),
+            max_tasks: Some(4096),
         };
         let v1 = settings(&on(Version::V1), &wanted);
         assert_eq!(value(&v1, "cpu.shares"), "25600");
@@ -321,7 +330,7 @@ mod tests {
 
     #[test]
     fn no_quota_is_too_small_for_the_kernel() {
-        let tiny = Wanted { cpu_cap_cores: Some(0.0), cpu_share: Some(0.0), ..Wanted::default() };
+        let tiny = GroupLimits { cpu_cap_cores: Some(0.0), cpu_share: Some(0.0), ..GroupLimits::default() };
         assert_eq!(value(&settings(&on(Version::V1), &tiny), "cpu.cfs_quota_us"), "1000");
         assert_eq!(value(&settings(&on(Version::V1), &tiny), "cpu.shares"), "2");
         assert_eq!(value(&settings(&on(Version::V2), &tiny), "cpu.weight"), "1");

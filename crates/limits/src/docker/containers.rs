@@ -1,9 +1,9 @@
-//! Containers of our own: the jobs of a job file that run under Docker.
+//! Containers that Gainshare starts: the jobs of a job file that run under Docker.
 //!
-//! A container is made from a [`ContainerSpec`], started, and afterwards treated like any adopted one. It never
-//! restarts by itself (attempts are the daemon's to count) and stays until [`Engine::remove`], so that its exit code
-//! and its output can be read at any later time. Images are never pulled unless the spec says so: a job must not begin
-//! with an unexpected download.
+//! A container is made from a [`ContainerSpec`], started, and afterwards treated like any adopted one. It
+//! never restarts by itself (the daemon counts attempts) and stays until [`Engine::remove`], so that its exit
+//! code and its output can be read at any later time. Images are never pulled unless the spec allows it: a
+//! job must not begin with an unexpected download.
 
 use super::engine::{Engine, failed, is_missing, short};
 use super::labels;
@@ -52,14 +52,14 @@ pub struct ContainerSpec {
     /// `uid`, `uid:gid` or names the image knows; `None` keeps the image's user.
     pub user: Option<String>,
     pub network: Network,
-    /// Puts a small init process before the command, which passes signals on and collects orphans: a shell as first
-    /// process ignores SIGTERM, and the job could then only be killed.
+    /// Puts a small init process before the command, which forwards signals and reaps orphans: a shell as
+    /// first process ignores SIGTERM, and the job could then only be killed.
     pub init: bool,
     /// Fetch the image if it is missing.
     pub pull: bool,
 }
 
-/// Pulling and stopping take as long as they take; this is only a bound against an engine that hangs.
+/// Pulling and stopping may take long; this only bounds the wait for an engine that hangs.
 const LONG_TIMEOUT: Duration = Duration::from_secs(3600);
 
 impl Engine {
@@ -117,7 +117,7 @@ impl Engine {
         let (what, remedy) = match &error {
             Error::DockerResponseServerError { status_code: 404, .. } => (
                 format!("image {0} is not on this machine (docker pull {0})", spec.image),
-                "Pull it, or make gainshare:local from this program with `gainshare image`",
+                "Pull it, or name an image that `docker images` lists",
             ),
             Error::DockerResponseServerError { status_code: 409, .. } => (
                 format!("a container named {} exists already", spec.name),
@@ -141,13 +141,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Asks a container to end (SIGTERM) and kills it when `grace` has passed. Returns at once; its end is reported by
-    /// the event stream.
+    /// Sends SIGTERM to a container and kills it when `grace` has passed. Returns at once; the event stream
+    /// reports its end.
     pub fn stop(&self, id: &str, grace: Duration) -> Result<(), RuntimeError> {
-        // Asked first, so that a container that is gone or an engine that is down is reported here and not only in the
-        // log.
+        // Inspected first, so that a container that is gone or an engine that is down is an error here and
+        // not only in the log.
         self.wait(self.inspect(id))?;
-        let seconds = grace.as_secs() + u64::from(grace.subsec_nanos() > 0);
+        let seconds = grace.as_secs().saturating_add(u64::from(grace.subsec_nanos() > 0));
         let options = StopContainerOptions { t: i32::try_from(seconds).ok(), ..Default::default() };
         let docker = self.docker.clone().with_timeout(grace.saturating_add(LONG_TIMEOUT));
         let id = id.to_owned();
@@ -159,14 +159,25 @@ impl Engine {
         Ok(())
     }
 
-    /// The exit code of a container that has ended, `None` while it runs.
+    /// The exit code of a container that has ended, `None` while it runs. Waits for the engine.
     pub fn exit_code(&self, id: &str) -> Result<Option<i64>, RuntimeError> {
-        let state = self.wait(self.inspect(id))?.state.unwrap_or_default();
+        self.wait(self.read_exit_code(id))
+    }
+
+    /// The same without waiting: returns at once, and `reply` is called with the answer on the background thread.
+    pub fn request_exit_code(&self, id: &str, reply: impl FnOnce(Result<Option<i64>, RuntimeError>) + Send + 'static) {
+        let (engine, id) = (self.clone(), id.to_owned());
+        self.spawn(async move { reply(engine.read_exit_code(&id).await) });
+    }
+
+    async fn read_exit_code(&self, id: &str) -> Result<Option<i64>, RuntimeError> {
+        let state = self.inspect(id).await?.state.unwrap_or_default();
         let is_over = state.running != Some(true) && state.restarting != Some(true);
         Ok(if is_over { state.exit_code } else { None })
     }
 
-    /// Removes a container, its output and its anonymous volumes; kills it if it still runs. Harmless if it is gone.
+    /// Removes a container, its output and its anonymous volumes; kills it if it still runs. Does nothing if
+    /// it is gone.
     pub fn remove(&self, id: &str) -> Result<(), RuntimeError> {
         self.wait(self.remove_now(id))
     }

@@ -1,13 +1,16 @@
-//! The connection to a Docker engine: connecting, asking, and saying in one line what went wrong.
+//! The connection to a Docker engine: connect, send requests, and turn errors into one line with a remedy.
 //!
-//! The engine's client library is asynchronous while runtimes are called from a plain thread, so an [`Engine`] owns a
-//! tokio runtime with one background thread (for event and log followers) and its methods block. They must not be
-//! called from asynchronous code. Clones share the connection and the background thread.
+//! The engine's client library is asynchronous while runtimes are called from a plain thread, so an
+//! [`Engine`] owns a tokio runtime with one background thread (for event and log followers) and its methods
+//! block. They must not be called from asynchronous code. Clones share the connection and the background
+//! thread. A driver that must not wait uses the `request_…` methods, which pass the answer to a callback on
+//! the background thread.
 //!
 //! **Properties.** Every request is its own connection to the socket, so an engine that restarts needs no reconnecting
 //! here. No request waits longer than [`REQUEST_TIMEOUT`], so a hung engine cannot hang the caller for longer.
 
 use crate::RuntimeError;
+use crate::cpus::MAX_CPUS;
 use bollard::Docker;
 use bollard::errors::Error;
 use bollard::models::{ContainerInspectResponse, SystemInfoCgroupVersionEnum};
@@ -38,7 +41,7 @@ impl Drop for Background {
     }
 }
 
-/// What the engine says about its machine.
+/// What the engine reports about its machine.
 #[derive(Debug, Clone)]
 pub(super) struct EngineInfo {
     pub(super) cores: u32,
@@ -76,8 +79,8 @@ impl Engine {
                 source,
                 hint: "",
             })?;
-        // The library reports a missing socket, but not one that may not be opened or that nobody listens on: trying it
-        // once tells all apart.
+        // The library reports a missing socket, but not a forbidden one or one without a listener: opening it
+        // once tells all three apart.
         if let Err(source) = std::os::unix::net::UnixStream::connect(&socket) {
             return Err(no_engine(&socket, source));
         }
@@ -107,7 +110,7 @@ impl Engine {
     pub(super) async fn info(&self) -> Result<EngineInfo, RuntimeError> {
         let info = self.docker.info().await.map_err(|e| failed(&self.socket, "ask the engine about itself", e))?;
         Ok(EngineInfo {
-            cores: info.ncpu.and_then(|n| u32::try_from(n).ok()).unwrap_or(1).max(1),
+            cores: info.ncpu.and_then(|n| u32::try_from(n).ok()).unwrap_or(1).clamp(1, MAX_CPUS),
             memory_bytes: info.mem_total.and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
             cgroup_v2: info.cgroup_version == Some(SystemInfoCgroupVersionEnum::_2),
             now_ns: info.system_time.as_deref().and_then(parse_time_ns).unwrap_or(0),
@@ -116,7 +119,7 @@ impl Engine {
 
     /// All the engine knows about a container, or `Gone`.
     pub(super) async fn inspect(&self, id: &str) -> Result<ContainerInspectResponse, RuntimeError> {
-        // It becomes part of the request's path, where a slash or a question mark would ask for something else.
+        // The id becomes part of the request's path, where a slash or a question mark would name another request.
         if !id.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b)) || id.is_empty() || id.starts_with('.')
         {
             return Err(RuntimeError::Gone { key: id.to_owned() });
@@ -129,7 +132,7 @@ impl Engine {
     }
 }
 
-/// The twelve characters people know a container by.
+/// The first twelve characters of the id, as `docker ps` shows them.
 pub(super) fn short(id: &str) -> &str {
     id.get(..12).unwrap_or(id)
 }
@@ -154,12 +157,12 @@ fn no_engine(socket: &str, source: std::io::Error) -> RuntimeError {
     RuntimeError::Docker { what, remedy }
 }
 
-/// Turns the library's error into one line that says what was tried.
+/// The library's error as one line that names what was tried.
 pub(super) fn failed(socket: &str, tried: &str, error: Error) -> RuntimeError {
     match error {
         Error::DockerResponseServerError { status_code, message } => RuntimeError::Docker {
-            what: format!("cannot {tried}: the engine says ({status_code}) {}", one_line(&message)),
-            remedy: "The engine's own log says more",
+            what: format!("cannot {tried}: the engine answered ({status_code}) {}", one_line(&message)),
+            remedy: "Read the engine's own log",
         },
         Error::RequestTimeoutError => hung(socket),
         Error::SocketNotFoundError(_) | Error::HyperLegacyError { .. } | Error::HyperResponseError { .. } => {
@@ -170,7 +173,7 @@ pub(super) fn failed(socket: &str, tried: &str, error: Error) -> RuntimeError {
         }
         other => RuntimeError::Docker {
             what: format!("cannot {tried}: {}", one_line(&other.to_string())),
-            remedy: "The engine's own log says more",
+            remedy: "Read the engine's own log",
         },
     }
 }
@@ -179,7 +182,7 @@ pub(super) fn failed(socket: &str, tried: &str, error: Error) -> RuntimeError {
 pub(super) fn hung(socket: &str) -> RuntimeError {
     RuntimeError::Docker {
         what: format!("the engine at {socket} did not answer in {} s", REQUEST_TIMEOUT.as_secs()),
-        remedy: "It is asked again with the next plan; containers keep their limits meanwhile",
+        remedy: "The next plan asks again; containers keep their limits meanwhile",
     }
 }
 
@@ -187,8 +190,9 @@ fn one_line(message: &str) -> String {
     message.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Nanoseconds since 1970 of a time as the engine writes it (RFC 3339 in UTC, up to nine decimals). The engine's
-/// "never", in the year 1, and everything else before 1970 is `None`.
+/// Nanoseconds since 1970 of a time as the engine writes it (RFC 3339 in UTC, up to nine decimals). `None`
+/// for the engine's "never" in the year 1, for any other time before 1970, and for text that is no time: a
+/// job can print text in the place of the engine's time stamp.
 pub(super) fn parse_time_ns(text: &str) -> Option<u64> {
     let text = text.strip_suffix('Z')?;
     if !text.is_ascii() {
@@ -196,11 +200,11 @@ pub(super) fn parse_time_ns(text: &str) -> Option<u64> {
     }
     let (date_time, decimals) = text.split_once('.').unwrap_or((text, ""));
     let (date, time) = date_time.split_once('T')?;
-    let mut date = date.split('-').map(|part| part.parse::<u64>().ok());
-    let (year, month, day) = (date.next()??, date.next()??, date.next()??);
-    let mut time = time.split(':').map(|part| part.parse::<u64>().ok());
-    let (hour, minute, second) = (time.next()??, time.next()??, time.next()??);
-    if !(1970..=9999).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day) || decimals.len() > 9 {
+    let [year, month, day] = three_numbers(date, '-')?;
+    let [hour, minute, second] = three_numbers(time, ':')?;
+    let in_range = (1970..=9999).contains(&year) && (1..=12).contains(&month) && (1..=31).contains(&day);
+    // 60 is a leap second.
+    if !in_range || hour > 23 || minute > 59 || second > 60 || decimals.len() > 9 {
         return None;
     }
     // Counting years from March puts the leap day at a year's end, where it needs no case of its own.
@@ -210,6 +214,12 @@ pub(super) fn parse_time_ns(text: &str) -> Option<u64> {
     let seconds = days * 86_400 + hour * 3_600 + minute * 60 + second;
     let nanos = if decimals.is_empty() { 0 } else { format!("{decimals:0<9}").parse::<u64>().ok()? };
     seconds.checked_mul(1_000_000_000)?.checked_add(nanos)
+}
+
+fn three_numbers(text: &str, separator: char) -> Option<[u64; 3]> {
+    let mut numbers = text.split(separator).map(|part| part.parse::<u64>().ok());
+    let found = [numbers.next()??, numbers.next()??, numbers.next()??];
+    numbers.next().is_none().then_some(found)
 }
 
 #[cfg(test)]
@@ -228,16 +238,29 @@ mod tests {
             "2026-11-15",
             "2026-13-01T00:00:00Z",
             "2026-11-15T16:39:02.1234567890Z",
+            "1970-1-1T9999999999999999:0:0Z",
+            "1970-01-01T18446744073709551615:00:00Z",
+            "1970-01-01T00:18446744073709551615:00Z",
+            "1970-01-01T00:00:18446744073709551615Z",
+            "1970-01-01T00:00:00:00Z",
+            "9999-12-31T23:59:60.999999999Z",
             "é-ü",
         ] {
             assert_eq!(parse_time_ns(bad), None, "{bad}");
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn no_text_panics(text in "[0-9]{1,20}-[0-9]{1,20}-[0-9]{1,20}T[0-9]{1,20}:[0-9]{1,20}:[0-9]{1,20}(\\.[0-9]{0,12})?Z") {
+            let _ = parse_time_ns(&text);
+        }
+    }
+
     #[test]
     fn an_engine_that_is_not_there_is_one_line_with_a_remedy() {
         let refuses = |socket: &Path, words: &[&str]| {
-            let error = Engine::connect(socket).err().expect("nobody is there").to_string();
+            let error = Engine::connect(socket).err().expect("no engine is there").to_string();
             assert!(error.contains(socket.to_str().unwrap()), "{error}");
             assert!(words.iter().all(|word| error.contains(word)) && !error.contains('\n'), "{error}");
         };

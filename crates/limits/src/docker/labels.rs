@@ -1,7 +1,8 @@
-//! The labels by which containers and Gainshare speak to each other, all in one place.
+//! The labels of containers that Gainshare reads and writes, all in one place.
 //!
-//! A person opts a container in with `--label gainshare.enable=true` and may say more with the other labels; containers
-//! that we start ourselves carry [`JOB`] and [`ATTEMPT`] as well, so that a restarted daemon finds them again.
+//! `--label gainshare.enable=true` opts a container in; the other labels carry settings of the job.
+//! Containers that Gainshare starts carry [`JOB`] and [`ATTEMPT`] as well, so that a restarted daemon finds
+//! them again.
 
 /// `true` opts a container in; `false` keeps it out even where every container is adopted.
 pub const ENABLE: &str = "gainshare.enable";
@@ -9,7 +10,7 @@ pub const ENABLE: &str = "gainshare.enable";
 pub const NAME: &str = "gainshare.name";
 /// The metric to follow, e.g. `loss` or `val_accuracy`.
 pub const METRIC: &str = "gainshare.metric";
-/// Who answers for the job; jobs of one owner share that owner's part.
+/// The owner of the job; jobs of one owner share that owner's part.
 pub const OWNER: &str = "gainshare.owner";
 /// The least share of the machine's CPU the job keeps, 0…1.
 pub const FLOOR: &str = "gainshare.floor";

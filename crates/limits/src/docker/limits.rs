@@ -1,13 +1,15 @@
-//! From targets to what `docker update` can set, and back to what was there before. Pure: no engine is asked here.
+//! Targets as values of `docker update`, and the way back to the original values. Pure: no engine is asked here.
 //!
-//! **Problem.** The engine takes limits as a handful of numbers, reads zero as "leave as it is", and so cannot be told
-//! to unset what was never set. Weights mean different things on cgroup v1, on v2, and on v2 with a newer `runc`.
+//! **Problem.** The engine takes limits as a handful of numbers, reads zero as "leave as it is", and so
+//! cannot unset what was never set. Weights mean different things on cgroup v1, on v2, and on v2 with a newer
+//! `runc`.
 //!
-//! **Approach.** A container's limits are a map from [`Knob`] to [`Value`], as the engine reports them, with "never
-//! set" replaced by the value that has the same effect ([`Machine::effective`]). Wanted, found and original values then
-//! compare and subtract like any maps, and putting back is writing the originals.
+//! **Approach.** A container's limits are a map from [`EngineLimit`] to [`LimitValue`], as the engine reports
+//! them, with "never set" replaced by the value that has the same effect ([`Machine::effective`]).
+//! GroupLimits, found and original values then compare and subtract like any maps, and putting back is
+//! writing the originals.
 //!
-//! | knob | from | never set equals |
+//! | limit | from | never set equals |
 //! |---|---|---|
 //! | `cpu-shares` | share of the CPU; the mean container keeps the default weight | 1024 (v1), weight 100 (v2) |
 //! | `cpu-quota`, `cpus` | limit of the CPU, quota mode; never above what the container was created with | −1: none |
@@ -15,13 +17,13 @@
 //! | `memory-reservation` | limit of memory, not below use: v1 soft limit, v2 `memory.low` | none (v1), 6 MiB (v2) |
 //! | `blkio-weight` | share of block I/O, relative to the mean | what the kernel's scheduler starts with |
 //!
-//! The hard memory limit is never written, so that no container can be killed by us for using memory.
+//! The hard memory limit is never written, so that no limit of ours can kill a container for using memory.
 //!
 //! **Why `cpu-quota` and not `cpus`.** Once set, the engine can never unset `cpus` (zero is "leave", and it must be
 //! positive), while a quota of −1 is unlimited. A container that was *created* with `cpus` refuses a quota; there
 //! `cpus` itself is changed, and the original exists.
 
-use crate::Mode;
+use crate::LimitMode;
 use bollard::models::{ContainerUpdateBody, HostConfig};
 use gainshare_core::plan::Target;
 use serde::{Deserialize, Serialize};
@@ -31,7 +33,7 @@ use std::fmt;
 /// Something `docker update` can set, named as its option is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Knob {
+pub enum EngineLimit {
     CpuShares,
     CpuQuota,
     /// In billionths of a CPU.
@@ -41,62 +43,70 @@ pub enum Knob {
     BlkioWeight,
 }
 
-impl fmt::Display for Knob {
+impl fmt::Display for EngineLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Knob::CpuShares => "cpu-shares",
-            Knob::CpuQuota => "cpu-quota",
-            Knob::Cpus => "cpus",
-            Knob::CpusetCpus => "cpuset-cpus",
-            Knob::MemoryReservation => "memory-reservation",
-            Knob::BlkioWeight => "blkio-weight",
+            EngineLimit::CpuShares => "cpu-shares",
+            EngineLimit::CpuQuota => "cpu-quota",
+            EngineLimit::Cpus => "cpus",
+            EngineLimit::CpusetCpus => "cpuset-cpus",
+            EngineLimit::MemoryReservation => "memory-reservation",
+            EngineLimit::BlkioWeight => "blkio-weight",
         })
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Value {
+pub enum LimitValue {
     Number(i64),
     List(String),
 }
 
-impl Value {
+impl LimitValue {
     fn number(&self) -> i64 {
         match self {
-            Value::Number(n) => *n,
-            Value::List(_) => 0,
+            LimitValue::Number(n) => *n,
+            LimitValue::List(_) => 0,
         }
     }
 
     fn is_unset(&self) -> bool {
         match self {
-            Value::Number(n) => *n == 0,
-            Value::List(list) => list.is_empty(),
+            LimitValue::Number(n) => *n == 0,
+            LimitValue::List(list) => list.is_empty(),
         }
     }
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for LimitValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Value::Number(n) => n.fmt(f),
-            Value::List(list) => list.fmt(f),
+            LimitValue::Number(n) => n.fmt(f),
+            LimitValue::List(list) => list.fmt(f),
         }
     }
 }
 
-pub type Values = BTreeMap<Knob, Value>;
+pub type LimitValues = BTreeMap<EngineLimit, LimitValue>;
+
+/// A container's limits as they were before the first change: all that is needed to restore them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OriginalLimits {
+    pub id: String,
+    /// The limits that the mode may change, as the engine reports them, where zero is "never set".
+    pub values: LimitValues,
+}
 
 /// The engine refuses a smaller soft limit.
-const LEAST_RESERVATION_BYTES: u64 = 6 << 20;
+const MIN_RESERVATION_BYTES: u64 = 6 << 20;
 /// Soft limits move in steps of this size, so that a slowly growing working set does not cause a write with every plan.
 const RESERVATION_STEP_BYTES: u64 = 64 << 20;
-/// The engine's own period; it is never changed, because a container with a period of its own refuses `docker update
-/// --cpus` for ever.
+/// The engine's own period; it is never changed, because a container with another period refuses `docker
+/// update --cpus` from then on.
 const PERIOD_US: f64 = 100_000.0;
 /// The kernel's smallest quota.
-const LEAST_QUOTA_US: i64 = 1_000;
+const MIN_QUOTA_US: i64 = 1_000;
 
 /// How the engine's `cpu-shares` become the kernel's weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -139,13 +149,13 @@ impl WeightScale {
     }
 
     /// Which of the two v2 scales turned `shares` into `weight`.
-    pub(super) fn seen(shares: i64, weight: f64) -> WeightScale {
+    pub(super) fn infer(shares: i64, weight: f64) -> WeightScale {
         let off = |scale: WeightScale| (scale.weight(shares).ln() - weight.max(1.0).ln()).abs();
         if off(WeightScale::Curved) < off(WeightScale::Linear) { WeightScale::Curved } else { WeightScale::Linear }
     }
 }
 
-/// What the limits of all containers are relative to.
+/// The machine that the limits of all containers are relative to.
 #[derive(Debug, Clone)]
 pub(super) struct Machine {
     pub(super) cores: u32,
@@ -158,8 +168,8 @@ pub(super) struct Machine {
     pub(super) block_weight: Option<i64>,
 }
 
-/// What one container should have.
-pub(super) struct Wish<'a> {
+/// What the limits of one container are computed from.
+pub(super) struct LimitRequest<'a> {
     pub(super) target: &'a Target,
     /// Its share of the CPU and of block I/O, divided by the mean of all containers.
     pub(super) relative_cpu: f64,
@@ -169,146 +179,146 @@ pub(super) struct Wish<'a> {
     pub(super) working_set_bytes: u64,
     /// The container's hard memory limit, zero for none.
     pub(super) hard_memory_bytes: i64,
-    /// What it had before us, as the engine reported it, of what may be changed.
-    pub(super) original: &'a Values,
+    /// The original values of the limits that may be changed, as the engine reported them.
+    pub(super) original: &'a LimitValues,
 }
 
 impl Machine {
     /// The container's values with "never set" replaced by what has the same effect.
-    pub(super) fn effective(&self, values: &Values) -> Values {
-        values.iter().filter_map(|(&knob, value)| Some((knob, self.effective_one(knob, value)?))).collect()
+    pub(super) fn effective(&self, values: &LimitValues) -> LimitValues {
+        values.iter().filter_map(|(&limit, value)| Some((limit, self.effective_one(limit, value)?))).collect()
     }
 
-    fn effective_one(&self, knob: Knob, value: &Value) -> Option<Value> {
+    fn effective_one(&self, limit: EngineLimit, value: &LimitValue) -> Option<LimitValue> {
         if !value.is_unset() {
             return Some(value.clone());
         }
-        match knob {
-            Knob::CpuShares => Some(Value::Number(self.weights.shares(1.0))),
-            Knob::CpuQuota => Some(Value::Number(-1)),
+        match limit {
+            EngineLimit::CpuShares => Some(LimitValue::Number(self.weights.shares(1.0))),
+            EngineLimit::CpuQuota => Some(LimitValue::Number(-1)),
             // A container without `cpus` is limited by its quota, if at all.
-            Knob::Cpus => None,
-            Knob::CpusetCpus => Some(Value::List(self.all_cpus.clone())),
+            EngineLimit::Cpus => None,
+            EngineLimit::CpusetCpus => Some(LimitValue::List(self.all_cpus.clone())),
             // On v2 minus one would become `memory.low=max`, the strongest protection instead of none.
-            Knob::MemoryReservation if self.cgroup_v2 => Some(Value::Number(LEAST_RESERVATION_BYTES as i64)),
-            Knob::MemoryReservation => Some(Value::Number(-1)),
-            Knob::BlkioWeight => self.block_weight.map(Value::Number),
+            EngineLimit::MemoryReservation if self.cgroup_v2 => Some(LimitValue::Number(MIN_RESERVATION_BYTES as i64)),
+            EngineLimit::MemoryReservation => Some(LimitValue::Number(-1)),
+            EngineLimit::BlkioWeight => self.block_weight.map(LimitValue::Number),
         }
     }
 
-    /// What to set for a container, and what cannot be set and why. Everything not set by the mode is what it was
-    /// before us.
-    pub(super) fn wanted(&self, mode: Mode, wish: &Wish<'_>) -> (Values, Vec<String>) {
+    /// The limits of a container, and notes on what cannot be limited and why. Limits that the mode does not
+    /// set keep their original values.
+    pub(super) fn wanted(&self, mode: LimitMode, request: &LimitRequest<'_>) -> (LimitValues, Vec<String>) {
         let mut notes = Vec::new();
-        let mut wanted = self.effective(wish.original);
-        if mode != Mode::Quota {
-            wanted.insert(Knob::CpuShares, Value::Number(self.weights.shares(wish.relative_cpu)));
-        } else if let Some((knob, value)) = self.quota(wish) {
-            wanted.insert(knob, value);
+        let mut wanted = self.effective(request.original);
+        if mode != LimitMode::Quota {
+            wanted.insert(EngineLimit::CpuShares, LimitValue::Number(self.weights.shares(request.relative_cpu)));
+        } else if let Some((limit, value)) = self.quota(request) {
+            wanted.insert(limit, value);
         }
-        match wish.original.get(&Knob::CpusetCpus) {
-            Some(pinned) if mode == Mode::Cores && !pinned.is_unset() => {
+        match request.original.get(&EngineLimit::CpusetCpus) {
+            Some(pinned) if mode == LimitMode::Cores && !pinned.is_unset() => {
                 notes.push(format!("its owner pinned it to CPUs {pinned}: left there, only weighted"));
             }
             _ => {
-                let cpus = wish.cpus.iter().map(|cpus| (Knob::CpusetCpus, Value::List(cpus.clone())));
+                let cpus = request.cpus.iter().map(|cpus| (EngineLimit::CpusetCpus, LimitValue::List(cpus.clone())));
                 wanted.extend(cpus);
             }
         }
-        if let Some(bytes) = self.reservation(wish) {
-            wanted.insert(Knob::MemoryReservation, Value::Number(bytes));
+        if let Some(bytes) = self.reservation(request) {
+            wanted.insert(EngineLimit::MemoryReservation, LimitValue::Number(bytes));
         }
         match self.block_weight {
             Some(neutral) => {
-                let weight = (neutral as f64 * wish.relative_block).round().clamp(10.0, 1000.0);
-                wanted.insert(Knob::BlkioWeight, Value::Number(weight as i64));
+                let weight = (neutral as f64 * request.relative_block).round().clamp(10.0, 1000.0);
+                wanted.insert(EngineLimit::BlkioWeight, LimitValue::Number(weight as i64));
             }
-            // Nobody asked for a difference.
-            None if (wish.relative_block - 1.0).abs() < 0.01 => {}
+            // The plan does not ask for a difference.
+            None if (request.relative_block - 1.0).abs() < 0.01 => {}
             None => notes
                 .push("block I/O is not limited: this kernel has no block I/O weight the engine can set".to_owned()),
         }
-        if wish.target.limit.net_io.get() < 1.0 {
+        if request.target.limit.net_io.get() < 1.0 {
             notes.push("network I/O is observed, not limited: the engine has no such limit".to_owned());
         }
         (wanted, notes)
     }
 
     /// The hard cap of quota mode; `None` leaves what the container came with.
-    fn quota(&self, wish: &Wish<'_>) -> Option<(Knob, Value)> {
-        let limit = wish.target.limit.cpu.get();
+    fn quota(&self, request: &LimitRequest<'_>) -> Option<(EngineLimit, LimitValue)> {
+        let limit = request.target.limit.cpu.get();
         if limit >= 1.0 {
             return None;
         }
         let cores = limit * f64::from(self.cores);
-        let original = |knob| wish.original.get(&knob).map_or(0, Value::number);
-        let nano = original(Knob::Cpus);
+        let original = |limit| request.original.get(&limit).map_or(0, LimitValue::number);
+        let nano = original(EngineLimit::Cpus);
         if nano > 0 {
             // Hundredths of a CPU: the engine's own resolution.
-            let cpus = ((cores * 100.0).round().max(1.0) as i64) * 10_000_000;
-            return Some((Knob::Cpus, Value::Number(cpus.min(nano))));
+            let cpus = ((cores * 100.0).round().max(1.0) as i64).saturating_mul(10_000_000);
+            return Some((EngineLimit::Cpus, LimitValue::Number(cpus.min(nano))));
         }
-        let quota = ((cores * PERIOD_US).round() as i64).max(LEAST_QUOTA_US);
-        let before = original(Knob::CpuQuota);
-        Some((Knob::CpuQuota, Value::Number(if before > 0 { quota.min(before) } else { quota })))
+        let quota = ((cores * PERIOD_US).round() as i64).max(MIN_QUOTA_US);
+        let before = original(EngineLimit::CpuQuota);
+        Some((EngineLimit::CpuQuota, LimitValue::Number(if before > 0 { quota.min(before) } else { quota })))
     }
 
     /// The soft memory limit; `None` leaves what the container came with.
-    fn reservation(&self, wish: &Wish<'_>) -> Option<i64> {
-        let limit = wish.target.limit.memory.get();
+    fn reservation(&self, request: &LimitRequest<'_>) -> Option<i64> {
+        let limit = request.target.limit.memory.get();
         if limit >= 1.0 {
             return None;
         }
         let wanted = (limit * self.memory_bytes as f64) as u64;
-        let bytes = wanted.max(wish.working_set_bytes).max(LEAST_RESERVATION_BYTES);
-        let bytes = i64::try_from(bytes.next_multiple_of(RESERVATION_STEP_BYTES)).unwrap_or(i64::MAX);
+        let bytes = wanted.max(request.working_set_bytes).max(MIN_RESERVATION_BYTES);
+        let bytes = bytes.checked_next_multiple_of(RESERVATION_STEP_BYTES).and_then(|b| i64::try_from(b).ok());
+        let bytes = bytes.unwrap_or(i64::MAX);
         // The engine refuses a soft limit above the hard one.
-        Some(if wish.hard_memory_bytes > 0 { bytes.min(wish.hard_memory_bytes) } else { bytes })
+        Some(if request.hard_memory_bytes > 0 { bytes.min(request.hard_memory_bytes) } else { bytes })
     }
 }
 
 /// The limits in an engine's description of a container.
-pub(super) fn values_of(host: &HostConfig) -> Values {
-    let number = |n: Option<i64>| Value::Number(n.unwrap_or(0));
+pub(super) fn values_of(host: &HostConfig) -> LimitValues {
+    let number = |n: Option<i64>| LimitValue::Number(n.unwrap_or(0));
     BTreeMap::from([
-        (Knob::CpuShares, number(host.cpu_shares)),
-        (Knob::CpuQuota, number(host.cpu_quota)),
-        (Knob::Cpus, number(host.nano_cpus)),
-        (Knob::CpusetCpus, Value::List(host.cpuset_cpus.clone().unwrap_or_default())),
-        (Knob::MemoryReservation, number(host.memory_reservation)),
-        (Knob::BlkioWeight, number(host.blkio_weight.map(i64::from))),
+        (EngineLimit::CpuShares, number(host.cpu_shares)),
+        (EngineLimit::CpuQuota, number(host.cpu_quota)),
+        (EngineLimit::Cpus, number(host.nano_cpus)),
+        (EngineLimit::CpusetCpus, LimitValue::List(host.cpuset_cpus.clone().unwrap_or_default())),
+        (EngineLimit::MemoryReservation, number(host.memory_reservation)),
+        (EngineLimit::BlkioWeight, number(host.blkio_weight.map(i64::from))),
     ])
 }
 
-/// The part of a container's limits that this mode may change. The others stay its owner's, also while we are in
-/// charge.
-pub(super) fn managed(mode: Mode, values: &Values) -> Values {
-    let has_cpus = values.get(&Knob::Cpus).is_some_and(|v| !v.is_unset());
-    let is_managed = |knob: Knob| match knob {
-        Knob::CpuShares => mode != Mode::Quota,
-        Knob::CpuQuota => mode == Mode::Quota && !has_cpus,
-        Knob::Cpus => mode == Mode::Quota && has_cpus,
-        Knob::CpusetCpus => mode == Mode::Cores,
-        Knob::MemoryReservation | Knob::BlkioWeight => true,
+/// The part of a container's limits that this mode may change. The others stay as the container's owner set them.
+pub(super) fn managed(mode: LimitMode, values: &LimitValues) -> LimitValues {
+    let has_cpus = values.get(&EngineLimit::Cpus).is_some_and(|v| !v.is_unset());
+    let is_managed = |limit: EngineLimit| match limit {
+        EngineLimit::CpuShares => mode != LimitMode::Quota,
+        EngineLimit::CpuQuota => mode == LimitMode::Quota && !has_cpus,
+        EngineLimit::Cpus => mode == LimitMode::Quota && has_cpus,
+        EngineLimit::CpusetCpus => mode == LimitMode::Cores,
+        EngineLimit::MemoryReservation | EngineLimit::BlkioWeight => true,
     };
-    values.iter().filter(|&(&knob, _)| is_managed(knob)).map(|(k, v)| (*k, v.clone())).collect()
+    values.iter().filter(|&(&limit, _)| is_managed(limit)).map(|(k, v)| (*k, v.clone())).collect()
 }
 
-/// Those of `wanted` that `found` has otherwise.
-pub(super) fn difference(wanted: &Values, found: &Values) -> Values {
-    wanted.iter().filter(|&(knob, value)| found.get(knob) != Some(value)).map(|(k, v)| (*k, v.clone())).collect()
+/// The values of `wanted` that differ from those in `found`.
+pub(super) fn difference(wanted: &LimitValues, found: &LimitValues) -> LimitValues {
+    wanted.iter().filter(|&(limit, value)| found.get(limit) != Some(value)).map(|(k, v)| (*k, v.clone())).collect()
 }
 
 /// A request that sets exactly `values`.
-pub(super) fn update_body(values: &Values) -> ContainerUpdateBody {
-    let number = |knob| values.get(&knob).map(Value::number);
+pub(super) fn update_body(values: &LimitValues) -> ContainerUpdateBody {
+    let number = |limit| values.get(&limit).map(LimitValue::number);
     ContainerUpdateBody {
-        cpu_shares: number(Knob::CpuShares),
-        cpu_quota: number(Knob::CpuQuota),
-        nano_cpus: number(Knob::Cpus),
-        cpuset_cpus: values.get(&Knob::CpusetCpus).map(Value::to_string),
-        memory_reservation: number(Knob::MemoryReservation),
-        blkio_weight: number(Knob::BlkioWeight).and_then(|n| u16::try_from(n).ok()),
+        cpu_shares: number(EngineLimit::CpuShares),
+        cpu_quota: number(EngineLimit::CpuQuota),
+        nano_cpus: number(EngineLimit::Cpus),
+        cpuset_cpus: values.get(&EngineLimit::CpusetCpus).map(LimitValue::to_string),
+        memory_reservation: number(EngineLimit::MemoryReservation),
+        blkio_weight: number(EngineLimit::BlkioWeight).and_then(|n| u16::try_from(n).ok()),
         ..Default::default()
     }
 }
@@ -342,8 +352,8 @@ mod tests {
         Target { limit: part, share: part }
     }
 
-    fn wish<'a>(target: &'a Target, original: &'a Values) -> Wish<'a> {
-        Wish {
+    fn request<'a>(target: &'a Target, original: &'a LimitValues) -> LimitRequest<'a> {
+        LimitRequest {
             target,
             relative_cpu: 1.0,
             relative_block: 1.0,
@@ -360,28 +370,35 @@ mod tests {
             HostConfig { cpuset_cpus: Some("1".into()), memory_reservation: Some(9 << 20), ..Default::default() };
         let original = values_of(&host);
         for machine in [machine(false), machine(true)] {
-            for mode in [Mode::Weight, Mode::Quota, Mode::Cores] {
+            for mode in [LimitMode::Weight, LimitMode::Quota, LimitMode::Cores] {
                 let part = managed(mode, &original);
-                let (wanted, _) = machine.wanted(mode, &wish(&Target::FREE, &part));
-                assert_eq!(difference(&wanted, &machine.effective(&original)), Values::new(), "{mode:?}");
+                let (wanted, _) = machine.wanted(mode, &request(&Target::FREE, &part));
+                assert_eq!(difference(&wanted, &machine.effective(&original)), LimitValues::new(), "{mode:?}");
             }
         }
     }
 
     #[test]
-    fn quota_uses_the_knob_the_container_accepts_and_never_exceeds_its_own_cap() {
+    fn quota_uses_the_limit_the_container_accepts_and_never_exceeds_its_own_cap() {
         let half = target(0.5, 1.0);
         let m = machine(false);
-        let plain = managed(Mode::Quota, &values_of(&HostConfig::default()));
-        assert_eq!(m.wanted(Mode::Quota, &wish(&half, &plain)).0[&Knob::CpuQuota], Value::Number(400_000));
-        let capped = managed(Mode::Quota, &values_of(&HostConfig { cpu_quota: Some(150_000), ..Default::default() }));
-        assert_eq!(m.wanted(Mode::Quota, &wish(&half, &capped)).0[&Knob::CpuQuota], Value::Number(150_000));
+        let plain = managed(LimitMode::Quota, &values_of(&HostConfig::default()));
+        assert_eq!(
+            m.wanted(LimitMode::Quota, &request(&half, &plain)).0[&EngineLimit::CpuQuota],
+            LimitValue::Number(400_000)
+        );
+        let capped =
+            managed(LimitMode::Quota, &values_of(&HostConfig { cpu_quota: Some(150_000), ..Default::default() }));
+        assert_eq!(
+            m.wanted(LimitMode::Quota, &request(&half, &capped)).0[&EngineLimit::CpuQuota],
+            LimitValue::Number(150_000)
+        );
         let nano =
-            managed(Mode::Quota, &values_of(&HostConfig { nano_cpus: Some(6_000_000_000), ..Default::default() }));
-        let (wanted, _) = m.wanted(Mode::Quota, &wish(&half, &nano));
-        assert_eq!(wanted[&Knob::Cpus], Value::Number(4_000_000_000));
+            managed(LimitMode::Quota, &values_of(&HostConfig { nano_cpus: Some(6_000_000_000), ..Default::default() }));
+        let (wanted, _) = m.wanted(LimitMode::Quota, &request(&half, &nano));
+        assert_eq!(wanted[&EngineLimit::Cpus], LimitValue::Number(4_000_000_000));
         let change = difference(&wanted, &m.effective(&nano));
-        assert_eq!(change.keys().collect::<Vec<_>>(), [&Knob::Cpus], "a quota would be refused");
+        assert_eq!(change.keys().collect::<Vec<_>>(), [&EngineLimit::Cpus], "a quota would be refused");
     }
 
     #[test]
@@ -389,10 +406,12 @@ mod tests {
         let tight = target(1.0, 0.1);
         let plain = values_of(&HostConfig::default());
         let m = machine(false);
-        let mut w = wish(&tight, &plain);
+        let mut w = request(&tight, &plain);
         assert_eq!(m.reservation(&w), Some(((32 * GIB / 10).next_multiple_of(64 << 20)) as i64));
         w.working_set_bytes = 20 * GIB + 1;
         assert_eq!(m.reservation(&w), Some((20 * GIB + (64 << 20)) as i64));
+        w.working_set_bytes = u64::MAX;
+        assert_eq!(m.reservation(&w), Some(i64::MAX), "no overflow");
         w.hard_memory_bytes = 20 * GIB as i64;
         assert_eq!(m.reservation(&w), Some(20 * GIB as i64));
     }
@@ -403,8 +422,8 @@ mod tests {
         assert_eq!(WeightScale::Curved.weight(1024), 100.0);
         assert_eq!(WeightScale::Linear.weight(WeightScale::Linear.shares(1.0)), 100.0);
         assert_eq!(WeightScale::Curved.weight(WeightScale::Curved.shares(1.0)), 100.0);
-        assert_eq!(WeightScale::seen(1024, 39.0), WeightScale::Linear);
-        assert_eq!(WeightScale::seen(1024, 100.0), WeightScale::Curved);
+        assert_eq!(WeightScale::infer(1024, 39.0), WeightScale::Linear);
+        assert_eq!(WeightScale::infer(1024, 100.0), WeightScale::Curved);
     }
 
     #[test]
@@ -412,7 +431,7 @@ mod tests {
         let values =
             values_of(&HostConfig { cpuset_cpus: Some("0-3".into()), cpu_shares: Some(7), ..Default::default() });
         let text = serde_json::to_string(&values).unwrap();
-        assert_eq!(serde_json::from_str::<Values>(&text).unwrap(), values, "{text}");
+        assert_eq!(serde_json::from_str::<LimitValues>(&text).unwrap(), values, "{text}");
     }
 
     proptest! {
@@ -438,9 +457,9 @@ mod tests {
             let original = values_of(&HostConfig { nano_cpus: Some(nano), ..Default::default() });
             let mut m = machine(v2);
             m.block_weight = Some(500);
-            for mode in [Mode::Weight, Mode::Quota, Mode::Cores] {
+            for mode in [LimitMode::Weight, LimitMode::Quota, LimitMode::Cores] {
                 let part = managed(mode, &original);
-                let mut w = wish(&t, &part);
+                let mut w = request(&t, &part);
                 (w.relative_cpu, w.relative_block) = (relative, relative);
                 let body = update_body(&m.wanted(mode, &w).0);
                 prop_assert!(body.cpu_shares.is_none_or(|n| (2..=262_144).contains(&n)));

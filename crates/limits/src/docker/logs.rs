@@ -1,23 +1,24 @@
-//! The output of a container, complete and once, across restarts of the engine and of ourselves.
+//! The output of a container, complete and once, across restarts of the engine and of the daemon.
 //!
-//! **Problem.** The engine's log stream breaks when the engine restarts, can be resumed only at a whole second, and
-//! knows no offsets; a training job's losses must neither be lost nor counted twice.
+//! **Problem.** The engine's log stream breaks when the engine restarts, can be resumed only at a whole
+//! second, and has no offsets; a training job's losses must neither be lost nor counted twice.
 //!
-//! **Approach.** Every entry comes with the engine's time stamp in nanoseconds. A [`LogCursor`] remembers, for standard
-//! output and standard error apart, the newest stamp seen and how many entries had it. After a break the stream is
-//! asked for from a little before the cursor, and entries the cursor covers are skipped. The two are kept apart because
-//! each is stamped by its own writer: within one of them the order of the stamps is the order of the entries, between
-//! them it is not. Each delivered chunk carries the cursor after it: whoever stores the cursor together with what the
-//! chunk meant can resume there.
+//! **Approach.** Every entry comes with the engine's time stamp in nanoseconds. A [`LogCursor`] remembers,
+//! for standard output and standard error apart, the newest stamp seen and how many entries had it. After a
+//! break the stream is asked for from a little before the cursor, and entries the cursor covers are skipped.
+//! The two are kept apart because each is stamped by its own writer: within one of them the order of the
+//! stamps is the order of the entries, between them it is not. Each delivered chunk carries the cursor after
+//! it: a reader that stores the cursor together with the effect of the chunk can resume there.
 //!
 //! Entries go through a bounded channel. When its reader is slow, the follower stops asking the engine, which keeps the
 //! entries in the container's log: nothing is dropped, memory stays bounded, and the container never waits.
 //!
 //! **Limits, all the engine's.** It hands out an entry at a line end or after 16 KiB, so a progress bar that only ever
-//! returns the carriage arrives late. A log rotated away while nobody reads is lost. If the machine's clock is set
+//! returns the carriage arrives late. A log rotated away before it was read is lost. If the machine's clock is set
 //! back, entries stamped before the cursor are skipped after the next break.
 
 use super::engine::{Engine, is_missing, parse_time_ns};
+use crate::backoff::Backoff;
 use bollard::container::LogOutput;
 use bollard::query_parameters::LogsOptions;
 use futures_util::StreamExt;
@@ -28,13 +29,13 @@ use tokio::sync::mpsc;
 /// Where in a container's output a reader is. The default is the beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LogCursor {
-    stdout: Mark,
-    stderr: Mark,
+    stdout: StreamMark,
+    stderr: StreamMark,
 }
 
 /// The newest stamp seen and how many entries had it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-struct Mark {
+struct StreamMark {
     ns: u64,
     entries: u32,
 }
@@ -50,8 +51,7 @@ pub struct LogChunk {
 
 /// Chunks are at most 16 KiB, so that fifty containers whose reader stands still take 12 MiB at most.
 const CHANNEL: usize = 16;
-const RETRY_FIRST: Duration = Duration::from_millis(100);
-const RETRY_LAST: Duration = Duration::from_secs(2);
+const RETRIES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 /// How far the stamps of the two outputs may lie apart in the wrong order, with much to spare.
 const SKEW_NS: u64 = 10_000_000_000;
 /// The length at which the engine cuts an entry, and that of its time stamp.
@@ -61,7 +61,7 @@ const STAMP_BYTES: usize = "2026-11-15T16:39:02.044688274Z".len();
 impl LogCursor {
     /// Begins with what was written at this time or later.
     pub fn since_ns(ns: u64) -> LogCursor {
-        let mark = Mark { ns, entries: 0 };
+        let mark = StreamMark { ns, entries: 0 };
         LogCursor { stdout: mark, stderr: mark }
     }
 
@@ -74,8 +74,9 @@ impl LogCursor {
 }
 
 impl Engine {
-    /// Follows a container's output from `from` on. The channel closes when the container has ended and everything was
-    /// delivered, or is gone. Dropping the receiver ends the follower.
+    /// Follows a container's output from `from` on. The channel closes when the container has ended and all
+    /// of its output was delivered, or the container is gone: `is_closed() && is_empty()` asks that without
+    /// waiting. Dropping the receiver ends the follower.
     pub fn follow_logs(&self, id: &str, from: LogCursor) -> mpsc::Receiver<LogChunk> {
         let (out, chunks) = mpsc::channel(CHANNEL);
         let reader = Reader { engine: self.clone(), id: id.to_owned(), cursor: from, out };
@@ -91,12 +92,12 @@ struct Reader {
     out: mpsc::Sender<LogChunk>,
 }
 
-/// Nobody reads any more.
-struct Unwanted;
+/// The receiver was dropped.
+struct ReaderGone;
 
 impl Reader {
     async fn run(mut self) {
-        let mut retry = RETRY_FIRST;
+        let mut retries = RETRIES;
         loop {
             let before = self.cursor;
             let Ok(broken) = self.pass(true).await else { return };
@@ -108,28 +109,26 @@ impl Reader {
             }
             match self.engine.inspect(&self.id).await {
                 Err(crate::RuntimeError::Gone { .. }) => return,
-                // The follower may have been cut off before the last entries: one pass over what is stored now brings
-                // them.
+                // The stream may have ended before the last entries: one pass over the stored log delivers them.
                 Ok(container) if has_ended(&container) => match self.pass(false).await {
-                    Ok(None) | Err(Unwanted) => return,
+                    Ok(None) | Err(ReaderGone) => return,
                     Ok(Some(error)) if is_missing(&error) => return,
                     Ok(Some(_)) => {}
                 },
                 _ => {}
             }
             if self.cursor != before {
-                retry = RETRY_FIRST;
+                retries.reset();
             }
             tokio::select! {
-                () = tokio::time::sleep(retry) => {}
+                () = tokio::time::sleep(retries.next_pause()) => {}
                 () = self.out.closed() => return,
             }
-            retry = (retry * 2).min(RETRY_LAST);
         }
     }
 
     /// Delivers entries until the stream ends (`None`) or breaks.
-    async fn pass(&mut self, follow: bool) -> Result<Option<bollard::errors::Error>, Unwanted> {
+    async fn pass(&mut self, follow: bool) -> Result<Option<bollard::errors::Error>, ReaderGone> {
         let options = LogsOptions {
             follow,
             stdout: true,
@@ -141,12 +140,12 @@ impl Reader {
         };
         let docker = self.engine.docker.clone();
         let mut stream = std::pin::pin!(docker.logs(&self.id, Some(options)));
-        let mut skip = Skip::after(self.cursor);
+        let mut skip = DuplicateFilter::after(self.cursor);
         let out = self.out.clone();
         loop {
             let next = tokio::select! {
                 next = stream.next() => next,
-                () = out.closed() => return Err(Unwanted),
+                () = out.closed() => return Err(ReaderGone),
             };
             let output = match next {
                 Some(Ok(output)) => output,
@@ -160,7 +159,7 @@ impl Reader {
                 let at = if is_stderr { &mut self.cursor.stderr } else { &mut self.cursor.stdout };
                 *at = mark;
                 let chunk = LogChunk { is_stderr, bytes: bytes.to_vec(), cursor: self.cursor };
-                self.out.send(chunk).await.map_err(|_| Unwanted)?;
+                self.out.send(chunk).await.map_err(|_| ReaderGone)?;
             }
         }
     }
@@ -190,23 +189,23 @@ fn split_stamp(bytes: &[u8]) -> Option<(u64, &[u8])> {
     Some((parse_time_ns(std::str::from_utf8(stamp).ok()?)?, rest.strip_prefix(b" ")?))
 }
 
-/// Tells entries that were delivered before a break from new ones.
-struct Skip {
+/// Separates entries that were delivered before a break from new ones.
+struct DuplicateFilter {
     seen: LogCursor,
     at: LogCursor,
 }
 
-impl Skip {
-    fn after(seen: LogCursor) -> Skip {
-        Skip { seen, at: LogCursor::default() }
+impl DuplicateFilter {
+    fn after(seen: LogCursor) -> DuplicateFilter {
+        DuplicateFilter { seen, at: LogCursor::default() }
     }
 
     /// The cursor's mark after this entry if it is new, `None` if it was delivered before.
-    fn advance(&mut self, is_stderr: bool, stamp_ns: u64) -> Option<Mark> {
+    fn advance(&mut self, is_stderr: bool, stamp_ns: u64) -> Option<StreamMark> {
         let (seen, at) =
             if is_stderr { (self.seen.stderr, &mut self.at.stderr) } else { (self.seen.stdout, &mut self.at.stdout) };
-        let entries = if at.ns == stamp_ns { at.entries + 1 } else { 1 };
-        *at = Mark { ns: stamp_ns, entries };
+        let entries = if at.ns == stamp_ns { at.entries.saturating_add(1) } else { 1 };
+        *at = StreamMark { ns: stamp_ns, entries };
         let is_new = stamp_ns > seen.ns || (stamp_ns == seen.ns && entries > seen.entries);
         is_new.then_some(*at)
     }
@@ -237,8 +236,8 @@ mod tests {
     fn asks_again_from_a_little_before_the_cursor() {
         let s = 1_000_000_000;
         let cursor = |stdout: u64, stderr: u64| LogCursor {
-            stdout: Mark { ns: stdout * s, entries: 1 },
-            stderr: Mark { ns: stderr * s, entries: 1 },
+            stdout: StreamMark { ns: stdout * s, entries: 1 },
+            stderr: StreamMark { ns: stderr * s, entries: 1 },
         };
         assert_eq!(LogCursor::default().ask_from_s(), 0);
         assert_eq!(cursor(1000, 998).ask_from_s(), 998);
@@ -260,7 +259,7 @@ mod tests {
             let (mut cursor, mut got) = (LogCursor::default(), Vec::new());
             for stop in breaks.into_iter().chain([usize::MAX]) {
                 let from_ns = cursor.ask_from_s() as u64 * 1_000_000_000;
-                let mut skip = Skip::after(cursor);
+                let mut skip = DuplicateFilter::after(cursor);
                 for &(i, is_stderr, ns) in log.iter().filter(|e| e.2 >= from_ns).take(stop) {
                     if let Some(mark) = skip.advance(is_stderr, ns) {
                         *(if is_stderr { &mut cursor.stderr } else { &mut cursor.stdout }) = mark;

@@ -1,18 +1,20 @@
-//! What a container used and what the kernel has in force for it, cheaply.
+//! A container's counters and the kernel's limits for it, read cheaply.
 //!
-//! **Problem.** The engine's statistics are slow and dear: version 20.10 answers a single question after a whole second
-//! and spends 1.6 ms of CPU on it, so that 50 containers could not be read every second one by one.
+//! **Problem.** The engine's statistics are slow and expensive: version 20.10 answers a single request after
+//! a whole second and spends 1.6 ms of CPU on it, so that 50 containers could not be read every second one by
+//! one.
 //!
-//! **Approach.** When the engine runs on this machine, its containers' cgroups are directories here. They are found
-//! once, from the container's first process ([`Place`]); a reading is then a few small files, some 60 µs. They are
-//! trusted only if their path names the container's id, so a reused process number can never show another job. Where no
-//! such directories are seen (an engine in a virtual machine), a follower takes in the engine's statistics in the
-//! background, once a second, and a reading is the latest of them ([`Followed`]).
+//! **Approach.** When the engine runs on this machine, its containers' cgroups are directories here. They are
+//! found once, from the container's first process ([`ContainerGroup`]); a reading is then a few small files,
+//! some 60 µs. They are used only if their path names the container's id, so that a reused pid can never show
+//! another job. Where there are no such directories (an engine in a virtual machine), a follower reads the
+//! engine's statistics in the background, once a second, and a reading is the latest of them
+//! ([`StatsFollower`]).
 //!
 //! **Terms.** Working set: memory in use less the file pages the kernel would drop first.
 
 use super::engine::{Engine, is_missing};
-use super::limits::Knob;
+use super::limits::EngineLimit;
 use crate::cgroup::file::BUFFER_BYTES;
 use crate::cgroup::{Group, Version, group_of};
 use crate::{Counters, RuntimeError};
@@ -20,30 +22,32 @@ use bollard::models::ContainerStatsResponse;
 use bollard::query_parameters::StatsOptions;
 use futures_util::StreamExt;
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Where a container's files are.
+/// The cgroup and the first process of a container.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ContainerGroup {
     group: Group,
-    pid: i32,
-    /// Shares the machine's network, so its traffic cannot be told apart.
+    /// Uses the machine's network, so its traffic cannot be told from that of others.
     host_network: bool,
+    proc: PathBuf,
 }
 
-impl Place {
+impl ContainerGroup {
     /// The cgroup of process `pid`, if it is that of container `id` and its files can be read here.
-    pub(super) fn find(pid: i64, id: &str, host_network: bool) -> Option<Place> {
+    pub(super) fn find(root: &Path, pid: i64, id: &str, host_network: bool) -> Option<ContainerGroup> {
         let pid = i32::try_from(pid).ok().filter(|&pid| pid > 0)?;
-        Some(Place { group: group_of(pid, id)?, pid, host_network })
+        let proc = root.join("proc").join(pid.to_string());
+        Some(ContainerGroup { group: group_of(root, pid, id)?, host_network, proc })
     }
 
     /// Whether the container's first process still runs. Needs no engine.
     pub(super) fn is_alive(&self) -> bool {
-        let Ok(cgroups) = fs::read_to_string(format!("/proc/{}/cgroup", self.pid)) else { return false };
+        let Ok(cgroups) = fs::read_to_string(self.proc.join("cgroup")) else { return false };
         // A process that ended but was not yet collected by its parent keeps its cgroup.
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        let stat = fs::read_to_string(self.proc.join("stat")).unwrap_or_default();
         let is_dead = stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']));
         cgroups.contains(self.group.key()) && !is_dead
     }
@@ -51,17 +55,23 @@ impl Place {
     pub(super) fn read(&mut self) -> Result<Counters, RuntimeError> {
         let mut counters = self.group.usage(&mut [0; BUFFER_BYTES])?;
         if !self.host_network {
-            let text = fs::read_to_string(format!("/proc/{}/net/dev", self.pid)).ok();
+            let text = fs::read_to_string(self.proc.join("net/dev")).ok();
             counters.net_bytes = text.map(|text| net_bytes(&text));
         }
         Ok(counters)
     }
 
-    /// What the kernel has in force, by the names of its files. Read after our own writes and compared later, it shows
-    /// every foreign write.
+    /// The kernel's values, by the names of its files. Read after our own writes and compared later, they
+    /// show every foreign write.
     pub(super) fn settings(&self) -> Vec<(String, String)> {
-        let all = [Knob::CpuShares, Knob::CpuQuota, Knob::CpusetCpus, Knob::MemoryReservation, Knob::BlkioWeight];
-        let files = all.iter().flat_map(|&knob| files_of(knob));
+        let all = [
+            EngineLimit::CpuShares,
+            EngineLimit::CpuQuota,
+            EngineLimit::CpusetCpus,
+            EngineLimit::MemoryReservation,
+            EngineLimit::BlkioWeight,
+        ];
+        let files = all.iter().flat_map(|&limit| files_of(limit));
         let text = |name: &&'static str| {
             let text = self.group.get(name).ok()?;
             Some(((*name).to_owned(), text.lines().next().unwrap_or_default().trim_end().to_owned()))
@@ -82,19 +92,19 @@ impl Place {
 }
 
 /// Which of the kernel's files hold a limit of the engine.
-pub(super) fn files_of(knob: Knob) -> &'static [&'static str] {
-    match knob {
-        Knob::CpuShares => &["cpu.shares", "cpu.weight"],
-        Knob::CpuQuota | Knob::Cpus => &["cpu.cfs_quota_us", "cpu.max"],
-        Knob::CpusetCpus => &["cpuset.cpus"],
-        Knob::MemoryReservation => &["memory.soft_limit_in_bytes", "memory.low"],
-        Knob::BlkioWeight => &["blkio.weight", "io.weight", "io.bfq.weight"],
+pub(super) fn files_of(limit: EngineLimit) -> &'static [&'static str] {
+    match limit {
+        EngineLimit::CpuShares => &["cpu.shares", "cpu.weight"],
+        EngineLimit::CpuQuota | EngineLimit::Cpus => &["cpu.cfs_quota_us", "cpu.max"],
+        EngineLimit::CpusetCpus => &["cpuset.cpus"],
+        EngineLimit::MemoryReservation => &["memory.soft_limit_in_bytes", "memory.low"],
+        EngineLimit::BlkioWeight => &["blkio.weight", "io.weight", "io.bfq.weight"],
     }
 }
 
-/// The latest of the engine's own statistics, taken in by a follower that ends when this is dropped.
+/// The latest of the engine's own statistics, read by a background task that ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct Followed {
+pub(super) struct StatsFollower {
     latest: Arc<Mutex<Option<Counters>>>,
 }
 
@@ -102,8 +112,8 @@ pub(super) struct Followed {
 const FIRST_ANSWER: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_secs(1);
 
-impl Followed {
-    pub(super) fn start(engine: &Engine, id: &str) -> Followed {
+impl StatsFollower {
+    pub(super) fn start(engine: &Engine, id: &str) -> StatsFollower {
         let latest = Arc::new(Mutex::new(None));
         let (slot, docker, id) = (Arc::downgrade(&latest), engine.docker.clone(), id.to_owned());
         engine.spawn(async move {
@@ -120,7 +130,7 @@ impl Followed {
                 tokio::time::sleep(RETRY).await;
             }
         });
-        Followed { latest }
+        StatsFollower { latest }
     }
 
     /// The latest reading; waits for the first one.
@@ -136,8 +146,8 @@ impl Followed {
     }
 }
 
-/// Keeps a reading; says whether anybody still wants it. Of a container that has stopped the engine reports zeros:
-/// these are not kept.
+/// Keeps a reading; `false` if the follower was dropped. For a container that has stopped the engine reports
+/// zeros: these are not kept.
 fn store(slot: &Weak<Mutex<Option<Counters>>>, now: Counters) -> bool {
     let Some(slot) = slot.upgrade() else { return false };
     let mut latest = slot.lock().unwrap_or_else(PoisonError::into_inner);
@@ -159,9 +169,11 @@ fn from_stats(stats: &ContainerStatsResponse) -> Counters {
     Counters {
         cpu_ns: cpu.unwrap_or(0),
         memory_bytes: used.saturating_sub(droppable),
-        block_bytes: block.map(|all| all.iter().filter(|e| is_counted(&e.op)).filter_map(|e| e.value).sum()),
-        net_bytes: networks.map(|all| all.values().flat_map(|net| [net.rx_bytes, net.tx_bytes]).flatten().sum()),
-        pressure: None,
+        block_bytes: block
+            .map(|all| all.iter().filter(|e| is_counted(&e.op)).filter_map(|e| e.value).fold(0, u64::saturating_add)),
+        net_bytes: networks.map(|all| {
+            all.values().flat_map(|net| [net.rx_bytes, net.tx_bytes]).flatten().fold(0, u64::saturating_add)
+        }),
     }
 }
 
@@ -187,6 +199,19 @@ mod tests {
         for garbage in ["", "a\nb\nc", "h\nh\neth0: x y z", "h\nh\n::::"] {
             assert_eq!(net_bytes(garbage), 0);
         }
+    }
+
+    #[test]
+    fn statistics_of_any_size_are_summed_without_overflow() {
+        let json = format!(
+            r#"{{"networks": {{"eth0": {{"rx_bytes": {max}, "tx_bytes": 1}}}},
+                 "blkio_stats": {{"io_service_bytes_recursive": [{{"op": "Read", "value": {max}}}, {{"op": "Write", "value": 7}}]}},
+                 "memory_stats": {{"usage": 5, "stats": {{"inactive_file": 9}}}}}}"#,
+            max = u64::MAX
+        );
+        let counters = from_stats(&serde_json::from_str(&json).unwrap());
+        assert_eq!((counters.net_bytes, counters.block_bytes), (Some(u64::MAX), Some(u64::MAX)));
+        assert_eq!((counters.cpu_ns, counters.memory_bytes), (0, 0));
     }
 
     #[test]

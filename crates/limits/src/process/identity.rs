@@ -1,7 +1,7 @@
-//! Which process exactly: pid and start time.
+//! The identity of a process: pid and start time.
 //!
-//! The kernel gives a pid to another process once the first is gone; the time a process started (in clock ticks since
-//! boot) tells the two apart. Every signal to a process we did not start ourselves a moment ago goes through this
+//! The kernel gives a pid to another process once the first is gone; the start times (in clock ticks since
+//! boot) tell the two apart. Every signal to a process that was not started a moment ago goes through this
 //! check.
 
 use serde::{Deserialize, Serialize};
@@ -14,25 +14,27 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Of a process that runs now (or is a zombie: its pid is still taken).
+    /// The identity of a process that runs now (or is a zombie: its pid is still taken).
     pub fn of(pid: i32) -> Option<Identity> {
-        Stat::of(pid).map(|stat| Identity { pid, start_ticks: stat.start_ticks })
+        ProcessStat::of(pid).map(|stat| Identity { pid, start_ticks: stat.start_ticks })
     }
 
     /// Whether exactly this process still runs. A zombie does not run.
     pub fn is_alive(&self) -> bool {
-        Stat::of(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks && !matches!(stat.state, 'Z' | 'X'))
+        ProcessStat::of(self.pid)
+            .is_some_and(|stat| stat.start_ticks == self.start_ticks && !matches!(stat.state, 'Z' | 'X'))
     }
 
     /// Whether the pid was given to another process since.
     pub fn was_reused(&self) -> bool {
-        Stat::of(self.pid).is_some_and(|stat| stat.start_ticks != self.start_ticks)
+        ProcessStat::of(self.pid).is_some_and(|stat| stat.start_ticks != self.start_ticks)
     }
 }
 
-/// What we need of `/proc/PID/stat`.
+/// The fields of `/proc/PID/stat` that are used here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stat {
+#[cfg_attr(not(feature = "fallback"), allow(dead_code, reason = "only the fallback adds up processes"))]
+pub(crate) struct ProcessStat {
     pub(crate) state: char,
     pub(crate) parent: i32,
     pub(crate) group: i32,
@@ -42,17 +44,17 @@ pub(crate) struct Stat {
     pub(crate) start_ticks: u64,
 }
 
-impl Stat {
-    pub(crate) fn of(pid: i32) -> Option<Stat> {
+impl ProcessStat {
+    pub(crate) fn of(pid: i32) -> Option<ProcessStat> {
         if pid <= 0 {
             return None;
         }
-        Stat::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+        ProcessStat::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
     /// The program's name stands in parentheses and may itself hold blanks and parentheses: fields count from the
     /// last one.
-    pub(crate) fn parse(text: &str) -> Option<Stat> {
+    pub(crate) fn parse(text: &str) -> Option<ProcessStat> {
         let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
         let parent = fields.next()?.parse().ok()?;
@@ -64,13 +66,15 @@ impl Stat {
             cpu_ticks = cpu_ticks.saturating_add(field.parse::<i64>().ok()?.max(0) as u64);
         }
         let start_ticks = fields.nth(4)?.parse().ok()?;
-        Some(Stat { state, parent, group, session, cpu_ticks, start_ticks })
+        Some(ProcessStat { state, parent, group, session, cpu_ticks, start_ticks })
     }
 }
 
-/// Clock ticks are a hundredth of a second on every Linux of today, but the kernel may be asked.
+/// Clock ticks in one second: 100 on every Linux of today, but the kernel may have another rate.
+#[cfg(feature = "fallback")]
 pub(crate) fn ticks_per_second() -> u64 {
-    nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok().flatten().filter(|&n| n > 0).unwrap_or(100) as u64
+    let rate = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok().flatten();
+    rate.and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0).unwrap_or(100)
 }
 
 #[cfg(test)]
@@ -81,12 +85,15 @@ mod tests {
     fn a_name_with_parentheses_does_not_confuse() {
         let text =
             "42 (a) R (b)) S 1 42 41 0 -1 4194560 1 2 3 4 100 20 3 4 20 0 1 0 98765 1000 200 18446744073709551615";
-        let stat = Stat::parse(text).unwrap();
-        assert_eq!(stat, Stat { state: 'S', parent: 1, group: 42, session: 41, cpu_ticks: 127, start_ticks: 98765 });
+        let stat = ProcessStat::parse(text).unwrap();
+        assert_eq!(
+            stat,
+            ProcessStat { state: 'S', parent: 1, group: 42, session: 41, cpu_ticks: 127, start_ticks: 98765 }
+        );
     }
 
     #[test]
-    fn we_know_ourselves_and_no_other() {
+    fn a_process_is_itself_and_no_other() {
         let me = Identity::of(std::process::id() as i32).unwrap();
         assert!(me.is_alive() && !me.was_reused());
         let other = Identity { start_ticks: me.start_ticks + 1, ..me };
@@ -111,7 +118,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn garbage_never_panics(text in "\\PC*") {
-            let _ = Stat::parse(&text);
+            let _ = ProcessStat::parse(&text);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A start that shares well.
 //!
 //! **Problem.** Numeric libraries assume that the machine is theirs: each makes a thread for every core, and threads
-//! that wait for work spin instead of sleeping. Three jobs side by side then burn most of the machine on waiting for
+//! that wait for work spin instead of sleeping. Three jobs side by side then use most of the machine to wait for
 //! each other: setting passive waiting at the start, and nothing else, made three real PyTorch jobs on two cores
 //! three and a half times faster. No limit set later repairs a bad start, because the pools are sized once.
 //!
@@ -16,7 +16,7 @@
 //! precedence over it (`MKL_NUM_THREADS` beats `OMP_NUM_THREADS`). `threads_fit`: all pools have cores divided by
 //! jobs threads, at least one.
 
-use crate::cgroup::CpuList;
+use crate::cpus::CpuList;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::ffi::CString;
@@ -26,9 +26,9 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// One variable to add to a job's environment, and why.
+/// One variable to add to a job's environment, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tuned {
+pub struct StartVariable {
     pub name: Cow<'static, str>,
     pub value: String,
     pub why: Cow<'static, str>,
@@ -150,13 +150,13 @@ const RULES: &[Rule] = &[
 ];
 
 /// How many threads a job's pools should have when `expected_jobs` share `cores`.
-pub fn fitting_threads(cores: f64, expected_jobs: usize) -> usize {
+fn fitting_threads(cores: f64, expected_jobs: usize) -> usize {
     ((cores / expected_jobs.max(1) as f64).floor() as usize).max(1)
 }
 
 /// The variables to add for a job that shares `cores` with `expected_jobs` jobs (itself counted). `user` answers what
 /// the user has set.
-pub fn tuned_env(user: impl Fn(&str) -> Option<String>, cores: f64, expected_jobs: usize) -> Vec<Tuned> {
+pub fn tuned_env(user: impl Fn(&str) -> Option<String>, cores: f64, expected_jobs: usize) -> Vec<StartVariable> {
     let threads = fitting_threads(cores, expected_jobs);
     // Programs that split the CPU into several XLA devices know what they do, and need a thread for each device.
     let several_devices = user("XLA_FLAGS").is_some_and(|flags| flags.contains("host_platform_device_count"));
@@ -164,7 +164,7 @@ pub fn tuned_env(user: impl Fn(&str) -> Option<String>, cores: f64, expected_job
         .iter()
         .filter(|rule| user(rule.name).is_none() && rule.unless.iter().all(|name| user(name).is_none()))
         .filter(|rule| !(rule.name == "PJRT_NPROC" && several_devices))
-        .map(|rule| Tuned {
+        .map(|rule| StartVariable {
             name: rule.name.into(),
             value: match rule.value {
                 Fixed(value) => value.to_owned(),
@@ -175,23 +175,22 @@ pub fn tuned_env(user: impl Fn(&str) -> Option<String>, cores: f64, expected_job
         .collect()
 }
 
-/// Lets the child start a session of its own, join its cgroup and bind itself to `cpus` (if given), before the job's
-/// program runs.
+/// Makes the child start a session of its own, join its cgroup and bind itself to `cpus` (if given), before
+/// the job's program runs.
 ///
-/// The session matters beyond tidiness: a process group that is stopped while its session's leader dies gets SIGHUP
-/// from the kernel, and a job in our session would be killed that way if we died at the wrong moment. Must not be
-/// combined with `Command::process_group`: a group's leader cannot start a session.
+/// The session is needed: a process group that is stopped while its session's leader dies gets SIGHUP from
+/// the kernel, and a job in the daemon's session would be killed that way if the daemon died at the wrong
+/// moment. Must not be combined with `Command::process_group`: a group's leader cannot start a session.
 ///
-/// As the last safeguard of the duty cycle the child asks for SIGCONT when its parent dies: harmless for a process
-/// that runs.
+/// As the last safeguard of the fallback's duty cycle the child requests SIGCONT for the death of its parent,
+/// which does nothing to a process that runs.
 pub fn enter(command: &mut Command, procs_files: &[PathBuf], cpus: Option<&CpuList>) -> io::Result<()> {
     let files: Vec<CString> =
         procs_files.iter().map(|path| CString::new(path.as_os_str().as_bytes())).collect::<Result<_, _>>()?;
     let mask = cpus.filter(|list| !list.is_empty()).map(affinity_mask).transpose()?;
     let before_exec = move || {
         nix::unistd::setsid()?;
-        // Writing 0 means the writer itself: nothing to format, nothing to allocate, as it must be between fork and
-        // exec.
+        // Writing 0 means the writer itself: between fork and exec nothing may be allocated, so no pid is formatted.
         files.iter().try_for_each(join)?;
         if let Some(mask) = &mask {
             nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), mask)?;

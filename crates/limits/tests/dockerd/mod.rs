@@ -6,6 +6,8 @@
 // Each test program uses another part of this.
 #![allow(dead_code)]
 
+mod image;
+
 use bollard::Docker;
 use bollard::models::{ContainerCreateBody, HostConfig};
 use bollard::query_parameters::{CreateContainerOptions, ListContainersOptions, RemoveContainerOptions};
@@ -55,7 +57,7 @@ impl Dockerd {
             dockerd.storage = "vfs";
             dockerd.launch().unwrap_or_else(|again| panic!("dockerd does not start: {log}\n{again}"));
         }
-        dockerd.engine().import_image(busybox_rootfs(), IMAGE, &[]).expect("the image can be imported");
+        dockerd.call(async |docker| image::import(&docker, image::busybox_rootfs(), IMAGE).await);
         dockerd
     }
 
@@ -134,10 +136,10 @@ impl Dockerd {
                     Docker::connect_with_unix(&socket, 30, bollard::API_DEFAULT_VERSION)?.negotiate_version().await?;
                 work(docker).await
             })
-            .expect("the engine does as it is told")
+            .expect("the engine carries out the request")
     }
 
-    /// Makes and starts somebody's container: a shell script.
+    /// Makes and starts a container of another program: a shell script.
     pub(crate) fn run(&self, name: &str, script: &str, labels: &[(&str, &str)], host: HostConfig) -> String {
         self.run_as(name, script, labels, host, false)
     }
@@ -267,28 +269,6 @@ fn remove_tree(dir: &Path) {
 pub(crate) fn signal(pid: i32, signal: i32) {
     // SAFETY: kill is a plain system call; the process is one that this test started.
     unsafe { libc::kill(pid, signal) };
-}
-
-fn busybox_rootfs() -> Vec<u8> {
-    let program = ["/bin/busybox", "/usr/bin/busybox"].iter().find_map(|path| fs::read(path).ok());
-    let program = program.expect("this test needs a static shell: apt-get install busybox-static");
-    let mut tar = tar::Builder::new(Vec::new());
-    let mut header = tar::Header::new_gnu();
-    header.set_mode(0o755);
-    header.set_size(program.len() as u64);
-    tar.append_data(&mut header, "bin/busybox", program.as_slice()).unwrap();
-    for applet in ["sh", "sleep", "cat", "dd", "tail", "head", "id", "ls", "env"] {
-        let mut link = tar::Header::new_gnu();
-        link.set_entry_type(tar::EntryType::Symlink);
-        link.set_size(0);
-        tar.append_link(&mut link, format!("bin/{applet}"), "busybox").unwrap();
-    }
-    let mut tmp = tar::Header::new_gnu();
-    tmp.set_entry_type(tar::EntryType::Directory);
-    tmp.set_mode(0o1777);
-    tmp.set_size(0);
-    tar.append_data(&mut tmp, "tmp/", std::io::empty()).unwrap();
-    tar.into_inner().unwrap()
 }
 
 /// The next event, or a panic if none comes.

@@ -1,11 +1,11 @@
-//! Real processes for the tests of the process runtime: a [`Bench`] starts jobs as the daemon does and leaves nothing
-//! behind.
+//! Real processes for the tests of the process runtime: a [`Bench`] starts jobs as the daemon does and
+//! removes every group it made.
 
 use super::suite::Subject;
 use gainshare_core::model::JobId;
 use gainshare_limits::cgroup::{CpuList, Group, Hierarchy};
 use gainshare_limits::process::{Config, Identity, JobGroup, ProcessRuntime, start};
-use gainshare_limits::{Handle, Mode, Runtime};
+use gainshare_limits::{JobHandle, LimitMode, Runtime};
 use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,7 @@ pub(crate) struct Bench {
 
 impl Bench {
     /// A runtime with a base group of its own on this machine's real hierarchy.
-    pub(crate) fn new(mode: Mode) -> Bench {
+    pub(crate) fn new(mode: LimitMode) -> Bench {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         let config = Config { mode, ..Config::new(format!("gainshare-test-{}-{n}", std::process::id())) };
@@ -32,11 +32,11 @@ impl Bench {
     }
 
     /// Starts `script` in a shell as a job; on `cpu`, if given.
-    pub(crate) fn start(&mut self, script: &str, cpu: Option<u32>) -> Handle {
+    pub(crate) fn start(&mut self, script: &str, cpu: Option<u32>) -> JobHandle {
         self.start_program(&["sh", "-c", script], cpu)
     }
 
-    pub(crate) fn start_program(&mut self, words: &[&str], cpu: Option<u32>) -> Handle {
+    pub(crate) fn start_program(&mut self, words: &[&str], cpu: Option<u32>) -> JobHandle {
         self.next += 1;
         let name = format!("job-{}", self.next);
         let group = self.runtime.prepare(JobId(self.next), &name).expect("prepare");
@@ -52,20 +52,20 @@ impl Bench {
         handle
     }
 
-    pub(crate) fn record(&self, job: &Handle) -> &JobGroup {
+    pub(crate) fn record(&self, job: &JobHandle) -> &JobGroup {
         &self.jobs[&job.key].1
     }
 
-    pub(crate) fn leader(&self, job: &Handle) -> Identity {
+    pub(crate) fn leader(&self, job: &JobHandle) -> Identity {
         Identity::of(self.jobs[&job.key].0.id() as i32).expect("the leader runs")
     }
 
-    pub(crate) fn pid(&self, job: &Handle) -> i32 {
+    pub(crate) fn pid(&self, job: &JobHandle) -> i32 {
         self.jobs[&job.key].0.id() as i32
     }
 
     /// The job's group, opened beside the runtime.
-    pub(crate) fn group(&self, job: &Handle) -> Group {
+    pub(crate) fn group(&self, job: &JobHandle) -> Group {
         let record = self.record(job);
         Group::reopen(&job.key, record.version.expect("a cgroup"), &record.dirs).expect("the group is there")
     }
@@ -76,18 +76,18 @@ impl Subject for Bench {
         &mut self.runtime
     }
 
-    fn start_busy(&mut self) -> Handle {
+    fn start_busy(&mut self) -> JobHandle {
         self.start(BUSY, Some(0))
     }
 
-    fn end(&mut self, job: &Handle) {
+    fn end(&mut self, job: &JobHandle) {
         if let Some((child, _)) = self.jobs.get_mut(&job.key) {
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    fn limits_outside(&mut self, job: &Handle) -> Vec<(String, String)> {
+    fn limits_outside(&mut self, job: &JobHandle) -> Vec<(String, String)> {
         let group = self.group(job);
         [
             "cpu.shares",
@@ -100,6 +100,7 @@ impl Subject for Bench {
             "memory.high",
             "memory.low",
             "blkio.bfq.weight",
+            "blkio.weight",
             "io.weight",
             "io.bfq.weight",
             "pids.max",
@@ -114,11 +115,11 @@ impl Subject for Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        let handles: Vec<Handle> = self.jobs.values().map(|(_, group)| group.handle.clone()).collect();
+        let handles: Vec<JobHandle> = self.jobs.values().map(|(_, group)| group.handle.clone()).collect();
         for (child, group) in self.jobs.values_mut() {
             let _ = child.kill();
             let _ = child.wait();
-            // What the leader left running goes too.
+            // Processes that the leader left behind are killed too.
             if let Ok(group) = Group::reopen("job", group.version.expect("a cgroup"), &group.dirs) {
                 let _ = group.kill();
             }

@@ -1,10 +1,13 @@
-//! A cluster full of training jobs, as a manager that ran before would have left it.
+//! A cluster full of training jobs, as an operator that ran before would have left it.
 //!
-//! Every job is really there: its TrainingJob with a journal, its pod with the owner, labels, finalizer and note that the manager gives pods, on a node whose
-//! make-believe kubelet runs it. Only the way there is shorter: a manager would have written each job four times and asked the scheduler.
+//! Every job is really there: its TrainingJob with a journal, its pod with the owner, labels,
+//! finalizer and note that the operator gives pods, on a node whose make-believe kubelet runs it.
+//! Only the way there is shorter: an operator would have written each job four times and asked the
+//! scheduler.
 //!
-//! **Where jobs are.** Nodes have jobs in layers, and a layer's jobs have one policy: `specon`, `gainshare`, `flowcon2`, and again. One node in fifty has
-//! fewer layers than the others, so that there is somewhere to move to.
+//! **Where jobs are.** Nodes have jobs in layers, and a layer's jobs have one policy: `specon`,
+//! `gainshare`, `flowcon2`, and again. One node in fifty has fewer layers than the others, so that
+//! there is somewhere to move to.
 
 use super::prepare::{AT_ONCE, agent_pod, make, pod, token};
 use super::{Plan, Result};
@@ -42,7 +45,8 @@ fn policy_of(layer: usize) -> JobPolicy {
     POLICIES[layer % POLICIES.len()]
 }
 
-/// Of the jobs that run from the start, those that stop growing when they are told to: of the lowest layer, one per node.
+/// Of the jobs that run from the start, those that stop growing when they are told to: of the
+/// lowest layer, one per node.
 pub(super) fn converges(plan: &Plan, name: &str) -> bool {
     let index = name.strip_prefix("job-").and_then(|rest| rest.split('-').next()?.parse::<usize>().ok());
     index.is_some_and(|index| {
@@ -69,7 +73,7 @@ pub(super) fn job(plan: &Plan, name: &str, index: usize, layer: usize) -> Value 
 
 pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
     let began = Instant::now();
-    // All at once: whoever binds claims to volumes takes its time for each.
+    // All at once: binding a claim to its volume takes some time for each.
     let names = (0..plan.namespaces).map(|i| format!("team-{i}"));
     futures_util::future::try_join_all(names.map(|name| async move { namespace(client, &name).await })).await?;
     futures_util::stream::iter(0..plan.nodes)
@@ -97,7 +101,7 @@ pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
 }
 
 async fn namespace(client: &Client, name: &str) -> Result<()> {
-    let object = json!({"metadata": {"name": name}});
+    let object = json!({"metadata": {"name": name, "labels": {"gainshare.dev/jobs": "enabled"}}});
     make(&Api::<Namespace>::all(client.clone()), &serde_json::from_value(object)?).await?;
     // A volume that every node could mount, so that the scheduler takes pods that name it.
     let size = json!({"storage": "1Gi"});
@@ -142,7 +146,7 @@ async fn begin(plan: &Plan, client: &Client, index: usize) -> Result<()> {
     let template = object["spec"]["template"]["spec"].clone();
     let made = make(&jobs, &serde_json::from_value(object)?).await?;
     let pod_name = format!("{name}-1");
-    // As the manager would have noted it.
+    // As the operator would have written it.
     let mut note = json!({"policy": format!("TrainingJob/{}", policy.name()), "category": "growing"});
     if policy == JobPolicy::Specon {
         let message = "TrainingJob/specon: its policy moves jobs, and leaves their shares as they are";
@@ -175,7 +179,7 @@ async fn begin(plan: &Plan, client: &Client, index: usize) -> Result<()> {
     }
 }
 
-/// What a manager has written when a job runs.
+/// What an operator has written when a job runs.
 fn journal(pod: &str, uid: &str, node: &str) -> Value {
     let (second, micro) = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:00.000000Z");
     let message = format!("runs on {node} as {pod}");
@@ -196,7 +200,8 @@ fn journal(pod: &str, uid: &str, node: &str) -> Value {
     })
 }
 
-/// Watched, not asked for again and again: one look at the pods of the whole cluster costs the API server several seconds of a core, and it is to start pods meanwhile.
+/// Watched, not asked for again and again: one look at the pods of the whole cluster costs the API
+/// server several seconds of a core, and it is to start pods meanwhile.
 async fn all_run(client: &Client, began: Instant) -> Result<f64> {
     let pods: Api<PartialObjectMeta<Pod>> = Api::all(client.clone());
     let pending = watcher::Config::default().labels("gainshare.dev/job").fields("status.phase!=Running").any_semantic();

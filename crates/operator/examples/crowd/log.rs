@@ -1,4 +1,4 @@
-//! The manager's own words about its passes, from its log: exact times, where metrics have only steps.
+//! The operator's passes, from its log: exact times, where metrics have only steps.
 
 use super::Result;
 use serde_json::{Value, json};
@@ -9,10 +9,11 @@ use std::path::Path;
 pub(super) struct Pass {
     pub(super) jobs: usize,
     pub(super) orders: usize,
-    /// To look at the world and the agents' words, and all of it.
-    pub(super) looked_s: f64,
+    /// The time to read the world and the agents' reports, and the whole time.
+    pub(super) read_s: f64,
     pub(super) took_s: f64,
-    /// What its thread had of a processor: what the pass costs, also where others use the machine too.
+    /// What its thread had of a processor: what the pass costs, also where others use the machine
+    /// too.
     pub(super) spent_s: f64,
 }
 
@@ -28,7 +29,7 @@ fn pass(line: &str) -> Option<Pass> {
     Some(Pass {
         jobs: count("jobs")?,
         orders: count("orders")?,
-        looked_s: seconds(word("looked")?)?,
+        read_s: seconds(word("read_in")?)?,
         took_s: seconds(word("took")?)?,
         spent_s: seconds(word("spent")?)?,
     })
@@ -58,7 +59,7 @@ pub(super) fn sum_up(passes: &[Pass]) -> Value {
     let largest = deciding.iter().max_by_key(|pass| pass.orders);
     json!({
         "passes": passes.len(), "jobs_in_view": passes.iter().map(|pass| pass.jobs).max(), "whole": spread(|pass| pass.took_s), "processor": spread(|pass| pass.spent_s),
-        "looking": spread(|pass| pass.looked_s), "orders": orders,
+        "looking": spread(|pass| pass.read_s), "orders": orders,
         "largest_pass": largest.map(|pass| json!({
             "orders": pass.orders, "took_s": pass.took_s, "spent_s": pass.spent_s,
             "orders_per_s": (pass.orders as f64 / pass.took_s).round(),

@@ -1,14 +1,20 @@
-//! A crowd of agents for `cargo xtask bench kube`: what does one manager cost in a large cluster, and does it keep up?
+//! A crowd of agents for `cargo xtask bench kube`: what does one operator cost in a large cluster,
+//! and does it keep up?
 //!
-//! **How.** `crowd prepare` fills a cluster of make-believe nodes with pods that a policy selects, and gets for every node the token its agent would
-//! have: made by the API server for a pod on that node. `crowd play` is then all those agents in one process. Each has a connection of
-//! its own and speaks the real [`wire`](gainshare_kube_api::wire) over TLS, through the same code as the real agent; only what it says about its jobs is made up.
+//! **How.** `crowd prepare` fills a cluster of make-believe nodes with pods that a policy selects,
+//! and gets for every node the token its agent would have: made by the API server for a pod on that
+//! node. `crowd play` is then all those agents in one process. Each has a connection of its own and
+//! speaks the real [`wire`](gainshare_kube_api::wire) over TLS, through the same code as the real
+//! agent; only what it says about its jobs is made up.
 //!
-//! **What is measured.** *First pass*: every agent says for the first time where its jobs stand, so every pod's note must be written. *Busy*: some jobs
-//! change their category and shares move, the others go on. *News*: every policy changes; how long until each agent has its new list? *Idle*: jobs go
-//! on and nothing changes, so nothing may be written. Writes are counted by the API server, not by the manager.
+//! **What is measured.** *First pass*: every agent says for the first time where its jobs stand, so
+//! every pod's note must be written. *Busy*: some jobs change their category and shares move, the
+//! others go on. *News*: every policy changes; how long until each agent has its new list? *Idle*:
+//! jobs go on and nothing changes, so nothing may be written. Writes are counted by the API server,
+//! not by the operator.
 //!
-//! `crowd fill`, `crowd moves`, `crowd come` and `crowd return` are the same for `cargo xtask bench kube-move`: training jobs instead of pods, see [`fill`] and [`moves`].
+//! `crowd fill`, `crowd moves`, `crowd come` and `crowd return` are the same for `cargo xtask bench
+//! kube-move`: training jobs instead of pods, see [`fill`] and [`moves`].
 
 mod fill;
 mod log;
@@ -20,17 +26,17 @@ mod prepare;
 use serde::Deserialize;
 use std::path::PathBuf;
 
-/// What the chore says: one JSON object.
+/// The command's input: one JSON object.
 #[derive(Debug, Clone, Deserialize)]
 struct Plan {
     nodes: usize,
     pods_per_node: usize,
     namespaces: usize,
-    /// The manager's namespace.
+    /// The operator's namespace.
     system: String,
-    /// Where tokens and the manager's certificate are kept between the two commands.
+    /// Where tokens and the operator's certificate are kept between the two commands.
     folder: PathBuf,
-    /// The manager's addresses, and its process.
+    /// The operator's addresses, and its process.
     #[serde(default)]
     manager: String,
     #[serde(default)]
@@ -45,14 +51,15 @@ struct Plan {
     /// How often an agent tells how far its jobs are.
     #[serde(default)]
     tell_every_s: u64,
-    /// Training jobs: how many run already, how many come at once, and how many of those that run stop growing.
+    /// Training jobs: how many run already, how many come at once, and how many of those that run
+    /// stop growing.
     #[serde(default)]
     running: usize,
     #[serde(default)]
     coming: usize,
     #[serde(default)]
     converging: usize,
-    /// What the manager writes of its passes.
+    /// The operator's log of its passes.
     #[serde(default)]
     log: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! Reading what the manager and the API server say of themselves, and summing up.
+//! Reading what the operator and the API server publish about themselves, and summing up.
 
 use super::Result;
 use kube::Client;
@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 const PATIENCE: Duration = Duration::from_secs(1800);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// A page of the manager's plain port; an error unless it is answered well.
+/// A page of the operator's plain port; an error unless it is answered well.
 pub(super) async fn page(address: &str, path: &str) -> Result<String> {
     let mut stream = tokio::net::TcpStream::connect(address).await?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\nhost: manager\r\n\r\n").as_bytes()).await?;
@@ -23,12 +23,13 @@ pub(super) async fn page(address: &str, path: &str) -> Result<String> {
     Ok(body.to_owned())
 }
 
-/// When the manager whose metrics are there wrote last, after it has written nothing for so long.
+/// When the operator whose metrics are there wrote last, after it has written nothing for this
+/// time.
 pub(super) async fn settled(metrics: &str, quiet: Duration) -> Result<Instant> {
     let began = Instant::now();
     let (mut known, mut since) = (-1.0, Instant::now());
     while since.elapsed() < quiet {
-        let count = metric(&page(metrics, "/metrics").await?, "gainshare_manager_writes_total", &[]);
+        let count = metric(&page(metrics, "/metrics").await?, "gainshare_operator_writes_total", &[]);
         if count != known {
             (known, since) = (count, Instant::now());
         }
@@ -59,7 +60,8 @@ pub(super) fn metric(text: &str, name: &str, words: &[&str]) -> f64 {
     fitting.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
-/// Writes by kind, as the API server counts them: those which only the manager makes in this cluster.
+/// Writes by kind, as the API server counts them: those which only the operator makes in this
+/// cluster.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Writes(BTreeMap<&'static str, f64>);
 
@@ -102,7 +104,7 @@ impl Writes {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Counts(BTreeMap<&'static str, f64>);
 
-/// Verb, resource and subresource of what is counted, and whether only the manager does it.
+/// Verb, resource and subresource of what is counted, and whether only the operator does it.
 const KINDS: [(&str, &str, &str, &str, bool); 8] = [
     ("job_marks", "PATCH", "trainingjobs", "", true),
     ("job_journals", "PATCH", "trainingjobs", "status", true),
@@ -135,7 +137,8 @@ impl Counts {
         self.0.get(kind).copied().unwrap_or(0.0)
     }
 
-    /// What only the manager writes; events, of which others write some too, and reviews, which write nothing, are not among them.
+    /// What only the operator writes; events, of which others write some too, and reviews, which
+    /// write nothing, are not among them.
     pub(super) fn ours(&self) -> f64 {
         KINDS.iter().filter(|(.., ours)| *ours).map(|(name, ..)| self.get(name)).sum()
     }

@@ -1,8 +1,11 @@
-//! All agents of a cluster of training jobs in one process, and what a manager makes of them.
+//! All node agents of a cluster of training jobs in one process: what do they cost the operator?
 //!
-//! **Phases.** *Start*: the manager finds a cluster full of jobs that run, as after a change of the leader: how long until it has everything in view, and
-//! until all nodes have been heard? *Idle*: jobs go on and nothing changes. *Burst*: many jobs come at once. *Moves*: some jobs stop growing, and SpeCon sends
-//! them to nodes with less to do. *Return* is a start again, after the manager was killed; as many jobs as in the burst came while it was away, so that it finds them all at once.
+//! **Phases.** *Start*: the operator finds a cluster full of jobs that run, as after a change of
+//! the leader: how long until it has everything in view, and until all nodes have been heard?
+//! *Idle*: jobs go on and nothing changes. *Burst*: many jobs come at once. *Moves*: some jobs stop
+//! growing, and SpeCon sends them to nodes with less to do. *Return* is a start again, after the
+//! operator was killed; as many jobs as in the burst came while it was away, so that it finds them
+//! all at once.
 
 use super::fill::{converges, job};
 use super::log::{Pass, passes, sum_up};
@@ -11,7 +14,7 @@ use super::prepare::{AT_ONCE, make};
 use super::{Plan, Result};
 use futures_util::{StreamExt, TryStreamExt};
 use gainshare_kube_api::training_job::TrainingJob;
-use gainshare_kube_api::wire::{Beat, Category, JobState, PodOnNode, Progress, Report, Signal, Sync};
+use gainshare_kube_api::wire::{Beat, Category, JobState, PodOnNode, Progress, Report, Signal, SyncRequest};
 use gainshare_node_agent::Link;
 use kube::Client;
 use kube::api::Api;
@@ -21,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The manager has settled when it has written nothing for so long.
+/// The operator has settled when it has written nothing for this time.
 const QUIET: Duration = Duration::from_secs(12);
 
 /// Jobs' first values.
@@ -44,7 +47,7 @@ impl Crowd {
     }
 }
 
-/// One look at everything that is counted.
+/// One reading of all counters.
 struct Mark {
     at: Instant,
     counts: Counts,
@@ -73,7 +76,7 @@ impl Mark {
 
 pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
     let (crowd, start) = begin(plan, client).await?;
-    // What the first words of the agents bring about.
+    // The writes that follow the first reports of the agents.
     settled(&plan.metrics, QUIET).await?;
     let start = json!({"until": start.0, "to_the_last_write": start.1.since(plan, client, &crowd).await?.0});
     eprintln!("crowd: {start}");
@@ -95,7 +98,7 @@ pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
     }))
 }
 
-/// The manager was killed and another one began.
+/// The operator was killed and another one started.
 pub(super) async fn after_return(plan: &Plan, client: &Client) -> Result<Value> {
     let (crowd, (mut until, mark)) = begin(plan, client).await?;
     until["all_bound_s"] = json!(all_bound(plan, client, &mark).await?);
@@ -113,7 +116,7 @@ fn full(all: &[Pass], jobs: usize) -> Vec<Pass> {
     all.iter().filter(|pass| pass.jobs >= jobs).copied().collect()
 }
 
-/// From the manager's start until it knows everything; all times are since then.
+/// From the operator's start until it knows everything; all times are since then.
 async fn begin(plan: &Plan, client: &Client) -> Result<(Arc<Crowd>, (Value, Mark))> {
     let mark = Mark::now(plan, client).await?;
     wait("the manager to lead", || async {
@@ -182,7 +185,7 @@ async fn moves(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value
     let mark = Mark::now(plan, client).await?;
     let ordered = || async {
         let text = page(&plan.metrics, "/metrics").await.unwrap_or_default();
-        metric(&text, "gainshare_manager_orders_total", &["kind=\"move\""])
+        metric(&text, "gainshare_operator_orders_total", &["kind=\"move\""])
     };
     let before = ordered().await;
     crowd.converge.store(true, Ordering::Relaxed);
@@ -231,7 +234,8 @@ impl Job {
         Job { container: pod.container.clone(), first_us: now_us, reports: 1, value: FIRST, pace: None, converges }
     }
 
-    /// A round further: growing ones by four hundredths of their first value, converging ones by less each time.
+    /// A round further: growing ones by four hundredths of their first value, converging ones by
+    /// less each time.
     fn go_on(&mut self, converge: bool) {
         self.reports += 1;
         self.pace = (self.converges && converge).then(|| self.pace.unwrap_or(0.01) * 0.5);
@@ -290,7 +294,7 @@ impl Agent {
         while self.ask(true, 0).await.is_none() {}
         self.crowd.told.fetch_add(1, Ordering::Relaxed);
         let pace = Duration::from_secs(self.plan.tell_every_s.max(1));
-        // Agents do not tell of their jobs all in the same moment.
+        // Agents do not report their jobs all at the same moment.
         let mut next = Instant::now() + pace.mul_f64((self.index % 97) as f64 / 97.0);
         loop {
             // A new pod is told of at once, as real agents do.
@@ -324,7 +328,7 @@ impl Agent {
             memory_bytes: 256 << 30,
             at_us: now_us,
         };
-        let sync = Sync {
+        let sync = SyncRequest {
             node: self.node.clone(),
             epoch: self.epoch,
             seq: self.seq,

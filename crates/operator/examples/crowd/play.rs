@@ -2,9 +2,11 @@
 
 use super::measure::{Writes, metric, page, process, settled, spread, wait};
 use super::{Plan, Result};
-use gainshare_kube_api::crd::SharePolicy;
 use gainshare_kube_api::resize::{Amounts, Resources};
-use gainshare_kube_api::wire::{Answer, Beat, Category, JobState, OutcomeState, PodOnNode, Progress, Resize, Sync};
+use gainshare_kube_api::share_policy::SharePolicy;
+use gainshare_kube_api::wire::{
+    Answer, Beat, Category, JobState, OutcomeState, PodOnNode, Progress, Resize, SyncRequest,
+};
 use gainshare_node_agent::Link;
 use kube::Client;
 use kube::api::{Api, ListParams, Patch, PatchParams};
@@ -14,10 +16,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The manager has settled when it has written nothing for so long.
+/// The operator has settled when it has written nothing for this time.
 const QUIET: Duration = Duration::from_secs(6);
 
-/// Of a hundred agents, this many have something to change each time they tell of their jobs in the busy phase.
+/// Of a hundred agents, this many have something to change each time they report their jobs in the
+/// busy phase.
 const CHANGING_PERCENT: u64 = 10;
 /// What the policies change to, to see how fast the agents learn of it.
 const NEW_ALPHA: f64 = 0.07;
@@ -26,7 +29,7 @@ const NEW_ALPHA: f64 = 0.07;
 #[derive(Default)]
 struct Crowd {
     busy: AtomicBool,
-    /// From asking to the answer, where the manager had nothing to wait for.
+    /// From asking to the answer, where the operator had nothing to wait for.
     answered: Mutex<Vec<Duration>>,
     /// The same for requests with resizes in them.
     resized: Mutex<Vec<Duration>>,
@@ -34,7 +37,8 @@ struct Crowd {
     lists: AtomicU64,
     /// Agents that have told where their jobs stand.
     told: AtomicU64,
-    /// Changes that the manager has to write: notes, resizes that were done, and a pod's own values before its first.
+    /// Changes that the operator has to write: notes, resizes that were done, and a pod's own
+    /// values before its first.
     notes: AtomicU64,
     resizes: AtomicU64,
     originals: AtomicU64,
@@ -86,7 +90,7 @@ async fn first_pass(plan: &Plan, client: &Client, crowd: &Arc<Crowd>, before: &W
     let told_s = began.elapsed().as_secs_f64();
     let written = || async {
         let text = page(&plan.metrics, "/metrics").await.unwrap_or_default();
-        metric(&text, "gainshare_manager_writes_total", &["what=\"annotate\"", "outcome=\"done\""]) as usize
+        metric(&text, "gainshare_operator_writes_total", &["what=\"annotate\"", "outcome=\"done\""]) as usize
             >= plan.pods()
     };
     wait("every pod's note", written).await?;
@@ -208,7 +212,7 @@ impl Agent {
         self.crowd.lists.fetch_add(1, Ordering::Relaxed);
         while self.ask(Some(self.jobs.clone()), Vec::new(), 0).await.is_none() {}
         self.crowd.told.fetch_add(1, Ordering::Relaxed);
-        // Agents do not tell of their jobs all in the same moment.
+        // Agents do not report their jobs all at the same moment.
         let mut next = Instant::now() + self.tell_every.mul_f64((self.index % 97) as f64 / 97.0);
         loop {
             // News comes while a request is held.
@@ -272,7 +276,7 @@ impl Agent {
             memory_bytes: 256 << 30,
             at_us: 0,
         };
-        let sync = Sync {
+        let sync = SyncRequest {
             node: self.node.clone(),
             epoch: self.epoch,
             seq: self.seq,

@@ -2,7 +2,7 @@
 
 use super::{Plan, Result};
 use futures_util::{StreamExt, TryStreamExt};
-use gainshare_kube_api::crd::SharePolicy;
+use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::wire::TOKEN_AUDIENCE;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
@@ -87,7 +87,7 @@ where
 {
     loop {
         match api.create(&PostParams::default(), object).await {
-            // An API server that is asked for more than it can do says so, and means it.
+            // An overloaded API server answers 429: wait as long as it asks.
             Err(kube::Error::Api(status)) if status.code == 429 || status.code >= 500 => {
                 tokio::time::sleep(Duration::from_millis(500)).await;
             }

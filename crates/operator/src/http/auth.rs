@@ -1,24 +1,35 @@
-//! Who is asking: an agent proves itself with a token that the API server made for its pod.
+//! Proof of identity: a node agent proves its node with a token that the API server made for its pod.
 //!
-//! The token is bound to a pod and to our audience, and the API server's review of it names the node of that pod
-//! (`authentication.kubernetes.io/node-name`). That name, not what the request says, decides which pods the agent may ask about. Reviews
-//! are remembered for a short while under a keyed hash of the token: the token itself is kept nowhere.
+//! The token is bound to a pod and to our audience, and the API server's review of it names the node of that
+//! pod (`authentication.kubernetes.io/node-name`). That name, not what the request says, decides which pods the
+//! agent may report about and resize. Reviews are remembered for a short while under a keyed hash of the token:
+//! the token itself is kept nowhere. Refusals are remembered, too, so that a wrong token that is sent again
+//! costs no second review.
 
+use super::peers::Seat;
 use gainshare_kube_api::wire::TOKEN_AUDIENCE;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::Client;
 use kube::api::{Api, PostParams};
-use std::collections::BTreeMap;
+use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
-/// As long as kubelets remember, by default, whom they let in.
-const REMEMBERED_FOR: Duration = Duration::from_secs(120);
+/// Kubelets remember an accepted token for the same time, by default.
+const ACCEPTED_FOR: Duration = Duration::from_secs(120);
+/// Short, because a token may become valid: an API server that has just started may not know its account yet.
+const REFUSED_FOR: Duration = Duration::from_secs(10);
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
-/// More than any cluster has nodes; beyond it, somebody is guessing tokens and the memory is emptied.
-const MOST_REMEMBERED: usize = 20_000;
+/// More than any cluster has nodes.
+const MOST_ACCEPTED: usize = 20_000;
+const MOST_REFUSED: usize = 4096;
+/// How many reviews the API server is asked for at the same time.
+const REVIEWS_AT_ONCE: usize = 16;
+/// Tokens of ServiceAccounts have one to two kilobytes.
+const LONGEST_TOKEN_BYTES: usize = 16 << 10;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AuthError {
@@ -34,6 +45,8 @@ pub(crate) enum AuthError {
     NoNode,
     #[error("the token belongs to a pod on node {proved}, not on {claimed}")]
     OtherNode { proved: String, claimed: String },
+    #[error("this address has sent too many tokens that were not accepted: try again in a minute")]
+    TooMany,
     #[error("the API server could not review the token: {0}")]
     Unavailable(String),
 }
@@ -43,7 +56,51 @@ pub(crate) struct Reviewer {
     /// `system:serviceaccount:<namespace>:<name>`.
     account: String,
     hasher: RandomState,
-    remembered: Mutex<BTreeMap<(u64, u64), (String, Instant)>>,
+    remembered: Mutex<Remembered>,
+    reviews: Semaphore,
+}
+
+/// Two hashes of a token under a key that only this process has: 128 bits that a peer cannot aim at.
+type TokenHash = (u64, u64);
+
+#[derive(Default)]
+struct Remembered {
+    accepted: HashMap<TokenHash, (String, Instant)>,
+    refused: HashMap<TokenHash, (AuthError, Instant)>,
+}
+
+impl Remembered {
+    fn find(&self, hash: &TokenHash, now: Instant) -> Option<Result<String, AuthError>> {
+        if let Some((node, _)) = self.accepted.get(hash).filter(|(_, until)| *until > now) {
+            return Some(Ok(node.clone()));
+        }
+        let (error, _) = self.refused.get(hash).filter(|(_, until)| *until > now)?;
+        Some(Err(error.clone()))
+    }
+
+    fn keep(&mut self, hash: TokenHash, result: &Result<String, AuthError>, now: Instant) {
+        match result {
+            Ok(node) => {
+                make_room(&mut self.accepted, MOST_ACCEPTED, now);
+                self.accepted.insert(hash, (node.clone(), now + ACCEPTED_FOR));
+            }
+            Err(AuthError::Unavailable(_)) => {}
+            Err(error) => {
+                make_room(&mut self.refused, MOST_REFUSED, now);
+                self.refused.insert(hash, (error.clone(), now + REFUSED_FOR));
+            }
+        }
+    }
+}
+
+/// Forgets what is over, and everything if that is not enough.
+fn make_room<T>(map: &mut HashMap<TokenHash, (T, Instant)>, most: usize, now: Instant) {
+    if map.len() >= most {
+        map.retain(|_, (_, until)| *until > now);
+        if map.len() >= most {
+            map.clear();
+        }
+    }
 }
 
 impl Reviewer {
@@ -53,28 +110,37 @@ impl Reviewer {
             account: format!("system:serviceaccount:{namespace}:{service_account}"),
             hasher: RandomState::new(),
             remembered: Mutex::default(),
+            reviews: Semaphore::new(REVIEWS_AT_ONCE),
         }
     }
 
-    /// The node of the agent whose token this is.
-    pub(crate) async fn node(&self, authorization: Option<&str>) -> Result<String, AuthError> {
+    /// The node of the agent whose token this is. A review is paid for by the peer that sent the token.
+    pub(crate) async fn node(&self, authorization: Option<&str>, seat: &Seat) -> Result<String, AuthError> {
         let token = authorization.and_then(|header| header.strip_prefix("Bearer ")).ok_or(AuthError::Missing)?;
-        // Two hashes under a key that only this process has: 128 bits nobody can aim at.
-        let key = (self.hasher.hash_one((0u8, token)), self.hasher.hash_one((1u8, token)));
-        let now = Instant::now();
-        if let Some((node, until)) = self.remembered.lock().expect("never poisoned").get(&key)
-            && *until > now
-        {
-            return Ok(node.clone());
+        if token.len() > LONGEST_TOKEN_BYTES {
+            return Err(AuthError::Rejected(format!("it is longer than {LONGEST_TOKEN_BYTES} bytes")));
         }
-        let node = judge(&self.review(token).await?, &self.account)?;
-        let mut remembered = self.remembered.lock().expect("never poisoned");
-        if remembered.len() >= MOST_REMEMBERED {
-            remembered.clear();
+        let hash = (self.hasher.hash_one((0u8, token)), self.hasher.hash_one((1u8, token)));
+        if let Some(known) = self.remembered.lock().find(&hash, Instant::now()) {
+            return known;
         }
-        remembered.retain(|_, (_, until)| *until > now);
-        remembered.insert(key, (node.clone(), now + REMEMBERED_FOR));
-        Ok(node)
+        let _turn = self.reviews.acquire().await.map_err(|error| AuthError::Unavailable(error.to_string()))?;
+        // A request with the same token may have been reviewed while this one waited.
+        if let Some(known) = self.remembered.lock().find(&hash, Instant::now()) {
+            return known;
+        }
+        if !seat.spend_refusal(Instant::now()) {
+            return Err(AuthError::TooMany);
+        }
+        let result = match self.review(token).await {
+            Ok(status) => judge(&status, &self.account),
+            Err(error) => Err(error),
+        };
+        if matches!(result, Ok(_) | Err(AuthError::Unavailable(_))) {
+            seat.refund_refusal();
+        }
+        self.remembered.lock().keep(hash, &result, Instant::now());
+        result
     }
 
     async fn review(&self, token: &str) -> Result<TokenReviewStatus, AuthError> {
@@ -93,11 +159,11 @@ impl Reviewer {
     }
 }
 
-/// What a review says about an agent.
+/// The node that a review names, or why the token is not accepted.
 fn judge(status: &TokenReviewStatus, account: &str) -> Result<String, AuthError> {
     if status.authenticated != Some(true) {
         let why = status.error.clone().unwrap_or_else(|| "not authenticated".to_owned());
-        return Err(AuthError::Rejected(why));
+        return Err(AuthError::Rejected(why.chars().take(200).collect()));
     }
     // An API server that does not know audiences would accept any token.
     if !status.audiences.iter().flatten().any(|audience| audience == TOKEN_AUDIENCE) {
@@ -129,7 +195,7 @@ mod tests {
     #[test]
     fn only_an_agents_own_token_for_us_names_a_node() {
         let good = json!({
-            "authenticated": true, "audiences": ["gainshare-manager"],
+            "authenticated": true, "audiences": [TOKEN_AUDIENCE],
             "user": {"username": ACCOUNT, "extra": {"authentication.kubernetes.io/node-name": ["node-a"]}},
         });
         assert_eq!(judged(good.clone()), Ok("node-a".into()));

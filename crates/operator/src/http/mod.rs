@@ -1,6 +1,8 @@
-//! What others reach over the network: node agents, admission reviews, health and metrics.
+//! The network interface: node agents, admission reviews, health and metrics.
 
 pub(crate) mod auth;
+pub(crate) mod listen;
+pub(crate) mod peers;
 pub(crate) mod publish;
 pub(crate) mod serve;
 pub mod tls;

@@ -1,9 +1,9 @@
-//! Tells the cluster how to reach and trust the leader: our certificate in the ConfigMap that agents mount and in the webhook's configuration, and a label
-//! on the leader's own pod, by which the Service finds it.
+//! Publishes how to reach and trust the leader: its certificate in the ConfigMap that node agents mount and in
+//! the webhook's configuration, and a label on the leader's own pod, which the Service selects.
 
 use crate::Config;
-use crate::shares::write::FIELD_MANAGER;
 use base64::Engine;
+use gainshare_kube_api::names::{FIELD_MANAGER, LEADER_LABEL};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::Client;
@@ -11,16 +11,14 @@ use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::json;
 use std::time::Duration;
 
-/// On the pod that leads; the Service selects it.
-const LEADER_LABEL: &str = "gainshare.dev/leader";
 const CERTIFICATE_KEY: &str = "ca.crt";
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// Someone may apply the chart again, and with it an empty certificate.
+/// An administrator may apply the chart again, and with it another certificate.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
-/// Publishes now, and again whenever somebody has undone it.
+/// Publishes now, and again whenever it was undone.
 pub(crate) async fn run(config: Config, client: Client, certificate_pem: String) {
     let mut pause = FIRST_PAUSE;
     loop {
@@ -63,7 +61,7 @@ async fn publish_in_webhook(
     certificate_pem: &str,
 ) -> Result<(), kube::Error> {
     let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
-    // Without the webhook there is nothing to tell: it is optional.
+    // The webhook is optional.
     let Some(found) = api.get_opt(name).await? else { return Ok(()) };
     let webhooks = found.webhooks.unwrap_or_default();
     let stale = |bundle: Option<&[u8]>| bundle != Some(certificate_pem.as_bytes());
@@ -76,7 +74,7 @@ async fn publish_in_webhook(
     Ok(())
 }
 
-/// Takes the label from whoever had it, then puts it on our own pod: for a moment nobody has it, never two.
+/// Takes the label from the former leader's pod, then puts it on the own pod: at no moment do two pods have it.
 async fn take_label(config: &Config, client: &Client, params: &PatchParams, own: &str) -> Result<(), kube::Error> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &config.namespace);
     let labelled = pods.list(&ListParams::default().labels(&format!("{LEADER_LABEL}=true"))).await?;

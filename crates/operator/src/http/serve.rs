@@ -1,54 +1,95 @@
-//! What the manager answers over the network: agents and admission reviews over TLS, health and metrics in the clear on a port of their own.
+//! The operator's HTTP interface: node agents and admission reviews over TLS, health and metrics as plain HTTP
+//! on a port of their own.
+//!
+//! **Properties.** No body is read before the token in the headers is proven. A request without proof is
+//! answered and its connection closed; at most [`UNPROVEN_BYTES`] of its body are read, and thrown away.
+//! Admission reviews carry no token that the operator could prove, so their bodies are small and few are read
+//! at the same time. The plain port has health and metrics, nothing else.
 
 use super::auth::AuthError;
+use super::peers::Seat;
 use crate::http::webhook;
 use crate::shares::resizes;
+use crate::state::agents::Heard;
 use crate::state::lead::Leader;
 use crate::state::metrics::{Metrics, StateLabels};
-use axum::extract::{DefaultBodyLimit, State};
+use crate::tasks::Health;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
-use gainshare_kube_api::wire::{Answer, LONGEST_WAIT_MS, SYNC_PATH, Sync};
-use serde_json::{Value, json};
+use axum::{Extension, Json, Router};
+use futures_util::StreamExt;
+use gainshare_kube_api::wire::{Answer, LONGEST_WAIT_MS, Outcome, OutcomeState, Resize, SYNC_PATH, SyncRequest};
+use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
-/// A node has at most some hundred pods; a pod in an admission review can be large.
-const LARGEST_BODY: usize = 8 << 20;
+/// A node has at most some hundred pods, with about a kilobyte each.
+const MOST_SYNC_BYTES: usize = 2 << 20;
+/// A pod has seldom more than some tens of kilobytes. A larger one starts as its author wrote it.
+const MOST_REVIEW_BYTES: usize = 256 << 10;
+/// What is read, and thrown away, of a request that is refused: a client that may finish its request reads why.
+const UNPROVEN_BYTES: usize = 64 << 10;
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+const UNPROVEN_TIMEOUT: Duration = Duration::from_secs(2);
+/// The API server waits for 3 s, as the chart configures it.
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(3);
+const REVIEW_WAIT: Duration = Duration::from_secs(1);
+/// Bodies of node agents that are read and parsed at the same time.
+const SYNCS_READ_AT_ONCE: usize = 64;
 
-/// Whether somebody leads here, and the leader's things.
+/// Whether this replica leads, and the leader's state.
 pub(crate) type Leading = watch::Receiver<Option<Arc<Leader>>>;
 
 #[derive(Clone)]
 pub(crate) struct Served {
     pub(crate) leading: Leading,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) health: Arc<Health>,
     /// Turns true when the process is to end.
     pub(crate) ending: watch::Receiver<bool>,
+    bodies: Arc<Semaphore>,
 }
 
-/// For agents and the API server.
+impl Served {
+    pub(crate) fn new(
+        leading: Leading,
+        metrics: Arc<Metrics>,
+        health: Arc<Health>,
+        ending: watch::Receiver<bool>,
+    ) -> Served {
+        Served { leading, metrics, health, ending, bodies: Arc::new(Semaphore::new(SYNCS_READ_AT_ONCE)) }
+    }
+}
+
+/// For node agents and the API server.
 pub(crate) fn secure(served: Served) -> Router {
-    Router::new()
-        .route(SYNC_PATH, post(sync))
-        .route("/mutate", post(mutate))
-        .layer(DefaultBodyLimit::max(LARGEST_BODY))
-        .with_state(served)
+    Router::new().route(SYNC_PATH, post(sync)).route("/mutate", post(mutate)).with_state(served)
 }
 
 /// For the kubelet and Prometheus.
 pub(crate) fn plain(served: Served) -> Router {
     Router::new()
-        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(served)
 }
 
-/// Ready: either leading with everything in view, or waiting to lead. A manager that ends, or is still reading, is not.
+/// Healthy: every task of the process makes progress. The kubelet restarts a process that is not.
+async fn healthz(State(served): State<Served>) -> Response {
+    let stalled = served.health.stalled(Instant::now());
+    if stalled.is_empty() {
+        return "ok\n".into_response();
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, format!("stalled: {}\n", stalled.join(", "))).into_response()
+}
+
+/// Ready: leading with the whole cluster in view, or standby. A process that ends, or that still reads the
+/// cluster, is not.
 async fn readyz(State(served): State<Served>) -> Response {
     if *served.ending.borrow() {
         return (StatusCode::SERVICE_UNAVAILABLE, "ending\n").into_response();
@@ -56,7 +97,7 @@ async fn readyz(State(served): State<Served>) -> Response {
     match served.leading.borrow().as_ref() {
         Some(leader) if leader.is_synced() => "leading\n".into_response(),
         Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "reading the cluster's state\n").into_response(),
-        None => "standing by\n".into_response(),
+        None => "standby\n".into_response(),
     }
 }
 
@@ -65,8 +106,23 @@ async fn metrics(State(served): State<Served>) -> Response {
     ([(header::CONTENT_TYPE, kind)], served.metrics.text()).into_response()
 }
 
-async fn mutate(State(served): State<Served>, Json(review): Json<Value>) -> Response {
-    match webhook::review(review) {
+async fn mutate(State(served): State<Served>, Extension(seat): Extension<Arc<Seat>>, body: Body) -> Response {
+    let (own, all) = seat.admissions();
+    let permits = async {
+        let own = match own {
+            Some(own) => Some(own.acquire_owned().await.ok()?),
+            None => None,
+        };
+        Some((own, all.acquire_owned().await.ok()?))
+    };
+    let Ok(Some(_permits)) = tokio::time::timeout(REVIEW_WAIT, permits).await else {
+        return refuse(StatusCode::TOO_MANY_REQUESTS, "too many admission reviews at once");
+    };
+    let body = match read(body, MOST_REVIEW_BYTES, REVIEW_TIMEOUT).await {
+        Ok(body) => body,
+        Err((code, why)) => return refuse(code, why),
+    };
+    match webhook::review(&body) {
         Ok(answer) => {
             if answer.changed {
                 served.metrics.admissions.inc();
@@ -77,61 +133,112 @@ async fn mutate(State(served): State<Served>, Json(review): Json<Value>) -> Resp
     }
 }
 
+/// The connection is closed with it: what was not read of the request is not waited for.
 fn refuse(code: StatusCode, why: &str) -> Response {
-    (code, Json(json!({"error": why}))).into_response()
+    (code, [(header::CONNECTION, "close")], Json(json!({"error": why}))).into_response()
 }
 
-async fn sync(State(served): State<Served>, headers: HeaderMap, Json(sync): Json<Sync>) -> Response {
-    let leader = served.leading.borrow().clone();
-    let (answer, state) = match leader.filter(|leader| leader.is_synced()) {
-        None => (
-            refuse(StatusCode::SERVICE_UNAVAILABLE, "this manager does not lead, or has just begun: ask again"),
-            "not-leading",
-        ),
-        Some(leader) => match prove(&leader, &headers, &sync).await {
-            Ok(()) => (Json(answer(&served, &leader, &sync).await).into_response(), "answered"),
-            Err(error) => {
-                let code = match error {
-                    AuthError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
-                    AuthError::Missing | AuthError::Rejected(_) => StatusCode::UNAUTHORIZED,
-                    _ => StatusCode::FORBIDDEN,
-                };
-                tracing::warn!(node = sync.node, %error, "agent turned away");
-                (refuse(code, &error.to_string()), "turned-away")
+async fn read(body: Body, most: usize, longest: Duration) -> Result<Bytes, (StatusCode, &'static str)> {
+    match tokio::time::timeout(longest, to_bytes(body, most)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(_)) => Err((StatusCode::PAYLOAD_TOO_LARGE, "the body is too large, or broke off")),
+        Err(_) => Err((StatusCode::REQUEST_TIMEOUT, "the body did not come in time")),
+    }
+}
+
+/// Reads a small body to its end and keeps nothing of it.
+async fn discard(body: Body) {
+    let mut frames = body.into_data_stream();
+    let all = async {
+        let mut read = 0;
+        while let Some(Ok(bytes)) = frames.next().await {
+            read += bytes.len();
+            if read > UNPROVEN_BYTES {
+                return;
             }
-        },
+        }
+    };
+    let _ = tokio::time::timeout(UNPROVEN_TIMEOUT, all).await;
+}
+
+async fn sync(
+    State(served): State<Served>,
+    Extension(seat): Extension<Arc<Seat>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    let (answer, state) = match accept(&served, &seat, &headers, body).await {
+        Ok((leader, sync)) => (Json(answer(&served, &leader, &sync).await).into_response(), "answered"),
+        Err((answer, state)) => (answer, state),
     };
     served.metrics.syncs.get_or_create(&StateLabels { state }).inc();
     answer
 }
 
-async fn prove(leader: &Leader, headers: &HeaderMap, sync: &Sync) -> Result<(), AuthError> {
-    let header = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let proved = leader.reviewer.node(header).await?;
+/// The request of an agent that has proven its node; or the answer to any other, and what it is counted as.
+async fn accept(
+    served: &Served,
+    seat: &Seat,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(Arc<Leader>, SyncRequest), (Response, &'static str)> {
+    let leader = served.leading.borrow().clone();
+    let Some(leader) = leader.filter(|leader| leader.is_synced()) else {
+        discard(body).await;
+        let why = "this replica does not lead, or has just begun to: try again";
+        return Err((refuse(StatusCode::SERVICE_UNAVAILABLE, why), "not-leading"));
+    };
+    let token = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let proved = match leader.reviewer.node(token, seat).await {
+        Ok(node) => node,
+        Err(error) => {
+            discard(body).await;
+            return Err(refuse_token(&error));
+        }
+    };
+    seat.prove();
+    let malformed = |(code, why): (StatusCode, &str)| (refuse(code, why), "malformed");
+    let Ok(_turn) = served.bodies.acquire().await else {
+        return Err(malformed((StatusCode::SERVICE_UNAVAILABLE, "the process ends")));
+    };
+    let body = read(body, MOST_SYNC_BYTES, BODY_TIMEOUT).await.map_err(malformed)?;
+    let sync: SyncRequest = serde_json::from_slice(&body)
+        .map_err(|error| malformed((StatusCode::BAD_REQUEST, &format!("this is no sync of an agent: {error}"))))?;
     if proved != sync.node {
-        return Err(AuthError::OtherNode { proved, claimed: sync.node.clone() });
+        return Err(refuse_token(&AuthError::OtherNode { proved, claimed: sync.node }));
     }
-    Ok(())
+    Ok((leader, sync))
 }
 
-async fn answer(served: &Served, leader: &Arc<Leader>, sync: &Sync) -> Answer {
+fn refuse_token(error: &AuthError) -> (Response, &'static str) {
+    let code = match error {
+        AuthError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+        AuthError::TooMany => StatusCode::TOO_MANY_REQUESTS,
+        AuthError::Missing | AuthError::Rejected(_) => StatusCode::UNAUTHORIZED,
+        AuthError::WrongAccount { .. } | AuthError::NoNode | AuthError::OtherNode { .. } => StatusCode::FORBIDDEN,
+    };
+    tracing::debug!(%error, "node agent refused");
+    (refuse(code, &error.to_string()), "refused")
+}
+
+async fn answer(served: &Served, leader: &Arc<Leader>, sync: &SyncRequest) -> Answer {
     let mut bell = leader.bell(&sync.node);
-    let heard = leader.agents.lock().expect("never poisoned").hear(sync, Instant::now());
+    let heard = take_in(leader, sync);
     let outcomes = if heard.stale {
         Vec::new()
     } else {
         // The older request of this agent need not wait any longer.
         leader.ring(&sync.node);
         bell.borrow_and_update();
-        let outcomes = resizes::carry_out(leader, &sync.node, sync.epoch, &sync.resizes).await;
-        // After the deed: a kubelet that has just taken in a note acts on a resize only after its next look at the runtime.
+        let outcomes = resize(leader, sync).await;
+        // Notes come after resizes: a kubelet that has just read a changed note acts on a resize a second later.
         touch(leader, heard.changed);
         outcomes
     };
     if !heard.stale && sync.resizes.is_empty() {
         wait_for_news(served, leader, sync, &mut bell).await;
     }
-    let want_jobs = leader.agents.lock().expect("never poisoned").want_jobs(&sync.node);
+    let want_jobs = leader.agents.lock().want_jobs(&sync.node);
     leader.look(|world| {
         let revision = world.revision(&sync.node);
         Answer {
@@ -145,7 +252,46 @@ async fn answer(served: &Served, leader: &Arc<Leader>, sync: &Sync) -> Answer {
     })
 }
 
-/// Jobs whose standing changed: their notes and their policies' counts may have to be written.
+/// Takes in the agent's report about the pods of its own node.
+fn take_in(leader: &Leader, sync: &SyncRequest) -> Heard {
+    let heard = leader.look(|world| {
+        let is_here = |uid: &str| world.node_of(uid) == Some(&sync.node);
+        leader.agents.lock().hear(sync, Instant::now(), is_here)
+    });
+    if heard.foreign > 0 {
+        leader.metrics.foreign_reports.inc_by(heard.foreign as u64);
+        // A pod that has just gone is no longer on the node either, so this is not always a fault.
+        tracing::debug!(
+            node = sync.node,
+            pods = heard.foreign,
+            "reports about pods that are not on the agent's node: ignored"
+        );
+    }
+    heard
+}
+
+/// Carries out the resizes of this node's pods; those of other nodes' pods are refused, and leave no trace. One
+/// outcome for each resize, in their order.
+async fn resize(leader: &Leader, sync: &SyncRequest) -> Vec<Outcome> {
+    let is_own: Vec<bool> =
+        leader.look(|world| sync.resizes.iter().map(|resize| world.node_of(&resize.uid) == Some(&sync.node)).collect());
+    let own: Vec<_> = sync.resizes.iter().zip(&is_own).filter(|(_, is_own)| **is_own).map(|(r, _)| r.clone()).collect();
+    let foreign = sync.resizes.len() - own.len();
+    if foreign > 0 {
+        leader.metrics.foreign_reports.inc_by(foreign as u64);
+        tracing::debug!(node = sync.node, foreign, "resizes of pods that are not on the agent's node: refused");
+    }
+    let mut done = resizes::carry_out(leader, &sync.node, sync.epoch, &own).await.into_iter();
+    let refused = |resize: &Resize| Outcome {
+        uid: resize.uid.clone(),
+        generation: resize.generation,
+        state: OutcomeState::Refused { why: format!("there is no pod {} on node {}", resize.uid, sync.node) },
+    };
+    let outcomes = sync.resizes.iter().zip(is_own);
+    outcomes.filter_map(|(resize, is_own)| if is_own { done.next() } else { Some(refused(resize)) }).collect()
+}
+
+/// Jobs whose category, share or reason changed: their notes and their policies' counts may have to be written.
 fn touch(leader: &Leader, uids: Vec<String>) {
     if uids.is_empty() {
         return;
@@ -160,14 +306,14 @@ fn touch(leader: &Leader, uids: Vec<String>) {
     leader.mark_pods(uids);
 }
 
-async fn wait_for_news(served: &Served, leader: &Leader, sync: &Sync, bell: &mut watch::Receiver<u64>) {
+async fn wait_for_news(served: &Served, leader: &Leader, sync: &SyncRequest, bell: &mut watch::Receiver<u64>) {
     let wait = Duration::from_millis(sync.wait_ms.min(LONGEST_WAIT_MS).into());
     let until = tokio::time::Instant::now() + wait;
     let (mut leading, mut ending) = (served.leading.clone(), served.ending.clone());
     loop {
         let is_new = leader.look(|world| world.revision(&sync.node)) != sync.seen;
         let newest = {
-            let agents = leader.agents.lock().expect("never poisoned");
+            let agents = leader.agents.lock();
             agents.is_newest(sync) && !agents.want_jobs(&sync.node)
         };
         if is_new || !newest || *ending.borrow() || leading.borrow().is_none() {
@@ -181,3 +327,7 @@ async fn wait_for_news(served: &Served, leader: &Leader, sync: &Sync, bell: &mut
         }
     }
 }
+
+#[cfg(test)]
+#[path = "serve_tests.rs"]
+mod tests;

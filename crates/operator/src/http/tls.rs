@@ -1,11 +1,19 @@
-//! The manager's own certificate authority.
+//! The operator's own certificate authority.
 //!
-//! **Problem.** Agents and the API server must know that they talk to the manager, but the manager may not touch Secrets, so it cannot keep a
-//! key at the API server, and a cluster may have no certificate machinery.
+//! **Problem.** Node agents and the API server must know that they talk to the operator. The operator has no
+//! right to read or write Secrets, so it cannot keep a key at the API server, and a cluster may have no
+//! certificate machinery.
 //!
-//! **How.** The authority's key is read from the first of some folders that has one (a mounted Secret, if the chart made one; a volume that lives as
-//! long as the pod), or made and kept in the first folder that can be written. Only the public certificate leaves the process: it is
-//! published for agents and for the webhook. The serving certificate is made at each start and never stored.
+//! **How.** The authority's key is read from the first of some folders that has one (a mounted Secret, if the
+//! chart made one; a volume that lives as long as the pod), or made and kept in the first folder that can be
+//! written. Only the public certificate leaves the process: it is published for node agents and for the
+//! webhook. The serving certificate is made at each start and never stored.
+//!
+//! **Validity.** An authority that the operator makes, and every serving certificate, is valid from 2025 until
+//! 2099: a process that runs for months never has to renew, and trust ends with the published authority, not
+//! with a date. The chart's authority is valid for ten years. To rotate: delete the Secret (or the folder's
+//! files) and restart the operator; it publishes the new authority, and node agents read the published
+//! certificate again when it changes.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -33,15 +41,15 @@ pub enum TlsError {
     Serve(#[from] rustls::Error),
 }
 
-/// Signs the manager's serving certificates.
+/// Signs the operator's serving certificates.
 pub struct Authority {
     certificate_pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
-    /// The authority kept in one of the folders, or a new one, kept in the first that can be written (or in none: then it lives as long as
-    /// the process).
+    /// The authority kept in one of the folders, or a new one, kept in the first that can be written (or in
+    /// none: then it lives as long as the process).
     pub fn load_or_make(folders: &[PathBuf]) -> Result<Authority, TlsError> {
         for folder in folders {
             let (certificate, key) = (folder.join(CERTIFICATE_FILE), folder.join(KEY_FILE));
@@ -54,7 +62,7 @@ impl Authority {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, "gainshare manager");
+        params.distinguished_name.push(DnType::CommonName, "gainshare operator");
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.not_before = rcgen::date_time_ymd(2025, 1, 1);
@@ -63,7 +71,7 @@ impl Authority {
         let key_pem = key.serialize_pem();
         if !folders.iter().any(|folder| keep(folder, &certificate_pem, &key_pem).is_ok()) {
             tracing::info!(
-                "the certificate authority lives in memory only: agents trust a restarted manager once they see its new one"
+                "the certificate authority is in memory only: node agents trust a restarted operator when they have read its new one"
             );
         }
         Ok(Authority::of(certificate_pem, &key_pem)?)
@@ -74,7 +82,7 @@ impl Authority {
         Ok(Authority { certificate_pem, issuer })
     }
 
-    /// What others need to trust us; nothing secret.
+    /// The public certificate, which others trust.
     pub fn certificate_pem(&self) -> &str {
         &self.certificate_pem
     }
@@ -97,7 +105,7 @@ impl Authority {
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_single_cert(vec![certificate], key)?;
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Arc::new(config))
     }
 }
@@ -106,7 +114,7 @@ fn read(path: &Path) -> Result<String, TlsError> {
     fs::read_to_string(path).map_err(|source| TlsError::File { action: "read", path: path.to_owned(), source })
 }
 
-/// Keeps the pair in a folder, the key for our eyes only.
+/// Keeps the pair in a folder; the key is readable by its owner only.
 fn keep(folder: &Path, certificate_pem: &str, key_pem: &str) -> Result<(), TlsError> {
     let write = |name: &str, text: &str, mode: u32| {
         let path = folder.join(name);
@@ -135,7 +143,7 @@ mod tests {
         assert_eq!(first.certificate_pem(), again.certificate_pem());
         let mode = fs::metadata(folder.path().join(KEY_FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        again.server_config(&["gainshare-manager.gainshare.svc".to_owned()]).unwrap();
+        again.server_config(&["gainshare-operator.gainshare.svc".to_owned()]).unwrap();
     }
 
     #[test]

@@ -1,49 +1,52 @@
-//! A good start for new pods: an admission webhook for namespaces that ask for it.
+//! The admission webhook: it adds a tuned start to new pods of namespaces that ask for it.
 //!
-//! **Problem.** How a training process starts matters more than any limit later: thread pools are sized once, by the machine's cores, and waiting threads
-//! spin. **How.** In namespaces labelled `gainshare.dev/start=tuned`, containers of new pods get the same variables as jobs that
-//! `gainshare run` starts (one list, in the process runtime), sized by the container's own CPU request, and a resize policy that does
-//! not restart them. Everything added is named in an annotation.
+//! **Problem.** Thread pools are sized once, at the start of a process, by the cores of the machine, and their
+//! waiting threads spin. A limit that is set later cannot change that.
 //!
-//! **Properties.** `never_overrides`: what the author wrote stays, and a container whose variables come from elsewhere (`envFrom`), where we cannot see
-//! them, gets none. `harmless`: whatever is sent, the pod is allowed.
+//! **How.** In namespaces labelled `gainshare.dev/start=tuned`, containers of new pods get the same environment
+//! variables as jobs that `gainshare run` starts (one list, in `gainshare-limits`), sized by the container's
+//! own CPU request, and a resize policy that does not restart them. An annotation names everything that was
+//! added.
+//!
+//! **Properties.** `never_overrides`: what the author wrote stays. A container whose variables come from
+//! elsewhere (`envFrom`) gets none, because the webhook cannot read them. `harmless`: the pod is allowed,
+//! whatever the review contains.
 
-use gainshare_kube_api::crd::{SHARE_LABEL, START_ANNOTATION};
+use gainshare_kube_api::names::{SHARE_LABEL, START_ANNOTATION};
 use gainshare_kube_api::quantity;
 use gainshare_limits::process::start::tuned_env;
 use k8s_openapi::api::core::v1::{Container, ContainerResizePolicy, EnvVar, Pod};
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
-use serde_json::Value;
 
-/// The answer to a review.
-pub(crate) struct Reviewed {
+/// The answer to a review, and whether it changes the pod.
+pub(crate) struct ReviewAnswer {
     pub(crate) review: AdmissionReview<kube::core::DynamicObject>,
     pub(crate) changed: bool,
 }
 
-/// Answers a review. An error means that it was none.
-pub(crate) fn review(review: Value) -> Result<Reviewed, String> {
+/// Answers a review; an error if the body is none.
+pub(crate) fn review(body: &[u8]) -> Result<ReviewAnswer, String> {
     let review: AdmissionReview<Pod> =
-        serde_json::from_value(review).map_err(|error| format!("this is no admission review of a pod: {error}"))?;
+        serde_json::from_slice(body).map_err(|error| format!("this is no admission review of a pod: {error}"))?;
     let request: AdmissionRequest<Pod> =
         review.try_into().map_err(|error| format!("the admission review has no request: {error}"))?;
     let response = AdmissionResponse::from(&request);
     let tuned = request.object.as_ref().and_then(|pod| Some((pod, tune(pod)?)));
     let Some((before, after)) = tuned else {
-        return Ok(Reviewed { review: response.into_review(), changed: false });
+        return Ok(ReviewAnswer { review: response.into_review(), changed: false });
     };
     let patch = match (serde_json::to_value(before), serde_json::to_value(&after)) {
         (Ok(before), Ok(after)) => json_patch::diff(&before, &after),
-        _ => return Ok(Reviewed { review: response.into_review(), changed: false }),
+        _ => return Ok(ReviewAnswer { review: response.into_review(), changed: false }),
     };
-    // A pod that cannot be patched is let through as it is: a good start is an offer, not a condition.
+    // A pod that cannot be patched is admitted as it is: the tuned start is optional.
     match response.with_patch(patch) {
-        Ok(patched) => Ok(Reviewed { review: patched.into_review(), changed: true }),
-        Err(_) => Ok(Reviewed { review: AdmissionResponse::from(&request).into_review(), changed: false }),
+        Ok(patched) => Ok(ReviewAnswer { review: patched.into_review(), changed: true }),
+        Err(_) => Ok(ReviewAnswer { review: AdmissionResponse::from(&request).into_review(), changed: false }),
     }
 }
 
-/// The pod with a good start; nothing if there is nothing to add.
+/// The pod with a tuned start; nothing if there is nothing to add.
 fn tune(pod: &Pod) -> Option<Pod> {
     let out = |map: &Option<std::collections::BTreeMap<String, String>>, key: &str, value: &str| {
         map.as_ref().and_then(|map| map.get(key)).is_some_and(|found| found == value)
@@ -78,7 +81,7 @@ fn add_env(container: &mut Container) -> Vec<String> {
     let cores = request.map(|milli| milli.div_ceil(1000) as f64);
     let mut wanted = tuned_env(set, cores.unwrap_or(1.0), 1);
     if cores.is_none() {
-        // Nothing says how many cores it can expect: only what does not depend on them.
+        // Without a request the number of cores is unknown: only variables that do not depend on it are added.
         let with_more = tuned_env(set, 64.0, 1);
         wanted.retain(|var| with_more.contains(var));
     }

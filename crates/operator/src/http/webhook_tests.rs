@@ -2,7 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
 fn pod() -> Value {
     json!({
@@ -21,7 +21,7 @@ fn admitted(pod: &Value) -> Value {
             "operation": "CREATE", "userInfo": {}, "object": pod,
         },
     });
-    let answer = serde_json::to_value(review(request).unwrap().review).unwrap();
+    let answer = serde_json::to_value(review(request.to_string().as_bytes()).unwrap().review).unwrap();
     assert_eq!(answer["response"]["uid"], "r-1");
     assert_eq!(answer["response"]["allowed"], true, "a pod is always allowed");
     let Some(patch) = answer["response"].get("patch") else { return pod.clone() };
@@ -37,7 +37,7 @@ fn env(pod: &Value) -> std::collections::BTreeMap<String, String> {
 }
 
 #[test]
-fn a_plain_pod_gets_a_start_that_shares_and_says_so() {
+fn a_plain_pod_gets_a_tuned_start_and_a_note() {
     let after = admitted(&pod());
     let env = env(&after);
     assert_eq!(env["OMP_WAIT_POLICY"], "PASSIVE");
@@ -45,7 +45,7 @@ fn a_plain_pod_gets_a_start_that_shares_and_says_so() {
     assert_eq!(after["spec"]["containers"][0]["resizePolicy"][0]["restartPolicy"], "NotRequired");
     let note = after["metadata"]["annotations"]["gainshare.dev/start"].as_str().unwrap();
     assert!(note.starts_with("tuned; main: ") && note.contains("OMP_WAIT_POLICY=PASSIVE"), "{note}");
-    assert_eq!(admitted(&after), after, "a second look finds nothing to add");
+    assert_eq!(admitted(&after), after, "a second review finds nothing to add");
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn authors_can_say_no() {
 #[test]
 fn what_is_no_review_is_an_error() {
     for nonsense in [json!({}), json!([]), json!("x"), json!({"request": {"uid": 5}})] {
-        assert!(review(nonsense).is_err());
+        assert!(review(nonsense.to_string().as_bytes()).is_err());
     }
 }
 

@@ -1,169 +1,198 @@
-//! The loop around the state machine: reads, asks [`step`] what to do, and does it.
+//! The loop around the state machine: reads a TrainingJob, runs [`step`] on it, and executes the
+//! actions.
 //!
-//! Jobs are looked at when something about them changes, when their own time comes, or when an order lies on the board. One job is worked on by one
-//! task at a time; some jobs at once, and never more: that is what the API server is asked to bear, however many orders lie on the board. A deed
-//! that fails is no matter: the job is read again and the next step finds what is to be done.
+//! A job becomes due when something about it changes, when its alarm rings, or when there is an
+//! order for it. One worker at a time has a job. At most [`AT_ONCE`] jobs are reconciled
+//! concurrently, to bound the load on the API server. A failed request needs no cleanup: the job is
+//! read again and `step` recomputes what to do.
+//!
+//! **A panic stays with its job.** It is caught, published as an event and as the condition
+//! `ReconcileFailed` of that job, and the job is tried again after a growing rest.
 
-use super::effects::{Done, FailPoint, Hand, NotDone};
-use super::machine::{self, Do, Fault, Next, REFUSAL_PAUSE, Seen, asked, movable, step};
-use super::pod;
-use super::seen::{self, JobSeen, NodeSeen, Nodes, PodSeen};
-use super::store::{Key, Store};
-use super::{Board, JobFacts, JobState, unless_kept};
+use super::action::{Action, JournalStep, PodFault, Snapshot, Step};
+use super::apply::{ActionError, Effect, Executor, FailPoint};
+use super::isolate::{catch_future, skip_on_panic};
+use super::machine::{self, REFUSAL_PAUSE, asked, movable, step};
+use super::snapshot::{JobSnapshot, NodeState, Nodes, PodSnapshot};
+use super::store::Store;
+use super::{JobFacts, JobState, Orders, check_not_kept, off, pod, status};
+use crate::state::events::{self, Subject, Text};
 use crate::state::lead::Leader;
 use crate::state::metrics::WriteLabels;
-use crate::state::watch::{News, follow};
-use gainshare_kube_api::training_job::{JOB_LABEL, JobPolicy, OUR_NAME, State, TrainingJob};
-use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use crate::state::watch::{Change, follow};
+use crate::tasks::Tasks;
+use gainshare_kube_api::names::{API_VERSION, CONTROLLER, JOB_LABEL, NamespacedName};
+use gainshare_kube_api::quantity::template_requests;
+use gainshare_kube_api::training_job::{JobPolicy, State, TrainingJob};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::Api;
-use kube::runtime::events::{Event, EventType, Recorder};
+use kube::runtime::events::Recorder;
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-/// So many jobs are worked on at once.
+/// So many jobs are reconciled at once.
 const AT_ONCE: usize = 16;
 
-/// A job that is not settled after so many steps in a row waits for its turn.
+/// A job that is not settled after so many steps in a row goes to the end of the queue.
 const STEPS_AT_ONCE: usize = 16;
 
-/// The pause before a job whose deed failed is looked at again.
-const PAUSE: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
+/// The pause before a job whose action failed is tried again.
+const PAUSE: SignedDuration = SignedDuration::from_secs(1);
 
-/// So many new jobs are told to the decision before their turn comes, so that a burst of them is decided on together and nobody waits for its order; not
-/// more, because an order that waits for long is an old one.
+/// So many new jobs are published to the decision before their turn, so that a burst of them is
+/// decided on together and no job waits for its order. The number is small because an order that
+/// waits for long is outdated.
 const ANNOUNCED: usize = 500;
 
-/// How often progress is looked at, to be written where it has changed much.
+/// How often progress is read, and published where it has changed much.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
+
+/// The report of a panic must not hold up the queue.
+const PANIC_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Jobs, pods, nodes.
 const LISTS: usize = 3;
 
 struct Controller {
-    hand: Hand,
+    executor: Executor,
     client: Client,
     leader: Arc<Leader>,
-    board: Arc<Board>,
+    orders: Arc<Orders>,
     recorder: Recorder,
     store: Mutex<Store>,
-    bell: Notify,
+    wake: Notify,
 }
 
-/// Everything the controller does, as tasks that end with the set.
-pub(crate) fn start(
-    tasks: &mut JoinSet<()>,
-    leader: &Arc<Leader>,
-    client: &Client,
-    recorder: Recorder,
-    fail_at: FailPoint,
-) {
+/// When to run the next step after an action that was not executed.
+enum Retry {
+    /// Our copies are newer now.
+    AtOnce,
+    /// After a pause, for this reason.
+    Later(String),
+}
+
+impl From<kube::Error> for Retry {
+    fn from(error: kube::Error) -> Retry {
+        Retry::Later(error.to_string())
+    }
+}
+
+/// Starts the controllers as tasks that end with the set.
+pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, recorder: Recorder, fail_at: FailPoint) {
     super::adopt::start(tasks, leader, client, recorder.clone(), fail_at.clone());
     let controller = Arc::new(Controller {
-        hand: Hand::new(client.clone(), fail_at),
+        executor: Executor::new(client.clone(), fail_at),
         client: client.clone(),
         leader: leader.clone(),
-        board: leader.jobs.clone(),
+        orders: leader.jobs.clone(),
         recorder,
         store: Mutex::default(),
-        bell: Notify::new(),
+        wake: Notify::new(),
     });
     watch(tasks, &controller);
-    tasks.spawn(controller.run());
+    tasks.spawn("the controller of training jobs", controller.run());
 }
 
-fn watch(tasks: &mut JoinSet<()>, controller: &Arc<Controller>) {
+fn watch(tasks: &mut Tasks, controller: &Arc<Controller>) {
     let all = watcher::Config::default;
     let it = controller.clone();
-    tasks.spawn(async move {
-        let put = |news| it.change(|store| it.put_jobs(store, news));
+    tasks.spawn("the watch of training jobs", async move {
+        let put = |change| it.change(|store| it.put_jobs(store, change));
         let api = Api::<TrainingJob>::all(it.client.clone());
-        follow(api, all(), &it.leader.metrics, |job| JobSeen::of(&job), put, || it.listed()).await;
+        follow(api, all(), &it.leader.metrics, |job| JobSnapshot::of(&job), put, || it.listed()).await;
     });
     let it = controller.clone();
-    tasks.spawn(async move {
-        let put = |news| {
-            it.change(|store| match news {
-                News::Here(pod) => store.put_pod(pod),
-                News::Gone(pod) => store.gone_pod(&pod),
-                News::All(pods) => store.all_pods(pods),
+    tasks.spawn("the watch of training jobs' pods", async move {
+        let put = |change| {
+            it.change(|store| match change {
+                Change::Applied(pod) => store.put_pod(pod),
+                Change::Deleted(pod) => store.gone_pod(&pod),
+                Change::Listed(pods) => store.all_pods(pods),
             })
         };
         let api = Api::<Pod>::all(it.client.clone());
         let ours = all().labels(JOB_LABEL);
-        follow(api, ours, &it.leader.metrics, |pod| PodSeen::of(&pod), put, || it.listed()).await;
+        follow(api, ours, &it.leader.metrics, |pod| PodSnapshot::of(&pod), put, || it.listed()).await;
     });
     let it = controller.clone();
-    tasks.spawn(async move {
-        let put = |news: News<(String, NodeSeen)>| {
-            it.change(|store| match news {
-                News::Here((name, node)) => store.put_node(&name, Some(node)),
-                News::Gone((name, _)) => store.put_node(&name, None),
-                News::All(nodes) => store.all_nodes(nodes),
+    tasks.spawn("the watch of training jobs' nodes", async move {
+        let put = |change: Change<(String, NodeState)>| {
+            it.change(|store| match change {
+                Change::Applied((name, node)) => store.put_node(&name, Some(node)),
+                Change::Deleted((name, _)) => store.put_node(&name, None),
+                Change::Listed(nodes) => store.all_nodes(nodes),
             })
         };
         let api = Api::<Node>::all(it.client.clone());
-        let read = |node: Node| Some((node.name_any(), NodeSeen::of(&node)));
+        let read = |node: Node| Some((node.name_any(), NodeState::of(&node)));
         follow(api, all(), &it.leader.metrics, read, put, || it.listed()).await;
     });
 }
 
 impl Controller {
     fn change(&self, change: impl FnOnce(&mut Store)) {
-        change(&mut self.store.lock().expect("never poisoned"));
-        self.bell.notify_one();
+        change(&mut self.store.lock());
+        self.wake.notify_one();
     }
 
-    fn put_jobs(&self, store: &mut Store, news: News<JobSeen>) {
-        let gone = match news {
-            News::Here(job) => {
+    fn put_jobs(&self, store: &mut Store, change: Change<JobSnapshot>) {
+        let gone = match change {
+            Change::Applied(job) => {
                 store.put_job(job);
                 Vec::new()
             }
-            News::Gone(job) => store.remove_job(&job.key()).into_iter().collect(),
-            News::All(jobs) => store.all_jobs(jobs),
+            Change::Deleted(job) => store.remove_job(&job.key()).into_iter().collect(),
+            Change::Listed(jobs) => store.all_jobs(jobs),
         };
-        gone.iter().for_each(|job| self.board.forget(&job.uid));
+        gone.iter().for_each(|job| self.orders.forget(&job.uid));
     }
 
     fn listed(&self) {
-        self.change(|store| store.lists_seen += 1);
+        self.change(|store| store.lists_read += 1);
     }
 
     async fn run(self: Arc<Self>) {
-        let mut looked = std::time::Instant::now();
-        let mut begun = false;
-        let mut workers: JoinSet<Key> = JoinSet::new();
+        let mut progress_read = Instant::now();
+        let (mut begun, mut was_off) = (false, false);
+        let mut workers: JoinSet<(NamespacedName, Option<String>)> = JoinSet::new();
         loop {
             let mut next = None;
-            // Nothing is decided before everything has been seen once, or while the cluster is switched off.
-            let is_on = self.leader.is_synced() && !self.leader.look(|world| world.is_off());
-            if is_on && self.store.lock().expect("never poisoned").lists_seen >= LISTS {
-                if !std::mem::replace(&mut begun, true) {
-                    self.publish_what_runs();
+            // Nothing is done before every list has been read once. While sharing is switched off,
+            // only deletions are completed.
+            let is_off = self.leader.look(|world| world.is_off());
+            if self.leader.is_synced() && self.store.lock().lists_read >= LISTS {
+                if std::mem::replace(&mut was_off, is_off) != is_off {
+                    self.mark_all();
+                }
+                if !is_off && !std::mem::replace(&mut begun, true) {
+                    self.publish_running_jobs();
                 }
                 let mut progressed = Vec::new();
-                if looked.elapsed() >= PROGRESS_EVERY {
-                    looked = std::time::Instant::now();
-                    progressed.extend(self.leader.take_progressed());
-                    progressed.extend(self.board.take_turned());
+                if progress_read.elapsed() >= PROGRESS_EVERY {
+                    progress_read = Instant::now();
+                    progressed.extend(self.leader.take_progressed().into_iter().map(NamespacedName::from));
+                    progressed.extend(self.orders.take_category_changes());
                 }
-                let ordered = self.board.take_ordered();
-                let mut store = self.store.lock().expect("never poisoned");
+                let ordered = self.orders.take_ordered();
+                let mut store = self.store.lock();
                 ordered.into_iter().for_each(|key| store.mark(key));
                 progressed.into_iter().for_each(|key| store.mark_later(key));
-                self.announce(&mut store);
+                if !is_off {
+                    self.announce(&mut store);
+                }
                 while workers.len() < AT_ONCE
                     && let Some(key) = store.take(Timestamp::now())
                 {
                     let it = self.clone();
                     workers.spawn(async move {
-                        it.settle(&key).await;
-                        key
+                        let panic = catch_future(it.settle(&key, is_off)).await.err();
+                        (key, panic)
                     });
                 }
                 next = store.next_alarm().filter(|_| workers.len() < AT_ONCE);
@@ -174,154 +203,198 @@ impl Controller {
             tokio::select! {
                 Some(done) = workers.join_next(), if !workers.is_empty() => {
                     match done {
-                        Ok(key) => self.store.lock().expect("never poisoned").done(&key),
-                        Err(error) => tracing::error!(%error, "work on a training job broke off: it rests until the next manager"),
+                        Ok((key, None)) => self.store.lock().done(&key),
+                        Ok((key, Some(panic))) => self.report_panic(&key, &panic).await,
+                        // A worker is cancelled only when the whole set ends.
+                        Err(error) => tracing::error!(%error, "a worker ended without an answer"),
                     }
                 }
-                () = self.bell.notified() => {}
-                () = self.board.ordered.notified() => {}
+                () = self.wake.notified() => {}
+                () = self.orders.ordered.notified() => {}
                 () = tokio::time::sleep(until.max(Duration::from_millis(1))) => {}
             }
         }
     }
 
-    /// The decision gets to know of all jobs that have begun in one moment: seeing only some, it would take nodes for empty that are not.
-    fn publish_what_runs(&self) {
-        let store = self.store.lock().expect("never poisoned");
+    /// Marks every job for a step: what may be done has changed.
+    fn mark_all(&self) {
+        let mut store = self.store.lock();
+        let keys: Vec<NamespacedName> = store.all().map(|(job, _)| job.key()).collect();
+        keys.into_iter().for_each(|key| store.mark(key));
+    }
+
+    /// Publishes all jobs that have begun at once. With only some of them, the decision would take
+    /// nodes for empty that are not.
+    fn publish_running_jobs(&self) {
+        let store = self.store.lock();
         let begun = store.all().filter(|(job, _)| job.status.attempt.is_some());
-        let begun = begun.filter_map(|(job, pods)| facts(job, &pods, self.asked(job).unwrap_or_default()));
-        self.board.publish_all(begun.collect());
+        let begun = begun.filter_map(|(job, pods)| {
+            let read = || facts(job, &pods, self.requests(job).unwrap_or_default());
+            skip_on_panic("TrainingJob", &job.key().to_string(), read).flatten()
+        });
+        self.orders.publish_all(begun.collect());
     }
 
     fn announce(&self, store: &mut Store) {
         let coming = store.coming(ANNOUNCED);
-        let new = coming.iter().filter_map(|job| facts(job, &[], self.asked(job).ok()?));
-        self.board.publish_all(new.collect());
+        let new = coming.iter().filter_map(|job| {
+            let read = || facts(job, &[], self.requests(job).ok()?);
+            skip_on_panic("TrainingJob", &job.key().to_string(), read).flatten()
+        });
+        self.orders.publish_all(new.collect());
     }
 
-    /// What the job's pods ask for; an error if there can be none.
-    fn asked(&self, job: &JobSeen) -> Result<(u64, u64), String> {
+    /// The reconcile of this job panicked: the job rests, and an event and a condition say so. No
+    /// other job is affected.
+    async fn report_panic(&self, key: &NamespacedName, panic: &str) {
+        let (job, rest) = {
+            let mut store = self.store.lock();
+            (store.job(key), store.panicked(key, Timestamp::now()))
+        };
+        tracing::error!(%key, panic, rest_s = rest.as_secs(), "the reconcile of a TrainingJob panicked");
+        let Some(job) = job else { return };
+        let message =
+            format!("the operator cannot work on this job because of an error of its own ({panic}): please report it");
+        let failed = status::with_reconcile_failure(&job.status, job.generation, &message, Timestamp::now());
+        let Some(failed) = failed else { return };
+        let report = async {
+            let text = Text { warns: true, reason: "ReconcileFailed", note: &message, action: "Run" };
+            self.publish_event(&job, text).await;
+            self.executor.write(&job, &failed).await
+        };
+        match tokio::time::timeout(PANIC_REPORT_TIMEOUT, catch_future(report)).await {
+            Ok(Ok(Ok(Effect::Job(written)))) => self.change(|store| store.put_job(*written)),
+            Ok(Ok(Ok(_))) => {}
+            other => tracing::warn!(%key, ?other, "cannot write the condition of a TrainingJob that panicked"),
+        }
+    }
+
+    /// What the job's pods request; an error if there can be no pod.
+    fn requests(&self, job: &JobSnapshot) -> Result<(u64, u64), pod::TemplateError> {
         let has_pod = job.status.attempt.as_ref().is_some_and(|attempt| attempt.uid.is_some());
-        let known = self.board.asked(&job.uid).filter(|_| has_pod);
-        known.map_or_else(|| pod::check(job).map(|template| seen::requests(&template)), Ok)
+        let known = self.orders.requests(&job.uid).filter(|_| has_pod);
+        known.map_or_else(|| pod::check(job).map(|template| template_requests(&template)), Ok)
     }
 
-    /// Works on one job until nothing is left to do for now.
-    async fn settle(&self, key: &Key) {
+    /// Runs steps for one job until nothing is left to do for now.
+    async fn settle(&self, key: &NamespacedName, is_off: bool) {
         for _ in 0..STEPS_AT_ONCE {
-            let job = self.store.lock().expect("never poisoned").job(key);
-            let Some(job) = job else { return self.bury(key).await };
+            let job = self.store.lock().job(key);
+            let Some(job) = job else { return self.release_orphans(key).await };
             let now = Timestamp::now();
             let next = match self.next(key, &job, now).await {
+                Ok(next) if is_off => {
+                    let pods = self.store.lock().pods(key);
+                    off::limit(&job, &pods, next)
+                }
                 Ok(next) => next,
-                Err(error) => return self.later(key, &error, now),
+                Err(error) => return self.later(key, &error.to_string(), now),
             };
-            if next.todo.is_empty() {
-                return self.store.lock().expect("never poisoned").wake_at(key, next.wake);
+            if next.actions.is_empty() {
+                return self.store.lock().wake_at(key, next.wake);
             }
-            for todo in &next.todo {
-                if *todo == Do::Taken {
-                    self.board.taken(&job.uid);
+            for action in &next.actions {
+                if *action == Action::RemoveOrder {
+                    self.orders.remove_order(&job.uid);
                     continue;
                 }
-                if let Err(stop) = self.act(key, &job, todo).await {
-                    match stop {
-                        Some(error) => return self.later(key, &error, now),
-                        None => break,
-                    }
+                match self.act(key, &job, action).await {
+                    Ok(()) => {}
+                    Err(Retry::AtOnce) => break,
+                    Err(Retry::Later(error)) => return self.later(key, &error, now),
                 }
             }
         }
-        // Something is not as it seems; whatever it is, the watch will bring it.
+        // Our copies are probably old: the watch will bring newer ones.
         self.later(key, "many steps in a row", Timestamp::now());
     }
 
-    fn later(&self, key: &Key, error: &str, now: Timestamp) {
-        tracing::warn!(job = key.1, namespace = key.0, error, "a training job has to wait");
+    fn later(&self, key: &NamespacedName, error: &str, now: Timestamp) {
+        tracing::warn!(job = key.name, namespace = key.namespace, error, "a TrainingJob is retried later");
         let again = now.saturating_add(PAUSE).unwrap_or(now);
-        self.store.lock().expect("never poisoned").wake_at(key, Some(again));
+        self.store.lock().wake_at(key, Some(again));
     }
 
-    /// One deed and what we learn from it. `Err(None)`: look again at once.
-    async fn act(&self, key: &Key, job: &JobSeen, todo: &Do) -> Result<(), Option<String>> {
-        let result = self.hand.act(job, todo).await;
+    /// Executes one action and updates our copies.
+    async fn act(&self, key: &NamespacedName, job: &JobSnapshot, action: &Action) -> Result<(), Retry> {
+        let result = self.executor.act(job, action).await;
         let outcome = match &result {
             Ok(_) => "done",
-            Err(NotDone::Refused(_)) => "refused",
+            Err(ActionError::Refused(_)) => "refused",
             Err(_) => "again",
         };
         self.leader.metrics.writes.get_or_create(&WriteLabels { what: "job", outcome }).inc();
         match result {
-            Ok(Done::Job(written)) => {
-                self.tell(job, &written, todo).await;
+            Ok(Effect::Job(written)) => {
+                self.publish_step(job, &written, action).await;
                 self.change(|store| store.put_job(*written));
             }
-            Ok(Done::JobGone) => {
-                self.board.forget(&job.uid);
+            Ok(Effect::JobGone) => {
+                self.orders.forget(&job.uid);
                 self.change(|store| drop(store.remove_job(key)));
             }
-            Ok(Done::Pod(pod)) => self.change(|store| store.put_pod(*pod)),
-            Ok(Done::PodGone { name, uid }) => self.change(|store| store.remove_pod(key, &name, &uid)),
-            Ok(Done::Nothing) => {}
-            Err(NotDone::Refused(fault)) => {
+            Ok(Effect::Pod(pod)) => self.change(|store| store.put_pod(*pod)),
+            Ok(Effect::PodGone { name, uid }) => self.change(|store| store.remove_pod(key, &name, &uid)),
+            Ok(Effect::Nothing) => {}
+            Err(ActionError::Refused(fault)) => {
                 let until = Timestamp::now().saturating_add(REFUSAL_PAUSE).unwrap_or(Timestamp::MAX);
                 self.change(|store| store.put_fault(key, fault, until));
-                return Err(None);
+                return Err(Retry::AtOnce);
             }
-            Err(NotDone::Old(_)) => return self.read_again(key, job).await,
-            Err(NotDone::Again(error)) => return Err(Some(error)),
+            Err(ActionError::Old(_)) => return self.read_again(key, job).await,
+            Err(ActionError::Again(error)) => return Err(Retry::Later(error)),
         }
         Ok(())
     }
 
-    /// Our copies are old: the API server's own are asked for.
-    async fn read_again(&self, key: &Key, job: &JobSeen) -> Result<(), Option<String>> {
-        let found = self.hand.jobs(&key.0).get_opt(&key.1).await.map_err(|error| Some(error.to_string()))?;
-        match found.as_ref().and_then(JobSeen::of) {
+    /// Our copies are old: reads the job and its pod again.
+    async fn read_again(&self, key: &NamespacedName, job: &JobSnapshot) -> Result<(), Retry> {
+        let found = self.executor.jobs(&key.namespace).get_opt(&key.name).await?;
+        match found.as_ref().and_then(JobSnapshot::of) {
             Some(found) => self.change(|store| store.put_job(found)),
             None => {
-                self.board.forget(&job.uid);
+                self.orders.forget(&job.uid);
                 self.change(|store| drop(store.remove_job(key)));
             }
         }
         let named = job.status.attempt.as_ref().map(|attempt| attempt.pod.clone());
         if let Some(named) = named
-            && let Some(pod) = self.hand.pods(&key.0).get_opt(&named).await.map_err(|error| Some(error.to_string()))?
-            && let Some(pod) = PodSeen::of(&pod)
+            && let Some(pod) = self.executor.pods(&key.namespace).get_opt(&named).await?
+            && let Some(pod) = PodSnapshot::of(&pod)
         {
             self.change(|store| store.put_pod(pod));
         }
-        Err(None)
+        Err(Retry::AtOnce)
     }
 
-    /// Gathers what a step may look at, asks, and tells the decision where the job stands.
-    async fn next(&self, key: &Key, job: &JobSeen, now: Timestamp) -> Result<Next, String> {
-        let mut pods = self.store.lock().expect("never poisoned").pods(key);
+    /// Gathers the snapshot, publishes the facts of the job to the decision, and runs a step.
+    async fn next(&self, key: &NamespacedName, job: &JobSnapshot, now: Timestamp) -> kube::Result<Step> {
+        let mut pods = self.store.lock().pods(key);
         let pod_is_missing = self.is_missing(key, job, &mut pods).await?;
-        let nodes = self.nodes(job, &pods).await?;
-        let asked_for = self.asked(job);
-        let fault = match &asked_for {
-            Err(message) => Some(Fault { for_good: true, message: message.clone() }),
-            Ok(_) => self.store.lock().expect("never poisoned").fault(key, now),
+        let (nodes, node_wake) = self.nodes(job, &pods, now).await?;
+        let requests = self.requests(job);
+        let fault = match &requests {
+            Err(error) => Some(PodFault { for_good: true, message: error.to_string() }),
+            Ok(_) => self.store.lock().fault(key, now),
         };
-        // Whoever writes the annotation goes before the decision.
-        let order = asked(job).or_else(|| self.board.order(&job.uid));
+        // The annotation, which a person wrote, goes before the decision.
+        let order = asked(job).or_else(|| self.orders.order(&job.uid));
         let pod_uid = job.status.attempt.as_ref().and_then(|attempt| attempt.uid.clone());
         if let Some(uid) = pod_uid.as_ref().filter(|_| machine::saves_itself(&job.status)) {
             self.leader.change(|world| world.give_back(uid));
         }
-        let judged = self.board.category(&job.uid);
+        let judged = self.orders.category(&job.uid);
         let progress = pod_uid.as_ref().and_then(|uid| {
-            let agents = self.leader.agents.lock().expect("never poisoned");
+            let agents = self.leader.agents.lock();
             let job = agents.job(uid)?;
             let category = judged.unwrap_or(job.category).name();
             Some((category, job.share.map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32)))
         });
-        match facts(job, &pods, asked_for.unwrap_or_default()) {
-            Some(facts) => self.board.publish(facts),
-            None => self.board.forget(&job.uid),
+        match facts(job, &pods, requests.unwrap_or_default()) {
+            Some(facts) => self.orders.publish(facts),
+            None => self.orders.forget(&job.uid),
         }
-        Ok(step(&Seen {
+        let mut next = step(&Snapshot {
             now,
             job,
             pods: &pods,
@@ -330,19 +403,27 @@ impl Controller {
             order: order.as_ref(),
             fault: fault.as_ref(),
             progress,
-        }))
+        });
+        next.wake = next.wake.into_iter().chain(node_wake).min();
+        Ok(next)
     }
 
-    /// Whether the pod that the journal names does not exist. A list may be old, so the API server itself is asked.
-    async fn is_missing(&self, key: &Key, job: &JobSeen, pods: &mut Vec<PodSeen>) -> Result<bool, String> {
+    /// Whether the pod that the journal names does not exist. Our copies may be old, so the API
+    /// server is asked.
+    async fn is_missing(
+        &self,
+        key: &NamespacedName,
+        job: &JobSnapshot,
+        pods: &mut Vec<PodSnapshot>,
+    ) -> kube::Result<bool> {
         let Some(attempt) = job.status.attempt.as_ref().filter(|attempt| attempt.ended.is_none()) else {
             return Ok(false);
         };
         let Some(uid) = attempt.uid.as_ref().filter(|uid| pods.iter().all(|pod| pod.uid != **uid)) else {
             return Ok(false);
         };
-        let found = self.hand.pods(&key.0).get_opt(&attempt.pod).await.map_err(|error| error.to_string())?;
-        let Some(found) = found.as_ref().and_then(PodSeen::of) else { return Ok(true) };
+        let found = self.executor.pods(&key.namespace).get_opt(&attempt.pod).await?;
+        let Some(found) = found.as_ref().and_then(PodSnapshot::of) else { return Ok(true) };
         let is_it = found.uid == *uid;
         pods.retain(|pod| pod.name != found.name);
         pods.push(found.clone());
@@ -350,82 +431,88 @@ impl Controller {
         Ok(!is_it)
     }
 
-    /// The nodes that matter for this job. That one is off is believed only if the API server itself says so now.
-    async fn nodes(&self, job: &JobSeen, pods: &[PodSeen]) -> Result<Nodes, String> {
+    /// The nodes of this job, and when a missing one of them counts as off. "Off" and "missing" are
+    /// believed only if the API server itself answers so now.
+    async fn nodes(
+        &self,
+        job: &JobSnapshot,
+        pods: &[PodSnapshot],
+        now: Timestamp,
+    ) -> kube::Result<(Nodes, Option<Timestamp>)> {
         let named = job.status.attempt.as_ref().and_then(|attempt| attempt.node.clone());
         let names = pods.iter().filter_map(|pod| pod.node.clone()).chain(named);
-        let mut nodes = Nodes::new();
+        let (mut nodes, mut wake) = (Nodes::new(), None);
         for name in names {
-            let known = self.store.lock().expect("never poisoned").nodes.get(&name).copied();
+            let known = self.store.lock().node(&name);
             let node = match known {
-                Some(node @ (NodeSeen::Ready | NodeSeen::Silent)) => node,
-                Some(NodeSeen::Off) | None => {
+                Some(node) => node,
+                None => {
                     let api = Api::<Node>::all(self.client.clone());
-                    let found = api.get_opt(&name).await.map_err(|error| error.to_string())?;
-                    found.as_ref().map_or(NodeSeen::Off, NodeSeen::of)
+                    match api.get_opt(&name).await? {
+                        Some(found) => NodeState::of(&found),
+                        None => {
+                            let (node, left) = self.store.lock().missing_node(&name, Instant::now());
+                            let left = left.and_then(|left| SignedDuration::try_from(left).ok());
+                            let at = left.and_then(|left| now.saturating_add(left).ok());
+                            wake = wake.into_iter().chain(at).min();
+                            node
+                        }
+                    }
                 }
             };
             nodes.insert(name, node);
         }
-        Ok(nodes)
+        Ok((nodes, wake))
     }
 
-    /// Pods of a job that does not exist: nothing follows them, so nothing has to hold them.
-    async fn bury(&self, key: &Key) {
-        let held = self.store.lock().expect("never poisoned").pods(key);
-        let held: Vec<PodSeen> = held.into_iter().filter(|pod| pod.has_finalizer).collect();
+    /// Releases the pods of a job that does not exist: no attempt follows them, so their ends need
+    /// not be read.
+    async fn release_orphans(&self, key: &NamespacedName) {
+        let held = self.store.lock().pods(key);
+        let held: Vec<PodSnapshot> = held.into_iter().filter(|pod| pod.has_finalizer).collect();
         if held.is_empty() {
             return;
         }
         let now = Timestamp::now();
-        match self.hand.jobs(&key.0).get_opt(&key.1).await {
+        match self.executor.jobs(&key.namespace).get_opt(&key.name).await {
             Ok(None) => {}
             Ok(Some(job)) => {
-                return self.change(|store| JobSeen::of(&job).into_iter().for_each(|job| store.put_job(job)));
+                return self.change(|store| JobSnapshot::of(&job).into_iter().for_each(|job| store.put_job(job)));
             }
             Err(error) => return self.later(key, &error.to_string(), now),
         }
-        let nobody = JobSeen { namespace: key.0.clone(), name: key.1.clone(), ..JobSeen::default() };
+        let no_job = JobSnapshot { namespace: key.namespace.clone(), name: key.name.clone(), ..JobSnapshot::default() };
         for pod in held {
-            let todo = Do::LetGo { pod: pod.name.clone(), uid: pod.uid.clone() };
-            if let Err(Some(error)) = self.act(key, &nobody, &todo).await {
+            let action = Action::LetGo { pod: pod.name.clone(), uid: pod.uid.clone() };
+            if let Err(Retry::Later(error)) = self.act(key, &no_job, &action).await {
                 return self.later(key, &error, now);
             }
         }
     }
 
-    /// An event for what people would want to know; losing one is no harm.
-    async fn tell(&self, before: &JobSeen, after: &JobSeen, todo: &Do) {
+    /// Publishes an event about a journal entry. A lost event is harmless.
+    async fn publish_step(&self, before: &JobSnapshot, after: &JobSnapshot, action: &Action) {
         let (old, new) = (&before.status, &after.status);
-        let Do::Write(step, _) = todo else { return };
+        let Action::Write(step, _) = action else { return };
         if (old.state, &old.message) == (new.state, &new.message) {
             return;
         }
         tracing::info!(job = after.name, namespace = after.namespace, state = ?new.state, message = new.message);
-        let type_ = match new.state {
-            State::Failed | State::Restarting => EventType::Warning,
-            _ if new.unmovable != old.unmovable => EventType::Warning,
-            _ => EventType::Normal,
+        let warns = matches!(new.state, State::Failed | State::Restarting) || new.unmovable != old.unmovable;
+        // Events of one reason are counted, not listed: each step has its own.
+        let reason = if *step == JournalStep::Noted { format!("{:?}", new.state) } else { capital(step.name()) };
+        self.publish_event(after, Text { warns, reason: &reason, note: &new.message, action: "Run" }).await;
+    }
+
+    async fn publish_event(&self, job: &JobSnapshot, text: Text<'_>) {
+        let subject = Subject {
+            api_version: API_VERSION,
+            kind: "TrainingJob",
+            namespace: &job.namespace,
+            name: &job.name,
+            uid: Some(&job.uid),
         };
-        let event = Event {
-            type_,
-            // Events of one reason are counted, not listed: each step has its own.
-            reason: if *step == "said" { format!("{:?}", new.state) } else { capital(step) },
-            note: Some(new.message.chars().take(1000).collect()),
-            action: "Run".to_owned(),
-            secondary: None,
-        };
-        let reference = ObjectReference {
-            api_version: Some("gainshare.dev/v1alpha1".to_owned()),
-            kind: Some("TrainingJob".to_owned()),
-            namespace: Some(after.namespace.clone()),
-            name: Some(after.name.clone()),
-            uid: Some(after.uid.clone()),
-            ..ObjectReference::default()
-        };
-        if let Err(error) = self.recorder.publish(&event, &reference).await {
-            tracing::debug!(%error, "event not published");
-        }
+        events::publish(&self.recorder, subject, text).await;
     }
 }
 
@@ -435,9 +522,13 @@ fn capital(word: &str) -> String {
     letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
 }
 
-/// What the decision gets to know; nothing of jobs that are not ours or on their way out.
-fn facts(job: &JobSeen, pods: &[PodSeen], (cpu_request_milli, memory_request_bytes): (u64, u64)) -> Option<JobFacts> {
-    if job.deleting || job.spec.managed_by.as_deref().is_some_and(|name| name != OUR_NAME) {
+/// What the decision reads; `None` for jobs of other controllers and jobs that are being deleted.
+fn facts(
+    job: &JobSnapshot,
+    pods: &[PodSnapshot],
+    (cpu_request_milli, memory_request_bytes): (u64, u64),
+) -> Option<JobFacts> {
+    if job.deleting || job.spec.managed_by.as_deref().is_some_and(|name| name != CONTROLLER) {
         return None;
     }
     let status = &job.status;
@@ -462,7 +553,7 @@ fn facts(job: &JobSeen, pods: &[PodSeen], (cpu_request_milli, memory_request_byt
         arrived: job.created,
         policy: job.spec.policy,
         state,
-        movable: movable(job).and_then(|()| unless_kept(job.wanted_node.as_deref())),
+        movable: movable(job).and_then(|()| check_not_kept(job.wanted_node.as_deref())),
         pod_uid: attempt.and_then(|attempt| attempt.uid.clone()),
         cpu_request_milli,
         memory_request_bytes,

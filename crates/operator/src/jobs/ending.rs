@@ -4,21 +4,22 @@
 //! |---|---|---|
 //! | nothing | ended with 0 | the job has succeeded |
 //! | nothing | ended otherwise | a failure: another attempt after a pause, up to `backoffLimit` |
-//! | nothing | was deleted by somebody, or its node is off | another attempt; nobody's failure |
+//! | nothing | was deleted, or its node is off | another attempt; not counted as a failure |
 //! | a move | ended with 143 or 0 | it saved itself: the next attempt runs on the chosen node |
-//! | a move | was killed when its time was over (137) | it ignores SIGTERM: it goes on where it was, and is not moved again |
-//! | a move | was killed before that | its node failed: the next attempt runs on the chosen node, from the last checkpoint |
+//! | a move | was killed when its time was over (137) | it ignores SIGTERM: it stays, and is not moved again |
+//! | a move | was killed before that | its node failed: it goes on at the chosen node from its last checkpoint |
 //! | a move | ended otherwise | saving failed: the same as if it had ignored SIGTERM |
 //! | a move | and its node is off | it goes on at the chosen node from its last checkpoint |
 //! | a suspension | ended anyhow | suspended |
 //! | the deadline | ended anyhow | failed |
 //!
-//! An end with 0 after SIGTERM may mean "saved" or "done". If it ended before it was asked to, it was done; else it is
-//! started once more, and a job that was done finds that in its checkpoint.
+//! An end with 0 after SIGTERM may mean "saved" or "done". If it ended before it was asked to, it
+//! was done; else it is started once more, and a job that was done finds that in its checkpoint.
 
-use super::machine::{Seen, close, pod_of};
-use super::seen::{Exit, PodSeen, Stop};
-use super::status::{Said, say};
+use super::action::Snapshot;
+use super::machine::{close, pod_of};
+use super::snapshot::{Exit, PodSnapshot, Stop};
+use super::status::{StatusText, set_status};
 use gainshare_kube_api::training_job::{Attempt, Migration, Phase, State, Stopping, TrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -32,68 +33,73 @@ const FIRST_PAUSE_S: i64 = 2;
 const LONGEST_PAUSE_S: i64 = 300;
 
 /// The status after the end of this attempt was proven.
-pub(super) fn ended(seen: &Seen<'_>, attempt: &Attempt, stopping: Option<Stopping>, stop: &Stop) -> TrainingJobStatus {
-    let status = seen.job.status.clone();
+pub(super) fn ended(
+    snapshot: &Snapshot<'_>,
+    attempt: &Attempt,
+    stopping: Option<Stopping>,
+    stop: &Stop,
+) -> TrainingJobStatus {
+    let status = snapshot.job.status.clone();
     if let Stop::Exited(exit) = stop
         && exit.code == 0
-        && !was_asked_before(seen, attempt, exit.finished)
+        && !was_asked_before(snapshot, attempt, exit.finished)
     {
-        return succeed(seen, status);
+        return succeed(snapshot, status);
     }
     match stopping {
         Some(Stopping::Deadline) => {
             let sentence = "it did not end within runPolicy.activeDeadlineSeconds";
-            return fail(seen, status, "DeadlineExceeded", sentence);
+            return fail(snapshot, status, "DeadlineExceeded", sentence);
         }
-        Some(Stopping::Migrate) if !seen.job.spec.suspend => return migrate(seen, stop),
-        _ if seen.job.spec.suspend => return suspend(seen, attempt, stop),
+        Some(Stopping::Migrate) if !snapshot.job.spec.suspend => return migrate(snapshot, stop),
+        _ if snapshot.job.spec.suspend => return suspend(snapshot, attempt, stop),
         _ => {}
     }
     let wait = |status: TrainingJobStatus, message: String| {
         let state = if status.migration.is_some() { State::Migrating } else { State::Restarting };
-        say(status, Said::new(state, "NextAttempt", message), seen)
+        set_status(status, StatusText::new(state, "NextAttempt", message), snapshot)
     };
     match stop {
         Stop::NodeOff(node) => {
-            let next = next_attempt(seen, drop_migration(status), None, None);
-            wait(next, format!("node {node} is gone: the job goes on elsewhere from its last checkpoint"))
+            let next = next_attempt(snapshot, drop_migration(status), None, None);
+            wait(next, format!("node {node} is gone: the job continues elsewhere from its last checkpoint"))
         }
-        Stop::Sworn => {
-            let next = next_attempt(seen, drop_migration(status), None, None);
-            wait(next, format!("the pod {} was declared stopped: the job goes on with a new one", attempt.pod))
+        Stop::Declared => {
+            let next = next_attempt(snapshot, drop_migration(status), None, None);
+            wait(next, format!("the pod {} was declared stopped: the job continues with a new one", attempt.pod))
         }
         // Suspended and resumed again before the pod had ended.
         Stop::NeverBegan(_) | Stop::Exited(_) if stopping == Some(Stopping::Suspend) => {
-            wait(next_attempt(seen, drop_migration(status), None, None), "resumes after a suspension".to_owned())
+            wait(next_attempt(snapshot, drop_migration(status), None, None), "resumes after a suspension".to_owned())
         }
-        Stop::NeverBegan(why) if attempt.pinned || was_deleted(seen, attempt) => {
-            let mut next = next_attempt(seen, status, None, None);
+        Stop::NeverBegan(why) if attempt.pinned || was_deleted(snapshot, attempt) => {
+            let mut next = next_attempt(snapshot, status, None, None);
             if let Some(next) = &mut next.attempt {
                 next.tried = attempt.tried.iter().chain(&attempt.node).cloned().collect();
             }
             wait(next, format!("the pod {} did not begin ({why}): another one is made", attempt.pod))
         }
-        Stop::Exited(exit) if was_deleted(seen, attempt) => {
-            let next = next_attempt(seen, drop_migration(status), None, None);
+        Stop::Exited(exit) if was_deleted(snapshot, attempt) => {
+            let next = next_attempt(snapshot, drop_migration(status), None, None);
             let sentence =
-                format!("somebody deleted the pod {} ({}): the job goes on with a new one", attempt.pod, told(exit));
+                format!("the pod {} was deleted ({}): the job continues with a new one", attempt.pod, exit_text(exit));
             wait(next, sentence)
         }
-        Stop::Exited(exit) => failure(seen, status, attempt, &told(exit)),
-        Stop::NeverBegan(why) => failure(seen, status, attempt, why),
+        Stop::Exited(exit) => failure(snapshot, status, attempt, &exit_text(exit)),
+        Stop::NeverBegan(why) => failure(snapshot, status, attempt, why),
     }
 }
 
 /// Whether SIGTERM may have been the cause of the end. Times of pods are whole seconds.
-fn was_asked_before(seen: &Seen<'_>, attempt: &Attempt, finished: Timestamp) -> bool {
-    pod_of(seen, attempt).and_then(|pod| pod.deleted).is_some_and(|(asked, _)| finished >= asked)
+fn was_asked_before(snapshot: &Snapshot<'_>, attempt: &Attempt, finished: Timestamp) -> bool {
+    pod_of(snapshot, attempt).and_then(|pod| pod.deleted).is_some_and(|(asked, _)| finished >= asked)
 }
 
-fn was_deleted(seen: &Seen<'_>, attempt: &Attempt) -> bool {
-    pod_of(seen, attempt).is_some_and(|pod| pod.deleted.is_some())
+fn was_deleted(snapshot: &Snapshot<'_>, attempt: &Attempt) -> bool {
+    pod_of(snapshot, attempt).is_some_and(|pod| pod.deleted.is_some())
 }
 
-fn told(exit: &Exit) -> String {
+fn exit_text(exit: &Exit) -> String {
     let reason = match exit.reason.as_str() {
         "" | "Error" | "Completed" => String::new(),
         reason => format!(" ({reason})"),
@@ -107,31 +113,33 @@ fn short(text: &str) -> String {
 }
 
 /// A job that was asked to save itself for a move has ended.
-fn migrate(seen: &Seen<'_>, stop: &Stop) -> TrainingJobStatus {
-    let mut status = seen.job.status.clone();
+fn migrate(snapshot: &Snapshot<'_>, stop: &Stop) -> TrainingJobStatus {
+    let mut status = snapshot.job.status.clone();
     let Some(mut migration) = status.migration.take() else {
-        return next_attempt(seen, status, None, None);
+        return next_attempt(snapshot, status, None, None);
     };
-    migration.stopped = Some(MicroTime(seen.now));
+    migration.stopped = Some(MicroTime(snapshot.now));
     let time = format!(
         "{} s: runPolicy.terminationGracePeriodSeconds",
-        seen.job.spec.run_policy.termination_grace_period_seconds
+        snapshot.job.spec.run_policy.termination_grace_period_seconds
     );
-    let pod = status.attempt.as_ref().and_then(|attempt| pod_of(seen, attempt));
+    let pod = status.attempt.as_ref().and_then(|attempt| pod_of(snapshot, attempt));
     let (moves, message) = verdict(stop, &migration, pod, &time);
     let target = if moves { migration.to.clone() } else { migration.from.clone() };
     if !moves {
         status.unmovable = Some(message.clone());
     }
-    // The target of a move that came to nothing is where it was: the record of the move is closed when it runs again.
+    // The target of a move that came to nothing is where it was: the record of the move is closed
+    // when it runs again.
     status.migration = Some(Migration { phase: Phase::Starting, to: target.clone(), ..migration });
-    let next = next_attempt(seen, status, Some(target), None);
+    let next = next_attempt(snapshot, status, Some(target), None);
     let reason = if moves { "Saved" } else { "Stays" };
-    say(next, Said::new(State::Migrating, reason, message), seen)
+    set_status(next, StatusText::new(State::Migrating, reason, message), snapshot)
 }
 
-/// Whether a job that was asked to save itself goes on at its target, and the sentence about it. `time` says how long it had, and by which field.
-pub(super) fn verdict(stop: &Stop, migration: &Migration, pod: Option<&PodSeen>, time: &str) -> (bool, String) {
+/// Whether a job that was asked to save itself goes on at its target, and the sentence about it.
+/// `time` says how long it had, and by which field.
+pub(super) fn verdict(stop: &Stop, migration: &Migration, pod: Option<&PodSnapshot>, time: &str) -> (bool, String) {
     let (from, to) = (&migration.from, &migration.to);
     // Times of pods are whole seconds.
     let before_its_time = |finished: Timestamp| {
@@ -140,49 +148,49 @@ pub(super) fn verdict(stop: &Stop, migration: &Migration, pod: Option<&PodSeen>,
     };
     match stop {
         Stop::Exited(exit) if matches!(exit.code, 0 | TERMINATED) => {
-            (true, format!("saved itself and ended on {from}; goes on on {to}"))
+            (true, format!("saved itself and ended on {from}; continues on {to}"))
         }
-        // Its node has failed it, not the other way round.
+        // The node failed, not the job.
         Stop::Exited(exit) if exit.code == KILLED && exit.reason != "OOMKilled" && before_its_time(exit.finished) => {
-            (true, format!("was killed on {from} while it saved itself; goes on on {to} from its last checkpoint"))
+            (true, format!("was killed on {from} while it saved itself; continues on {to} from its last checkpoint"))
         }
         Stop::Exited(exit)
             if exit.code == KILLED && exit.reason != "OOMKilled" && exit.reason != "ContainerStatusUnknown" =>
         {
             let sentence = format!(
-                "it ignored SIGTERM and was killed when its time was over: it goes on on {from} from its last checkpoint and is not moved again; \
+                "it ignored SIGTERM and was killed when its time was over: it continues on {from} from its last checkpoint and is not moved again; \
                  let it save itself on SIGTERM, or give it more time than {time}"
             );
             (false, sentence)
         }
         Stop::Exited(exit) => {
             let sentence = format!(
-                "saving on SIGTERM failed ({}): it goes on on {from} from its last checkpoint and is not moved again; \
+                "saving on SIGTERM failed ({}): it continues on {from} from its last checkpoint and is not moved again; \
                  is the claim writable and large enough?",
-                told(exit)
+                exit_text(exit)
             );
             (false, sentence)
         }
-        Stop::NodeOff(node) => (true, format!("node {node} is gone: goes on on {to} from the last checkpoint")),
-        Stop::NeverBegan(_) | Stop::Sworn => (true, format!("goes on on {to}")),
+        Stop::NodeOff(node) => (true, format!("node {node} is gone: continues on {to} from the last checkpoint")),
+        Stop::NeverBegan(_) | Stop::Declared => (true, format!("continues on {to}")),
     }
 }
 
 /// The status with one more attempt, whose pod is to be made.
 pub(super) fn next_attempt(
-    seen: &Seen<'_>,
+    snapshot: &Snapshot<'_>,
     mut status: TrainingJobStatus,
     node: Option<String>,
     not_before: Option<Timestamp>,
 ) -> TrainingJobStatus {
-    let epoch = status.attempt.as_ref().map_or(1, |attempt| attempt.epoch + 1);
+    let epoch = status.attempt.as_ref().map_or(1, |attempt| attempt.epoch.saturating_add(1));
     status.attempt = Some(Attempt {
         epoch,
-        pod: format!("{}-{epoch}", seen.job.name),
+        pod: format!("{}-{epoch}", snapshot.job.name),
         uid: None,
         pinned: node.is_some(),
         node,
-        since: MicroTime(seen.now),
+        since: MicroTime(snapshot.now),
         not_before: not_before.map(MicroTime),
         start_time: None,
         stopping: None,
@@ -193,82 +201,86 @@ pub(super) fn next_attempt(
     status
 }
 
-/// A move that something else overtook.
+/// Drops a move that another event overtook.
 fn drop_migration(mut status: TrainingJobStatus) -> TrainingJobStatus {
     status.migration = None;
     status
 }
 
-fn failure(seen: &Seen<'_>, status: TrainingJobStatus, attempt: &Attempt, what: &str) -> TrainingJobStatus {
+fn failure(snapshot: &Snapshot<'_>, status: TrainingJobStatus, attempt: &Attempt, what: &str) -> TrainingJobStatus {
     let mut status = status;
-    // What was moved has arrived, if only to fail there.
+    // The move is over, also if the job failed after it.
     if let (Some(migration), Some(node)) = (status.migration.take(), &attempt.node) {
-        close(&mut status, &migration, node, seen.now);
+        close(&mut status, &migration, node, snapshot.now);
     }
-    status.failures += 1;
-    let limit = seen.job.spec.run_policy.backoff_limit.max(0) as u32;
+    status.failures = status.failures.saturating_add(1);
+    let limit = snapshot.job.spec.run_policy.backoff_limit.max(0) as u32;
     if status.failures > limit {
         let sentence = format!("attempt {} failed: {what}; runPolicy.backoffLimit is {limit}", attempt.epoch);
-        return fail(seen, status, "BackoffLimitExceeded", &sentence);
+        return fail(snapshot, status, "BackoffLimitExceeded", &sentence);
     }
-    let pause_s = (FIRST_PAUSE_S << (status.failures - 1).min(16)).min(LONGEST_PAUSE_S);
-    let after = seen.now.saturating_add(SignedDuration::from_secs(pause_s)).unwrap_or(seen.now);
+    let pause_s = (FIRST_PAUSE_S << status.failures.saturating_sub(1).min(16)).min(LONGEST_PAUSE_S);
+    let after = snapshot.now.saturating_add(SignedDuration::from_secs(pause_s)).unwrap_or(snapshot.now);
     let message = format!(
         "attempt {} failed: {what}; failure {} of {limit} that are followed by another attempt, in {pause_s} s",
         attempt.epoch, status.failures
     );
-    say(next_attempt(seen, status, None, Some(after)), Said::new(State::Restarting, "Failed", message), seen)
+    set_status(
+        next_attempt(snapshot, status, None, Some(after)),
+        StatusText::new(State::Restarting, "Failed", message),
+        snapshot,
+    )
 }
 
-fn suspend(seen: &Seen<'_>, attempt: &Attempt, stop: &Stop) -> TrainingJobStatus {
-    let mut status = drop_migration(seen.job.status.clone());
+fn suspend(snapshot: &Snapshot<'_>, attempt: &Attempt, stop: &Stop) -> TrainingJobStatus {
+    let mut status = drop_migration(snapshot.job.status.clone());
     let how = match stop {
         Stop::Exited(exit) if matches!(exit.code, 0 | TERMINATED) => "it saved itself".to_owned(),
         Stop::Exited(exit) => {
-            format!("it did not save itself ({}) and will resume from its last checkpoint", told(exit))
+            format!("it did not save itself ({}) and will resume from its last checkpoint", exit_text(exit))
         }
         Stop::NeverBegan(_) => "it had not begun".to_owned(),
         Stop::NodeOff(node) => format!("its node {node} is gone"),
-        Stop::Sworn => "it was declared stopped".to_owned(),
+        Stop::Declared => "it was declared stopped".to_owned(),
     };
     status.attempt = Some(Attempt { ended: Some(how), ..attempt.clone() });
     // The deadline counts from the resumption, as it does for the cluster's own jobs.
     status.start_time = None;
     let message = suspended_sentence(&status);
-    say(status, Said::new(State::Suspended, "Suspended", message), seen)
+    set_status(status, StatusText::new(State::Suspended, "Suspended", message), snapshot)
 }
 
 pub(super) fn suspended_sentence(status: &TrainingJobStatus) -> String {
     let how = status.attempt.as_ref().and_then(|attempt| attempt.ended.as_deref()).unwrap_or("it had not begun");
-    format!("suspended: {how}; set spec.suspend to false to go on")
+    format!("suspended: {how}; set spec.suspend to false to resume")
 }
 
-fn succeed(seen: &Seen<'_>, status: TrainingJobStatus) -> TrainingJobStatus {
+fn succeed(snapshot: &Snapshot<'_>, status: TrainingJobStatus) -> TrainingJobStatus {
     let node = status.attempt.as_ref().and_then(|attempt| attempt.node.clone()).unwrap_or_default();
     let message = format!("ended with exit code 0 on {node}");
-    finish(seen, status, Said::new(State::Succeeded, "Completed", message))
+    finish(snapshot, status, StatusText::new(State::Succeeded, "Completed", message))
 }
 
 pub(super) fn fail(
-    seen: &Seen<'_>,
+    snapshot: &Snapshot<'_>,
     status: TrainingJobStatus,
     reason: &'static str,
     sentence: &str,
 ) -> TrainingJobStatus {
-    finish(seen, status, Said::new(State::Failed, reason, sentence.to_owned()))
+    finish(snapshot, status, StatusText::new(State::Failed, reason, sentence.to_owned()))
 }
 
-fn finish(seen: &Seen<'_>, status: TrainingJobStatus, said: Said) -> TrainingJobStatus {
+fn finish(snapshot: &Snapshot<'_>, status: TrainingJobStatus, text: StatusText) -> TrainingJobStatus {
     let mut status = status;
     if let (Some(migration), Some(node)) =
         (status.migration.take(), status.attempt.as_ref().and_then(|attempt| attempt.node.clone()))
         && migration.phase == Phase::Starting
     {
-        close(&mut status, &migration, &node, seen.now);
+        close(&mut status, &migration, &node, snapshot.now);
     }
-    status.completion_time = Some(MicroTime(seen.now));
+    status.completion_time = Some(MicroTime(snapshot.now));
     if let Some(attempt) = &mut status.attempt {
-        attempt.ended = Some(said.message.clone());
+        attempt.ended = Some(text.message.clone());
     }
-    say(status, said, seen)
+    set_status(status, text, snapshot)
 }

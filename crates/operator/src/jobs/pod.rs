@@ -1,65 +1,167 @@
 //! The pod of an attempt: the author's template, and what we add to it.
 //!
-//! Added: labels and finalizer, the owner, a closed gate, `restartPolicy: Never`, the checkpoint claim, and two variables (`GAINSHARE_ATTEMPT`, and
-//! `GAINSHARE_CHECKPOINT_DIR` where there is a claim). Where the author has said something, that stands; the exceptions are `restartPolicy` and our own names.
+//! Added: labels and finalizer, the owner, a closed gate, `restartPolicy: Never`, the checkpoint
+//! claim, and two variables (`GAINSHARE_ATTEMPT`, and `GAINSHARE_CHECKPOINT_DIR` where there is a
+//! claim). What the author wrote stays; the exceptions are `restartPolicy` and our own names.
 //!
-//! Refused: what would make us a way around the cluster's own rules. Whoever may write a TrainingJob gets pods made by the manager, so pods that reach
-//! for the node (host paths and namespaces, privileged containers) or that name their node themselves are not made.
+//! Refused: pods that would let a tenant pass the cluster's own rules. The operator makes pods for
+//! everyone who may write a TrainingJob, so it makes none that reaches for its node (host paths and
+//! namespaces, privileged containers) or names its node.
+//!
+//! **Property.** No template makes these functions panic: see `hostile_tests`.
 
-use super::seen::JobSeen;
-use gainshare_kube_api::crd;
-use gainshare_kube_api::training_job::{
-    ATTEMPT_FINALIZER, EPOCH_LABEL, JOB_LABEL, PLACE_GATE, POLICY_ANNOTATION, TrainingJob,
+use super::snapshot::JobSnapshot;
+use gainshare_kube_api::names::{
+    self, ATTEMPT_FINALIZER, CHECKPOINT_VOLUME as VOLUME, EPOCH_LABEL, JOB_LABEL, PLACE_GATE, POLICY_ANNOTATION,
 };
-use k8s_openapi::api::core::v1::{PodSpec, PodTemplateSpec};
+use gainshare_kube_api::training_job::TrainingJob;
+use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
 use kube::Resource;
 use serde_json::{Map, Value, json};
-
-const VOLUME: &str = "gainshare-checkpoint";
 
 /// The longest value a label can have.
 const LONGEST_NAME: usize = 63;
 
-/// What is wrong with the job, in a sentence that helps; nothing if pods can be made from it.
-pub(crate) fn check(job: &JobSeen) -> Result<PodTemplateSpec, String> {
+const UNCONFINED: &str = "Unconfined";
+
+/// What the baseline of the Pod Security Standards lets containers add.
+const SAFE_CAPABILITIES: [&str; 13] = [
+    "AUDIT_WRITE",
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "MKNOD",
+    "NET_BIND_SERVICE",
+    "SETFCAP",
+    "SETGID",
+    "SETPCAP",
+    "SETUID",
+    "SYS_CHROOT",
+];
+
+/// What the same baseline lets pods set.
+const SAFE_SYSCTLS: [&str; 10] = [
+    "kernel.shm_rmid_forced",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes",
+    "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_syncookies",
+];
+
+/// Why no pod can be made from a job's template, and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TemplateError {
+    #[error("the job's name is a label of its pods and may have {LONGEST_NAME} letters: choose a shorter one")]
+    NameTooLong,
+    #[error("spec.template is no pod template: {0}")]
+    NotATemplate(#[from] serde_json::Error),
+    #[error("spec.template.spec.containers is missing: a job needs a container that trains")]
+    NoContainers,
+    #[error("the volume name {VOLUME} is ours, for the claim {claim}: rename yours")]
+    VolumeName { claim: String },
+    #[error("volume {volume} is a hostPath, which a TrainingJob may not have: use a claim")]
+    HostPath { volume: String },
+    #[error("hostNetwork, hostPID and hostIPC are not for TrainingJobs: remove them")]
+    HostNamespaces,
+    #[error("nodeName goes around the scheduler: use nodeSelector or affinity")]
+    NodeName,
+    #[error("sysctl {sysctl} may affect the node: remove it")]
+    Sysctl { sysctl: String },
+    #[error("container {container} is privileged, which a TrainingJob may not be: remove it")]
+    Privileged { container: String },
+    #[error("container {container} has a hostPort, which takes a port of the node: remove it")]
+    HostPort { container: String },
+    #[error("container {container} adds the capability {capability}, which reaches for the node: remove it")]
+    Capability { container: String, capability: String },
+    #[error("{what} of container {container} takes protection away: remove it")]
+    Unconfined { container: String, what: &'static str },
+}
+
+/// The template, if pods can be made from it.
+pub(crate) fn check(job: &JobSnapshot) -> Result<PodTemplateSpec, TemplateError> {
     if job.name.len() > LONGEST_NAME {
-        return Err(format!(
-            "the job's name is a label of its pods and may have {LONGEST_NAME} letters: choose a shorter one"
-        ));
+        return Err(TemplateError::NameTooLong);
     }
-    let template: PodTemplateSpec =
-        serde_json::from_str(&job.template).map_err(|error| format!("spec.template is no pod template: {error}"))?;
+    let template: PodTemplateSpec = serde_json::from_str(&job.template)?;
     let spec = template.spec.as_ref().filter(|spec| !spec.containers.is_empty());
-    let Some(spec) = spec else {
-        return Err("spec.template.spec.containers is missing: a job needs a container that trains".to_owned());
-    };
-    reaches_for_the_node(spec).map_or(Ok(()), Err)?;
+    check_isolation(spec.ok_or(TemplateError::NoContainers)?)?;
+    let volumes = template.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     if let Some(checkpoint) = &job.spec.checkpoint
-        && spec.volumes.iter().flatten().any(|volume| volume.name == VOLUME)
+        && volumes.into_iter().any(|volume| volume.name == VOLUME)
     {
-        return Err(format!("the volume name {VOLUME} is ours, for the claim {}: rename yours", checkpoint.claim_name));
+        return Err(TemplateError::VolumeName { claim: checkpoint.claim_name.clone() });
     }
     Ok(template)
 }
 
-fn reaches_for_the_node(spec: &PodSpec) -> Option<String> {
+/// Refuses what the baseline of the Pod Security Standards refuses, and a node's name.
+fn check_isolation(spec: &PodSpec) -> Result<(), TemplateError> {
     let is = |flag: Option<bool>| flag == Some(true);
     if let Some(volume) = spec.volumes.iter().flatten().find(|volume| volume.host_path.is_some()) {
-        return Some(format!("volume {} is a hostPath, which a TrainingJob may not have: use a claim", volume.name));
+        return Err(TemplateError::HostPath { volume: volume.name.clone() });
     }
     if is(spec.host_network) || is(spec.host_pid) || is(spec.host_ipc) {
-        return Some("hostNetwork, hostPID and hostIPC are not for TrainingJobs: remove them".to_owned());
+        return Err(TemplateError::HostNamespaces);
     }
     if spec.node_name.is_some() {
-        return Some("nodeName goes around the scheduler: use nodeSelector or affinity".to_owned());
+        return Err(TemplateError::NodeName);
     }
-    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let privileged = containers.into_iter().find(|c| c.security_context.as_ref().is_some_and(|s| is(s.privileged)))?;
-    Some(format!("container {} is privileged, which a TrainingJob may not be: remove it", privileged.name))
+    let context = spec.security_context.as_ref();
+    let sysctls = context.iter().flat_map(|context| context.sysctls.iter().flatten());
+    if let Some(sysctl) = sysctls.into_iter().find(|sysctl| !SAFE_SYSCTLS.contains(&sysctl.name.as_str())) {
+        return Err(TemplateError::Sysctl { sysctl: sysctl.name.clone() });
+    }
+    let container = "the pod".to_owned();
+    if let Some(context) = context {
+        let host_process = context.windows_options.as_ref().is_some_and(|windows| is(windows.host_process));
+        let seccomp = context.seccomp_profile.as_ref().is_some_and(|profile| profile.type_ == UNCONFINED);
+        let app_armor = context.app_armor_profile.as_ref().is_some_and(|profile| profile.type_ == UNCONFINED);
+        if let Some(what) = unconfined(host_process, seccomp, app_armor) {
+            return Err(TemplateError::Unconfined { container, what });
+        }
+    }
+    spec.init_containers.iter().flatten().chain(&spec.containers).try_for_each(check_container)
+}
+
+fn unconfined(host_process: bool, seccomp: bool, app_armor: bool) -> Option<&'static str> {
+    let found = [(host_process, "hostProcess"), (seccomp, "seccompProfile"), (app_armor, "appArmorProfile")];
+    found.into_iter().find_map(|(is, what)| is.then_some(what))
+}
+
+fn check_container(container: &Container) -> Result<(), TemplateError> {
+    let name = || container.name.clone();
+    if container.ports.iter().flatten().any(|port| port.host_port.is_some_and(|port| port != 0)) {
+        return Err(TemplateError::HostPort { container: name() });
+    }
+    let Some(context) = &container.security_context else { return Ok(()) };
+    if context.privileged == Some(true) {
+        return Err(TemplateError::Privileged { container: name() });
+    }
+    let added = context.capabilities.iter().flat_map(|capabilities| capabilities.add.iter().flatten());
+    if let Some(capability) = added.into_iter().find(|added| !SAFE_CAPABILITIES.contains(&added.as_str())) {
+        return Err(TemplateError::Capability { container: name(), capability: capability.clone() });
+    }
+    if context.proc_mount.as_ref().is_some_and(|mount| mount != "Default") {
+        return Err(TemplateError::Unconfined { container: name(), what: "procMount" });
+    }
+    let host_process = context.windows_options.as_ref().is_some_and(|windows| windows.host_process == Some(true));
+    let seccomp = context.seccomp_profile.as_ref().is_some_and(|profile| profile.type_ == UNCONFINED);
+    let app_armor = context.app_armor_profile.as_ref().is_some_and(|profile| profile.type_ == UNCONFINED);
+    match unconfined(host_process, seccomp, app_armor) {
+        Some(what) => Err(TemplateError::Unconfined { container: name(), what }),
+        None => Ok(()),
+    }
 }
 
 /// The pod of this epoch, gated.
-pub(crate) fn build(job: &JobSeen, epoch: u32) -> Value {
+pub(crate) fn build(job: &JobSnapshot, epoch: u32) -> Value {
     let template: Value = serde_json::from_str(&job.template).unwrap_or_default();
     let mut metadata = Map::new();
     metadata.insert("name".to_owned(), json!(format!("{}-{epoch}", job.name)));
@@ -74,7 +176,7 @@ pub(crate) fn build(job: &JobSeen, epoch: u32) -> Value {
             "name": job.name, "uid": job.uid, "controller": true, "blockOwnerDeletion": true,
         }]),
     );
-    let mut spec = template["spec"].clone();
+    let mut spec = object(&template["spec"]);
     spec["restartPolicy"] = json!("Never");
     if spec["terminationGracePeriodSeconds"].is_null() {
         spec["terminationGracePeriodSeconds"] = json!(job.spec.run_policy.termination_grace_period_seconds);
@@ -86,14 +188,14 @@ pub(crate) fn build(job: &JobSeen, epoch: u32) -> Value {
             json!({"name": VOLUME, "persistentVolumeClaim": {"claimName": checkpoint.claim_name}}),
         );
     }
-    for container in spec["containers"].as_array_mut().into_iter().flatten() {
+    for container in spec["containers"].as_array_mut().into_iter().flatten().filter(|container| container.is_object()) {
         fit_out(container, job, epoch);
     }
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 }
 
-fn fit_out(container: &mut Value, job: &JobSeen, epoch: u32) {
-    // As numbers would have to be text anyway, variables of one name are not repeated: the author's stands.
+fn fit_out(container: &mut Value, job: &JobSnapshot, epoch: u32) {
+    // A variable that the author has set stays.
     let set = |container: &mut Value, name: &str, value: &str| {
         if container["env"].as_array().into_iter().flatten().all(|one| one["name"] != name) {
             push(&mut container["env"], json!({"name": name, "value": value}));
@@ -112,6 +214,11 @@ fn fit_out(container: &mut Value, job: &JobSeen, epoch: u32) {
     }
 }
 
+/// The object, or an empty one: fields of it can be set whatever the author wrote.
+fn object(value: &Value) -> Value {
+    if value.is_object() { value.clone() } else { json!({}) }
+}
+
 fn push(list: &mut Value, item: Value) {
     match list {
         Value::Array(items) => items.push(item),
@@ -119,25 +226,25 @@ fn push(list: &mut Value, item: Value) {
     }
 }
 
-fn labels(job: &JobSeen, template: &Value, epoch: u32) -> Value {
-    let mut labels = template["metadata"]["labels"].clone();
+fn labels(job: &JobSnapshot, template: &Value, epoch: u32) -> Value {
+    let mut labels = object(&template["metadata"]["labels"]);
     labels[JOB_LABEL] = json!(job.name);
     labels[EPOCH_LABEL] = json!(epoch.to_string());
     labels
 }
 
-/// What agents go by, from the job's objective; a template's own annotations stand.
-fn annotations(job: &JobSeen, template: &Value) -> Value {
-    let mut notes = template["metadata"]["annotations"].clone();
+/// The job's objective, as annotations for the node agent. The template's own annotations stay.
+fn annotations(job: &JobSnapshot, template: &Value) -> Value {
+    let mut notes = object(&template["metadata"]["annotations"]);
     let objective = job.spec.objective.clone().unwrap_or_default();
     let collector = job.spec.metrics_collector.clone();
     let word = |value: Value| value.as_str().map(str::to_owned);
     let ours = [
-        (crd::METRIC_ANNOTATION, objective.metric),
-        (crd::OBJECTIVE_ANNOTATION, objective.kind.and_then(|goal| word(json!(goal)))),
-        (crd::COLLECTOR_ANNOTATION, collector.as_ref().and_then(|collector| word(json!(collector.kind)))),
-        (crd::PATTERN_ANNOTATION, collector.as_ref().and_then(|collector| collector.pattern.clone())),
-        (crd::PATH_ANNOTATION, collector.and_then(|collector| collector.path)),
+        (names::METRIC_ANNOTATION, objective.metric),
+        (names::OBJECTIVE_ANNOTATION, objective.kind.and_then(|direction| word(json!(direction)))),
+        (names::COLLECTOR_ANNOTATION, collector.as_ref().and_then(|collector| word(json!(collector.kind)))),
+        (names::PATTERN_ANNOTATION, collector.as_ref().and_then(|collector| collector.pattern.clone())),
+        (names::PATH_ANNOTATION, collector.and_then(|collector| collector.path)),
         (POLICY_ANNOTATION, Some(job.spec.policy.name().to_owned())),
     ];
     for (key, value) in ours {
@@ -150,7 +257,8 @@ fn annotations(job: &JobSeen, template: &Value) -> Value {
     notes
 }
 
-/// The patch that pins a gated pod to a node and opens our gate. The version makes sure that nobody has changed the pod since it was read.
+/// The patch that pins a gated pod to a node and opens our gate. The API server refuses it if the
+/// pod has changed since it was read.
 pub(crate) fn open(pod: &Value, node: Option<&str>) -> Value {
     let others: Vec<&Value> = pod["spec"]["schedulingGates"]
         .as_array()
@@ -178,23 +286,23 @@ pub(crate) fn open(pod: &Value, node: Option<&str>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gainshare_kube_api::crd::{CollectorSpec, Goal};
-    use gainshare_kube_api::training_job::{Checkpoint, JobObjective, TrainingJobSpec};
+    use gainshare_kube_api::share_policy::{CollectorSpec, Direction, Objective};
+    use gainshare_kube_api::training_job::{Checkpoint, TrainingJobSpec};
 
-    fn job(template: Value) -> JobSeen {
+    fn job(template: Value) -> JobSnapshot {
         let spec = TrainingJobSpec {
-            objective: Some(JobObjective { metric: Some("loss".to_owned()), kind: Some(Goal::Minimize), goal: None }),
+            objective: Some(Objective { metric: Some("loss".to_owned()), kind: Some(Direction::Minimize) }),
             metrics_collector: Some(CollectorSpec::default()),
             checkpoint: Some(Checkpoint { claim_name: "work".to_owned(), path: "/ck".to_owned(), sub_path: None }),
             ..TrainingJobSpec::default()
         };
-        JobSeen {
+        JobSnapshot {
             name: "run".to_owned(),
             namespace: "team".to_owned(),
             uid: "u".to_owned(),
             spec,
             template: template.to_string(),
-            ..JobSeen::default()
+            ..JobSnapshot::default()
         }
     }
 
@@ -237,6 +345,11 @@ mod tests {
     fn what_cannot_be_is_refused_with_a_reason() {
         let container = json!({"name": "main", "image": "i"});
         let privileged = json!({"name": "main", "image": "i", "securityContext": {"privileged": true}});
+        let with = |more: Value| {
+            let mut container = container.clone();
+            container.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            json!({"spec": {"containers": [container]}})
+        };
         for (template, helps) in [
             (json!({}), "containers is missing"),
             (json!({"spec": {"containers": []}}), "containers is missing"),
@@ -244,6 +357,19 @@ mod tests {
             (json!({"spec": {"containers": [container], "hostNetwork": true}}), "hostNetwork"),
             (json!({"spec": {"containers": [container], "nodeName": "n"}}), "nodeSelector"),
             (json!({"spec": {"containers": [privileged]}}), "privileged"),
+            (with(json!({"ports": [{"containerPort": 80, "hostPort": 80}]})), "hostPort"),
+            (with(json!({"securityContext": {"capabilities": {"add": ["CHOWN", "SYS_ADMIN"]}}})), "SYS_ADMIN"),
+            (with(json!({"securityContext": {"procMount": "Unmasked"}})), "procMount"),
+            (with(json!({"securityContext": {"seccompProfile": {"type": "Unconfined"}}})), "seccompProfile"),
+            (with(json!({"securityContext": {"windowsOptions": {"hostProcess": true}}})), "hostProcess"),
+            (
+                json!({"spec": {"containers": [container], "securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}}),
+                "kernel.msgmax",
+            ),
+            (
+                json!({"spec": {"containers": [container], "securityContext": {"appArmorProfile": {"type": "Unconfined"}}}}),
+                "appArmorProfile",
+            ),
             (
                 json!({"spec": {"containers": [container], "volumes": [{"name": "v", "hostPath": {"path": "/"}}]}}),
                 "use a claim",
@@ -253,12 +379,12 @@ mod tests {
                 "rename yours",
             ),
         ] {
-            let said = check(&job(template.clone())).unwrap_err();
-            assert!(said.contains(helps), "{template} was answered with {said:?}");
+            let text = check(&job(template.clone())).unwrap_err().to_string();
+            assert!(text.contains(helps), "{template} was answered with {text:?}");
         }
         let mut long = job(json!({"spec": {"containers": [container]}}));
         long.name = "x".repeat(64);
-        assert!(check(&long).unwrap_err().contains("shorter"));
+        assert!(check(&long).unwrap_err().to_string().contains("shorter"));
     }
 
     #[test]

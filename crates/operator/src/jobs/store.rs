@@ -1,65 +1,81 @@
-//! What the controller has read: jobs, their pods, nodes; and which jobs have to be looked at, now or at some time.
+//! What the controller has read (jobs, their pods, nodes), and which jobs are due now or later.
 //!
-//! Copies may be old. An older version of an object never replaces a newer one, so that what our own writes return is not undone by the watch
-//! that is still on its way.
+//! Copies may be old. An older version of an object never replaces a newer one, so that the watch
+//! does not undo the result of our own write while it lags behind.
 //!
-//! **Whose turn it is.** Two rows. Jobs for which something has happened (an order, a change of their pod, their own time) come first, in the order in which it
-//! happened; jobs that nobody has begun with, and those whose progress may have to be written, come when there is nothing else to do. So what was begun is
-//! finished first, and ten thousand new jobs do not keep a move waiting. A job is worked on by one at a time: one that turns up meanwhile has
-//! another turn afterwards.
+//! **Queues.** There are two. Jobs for which something has happened (an order, a change of their
+//! pod, an alarm) are in `first`, in the order in which it happened. Jobs that have not begun, and
+//! jobs whose progress may have to be published, are in `then`; they are taken when `first` is
+//! empty. So ten thousand new jobs do not delay a move. One worker at a time takes a job; a job
+//! that becomes due meanwhile is queued again afterwards. A job whose reconcile panicked rests
+//! before its next turn.
 
-use super::machine::Fault;
-use super::seen::{JobSeen, NodeSeen, PodSeen};
-use gainshare_kube_api::training_job::{JOB_FINALIZER, NODE_ANNOTATION, STOPPED_ANNOTATION, TrainingJob};
-use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
+use super::action::PodFault;
+use super::isolate;
+use super::snapshot::{JobSnapshot, NodeState, PodSnapshot};
+use crate::state::world::is_older;
+use gainshare_kube_api::names::NamespacedName;
+use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// Namespace and name of a job.
-pub(super) type Key = (String, String);
-
-/// The taint by which an administrator declares a node to be off.
-const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+/// A missing Node object counts as a node that is off after this time. It is longer than Kubernetes
+/// itself takes to give up a node and its pods: 40 s until the node's lease has expired, and 300 s
+/// that pods tolerate an unreachable node by default.
+pub(crate) const MISSING_NODE_IS_OFF_AFTER: Duration = Duration::from_secs(360);
 
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    jobs: BTreeMap<Key, Arc<JobSeen>>,
+    jobs: BTreeMap<NamespacedName, Arc<JobSnapshot>>,
     /// By the job's name, then by their own.
-    pods: BTreeMap<Key, BTreeMap<String, PodSeen>>,
-    pub(super) nodes: BTreeMap<String, NodeSeen>,
-    /// Nodes that came, went or turned since jobs were last looked for there: thousands may do so at once.
-    turned: BTreeSet<String>,
+    pods: BTreeMap<NamespacedName, BTreeMap<String, PodSnapshot>>,
+    nodes: BTreeMap<String, NodeState>,
+    /// Nodes whose object is missing, as far as jobs are concerned.
+    missing: BTreeMap<String, MissingNode>,
+    /// Nodes that came, went or changed since their jobs were last queued: thousands may do so at
+    /// once.
+    changed_nodes: BTreeSet<String>,
     /// Pods that the API server refused, and until when there is no point in trying again.
-    faults: BTreeMap<Key, (Fault, Timestamp)>,
-    first: Row,
-    then: Row,
-    working: BTreeSet<Key>,
-    /// Whose turn came while they were being worked on.
-    once_more: BTreeSet<Key>,
-    wakes: BTreeMap<Key, Timestamp>,
-    alarms: BTreeSet<(Timestamp, Key)>,
-    /// Of jobs, pods and nodes, how many lists have been seen as a whole.
-    pub(super) lists_seen: usize,
+    faults: BTreeMap<NamespacedName, (PodFault, Timestamp)>,
+    first: Queue,
+    then: Queue,
+    working: BTreeSet<NamespacedName>,
+    /// Jobs that became due while a worker had them.
+    once_more: BTreeSet<NamespacedName>,
+    /// Jobs whose reconcile panicked: how often in a row, and until when they rest.
+    resting: BTreeMap<NamespacedName, (u32, Timestamp)>,
+    wakes: BTreeMap<NamespacedName, Timestamp>,
+    alarms: BTreeSet<(Timestamp, NamespacedName)>,
+    /// Of jobs, pods and nodes, how many lists have been read completely.
+    pub(super) lists_read: usize,
 }
 
-/// Jobs that wait for their turn, each once.
+/// A node whose object is missing.
+#[derive(Debug, Clone, Copy)]
+struct MissingNode {
+    since: Instant,
+    /// An administrator had declared it to be off before its object went.
+    declared_off: bool,
+}
+
+/// Jobs that are due, each once.
 #[derive(Debug, Default)]
-struct Row {
-    keys: VecDeque<Key>,
-    within: BTreeSet<Key>,
-    /// So many from the front on have been told to the decision.
+struct Queue {
+    keys: VecDeque<NamespacedName>,
+    within: BTreeSet<NamespacedName>,
+    /// So many from the front on have been published to the decision.
     announced: usize,
 }
 
-impl Row {
-    fn push(&mut self, key: Key) {
+impl Queue {
+    fn push(&mut self, key: NamespacedName) {
         if self.within.insert(key.clone()) {
             self.keys.push_back(key);
         }
     }
 
-    fn pop(&mut self) -> Option<Key> {
+    fn pop(&mut self) -> Option<NamespacedName> {
         let key = self.keys.pop_front()?;
         self.within.remove(&key);
         self.announced = self.announced.saturating_sub(1);
@@ -67,65 +83,15 @@ impl Row {
     }
 }
 
-impl JobSeen {
-    pub(crate) fn of(job: &TrainingJob) -> Option<JobSeen> {
-        let meta = &job.metadata;
-        let mut spec = job.spec.clone();
-        let template = std::mem::take(&mut spec.template).to_string();
-        Some(JobSeen {
-            namespace: meta.namespace.clone()?,
-            name: meta.name.clone()?,
-            uid: meta.uid.clone()?,
-            resource_version: meta.resource_version.clone().unwrap_or_default(),
-            generation: meta.generation.unwrap_or_default(),
-            created: meta.creation_timestamp.as_ref().map(|time| time.0).unwrap_or_default(),
-            deleting: meta.deletion_timestamp.is_some(),
-            has_finalizer: meta.finalizers.iter().flatten().any(|one| one == JOB_FINALIZER),
-            sworn_stopped: meta.annotations.as_ref().and_then(|notes| notes.get(STOPPED_ANNOTATION)).cloned(),
-            wanted_node: meta.annotations.as_ref().and_then(|notes| notes.get(NODE_ANNOTATION)).cloned(),
-            spec,
-            template,
-            status: job.status.clone().unwrap_or_default(),
-        })
-    }
-
-    pub(super) fn key(&self) -> Key {
-        (self.namespace.clone(), self.name.clone())
-    }
-}
-
-impl PodSeen {
-    fn job_key(&self) -> Key {
-        (self.namespace.clone(), self.job.clone())
-    }
-}
-
-impl NodeSeen {
-    pub(super) fn of(node: &Node) -> NodeSeen {
-        let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
-        if taints.into_iter().flatten().any(|taint| taint.key == OUT_OF_SERVICE) {
-            return NodeSeen::Off;
-        }
-        let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-        // A node without a word about it has just come; "False" is a kubelet that speaks, "Unknown" one that does not.
-        let silent = conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "Unknown");
-        if silent { NodeSeen::Silent } else { NodeSeen::Ready }
-    }
-}
-
-fn is_older(version: &str, than: &str) -> bool {
-    matches!((version.parse::<u64>(), than.parse::<u64>()), (Ok(version), Ok(than)) if version < than)
-}
-
 impl Store {
-    pub(super) fn put_job(&mut self, job: JobSeen) {
+    pub(super) fn put_job(&mut self, job: JobSnapshot) {
         let key = job.key();
         let known = self.jobs.get(&key);
         if known.is_some_and(|known| known.uid == job.uid && is_older(&job.resource_version, &known.resource_version)) {
             return;
         }
         if known.is_none_or(|known| **known != job) {
-            // One that nobody has begun with begins when those before it are on their way.
+            // A job that has not begun waits for those before it.
             let is_new = known.is_none() && job.status.attempt.is_none();
             let row = if is_new { &mut self.then } else { &mut self.first };
             row.push(key.clone());
@@ -133,15 +99,16 @@ impl Store {
         }
     }
 
-    pub(super) fn remove_job(&mut self, key: &Key) -> Option<Arc<JobSeen>> {
+    pub(super) fn remove_job(&mut self, key: &NamespacedName) -> Option<Arc<JobSnapshot>> {
         self.wake_at(key, None);
         self.faults.remove(key);
+        self.resting.remove(key);
         // Its pods may still be held by our finalizer.
         self.first.push(key.clone());
         self.jobs.remove(key)
     }
 
-    pub(super) fn put_pod(&mut self, pod: PodSeen) {
+    pub(super) fn put_pod(&mut self, pod: PodSnapshot) {
         let key = pod.job_key();
         let pods = self.pods.entry(key.clone()).or_default();
         let known = pods.get(&pod.name);
@@ -154,8 +121,8 @@ impl Store {
         }
     }
 
-    /// The API server said that this very pod is gone.
-    pub(super) fn remove_pod(&mut self, key: &Key, name: &str, uid: &str) {
+    /// The API server answered that this very pod is gone.
+    pub(super) fn remove_pod(&mut self, key: &NamespacedName, name: &str, uid: &str) {
         if let Some(pods) = self.pods.get_mut(key)
             && pods.get(name).is_some_and(|pod| pod.uid == uid)
         {
@@ -167,98 +134,123 @@ impl Store {
         }
     }
 
-    pub(super) fn gone_pod(&mut self, pod: &PodSeen) {
+    pub(super) fn gone_pod(&mut self, pod: &PodSnapshot) {
         self.remove_pod(&pod.job_key(), &pod.name, &pod.uid);
     }
 
     /// All jobs that exist, after a start of the watch.
-    pub(super) fn all_jobs(&mut self, jobs: Vec<JobSeen>) -> Vec<Arc<JobSeen>> {
-        let alive: BTreeSet<Key> = jobs.iter().map(JobSeen::key).collect();
-        let gone: Vec<Key> = self.jobs.keys().filter(|key| !alive.contains(*key)).cloned().collect();
+    pub(super) fn all_jobs(&mut self, jobs: Vec<JobSnapshot>) -> Vec<Arc<JobSnapshot>> {
+        let alive: BTreeSet<NamespacedName> = jobs.iter().map(JobSnapshot::key).collect();
+        let gone: Vec<NamespacedName> = self.jobs.keys().filter(|key| !alive.contains(*key)).cloned().collect();
         let gone = gone.iter().filter_map(|key| self.remove_job(key)).collect();
         jobs.into_iter().for_each(|job| self.put_job(job));
         gone
     }
 
-    pub(super) fn all_pods(&mut self, pods: Vec<PodSeen>) {
+    pub(super) fn all_pods(&mut self, pods: Vec<PodSnapshot>) {
         let alive: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
         let known = self.pods.values().flat_map(BTreeMap::values);
-        let gone: Vec<PodSeen> = known.filter(|pod| !alive.contains(pod.uid.as_str())).cloned().collect();
+        let gone: Vec<PodSnapshot> = known.filter(|pod| !alive.contains(pod.uid.as_str())).cloned().collect();
         gone.iter().for_each(|pod| self.gone_pod(pod));
         pods.into_iter().for_each(|pod| self.put_pod(pod));
     }
 
-    /// `None`: the node is gone. Jobs with a pod there are looked at.
-    pub(super) fn put_node(&mut self, name: &str, node: Option<NodeSeen>) {
+    /// `None`: the node is gone. Jobs with a pod there become due.
+    pub(super) fn put_node(&mut self, name: &str, node: Option<NodeState>) {
         let known = match node {
-            Some(node) => self.nodes.insert(name.to_owned(), node),
-            None => self.nodes.remove(name),
+            Some(node) => {
+                self.missing.remove(name);
+                self.nodes.insert(name.to_owned(), node)
+            }
+            None => {
+                let known = self.nodes.remove(name);
+                if known.is_some() {
+                    let declared_off = known == Some(NodeState::Off);
+                    self.missing.insert(name.to_owned(), MissingNode { since: Instant::now(), declared_off });
+                }
+                known
+            }
         };
         if known != node {
-            self.turned.insert(name.to_owned());
+            self.changed_nodes.insert(name.to_owned());
         }
     }
 
-    pub(super) fn all_nodes(&mut self, nodes: Vec<(String, NodeSeen)>) {
+    pub(super) fn all_nodes(&mut self, nodes: Vec<(String, NodeState)>) {
         let alive: BTreeSet<&String> = nodes.iter().map(|(name, _)| name).collect();
         let gone: Vec<String> = self.nodes.keys().filter(|name| !alive.contains(name)).cloned().collect();
         gone.iter().for_each(|name| self.put_node(name, None));
         nodes.into_iter().for_each(|(name, node)| self.put_node(&name, Some(node)));
     }
 
-    /// Jobs with a pod on a node that has turned have their turn, also those whose pods are away.
-    fn look_for_turned(&mut self) {
-        if self.turned.is_empty() {
+    /// The state of the node by our copy. `None`: the node is unknown, or declared off; the API
+    /// server has to be asked.
+    pub(super) fn node(&self, name: &str) -> Option<NodeState> {
+        self.nodes.get(name).copied().filter(|node| matches!(node, NodeState::Ready | NodeState::Silent))
+    }
+
+    /// What it means that the API server has no such node now, and how long until it means that the
+    /// node is off.
+    pub(super) fn missing_node(&mut self, name: &str, now: Instant) -> (NodeState, Option<Duration>) {
+        let new = MissingNode { since: now, declared_off: false };
+        let missing = *self.missing.entry(name.to_owned()).or_insert(new);
+        let left = MISSING_NODE_IS_OFF_AFTER.saturating_sub(now.saturating_duration_since(missing.since));
+        if missing.declared_off || left.is_zero() { (NodeState::Off, None) } else { (NodeState::Missing, Some(left)) }
+    }
+
+    /// Queues the jobs with a pod on a node that has changed, also those whose pods are gone.
+    fn queue_jobs_of_changed_nodes(&mut self) {
+        if self.changed_nodes.is_empty() {
             return;
         }
-        let turned = std::mem::take(&mut self.turned);
-        let is = |node: &Option<String>| node.as_ref().is_some_and(|node| turned.contains(node));
+        let changed_nodes = std::mem::take(&mut self.changed_nodes);
+        let is = |node: &Option<String>| node.as_ref().is_some_and(|node| changed_nodes.contains(node));
         let by_pod = self.pods.iter().filter(|(_, pods)| pods.values().any(|pod| is(&pod.node)));
         let by_journal =
             self.jobs.iter().filter(|(_, job)| job.status.attempt.as_ref().is_some_and(|attempt| is(&attempt.node)));
         let keys = by_pod.map(|(key, _)| key).chain(by_journal.map(|(key, _)| key));
-        let keys: BTreeSet<Key> = keys.cloned().collect();
+        let keys: BTreeSet<NamespacedName> = keys.cloned().collect();
         keys.into_iter().for_each(|key| self.first.push(key));
     }
 
-    pub(super) fn job(&self, key: &Key) -> Option<Arc<JobSeen>> {
+    pub(super) fn job(&self, key: &NamespacedName) -> Option<Arc<JobSnapshot>> {
         self.jobs.get(key).cloned()
     }
 
     /// All jobs with their pods.
-    pub(super) fn all(&self) -> impl Iterator<Item = (&Arc<JobSeen>, Vec<PodSeen>)> {
+    pub(super) fn all(&self) -> impl Iterator<Item = (&Arc<JobSnapshot>, Vec<PodSnapshot>)> {
         self.jobs.iter().map(|(key, job)| (job, self.pods(key)))
     }
 
-    pub(super) fn pods(&self, key: &Key) -> Vec<PodSeen> {
+    pub(super) fn pods(&self, key: &NamespacedName) -> Vec<PodSnapshot> {
         self.pods.get(key).into_iter().flat_map(BTreeMap::values).cloned().collect()
     }
 
-    pub(super) fn fault(&mut self, key: &Key, now: Timestamp) -> Option<Fault> {
+    pub(super) fn fault(&mut self, key: &NamespacedName, now: Timestamp) -> Option<PodFault> {
         if self.faults.get(key).is_some_and(|(_, until)| *until <= now) {
             self.faults.remove(key);
         }
         self.faults.get(key).map(|(fault, _)| fault.clone())
     }
 
-    pub(super) fn put_fault(&mut self, key: &Key, fault: Fault, until: Timestamp) {
+    pub(super) fn put_fault(&mut self, key: &NamespacedName, fault: PodFault, until: Timestamp) {
         self.faults.insert(key.clone(), (fault, until));
     }
 
-    /// There is an order for this job. One that nobody has begun with keeps its place in the row.
-    pub(super) fn mark(&mut self, key: Key) {
+    /// There is an order for this job. A job that has not begun keeps its place in its queue.
+    pub(super) fn mark(&mut self, key: NamespacedName) {
         let is_new = self.jobs.get(&key).is_some_and(|job| job.status.attempt.is_none());
         let row = if is_new { &mut self.then } else { &mut self.first };
         row.push(key);
     }
 
     /// Its progress may have to be written.
-    pub(super) fn mark_later(&mut self, key: Key) {
+    pub(super) fn mark_later(&mut self, key: NamespacedName) {
         self.then.push(key);
     }
 
-    /// The next new jobs whose turn is near, up to `most` of them, each named once.
-    pub(super) fn coming(&mut self, most: usize) -> Vec<Arc<JobSeen>> {
+    /// The next new jobs in the queue, up to `most` of them. Each is returned once.
+    pub(super) fn coming(&mut self, most: usize) -> Vec<Arc<JobSnapshot>> {
         let row = &mut self.then;
         let upto = row.keys.len().min(most);
         let from = row.announced.min(upto);
@@ -267,7 +259,7 @@ impl Store {
         jobs.filter(|job| job.status.attempt.is_none()).cloned().collect()
     }
 
-    pub(super) fn wake_at(&mut self, key: &Key, at: Option<Timestamp>) {
+    pub(super) fn wake_at(&mut self, key: &NamespacedName, at: Option<Timestamp>) {
         let before = match at {
             Some(at) => self.wakes.insert(key.clone(), at),
             None => self.wakes.remove(key),
@@ -280,14 +272,18 @@ impl Store {
         }
     }
 
-    /// Whose turn it is, if anybody's; [`Store::done`] ends it.
-    pub(super) fn take(&mut self, now: Timestamp) -> Option<Key> {
-        self.look_for_turned();
+    /// The next job that is due; [`Store::done`] or [`Store::panicked`] must follow.
+    pub(super) fn take(&mut self, now: Timestamp) -> Option<NamespacedName> {
+        self.queue_jobs_of_changed_nodes();
         while let Some((_, key)) = self.alarms.first().filter(|(at, _)| *at <= now).cloned() {
             self.wake_at(&key, None);
             self.first.push(key);
         }
         while let Some(key) = self.first.pop().or_else(|| self.then.pop()) {
+            if let Some((_, until)) = self.resting.get(&key).filter(|(_, until)| *until > now) {
+                self.wake_at(&key, Some(*until));
+                continue;
+            }
             if self.working.insert(key.clone()) {
                 return Some(key);
             }
@@ -296,7 +292,21 @@ impl Store {
         None
     }
 
-    pub(super) fn done(&mut self, key: &Key) {
+    /// The work on a job ended with a panic: the job rests for a while. Answers for how long.
+    pub(super) fn panicked(&mut self, key: &NamespacedName, now: Timestamp) -> Duration {
+        self.working.remove(key);
+        self.once_more.remove(key);
+        let times = self.resting.get(key).map_or(0, |(times, _)| *times).saturating_add(1);
+        let rest = isolate::rest_after(times);
+        let until = SignedDuration::try_from(rest).ok().and_then(|rest| now.saturating_add(rest).ok()).unwrap_or(now);
+        self.resting.insert(key.clone(), (times, until));
+        self.wake_at(key, Some(until));
+        rest
+    }
+
+    /// The work on a job has ended.
+    pub(super) fn done(&mut self, key: &NamespacedName) {
+        self.resting.remove(key);
         self.working.remove(key);
         if let Some(key) = self.once_more.take(key) {
             self.first.push(key);
@@ -315,21 +325,21 @@ mod tests {
     use gainshare_kube_api::training_job::{Attempt, TrainingJobStatus};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
-    fn key(name: &str) -> Key {
-        (String::new(), name.to_owned())
+    fn key(name: &str) -> NamespacedName {
+        NamespacedName::new("", name)
     }
 
-    fn job(name: &str, version: u64) -> JobSeen {
-        JobSeen {
+    fn job(name: &str, version: u64) -> JobSnapshot {
+        JobSnapshot {
             name: name.to_owned(),
             uid: name.to_owned(),
             resource_version: version.to_string(),
-            ..JobSeen::default()
+            ..JobSnapshot::default()
         }
     }
 
-    /// One whose journal says that it lives on this node.
-    fn begun(name: &str, version: u64, node: &str) -> JobSeen {
+    /// A job that runs on this node by its journal.
+    fn begun(name: &str, version: u64, node: &str) -> JobSnapshot {
         let attempt = Attempt {
             epoch: 1,
             pod: format!("{name}-1"),
@@ -345,15 +355,15 @@ mod tests {
             tried: Vec::new(),
         };
         let status = TrainingJobStatus { attempt: Some(attempt), ..TrainingJobStatus::default() };
-        JobSeen { status, ..job(name, version) }
+        JobSnapshot { status, ..job(name, version) }
     }
 
-    /// Whose turns come now, one after the other, each done before the next.
+    /// The jobs that are due now, one after the other, each done before the next.
     fn turns(store: &mut Store) -> Vec<String> {
         let mut names = Vec::new();
         while let Some(key) = store.take(Timestamp::UNIX_EPOCH) {
             store.done(&key);
-            names.push(key.1);
+            names.push(key.name);
         }
         names
     }
@@ -404,31 +414,71 @@ mod tests {
         let mut store = Store::default();
         store.put_job(begun("a", 1, "n"));
         store.put_job(begun("b", 1, "m"));
-        let ready = |name: &str| (name.to_owned(), NodeSeen::Ready);
+        let ready = |name: &str| (name.to_owned(), NodeState::Ready);
         store.all_nodes(vec![ready("n"), ready("m")]);
         turns(&mut store);
-        store.put_node("n", Some(NodeSeen::Ready));
+        store.put_node("n", Some(NodeState::Ready));
         assert!(turns(&mut store).is_empty());
-        store.put_node("n", Some(NodeSeen::Silent));
+        store.put_node("n", Some(NodeState::Silent));
         assert_eq!(turns(&mut store), ["a"]);
-        store.all_nodes(vec![("n".to_owned(), NodeSeen::Silent)]);
+        store.all_nodes(vec![("n".to_owned(), NodeState::Silent)]);
         assert_eq!(turns(&mut store), ["b"], "its node is gone");
     }
 
     #[test]
     fn new_jobs_are_announced_once_and_not_too_many() {
         let mut store = Store::default();
-        // As after a start of the manager: those that run already take no new one's place.
+        // As after a start of the operator: running jobs take no new job's place.
         for name in ["running", "too"] {
             store.put_job(begun(name, 1, "n"));
         }
         for name in ["a", "b", "c", "d"] {
             store.put_job(job(name, 1));
         }
-        let names = |jobs: Vec<Arc<JobSeen>>| jobs.iter().map(|job| job.name.clone()).collect::<Vec<_>>();
+        let names = |jobs: Vec<Arc<JobSnapshot>>| jobs.iter().map(|job| job.name.clone()).collect::<Vec<_>>();
         assert_eq!(names(store.coming(2)), ["a", "b"]);
         assert!(store.coming(2).is_empty());
         (0..3).for_each(|_| drop(store.take(Timestamp::UNIX_EPOCH)));
         assert_eq!(names(store.coming(2)), ["c"]);
+    }
+
+    #[test]
+    fn a_job_whose_reconcile_panicked_rests_and_holds_up_no_other() {
+        let mut store = Store::default();
+        let at = |second| Timestamp::from_second(second).unwrap();
+        store.put_job(begun("bad", 1, "n"));
+        assert_eq!(store.take(at(0)), Some(key("bad")));
+        let rest_s = store.panicked(&key("bad"), at(0)).as_secs() as i64;
+        // Its watch brings it again, as after a write of its condition.
+        store.put_job(begun("bad", 2, "n"));
+        store.put_job(begun("good", 1, "n"));
+        assert_eq!((store.take(at(1)), store.take(at(1))), (Some(key("good")), None));
+        assert_eq!(store.next_alarm(), Some(at(rest_s)));
+        assert_eq!(store.take(at(rest_s)), Some(key("bad")), "it is tried again");
+        let longer = store.panicked(&key("bad"), at(rest_s)).as_secs() as i64;
+        assert_eq!(longer, 2 * rest_s);
+        assert_eq!(store.take(at(rest_s + longer)), Some(key("bad")));
+        store.done(&key("bad"));
+        assert_eq!(store.take(at(1000)), None);
+    }
+
+    #[test]
+    fn a_missing_node_is_off_only_after_a_while_unless_it_was_declared() {
+        let mut store = Store::default();
+        store.put_node("n", Some(NodeState::Ready));
+        store.put_node("tainted", Some(NodeState::Off));
+        store.put_node("n", None);
+        store.put_node("tainted", None);
+        let now = Instant::now();
+        let (state, left) = store.missing_node("n", now);
+        assert_eq!(state, NodeState::Missing);
+        assert!(left.unwrap() <= MISSING_NODE_IS_OFF_AFTER);
+        assert_eq!(store.missing_node("n", now + MISSING_NODE_IS_OFF_AFTER), (NodeState::Off, None));
+        assert_eq!(store.missing_node("tainted", now), (NodeState::Off, None));
+        assert_eq!(store.missing_node("never-seen", now).0, NodeState::Missing);
+        store.put_node("n", Some(NodeState::Ready));
+        assert_eq!(store.node("n"), Some(NodeState::Ready));
+        store.put_node("n", None);
+        assert_eq!(store.missing_node("n", Instant::now()).0, NodeState::Missing, "the time begins again");
     }
 }

@@ -1,3 +1,12 @@
-//! Where jobs run: one view of the whole cluster, one decision, orders for the jobs.
+//! Where jobs should run: one view of the whole cluster, decided by the core, published as orders.
+//!
+//! **How.** [`snapshot`] reads nodes, reports and jobs. [`decide`] (pure) remembers them
+//! ([`memory`]), makes the core's view of them ([`view`]), and turns the core's checked plan into
+//! orders. [`run`] does that about once a second.
 
-pub(crate) mod cluster;
+pub(crate) mod clock;
+mod decide;
+mod memory;
+pub(crate) mod run;
+mod snapshot;
+mod view;

@@ -1,14 +1,20 @@
-//! A whole pass over a large cluster, as [`super::run`] makes it, without an API server: what it costs the manager's own process.
+//! A whole pass over a large cluster, as `run` makes it, without an API server.
 
 use super::*;
 use crate::http::auth::Reviewer;
+use crate::placement::clock::Clock;
+use crate::placement::run::thread_time;
+use crate::placement::snapshot::read;
 use crate::shares::write::Writer;
+use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
 use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::facts::{ContainerFacts, PodFacts};
-use gainshare_kube_api::resize::{Amounts, Resources};
-use gainshare_kube_api::training_job::JOB_LABEL;
-use gainshare_kube_api::wire::{Beat, Category, Sync};
+use gainshare_kube_api::names::JOB_LABEL;
+use gainshare_kube_api::resources::{Amounts, Resources};
+use gainshare_kube_api::wire::{Beat, Category, SyncRequest};
+use std::sync::Arc;
+use std::time::Instant;
 
 const NODES: usize = 5000;
 const RUNNING: usize = 49_000;
@@ -70,8 +76,8 @@ fn pod(index: usize) -> PodFacts {
     }
 }
 
-/// What the agent of a node says in its `round`-th word.
-fn words(at: usize, round: u64) -> Sync {
+/// The `round`-th message of a node's agent.
+fn message(at: usize, round: u64) -> SyncRequest {
     let job = |index: usize| wire::JobState {
         uid: pod_uid(index),
         container: "main".to_owned(),
@@ -93,7 +99,7 @@ fn words(at: usize, round: u64) -> Sync {
             most: None,
         }),
     };
-    Sync {
+    SyncRequest {
         node: node(at),
         epoch: 1,
         seq: round,
@@ -105,7 +111,7 @@ fn words(at: usize, round: u64) -> Sync {
     }
 }
 
-/// The time is printed, and asserted only as far as a busy machine allows.
+/// The time is printed, not asserted: it depends on the machine.
 #[tokio::test]
 async fn a_pass_over_5000_nodes_and_50000_jobs() {
     let leader = leader();
@@ -120,15 +126,15 @@ async fn a_pass_over_5000_nodes_and_50000_jobs() {
     let clock = Clock { origin: Instant::now(), unix_us: 1_700_000_000_000_000 };
     let mut decision = Decision::new(Specon::default());
     let mut pass = |round: u64| {
-        let mut agents = leader.agents.lock().unwrap();
-        (0..NODES).for_each(|index| drop(agents.hear(&words(index, round), Instant::now())));
+        let mut agents = leader.agents.lock();
+        (0..NODES).for_each(|index| drop(agents.hear(&message(index, round), Instant::now(), |_| true)));
         drop(agents);
         let (began, spent_before) = (Instant::now(), thread_time());
-        let seen = look(&leader, leader.jobs.facts(), &clock);
-        let looked = began.elapsed();
-        let orders = decision.decide(&seen);
+        let snapshot = read(&leader, leader.jobs.facts(), &clock);
+        let read_in = began.elapsed();
+        let orders = decision.decide(&snapshot);
         let (took, spent) = (began.elapsed(), thread_time() - spent_before);
-        println!("round {round}: looked {looked:?}, all {took:?} ({spent:?} of a processor), {} orders", orders.len());
+        println!("round {round}: read {read_in:?}, all {took:?} ({spent:?} of a processor), {} orders", orders.len());
         (began.elapsed(), orders)
     };
     let first = pass(1).0;
@@ -138,7 +144,4 @@ async fn a_pass_over_5000_nodes_and_50000_jobs() {
     assert_eq!(orders.iter().filter(|order| order.kind == OrderKind::Place).count(), WAITING);
     let rate = WAITING as f64 / busy.as_secs_f64();
     println!("first {first:?}, quiet {quiet:?}, with {WAITING} places {busy:?}: {rate:.0} decisions a second");
-    for took in [first, quiet, busy] {
-        assert!(took < Duration::from_secs(10), "a pass took {took:?}");
-    }
 }

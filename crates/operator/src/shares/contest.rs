@@ -1,14 +1,22 @@
-//! Somebody else writes the same values: another autoscaler, a person. We notice, stay away for a while, and say so, rather than fight.
+//! Another program (an autoscaler), or a person, writes the same values. The operator notices that,
+//! leaves the pod alone for a while, and publishes why, instead of writing against the other.
 //!
-//! What we last wrote for a pod is remembered here only; a manager that starts anew takes what it finds as agreed.
+//! What the operator last wrote for a pod is remembered here only; an operator that has just
+//! started accepts the values it finds.
+//!
+//! **Lost answers.** The intention of a resize is recorded before the request. If the answer is
+//! lost (a timeout, a node agent that hung up), the write may or may not have happened. A value
+//! that matches the intention is then our own, not another program's.
 
-use gainshare_kube_api::resize::Resources;
+use gainshare_kube_api::resources::Resources;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 const FIRST_REST: Duration = Duration::from_secs(60);
 /// Each further time doubles the rest, up to this many doublings: about an hour.
 const MOST_DOUBLINGS: u32 = 6;
+/// So many lost answers of one pod are remembered.
+const MOST_UNANSWERED: usize = 8;
 
 #[derive(Debug, Default)]
 pub(crate) struct Contests {
@@ -17,27 +25,59 @@ pub(crate) struct Contests {
 
 #[derive(Debug)]
 struct Contest {
+    /// What we last wrote, or accepted.
     set: Resources,
+    /// What requests whose answers we do not have would have written, the newest last.
+    unanswered: Vec<Resources>,
     times: u32,
     rest_until: Option<Instant>,
 }
 
+impl Contest {
+    fn new(now: Resources) -> Contest {
+        Contest { set: now, unanswered: Vec::new(), times: 0, rest_until: None }
+    }
+
+    fn accept(&mut self, now: Resources) {
+        self.set = now;
+        self.unanswered.clear();
+    }
+}
+
 impl Contests {
-    /// We have just written this.
+    /// A request is about to be sent that changes the pod from `now` to `to`.
+    pub(crate) fn intend(&mut self, uid: &str, now: Resources, to: Resources) {
+        let unanswered = &mut self.pods.entry(uid.to_owned()).or_insert(Contest::new(now)).unanswered;
+        unanswered.push(to.over(now));
+        let surplus = unanswered.len().saturating_sub(MOST_UNANSWERED);
+        unanswered.drain(..surplus);
+    }
+
+    /// The API server refused the newest request: it changed nothing. An older one may still have had its effect.
+    pub(crate) fn refused(&mut self, uid: &str) {
+        if let Some(contest) = self.pods.get_mut(uid) {
+            contest.unanswered.pop();
+        }
+    }
+
+    /// The API server answered that it has written this.
     pub(crate) fn wrote(&mut self, uid: &str, now: Resources) {
-        let contest = self.pods.entry(uid.to_owned()).or_insert(Contest { set: now, times: 0, rest_until: None });
-        contest.set = now;
+        self.pods.entry(uid.to_owned()).or_insert(Contest::new(now)).accept(now);
     }
 
     /// Why the pod should be left alone now, if it should.
     pub(crate) fn judge(&mut self, uid: &str, now: &Resources, at: Instant) -> Result<(), String> {
         let Some(contest) = self.pods.get_mut(uid) else { return Ok(()) };
-        if contest.set.requests.cpu_milli != now.requests.cpu_milli
-            || contest.set.limits.cpu_milli != now.limits.cpu_milli
-        {
+        let same_cpu = |ours: &Resources| {
+            ours.requests.cpu_milli == now.requests.cpu_milli && ours.limits.cpu_milli == now.limits.cpu_milli
+        };
+        if contest.unanswered.iter().any(same_cpu) {
+            contest.accept(*now);
+        }
+        if !same_cpu(&contest.set) {
             contest.rest_until = Some(at + FIRST_REST * 2u32.pow(contest.times.min(MOST_DOUBLINGS)));
-            contest.times += 1;
-            contest.set = *now;
+            contest.times = contest.times.saturating_add(1);
+            contest.accept(*now);
         }
         match contest.rest_until {
             Some(until) if until > at => Err(format!(
@@ -67,7 +107,7 @@ impl Contests {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gainshare_kube_api::resize::Amounts;
+    use gainshare_kube_api::resources::Amounts;
 
     fn cpu(milli: u64) -> Resources {
         Resources { requests: Amounts { cpu_milli: Some(milli), memory_bytes: None }, limits: Amounts::default() }
@@ -87,5 +127,29 @@ mod tests {
         assert!(contests.judge("a", &cpu(500), start).unwrap_err().contains("120 s"), "and rest longer the next time");
         contests.keep(|_| false);
         assert!(contests.judge("a", &cpu(500), start).is_ok());
+    }
+
+    #[test]
+    fn a_resize_whose_answer_was_lost_is_not_taken_for_anothers() {
+        let (mut contests, start) = (Contests::default(), Instant::now());
+        contests.wrote("a", cpu(300));
+        contests.intend("a", cpu(300), cpu(450));
+        assert!(contests.judge("a", &cpu(300), start).is_ok(), "the write did not happen");
+        assert!(contests.judge("a", &cpu(450), start).is_ok(), "the write happened, and its answer was lost");
+        assert!(contests.judge("a", &cpu(300), start).is_err(), "the intention is used up: this is another program");
+        // The first write had its effect late: the second was refused because of it.
+        contests.wrote("d", cpu(300));
+        contests.intend("d", cpu(300), cpu(450));
+        contests.intend("d", cpu(300), cpu(600));
+        contests.refused("d");
+        assert!(contests.judge("d", &cpu(450), start).is_ok());
+        // The first write of a pod.
+        contests.intend("b", cpu(500), cpu(200));
+        assert!(contests.judge("b", &cpu(200), start).is_ok());
+        // A write that the API server refused explains nothing.
+        contests.wrote("c", cpu(300));
+        contests.intend("c", cpu(300), cpu(450));
+        contests.refused("c");
+        assert!(contests.judge("c", &cpu(450), start).is_err());
     }
 }

@@ -1,16 +1,18 @@
-//! What a SharePolicy's status says. [`status`] is pure; [`pass`] writes where it differs from what is there.
+//! The status of a SharePolicy. [`status`] is pure; [`pass`] writes it where it has changed.
 
-use super::write::FIELD_MANAGER;
+use crate::jobs::isolate::skip_on_panic;
 use crate::state::agents::Agents;
+use crate::state::events::{self, Subject, Text};
 use crate::state::lead::Leader;
 use crate::state::world::{PolicyKey, World};
-use gainshare_kube_api::crd::{BlockedPod, SharePolicy, SharePolicyStatus};
+use gainshare_kube_api::names::{API_VERSION, FIELD_MANAGER};
 use gainshare_kube_api::select::PolicyFacts;
+use gainshare_kube_api::share_policy::{BlockedPod, SharePolicy, SharePolicyStatus};
 use gainshare_kube_api::wire::Category;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
-use kube::runtime::events::{Event, EventType, Recorder};
+use kube::runtime::events::Recorder;
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,7 +29,7 @@ struct Finding {
     message: String,
 }
 
-/// What there is to say about a policy now. Conditions keep the time at which they last changed.
+/// The status of a policy now. Conditions keep the time at which they last changed.
 pub(crate) fn status(
     world: &World,
     policy: &PolicyFacts,
@@ -76,7 +78,7 @@ pub(crate) fn status(
                 "every node with selected pods has an agent".to_owned()
             } else {
                 let first: Vec<&str> = silent.iter().copied().take(NAMED).collect();
-                format!("no word from the agents of {} of {} nodes: {}", silent.len(), nodes.len(), first.join(", "))
+                format!("the agents of {} of {} nodes do not report: {}", silent.len(), nodes.len(), first.join(", "))
             },
         },
     ];
@@ -128,7 +130,7 @@ fn ready(world: &World, policy: &PolicyFacts, pods: usize, blocked: usize, silen
     finding(true, "Sharing", format!("{} pods share their nodes", pods - blocked))
 }
 
-/// Says why nothing is selected, as far as it can be seen from here.
+/// Why nothing is selected, as far as the operator can find out.
 fn selected(world: &World, policy: &PolicyFacts, pods: usize, paused: bool) -> String {
     if pods > 0 {
         return format!("{pods} running pods");
@@ -168,7 +170,8 @@ fn condition(finding: Finding, before: &SharePolicyStatus, generation: i64, at: 
     }
 }
 
-/// Writes the status of these policies where it differs. Answers those that could not be written.
+/// Writes the status of these policies where it has changed. Answers those that could not be
+/// written.
 pub(crate) async fn pass(
     leader: &Arc<Leader>,
     client: &Client,
@@ -179,14 +182,17 @@ pub(crate) async fn pass(
     for key in keys {
         let found = leader.look(|world| {
             let policy = world.policies.get(&key).filter(|policy| !policy.ending)?;
-            let agents = leader.agents.lock().expect("never poisoned");
-            let wanted = status(world, policy, &agents, Instant::now(), jiff::Timestamp::now());
+            let agents = leader.agents.lock();
+            let name = format!("{}/{}", policy.namespace, policy.name);
+            let compute = || status(world, policy, &agents, Instant::now(), jiff::Timestamp::now());
+            let wanted = skip_on_panic("SharePolicy", &name, compute)?;
             (policy.status.as_ref() != Some(&wanted)).then(|| (policy.clone(), wanted))
         });
         let Some((policy, wanted)) = found else { continue };
         let api: Api<SharePolicy> = Api::namespaced(client.clone(), &policy.namespace);
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        // The whole list is written, also when it is empty: a merge would leave what is no longer true.
+        // The whole list is written, also when it is empty: a merge would leave what is no longer
+        // true.
         let mut body = json!(wanted);
         body["blocked"] = json!(wanted.blocked);
         match api.patch_status(&policy.name, &params, &Patch::Merge(json!({"status": body}))).await {
@@ -199,7 +205,7 @@ pub(crate) async fn pass(
                 if let Some(facts) = PolicyFacts::of(&written) {
                     leader.change(|world| world.put_policy(facts));
                 }
-                tell(recorder, &policy, &wanted).await;
+                publish_event(recorder, &policy, &wanted).await;
             }
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(error) => {
@@ -212,7 +218,7 @@ pub(crate) async fn pass(
 }
 
 /// An event when `Ready` turns.
-async fn tell(recorder: &Recorder, policy: &PolicyFacts, wanted: &SharePolicyStatus) {
+async fn publish_event(recorder: &Recorder, policy: &PolicyFacts, wanted: &SharePolicyStatus) {
     let ready = |status: &SharePolicyStatus| {
         status
             .conditions
@@ -226,17 +232,13 @@ async fn tell(recorder: &Recorder, policy: &PolicyFacts, wanted: &SharePolicySta
     if before.is_some_and(|(old_state, old_reason, _)| (old_state, old_reason) == (state.clone(), reason.clone())) {
         return;
     }
-    let type_ = if state == "True" { EventType::Normal } else { EventType::Warning };
-    let event = Event { type_, reason, note: Some(message), action: "Share".to_owned(), secondary: None };
-    let reference = k8s_openapi::api::core::v1::ObjectReference {
-        api_version: Some("gainshare.dev/v1alpha1".to_owned()),
-        kind: Some("SharePolicy".to_owned()),
-        namespace: Some(policy.namespace.clone()),
-        name: Some(policy.name.clone()),
-        uid: Some(policy.uid.clone()),
-        ..Default::default()
+    let subject = Subject {
+        api_version: API_VERSION,
+        kind: "SharePolicy",
+        namespace: &policy.namespace,
+        name: &policy.name,
+        uid: Some(&policy.uid),
     };
-    if let Err(error) = recorder.publish(&event, &reference).await {
-        tracing::debug!(%error, "event not published");
-    }
+    let text = Text { warns: state != "True", reason: &reason, note: &message, action: "Share" };
+    events::publish(recorder, subject, text).await;
 }

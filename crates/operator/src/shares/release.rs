@@ -1,17 +1,21 @@
-//! Lets go of every pod in the cluster, before an uninstall.
+//! Releases every object in the cluster, for an uninstall: before it, or after the operator is gone.
 //!
-//! The switch in the manager's ConfigMap makes a running manager give everything back and keep its hands off. If none runs, we do it ourselves: the
-//! pods carry all that is needed. Training jobs and their pods lose our finalizers, so that they can be deleted without us; Jobs
-//! that are suspended for a move go on.
+//! The switch in the operator's ConfigMap makes a running operator restore all pods and start nothing. If none
+//! runs, this module restores the pods itself: their annotations hold all that is needed. Training jobs and
+//! their pods lose our finalizers, so that deleting them needs no operator; Jobs that are suspended for a move
+//! go on.
+//!
+//! **Properties.** Every list is read page by page. An object that cannot be changed does not keep the others
+//! from being released; the errors are counted and reported at the end.
 
 use super::restore::restore;
-use super::write::{FIELD_MANAGER, WriteError, Writer};
+use super::write::{WriteError, Writer};
 use crate::state::metrics::Metrics;
 use crate::state::watch::SWITCH_KEY;
-use crate::{Config, ManagerError};
-use gainshare_kube_api::crd::ORIGINAL_ANNOTATION;
+use crate::{Config, OperatorError};
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::training_job::{ATTEMPT_FINALIZER, JOB_FINALIZER, JOB_LABEL, TrainingJob};
+use gainshare_kube_api::names::{ATTEMPT_FINALIZER, FIELD_MANAGER, JOB_FINALIZER, JOB_LABEL, ORIGINAL_ANNOTATION};
+use gainshare_kube_api::training_job::TrainingJob;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{Api, ListParams, Patch, PatchParams};
@@ -22,21 +26,45 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A running manager gets this long to do it in its own order, decreases first.
-const MANAGERS_TURN: Duration = Duration::from_secs(10);
+/// A running operator gets this long to restore the pods in its own order, decreases first.
+const OPERATORS_TURN: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const PAGE: u32 = 500;
+/// An object that changed while it was released is read and tried again this often.
+const MOST_TRIES: usize = 5;
 
-/// Switches sharing off and returns when no running pod carries values of ours any more. Answers how many did.
-pub async fn release(config: &Config, client: &Client) -> Result<usize, ManagerError> {
+/// Switches sharing off, restores every running pod and removes our finalizers. Answers how many pods carried
+/// changed resources.
+pub async fn release(config: &Config, client: &Client) -> Result<usize, OperatorError> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &config.namespace);
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
     match maps.patch(&config.config_map, &params, &Patch::Merge(json!({"data": {SWITCH_KEY: "off"}}))).await {
         Ok(_) => {}
+        // After an uninstall there is no ConfigMap and no operator that reads it.
         Err(kube::Error::Api(status)) if status.code == 404 => {}
         Err(error) => return Err(error.into()),
     }
+    let restored = restore_all(client).await;
+    // Pods that could not be restored must not keep jobs from being deleted.
+    let jobs_pods = ListParams::default().labels(JOB_LABEL);
+    let mut failures = remove_finalizer::<Pod>(client, jobs_pods, ATTEMPT_FINALIZER).await?;
+    failures.extend(remove_finalizer::<TrainingJob>(client, ListParams::default(), JOB_FINALIZER).await?);
+    failures.extend(crate::jobs::give_back(client).await?);
+    let restored = restored?;
+    if failures.is_empty() {
+        return Ok(restored);
+    }
+    let first: Vec<&str> = failures.iter().take(5).map(String::as_str).collect();
+    Err(OperatorError::Unfinished(format!(
+        "{} objects could not be released: {}; remove the cause, then run this again",
+        failures.len(),
+        first.join("; ")
+    )))
+}
+
+/// Waits until a running operator has restored every pod, and helps it after a while.
+async fn restore_all(client: &Client) -> Result<usize, OperatorError> {
     let writer = Writer::new(client.clone(), Arc::new(Metrics::new()));
     let started = Instant::now();
     let mut most = 0;
@@ -44,21 +72,18 @@ pub async fn release(config: &Config, client: &Client) -> Result<usize, ManagerE
         let carrying = carrying(client).await?;
         most = most.max(carrying.len());
         if carrying.is_empty() {
-            unhold::<Pod>(client, ListParams::default().labels(JOB_LABEL), ATTEMPT_FINALIZER).await?;
-            unhold::<TrainingJob>(client, ListParams::default(), JOB_FINALIZER).await?;
-            crate::jobs::give_back(client).await?;
             return Ok(most);
         }
         if started.elapsed() > LONGEST {
             let names: Vec<String> =
                 carrying.iter().take(5).map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
-            return Err(ManagerError::Unfinished(format!(
-                "{} pods still have our values, among them {}: look at the manager's log, then run this again",
+            return Err(OperatorError::Unfinished(format!(
+                "{} pods could not be restored, among them {}: read the operator's log, then run this again",
                 carrying.len(),
                 names.join(", ")
             )));
         }
-        if started.elapsed() > MANAGERS_TURN {
+        if started.elapsed() > OPERATORS_TURN {
             for pod in &carrying {
                 match restore(&writer, pod).await {
                     Ok(_) | Err(WriteError::Gone) => {}
@@ -70,13 +95,12 @@ pub async fn release(config: &Config, client: &Client) -> Result<usize, ManagerE
     }
 }
 
-/// Running pods that carry original values.
-async fn carrying(client: &Client) -> Result<Vec<PodFacts>, ManagerError> {
-    let api: Api<Pod> = Api::all(client.clone());
-    let mut params = ListParams::default().limit(PAGE);
+/// Running pods that carry original resources.
+async fn carrying(client: &Client) -> Result<Vec<PodFacts>, OperatorError> {
     let mut found = Vec::new();
+    let mut params = ListParams::default().limit(PAGE);
     loop {
-        let page = api.list(&params).await?;
+        let page = Api::<Pod>::all(client.clone()).list(&params).await?;
         let facts = page.items.iter().filter_map(PodFacts::of);
         found.extend(
             facts.filter(|pod| pod.running && pod.notes.contains_key(ORIGINAL_ANNOTATION) && pod.originals().is_some()),
@@ -88,30 +112,58 @@ async fn carrying(client: &Client) -> Result<Vec<PodFacts>, ManagerError> {
     }
 }
 
-/// Takes our finalizer off, so that nothing waits for a manager that will not come. Pods of training jobs run on.
-async fn unhold<K>(client: &Client, which: ListParams, finalizer: &str) -> Result<(), ManagerError>
+/// Removes our finalizer from all objects of a kind, so that none of them waits for an operator that is gone.
+/// Pods of training jobs run on. Answers what could not be changed, and why.
+async fn remove_finalizer<K>(client: &Client, which: ListParams, finalizer: &str) -> Result<Vec<String>, OperatorError>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
 {
-    let all = match Api::<K>::all(client.clone()).list(&which).await {
-        Ok(all) => all,
-        // The definition is not there, so no object is.
-        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-        Err(error) => return Err(error.into()),
-    };
-    for object in all.items.iter().filter(|object| object.finalizers().iter().any(|one| one == finalizer)) {
-        let others: Vec<&String> = object.finalizers().iter().filter(|one| *one != finalizer).collect();
-        let api: Api<K> = Api::namespaced(client.clone(), &object.namespace().unwrap_or_default());
-        let patch = json!({"metadata": {"resourceVersion": object.resource_version(), "finalizers": others}});
-        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        match api.patch(&object.name_any(), &params, &Patch::Merge(patch)).await {
-            Ok(_) => {}
-            // Gone, or changed meanwhile: whoever changed it is at work there, and the uninstall can be run again.
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
-                tracing::warn!(name = object.name_any(), finalizer, "changed while it was let go");
-            }
+    let mut failures = Vec::new();
+    let mut params = which.limit(PAGE);
+    loop {
+        let page = match Api::<K>::all(client.clone()).list(&params).await {
+            Ok(page) => page,
+            // Without the definition there are no objects.
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(failures),
             Err(error) => return Err(error.into()),
+        };
+        for object in page.items {
+            let name = format!("{} {}/{}", K::kind(&()), object.namespace().unwrap_or_default(), object.name_any());
+            if let Err(error) = let_go(client, object, finalizer).await {
+                failures.push(format!("{name}: {error}"));
+            }
+        }
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(failures),
         }
     }
-    Ok(())
+}
+
+async fn let_go<K>(client: &Client, mut object: K, finalizer: &str) -> kube::Result<()>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+{
+    let api: Api<K> = Api::namespaced(client.clone(), &object.namespace().unwrap_or_default());
+    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+    let mut tries = 0;
+    loop {
+        if !object.finalizers().iter().any(|one| one == finalizer) {
+            return Ok(());
+        }
+        let others: Vec<&String> = object.finalizers().iter().filter(|one| *one != finalizer).collect();
+        let patch = json!({"metadata": {"resourceVersion": object.resource_version(), "finalizers": others}});
+        match api.patch(&object.name_any(), &params, &Patch::Merge(patch)).await {
+            Ok(_) => return Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 409 && tries < MOST_TRIES => {
+                tries += 1;
+                match api.get_opt(&object.name_any()).await? {
+                    Some(now) if now.uid() == object.uid() => object = now,
+                    _ => return Ok(()),
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
 }

@@ -1,16 +1,19 @@
-//! Carries out what agents ask for: vetted, decreases first, originals noted before the first change.
+//! Carries out the resizes that node agents request: checked, decreases first, originals written
+//! before the first change.
 
 use super::notes;
 use super::write::WriteError;
 use crate::state::lead::Leader;
 use crate::state::metrics::StateLabels;
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::resize::{self, Resources};
+use gainshare_kube_api::resize;
+use gainshare_kube_api::resources::Resources;
 use gainshare_kube_api::wire::{Outcome, OutcomeState, Resize, ResizeState};
 use std::time::Instant;
 
-/// How often a pod that changed under our hands is looked at again before the agent is asked to come back.
-const MOST_LOOKS: usize = 3;
+/// How often a pod that has changed meanwhile is read again before the node agent has to request
+/// the resize again.
+const MOST_READS: usize = 3;
 
 /// One outcome for each resize, in the order in which they came.
 pub(crate) async fn carry_out(leader: &Leader, node: &str, epoch: u64, resizes: &[Resize]) -> Vec<Outcome> {
@@ -44,21 +47,21 @@ pub(crate) async fn carry_out(leader: &Leader, node: &str, epoch: u64, resizes: 
 }
 
 async fn one(leader: &Leader, node: &str, epoch: u64, wanted: &Resize) -> OutcomeState {
-    let admitted = leader.agents.lock().expect("never poisoned").admit(node, epoch, &wanted.uid, wanted.generation);
+    let admitted = leader.agents.lock().admit(node, epoch, &wanted.uid, wanted.generation);
     if let Err(why) = admitted {
         return OutcomeState::Refused { why };
     }
-    let mut looks = 0;
+    let mut reads = 0;
     loop {
         let pod = match judge(leader, node, wanted) {
             Ok(pod) => pod,
             Err(state) => return state,
         };
         let written = match write(leader, pod.clone(), wanted.container.as_str(), wanted.to).await {
-            // Mostly the kubelet, which has just written the pod's status. Our watch will tell us in a moment, but the decision
-            // should not wait for that.
-            Err(WriteError::Changed(_)) if looks < MOST_LOOKS => {
-                looks += 1;
+            // Mostly the kubelet has just written the pod's status. The watch will bring that, but
+            // the resize should not wait for the watch.
+            Err(WriteError::Changed(_)) if reads < MOST_READS => {
+                reads += 1;
                 let fresh = leader.writer.look(&pod).await;
                 fresh.map(|pod| leader.change(|world| world.put_pod(pod))).err()
             }
@@ -91,7 +94,7 @@ fn judge(leader: &Leader, node: &str, wanted: &Resize) -> Result<PodFacts, Outco
         if !resize::worth_it(&pod.now, &wanted.to) {
             return Err(OutcomeState::Unchanged);
         }
-        let contested = leader.contests.lock().expect("never poisoned").judge(&wanted.uid, &pod.now, Instant::now());
+        let contested = leader.contests.lock().judge(&wanted.uid, &pod.now, Instant::now());
         if let Err(why) = contested {
             leader.mark_pods([wanted.uid.clone()]);
             return Err(refused(why));
@@ -115,9 +118,17 @@ async fn write(leader: &Leader, pod: PodFacts, container: &str, to: Resources) -
         pod = leader.writer.annotate(&pod, &[originals]).await?;
         leader.change(|world| world.put_pod(pod.clone()));
     }
-    let resized = leader.writer.resize(&pod, container, to).await?;
+    // The intention is recorded first: the answer may be lost, or the node agent may hang up and
+    // end this future.
+    let now = pod.container(container).map(|facts| facts.resources).unwrap_or_default();
+    leader.contests.lock().intend(&pod.uid, now, to);
+    let resized = leader.writer.resize(&pod, container, to).await;
+    if let Err(WriteError::Refused(_) | WriteError::Changed(_) | WriteError::Gone) = &resized {
+        leader.contests.lock().refused(&pod.uid);
+    }
+    let resized = resized?;
     if let Some(after) = resized.container(container) {
-        leader.contests.lock().expect("never poisoned").wrote(&pod.uid, after.resources);
+        leader.contests.lock().wrote(&pod.uid, after.resources);
     }
     leader.change(|world| world.put_pod(resized));
     Ok(())

@@ -1,4 +1,5 @@
-//! Gives pods their own values back: when a policy goes, no longer selects them, is suspended, or when everything is switched off.
+//! Gives pods their own values back: when a policy goes, no longer selects them, or is suspended,
+//! and when sharing is switched off.
 
 use super::write::{WriteError, Writer};
 use crate::state::lead::Leader;
@@ -19,7 +20,8 @@ pub(crate) struct Pauses {
     until: BTreeMap<String, (Instant, Duration)>,
 }
 
-/// Restores what is to be restored now. Decreases go first, because the increases may need the room.
+/// Restores what is to be restored now. Decreases go first, because the increases may need the
+/// room.
 pub(crate) async fn pass(leader: &Arc<Leader>, pauses: &mut Pauses) {
     let now = Instant::now();
     let waiting = leader.look(|world| world.let_go());
@@ -30,6 +32,9 @@ pub(crate) async fn pass(leader: &Arc<Leader>, pauses: &mut Pauses) {
     for group in [downs, ups] {
         let results: Vec<(String, Result<(), WriteError>)> = futures_util::stream::iter(group)
             .map(|pod| async move {
+                // What we wrote before is no measure for the values after this, also if the answer
+                // is lost.
+                leader.contests.lock().forget(&pod.uid);
                 let result = restore(&leader.writer, &pod).await;
                 (pod.uid.clone(), result.map(|restored| leader.change(|world| world.put_pod(restored))))
             })
@@ -40,13 +45,13 @@ pub(crate) async fn pass(leader: &Arc<Leader>, pauses: &mut Pauses) {
             match result {
                 Ok(()) => {
                     pauses.until.remove(&uid);
-                    leader.contests.lock().expect("never poisoned").forget(&uid);
+                    leader.contests.lock().forget(&uid);
                 }
                 Err(WriteError::Gone) => leader.change(|world| world.remove_pod(&uid)),
                 Err(error) => {
                     let pause =
                         pauses.until.get(&uid).map_or(FIRST_PAUSE, |(_, pause)| (*pause * 2).min(LONGEST_PAUSE));
-                    tracing::warn!(uid, %error, retry_in_s = pause.as_secs(), "cannot give a pod its own values back yet");
+                    tracing::warn!(uid, %error, retry_in_s = pause.as_secs(), "cannot restore a pod yet");
                     pauses.until.insert(uid, (Instant::now() + pause, pause));
                 }
             }
@@ -54,7 +59,7 @@ pub(crate) async fn pass(leader: &Arc<Leader>, pauses: &mut Pauses) {
     }
 }
 
-/// Restores one pod; nothing to do for one we never touched.
+/// Restores one pod. A pod without originals is left as it is.
 pub(crate) async fn restore(writer: &Writer, pod: &PodFacts) -> Result<PodFacts, WriteError> {
     match pod.originals() {
         Some(originals) => writer.restore(pod, &originals).await,

@@ -1,11 +1,12 @@
-//! All writes the manager makes to pods, each with the version it was decided on: a manager that slept past its lease, or saw an old state,
-//! is refused by the API server instead of undoing what a newer one did.
+//! All writes to shared pods. Each carries the version it was decided on: the API server refuses a replica that
+//! was stopped past its lease, or that has read an old state, instead of letting it undo what a newer leader
+//! did.
 
 use crate::state::metrics::{Metrics, WriteLabels};
-use gainshare_kube_api::crd;
 use gainshare_kube_api::facts::{Originals, PodFacts, Written};
+use gainshare_kube_api::names::{self, FIELD_MANAGER};
 use gainshare_kube_api::quantity;
-use gainshare_kube_api::resize::Resources;
+use gainshare_kube_api::resources::Resources;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
@@ -14,22 +15,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who writes, in the objects' managed fields.
-pub(crate) const FIELD_MANAGER: &str = "gainshare-manager";
-
-/// A write that takes longer is given up and tried again: the API server is away or overwhelmed.
+/// A write that takes longer is given up and tried again: the API server is away or overloaded.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a write did not happen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WriteError {
-    /// It never will, as it is.
+    /// Trying again is of no use before something changes.
     #[error("{0}")]
     Refused(String),
     /// It may work in a moment.
     #[error("{0}")]
     Again(String),
-    /// The pod is not what it was when this was decided: look at it, and decide again.
+    /// The pod has changed since the decision: read it, and decide again.
     #[error("{0}")]
     Changed(String),
     #[error("the pod is gone")]
@@ -42,10 +40,11 @@ impl From<kube::Error> for WriteError {
             kube::Error::Api(status) => match status.code {
                 404 => WriteError::Gone,
                 409 => WriteError::Changed(status.message),
-                // Too many requests, or the server is ill.
+                // Too many requests, or an error of the server.
                 429 | 500.. => WriteError::Again(status.message),
                 401 => WriteError::Again(status.message),
-                // An API server that has just started does not know our rights yet; a quota or a policy that says no is another matter.
+                // An API server that has just started does not know our rights yet. Quotas and policies use
+                // other words.
                 403 if status.message.contains("forbidden: User ") => WriteError::Again(status.message),
                 _ => WriteError::Refused(status.message),
             },
@@ -90,7 +89,7 @@ impl Writer {
         self.patch_resize(pod, vec![json!({"name": container, "resources": resources})]).await
     }
 
-    /// Puts a pod's own values back, if they are not there already, and forgets that we were here.
+    /// Puts a pod's own resources back, if they differ, and removes our annotations.
     pub(crate) async fn restore(&self, pod: &PodFacts, originals: &Originals) -> Result<PodFacts, WriteError> {
         let changed: Vec<Value> = originals
             .containers
@@ -99,7 +98,7 @@ impl Writer {
             .map(|(name, written)| json!({"name": name, "resources": written}))
             .collect();
         let restored = if changed.is_empty() { pod.clone() } else { self.patch_resize(pod, changed).await? };
-        self.annotate(&restored, &[(crd::ORIGINAL_ANNOTATION, None), (crd::STATUS_ANNOTATION, None)]).await
+        self.annotate(&restored, &[(names::ORIGINAL_ANNOTATION, None), (names::STATUS_ANNOTATION, None)]).await
     }
 
     async fn patch_resize(&self, pod: &PodFacts, containers: Vec<Value>) -> Result<PodFacts, WriteError> {
@@ -140,7 +139,7 @@ impl Writer {
     }
 }
 
-/// Whether the container has other values than it had before we came. A container that is gone needs nothing.
+/// Whether the container's resources differ from its original ones. A container that is gone needs nothing.
 fn differs(pod: &PodFacts, name: &str, written: &Written) -> bool {
     pod.container(name).is_some_and(|container| container.resources != written.resources())
 }

@@ -1,18 +1,37 @@
-//! What the agents have said: who was heard of when, and where each job stands.
+//! The node agents' reports: when each agent reported last, and the state of each job.
 //!
-//! Progress lives here and nowhere else: it is streamed to us and forgotten when a manager ends. `(epoch, seq)` orders what one agent says; an older
-//! request that arrives late is not believed.
+//! Progress lives here and nowhere else: agents report it again to a new leader. `(epoch, seq)` orders the
+//! reports of one agent; an older report that arrives late is ignored.
+//!
+//! **An agent speaks for its own node.** Job states of pods that are not on the agent's node are dropped and
+//! counted. Numbers are clamped when they come in ([`clamp`]), so that no later sum overflows, and sums
+//! saturate anyway. What is remembered of an agent is bounded by the pods of its node.
 
-use crate::placement::cluster::AgentClock;
-use gainshare_kube_api::wire::{Beat, Category, JobState, Sync};
+use crate::placement::clock::AgentClock;
+use gainshare_kube_api::wire::{Beat, Category, JobState, Report, Signal, SyncRequest};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-/// An agent that was silent for longer is not there, as far as conditions go. Its pods keep what they have.
+/// An agent that was silent for longer counts as absent in conditions. Its pods keep their resources.
 pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(40);
 
-/// A node that was silent for longer will not come back under this name, or as a new one.
+/// A node whose agent was silent for longer is forgotten; if it comes back, it is new.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
+
+/// Nodes have some hundred pods; more jobs than this are not counted.
+const MOST_JOBS: u32 = 10_000;
+/// Thirty years, in microseconds: clocks of agents count from the start of their machine.
+const LATEST_US: u64 = 1_000_000_000_000_000;
+/// More reports or steps than a training run can have.
+const MOST_STEPS: u64 = 1 << 50;
+/// Node-seconds of thirty thousand years.
+const MOST_CONSUMED: f64 = 1e12;
+const MOST_CORES: f64 = 1e6;
+const MOST_BYTES: u64 = 1 << 60;
+/// Metrics larger than this carry no information about progress.
+const LARGEST_VALUE: f64 = 1e100;
+/// For sentences and names; longer ones are cut.
+const LONGEST_TEXT: usize = 1000;
 
 #[derive(Debug, Default)]
 pub(crate) struct Agents {
@@ -27,35 +46,38 @@ struct Agent {
     heard: Instant,
     clock: AgentClock,
     beat: Beat,
-    /// Whether it has told its jobs in this epoch.
+    /// Whether it has reported its jobs in this epoch.
     told_jobs: bool,
     jobs: BTreeSet<String>,
-    /// The newest plan that was carried out for each pod.
+    /// The newest plan that was carried out for each pod of the node.
     generations: BTreeMap<String, u64>,
 }
 
-/// How a request stands to those before it.
+/// How a report relates to those before it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Heard {
-    /// A newer one has come already: what this one says is old.
+    /// A newer one has come already: this one is ignored.
     pub(crate) stale: bool,
     /// Pods whose category, share or reason differ from before.
     pub(crate) changed: Vec<String>,
+    /// How many job states were dropped because their pods are not on the agent's node.
+    pub(crate) foreign: usize,
 }
 
 impl Agents {
-    /// Takes in what an agent says, unless it is old.
-    pub(crate) fn hear(&mut self, sync: &Sync, now: Instant) -> Heard {
+    /// Takes in an agent's report, unless it is old. `is_here` tells whether a pod is on the agent's node.
+    pub(crate) fn hear(&mut self, sync: &SyncRequest, now: Instant, is_here: impl Fn(&str) -> bool) -> Heard {
         let known = self.nodes.get(&sync.node);
         if known.is_some_and(|agent| (agent.epoch, agent.seq) >= (sync.epoch, sync.seq)) {
-            return Heard { stale: true, changed: Vec::new() };
+            return Heard { stale: true, changed: Vec::new(), foreign: 0 };
         }
         let new_epoch = known.is_none_or(|agent| agent.epoch != sync.epoch);
+        let beat = clamp_beat(sync.beat);
         let agent = self.nodes.entry(sync.node.clone()).or_insert_with(|| Agent {
             epoch: sync.epoch,
             seq: 0,
             heard: now,
-            clock: AgentClock::of(sync.beat.at_us, now),
+            clock: AgentClock::of(beat.at_us, now),
             beat: Beat::default(),
             told_jobs: false,
             jobs: BTreeSet::new(),
@@ -64,27 +86,29 @@ impl Agents {
         if new_epoch {
             agent.told_jobs = false;
             agent.generations.clear();
-            agent.clock = AgentClock::of(sync.beat.at_us, now);
+            agent.clock = AgentClock::of(beat.at_us, now);
         }
-        agent.clock = agent.clock.quicker(AgentClock::of(sync.beat.at_us, now));
-        (agent.epoch, agent.seq, agent.heard, agent.beat) = (sync.epoch, sync.seq, now, sync.beat);
-        let mut changed = Vec::new();
-        if let Some(jobs) = &sync.jobs {
-            agent.told_jobs = true;
-            let told: BTreeSet<String> = jobs.iter().map(|job| job.uid.clone()).collect();
-            let ended: Vec<String> = agent.jobs.difference(&told).cloned().collect();
-            agent.jobs = told;
-            ended.iter().for_each(|uid| drop(self.jobs.remove(uid)));
-            for job in jobs {
-                let before = self.jobs.insert(job.uid.clone(), job.clone());
-                let same =
-                    |old: &JobState| old.category == job.category && old.share == job.share && old.reason == job.reason;
-                if !before.as_ref().is_some_and(same) {
-                    changed.push(job.uid.clone());
-                }
+        agent.clock = agent.clock.quicker(AgentClock::of(beat.at_us, now));
+        (agent.epoch, agent.seq, agent.heard, agent.beat) = (sync.epoch, sync.seq, now, beat);
+        let mut heard = Heard { stale: false, changed: Vec::new(), foreign: 0 };
+        let Some(reported) = &sync.jobs else { return heard };
+        agent.told_jobs = true;
+        agent.generations.retain(|uid, _| is_here(uid));
+        let jobs: Vec<JobState> = reported.iter().filter(|job| is_here(&job.uid)).map(clamp).collect();
+        heard.foreign = reported.len() - jobs.len();
+        let uids: BTreeSet<String> = jobs.iter().map(|job| job.uid.clone()).collect();
+        let ended: Vec<String> = agent.jobs.difference(&uids).cloned().collect();
+        agent.jobs = uids;
+        ended.iter().for_each(|uid| drop(self.jobs.remove(uid)));
+        for job in jobs {
+            let same =
+                |old: &JobState| old.category == job.category && old.share == job.share && old.reason == job.reason;
+            if !self.jobs.get(&job.uid).is_some_and(same) {
+                heard.changed.push(job.uid.clone());
             }
+            self.jobs.insert(job.uid.clone(), job);
         }
-        Heard { stale: false, changed }
+        heard
     }
 
     /// Whether the node's agent should send its jobs.
@@ -93,11 +117,11 @@ impl Agents {
     }
 
     /// Whether a request is still the newest of its node: an older one need not wait any longer.
-    pub(crate) fn is_newest(&self, sync: &Sync) -> bool {
+    pub(crate) fn is_newest(&self, sync: &SyncRequest) -> bool {
         self.nodes.get(&sync.node).is_some_and(|agent| (agent.epoch, agent.seq) == (sync.epoch, sync.seq))
     }
 
-    /// Whether a plan of this generation may be carried out for the pod; the older ones may not.
+    /// Whether a plan of this generation may be carried out for a pod of the agent's node; older plans may not.
     pub(crate) fn admit(&mut self, node: &str, epoch: u64, uid: &str, generation: u64) -> Result<(), String> {
         let Some(agent) = self.nodes.get_mut(node) else { return Err("the agent is not known".to_owned()) };
         if agent.epoch > epoch {
@@ -127,7 +151,7 @@ impl Agents {
         self.nodes.keys().filter(|node| self.is_heard(node, now)).count()
     }
 
-    /// Forgets nodes that have been silent for so long that they are gone, and their jobs.
+    /// Forgets nodes whose agents have been silent for long, and their jobs.
     pub(crate) fn forget_silent(&mut self, now: Instant) {
         let gone: Vec<String> = self
             .nodes
@@ -140,24 +164,95 @@ impl Agents {
         }
     }
 
-    /// Jobs by category, as the agents that can be heard counted them.
+    /// Jobs by category, as the agents that are not silent counted them.
     pub(crate) fn counts(&self, now: Instant) -> BTreeMap<Category, u32> {
-        let mut counts = BTreeMap::new();
+        let mut counts: BTreeMap<Category, u32> = BTreeMap::new();
         let heard = self.nodes.iter().filter(|(node, _)| self.is_heard(node, now));
         for beat in heard.map(|(_, agent)| agent.beat) {
-            *counts.entry(Category::Growing).or_default() += beat.growing;
-            *counts.entry(Category::Watching).or_default() += beat.watching;
-            *counts.entry(Category::Converged).or_default() += beat.converged;
+            let parts = [
+                (Category::Growing, beat.growing),
+                (Category::Watching, beat.watching),
+                (Category::Converged, beat.converged),
+            ];
+            for (category, number) in parts {
+                let count = counts.entry(category).or_default();
+                *count = count.saturating_add(number);
+            }
         }
         counts
+    }
+}
+
+/// A number of an agent, between 0 and `most`; 0 if it is none.
+fn within(value: f64, most: f64) -> f64 {
+    if value.is_finite() { value.clamp(0.0, most) } else { 0.0 }
+}
+
+fn clamp_beat(beat: Beat) -> Beat {
+    Beat {
+        growing: beat.growing.min(MOST_JOBS),
+        watching: beat.watching.min(MOST_JOBS),
+        converged: beat.converged.min(MOST_JOBS),
+        cpu_used_cores: within(beat.cpu_used_cores, MOST_CORES),
+        memory_used_bytes: beat.memory_used_bytes.min(MOST_BYTES),
+        cores: within(beat.cores, MOST_CORES),
+        memory_bytes: beat.memory_bytes.min(MOST_BYTES),
+        at_us: beat.at_us.min(LATEST_US),
+    }
+}
+
+/// The job state with every number in its range and every text cut to a length that fits into a note.
+fn clamp(job: &JobState) -> JobState {
+    let short = |text: &str| text.chars().take(LONGEST_TEXT).collect::<String>();
+    let value = |value: f64| value.is_finite().then(|| value.clamp(-LARGEST_VALUE, LARGEST_VALUE));
+    let mut progress = job.progress.clone();
+    progress.step = progress.step.map(|step| step.min(MOST_STEPS));
+    progress.total = progress.total.map(|total| total.min(MOST_STEPS));
+    progress.metric = progress.metric.as_deref().map(short);
+    progress.value = progress.value.and_then(value);
+    JobState {
+        uid: job.uid.clone(),
+        container: short(&job.container),
+        category: job.category,
+        growth: job.growth.and_then(value),
+        progress,
+        share: job.share.filter(|share| share.is_finite()).map(|share| share.clamp(0.0, 1.0)),
+        reason: short(&job.reason),
+        signal: job.signal.map(clamp_signal),
+    }
+}
+
+fn clamp_signal(signal: Signal) -> Signal {
+    let report = |report: Report| {
+        let value = report.value.is_finite().then(|| report.value.clamp(-LARGEST_VALUE, LARGEST_VALUE))?;
+        Some(Report { value, at_us: report.at_us.min(LATEST_US) })
+    };
+    let finite = |outlook: &[f64; 3]| outlook.iter().all(|value| value.is_finite());
+    Signal {
+        reports: signal.reports.min(MOST_STEPS),
+        first: signal.first.and_then(report),
+        last: signal.last.and_then(report),
+        longest_gap_us: signal.longest_gap_us.min(LATEST_US),
+        step: signal.step.map(|step| step.min(MOST_STEPS)),
+        total: signal.total.map(|total| total.min(MOST_STEPS)),
+        outlook: signal.outlook.filter(finite).map(|outlook| outlook.map(|v| v.clamp(-LARGEST_VALUE, LARGEST_VALUE))),
+        consumed_cpu: within(signal.consumed_cpu, MOST_CONSUMED),
+        consumed_memory: within(signal.consumed_memory, MOST_CONSUMED),
+        most: signal.most.filter(|most| most.is_finite()).map(|most| most.clamp(0.0, 1.0)),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gainshare_kube_api::wire::Progress;
 
-    fn sync(epoch: u64, seq: u64, jobs: Option<&[(&str, Category)]>) -> Sync {
+    /// Every pod is on the node.
+    fn here(_: &str) -> bool {
+        true
+    }
+
+    fn sync(epoch: u64, seq: u64, jobs: Option<&[(&str, Category)]>) -> SyncRequest {
         let job = |(uid, category): &(&str, Category)| JobState {
             uid: (*uid).into(),
             container: "main".into(),
@@ -168,7 +263,7 @@ mod tests {
             reason: String::new(),
             signal: None,
         };
-        Sync {
+        SyncRequest {
             node: "n".into(),
             epoch,
             seq,
@@ -181,51 +276,127 @@ mod tests {
     }
 
     #[test]
-    fn late_and_doubled_requests_are_not_believed() {
+    fn late_and_doubled_reports_are_ignored() {
         let (mut agents, now) = (Agents::default(), Instant::now());
         let growing = [("a", Category::Growing)];
         let converged = [("a", Category::Converged)];
-        assert_eq!(agents.hear(&sync(1, 2, Some(&converged)), now).changed, ["a"]);
-        assert!(agents.hear(&sync(1, 1, Some(&growing)), now).stale, "late");
-        assert!(agents.hear(&sync(1, 2, Some(&growing)), now).stale, "doubled");
+        assert_eq!(agents.hear(&sync(1, 2, Some(&converged)), now, here).changed, ["a"]);
+        assert!(agents.hear(&sync(1, 1, Some(&growing)), now, here).stale, "late");
+        assert!(agents.hear(&sync(1, 2, Some(&growing)), now, here).stale, "doubled");
         assert_eq!(agents.job("a").unwrap().category, Category::Converged);
-        assert!(!agents.hear(&sync(2, 1, None), now).stale, "a new start of the agent counts from one again");
-        assert!(agents.hear(&sync(1, 9, Some(&growing)), now).stale, "the old start has nothing to say any more");
+        assert!(!agents.hear(&sync(2, 1, None), now, here).stale, "a new start of the agent counts from one again");
+        assert!(agents.hear(&sync(1, 9, Some(&growing)), now, here).stale, "the old start is over");
     }
 
     #[test]
-    fn a_new_epoch_is_asked_for_its_jobs_and_ended_jobs_are_forgotten() {
+    fn a_new_epoch_reports_its_jobs_again_and_ended_jobs_are_forgotten() {
         let (mut agents, now) = (Agents::default(), Instant::now());
         assert!(agents.want_jobs("n"));
-        agents.hear(&sync(1, 1, Some(&[("a", Category::Growing), ("b", Category::Growing)])), now);
+        agents.hear(&sync(1, 1, Some(&[("a", Category::Growing), ("b", Category::Growing)])), now, here);
         assert!(!agents.want_jobs("n"));
-        agents.hear(&sync(1, 2, Some(&[("b", Category::Growing)])), now);
+        agents.hear(&sync(1, 2, Some(&[("b", Category::Growing)])), now, here);
         assert!(agents.job("a").is_none() && agents.job("b").is_some());
-        agents.hear(&sync(2, 1, None), now);
+        agents.hear(&sync(2, 1, None), now, here);
         assert!(agents.want_jobs("n"));
     }
 
     #[test]
     fn plans_never_go_backwards() {
         let (mut agents, now) = (Agents::default(), Instant::now());
-        agents.hear(&sync(5, 1, None), now);
+        agents.hear(&sync(5, 1, None), now, here);
         assert!(agents.admit("n", 5, "a", 3).is_ok());
         assert!(agents.admit("n", 5, "a", 3).is_ok(), "the same again is harmless");
         assert!(agents.admit("n", 5, "a", 2).is_err());
         assert!(agents.admit("n", 4, "a", 9).is_err(), "an older start of the agent");
-        agents.hear(&sync(6, 1, None), now);
+        agents.hear(&sync(6, 1, None), now, here);
         assert!(agents.admit("n", 6, "a", 1).is_ok());
     }
 
     #[test]
     fn silence_is_noticed() {
         let (mut agents, now) = (Agents::default(), Instant::now());
-        agents.hear(&sync(1, 1, None), now);
+        agents.hear(&sync(1, 1, None), now, here);
         assert!(agents.is_heard("n", now) && !agents.is_heard("n", now + SILENT_AFTER) && !agents.is_heard("m", now));
-        agents.hear(&sync(1, 2, Some(&[("a", Category::Growing)])), now);
+        agents.hear(&sync(1, 2, Some(&[("a", Category::Growing)])), now, here);
         agents.forget_silent(now + SILENT_AFTER);
         assert!(agents.job("a").is_some());
         agents.forget_silent(now + FORGOTTEN_AFTER * 2);
         assert!(agents.job("a").is_none() && agents.want_jobs("n"));
+    }
+
+    /// A report of node B's agent.
+    fn from_other_node(seq: u64, jobs: Option<&[(&str, Category)]>) -> SyncRequest {
+        SyncRequest { node: "m".into(), ..sync(1, seq, jobs) }
+    }
+
+    #[test]
+    fn an_agent_speaks_for_its_own_node_only() {
+        let (mut agents, now) = (Agents::default(), Instant::now());
+        let on_n = |uid: &str| uid == "a";
+        let on_m = |uid: &str| uid == "b";
+        agents.hear(&sync(1, 1, Some(&[("a", Category::Growing)])), now, on_n);
+        let both = [("a", Category::Converged), ("b", Category::Growing)];
+        let heard = agents.hear(&from_other_node(1, Some(&both)), now, on_m);
+        assert_eq!((heard.changed, heard.foreign), (vec!["b".to_owned()], 1));
+        assert_eq!(agents.job("a").unwrap().category, Category::Growing, "the other node's report is dropped");
+        agents.hear(&from_other_node(2, Some(&[])), now, on_m);
+        assert!(agents.job("a").is_some(), "the other node's agent cannot end it either");
+        assert!(agents.job("b").is_none());
+    }
+
+    #[test]
+    fn plans_of_pods_that_are_gone_are_forgotten() {
+        let (mut agents, now) = (Agents::default(), Instant::now());
+        agents.hear(&sync(1, 1, Some(&[])), now, here);
+        for pod in 0..100 {
+            agents.admit("n", 1, &pod.to_string(), 1).unwrap();
+        }
+        agents.hear(&sync(1, 2, Some(&[])), now, |uid| uid == "7");
+        assert_eq!(agents.nodes["n"].generations.keys().collect::<Vec<_>>(), ["7"]);
+    }
+
+    #[test]
+    fn counts_of_agents_do_not_overflow() {
+        let (mut agents, now) = (Agents::default(), Instant::now());
+        let most = Beat { growing: u32::MAX, watching: u32::MAX, converged: u32::MAX, ..Beat::default() };
+        agents.hear(&SyncRequest { beat: most, ..sync(1, 1, None) }, now, here);
+        agents.hear(&SyncRequest { beat: most, ..from_other_node(1, None) }, now, here);
+        assert_eq!(agents.counts(now)[&Category::Growing], 2 * MOST_JOBS);
+        let agent = agents.nodes.get_mut("n").unwrap();
+        agent.beat = most;
+        assert_eq!(agents.counts(now)[&Category::Growing], u32::MAX, "sums saturate");
+    }
+
+    #[test]
+    fn numbers_of_agents_are_clamped() {
+        let mut report = sync(1, 1, Some(&[("a", Category::Growing)]));
+        report.beat = Beat { at_us: u64::MAX, cores: f64::MAX, cpu_used_cores: -1.0, ..Beat::default() };
+        let job = &mut report.jobs.as_mut().unwrap()[0];
+        job.share = Some(7.0);
+        job.growth = Some(f64::NAN);
+        job.reason = "x".repeat(5000);
+        job.progress = Progress { step: Some(u64::MAX), value: Some(f64::INFINITY), ..Progress::default() };
+        let last = Some(Report { value: f64::MAX, at_us: u64::MAX });
+        job.signal = Some(Signal {
+            reports: u64::MAX,
+            first: Some(Report { value: f64::NAN, at_us: 0 }),
+            last,
+            longest_gap_us: u64::MAX,
+            outlook: Some([f64::INFINITY, 0.0, 0.0]),
+            consumed_cpu: f64::MAX,
+            most: Some(-3.0),
+            ..Signal::default()
+        });
+        let (mut agents, now) = (Agents::default(), Instant::now());
+        agents.hear(&report, now, here);
+        let beat = agents.nodes["n"].beat;
+        assert_eq!((beat.at_us, beat.cores, beat.cpu_used_cores), (LATEST_US, MOST_CORES, 0.0));
+        let job = agents.job("a").unwrap();
+        assert_eq!((job.share, job.growth, job.reason.len()), (Some(1.0), None, LONGEST_TEXT));
+        assert_eq!((job.progress.step, job.progress.value), (Some(MOST_STEPS), None));
+        let signal = job.signal.unwrap();
+        assert_eq!((signal.reports, signal.first, signal.outlook), (MOST_STEPS, None, None));
+        assert_eq!(signal.last, Some(Report { value: LARGEST_VALUE, at_us: LATEST_US }));
+        assert_eq!((signal.longest_gap_us, signal.consumed_cpu, signal.most), (LATEST_US, MOST_CONSUMED, Some(0.0)));
     }
 }

@@ -1,16 +1,21 @@
-//! What exists only while this manager leads: the world, the agents' words, and the way from one to the other.
+//! The leader's state: the cluster's objects, the node agents' reports, and what has changed since a worker
+//! last read it.
+//!
+//! It exists while this replica leads and is built anew by the next leader. Locks do not poison: a panic ends
+//! the process anyway (see [`crate::tasks`]). Where two locks are held together, the world's is taken first.
 
 use super::agents::Agents;
 use super::metrics::Metrics;
 use super::watch::KINDS;
 use super::world::{PolicyKey, World};
 use crate::http::auth::Reviewer;
-use crate::jobs::Board;
+use crate::jobs::Orders;
 use crate::shares::contest::Contests;
 use crate::shares::write::Writer;
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use tokio::sync::{Notify, watch};
 
 pub(crate) struct Leader {
@@ -18,7 +23,7 @@ pub(crate) struct Leader {
     pub(crate) agents: Mutex<Agents>,
     pub(crate) contests: Mutex<Contests>,
     /// Between the decision about training jobs and their controller.
-    pub(crate) jobs: Arc<Board>,
+    pub(crate) jobs: Arc<Orders>,
     pub(crate) writer: Writer,
     pub(crate) reviewer: Reviewer,
     pub(crate) metrics: Arc<Metrics>,
@@ -28,13 +33,13 @@ pub(crate) struct Leader {
     turns: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
     kinds_seen: AtomicUsize,
     dirty: Mutex<Dirty>,
-    /// Pods whose agents said something new of them, for the controller of training jobs.
+    /// Pods with a new report, for the controller of training jobs.
     progressed: Mutex<BTreeSet<String>>,
-    /// Something was let go, or a pod's note may have to be written.
+    /// Wakes the loop that writes policies' statuses.
     pub(crate) work: Notify,
 }
 
-/// What the workers have not looked at yet.
+/// What the workers have not read yet.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
     pub(crate) policies: BTreeSet<PolicyKey>,
@@ -60,20 +65,20 @@ impl Leader {
         }
     }
 
-    /// Changes the world and tells everyone whom it concerns.
+    /// Changes the world, and wakes the agents and workers that the change concerns.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut World) -> T) -> T {
         let (result, touched) = {
-            let mut world = self.world.lock().expect("never poisoned");
+            let mut world = self.world.lock();
             let result = change(&mut world);
             (result, world.take_touched())
         };
         if !touched.policies.is_empty() || !touched.pods.is_empty() {
-            let mut dirty = self.dirty.lock().expect("never poisoned");
+            let mut dirty = self.dirty.lock();
             dirty.policies.extend(touched.policies);
             dirty.pods.extend(touched.pods);
         }
         if !touched.nodes.is_empty() {
-            let bells = self.bells.lock().expect("never poisoned");
+            let bells = self.bells.lock();
             let rung = touched.nodes.iter().filter_map(|node| bells.get(node));
             rung.for_each(|bell| bell.send_modify(|count| *count += 1));
         }
@@ -82,23 +87,23 @@ impl Leader {
     }
 
     pub(crate) fn look<T>(&self, look: impl FnOnce(&World) -> T) -> T {
-        look(&self.world.lock().expect("never poisoned"))
+        look(&self.world.lock())
     }
 
-    /// Rings when the node's list changes or [`Leader::ring`] is called for it.
+    /// Changes when the node's list changes or [`Leader::ring`] is called for the node.
     pub(crate) fn bell(&self, node: &str) -> watch::Receiver<u64> {
-        let mut bells = self.bells.lock().expect("never poisoned");
+        let mut bells = self.bells.lock();
         bells.entry(node.to_owned()).or_insert_with(|| watch::channel(0).0).subscribe()
     }
 
     pub(crate) fn ring(&self, node: &str) {
-        if let Some(bell) = self.bells.lock().expect("never poisoned").get(node) {
+        if let Some(bell) = self.bells.lock().get(node) {
             bell.send_modify(|count| *count += 1);
         }
     }
 
     pub(crate) fn turn(&self, node: &str) -> Arc<tokio::sync::Mutex<()>> {
-        self.turns.lock().expect("never poisoned").entry(node.to_owned()).or_default().clone()
+        self.turns.lock().entry(node.to_owned()).or_default().clone()
     }
 
     pub(crate) fn seen_all_of_one_kind(&self) {
@@ -106,23 +111,23 @@ impl Leader {
         self.work.notify_one();
     }
 
-    /// Whether everything has been seen once: before that, nothing may be decided.
+    /// Whether the first list of every kind is complete: nothing may be decided before.
     pub(crate) fn is_synced(&self) -> bool {
         self.kinds_seen.load(Ordering::SeqCst) >= KINDS
     }
 
     pub(crate) fn mark_pods(&self, uids: impl IntoIterator<Item = String>) {
-        self.dirty.lock().expect("never poisoned").pods.extend(uids);
+        self.dirty.lock().pods.extend(uids);
         self.work.notify_one();
     }
 
     pub(crate) fn mark_progressed(&self, uids: impl IntoIterator<Item = String>) {
-        self.progressed.lock().expect("never poisoned").extend(uids);
+        self.progressed.lock().extend(uids);
     }
 
-    /// Namespaces and names of the training jobs of which agents have said something new since the last call.
+    /// Namespaces and names of the training jobs with new reports since the last call.
     pub(crate) fn take_progressed(&self) -> Vec<(String, String)> {
-        let uids = std::mem::take(&mut *self.progressed.lock().expect("never poisoned"));
+        let uids = std::mem::take(&mut *self.progressed.lock());
         if uids.is_empty() {
             return Vec::new();
         }
@@ -130,21 +135,21 @@ impl Leader {
     }
 
     pub(crate) fn mark_policies(&self, keys: impl IntoIterator<Item = PolicyKey>) {
-        self.dirty.lock().expect("never poisoned").policies.extend(keys);
+        self.dirty.lock().policies.extend(keys);
         self.work.notify_one();
     }
 
     pub(crate) fn mark_all_policies(&self) {
         let keys: Vec<PolicyKey> = self.look(|world| world.policies.keys().cloned().collect());
-        self.dirty.lock().expect("never poisoned").policies.extend(keys);
+        self.dirty.lock().policies.extend(keys);
     }
 
     /// Pods whose notes may have to be written.
     pub(crate) fn take_pods(&self) -> BTreeSet<String> {
-        std::mem::take(&mut self.dirty.lock().expect("never poisoned").pods)
+        std::mem::take(&mut self.dirty.lock().pods)
     }
 
     pub(crate) fn take_policies(&self) -> BTreeSet<PolicyKey> {
-        std::mem::take(&mut self.dirty.lock().expect("never poisoned").policies)
+        std::mem::take(&mut self.dirty.lock().policies)
     }
 }

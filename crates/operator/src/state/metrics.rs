@@ -1,4 +1,4 @@
-//! What the manager counts, for Prometheus.
+//! The operator's metrics, for Prometheus.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -8,7 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// Upper ends, in seconds, of what passes of the decision about training jobs are counted by.
+/// Upper bounds of the histogram of decision passes, in seconds.
 const PASS_SECONDS: [f64; 10] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -46,8 +46,11 @@ pub(crate) struct Metrics {
     pub(crate) syncs: Family<StateLabels, Counter>,
     pub(crate) watch_errors: Counter,
     pub(crate) admissions: Counter,
+    pub(crate) connections_refused: Counter,
+    pub(crate) foreign_reports: Counter,
     pub(crate) pass_seconds: Histogram,
     pub(crate) orders: Family<OrderLabels, Counter>,
+    pub(crate) plans_rejected: Counter,
 }
 
 impl Metrics {
@@ -65,24 +68,33 @@ impl Metrics {
             syncs: Family::default(),
             watch_errors: Counter::default(),
             admissions: Counter::default(),
+            connections_refused: Counter::default(),
+            foreign_reports: Counter::default(),
             pass_seconds: Histogram::new(PASS_SECONDS),
             orders: Family::default(),
+            plans_rejected: Counter::default(),
         };
-        let mut registry = Registry::with_prefix("gainshare_manager");
-        registry.register("leader", "1 if this manager is the leader", metrics.leader.clone());
+        let mut registry = Registry::with_prefix("gainshare_operator");
+        registry.register("leader", "1 if this replica leads", metrics.leader.clone());
         registry.register("pods", "Running pods that a policy selects", metrics.pods.clone());
         registry.register("pods_blocked", "Selected pods that cannot be resized", metrics.blocked.clone());
-        registry.register("jobs", "Jobs by category, as the agents see them", metrics.jobs.clone());
-        registry.register("agents", "Agents heard of within the last half minute", metrics.agents.clone());
-        registry.register("pods_to_restore", "Pods whose own values are to be put back", metrics.to_restore.clone());
+        registry.register("jobs", "Jobs by category, as the node agents count them", metrics.jobs.clone());
+        registry.register("agents", "Node agents that reported within the last 40 s", metrics.agents.clone());
+        registry.register("pods_to_restore", "Pods whose own resources are to be restored", metrics.to_restore.clone());
         registry.register("writes", "Writes to the API server", metrics.writes.clone());
-        registry.register("resizes", "Resizes that agents asked for", metrics.resizes.clone());
-        registry.register("syncs", "Requests of agents", metrics.syncs.clone());
-        registry.register("watch_errors", "Times a watch had to be started anew", metrics.watch_errors.clone());
-        registry.register("admissions", "New pods that got a start that shares well", metrics.admissions.clone());
-        let pass = "Time to look at the whole cluster and decide where training jobs run";
+        registry.register("resizes", "Resizes that node agents asked for", metrics.resizes.clone());
+        registry.register("syncs", "Requests of node agents", metrics.syncs.clone());
+        registry.register("watch_errors", "Times a watch was restarted after an error", metrics.watch_errors.clone());
+        registry.register("admissions", "New pods that got a tuned start", metrics.admissions.clone());
+        let refused = "Connections refused because their peer, or all peers, had too many";
+        registry.register("connections_refused", refused, metrics.connections_refused.clone());
+        let foreign = "Job states and resizes of node agents about pods that are not on their node";
+        registry.register("foreign_reports", foreign, metrics.foreign_reports.clone());
+        let pass = "Time of one decision about where training jobs run";
         registry.register("decision_seconds", pass, metrics.pass_seconds.clone());
-        registry.register("orders", "What was decided about training jobs: places and moves", metrics.orders.clone());
+        registry.register("orders", "Orders for training jobs: places and moves", metrics.orders.clone());
+        let rejected = "Decisions about training jobs that failed their check and were not carried out";
+        registry.register("plans_rejected", rejected, metrics.plans_rejected.clone());
         metrics.registry = registry;
         metrics
     }

@@ -1,17 +1,23 @@
 //! Keeps the world up to date: one watch per kind.
 //!
-//! A watch that breaks is started anew with growing pauses (at most some seconds, so that we are back soon after the API server is). The first
-//! complete list of every kind must have been seen before anything is decided: without policies in view, every pod would look as if it were to
-//! be let go.
+//! A watch that breaks is started again with growing pauses, of at most some seconds, so that the
+//! operator is back soon after the API server is. The first complete list of every kind must have
+//! been read before anything is decided: without its policies, every pod would look as if it were
+//! to be restored.
+//!
+//! An object that makes its reader panic is logged and skipped ([`skip_on_panic`]); the watch and
+//! all other objects go on.
 
 use super::lead::Leader;
 use super::metrics::Metrics;
 use super::world::World;
+use crate::jobs::isolate::skip_on_panic;
+use crate::tasks::Tasks;
 use futures_util::StreamExt;
 use gainshare_kube_api::bounds::{NodeFacts, QuotaFacts, RangeFacts};
-use gainshare_kube_api::crd::SharePolicy;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::select::PolicyFacts;
+use gainshare_kube_api::share_policy::SharePolicy;
 use k8s_openapi::api::core::v1::{ConfigMap, LimitRange, Namespace, Node, Pod, ResourceQuota};
 use kube::api::Api;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -21,42 +27,46 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::JoinSet;
 
 /// The kinds whose first list must be complete before we act.
 pub(crate) const KINDS: usize = 7;
 
-/// In the manager's ConfigMap: `off` gives every pod its own values back, whatever the policies say.
+/// In the operator's ConfigMap: `off` gives every pod its own values back, whatever the policies
+/// say.
 pub(crate) const SWITCH_KEY: &str = "sharing";
 
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// What a watch tells, in one shape for all kinds: facts, because whole objects would fill the memory during a list.
-pub(crate) enum News<F> {
-    Here(F),
-    Gone(F),
-    /// All that exist, after a start.
-    All(Vec<F>),
+/// A change that a watch delivers, in one shape for all kinds. It carries facts, because whole
+/// objects would fill the memory during a list.
+pub(crate) enum Change<F> {
+    Applied(F),
+    Deleted(F),
+    /// All objects that exist, after a start of the watch.
+    Listed(Vec<F>),
 }
 
 /// Namespace and name.
 type Key = (String, String);
 
 /// Starts all watches; they end with the set.
-pub(crate) fn start(tasks: &mut JoinSet<()>, leader: &Arc<Leader>, client: &Client, namespace: &str, config_map: &str) {
+pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, namespace: &str, config_map: &str) {
     let mut watch = Watches { tasks, leader };
     let all = watcher::Config::default;
     watch.spawn(
         Api::<Pod>::all(client.clone()),
         all(),
         |pod| PodFacts::of(&pod),
-        |world, news| match news {
-            News::Here(pod) => world.put_pod(pod),
-            News::Gone(pod) => world.remove_pod(&pod.uid),
-            News::All(pods) => {
+        |world, change| match change {
+            Change::Applied(pod) => world.put_pod(pod),
+            Change::Deleted(pod) => world.remove_pod(&pod.uid),
+            Change::Listed(pods) => {
                 world.keep_pods(&pods.iter().map(|pod| pod.uid.clone()).collect());
-                pods.into_iter().for_each(|pod| world.put_pod(pod));
+                for pod in pods {
+                    let name = format!("{}/{}", pod.namespace, pod.name);
+                    skip_on_panic("Pod", &name, || world.put_pod(pod));
+                }
             }
         },
     );
@@ -64,12 +74,12 @@ pub(crate) fn start(tasks: &mut JoinSet<()>, leader: &Arc<Leader>, client: &Clie
         Api::<SharePolicy>::all(client.clone()),
         all(),
         |policy| PolicyFacts::of(&policy),
-        |world, news| {
+        |world, change| {
             let key = |policy: &PolicyFacts| (policy.namespace.clone(), policy.name.clone());
-            match news {
-                News::Here(policy) => world.put_policy(policy),
-                News::Gone(policy) => world.remove_policy(&key(&policy)),
-                News::All(policies) => {
+            match change {
+                Change::Applied(policy) => world.put_policy(policy),
+                Change::Deleted(policy) => world.remove_policy(&key(&policy)),
+                Change::Listed(policies) => {
                     world.keep_policies(&policies.iter().map(key).collect());
                     policies.into_iter().for_each(|policy| world.put_policy(policy));
                 }
@@ -77,31 +87,31 @@ pub(crate) fn start(tasks: &mut JoinSet<()>, leader: &Arc<Leader>, client: &Clie
         },
     );
     let labels = |namespace: Namespace| Some((namespace.name_any(), namespace.metadata.labels.unwrap_or_default()));
-    watch.spawn(Api::<Namespace>::all(client.clone()), all(), labels, |world, news| match news {
-        News::Here((name, labels)) => world.put_namespace(&name, labels),
-        News::Gone((name, _)) => world.remove_namespace(&name),
-        News::All(all) => all.into_iter().for_each(|(name, labels)| world.put_namespace(&name, labels)),
+    watch.spawn(Api::<Namespace>::all(client.clone()), all(), labels, |world, change| match change {
+        Change::Applied((name, labels)) => world.put_namespace(&name, labels),
+        Change::Deleted((name, _)) => world.remove_namespace(&name),
+        Change::Listed(all) => all.into_iter().for_each(|(name, labels)| world.put_namespace(&name, labels)),
     });
     let size = |node: Node| Some((node.name_any(), NodeFacts::of(&node)));
-    watch.spawn(Api::<Node>::all(client.clone()), all(), size, |world, news| match news {
-        News::Here((name, facts)) => world.put_node(&name, facts),
-        News::Gone((name, _)) => world.remove_node(&name),
-        News::All(all) => all.into_iter().for_each(|(name, facts)| world.put_node(&name, facts)),
+    watch.spawn(Api::<Node>::all(client.clone()), all(), size, |world, change| match change {
+        Change::Applied((name, facts)) => world.put_node(&name, facts),
+        Change::Deleted((name, _)) => world.remove_node(&name),
+        Change::Listed(all) => all.into_iter().for_each(|(name, facts)| world.put_node(&name, facts)),
     });
     let range = |range: LimitRange| Some((key(&range), RangeFacts::of(&range)));
-    watch.spawn(Api::<LimitRange>::all(client.clone()), all(), range, |world, news| match news {
-        News::Here((key, facts)) => world.put_range(&key.0, &key.1, Some(facts)),
-        News::Gone((key, _)) => world.put_range(&key.0, &key.1, None),
-        News::All(all) => {
+    watch.spawn(Api::<LimitRange>::all(client.clone()), all(), range, |world, change| match change {
+        Change::Applied((key, facts)) => world.put_range(&key.0, &key.1, Some(facts)),
+        Change::Deleted((key, _)) => world.put_range(&key.0, &key.1, None),
+        Change::Listed(all) => {
             world.keep_ranges(&names(&all));
             all.into_iter().for_each(|(key, facts)| world.put_range(&key.0, &key.1, Some(facts)));
         }
     });
     let quota = |quota: ResourceQuota| Some((key(&quota), QuotaFacts::of(&quota)));
-    watch.spawn(Api::<ResourceQuota>::all(client.clone()), all(), quota, |world, news| match news {
-        News::Here((key, facts)) => world.put_quota(&key.0, &key.1, Some(facts)),
-        News::Gone((key, _)) => world.put_quota(&key.0, &key.1, None),
-        News::All(all) => {
+    watch.spawn(Api::<ResourceQuota>::all(client.clone()), all(), quota, |world, change| match change {
+        Change::Applied((key, facts)) => world.put_quota(&key.0, &key.1, Some(facts)),
+        Change::Deleted((key, _)) => world.put_quota(&key.0, &key.1, None),
+        Change::Listed(all) => {
             world.keep_quotas(&names(&all));
             all.into_iter().for_each(|(key, facts)| world.put_quota(&key.0, &key.1, Some(facts)));
         }
@@ -110,11 +120,11 @@ pub(crate) fn start(tasks: &mut JoinSet<()>, leader: &Arc<Leader>, client: &Clie
     let only = watcher::Config::default().fields(&format!("metadata.name={config_map}"));
     let is_off =
         |map: ConfigMap| Some(map.data.is_some_and(|data| data.get(SWITCH_KEY).is_some_and(|word| word == "off")));
-    watch.spawn(switch, only, is_off, |world, news| {
-        world.set_off(match news {
-            News::Here(off) => off,
-            News::Gone(_) => false,
-            News::All(maps) => maps.contains(&true),
+    watch.spawn(switch, only, is_off, |world, change| {
+        world.set_off(match change {
+            Change::Applied(off) => off,
+            Change::Deleted(_) => false,
+            Change::Listed(maps) => maps.contains(&true),
         });
     });
 }
@@ -128,7 +138,7 @@ fn names<T>(all: &[(Key, T)]) -> BTreeSet<Key> {
 }
 
 struct Watches<'a> {
-    tasks: &'a mut JoinSet<()>,
+    tasks: &'a mut Tasks,
     leader: &'a Arc<Leader>,
 }
 
@@ -137,52 +147,70 @@ impl Watches<'_> {
         &mut self,
         api: Api<K>,
         config: watcher::Config,
-        read: impl Fn(K) -> Option<F> + Send + 'static,
-        put: impl Fn(&mut World, News<F>) + Send + Sync + 'static,
+        read: impl Fn(K) -> Option<F> + Send + Sync + 'static,
+        put: impl Fn(&mut World, Change<F>) + Send + Sync + 'static,
     ) where
         K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     {
         let leader = self.leader.clone();
-        self.tasks.spawn(async move {
-            let put = |news: News<F>| {
-                leader.change(|world| put(world, news));
+        let kind = std::any::type_name::<K>().rsplit("::").next().unwrap_or_default();
+        let name = format!("the watch of {kind} objects");
+        self.tasks.spawn(name, async move {
+            let put = |change: Change<F>| {
+                leader.change(|world| put(world, change));
             };
             follow(api, config, &leader.metrics.clone(), read, put, || leader.seen_all_of_one_kind()).await;
         });
     }
 }
 
-/// Follows one kind for ever. `complete` is called once, when all that exist have been seen.
+/// Follows one kind for ever. `complete` is called once, when all objects that exist have been
+/// read.
 pub(crate) async fn follow<K, F>(
     api: Api<K>,
     config: watcher::Config,
     metrics: &Metrics,
     read: impl Fn(K) -> Option<F>,
-    put: impl Fn(News<F>),
+    put: impl Fn(Change<F>),
     complete: impl Fn(),
 ) where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let mut pause = FIRST_PAUSE;
-    let mut seen_all = false;
+    let mut is_complete = false;
+    let kind = std::any::type_name::<K>();
+    let read = |object: K| {
+        let name = format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any());
+        let facts = skip_on_panic(kind, &name, || read(object)).flatten();
+        facts.map(|facts| (name, facts))
+    };
+    let put = |name: &str, change: Change<F>| skip_on_panic(kind, name, || put(change));
     let mut listing: Vec<F> = Vec::new();
     let mut stream = watcher(api, config).boxed();
     while let Some(event) = stream.next().await {
         match event {
             Ok(Event::Init) => listing.clear(),
-            Ok(Event::InitApply(object)) => listing.extend(read(object)),
+            Ok(Event::InitApply(object)) => listing.extend(read(object).map(|(_, facts)| facts)),
             Ok(Event::InitDone) => {
-                put(News::All(std::mem::take(&mut listing)));
+                put("the whole list", Change::Listed(std::mem::take(&mut listing)));
                 pause = FIRST_PAUSE;
-                if !std::mem::replace(&mut seen_all, true) {
+                if !std::mem::replace(&mut is_complete, true) {
                     complete();
                 }
             }
-            Ok(Event::Apply(object)) => read(object).into_iter().for_each(|facts| put(News::Here(facts))),
-            Ok(Event::Delete(object)) => read(object).into_iter().for_each(|facts| put(News::Gone(facts))),
+            Ok(Event::Apply(object)) => {
+                if let Some((name, facts)) = read(object) {
+                    put(&name, Change::Applied(facts));
+                }
+            }
+            Ok(Event::Delete(object)) => {
+                if let Some((name, facts)) = read(object) {
+                    put(&name, Change::Deleted(facts));
+                }
+            }
             Err(error) => {
                 metrics.watch_errors.inc();
-                tracing::warn!(%error, kind = std::any::type_name::<K>(), "watch broken; starting it anew");
+                tracing::warn!(%error, kind, "watch broken; starting it again");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }

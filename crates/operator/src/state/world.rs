@@ -1,18 +1,28 @@
-//! The cluster as the manager sees it, and what follows from it. Pure: no I/O, no clock.
+//! The operator's copy of the cluster, and what follows from it. Pure: no I/O, no clock.
 //!
-//! **How.** Watchers put facts in; [`World`] keeps, for every pod that a policy selects, the [`PodOnNode`] that its node's agent gets, and for every
-//! node a revision that grows when its list changes. Selection, limits and quotas are matters of one namespace, so a change is worked
-//! out for one pod, or for one namespace, never for the whole cluster.
+//! **How.** Watches put facts in. For every pod that a policy selects, [`World`] keeps the
+//! [`PodOnNode`] that its node agent gets, and for every node a revision that grows when its list
+//! changes. Selection, limits and quotas concern one namespace, so a change is worked out for one
+//! pod, or for one namespace, never for the whole cluster.
 //!
-//! **Properties.** The derived lists depend only on the facts, not on the order in which they came (`order_does_not_matter`). A repeated or an older
-//! version of a pod changes nothing (`stale_events_are_ignored`).
+//! **Originals are checked.** Tenants can write the annotation that keeps a pod's original
+//! resources. The operator writes it exactly once per pod, with what the pod has at that moment. So
+//! an annotation that appears or changes in any other way is forged ([`World::is_forged`]): the pod
+//! is left alone, adds nothing to the pool, and its values are not put back (decision 11).
+//!
+//! **Properties.** The derived lists depend only on the facts, not on the order in which they came
+//! (`order_does_not_matter`). A repeated or an older version of a pod changes nothing
+//! (`stale_events_are_ignored`). A forged original never enlarges the pool
+//! (`forged_originals_do_not_enlarge_the_pool`).
 
 use gainshare_kube_api::bounds::{self, NodeFacts, QuotaFacts, RangeFacts};
-use gainshare_kube_api::crd::{ORIGINAL_ANNOTATION, SharePolicySpec};
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::resize::{Refusal, Resources};
+use gainshare_kube_api::names::{JOB_LABEL, ORIGINAL_ANNOTATION};
+use gainshare_kube_api::quantity::total;
+use gainshare_kube_api::resize::Refusal;
+use gainshare_kube_api::resources::Resources;
 use gainshare_kube_api::select::{self, PolicyFacts};
-use gainshare_kube_api::training_job::JOB_LABEL;
+use gainshare_kube_api::share_policy::SharePolicySpec;
 use gainshare_kube_api::wire::{Blocked, PodOnNode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use std::borrow::Cow;
@@ -33,9 +43,11 @@ pub(crate) struct World {
     nodes: BTreeMap<String, NodeFacts>,
     ranges: BTreeMap<String, BTreeMap<String, RangeFacts>>,
     quotas: BTreeMap<String, BTreeMap<String, QuotaFacts>>,
-    /// Everything is to be given back, whatever the policies say.
+    /// Pods whose annotation of original resources was not written by the operator.
+    forged: BTreeSet<String>,
+    /// Sharing is switched off: every pod gets its own values back.
     off: bool,
-    /// Pods that have, or get, their own share back because they are about to be stopped.
+    /// Pods that get their own share back because they are about to be stopped.
     given_back: BTreeSet<String>,
     shared: BTreeMap<String, PodOnNode>,
     shared_of_node: BTreeMap<String, BTreeSet<String>>,
@@ -62,24 +74,24 @@ impl Requested {
 fn requests_of(pod: &PodFacts) -> Option<(&str, Requested)> {
     let node = pod.node.as_deref().filter(|_| pod.holds_node)?;
     let requests = || pod.containers.iter().map(|container| container.resources.requests);
-    let milli = requests().filter_map(|asked| asked.cpu_milli).sum();
-    let bytes = requests().filter_map(|asked| asked.memory_bytes).sum();
+    let milli = total(requests().filter_map(|asked| asked.cpu_milli));
+    let bytes = total(requests().filter_map(|asked| asked.memory_bytes));
     let mut asked = Requested::default();
     *(if pod.labels.contains_key(JOB_LABEL) { &mut asked.jobs } else { &mut asked.others }) = (milli, bytes);
     Some((node, asked))
 }
 
-/// What changed since it was last asked.
+/// What changed since [`World::take_touched`] was last called.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Touched {
     pub(crate) nodes: BTreeSet<String>,
     pub(crate) policies: BTreeSet<PolicyKey>,
-    /// Pods that a policy will have as soon as they run.
+    /// Pods that a policy will select as soon as they run.
     pub(crate) pods: BTreeSet<String>,
 }
 
 impl World {
-    /// `first_revision` keeps the revisions apart from those of a manager that ran before.
+    /// `first_revision` keeps the revisions apart from those of an operator that ran before.
     pub(crate) fn new(first_revision: u64) -> World {
         World { next_revision: first_revision.max(1), ..World::default() }
     }
@@ -134,26 +146,34 @@ impl World {
         uids.filter_map(|uid| self.shared.get(uid)).cloned().collect()
     }
 
-    /// Pods that carry original values although no policy has them any more: to be given back.
+    /// Pods that carry original values although no policy selects them any more: they are to be
+    /// restored.
     pub(crate) fn let_go(&self) -> Vec<PodFacts> {
         // Few pods carry any: that is asked first.
         let touched = self.pods.values().filter(|pod| pod.running && pod.notes.contains_key(ORIGINAL_ANNOTATION));
-        let free = touched.filter(|pod| !self.shared.contains_key(&pod.uid));
+        let free = touched.filter(|pod| !self.shared.contains_key(&pod.uid) && !self.forged.contains(&pod.uid));
         free.filter(|pod| pod.originals().is_some()).cloned().collect()
     }
 
-    /// The pod is about to be stopped: it gets its own share back, to save itself on, and keeps it.
+    /// The pod is about to be stopped: it gets its own share back, so that it can save itself, and
+    /// keeps it.
     pub(crate) fn give_back(&mut self, uid: &str) {
         if self.pods.contains_key(uid) && self.given_back.insert(uid.to_owned()) {
             self.derive(uid);
         }
     }
 
-    /// Takes in a pod, unless a newer version of it is known.
+    /// Takes in a pod, unless a newer version of it is known. Checks its originals against the
+    /// version before.
     pub(crate) fn put_pod(&mut self, facts: PodFacts) {
         if let Some(known) = self.pods.get(&facts.uid) {
             if is_older(&facts.resource_version, &known.resource_version) {
                 return;
+            }
+            if is_forged(known, &facts, self.forged.contains(&facts.uid)) {
+                self.forged.insert(facts.uid.clone());
+            } else {
+                self.forged.remove(&facts.uid);
             }
             if known.node != facts.node {
                 self.unshare(&facts.uid);
@@ -171,6 +191,7 @@ impl World {
     pub(crate) fn remove_pod(&mut self, uid: &str) {
         self.unshare(uid);
         self.given_back.remove(uid);
+        self.forged.remove(uid);
         let Some(pod) = self.pods.remove(uid) else { return };
         self.count_out(&pod);
         if let Some(uids) = self.pods_of_namespace.get_mut(&pod.namespace) {
@@ -279,7 +300,7 @@ impl World {
         }
     }
 
-    /// Gives everything back, or goes on.
+    /// Switches sharing off or on.
     pub(crate) fn set_off(&mut self, off: bool) {
         if self.off != off {
             self.off = off;
@@ -298,31 +319,37 @@ impl World {
         bounds::over_quota(self.quotas.get(namespace).into_iter().flat_map(BTreeMap::values), now, to)
     }
 
-    /// Whether the pods of the policy on this node would together request more than they did before we came.
+    /// Refuses a change after which the pods of the policy on this node together would request more
+    /// than before our first change.
     pub(crate) fn pool(&self, pod: &PodOnNode, node: &str, to: &Resources) -> Result<(), Refusal> {
         let Some(asked_for) = to.requests.cpu_milli else { return Ok(()) };
         let mates = || {
             let uids = self.shared_of_node.get(node).into_iter().flatten();
             uids.filter_map(|uid| self.shared.get(uid)).filter(|mate| {
                 let same = (&mate.namespace, &mate.policy) == (&pod.namespace, &pod.policy);
-                // Like its agent, which shares out among those that run: one that has just ended holds nobody up.
+                // Count running containers only, as the node agent does: a pod whose container has
+                // exited no longer reserves part of the pool.
                 same && mate.blocked.is_none() && mate.started_ms.is_some()
             })
         };
-        let sum = |pick: fn(&PodOnNode) -> Option<u64>| mates().filter_map(pick).sum::<u64>();
+        let sum = |pick: fn(&PodOnNode) -> Option<u64>| total(mates().filter_map(pick));
         let pool = sum(|mate| mate.original.requests.cpu_milli);
         let now = sum(|mate| mate.now.requests.cpu_milli);
         let own = pod.now.requests.cpu_milli.unwrap_or(0);
-        // The least request is granted to everyone, also where originals were smaller.
+        // Every pod may have the least request, also where its original was smaller.
         let slack = mates().count() as u64 * gainshare_kube_api::resize::LEAST_CPU_MILLI;
-        let after = now - own.min(now) + asked_for;
-        if asked_for > own && after > pool + slack {
-            return Err(Refusal::Pool { what: "CPU (in thousandths of a core)", asked: after - pool, pool });
+        let after = now.saturating_sub(own).saturating_add(asked_for);
+        if asked_for > own && after > pool.saturating_add(slack) {
+            return Err(Refusal::Pool {
+                what: "CPU (in thousandths of a core)",
+                asked: after.saturating_sub(pool),
+                pool,
+            });
         }
         Ok(())
     }
 
-    /// How many pods a policy that has none means: all that match, and those of them that another policy has.
+    /// How many pods match a policy, and how many of them another policy has.
     pub(crate) fn matching(&self, policy: &PolicyFacts) -> (usize, usize) {
         let of_namespace = self.pods_of_namespace.get(&policy.namespace).into_iter().flatten();
         let matching: Vec<&String> =
@@ -352,7 +379,7 @@ impl World {
                 self.touched.policies.insert((before.namespace, before.policy));
             }
             self.touched.policies.insert(key);
-            // What a pod was is noted before anybody may want to change it.
+            // The originals are written before the first change.
             if resizable && self.pods[uid].originals().is_none() {
                 self.touched.pods.insert(uid.to_owned());
             }
@@ -378,14 +405,14 @@ impl World {
         self.touched.nodes.insert(node);
     }
 
-    /// Whether the pod is being started, a policy will have it, and it can be resized.
+    /// Whether the pod is starting, a policy will select it, and it can be resized.
     pub(crate) fn is_coming(&self, uid: &str) -> bool {
         let Some(pod) = self.pods.get(uid).filter(|pod| pod.starting) else { return false };
         let chosen = self.chosen(pod).filter(|chosen| !chosen.watch_only);
         chosen.is_some_and(|chosen| pod.blocked(&select::container_name(&chosen.spec, pod)).is_none())
     }
 
-    /// The policy that has the pod, or will have it when it runs.
+    /// The policy that applies to the pod, or will apply when it runs.
     fn chosen(&self, pod: &PodFacts) -> Option<Chosen<'_>> {
         if self.off || self.given_back.contains(&pod.uid) {
             return None;
@@ -403,7 +430,7 @@ impl World {
         by_label.then(|| Chosen { name: String::new(), spec: Cow::Owned(label_policy()), watch_only: false })
     }
 
-    /// What the agent gets to know of the pod, if any policy has it.
+    /// What the node agent gets about the pod, if a policy selects it.
     fn entry(&self, uid: &str) -> Option<PodOnNode> {
         let pod = self.pods.get(uid).filter(|pod| pod.running)?;
         let node = pod.node.as_ref()?;
@@ -416,8 +443,8 @@ impl World {
         let container = select::container_name(spec, pod);
         let facts = pod.container(&container);
         let now = facts.map(|c| c.resources).unwrap_or_default();
-        let original = pod
-            .originals()
+        let originals = pod.originals().filter(|_| !self.forged.contains(uid));
+        let original = originals
             .and_then(|originals| originals.containers.get(&container).map(|written| written.resources()))
             .unwrap_or(now);
         let ranges = self.ranges.get(&pod.namespace).into_iter().flat_map(BTreeMap::values);
@@ -432,7 +459,7 @@ impl World {
             original,
             now,
             class: pod.class,
-            blocked: pod.blocked(&container).or(watched),
+            blocked: pod.blocked(&container).or_else(|| self.forged.contains(uid).then(forged_originals)).or(watched),
             allowed: bounds::bounds(pod, &container, &original, ranges, self.nodes.get(node)),
             resize: pod.resize.clone(),
             noted: digest(&pod.notes),
@@ -442,12 +469,31 @@ impl World {
     }
 }
 
-/// What decides about a pod.
+/// Whether the annotation of original resources of a pod's new version was not written by the
+/// operator: it must be what the pod had when the annotation appeared, and it must not change after
+/// that.
+fn is_forged(known: &PodFacts, now: &PodFacts, was_forged: bool) -> bool {
+    match (known.notes.get(ORIGINAL_ANNOTATION), now.notes.get(ORIGINAL_ANNOTATION)) {
+        (_, None) => false,
+        (Some(before), Some(after)) if before == after => was_forged,
+        (None, Some(_)) => now.originals() != Some(known.remember()),
+        (Some(_), Some(_)) => true,
+    }
+}
+
+fn forged_originals() -> Blocked {
+    Blocked {
+        reason: "ForgedOriginals".to_owned(),
+        message: format!("the annotation {ORIGINAL_ANNOTATION} was not written by the operator: remove it"),
+    }
+}
+
+/// The policy that applies to a pod.
 struct Chosen<'a> {
     /// The policy's name (empty: the namespace's label), or the training job's.
     name: String,
     spec: Cow<'a, SharePolicySpec>,
-    /// The pod is looked at, and keeps what it has.
+    /// The pod is measured, and keeps its resources.
     watch_only: bool,
 }
 
@@ -474,7 +520,7 @@ fn label_policy() -> SharePolicySpec {
 }
 
 /// Versions of one object are numbers that only grow, as Kubernetes 1.35 promises.
-fn is_older(version: &str, than: &str) -> bool {
+pub(crate) fn is_older(version: &str, than: &str) -> bool {
     match (version.parse::<u64>(), than.parse::<u64>()) {
         (Ok(version), Ok(than)) => version < than,
         _ => false,

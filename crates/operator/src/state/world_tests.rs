@@ -1,9 +1,9 @@
 //! Tests of [`super`].
 
 use super::*;
-use gainshare_kube_api::crd;
 use gainshare_kube_api::fixtures::{facts, manifest};
-use gainshare_kube_api::resize::Amounts;
+use gainshare_kube_api::names;
+use gainshare_kube_api::resources::Amounts;
 use serde_json::{Value, json};
 
 fn pod(uid: &str, node: &str, version: u64) -> PodFacts {
@@ -30,7 +30,7 @@ fn all(name: &str) -> PolicyFacts {
 /// The pod after we changed it.
 fn touched(mut pod: PodFacts, request: u64, version: u64) -> PodFacts {
     let text = serde_json::to_string(&pod.remember()).unwrap();
-    pod.notes.insert(crd::ORIGINAL_ANNOTATION.into(), text);
+    pod.notes.insert(names::ORIGINAL_ANNOTATION.into(), text);
     pod.containers[0].resources.requests.cpu_milli = Some(request);
     pod.resource_version = version.to_string();
     pod
@@ -162,7 +162,7 @@ fn what_no_policy_has_is_let_go() {
     world.set_off(false);
     world.remove_policy(&("team".into(), "p".into()));
     assert_eq!(let_go(&world), ["a"]);
-    world.put_namespace("team", BTreeMap::from([(crd::SHARE_LABEL.to_owned(), "enabled".to_owned())]));
+    world.put_namespace("team", BTreeMap::from([(names::SHARE_LABEL.to_owned(), "enabled".to_owned())]));
     assert!(world.let_go().is_empty(), "the namespace's label has it now");
     assert_eq!(world.list("n1")[0].policy, "");
     world.put_namespace("team", BTreeMap::new());
@@ -226,4 +226,37 @@ fn a_pod_that_is_about_to_be_stopped_gets_its_own_values_back_and_keeps_them() {
     world.remove_pod("a");
     world.put_pod(pod("a", "n1", 4));
     assert_eq!(names(&world, "n1"), ["a", "b"], "but a new pod is a new pod");
+}
+
+#[test]
+fn forged_originals_do_not_enlarge_the_pool() {
+    let forged = |mut pod: PodFacts, request: &str, version: u64| {
+        let mut originals = pod.remember();
+        originals.containers.get_mut("main").unwrap().requests.insert("cpu".to_owned(), request.to_owned());
+        let text = serde_json::to_string(&originals).unwrap();
+        pod.notes.insert(names::ORIGINAL_ANNOTATION.to_owned(), text);
+        pod.resource_version = version.to_string();
+        pod
+    };
+    let mut world = World::new(1);
+    world.put_policy(all("p"));
+    world.put_pod(pod("honest", "n1", 1));
+    world.put_pod(touched(pod("honest", "n1", 1), 300, 2));
+    assert_eq!(world.shared("honest").unwrap().blocked, None);
+    assert_eq!(world.shared("honest").unwrap().original.requests.cpu_milli, Some(500));
+    // A tenant writes the annotation itself, or changes ours.
+    world.put_pod(pod("forger", "n1", 1));
+    world.put_pod(forged(pod("forger", "n1", 1), "64", 2));
+    world.put_pod(forged(touched(pod("honest", "n1", 1), 300, 2), "64", 3));
+    for name in ["forger", "honest"] {
+        let entry = world.shared(name).unwrap();
+        assert_eq!(entry.blocked.as_ref().unwrap().reason, "ForgedOriginals", "{name}");
+        assert_ne!(entry.original.requests.cpu_milli, Some(64_000), "{name}");
+    }
+    world.remove_policy(&("team".to_owned(), "p".to_owned()));
+    assert_eq!(world.let_go(), [], "forged values are never put back");
+    // Without the annotation the pod is as any other.
+    world.put_policy(all("p"));
+    world.put_pod(pod("forger", "n1", 3));
+    assert_eq!(world.shared("forger").unwrap().blocked, None);
 }

@@ -4,8 +4,8 @@
 //! asked for are events, each of which costs the logarithm of the number of jobs.
 
 use super::TraceJob;
+use super::gang::{Act, Gang, GangOrder};
 use crate::study::quantile_of_sorted;
-use gainshare_core::decide::gang::{Act, Gang, GangOrder};
 use gainshare_core::model::{JobId, Span, Time};
 use serde::Serialize;
 use std::cmp::Reverse;

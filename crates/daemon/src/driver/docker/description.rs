@@ -5,7 +5,7 @@ use super::super::runtimes::base_name;
 use crate::record::JobRecord;
 use crate::spec::{JobSpec, parse_mount};
 use gainshare_limits::RuntimeKind;
-use gainshare_limits::docker::{Bind, ContainerInfo, ContainerSnapshot, ContainerSpec, LOCAL_IMAGE, labels};
+use gainshare_limits::docker::{Bind, ContainerInfo, ContainerSnapshot, ContainerSpec, labels};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -22,10 +22,6 @@ pub(super) fn container_name(state_dir: &Path, record: &JobRecord) -> String {
 pub(super) fn container_spec(state_dir: &Path, record: &JobRecord, values: BTreeMap<String, String>) -> ContainerSpec {
     let spec = &record.spec;
     let mut env = BTreeMap::new();
-    if spec.image.as_deref() == Some(LOCAL_IMAGE) {
-        // The image holds one program, at its root.
-        env.insert("PATH".to_owned(), "/".to_owned());
-    }
     env.extend(record.order.iter().flat_map(|o| &o.env).map(|v| (v.name.clone(), v.value.clone())));
     env.extend(values);
     // The job's directory is where the job file says, inside as outside, so that the same file runs

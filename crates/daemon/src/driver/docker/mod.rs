@@ -2,7 +2,7 @@
 //!
 //! The engine's events come from a thread that passes them on; a container that is new to us
 //! becomes a job of its own, one that carries our job's number is that job. Requests to the engine
-//! run on other threads; their results come back as tasks. Original limits are journaled before the
+//! run on other threads; their results come back as tasks. OriginalLimits limits are journaled before the
 //! first change.
 
 mod description;
@@ -21,13 +21,13 @@ use crate::journal::{Batch, LimitRow};
 use crate::record::Change;
 use crate::restore::ContainerOriginal;
 use description::{Recovery, adopted_spec, container_name, container_spec, recovery};
+use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::{JobId, Span};
-use gainshare_core::plan::Target;
 use gainshare_limits::docker::{
-    Adopt, ContainerInfo, ContainerSpec, DockerEvent, DockerRuntime, Engine, LogCursor, Original, default_socket,
-    labels,
+    AdoptionRule, ContainerInfo, ContainerSpec, DockerEvent, DockerRuntime, Engine, LogCursor, OriginalLimits,
+    default_socket, labels,
 };
-use gainshare_limits::{Handle, Runtime, RuntimeError, RuntimeKind};
+use gainshare_limits::{JobHandle, Runtime, RuntimeError, RuntimeKind};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ const EXIT_CODE_TRIES: usize = 24;
 const EXIT_CODE_PACE: Duration = Duration::from_secs(5);
 
 /// Passes the engine's events on to the driver.
-fn follow(engine: &Engine, adopt: Adopt, handle: DriverHandle) -> std::io::Result<()> {
+fn follow(engine: &Engine, adopt: AdoptionRule, handle: DriverHandle) -> std::io::Result<()> {
     let mut events = engine.events(adopt);
     // The follower reconnects by itself, so its end is unexpected.
     let sentinel = handle.sentinel("the thread of the Docker events");
@@ -117,7 +117,7 @@ impl Driver {
             }
         };
         self.problems.remove("docker");
-        let adopt = if self.config.docker_all { Adopt::All } else { Adopt::OptedIn };
+        let adopt = if self.config.docker_all { AdoptionRule::All } else { AdoptionRule::OptedIn };
         let engine = docker.engine().clone();
         let link = DockerLink::start(docker, self.handle.clone(), self.pulses.register("docker"));
         match link.and_then(|link| follow(&engine, adopt, self.handle.clone()).map(|()| link)) {
@@ -231,7 +231,7 @@ impl Driver {
         docker.run(adopt, move |driver, result| driver.container_taken(id, &container, result));
     }
 
-    fn container_taken(&mut self, id: JobId, container: &str, result: Result<Original, RuntimeError>) {
+    fn container_taken(&mut self, id: JobId, container: &str, result: Result<OriginalLimits, RuntimeError>) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.is_busy = false;
         let (is_live, is_new) = (job.record.is_live(), job.record.state != JobState::Running);
@@ -244,7 +244,7 @@ impl Driver {
             Err(e) => Some(e),
         };
         if !is_live {
-            return self.release_container(id, Handle { job: id, key: container.to_owned() });
+            return self.release_container(id, JobHandle { job: id, key: container.to_owned() });
         }
         if is_new {
             fail::point("container-before-journal");
@@ -262,7 +262,7 @@ impl Driver {
             self.job_changed(id);
         }
         match error {
-            None => self.apply_to(RuntimeKind::Docker, self.plans.generation),
+            None => self.apply_to(RuntimeKind::Docker),
             // A short one may be over before we could examine it.
             Some(RuntimeError::Gone { .. }) => return self.read_exit_code(id, container),
             Some(e) => {
@@ -275,7 +275,7 @@ impl Driver {
         }
     }
 
-    fn container_row(&self, job: JobId, original: Original) -> LimitRow {
+    fn container_row(&self, job: JobId, original: OriginalLimits) -> LimitRow {
         let key = original.id.clone();
         let kept = ContainerOriginal { original, socket: self.config.docker_socket.clone() };
         let original = serde_json::to_string(&kept).unwrap_or_default();
@@ -295,7 +295,7 @@ impl Driver {
     }
 
     /// Writes limits on the runtime's thread. While the engine is busy with the last ones, the newest targets wait.
-    pub(super) fn apply_to_containers(&mut self, generation: u64, wanted: Vec<(JobId, Handle, Target)>) {
+    pub(super) fn apply_to_containers(&mut self, generation: u64, wanted: Vec<(JobId, JobHandle, CheckedTarget)>) {
         let Some(docker) = &mut self.runtimes.docker else { return };
         if docker.is_applying {
             docker.apply_again = true;
@@ -307,12 +307,12 @@ impl Driver {
             if has_lapsed() {
                 return (Vec::new(), Vec::new());
             }
-            let targets: Vec<(Handle, Target)> = wanted.iter().map(|(_, h, t)| (h.clone(), *t)).collect();
+            let targets: Vec<(JobHandle, CheckedTarget)> = wanted.iter().map(|(_, h, t)| (h.clone(), *t)).collect();
             let results = docker.apply(generation, &targets);
             // What will be put back changes when another program sets a container's limits.
             let is_failed = |result: &Result<_, _>| matches!(result, Err(e) if !matches!(e, RuntimeError::Gone { .. }));
             let failed = wanted.iter().zip(&results).filter(|(_, result)| is_failed(result));
-            let originals: Vec<(JobId, Original)> =
+            let originals: Vec<(JobId, OriginalLimits)> =
                 failed.filter_map(|((id, handle, _), _)| Some((*id, docker.original(handle)?.clone()))).collect();
             let ids = wanted.into_iter().map(|(id, _, _)| id);
             (ids.zip(results).collect::<Vec<_>>(), originals)
@@ -328,7 +328,7 @@ impl Driver {
                 std::mem::take(&mut docker.apply_again)
             });
             if again {
-                driver.apply_to(RuntimeKind::Docker, driver.plans.generation);
+                driver.apply_to(RuntimeKind::Docker);
             }
         });
     }
@@ -339,7 +339,7 @@ impl Driver {
         let is_running = |j: &super::Job| {
             j.record.state == JobState::Running && j.record.spec.runtime == RuntimeKind::Docker && !j.is_busy
         };
-        let handles: Vec<Handle> =
+        let handles: Vec<JobHandle> =
             self.jobs.values().filter(|j| is_running(j)).filter_map(super::Job::handle).collect();
         let Some(docker) = self.runtimes.docker.as_mut().filter(|d| !d.is_reading && !handles.is_empty()) else {
             return;
@@ -352,7 +352,7 @@ impl Driver {
             let (now, whole) = (driver.now(), driver.whole());
             for (id, counters) in counters {
                 if let Some(job) = driver.jobs.get_mut(&id) {
-                    job.progress.meter.take(now, counters, &whole);
+                    job.progress.meter.record(now, counters, &whole);
                 }
             }
             if let Some(docker) = &mut driver.runtimes.docker {
@@ -362,7 +362,7 @@ impl Driver {
     }
 
     /// Puts a container's limits back.
-    pub(super) fn release_container(&mut self, id: JobId, handle: Handle) {
+    pub(super) fn release_container(&mut self, id: JobId, handle: JobHandle) {
         let Some(docker) = &self.runtimes.docker else { return };
         let key = handle.key.clone();
         docker
@@ -370,7 +370,7 @@ impl Driver {
     }
 
     /// Puts the limits of all containers back before the daemon ends.
-    pub(super) fn release_all_containers(&mut self, handles: Vec<Handle>) {
+    pub(super) fn release_all_containers(&mut self, handles: Vec<JobHandle>) {
         let Some(docker) = &self.runtimes.docker else { return };
         let release = move |docker: &mut DockerRuntime| {
             handles.into_iter().map(|h| (h.job, docker.release(&h), h.key)).collect::<Vec<_>>()

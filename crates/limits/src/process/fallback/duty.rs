@@ -1,17 +1,18 @@
-//! When each job may run, if stopping and continuing is all we have.
+//! When each job may run, if jobs can only be stopped and continued.
 //!
 //! **Problem.** Shares of a machine must come out of on and off alone. Simply running each job for its share of the
 //! time is wrong twice: two jobs on at the same time halve each other, and cores stand idle when few jobs want them.
 //!
 //! **Approach.** A job's *demand* is how many cores it uses while it may run. The cores are filled like water by
-//! share, nobody getting more than it demands; what a job gets over what it demands is the part of each period it may
+//! share, and no job gets more than it demands; a job's rate over its demand is the part of each period in which it may
 //! run. The windows are laid end to end around the period, so that jobs which cannot run together take turns.
 //!
-//! **Properties.** `work_conserving`: if all demand together fits the cores, nobody is stopped. `proportional`: jobs
+//! **Properties.** `work_conserving`: if all demand together fits the cores, no job is stopped. `proportional`: jobs
 //! that want everything get their shares. `never_starved`: every job runs at least a twentieth of the time.
 
-/// The least part of a period anybody runs: a job that never runs would look hung, and could not even react to SIGTERM.
-const LEAST_ON: f64 = 0.05;
+/// The smallest part of a period in which a job runs: a job that never runs would look hung and could not
+/// react to SIGTERM.
+const MIN_ON: f64 = 0.05;
 
 /// The part of each period in which a job runs, as fractions of the period. The window may wrap around its end.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,7 +25,7 @@ impl Window {
     pub(super) const ALWAYS: Window = Window { offset: 0.0, on: 1.0 };
 }
 
-/// What one job may have and what it wants.
+/// The share, the cap and the demand of one job.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Claim {
     /// Weight among the jobs, as a fraction of the machine.
@@ -43,8 +44,8 @@ pub(super) fn windows(cores: f64, claims: &[Claim]) -> Vec<Window> {
         .iter()
         .zip(rates)
         .map(|(claim, rate)| {
-            let on = (rate / claim.demand_cores.max(1e-9)).clamp(LEAST_ON, 1.0);
-            // Half a percent off is nothing but the cost of two signals.
+            let on = (rate / claim.demand_cores.max(1e-9)).clamp(MIN_ON, 1.0);
+            // Being stopped for half a percent of the time costs more in signals than it saves.
             if on > 0.995 {
                 return Window::ALWAYS;
             }
@@ -111,7 +112,7 @@ mod tests {
             let demand: f64 = claims.iter().map(|c| c.demand_cores).sum();
             let windows = windows(cores, &claims);
             for window in &windows {
-                prop_assert!(window.on >= LEAST_ON && (0.0..1.0).contains(&window.offset), "never_starved {window:?}");
+                prop_assert!(window.on >= MIN_ON && (0.0..1.0).contains(&window.offset), "never_starved {window:?}");
                 prop_assert!(demand > cores || window.on == 1.0, "work_conserving {window:?}");
             }
             let rates = fill(cores, &claims);

@@ -1,23 +1,24 @@
-//! The keeper: the one small process that holds the levers of the fallback, and lets go of all of them when we are no
-//! longer there.
+//! The keeper: a small process that stops and continues jobs for the daemon, and releases all of them when
+//! the daemon is gone.
 //!
-//! **Problem.** A job that is stopped stays stopped if whoever should continue it is killed. So the daemon itself
-//! must never stop a job.
+//! **Problem.** A stopped job stays stopped if the process that should continue it is killed. So the daemon
+//! itself must never stop a job.
 //!
-//! **Approach.** The daemon starts a keeper and writes lines to its input. The keeper stops and continues the jobs'
-//! process groups by the clock and sets their scheduling priority. When its input ends (the daemon ended, however) or
-//! is silent for [`LEASE`] (the daemon hangs or is stopped), it continues every job, puts priorities back and, at the
-//! end of input, goes. It ignores the signals that a terminal or a shutdown sends to everybody, so that it outlives
-//! the daemon by the moment that takes. If the keeper itself is killed, the daemon continues the jobs at its next
-//! look, within a second or so, and starts another one. Only if both are killed by force at the same moment does a
-//! job depend on the last safeguard: its leader asked the kernel for SIGCONT when its parent dies (see
+//! **Approach.** The daemon starts a keeper and writes lines to its input. The keeper stops and continues the
+//! jobs' process groups by the clock and sets their scheduling priority. When its input ends (the daemon
+//! ended, for whatever reason) or is silent for [`LEASE`] (the daemon hangs or is stopped), the keeper
+//! continues every job and restores priorities; at the end of its input it exits. It ignores the signals that
+//! a terminal or a shutdown sends to every process, so that it outlives the daemon for as long as that takes.
+//! If the keeper itself is killed, the daemon continues the jobs at its next reading, within about a second,
+//! and starts another keeper. Only if both are killed at the same moment does a job depend on the last
+//! safeguard: its leader requested SIGCONT for the death of its parent (see
 //! [`crate::process::start::enter`]).
 //!
 //! **Lines.** `set KEY OFFSET_US ON_US NICE PID:START…` holds a job: in each period it runs for `ON_US` from
-//! `OFFSET_US` on; `PID:START` are the leaders of its process groups. `free KEY` lets it go. Every line, also one
-//! that says nothing (`beat`), tells that the daemon is there.
+//! `OFFSET_US` on; `PID:START` are the leaders of its process groups. `free KEY` releases it. Every line,
+//! also the empty message `beat`, shows that the daemon is alive.
 
-use super::super::Identity;
+use super::super::identity::Identity;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
@@ -26,16 +27,16 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Long enough that the signals cost nothing, short enough that nobody watching a progress bar sees it.
+/// Long enough that the signals cost nothing, short enough to be invisible in a progress bar.
 pub(super) const PERIOD_US: u64 = 200_000;
 
-/// How long the keeper believes in a daemon that says nothing. The daemon looks at its jobs every second.
+/// After this time without a line the daemon counts as dead. It reads its jobs, and so writes a line, every second.
 const LEASE: Duration = Duration::from_secs(4);
 
-/// The kernel lets an ordinary user change such a priority once in 0.1 s, all users together.
+/// The kernel allows one change of such a priority in 0.1 s, for all ordinary users together.
 const NICE_PAUSE: Duration = Duration::from_millis(110);
 
-/// Runs the keeper on standard input until it ends. Meant to be all a process does.
+/// Runs the keeper on standard input until the input ends. Meant to be the only work of its process.
 pub fn run() -> std::io::Result<()> {
     let input = std::io::stdin();
     let mut keeper = Keeper::new(Instant::now());
@@ -43,13 +44,13 @@ pub fn run() -> std::io::Result<()> {
     loop {
         let wait = keeper.tick(Instant::now());
         let mut fds = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];
-        // Rounded up: waking before the edge would mean turning around until it comes.
+        // Rounded up: waking before the edge would mean polling until it comes.
         let wait_ms = u16::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
         match poll(&mut fds, PollTimeout::from(wait_ms)) {
             Ok(0) | Err(Errno::EINTR) => continue,
             Ok(_) => {}
             Err(error) => {
-                keeper.let_go();
+                keeper.release_all();
                 return Err(error.into());
             }
         }
@@ -61,18 +62,18 @@ pub fn run() -> std::io::Result<()> {
         }
         while let Some(end) = pending.iter().position(|&b| b == b'\n') {
             let line: Vec<u8> = pending.drain(..=end).collect();
-            keeper.hear(&String::from_utf8_lossy(&line), Instant::now());
+            keeper.handle_line(&String::from_utf8_lossy(&line), Instant::now());
         }
-        // The daemon writes lines of a few hundred bytes; what has no end is not from it.
+        // The daemon writes lines of a few hundred bytes; a longer line is not from the daemon.
         if pending.len() > 1 << 20 {
             break;
         }
     }
-    keeper.let_go();
+    keeper.release_all();
     Ok(())
 }
 
-struct Held {
+struct HeldJob {
     offset_us: u64,
     on_us: u64,
     nice: i32,
@@ -83,18 +84,18 @@ struct Held {
 
 struct Keeper {
     start: Instant,
-    heard: Instant,
-    held: BTreeMap<String, Held>,
+    last_line_at: Instant,
+    held: BTreeMap<String, HeldJob>,
     next_nice: Instant,
 }
 
 impl Keeper {
     fn new(now: Instant) -> Keeper {
-        Keeper { start: now, heard: now, held: BTreeMap::new(), next_nice: now }
+        Keeper { start: now, last_line_at: now, held: BTreeMap::new(), next_nice: now }
     }
 
-    fn hear(&mut self, line: &str, now: Instant) {
-        self.heard = now;
+    fn handle_line(&mut self, line: &str, now: Instant) {
+        self.last_line_at = now;
         let mut words = line.split_ascii_whitespace();
         match (words.next(), words.next()) {
             (Some("set"), Some(key)) => {
@@ -118,18 +119,18 @@ impl Keeper {
             }
             (Some("free"), Some(key)) => {
                 if let Some(held) = self.held.remove(key) {
-                    free(&held);
+                    release(&held);
                 }
             }
             _ => {}
         }
     }
 
-    /// Does what is due and answers how long nothing will be.
+    /// Sends the signals that are due and returns the time until the next one.
     fn tick(&mut self, now: Instant) -> Duration {
-        let silent = now.saturating_duration_since(self.heard);
+        let silent = now.saturating_duration_since(self.last_line_at);
         if silent >= LEASE && !self.held.is_empty() {
-            self.let_go();
+            self.release_all();
         }
         let now_us = now.duration_since(self.start).as_micros() as u64;
         let mut wait = Duration::from_secs(1);
@@ -159,14 +160,14 @@ impl Keeper {
         wait
     }
 
-    fn let_go(&mut self) {
+    fn release_all(&mut self) {
         for held in std::mem::take(&mut self.held).into_values() {
-            free(&held);
+            release(&held);
         }
     }
 }
 
-fn parse_held<'w>(mut words: impl Iterator<Item = &'w str>) -> Option<Held> {
+fn parse_held<'w>(mut words: impl Iterator<Item = &'w str>) -> Option<HeldJob> {
     let offset_us = words.next()?.parse::<u64>().ok()? % PERIOD_US;
     let on_us = words.next()?.parse::<u64>().ok()?.min(PERIOD_US);
     let nice = words.next()?.parse::<i32>().ok()?.clamp(0, 19);
@@ -176,18 +177,18 @@ fn parse_held<'w>(mut words: impl Iterator<Item = &'w str>) -> Option<Held> {
             Some(Identity { pid: pid.parse().ok()?, start_ticks: start.parse().ok()? })
         })
         .collect();
-    Some(Held { offset_us, on_us, nice, leaders, stopped: false, nice_is_set: false })
+    Some(HeldJob { offset_us, on_us, nice, leaders, stopped: false, nice_is_set: false })
 }
 
-/// To a process group, unless its number belongs to another process by now. (While the leader is dead but others of
-/// the group live, the kernel gives the number to nobody.)
+/// Signals a process group, unless its number belongs to another process by now. (While other processes of
+/// the group live, the kernel does not reuse the number of a dead leader.)
 fn signal(leader: &Identity, which: Signal) {
     if leader.pid > 1 && !leader.was_reused() {
         let _ = killpg(Pid::from_raw(leader.pid), which);
     }
 }
 
-fn free(held: &Held) {
+fn release(held: &HeldJob) {
     held.leaders.iter().for_each(|leader| signal(leader, Signal::SIGCONT));
     if held.nice != 0
         && let Some(leader) = held.leaders.first()
@@ -199,7 +200,7 @@ fn free(held: &Held) {
     }
 }
 
-/// Sets the priority of the leader's session as a whole. `false`: the kernel asks to come again later.
+/// Sets the priority of the leader's session as a whole. `false`: the kernel asks for a later retry.
 fn set_group_nice(leader: &Identity, nice: i32) -> bool {
     if leader.was_reused() {
         return true;
@@ -215,25 +216,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_understood_or_ignored() {
+    fn lines_are_parsed_or_ignored() {
         let now = Instant::now();
         let mut keeper = Keeper::new(now);
-        for garbage in ["", "beat", "set", "set a", "set a x y z", "set a 1 2", "free", "free nobody", "\u{fffd}"] {
-            keeper.hear(garbage, now);
+        for garbage in ["", "beat", "set", "set a", "set a x y z", "set a 1 2", "free", "free unknown", "\u{fffd}"] {
+            keeper.handle_line(garbage, now);
             assert!(keeper.held.is_empty(), "{garbage}");
         }
-        keeper.hear("set a 10 200000 7 2147483646:1\n", now);
+        keeper.handle_line("set a 10 200000 7 2147483646:1\n", now);
         let held = &keeper.held["a"];
         assert_eq!((held.offset_us, held.on_us, held.nice, held.leaders.len()), (10, PERIOD_US, 7, 1));
-        keeper.hear("free a", now);
+        keeper.handle_line("free a", now);
         assert!(keeper.held.is_empty());
     }
 
     #[test]
-    fn silence_means_letting_go() {
+    fn silence_releases_every_job() {
         let now = Instant::now();
         let mut keeper = Keeper::new(now);
-        keeper.hear("set a 0 100000 0", now);
+        keeper.handle_line("set a 0 100000 0", now);
         keeper.tick(now + LEASE / 2);
         assert_eq!(keeper.held.len(), 1);
         keeper.tick(now + LEASE);

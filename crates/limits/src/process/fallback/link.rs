@@ -1,4 +1,7 @@
-//! The daemon's end of the line to its keeper.
+//! The daemon's end of the pipe to its keeper.
+//!
+//! Only changed lines are written, and a heartbeat where nothing changed. Writing never blocks: a keeper that
+//! hangs must not hang the daemon.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -7,25 +10,25 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A word at least this often, even if there is nothing to say.
+/// The longest time between two lines.
 const BEAT: Duration = Duration::from_millis(800);
 
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct KeeperLink {
     child: Child,
-    /// `None` only while we are being dropped.
+    /// `None` only while the link is being dropped.
     input: Option<ChildStdin>,
-    told: BTreeMap<String, String>,
+    sent: BTreeMap<String, String>,
     last: Instant,
 }
 
-impl Link {
-    pub(super) fn start(command: &[OsString]) -> io::Result<Link> {
+impl KeeperLink {
+    pub(super) fn start(command: &[OsString]) -> io::Result<KeeperLink> {
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::NotFound)?;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null());
-        // SAFETY: system calls only. What is ignored stays ignored after exec: Ctrl-C and a shutdown reach everybody,
-        // and the keeper must be the last to go.
+        // SAFETY: system calls only. Ignored signals stay ignored after exec: Ctrl-C and a shutdown reach
+        // every process, and the keeper must exit last.
         unsafe {
             command.pre_exec(|| {
                 nix::unistd::setsid()?;
@@ -37,25 +40,24 @@ impl Link {
         }
         let mut child = command.spawn()?;
         let input = child.stdin.take().expect("the input is a pipe");
-        // A keeper that hangs must not hang us.
         let flags = nix::fcntl::OFlag::O_NONBLOCK;
         nix::fcntl::fcntl(&input, nix::fcntl::FcntlArg::F_SETFL(flags))?;
-        Ok(Link { child, input: Some(input), told: BTreeMap::new(), last: Instant::now() })
+        Ok(KeeperLink { child, input: Some(input), sent: BTreeMap::new(), last: Instant::now() })
     }
 
-    /// Tells what changed among `lines` (key and line), and frees what is no longer among them.
-    pub(super) fn tell(&mut self, lines: &[(String, String)]) -> io::Result<()> {
+    /// Sends the changed ones of `lines` (key and line), and frees jobs that are no longer among them.
+    pub(super) fn send(&mut self, lines: &[(String, String)]) -> io::Result<()> {
         let mut text = String::new();
-        let gone: Vec<String> = self.told.keys().filter(|key| !lines.iter().any(|(k, _)| k == *key)).cloned().collect();
+        let gone: Vec<String> = self.sent.keys().filter(|key| !lines.iter().any(|(k, _)| k == *key)).cloned().collect();
         for key in gone {
             text.push_str(&format!("free {key}\n"));
-            self.told.remove(&key);
+            self.sent.remove(&key);
         }
         for (key, line) in lines {
-            if self.told.get(key) != Some(line) {
+            if self.sent.get(key) != Some(line) {
                 text.push_str(line);
                 text.push('\n');
-                self.told.insert(key.clone(), line.clone());
+                self.sent.insert(key.clone(), line.clone());
             }
         }
         if text.is_empty() && self.last.elapsed() >= BEAT {
@@ -65,7 +67,7 @@ impl Link {
     }
 
     pub(super) fn free(&mut self, key: &str) -> io::Result<()> {
-        self.told.remove(key);
+        self.sent.remove(key);
         self.write(&format!("free {key}\n"))
     }
 
@@ -74,14 +76,14 @@ impl Link {
             return Ok(());
         }
         self.last = Instant::now();
-        self.input.as_mut().expect("open while we live").write_all(text.as_bytes())
+        self.input.as_mut().expect("open until drop").write_all(text.as_bytes())
     }
 }
 
-impl Drop for Link {
+impl Drop for KeeperLink {
     fn drop(&mut self) {
-        // The end of its input is the keeper's sign to let go; it must have done so before we return. One that hangs
-        // is taken away: the caller continues the jobs.
+        // At the end of its input the keeper releases every job; it must have done so before this returns. A
+        // keeper that hangs is killed: the caller continues the jobs.
         drop(self.input.take());
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(3) {

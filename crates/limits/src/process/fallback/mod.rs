@@ -1,19 +1,20 @@
-//! Sharing without cgroup rights: scheduling priority where it can be taken back, else stop and continue.
+//! Sharing without cgroup rights: scheduling priority where it can be restored, else stop and continue.
+//! Feature `fallback`.
 //!
-//! **Problem.** On many machines a user may not make cgroups. Plain `nice` is no way out: an ordinary user can lower
-//! a job's priority but never raise it again, and where the kernel groups sessions for scheduling (*autogroups*) it
-//! has no effect between sessions at all.
+//! **Problem.** On many machines a user may not make cgroups. Plain `nice` does not help: an ordinary user
+//! can lower a job's priority but never raise it again, and where the kernel groups sessions for scheduling
+//! (*autogroups*) it has no effect between sessions at all.
 //!
-//! **Approach.** Each job has a session of its own. If the kernel schedules by session, the priority of the session
-//! is a weight, and an ordinary user may put it back to where it was: that is used in `weight` mode. Everywhere else,
-//! and for hard caps, the job's process groups are stopped and continued in slices of a fifth of a second ([`duty`]).
-//! `cores` mode binds threads to CPUs, which needs no right at all. All levers but the last are held by the
-//! [`keeper`], a process that lets go of everything when we are gone.
+//! **Approach.** Each job has a session of its own. If the kernel schedules by session, the priority of the
+//! session is a weight, and an ordinary user may restore it: that is used in `weight` mode. Everywhere else,
+//! and for hard caps, the job's process groups are stopped and continued in slices of a fifth of a second
+//! ([`duty`]). `cores` mode binds threads to CPUs, which needs no right at all. Stopping and priorities are
+//! left to the [`keeper`], a process that releases every job when the daemon is gone.
 //!
-//! **What it cannot do**, and says in its notes: limit memory and I/O, contain a process that
-//! leaves the session and loses its parent, or be as exact as the kernel. A job that stops itself is continued by us.
+//! **What it cannot do**, and its notes name: limit memory and I/O, contain a process that leaves the session
+//! and loses its parent, or be as exact as the kernel. A job that stops itself is continued.
 //!
-//! **Properties.** No job is stopped when the daemon is not there. A pid that was reused is not touched. Use only
+//! **Properties.** No job is stopped while the daemon is dead. A pid that was reused is not touched. Use only
 //! ever grows.
 
 mod duty;
@@ -21,36 +22,38 @@ pub mod keeper;
 mod link;
 mod table;
 
-use super::cores::deal;
-use super::identity::Stat;
+use super::config::{Config, JobGroup};
+use super::identity::{Identity, ProcessStat, ticks_per_second};
 use super::traffic::Traffic;
-use super::{Config, Identity, JobGroup, page_bytes};
-use crate::cgroup::{CpuList, machine_memory_bytes, own_affinity};
-use crate::{Capacity, Counters, Handle, InForce, Mode, RuntimeError};
+use crate::cores::deal;
+use crate::cpus::CpuList;
+use crate::{AppliedLimits, Capacity, Counters, JobHandle, LimitMode, RuntimeError, machine};
 use duty::{Claim, Window};
+use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;
 use keeper::PERIOD_US;
-use link::Link;
+use link::KeeperLink;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
-use table::Table;
+use table::ProcessTable;
 
 /// One step of priority is a factor of 1.25 in weight; 19 steps are the most.
 const NICE_STEP: f64 = 1.25;
 
 #[derive(Debug)]
-pub(super) struct Fallback {
+pub(super) struct FallbackJobs {
     config: Config,
     capacity: Capacity,
     cpus: Vec<u32>,
     /// Whether the kernel schedules sessions, so that their priority is a weight.
     by_session: bool,
-    link: Option<Link>,
+    link: Option<KeeperLink>,
     jobs: BTreeMap<String, Job>,
-    table: Table,
+    table: ProcessTable,
     traffic: Traffic,
     notes: Vec<String>,
     ticks_per_second: u64,
@@ -68,19 +71,19 @@ struct Job {
     /// When `used` was last taken for the demand, and what it was.
     measured: Option<(Instant, u64)>,
     used: Counters,
-    members: Vec<(i32, Stat)>,
+    members: Vec<(i32, ProcessStat)>,
 }
 
-impl Fallback {
-    /// `why` tells what is missing for better.
-    pub(super) fn open(config: Config, why: &str) -> Fallback {
-        let cpus: Vec<u32> = own_affinity().iter().collect();
+impl FallbackJobs {
+    /// `why` names the missing right.
+    pub(super) fn open(config: Config, why: &str) -> FallbackJobs {
+        let cpus: Vec<u32> = machine::own_affinity().iter().collect();
         let cores = std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64);
-        let by_session = config.mode == Mode::Weight && sessions_are_scheduled();
-        let link = config.keeper.as_ref().and_then(|command| Link::start(command).ok());
+        let by_session = config.mode == LimitMode::Weight && sessions_are_scheduled();
+        let link = config.keeper.as_ref().and_then(|command| KeeperLink::start(command).ok());
         let mut notes = vec![format!("no cgroups: {why}")];
         notes.push(match (&link, config.mode) {
-            (_, Mode::Cores) => {
+            (_, LimitMode::Cores) => {
                 "CPUs are given by binding the job's threads to them; jobs on the same CPU compete freely".into()
             }
             (None, _) => {
@@ -93,15 +96,15 @@ impl Fallback {
         notes.push("memory and I/O are counted but not limited".into());
         let mut traffic = Traffic::default();
         notes.extend(traffic.probe().err());
-        Fallback {
-            capacity: Capacity { cores, memory_bytes: machine_memory_bytes() },
-            ticks_per_second: super::identity::ticks_per_second(),
+        FallbackJobs {
+            capacity: Capacity { cores, memory_bytes: machine::memory_bytes(Path::new(machine::ROOT)) },
+            ticks_per_second: ticks_per_second(),
             config,
             cpus,
             by_session,
             link,
             jobs: BTreeMap::new(),
-            table: Table::default(),
+            table: ProcessTable::default(),
             traffic,
             notes,
         }
@@ -121,7 +124,7 @@ impl Fallback {
         }
         self.jobs.insert(name.to_owned(), self.new_job(None));
         Ok(JobGroup {
-            handle: Handle { job, key: name.to_owned() },
+            handle: JobHandle { job, key: name.to_owned() },
             version: None,
             dirs: Vec::new(),
             procs_files: Vec::new(),
@@ -135,7 +138,7 @@ impl Fallback {
             window: Window::ALWAYS,
             nice: 0,
             cpus: None,
-            // A job nobody has seen running is taken to want everything.
+            // A job that was not measured yet counts as one that uses every core.
             demand_cores: self.capacity.cores,
             measured: None,
             used: Counters::default(),
@@ -143,7 +146,7 @@ impl Fallback {
         }
     }
 
-    pub(super) fn started(&mut self, handle: &Handle, leader: Identity) -> Result<(), RuntimeError> {
+    pub(super) fn started(&mut self, handle: &JobHandle, leader: Identity) -> Result<(), RuntimeError> {
         self.job_mut(handle)?.leader = Some(leader);
         Ok(())
     }
@@ -158,45 +161,45 @@ impl Fallback {
         Err(RuntimeError::Gone { key: key.clone() })
     }
 
-    fn job_mut(&mut self, handle: &Handle) -> Result<&mut Job, RuntimeError> {
+    fn job_mut(&mut self, handle: &JobHandle) -> Result<&mut Job, RuntimeError> {
         self.jobs.get_mut(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })
     }
 
-    pub(super) fn apply(&mut self, wanted: &[(Handle, Target)]) -> Vec<Result<InForce, RuntimeError>> {
+    pub(super) fn apply(&mut self, wanted: &[(JobHandle, CheckedTarget)]) -> Vec<Result<AppliedLimits, RuntimeError>> {
         for (handle, target) in wanted {
             if let Some(job) = self.jobs.get_mut(&handle.key) {
-                job.target = Some(*target);
+                job.target = Some(**target);
             }
         }
-        self.look();
+        self.scan();
         self.deal_cores();
         self.rebalance();
         wanted.iter().map(|(handle, _)| self.in_force(handle)).collect()
     }
 
-    fn in_force(&self, handle: &Handle) -> Result<InForce, RuntimeError> {
+    fn in_force(&self, handle: &JobHandle) -> Result<AppliedLimits, RuntimeError> {
         let gone = || RuntimeError::Gone { key: handle.key.clone() };
         let job = self.jobs.get(&handle.key).filter(|job| !job.is_over()).ok_or_else(gone)?;
         let mut settings = Vec::new();
         if self.by_session {
             settings.push(("autogroup.nice".into(), job.nice.to_string()));
-        } else if self.config.mode != Mode::Cores {
+        } else if self.config.mode != LimitMode::Cores {
             settings.push(("duty-cycle".into(), format!("{:.0}%", job.window.on * 100.0)));
         }
         if let Some(cpus) = &job.cpus {
             settings.push(("affinity".into(), cpus.to_string()));
         }
-        Ok(InForce { settings, notes: self.notes.clone() })
+        Ok(AppliedLimits { settings, notes: self.notes.clone() })
     }
 
     /// Takes stock of all jobs' processes.
-    fn look(&mut self) {
+    fn scan(&mut self) {
         let now = Instant::now();
-        self.table.look(now);
-        self.take_stock(now);
+        self.table.scan(now);
+        self.update_members(now);
     }
 
-    fn take_stock(&mut self, now: Instant) {
+    fn update_members(&mut self, now: Instant) {
         let leaders: Vec<i32> = self.jobs.values().filter_map(|j| Some(j.leader?.pid)).collect();
         let mut members = self.table.members(&leaders);
         for job in self.jobs.values_mut() {
@@ -210,7 +213,7 @@ impl Fallback {
         }
     }
 
-    /// Works out who may run when, and tells the keeper.
+    /// Computes when each job may run, and sends it to the keeper.
     fn rebalance(&mut self) {
         let cores = self.capacity.cores;
         let by_session = self.by_session;
@@ -222,16 +225,16 @@ impl Fallback {
             for job in &mut live {
                 job.nice = nice_for(share(job), largest);
             }
-        } else if mode != Mode::Cores {
+        } else if mode != LimitMode::Cores {
             let cap = |job: &Job| match (mode, job.target) {
-                (Mode::Quota, Some(target)) if target.limit.cpu.get() < 1.0 => target.limit.cpu.get() * cores,
+                (LimitMode::Quota, Some(target)) if target.limit.cpu.get() < 1.0 => target.limit.cpu.get() * cores,
                 _ => f64::INFINITY,
             };
             let claims: Vec<Claim> = live
                 .iter()
-                // Caps stand for themselves; without them the shares decide.
+                // With caps the shares do not count.
                 .map(|j| Claim {
-                    share: if mode == Mode::Quota { 1.0 } else { share(j) },
+                    share: if mode == LimitMode::Quota { 1.0 } else { share(j) },
                     cap_cores: cap(j),
                     demand_cores: j.demand_cores,
                 })
@@ -240,10 +243,10 @@ impl Fallback {
                 job.window = window;
             }
         }
-        self.tell_keeper();
+        self.send_to_keeper();
     }
 
-    fn tell_keeper(&mut self) {
+    fn send_to_keeper(&mut self) {
         let Some(link) = &mut self.link else { return };
         let lines: Vec<(String, String)> = self
             .jobs
@@ -251,18 +254,18 @@ impl Fallback {
             .filter(|(_, job)| job.target.is_some() && !job.is_over())
             .map(|(key, job)| (key.clone(), job.line(key)))
             .collect();
-        if link.tell(&lines).is_ok() {
+        if link.send(&lines).is_ok() {
             return;
         }
-        // The keeper is dead. Whatever it had stopped must run, before anything else.
+        // The keeper is dead. The jobs it had stopped must run, before anything else.
         for job in self.jobs.values() {
             job.groups().into_iter().for_each(|leader| signal_group(&leader, Signal::SIGCONT));
         }
         let command = self.config.keeper.as_deref().unwrap_or_default();
-        match Link::start(command) {
+        match KeeperLink::start(command) {
             Ok(new) => {
                 *link = new;
-                let _ = link.tell(&lines);
+                let _ = link.send(&lines);
             }
             Err(error) => {
                 self.notes.push(format!(
@@ -275,7 +278,7 @@ impl Fallback {
     }
 
     fn deal_cores(&mut self) {
-        if self.config.mode != Mode::Cores {
+        if self.config.mode != LimitMode::Cores {
             return;
         }
         let keys: Vec<String> =
@@ -289,13 +292,13 @@ impl Fallback {
         }
     }
 
-    pub(super) fn read(&mut self, handle: &Handle) -> Result<Counters, RuntimeError> {
+    pub(super) fn read(&mut self, handle: &JobHandle) -> Result<Counters, RuntimeError> {
         self.job_mut(handle)?;
         let now = Instant::now();
         if self.table.refresh(now) {
-            self.take_stock(now);
-            // Threads started since the last plan are bound too, demands have changed, and the keeper wants to hear
-            // from us.
+            self.update_members(now);
+            // Threads started since the last plan are bound too, demands have changed, and the keeper needs a
+            // heartbeat.
             for job in self.jobs.values().filter(|j| j.cpus.is_some()) {
                 bind(&job.members, job.cpus.as_ref().expect("just filtered"));
             }
@@ -303,10 +306,10 @@ impl Fallback {
         }
         let job = self.jobs.get(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })?;
         let members = || job.members.iter().map(|(pid, _)| *pid).collect();
-        Ok(Counters { net_bytes: self.traffic.of(&handle.key, now, members), ..job.used })
+        Ok(Counters { net_bytes: self.traffic.job_bytes(&handle.key, now, members), ..job.used })
     }
 
-    pub(super) fn is_alive(&mut self, handle: &Handle) -> Result<bool, RuntimeError> {
+    pub(super) fn is_alive(&mut self, handle: &JobHandle) -> Result<bool, RuntimeError> {
         let leader = self.job_mut(handle)?.leader;
         let Some(leader) = leader else { return Ok(true) };
         if leader.is_alive() {
@@ -314,12 +317,12 @@ impl Fallback {
         }
         let now = Instant::now();
         if self.table.refresh(now) || self.job_mut(handle)?.members.iter().all(|(pid, _)| *pid == leader.pid) {
-            self.look();
+            self.scan();
         }
         Ok(!self.job_mut(handle)?.members.is_empty())
     }
 
-    pub(super) fn release(&mut self, handle: &Handle) -> Result<(), RuntimeError> {
+    pub(super) fn release(&mut self, handle: &JobHandle) -> Result<(), RuntimeError> {
         let Some(job) = self.jobs.remove(&handle.key) else { return Ok(()) };
         self.traffic.forget(&handle.key);
         if let Some(link) = &mut self.link {
@@ -331,12 +334,12 @@ impl Fallback {
         Ok(())
     }
 
-    pub(super) fn terminate(&mut self, handle: &Handle) -> Result<(), RuntimeError> {
-        self.look();
+    pub(super) fn terminate(&mut self, handle: &JobHandle) -> Result<(), RuntimeError> {
+        self.scan();
         let job = self.job_mut(handle)?;
         job.target = None;
         let groups = job.groups();
-        // A stopped process takes SIGTERM only once it runs again, and it needs its time to save.
+        // A stopped process handles SIGTERM only once it runs again, and needs CPU time to save.
         if let Some(link) = &mut self.link {
             let _ = link.free(&handle.key);
         }
@@ -347,26 +350,30 @@ impl Fallback {
         Ok(())
     }
 
-    pub(super) fn kill(&mut self, handle: &Handle) -> Result<bool, RuntimeError> {
-        self.job_mut(handle)?;
+    pub(super) fn kill(&mut self, handle: &JobHandle) -> Result<bool, RuntimeError> {
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(2) {
-            self.look();
-            let job = self.job_mut(handle)?;
-            if job.members.is_empty() {
+            if self.kill_once(handle)? {
                 return Ok(true);
-            }
-            for (pid, _) in &job.members {
-                let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
             }
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(false)
     }
+
+    pub(super) fn kill_once(&mut self, handle: &JobHandle) -> Result<bool, RuntimeError> {
+        self.job_mut(handle)?;
+        self.scan();
+        let members = &self.job_mut(handle)?.members;
+        for (pid, _) in members {
+            let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+        }
+        Ok(members.is_empty())
+    }
 }
 
 impl Job {
-    /// Nothing of it runs any more; a job that has not started is not over.
+    /// None of its processes runs any more; a job that has not started is not over.
     fn is_over(&self) -> bool {
         self.leader.is_some_and(|leader| self.members.is_empty() && !leader.is_alive())
     }
@@ -412,12 +419,12 @@ impl Job {
             return;
         };
         let may_run_s = now.saturating_duration_since(then).as_secs_f64() * self.window.on;
-        // Clock ticks are coarse: a shorter look would be noise.
+        // Clock ticks are coarse: a shorter time would be noise.
         if may_run_s < 0.3 {
             return;
         }
         let now_cores = (self.used.cpu_ns.saturating_sub(before) as f64 / 1e9 / may_run_s).clamp(0.05, cores);
-        // Up at once, down slowly: a pause for reading data is no reason to give up one's turn.
+        // Up at once, down slowly: a pause to read data does not lower the demand much.
         self.demand_cores = now_cores.max(0.6 * self.demand_cores + 0.4 * now_cores);
         self.measured = Some((now, self.used.cpu_ns));
     }
@@ -441,7 +448,7 @@ fn private_bytes(pid: i32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
     let mut fields = text.split_ascii_whitespace().skip(1).map(|f| f.parse::<u64>().ok());
     let (resident, shared) = (fields.next()??, fields.next()??);
-    Some(resident.saturating_sub(shared) * page_bytes())
+    Some(resident.saturating_sub(shared).saturating_mul(machine::page_bytes()))
 }
 
 fn block_bytes(pid: i32) -> Option<u64> {
@@ -451,7 +458,7 @@ fn block_bytes(pid: i32) -> Option<u64> {
 }
 
 /// Binds every thread of the processes to `cpus`.
-fn bind(members: &[(i32, Stat)], cpus: &CpuList) {
+fn bind(members: &[(i32, ProcessStat)], cpus: &CpuList) {
     let mut mask = nix::sched::CpuSet::new();
     cpus.iter().for_each(|cpu| _ = mask.set(cpu as usize));
     for (pid, _) in members {
@@ -464,10 +471,10 @@ fn bind(members: &[(i32, Stat)], cpus: &CpuList) {
     }
 }
 
-/// Whether the kernel makes a scheduling group of each session, and we are where that counts: only tasks in the
-/// topmost cpu cgroup are grouped that way. In a container we may believe to be at the top and are not, so that the
-/// top must prove to be it.
+/// Whether the kernel makes a scheduling group of each session, and this process is where that counts: only
+/// tasks in the topmost cpu cgroup are grouped that way. In a container another group may look like the
+/// topmost one, so the files that only the topmost group has (or lacks) are checked.
 fn sessions_are_scheduled() -> bool {
     let enabled = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").is_ok_and(|t| t.trim() == "1");
-    enabled && crate::cgroup::in_topmost_cpu_group()
+    enabled && crate::cgroup::in_topmost_cpu_group(Path::new(machine::ROOT))
 }

@@ -1,45 +1,46 @@
-//! Whose process is it? One look at `/proc` for all jobs.
+//! The processes of each job, from one scan of `/proc` for all jobs.
 //!
-//! Without cgroups a job is everything in the session its leader started, and everything descended from it as long as
-//! the line of parents is unbroken. A process that leaves the session and whose parent then ends is lost to us.
+//! Without cgroups a job is every process in the session its leader started, and every descendant of those as
+//! long as the line of parents is unbroken. A process that leaves the session and whose parent then ends is
+//! lost.
 
-use super::super::identity::Stat;
+use super::super::identity::ProcessStat;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// A look at every process costs some 10 µs each, so one look serves all jobs for this long.
+/// A scan costs some 10 µs for each process of the machine, so one scan serves all jobs for this long.
 const FRESH: Duration = Duration::from_millis(400);
 
-/// Deeper lines of parents are loops or jokes.
-const MOST_ANCESTORS: usize = 64;
+/// A longer line of parents is a loop.
+const MAX_ANCESTORS: usize = 64;
 
 #[derive(Debug, Default)]
-pub(super) struct Table {
-    processes: HashMap<i32, Stat>,
+pub(super) struct ProcessTable {
+    processes: HashMap<i32, ProcessStat>,
     taken: Option<Instant>,
 }
 
-impl Table {
-    /// Looks again if the last look is too old. `true` if it did.
+impl ProcessTable {
+    /// Scans again if the last scan is too old. `true` if it did.
     pub(super) fn refresh(&mut self, now: Instant) -> bool {
         if self.taken.is_some_and(|t| now.saturating_duration_since(t) < FRESH) {
             return false;
         }
-        self.look(now);
+        self.scan(now);
         true
     }
 
-    pub(super) fn look(&mut self, now: Instant) {
+    pub(super) fn scan(&mut self, now: Instant) {
         self.processes.clear();
         self.taken = Some(now);
         let Ok(entries) = std::fs::read_dir("/proc") else { return };
         let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        self.processes.extend(pids.filter_map(|pid| Some((pid, Stat::of(pid)?))));
+        self.processes.extend(pids.filter_map(|pid| Some((pid, ProcessStat::of(pid)?))));
     }
 
     /// The processes of each leader's job, zombies left out.
-    pub(super) fn members(&self, leaders: &[i32]) -> HashMap<i32, Vec<(i32, Stat)>> {
-        let mut members: HashMap<i32, Vec<(i32, Stat)>> = HashMap::new();
+    pub(super) fn members(&self, leaders: &[i32]) -> HashMap<i32, Vec<(i32, ProcessStat)>> {
+        let mut members: HashMap<i32, Vec<(i32, ProcessStat)>> = HashMap::new();
         for (&pid, &stat) in &self.processes {
             if !matches!(stat.state, 'Z' | 'X')
                 && let Some(leader) = self.owner(pid, leaders)
@@ -52,7 +53,7 @@ impl Table {
 
     fn owner(&self, pid: i32, leaders: &[i32]) -> Option<i32> {
         let mut at = pid;
-        for _ in 0..MOST_ANCESTORS {
+        for _ in 0..MAX_ANCESTORS {
             let stat = self.processes.get(&at)?;
             if leaders.contains(&stat.session) {
                 return Some(stat.session);
@@ -70,14 +71,14 @@ impl Table {
 mod tests {
     use super::*;
 
-    fn process(parent: i32, session: i32) -> Stat {
-        Stat { state: 'S', parent, group: session, session, cpu_ticks: 0, start_ticks: 1 }
+    fn process(parent: i32, session: i32) -> ProcessStat {
+        ProcessStat { state: 'S', parent, group: session, session, cpu_ticks: 0, start_ticks: 1 }
     }
 
     #[test]
     fn sessions_and_descendants_belong_to_the_job() {
-        let mut table = Table::default();
-        // 10 leads a job; 11 is in its session, 12 left it but is a child of 11; 20 is somebody else; 30 and 31 are
+        let mut table = ProcessTable::default();
+        // 10 leads a job; 11 is in its session, 12 left it but is a child of 11; 20 is another job; 30 and 31 are
         // each other's parents.
         for (pid, parent, session) in
             [(10, 5, 10), (11, 10, 10), (12, 11, 12), (5, 1, 5), (20, 5, 20), (30, 31, 30), (31, 30, 31)]

@@ -1,8 +1,9 @@
-//! A make-believe Job controller, kubelets and people around the real state machine, with two managers that die or dawdle between any two deeds.
-//! Whatever happens: `never_two_live_attempts`, and the Job always goes on.
+//! A make-believe Job controller, kubelets and people around the real state machine, with two
+//! managers that die or dawdle between any two deeds. Whatever happens: `never_two_live_attempts`,
+//! and the Job always goes on.
 
 use super::*;
-use crate::jobs::seen::{Exit, Phase as PodPhase};
+use crate::jobs::snapshot::{Exit, Phase as PodPhase};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -11,9 +12,9 @@ const NODES: [&str; 3] = ["a", "b", "c"];
 /// The truth.
 struct World {
     now: Timestamp,
-    job: BatchSeen,
+    job: BatchJobSnapshot,
     version: u64,
-    pods: BTreeMap<String, PodSeen>,
+    pods: BTreeMap<String, PodSnapshot>,
     /// Uids of pods whose processes really run.
     live: BTreeMap<String, String>,
     nodes: Nodes,
@@ -22,14 +23,20 @@ struct World {
     most_live: usize,
 }
 
-/// What a manager has decided and not done yet, and on which version of the Job.
+/// What an operator has decided and not done yet, and on which version of the Job.
 #[derive(Default)]
-struct Manager(Vec<Do>, String);
+struct Manager(Vec<Action>, String);
 
 impl World {
     fn new(on_sigterm: i32) -> World {
-        let job = BatchSeen { name: "run".into(), uid: "job".into(), asked: true, grace_s: 30, ..BatchSeen::default() };
-        let nodes = NODES.iter().map(|node| ((*node).to_owned(), NodeSeen::Ready)).collect();
+        let job = BatchJobSnapshot {
+            name: "run".into(),
+            uid: "job".into(),
+            asked: true,
+            grace_s: 30,
+            ..BatchJobSnapshot::default()
+        };
+        let nodes = NODES.iter().map(|node| ((*node).to_owned(), NodeState::Ready)).collect();
         let now = Timestamp::from_second(1_800_000_000).unwrap();
         let (pods, live) = (BTreeMap::new(), BTreeMap::new());
         World { now, job, version: 1, pods, live, nodes, on_sigterm, pods_made: 0, most_live: 0 }
@@ -40,15 +47,16 @@ impl World {
         self.job.resource_version = self.version.to_string();
     }
 
-    /// The cluster's own Job controller, with `podReplacementPolicy: Failed`, and its clean-up after nodes that are gone.
+    /// The cluster's own Job controller, with `podReplacementPolicy: Failed`, and its clean-up
+    /// after nodes that are gone.
     fn controller(&mut self, choice: usize) {
-        let is_off = |pod: &PodSeen| pod.node.as_ref().is_some_and(|node| self.nodes[node] == NodeSeen::Off);
+        let is_off = |pod: &PodSnapshot| pod.node.as_ref().is_some_and(|node| self.nodes[node] == NodeState::Off);
         let until = (self.now, self.now);
         for pod in self.pods.values_mut().filter(|pod| is_off(pod) && !matches!(pod.phase, PodPhase::Succeeded)) {
             (pod.running, pod.phase, pod.deleted) = (false, PodPhase::Failed, pod.deleted.or(Some(until)));
         }
         self.pods.retain(|_, pod| !is_off(pod) || pod.has_finalizer);
-        let over = |pod: &PodSeen| matches!(pod.phase, PodPhase::Succeeded | PodPhase::Failed);
+        let over = |pod: &PodSnapshot| matches!(pod.phase, PodPhase::Succeeded | PodPhase::Failed);
         if self.pods.values().any(|pod| pod.phase == PodPhase::Succeeded && pod.deleted.is_none()) {
             self.job.ended = true;
         }
@@ -63,18 +71,18 @@ impl World {
                 .for_each(|pod| pod.deleted = Some(until));
             return;
         }
-        let free: Vec<&str> = NODES.into_iter().filter(|node| self.nodes[*node] == NodeSeen::Ready).collect();
+        let free: Vec<&str> = NODES.into_iter().filter(|node| self.nodes[*node] == NodeState::Ready).collect();
         if self.pods.values().all(over) && !free.is_empty() {
             self.pods_made += 1;
             let name = format!("run-{}", self.pods_made);
             let wanted = self.job.journal.prefers.as_deref().filter(|node| free.contains(node));
             let node = wanted.or(free.get(choice % free.len()).copied()).map(str::to_owned);
-            let pod = PodSeen {
+            let pod = PodSnapshot {
                 uid: name.clone(),
                 name: name.clone(),
                 owner: Some("job".into()),
                 node,
-                ..PodSeen::default()
+                ..PodSnapshot::default()
             };
             self.pods.insert(name, pod);
             self.job.has_start_time = true;
@@ -83,7 +91,7 @@ impl World {
     }
 
     fn kubelet(&mut self, node: &str) {
-        if self.nodes[node] != NodeSeen::Ready {
+        if self.nodes[node] != NodeState::Ready {
             return;
         }
         for pod in self.pods.values_mut().filter(|pod| pod.node.as_deref() == Some(node)) {
@@ -111,12 +119,12 @@ impl World {
                 uid: "job".into(),
                 node: node.into(),
                 kind: OrderKind::Move,
-                why: "x".into(),
+                reason: PlacementReason::Gain,
             });
-            let pods: Vec<PodSeen> = self.pods.values().cloned().collect();
+            let pods: Vec<PodSnapshot> = self.pods.values().cloned().collect();
             let (job, nodes) = (&self.job, &self.nodes);
-            let next = step(&Seen { now: self.now, job, pods: &pods, nodes, order: order.as_ref(), off: false });
-            *manager = Manager(next.todo, self.job.resource_version.clone());
+            let next = step(&Snapshot { now: self.now, job, pods: &pods, nodes, order: order.as_ref(), off: false });
+            *manager = Manager(next.actions, self.job.resource_version.clone());
         }
     }
 
@@ -125,13 +133,13 @@ impl World {
         if manager.0.is_empty() {
             return;
         }
-        let todo = manager.0.remove(0);
-        if let Do::Hold(pod) | Do::LetGo(pod) | Do::Mark(pod, _) = &todo {
-            if let Some(seen) = self.pods.get_mut(&pod.uid) {
-                match &todo {
-                    Do::Hold(_) => seen.has_finalizer |= seen.deleted.is_none(),
-                    Do::LetGo(_) => seen.has_finalizer = false,
-                    _ => seen.job = "run".to_owned(),
+        let actions = manager.0.remove(0);
+        if let Action::Hold(pod) | Action::LetGo(pod) | Action::Mark(pod, _) = &actions {
+            if let Some(snapshot) = self.pods.get_mut(&pod.uid) {
+                match &actions {
+                    Action::Hold(_) => snapshot.has_finalizer |= snapshot.deleted.is_none(),
+                    Action::LetGo(_) => snapshot.has_finalizer = false,
+                    _ => snapshot.job = "run".to_owned(),
                 }
             }
             return;
@@ -139,19 +147,19 @@ impl World {
         if manager.1 != self.job.resource_version {
             return manager.0.clear();
         }
-        match todo {
-            Do::Write(_, journal) => (self.job.journal, self.job.has_journal) = (*journal, true),
-            Do::Suspend => self.job.suspended = true,
-            Do::ClearStartTime => {
+        match actions {
+            Action::Write(_, journal) => (self.job.journal, self.job.has_journal) = (*journal, true),
+            Action::Suspend => self.job.suspended = true,
+            Action::ClearStartTime => {
                 assert!(self.job.suspended, "the API server refuses that");
                 self.job.has_start_time = false;
             }
-            Do::Resume(_, journal) => {
+            Action::Resume(_, journal) => {
                 let changes = journal.prefers != self.job.journal.prefers;
                 assert!(!changes || self.job.suspended && !self.job.has_start_time, "a template that cannot change");
                 (self.job.journal, self.job.suspended) = (*journal, false);
             }
-            Do::Forget => (self.job.journal, self.job.has_journal) = (Journal::default(), false),
+            Action::Forget => (self.job.journal, self.job.has_journal) = (Journal::default(), false),
             _ => {}
         }
         self.touch();
@@ -168,9 +176,9 @@ enum Event {
     },
     Controller(usize),
     Kubelet(usize),
-    /// Somebody deletes the pods.
+    /// The pods are deleted.
     Delete,
-    /// Somebody removes, by force, what ends.
+    /// Pods that are ending are removed by force.
     Force,
     /// People suspend and resume.
     Suspend(bool),
@@ -210,7 +218,8 @@ fn happen(world: &mut World, managers: &mut [Manager; 2], event: &Event) {
                 world.pods.values_mut().filter(|pod| matches!(pod.phase, PodPhase::Pending | PodPhase::Running));
             alive.for_each(|pod| pod.deleted = pod.deleted.or(Some(until)));
         }
-        // The Job controller's own finalizer keeps the pods of a Job that is not suspended. What people do to a Job that they suspended themselves is theirs.
+        // The Job controller's own finalizer keeps the pods of a Job that is not suspended. What
+        // people do to a Job that they suspended themselves is theirs.
         Event::Force if world.job.suspended && world.job.journal.migration.is_some() => {
             world
                 .pods
@@ -224,13 +233,13 @@ fn happen(world: &mut World, managers: &mut [Manager; 2], event: &Event) {
         Event::Suspend(_) => {}
         Event::Silent(node, on) => {
             let state = world.nodes.get_mut(NODES[*node]).unwrap();
-            if *state != NodeSeen::Off {
-                *state = if *on { NodeSeen::Silent } else { NodeSeen::Ready };
+            if *state != NodeState::Off {
+                *state = if *on { NodeState::Silent } else { NodeState::Ready };
             }
         }
         Event::Off(node) => {
             // Taken away, and what ran there with it.
-            world.nodes.insert(NODES[*node].to_owned(), NodeSeen::Off);
+            world.nodes.insert(NODES[*node].to_owned(), NodeState::Off);
             world.live.retain(|_, on| on != NODES[*node]);
         }
     }
@@ -263,7 +272,7 @@ proptest! {
             prop_assert!(world.most_live <= 1, "{:?}", world.live);
         }
         let journal = &world.job.journal;
-        // An administrator's word is needed where our finalizer was removed by force.
+        // An administrator's declaration is needed where our finalizer was removed by force.
         let waits = journal.message.contains("removed by force");
         prop_assert!(world.job.ended || waits || (world.live.len() == 1 && !world.job.suspended), "{journal:?}");
         prop_assert!(waits || journal.migration.is_none(), "{journal:?}");
@@ -293,17 +302,19 @@ fn a_move_saves_stops_and_resumes_at_its_target() {
 
 #[test]
 fn a_job_that_is_let_go_keeps_nothing_of_ours_that_can_be_taken_off() {
-    let mut job = BatchSeen { name: "run".into(), has_journal: true, has_start_time: true, ..BatchSeen::default() };
-    let look = |job: &BatchSeen, pods: &[PodSeen]| {
-        step(&Seen { now: Timestamp::UNIX_EPOCH, job, pods, nodes: &Nodes::new(), order: None, off: false }).todo
+    let mut job =
+        BatchJobSnapshot { name: "run".into(), has_journal: true, has_start_time: true, ..BatchJobSnapshot::default() };
+    let look = |job: &BatchJobSnapshot, pods: &[PodSnapshot]| {
+        step(&Snapshot { now: Timestamp::UNIX_EPOCH, job, pods, nodes: &Nodes::new(), order: None, off: false }).actions
     };
-    assert_eq!(look(&job, &[]), [Do::Forget]);
+    assert_eq!(look(&job, &[]), [Action::Forget]);
     job.journal.prefers = Some("a".into());
-    let running = PodSeen { name: "p".into(), uid: "p".into(), job: "run".into(), running: true, ..PodSeen::default() };
-    let pod = Stopped { name: "p".into(), uid: "p".into() };
-    assert_eq!(look(&job, &[running]), [Do::Mark(pod, false)], "its template is out of reach while it runs");
+    let running =
+        PodSnapshot { name: "p".into(), uid: "p".into(), job: "run".into(), running: true, ..PodSnapshot::default() };
+    let pod = StoppedPod { name: "p".into(), uid: "p".into() };
+    assert_eq!(look(&job, &[running]), [Action::Mark(pod, false)], "its template is out of reach while it runs");
     job.suspended = true;
-    assert_eq!(look(&job, &[]), [Do::ClearStartTime]);
+    assert_eq!(look(&job, &[]), [Action::ClearStartTime]);
     job.has_start_time = false;
-    assert_eq!(look(&job, &[]), [Do::Forget]);
+    assert_eq!(look(&job, &[]), [Action::Forget]);
 }

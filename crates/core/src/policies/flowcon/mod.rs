@@ -1,0 +1,275 @@
+//! FlowCon's Algorithm 1 and 2: shares follow growth efficiency.
+//!
+//! **Source.** W. Zheng et al., "FlowCon: Elastic Flow Configuration for Containerized Deep
+//! Learning Applications", ICPP 2019, and the thesis that extends it.
+//!
+//! **Terms.** Each job is in one of three lists, here its [`Category`]: growing (NL), watching
+//! (WL), converged (CL). `G_r` is its growth efficiency for resource `r` since the previous run; α
+//! a threshold; β a floor's divisor; `n` the jobs of the group.
+//!
+//! **Algorithm.** `G < α` moves a job from growing to watching, and from watching to converged; `G
+//! ≥ α` brings it back to growing. Then, if every job has converged, every limit is 1 (free
+//! competition) and the interval doubles. Otherwise, for each resource: converged jobs get
+//! `max(G/ΣG, 1/(β·n))`, watching ones keep what they have, growing ones get `G/ΣG`. A job not yet
+//! measured has limit 1, which is all the growth there is: until it is measured, converged jobs
+//! keep only their floor (the thesis reports exactly that split, 0.25 against 1, at the launch of
+//! its second job). A job that comes or goes resets the interval and runs the algorithm at once
+//! (Algorithm 2); that is seen by comparing sets, so that one job replacing another is noticed.
+//!
+//! **Where the paper is silent.** A job that has not reported since the previous run keeps its
+//! growth and its list: the paper would read its growth as zero and squeeze every job whose epochs
+//! are longer than the interval. A job that never reports, or fell silent for far longer than it
+//! ever was, gets an equal part. A resource a job does not use is not limited for it.
+
+use super::{Group, GroupMemory, Opinion, Share as ShareRule, Shares};
+use crate::model::{JobId, PerResource, Resource, Share, Span, Time};
+use crate::plan::{Reason, Target};
+use crate::policy::{Policy, PolicyError};
+use crate::signal::{Category, Normalisation, growth_efficiency};
+use crate::view::{JobView, Phase};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The numbers of FlowCon's Algorithm 1.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Flowcon {
+    /// α: growth efficiency below it counts as "no longer growing".
+    pub alpha: f64,
+    /// β: a converged job keeps at least 1/(β·n) of a node with n jobs.
+    pub beta: f64,
+    /// The first interval between two runs; doubled each time every job has converged.
+    pub interval: Span,
+    /// Back-off ends here, so that a long quiet spell cannot put the next look off for ever.
+    pub longest_interval: Span,
+    pub normalisation: Normalisation,
+    /// The resource whose growth efficiency is compared with α.
+    pub judged_by: Resource,
+}
+
+impl Default for Flowcon {
+    /// α = 5 %, every 20 s, β = 2: the thesis's middle setting.
+    fn default() -> Self {
+        Flowcon {
+            alpha: 0.05,
+            beta: 2.0,
+            interval: Span::from_secs(20),
+            longest_interval: Span::from_secs(20 * 64),
+            normalisation: Normalisation::Relative,
+            judged_by: Resource::Cpu,
+        }
+    }
+}
+
+impl Flowcon {
+    pub(crate) fn validate(&self) -> Result<(), PolicyError> {
+        if !(self.alpha.is_finite() && self.alpha >= 0.0) {
+            return Err(PolicyError::Alpha(self.alpha));
+        }
+        if !(self.beta.is_finite() && self.beta >= 1.0) {
+            return Err(PolicyError::Beta(self.beta));
+        }
+        if self.interval == Span::ZERO { Err(PolicyError::Interval) } else { Ok(()) }
+    }
+}
+
+/// The rule with its numbers; its memory is that of the group.
+pub(crate) struct Rule<'a> {
+    pub(crate) numbers: &'a Flowcon,
+    pub(crate) policy: &'a Policy,
+}
+
+impl ShareRule for Rule<'_> {
+    fn share(&mut self, group: &Group<'_>, memory: &mut GroupMemory) -> Shares {
+        let Group { now, jobs, changed, .. } = *group;
+        let (opinions, wait) = run(self.numbers, self.policy, now, jobs, changed, &mut memory.flowcon);
+        Shares { opinions, wait: Some(wait) }
+    }
+}
+
+/// What the algorithm remembers of one group between two runs.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Memory {
+    /// The interval after back-off; zero before the first run.
+    interval: Span,
+    jobs: BTreeMap<JobId, Job>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Job {
+    category: Category,
+    growth: PerResource<Option<f64>>,
+    limit: PerResource<Share>,
+    /// The last run at which the job had something new to say.
+    seen: Option<Snapshot>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Snapshot {
+    reports: u64,
+    value: f64,
+    reported_at: Time,
+    run_at: Time,
+    consumed: PerResource<f64>,
+}
+
+impl Default for Job {
+    fn default() -> Self {
+        Job { category: Category::Growing, growth: PerResource::default(), limit: Target::FREE.limit, seen: None }
+    }
+}
+
+impl Job {
+    fn is_new(&self, rule: &Flowcon) -> bool {
+        self.growth.get(rule.judged_by).is_none()
+    }
+}
+
+/// Why a job's growth is not to be trusted.
+enum Doubt {
+    NoSignal(Span),
+    Stale(Span),
+}
+
+/// Runs the algorithm once over one group, sorted by id. `changed`: a job came or went since the
+/// last run. Returns one opinion for each job, in the same order, and how long to wait until the
+/// next run.
+fn run(
+    rule: &Flowcon,
+    policy: &Policy,
+    now: Time,
+    jobs: &[&JobView],
+    changed: bool,
+    memory: &mut Memory,
+) -> (Vec<Opinion>, Span) {
+    memory.jobs.retain(|id, _| jobs.binary_search_by_key(id, |j| j.id).is_ok());
+    if memory.jobs.len() < jobs.len() {
+        for view in jobs {
+            memory.jobs.entry(view.id).or_default();
+        }
+    }
+    if changed || memory.interval == Span::ZERO {
+        memory.interval = rule.interval;
+    }
+    // Both are sorted by id and hold the same ids, so that they can be walked side by side.
+    let mut states: Vec<&mut Job> = memory.jobs.values_mut().collect();
+    let doubts: Vec<Option<Doubt>> = jobs
+        .iter()
+        .zip(states.iter_mut())
+        .map(|(view, job)| {
+            let measured = measure(rule, now, view, job);
+            let doubt = doubt(policy, rule, now, view);
+            if measured && doubt.is_none() {
+                let growing = job.growth.get(rule.judged_by).is_some_and(|g| g >= rule.alpha);
+                job.category = match (growing, job.category) {
+                    (true, _) => Category::Growing,
+                    (false, Category::Growing) => Category::Watching,
+                    (false, Category::Watching | Category::Converged) => Category::Converged,
+                };
+            }
+            doubt
+        })
+        .collect();
+
+    let n = jobs.len();
+    let converged = |i: usize| doubts[i].is_some() || states[i].category == Category::Converged;
+    if n > 0 && (0..n).all(converged) && doubts.iter().any(Option::is_none) {
+        let next_look = Span((memory.interval.0.saturating_mul(2)).min(rule.longest_interval.0.max(rule.interval.0)));
+        memory.interval = next_look;
+        let opinions = states.into_iter().map(|job| {
+            job.limit = Target::FREE.limit;
+            opinion(job, Reason::AllConverged { next_look })
+        });
+        return (opinions.collect(), next_look);
+    }
+
+    let trusted = || states.iter().zip(&doubts).filter(|(_, d)| d.is_none()).map(|(job, _)| job);
+    let sum = PerResource::from_fn(|r| trusted().filter_map(|job| *job.growth.get(r)).sum::<f64>());
+    let newcomer = trusted().any(|job| job.is_new(rule));
+    let floor = Share::clamped(1.0 / (rule.beta * n as f64));
+    let opinions = states.into_iter().zip(&doubts).map(|(job, doubt)| {
+        let reason = match doubt {
+            Some(doubt) => {
+                job.limit = PerResource::from_fn(|_| Share::equal(n));
+                match *doubt {
+                    Doubt::NoSignal(waited) => Reason::NoSignal { waited },
+                    Doubt::Stale(silent) => Reason::StaleSignal { silent },
+                }
+            }
+            None => limit(rule, job, &sum, floor, newcomer),
+        };
+        opinion(job, reason)
+    });
+    (opinions.collect(), memory.interval)
+}
+
+fn opinion(job: &Job, reason: Reason) -> Opinion {
+    Opinion { limit: job.limit, growth: job.growth, category: job.category, reason }
+}
+
+/// Measures growth since the last run at which the job had something new to say. `false`: nothing
+/// new, or nothing to compare with.
+fn measure(rule: &Flowcon, now: Time, view: &JobView, job: &mut Job) -> bool {
+    let Some(last) = view.signal.last else { return false };
+    let seen = Snapshot {
+        reports: view.signal.reports,
+        value: last.value,
+        reported_at: last.at,
+        run_at: now,
+        consumed: view.consumed,
+    };
+    // Counters that fell belong to another attempt: start over instead of measuring across a
+    // restart.
+    let before = job.seen.filter(|b| b.reports <= seen.reports && b.consumed.cpu <= seen.consumed.cpu);
+    let Some(before) = before else {
+        job.seen = Some(seen);
+        return false;
+    };
+    let (between_reports, between_runs) = (last.at.since(before.reported_at), now.since(before.run_at));
+    if seen.reports == before.reports || between_reports == Span::ZERO || between_runs == Span::ZERO {
+        return false;
+    }
+    let change = (last.value - before.value).abs() / view.signal.scale(rule.normalisation);
+    let progress_per_second = change / between_reports.as_secs_f64();
+    let used = PerResource::from_fn(|r| view.consumed.get(r) - before.consumed.get(r));
+    job.growth = growth_efficiency(progress_per_second, used, between_runs);
+    job.seen = Some(seen);
+    job.growth.get(rule.judged_by).is_some()
+}
+
+fn doubt(policy: &Policy, rule: &Flowcon, now: Time, view: &JobView) -> Option<Doubt> {
+    let Phase::Running { since, .. } = view.phase else { return None };
+    match view.signal.last {
+        None => Some(now.since(since)).filter(|w| *w > policy.patience).map(Doubt::NoSignal),
+        Some(last) => {
+            let silent = now.since(last.at);
+            let usual = view.signal.longest_gap.max(rule.interval).as_secs_f64();
+            (silent > policy.patience && silent.as_secs_f64() > policy.silence_factor * usual)
+                .then_some(Doubt::Stale(silent))
+        }
+    }
+}
+
+/// Sets the limits of a job whose signal is sound, and says why.
+fn limit(rule: &Flowcon, job: &mut Job, sum: &PerResource<f64>, floor: Share, newcomer: bool) -> Reason {
+    let Some(growth) = *job.growth.get(rule.judged_by) else {
+        job.limit = Target::FREE.limit;
+        return Reason::NotYetMeasured;
+    };
+    let part = |r: Resource| {
+        job.growth.get(r).map(|g| if *sum.get(r) > 0.0 { Share::clamped(g / sum.get(r)) } else { Share::ZERO })
+    };
+    match job.category {
+        Category::Growing => {
+            job.limit = PerResource::from_fn(|r| part(r).unwrap_or(Share::FULL));
+            Reason::Growing { growth, total: *sum.get(rule.judged_by) }
+        }
+        Category::Watching => Reason::Watching { growth, threshold: rule.alpha },
+        Category::Converged => {
+            // A newcomer with limit 1 claims all growth until it is measured.
+            let keep = |p: Share| if newcomer || p < floor { floor } else { p };
+            job.limit = PerResource::from_fn(|r| part(r).map_or(Share::FULL, keep));
+            Reason::Converged { growth, threshold: rule.alpha, floor }
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The fair world: a simulation in which all jobs share equally. When would each job end there?
+//!
+//! **Problem.** A policy that prefers some jobs must not make others pay for it. What a job may
+//! expect is what it would have had without the policy: the default placement, an equal share of
+//! its node, no moves. That world is simulated beside the real one. The end of a job in the fair
+//! world is the job's *deadline* in the real one, on whichever node the job really runs.
+//!
+//! **Approach.** Each job has a home: the node where the placement rule would have put it in the
+//! fair world, or where it was found. On each node the owners split it equally, and an owner's jobs
+//! share its part ([`machine`]). Each step first gives every job what its machine would have given
+//! it since the last step; then it takes over the new predictions and computes the ends again. A
+//! job that has really ended stays until it would have ended in the fair world, because until then
+//! it would have slowed its neighbours.
+//!
+//! **Terms.** Work is in core-seconds of a core of speed 1, so that jobs can be followed across
+//! unequal nodes.
+
+use super::super::{Homes, Prediction};
+use super::machine::{self, Fate, Task};
+use crate::model::{JobId, NodeId, OwnerId, Span, Time};
+use crate::view::{NodeView, View};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub(crate) struct FairWorld {
+    at: Time,
+    jobs: BTreeMap<JobId, Job>,
+    /// Where jobs that are about to start belong.
+    homes: BTreeMap<JobId, NodeId>,
+    /// How much neighbours slow each other down, see [`machine::slowdown`].
+    disturbance: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Job {
+    home: NodeId,
+    owner: OwnerId,
+    since: Time,
+    /// Work done by the real job since then.
+    done: f64,
+    /// Work given by the fair world.
+    given: f64,
+    /// All its work since then, as last predicted.
+    total: Option<f64>,
+    /// Cores it can use; infinite if it never left any unused.
+    #[serde(with = "infinite")]
+    cores: f64,
+    ends: Option<Time>,
+}
+
+/// JSON has no infinity: it is written as nothing.
+mod infinite {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+        Some(*value).filter(|v| v.is_finite()).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+        Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::INFINITY))
+    }
+}
+
+/// What became known of a job since the last step, in node-seconds of the node it is on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Observation {
+    /// Work it has done.
+    pub(crate) done: f64,
+    pub(crate) prediction: Option<Prediction>,
+}
+
+impl Homes for FairWorld {
+    fn counts(&self) -> BTreeMap<NodeId, usize> {
+        let mut counts = BTreeMap::new();
+        let here = self.jobs.values().filter(|j| !j.has_ended()).map(|j| j.home);
+        for home in here.chain(self.homes.values().copied()) {
+            *counts.entry(home).or_default() += 1;
+        }
+        counts
+    }
+
+    fn settle(&mut self, job: JobId, node: NodeId) {
+        self.homes.insert(job, node);
+    }
+}
+
+impl FairWorld {
+    /// Where `job` lives.
+    pub(crate) fn home(&self, job: JobId) -> Option<NodeId> {
+        self.jobs.get(&job).map(|j| j.home)
+    }
+
+    /// When the fair world ends `job` and when it came there, if the end is known.
+    pub(crate) fn ends(&self, job: JobId) -> Option<(Time, Time)> {
+        self.jobs.get(&job).and_then(|j| Some((j.ends?, j.since)))
+    }
+
+    /// Moves the world on to `view`. `disturbance` is what is now known of how much neighbours slow
+    /// each other down, `news` what became known of each running job, in their order.
+    pub(crate) fn step(&mut self, view: &View, disturbance: f64, news: impl Iterator<Item = Observation>) {
+        self.advance(view);
+        self.disturbance = disturbance;
+        let running = view.jobs.iter().filter_map(|j| Some((j, view.node(j.node()?))));
+        for ((job, node), Observation { done, prediction }) in running.zip(news) {
+            let Some(node) = node else { continue };
+            let speed = node.cores * node.speed;
+            let known = self.jobs.entry(job.id).or_insert_with(|| Job {
+                home: self.homes.remove(&job.id).filter(|h| view.node(*h).is_some()).unwrap_or(node.id),
+                owner: job.owner,
+                since: view.now,
+                done: 0.0,
+                given: 0.0,
+                total: None,
+                cores: f64::INFINITY,
+                ends: None,
+            });
+            if view.node(known.home).is_none() {
+                known.home = node.id;
+            }
+            known.done += done * speed;
+            known.total = prediction.map(|p| known.done + p.left_s * speed);
+            known.cores = prediction.filter(|p| p.usable < 1.0).map_or(f64::INFINITY, |p| p.usable * node.cores);
+        }
+        self.homes.retain(|id, _| view.job(*id).is_some());
+        // A finished job stays in the fair-share simulation until it would have finished there as
+        // well, because it would still slow its neighbours. Jobs that finished before there was a
+        // prediction are dropped.
+        self.jobs.retain(|id, j| {
+            view.job(*id).is_some_and(|v| v.node().is_some())
+                || (j.total.is_some() && !j.has_ended() && view.node(j.home).is_some())
+        });
+        let ends = self.machines(view, None);
+        for (job, fate) in self.jobs.values_mut().zip(ends) {
+            job.ends = fate.ends_s.is_finite().then(|| view.now + Span::from_secs_f64(fate.ends_s));
+        }
+    }
+
+    /// Gives every job what its machine gives it until now.
+    fn advance(&mut self, view: &View) {
+        let elapsed_s = if self.at == Time::ZERO { 0.0 } else { view.now.since(self.at).as_secs_f64() };
+        self.at = view.now;
+        if elapsed_s > 0.0 {
+            let served = self.machines(view, Some(elapsed_s));
+            for (job, fate) in self.jobs.values_mut().zip(served) {
+                job.given += fate.served;
+            }
+        }
+    }
+
+    /// Runs the machine of every node and owner, to the end or for so many seconds: what becomes of
+    /// each job, in their order.
+    fn machines(&self, view: &View, until_s: Option<f64>) -> Vec<Fate> {
+        let mut parts: BTreeMap<(NodeId, OwnerId), (Vec<usize>, Vec<Task>)> = BTreeMap::new();
+        let mut fates = vec![Fate { ends_s: f64::INFINITY, served: 0.0 }; self.jobs.len()];
+        for (place, job) in self.jobs.values().enumerate() {
+            let Some(node) = view.node(job.home) else { continue };
+            let (places, tasks) = parts.entry((job.home, job.owner)).or_default();
+            places.push(place);
+            tasks.push(job.task(node));
+        }
+        let mut owners: BTreeMap<NodeId, usize> = BTreeMap::new();
+        for (home, _) in parts.keys() {
+            *owners.entry(*home).or_default() += 1;
+        }
+        for ((home, _), (places, tasks)) in parts {
+            let Some(node) = view.node(home) else { continue };
+            let capacity = node.cores * node.speed / owners[&home] as f64;
+            let run = machine::run(&tasks, capacity, self.disturbance, until_s);
+            for (place, fate) in places.into_iter().zip(run) {
+                fates[place] = fate;
+            }
+        }
+        fates
+    }
+}
+
+impl Job {
+    /// Whether the fair world has given it all its work.
+    fn has_ended(&self) -> bool {
+        self.total.is_some_and(|t| t - self.given <= 1e-9 * t)
+    }
+
+    fn task(&self, node: &NodeView) -> Task {
+        Task {
+            left: self.total.map_or(f64::INFINITY, |t| (t - self.given).max(0.0)),
+            rate: (self.cores.min(node.cores) * node.speed).max(f64::MIN_POSITIVE),
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Where waiting jobs start: the nodes in the order of a rule, and the slots that are left.
+//!
+//! **Rules.** [`Spread`]: the node with a free slot that runs the fewest jobs for its cores.
+//! [`Kubernetes`]: what the default scheduler's integer scores do to jobs that request nothing.
+//! [`Growth`] (FlowCon 2.0): where the newcomer, and the jobs it joins, will grow most.
+//!
+//! **Homes.** A share rule may know where a job would live if all shared equally ([`Homes`]). Then
+//! the rule of the policy chooses that home, and the job starts there, or on an empty node that
+//! offers more.
+
+mod growth;
+mod kubernetes;
+mod spread;
+
+pub(crate) use growth::Growth;
+pub(crate) use kubernetes::Kubernetes;
+pub(crate) use spread::Spread;
+
+use super::{Homes, JobCounts, Place};
+use crate::model::{JobId, NodeId};
+use crate::plan::StartReason;
+use crate::signal::Category;
+use crate::sort::Key;
+use crate::view::{NodeView, View};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Places the waiting jobs of one view, one after the other.
+pub(crate) struct Placer<'a> {
+    room: Room<'a>,
+    /// The nodes as they would be if all shared equally.
+    equal: Option<(Room<'a>, &'a mut dyn Homes)>,
+}
+
+impl<'a> Placer<'a> {
+    pub(crate) fn new(
+        view: &'a View,
+        rule: &'a dyn Place,
+        category: impl Fn(JobId) -> Category,
+        homes: Option<&'a mut dyn Homes>,
+    ) -> Placer<'a> {
+        let equal = homes.map(|homes| (Room::with(view, rule, &homes.counts()), homes));
+        Placer { room: Room::new(view, rule, category), equal }
+    }
+
+    /// Takes a slot for `job`, if any node has one.
+    pub(crate) fn place(&mut self, job: JobId) -> Option<NodeId> {
+        let Some((equal, homes)) = &mut self.equal else { return self.room.choose(job) };
+        let home = equal.choose(job);
+        let node = home.and_then(|home| self.room.welcome(home)).or_else(|| self.room.choose(job))?;
+        homes.settle(job, home.unwrap_or(node));
+        Some(node)
+    }
+
+    pub(crate) fn reason(&self) -> StartReason {
+        if self.equal.is_some() { StartReason::HomeOrEmpty } else { self.room.rule.reason() }
+    }
+}
+
+/// Free slots and running jobs of every node, kept up to date while several jobs are placed in one
+/// go.
+///
+/// Nodes that have a slot are kept in the order in which the rule prefers them, so that placing a
+/// job costs the same among ten nodes and ten thousand.
+struct Room<'a> {
+    view: &'a View,
+    rule: &'a dyn Place,
+    /// The jobs of each node of the view, in its order.
+    running: Vec<JobCounts>,
+    /// Places in the view of nodes with a free slot, by the rule's key; only those without jobs in
+    /// `empty`, the largest offer first.
+    ranking: BTreeSet<(Key, usize)>,
+    empty: BTreeSet<(Key, usize)>,
+}
+
+impl<'a> Room<'a> {
+    fn new(view: &'a View, rule: &'a dyn Place, category: impl Fn(JobId) -> Category) -> Room<'a> {
+        let mut running = vec![JobCounts::default(); view.nodes.len()];
+        for job in &view.jobs {
+            if let Some(place) = job.node().and_then(|node| place_of(view, node)) {
+                let JobCounts { growing, converged } = &mut running[place];
+                *(if category(job.id) == Category::Converged { converged } else { growing }) += 1;
+            }
+        }
+        Room::ranked(view, rule, running)
+    }
+
+    /// A world in which so many jobs run on each node.
+    fn with(view: &'a View, rule: &'a dyn Place, jobs: &BTreeMap<NodeId, usize>) -> Room<'a> {
+        let count =
+            |node: &NodeView| JobCounts { growing: jobs.get(&node.id).copied().unwrap_or_default(), converged: 0 };
+        Room::ranked(view, rule, view.nodes.iter().map(count).collect())
+    }
+
+    fn ranked(view: &'a View, rule: &'a dyn Place, running: Vec<JobCounts>) -> Room<'a> {
+        let mut room = Room { view, rule, running, ranking: BTreeSet::new(), empty: BTreeSet::new() };
+        for place in 0..view.nodes.len() {
+            room.enter(place);
+        }
+        room
+    }
+
+    fn jobs(&self, place: usize) -> usize {
+        self.running[place].all()
+    }
+
+    fn has_slot(&self, place: usize) -> bool {
+        self.view.nodes[place].slots.is_none_or(|slots| self.jobs(place) < slots)
+    }
+
+    fn key(&self, place: usize) -> Key {
+        Key(self.rule.key(&self.view.nodes[place], self.running[place]))
+    }
+
+    fn enter(&mut self, place: usize) {
+        if self.has_slot(place) {
+            self.ranking.insert((self.key(place), place));
+            if self.jobs(place) == 0 {
+                self.empty.insert((Key(-self.offer(place)), place));
+            }
+        }
+    }
+
+    /// Takes a slot.
+    fn take(&mut self, place: usize) -> NodeId {
+        self.ranking.remove(&(self.key(place), place));
+        self.empty.remove(&(Key(-self.offer(place)), place));
+        self.running[place].growing += 1;
+        self.enter(place);
+        self.view.nodes[place].id
+    }
+
+    fn offer(&self, place: usize) -> f64 {
+        let node = &self.view.nodes[place];
+        node.cores * node.speed / (self.jobs(place) + 1) as f64
+    }
+
+    /// Takes a slot for `job` on the node the rule prefers, if any has one.
+    fn choose(&mut self, job: JobId) -> Option<NodeId> {
+        let first = *self.ranking.first()?;
+        let tie = |place: usize| self.rule.tie(job, self.view.nodes[place].id);
+        let place = match tie(first.1) {
+            None => first.1,
+            Some(_) => {
+                let ties = self.ranking.iter().take_while(|(key, _)| *key == first.0).map(|(_, place)| *place);
+                ties.max_by_key(|&place| tie(place))?
+            }
+        };
+        Some(self.take(place))
+    }
+
+    /// Takes a slot for a job that belongs on `home`: there, or on an empty node that has more to
+    /// offer; nowhere if none has a slot.
+    fn welcome(&mut self, home: NodeId) -> Option<NodeId> {
+        let home = place_of(self.view, home).filter(|&place| self.has_slot(place));
+        let empty = self.empty.first().map(|(_, place)| *place);
+        let place = match (home, empty) {
+            (Some(home), Some(empty)) if self.offer(empty) > self.offer(home) => empty,
+            (home, empty) => home.or(empty)?,
+        };
+        Some(self.take(place))
+    }
+}
+
+fn place_of(view: &View, node: NodeId) -> Option<usize> {
+    view.nodes.binary_search_by_key(&node, |n| n.id).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Time;
+    use crate::view::{JobView, Phase};
+
+    fn node(id: u32, cores: f64, speed: f64) -> NodeView {
+        NodeView { id: NodeId(id), cores, speed, memory_bytes: 64 << 30, slots: None, idle: None }
+    }
+
+    fn view(nodes: Vec<NodeView>, jobs: &[(u64, u32)]) -> View {
+        let job = |(id, node): &(u64, u32)| JobView {
+            id: JobId(*id),
+            phase: Phase::Running { node: NodeId(*node), since: Time::ZERO, attempt: 1 },
+            ..JobView::default()
+        };
+        View { now: Time::ZERO, nodes, jobs: jobs.iter().map(job).collect() }
+    }
+
+    #[test]
+    fn spreading_goes_by_jobs_for_each_core() {
+        let v = view(vec![node(0, 4.0, 1.0), node(1, 16.0, 1.0)], &[(1, 0), (2, 1), (3, 1)]);
+        let mut room = Room::new(&v, &Spread, |_| Category::Growing);
+        assert_eq!(room.choose(JobId(9)), Some(NodeId(1)));
+    }
+
+    #[test]
+    fn converged_jobs_leave_more_room_to_grow_than_new_ones() {
+        let v = view(vec![node(0, 16.0, 1.0), node(1, 16.0, 1.0)], &[(1, 0), (2, 0), (3, 1)]);
+        // Two converged: (1 − 2/6)/1 = 0.67 of the node; one growing: 0.5.
+        let converged = |id: JobId| if id.0 < 3 { Category::Converged } else { Category::Growing };
+        assert_eq!(Room::new(&v, &Growth, converged).choose(JobId(9)), Some(NodeId(0)));
+        assert_eq!(Room::new(&v, &Growth, |_| Category::Growing).choose(JobId(9)), Some(NodeId(1)));
+        // A node twice as fast is worth two growing neighbours.
+        let fast = view(vec![node(0, 16.0, 2.5), node(1, 16.0, 1.0)], &[(1, 0), (2, 0)]);
+        assert_eq!(Room::new(&fast, &Growth, |_| Category::Growing).choose(JobId(9)), Some(NodeId(1)));
+        let faster = view(vec![node(0, 16.0, 3.5), node(1, 16.0, 1.0)], &[(1, 0), (2, 0)]);
+        assert_eq!(Room::new(&faster, &Growth, |_| Category::Growing).choose(JobId(9)), Some(NodeId(0)));
+    }
+
+    #[test]
+    fn a_newcomer_goes_home_or_to_an_empty_node_that_offers_more() {
+        let v = view(vec![node(0, 16.0, 1.0), node(1, 16.0, 1.0), node(2, 4.0, 1.0)], &[(1, 0)]);
+        let welcome = |jobs: &[(u64, u32)], home: u32| {
+            let v = view(v.nodes.clone(), jobs);
+            Room::new(&v, &Spread, |_| Category::Growing).welcome(NodeId(home))
+        };
+        assert_eq!(welcome(&[], 1), Some(NodeId(1)));
+        assert_eq!(welcome(&[(1, 0)], 0), Some(NodeId(1)));
+        // Half of a large node is more than a small one, a seventh of it is not.
+        assert_eq!(welcome(&[(1, 0), (2, 1)], 0), Some(NodeId(0)));
+        assert_eq!(welcome(&[(1, 0), (2, 0), (3, 0), (4, 0), (5, 1)], 0), Some(NodeId(2)));
+        // A busy node that is not its home is no choice.
+        assert_eq!(welcome(&[(1, 0), (2, 0), (3, 1), (4, 2)], 0), Some(NodeId(0)));
+    }
+}

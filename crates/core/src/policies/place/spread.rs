@@ -1,0 +1,18 @@
+//! `spread`: the node with a free slot that runs the fewest jobs for its cores.
+
+use super::super::{JobCounts, Place};
+use crate::plan::StartReason;
+use crate::view::NodeView;
+
+/// The rule has no numbers.
+pub(crate) struct Spread;
+
+impl Place for Spread {
+    fn key(&self, node: &NodeView, jobs: JobCounts) -> f64 {
+        jobs.all() as f64 / node.cores.max(f64::MIN_POSITIVE)
+    }
+
+    fn reason(&self) -> StartReason {
+        StartReason::FewestJobs
+    }
+}

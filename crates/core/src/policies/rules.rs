@@ -1,0 +1,104 @@
+//! Which type answers for which rule of a policy: the only file that names the rules.
+//!
+//! [`RuleMemory::bind`] gives control one object for each of the five decisions, bound to its
+//! memory. A rule's memory is a type of the rule's own folder. What a rule remembers over all jobs
+//! is a field of [`RuleMemory`]; what it remembers of one group is a field of [`GroupMemory`],
+//! which goes when the group goes.
+
+use super::order::Fifo;
+use super::place::{Growth, Kubernetes, Spread};
+use super::{Order, Place, Relocate, Scale, Share, fair, flowcon, gain, rank, specon, weigh};
+use crate::model::{JobId, Span};
+use crate::plan::{Move, Plan};
+use crate::policy::{MoveRule, OrderRule, PlaceRule, Policy, ScaleRule, ShareRule};
+use crate::view::{JobView, View};
+use serde::{Deserialize, Serialize};
+
+/// What the rules of a policy remember over all jobs.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub(crate) struct RuleMemory {
+    #[serde(default)]
+    gain: gain::Memory,
+    #[serde(default)]
+    specon: specon::Memory,
+}
+
+/// What a share rule remembers of one group.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub(crate) struct GroupMemory {
+    #[serde(default)]
+    pub(super) flowcon: flowcon::Memory,
+}
+
+/// The five decisions of a policy, ready to be asked.
+pub(crate) struct Rules<'a> {
+    pub(crate) order: Box<dyn Order>,
+    pub(crate) place: Box<dyn Place>,
+    pub(crate) share: Box<dyn Share + 'a>,
+    pub(crate) relocate: Box<dyn Relocate + 'a>,
+    pub(crate) scale: Box<dyn Scale>,
+}
+
+impl RuleMemory {
+    pub(crate) fn bind<'a>(&'a mut self, policy: &'a Policy) -> Rules<'a> {
+        let RuleMemory { gain, specon } = self;
+        Rules {
+            order: match policy.order {
+                OrderRule::Fifo => Box::new(Fifo),
+            },
+            place: match policy.place {
+                PlaceRule::Spread => Box::new(Spread),
+                PlaceRule::Kubernetes { seed } => Box::new(Kubernetes { seed }),
+                PlaceRule::Growth => Box::new(Growth),
+            },
+            share: match &policy.share {
+                ShareRule::Fair => Box::new(fair::Fair),
+                ShareRule::Flowcon(numbers) => Box::new(flowcon::Rule { numbers, policy }),
+                ShareRule::Rank(by) => Box::new(rank::Rule { by }),
+                ShareRule::Weigh { by } => Box::new(weigh::Rule { by: *by }),
+                ShareRule::Gain(numbers) => Box::new(gain::Rule { numbers, policy, memory: gain }),
+            },
+            relocate: match &policy.moves {
+                MoveRule::Stay => Box::new(Stay),
+                MoveRule::Specon(numbers) => Box::new(specon::Rule { numbers, memory: specon }),
+                MoveRule::Gain(numbers) => Box::new(gain::MoveRule { numbers }),
+            },
+            scale: match policy.scale {
+                ScaleRule::Fixed => Box::new(Fixed),
+            },
+        }
+    }
+
+    /// The largest part of its node that a job was seen able to use, where the share rule measures
+    /// it.
+    pub(crate) fn usable(&self, job: JobId) -> Option<f64> {
+        self.gain.usable(job)
+    }
+}
+
+impl MoveRule {
+    /// What saving, stopping and restoring a job was measured to cost, for rules that weigh it.
+    pub(crate) fn set_cost(&mut self, cost: Span) {
+        if let MoveRule::Gain(numbers) = self {
+            numbers.cost = cost;
+        }
+    }
+}
+
+/// Every job stays on its node.
+struct Stay;
+
+impl Relocate for Stay {
+    fn moves(&mut self, _view: &View, _plan: &Plan, _share: &dyn Share) -> Vec<Move> {
+        vec![]
+    }
+}
+
+/// A job may have what its owner said.
+struct Fixed;
+
+impl Scale for Fixed {
+    fn upper_bound(&self, job: &JobView) -> crate::model::Share {
+        job.max
+    }
+}

@@ -1,0 +1,391 @@
+//! SpeCon: jobs that have converged make room for those that still grow.
+//!
+//! **Source.** Y. Mao et al., "Speculative Container Scheduling for Deep Learning Applications in a
+//! Kubernetes Cluster" (SpeCon), IEEE Systems Journal 2021, Algorithms 3, 4 and 5, as the thesis
+//! prints them.
+//!
+//! **Terms.** Categories are SpeCon's PC, WC and CC (progressing, watching, converged), here
+//! [`Category`]. `G(t_m) = |E(t_m) − E(t_{m−1})|`, relative to the first value. A job is *settled*
+//! once Algorithm 4 has dealt with it ("migrated" in the paper, also when it stayed).
+//!
+//! **Algorithm 3**, every interval, for jobs not settled: `G` below both its predecessor and α
+//! moves a job one category on; in CC it asks to be moved if more than one of its neighbours is in
+//! PC or WC; `G > α` brings it back to PC; else it stays. **Algorithm 4** scores each node `2·|PC|
+//! + 1.5·|WC| + |CC|`; the lowest score hosts the job, and if its own node is among the lowest it
+//! stays; ties go to the node that uses least. **Algorithm 5**, once every job has converged or
+//! settled: with `bf = ⌊jobs/nodes⌋`, idle nodes take jobs until they hold `bf`; without idle
+//! nodes, those that hold fewer than `bf − 1` do. The job that settled last is taken first.
+//!
+//! **Where the paper is silent.** A first `G` counts as falling. A job that has not reported since
+//! the last run keeps its category. Rebalancing takes jobs only from nodes that hold more than `bf`
+//! and each job once: as printed, it could empty one node to fill another and back again. A node
+//! whose slots are taken is no candidate.
+
+use super::{Relocate, Share};
+use crate::model::{JobId, NodeId, Span, Time};
+use crate::plan::{Move, MoveReason, Plan};
+use crate::policy::PolicyError;
+use crate::signal::{Category, Normalisation};
+use crate::sort::Key;
+use crate::view::View;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The numbers of SpeCon's Algorithms 3, 4 and 5.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Specon {
+    /// α: growth over one interval below it counts as slow.
+    pub alpha: f64,
+    pub interval: Span,
+    /// What a progressing, a watching and a converged job count for in a node's score.
+    pub weights: [f64; 3],
+    /// Whether Algorithm 5 runs.
+    pub rebalance: bool,
+    pub normalisation: Normalisation,
+}
+
+impl Default for Specon {
+    /// α = 0.01, every 30 s: the thesis's setting for all experiments with several models.
+    fn default() -> Self {
+        Specon {
+            alpha: 0.01,
+            interval: Span::from_secs(30),
+            weights: [2.0, 1.5, 1.0],
+            rebalance: true,
+            normalisation: Normalisation::Relative,
+        }
+    }
+}
+
+impl Specon {
+    pub(crate) fn validate(&self) -> Result<(), PolicyError> {
+        let sound = self.alpha.is_finite() && self.alpha >= 0.0 && self.interval > Span::ZERO;
+        if sound { Ok(()) } else { Err(PolicyError::Specon(self.alpha)) }
+    }
+}
+
+/// The rule with its numbers and its memory.
+pub(crate) struct Rule<'a> {
+    pub(crate) numbers: &'a Specon,
+    pub(crate) memory: &'a mut Memory,
+}
+
+impl Relocate for Rule<'_> {
+    fn moves(&mut self, view: &View, _plan: &Plan, _share: &dyn Share) -> Vec<Move> {
+        if self.is_due(view) { run(self.numbers, view, self.memory) } else { vec![] }
+    }
+
+    fn is_due(&self, view: &View) -> bool {
+        let anyone = view.jobs.iter().any(|j| j.node().is_some());
+        anyone && self.memory.due.is_none_or(|due| view.now >= due)
+    }
+
+    fn due(&self) -> Option<Time> {
+        self.memory.due
+    }
+
+    fn category(&self, job: JobId) -> Option<Category> {
+        self.memory.jobs.get(&job).map(|j| j.category)
+    }
+}
+
+/// What the algorithms remember between two runs.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Memory {
+    due: Option<Time>,
+    ran: Option<Time>,
+    jobs: BTreeMap<JobId, Job>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+struct Job {
+    category: Category,
+    reports: u64,
+    value: Option<f64>,
+    growth: Option<f64>,
+    /// When it became converged, or when Algorithm 4 dealt with it.
+    since: Option<Time>,
+    settled: bool,
+    rebalanced: bool,
+    #[serde(default)]
+    pinned: bool,
+    /// CPU consumed at the last run, and the part of its node used since the one before.
+    consumed: f64,
+    used: f64,
+}
+
+/// Runs Algorithms 3, 4 and 5 once and returns the moves to make.
+fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> {
+    memory.due = Some(view.now + rule.interval);
+    memory.jobs.retain(|id, _| view.job(*id).is_some_and(|j| j.node().is_some()));
+    let interval = memory.ran.map_or(Span::ZERO, |t| view.now.since(t));
+    memory.ran = Some(view.now);
+
+    let mut cluster = Cluster::of(view);
+    let mut asking = vec![];
+    for job in &view.jobs {
+        let Some(node) = job.node() else { continue };
+        cluster.nodes.entry(node).or_default().jobs.push(job.id);
+        let known = memory.jobs.entry(job.id).or_default();
+        let spent = (job.consumed.cpu - known.consumed).max(0.0);
+        known.used = if interval == Span::ZERO { 0.0 } else { spent / interval.as_secs_f64() };
+        known.consumed = job.consumed.cpu;
+        known.pinned = job.pinned;
+        let Some(last) = job.signal.last else { continue };
+        if known.settled || job.signal.reports == known.reports {
+            continue;
+        }
+        let growth = known.value.map(|v| (last.value - v).abs() / job.signal.scale(rule.normalisation));
+        (known.value, known.reports) = (Some(last.value), job.signal.reports);
+        let Some(growth) = growth else { continue };
+        if growth > rule.alpha {
+            (known.category, known.since) = (Category::Growing, None);
+        } else if growth < rule.alpha && known.growth.is_none_or(|before| growth < before) {
+            match known.category {
+                Category::Growing => known.category = Category::Watching,
+                Category::Watching => {
+                    known.category = Category::Converged;
+                    known.since = Some(view.now);
+                }
+                Category::Converged if !job.pinned => asking.push((job.id, node)),
+                Category::Converged => {}
+            }
+        }
+        // Values far apart overflow; a memory that is written to a file and read again must stay
+        // the same.
+        known.growth = Some(growth).filter(|g| g.is_finite());
+    }
+
+    let mut moves = vec![];
+    let mut scores = Scores::new(rule, &cluster, memory);
+    for (id, host) in asking {
+        let [progressing, watching, _] = scores.tallies[&host].counts;
+        if progressing + watching <= 1 {
+            continue;
+        }
+        let target = scores.best(host);
+        let job = memory.jobs.get_mut(&id).expect("only known jobs ask");
+        (job.settled, job.since) = (true, Some(view.now));
+        if target != host {
+            cluster.move_job(id, host, target);
+            scores.move_job(job, host, target);
+            moves.push(Move { job: id, to: target, why: MoveReason::SlowGrowth });
+        }
+    }
+    let at_rest = |j: &Job| j.settled || j.category == Category::Converged;
+    if rule.rebalance && moves.is_empty() && !memory.jobs.is_empty() && memory.jobs.values().all(at_rest) {
+        rebalance(&mut cluster, memory, &mut moves);
+    }
+    moves
+}
+
+/// Algorithm 5.
+fn rebalance(cluster: &mut Cluster, memory: &mut Memory, moves: &mut Vec<Move>) {
+    let total: usize = cluster.nodes.values().map(|n| n.jobs.len()).sum();
+    let factor = total / cluster.nodes.len().max(1);
+    let idle = cluster.nodes.values().any(|n| n.jobs.is_empty() && n.has_room());
+    let enough = if idle { factor } else { factor.saturating_sub(1) };
+    let takes = |n: &Node| if idle { n.jobs.is_empty() } else { n.jobs.len() < enough };
+    let takers: Vec<NodeId> = cluster.nodes.iter().filter(|(_, n)| takes(n)).map(|(id, _)| *id).collect();
+    if takers.is_empty() {
+        return;
+    }
+    // Newest first. Nodes only lose jobs here until they hold no more than the factor, so who was
+    // passed over once is passed over for good.
+    let crowded = cluster.nodes.iter().filter(|(_, n)| n.jobs.len() > factor);
+    let mut candidates: Vec<(NodeId, JobId)> = crowded
+        .flat_map(|(id, n)| n.jobs.iter().map(|j| (*id, *j)))
+        .filter(|(_, j)| !memory.jobs[j].rebalanced && !memory.jobs[j].pinned)
+        .collect();
+    candidates.sort_by_key(|(_, j)| (std::cmp::Reverse(memory.jobs[j].since), *j));
+    let mut candidates = candidates.into_iter();
+    for taker in takers {
+        while cluster.nodes[&taker].jobs.len() < enough && cluster.nodes[&taker].has_room() {
+            let Some((from, job)) = candidates.find(|(from, _)| cluster.nodes[from].jobs.len() > factor) else {
+                return;
+            };
+            cluster.move_job(job, from, taker);
+            memory.jobs.get_mut(&job).expect("only known jobs are candidates").rebalanced = true;
+            moves.push(Move { job, to: taker, why: MoveReason::Rebalance });
+        }
+    }
+}
+
+/// The jobs of each node, kept up to date while several jobs are moved in one go.
+struct Cluster {
+    nodes: BTreeMap<NodeId, Node>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Node {
+    jobs: Vec<JobId>,
+    slots: Option<usize>,
+}
+
+impl Node {
+    fn has_room(&self) -> bool {
+        self.slots.is_none_or(|slots| self.jobs.len() < slots)
+    }
+}
+
+impl Cluster {
+    /// The nodes of a view, still without jobs.
+    fn of(view: &View) -> Cluster {
+        Cluster { nodes: view.nodes.iter().map(|n| (n.id, Node { jobs: vec![], slots: n.slots })).collect() }
+    }
+
+    fn move_job(&mut self, job: JobId, from: NodeId, to: NodeId) {
+        self.nodes.entry(from).or_default().jobs.retain(|j| *j != job);
+        self.nodes.entry(to).or_default().jobs.push(job);
+    }
+}
+
+/// What Algorithm 4 holds nodes against each other by, in order, so that thousands of requests on
+/// thousands of nodes are answered in one go.
+struct Scores<'a> {
+    rule: &'a Specon,
+    tallies: BTreeMap<NodeId, Tally>,
+    /// Nodes that have room, the best first.
+    ranking: BTreeSet<Rank>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Tally {
+    /// Progressing, watching and converged jobs.
+    counts: [usize; 3],
+    used: f64,
+    /// `None`: as many as come.
+    free: Option<usize>,
+}
+
+/// Score, use and number.
+type Rank = (Key, Key, NodeId);
+
+impl<'a> Scores<'a> {
+    fn new(rule: &'a Specon, cluster: &Cluster, memory: &Memory) -> Scores<'a> {
+        let tally = |node: &Node| {
+            let free = node.slots.map(|slots| slots.saturating_sub(node.jobs.len()));
+            let mut tally = Tally { free, ..Tally::default() };
+            for job in node.jobs.iter().map(|j| &memory.jobs[j]) {
+                tally.counts[job.category as usize] += 1;
+                tally.used += job.used;
+            }
+            tally
+        };
+        let tallies = cluster.nodes.iter().map(|(id, node)| (*id, tally(node))).collect();
+        let mut scores = Scores { rule, tallies, ranking: BTreeSet::new() };
+        let ranks = scores.tallies.iter().filter(|(_, t)| t.free != Some(0)).map(|(id, t)| scores.rank(*id, t));
+        scores.ranking = ranks.collect();
+        scores
+    }
+
+    fn rank(&self, node: NodeId, tally: &Tally) -> Rank {
+        let score = self.rule.weights.iter().zip(tally.counts).map(|(weight, n)| weight * n as f64).sum();
+        (Key(score), Key(tally.used), node)
+    }
+
+    /// Algorithm 4: the node with the lowest score; the host if it is among them, else the one that
+    /// uses least.
+    fn best(&self, host: NodeId) -> NodeId {
+        let own = self.rank(host, &self.tallies[&host]);
+        match self.ranking.first() {
+            Some(best) if best.0 < own.0 => best.2,
+            _ => host,
+        }
+    }
+
+    fn move_job(&mut self, job: &Job, from: NodeId, to: NodeId) {
+        for (node, comes) in [(from, false), (to, true)] {
+            let mut tally = self.tallies[&node];
+            self.ranking.remove(&self.rank(node, &tally));
+            let count = &mut tally.counts[job.category as usize];
+            if comes {
+                *count += 1;
+                tally.used += job.used;
+                tally.free = tally.free.map(|free| free.saturating_sub(1));
+            } else {
+                *count -= 1;
+                tally.used -= job.used;
+                tally.free = tally.free.map(|free| free + 1);
+            }
+            if tally.free != Some(0) {
+                self.ranking.insert(self.rank(node, &tally));
+            }
+            self.tallies.insert(node, tally);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Category::{Converged, Growing, Watching};
+
+    /// A cluster whose workers hold jobs of these categories; ids are counted through.
+    fn cluster(workers: &[&[Category]]) -> (Cluster, Memory) {
+        let (mut cluster, mut memory) = (Cluster { nodes: BTreeMap::new() }, Memory::default());
+        let mut id = 0;
+        for (n, categories) in workers.iter().enumerate() {
+            let jobs = &mut cluster.nodes.entry(NodeId(n as u32)).or_default().jobs;
+            for category in *categories {
+                memory.jobs.insert(JobId(id), Job { category: *category, since: Some(Time(id)), ..Job::default() });
+                jobs.push(JobId(id));
+                id += 1;
+            }
+        }
+        (cluster, memory)
+    }
+
+    #[test]
+    fn the_worked_example_of_algorithm_4() {
+        // 3, 2, 2 and 6 active jobs with scores 6, 3.5, 4 and 11: Worker-2 is chosen.
+        let (cluster, memory) = cluster(&[
+            &[Growing, Growing, Growing],
+            &[Growing, Watching],
+            &[Growing, Growing],
+            &[Growing, Growing, Growing, Growing, Growing, Converged],
+        ]);
+        assert_eq!(Scores::new(&Specon::default(), &cluster, &memory).best(NodeId(3)), NodeId(1));
+    }
+
+    #[test]
+    fn a_host_among_the_lowest_keeps_its_job_and_ties_go_to_the_least_used() {
+        let (cluster, mut memory) = cluster(&[&[Growing], &[Growing], &[Converged, Converged], &[Growing, Growing]]);
+        assert_eq!(Scores::new(&Specon::default(), &cluster, &memory).best(NodeId(2)), NodeId(2));
+        memory.jobs.get_mut(&JobId(0)).unwrap().used = 0.9;
+        memory.jobs.get_mut(&JobId(2)).unwrap().used = 0.9;
+        assert_eq!(Scores::new(&Specon::default(), &cluster, &memory).best(NodeId(3)), NodeId(1));
+    }
+
+    #[test]
+    fn an_idle_worker_takes_the_jobs_that_settled_last() {
+        let (mut cluster, mut memory) = cluster(&[&[], &[Converged; 3], &[Converged; 3], &[Converged; 2]]);
+        let mut moves = vec![];
+        rebalance(&mut cluster, &mut memory, &mut moves);
+        // Eight jobs on four nodes: two each. The newest on crowded nodes is job 5, then job 2.
+        let moved: Vec<_> = moves.iter().map(|m| (m.job.0, m.to.0, m.why)).collect();
+        assert_eq!(moved, [(5, 0, MoveReason::Rebalance), (2, 0, MoveReason::Rebalance)]);
+        assert!(cluster.nodes.values().all(|node| node.jobs.len() == 2));
+    }
+
+    #[test]
+    fn without_an_idle_worker_those_far_below_the_mean_take_one() {
+        let (mut cluster, mut memory) = cluster(&[&[Converged], &[Converged; 5], &[Converged; 4], &[Converged; 3]]);
+        let mut moves = vec![];
+        rebalance(&mut cluster, &mut memory, &mut moves);
+        // Thirteen on four: bf = 3; only the first holds fewer than two, and takes one from a node
+        // that holds more than three.
+        assert_eq!(moves.iter().map(|m| (m.job.0, m.to.0)).collect::<Vec<_>>(), [(9, 0)]);
+    }
+
+    #[test]
+    fn an_even_cluster_is_left_alone() {
+        for workers in [&[&[Converged][..], &[Converged], &[Converged]][..], &[&[], &[Converged], &[]]] {
+            let (mut cluster, mut memory) = cluster(workers);
+            let mut moves = vec![];
+            rebalance(&mut cluster, &mut memory, &mut moves);
+            assert_eq!(moves, []);
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! The named policies: one row each.
+//!
+//! A row is all there is to a name. The choices of `--policy`, its help, `docs/policies.md`, and a
+//! test that holds the enums of the custom resources against it are made of this table.
+
+use crate::policy::{Flowcon, Gain, GainMove, MoveRule, OrderRule, PlaceRule, Policy, Rank, ScaleRule, ShareRule};
+use crate::policy::{Specon, Weighting};
+use serde::{Deserialize, Serialize};
+use std::fmt::Write;
+
+/// What is known of a named policy.
+#[derive(Debug, Clone, Copy)]
+pub struct PolicyInfo {
+    /// What people type.
+    pub name: &'static str,
+    /// One sentence for a list.
+    pub summary: &'static str,
+    /// Where it comes from.
+    pub source: &'static str,
+    pub scope: Scope,
+    /// The rules and numbers behind the name.
+    pub policy: fn() -> Policy,
+}
+
+/// Where a policy may decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// On real jobs: `gainshare up` takes it. The custom resources take it under these names.
+    Production { share_policy: Option<&'static str>, training_job: bool },
+    /// Only on simulated jobs.
+    SimulatorOnly { because: &'static str },
+}
+
+/// The names of the rules that answer the five questions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answers {
+    pub order: &'static str,
+    pub place: &'static str,
+    pub share: &'static str,
+    pub moves: &'static str,
+    pub scale: &'static str,
+}
+
+macro_rules! table {
+    ($($variant:ident: $row:expr,)*) => {
+        /// A named policy. The first row of the table is the baseline that experiments compare the others with.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub enum Preset {
+            $($variant,)*
+        }
+
+        const COUNT: usize = [$(Preset::$variant),*].len();
+
+        impl Preset {
+            pub const ALL: [Preset; COUNT] = [$(Preset::$variant),*];
+        }
+
+        static TABLE: [PolicyInfo; COUNT] = [$($row),*];
+    };
+}
+
+/// Tiresias leaves its queue limits to be tuned to the workload; for jobs of minutes on one node
+/// these sort the short from the long.
+const TIRESIAS_LIMITS_S: [f64; 2] = [30.0, 120.0];
+
+/// Why no rule that serves jobs one after the other may decide on real jobs.
+const STARVES: Scope = Scope::SimulatorOnly {
+    because: "it starves jobs: every job but the first gets next to nothing until the first has ended",
+};
+
+/// For one machine, not for a cluster.
+const MACHINE: Scope = Scope::Production { share_policy: None, training_job: false };
+
+table! {
+    Na: PolicyInfo {
+        name: "na",
+        summary: "Equal shares: what a plain machine does, and what all others are compared with.",
+        source: "The baseline of the FlowCon and SpeCon papers.",
+        scope: Scope::Production { share_policy: Some("fair"), training_job: true },
+        policy: Policy::default,
+    },
+    Flowcon: PolicyInfo {
+        name: "flowcon",
+        summary: "Shares follow growth efficiency; jobs that have converged keep a floor.",
+        source: "W. Zheng et al., FlowCon, ICPP 2019.",
+        scope: Scope::Production { share_policy: Some("flowcon"), training_job: false },
+        policy: || Policy { share: ShareRule::Flowcon(Flowcon::default()), ..Policy::default() },
+    },
+    Specon: PolicyInfo {
+        name: "specon",
+        summary: "Jobs that have converged move away from jobs that still grow.",
+        source: "Y. Mao et al., SpeCon, IEEE Systems Journal 2021.",
+        scope: Scope::Production { share_policy: None, training_job: true },
+        policy: || Policy { moves: MoveRule::Specon(Specon::default()), ..Policy::default() },
+    },
+    Flowcon2: PolicyInfo {
+        name: "flowcon2",
+        summary: "FlowCon on every node, and new jobs start where they will grow most.",
+        source: "V. Sharma, FlowCon 2.0 (thesis).",
+        scope: Scope::Production { share_policy: None, training_job: true },
+        policy: || Policy {
+            share: ShareRule::Flowcon(Flowcon::default()),
+            place: PlaceRule::Growth,
+            ..Policy::default()
+        },
+    },
+    Fifo: PolicyInfo {
+        name: "fifo",
+        summary: "First come, first served: the oldest job has the node to itself.",
+        source: "Needs none.",
+        scope: STARVES,
+        policy: || Policy { share: ShareRule::Rank(Rank::Arrival), ..Policy::default() },
+    },
+    Drf: PolicyInfo {
+        name: "drf",
+        summary: "Dominant resource fairness: equal parts of what each job needs most.",
+        source: "A. Ghodsi et al., NSDI 2011.",
+        scope: MACHINE,
+        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Drf }, ..Policy::default() },
+    },
+    Srtf: PolicyInfo {
+        name: "srtf",
+        summary: "Shortest remaining time first, as the jobs' own reports predict it.",
+        source: "L. Schrage, 1968, with this project's prediction.",
+        scope: STARVES,
+        policy: || Policy { share: ShareRule::Rank(Rank::Predicted), ..Policy::default() },
+    },
+    Tiresias: PolicyInfo {
+        name: "tiresias",
+        summary: "Least attained service first, in queues.",
+        source: "J. Gu et al., Tiresias, NSDI 2019.",
+        scope: STARVES,
+        policy: || Policy {
+            share: ShareRule::Rank(Rank::Attained { limits_s: TIRESIAS_LIMITS_S }),
+            ..Policy::default()
+        },
+    },
+    Slaq: PolicyInfo {
+        name: "slaq",
+        summary: "Shares go where the loss falls most in the next ten seconds.",
+        source: "H. Zhang et al., SLAQ, SoCC 2017.",
+        scope: MACHINE,
+        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Slaq }, ..Policy::default() },
+    },
+    Optimus: PolicyInfo {
+        name: "optimus",
+        summary: "Shares go where the remaining time shrinks most.",
+        source: "Y. Peng et al., Optimus, EuroSys 2018.",
+        scope: MACHINE,
+        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Optimus }, ..Policy::default() },
+    },
+    Themis: PolicyInfo {
+        name: "themis",
+        summary: "All jobs end late by the same factor.",
+        source: "K. Mahajan et al., Themis, NSDI 2020.",
+        scope: MACHINE,
+        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Themis }, ..Policy::default() },
+    },
+    Gainshare: PolicyInfo {
+        name: "gainshare",
+        summary: "The node goes where a unit of it gains most, and no job ends later than with equal shares.",
+        source: "This project; docs/gain-policy.md.",
+        scope: Scope::Production { share_policy: Some("gainshare"), training_job: true },
+        policy: || Policy {
+            share: ShareRule::Gain(Gain::default()),
+            moves: MoveRule::Gain(GainMove::default()),
+            ..Policy::default()
+        },
+    },
+    Srpt: PolicyInfo {
+        name: "srpt",
+        summary: "Shortest remaining work first, known from the simulation: the bound of what any policy can reach on one node.",
+        source: "L. Schrage, 1968.",
+        scope: Scope::SimulatorOnly {
+            because: "it starves jobs and needs to know the work left, which no real driver knows: every job but the first gets next to \
+                      nothing",
+        },
+        policy: || Policy { share: ShareRule::Rank(Rank::Remaining), ..Policy::default() },
+    },
+}
+
+impl Preset {
+    pub fn info(self) -> &'static PolicyInfo {
+        &TABLE[self as usize]
+    }
+
+    pub fn name(self) -> &'static str {
+        self.info().name
+    }
+
+    /// Refuses a policy that may not decide on real jobs, with the reason.
+    pub fn for_real_jobs(self) -> Result<Preset, String> {
+        match self.info().scope {
+            Scope::Production { .. } => Ok(self),
+            Scope::SimulatorOnly { because } => {
+                Err(format!("`{}` is for the simulator only: {because}; try it with `gainshare sim`", self.name()))
+            }
+        }
+    }
+}
+
+impl Default for Preset {
+    fn default() -> Preset {
+        Preset::Gainshare
+    }
+}
+
+impl std::str::FromStr for Preset {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Preset, String> {
+        Preset::ALL.into_iter().find(|p| p.name() == s).ok_or_else(|| {
+            let known: Vec<_> = Preset::ALL.iter().map(|p| p.name()).collect();
+            format!("unknown policy `{s}`; known are: {}", known.join(", "))
+        })
+    }
+}
+
+impl TryFrom<String> for Preset {
+    type Error = String;
+    fn try_from(name: String) -> Result<Preset, String> {
+        name.parse()
+    }
+}
+
+impl From<Preset> for String {
+    fn from(preset: Preset) -> String {
+        preset.name().to_owned()
+    }
+}
+
+impl PolicyInfo {
+    pub fn answers(&self) -> Answers {
+        let policy = (self.policy)();
+        Answers {
+            order: match policy.order {
+                OrderRule::Fifo => "fifo",
+            },
+            place: match policy.place {
+                PlaceRule::Spread => "spread",
+                PlaceRule::Kubernetes { .. } => "kubernetes",
+                PlaceRule::Growth => "growth",
+            },
+            share: match policy.share {
+                ShareRule::Fair => "fair",
+                ShareRule::Flowcon(_) => "flowcon",
+                ShareRule::Rank(Rank::Arrival) => "rank by arrival",
+                ShareRule::Rank(Rank::Remaining) => "rank by work left",
+                ShareRule::Rank(Rank::Predicted) => "rank by predicted work left",
+                ShareRule::Rank(Rank::Attained { .. }) => "rank by attained service",
+                ShareRule::Weigh { by: Weighting::Drf } => "drf",
+                ShareRule::Weigh { by: Weighting::Slaq } => "slaq",
+                ShareRule::Weigh { by: Weighting::Optimus } => "optimus",
+                ShareRule::Weigh { by: Weighting::Themis } => "themis",
+                ShareRule::Gain(_) => "gain",
+            },
+            moves: match policy.moves {
+                MoveRule::Stay => "stay",
+                MoveRule::Specon(_) => "specon",
+                MoveRule::Gain(_) => "gain",
+            },
+            scale: match policy.scale {
+                ScaleRule::Fixed => "fixed",
+            },
+        }
+    }
+}
+
+/// The text of `docs/policies.md`.
+pub fn reference() -> String {
+    let mut text = String::from(
+        "# Policies\n\n\
+         Made of the table in `crates/core/src/policies/table.rs`; do not edit. [Write your own](write-a-policy.md).\n\n\
+         A policy answers five questions: which waiting job next (order), on which node (place), how the jobs of one node split it\n\
+         (share), which running job should live elsewhere (move), how much a job may have at most (scale).\n\n\
+         | policy | what it does | order | place | share | move | scale |\n|---|---|---|---|---|---|---|\n",
+    );
+    for info in &TABLE {
+        let Answers { order, place, share, moves, scale } = info.answers();
+        let _ =
+            writeln!(text, "| `{}` | {} | {order} | {place} | {share} | {moves} | {scale} |", info.name, info.summary);
+    }
+    text.push_str(
+        "\n## Where each may decide\n\n\
+         `gainshare sim` takes all of them. `gainshare up` refuses those that are for the simulator only.\n\n\
+         | policy | one machine (`gainshare up`) | SharePolicy | TrainingJob | source |\n|---|---|---|---|---|\n",
+    );
+    for info in &TABLE {
+        let (up, share_policy, training_job) = match info.scope {
+            Scope::Production { share_policy, training_job } => {
+                let named = share_policy.map_or("–".to_owned(), |name| format!("`{name}`"));
+                ("yes".to_owned(), named, if training_job { format!("`{}`", info.name) } else { "–".to_owned() })
+            }
+            Scope::SimulatorOnly { because } => (format!("no: {because}"), "–".to_owned(), "–".to_owned()),
+        };
+        let _ = writeln!(text, "| `{}` | {up} | {share_policy} | {training_job} | {} |", info.name, info.source);
+    }
+    let _ = writeln!(text, "\nThe default is `{}`, everywhere.", Preset::default().name());
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_sound_and_names_are_unique() {
+        let names: std::collections::BTreeSet<_> = TABLE.iter().map(|info| info.name).collect();
+        assert_eq!(names.len(), TABLE.len());
+        for preset in Preset::ALL {
+            assert_eq!(preset.name().parse(), Ok(preset));
+            Policy::from(preset).validate().expect("the numbers of a row are sound");
+            assert!(preset.info().summary.ends_with('.') && preset.info().source.ends_with('.'), "{preset:?}");
+        }
+        assert!("no-such".parse::<Preset>().unwrap_err().contains("na, flowcon, specon"));
+    }
+
+    #[test]
+    fn the_first_row_is_the_baseline_and_the_default_is_ours() {
+        assert_eq!(Preset::ALL[0], Preset::Na);
+        assert_eq!(Preset::default(), Preset::Gainshare);
+        assert_eq!(Preset::default().for_real_jobs(), Ok(Preset::Gainshare));
+    }
+
+    #[test]
+    fn what_serves_jobs_one_after_the_other_is_for_the_simulator_only() {
+        for preset in Preset::ALL {
+            let ranks = matches!(Policy::from(preset).share, ShareRule::Rank(_));
+            assert_eq!(preset.for_real_jobs().is_err(), ranks, "{preset:?}");
+        }
+        let refused = Preset::Srpt.for_real_jobs().unwrap_err();
+        assert!(refused.contains("starves") && refused.contains("gainshare sim"), "{refused}");
+    }
+
+    #[test]
+    fn the_reference_has_every_policy_twice() {
+        let text = reference();
+        for preset in Preset::ALL {
+            assert_eq!(text.matches(&format!("\n| `{}` |", preset.name())).count(), 2, "{preset:?}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! What a job's own reports say about the work before it: the one estimate that all the published
+//! rules below share, so that they differ by their rule only.
+
+use crate::signal::predict::FLAT;
+use crate::view::JobView;
+
+/// Node-seconds of CPU left, or nothing before there is anything to go by. A total the job named is
+/// believed; else its curve's flat part is taken for its end.
+pub(crate) fn work_left(view: &JobView) -> Option<f64> {
+    let signal = &view.signal;
+    let at = signal.step.unwrap_or(signal.reports) as f64;
+    let end = match (signal.total, signal.outlook) {
+        (Some(total), _) => total as f64,
+        (None, Some(outlook)) => outlook.flat_at,
+        (None, None) => return None,
+    };
+    let left = view.consumed.cpu * (end - at) / at;
+    // Past its expected end a job is believed to be nearly done; what is exactly zero could not be
+    // compared.
+    (at > 0.0 && view.consumed.cpu > 0.0 && left.is_finite()).then(|| left.max(1e-3 * view.consumed.cpu))
+}
+
+/// The part of the improvement still to come that `work` more node-seconds would bring, relative to
+/// the whole improvement: an exponential through the present and the flat point of the fitted
+/// curve.
+pub(crate) fn improvement(view: &JobView, work: f64) -> Option<f64> {
+    let outlook = view.signal.outlook?;
+    let to_come = outlook.gain_left / (1.0 + outlook.gain_left);
+    let steps = work * outlook.at / view.consumed.cpu;
+    let away = outlook.flat_at - outlook.at;
+    let gain = if to_come > FLAT && away > 0.0 {
+        to_come * (1.0 - (-(to_come / FLAT).ln() * steps / away).exp())
+    } else {
+        // Flat already: what little is left comes as slowly as the last part did.
+        to_come * (steps / outlook.at).min(1.0)
+    };
+    gain.is_finite().then(|| gain.max(0.0))
+}

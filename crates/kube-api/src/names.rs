@@ -1,0 +1,128 @@
+//! All names that appear on other people's objects: labels, annotations, finalizers, gates, and the
+//! name of the writer. They are here and nowhere else, so that one list says what Gainshare leaves
+//! on a cluster.
+//!
+//! The types at the end keep names of different things apart where they are keys of maps.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The API group, and the domain of every name below.
+pub const GROUP: &str = "gainshare.dev";
+/// Annotations and labels with this prefix are ours.
+pub const PREFIX: &str = "gainshare.dev/";
+/// The version of our custom resources, as object references write it.
+pub const API_VERSION: &str = "gainshare.dev/v1alpha1";
+
+/// On a pod: its resources before our first change (JSON by container), so that any later operator
+/// can put them back.
+pub const ORIGINAL_ANNOTATION: &str = "gainshare.dev/original-resources";
+/// On a pod: category, share and decision ([`crate::pod_note::PodNote`]), written when one of them
+/// changes.
+pub const STATUS_ANNOTATION: &str = "gainshare.dev/status";
+/// On a namespace: `enabled` stands for a SharePolicy with all defaults for its pods. On a pod:
+/// `disabled` keeps it out of every policy.
+pub const SHARE_LABEL: &str = "gainshare.dev/share";
+/// On a namespace: `tuned` lets new pods start with settings that share well. The webhook of the
+/// chart selects by it.
+pub const START_LABEL: &str = "gainshare.dev/start";
+/// On a pod that the webhook changed: what was added at its start.
+pub const START_ANNOTATION: &str = "gainshare.dev/start";
+/// On a node: how fast its cores are, relative to an ordinary one, such as `1.5`.
+pub const SPEED_LABEL: &str = "gainshare.dev/speed";
+
+/// On a pod: the metric to go by. This annotation and the next five override the policy.
+pub const METRIC_ANNOTATION: &str = "gainshare.dev/metric";
+/// On a pod: `minimize` or `maximize`.
+pub const OBJECTIVE_ANNOTATION: &str = "gainshare.dev/objective";
+/// On a pod: a pattern for output that nothing else understands.
+pub const PATTERN_ANNOTATION: &str = "gainshare.dev/pattern";
+/// On a pod: how progress is read.
+pub const COLLECTOR_ANNOTATION: &str = "gainshare.dev/collector";
+/// On a pod: in which file progress is.
+pub const PATH_ANNOTATION: &str = "gainshare.dev/path";
+/// On a pod: the container that trains.
+pub const CONTAINER_ANNOTATION: &str = "gainshare.dev/container";
+
+/// On a pod: the TrainingJob, or the adopted Job, that it is an attempt of.
+pub const JOB_LABEL: &str = "gainshare.dev/job";
+/// On a pod: which attempt it is.
+pub const EPOCH_LABEL: &str = "gainshare.dev/epoch";
+/// On a pod: the policy of its job, by which its node shares.
+pub const POLICY_ANNOTATION: &str = "gainshare.dev/policy";
+/// Keeps a pod's object until its end has been read and written down.
+pub const ATTEMPT_FINALIZER: &str = "gainshare.dev/attempt";
+/// Keeps a TrainingJob until its last pod has ended.
+pub const JOB_FINALIZER: &str = "gainshare.dev/training-job";
+/// A pod is made with this scheduling gate: it cannot run before the gate is opened.
+pub const PLACE_GATE: &str = "gainshare.dev/place";
+/// On a job: the name of a pod that an administrator declares to have stopped, where nothing else
+/// proves it.
+pub const STOPPED_ANNOTATION: &str = "gainshare.dev/stopped";
+/// On a job: the node where it is to run, written by a person. Each new value is followed once.
+pub const NODE_ANNOTATION: &str = "gainshare.dev/node";
+/// On a `batch/v1` Job: "true" lets the operator move it ([`crate::adopted`]).
+pub const ADOPT_ANNOTATION: &str = "gainshare.dev/adopt";
+/// On such a Job: our journal ([`crate::adopted::Journal`]).
+pub const ADOPTED_ANNOTATION: &str = "gainshare.dev/adopted";
+
+/// The controller that takes jobs without `managedBy`, and the reporter of our events.
+pub const CONTROLLER: &str = "gainshare.dev/operator";
+/// The writer, in the objects' managed fields.
+pub const FIELD_MANAGER: &str = "gainshare-operator";
+/// On the operator's pod that leads; the Service selects it.
+pub const LEADER_LABEL: &str = "gainshare.dev/leader";
+/// The volume that holds a TrainingJob's checkpoint claim.
+pub const CHECKPOINT_VOLUME: &str = "gainshare-checkpoint";
+
+/// Namespace and name: one object of a kind.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub struct NamespacedName {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl NamespacedName {
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> NamespacedName {
+        NamespacedName { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl From<(String, String)> for NamespacedName {
+    fn from((namespace, name): (String, String)) -> NamespacedName {
+        NamespacedName { namespace, name }
+    }
+}
+
+impl fmt::Display for NamespacedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The chart cannot read constants of a program: it writes the names again.
+    #[test]
+    fn the_chart_uses_these_names() {
+        let read = |file: &str| {
+            let path = format!("{}/../../deploy/chart/templates/{file}", env!("CARGO_MANIFEST_DIR"));
+            std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+        };
+        assert!(read("webhook.yaml").contains(START_LABEL));
+        let admission = read("admission.yaml");
+        for name in [PLACE_GATE, ADOPT_ANNOTATION, ADOPTED_ANNOTATION] {
+            assert!(admission.contains(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn our_names_have_our_prefix() {
+        for name in [ORIGINAL_ANNOTATION, JOB_LABEL, ATTEMPT_FINALIZER, PLACE_GATE, CONTROLLER, LEADER_LABEL] {
+            assert!(name.starts_with(PREFIX), "{name}");
+        }
+        assert_eq!((PREFIX.trim_end_matches('/'), API_VERSION.split('/').next()), (GROUP, Some(GROUP)));
+    }
+}

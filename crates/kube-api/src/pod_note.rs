@@ -1,0 +1,70 @@
+//! The annotation [`crate::names::STATUS_ANNOTATION`]: what the operator publishes on a pod about
+//! its share.
+//!
+//! It is written when the category, the share, the policy or an obstacle changes, never for
+//! progress alone. The sentence of the reason and the growth are refreshed at those moments only.
+
+use crate::facts::PodFacts;
+use crate::names;
+use crate::wire::{Blocked, Category, JobState, PodOnNode, ResizeState};
+use serde::{Deserialize, Serialize};
+
+/// The text of [`PodNote::pending`] while another program changes the pod, too.
+pub const CONTESTED: &str =
+    "Contested: something else changes this pod's CPU (another autoscaler?); keep one of the two away from it";
+
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodNote {
+    /// The SharePolicy; empty: the namespace's label.
+    #[serde(default)]
+    pub policy: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub category: Option<Category>,
+    /// As last measured when one of the others changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub growth: Option<f64>,
+    /// In hundredths of the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_percent: Option<u32>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocked: Option<Blocked>,
+    /// Why the share is not in force: `Deferred` or `Infeasible`, in the kubelet's words, or
+    /// `Contested`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pending: Option<String>,
+}
+
+impl PodNote {
+    /// The note that the pod should carry now.
+    pub fn of(pod: &PodOnNode, job: Option<&JobState>, contested: bool) -> PodNote {
+        let pending = match &pod.resize {
+            _ if contested => Some(CONTESTED.to_owned()),
+            ResizeState::Deferred { message } => Some(format!("Deferred: {message}")),
+            ResizeState::Infeasible { message } => Some(format!("Infeasible: {message}")),
+            ResizeState::Settled | ResizeState::InProgress => None,
+        };
+        PodNote {
+            policy: pod.policy.clone(),
+            category: job.map(|job| job.category),
+            growth: job.and_then(|job| job.growth).map(|growth| (growth * 1e4).round() / 1e4),
+            share_percent: job.and_then(|job| job.share).map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32),
+            reason: job.map(|job| job.reason.clone()).unwrap_or_default(),
+            blocked: pod.blocked.clone(),
+            pending,
+        }
+    }
+
+    /// The note that the pod carries, if it can be read.
+    pub fn carried(pod: &PodFacts) -> Option<PodNote> {
+        pod.notes.get(names::STATUS_ANNOTATION).and_then(|text| serde_json::from_str(text).ok())
+    }
+
+    /// Whether the two differ in nothing that is worth a write.
+    pub fn means_the_same(&self, other: &PodNote) -> bool {
+        let gist = |note: &PodNote| PodNote { reason: String::new(), growth: None, ..note.clone() };
+        gist(self) == gist(other)
+    }
+}

@@ -1,0 +1,312 @@
+//! Tests of [`super`] over real connections, with a stand-in for the API server that counts token reviews.
+
+use super::*;
+use crate::http::auth::Reviewer;
+use crate::http::listen;
+use crate::http::peers::{Limits, Peers};
+use crate::http::tls::Authority;
+use crate::shares::write::Writer;
+use crate::state::watch::KINDS;
+use gainshare_kube_api::wire::{Beat, Category, JobState, TOKEN_AUDIENCE};
+use serde_json::Value;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+
+/// The token of node A's agent; all others are refused.
+const GOOD: &str = "good";
+const LONG: Duration = Duration::from_secs(20);
+
+async fn listen() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// An API server that reviews tokens and nothing else.
+async fn api_server() -> (kube::Client, Arc<AtomicUsize>) {
+    let reviews = Arc::new(AtomicUsize::new(0));
+    let count = reviews.clone();
+    let review = move |Json(review): Json<Value>| {
+        let count = count.clone();
+        async move {
+            count.fetch_add(1, Ordering::SeqCst);
+            let status = match review["spec"]["token"].as_str() {
+                Some(GOOD) => json!({
+                    "authenticated": true, "audiences": [TOKEN_AUDIENCE],
+                    "user": {
+                        "username": "system:serviceaccount:system:agent",
+                        "extra": {"authentication.kubernetes.io/node-name": ["a"]},
+                    },
+                }),
+                _ => json!({"authenticated": false}),
+            };
+            let metadata = json!({});
+            Json(json!({
+                "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
+                "metadata": metadata, "spec": review["spec"], "status": status,
+            }))
+        }
+    };
+    let router = Router::new().route("/apis/authentication.k8s.io/v1/tokenreviews", post(review));
+    let (listener, address) = listen().await;
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let config = kube::Config::new(format!("http://{address}").parse().unwrap());
+    (kube::Client::try_from(config).unwrap(), reviews)
+}
+
+/// A leader with an empty cluster in view, and its listener.
+struct Bench {
+    address: SocketAddr,
+    leader: Arc<Leader>,
+    reviews: Arc<AtomicUsize>,
+    metrics: Arc<Metrics>,
+    _ending: watch::Sender<bool>,
+    _leading: watch::Sender<Option<Arc<Leader>>>,
+}
+
+async fn bench(limits: Limits, tls: Option<TlsAcceptor>) -> Bench {
+    let (client, reviews) = api_server().await;
+    let metrics = Arc::new(Metrics::new());
+    let writer = Writer::new(client.clone(), metrics.clone());
+    let leader = Arc::new(Leader::new(writer, Reviewer::new(client, "system", "agent"), metrics.clone(), 1));
+    (0..KINDS).for_each(|_| leader.seen_all_of_one_kind());
+    let (leading, leading_seen) = watch::channel(Some(leader.clone()));
+    let (ending, ending_seen) = watch::channel(false);
+    let served = Served::new(leading_seen, metrics.clone(), Health::new(), ending_seen.clone());
+    let (listener, address) = listen().await;
+    let peers = Peers::new(limits);
+    tokio::spawn(listen::serve(listener, secure(served), tls, peers, metrics.clone(), ending_seen));
+    Bench { address, leader, reviews, metrics, _ending: ending, _leading: leading }
+}
+
+fn limits() -> Limits {
+    Limits { limit_loopback: true, ..Limits::default() }
+}
+
+fn request(path: &str, token: Option<&str>, length: usize) -> String {
+    let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: operator\r\ncontent-type: application/json\r\n{token}content-length: {length}\r\n\r\n"
+    )
+}
+
+fn sync_of(node: &str) -> SyncRequest {
+    SyncRequest {
+        node: node.to_owned(),
+        epoch: 1,
+        seq: 1,
+        seen: 0,
+        wait_ms: 0,
+        beat: Beat::default(),
+        jobs: None,
+        resizes: Vec::new(),
+    }
+}
+
+/// The status line of the answer to a whole request on a connection of its own.
+async fn ask(address: SocketAddr, path: &str, token: Option<&str>, body: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(request(path, token, body.len()).as_bytes()).await.unwrap();
+    stream.write_all(body.as_bytes()).await.unwrap();
+    let mut answer = vec![0; 4096];
+    let read = stream.read(&mut answer).await.unwrap();
+    String::from_utf8_lossy(&answer[..read]).lines().next().unwrap_or_default().to_owned()
+}
+
+/// What of this process is in memory, in MiB.
+fn resident_mib() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096 / (1 << 20)
+}
+
+/// Sends the request and as much of its body as the operator takes; answers how it ended.
+async fn send_most(address: SocketAddr, path: &str, token: Option<&str>) -> std::io::Result<usize> {
+    let all = (8 << 20) - 1000;
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(request(path, token, all).as_bytes()).await?;
+    let zeros = [b'0'; 64 << 10];
+    let mut sent = 0;
+    while sent + zeros.len() < all - 1000 {
+        // The operator closes the connection while the client is still sending.
+        match stream.write(&zeros).await {
+            Ok(0) | Err(_) => break,
+            Ok(written) => sent += written,
+        }
+    }
+    let mut rest = Vec::new();
+    let _ = stream.read_to_end(&mut rest).await;
+    Ok(sent)
+}
+
+/// Memory is counted for a whole process, so the test runs in one of its own.
+#[test]
+fn sixty_unfinished_requests_hold_next_to_nothing_and_are_closed() {
+    let name = "http::serve::tests::sixty_unfinished_requests_alone";
+    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = alone.args(["--exact", name, "--ignored", "--nocapture"]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a process of its own; another test starts it"]
+async fn sixty_unfinished_requests_alone() {
+    for (path, token) in [(SYNC_PATH, None), (SYNC_PATH, Some("wrong")), ("/mutate", None)] {
+        let bench = bench(limits(), None).await;
+        let before = resident_mib();
+        let clients: Vec<_> = (0..60).map(|_| tokio::spawn(send_most(bench.address, path, token))).collect();
+        let ended = async {
+            for client in clients {
+                // Each client ends because the operator has closed its connection.
+                let _ = client.await.unwrap();
+            }
+        };
+        tokio::time::timeout(LONG * 3, ended).await.expect("every connection is closed");
+        let grown = resident_mib().saturating_sub(before);
+        assert!(grown < 100, "{grown} MiB for 60 connections to {path} that hold 480 MiB of body");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_token_costs_few_reviews() {
+    let bench = bench(limits(), None).await;
+    for _ in 0..50 {
+        assert!(ask(bench.address, SYNC_PATH, Some("wrong"), "{}").await.contains("401"));
+    }
+    assert_eq!(bench.reviews.load(Ordering::SeqCst), 1, "a refusal is remembered");
+    let mut too_many = 0;
+    for attempt in 0..100 {
+        let answer = ask(bench.address, SYNC_PATH, Some(&format!("guess-{attempt}")), "{}").await;
+        too_many += usize::from(answer.contains("429"));
+    }
+    let reviews = bench.reviews.load(Ordering::SeqCst);
+    assert!(reviews <= 12, "{reviews} reviews for a hundred guesses of one peer");
+    assert!(too_many >= 88, "{too_many} guesses were refused unreviewed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn guesses_at_once_cost_few_reviews_too() {
+    let bench = bench(limits(), None).await;
+    let address = bench.address;
+    let guesses =
+        (0..60).map(|i| tokio::spawn(async move { ask(address, SYNC_PATH, Some(&format!("{i}")), "{}").await }));
+    for guess in guesses.collect::<Vec<_>>() {
+        guess.await.unwrap();
+    }
+    let reviews = bench.reviews.load(Ordering::SeqCst);
+    assert!(reviews <= 12, "{reviews} reviews");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_is_answered_and_its_token_reviewed_once() {
+    let bench = bench(limits(), None).await;
+    for seq in 1..=5 {
+        let body = serde_json::to_string(&SyncRequest { seq, ..sync_of("a") }).unwrap();
+        assert!(ask(bench.address, SYNC_PATH, Some(GOOD), &body).await.contains("200"));
+    }
+    assert_eq!(bench.reviews.load(Ordering::SeqCst), 1);
+    let other = serde_json::to_string(&sync_of("b")).unwrap();
+    assert!(ask(bench.address, SYNC_PATH, Some(GOOD), &other).await.contains("403"), "another node's name");
+    assert!(ask(bench.address, SYNC_PATH, Some(GOOD), "[]").await.contains("400"));
+    assert!(ask(bench.address, SYNC_PATH, None, "{}").await.contains("401"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_without_proof_has_few_connections() {
+    let bench = bench(Limits { unproven_per_peer: 5, ..limits() }, None).await;
+    let mut idle = Vec::new();
+    for _ in 0..5 {
+        idle.push(TcpStream::connect(bench.address).await.unwrap());
+    }
+    // The operator accepts in the order of arrival, so the sixth finds the places taken.
+    let mut sixth = TcpStream::connect(bench.address).await.unwrap();
+    let closed = tokio::time::timeout(LONG, sixth.read(&mut [0; 1])).await.expect("it is closed");
+    assert!(matches!(closed, Ok(0) | Err(_)));
+    assert_eq!(bench.metrics.connections_refused.get(), 1);
+    drop(idle);
+    let body = serde_json::to_string(&sync_of("a")).unwrap();
+    // Places are free again when the operator has noticed that the connections are closed.
+    let again = async {
+        loop {
+            let mut stream = TcpStream::connect(bench.address).await.unwrap();
+            let head = request(SYNC_PATH, Some(GOOD), body.len());
+            let sent = stream.write_all(format!("{head}{body}").as_bytes()).await;
+            let mut answer = [0; 64];
+            if sent.is_ok() && stream.read(&mut answer).await.is_ok_and(|read| read > 0) {
+                return String::from_utf8_lossy(&answer).into_owned();
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert!(tokio::time::timeout(LONG, again).await.unwrap().contains("200"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn foreign_reports_are_dropped_and_counted() {
+    let bench = bench(limits(), None).await;
+    let job = JobState {
+        uid: "on-node-b".to_owned(),
+        container: "main".to_owned(),
+        category: Category::Converged,
+        growth: None,
+        progress: Default::default(),
+        share: None,
+        reason: String::new(),
+        signal: None,
+    };
+    let to = Default::default();
+    let resize = Resize { uid: "on-node-b".to_owned(), container: "main".to_owned(), generation: 1, to };
+    let sync = SyncRequest { jobs: Some(vec![job]), resizes: vec![resize], ..sync_of("a") };
+    let body = serde_json::to_string(&sync).unwrap();
+    let mut stream = TcpStream::connect(bench.address).await.unwrap();
+    stream.write_all(format!("{}{body}", request(SYNC_PATH, Some(GOOD), body.len())).as_bytes()).await.unwrap();
+    let mut answer = vec![0; 4096];
+    let read = stream.read(&mut answer).await.unwrap();
+    let answer = String::from_utf8_lossy(&answer[..read]).into_owned();
+    assert!(answer.contains("200 OK") && answer.contains("there is no pod on-node-b on node a"), "{answer}");
+    assert!(bench.leader.agents.lock().job("on-node-b").is_none());
+    assert_eq!(bench.metrics.foreign_reports.get(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_real_agent_connects_with_tls() {
+    let authority = Authority::load_or_make(&[]).unwrap();
+    let tls = TlsAcceptor::from(authority.server_config(&["127.0.0.1".to_owned()]).unwrap());
+    let bench = bench(limits(), Some(tls)).await;
+    let folder = tempfile::tempdir().unwrap();
+    let (ca, token) = (folder.path().join("ca.crt"), folder.path().join("token"));
+    std::fs::write(&ca, authority.certificate_pem()).unwrap();
+    std::fs::write(&token, GOOD).unwrap();
+    let mut link = gainshare_node_agent::Link::new(&format!("https://{}", bench.address), &ca, &token).unwrap();
+    let answer = link.ask(&sync_of("a")).await.unwrap();
+    assert_eq!((answer.epoch, answer.want_jobs), (1, true));
+}
+
+async fn probe(health: Arc<Health>, path: &str) -> (StatusCode, String) {
+    let (_leading, leading_seen) = watch::channel(None);
+    let (_ending, ending_seen) = watch::channel(false);
+    let served = Served::new(leading_seen, Arc::new(Metrics::new()), health, ending_seen.clone());
+    let response = match path {
+        "/healthz" => healthz(State(served)).await,
+        _ => readyz(State(served)).await,
+    };
+    let status = response.status();
+    let body = to_bytes(response.into_body(), 1000).await.unwrap();
+    (status, String::from_utf8_lossy(&body).into_owned())
+}
+
+#[tokio::test]
+async fn health_names_the_stalled_task() {
+    let health = Health::new();
+    let mut tasks = crate::tasks::Tasks::new(health.clone());
+    tasks.spawn("the watch of pods", std::future::pending());
+    assert_eq!(probe(health.clone(), "/healthz").await, (StatusCode::OK, "ok\n".to_owned()));
+    tasks.spawn_within("the decision", Duration::ZERO, std::future::pending());
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let (status, body) = probe(health.clone(), "/healthz").await;
+    assert_eq!((status, body.as_str()), (StatusCode::SERVICE_UNAVAILABLE, "stalled: the decision\n"));
+    assert_eq!(probe(health, "/readyz").await, (StatusCode::OK, "standby\n".to_owned()));
+}

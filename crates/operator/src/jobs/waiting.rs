@@ -1,0 +1,55 @@
+//! The messages about jobs that wait for a node: what is missing, and what a person can do about
+//! it.
+
+use super::snapshot::{NodeState, Nodes, PodSnapshot};
+use super::store::MISSING_NODE_IS_OFF_AFTER;
+use gainshare_kube_api::names::STOPPED_ANNOTATION;
+use jiff::{SignedDuration, Timestamp};
+
+/// A kubelet that has not reported a pod's end so long after the grace period is called silent.
+const SILENCE: SignedDuration = SignedDuration::from_secs(10);
+
+/// The message about a pod whose object is gone although its end was never read.
+pub(super) fn removed_sentence(kind: &str, (namespace, name): (&str, &str), pod: &str, node: Option<&str>) -> String {
+    let there = node.map(|node| format!(" on {node}")).unwrap_or_default();
+    format!(
+        "the pod {pod} was removed by force, so nobody can publish_event whether it still runs{there}; when you are sure that it does not: \
+         kubectl annotate {kind} {name} -n {namespace} {STOPPED_ANNOTATION}={pod}"
+    )
+}
+
+/// The message about a pod that should have ended by now, and when to check again.
+pub(super) fn overdue(pod: &PodSnapshot, nodes: &Nodes, now: Timestamp) -> (Option<String>, Option<Timestamp>) {
+    let Some((_, until)) = pod.deleted else { return (None, None) };
+    let late = until.saturating_add(SILENCE).unwrap_or(Timestamp::MAX);
+    if late > now {
+        return (None, Some(late));
+    }
+    let node = pod.node.as_deref().unwrap_or_default();
+    if nodes.get(node) == Some(&NodeState::Missing) {
+        return (Some(missing_node_sentence(node)), None);
+    }
+    let message = format!(
+        "node {node} has not reported that the pod {} has ended, so nothing is started elsewhere; if the node is off for good: \
+         kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
+        pod.name
+    );
+    (Some(message), None)
+}
+
+/// The message about a pod on a node whose object is gone.
+pub(super) fn missing_node_sentence(node: &str) -> String {
+    format!(
+        "the Node object of {node} is gone, which does not prove that the machine has stopped: the job continues elsewhere when \
+         the object has been missing for {} min, or when you are sure and write the annotation {STOPPED_ANNOTATION}=POD",
+        MISSING_NODE_IS_OFF_AFTER.as_secs() / 60
+    )
+}
+
+/// The message about a pod on a node whose kubelet does not answer.
+pub(super) fn silent_sentence(node: &str) -> String {
+    format!(
+        "node {node} is silent: the job is left where it is until the node answers, or is declared off: \
+         kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+    )
+}

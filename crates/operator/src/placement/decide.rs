@@ -1,0 +1,213 @@
+//! Where jobs should run. [`Decision::decide`] is pure: it puts a snapshot of the cluster into one
+//! core view for every policy that jobs ask for, lets the core decide, and returns [`Order`]s with
+//! their reasons. Shares stay with the node agents.
+
+use super::memory::{JobMemory, Nodes};
+use super::snapshot::ClusterSnapshot;
+use crate::jobs::{JobFacts, JobState, Order, OrderKind};
+use gainshare_core::check::CheckedPlan;
+use gainshare_core::decider::{Decider, Outcome};
+use gainshare_core::model::{JobId, NodeId, OwnerId, Span};
+use gainshare_core::policy::{MoveRule, Policy, Preset, Specon};
+use gainshare_kube_api::placement_reason::PlacementReason;
+use gainshare_kube_api::training_job::JobPolicy;
+use gainshare_kube_api::wire;
+use std::collections::{BTreeMap, HashMap};
+
+/// Decisions over no more jobs than this are recorded, so that a plan that fails its check can be
+/// made again.
+const RECORDED_JOBS: usize = 2000;
+
+/// Bounds on the cost of a move. Tenants can write the status that it is read from.
+const MOVE_COST_S: std::ops::RangeInclusive<f64> = 1.0..=600.0;
+
+/// The decision: one core decider for every policy that jobs ask for, and what is remembered
+/// between two passes.
+#[derive(Debug, Default)]
+pub(crate) struct Decision {
+    specon: Specon,
+    deciders: BTreeMap<JobPolicy, Decider>,
+    // Tens of thousands of jobs are read in every pass: a name is hashed once, and then a number
+    // stands for it.
+    pub(super) jobs: HashMap<String, JobMemory>,
+    next_job: u64,
+    pub(super) nodes: Nodes,
+    owners: HashMap<String, OwnerId>,
+    pass: u64,
+    /// Measured costs of moves in seconds, by owner.
+    move_costs: BTreeMap<JobPolicy, BTreeMap<String, Vec<f64>>>,
+    /// How many plans failed their check.
+    pub(super) rejected: u64,
+    /// Jobs whose SpeCon category changed since the last `take_category_changes()`.
+    category_changes: Vec<(String, wire::Category)>,
+}
+
+impl Decision {
+    pub(crate) fn new(specon: Specon) -> Decision {
+        Decision { specon, ..Decision::default() }
+    }
+
+    /// The orders of this pass.
+    pub(crate) fn decide(&mut self, snapshot: &ClusterSnapshot) -> Vec<Order> {
+        self.learn(snapshot);
+        let policies = [JobPolicy::Specon, JobPolicy::Flowcon2, JobPolicy::Gainshare];
+        policies.into_iter().flat_map(|policy| self.decide_for(policy, snapshot)).collect()
+    }
+
+    /// Takes in the jobs and their reports.
+    fn learn(&mut self, snapshot: &ClusterSnapshot) {
+        self.pass += 1;
+        self.nodes.learn(&snapshot.nodes);
+        self.move_costs.clear();
+        for (facts, report) in &snapshot.jobs {
+            if let Some(cost_s) = facts.move_cost_s.filter(|cost_s| cost_s.is_finite()) {
+                let of_policy = self.move_costs.entry(facts.policy).or_default();
+                of_policy.entry(facts.owner.clone()).or_default().push(cost_s);
+            }
+            if facts.state == JobState::Done {
+                continue;
+            }
+            if let Some(memory) = self.jobs.get_mut(&facts.uid) {
+                memory.learn(facts, &mut self.nodes, *report, snapshot.now);
+                memory.pass = self.pass;
+                continue;
+            }
+            self.next_job += 1;
+            let next = OwnerId(self.owners.len() as u32);
+            let owner = *self.owners.entry(facts.owner.clone()).or_insert(next);
+            let mut memory = JobMemory::new(JobId(self.next_job), owner, facts);
+            memory.learn(facts, &mut self.nodes, *report, snapshot.now);
+            memory.pass = self.pass;
+            self.jobs.insert(facts.uid.clone(), memory);
+        }
+        self.jobs.retain(|_, memory| memory.pass == self.pass);
+    }
+
+    fn decide_for(&mut self, policy: JobPolicy, snapshot: &ClusterSnapshot) -> Vec<Order> {
+        let mut jobs: Vec<&JobMemory> = self.jobs.values().filter(|memory| memory.facts.policy == policy).collect();
+        jobs.sort_unstable_by_key(|memory| memory.id);
+        if jobs.is_empty() {
+            self.deciders.remove(&policy);
+            return vec![];
+        }
+        let view = self.view(&jobs, snapshot);
+        let decider = self.deciders.entry(policy).or_insert_with(|| Decider::new(rules(policy, self.specon)));
+        if let Some(cost_s) = self.move_costs.get_mut(&policy).and_then(moving_cost_s) {
+            decider.set_moving_cost(Span::from_secs_f64(cost_s));
+        }
+        // Recording copies what the policy remembers: nothing for a few jobs, tens of milliseconds
+        // for tens of thousands.
+        let outcome =
+            if view.jobs.len() <= RECORDED_JOBS { decider.decide_recorded(view) } else { decider.decide(view) };
+        let plan = match outcome {
+            Outcome::NotDue => return vec![],
+            Outcome::Decision(decision) => decision.plan,
+            Outcome::Rejected(rejection) => {
+                // Without an order, jobs stay where they are, and the cluster's own scheduler
+                // places those that wait.
+                let record = rejection.record.as_ref().and_then(|r| serde_json::to_string(r).ok());
+                tracing::error!(
+                    ?policy,
+                    record,
+                    "a plan failed its check and is not carried out: {}",
+                    rejection.reasons()
+                );
+                self.rejected += 1;
+                return vec![];
+            }
+        };
+        if policy == JobPolicy::Specon {
+            for memory in self.jobs.values_mut().filter(|memory| memory.facts.policy == policy) {
+                let category = plan.verdicts.get(&memory.id).map(|verdict| verdict.category).or(memory.category);
+                if let Some(now) = category.filter(|_| category != memory.category) {
+                    self.category_changes.push((memory.facts.uid.clone(), now.into()));
+                }
+                memory.category = category;
+            }
+        }
+        let orders = self.orders(policy, &plan);
+        for order in &orders {
+            if let Some(memory) = self.jobs.get_mut(&order.uid) {
+                memory.order = Some((order.clone(), snapshot.now));
+            }
+        }
+        orders
+    }
+
+    /// The orders that carry out a checked plan.
+    fn orders(&self, policy: JobPolicy, plan: &CheckedPlan) -> Vec<Order> {
+        if plan.starts.is_empty() && plan.moves.is_empty() {
+            return vec![];
+        }
+        let of_policy = self.jobs.values().filter(|memory| memory.facts.policy == policy);
+        let by_id: HashMap<JobId, &JobFacts> = of_policy.map(|memory| (memory.id, &*memory.facts)).collect();
+        let names: HashMap<NodeId, &String> = self.nodes.ids.iter().map(|(name, id)| (*id, name)).collect();
+        let starts = plan.starts.iter().map(|s| (s.job, s.node, OrderKind::Place, None));
+        let moves = plan.moves.iter().map(|m| (m.job, m.to, OrderKind::Move, Some(m.why)));
+        starts
+            .chain(moves)
+            .filter_map(|(job, node, kind, because)| {
+                let (facts, node) = (by_id.get(&job)?, names.get(&node)?.to_string());
+                let fits = match kind {
+                    // Without an order the cluster's own scheduler finds a place.
+                    OrderKind::Place => facts.state == JobState::Waiting && !facts.tried.contains(&node),
+                    OrderKind::Move => {
+                        facts.movable.is_ok()
+                            && matches!(&facts.state, JobState::Running { node: from, .. } if *from != node)
+                    }
+                };
+                let reason = because.map_or_else(|| start_reason(policy), PlacementReason::from);
+                fits.then(|| Order { uid: facts.uid.clone(), node, kind, reason })
+            })
+            .collect()
+    }
+
+    /// The jobs whose category the decision has changed since the last call, by uid.
+    pub(super) fn take_category_changes(&mut self) -> Vec<(String, wire::Category)> {
+        std::mem::take(&mut self.category_changes)
+    }
+}
+
+fn rules(policy: JobPolicy, specon: Specon) -> Policy {
+    let preset = match policy {
+        JobPolicy::Na => Preset::Na,
+        JobPolicy::Specon => Preset::Specon,
+        JobPolicy::Flowcon2 => Preset::Flowcon2,
+        JobPolicy::Gainshare => Preset::Gainshare,
+    };
+    let mut rules = Policy::from(preset);
+    if let MoveRule::Specon(numbers) = &mut rules.moves {
+        *numbers = specon;
+    }
+    rules
+}
+
+/// Why a policy starts a job on a node.
+fn start_reason(policy: JobPolicy) -> PlacementReason {
+    match policy {
+        JobPolicy::Flowcon2 => PlacementReason::MostGrowth,
+        JobPolicy::Gainshare => PlacementReason::HomeOrEmpty,
+        JobPolicy::Na | JobPolicy::Specon => PlacementReason::FewestJobs,
+    }
+}
+
+/// What a move costs, in seconds: the median over owners of each owner's median. An owner with many
+/// jobs, real or forged, counts once.
+fn moving_cost_s(by_owner: &mut BTreeMap<String, Vec<f64>>) -> Option<f64> {
+    let clamp = |cost_s: f64| cost_s.clamp(*MOVE_COST_S.start(), *MOVE_COST_S.end());
+    let mut medians: Vec<f64> = by_owner.values_mut().filter_map(|costs| median(costs)).map(clamp).collect();
+    median(&mut medians)
+}
+
+fn median(values: &mut [f64]) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+#[cfg(test)]
+#[path = "decide_tests.rs"]
+mod tests;
+
+#[cfg(test)]
+#[path = "pass_tests.rs"]
+mod pass_tests;

@@ -1,0 +1,296 @@
+//! Tests of [`super`]: a cluster in which time passes, and orders are carried out or not.
+
+use super::*;
+use crate::placement::clock::AgentClock;
+use crate::placement::snapshot::{JobReport, NodeSnapshot};
+use gainshare_core::model::Time;
+use gainshare_core::signal::{Outlook, Report, Signal};
+use gainshare_core::view::Phase;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A cluster in which time passes and orders can be carried out.
+struct Lab {
+    decision: Decision,
+    snapshot: ClusterSnapshot,
+}
+
+fn node(cores: f64) -> NodeSnapshot {
+    NodeSnapshot {
+        cores,
+        speed: 1.0,
+        memory_bytes: 64 << 30,
+        free_milli: (cores * 1000.0) as u64,
+        free_bytes: 64 << 30,
+        open: true,
+        heard: true,
+    }
+}
+
+impl Lab {
+    fn new(nodes: &[(&str, f64)]) -> Lab {
+        let nodes = nodes.iter().map(|(name, cores)| ((*name).to_owned(), node(*cores))).collect();
+        Lab {
+            decision: Decision::default(),
+            snapshot: ClusterSnapshot { now: Time::from_secs_f64(1e6), nodes, jobs: vec![] },
+        }
+    }
+
+    fn at(&self) -> jiff::Timestamp {
+        jiff::Timestamp::from_microsecond(self.snapshot.now.0 as i64).unwrap()
+    }
+
+    fn wait(&mut self, name: &str, policy: JobPolicy) -> &mut JobFacts {
+        let facts = JobFacts {
+            uid: name.to_owned(),
+            namespace: "team".to_owned(),
+            name: name.to_owned(),
+            owner: "team".to_owned(),
+            arrived: self.at(),
+            policy,
+            state: JobState::Waiting,
+            movable: Ok(()),
+            pod_uid: None,
+            cpu_request_milli: 500,
+            memory_request_bytes: 1 << 30,
+            tried: vec![],
+            move_cost_s: None,
+        };
+        self.snapshot.jobs.push((Arc::new(facts), None));
+        self.job(name).0
+    }
+
+    fn run(&mut self, name: &str, policy: JobPolicy, node: &str) -> &mut JobFacts {
+        let state = JobState::Running { node: node.to_owned(), epoch: 1, since: self.at() };
+        let facts = self.wait(name, policy);
+        (facts.state, facts.pod_uid) = (state, Some(format!("{name}-1")));
+        facts
+    }
+
+    fn job(&mut self, name: &str) -> (&mut JobFacts, &mut Option<JobReport>) {
+        let (facts, report) = self.snapshot.jobs.iter_mut().find(|(facts, _)| facts.name == name).unwrap();
+        (Arc::make_mut(facts), report)
+    }
+
+    /// Seconds pass, and each of these jobs reports: name, value, step of a hundred, node-seconds
+    /// consumed in all.
+    fn pass(&mut self, seconds: f64, reports: &[(&str, f64, u64, f64)]) -> Vec<(String, String, OrderKind)> {
+        self.snapshot.now = self.snapshot.now + Span::from_secs_f64(seconds);
+        let now = self.snapshot.now;
+        for (name, value, step, consumed) in reports {
+            let job = self.job(name).1.get_or_insert_default();
+            let report = Report { value: *value, at: now };
+            job.signal = Signal {
+                reports: job.signal.reports + 1,
+                first: job.signal.first.or(Some(report)),
+                last: Some(report),
+                longest_gap: Span::from_secs_f64(seconds),
+                step: Some(*step),
+                total: Some(100),
+                outlook: Some(Outlook { at: *step as f64, flat_at: 100.0, gain_left: 0.5 }),
+            };
+            job.consumed.cpu = *consumed;
+        }
+        let orders = self.decision.decide(&self.snapshot);
+        orders.into_iter().map(|order| (order.uid, order.node, order.kind)).collect()
+    }
+
+    /// The controller does what it was report: the job runs on the node as another attempt.
+    fn carry_out(&mut self, name: &str, node: &str) {
+        let since = self.at();
+        let (facts, report) = self.job(name);
+        let epoch = if let JobState::Running { epoch, .. } = facts.state { epoch + 1 } else { 1 };
+        facts.state = JobState::Running { node: node.to_owned(), epoch, since };
+        facts.pod_uid = Some(format!("{name}-{epoch}"));
+        *report = None;
+    }
+}
+
+fn order(job: &str, node: &str, kind: OrderKind) -> (String, String, OrderKind) {
+    (job.to_owned(), node.to_owned(), kind)
+}
+
+#[test]
+fn waiting_jobs_are_spread_and_two_passes_never_give_the_same_room_away_twice() {
+    let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
+    lab.wait("one", JobPolicy::Specon);
+    assert_eq!(lab.pass(1.0, &[]), [order("one", "a", OrderKind::Place)]);
+    // The controller has not done it yet; the next to come goes to the other node, and nothing is
+    // said twice.
+    lab.wait("two", JobPolicy::Specon);
+    assert_eq!(lab.pass(1.0, &[]), [order("two", "b", OrderKind::Place)]);
+    assert_eq!(lab.pass(1.0, &[]), []);
+    lab.carry_out("one", "a");
+    lab.carry_out("two", "b");
+    assert_eq!(lab.pass(1.0, &[]), []);
+    // An order without effect is given again after a while.
+    lab.wait("three", JobPolicy::Specon);
+    assert_eq!(lab.pass(1.0, &[]).len(), 1);
+    assert_eq!(lab.pass(10.0, &[]).len(), 0);
+    assert_eq!(lab.pass(10.0, &[]).len(), 1);
+}
+
+#[test]
+fn nobody_is_sent_to_a_node_that_is_silent_closed_or_full() {
+    for spoil in [
+        (|n: &mut NodeSnapshot| n.heard = false) as fn(&mut NodeSnapshot),
+        |n| n.open = false,
+        |n| n.free_milli = 499,
+        |n| n.free_bytes = 1 << 29,
+    ] {
+        for policy in [JobPolicy::Specon, JobPolicy::Flowcon2, JobPolicy::Gainshare] {
+            let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
+            spoil(lab.snapshot.nodes.get_mut("a").unwrap());
+            lab.run("old", policy, "b");
+            lab.wait("new", policy);
+            assert_eq!(lab.pass(1.0, &[]), [order("new", "b", OrderKind::Place)]);
+        }
+    }
+}
+
+#[test]
+fn the_cluster_scheduler_keeps_jobs_that_want_no_policy() {
+    let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
+    lab.wait("one", JobPolicy::Na);
+    assert_eq!(lab.pass(1.0, &[]), []);
+}
+
+/// Two jobs that grow and one that slackens on `a`; the third asks to leave in the fourth run.
+fn specon_story(lab: &mut Lab, runs: usize) -> Vec<(usize, String, String, OrderKind)> {
+    let mut orders = vec![];
+    for run in 0..runs {
+        let grows = 1.0 + 0.1 * run as f64;
+        let slackens = 1.0 + 0.01 * (1.0 - 0.5f64.powi(run as i32));
+        let step = run as u64 + 1;
+        let used = 3.0 * step as f64;
+        let reports = [("one", grows, step, used), ("two", grows, step, used), ("three", slackens, step, used)];
+        orders.extend(lab.pass(30.0, &reports).into_iter().map(|(job, node, kind)| (run, job, node, kind)));
+    }
+    orders
+}
+
+fn crowded() -> Lab {
+    let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
+    for name in ["one", "two", "three"] {
+        lab.run(name, JobPolicy::Specon, "a");
+    }
+    lab
+}
+
+#[test]
+fn a_converged_job_leaves_those_that_grow_and_only_once() {
+    let mut lab = crowded();
+    let orders = specon_story(&mut lab, 8);
+    assert_eq!(orders.len(), 1, "{orders:?}");
+    assert_eq!((orders[0].1.as_str(), orders[0].2.as_str(), orders[0].3), ("three", "b", OrderKind::Move));
+    let categories: BTreeMap<String, wire::Category> = lab.decision.take_category_changes().into_iter().collect();
+    assert_eq!((categories["one"], categories["three"]), (wire::Category::Growing, wire::Category::Converged));
+    // The move was not carried out (the controller could not): it is not asked for again, because
+    // the algorithm deals with each job once.
+    assert_eq!(specon_story(&mut lab, 8), []);
+}
+
+#[test]
+fn jobs_that_cannot_move_or_whose_agent_is_silent_are_left_alone() {
+    let mut lab = crowded();
+    lab.job("three").0.movable = Err("it has no checkpoint".to_owned());
+    assert_eq!(specon_story(&mut lab, 8), []);
+    let mut lab = crowded();
+    lab.snapshot.nodes.get_mut("a").unwrap().heard = false;
+    assert_eq!(specon_story(&mut lab, 8), []);
+    // An operator that has just begun knows from the job itself that it has moved before.
+    let mut lab = crowded();
+    lab.job("three").0.move_cost_s = Some(2.0);
+    assert_eq!(specon_story(&mut lab, 8), []);
+}
+
+/// Steps take a node-second each; `one` and `two` share node `a`, and `b` is empty.
+fn gain_story(lab: &mut Lab, passes: u64) -> Vec<(String, String, OrderKind)> {
+    let mut orders = vec![];
+    for i in 1..=passes {
+        let value = 1.0 / (1.0 + i as f64);
+        let used = i as f64;
+        orders.extend(lab.pass(2.0, &[("one", value, i, used), ("two", value, i, used)]));
+    }
+    orders
+}
+
+#[test]
+fn an_empty_node_takes_a_job_if_that_is_worth_what_moving_was_measured_to_cost() {
+    let shared = || {
+        let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
+        lab.run("one", JobPolicy::Gainshare, "a");
+        lab.run("two", JobPolicy::Gainshare, "a");
+        lab
+    };
+    let mut lab = shared();
+    let orders = gain_story(&mut lab, 8);
+    assert_eq!(orders.len(), 1, "{orders:?}");
+    assert_eq!((orders[0].1.as_str(), orders[0].2), ("b", OrderKind::Move));
+    // About ninety node-seconds are left of each: a move that costs a minute gains less than three
+    // times that.
+    let mut lab = shared();
+    lab.job("one").0.move_cost_s = Some(60.0);
+    assert_eq!(gain_story(&mut lab, 8), []);
+}
+
+#[test]
+fn reports_and_use_go_on_over_a_move() {
+    let mut lab = Lab::new(&[("a", 4.0), ("b", 8.0)]);
+    lab.run("one", JobPolicy::Gainshare, "a");
+    lab.pass(2.0, &[("one", 1.0, 1, 10.0)]);
+    lab.pass(2.0, &[("one", 0.5, 2, 12.0)]);
+    lab.carry_out("one", "b");
+    lab.pass(2.0, &[]);
+    let known = &lab.decision.jobs["one"];
+    assert_eq!((known.all().signal.reports, known.all().signal.first.unwrap().value), (2, 1.0));
+    // Twelve node-seconds of four cores are six of eight.
+    assert_eq!(known.all().consumed.cpu, 6.0);
+    lab.pass(2.0, &[("one", 0.4, 3, 1.0)]);
+    let all = lab.decision.jobs["one"].all();
+    assert_eq!((all.signal.reports, all.signal.last.unwrap().value, all.consumed.cpu), (3, 0.4, 7.0));
+}
+
+#[test]
+fn a_moving_job_takes_room_where_it_goes_but_not_for_ever() {
+    let mut lab = crowded();
+    let orders = specon_story(&mut lab, 4);
+    assert_eq!(orders.len(), 1);
+    lab.job("three").0.state = JobState::Moving;
+    lab.wait("four", JobPolicy::Specon);
+    // `a` has two, `b` is about to have one.
+    assert_eq!(lab.pass(1.0, &[]), [order("four", "b", OrderKind::Place)]);
+    let third = |lab: &Lab| lab.snapshot.jobs[2].0.uid.clone();
+    let phase =
+        |lab: &Lab| lab.decision.job_view(&lab.decision.jobs[&third(lab)], lab.snapshot.now).map(|view| view.phase);
+    assert!(matches!(phase(&lab), Some(Phase::Running { .. })));
+    lab.snapshot.now = lab.snapshot.now + Span::from_secs(120);
+    lab.pass(1.0, &[]);
+    assert_eq!(phase(&lab), None);
+}
+
+#[test]
+fn an_agents_moments_are_placed_by_its_quickest_message() {
+    let began = Instant::now();
+    let slow = AgentClock::of(1_000_000, began + Duration::from_millis(900));
+    let quick = AgentClock::of(3_000_000, began + Duration::from_millis(2_010));
+    let best = slow.quicker(quick);
+    assert_eq!(best.at(3_000_000), began + Duration::from_millis(2_010));
+    assert_eq!(
+        quick.quicker(AgentClock::of(4_000_000, began + Duration::from_secs(9))).at(3_000_000),
+        began + Duration::from_millis(2_010)
+    );
+    assert_eq!(best.at(2_000_000), began + Duration::from_millis(1_010));
+}
+
+#[test]
+fn the_cost_of_moves_is_bounded_and_an_owner_counts_once() {
+    let costs = |by_owner: &[(&str, &[f64])]| {
+        let mut by_owner = by_owner.iter().map(|(owner, costs)| ((*owner).to_owned(), costs.to_vec())).collect();
+        moving_cost_s(&mut by_owner)
+    };
+    assert_eq!(costs(&[]), None);
+    assert_eq!(costs(&[("a", &[4.0]), ("b", &[5.0]), ("forger", &[1e9; 100])]), Some(5.0));
+    assert_eq!(costs(&[("forger", &[0.0, -5.0])]), Some(1.0));
+    assert_eq!(costs(&[("forger", &[1e300])]), Some(600.0));
+}

@@ -1,0 +1,155 @@
+//! What a decision remembers of jobs and nodes between two passes.
+//!
+//! **Continuity.** A job's reports and its use go on over its moves: the sums of earlier attempts
+//! are kept here while the operator leads.
+
+use super::snapshot::{JobReport, NodeSnapshot};
+use crate::jobs::{JobFacts, JobState, Order};
+use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Span, Time};
+use gainshare_core::signal::{Category, Signal};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// An order that had no effect for so long is dropped.
+pub(super) const ORDER_STANDS: Span = Span::from_secs(15);
+
+/// The nodes' numbers, and the facts of those that exist in this pass.
+#[derive(Debug, Default)]
+pub(super) struct Nodes {
+    pub(super) ids: HashMap<String, NodeId>,
+    there: Vec<Option<KnownNode>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KnownNode {
+    cores: f64,
+    pub(super) heard: bool,
+}
+
+impl Nodes {
+    pub(super) fn learn(&mut self, snapshot: &BTreeMap<String, NodeSnapshot>) {
+        self.there.fill(None);
+        for (name, node) in snapshot {
+            let NodeId(id) = self.id(name);
+            if let Some(there) = self.there.get_mut(id as usize) {
+                *there = Some(KnownNode { cores: node.cores, heard: node.heard });
+            }
+        }
+    }
+
+    pub(super) fn id(&mut self, name: &str) -> NodeId {
+        if let Some(id) = self.ids.get(name) {
+            return *id;
+        }
+        let id = NodeId(self.there.len() as u32);
+        self.ids.insert(name.to_owned(), id);
+        self.there.push(None);
+        id
+    }
+
+    pub(super) fn there(&self, NodeId(id): NodeId) -> Option<KnownNode> {
+        self.there.get(id as usize).copied().flatten()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct JobMemory {
+    pub(super) id: JobId,
+    pub(super) owner: OwnerId,
+    /// As last read, and in which pass.
+    pub(super) facts: Arc<JobFacts>,
+    pub(super) pass: u64,
+    pub(super) pod: Option<String>,
+    /// Its node while that is known, and the node's cores.
+    pub(super) node: Option<(NodeId, f64)>,
+    /// The reports of earlier attempts, and of this one.
+    pub(super) before: JobReport,
+    pub(super) now: JobReport,
+    /// The last order, and when it was given.
+    pub(super) order: Option<(Order, Time)>,
+    /// Since when it has been between two nodes.
+    pub(super) moving_since: Option<Time>,
+    /// It had moved before this operator first read it: SpeCon moves a job once.
+    pub(super) has_moved: bool,
+    /// SpeCon's category; the node agent, which only measures such jobs, has none.
+    pub(super) category: Option<Category>,
+}
+
+impl JobMemory {
+    pub(super) fn new(id: JobId, owner: OwnerId, facts: &Arc<JobFacts>) -> JobMemory {
+        JobMemory {
+            id,
+            owner,
+            facts: facts.clone(),
+            pass: 0,
+            pod: None,
+            node: None,
+            before: JobReport::default(),
+            now: JobReport::default(),
+            order: None,
+            moving_since: None,
+            has_moved: facts.move_cost_s.is_some(),
+            category: None,
+        }
+    }
+
+    pub(super) fn learn(&mut self, facts: &Arc<JobFacts>, nodes: &mut Nodes, report: Option<JobReport>, now: Time) {
+        // Most jobs have not changed: their node need not be looked up by its name.
+        let same = Arc::ptr_eq(&self.facts, facts).then_some(self.node).flatten();
+        let node = match (&facts.state, same) {
+            (JobState::Running { .. }, Some((node, _))) => Some(node),
+            (JobState::Running { node, .. }, None) => Some(nodes.id(node)),
+            _ => None,
+        };
+        self.facts = facts.clone();
+        match &facts.state {
+            JobState::Moving => self.moving_since = self.moving_since.or(Some(now)),
+            _ => self.moving_since = None,
+        }
+        // An order is over when the job runs where it should, or when it has had no effect for
+        // long.
+        let arrived = |order: &Order| matches!(&facts.state, JobState::Running { node, .. } if *node == order.node);
+        let is_over = |order: &Order, at: Time| {
+            arrived(order) || (facts.state != JobState::Moving && now.since(at) > ORDER_STANDS)
+        };
+        if self.order.as_ref().is_some_and(|(order, at)| is_over(order, *at)) {
+            self.order = None;
+        }
+        if facts.pod_uid.is_some() && facts.pod_uid != self.pod {
+            // The next attempt: earlier reports are kept apart.
+            self.before = self.all();
+            self.now = JobReport::default();
+            self.pod = facts.pod_uid.clone();
+        }
+        if let Some(node) = node {
+            let cores = nodes.there(node).map_or(1.0, |there| there.cores);
+            if let Some((_, old)) = self.node.filter(|(before, _)| *before != node) {
+                // Use is counted in parts of the node it happens on.
+                let factor = old / cores.max(f64::MIN_POSITIVE);
+                self.before.consumed.cpu *= factor;
+            }
+            self.node = Some((node, cores));
+        }
+        // Report counts within an attempt never decrease. A restarted agent reads the log again and
+        // may briefly report fewer: that report is ignored until the agent has caught up.
+        if let Some(report) = report.filter(|report| report.signal.reports >= self.now.signal.reports) {
+            self.now = report;
+        }
+    }
+
+    /// Over all attempts.
+    pub(super) fn all(&self) -> JobReport {
+        let (before, now) = (&self.before, &self.now);
+        let signal = Signal {
+            reports: before.signal.reports.saturating_add(now.signal.reports),
+            first: before.signal.first.or(now.signal.first),
+            last: now.signal.last.or(before.signal.last),
+            longest_gap: now.signal.longest_gap.max(before.signal.longest_gap),
+            step: now.signal.step.or(before.signal.step),
+            total: now.signal.total.or(before.signal.total),
+            outlook: now.signal.outlook.or(before.signal.outlook),
+        };
+        let consumed = PerResource::from_fn(|r| before.consumed.get(r) + now.consumed.get(r));
+        JobReport { signal, consumed, most: now.most.or(before.most) }
+    }
+}

@@ -1,0 +1,73 @@
+//! The loop around the decision: reads the cluster, decides, and puts the orders.
+
+use super::clock::Clock;
+use super::decide::Decision;
+use super::snapshot::read;
+use crate::jobs::OrderKind;
+use crate::state::lead::Leader;
+use crate::state::metrics::OrderLabels;
+use gainshare_core::policy::Specon;
+use nix::time::{ClockId, clock_gettime};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How often the decision runs if nothing happens.
+const DECIDE_EVERY: Duration = Duration::from_secs(1);
+/// The pause after a pass that panicked.
+const AFTER_PANIC: Duration = Duration::from_secs(10);
+
+/// Decides about the cluster for as long as this operator leads.
+pub(crate) async fn run(leader: Arc<Leader>, specon: Specon) {
+    let orders_of_jobs = leader.jobs.clone();
+    let origin = Instant::now();
+    let unix_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+    let clock = Clock { origin, unix_us };
+    let mut decision = Decision::new(specon);
+    loop {
+        let _ = tokio::time::timeout(DECIDE_EVERY, orders_of_jobs.changed.notified()).await;
+        if !leader.is_synced() || orders_of_jobs.is_empty() {
+            continue;
+        }
+        // A large cluster takes a good part of a second: agents and watches are served meanwhile.
+        let reader = leader.clone();
+        let pass = tokio::task::spawn_blocking(move || {
+            let (began, spent_before) = (Instant::now(), thread_time());
+            let snapshot = read(&reader, reader.jobs.facts(), &clock);
+            let read_in = began.elapsed();
+            let orders = decision.decide(&snapshot);
+            reader.jobs.set_categories(decision.take_category_changes());
+            reader.metrics.plans_rejected.inc_by(std::mem::take(&mut decision.rejected));
+            let (jobs, nodes, took) = (snapshot.jobs.len(), snapshot.nodes.len(), began.elapsed());
+            // On a busy machine a pass takes longer than it costs.
+            let spent = thread_time().saturating_sub(spent_before);
+            tracing::debug!(jobs, nodes, orders = orders.len(), ?read_in, ?took, ?spent, "pass");
+            (decision, orders, took)
+        });
+        let (decided, orders, took) = match pass.await {
+            Ok(pass) => pass,
+            Err(error) => {
+                // What was remembered is lost with the pass. Jobs stay where they are until the
+                // next one.
+                tracing::error!(%error, "a pass over the cluster panicked: the decision begins again");
+                decision = Decision::new(specon);
+                tokio::time::sleep(AFTER_PANIC).await;
+                continue;
+            }
+        };
+        decision = decided;
+        leader.metrics.pass_seconds.observe(took.as_secs_f64());
+        for order in orders {
+            tracing::info!(job = order.uid, node = order.node, kind = ?order.kind, reason = ?order.reason, "order");
+            let kind = if order.kind == OrderKind::Move { "move" } else { "place" };
+            leader.metrics.orders.get_or_create(&OrderLabels { kind }).inc();
+            orders_of_jobs.put(order);
+        }
+        // When everything changes at once, passes take half of a core and no more.
+        tokio::time::sleep(took).await;
+    }
+}
+
+/// The processor time of this thread.
+pub(super) fn thread_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
+}

@@ -1,0 +1,332 @@
+//! The chart's admission policies, evaluated without a cluster: each change that the operator makes is allowed,
+//! and each way to misuse its account is denied.
+//!
+//! **How.** The policies are read from the chart's template. Its few placeholders are filled in, and the CEL
+//! expressions are evaluated by a CEL library in this process. A real API server evaluates the same policies in
+//! xtask's test of the operator.
+
+use kube::core::cel::cel::objects::Key;
+use kube::core::cel::cel::{Context, ExecutionError, Program, Value as Cel};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::path::Path;
+
+const SYSTEM: &str = "gainshare-system";
+
+/// The policy's spec, by the end of its name.
+fn policy(name: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/chart/templates/admission.yaml");
+    let template = std::fs::read_to_string(path).unwrap();
+    let filled = template
+        .replace("{{ $account }}", &format!("system:serviceaccount:{SYSTEM}:gainshare-operator"))
+        .replace("{{ $system }}", &format!("['kube-system', 'kube-public', 'kube-node-lease', '{SYSTEM}']"))
+        .replace("{{ .Release.Namespace }}", SYSTEM)
+        .replace("{{- include \"gainshare.labels\" . | nindent 4 }}", "{}");
+    let start = filled.find("apiVersion:").unwrap();
+    let end = filled.find("{{- $policies :=").unwrap();
+    let plain: Vec<&str> = filled[start..end].lines().filter(|line| !line.starts_with("{{")).collect();
+    let all: Vec<Value> = serde_saphyr::from_multiple(&plain.join("\n")).unwrap();
+    let name = format!("gainshare-operator-{name}");
+    let found = all.into_iter().find(|policy| policy["metadata"]["name"] == name.as_str());
+    found.unwrap_or_else(|| panic!("the chart has no policy {name}"))["spec"].clone()
+}
+
+/// JSON as the API server hands it to CEL: whole numbers are signed.
+fn cel(value: &Value) -> Cel {
+    match value {
+        Value::Null => Cel::Null,
+        Value::Bool(flag) => Cel::Bool(*flag),
+        Value::Number(number) => number.as_i64().map_or_else(|| Cel::Float(number.as_f64().unwrap()), Cel::Int),
+        Value::String(text) => Cel::from(text.clone()),
+        Value::Array(items) => Cel::from(items.iter().map(cel).collect::<Vec<_>>()),
+        Value::Object(fields) => {
+            let map: HashMap<Key, Cel> =
+                fields.iter().map(|(key, value)| (Key::from(key.clone()), cel(value))).collect();
+            Cel::from(map)
+        }
+    }
+}
+
+fn evaluate(expression: &str, context: &Context) -> Result<Cel, String> {
+    let program = Program::compile(expression).map_err(|error| format!("{expression}: {error}"))?;
+    program.execute(context).map_err(|error| format!("{expression}: {error}"))
+}
+
+/// A request of the operator in a namespace.
+struct Request {
+    namespace: &'static str,
+    namespace_labels: Value,
+    namespace_annotations: Value,
+    object: Value,
+    old: Value,
+}
+
+impl Request {
+    /// The messages of the validations that deny the request; an expression that fails denies it, too.
+    fn denials(&self, name: &str) -> Vec<String> {
+        let policy = policy(name);
+        let mut context = Context::default();
+        context.add_function("dyn", |value: Cel| Ok::<Cel, ExecutionError>(value));
+        context.add_variable_from_value("object", cel(&self.object));
+        context.add_variable_from_value("oldObject", cel(&self.old));
+        let user = json!({"username": format!("system:serviceaccount:{SYSTEM}:gainshare-operator")});
+        context.add_variable_from_value("request", cel(&json!({"namespace": self.namespace, "userInfo": user})));
+        let metadata = json!({
+            "name": self.namespace, "labels": self.namespace_labels, "annotations": self.namespace_annotations,
+        });
+        context.add_variable_from_value("namespaceObject", cel(&json!({"metadata": metadata})));
+        let condition = policy["matchConditions"][0]["expression"].as_str().unwrap();
+        assert_eq!(evaluate(condition, &context), Ok(Cel::Bool(true)), "the policy is about the operator");
+        let mut variables: HashMap<Key, Cel> = HashMap::new();
+        for variable in policy["variables"].as_array().into_iter().flatten() {
+            context.add_variable_from_value("variables", Cel::from(variables.clone()));
+            let value = evaluate(variable["expression"].as_str().unwrap(), &context).unwrap();
+            variables.insert(Key::from(variable["name"].as_str().unwrap().to_owned()), value);
+        }
+        context.add_variable_from_value("variables", Cel::from(variables));
+        let mut denials = Vec::new();
+        for validation in policy["validations"].as_array().unwrap() {
+            match evaluate(validation["expression"].as_str().unwrap(), &context) {
+                Ok(Cel::Bool(true)) => {}
+                Ok(Cel::Bool(false)) => {
+                    let message =
+                        validation["messageExpression"].as_str().map(|text| evaluate(text, &context).unwrap());
+                    denials.push(match message {
+                        Some(Cel::String(text)) => text.to_string(),
+                        _ => validation["message"].as_str().unwrap().to_owned(),
+                    });
+                }
+                other => denials.push(format!("error: {other:?}")),
+            }
+        }
+        denials
+    }
+}
+
+/// A pod as the operator creates it.
+fn pod() -> Value {
+    json!({
+        "metadata": {
+            "name": "run-3", "namespace": "team", "finalizers": ["gainshare.dev/attempt"],
+            "labels": {"gainshare.dev/job": "run", "gainshare.dev/epoch": "3", "app": "vae"},
+            "annotations": {"gainshare.dev/policy": "gainshare"},
+            "ownerReferences": [{
+                "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob", "name": "run", "controller": true,
+                "uid": "0b54d1c2-9f51-4a8e-8e2f-0d5a7b1c2d3e", "blockOwnerDeletion": true,
+            }],
+        },
+        "spec": {
+            "restartPolicy": "Never", "serviceAccountName": "default",
+            "schedulingGates": [{"name": "example.com/quota"}, {"name": "gainshare.dev/place"}],
+            "volumes": [
+                {"name": "keep", "persistentVolumeClaim": {"claimName": "work"}},
+                {"name": "kube-api-access-x", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}},
+            ],
+            "containers": [{"name": "main", "image": "train:1", "env": [{"name": "A", "value": "1"}]}],
+        },
+    })
+}
+
+fn container(pod: &mut Value) -> &mut Value {
+    &mut pod["spec"]["containers"][0]
+}
+
+fn request(object: Value, old: Value) -> Request {
+    let namespace_labels = json!({"gainshare.dev/jobs": "enabled"});
+    Request { namespace: "team", namespace_labels, namespace_annotations: json!({}), object, old }
+}
+
+fn creation(change: impl FnOnce(&mut Value)) -> Request {
+    let mut object = pod();
+    change(&mut object);
+    request(object, Value::Null)
+}
+
+fn allowed(request: &Request, policy: &str) {
+    assert_eq!(request.denials(policy), [""; 0]);
+}
+
+/// Exactly one validation denies the request, in these words.
+fn denied(request: &Request, policy: &str, words: &str) {
+    let denials = request.denials(policy);
+    assert!(denials.len() == 1 && denials[0].contains(words), "{denials:?} should be about {words:?}");
+}
+
+#[test]
+fn the_operators_own_changes_are_allowed() {
+    allowed(&creation(|_| {}), "pods-create");
+    allowed(&request(Value::Null, pod()), "pods-delete");
+    let wanted = json!({"key": "metadata.name", "operator": "In", "values": ["n1"]});
+    let required = json!({"nodeSelectorTerms": [{"matchFields": [wanted]}]});
+    let mut opened = pod();
+    opened["spec"]["schedulingGates"] = json!([{"name": "example.com/quota"}]);
+    opened["spec"]["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
+    let mut noted = pod();
+    noted["metadata"]["annotations"]["gainshare.dev/original-resources"] = json!("{}");
+    let mut released = pod();
+    released["metadata"].as_object_mut().unwrap().remove("finalizers");
+    let mut unmarked = pod();
+    unmarked["metadata"]["labels"].as_object_mut().unwrap().remove("gainshare.dev/job");
+    for changed in [opened, noted.clone(), released, unmarked, pod()] {
+        allowed(&request(changed, pod()), "pods-update");
+    }
+    allowed(&request(noted.clone(), noted), "pods-resize");
+    let mut leading = pod();
+    leading["metadata"]["labels"]["gainshare.dev/leader"] = json!("true");
+    allowed(&Request { namespace: SYSTEM, ..request(leading.clone(), pod()) }, "pods-update");
+    denied(&request(leading, pod()), "pods-update", "gainshare.dev/leader on its own pods");
+}
+
+#[test]
+fn other_changes_of_pods_are_denied() {
+    let update = |change: &dyn Fn(&mut Value)| {
+        let mut object = pod();
+        change(&mut object);
+        request(object, pod())
+    };
+    let spec = "changes no pod's spec";
+    denied(&update(&|pod| container(pod)["image"] = json!("evil")), "pods-update", spec);
+    denied(&update(&|pod| pod["spec"]["activeDeadlineSeconds"] = json!(1)), "pods-update", spec);
+    denied(&update(&|pod| pod["spec"]["tolerations"] = json!([{"operator": "Exists"}])), "pods-update", spec);
+    denied(&update(&|pod| drop(pod["spec"].as_object_mut().unwrap().remove("volumes"))), "pods-update", spec);
+    denied(&update(&|pod| pod["spec"]["schedulingGates"] = json!([])), "pods-update", "its own scheduling gate");
+    denied(&update(&|pod| pod["metadata"]["ownerReferences"][0]["uid"] = json!("x")), "pods-update", "no pod's owner");
+    denied(&update(&|pod| pod["metadata"]["finalizers"] = json!(["a/b"])), "pods-update", "its own finalizer");
+    denied(&update(&|pod| pod["metadata"]["labels"]["app"] = json!("x")), "pods-update", "its own label");
+    denied(
+        &update(&|pod| pod["metadata"]["annotations"]["a"] = json!("b")),
+        "pods-update",
+        "begin with gainshare.dev/",
+    );
+    let affinity = json!({"podAffinity": {"x": 1}});
+    denied(&update(&|pod| pod["spec"]["affinity"] = affinity.clone()), "pods-update", "behind its scheduling gate");
+    let mut open = pod();
+    open["spec"]["schedulingGates"] = json!([]);
+    let mut pinned = open.clone();
+    pinned["spec"]["affinity"] = json!({"nodeAffinity": {"x": 1}});
+    denied(&request(pinned, open), "pods-update", "behind its scheduling gate");
+    denied(&request(pod(), pod()), "pods-resize", "gainshare.dev/original-resources");
+    let mut noted = pod();
+    noted["metadata"]["annotations"]["gainshare.dev/original-resources"] = json!("{}");
+    let system = Request { namespace: "kube-system", ..request(noted.clone(), noted) };
+    denied(&system, "pods-resize", "the cluster's own namespaces");
+}
+
+#[test]
+fn foreign_pods_are_not_deleted() {
+    let mut foreign = pod();
+    foreign["metadata"].as_object_mut().unwrap().remove("ownerReferences");
+    let mut of_a_set = pod();
+    of_a_set["metadata"]["ownerReferences"][0]["kind"] = json!("ReplicaSet");
+    let mut unlabelled = pod();
+    unlabelled["metadata"].as_object_mut().unwrap().remove("labels");
+    for pod in [foreign, of_a_set, unlabelled] {
+        denied(&request(Value::Null, pod), "pods-delete", "pods of TrainingJobs only");
+    }
+}
+
+#[test]
+fn pods_are_created_where_the_namespace_has_opted_in() {
+    let not_asked = Request { namespace_labels: json!({}), ..creation(|_| {}) };
+    denied(&not_asked, "pods-create", "kubectl label namespace team gainshare.dev/jobs=enabled");
+    for namespace in ["kube-system", SYSTEM] {
+        denied(&Request { namespace, ..creation(|_| {}) }, "pods-create", "the cluster's own namespaces");
+    }
+}
+
+#[test]
+fn pods_without_their_job_are_not_created() {
+    let changes: [fn(&mut Value); 6] = [
+        |pod| drop(pod["metadata"].as_object_mut().unwrap().remove("ownerReferences")),
+        |pod| pod["metadata"]["ownerReferences"][0]["uid"] = json!("1"),
+        |pod| pod["metadata"]["ownerReferences"][0]["kind"] = json!("Job"),
+        |pod| pod["metadata"]["labels"]["gainshare.dev/job"] = json!("other"),
+        |pod| pod["metadata"]["name"] = json!("run-4"),
+        |pod| drop(pod["metadata"].as_object_mut().unwrap().remove("labels")),
+    ];
+    for change in changes {
+        denied(&creation(change), "pods-create", "pods of TrainingJobs only");
+    }
+    denied(&creation(|pod| pod["spec"]["schedulingGates"] = json!([])), "pods-create", "scheduling gate");
+}
+
+#[test]
+fn accounts_and_secrets_need_the_namespaces_consent() {
+    let other = || creation(|pod| pod["spec"]["serviceAccountName"] = json!("trainer"));
+    denied(&other(), "pods-create", "kubectl annotate namespace team gainshare.dev/job-service-account=trainer");
+    let namespace_annotations = json!({"gainshare.dev/job-service-account": "trainer"});
+    allowed(&Request { namespace_annotations, ..other() }, "pods-create");
+    let secrets: [fn(&mut Value); 5] = [
+        |pod| pod["spec"]["volumes"] = json!([{"name": "s", "secret": {"secretName": "x"}}]),
+        |pod| pod["spec"]["volumes"] = json!([{"name": "s", "projected": {"sources": [{"secret": {"name": "x"}}]}}]),
+        |pod| pod["spec"]["volumes"] = json!([{"name": "s", "csi": {"driver": "d", "nodePublishSecretRef": {}}}]),
+        |pod| container(pod)["env"] = json!([{"name": "A", "valueFrom": {"secretKeyRef": {"name": "x"}}}]),
+        |pod| pod["spec"]["initContainers"] = json!([{"name": "i", "envFrom": [{"secretRef": {"name": "x"}}]}]),
+    ];
+    for change in secrets {
+        denied(&creation(change), "pods-create", "gainshare.dev/job-secrets=enabled");
+        let namespace_labels = json!({"gainshare.dev/jobs": "enabled", "gainshare.dev/job-secrets": "enabled"});
+        allowed(&Request { namespace_labels, ..creation(change) }, "pods-create");
+    }
+}
+
+#[test]
+fn the_baseline_of_pod_security_holds() {
+    type Case = (fn(&mut Value), &'static str);
+    let cases: [Case; 19] = [
+        (|pod| pod["spec"]["hostNetwork"] = json!(true), "host namespaces"),
+        (|pod| pod["spec"]["hostPID"] = json!(true), "host namespaces"),
+        (|pod| pod["spec"]["hostIPC"] = json!(true), "host namespaces"),
+        (|pod| pod["spec"]["volumes"] = json!([{"name": "r", "hostPath": {"path": "/"}}]), "host paths"),
+        (|pod| pod["spec"]["volumes"] = json!([{"name": "r", "flexVolume": {"driver": "d"}}]), "host paths"),
+        (|pod| container(pod)["securityContext"] = json!({"privileged": true}), "privileged"),
+        (|pod| container(pod)["securityContext"] = json!({"capabilities": {"add": ["SYS_ADMIN"]}}), "capabilities"),
+        (|pod| container(pod)["ports"] = json!([{"containerPort": 1, "hostPort": 80}]), "host ports"),
+        (|pod| container(pod)["securityContext"] = json!({"procMount": "Unmasked"}), "procMount"),
+        (|pod| container(pod)["securityContext"] = json!({"seccompProfile": {"type": "Unconfined"}}), "seccomp"),
+        (|pod| pod["spec"]["securityContext"] = json!({"seccompProfile": {"type": "Unconfined"}}), "seccomp"),
+        (|pod| container(pod)["securityContext"] = json!({"appArmorProfile": {"type": "Unconfined"}}), "AppArmor"),
+        (|pod| pod["metadata"]["annotations"][APPARMOR] = json!("unconfined"), "AppArmor"),
+        (|pod| pod["spec"]["securityContext"] = json!({"seLinuxOptions": {"type": "spc_t"}}), "SELinux"),
+        (|pod| container(pod)["securityContext"] = json!({"seLinuxOptions": {"role": "sysadm_r"}}), "SELinux"),
+        (|pod| pod["spec"]["securityContext"] = json!({"sysctls": [{"name": "kernel.msgmax"}]}), "sysctls"),
+        (|pod| pod["spec"]["securityContext"] = json!({"windowsOptions": {"hostProcess": true}}), "Windows"),
+        (|pod| container(pod)["securityContext"] = json!({"windowsOptions": {"hostProcess": true}}), "Windows"),
+        (
+            |pod| pod["spec"]["initContainers"] = json!([{"name": "i", "securityContext": {"privileged": true}}]),
+            "privileged",
+        ),
+    ];
+    for (change, words) in cases {
+        denied(&creation(change), "pods-create", words);
+    }
+    let harmless = creation(|pod| {
+        container(pod)["securityContext"] =
+            json!({"capabilities": {"add": ["CHOWN"], "drop": ["ALL"]}, "runAsUser": 1000});
+        container(pod)["ports"] = json!([{"containerPort": 8080}]);
+        pod["spec"]["securityContext"] = json!({"seccompProfile": {"type": "RuntimeDefault"}, "fsGroup": 1});
+    });
+    allowed(&harmless, "pods-create");
+}
+
+const APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/main";
+
+#[test]
+fn jobs_and_the_webhook_are_changed_as_intended_only() {
+    let job = |annotations: Value| json!({"metadata": {"name": "j", "annotations": annotations}});
+    denied(&request(job(json!({})), job(json!({"a": "b"}))), "jobs", "annotation gainshare.dev/adopt only");
+    let adopted = job(json!({"gainshare.dev/adopt": "true"}));
+    allowed(&request(adopted.clone(), adopted), "jobs");
+    let hooks = |bundle: &str, service: &str, group: &str| {
+        json!({"webhooks": [{
+            "name": "start.gainshare.dev", "rules": [{"apiGroups": [group]}],
+            "clientConfig": {"caBundle": bundle, "service": {"name": service}},
+        }]})
+    };
+    let before = || hooks("", "gainshare-operator", "");
+    allowed(&request(hooks("new", "gainshare-operator", ""), before()), "webhook");
+    let words = "the certificate of its webhook only";
+    denied(&request(hooks("new", "elsewhere", ""), before()), "webhook", words);
+    denied(&request(hooks("new", "gainshare-operator", "*"), before()), "webhook", words);
+    denied(&request(json!({"webhooks": []}), before()), "webhook", words);
+}

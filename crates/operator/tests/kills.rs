@@ -1,0 +1,180 @@
+//! Moves in a cluster with node agents: one that the operator decides on its own, and some during which nodes die.
+//!
+//! First a Job of the cluster's own kind converges beside two jobs that still improve, and SpeCon moves it
+//! away. Then nodes die in the middle of moves: in each phase of a move the node agents of source and
+//! target are killed, one of the two nodes loses its kubelet (its containers live on), and the other one
+//! its power.
+//!
+//! The operator stops at a fail point, so that the phase is certain; then the nodes die, a new operator
+//! continues, and the nodes come back. A watcher reads from the kernel which attempts live: never two of
+//! one job. Each job ends up running once, and its object says what happened.
+
+#[path = "../../../xtask/tests/common/mod.rs"]
+mod common;
+
+use common::training::{COUNTS, Operator, batch_job, job, programs};
+use common::{Bed, SYSTEM, Scenarios, Watch, alive, checkout, eventually, text};
+use serde_json::json;
+use std::time::Duration;
+
+/// Starts node agents on all nodes from the chart; they reach the operators of this test by the chart's
+/// name for the Service.
+fn start_agents(bed: &mut Bed) {
+    let programs = programs();
+    let mut load = vec!["load-image", "--image", "gainshare:local"];
+    load.extend(programs.iter().map(|program| program.to_str().unwrap()));
+    let loaded = bed.testbed(&load);
+    assert!(loaded.status.success(), "{}", text(&loaded.stderr));
+    bed.kubectl(&["create", "configmap", "gainshare-operator", "-n", SYSTEM]);
+    let (address, port) = (bed.machine(), 8443);
+    bed.listen = format!("{address}:{port}");
+    let named = json!({"name": "gainshare-operator", "namespace": SYSTEM, "labels": {"kubernetes.io/service-name": "gainshare-operator"}});
+    let ports = json!([{"name": "sync", "port": port, "protocol": "TCP"}]);
+    bed.apply(json!({"apiVersion": "v1", "kind": "Service", "metadata": named, "spec": {"ports": ports}}));
+    bed.apply(json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": named, "addressType": "IPv4",
+        "ports": ports, "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
+    }));
+    let _operator = Operator::start(bed, None);
+    let certificate = || {
+        let map = bed.kubectl(&["get", "configmap", "gainshare-operator", "-n", SYSTEM, "-o", "jsonpath={.data}"]);
+        map.contains("ca.crt").then_some(())
+    };
+    eventually("the operator's certificate", certificate);
+    let chart = checkout().join("deploy/chart");
+    let rendered = bed.run(
+        "helm",
+        &[
+            "template",
+            "gainshare",
+            chart.to_str().unwrap(),
+            "-n",
+            SYSTEM,
+            "--kube-version",
+            "1.35.0",
+            "--show-only",
+            "templates/agent.yaml",
+            "--set",
+            "image.repository=gainshare,image.tag=local",
+        ],
+        "",
+    );
+    bed.apply(rendered);
+    bed.kubectl(&["rollout", "status", "daemonset/gainshare-agent", "-n", SYSTEM, "--timeout=60s"]);
+}
+
+/// Its loss falls towards a half, by less in each report: after some ten seconds it hardly changes any more.
+const FLATTENS: &str =
+    r#"d=$((${d:-$((i > 1 ? 1 : 500000))} * 93 / 100)); echo "step=$i loss=$((500000 + d))"; sleep 0.2"#;
+
+/// Its loss falls by a twentieth of the first loss every second.
+const GROWS: &str = r#"echo "step=$i loss=$((1000000 - i * 10000))"; sleep 0.2"#;
+
+fn the_decision_moves_an_adopted_job(bed: &Bed) {
+    let watch = Watch::begin(bed);
+    let _operator = Operator::with(bed, None, &["--specon-interval", "2s"]);
+    // All three begin on the same node.
+    bed.kubectl(&["cordon", "right"]);
+    let counts = |and: &str| COUNTS.replace("sleep 0.1", and);
+    let mut flattens = batch_job("flattens", &counts(FLATTENS), "Failed");
+    flattens["metadata"]["annotations"]["gainshare.dev/policy"] = json!("specon");
+    bed.apply(flattens);
+    for name in ["grows-1", "grows-2"] {
+        bed.apply(job(name, &counts(GROWS), json!({"policy": "specon"})));
+        bed.until(name, "Running", Some("left"));
+    }
+    let runs_on = |node: &str| {
+        let journal = bed.adopted("flattens");
+        let there = journal["node"] == node && journal["migration"].is_null();
+        there.then_some(journal)
+    };
+    eventually("the Job on the left", || runs_on("left"));
+    bed.kubectl(&["uncordon", "right"]);
+    let journal = eventually("the Job on the right", || runs_on("right"));
+    let why = journal["lastMoves"][0]["message"].as_str().unwrap_or_default();
+    assert!(why.contains("has converged beside jobs that still grow"), "{journal:#}");
+    let explained = bed.plugin(&["explain", "flattens"]);
+    assert!(explained.contains(why), "{explained}");
+    let counts = bed.resumed_at("flattens");
+    assert!(matches!(counts[..], [0, resumed] if resumed > 10), "it did not resume: {counts:?}");
+    let watched = watch.end();
+    assert!(watched.twice.is_empty() && watched.pods["flattens"].len() == 2, "{watched:?}");
+    bed.kubectl(&["delete", "trainingjob", "grows-1", "grows-2", "-n", "team", "--timeout=60s"]);
+    // With its pod, so that the next watcher does not see it.
+    bed.kubectl(&["delete", "job", "flattens", "-n", "team", "--cascade=foreground", "--timeout=60s"]);
+}
+
+/// Brings the kubelets of both nodes back when a round is over, however it ended.
+struct Kubelets<'a>(&'a Bed);
+
+impl Drop for Kubelets<'_> {
+    fn drop(&mut self) {
+        for node in ["left", "right"] {
+            // A kubelet that runs already refuses to start again.
+            self.0.testbed(&["start", &format!("kubelet-{node}")]);
+        }
+    }
+}
+
+/// One move during which both nodes die. Returns how many node agents were killed.
+fn nodes_die(bed: &Bed, name: &str, phase: &str, without_kubelet: &str, without_power: &str) -> usize {
+    let operator = Operator::start(bed, None);
+    bed.apply(job(name, COUNTS, json!({"runPolicy": {"terminationGracePeriodSeconds": 5}})));
+    bed.until(name, "Running", Some("left"));
+    drop(operator);
+
+    let mut operator = Operator::start(bed, Some(phase));
+    bed.send_to(name, "right");
+    operator.died();
+    let kubelets = Kubelets(bed);
+    bed.kill_kubelet(without_kubelet);
+    bed.kill_kubelet(without_power);
+    let nodes = [without_kubelet, without_power];
+    let agents_killed = nodes.iter().map(|node| bed.kill_processes(node, "gainshare-node-agent")).sum();
+    bed.kill_processes(without_power, "");
+
+    let operator = Operator::start(bed, None);
+    std::thread::sleep(Duration::from_secs(2));
+    drop(kubelets);
+    let running_once = || {
+        let status = bed.job(name)["status"].clone();
+        let pod = status["attempt"]["pod"].as_str()?.to_owned();
+        let lives = alive(bed.name).get(name).is_some_and(|pods| pods.iter().eq([&pod]));
+        (status["state"] == "Running" && status["migration"].is_null() && lives).then_some(status)
+    };
+    let status = eventually(&format!("{name} running once after {phase} without {without_power}"), running_once);
+    assert!(status["attempt"]["epoch"].as_u64() > Some(1), "{status:#}");
+    let moves = status["lastMoves"].as_array().map_or(0, Vec::len);
+    assert!(moves > 0, "the object does not say what happened: {status:#}");
+    bed.kubectl(&["delete", "trainingjob", name, "-n", "team", "--timeout=60s"]);
+    drop(operator);
+    agents_killed
+}
+
+#[test]
+#[ignore = "needs root and a test bed"]
+fn nodes_and_agents_die_in_every_phase_of_a_move() {
+    let mut bed = Bed::with_training("killtest", &["left", "right"]);
+    start_agents(&mut bed);
+    let bed = bed;
+    let mut scenarios = Scenarios::default();
+    scenarios.run("the decision moves an adopted job", || the_decision_moves_an_adopted_job(&bed));
+    let watch = Watch::begin(&bed);
+    // Being stopped; stopped, without a pod; starting, with a pod on its way to the target.
+    let phases = ["after-delete", "after-stopped", "after-open"];
+    let rounds = phases.into_iter().flat_map(|phase| [(phase, "left", "right"), (phase, "right", "left")]);
+    let mut agents_killed = 0;
+    for (round, (phase, without_kubelet, without_power)) in rounds.enumerate() {
+        let name = format!("kill-{round}");
+        scenarios.run(&format!("{phase}, {without_power} without power"), || {
+            agents_killed += nodes_die(&bed, &name, phase, without_kubelet, without_power);
+        });
+    }
+    let watched = watch.end();
+    scenarios.run("no job ever lived twice, and each moved", || {
+        assert!(watched.twice.is_empty(), "{:?}", watched.twice);
+        assert!(watched.pods.len() == 6 && watched.pods.values().all(|pods| pods.len() > 1), "{:?}", watched.pods);
+        assert!(agents_killed >= 4, "node agents were not there to be killed: {agents_killed}");
+    });
+    scenarios.finish();
+}

@@ -1,0 +1,138 @@
+//! Opens files below a job's folder, and no others.
+//!
+//! A path comes from the job, so it may point anywhere: out of the folder by `..` or a symbolic link
+//! (also one swapped in at the last moment), at a FIFO that would block, at a device. The kernel
+//! resolves the path beneath the folder (`openat2`). The file's kind is checked before it is opened,
+//! the file is opened without waiting, and its kind is checked again. Kernels and sandboxes without
+//! `openat2` get a walk that follows no link at all.
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
+use nix::sys::stat::Mode;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path, PathBuf};
+
+/// A job's folder, held open, so that renaming it does not lead elsewhere.
+#[derive(Debug)]
+pub struct Root {
+    dir: OwnedFd,
+    path: PathBuf,
+}
+
+impl Root {
+    pub fn open(path: &Path) -> io::Result<Root> {
+        let dir = open(path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+        Ok(Root { dir, path: path.to_path_buf() })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `path` relative to the folder: relative paths as they are, absolute ones if they lie below it.
+    pub fn relative<'a>(&self, path: &'a Path) -> Option<&'a Path> {
+        let relative = if path.is_absolute() { path.strip_prefix(&self.path).ok()? } else { path };
+        relative.components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir)).then_some(relative)
+    }
+
+    /// Opens a regular file for reading. Never blocks on what is not one.
+    pub fn file(&self, path: &Path) -> io::Result<File> {
+        let regular = |file: &File| file.metadata().map(|m| m.is_file());
+        // Opening a device can have side effects; a handle for `stat` has none.
+        if !regular(&File::from(self.resolve(path, OFlag::O_PATH)?))? {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        let file = File::from(self.resolve(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY)?);
+        if regular(&file)? { Ok(file) } else { Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")) }
+    }
+
+    /// A handle for `stat` only.
+    pub fn peek(&self, path: &Path) -> io::Result<File> {
+        self.resolve(path, OFlag::O_PATH).map(File::from)
+    }
+
+    /// Opens a folder for listing.
+    pub fn folder(&self, path: &Path) -> io::Result<nix::dir::Dir> {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let fd = self.resolve(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
+        Ok(nix::dir::Dir::from_fd(fd)?)
+    }
+
+    fn resolve(&self, path: &Path, flags: OFlag) -> io::Result<OwnedFd> {
+        let flags = flags | OFlag::O_CLOEXEC;
+        let how =
+            OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        match openat2(&self.dir, path, how) {
+            // Old sandboxes answer EPERM to system calls that they do not know.
+            Err(Errno::ENOSYS | Errno::EPERM) => Ok(self.walk(path, flags)?),
+            other => Ok(other?),
+        }
+    }
+
+    /// Step by step, following no link.
+    fn walk(&self, path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
+        let mut dir: Option<OwnedFd> = None;
+        let mut names = path.components().filter(|c| *c != Component::CurDir).peekable();
+        while let Some(component) = names.next() {
+            let Component::Normal(name) = component else { return Err(Errno::EXDEV) };
+            let flags =
+                if names.peek().is_some() { OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC } else { flags };
+            let at = dir.as_ref().unwrap_or(&self.dir);
+            // With O_PATH a link itself would be opened; asking for its kind refuses it.
+            let next = openat(at, name, flags | OFlag::O_NOFOLLOW, Mode::empty())?;
+            if nix::sys::stat::fstat(&next)?.st_mode & libc::S_IFMT == libc::S_IFLNK {
+                return Err(Errno::ELOOP);
+            }
+            dir = Some(next);
+        }
+        match dir {
+            Some(fd) => Ok(fd),
+            None => openat(&self.dir, ".", flags, Mode::empty()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn nothing_outside_and_nothing_that_blocks() {
+        let temporary = tempfile::tempdir().unwrap();
+        let job = temporary.path().join("job");
+        fs::create_dir_all(job.join("sub")).unwrap();
+        fs::write(temporary.path().join("secret"), "x").unwrap();
+        fs::write(job.join("sub/inside"), "y").unwrap();
+        symlink("../secret", job.join("relative")).unwrap();
+        symlink("/etc/hostname", job.join("absolute")).unwrap();
+        symlink("sub/inside", job.join("fine")).unwrap();
+        symlink("..", job.join("up")).unwrap();
+        nix::unistd::mkfifo(&job.join("fifo"), Mode::S_IRWXU).unwrap();
+        let root = Root::open(&job).unwrap();
+        for bad in ["relative", "absolute", "up/secret", "../secret", "fifo", "sub", "missing", "/etc/hostname"] {
+            assert!(root.file(Path::new(bad)).is_err(), "{bad}");
+        }
+        assert!(root.file(Path::new("sub/inside")).is_ok());
+        assert!(root.file(Path::new("fine")).is_ok(), "a link that stays below the folder is the job's own business");
+
+        let walked = |path: &str| root.walk(Path::new(path), OFlag::O_PATH | OFlag::O_CLOEXEC);
+        for bad in ["relative", "absolute", "up/secret", "../secret", "fine", "missing", "/etc/hostname"] {
+            assert!(walked(bad).is_err(), "walk {bad}");
+        }
+        assert!(walked("sub/inside").is_ok() && walked("./sub").is_ok() && walked(".").is_ok());
+    }
+
+    #[test]
+    fn absolute_paths_only_below_the_folder() {
+        let temporary = tempfile::tempdir().unwrap();
+        let root = Root::open(temporary.path()).unwrap();
+        assert_eq!(root.relative(&temporary.path().join("a/b")), Some(Path::new("a/b")));
+        assert_eq!(root.relative(Path::new("a")), Some(Path::new("a")));
+        assert_eq!(root.relative(Path::new("/etc/passwd")), None);
+        assert_eq!(root.relative(Path::new("a/../../b")), None);
+    }
+}

@@ -1,0 +1,156 @@
+//! From the counts on single lines to a step of the whole run.
+//!
+//! A bar counts the batches of one epoch and starts over with the next, but a curve needs a step
+//! that only grows. So a bar within `Epoch 3/10` becomes a step of the whole run (with 200 batches
+//! each, `37/200` is step 437 of 2000), and a bar that starts over without any word about epochs is
+//! counted as another pass of unknown number. Bars of other lengths (validation, evaluation) do not
+//! disturb it.
+//!
+//! **Properties.** `step` never exceeds `total`. All arithmetic saturates.
+
+use crate::facts::{Count, Epoch, Facts};
+use crate::reading::{Progress, Unit};
+use serde::{Deserialize, Serialize};
+
+/// Bars of different lengths that are remembered. A job has one for training, perhaps two for
+/// evaluation.
+const MAX_BARS: usize = 4;
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RunSteps {
+    /// Set by a line such as `Epoch 3/10`; holds for the lines after it.
+    epoch: Option<RunningEpoch>,
+    /// Bars seen while no epoch is known.
+    bars: Vec<Bar>,
+    /// The last bar or step, which also holds for a dict printed between two redraws.
+    last_step: Option<Progress>,
+    /// The job reports epochs such as 0.5, as Hugging Face does. Then its whole epochs too are a
+    /// measure of time, not a count.
+    fractional: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct RunningEpoch {
+    over: u64,
+    total: u64,
+    /// Length of this epoch's bar: the first one seen in it.
+    length: Option<u64>,
+    /// The highest count in this epoch, and the length and the highest count in the one before.
+    at: u64,
+    before: Option<(u64, u64)>,
+    /// The count goes on from epoch to epoch: it is of the whole run already.
+    global: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Bar {
+    /// Drawn, as opposed to written in words.
+    drawn: bool,
+    length: u64,
+    at: u64,
+    passes: u64,
+}
+
+/// The step of the readings on a line, and the job's progress after it.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct LineStep {
+    pub(crate) step: Option<u64>,
+    pub(crate) total: Option<u64>,
+    pub(crate) progress: Option<Progress>,
+}
+
+impl RunSteps {
+    pub(crate) fn take_line(&mut self, facts: &Facts) -> LineStep {
+        self.fractional |= facts.fractional_epoch;
+        let epoch = facts.epoch.and_then(|e| self.take_epoch(e));
+        let own = match facts.step {
+            Some(count) => match count.total {
+                // A step that stands alone counts the whole run.
+                None => Some(Progress { step: count.at, total: None, unit: Unit::Step }),
+                Some(length) => self.take_bar(count, length, facts.epoch),
+            },
+            None => None,
+        };
+        self.last_step = own.or(self.last_step);
+        // Steps say more than epochs. A bar that is not the one of the training has no step.
+        let place = if facts.step.is_some() { own } else { self.last_step.or(epoch) };
+        let progress = own.map(|own| self.furthest(own)).or(epoch.filter(|_| self.last_step.is_none()));
+        LineStep { step: place.map(|p| p.step), total: place.and_then(|p| p.total), progress }
+    }
+
+    fn take_epoch(&mut self, epoch: Epoch) -> Option<Progress> {
+        match epoch.total {
+            Some(total) => {
+                let same = self.epoch.as_ref().is_some_and(|e| e.over == epoch.over && e.total == total);
+                if !same {
+                    let before = self.epoch.take();
+                    let global = before.as_ref().is_some_and(|e| e.global);
+                    let before = before.and_then(|e| Some((e.length?, e.at)));
+                    self.epoch = Some(RunningEpoch { over: epoch.over, total, length: None, at: 0, before, global });
+                }
+            }
+            None if self.fractional => return None,
+            None => {}
+        }
+        Some(Progress { step: epoch.at, total: epoch.total, unit: Unit::Epoch })
+    }
+
+    /// A bar may lag behind what the job writes about the same steps; the furthest count is right.
+    fn furthest(&self, own: Progress) -> Progress {
+        let bars = self.bars.iter().filter(|b| self.epoch.is_none() && Some(b.length) == own.total && b.passes == 0);
+        let step = bars.map(|b| b.at).fold(own.step, u64::max);
+        // A stored bar may be garbage.
+        Progress { step: step.min(own.total.unwrap_or(u64::MAX)), ..own }
+    }
+
+    fn take_bar(
+        &mut self,
+        Count { at, bar: drawn, .. }: Count,
+        length: u64,
+        on_line: Option<Epoch>,
+    ) -> Option<Progress> {
+        let step_of = |over: u64| over.saturating_mul(length).saturating_add(at);
+        // Lightning's `Epoch 3: 37/100` does not say how many epochs there will be.
+        if let Some(Epoch { over, total: None, .. }) = on_line {
+            let here = Progress { step: step_of(over), total: None, unit: Unit::Step };
+            // It also sets the bar back to zero before it names the next epoch.
+            return Some(self.last_step.filter(|last| at == 0 && last.step > here.step).unwrap_or(here));
+        }
+        if let Some(epoch) = &mut self.epoch {
+            if epoch.length.is_none() {
+                epoch.global |= epoch.before.is_some_and(|(len, highest)| len == length && at > highest);
+            }
+            if *epoch.length.get_or_insert(length) != length {
+                return None;
+            }
+            epoch.at = epoch.at.max(at);
+            if epoch.global {
+                return Some(Progress { step: at, total: Some(length), unit: Unit::Step });
+            }
+            let step = step_of(epoch.over);
+            let total = epoch.total.saturating_mul(length).max(step);
+            return Some(Progress { step, total: Some(total), unit: Unit::Step });
+        }
+        let longest = self.bars.iter().all(|b| b.length <= length);
+        let i = match self.bars.iter().position(|b| (b.drawn, b.length) == (drawn, length)) {
+            Some(i) => i,
+            None => {
+                if self.bars.len() >= MAX_BARS {
+                    self.bars.remove(0);
+                }
+                self.bars.push(Bar { drawn, length, at: 0, passes: 0 });
+                self.bars.len() - 1
+            }
+        };
+        let bar = &mut self.bars[i];
+        // Lines of several processes may come out of order. Only a fall far back is a new pass.
+        if at < bar.at / 2 {
+            bar.passes = bar.passes.saturating_add(1);
+            bar.at = at;
+        }
+        bar.at = bar.at.max(at);
+        let step = bar.passes.saturating_mul(length).saturating_add(at);
+        let total = (bar.passes == 0).then_some(length);
+        longest.then_some(Progress { step, total, unit: Unit::Step })
+    }
+}

@@ -1,0 +1,204 @@
+//! What the daemon itself costs, and how fast it is.
+//!
+//! 50 jobs print a loss once a second. *CPU* and *memory* of the daemon are read from `/proc` over a minute
+//! under the default settings. *Restart*: `kill -9`, start again, until every job is there and running.
+//! *Latency*: a daemon that decides at every report (`--react sample`); two of the jobs take turns in
+//! growing, and the clock runs from the moment a job is handed its line to print until its CPU weight in
+//! the kernel is another.
+
+use super::lab::Lab;
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How many jobs.
+    #[arg(long, default_value_t = 50)]
+    jobs: usize,
+    /// How long CPU use is measured.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// How many times the latency is measured.
+    #[arg(long, default_value_t = 200)]
+    rounds: usize,
+}
+
+/// A job that reports once a second and does next to nothing else.
+const REPORTER: &str = "i=100000; while :; do i=$((i-7)); echo \"step $((100000-i))/100000 loss: 0.$i\"; sleep 1; done";
+
+/// A job that prints the lines it is handed, and burns some CPU for each so that its growth per CPU can be measured.
+const ECHO: &str = "while read line; do echo \"$line\"; i=0; while [ $i -lt 6000 ]; do i=$((i+1)); done; done < \"$0\"";
+
+pub(crate) fn run(args: &Args) -> Result<Value> {
+    let mut lab = Lab::new()?;
+    lab.up(&[])?;
+    let mut file = String::new();
+    for i in 0..args.jobs {
+        file += &format!("[[job]]\nname = \"reporter-{i}\"\ncommand = [\"sh\", \"-c\", {}]\n", json!(REPORTER));
+    }
+    let fifos: Vec<PathBuf> = ["left", "right"].iter().map(|name| lab.path(name)).collect();
+    for (fifo, name) in fifos.iter().zip(["left", "right"]) {
+        mkfifo(fifo)?;
+        let words = json!(["sh", "-c", ECHO, fifo]);
+        file += &format!("[[job]]\nname = \"{name}\"\ncommand = {words}\n");
+    }
+    let path = lab.path("jobs.toml");
+    std::fs::write(&path, file)?;
+    lab.ask(&["submit", path.to_str().context("a temporary path is text")?])?;
+    // Opened before anything is written, and for both directions, so that neither side ever waits for the
+    // other to come.
+    let mut writers: Vec<File> =
+        fifos.iter().map(|f| OpenOptions::new().read(true).write(true).open(f)).collect::<Result<_, _>>()?;
+    let all = args.jobs + 2;
+    wait_until_running(&lab, all, Duration::from_secs(30))?;
+    eprintln!("{all} jobs run; measuring the daemon for {} s", args.seconds);
+    std::thread::sleep(Duration::from_secs(5));
+
+    let pid = lab.pid()?;
+    let (cpu_before, began) = (cpu_seconds(pid)?, Instant::now());
+    std::thread::sleep(Duration::from_secs(args.seconds));
+    let cpu_core_fraction = (cpu_seconds(pid)? - cpu_before) / began.elapsed().as_secs_f64();
+    let rss_mib = rss_mib(pid)?;
+
+    lab.kill()?;
+    let began = Instant::now();
+    lab.up(&["--policy", "flowcon", "--react", "sample", "--alpha", "0"])?;
+    wait_until_running(&lab, all, Duration::from_secs(30))?;
+    let restart_s = began.elapsed().as_secs_f64();
+
+    let latencies = latencies(&lab, &mut writers, args.rounds)?;
+    let at = |q: f64| latencies[((latencies.len() - 1) as f64 * q).round() as usize];
+    let figures = json!({
+        "jobs": all,
+        "cpu_core_fraction": cpu_core_fraction,
+        "rss_mib": rss_mib,
+        "latency_p50_ms": at(0.50),
+        "latency_p99_ms": at(0.99),
+        "latency_max_ms": at(1.0),
+        "latency_rounds": latencies.len(),
+        "restart_s": restart_s,
+    });
+    lab.down()?;
+    Ok(figures)
+}
+
+fn wait_until_running(lab: &Lab, count: usize, patience: Duration) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        let running = lab.jobs()?.iter().filter(|j| j["state"] == "running").count();
+        if running == count {
+            return Ok(());
+        }
+        if began.elapsed() > patience {
+            bail!("only {running} of {count} jobs run after {} s", patience.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Lets the two echo jobs take turns in growing; milliseconds from each line to the changed weight, sorted.
+fn latencies(lab: &Lab, writers: &mut [File], rounds: usize) -> Result<Vec<f64>> {
+    let jobs = lab.jobs()?;
+    let mut weights: Vec<File> = Vec::new();
+    for name in ["left", "right"] {
+        let job = jobs.iter().find(|j| j["name"] == name).with_context(|| format!("{name} is gone"))?;
+        weights.push(weight_file(job["pid"].as_u64().with_context(|| format!("{name} has no pid"))?)?);
+    }
+    let mut values = [0.0f64; 2];
+    let mut say = |who: usize, change: f64| -> Result<()> {
+        values[who] += change;
+        writeln!(writers[who], "loss={:.6}", values[who]).context("cannot hand a line to a job")
+    };
+    for who in [0, 1, 0, 1] {
+        say(who, 1.0)?;
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    let mut found = Vec::new();
+    let mut missed = 0;
+    for round in 0..rounds {
+        let who = round % 2;
+        let before = read(&mut weights[who])?;
+        let began = Instant::now();
+        // A large step now and next to none when it was its turn before: its part of all growth changes every time.
+        say(who, if round % 4 < 2 { 50.0 } else { 0.01 })?;
+        loop {
+            if read(&mut weights[who])? != before {
+                found.push(began.elapsed().as_secs_f64() * 1e3);
+                break;
+            }
+            if began.elapsed() > Duration::from_secs(2) {
+                missed += 1;
+                break;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        std::thread::sleep(Duration::from_millis(60 + (round as u64 * 37) % 80));
+    }
+    if missed * 10 > rounds {
+        bail!("in {missed} of {rounds} rounds the weight did not change within 2 s");
+    }
+    eprintln!("{missed} of {rounds} rounds changed nothing and are left out");
+    found.sort_by(f64::total_cmp);
+    Ok(found)
+}
+
+/// The file in which the kernel keeps the CPU weight of a process's cgroup.
+fn weight_file(pid: u64) -> Result<File> {
+    let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    for line in cgroups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next().unwrap_or(""), fields.next().unwrap_or(""));
+        let file = match controllers {
+            "" => format!("/sys/fs/cgroup{path}/cpu.weight"),
+            c if c.split(',').any(|c| c == "cpu") => {
+                let mount = ["cpu", "cpu,cpuacct"]
+                    .into_iter()
+                    .find(|m| std::path::Path::new(&format!("/sys/fs/cgroup/{m}{path}/cpu.shares")).exists());
+                let Some(mount) = mount else { continue };
+                format!("/sys/fs/cgroup/{mount}{path}/cpu.shares")
+            }
+            _ => continue,
+        };
+        if let Ok(open) = File::open(&file) {
+            return Ok(open);
+        }
+    }
+    bail!("process {pid} is in no cgroup with a CPU weight; `gainshare doctor` says what this machine lacks")
+}
+
+fn read(file: &mut File) -> Result<String> {
+    let mut text = String::new();
+    file.seek(SeekFrom::Start(0))?;
+    file.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn cpu_seconds(pid: u32) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let after_name = stat.rsplit_once(')').context("odd /proc/PID/stat")?.1;
+    let ticks = |i: usize| -> Result<f64> {
+        Ok(after_name.split_whitespace().nth(i).context("short /proc/PID/stat")?.parse::<f64>()?)
+    };
+    // SAFETY: sysconf has no preconditions.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
+    Ok((ticks(11)? + ticks(12)?) / per_second)
+}
+
+fn rss_mib(pid: u32) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find(|l| l.starts_with("VmRSS:")).context("no VmRSS in /proc/PID/status")?;
+    Ok(line.split_whitespace().nth(1).context("odd VmRSS")?.parse::<f64>()? / 1024.0)
+}
+
+fn mkfifo(path: &std::path::Path) -> Result<()> {
+    let text = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())?;
+    // SAFETY: `text` is a valid C string for the length of the call.
+    if unsafe { libc::mkfifo(text.as_ptr(), 0o600) } != 0 {
+        return Err(std::io::Error::last_os_error()).with_context(|| format!("cannot make {}", path.display()));
+    }
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! `cargo xtask check`: the project's rules that a program can verify.
+//!
+//! Each rule is a pure function over values (cargo's metadata, the text of the files) that returns what
+//! breaks it, one line a finding with its place and its remedy. All rules run before the command fails, so
+//! one run shows everything.
+//!
+//! Some rules came later than the code they apply to. What broke them then is counted in `xtask/*.txt`;
+//! these lists may only shrink: a finding that is not listed is refused, and `cargo xtask check --tighten`
+//! removes entries that are no longer needed.
+
+mod baseline;
+mod cycles;
+mod generated;
+mod layers;
+mod names;
+mod prose;
+mod tree;
+
+pub(crate) use generated::generate;
+
+use crate::programs::Programs;
+use crate::setup::{self, Installed};
+use crate::sh;
+use anyhow::{Context, Result, bail};
+use tree::SourceTree;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Removes what is no longer needed from the lists of known findings in xtask/*.txt.
+    #[arg(long)]
+    tighten: bool,
+    /// Only the rules about the text of the tree, which need no build: layers, cycles, prose, names.
+    #[arg(long)]
+    text: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    text_rules(args.tighten)?;
+    if args.text || args.tighten {
+        return Ok(());
+    }
+    let installed = Installed { bin: setup::tools(&[setup::CARGO_DENY])?, venv: Default::default() };
+    lints()?;
+    dependencies(&installed)?;
+    generated::check_fresh(&Programs::build()?)
+}
+
+/// All rules, with programs and tools that are there already.
+pub(crate) fn run_with(installed: &Installed, programs: &Programs) -> Result<()> {
+    text_rules(false)?;
+    lints()?;
+    dependencies(installed)?;
+    generated::check_fresh(programs)
+}
+
+/// The rules that need no build.
+pub(crate) fn text_rules(tighten: bool) -> Result<()> {
+    let metadata = sh::output(sh::cargo().args(["metadata", "--format-version", "1", "--locked"]))?;
+    let metadata = serde_json::from_str(&metadata).context("cargo metadata prints no JSON")?;
+    let tree = SourceTree::read(&sh::root())?;
+    let mut findings = layers::check(&metadata);
+    findings.extend(cycles::check(&tree, tighten)?);
+    findings.extend(prose::check(&tree, tighten)?);
+    findings.extend(names::check(&tree));
+    if !findings.is_empty() {
+        bail!("the rules of the project are broken:\n  {}", findings.join("\n  "));
+    }
+    eprintln!("layers, module cycles, prose and names are in order");
+    Ok(())
+}
+
+fn lints() -> Result<()> {
+    sh::run(sh::cargo().args(["fmt", "--all", "--check"]))?;
+    // In the profile of the tests, whose build scripts and macros are shared: those of SQLite and ring
+    // compile C for minutes.
+    sh::run(sh::cargo().args(["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+}
+
+/// Licences, bans and sources come with the crates. Advisories need a database from the network: without a
+/// network they are not checked, and a line says so.
+fn dependencies(installed: &Installed) -> Result<()> {
+    let deny = |args: &[&str]| {
+        let mut deny = sh::cargo();
+        deny.arg("deny").args(args);
+        installed.equip(&mut deny);
+        deny
+    };
+    sh::run(&mut deny(&["--locked", "check", "bans", "licenses", "sources"]))?;
+    match sh::output(&mut deny(&["--locked", "fetch", "db"])) {
+        Ok(_) => sh::run(&mut deny(&["--locked", "--offline", "check", "advisories"])),
+        Err(error) => {
+            let text = error.to_string();
+            let reason = text.lines().last().unwrap_or_default();
+            eprintln!("NOT CHECKED: security advisories, because their database cannot be fetched ({reason})");
+            Ok(())
+        }
+    }
+}

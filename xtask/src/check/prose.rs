@@ -1,0 +1,170 @@
+//! What people write in comments and Markdown: lines of at most 120 columns, and no words that hide the
+//! subject of a sentence.
+//!
+//! Exempt are generated files, code blocks, tables, and lines with a link, which cannot be broken. What was
+//! there before these rules is counted in `xtask/wide-lines.txt` and `xtask/odd-words.txt`.
+
+use super::baseline::{Finding, judge};
+use super::generated::is_generated;
+use super::tree::SourceTree;
+use anyhow::Result;
+
+const WIDEST: usize = 120;
+
+/// Words that begin a sentence without naming its subject, or that few readers know in this sense.
+const AT_THE_START: [&str; 7] = ["who", "whoever", "whose", "nobody", "somebody", "whatever", "so long"];
+/// Words to avoid anywhere.
+const ANYWHERE: [&str; 4] = ["whoever", "deed", "anew", "completing"];
+
+pub(super) fn check(tree: &SourceTree, tighten: bool) -> Result<Vec<String>> {
+    let mut report = judge(&wide_lines(tree), "wide-lines.txt", tighten)?;
+    report.extend(judge(&odd_words(tree), "odd-words.txt", tighten)?);
+    Ok(report)
+}
+
+/// How a file marks comments.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Rust,
+    /// TOML, YAML, shell.
+    Hash,
+    Markdown,
+}
+
+fn kind(path: &str) -> Option<Kind> {
+    // The checker's own lists of words and examples in its tests are no prose.
+    if is_generated(path) || path.starts_with("xtask/src/check/") {
+        return None;
+    }
+    match path.rsplit_once('.')?.1 {
+        "rs" => Some(Kind::Rust),
+        "toml" | "yaml" | "yml" | "sh" => Some(Kind::Hash),
+        "md" => Some(Kind::Markdown),
+        _ => None,
+    }
+}
+
+/// Lines of prose: the number of the line, the whole line, and its text without marks of comments.
+fn prose(kind: Kind, text: &str) -> Vec<(usize, &str, &str)> {
+    let mut lines = Vec::new();
+    let mut in_code = false;
+    for (index, line) in text.lines().enumerate() {
+        let trimmed = line.trim_start();
+        let words = match kind {
+            Kind::Rust => trimmed.strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!'])),
+            Kind::Hash => trimmed.strip_prefix('#').filter(|rest| !rest.starts_with('!')),
+            Kind::Markdown => Some(trimmed),
+        };
+        let Some(words) = words.map(str::trim) else {
+            in_code = false;
+            continue;
+        };
+        if words.starts_with("```") {
+            in_code = !in_code;
+            continue;
+        }
+        if !in_code && !words.starts_with('|') {
+            lines.push((index + 1, line, words));
+        }
+    }
+    lines
+}
+
+fn wide_lines(tree: &SourceTree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (path, text) in tree.iter() {
+        let Some(kind) = kind(path) else { continue };
+        for (number, line, words) in prose(kind, text) {
+            let width = line.chars().count();
+            let has_link = words.contains("://") || words.contains("](");
+            if width > WIDEST && !has_link {
+                let what = format!("{width} columns, at most {WIDEST} are allowed");
+                findings.push(Finding { path: path.to_owned(), line: number, what });
+            }
+        }
+    }
+    findings
+}
+
+fn odd_words(tree: &SourceTree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (path, text) in tree.iter() {
+        let Some(kind) = kind(path) else { continue };
+        // Whether the line before ended in the middle of a sentence, and its number.
+        let mut unfinished: Option<usize> = None;
+        for (number, _, words) in prose(kind, text) {
+            let continues = unfinished.is_some_and(|line| line + 1 == number);
+            findings.extend(odd(words, continues).map(|word| Finding {
+                path: path.to_owned(),
+                line: number,
+                what: format!("`{word}`: name the subject and use a technical verb (CONTRIBUTING.md, Habits)"),
+            }));
+            let ended = words.is_empty() || words.ends_with(['.', '!', '?', ':']);
+            unfinished = (!ended).then_some(number);
+        }
+    }
+    findings
+}
+
+/// The words to avoid in one line; `continues` says that it begins in the middle of a sentence.
+fn odd(line: &str, continues: bool) -> impl Iterator<Item = &'static str> {
+    // What is quoted as code is not prose.
+    let plain: String = line.split('`').step_by(2).collect::<Vec<_>>().join("`").to_lowercase();
+    let mut starts: Vec<&str> =
+        plain.split(". ").flat_map(|part| part.split("! ")).flat_map(|part| part.split("? ")).collect();
+    if continues {
+        starts.remove(0);
+    }
+    let begins_with = |start: &str, word: &str| {
+        let start = start.trim_start_matches(['-', '*', '#', '>', ' ', '(']);
+        start.strip_prefix(word).is_some_and(|rest| rest.chars().next().is_none_or(|c| !c.is_alphanumeric()))
+    };
+    let words: Vec<&str> = plain.split(|c: char| !c.is_alphanumeric()).collect();
+    let at_start: Vec<&str> = AT_THE_START
+        .into_iter()
+        .filter(|word| !ANYWHERE.contains(word) && starts.iter().any(|start| begins_with(start, word)))
+        .collect();
+    let anywhere: Vec<&str> = ANYWHERE.into_iter().filter(|word| words.contains(word)).collect();
+    at_start.into_iter().chain(anywhere)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(findings: Vec<Finding>) -> Vec<String> {
+        findings.into_iter().map(|finding| format!("{}:{}", finding.path, finding.line)).collect()
+    }
+
+    #[test]
+    fn a_wide_comment_or_paragraph_is_found_and_code_is_not() {
+        let long = "word ".repeat(30);
+        let rust = format!("//! {long}\nlet x = \"{long}\";\n// short\n    /// {long}\n");
+        let toml = format!("# {long}\nkey = \"{long}\"\n");
+        let tree = SourceTree::of(&[("crates/a/src/a.rs", &rust), ("Cargo.toml", &toml)]);
+        assert_eq!(places(wide_lines(&tree)), ["Cargo.toml:1", "crates/a/src/a.rs:1", "crates/a/src/a.rs:4"]);
+    }
+
+    #[test]
+    fn tables_links_code_blocks_and_generated_files_may_be_wide() {
+        let long = "word ".repeat(30);
+        let page =
+            format!("{long}\n| {long} |\n[a]({long})\nsee https://a.example/ {long}\n```\n{long}\n```\n{long}\n");
+        let tree = SourceTree::of(&[("docs/a.md", &page), ("docs/reference/cli.md", &page)]);
+        assert_eq!(places(wide_lines(&tree)), ["docs/a.md:1", "docs/a.md:8"]);
+    }
+
+    #[test]
+    fn columns_are_counted_in_characters() {
+        let line = format!("// {}\n", "ä".repeat(117));
+        assert!(wide_lines(&SourceTree::of(&[("a/b.rs", &line)])).is_empty());
+    }
+
+    #[test]
+    fn odd_words_are_found_where_they_count() {
+        let text = "// Who comes first is served.\n// It ends. Nobody knows.\n// The deed\n// who did it is done, anew.\n\
+                    // It is indeed the node that `whoever` names, and so long as it holds.\nlet deed = who;\n";
+        let tree = SourceTree::of(&[("a/b.rs", text)]);
+        assert_eq!(places(odd_words(&tree)), ["a/b.rs:1", "a/b.rs:2", "a/b.rs:3", "a/b.rs:4"]);
+    }
+}

@@ -1,0 +1,85 @@
+//! Debian packages that the tests and the test bed need, installed with apt-get.
+
+use crate::sh;
+use anyhow::{Context, Result, bail};
+use std::process::Command;
+
+/// Debian packages that the tests use: real engines, kernels and frameworks.
+const PACKAGES: [&str; 13] = [
+    "docker.io",
+    "qemu-system-x86",
+    "linux-image-cloud-amd64",
+    "busybox-static",
+    "cpio",
+    "python3",
+    "python3-venv",
+    "python3-numpy",
+    "python3-torch",
+    // The reference BLAS that python3-torch pulls otherwise is ten times slower.
+    "libopenblas0-pthread",
+    "procps",
+    "util-linux",
+    "tmux",
+];
+
+/// Debian packages that a test bed uses: see `docs/testbed.md`.
+const TESTBED_PACKAGES: [&str; 8] = [
+    "etcd-server",
+    "containerd",
+    "runc",
+    "containernetworking-plugins",
+    "busybox-static",
+    "nftables",
+    "iproute2",
+    "openssl",
+];
+
+/// The packages that the tests need and that are not installed.
+pub(crate) fn missing_for_tests() -> Vec<&'static str> {
+    missing(&all())
+}
+
+fn all() -> Vec<&'static str> {
+    PACKAGES.into_iter().chain(TESTBED_PACKAGES).collect()
+}
+
+/// Installs the Debian packages that the tests need.
+pub(crate) fn install_all() -> Result<()> {
+    install(&all())
+}
+
+/// Installs the Debian packages that a test bed needs.
+pub(crate) fn install_testbed() -> Result<()> {
+    install(&TESTBED_PACKAGES)
+}
+
+fn missing(packages: &[&'static str]) -> Vec<&'static str> {
+    let installed = |package: &str| {
+        sh::output(Command::new("dpkg-query").args(["-W", "-f=${db:Status-Status}", package]))
+            .is_ok_and(|status| status == "installed")
+    };
+    packages.iter().copied().filter(|package| !installed(package)).collect()
+}
+
+fn install(packages: &[&'static str]) -> Result<()> {
+    let missing = missing(packages);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !sh::works(Command::new("apt-get").arg("--version")) {
+        bail!(
+            "the tests need {}, and there is no apt-get to install them: install the same by hand",
+            missing.join(", ")
+        );
+    }
+    // SAFETY: geteuid has no preconditions.
+    let root = unsafe { libc::geteuid() } == 0;
+    let apt = || {
+        let mut command = if root { Command::new("env") } else { Command::new("sudo") };
+        command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get"]);
+        command
+    };
+    sh::run(apt().args(["update", "-q"]))?;
+    sh::run(apt().args(["install", "-q", "-y", "--no-install-recommends"]).args(&missing))
+        .with_context(|| format!("the tests need the Debian packages {}", missing.join(", ")))
+}

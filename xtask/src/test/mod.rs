@@ -1,0 +1,100 @@
+//! `cargo xtask test`: everything a change must pass, and `cargo xtask test --quick`: what an ordinary user
+//! can run at once.
+//!
+//! Tests that need more than Rust carry `#[ignore = "needs root"]` or the like. The quick form leaves them
+//! out and needs no installation. The full form installs what they need and runs them all; nothing is
+//! skipped, and whatever is missing is a failure. [`runner`] runs the programs that cargo has built.
+//!
+//! Both forms use the release profile: the same build serves the tests, the demo, the benchmarks and the
+//! test bed's image.
+
+mod runner;
+
+use crate::programs::Programs;
+use crate::setup::{self, Step};
+use crate::{check, e2e, sh};
+use anyhow::{Result, ensure};
+use runner::Selection;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only tests that need no root, Docker, cluster, qemu or Python frameworks; installs nothing and
+    /// leaves out the checks.
+    #[arg(long)]
+    quick: bool,
+    /// Leave out the checks (formatting, lints, rules of the project) and run the tests only.
+    #[arg(long)]
+    no_check: bool,
+    /// Only tests whose names contain one of these words.
+    #[arg(trailing_var_arg = true)]
+    words: Vec<String>,
+}
+
+/// Minutes on two cores: the workspace with all tests from nothing, and after a change in one crate.
+const BUILD_COLD_MIN: u32 = 20;
+const BUILD_WARM_MIN: u32 = 1;
+/// Minutes on two cores: the tests of the quick form, and of the full form with the stories on a cluster.
+const QUICK_RUN_MIN: u32 = 3;
+const FULL_RUN_MIN: u32 = 25;
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    if args.quick { quick(&args.words) } else { full(args) }
+}
+
+fn quick(words: &[String]) -> Result<()> {
+    eprint!("{}", announcement(&[], QUICK_RUN_MIN));
+    // The tests of the test bed need the programs only in the full form.
+    runner::run(&Selection { with_ignored: false, words }, &[])
+}
+
+fn full(args: &Args) -> Result<()> {
+    eprint!("{}", announcement(&setup::steps()?, FULL_RUN_MIN));
+    // SAFETY: geteuid has no preconditions.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    ensure!(is_root, "the full tests make control groups, namespaces and mounts: run them as root, or use --quick");
+    let installed = setup::everything()?;
+    let programs = Programs::build_with_tests()?;
+    if !args.no_check {
+        check::run_with(&installed, &programs)?;
+    }
+    runner::run(&Selection { with_ignored: true, words: &args.words }, &installed.environment())?;
+    if args.words.is_empty() {
+        sh::run(sh::cargo().args(["test", "--release", "--workspace", "--doc", "--quiet"]))?;
+        e2e::short(&programs)?;
+    }
+    Ok(())
+}
+
+/// What is about to happen, and how long it takes on two cores from nothing and the next time.
+fn announcement(steps: &[Step], run_min: u32) -> String {
+    let mut text = String::new();
+    for step in steps {
+        let state = if step.missing { format!("about {} min", step.cold_min) } else { "installed".to_owned() };
+        text += &format!("  {:<14} {}\n", state, step.what);
+    }
+    let install_min: u32 = steps.iter().filter(|step| step.missing).map(|step| step.cold_min).sum();
+    if !steps.is_empty() {
+        text = format!("To install, once per machine:\n{text}");
+    }
+    text += &format!(
+        "To build: the workspace and its tests, about {BUILD_COLD_MIN} min from nothing, {BUILD_WARM_MIN} min after a change.\n\
+         To run: about {run_min} min. Altogether about {} min now, {} min the next time (two idle cores).\n",
+        install_min + BUILD_COLD_MIN + run_min,
+        BUILD_WARM_MIN + run_min,
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_announcement_counts_what_is_missing() {
+        let step = |what: &str, missing| Step { what: what.to_owned(), missing, cold_min: 7 };
+        let text = announcement(&[step("engine", true), step("kernel", false)], 10);
+        assert!(text.contains("about 7 min    engine") && text.contains("installed      kernel"), "{text}");
+        assert!(text.contains(&format!("about {} min now", 7 + BUILD_COLD_MIN + 10)), "{text}");
+        assert!(!announcement(&[], 3).contains("To install"), "the quick form installs nothing");
+    }
+}

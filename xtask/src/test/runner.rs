@@ -1,0 +1,231 @@
+//! Runs the programs of tests that cargo has built, one after the other, and reports each in a
+//! line.
+//!
+//! A runner from crates.io would be a larger build than the project's own. What is needed is small:
+//! tests that start engines or machines of their own run one at a time, a program that hangs is
+//! ended, ignored tests run in the full form, and a failure does not hide those after it.
+
+use crate::sh;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Tests whose name contains one of these are programs that other tests start.
+const STARTED_BY_OTHERS: [&str; 3] = ["inner_", "keeper_main", "daemon_main"];
+
+/// Programs of tests whose package and target contain one of these start engines, machines or
+/// clusters: one test at a time.
+const ALONE: [&str; 8] = [
+    "docker",
+    "qemu",
+    "real_frameworks",
+    "conformance",
+    "xtask testbed",
+    "xtask operator",
+    "operator jobs",
+    "operator kills",
+];
+
+/// A program that takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(15 * 60);
+const POLL: Duration = Duration::from_millis(50);
+
+/// Which tests run.
+pub(super) struct Selection<'a> {
+    /// Also those marked `#[ignore]`.
+    pub(super) with_ignored: bool,
+    /// Only those whose name contains one of these words, if there are any.
+    pub(super) words: &'a [String],
+}
+
+/// A program of tests.
+#[derive(Debug, PartialEq)]
+struct TestProgram {
+    /// The package and the name of the target.
+    name: String,
+    executable: PathBuf,
+    /// Tests run in the folder of their package.
+    folder: PathBuf,
+}
+
+/// What the test harness counts at its end.
+#[derive(Debug, Default, PartialEq)]
+struct Counts {
+    passed: u32,
+    failed: u32,
+    ignored: u32,
+}
+
+/// Builds all tests and runs the selected ones; `environment` is added to that of the programs.
+pub(super) fn run(selection: &Selection, environment: &[(&str, OsString)]) -> Result<()> {
+    let args = ["test", "--release", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"];
+    let mut build = sh::cargo();
+    let output = build.args(args).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
+    ensure!(output.status.success(), "the tests do not build: see above");
+    let programs = programs(&String::from_utf8_lossy(&output.stdout));
+    ensure!(!programs.is_empty(), "cargo built no tests");
+    let logs = tempfile::Builder::new().prefix("gainshare-tests-").tempdir()?;
+    let (mut failed, mut total) = (Vec::new(), Counts::default());
+    for (index, program) in programs.iter().enumerate() {
+        let log = logs.path().join(format!("{index}.log"));
+        let began = Instant::now();
+        let outcome = run_one(program, selection, environment, &log)?;
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        let counts = counts(&text).unwrap_or_default();
+        total.passed += counts.passed;
+        total.ignored += counts.ignored;
+        let took_s = began.elapsed().as_secs_f64();
+        match outcome {
+            None if counts == Counts::default() => {}
+            None => eprintln!("ok      {:>4} passed {took_s:>7.1} s  {}", counts.passed, program.name),
+            Some(reason) => {
+                eprintln!("FAILED  {:>4} passed {took_s:>7.1} s  {}: {reason}", counts.passed, program.name);
+                failed.push((program.name.clone(), text));
+            }
+        }
+    }
+    for (name, text) in &failed {
+        eprintln!("\n---- {name} ----\n{text}");
+    }
+    let names: Vec<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
+    if !names.is_empty() {
+        bail!("tests failed in {}", names.join(", "));
+    }
+    ensure!(total.passed > 0, "no test has a name with {:?} in it", selection.words);
+    ensure!(!selection.with_ignored || total.ignored == 0, "{} tests were left out", total.ignored);
+    eprintln!("{} tests passed, {} need more than Rust and were left out", total.passed, total.ignored);
+    Ok(())
+}
+
+/// Runs one program; returns why it failed.
+fn run_one(
+    program: &TestProgram,
+    selection: &Selection,
+    environment: &[(&str, OsString)],
+    log: &Path,
+) -> Result<Option<String>> {
+    let log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+    let mut command = Command::new(&program.executable);
+    command.args(harness_arguments(&program.name, selection));
+    command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    // A group of its own, so that all its processes can be ended together.
+    let mut child = command.process_group(0).spawn().with_context(|| format!("cannot start {}", program.name))?;
+    let began = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok((!status.success()).then(|| status.to_string()));
+        }
+        if began.elapsed() > PATIENCE {
+            let group = nix::unistd::Pid::from_raw(child.id() as i32);
+            // The group may end by itself at this moment.
+            let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
+            child.wait()?;
+            return Ok(Some(format!("ended after {} min", PATIENCE.as_secs() / 60)));
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+fn harness_arguments(name: &str, selection: &Selection) -> Vec<String> {
+    let mut arguments: Vec<String> = selection.words.to_vec();
+    if selection.with_ignored {
+        arguments.push("--include-ignored".to_owned());
+        arguments.extend(STARTED_BY_OTHERS.iter().flat_map(|name| ["--skip".to_owned(), (*name).to_owned()]));
+    }
+    if ALONE.iter().any(|part| name.contains(part)) {
+        arguments.push("--test-threads=1".to_owned());
+    }
+    arguments
+}
+
+/// The programs of tests that cargo names in its messages.
+fn programs(messages: &str) -> Vec<TestProgram> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let tests = messages.filter(|m| m["reason"] == "compiler-artifact" && m["profile"]["test"] == true);
+    tests
+        .filter_map(|message| {
+            let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf();
+            let package = folder.file_name()?.to_str()?.to_owned();
+            let (target, kind) = (message["target"]["name"].as_str()?, message["target"]["kind"][0].as_str()?);
+            // Unit tests are named after their kind: the library has the package's name anyway.
+            let target = if kind == "test" { target } else { kind };
+            let executable = PathBuf::from(message["executable"].as_str()?);
+            Some(TestProgram { name: format!("{package} {target}"), executable, folder })
+        })
+        .collect()
+}
+
+/// Reads `test result: ok. 14 passed; 0 failed; 1 ignored; …`.
+fn counts(text: &str) -> Option<Counts> {
+    let line = text.lines().rev().find_map(|line| line.strip_prefix("test result: "))?;
+    let number = |what: &str| {
+        let words: Vec<&str> = line.split([' ', ';']).filter(|word| !word.is_empty()).collect();
+        words.windows(2).find(|pair| pair[1] == what).and_then(|pair| pair[0].parse().ok())
+    };
+    Some(Counts { passed: number("passed")?, failed: number("failed")?, ignored: number("ignored")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cargo_names_the_programs() {
+        let messages = r#"
+            not json
+            {"reason":"compiler-artifact","profile":{"test":false},"manifest_path":"/a/crates/core/Cargo.toml","target":{"name":"x","kind":["lib"]},"executable":null}
+            {"reason":"compiler-artifact","profile":{"test":true},"manifest_path":"/a/crates/core/Cargo.toml","target":{"name":"gainshare_core","kind":["lib"]},"executable":"/t/core-1"}
+            {"reason":"compiler-artifact","profile":{"test":true},"manifest_path":"/a/xtask/Cargo.toml","target":{"name":"jobs","kind":["test"]},"executable":"/t/jobs-1"}
+        "#;
+        let found = programs(messages);
+        let names: Vec<&str> = found.iter().map(|program| program.name.as_str()).collect();
+        assert_eq!(names, ["core lib", "xtask jobs"]);
+        assert_eq!(found[1].folder, Path::new("/a/xtask"));
+    }
+
+    #[test]
+    fn the_end_of_the_output_is_counted() {
+        let text = "running 3 tests\ntest result: FAILED. 14 passed; 2 failed; 1 ignored; 0 measured; 5 filtered out; finished in 1.20s\n";
+        assert_eq!(counts(text), Some(Counts { passed: 14, failed: 2, ignored: 1 }));
+        assert_eq!(counts("killed"), None);
+    }
+
+    #[test]
+    fn the_full_form_runs_ignored_tests_but_not_those_that_others_start() {
+        let words = ["share".to_owned()];
+        let full = harness_arguments("limits docker_jobs", &Selection { with_ignored: true, words: &words });
+        assert_eq!(full[..2], ["share", "--include-ignored"]);
+        assert!(full.windows(2).any(|pair| pair == ["--skip", "inner_"]), "{full:?}");
+        assert_eq!(full.last().map(String::as_str), Some("--test-threads=1"));
+        assert_eq!(harness_arguments("core lib", &Selection { with_ignored: false, words: &[] }), Vec::<String>::new());
+    }
+
+    fn script(text: &str) -> (tempfile::TempDir, TestProgram) {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let executable = folder.path().join("script");
+        std::fs::write(&executable, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&executable, PermissionsExt::from_mode(0o755)).unwrap();
+        let program = TestProgram { name: "a b".to_owned(), executable, folder: folder.path().to_path_buf() };
+        (folder, program)
+    }
+
+    #[test]
+    fn a_program_that_fails_is_reported_with_its_output() {
+        let selection = Selection { with_ignored: false, words: &[] };
+        let (folder, program) = script("echo $GREETING; exit 3");
+        let log = folder.path().join("log");
+        let reason = run_one(&program, &selection, &[("GREETING", "hello".into())], &log).unwrap();
+        assert!(reason.unwrap().contains('3'));
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "hello\n");
+        let (folder, program) = script("exit 0");
+        assert_eq!(run_one(&program, &selection, &[], &folder.path().join("log")).unwrap(), None);
+    }
+}

@@ -1,0 +1,210 @@
+//! What the operator's and the node agents' accounts may do at a real API server: roles first, then the chart's
+//! admission policies.
+
+use crate::common::{Bed, SYSTEM, eventually, text};
+use serde_json::{Value, json};
+use std::process::Command;
+
+/// A uid that no object has, in the form that uids have.
+const SOME_UID: &str = "0b54d1c2-9f51-4a8e-8e2f-0d5a7b1c2d3e";
+
+pub(crate) fn check(bed: &Bed) {
+    roles(bed);
+    let operator = Operator { bed, account: format!("--as=system:serviceaccount:{SYSTEM}:gainshare-operator") };
+    creation_of_pods(&operator);
+    changes_of_pods(&operator);
+    jobs_webhook_and_secrets(&operator);
+}
+
+fn can(bed: &Bed, account: &str, verb: &str, what: &str) -> bool {
+    let account = format!("--as=system:serviceaccount:{SYSTEM}:{account}");
+    let (resource, part) = what.split_once('/').unwrap_or((what, ""));
+    let part = format!("--subresource={part}");
+    let output = bed.output("kubectl", &["auth", "can-i", verb, resource, &part, "-n", "team", &account], "");
+    text(&output.stdout).trim() == "yes"
+}
+
+fn roles(bed: &Bed) {
+    for verb in ["get", "list", "watch", "create", "patch", "delete"] {
+        for what in [
+            "pods",
+            "pods/resize",
+            "secrets",
+            "configmaps",
+            "nodes",
+            "sharepolicies.gainshare.dev",
+            "leases.coordination.k8s.io",
+        ] {
+            assert!(!can(bed, "gainshare-agent", verb, what), "a node agent must not {verb} {what}");
+        }
+        assert!(!can(bed, "gainshare-operator", verb, "secrets"), "the operator must not {verb} secrets");
+        assert!(!can(bed, "gainshare-operator", verb, "deployments.apps"), "the operator must not {verb} workloads");
+    }
+    for (verb, what) in [
+        ("update", "pods"),
+        ("patch", "pods/status"),
+        ("create", "pods/exec"),
+        ("create", "pods/binding"),
+        ("create", "trainingjobs.gainshare.dev"),
+        ("create", "jobs.batch"),
+        ("delete", "jobs.batch"),
+        ("create", "persistentvolumeclaims"),
+    ] {
+        assert!(!can(bed, "gainshare-operator", verb, what), "the operator must not {verb} {what}");
+    }
+    for (verb, what) in [
+        ("patch", "pods/resize"),
+        ("patch", "pods"),
+        ("watch", "pods"),
+        ("patch", "sharepolicies.gainshare.dev/status"),
+        ("patch", "trainingjobs.gainshare.dev/status"),
+        ("patch", "jobs.batch"),
+    ] {
+        assert!(can(bed, "gainshare-operator", verb, what), "the operator must {verb} {what}");
+    }
+}
+
+/// The operator's account, as an attacker with its token would use it.
+struct Operator<'a> {
+    bed: &'a Bed,
+    account: String,
+}
+
+impl Operator<'_> {
+    /// Runs kubectl as the operator; the error output if it was refused.
+    fn run(&self, args: &[&str], input: &Value) -> Result<(), String> {
+        let output = self.bed.output("kubectl", &[args, &[self.account.as_str()]].concat(), &input.to_string());
+        if output.status.success() { Ok(()) } else { Err(text(&output.stderr)) }
+    }
+
+    fn create(&self, pod: &Value) -> Result<(), String> {
+        self.run(&["create", "--dry-run=server", "-f", "-"], pod)
+    }
+
+    /// The API server's answer to a resize. kubectl would read `pods/resize` first, which is another right.
+    fn resize(&self, pod: &str, cpu: &str) -> String {
+        let server = self.bed.kubectl(&["config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"]);
+        let token = self.bed.kubectl(&["create", "token", "gainshare-operator", "-n", SYSTEM]);
+        let container = json!({"name": "main", "resources": {"requests": {"cpu": cpu}}});
+        let output = Command::new("curl")
+            .args(["--silent", "--show-error", "--insecure", "--request", "PATCH"])
+            .args(["--header", &format!("authorization: Bearer {}", token.trim())])
+            .args(["--header", "content-type: application/strategic-merge-patch+json"])
+            .args(["--data", &json!({"spec": {"containers": [container]}}).to_string()])
+            .arg(format!("{server}/api/v1/namespaces/team/pods/{pod}/resize?dryRun=All"))
+            .output()
+            .expect("curl starts");
+        text(&output.stdout)
+    }
+
+    fn patch(&self, pod: &str, patch: Value) -> Result<(), String> {
+        let patch = patch.to_string();
+        self.run(&["patch", "pod", pod, "-n", "team", "--dry-run=server", "--type=merge", "-p", &patch], &json!({}))
+    }
+}
+
+fn denied(result: Result<(), String>, words: &str) {
+    let error = result.expect_err(words);
+    assert!(error.contains(words), "{error} should be about {words:?}");
+}
+
+/// A pod as the operator creates it for a TrainingJob.
+fn pod_of_a_job() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": "run-1", "namespace": "team", "labels": {"gainshare.dev/job": "run", "gainshare.dev/epoch": "1"},
+            "ownerReferences": [{
+                "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob", "name": "run", "uid": SOME_UID,
+                "controller": true,
+            }],
+        },
+        "spec": {
+            "restartPolicy": "Never", "schedulingGates": [{"name": "gainshare.dev/place"}],
+            "containers": [{"name": "main", "image": "none"}],
+        },
+    })
+}
+
+fn creation_of_pods(operator: &Operator<'_>) {
+    let changed = |change: fn(&mut Value)| {
+        let mut pod = pod_of_a_job();
+        change(&mut pod);
+        pod
+    };
+    // The API server takes some seconds to know a new policy.
+    let not_opted_in = "kubectl label namespace team gainshare.dev/jobs=enabled";
+    eventually("a policy that holds", || operator.create(&pod_of_a_job()).err()?.contains(not_opted_in).then_some(()));
+    operator.bed.kubectl(&["label", "namespace", "team", "gainshare.dev/jobs=enabled"]);
+    let allowed = || operator.create(&pod_of_a_job());
+    eventually("a namespace that has opted in", || allowed().ok());
+    denied(operator.create(&changed(|pod| pod["metadata"]["namespace"] = json!("kube-system"))), "own namespaces");
+    let owner = "pods of TrainingJobs only";
+    denied(operator.create(&changed(|pod| pod["metadata"]["ownerReferences"] = json!([]))), owner);
+    denied(operator.create(&changed(|pod| pod["metadata"]["ownerReferences"][0]["uid"] = json!("1"))), owner);
+    denied(operator.create(&changed(|pod| pod["metadata"]["name"] = json!("other-1"))), owner);
+    denied(operator.create(&changed(|pod| pod["spec"]["schedulingGates"] = json!([]))), "scheduling gate");
+    operator.bed.kubectl(&["create", "serviceaccount", "powerful", "-n", "team"]);
+    let other_account = changed(|pod| pod["spec"]["serviceAccountName"] = json!("powerful"));
+    denied(operator.create(&other_account), "gainshare.dev/job-service-account=powerful");
+    let host_path = changed(|pod| pod["spec"]["volumes"] = json!([{"name": "r", "hostPath": {"path": "/"}}]));
+    denied(operator.create(&host_path), "host paths");
+    let secret = changed(|pod| pod["spec"]["volumes"] = json!([{"name": "s", "secret": {"secretName": "x"}}]));
+    denied(operator.create(&secret), "gainshare.dev/job-secrets=enabled");
+    denied(operator.create(&changed(|pod| pod["spec"]["hostNetwork"] = json!(true))), "host namespaces");
+    for (context, words) in [
+        (json!({"privileged": true}), "privileged"),
+        (json!({"capabilities": {"add": ["SYS_ADMIN"]}}), "capabilities"),
+        (json!({"seccompProfile": {"type": "Unconfined"}}), "seccomp"),
+    ] {
+        let mut pod = pod_of_a_job();
+        pod["spec"]["containers"][0]["securityContext"] = context;
+        denied(operator.create(&pod), words);
+    }
+}
+
+fn changes_of_pods(operator: &Operator<'_>) {
+    let foreign = super::pod("foreign", "kwok-1", json!({"requests": {"cpu": "100m"}}));
+    operator.bed.apply(&foreign);
+    let spec = "changes no pod's spec";
+    eventually("a policy that holds", || {
+        let patch = json!({"spec": {"activeDeadlineSeconds": 9}});
+        operator.patch("foreign", patch).err()?.contains(spec).then_some(())
+    });
+    let image = json!([{"op": "replace", "path": "/spec/containers/0/image", "value": "evil"}]).to_string();
+    let patch = ["patch", "pod", "foreign", "-n", "team", "--dry-run=server", "--type=json", "-p", &image];
+    denied(operator.run(&patch, &json!({})), spec);
+    let owner =
+        json!([{"apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob", "name": "run", "uid": SOME_UID}]);
+    denied(operator.patch("foreign", json!({"metadata": {"ownerReferences": owner}})), "no pod's owner");
+    denied(operator.patch("foreign", json!({"metadata": {"finalizers": ["a.b/c"]}})), "its own finalizer");
+    denied(operator.patch("foreign", json!({"metadata": {"labels": {"role": "other"}}})), "its own label");
+    denied(operator.patch("foreign", json!({"metadata": {"annotations": {"a": "b"}}})), "gainshare.dev/");
+    let delete = ["delete", "--dry-run=server", "pod", "foreign", "-n", "team"];
+    denied(operator.run(&delete, &json!({})), "pods of TrainingJobs only");
+    let answer = operator.resize("foreign", "90m");
+    assert!(answer.contains("with the annotation gainshare.dev/original-resources only"), "{answer}");
+    operator.patch("foreign", json!({"metadata": {"annotations": {"gainshare.dev/status": "{}"}}})).unwrap();
+    operator.bed.kubectl(&["delete", "pod", "foreign", "-n", "team", "--wait=false"]);
+}
+
+fn jobs_webhook_and_secrets(operator: &Operator<'_>) {
+    let bed = operator.bed;
+    let container = json!({"name": "main", "image": "none"});
+    bed.apply(json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "foreign", "namespace": "team"},
+        "spec": {"suspend": true, "template": {"spec": {"restartPolicy": "Never", "containers": [container]}}},
+    }));
+    let annotate = ["annotate", "job", "foreign", "-n", "team", "a=b"];
+    denied(operator.run(&annotate, &json!({})), "annotation gainshare.dev/adopt only");
+    bed.kubectl(&["annotate", "job", "foreign", "-n", "team", "gainshare.dev/adopt=true"]);
+    operator.run(&annotate, &json!({})).unwrap();
+    bed.kubectl(&["delete", "job", "foreign", "-n", "team", "--wait=false"]);
+    let elsewhere = json!([{"op": "replace", "path": "/webhooks/0/clientConfig/service/name", "value": "elsewhere"}]);
+    let patch = elsewhere.to_string();
+    let webhook =
+        ["patch", "mutatingwebhookconfiguration", "gainshare", "--type=json", "--dry-run=server", "-p", &patch];
+    denied(operator.run(&webhook, &json!({})), "the certificate of its webhook only");
+    bed.kubectl(&["create", "secret", "generic", "canary", "-n", "team", "--from-literal=a=b"]);
+    denied(operator.run(&["get", "secret", "canary", "-n", "team"], &json!({})), "cannot get resource \"secrets\"");
+}
