@@ -1,7 +1,9 @@
-//! The way to the daemon: finds it, starts one if there is none, and asks it things from ordinary blocking code.
+//! The way to the daemon: finds it, starts one if there is none, and sends requests from ordinary blocking code.
 //!
-//! Starting is safe when many do it at once: `gainshare up --detach --on-demand` takes a lock, looks again, and only then starts
-//! a daemon; everybody else waits for the lock and finds it running.
+//! Starting is safe when many commands do it at once: `gainshare up --detach --on-demand` takes a
+//! lock, checks again, and only then starts a daemon; the others wait for the lock and find it
+//! running. A daemon that the same user runs with another runtime directory (a login session's, a
+//! service's) is found through the state directory.
 
 use anyhow::{Context, Result, bail};
 use gainshare_daemon::api::client::{Client, ClientError};
@@ -38,7 +40,7 @@ pub enum Found {
 impl Link {
     /// To the daemon of `paths`, whether it runs or not.
     pub fn new(paths: Paths) -> Result<Link> {
-        Ok(Link { client: Client::new(paths.client_socket()), paths, runtime: runtime()? })
+        Ok(Link { client: Client::of(&paths), paths, runtime: runtime()? })
     }
 
     pub fn call<T>(&self, work: impl Future<Output = T>) -> T {
@@ -102,8 +104,8 @@ impl Link {
         bail!("{}", words.trim().trim_start_matches("gainshare: "));
     }
 
-    /// For commands that only look: a daemon is started if there is anything it could know, so that jobs whose daemon died are
-    /// watched again. `false`: there has never been one here.
+    /// For commands that only look: a daemon is started if there is anything it could know, so that
+    /// jobs whose daemon died are watched again. `false`: there has never been one here.
     pub fn ensure_if_used(&self) -> Result<bool> {
         if matches!(self.look(), Found::Nobody) && !self.paths.journal().exists() {
             return Ok(false);
@@ -167,7 +169,7 @@ fn start_lock(paths: &Paths) -> Result<Flock<File>> {
         .map_err(|(_, errno)| anyhow::anyhow!("cannot lock {}: {errno}", path.display()))
 }
 
-/// How long a daemon that somebody else started may take to answer once ours has given way to it.
+/// How long a daemon that another command started may take to answer once ours has ended in its favour.
 const OTHER_DAEMON_PATIENCE: Duration = Duration::from_secs(3);
 
 fn wait_until_ready(link: &Link, child: &mut Child) -> Result<(), String> {
@@ -180,7 +182,8 @@ fn wait_until_ready(link: &Link, child: &mut Child) -> Result<(), String> {
         }
         match child.try_wait() {
             Ok(Some(status)) => {
-                // Somebody may have started one by hand in the same moment: ours gave way to it, and it will answer soon.
+                // A daemon may have been started by hand in the same moment: ours ended in its
+                // favour, and it will answer soon.
                 if ended.get_or_insert_with(Instant::now).elapsed() > OTHER_DAEMON_PATIENCE {
                     return Err(status.to_string());
                 }

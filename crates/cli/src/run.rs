@@ -6,8 +6,9 @@ use crate::supervise::child::find_program;
 use crate::supervise::signals::Signals;
 use crate::supervise::{Fence, Job, Post, supervise};
 use anyhow::{Context, Result, anyhow, bail};
-use gainshare_daemon::api::client::ClientError;
+use gainshare_daemon::api::client::{Client, ClientError};
 use gainshare_daemon::api::types::{Admission, ErrorCode, JobInfo, JobState, StartOrder, SuperviseFile};
+use gainshare_daemon::jobdir;
 use gainshare_daemon::paths::Paths;
 use gainshare_daemon::spec::{JobSpec, StartKind};
 use gainshare_figures::terminal::{Out, printable};
@@ -20,16 +21,17 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-/// `supervise` was started for an attempt that is no longer wanted, or that somebody else has already begun (EX_TEMPFAIL).
+/// `supervise` was started for an attempt that is no longer wanted, or that another supervisor has
+/// already begun (EX_TEMPFAIL).
 const SUPERSEDED: u8 = 75;
 
-/// How often the way to the daemon is tried anew before a job is run without it.
+/// How often a daemon is looked for before a job is run without one.
 const TRIES: usize = 3;
 
 /// A job that starts at once, as most do, needs no word about waiting.
 const FIRST_STATUS: Duration = Duration::from_millis(400);
 
-/// How often the reason for waiting is looked up anew.
+/// How often the reason for waiting is read again.
 const NEXT_STATUS: Duration = Duration::from_secs(2);
 
 pub fn run(args: &RunArgs, out: &Out) -> Result<u8> {
@@ -159,7 +161,7 @@ fn attached(
     for note in &order.notes {
         eprintln!("gainshare: note: {}", printable(note));
     }
-    let post = Post { socket: link.client.socket().to_owned(), id: job.id, order };
+    let post = Post { client: link.client.clone(), id: job.id, order };
     let job = Job { command, cwd: None, base_env: None, env: &BTreeMap::new(), post: Some(&post) };
     Ok(supervise(&job, signals, terminal).unwrap_or_else(|error| {
         out.complain(&error.to_string());
@@ -215,8 +217,9 @@ fn wait_for_turn(link: &Link, job: &JobInfo, signals: &Signals, terminal: bool) 
                 }
             }
             Err(error) if error.is_unreachable() && (failures < TRIES || !terminal) => {
-                // The journal knows the job: the next daemon puts it where it was in the queue. In a terminal somebody waits, who is
-                // better served by a job without sharing than by none; a detached job was promised to run, so it keeps trying.
+                // The next daemon finds the job in the journal, at its place in the queue. In a
+                // terminal a job without sharing is better than no job; a detached job was promised
+                // to run, so its supervisor keeps trying.
                 failures += 1;
                 std::thread::sleep(Duration::from_millis(200) * failures.min(25) as u32);
                 let _ = link.ensure();
@@ -259,8 +262,9 @@ impl Status {
     }
 }
 
-/// Starts a supervisor of its own for the job, which keeps this environment, directory and limits, and reports whether the daemon took the
-/// job. The supervisor's standard output carries that one answer.
+/// Starts a supervisor of its own for the job, which keeps this environment, directory and limits,
+/// and reports whether the daemon took the job. The supervisor's standard output carries that one
+/// answer.
 fn run_detached(args: &RunArgs, spec: &JobSpec, out: &Out) -> Result<u8> {
     let link = Link::new(Paths::find(None, None))?;
     link.ensure()?;
@@ -311,7 +315,7 @@ fn supervise_attached(command: &[OsString], signals: &Signals, out: &Out) -> Res
     let job = register(&link, &spec)?;
     serde_json::to_writer(std::io::stdout().lock(), &job)?;
     std::io::stdout().flush()?;
-    // From here on nobody listens: whoever started us must not wait for these to be closed.
+    // From here on nothing reads these streams; the command that started this process must not wait for their end.
     let nowhere = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
     nix::unistd::dup2_stdin(&nowhere)?;
     nix::unistd::dup2_stdout(&nowhere)?;
@@ -322,15 +326,16 @@ fn supervise_attached(command: &[OsString], signals: &Signals, out: &Out) -> Res
 /// A job of `submit`, started by the daemon.
 fn supervise_for_daemon(dir: &Path, attempt: u32, signals: &Signals) -> Result<u8> {
     let Ok(_fence) = Fence::take(dir) else { return Ok(SUPERSEDED) };
-    let path = dir.join("spec.json");
-    let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let file: SuperviseFile =
-        serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?;
-    if file.order.attempt != attempt || Fence::already_begun(dir, attempt) {
+    if jobdir::may_have_begun(dir, attempt) {
+        return Ok(SUPERSEDED);
+    }
+    let read = jobdir::read_spec(dir);
+    let file: SuperviseFile = read.with_context(|| format!("cannot use {}", dir.join(jobdir::SPEC).display()))?;
+    if file.order.attempt != attempt {
         return Ok(SUPERSEDED);
     }
     let command: Vec<OsString> = file.spec.command.iter().map(OsString::from).collect();
-    let post = Post { socket: file.socket.into(), id: file.id, order: file.order };
+    let post = Post { client: Client::new(file.socket), id: file.id, order: file.order };
     let job = Job {
         command: &command,
         cwd: file.spec.cwd.as_deref(),
@@ -338,6 +343,6 @@ fn supervise_for_daemon(dir: &Path, attempt: u32, signals: &Signals) -> Result<u
         env: &file.spec.env,
         post: Some(&post),
     };
-    // The reason why it could not start is in exit.json; there is nobody else to tell.
+    // The reason why it could not start is in exit.json; there is no terminal to print it on.
     Ok(supervise(&job, signals, false).unwrap_or_else(|error| error.exit_code()))
 }

@@ -1,8 +1,8 @@
 //! `up` and `down`: the daemon's life.
 //!
-//! Settings come from flags, else from the settings file, else from the defaults. While a daemon runs, what it runs with is kept in
-//! the state directory, so that one started on demand after a crash goes on with the same slots, policy and so on; a clean end
-//! removes the record.
+//! Settings come from flags, else from the settings file, else from the defaults. While a daemon
+//! runs, what it runs with is kept in the state directory, so that one started on demand after a
+//! crash goes on with the same slots, policy and so on; a clean end removes the record.
 
 use crate::args::{ModeChoice, NormaliseChoice, ReactChoice, UpArgs};
 use crate::link::{self, Found, Link};
@@ -159,8 +159,8 @@ struct Record(PathBuf);
 impl Record {
     const NAME: &str = "running.toml";
 
-    /// Only the daemon that has the lock may write it. Not having it only matters after a crash; a full disk is reported by the
-    /// journal, in better words.
+    /// Only the daemon that has the lock may write it. Not having it only matters after a crash; a
+    /// full disk is reported by the journal, in better words.
     fn write(&self, settings: &str) {
         let _ = std::fs::write(&self.0, settings);
     }

@@ -28,11 +28,16 @@ pub struct DaemonConfig {
     pub slots: Option<usize>,
     /// How many cores the jobs may use; missing: all.
     pub cores: Option<usize>,
-    /// How many jobs at once the thread pools of a tuned start should leave room for, at least; missing: those that are there.
+    /// How many jobs at once the thread pools of a tuned start should leave room for, at least;
+    /// missing: those that are there.
     pub expect: Option<usize>,
     pub runtime: Vec<RuntimeKind>,
-    /// Adopt every container, not only labelled ones.
+    /// AdoptionRule every container, not only labelled ones.
     pub docker_all: bool,
+    /// Believe the labels `gainshare.owner` and `gainshare.floor` of adopted containers. Without
+    /// this they are ignored, and such containers belong to the daemon's user: a label that a
+    /// container gives itself must not take shares from other owners.
+    pub docker_trust_labels: bool,
     pub docker_socket: Option<PathBuf>,
     /// `none`, or a loopback address with a port (0: any free one).
     pub listen: Listen,
@@ -66,6 +71,7 @@ impl Default for DaemonConfig {
             expect: None,
             runtime: vec![RuntimeKind::Process],
             docker_all: false,
+            docker_trust_labels: false,
             docker_socket: None,
             listen: Listen::default(),
             state_dir: None,
@@ -73,7 +79,8 @@ impl Default for DaemonConfig {
             idle_exit: None,
             lease: Duration::from_secs(15),
             react: React::Tick,
-            // One SATA disk, one gigabit link: only the order of magnitude matters, because growth is compared between jobs.
+            // One SATA disk, one gigabit link: only the order of magnitude matters, because growth
+            // is compared between jobs.
             block_bandwidth: NodeResources::BLOCK_BYTES_S,
             net_bandwidth: NodeResources::NET_BYTES_S,
             program: None,

@@ -1,45 +1,30 @@
 //! Lengths of time as people write them: `20s`, `1h30m`, `500ms`.
 
+use jiff::fmt::friendly::SpanParser;
+use jiff::{SignedDuration, SpanRelativeTo};
 use serde::{Deserialize, Deserializer, Serializer};
 use std::time::Duration;
 
 /// Reads a sum of numbers with units (`ms`, `s`, `m`, `h`, `d`); a bare number counts seconds.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is no length of time: write something like 20s, 10m or 1h30m");
-    let mut rest = text.trim();
-    let mut total = 0.0;
-    if rest.is_empty() {
-        return Err(wrong());
+    let text = text.trim();
+    let is_bare = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    if is_bare {
+        let seconds: f64 = text.parse().map_err(|_| wrong())?;
+        return Duration::try_from_secs_f64(seconds).map_err(|_| wrong());
     }
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
-        let number: f64 = rest[..digits].parse().map_err(|_| wrong())?;
-        rest = &rest[digits..];
-        let letters = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
-        let unit_s = match &rest[..letters] {
-            "ms" => 1e-3,
-            "" | "s" => 1.0,
-            "m" | "min" => 60.0,
-            "h" => 3600.0,
-            "d" => 86400.0,
-            _ => return Err(wrong()),
-        };
-        total += number * unit_s;
-        rest = rest[letters..].trim_start();
-    }
-    Duration::try_from_secs_f64(total).map_err(|_| wrong())
+    let span = SpanParser::new().parse_span(text).map_err(|_| wrong())?;
+    // Months and years have no fixed length, so they are refused here.
+    let length = span.to_duration(SpanRelativeTo::days_are_24_hours()).map_err(|_| wrong())?;
+    Duration::try_from(length).map_err(|_| wrong())
 }
 
-/// The shortest text that [`parse_duration`] reads back.
+/// A text that [`parse_duration`] reads back, exact to the millisecond.
 pub fn format_duration(d: Duration) -> String {
-    let ms = d.as_millis();
-    match ms {
-        0 => "0s".into(),
-        _ if ms.is_multiple_of(3_600_000) => format!("{}h", ms / 3_600_000),
-        _ if ms.is_multiple_of(60_000) => format!("{}m", ms / 60_000),
-        _ if ms.is_multiple_of(1000) => format!("{}s", ms / 1000),
-        _ => format!("{ms}ms"),
-    }
+    let ms = i64::try_from(d.as_millis()).unwrap_or(i64::MAX);
+    let printer = jiff::fmt::friendly::SpanPrinter::new().spacing(jiff::fmt::friendly::Spacing::None);
+    printer.duration_to_string(&SignedDuration::from_millis(ms))
 }
 
 /// For `#[serde(with = …)]`.

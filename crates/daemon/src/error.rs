@@ -1,4 +1,4 @@
-//! What the daemon tells a caller whose request it refuses, and why a daemon cannot start.
+//! Why the daemon refuses a request, and why a daemon cannot start or ends with an error.
 
 use crate::api::types::{ErrorBody, ErrorCode};
 use crate::journal::JournalError;
@@ -42,17 +42,21 @@ impl From<RuntimeError> for Refusal {
     }
 }
 
-/// Why a daemon did not start or could not go on.
+/// Why a daemon did not start, or ended with an error.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     #[error(transparent)]
     Config(#[from] crate::config::ConfigError),
     #[error(transparent)]
     Paths(#[from] crate::paths::PathError),
-    #[error(
-        "a daemon is already running here (pid {pid}, socket {socket}): use it, stop it with `gainshare down`, or set another GAINSHARE_RUNTIME_DIR"
-    )]
+    #[error("a daemon is already running here (pid {pid}, socket {socket}): use it, or stop it with `gainshare down`")]
     AlreadyRunning { pid: String, socket: String },
+    #[error(
+        "the daemon of {state} runs on host {host} (pid {pid}): use it there, or set GAINSHARE_STATE_DIR to a directory on a disk of this host"
+    )]
+    RunsElsewhere { state: String, host: String, pid: u32 },
+    #[error("the daemon ended because {part} ended: {why}; start it again with `gainshare up`")]
+    PartEnded { part: &'static str, why: String },
     #[error(transparent)]
     Journal(#[from] JournalError),
     #[error("no runtime can be used: {0}")]

@@ -1,12 +1,16 @@
-//! Fail points: places where a test makes the daemon die as if by `kill -9`.
+//! Fail points: places where a test makes a process die as if by `kill -9`, or makes the disk slow.
 //!
-//! `GAINSHARE_FAIL=POINT` aborts the process when it reaches that point for the first time, `POINT:N` at the Nth. Without the variable a
-//! point costs one load. They are always compiled in, so that what is tested is what is shipped.
+//! `GAINSHARE_FAIL=POINT` aborts the process when it reaches that point for the first time,
+//! `POINT:N` at the Nth. A supervisor inherits the daemon's variables, so its points work the same
+//! way. `GAINSHARE_SLOW_COMMIT_MS=N` makes every commit of the journal N milliseconds slower, as a
+//! slow disk does. Without the variables a point costs one load. The points are always compiled in,
+//! so that the tested program is the shipped one.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-/// Every point there is; tests go through all of them.
+/// The daemon's points on the path of a process job; tests go through all of them.
 pub const POINTS: &[&str] = &[
     "submit-before-journal",
     "submit-before-reply",
@@ -25,16 +29,26 @@ pub const POINTS: &[&str] = &[
     "ended-after-release",
 ];
 
+/// The daemon's points on the path of a container.
+pub const DOCKER_POINTS: &[&str] = &["container-before-journal", "container-after-journal"];
+
+/// The supervisor's points around the fork.
+pub const SUPERVISOR_POINTS: &[&str] = &["supervise-before-fork", "supervise-before-started"];
+
 struct Armed {
     point: String,
     left: AtomicU64,
 }
 
 static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
+static SLOW_COMMIT: OnceLock<Option<Duration>> = OnceLock::new();
 
-/// Dies here, if a test wants it.
-pub(crate) fn point(name: &'static str) {
-    debug_assert!(POINTS.contains(&name), "{name} is missing in POINTS");
+/// Dies here, if a test asks for it.
+pub fn point(name: &'static str) {
+    debug_assert!(
+        [POINTS, DOCKER_POINTS, SUPERVISOR_POINTS].iter().any(|list| list.contains(&name)),
+        "{name} is in no list of points"
+    );
     let armed = ARMED.get_or_init(|| {
         let wanted = std::env::var("GAINSHARE_FAIL").ok()?;
         let (point, count) = wanted.split_once(':').unwrap_or((&wanted, "1"));
@@ -47,5 +61,16 @@ pub(crate) fn point(name: &'static str) {
         // No unwinding, no destructors, no flushing: as close to `kill -9` as a process can come by itself.
         nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL).ok();
         std::process::abort();
+    }
+}
+
+/// Sleeps as long as a slow disk would, if a test asks for it.
+pub(crate) fn slow_commit() {
+    let pause = SLOW_COMMIT.get_or_init(|| {
+        let ms = std::env::var("GAINSHARE_SLOW_COMMIT_MS").ok()?.parse().ok()?;
+        Some(Duration::from_millis(ms))
+    });
+    if let Some(pause) = pause {
+        std::thread::sleep(*pause);
     }
 }

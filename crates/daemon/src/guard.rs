@@ -1,70 +1,118 @@
 //! The guard: puts limits back when the daemon is dead or stands still.
 //!
-//! **Problem.** If the daemon dies for good, its last limits would stay for ever: jobs that are throttled with nobody to free them.
+//! **Problem.** If the daemon dies for good, its last limits would stay for ever: jobs stay
+//! throttled and nothing frees them.
 //!
-//! **How.** A process of its own, one for each runtime directory, looks at the daemon's lease once in a while. When the lease has grown
-//! older than allowed, it restores every job listed in the journal's `limits` table, notes the epoch in the `lapsed` file, and waits for
-//! a new lease; if the daemon is dead (nobody holds its lock), there is nothing left to wait for. A daemon that only stood still finds its
-//! epoch in `lapsed` and begins anew.
+//! **How.** A process of its own, one for each state directory, reads the daemon's lease several
+//! times within the lease's length. When the lease has expired, the guard writes a lapse, restores
+//! every job listed in the journal's `limits` table, and tries again, with pauses that grow, what
+//! could not be restored. A daemon that only stood still finds its epoch in the lapse and decides
+//! again under a new epoch. A daemon that starts while a guard of an earlier daemon lives uses that
+//! guard.
 //!
-//! **Properties.** It never touches a limit while the lease is fresh. It ends when the daemon ends properly (no lease) or is dead and
-//! everything is restored.
+//! **Properties.** The guard touches no limit while the lease is valid. It ends when the daemon
+//! ended properly (no lease), when another daemon has taken over the journal with another runtime
+//! directory, or when the daemon is dead and every limit is back.
 
 use crate::clock::boottime_ns;
-use crate::driver::{LeaseContent, is_locked};
-use crate::journal::{self, LimitRow};
+use crate::config::DaemonConfig;
+use crate::duration::format_duration;
+use crate::instance::{self, Holder, is_locked};
+use crate::journal;
+use crate::launch::{detach, program};
+use crate::lease::{Lapse, LeaseContent};
 use crate::paths::Paths;
-use gainshare_limits::LimitMode;
-use gainshare_limits::RuntimeError;
-use gainshare_limits::docker::{DockerRuntime, OriginalLimits, default_socket};
-use gainshare_limits::process::{self, JobGroup};
-use std::fs::{File, OpenOptions};
+use crate::restore::restore;
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
-use std::time::Duration;
-
-/// What is stored for a container: its original limits and where its engine is.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct ContainerOriginal {
-    pub(crate) original: OriginalLimits,
-    pub(crate) socket: Option<PathBuf>,
-}
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
 /// A missing lease at the very beginning means that the daemon is only just starting.
 const FIRST_LEASE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Watches until the daemon ends properly, or is dead and its limits are put back.
+/// Pauses between attempts to restore what could not be restored.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// What the guard found in one round.
+#[derive(Debug, PartialEq, Eq)]
+enum Finding {
+    /// The lease is valid, or not there yet.
+    Alive,
+    /// The limits must go back; `epoch` is missing if the lease belongs to a daemon of another state directory.
+    Lapsed { epoch: Option<u64>, is_dead: bool },
+    /// Nothing is left to guard.
+    Over,
+}
+
+fn examine(paths: &Paths, age: Duration, now_ns: u64, holder: &Holder, lease: Option<LeaseContent>) -> Finding {
+    let is_dead = *holder == Holder::None;
+    if let Holder::Daemon(Some(address)) = holder
+        && address.socket != paths.socket()
+    {
+        return Finding::Over;
+    }
+    match lease {
+        None if !is_dead && age < FIRST_LEASE_WITHIN => Finding::Alive,
+        None => Finding::Over,
+        Some(lease) if lease.state != paths.state => {
+            if is_dead {
+                Finding::Lapsed { epoch: None, is_dead }
+            } else {
+                Finding::Alive
+            }
+        }
+        Some(lease) if lease.has_expired(now_ns) => Finding::Lapsed { epoch: Some(lease.epoch), is_dead },
+        Some(_) => Finding::Alive,
+    }
+}
+
+/// Watches until nothing is left to guard. `lease` sets the pace; the length that counts is the one in the lease file.
 pub fn run(state_dir: PathBuf, runtime_dir: PathBuf, lease: Duration) -> std::io::Result<()> {
     let paths = Paths { state: state_dir, runtime: runtime_dir };
     let Some(_lock) = lock(&paths)? else { return Ok(()) };
     // Often enough that limits are back soon after the lease is over, seldom enough to cost nothing.
     let pace = (lease / 8).clamp(Duration::from_millis(100), Duration::from_secs(1));
-    let begun = boottime_ns();
+    let begun = Instant::now();
+    let find = || {
+        let holder = instance::holder(&paths);
+        examine(&paths, begun.elapsed(), boottime_ns(), &holder, LeaseContent::read(&paths.lease()))
+    };
+    let (mut pause, mut next_try) = (FIRST_PAUSE, begun);
     loop {
         std::thread::sleep(pace);
-        let now = boottime_ns();
-        let Some(content) = LeaseContent::read(&paths.lease()) else {
-            if now.saturating_sub(begun) > FIRST_LEASE_WITHIN.as_nanos() as u64 || !is_locked(&paths.lock()) {
-                return Ok(());
+        let (epoch, is_dead) = match find() {
+            Finding::Over => return Ok(()),
+            Finding::Alive => {
+                (pause, next_try) = (FIRST_PAUSE, Instant::now());
+                continue;
             }
-            continue;
+            Finding::Lapsed { epoch, is_dead } => (epoch, is_dead),
         };
-        let age = Duration::from_nanos(now.saturating_sub(content.boottime_ns));
-        // A clock that is behind the lease belongs to another boot: that daemon is dead.
-        let stale = age > lease || content.boottime_ns > now;
-        if !stale || crate::driver::lapsed_epoch(&paths.lapsed()) == Some(content.epoch) {
-            continue;
+        let restored = epoch.map(|epoch| Lapse { epoch, restored: true });
+        let mut is_whole = restored.is_some() && Lapse::read(&paths.lapsed()) == restored;
+        if !is_whole && Instant::now() >= next_try {
+            // Written first: a daemon that runs again in the middle of this must not believe in its limits.
+            if let Some(epoch) = epoch {
+                Lapse { epoch, restored: false }.write(&paths.lapsed())?;
+            }
+            is_whole = restore_all(&paths, || matches!(find(), Finding::Lapsed { .. }));
+            if let Some(lapse) = restored.filter(|_| is_whole) {
+                lapse.write(&paths.lapsed())?;
+            }
+            next_try = Instant::now() + pause;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        let whole = restore_all(&paths);
-        note_lapse(&paths, content.epoch)?;
-        if whole && !is_locked(&paths.lock()) {
+        if is_whole && is_dead {
             return Ok(());
         }
     }
 }
 
-/// Only one guard; a second one has nothing to do.
+/// Only one guard for each journal; a second one has nothing to do.
 fn lock(paths: &Paths) -> std::io::Result<Option<File>> {
     let mut options = OpenOptions::new();
     let mut file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(paths.guard_lock())?;
@@ -74,20 +122,14 @@ fn lock(paths: &Paths) -> std::io::Result<Option<File>> {
             writeln!(file, "{}", std::process::id())?;
             Ok(Some(file))
         }
-        Err(std::fs::TryLockError::WouldBlock) => Ok(None),
-        Err(std::fs::TryLockError::Error(e)) => Err(e),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(e)) => Err(e),
     }
 }
 
-fn note_lapse(paths: &Paths, epoch: u64) -> std::io::Result<()> {
-    let path = paths.lapsed();
-    let aside = path.with_extension("new");
-    std::fs::write(&aside, format!("{epoch}\n"))?;
-    std::fs::rename(aside, path)
-}
-
-/// Whether everything could be put back.
-fn restore_all(paths: &Paths) -> bool {
+/// Whether every limit is back. Stops as soon as a daemon has a valid lease again: from then on the
+/// limits are the daemon's.
+fn restore_all(paths: &Paths, has_lapsed: impl Fn() -> bool) -> bool {
     let rows = match journal::limits_in(&paths.journal()) {
         Ok(rows) => rows,
         Err(e) => {
@@ -95,25 +137,96 @@ fn restore_all(paths: &Paths) -> bool {
             return false;
         }
     };
-    let mut whole = true;
+    let mut is_whole = true;
     for row in rows {
+        if !has_lapsed() {
+            return false;
+        }
         if let Err(e) = restore(&row) {
             tracing::error!(job = %row.job, "the guard cannot put limits back: {e}");
-            whole = false;
+            is_whole = false;
         }
     }
-    whole
+    is_whole
 }
 
-/// Puts one job's limits back without its runtime knowing it. Harmless if the job is gone.
-pub(crate) fn restore(row: &LimitRow) -> Result<(), RuntimeError> {
-    let unreadable = |e: serde_json::Error| RuntimeError::Unsupported(format!("{}: {e}", row.key));
-    if row.runtime == "docker" {
-        let kept: ContainerOriginal = serde_json::from_str(&row.original).map_err(unreadable)?;
-        let socket = kept.socket.unwrap_or_else(default_socket);
-        DockerRuntime::connect(&socket, LimitMode::Weight)?.restore(&kept.original)
-    } else {
-        let group: JobGroup = serde_json::from_str(&row.original).map_err(unreadable)?;
-        process::restore(&group)
+/// The daemon's side: makes sure that a guard runs.
+pub(crate) struct GuardKeeper {
+    child: Option<Child>,
+    pause: Duration,
+    next_start: Instant,
+}
+
+impl GuardKeeper {
+    pub(crate) fn new() -> GuardKeeper {
+        GuardKeeper { child: None, pause: FIRST_PAUSE, next_start: Instant::now() }
+    }
+
+    /// Starts a guard if none runs, neither one of ours nor one of an earlier daemon. Pauses grow
+    /// while guards end at once.
+    pub(crate) fn ensure(&mut self, paths: &Paths, config: &DaemonConfig) {
+        if let Some(child) = &mut self.child {
+            if matches!(child.try_wait(), Ok(None)) {
+                self.pause = FIRST_PAUSE;
+                return;
+            }
+            self.child = None;
+        }
+        if is_locked(&paths.guard_lock()) || Instant::now() < self.next_start {
+            return;
+        }
+        self.next_start = Instant::now() + self.pause;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        let program = program(config);
+        let mut command = Command::new(&program);
+        command.arg("guard").arg("--state-dir").arg(&paths.state).arg("--runtime-dir").arg(&paths.runtime);
+        command.arg("--lease").arg(format_duration(config.lease));
+        detach(&mut command);
+        match command.spawn() {
+            Ok(child) => {
+                tracing::info!("started the guard (pid {})", child.id());
+                self.child = Some(child);
+            }
+            Err(e) => tracing::warn!("cannot start the guard {}: {e}", program.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::instance::Address;
+
+    const LENGTH: Duration = Duration::from_secs(3);
+
+    fn paths() -> Paths {
+        Paths { state: "/state".into(), runtime: "/run".into() }
+    }
+
+    fn lease(state: &str) -> Option<LeaseContent> {
+        Some(LeaseContent { epoch: 7, boottime_ns: 1, length: LENGTH, state: state.into() })
+    }
+
+    fn daemon(socket: &str) -> Holder {
+        Holder::Daemon(Some(Address { host: "h".into(), boot_id: "b".into(), pid: 1, socket: socket.into() }))
+    }
+
+    #[test]
+    fn what_the_guard_makes_of_lock_and_lease() {
+        let (young, old) = (Duration::from_secs(1), Duration::from_secs(60));
+        let late = 10_000_000_000;
+        let find = |age, now, holder: Holder, lease| examine(&paths(), age, now, &holder, lease);
+        let ours = || daemon("/run/api.sock");
+        assert_eq!(find(old, 5, ours(), lease("/state")), Finding::Alive);
+        assert_eq!(find(old, 5, Holder::None, lease("/state")), Finding::Alive, "a restart may still come");
+        assert_eq!(find(old, late, ours(), lease("/state")), Finding::Lapsed { epoch: Some(7), is_dead: false });
+        assert_eq!(find(old, late, Holder::None, lease("/state")), Finding::Lapsed { epoch: Some(7), is_dead: true });
+        assert_eq!(find(young, 5, ours(), None), Finding::Alive, "the daemon is starting");
+        assert_eq!(find(old, 5, ours(), None), Finding::Over);
+        assert_eq!(find(young, 5, Holder::None, None), Finding::Over);
+        // The journal has another daemon, which has a guard of its own.
+        assert_eq!(find(old, late, daemon("/other/api.sock"), lease("/state")), Finding::Over);
+        // The runtime directory has the daemon of another journal: its lease says nothing about our jobs.
+        assert_eq!(find(old, 5, Holder::None, lease("/other")), Finding::Lapsed { epoch: None, is_dead: true });
     }
 }

@@ -1,15 +1,25 @@
-//! What must not be forgotten: jobs, what happened to them, their samples, the limits that were changed.
+//! The journal: jobs, what happened to them, their samples, and the limits that were changed.
 //!
-//! **Problem.** The daemon may die at any instruction and the disk may fill up; no job, sample or limit that was acknowledged may be
-//! lost, and what was not finished must be recognisable.
+//! **Problem.** The daemon may die at any instruction and the disk may fill up; no job, sample or
+//! limit that was acknowledged may be lost, and what was not finished must be recognisable.
 //!
-//! **How.** One SQLite file in WAL mode, synced at every commit, with one writer (the driver). [`Batch`] is everything that becomes true
-//! together; [`Journal::commit`] writes it in one transaction. The `journal` table is append-only and holds every [`Change`]; the `jobs`
-//! table is the state that those changes lead to, kept so that a start need not replay them. Samples are committed together with the position
-//! of the collector that read them, so that a restart neither loses nor repeats one.
+//! **How.** One SQLite file, synced at every commit, with one writer (the driver). [`Batch`] is
+//! everything that becomes true together; [`Journal::commit`] writes it in one transaction. The
+//! `journal` table is append-only and holds every [`Change`]; the `jobs` table is the state that
+//! those changes lead to, kept so that a start need not replay them. Samples are committed together
+//! with the position of the collector that read them, so that a restart neither loses nor repeats
+//! one. The file is in WAL mode, except on a network file system (see `medium`).
 //!
-//! **Properties.** A batch is there as a whole or not at all, wherever the file was cut. Replaying the `journal` table gives the `jobs`
-//! table. A full disk is told apart from other errors and changes nothing.
+//! **Secrets.** The journal holds the names of a job's variables, never their values: those are in
+//! JOBDIR/spec.json until the job has started. Deleted rows are overwritten with zeros.
+//!
+//! **Properties.** A batch is there as a whole or not at all, wherever the file was cut. Replaying
+//! the `journal` table gives the `jobs` table. A full disk is distinguished from other errors and
+//! changes nothing. The file does not grow with the number of jobs that were forgotten, of daemons
+//! that ran, or of owners that have no job.
+
+mod medium;
+mod migrate;
 
 use crate::clock::{Clock, Moment};
 use crate::record::{Change, JobRecord};
@@ -21,10 +31,13 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-const SCHEMA_VERSION: i64 = 1;
+const SCHEMA_VERSION: i64 = 2;
 
-/// Plans older than this many are pruned; the rest of the journal stays as long as its job.
+/// Plans older than this many are pruned; what concerns one job stays as long as the job.
 const PLANS_KEPT: i64 = 2000;
+
+/// Starts and ends of daemons that are kept.
+const DAEMONS_KEPT: i64 = 200;
 
 /// Samples of one job beyond this are thinned to every second one.
 pub const SAMPLES_KEPT: u64 = 10_000;
@@ -38,7 +51,7 @@ pub enum JournalError {
     Full { path: String },
     #[error("cannot use the journal {path}: {source}")]
     Sqlite { path: String, source: rusqlite::Error },
-    #[error("the journal {path} is damaged ({what}): move it away to begin anew; running jobs are not harmed")]
+    #[error("the journal {path} is damaged ({what}): move it away and start again; running jobs are not harmed")]
     Damaged { path: String, what: String },
     #[error(
         "the journal {path} was written by a newer version (schema {found}, known {SCHEMA_VERSION}): use that version"
@@ -61,7 +74,7 @@ pub struct Batch {
     /// Jobs whose earlier samples belong to another metric than these.
     pub cleared: Vec<JobId>,
     pub samples: Vec<(JobId, StoredSample)>,
-    /// By job: an opaque text for whoever continues reading where this daemon stopped.
+    /// By job: an opaque text with which a later daemon continues reading where this one stopped.
     pub positions: Vec<(JobId, String)>,
     /// Samples of the job whose sequence number is no multiple of the second number are dropped.
     pub thin: Vec<(JobId, u64)>,
@@ -119,7 +132,8 @@ pub struct Loaded {
     pub jobs: Vec<(JobRecord, Option<String>)>,
     pub control: Option<Decider>,
     pub plans: Vec<(Moment, Plan)>,
-    pub owners: Vec<String>,
+    /// The number of each owner that has a job.
+    pub owners: BTreeMap<String, u32>,
     /// The last daemon did not end properly.
     pub unclean: bool,
 }
@@ -142,13 +156,15 @@ impl Journal {
         let mut db = Connection::open(path).map_err(fail)?;
         if !existed {
             use std::os::unix::fs::PermissionsExt;
-            // The WAL and its index inherit the mode; environments are in here.
+            // The WAL and its index inherit the mode.
             std::fs::set_permissions(path, PermissionsExt::from_mode(0o600))
                 .map_err(|e| JournalError::Damaged { path: name.clone(), what: e.to_string() })?;
         }
         db.busy_timeout(std::time::Duration::from_secs(2)).map_err(fail)?;
-        db.pragma_update(None, "journal_mode", "WAL").map_err(fail)?;
+        let dir = path.parent().unwrap_or(Path::new("/"));
+        db.pragma_update(None, "journal_mode", medium::JournalMode::for_dir(dir).pragma()).map_err(fail)?;
         db.pragma_update(None, "synchronous", "FULL").map_err(fail)?;
+        db.pragma_update(None, "secure_delete", "ON").map_err(fail)?;
         // A megabyte is plenty for what the driver touches; the default would be a good part of the daemon's memory.
         db.pragma_update(None, "cache_size", -1024).map_err(fail)?;
         db.pragma_update(None, "journal_size_limit", 8 << 20).map_err(fail)?;
@@ -163,6 +179,9 @@ impl Journal {
         let check: String = db.pragma_query_value(None, "quick_check", |r| r.get(0)).map_err(fail)?;
         if check != "ok" {
             return Err(JournalError::Damaged { path: name, what: check.replace('\n', "; ") });
+        }
+        if found > 0 {
+            migrate::migrate(&mut db, &name, found, &dir.join("jobs"))?;
         }
         let kept = get_meta(&db, "clock").map_err(fail)?.and_then(|t| serde_json::from_str(&t).ok());
         let latest: Option<i64> = db.query_row("SELECT MAX(time_us) FROM journal", [], |r| r.get(0)).map_err(fail)?;
@@ -216,15 +235,19 @@ impl Journal {
             })
             .collect();
         plans.reverse();
-        let mut query = self.db.prepare("SELECT name FROM owners ORDER BY id").map_err(fail)?;
-        let owners = query.query_map([], |r| r.get(0)).map_err(fail)?.collect::<Result<_, _>>().map_err(fail)?;
+        let mut query = self.db.prepare("SELECT name, id FROM owners").map_err(fail)?;
+        let owners = query
+            .query_map([], |r| Ok((r.get(0)?, r.get(1)?)))
+            .map_err(fail)?
+            .collect::<Result<_, _>>()
+            .map_err(fail)?;
         let last: Option<String> = self
             .db
             .query_row("SELECT kind FROM journal ORDER BY seq DESC LIMIT 1", [], |r| r.get(0))
             .optional()
             .map_err(fail)?;
         let unclean = last.is_some_and(|kind| kind != "closed");
-        // A control of another version is no loss: shares are measured anew.
+        // A control of another version is no loss: shares are measured again.
         Ok(Loaded { jobs, control: control.and_then(|c| serde_json::from_str(&c).ok()), plans, owners, unclean })
     }
 
@@ -243,18 +266,11 @@ impl Journal {
         Ok(JobId(last as u64 + 1))
     }
 
-    pub fn add_owner(&mut self, name: &str) -> Result<(), JournalError> {
-        self.transact(|tx| tx.execute("INSERT OR IGNORE INTO owners (name) VALUES (?1)", [name]).map(drop))
-    }
-
-    /// The secret part of a submission.
-    pub fn base_env(&self, job: JobId) -> Result<BTreeMap<String, String>, JournalError> {
-        let text: Option<String> = self
-            .db
-            .query_row("SELECT base_env FROM jobs WHERE id = ?1", [job.0 as i64], |r| r.get(0))
-            .optional()
-            .map_err(|e| explain(&self.path, e))?;
-        Ok(text.and_then(|t| serde_json::from_str(&t).ok()).unwrap_or_default())
+    /// Gives an owner a number. An owner without a job is pruned with the next job that is forgotten.
+    pub fn add_owner(&mut self, name: &str) -> Result<u32, JournalError> {
+        self.transact(|tx| tx.execute("INSERT OR IGNORE INTO owners (name) VALUES (?1)", [name]).map(drop))?;
+        let number = self.db.query_row("SELECT id FROM owners WHERE name = ?1", [name], |r| r.get(0));
+        number.map_err(|e| explain(&self.path, e))
     }
 
     /// A job's samples later than `after`, oldest first.
@@ -324,13 +340,15 @@ impl Journal {
         let run = || {
             let tx = self.db.transaction()?;
             work(&tx)?;
+            crate::fail::slow_commit();
             tx.commit()
         };
         run().map_err(|e| explain(&self.path, e))
     }
 }
 
-/// The limits that were changed and not yet put back, for the guard: read beside a daemon that is dead or stands still.
+/// The limits that were changed and not yet put back. The guard reads them beside a daemon that is
+/// dead or stands still.
 pub fn limits_in(path: &Path) -> Result<Vec<LimitRow>, JournalError> {
     let name = path.display().to_string();
     // Reading a WAL needs its index, which a dead writer may have left to be rebuilt: so not read-only.
@@ -351,7 +369,7 @@ fn read_limits(db: &Connection) -> rusqlite::Result<Vec<LimitRow>> {
 fn create(tx: &Transaction) -> rusqlite::Result<()> {
     tx.execute_batch(
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-         CREATE TABLE jobs (id INTEGER PRIMARY KEY, record TEXT NOT NULL, base_env TEXT NOT NULL DEFAULT '{}', position TEXT);
+         CREATE TABLE jobs (id INTEGER PRIMARY KEY, record TEXT NOT NULL, position TEXT);
          CREATE TABLE journal (seq INTEGER PRIMARY KEY AUTOINCREMENT, time_us INTEGER NOT NULL, unix_s REAL NOT NULL,
                                job INTEGER, kind TEXT NOT NULL, body TEXT NOT NULL);
          CREATE INDEX journal_kind ON journal (kind, seq);
@@ -368,34 +386,27 @@ fn create(tx: &Transaction) -> rusqlite::Result<()> {
 fn write(tx: &Transaction, batch: &Batch) -> rusqlite::Result<()> {
     for (at, job, change) in &batch.changes {
         tx.prepare_cached("INSERT INTO journal (time_us, unix_s, job, kind, body) VALUES (?1, ?2, ?3, ?4, ?5)")?
-            .execute(params![
-                at.time.0 as i64,
-                at.unix_s,
-                job.map(|j| j.0 as i64),
-                change.kind(),
-                json(&stored(change))
-            ])?;
+            .execute(params![at.time.0 as i64, at.unix_s, job.map(|j| j.0 as i64), change.kind(), json(change)])?;
         match (job, change) {
-            (Some(id), Change::Submitted { record, base_env }) => {
-                tx.prepare_cached("INSERT INTO jobs (id, record, base_env) VALUES (?1, ?2, ?3)")?.execute(params![
-                    id.0 as i64,
-                    json(record),
-                    json(base_env)
-                ])?;
+            (Some(id), Change::Submitted { record }) => {
+                tx.prepare_cached("INSERT INTO jobs (id, record) VALUES (?1, ?2)")?
+                    .execute(params![id.0 as i64, json(record)])?;
                 set_meta(tx, "last_id", &id.0.to_string())?;
             }
             (Some(id), Change::Forgotten) => {
-                for table in ["jobs WHERE id", "samples WHERE job", "journal WHERE kind != 'forgotten' AND job"] {
+                for table in ["jobs WHERE id", "samples WHERE job", "journal WHERE job"] {
                     tx.execute(&format!("DELETE FROM {table} = ?1"), [id.0 as i64])?;
                 }
+                tx.execute("DELETE FROM owners WHERE name NOT IN (SELECT record ->> '$.owner' FROM jobs)", [])?;
             }
             (None, Change::Plan { plan }) if plan.generation % 64 == 0 => {
                 for kind in ["plan", "applied"] {
-                    tx.execute(
-                        "DELETE FROM journal WHERE kind = ?1 AND seq <
-                         (SELECT seq FROM journal WHERE kind = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2)",
-                        params![kind, PLANS_KEPT],
-                    )?;
+                    keep_newest(tx, kind, PLANS_KEPT)?;
+                }
+            }
+            (None, Change::Opened { .. }) => {
+                for kind in ["opened", "lapsed", "closed"] {
+                    keep_newest(tx, kind, DAEMONS_KEPT)?;
                 }
             }
             _ => {}
@@ -433,15 +444,14 @@ fn write(tx: &Transaction, batch: &Batch) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// The submitted environment is kept once, in the `jobs` table, and goes when the job is forgotten.
-fn stored(change: &Change) -> std::borrow::Cow<'_, Change> {
-    use std::borrow::Cow;
-    match change {
-        Change::Submitted { record, base_env } if !base_env.is_empty() => {
-            Cow::Owned(Change::Submitted { record: record.clone(), base_env: BTreeMap::new() })
-        }
-        other => Cow::Borrowed(other),
-    }
+/// Deletes all but the newest rows of a kind.
+fn keep_newest(tx: &Transaction, kind: &str, count: i64) -> rusqlite::Result<()> {
+    tx.execute(
+        "DELETE FROM journal WHERE kind = ?1 AND seq <
+         (SELECT seq FROM journal WHERE kind = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2)",
+        params![kind, count - 1],
+    )
+    .map(drop)
 }
 
 fn get_meta(db: &Connection, key: &str) -> rusqlite::Result<Option<String>> {
@@ -461,7 +471,7 @@ fn explain(path: &str, source: rusqlite::Error) -> JournalError {
     let path = path.to_owned();
     match source.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => JournalError::Full { path },
-        // SQLite reports some writes on a full disk as input/output errors; the disk itself tells the difference.
+        // SQLite reports some writes on a full disk as input/output errors; the free space decides.
         Some(ErrorCode::SystemIoFailure) if is_full(Path::new(&path)) => JournalError::Full { path },
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
             JournalError::Damaged { path, what: source.to_string() }

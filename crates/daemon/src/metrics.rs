@@ -1,7 +1,7 @@
 //! What Prometheus reads at `/metrics`.
 //!
-//! Counters and histograms are kept as things happen; gauges about jobs are set when somebody asks. Labels are names of jobs and the same
-//! words that the API uses for states and categories.
+//! Counters and histograms are kept as things happen; gauges about jobs are set when the page is
+//! read. Labels are names of jobs and the same words that the API uses for states and categories.
 
 use crate::api::types::{JobInfo, JobState};
 use prometheus_client::encoding::text::encode;

@@ -1,8 +1,9 @@
-//! Where the daemon keeps its things.
+//! Where the daemon keeps its files.
 //!
-//! The *state dir* survives reboots: journal.db, `jobs/<id>/`, token, daemon.log. The *runtime dir* belongs to the running daemon:
-//! api.sock, lock, lease, lapsed, address. Both are the user's own: made with mode 0700, and refused if they belong to someone else
-//! or others may write there, because whoever can replace the socket can give orders.
+//! The *state dir* survives reboots: journal.db, `jobs/<id>/`, token, daemon.log, lock, guard.lock.
+//! The *runtime dir* belongs to the running daemon: api.sock, lock, lease, lapsed, address. Both
+//! belong to the user: they are made with mode 0700, and refused if another user owns them or may
+//! write there, because a user who can replace the socket can control the daemon.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -46,23 +47,23 @@ impl Paths {
         Paths { state: absolute(state), runtime: absolute(runtime) }
     }
 
-    /// Where clients find the daemon: `GAINSHARE_SOCKET`, else the runtime dir's.
-    pub fn client_socket(&self) -> PathBuf {
-        std::env::var_os("GAINSHARE_SOCKET").filter(|v| !v.is_empty()).map_or_else(|| self.socket(), PathBuf::from)
-    }
-
     pub fn socket(&self) -> PathBuf {
         self.runtime.join("api.sock")
     }
 
-    /// Locked by the daemon for as long as it lives; holds its pid.
+    /// Locked by the daemon that owns the socket; holds its pid.
     pub fn lock(&self) -> PathBuf {
         self.runtime.join("lock")
     }
 
-    /// Locked by the guard; holds its pid.
+    /// Locked by the daemon that owns the journal; holds its address.
+    pub fn state_lock(&self) -> PathBuf {
+        self.state.join("lock")
+    }
+
+    /// Locked by the guard of this journal; holds its pid.
     pub fn guard_lock(&self) -> PathBuf {
-        self.runtime.join("guard.lock")
+        self.state.join("guard.lock")
     }
 
     pub fn lease(&self) -> PathBuf {
@@ -90,15 +91,20 @@ impl Paths {
         self.state.join("daemon.log")
     }
 
+    /// The directory of all JOBDIRs.
+    pub fn jobs(&self) -> PathBuf {
+        self.state.join("jobs")
+    }
+
     /// JOBDIR.
     pub fn job(&self, id: u64) -> PathBuf {
-        self.state.join("jobs").join(id.to_string())
+        self.jobs().join(id.to_string())
     }
 
     /// Makes both directories, or says why one cannot be trusted.
     pub fn create(&self) -> Result<(), PathError> {
         private_dir(&self.state, "GAINSHARE_STATE_DIR")?;
-        private_dir(&self.state.join("jobs"), "GAINSHARE_STATE_DIR")?;
+        private_dir(&self.jobs(), "GAINSHARE_STATE_DIR")?;
         private_dir(&self.runtime, "GAINSHARE_RUNTIME_DIR")
     }
 }

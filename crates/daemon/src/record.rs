@@ -1,12 +1,13 @@
-//! What is remembered of a job, and how it changes.
+//! The record of a job, and how it changes.
 //!
-//! Every change is a value. The journal keeps the changes in order; [`JobRecord::take`] is the only way a record changes, in the running
-//! daemon as well as when the journal is replayed, so that both always agree.
+//! Every change is a value. The journal keeps the changes in order; [`JobRecord::take`] is the only
+//! way a record changes, in the running daemon as well as when the journal is replayed, so that
+//! both always agree.
 
 use crate::api::types::{JobState, StartOrder};
 use crate::clock::Moment;
-use crate::spec::JobSpec;
-use gainshare_core::model::JobId;
+use crate::spec::{self, JobSpec};
+use gainshare_core::model::{JobId, Time};
 use gainshare_core::plan::Plan;
 use gainshare_limits::process::{Identity, JobGroup};
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,8 @@ pub struct JobRecord {
     pub id: JobId,
     pub name: String,
     pub owner: String,
+    /// Without the values of the environment. Fields of other versions are ignored.
+    #[serde(deserialize_with = "spec::deserialize_stored")]
     pub spec: JobSpec,
     /// The jobs named by the spec's `after`.
     pub after: Vec<JobId>,
@@ -25,7 +28,7 @@ pub struct JobRecord {
     pub env_names: Vec<String>,
     /// Its supervisor asks for admission.
     pub attached: bool,
-    /// A container that somebody else started.
+    /// A container that was not started by Gainshare.
     pub adopted: bool,
     pub state: JobState,
     pub attempt: u32,
@@ -43,17 +46,20 @@ pub struct JobRecord {
     /// Why it failed, was stopped or lost, if there is more to say than an exit code.
     pub why: Option<String>,
     pub stop_requested: bool,
+    /// When the job is killed if the request to stop has not ended it.
+    #[serde(default)]
+    pub kill_at: Option<Time>,
     pub notes: Vec<String>,
 }
 
-/// What can happen; the tag is the journal's `kind`. It stands outside, because serde loses numeric keys of maps behind an inner tag.
+/// What can happen; the tag is the journal's `kind`. It stands outside, because serde loses numeric
+/// keys of maps behind an inner tag.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Change {
+    /// The record holds names of variables, no values.
     Submitted {
         record: Box<JobRecord>,
-        /// Secret: stays in the journal.
-        base_env: BTreeMap<String, String>,
     },
     /// May start; `group` or, later, `container` says where it will be found.
     Admitted {
@@ -69,7 +75,11 @@ pub enum Change {
     Noted {
         note: String,
     },
-    /// A user wants it to end.
+    /// A user asked for its end; after `kill_at` the job is killed.
+    StopRequested {
+        kill_at: Time,
+    },
+    /// As version 1 of the journal recorded a request to stop.
     Stopping,
     /// It ended, or never began.
     Ended {
@@ -110,6 +120,7 @@ impl Change {
             Change::Admitted { .. } => "admitted",
             Change::Started { .. } => "started",
             Change::Noted { .. } => "noted",
+            Change::StopRequested { .. } => "stop-requested",
             Change::Stopping => "stopping",
             Change::Ended { .. } => "ended",
             Change::Released => "released",
@@ -145,6 +156,10 @@ impl JobRecord {
                 if !self.notes.contains(note) {
                     self.notes.push(note.clone());
                 }
+            }
+            Change::StopRequested { kill_at } => {
+                self.stop_requested = true;
+                self.kill_at = Some(self.kill_at.map_or(*kill_at, |earlier| earlier.min(*kill_at)));
             }
             Change::Stopping => self.stop_requested = true,
             Change::Ended { state, exit_code, signal, why } => {

@@ -1,17 +1,20 @@
 //! What a user asks for: one job, a file of jobs, a parameter sweep.
 //!
-//! **Problem.** The same description must reach the daemon from a command line, a TOML file, a YAML file and a program; it must run
-//! unchanged as a process and as a container; and a mistake in it must be found before anything is submitted.
+//! **Problem.** The same description must reach the daemon from a command line, a TOML file, a YAML
+//! file and a program; it must run unchanged as a process and as a container; and a mistake in it
+//! must be found before anything is submitted.
 //!
-//! **How.** [`load`] reads a file (one job, `[[job]]` tables, a YAML list or several documents), [`JobSpec::expand`] turns a sweep
-//! into plain jobs, [`JobSpec::validate`] refuses what cannot run. Errors fit on one line and name the file, the line and the field.
+//! **How.** [`load`] reads a file (one job, `[[job]]` tables, a YAML list or several documents),
+//! [`JobSpec::expand`] turns a sweep into plain jobs, [`JobSpec::validate`] refuses what cannot
+//! run. Errors fit on one line and name the file, the line and the field.
 //!
-//! **Properties.** Unknown fields are refused. Expansion is deterministic: parameters in alphabetical order, the last one fastest.
-//! Values of the environment never leave through [`JobSpec::env_names`], which is all that the API shows.
+//! **Properties.** Unknown fields are refused. Expansion is deterministic: parameters in
+//! alphabetical order, the last one fastest. Values of the environment never leave through
+//! [`JobSpec::env_names`], which is all that the API shows.
 
 use gainshare_limits::RuntimeKind;
 pub use gainshare_progress::MetricSpec;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -55,7 +58,7 @@ pub struct JobSpec {
     /// The most it may have, 0…1.
     pub max: f64,
     pub start: StartKind,
-    /// Whoever answers for the job; default: the Unix user.
+    /// The owner of the job; default: the Unix user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     /// Which of the job's numbers says how it does, and where to find it.
@@ -200,6 +203,11 @@ impl JobSpec {
         self.env.keys().cloned().collect()
     }
 
+    /// Keeps the names of the environment's variables and drops their values.
+    pub fn hide_env_values(&mut self) {
+        self.env.values_mut().for_each(|value| *value = String::new());
+    }
+
     /// Refuses what cannot run. Does not look at the machine (that the program exists is checked where it is started).
     pub fn validate(&self) -> Result<(), SpecError> {
         let job = self.label();
@@ -303,6 +311,51 @@ impl JobSpec {
     }
 }
 
+/// Reads a spec that another version of this program may have written: unknown fields are ignored.
+/// Job files and requests, which people write, are read strictly instead, so that a misspelt field
+/// is found.
+pub(crate) fn deserialize_stored<'de, D: Deserializer<'de>>(deserializer: D) -> Result<JobSpec, D::Error> {
+    use serde::de::Error;
+    let mut map = serde_json::Map::deserialize(deserializer)?;
+    map.retain(|key, _| field_names::<JobSpec>().contains(&key.as_str()));
+    if let Some(serde_json::Value::Object(metric)) = map.get_mut("metric") {
+        metric.retain(|key, _| field_names::<MetricSpec>().contains(&key.as_str()));
+    }
+    JobSpec::deserialize(serde_json::Value::Object(map)).map_err(D::Error::custom)
+}
+
+/// The names of a struct's fields, as its derived `Deserialize` asks for them.
+fn field_names<T: serde::de::DeserializeOwned>() -> &'static [&'static str] {
+    struct Probe<'a>(&'a mut &'static [&'static str]);
+
+    impl<'de> Deserializer<'de> for Probe<'_> {
+        type Error = serde::de::value::Error;
+
+        fn deserialize_any<V: serde::de::Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+            Err(serde::de::Error::custom("only a struct has fields"))
+        }
+
+        fn deserialize_struct<V: serde::de::Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            _: V,
+        ) -> Result<V::Value, Self::Error> {
+            *self.0 = fields;
+            Err(serde::de::Error::custom("the names are all that is wanted"))
+        }
+
+        serde::forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+            newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+
+    let mut names: &[&str] = &[];
+    let _ = T::deserialize(Probe(&mut names));
+    names
+}
+
 /// Replaces each `{parameter}` once, from left to right, so that a value which looks like a mark is not replaced again.
 fn replace_marks(text: &str, values: &BTreeMap<&str, String>) -> String {
     let mut out = String::with_capacity(text.len());
@@ -396,7 +449,8 @@ pub enum Format {
     Yaml,
 }
 
-/// [`load`] for text that is already here; `base` is what relative paths are relative to, `name` how errors call the text.
+/// [`load`] for text that is already here; `base` is what relative paths are relative to, `name`
+/// how errors call the text.
 pub fn parse(text: &str, format: Format, name: &str, base: &Path) -> Result<Vec<JobSpec>, SpecError> {
     let specs = match format {
         Format::Toml => parse_toml(text),

@@ -111,6 +111,62 @@ fn events_metrics_and_the_description_tell_what_happens() {
     assert!(get("/v1/openapi.json").contains("/v1/jobs/{job}/explain"));
 }
 
+/// The status line and, for what the daemon has no route for, its message; streams are not read to their end.
+fn probe(d: &Daemon, at: &str, bearer: &str, method: &str, path: &str) -> (u16, bool) {
+    let mut stream = TcpStream::connect(at).unwrap();
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+    let body = "{not json";
+    let head = format!("{method} {path} HTTP/1.1\r\nhost: {at}\r\nauthorization: {bearer}\r\nconnection: close\r\n");
+    stream.write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    let mut piece = [0; 4096];
+    while let Ok(n) = stream.read(&mut piece) {
+        answer.extend_from_slice(&piece[..n]);
+        let is_stream = path.ends_with("/events") && answer.windows(4).any(|w| w == b"\r\n\r\n");
+        if n == 0 || is_stream {
+            break;
+        }
+    }
+    let answer = String::from_utf8_lossy(&answer);
+    let status = answer.split(' ').nth(1).unwrap_or("0").parse().unwrap_or_else(|_| panic!("{answer}; {}", d.log()));
+    (status, answer.contains("there is nothing here"))
+}
+
+/// The document and the router agree: what is described is served, and no other method of the same paths is.
+#[test]
+fn what_is_described_is_what_is_served() {
+    let d = Daemon::start("");
+    let (at, token) = (address(&d), common::read(&d.state().join("token")));
+    let bearer = format!("Bearer {}", token.trim());
+    let document = tcp(&at, "GET", "/v1/openapi.json", &[("host", &at), ("authorization", &bearer)], "").1;
+    let document: serde_json::Value = serde_json::from_str(&document).unwrap();
+    let paths = document["paths"].as_object().unwrap();
+    assert!(paths.len() > 15);
+    for (path, operations) in paths {
+        let place = path.replace("{job}", "no-such-job");
+        for method in ["GET", "POST", "PUT", "DELETE", "PATCH"] {
+            let is_described = operations.get(method.to_lowercase()).is_some();
+            let (status, is_nothing) = probe(&d, &at, &bearer, method, &place);
+            assert_eq!(is_described, !is_nothing, "{method} {path}: {status}");
+        }
+    }
+    for path in ["/", "/v1", "/v1/nothing", "/v2/jobs"] {
+        assert!(probe(&d, &at, &bearer, "GET", path).1, "{path}");
+    }
+}
+
+#[test]
+fn liveness_names_every_loop() {
+    let d = Daemon::start("");
+    let (at, token) = (address(&d), common::read(&d.state().join("token")));
+    let bearer = format!("Bearer {}", token.trim());
+    let (status, body) = tcp(&at, "GET", "/healthz", &[("host", &at), ("authorization", &bearer)], "");
+    let liveness: Liveness = serde_json::from_str(&body).unwrap();
+    assert!(status == 200 && liveness.alive, "{body}");
+    let names: Vec<&str> = liveness.loops.iter().map(|l| l.name.as_str()).collect();
+    assert_eq!(names, ["driver", "signals"]);
+}
+
 #[test]
 fn a_job_reports_by_itself_with_its_own_token() {
     let d = Daemon::start("");

@@ -53,7 +53,7 @@ fn jobs_run_to_their_end_and_leave_their_history() {
     let replay = decision.replay().expect("the decision can be made again");
     assert_eq!(replay.differences, vec![], "the plan that was carried out is made again, bit for bit");
     let everything = format!("{explained:?} {decision:?} {:?}", d.call(d.client.jobs(true)).unwrap());
-    assert!(!everything.contains("nobody-may-see-this"), "values of the environment are nobody's business");
+    assert!(!everything.contains("nobody-may-see-this"), "values of the environment are never shown");
     assert!(explained.decisions.iter().any(|d| d.reason.why == "started"));
     d.call(d.client.forget("fails")).unwrap();
     assert_eq!(refused(d.call(d.client.job("fails"))).0, ErrorCode::NotFound);

@@ -12,7 +12,10 @@ use gainshare_daemon::spec::{Format, JobSpec, parse};
 use gainshare_limits::RuntimeKind;
 
 fn settings(docker: &Dockerd) -> String {
-    format!("runtime = [\"process\", \"docker\"]\ndocker_socket = {:?}\nlease = \"3s\"", docker.socket())
+    format!(
+        "runtime = [\"process\", \"docker\"]\ndocker_socket = {:?}\nlease = \"3s\"\ndocker_trust_labels = true",
+        docker.socket()
+    )
 }
 
 fn in_docker(mut spec: JobSpec) -> JobSpec {
@@ -22,6 +25,7 @@ fn in_docker(mut spec: JobSpec) -> JobSpec {
 }
 
 #[test]
+#[ignore = "needs Docker"]
 fn a_labelled_container_is_a_job_until_it_ends_and_keeps_its_own_limits() {
     let docker = Dockerd::start();
     let script =
@@ -60,6 +64,7 @@ fn a_labelled_container_is_a_job_until_it_ends_and_keeps_its_own_limits() {
 }
 
 #[test]
+#[ignore = "needs Docker"]
 fn the_same_job_file_runs_as_a_process_and_as_a_container() {
     let docker = Dockerd::start();
     let d = Daemon::start(&settings(&docker));

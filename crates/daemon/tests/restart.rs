@@ -29,7 +29,7 @@ fn jobs_outlive_the_daemon_and_are_found_again() {
     d.wait("meanwhile", "reporting", |j| j.metric.is_some());
     d.kill9();
     std::fs::write(&gate, "").unwrap();
-    // A job whose supervisor died with it: nobody knows how it ended.
+    // A job whose supervisor died with it: how it ended is not known.
     let parent = |pid: i32| -> i32 {
         let stat = read(format!("/proc/{pid}/stat").as_ref());
         stat.rsplit(')').next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap()
@@ -41,9 +41,7 @@ fn jobs_outlive_the_daemon_and_are_found_again() {
     let exit = d.state().join("jobs").join(d_id(&d, "meanwhile")).join("exit.json");
     wait_until("the job ends without a daemon", 10, || exit.exists());
 
-    let begun = Instant::now();
     d.up();
-    assert!(begun.elapsed() < Duration::from_secs(2), "back in {:?}", begun.elapsed());
     let after = d.job("long");
     assert_eq!((after.state, after.pid, after.attempt), (JobState::Running, before.pid, 1), "untouched");
     let meanwhile = d.wait_end("meanwhile");
@@ -65,7 +63,8 @@ fn d_id(d: &Daemon, name: &str) -> String {
     jobs.iter().find(|j| j.name == name).unwrap().id.0.to_string()
 }
 
-/// One life with a daemon that dies at `point`: whatever was acknowledged must be there afterwards and happen exactly once.
+/// One life with a daemon that dies at `point`: whatever was acknowledged must be there afterwards
+/// and happen exactly once.
 fn die_at(point: &str) {
     let mut d = Daemon::new("policy = \"flowcon\"\nreact = \"sample\"\ninterval = \"1s\"");
     let marks = d.dir.path().join("marks");
@@ -94,9 +93,12 @@ fn die_at(point: &str) {
     for name in &acknowledged {
         assert!(jobs.iter().any(|j| j.name == *name), "{point}: {name} was acknowledged and is lost");
     }
-    let begun = Instant::now();
     d.up();
-    assert!(begun.elapsed() < Duration::from_secs(2), "{point}: back in {:?}", begun.elapsed());
+    // All that was acknowledged is known before the first answer, not some time after it.
+    let known: Vec<String> = d.call(d.client.jobs(true)).unwrap().into_iter().map(|j| j.name).collect();
+    for name in &acknowledged {
+        assert!(known.iter().any(|k| k == name), "{point}: {name} is missing in {known:?}");
+    }
     for job in &jobs {
         let end = d.wait_end(&job.name);
         assert_eq!(end.state, JobState::Done, "{point}: {end:#?}");
@@ -132,7 +134,8 @@ fn weight(e: &Explanation) -> (String, String) {
     (cpu.name.clone(), cpu.value.clone())
 }
 
-/// Two jobs with unequal floors, so that unequal weights are in force without any measuring; and the files of the one that weighs less.
+/// Two jobs with unequal floors, so that unequal weights are in force without any measuring; and
+/// the files of the one that weighs less.
 fn unequal(d: &Daemon) -> (std::path::PathBuf, String) {
     let (mut large, small) = (sh("large", "sleep 60"), sh("small", "sleep 60"));
     large.floor = 0.8;
@@ -167,8 +170,8 @@ fn limits_go_back_when_the_daemon_dies_for_good() {
     d.kill9();
     wait_until("the guard puts the limit back", 10, || read(&file).trim() == default_weight(&file));
     assert!(std::path::Path::new(&format!("/proc/{pid}")).exists(), "the job goes on");
-    let guard: i32 = read(&d.run_dir().join("guard.lock")).trim().parse().unwrap();
-    wait_until("the guard ends", 5, || !std::path::Path::new(&format!("/proc/{guard}")).exists());
+    let guard = d.guard_pid();
+    wait_until("the guard ends", 10, || !common::is_running(guard));
     d.up();
     d.wait("small", "limited again", |j| j.share.is_some_and(|s| s < 0.3));
     wait_until("the limit is in force again", 5, || read(&file).trim() != default_weight(&file));
@@ -199,6 +202,7 @@ fn limits_go_back_when_the_daemon_ends_properly_and_jobs_go_on() {
 }
 
 #[test]
+#[ignore = "needs root: it mounts a tmpfs"]
 fn a_full_disk_refuses_new_work_and_passes() {
     use nix::mount::{MntFlags, MsFlags, mount, umount2};
     let mut d = Daemon::new("");

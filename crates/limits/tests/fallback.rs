@@ -54,11 +54,16 @@ struct Stage {
     base: BaseGroup,
     group: gainshare_limits::cgroup::Group,
     dir: tempfile::TempDir,
+    /// Held until the stage is dropped.
+    _only_stage: std::fs::File,
 }
 
 impl Stage {
     fn new(name: &str) -> Stage {
         assert!(nix::unistd::geteuid().is_root(), "these tests become an ordinary user and so start as root");
+        // All stages compete for CPU 0, with the same weight: one at a time, also between test processes.
+        let only_stage = std::fs::File::create(std::env::temp_dir().join("gainshare-test-fallback.lock")).unwrap();
+        only_stage.lock().expect("a lock on the temporary directory");
         let base = format!("gainshare-test-fallback-{name}-{}", std::process::id());
         let mut base = BaseGroup::open(Hierarchy::detect().expect("cgroup rights"), &base).expect("a base group");
         let group = base.create("inner").expect("a group");
@@ -76,7 +81,7 @@ impl Stage {
         for path in [dir.path(), &program] {
             std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         }
-        Stage { base, group, dir }
+        Stage { base, group, dir, _only_stage: only_stage }
     }
 
     /// The same test again as a command: in the inner role, as nobody, on CPU 0. `grouped`: in a

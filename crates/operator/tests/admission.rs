@@ -5,11 +5,13 @@
 //! expressions are evaluated by a CEL library in this process. A real API server evaluates the same policies in
 //! xtask's test of the operator.
 
+use kube::core::cel::cel::extractors::This;
 use kube::core::cel::cel::objects::Key;
 use kube::core::cel::cel::{Context, ExecutionError, Program, Value as Cel};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 
 const SYSTEM: &str = "gainshare-system";
 
@@ -47,9 +49,42 @@ fn cel(value: &Value) -> Cel {
     }
 }
 
+/// Optional fields: `a.?b` is written as `a.at('b')`, because the library fails on `.?` of a field that is
+/// absent. An optional value is a list with one element or none here.
 fn evaluate(expression: &str, context: &Context) -> Result<Cel, String> {
-    let program = Program::compile(expression).map_err(|error| format!("{expression}: {error}"))?;
-    program.execute(context).map_err(|error| format!("{expression}: {error}"))
+    let mut parts = expression.split(".?");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|letter: char| !letter.is_ascii_alphanumeric()).unwrap_or(part.len());
+        plain.push_str(&format!(".at('{}'){}", &part[..end], &part[end..]));
+    }
+    let program = Program::compile(&plain).map_err(|error| format!("{plain}: {error}"))?;
+    program.execute(context).map_err(|error| format!("{plain}: {error}"))
+}
+
+type FunctionResult = Result<Cel, ExecutionError>;
+
+fn at(This(value): This<Cel>, name: Arc<String>) -> FunctionResult {
+    let field = |value: &Cel| match value {
+        Cel::Map(map) => map.map.get(&Key::from(name.to_string())).cloned(),
+        _ => None,
+    };
+    let found = match &value {
+        Cel::List(optional) => optional.first().and_then(field),
+        value => field(value),
+    };
+    Ok(Cel::from(found.into_iter().collect::<Vec<_>>()))
+}
+
+fn or_value(This(optional): This<Cel>, default: Cel) -> FunctionResult {
+    match &optional {
+        Cel::List(optional) => Ok(optional.first().cloned().unwrap_or(default)),
+        other => Err(ExecutionError::function_error("orValue", format!("{other:?} is not optional"))),
+    }
+}
+
+fn has_value(This(optional): This<Cel>) -> FunctionResult {
+    Ok(Cel::Bool(matches!(&optional, Cel::List(optional) if !optional.is_empty())))
 }
 
 /// A request of the operator in a namespace.
@@ -66,7 +101,10 @@ impl Request {
     fn denials(&self, name: &str) -> Vec<String> {
         let policy = policy(name);
         let mut context = Context::default();
-        context.add_function("dyn", |value: Cel| Ok::<Cel, ExecutionError>(value));
+        context.add_function("dyn", |value: Cel| -> FunctionResult { Ok(value) });
+        context.add_function("at", at);
+        context.add_function("orValue", or_value);
+        context.add_function("hasValue", has_value);
         context.add_variable_from_value("object", cel(&self.object));
         context.add_variable_from_value("oldObject", cel(&self.old));
         let user = json!({"username": format!("system:serviceaccount:{SYSTEM}:gainshare-operator")});

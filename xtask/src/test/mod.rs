@@ -44,7 +44,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn quick(words: &[String]) -> Result<()> {
     eprint!("{}", announcement(&[], QUICK_RUN_MIN));
     // The tests of the test bed need the programs only in the full form.
-    runner::run(&Selection { with_ignored: false, words }, &[])
+    let passed = runner::run(&Selection { with_ignored: false, words }, &[])?;
+    println!("{passed} passed, 0 failed");
+    Ok(())
 }
 
 fn full(args: &Args) -> Result<()> {
@@ -57,11 +59,12 @@ fn full(args: &Args) -> Result<()> {
     if !args.no_check {
         check::run_with(&installed, &programs)?;
     }
-    runner::run(&Selection { with_ignored: true, words: &args.words }, &installed.environment())?;
+    let passed = runner::run(&Selection { with_ignored: true, words: &args.words }, &installed.environment())?;
     if args.words.is_empty() {
         sh::run(sh::cargo().args(["test", "--release", "--workspace", "--doc", "--quiet"]))?;
         e2e::short(&programs)?;
     }
+    println!("{passed} passed, 0 failed");
     Ok(())
 }
 

@@ -146,9 +146,15 @@ pub fn spawn(launch: &Launch, streams: &Streams) -> Result<Spawned, StartError> 
     let (mut troubles, report) = io::pipe().map_err(other)?;
     let terminal = pty.as_ref().map(|(_, slave)| slave.as_raw_fd());
     let report_fd = report.as_raw_fd();
+    let supervisor = nix::unistd::getpid();
     // SAFETY: the closure only makes system calls on what was prepared above.
     unsafe {
         command.pre_exec(move || {
+            // Until exec the child dies with its supervisor: a job whose start was not recorded must not run unseen.
+            nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
+            if nix::unistd::getppid() != supervisor {
+                return Err(io::Error::from(Errno::ESRCH));
+            }
             nix::unistd::setsid()?;
             if let Some(slave) = terminal
                 && libc::ioctl(slave, libc::TIOCSCTTY as _, 0) != 0
@@ -170,8 +176,8 @@ pub fn spawn(launch: &Launch, streams: &Streams) -> Result<Spawned, StartError> 
             {
                 complain(CPUS, errno);
             }
-            // Without cgroups a job is stopped and continued. Should everybody who would continue it be killed at
-            // once, the kernel does.
+            // Without cgroups a job is stopped and continued. Should daemon, keeper and supervisor
+            // be killed at once, the kernel continues it.
             let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGCONT);
             Ok(())
         });

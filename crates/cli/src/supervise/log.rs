@@ -1,15 +1,16 @@
 //! The job's output on disk: appended as it comes, rotated, never in the job's way.
 //!
-//! `output.log` is moved to `output.log.1` (replacing it) when it passes [`ROTATE_AT_BYTES`], at the end of a line if one comes soon. A
-//! write that fails (disk full) is reported once and what could not be written is dropped: the job does not notice, and when
-//! there is space again the log goes on.
+//! `output.log` is moved to `output.log.1` (replacing it) when it passes [`ROTATE_AT_BYTES`], at
+//! the end of a line if one comes soon. A write that fails (disk full) is reported once and what
+//! could not be written is dropped: the job does not notice, and when there is space again the log
+//! goes on.
 
-use std::fs::{File, OpenOptions};
+use gainshare_daemon::jobdir::{OUTPUT, append_regular};
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Large enough for days of training output, small enough that two of them hurt nobody's disk.
+/// Large enough for days of training output, small enough for two of them on any disk.
 const ROTATE_AT_BYTES: u64 = 64 << 20;
 
 /// How much longer than that the file may get while waiting for the end of a line.
@@ -24,13 +25,13 @@ pub struct Log {
 
 impl Log {
     pub fn open(dir: &Path) -> Log {
-        let mut log = Log { path: dir.join("output.log"), file: None, size: 0, warned: false };
+        let mut log = Log { path: dir.join(OUTPUT), file: None, size: 0, warned: false };
         log.reopen();
         log
     }
 
     fn reopen(&mut self) {
-        let opened = OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path);
+        let opened = append_regular(&self.path);
         match opened.and_then(|file| Ok((file.metadata()?.len(), file))) {
             Ok((size, file)) => (self.size, self.file) = (size, Some(file)),
             Err(error) => self.warn(&error),

@@ -1,12 +1,20 @@
 //! The parent of one job: starts it, carries its output, records how it ended.
 //!
-//! **Problem.** A job must outlive the daemon, keep its terminal, and leave a true record of its end whatever else dies.
+//! **Problem.** A job must outlive the daemon, keep its terminal, and leave a true record of its
+//! end whatever else dies.
 //!
-//! **How.** One small process for each job, single-threaded but for one short-lived report: [`child`] starts the job, [`pump`] carries
-//! bytes and signals, [`record`] writes `started.json` and `exit.json` into the job's directory. The daemon is told as well, but only
-//! the files count: a daemon that was away reads them when it is back.
+//! **How.** One small process for each job, single-threaded but for one short-lived report:
+//! [`child`] starts the job, [`pump`] carries bytes and signals. The supervisor writes
+//! `starting.json` before it forks, `started.json` after exec and `exit.json` at the end into the
+//! job's directory. It reports to the daemon as well, but only the files count: a daemon that was
+//! away reads them when it is back.
 //!
-//! **Terms.** *Attached*: in the foreground of whoever typed `gainshare run`. *Detached*: no terminal, output only to the log.
+//! **Terms.** *Attached*: in the foreground of the terminal in which `gainshare run` was typed.
+//! *Detached*: no terminal, output only to the log.
+//!
+//! **Properties.** An attempt whose intent was written is never started again, even if the
+//! supervisor is killed at the next instruction. A child whose supervisor dies before exec dies,
+//! too.
 
 pub mod child;
 mod log;
@@ -18,14 +26,16 @@ mod terminal;
 use child::{Launch, Spawned, StartError, Streams};
 use gainshare_daemon::api::client::{Client, ClientError};
 use gainshare_daemon::api::types::{Exited, StartOrder, Started};
+use gainshare_daemon::fail;
+use gainshare_daemon::jobdir::{self, Intent, write_json};
 use nix::fcntl::{Flock, FlockArg};
-use record::{Ending, now_unix_s, write_json};
+use record::{Ending, now_unix_s};
 use signals::Signals;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use terminal::{Standard, UserTerminal};
 
@@ -35,10 +45,9 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a supervisor waits for another one of the same job to end.
 const FENCE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Who has to be told about the job.
+/// The daemon that the job is reported to.
 pub struct Post {
-    /// The daemon's.
-    pub socket: PathBuf,
+    pub client: Client,
     pub id: u64,
     pub order: StartOrder,
 }
@@ -68,18 +77,21 @@ pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, Sta
         cpus: order.and_then(|o| o.cpus.as_deref()),
     };
     let streams = if attached { Streams::Attached(standard, user.as_ref()) } else { Streams::Detached };
+    if let Some(order) = order {
+        announce_fork(order);
+    }
     let spawned = match child::spawn(&launch, &streams) {
         Ok(spawned) => spawned,
         Err(error) => {
             if let Some(post) = job.post {
                 let code = Some(i32::from(error.exit_code()));
-                tell_exit(post, Exited { code, error: Some(error.to_string()), ..Exited::default() });
+                report_exit(post, Exited { code, error: Some(error.to_string()), ..Exited::default() });
             }
             return Err(error);
         }
     };
     let Spawned { pid, pipes, pty, notes } = spawned;
-    let report = job.post.map(|post| tell_start(post, pid.as_raw(), notes));
+    let report = job.post.map(|post| report_start(post, pid.as_raw(), notes));
     let log = order.map(|o| log::Log::open(Path::new(&o.dir)));
     let mut pump = pump::Pump::new(signals, pid, log);
     for (from, to) in pipes {
@@ -102,36 +114,49 @@ pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, Sta
         if let Some(report) = report {
             let _ = report.join();
         }
-        tell_exit(post, Exited { code, signal, ..Exited::default() });
+        report_exit(post, Exited { code, signal, ..Exited::default() });
     }
     Ok(ending.exit_code())
 }
 
-/// Records the start and tells the daemon from a thread of its own: output must flow even if nobody answers.
-fn tell_start(post: &Post, pid: i32, notes: Vec<String>) -> std::thread::JoinHandle<()> {
+/// Writes the intent before the fork. A disk that is full does not keep the job from running:
+/// without the intent, and should the supervisor be killed in this moment, the daemon believes that
+/// the job never began.
+fn announce_fork(order: &StartOrder) {
+    let dir = Path::new(&order.dir);
+    if let Err(error) = write_json(dir, jobdir::STARTING, &Intent { attempt: order.attempt }) {
+        eprintln!("gainshare: cannot write {}/{}: {error}; the job goes on", order.dir, jobdir::STARTING);
+    }
+    fail::point("supervise-before-fork");
+}
+
+/// Records the start and reports it to the daemon from a thread of its own: output must flow even
+/// if the daemon does not answer.
+fn report_start(post: &Post, pid: i32, notes: Vec<String>) -> std::thread::JoinHandle<()> {
     let started = Started { attempt: post.order.attempt, pid, start_ticks: start_ticks(pid), notes };
-    if let Err(error) = write_json(Path::new(&post.order.dir), "started.json", &started) {
+    fail::point("supervise-before-started");
+    if let Err(error) = write_json(Path::new(&post.order.dir), jobdir::STARTED, &started) {
         eprintln!("gainshare: cannot write {}/started.json: {error}; the job goes on", post.order.dir);
     }
-    let (socket, id) = (post.socket.clone(), post.id);
+    let (client, id) = (post.client.clone(), post.id);
     std::thread::spawn(move || {
-        report(socket, |client| async move { client.started(id, &started).await.map(drop) });
+        report(client, |client| async move { client.started(id, &started).await.map(drop) });
     })
 }
 
-fn tell_exit(post: &Post, exited: Exited) {
+fn report_exit(post: &Post, exited: Exited) {
     let exited = Exited { attempt: post.order.attempt, ended_s: now_unix_s(), ..exited };
-    if let Err(error) = write_json(Path::new(&post.order.dir), "exit.json", &exited) {
+    if let Err(error) = write_json(Path::new(&post.order.dir), jobdir::EXIT, &exited) {
         eprintln!("gainshare: cannot write {}/exit.json: {error}; free some space", post.order.dir);
     }
     let id = post.id;
-    if !report(post.socket.clone(), |client| async move { client.exited(id, &exited).await.map(drop) }) {
+    if !report(post.client.clone(), |client| async move { client.exited(id, &exited).await.map(drop) }) {
         remove_groups(&post.order);
     }
 }
 
-/// Without a daemon nobody else removes the job's groups, nor the base they are in when it was the last. The kernel refuses both while
-/// a process is left in them.
+/// Without a daemon the supervisor removes the job's groups, and the base they are in when it was
+/// the last. The kernel refuses both while a process is left in them.
 fn remove_groups(order: &StartOrder) {
     for group in order.procs_files.iter().filter_map(|file| Path::new(file).parent()) {
         let _ = std::fs::remove_dir(group);
@@ -142,11 +167,12 @@ fn remove_groups(order: &StartOrder) {
     }
 }
 
-/// Tells the daemon something if it is there; whether it heard. What it misses now it reads from the files later.
-fn report<F: Future<Output = Result<(), ClientError>>>(socket: PathBuf, tell: impl FnOnce(Client) -> F) -> bool {
+/// Sends a report to the daemon if it is there; whether the daemon took it. What it misses now it
+/// reads from the files later.
+fn report<F: Future<Output = Result<(), ClientError>>>(client: Client, send: impl FnOnce(Client) -> F) -> bool {
     let Ok(runtime) = crate::link::runtime() else { return false };
-    let told = runtime.block_on(async { tokio::time::timeout(REPORT_TIMEOUT, tell(Client::new(socket))).await });
-    matches!(told, Ok(Ok(())))
+    let sent = runtime.block_on(async { tokio::time::timeout(REPORT_TIMEOUT, send(client)).await });
+    matches!(sent, Ok(Ok(())))
 }
 
 /// Held while an attempt lives: two supervisors of one job can never both start it.
@@ -155,7 +181,7 @@ pub struct Fence(#[expect(dead_code, reason = "held, not read")] Flock<File>);
 impl Fence {
     /// Another holder may just be ending, so it is given a moment.
     pub fn take(dir: &Path) -> Result<Fence, String> {
-        let path = dir.join("supervisor.lock");
+        let path = dir.join(jobdir::SUPERVISOR_LOCK);
         let start = Instant::now();
         loop {
             let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
@@ -166,19 +192,6 @@ impl Fence {
                 Err(_) => return Err(format!("{} is held by another supervisor of this job", path.display())),
             }
         }
-    }
-
-    /// Whether an attempt not older than `attempt` has already left its records.
-    pub fn already_begun(dir: &Path, attempt: u32) -> bool {
-        #[derive(serde::Deserialize)]
-        struct Attempt {
-            attempt: u32,
-        }
-        ["started.json", "exit.json"].iter().any(|name| {
-            let found =
-                std::fs::read(dir.join(name)).ok().and_then(|text| serde_json::from_slice::<Attempt>(&text).ok());
-            found.is_some_and(|record| record.attempt >= attempt)
-        })
     }
 }
 

@@ -1,11 +1,13 @@
 //! Carries bytes between the job, the user and the log until the job ends; the only loop a supervisor has.
 //!
-//! **How.** One `poll` waits for signals, for the job's output, for room at the other side and for keys. A stream is read only when what
-//! was read before has been passed on, so a slow reader slows the job exactly as it would without us, and memory stays bounded.
-//! Bytes are passed on as they come, never changed, never held back for more.
+//! **How.** One `poll` waits for signals, for the job's output, for room at the other side and for
+//! keys. A stream is read only when what was read before has been passed on, so a slow reader slows
+//! the job exactly as it would without us, and memory stays bounded. Bytes are passed on as they
+//! come, never changed, never held back for more.
 //!
-//! **Endings.** The job ends when its main process ends. What it left in the pipes is still passed on; background children that hold
-//! a pipe open are waited for only briefly ([`QUIET`], [`LONGEST_LINGER`]).
+//! **Endings.** The job ends when its main process ends. What it left in the pipes is still passed
+//! on; background children that hold a pipe open are waited for only briefly ([`QUIET`],
+//! [`LONGEST_LINGER`]).
 
 use super::log::Log;
 use super::record::Ending;
@@ -28,13 +30,14 @@ const SAFE_WRITE_BYTES: usize = 4096;
 /// After the main process ended: silence for so long means that nothing more will come.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// After the main process ended: whoever still writes is a background child; it is not listened to for longer than this.
+/// After the main process ended, a background child may still write. Its output is read for no longer than this.
 const LONGEST_LINGER: Duration = Duration::from_secs(2);
 
 /// How soon we notice that the shell brought us to the foreground: it does not tell a program that was running anyway.
 const FOREGROUND_CHECK: Duration = Duration::from_millis(500);
 
-/// In a job that is typed into (a REPL), Ctrl-C is a key like others; only presses closer together than this mean "end!".
+/// In a job that is typed into (a REPL), Ctrl-C is a key like others; only presses closer together
+/// than this mean "end!".
 const IMPATIENCE: Duration = Duration::from_secs(1);
 
 /// What repeated Ctrl-C asks for: first politely, then firmly, then at once.
@@ -114,7 +117,8 @@ impl Stream {
             Err(_) => {
                 (self.to, self.written) = (None, self.pending.len());
                 if !is_pty {
-                    // Nobody reads this stream any more. The job finds out as it would without us: by SIGPIPE at its next write.
+                    // The reader of this stream is gone. The job is treated as without a
+                    // supervisor: its next write gets SIGPIPE.
                     self.from = None;
                 }
             }

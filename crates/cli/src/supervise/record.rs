@@ -1,10 +1,6 @@
-//! What a supervisor leaves in the job's directory, so that a daemon that was away learns everything when it is back.
+//! How a job ended, as its supervisor records it.
 
 use nix::sys::wait::WaitStatus;
-use serde::Serialize;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How the main process of a job ended.
@@ -35,14 +31,4 @@ impl Ending {
 /// Seconds since 1970.
 pub fn now_unix_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
-}
-
-/// Writes a file whole or not at all, and so that it is still there after a power cut.
-pub fn write_json(dir: &Path, name: &str, value: &impl Serialize) -> io::Result<()> {
-    let temporary = dir.join(format!(".{name}.{}", std::process::id()));
-    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-    file.write_all(&serde_json::to_vec(value)?)?;
-    file.sync_all()?;
-    std::fs::rename(&temporary, dir.join(name)).inspect_err(|_| drop(std::fs::remove_file(&temporary)))?;
-    std::fs::File::open(dir)?.sync_all()
 }

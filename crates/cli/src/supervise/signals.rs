@@ -1,8 +1,9 @@
 //! Signals as bytes in a pipe, so that one `poll` waits for them together with everything else.
 //!
-//! A handler may do almost nothing safely; ours writes the signal's number into a pipe that never blocks. Handlers are installed
-//! without `SA_RESTART`, so that a blocking call returns and the loop looks at the pipe. A signal that was ignored when the
-//! program started (`nohup`, a background job of a shell without job control) stays ignored, for us and for the job.
+//! A handler may do almost nothing safely; ours writes the signal's number into a pipe that never
+//! blocks. Handlers are installed without `SA_RESTART`, so that a blocking call returns and the
+//! loop looks at the pipe. A signal that was ignored when the program started (`nohup`, a
+//! background job of a shell without job control) stays ignored, for us and for the job.
 
 use nix::fcntl::OFlag;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
@@ -71,10 +72,11 @@ impl Signals {
         tokio::net::unix::pipe::Receiver::from_owned_fd(self.read_end.try_clone()?)?.readable().await
     }
 
-    /// Stops this process and the rest of its group as Ctrl-Z does; returns when it goes on. Where nobody could ever continue us (no
-    /// shell with job control above), the kernel ignores the request and this returns at once.
+    /// Stops this process and the rest of its group as Ctrl-Z does; returns when it goes on. Where
+    /// nobody could ever continue us (no shell with job control above), the kernel ignores the
+    /// request and this returns at once.
     pub fn stop_own_group(&self) {
-        // The handler must step aside: a caught SIGTSTP stops nobody.
+        // The handler must step aside: a caught SIGTSTP does not stop the process.
         if set(Signal::SIGTSTP, SigHandler::SigDfl).is_ok() {
             let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(0), Signal::SIGTSTP);
             let _ = catch(Signal::SIGTSTP);

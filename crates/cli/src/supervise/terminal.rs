@@ -1,11 +1,12 @@
 //! The job's own terminal (a pty) and the mode of the user's.
 //!
-//! **Problem.** A job that is started from a terminal should see one (progress bars, colours, line buffering, Ctrl-C, a REPL), although
-//! its output passes through us.
+//! **Problem.** A job that is started from a terminal should see one (progress bars, colours, line
+//! buffering, Ctrl-C, a REPL), although its output passes through us.
 //!
-//! **How.** Each standard stream that is a terminal becomes the slave side of a new pty; the others stay what they are. The user's
-//! terminal is put into raw mode, so that keys reach the pty untouched and the pty's own line discipline makes signals of
-//! them. Raw mode is only taken while we are in the terminal's foreground, and [`UserTerminal`] gives it back when dropped.
+//! **How.** Each standard stream that is a terminal becomes the slave side of a new pty; the others
+//! stay what they are. The user's terminal is put into raw mode, so that keys reach the pty
+//! untouched and the pty's own line discipline makes signals of them. Raw mode is only taken while
+//! we are in the terminal's foreground, and [`UserTerminal`] gives it back when dropped.
 
 use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::sys::signal::Signal;
@@ -128,7 +129,8 @@ pub enum Key {
 impl Pty {
     /// Makes a pty that looks like the user's terminal; returns it and the side for the job.
     pub fn open(user: &UserTerminal) -> io::Result<(Pty, OwnedFd)> {
-        // In the background the terminal is in the mode of a shell that waits for a command, which is no mode for a job.
+        // In the background the terminal is in the mode of a shell that waits for a command, which
+        // is no mode for a job.
         let mode = if user.in_foreground() { termios::tcgetattr(user.screen()).ok() } else { None };
         let OpenptyResult { master, slave } = openpty(user.size().as_ref(), mode.as_ref())?;
         for fd in [&master, &slave] {

@@ -1,17 +1,26 @@
-//! Who may speak to the daemon.
+//! Which requests are allowed.
 //!
-//! The Unix socket is guarded by its file's mode; the TCP listener by a token. On both, every request of every method must name a host of
-//! ours and, if it comes from a web page, come from a page of ours: a page of somebody else whose name was bound to 127.0.0.1 (DNS
-//! rebinding) says its own name, and a form on such a page says where it comes from.
+//! The Unix socket is protected by its file's mode; the TCP listener by a token. On both, every
+//! request of every method must name a host of the daemon and, if it comes from a web page, come
+//! from a page of the daemon: a foreign page whose name was bound to 127.0.0.1 (DNS rebinding)
+//! sends its own name as Host, and a form on a foreign page sends its address as Origin.
 
-use super::serve::Door;
 use crate::api::types::ErrorCode;
 use crate::error::Refusal;
 use axum::http::{HeaderMap, header};
 use sha2::{Digest, Sha256};
-use std::io::{Read, Write};
+use std::io::Write;
+use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use subtle::ConstantTimeEq;
+
+/// Through which listener a request came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Door {
+    Unix,
+    Tcp { address: SocketAddr },
+}
 
 /// The secret that opens the TCP listener: 32 random bytes as hexadecimal digits.
 #[derive(Clone, PartialEq, Eq)]
@@ -33,8 +42,8 @@ impl Token {
             }
         }
         let mut bytes = [0u8; 32];
-        std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-        let token = hex(&bytes);
+        getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
+        let token = hex::encode(bytes);
         let aside = path.with_extension("new");
         let _ = std::fs::remove_file(&aside);
         let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
@@ -44,29 +53,24 @@ impl Token {
         Ok(Token(token))
     }
 
-    /// Opens nothing but one job's push route. The same for as long as the token is the same, so that a job's environment stays
-    /// true when the daemon restarts.
+    /// Opens nothing but one job's push route. The same for as long as the token is the same, so
+    /// that a job's environment stays true when the daemon restarts.
     pub(crate) fn for_push(&self, job: u64) -> Token {
         let mut hash = Sha256::new();
         hash.update(b"push\0");
         hash.update(self.0.as_bytes());
         hash.update(job.to_le_bytes());
-        Token(hex(&hash.finalize()))
+        Token(hex::encode(hash.finalize()))
     }
 
     pub(crate) fn text(&self) -> &str {
         &self.0
     }
 
-    /// Takes as long for a near miss as for a wild guess.
+    /// Takes as long for a near miss as for a wrong guess.
     fn matches(&self, given: &str) -> bool {
-        let (a, b) = (self.0.as_bytes(), given.as_bytes());
-        a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (x, y)| differ | (x ^ y)) == 0
+        self.0.as_bytes().ct_eq(given.as_bytes()).into()
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Refuses a request that may not come in through this door.
@@ -112,10 +116,14 @@ fn is_ours(host: &str, door: Door) -> bool {
         Some((name, port)) if !port.contains(']') => (name, Some(port)),
         _ => (host, None),
     };
-    let ours = ["localhost", "127.0.0.1", "[::1]"].iter().any(|h| name.eq_ignore_ascii_case(h));
+    let is_common = ["localhost", "127.0.0.1", "[::1]"].iter().any(|h| name.eq_ignore_ascii_case(h));
     match door {
-        Door::Unix => ours,
-        Door::Tcp { port: here } => ours && port.and_then(|p| p.parse::<u16>().ok()) == Some(here),
+        Door::Unix => is_common,
+        Door::Tcp { address } => {
+            // Another loopback address may be listened on, such as 127.9.9.9.
+            let is_here = host.parse() == Ok(address);
+            is_here || (is_common && port.and_then(|p| p.parse::<u16>().ok()) == Some(address.port()))
+        }
     }
 }
 
@@ -128,7 +136,7 @@ fn pushed_job(path: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    const TCP: Door = Door::Tcp { port: 8080 };
+    const TCP: Door = Door::Tcp { address: SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8080) };
 
     fn headers(list: &[(header::HeaderName, &str)]) -> HeaderMap {
         let mut map = HeaderMap::new();
@@ -170,6 +178,19 @@ mod tests {
         assert_eq!(code(Door::Unix, &[(header::HOST, "localhost")]), Ok(()));
         assert_eq!(code(Door::Unix, &[(header::HOST, "evil.example")]), Err(ErrorCode::ForbiddenHost));
         assert_eq!(code(Door::Unix, &[]), Err(ErrorCode::ForbiddenHost));
+    }
+
+    #[test]
+    fn the_address_that_is_listened_on_is_a_host() {
+        let token = Token("a".repeat(64));
+        let bearer = format!("Bearer {}", "a".repeat(64));
+        let door = Door::Tcp { address: "127.9.9.9:8080".parse().unwrap() };
+        let is_ok = |host: &str| {
+            let list = [(header::HOST, host), (header::AUTHORIZATION, bearer.as_str())];
+            check(door, &token, "/v1/jobs", &headers(&list)).is_ok()
+        };
+        assert!(is_ok("127.9.9.9:8080") && is_ok("localhost:8080"));
+        assert!(!is_ok("127.9.9.8:8080") && !is_ok("127.9.9.9:81") && !is_ok("127.9.9.9"));
     }
 
     #[test]

@@ -1,15 +1,19 @@
 //! A small client for the daemon's Unix socket.
 //!
-//! One connection for each request: the daemon is on the same machine, and a connection costs less than keeping one alive through
-//! its restarts. Every call has a deadline. An error carries the daemon's own one-line message.
+//! One connection for each request: the daemon is on the same machine, and a connection costs less
+//! than keeping one alive through its restarts. Every call has a deadline. An error carries the
+//! daemon's own one-line message.
 
 use crate::api::types::*;
+use crate::instance::{self, Holder};
+use crate::paths::Paths;
 use crate::spec::JobSpec;
 use bytes::Bytes;
 use gainshare_core::replay::RecordedDecision;
 use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -59,15 +63,41 @@ impl ClientError {
 
 type Result<T> = std::result::Result<T, ClientError>;
 
-/// Speaks to one daemon. Jobs are named by id or name.
+/// Sends requests to one daemon. Jobs are named by id or name.
 #[derive(Debug, Clone)]
 pub struct Client {
     socket: PathBuf,
+    /// The directories whose daemon is asked if the socket has none.
+    paths: Option<Paths>,
 }
 
 impl Client {
+    /// Asks the daemon of this socket and no other.
     pub fn new(socket: impl Into<PathBuf>) -> Client {
-        Client { socket: socket.into() }
+        Client { socket: socket.into(), paths: None }
+    }
+
+    /// Asks the daemon that `GAINSHARE_SOCKET` names, else the one of the runtime directory, else
+    /// the one that holds the state directory with another runtime directory.
+    pub fn of(paths: &Paths) -> Client {
+        match std::env::var_os("GAINSHARE_SOCKET").filter(|v| !v.is_empty()) {
+            Some(socket) => Client::new(socket),
+            None => Client { socket: paths.socket(), paths: Some(paths.clone()) },
+        }
+    }
+
+    async fn connect(&self) -> Result<UnixStream> {
+        let missing = |_| ClientError::NoDaemon { socket: self.socket.display().to_string() };
+        let error = match UnixStream::connect(&self.socket).await {
+            Ok(stream) => return Ok(stream),
+            Err(e) => missing(e),
+        };
+        match self.paths.as_ref().map(instance::holder) {
+            Some(Holder::Daemon(Some(address))) if address.socket != self.socket => {
+                UnixStream::connect(&address.socket).await.map_err(missing)
+            }
+            _ => Err(error),
+        }
     }
 
     pub fn socket(&self) -> &Path {
@@ -88,8 +118,8 @@ impl Client {
         Ok(self.post::<JobList>("/v1/jobs", &body, CALL_TIMEOUT).await?.jobs)
     }
 
-    /// Submits one job that the caller will supervise itself; ask for [`Client::admission`] next. `env_names` are the variables
-    /// that its environment has.
+    /// Submits one job that the caller will supervise itself; ask for [`Client::admission`] next.
+    /// `env_names` are the variables that its environment has.
     pub async fn submit_attached(&self, job: JobSpec, env_names: Vec<String>) -> Result<JobInfo> {
         let body = SubmitRequest { jobs: vec![job], attached: true, env_names, ..SubmitRequest::default() };
         let list: JobList = self.post("/v1/jobs", &body, CALL_TIMEOUT).await?;
@@ -189,9 +219,7 @@ impl Client {
         timeout: Duration,
     ) -> Result<Response<hyper::body::Incoming>> {
         let exchange = async {
-            let stream = UnixStream::connect(&self.socket)
-                .await
-                .map_err(|_| ClientError::NoDaemon { socket: self.socket.display().to_string() })?;
+            let stream = self.connect().await?;
             let broken = |e: hyper::Error| ClientError::Broken { what: e.to_string() };
             let (mut sender, connection) =
                 hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
@@ -243,7 +271,8 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// The next event; `None` when the daemon ends the stream. Events of a newer daemon that we do not know are skipped.
+    /// The next event; `None` when the daemon ends the stream. Events of a newer daemon that we do
+    /// not know are skipped.
     pub async fn next(&mut self) -> Result<Option<Event>> {
         loop {
             while let Some(end) = self.pending.windows(2).position(|w| w == b"\n\n") {
@@ -296,10 +325,7 @@ fn decode<T: DeserializeOwned>(body: Bytes) -> Result<T> {
 
 /// A name as one segment of a path.
 fn encode(name: &str) -> String {
-    name.bytes()
-        .map(|b| match b {
-            b if b.is_ascii_alphanumeric() || b"-._~".contains(&b) => (b as char).to_string(),
-            b => format!("%{b:02X}"),
-        })
-        .collect()
+    // Everything but the characters that RFC 3986 calls unreserved.
+    const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+    utf8_percent_encode(name, SEGMENT).to_string()
 }

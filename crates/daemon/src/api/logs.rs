@@ -1,8 +1,10 @@
 //! A job's output as a stream of bytes, from the files that its supervisor writes.
 //!
-//! output.log is renamed to output.log.1 when it has grown large; offsets count over both, as far as they are kept. With `follow` the
-//! stream goes on until the job has ended and everything was sent.
+//! output.log is renamed to output.log.1 when it has grown large; offsets count over both, as far
+//! as they are kept. With `follow` the stream goes on until the job has ended and everything was
+//! sent.
 
+use crate::jobdir::{OLDER_OUTPUT, OUTPUT, open_regular};
 use bytes::Bytes;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -11,7 +13,7 @@ use std::path::PathBuf;
 
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Reads one job's output in pieces. Blocking, but only ever on a local file.
+/// Reads one job's output in pieces. Only regular files are read, so a read never waits for a writer.
 pub(super) struct LogReader {
     dir: PathBuf,
     skip: u64,
@@ -23,8 +25,8 @@ pub(super) struct LogReader {
 impl LogReader {
     pub(super) fn open(dir: PathBuf, offset: u64) -> LogReader {
         let mut reader = LogReader { skip: offset, current: None, waiting: None, dir };
-        let older = File::open(reader.dir.join("output.log.1")).ok();
-        let newer = File::open(reader.dir.join("output.log")).ok();
+        let older = open_regular(&reader.dir.join(OLDER_OUTPUT)).ok();
+        let newer = open_regular(&reader.dir.join(OUTPUT)).ok();
         (reader.current, reader.waiting) = if older.is_some() { (older, newer) } else { (newer, None) };
         reader
     }
@@ -33,7 +35,7 @@ impl LogReader {
     pub(super) fn next(&mut self) -> std::io::Result<Option<Bytes>> {
         loop {
             if self.current.is_none() {
-                self.current = File::open(self.dir.join("output.log")).ok();
+                self.current = open_regular(&self.dir.join(OUTPUT)).ok();
             }
             let Some(file) = &mut self.current else { return Ok(None) };
             if self.skip > 0 {
@@ -62,7 +64,7 @@ impl LogReader {
         }
         let Some(file) = &self.current else { return Ok(false) };
         let here = file.metadata()?.ino();
-        match File::open(self.dir.join("output.log")) {
+        match open_regular(&self.dir.join(OUTPUT)) {
             Ok(newer) if newer.metadata()?.ino() != here => {
                 self.current = Some(newer);
                 Ok(true)
@@ -82,6 +84,14 @@ mod tests {
             text.extend_from_slice(&piece);
         }
         String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn a_fifo_or_a_link_in_place_of_the_log_is_no_output() {
+        let dir = tempfile::tempdir().unwrap();
+        nix::unistd::mkfifo(&dir.path().join(OUTPUT), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        std::os::unix::fs::symlink("/etc/hostname", dir.path().join(OLDER_OUTPUT)).unwrap();
+        assert_eq!(all(&mut LogReader::open(dir.path().into(), 0)), "");
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! The HTTP API: types on the wire, who may speak, the routes, and a client.
+//! The HTTP API: types on the wire, which requests are allowed, the routes, and a client.
 
 mod auth;
 pub mod client;
+mod context;
 mod logs;
 mod openapi;
 mod routes;
@@ -9,5 +10,10 @@ mod serve;
 pub mod types;
 
 pub use auth::Token;
-pub use openapi::document as openapi;
-pub(crate) use serve::{Api, serve};
+pub(crate) use context::Api;
+pub(crate) use serve::serve;
+
+/// The OpenAPI document of all routes.
+pub fn openapi() -> serde_json::Value {
+    routes::document()
+}

@@ -1,10 +1,11 @@
-//! The routes. Each stands once in [`table`], with its handler and its description, so that the OpenAPI document cannot miss one.
+//! The routes. Each is in [`table`] once, with its handler and its description, so that the OpenAPI
+//! document cannot miss one.
 
+use super::context::Api;
 use super::logs::LogReader;
-use super::openapi;
-use super::serve::Api;
+use super::openapi::{self, Description};
 use crate::api::types::*;
-use crate::driver::Driver;
+use crate::driver::{Driver, loop_reports};
 use crate::error::Refusal;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
@@ -23,23 +24,17 @@ use std::time::Duration;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 
-/// How long an admission request waits for good news.
+/// How long an admission request waits for its turn.
 const LONG_POLL: Duration = Duration::from_secs(25);
 
-/// How often a followed log is looked at.
+/// How often a followed log is read.
 const FOLLOW_PACE: Duration = Duration::from_millis(100);
 
 type Answer = Result<Response, Refusal>;
 
-/// One route, as the router and the description need it.
-pub(super) struct Route {
-    pub(super) method: &'static str,
-    pub(super) path: &'static str,
-    pub(super) summary: &'static str,
-    pub(super) query: &'static [(&'static str, &'static str)],
-    pub(super) request: Option<openapi::Schema>,
-    pub(super) response: openapi::Content,
-    pub(super) status: u16,
+/// One route: its description and its handler.
+struct Route {
+    description: Description,
     handler: MethodRouter<Api>,
 }
 
@@ -50,30 +45,49 @@ fn route(
     response: openapi::Content,
     handler: MethodRouter<Api>,
 ) -> Route {
-    Route { method, path, summary, query: &[], request: None, response, status: 200, handler }
+    let description = Description { method, path, summary, query: &[], request: None, response, status: 200 };
+    Route { description, handler }
+}
+
+impl Route {
+    /// With a body.
+    fn takes(mut self, request: openapi::Schema) -> Route {
+        self.description.request = Some(request);
+        self
+    }
+
+    /// With parameters in its address.
+    fn asks(mut self, query: &'static [(&'static str, &'static str)]) -> Route {
+        self.description.query = query;
+        self
+    }
+
+    fn answers(mut self, status: u16) -> Route {
+        self.description.status = status;
+        self
+    }
 }
 
 /// Every route there is.
-pub(super) fn table() -> Vec<Route> {
-    use openapi::{Content, json};
-    let takes = |request, route: Route| Route { request: Some(request), ..route };
-    let asks = |query, route: Route| Route { query, ..route };
+fn table() -> Vec<Route> {
+    use openapi::{Content, Schema, json, schema};
     vec![
+        route(
+            "get",
+            "/healthz",
+            "Whether every loop of the daemon came round lately",
+            json::<Liveness>(),
+            get(healthz),
+        ),
         route("get", "/v1/health", "How the daemon is", json::<Health>(), get(health)),
         route("get", "/v1/version", "Which version it is", json::<Version>(), get(version)),
         route("get", "/v1/openapi.json", "This description", Content::AnyJson, get(describe)),
         route("get", "/metrics", "For Prometheus", Content::Text, get(metrics)),
-        Route {
-            status: 201,
-            ..takes(
-                openapi::schema::<SubmitRequest>(),
-                route("post", "/v1/jobs", "Submit jobs, all or none", json::<JobList>(), post(submit)),
-            )
-        },
-        asks(
-            &[("all", "also jobs that have ended")],
-            route("get", "/v1/jobs", "List jobs", json::<JobList>(), get(list)),
-        ),
+        route("post", "/v1/jobs", "Submit jobs, all or none", json::<JobList>(), post(submit))
+            .takes(schema::<SubmitRequest>())
+            .answers(201),
+        route("get", "/v1/jobs", "List jobs", json::<JobList>(), get(list))
+            .asks(&[("all", "also jobs that have ended")]),
         route("get", "/v1/jobs/{job}", "One job, by id or name", json::<JobInfo>(), get(show)),
         route("delete", "/v1/jobs/{job}", "Forget an ended job", json::<JobInfo>(), delete(forget)),
         route(
@@ -83,57 +97,43 @@ pub(super) fn table() -> Vec<Route> {
             json::<Admission>(),
             post(admission),
         ),
-        takes(
-            openapi::schema::<Started>(),
-            route("post", "/v1/jobs/{job}/started", "A supervisor started the job", json::<JobInfo>(), post(started)),
-        ),
-        takes(
-            openapi::schema::<Exited>(),
-            route("post", "/v1/jobs/{job}/exited", "A supervisor saw the job end", json::<JobInfo>(), post(exited)),
-        ),
-        takes(
-            openapi::schema::<StopRequest>(),
-            route("post", "/v1/jobs/{job}/stop", "SIGTERM, then SIGKILL", json::<JobInfo>(), post(stop)),
-        ),
+        route("post", "/v1/jobs/{job}/started", "A supervisor started the job", json::<JobInfo>(), post(started))
+            .takes(schema::<Started>()),
+        route("post", "/v1/jobs/{job}/exited", "A supervisor saw the job end", json::<JobInfo>(), post(exited))
+            .takes(schema::<Exited>()),
+        route("post", "/v1/jobs/{job}/stop", "SIGTERM, then SIGKILL", json::<JobInfo>(), post(stop))
+            .takes(schema::<StopRequest>()),
         route("get", "/v1/jobs/{job}/explain", "Why the job has what it has", json::<Explanation>(), get(explain)),
-        asks(
-            &[("since", "seconds after the job's start")],
-            route("get", "/v1/jobs/{job}/samples", "What the job reported", json::<SampleList>(), get(samples)),
-        ),
-        asks(
-            &[("offset", "bytes to skip"), ("follow", "go on until the job ends")],
-            route("get", "/v1/jobs/{job}/logs", "The job's output", Content::Bytes, get(logs)),
-        ),
-        takes(
-            openapi::Schema::Any,
-            route(
-                "post",
-                "/v1/jobs/{job}/push",
-                "A job reports by itself, in our form or Kubeflow Trainer's",
-                Content::AnyJson,
-                post(push),
-            ),
-        ),
+        route("get", "/v1/jobs/{job}/samples", "What the job reported", json::<SampleList>(), get(samples))
+            .asks(&[("since", "seconds after the job's start")]),
+        route("get", "/v1/jobs/{job}/logs", "The job's output", Content::Bytes, get(logs))
+            .asks(&[("offset", "bytes to skip"), ("follow", "go on until the job ends")]),
+        route(
+            "post",
+            "/v1/jobs/{job}/push",
+            "A job reports by itself, in our form or Kubeflow Trainer's",
+            Content::AnyJson,
+            post(push),
+        )
+        .takes(Schema::Any),
         route("get", "/v1/events", "What happens, as server-sent events", Content::Events, get(events)),
-        asks(
-            &[("last", "how many, 20 if not said")],
-            route("get", "/v1/plans", "The last decisions, newest first", json::<PlanList>(), get(plans)),
-        ),
-        asks(
-            &[("job", "the last decision about this job, by id or name; the last of all if not said")],
-            route("get", "/v1/view", "A decision with all it depended on, for replay", Content::AnyJson, get(view)),
-        ),
-        takes(
-            openapi::schema::<ShutdownRequest>(),
-            route("post", "/v1/shutdown", "Put limits back and end", Content::AnyJson, post(shutdown)),
-        ),
+        route("get", "/v1/plans", "The last decisions, newest first", json::<PlanList>(), get(plans))
+            .asks(&[("last", "how many, 20 if not given")]),
+        route("get", "/v1/view", "A decision with all it depended on, for replay", Content::AnyJson, get(view))
+            .asks(&[("job", "the last decision about this job, by id or name; the last of all if not given")]),
+        route("post", "/v1/shutdown", "Put limits back and end", Content::AnyJson, post(shutdown))
+            .takes(schema::<ShutdownRequest>()),
     ]
+}
+
+pub(super) fn document() -> serde_json::Value {
+    openapi::document(table().into_iter().map(|route| route.description))
 }
 
 pub(super) fn router(api: Api) -> Router {
     let mut router = Router::new();
     for route in table() {
-        router = router.route(route.path, route.handler);
+        router = router.route(route.description.path, route.handler);
     }
     router.fallback(nothing).method_not_allowed_fallback(nothing).with_state(api)
 }
@@ -155,15 +155,12 @@ fn required<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Refusal> {
     })
 }
 
-impl Api {
-    /// Finds the job and asks about it on the driver's thread.
-    async fn about<T: Send + 'static>(
-        &self,
-        job: String,
-        question: impl FnOnce(&mut Driver, JobId) -> Result<T, Refusal> + Send + 'static,
-    ) -> Result<T, Refusal> {
-        self.driver.ask(move |d| d.find(&job).and_then(|id| question(d, id))).await?
-    }
+/// Asks no loop, so it answers even if one is stuck.
+async fn healthz(State(api): State<Api>) -> Response {
+    let loops = loop_reports(&api.pulses);
+    let alive = !loops.iter().any(|l| l.is_stuck);
+    let status = if alive { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(Liveness { alive, loops })).into_response()
 }
 
 async fn health(State(api): State<Api>) -> Answer {
@@ -175,7 +172,7 @@ async fn version() -> Json<Version> {
 }
 
 async fn describe() -> Response {
-    Json(openapi::document()).into_response()
+    Json(document()).into_response()
 }
 
 async fn metrics(State(api): State<Api>) -> Answer {
@@ -297,14 +294,14 @@ fn follow_log(
 }
 
 async fn push(State(api): State<Api>, Path(job): Path<String>, bytes: Bytes) -> Answer {
-    api.about(job, move |d, id| d.push(id, &bytes)).await?;
+    api.push(job, bytes).await?;
     Ok(Json(serde_json::json!({})).into_response())
 }
 
 async fn events(State(api): State<Api>) -> Sse<impl Stream<Item = Result<sse::Event, Infallible>>> {
     let events = BroadcastStream::new(api.driver.subscribe());
     let over = |item: &Result<Arc<Event>, _>| matches!(item, Ok(event) if **event == Event::ShuttingDown);
-    // The last word is passed on, then the stream ends.
+    // The last event is passed on, then the stream ends.
     let stream = events.scan(false, move |ended, item| {
         let go_on = !std::mem::replace(ended, over(&item));
         std::future::ready(go_on.then_some(item))

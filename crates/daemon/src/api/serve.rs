@@ -1,12 +1,11 @@
-//! The two listeners, and what holds for every request on them: limits on size, time and number, and the door check.
+//! The two listeners, and what holds for every request on them: limits on size, time and number,
+//! and the check of [`auth`].
 
-use super::auth::{self, Token};
+use super::auth::{self, Door, Token};
+use super::context::Api;
 use super::routes;
 use crate::api::types::ErrorCode;
-use crate::driver::DriverHandle;
 use crate::error::Refusal;
-use crate::metrics::Metrics;
-use crate::paths::Paths;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::middleware::{self, Next};
@@ -31,22 +30,6 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections at once on each listener.
 const MAX_CONNECTIONS: usize = 512;
 
-/// Through which listener a request came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Door {
-    Unix,
-    Tcp { port: u16 },
-}
-
-/// What handlers need.
-#[derive(Clone)]
-pub(crate) struct Api {
-    pub(crate) driver: DriverHandle,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) paths: Paths,
-    pub(crate) token: Token,
-}
-
 /// Serves until `stop` is sent or dropped, then lets answers that are under way finish.
 pub(crate) async fn serve(api: Api, unix: UnixListener, tcp: Option<TcpListener>, stop: watch::Receiver<()>) {
     let router = |door| {
@@ -56,7 +39,7 @@ pub(crate) async fn serve(api: Api, unix: UnixListener, tcp: Option<TcpListener>
     let on_unix = accept(router(Door::Unix), unix, stop.clone());
     match tcp.as_ref().map(TcpListener::local_addr) {
         Some(Ok(address)) => {
-            let router = router(Door::Tcp { port: address.port() });
+            let router = router(Door::Tcp { address });
             let on_tcp = async {
                 if let Some(tcp) = tcp {
                     accept(router, tcp, stop).await;
@@ -82,7 +65,7 @@ async fn accept<L: Listener>(router: Router, mut listener: L, mut stop: watch::R
         let service = TowerToHyperService::new(router.clone());
         let connection = connections.watch(http.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
-            // A connection that breaks is the client's affair.
+            // A connection that breaks concerns the client only.
             let _ = connection.await;
             drop(permit);
         });

@@ -1,8 +1,9 @@
 //! What travels over the API: requests, answers, events.
 //!
-//! These types are the wire, not the core's: they carry names for people beside numbers for programs, say nothing that could be
-//! secret (of the environment only names), and are described in the OpenAPI document that the daemon serves. Moments come twice: as
-//! RFC 3339 text in UTC for people (`…_at`), and as seconds for programs (`…_s`, Unix time unless said otherwise).
+//! These types are the wire, not the core's: they carry names for people beside numbers for
+//! programs, say nothing that could be secret (of the environment only names), and are described in
+//! the OpenAPI document that the daemon serves. Moments come twice: as RFC 3339 text in UTC for
+//! people (`…_at`), and as seconds for programs (`…_s`, Unix time unless said otherwise).
 
 use crate::spec::JobSpec;
 use gainshare_core::model as core;
@@ -25,7 +26,7 @@ pub enum JobState {
     Failed,
     /// Ended because a user asked for it.
     Stopped,
-    /// It is gone and nobody saw how it ended.
+    /// It is gone, and how it ended is not known.
     Lost,
 }
 
@@ -155,11 +156,12 @@ pub struct SubmitRequest {
     /// The caller will be the parent of the (single) job itself and asks for admission.
     #[serde(default)]
     pub attached: bool,
-    /// The environment that the jobs' own variables are added to; for jobs that are not attached. Kept in the journal and in
-    /// JOBDIR/spec.json (both 0600), never shown.
+    /// The environment that the jobs' own variables are added to; for jobs that are not attached.
+    /// Kept in JOBDIR/spec.json (0600) until the job has started, never shown.
     #[serde(default)]
     pub base_env: BTreeMap<String, String>,
-    /// For an attached job: the names of the variables that its environment has, so that a tuned start leaves them alone.
+    /// For an attached job: the names of the variables that its environment has, so that a tuned
+    /// start leaves them alone.
     #[serde(default)]
     pub env_names: Vec<String>,
 }
@@ -182,7 +184,8 @@ pub struct StartOrder {
     pub attempt: u32,
     /// JOBDIR.
     pub dir: String,
-    /// Files into which the child writes its pid before it execs. A file that cannot be written is reported in `started`, never fatal.
+    /// Files into which the child writes its pid before it execs. A file that cannot be written is
+    /// reported in `started`, never fatal.
     pub procs_files: Vec<String>,
     /// Added to the environment unless the variable is there already.
     pub env: Vec<StartVar>,
@@ -227,7 +230,9 @@ pub struct Exited {
     pub ended_s: f64,
 }
 
-/// JOBDIR/spec.json (0600): all that `gainshare supervise JOBDIR --attempt N` needs.
+/// JOBDIR/spec.json (0600): all that `gainshare supervise JOBDIR --attempt N` needs. Written when
+/// the job is submitted, completed with `order` and `socket` when it is admitted, and removed when
+/// it has started, because it holds the environment's values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SuperviseFile {
     pub id: u64,
@@ -235,7 +240,7 @@ pub struct SuperviseFile {
     pub spec: JobSpec,
     pub base_env: BTreeMap<String, String>,
     pub order: StartOrder,
-    /// The daemon's socket, to tell it about start and exit.
+    /// The daemon's socket, to report start and exit to.
     pub socket: String,
 }
 
@@ -388,7 +393,7 @@ pub enum Event {
     Plan {
         plan: PlanInfo,
     },
-    /// The reader was too slow and missed so many events: read the jobs anew.
+    /// The reader was too slow and missed so many events: read the jobs again.
     Missed {
         events: u64,
     },
@@ -414,6 +419,9 @@ pub struct Health {
     /// `ok`, or `degraded` with the reasons in `problems`.
     pub status: String,
     pub problems: Vec<String>,
+    /// When each loop of the daemon last came round.
+    #[serde(default)]
+    pub loops: Vec<LoopReport>,
     pub pid: u32,
     pub epoch: u64,
     pub uptime_s: f64,
@@ -428,6 +436,22 @@ pub struct Health {
     pub listen: Option<String>,
     /// Which runtimes are there, and what they cannot do.
     pub runtimes: Vec<RuntimeInfo>,
+}
+
+/// `GET /healthz`: 200 if every loop came round lately, else 503.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Liveness {
+    pub alive: bool,
+    pub loops: Vec<LoopReport>,
+}
+
+/// One long-lived loop of the daemon.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LoopReport {
+    pub name: String,
+    /// Seconds since it last came round.
+    pub age_s: f64,
+    pub is_stuck: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -1,29 +1,157 @@
-//! What people and supervisors ask for: submit, admission, started, exited, stop, forget.
+//! The table of jobs: the only owner of what is known of each job and of the numbers of owners.
 
-use super::{Driver, Ending, Job};
-use crate::api::types::*;
+use super::docker::Pump;
+use super::reports::{Progress, Reports};
+use crate::api::types::{DecisionInfo, ErrorCode, JobState};
 use crate::error::Refusal;
-use crate::fail;
-use crate::journal::Batch;
-use crate::record::{Change, JobRecord};
-use crate::spec::{self, JobSpec};
-use gainshare_core::model::{JobId, Span};
-use gainshare_limits::RuntimeKind;
-use gainshare_limits::process::Identity;
-use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use crate::record::JobRecord;
+use gainshare_core::model::{JobId, OwnerId, Time};
+use gainshare_core::plan::Verdict;
+use gainshare_core::replay::RecordedDecision;
+use gainshare_limits::{AppliedLimits, JobHandle, RuntimeKind};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
-/// Jobs in one request.
-const MAX_SUBMIT: usize = 1000;
+/// One job: its record and what is known of it beyond the record.
+pub(super) struct Job {
+    pub(super) record: JobRecord,
+    pub(super) progress: Progress,
+    /// Present while the job is live.
+    pub(super) reports: Option<Reports>,
+    /// Copies a container's output.
+    pub(super) pump: Option<Pump>,
+    pub(super) verdict: Option<Verdict>,
+    pub(super) in_force: Option<AppliedLimits>,
+    pub(super) apply_error: Option<String>,
+    /// Newest last.
+    pub(super) decisions: VecDeque<DecisionInfo>,
+    /// The last decision about this job, for replay. Jobs that are decided together share it. Kept while the job is live.
+    pub(super) record_of_decision: Option<Arc<RecordedDecision>>,
+    /// When the job is killed, or killed again.
+    pub(super) kill_at: Option<Time>,
+    /// How often the job was killed.
+    pub(super) kills: u32,
+    /// This container is being taken over on another thread.
+    pub(super) is_busy: bool,
+    /// This container ended, and the rest of its output is being read on another thread.
+    pub(super) is_ending: bool,
+    /// When its supervisor last made contact while the job waits or starts.
+    pub(super) heard: Time,
+    /// When its leader, or its supervisor before the start, was first found dead without a record of the end.
+    pub(super) missed: Option<Time>,
+    /// Output was written since the last look.
+    pub(super) dirty: bool,
+    pub(super) next_look: Time,
+    pub(super) last_look: Time,
+    /// When a sample was last put on the event stream.
+    pub(super) sample_sent: Time,
+    /// The position changed since it was last committed.
+    pub(super) unsaved: bool,
+}
 
-/// Jobs that wait or run at once.
-const MAX_LIVE: usize = 10_000;
+impl Job {
+    pub(super) fn new(record: JobRecord, now: Time) -> Job {
+        Job {
+            kill_at: record.kill_at,
+            record,
+            progress: Progress::default(),
+            reports: None,
+            pump: None,
+            verdict: None,
+            in_force: None,
+            apply_error: None,
+            decisions: VecDeque::new(),
+            record_of_decision: None,
+            kills: 0,
+            is_busy: false,
+            is_ending: false,
+            heard: now,
+            missed: None,
+            dirty: true,
+            next_look: now,
+            last_look: Time::ZERO,
+            sample_sent: Time::ZERO,
+            unsaved: false,
+        }
+    }
 
-impl Driver {
+    /// How its runtime knows it, once there is something to know.
+    pub(super) fn handle(&self) -> Option<JobHandle> {
+        match self.record.spec.runtime {
+            RuntimeKind::Process => self.record.group.as_ref().map(|g| g.handle.clone()),
+            RuntimeKind::Docker => self.record.container.clone().map(|key| JobHandle { job: self.record.id, key }),
+        }
+    }
+
+    /// All that a restart needs, as the journal keeps it; `None` if it cannot be written as text.
+    pub(super) fn position(&self) -> Option<String> {
+        let position = self.reports.as_ref().map_or_else(|| self.progress.position.clone(), Reports::position);
+        let copied = self.pump.as_ref().map_or(self.progress.copied, Pump::copied);
+        let progress = Progress { position, copied, ..self.progress.clone() };
+        serde_json::to_string(&progress)
+            .inspect_err(|e| tracing::warn!(job = %self.record.id, "its reading position cannot be kept: {e}"))
+            .ok()
+    }
+}
+
+/// All jobs that are remembered, live or ended, and the number of each owner.
+pub(super) struct JobTable {
+    jobs: BTreeMap<JobId, Job>,
+    owners: BTreeMap<String, u32>,
+}
+
+impl Deref for JobTable {
+    type Target = BTreeMap<JobId, Job>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.jobs
+    }
+}
+
+impl DerefMut for JobTable {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.jobs
+    }
+}
+
+impl JobTable {
+    pub(super) fn new(owners: BTreeMap<String, u32>) -> JobTable {
+        JobTable { jobs: BTreeMap::new(), owners }
+    }
+
+    /// The ids of jobs that are as wanted, for loops that change the table.
+    pub(super) fn ids(&self, wanted: impl Fn(&Job) -> bool) -> Vec<JobId> {
+        self.jobs.values().filter(|j| wanted(j)).map(|j| j.record.id).collect()
+    }
+
+    pub(super) fn live(&self) -> Vec<JobId> {
+        self.ids(|j| j.record.is_live())
+    }
+
+    pub(super) fn live_count(&self) -> usize {
+        self.jobs.values().filter(|j| j.record.is_live()).count()
+    }
+
+    /// Jobs that start or run.
+    pub(super) fn holding_slots(&self) -> Vec<JobId> {
+        self.ids(|j| j.record.holds_slot())
+    }
+
+    pub(super) fn is_live(&self, id: JobId) -> bool {
+        self.jobs.get(&id).is_some_and(|j| j.record.is_live())
+    }
+
+    pub(super) fn state(&self, id: JobId) -> Option<JobState> {
+        self.jobs.get(&id).map(|j| j.record.state)
+    }
+
+    pub(super) fn job(&self, id: JobId) -> Result<&Job, Refusal> {
+        self.jobs.get(&id).ok_or_else(|| Refusal::new(ErrorCode::NotFound, format!("there is no job {id}")))
+    }
+
     /// Finds a job by id or by name; of several with the name the live one, else the latest.
-    pub(crate) fn find(&self, text: &str) -> Result<JobId, Refusal> {
+    pub(super) fn find(&self, text: &str) -> Result<JobId, Refusal> {
         if let Ok(id) = text.parse::<u64>()
             && self.jobs.contains_key(&JobId(id))
         {
@@ -35,401 +163,27 @@ impl Driver {
         })
     }
 
-    pub(super) fn job(&self, id: JobId) -> Result<&Job, Refusal> {
-        self.jobs.get(&id).ok_or_else(|| Refusal::new(ErrorCode::NotFound, format!("there is no job {id}")))
+    /// The live job that is this container.
+    pub(super) fn by_container(&self, container: &str) -> Option<&Job> {
+        self.jobs.values().find(|j| j.record.is_live() && j.record.container.as_deref() == Some(container))
     }
 
-    /// Takes all jobs or none.
-    pub(crate) fn submit(&mut self, mut request: SubmitRequest) -> Result<Vec<JobInfo>, Refusal> {
-        if self.ending.is_some() {
-            return Err(Refusal::new(ErrorCode::ShuttingDown, "the daemon is shutting down: start it again first"));
-        }
-        let specs = spec::prepare(std::mem::take(&mut request.jobs))?;
-        if specs.is_empty() || specs.len() > MAX_SUBMIT || (request.attached && specs.len() != 1) {
-            let wanted = if request.attached { "one job".into() } else { format!("1 to {MAX_SUBMIT} jobs") };
-            return Err(Refusal::new(
-                ErrorCode::BadRequest,
-                format!("{} jobs in one request: send {wanted}", specs.len()),
-            ));
-        }
-        if self.jobs.values().filter(|j| j.record.is_live()).count() + specs.len() > MAX_LIVE {
-            return Err(Refusal::new(
-                ErrorCode::TooLarge,
-                format!("more than {MAX_LIVE} live jobs: wait for some to end"),
-            ));
-        }
-        let records = self.name_and_number(specs, &request)?;
-        if !request.attached {
-            for record in &records {
-                self.check_startable(&record.spec, &request.base_env)?;
-            }
-        }
-        let ids: Vec<JobId> = records.iter().map(|r| r.id).collect();
-        self.enter(records, request.base_env)?;
-        fail::point("submit-before-reply");
-        // Decided right away, so that the answer already says whether the job starts or what it waits for.
-        self.decide();
-        Ok(ids.iter().filter_map(|id| self.jobs.get(id)).map(|j| self.info(j)).collect())
+    pub(super) fn is_known_owner(&self, name: &str) -> bool {
+        self.owners.contains_key(name)
     }
 
-    /// Makes the jobs' directories and journals them; from then on they exist.
-    pub(super) fn enter(&mut self, records: Vec<JobRecord>, base_env: BTreeMap<String, String>) -> Result<(), Refusal> {
-        for record in &records {
-            self.make_dir(record.id)?;
-        }
-        let at = self.clock.moment();
-        let submitted = |record: &JobRecord| {
-            let change = Change::Submitted { record: Box::new(record.clone()), base_env: base_env.clone() };
-            (at, Some(record.id), change)
-        };
-        let changes = records.iter().map(submitted).collect();
-        for owner in records.iter().map(|r| r.owner.clone()).collect::<BTreeSet<_>>() {
-            self.know_owner(&owner)?;
-        }
-        fail::point("submit-before-journal");
-        let saved = self.save_with(Batch { changes, ..Batch::default() });
-        self.note_disk(&saved);
-        if let Err(e) = saved {
-            for record in &records {
-                let _ = std::fs::remove_dir_all(self.paths.job(record.id.0));
-            }
-            return Err(e);
-        }
-        let now = self.now();
-        for record in records {
-            let id = record.id;
-            self.jobs.insert(id, Job::new(record, now));
-            self.job_changed(id);
-        }
-        Ok(())
+    pub(super) fn add_owner(&mut self, name: &str, number: u32) {
+        self.owners.insert(name.to_owned(), number);
     }
 
-    /// Gives every job its id, name, owner and the ids of the jobs it waits for.
-    fn name_and_number(&self, specs: Vec<JobSpec>, request: &SubmitRequest) -> Result<Vec<JobRecord>, Refusal> {
-        let mut taken: BTreeSet<String> = self.jobs.values().map(|j| j.record.name.clone()).collect();
-        let live = |name: &str| self.jobs.values().find(|j| j.record.is_live() && j.record.name == name);
-        let first = self.journal.next_id()?.0;
-        let mut by_name = BTreeMap::new();
-        let mut records = Vec::with_capacity(specs.len());
-        taken.extend(specs.iter().filter_map(|s| s.name.clone()));
-        for (id, mut spec) in (first..).map(JobId).zip(specs) {
-            let name = match &spec.name {
-                Some(name) => name.clone(),
-                None => {
-                    let base = spec.base_name();
-                    let free = (1u64..).map(|n| format!("{base}-{n}")).find(|n| !taken.contains(n));
-                    free.expect("numbers do not end")
-                }
-            };
-            if let Some(other) = live(&name) {
-                let message = format!(
-                    "a job named {name} is already {} (id {}): choose another --name, or stop it first",
-                    other.record.state.name(),
-                    other.record.id.0
-                );
-                return Err(Refusal::new(ErrorCode::DuplicateName, message));
-            }
-            taken.insert(name.clone());
-            by_name.insert(name.clone(), id);
-            spec.name = Some(name);
-            let mut record = self.new_record(id, spec, request.attached);
-            record.env_names = match (request.attached, record.spec.runtime) {
-                (true, _) => request.env_names.clone(),
-                (false, RuntimeKind::Process) => request.base_env.keys().cloned().collect(),
-                // A container has the environment of its image, not of whoever submitted it.
-                (false, RuntimeKind::Docker) => Vec::new(),
-            };
-            records.push(record);
-        }
-        for record in &mut records {
-            for name in &record.spec.after {
-                let id = match by_name.get(name) {
-                    Some(id) => *id,
-                    None => self.find(name).map_err(|_| {
-                        let message = format!(
-                            "job {} waits for {name}, which nobody knows: submit {name} first, or in the same file",
-                            record.name
-                        );
-                        Refusal::new(ErrorCode::InvalidSpec, message)
-                    })?,
-                };
-                record.after.push(id);
-            }
-        }
-        refuse_cycles(&records)?;
-        Ok(records)
+    pub(super) fn owner(&self, name: &str) -> OwnerId {
+        OwnerId(self.owners.get(name).copied().unwrap_or(0))
     }
 
-    /// A job that waits; its spec has a name.
-    pub(super) fn new_record(&self, id: JobId, spec: JobSpec, attached: bool) -> JobRecord {
-        JobRecord {
-            id,
-            name: spec.label(),
-            owner: spec.owner.clone().unwrap_or_else(unix_user),
-            after: Vec::new(),
-            env_names: Vec::new(),
-            attached,
-            adopted: false,
-            state: JobState::Queued,
-            attempt: 0,
-            submitted: self.clock.moment(),
-            started: None,
-            ended: None,
-            order: None,
-            group: None,
-            leader: None,
-            container: None,
-            exit_code: None,
-            signal: None,
-            why: None,
-            stop_requested: false,
-            notes: Vec::new(),
-            spec,
-        }
-    }
-
-    fn know_owner(&mut self, name: &str) -> Result<(), Refusal> {
-        if !self.owners.iter().any(|o| o == name) {
-            self.journal.add_owner(name)?;
-            self.owners.push(name.to_owned());
-        }
-        Ok(())
-    }
-
-    fn make_dir(&self, id: JobId) -> Result<(), Refusal> {
-        let dir = self.paths.job(id.0);
-        // An id is never given twice, so whatever is there belongs to a submission that was never acknowledged.
-        let _ = std::fs::remove_dir_all(&dir);
-        std::fs::DirBuilder::new().mode(0o700).create(&dir).map_err(|e| disk_refusal("make", &dir, e))
-    }
-
-    /// Finds mistakes now that would otherwise show only when the job's turn has come.
-    fn check_startable(&self, spec: &JobSpec, base_env: &BTreeMap<String, String>) -> Result<(), Refusal> {
-        if !self.config.runtime.contains(&spec.runtime) {
-            let message = format!(
-                "job {}: the daemon runs without the runtime {}: start it with `gainshare up --runtime process,docker`",
-                spec.label(),
-                kind_name(spec.runtime)
-            );
-            return Err(Refusal::new(ErrorCode::InvalidSpec, message));
-        }
-        let cwd = spec.cwd.clone().unwrap_or_else(|| PathBuf::from("/"));
-        if !cwd.is_dir() {
-            let message = format!(
-                "job {}: its working directory {} does not exist: make it, or set cwd",
-                spec.label(),
-                cwd.display()
-            );
-            return Err(Refusal::new(ErrorCode::InvalidSpec, message));
-        }
-        if spec.runtime != RuntimeKind::Process {
-            return Ok(());
-        }
-        let path = spec.env.get("PATH").or(base_env.get("PATH")).cloned();
-        let path = path.or_else(|| std::env::var("PATH").ok()).unwrap_or_else(|| "/usr/bin:/bin".into());
-        let program = &spec.command[0];
-        if find_program(program, &cwd, &path).is_none() {
-            let message =
-                format!("job {}: there is no program `{program}`: check its name, or give its full path", spec.label());
-            return Err(Refusal::new(ErrorCode::MissingProgram, message));
-        }
-        Ok(())
-    }
-
-    /// What an attached supervisor should do now.
-    pub(crate) fn admission(&mut self, id: JobId) -> Result<Admission, Refusal> {
-        let now = self.now();
-        let job =
-            self.jobs.get_mut(&id).ok_or_else(|| Refusal::new(ErrorCode::NotFound, format!("there is no job {id}")))?;
-        job.heard = now;
-        let job = &self.jobs[&id];
-        if !job.record.attached {
-            let message = format!("job {} is started by the daemon itself: do not ask for admission", job.record.name);
-            return Err(Refusal::new(ErrorCode::WrongState, message));
-        }
-        match (job.record.state, &job.record.order) {
-            (JobState::Queued, _) => Ok(Admission::Waiting { reason: self.why(job) }),
-            (JobState::Starting, Some(order)) => Ok(Admission::Start { start: order.clone() }),
-            (state, _) if state.is_final() => Ok(Admission::Refused { state_now: state, reason: self.why(job) }),
-            (state, _) => {
-                let message = format!("job {} is {} already", job.record.name, state.name());
-                Err(Refusal::new(ErrorCode::WrongState, message))
-            }
-        }
-    }
-
-    /// A supervisor says that the job's process is there.
-    pub(crate) fn started(&mut self, id: JobId, started: &Started) -> Result<JobInfo, Refusal> {
-        let job = self.job(id)?;
-        let (state, attempt) = (job.record.state, job.record.attempt);
-        let leader = Identity { pid: started.pid, start_ticks: started.start_ticks };
-        if started.attempt != attempt {
-            let message =
-                format!("attempt {} of {} is over: attempt {attempt} counts now", started.attempt, job.record.name);
-            return Err(Refusal::new(ErrorCode::WrongState, message));
-        }
-        if state == JobState::Running && job.record.leader == Some(leader) {
-            return Ok(self.info(job));
-        }
-        if state != JobState::Starting {
-            let message = format!("job {} is {}: it cannot start", job.record.name, state.name());
-            return Err(Refusal::new(ErrorCode::WrongState, message));
-        }
-        let handle = job.handle();
-        let stopping = job.record.stop_requested;
-        if let (Some(handle), Some(process)) = (&handle, &mut self.runtimes.process)
-            && let Err(e) = process.started(handle, leader)
-        {
-            tracing::warn!(job = %id, "{e}");
-        }
-        fail::point("started-before-journal");
-        let notes = started.notes.clone();
-        self.fact(Some(id), Change::Started { leader: Some(leader), container: None, notes });
-        // The acknowledgement may not outrun the disk; a full disk does not make the process any less there.
-        let _ = self.save();
-        fail::point("started-before-reply");
-        self.job_changed(id);
-        if stopping {
-            self.signal_stop(id);
-        }
-        Ok(self.info(&self.jobs[&id]))
-    }
-
-    /// A supervisor says that the job is over.
-    pub(crate) fn exited(&mut self, id: JobId, exited: &Exited) -> Result<JobInfo, Refusal> {
-        let job = self.job(id)?;
-        if exited.attempt != job.record.attempt {
-            let message = format!("attempt {} of {} is not the present one", exited.attempt, job.record.name);
-            return Err(Refusal::new(ErrorCode::WrongState, message));
-        }
-        if job.record.is_live() {
-            self.take_exit(id, exited);
-            let saved = self.save();
-            self.decide();
-            saved?;
-        }
-        Ok(self.info(self.job(id)?))
-    }
-
-    /// Ends a job: at once if it waits, else by SIGTERM and, after the grace, SIGKILL.
-    pub(crate) fn stop(&mut self, id: JobId, grace_s: f64) -> Result<JobInfo, Refusal> {
-        let now = self.now();
-        let job = self.job(id)?;
-        if !job.record.is_live() {
-            let message = format!("job {} has already ended ({})", job.record.name, job.record.state.name());
-            return Err(Refusal::new(ErrorCode::WrongState, message));
-        }
-        if job.record.state == JobState::Queued {
-            self.end(id, JobState::Stopped, None, None, Some("stopped before it began".into()));
-        } else {
-            if !job.record.stop_requested {
-                self.fact(Some(id), Change::Stopping);
-            }
-            if let Some(job) = self.jobs.get_mut(&id) {
-                let at = now + Span::from_secs_f64(grace_s.clamp(0.0, 86_400.0));
-                job.kill_at = Some(job.kill_at.map_or(at, |earlier| earlier.min(at)));
-            }
-            self.signal_stop(id);
-        }
-        let saved = self.save();
-        self.decide();
-        saved?;
-        Ok(self.info(self.job(id)?))
-    }
-
-    /// SIGTERM, or the container engine's stop.
-    pub(super) fn signal_stop(&mut self, id: JobId) {
-        let Some(job) = self.jobs.get(&id) else { return };
-        let Some(handle) = job.handle() else { return };
-        let result = match job.record.spec.runtime {
-            RuntimeKind::Process if job.record.leader.is_some() => match &mut self.runtimes.process {
-                Some(process) => process.terminate(&handle),
-                None => Ok(()),
-            },
-            RuntimeKind::Process => Ok(()),
-            RuntimeKind::Docker => self.stop_container(id),
-        };
-        if let Err(e) = result {
-            tracing::warn!(job = %id, "{e}");
-        }
-    }
-
-    /// Removes what is kept of an ended job.
-    pub(crate) fn forget(&mut self, id: JobId) -> Result<(), Refusal> {
-        let job = self.job(id)?;
-        let name = job.record.name.clone();
-        if job.record.is_live() {
-            let message = format!("job {name} is {}: stop it before you remove it", job.record.state.name());
-            return Err(Refusal::new(ErrorCode::WrongState, message));
-        }
-        if let Some(other) = self.jobs.values().find(|j| j.record.is_live() && j.record.after.contains(&id)) {
-            let message = format!("job {} waits for {name}: stop it first", other.record.name);
-            return Err(Refusal::new(ErrorCode::WrongState, message));
-        }
-        self.save_with(Batch {
-            changes: vec![(self.clock.moment(), Some(id), Change::Forgotten)],
-            ..Batch::default()
-        })?;
+    /// Removes a job and, with its last job, its owner: the journal does the same.
+    pub(super) fn forget(&mut self, id: JobId) {
         self.jobs.remove(&id);
-        let _ = std::fs::remove_dir_all(self.paths.job(id.0));
-        self.emit(Event::Forgotten { id: id.0, name });
-        Ok(())
+        let JobTable { jobs, owners } = self;
+        owners.retain(|name, _| jobs.values().any(|j| j.record.owner == *name));
     }
-
-    pub(crate) fn shut_down(&mut self, request: ShutdownRequest) {
-        let since = self.now();
-        self.ending = Some(Ending { stop_jobs: request.stop_jobs, since });
-        if request.stop_jobs {
-            let live: Vec<JobId> = self.jobs.values().filter(|j| j.record.is_live()).map(|j| j.record.id).collect();
-            for id in live {
-                let _ = self.stop(id, StopRequest::default().grace_s);
-            }
-        }
-    }
-}
-
-/// Only jobs of one request can wait for each other in a circle.
-fn refuse_cycles(records: &[JobRecord]) -> Result<(), Refusal> {
-    let mut left: BTreeMap<JobId, &JobRecord> = records.iter().map(|r| (r.id, r)).collect();
-    loop {
-        let free: Vec<JobId> =
-            left.values().filter(|r| r.after.iter().all(|a| !left.contains_key(a))).map(|r| r.id).collect();
-        if free.is_empty() {
-            break;
-        }
-        left.retain(|id, _| !free.contains(id));
-    }
-    if left.is_empty() {
-        return Ok(());
-    }
-    let names: Vec<&str> = left.values().map(|r| r.name.as_str()).collect();
-    let message = format!("jobs {} wait for each other in a circle: remove one `after`", names.join(", "));
-    Err(Refusal::new(ErrorCode::InvalidSpec, message))
-}
-
-pub(super) fn kind_name(kind: RuntimeKind) -> &'static str {
-    match kind {
-        RuntimeKind::Process => "process",
-        RuntimeKind::Docker => "docker",
-    }
-}
-
-fn unix_user() -> String {
-    let uid = nix::unistd::getuid();
-    nix::unistd::User::from_uid(uid).ok().flatten().map_or_else(|| uid.to_string(), |u| u.name)
-}
-
-fn find_program(program: &str, cwd: &Path, path: &str) -> Option<PathBuf> {
-    let runs = |p: &Path| p.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
-    if program.contains('/') {
-        return Some(cwd.join(program)).filter(|p| runs(p));
-    }
-    std::env::split_paths(OsStr::new(path)).map(|dir| cwd.join(dir).join(program)).find(|p| runs(p))
-}
-
-fn disk_refusal(action: &str, path: &Path, e: std::io::Error) -> Refusal {
-    let full = matches!(e.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded);
-    let code = if full { ErrorCode::DiskFull } else { ErrorCode::Internal };
-    let remedy = if full { ": free some space" } else { "" };
-    Refusal::new(code, format!("cannot {action} {}: {e}{remedy}", path.display()))
 }

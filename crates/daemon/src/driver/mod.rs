@@ -1,173 +1,79 @@
 //! The driver: one thread that owns all that changes.
 //!
-//! **Problem.** Jobs come, report and end; decisions fall due; people ask; and everything must be on disk before it takes effect. Done by
-//! several threads this needs locks and orders between them; done by one it is a loop.
+//! **Problem.** Jobs come, report and end; decisions fall due; clients ask; and everything must be
+//! on disk before it takes effect. Done by several threads this needs locks and orders between
+//! them; done by one it is a loop.
 //!
-//! **How.** The loop sleeps in `poll(2)` until a supervisor writes a file (inotify), somebody sends a task (an event descriptor), or the
-//! next thing is due. A task is a closure over the driver, sent by an API handler that waits for its answer. After each wake-up: tasks,
-//! files, reports, a decision if one is due, and once a second the lease, the samples' commit and a look at who is still alive.
+//! **How.** The loop sleeps in `poll(2)` until a supervisor writes a file (inotify), a task arrives
+//! (an event descriptor), or the next thing is due. Each round runs a bounded number of tasks,
+//! commits what they pushed, reads files and reports, decides if a decision is due, and once a
+//! second renews the lease, commits samples and checks which jobs are still alive. What may block
+//! (the container engine, a kill, an endpoint) runs on other threads, whose results come back as
+//! tasks.
 //!
-//! **Terms.** *Facts* (a job ended) are true whether or not the disk takes them: they are kept until it does. *Intents* (a submission, a
-//! plan, a start) become true by being written: without the disk they are refused or put off.
+//! **Parts.** [`jobs`]: the table of jobs. [`store`]: the way to the journal. [`handle`]: tasks and
+//! events. [`intake`]: submit, admission, stop. [`start`]: how a job begins. [`observe`]: reports
+//! and ends of jobs. [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses.
+//! [`read`]: what the API shows. [`docker`]: containers.
+//!
+//! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
+//! waits for the disk, but not for the container engine or for processes that die; the exceptions
+//! are the daemon's own end, and the second SIGKILL on a machine without control groups.
 
-mod adopt;
+mod apply;
+mod decide;
 mod docker;
+mod handle;
+mod intake;
 mod jobs;
-mod lease;
-mod life;
-mod plans;
-mod report;
+mod observe;
+mod read;
+mod recover;
 mod reports;
 mod runtimes;
 mod start;
+mod store;
 mod watch;
 
-pub(crate) use lease::{LeaseContent, lapsed_epoch};
-pub(crate) use life::is_locked;
+pub(crate) use handle::DriverHandle;
+pub(crate) use read::loop_reports;
 
 use crate::api::Token;
-use crate::api::types::{DecisionInfo, Event, PlanInfo};
+use crate::api::types::{Event, PlanInfo};
 use crate::clock::Clock;
 use crate::config::DaemonConfig;
 use crate::error::{DaemonError, Refusal};
+use crate::guard::GuardKeeper;
 use crate::journal::{Batch, Journal};
+use crate::lease::Lease;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
-use crate::record::{Change, JobRecord};
+use crate::pulse::{Pulse, Pulses};
+use crate::record::Change;
+use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{Decider, Decision};
 use gainshare_core::model::{JobId, Span, Time};
-use gainshare_core::plan::Verdict;
 use gainshare_core::replay::RecordedDecision;
-use gainshare_limits::{AppliedLimits, JobHandle, RuntimeKind};
+use handle::Inbox;
+use jobs::{Job, JobTable};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::process::Child;
-use std::sync::{Arc, mpsc};
-use tokio::sync::{broadcast, oneshot, watch as tokio_watch};
+use std::sync::Arc;
+use store::Store;
 
-/// How often the lease is renewed, samples are committed and the living are counted.
+/// How often the lease is renewed, samples are committed and live jobs are checked.
 const HEARTBEAT: Span = Span::from_secs(1);
 
 /// A job's output is read at most so often: enough for any reaction, and a flood costs little.
 const OUTPUT_PACE: Span = Span::from_millis(25);
 
-/// Where nothing tells us about changes (files of the job's own, jobs without a watch) we look so often.
+/// Files that are not watched (the job's own, and all of a job without a watch) are read so often.
 const LOOK_PACE: Span = Span::from_secs(1);
-
-/// Events that a slow reader may lag behind before it misses some.
-const EVENT_BACKLOG: usize = 1024;
 
 /// Plans kept for the API without asking the journal.
 const RECENT_PLANS: usize = 32;
-
-type Task = Box<dyn FnOnce(&mut Driver) + Send>;
-
-/// How other threads speak to the driver.
-#[derive(Clone)]
-pub(crate) struct DriverHandle {
-    tasks: mpsc::Sender<Task>,
-    wake: Arc<EventFd>,
-    events: broadcast::Sender<Arc<Event>>,
-    changes: tokio_watch::Receiver<u64>,
-}
-
-impl DriverHandle {
-    /// Runs `question` on the driver's thread and waits for its answer.
-    pub(crate) async fn ask<T: Send + 'static>(
-        &self,
-        question: impl FnOnce(&mut Driver) -> T + Send + 'static,
-    ) -> Result<T, Refusal> {
-        use crate::api::types::ErrorCode;
-        let (reply, answer) = oneshot::channel();
-        let task: Task = Box::new(move |driver| drop(reply.send(question(driver))));
-        let ended = || Refusal::new(ErrorCode::ShuttingDown, "the daemon is shutting down: try again when it is back");
-        self.tasks.send(task).map_err(|_| ended())?;
-        let _ = self.wake.write(1);
-        answer.await.map_err(|_| ended())
-    }
-
-    /// Sends without waiting; for whoever forwards events from other sources.
-    pub(crate) fn tell(&self, news: impl FnOnce(&mut Driver) + Send + 'static) {
-        if self.tasks.send(Box::new(news)).is_ok() {
-            let _ = self.wake.write(1);
-        }
-    }
-
-    pub(crate) fn subscribe(&self) -> broadcast::Receiver<Arc<Event>> {
-        self.events.subscribe()
-    }
-
-    /// Counts changes of the jobs' states, for long polls.
-    pub(crate) fn changes(&self) -> tokio_watch::Receiver<u64> {
-        self.changes.clone()
-    }
-}
-
-/// One job, with what is known of it beyond the record.
-struct Job {
-    record: JobRecord,
-    progress: reports::Progress,
-    /// Present while the job is live.
-    reports: Option<reports::Reports>,
-    /// Copies a container's output.
-    pump: Option<docker::Pump>,
-    verdict: Option<Verdict>,
-    in_force: Option<AppliedLimits>,
-    apply_error: Option<String>,
-    /// Newest last.
-    decisions: VecDeque<DecisionInfo>,
-    /// The last decision that was about this job, for replay; jobs that are decided together share it. Kept while the job is live.
-    record_of_decision: Option<Arc<RecordedDecision>>,
-    /// After this the job is killed.
-    kill_at: Option<Time>,
-    /// When its supervisor was last heard of while it waits or starts.
-    heard: Time,
-    /// When its leader was first found dead without an exit.json.
-    missed: Option<Time>,
-    /// Output was written since the last look.
-    dirty: bool,
-    next_look: Time,
-    last_look: Time,
-    /// When a sample was last put on the event stream.
-    told: Time,
-    /// The position changed since it was last committed.
-    unsaved: bool,
-}
-
-impl Job {
-    fn new(record: JobRecord, now: Time) -> Job {
-        Job {
-            record,
-            progress: reports::Progress { stride: 1, ..Default::default() },
-            reports: None,
-            pump: None,
-            verdict: None,
-            in_force: None,
-            apply_error: None,
-            decisions: VecDeque::new(),
-            record_of_decision: None,
-            kill_at: None,
-            heard: now,
-            missed: None,
-            dirty: true,
-            next_look: now,
-            last_look: Time::ZERO,
-            told: Time::ZERO,
-            unsaved: false,
-        }
-    }
-
-    /// How its runtime knows it, once there is something to know.
-    fn handle(&self) -> Option<JobHandle> {
-        match self.record.spec.runtime {
-            RuntimeKind::Process => self.record.group.as_ref().map(|g| g.handle.clone()),
-            RuntimeKind::Docker => self.record.container.clone().map(|key| JobHandle { job: self.record.id, key }),
-        }
-    }
-}
 
 /// Why and how the loop ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,47 +82,62 @@ struct Ending {
     since: Time,
 }
 
+/// When things are due, and how the loop ends.
+struct Timeline {
+    began: Time,
+    next_beat: Time,
+    idle_since: Time,
+    ending: Option<Ending>,
+    /// A part of the daemon ended unexpectedly.
+    failure: Option<DaemonError>,
+}
+
+/// What became of plans.
+struct Plans {
+    /// Something happened that control should react to.
+    is_wanted: bool,
+    /// A plan that waits for the disk.
+    held: Option<Decision>,
+    /// Jobs that the plan started but that could not be started yet.
+    starts: Vec<JobId>,
+    /// The last plan that was carried out.
+    current: Option<CheckedPlan>,
+    /// The last decision that was carried out, for replay.
+    last_record: Option<Arc<RecordedDecision>>,
+    /// When limits were last written or found to be as wanted.
+    applied_at: Time,
+    /// Newest first.
+    recent: VecDeque<PlanInfo>,
+}
+
+/// What a job needs to report by itself.
+struct PushAccess {
+    listen: Option<SocketAddr>,
+    token: Token,
+}
+
 /// See the module documentation.
 pub(crate) struct Driver {
     config: DaemonConfig,
     paths: Paths,
-    journal: Journal,
     clock: Clock,
     control: Decider,
+    plans: Plans,
+    jobs: JobTable,
+    store: Store,
     runtimes: runtimes::Runtimes,
-    jobs: BTreeMap<JobId, Job>,
-    owners: Vec<String>,
     watch: watch::Watch,
-    lease: lease::Lease,
-    children: Vec<(JobId, Child)>,
-    metrics: Arc<Metrics>,
-    listen: Option<SocketAddr>,
-    token: Token,
-    /// Facts and samples that the disk does not have yet.
-    unsaved: Batch,
-    control_unsaved: bool,
-    /// Jobs that the plan started but that could not be started yet.
-    starts: Vec<JobId>,
-    /// A plan that waits for the disk.
-    held_plan: Option<Decision>,
-    /// Something happened that control should look at.
-    wants_decision: bool,
-    /// The last decision that was carried out, for replay.
-    last_record: Option<Arc<RecordedDecision>>,
-    recent_plans: VecDeque<PlanInfo>,
+    lease: Lease,
+    guard: GuardKeeper,
+    supervisors: Vec<(JobId, Child)>,
+    push_access: PushAccess,
+    timeline: Timeline,
     /// What is wrong at the moment, for `health`.
     problems: BTreeMap<&'static str, String>,
-    next_beat: Time,
-    next_engine: Time,
-    /// When limits were last written or found to be as wanted.
-    applied_at: Time,
-    idle_since: Time,
-    began: Time,
-    ending: Option<Ending>,
-    tasks: mpsc::Receiver<Task>,
-    wake: Arc<EventFd>,
-    events: broadcast::Sender<Arc<Event>>,
-    changes: tokio_watch::Sender<u64>,
+    metrics: Arc<Metrics>,
+    pulses: Pulses,
+    pulse: Pulse,
+    inbox: Inbox,
     /// For threads that work for the driver.
     handle: DriverHandle,
 }
@@ -228,6 +149,7 @@ impl Driver {
         paths: Paths,
         journal: Journal,
         metrics: Arc<Metrics>,
+        pulses: Pulses,
         listen: Option<SocketAddr>,
         token: Token,
     ) -> Result<(Driver, DriverHandle), DaemonError> {
@@ -240,90 +162,96 @@ impl Driver {
         let last_generation = loaded.plans.iter().map(|(_, p)| p.generation).max().unwrap_or(0);
         control.continue_from(last_generation);
         let runtimes = runtimes::Runtimes::open(&config, &paths)?;
-        let wake = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
-            .map_err(|e| DaemonError::Io { action: "make", path: "an event descriptor".into(), source: e.into() })?;
-        let wake = Arc::new(wake);
-        let (task_sender, tasks) = mpsc::channel();
-        let (events, _) = broadcast::channel(EVENT_BACKLOG);
-        let (changes, changed) = tokio_watch::channel(0);
-        let handle = DriverHandle { tasks: task_sender, wake: wake.clone(), events: events.clone(), changes: changed };
+        let (inbox, handle) = Inbox::new().map_err(|source| DaemonError::Io {
+            action: "make",
+            path: "an event descriptor".into(),
+            source,
+        })?;
         let clock = journal.clock().clone();
         let now = clock.now();
-        let lease = lease::Lease::new(&paths, journal.epoch(), &config);
+        // Before the first limit is written: a guard of the last daemon puts limits back until it sees a valid lease.
+        let lease = Lease::begin(&paths, journal.epoch(), config.lease);
         let mut driver = Driver {
             config,
             paths,
-            journal,
             clock,
             control,
+            plans: Plans {
+                is_wanted: true,
+                held: None,
+                starts: Vec::new(),
+                current: None,
+                last_record: None,
+                applied_at: Time::ZERO,
+                recent: VecDeque::new(),
+            },
+            jobs: JobTable::new(loaded.owners),
+            store: Store::new(journal, metrics.clone()),
             runtimes,
-            jobs: BTreeMap::new(),
-            owners: loaded.owners,
             watch: watch::Watch::new(),
             lease,
-            children: Vec::new(),
-            metrics,
-            listen,
-            token,
-            unsaved: Batch::default(),
-            control_unsaved: false,
-            starts: Vec::new(),
-            held_plan: None,
-            wants_decision: true,
-            last_record: None,
-            recent_plans: VecDeque::new(),
+            guard: GuardKeeper::new(),
+            supervisors: Vec::new(),
+            push_access: PushAccess { listen, token },
+            timeline: Timeline { began: now, next_beat: now, idle_since: now, ending: None, failure: None },
             problems: BTreeMap::new(),
-            next_beat: now,
-            next_engine: Time::ZERO,
-            applied_at: Time::ZERO,
-            idle_since: now,
-            began: now,
-            ending: None,
-            tasks,
-            wake,
-            events,
-            changes,
+            metrics,
+            pulse: pulses.register("driver"),
+            pulses,
+            inbox,
             handle: handle.clone(),
         };
         if loaded.unclean {
             tracing::info!("the last daemon did not end properly: going on from its journal");
         }
-        driver.fact(None, Change::Opened { epoch: driver.journal.epoch(), pid: std::process::id() });
-        driver.look_for_docker();
+        driver.fact(None, Change::Opened { epoch: driver.store.journal.epoch(), pid: std::process::id() });
+        driver.connect_docker();
         driver.restore(loaded.jobs, loaded.plans);
         Ok((driver, handle))
     }
 
-    /// Loops until told to end.
-    pub(crate) fn run(mut self) {
-        self.lease.renew();
-        self.lease.keep_guard(&self.paths, &self.config);
+    /// Loops until the daemon is asked to end, or a part of it ended unexpectedly.
+    pub(crate) fn run(mut self) -> Result<(), DaemonError> {
+        self.guard.ensure(&self.paths, &self.config);
         loop {
             self.sleep();
-            while let Ok(task) = self.tasks.try_recv() {
-                task(&mut self);
-            }
-            self.look_at_files();
-            self.look_at_reports();
+            self.pulse.beat();
+            self.run_tasks();
+            self.read_watched_files();
+            self.read_reports();
             let now = self.now();
-            if now >= self.next_beat {
-                self.next_beat = now + HEARTBEAT;
+            if now >= self.timeline.next_beat {
+                self.timeline.next_beat = now + HEARTBEAT;
                 self.beat();
             }
             self.decide();
-            if self.is_over() {
+            if self.timeline.failure.is_some() || self.is_over() {
                 break;
             }
         }
+        let failure = self.timeline.failure.take();
         self.close();
+        failure.map_or(Ok(()), Err)
     }
 
     pub(crate) fn live_jobs(&self) -> usize {
-        self.jobs.values().filter(|j| j.record.is_live()).count()
+        self.jobs.live_count()
     }
 
     pub(crate) fn is_live(&self, id: JobId) -> bool {
-        self.jobs.get(&id).is_some_and(|j| j.record.is_live())
+        self.jobs.is_live(id)
+    }
+
+    pub(crate) fn find(&self, text: &str) -> Result<JobId, Refusal> {
+        self.jobs.find(text)
+    }
+
+    /// A thread or task that should live as long as the daemon ended: the daemon ends, and its
+    /// successor starts all parts.
+    pub(crate) fn part_ended(&mut self, part: &'static str) {
+        tracing::error!("{part} ended unexpectedly: ending the daemon; jobs go on");
+        let why = "see the daemon's log for a panic before this".to_owned();
+        self.timeline.failure.get_or_insert(DaemonError::PartEnded { part, why });
     }
 
     fn now(&self) -> Time {
@@ -333,7 +261,7 @@ impl Driver {
     /// Sleeps until there is something to do.
     fn sleep(&mut self) {
         let now = self.now();
-        let mut until = self.next_beat;
+        let mut until = self.timeline.next_beat;
         if let Some(due) = self.control.due() {
             until = until.min(due);
         }
@@ -342,28 +270,34 @@ impl Driver {
             until = until.min(look);
             until = job.kill_at.map_or(until, |at| until.min(at));
         }
-        if self.wants_decision {
+        if self.plans.is_wanted || self.inbox.has_more() {
             until = now;
         }
         // Rounded up: waking a fraction of a millisecond early would only mean to sleep again.
         let ms = until.since(now).0.div_ceil(1000);
         let timeout = PollTimeout::from(u16::try_from(ms).unwrap_or(u16::MAX));
-        let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
+        let mut fds = vec![PollFd::new(self.inbox.fd(), PollFlags::POLLIN)];
         fds.extend(self.watch.fd().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         let _ = poll(&mut fds, timeout);
-        let _ = self.wake.read();
+        self.inbox.clear_wake();
     }
 
-    /// Notes what has happened: it is true at once, and on disk as soon as the disk takes it.
+    /// Runs the tasks of one round, then commits and acknowledges the reports that were pushed in it.
+    fn run_tasks(&mut self) {
+        let mut round = self.inbox.begin_round();
+        while let Some(task) = self.inbox.next(&mut round) {
+            task(self);
+        }
+        if self.store.has_unacknowledged() {
+            let committed = self.save();
+            self.store.acknowledge(&committed);
+        }
+    }
+
+    /// Records what has happened. See [`Store::fact`].
     fn fact(&mut self, job: Option<JobId>, change: Change) {
         let at = self.clock.moment();
-        if let Some(job) = job.and_then(|id| self.jobs.get_mut(&id)) {
-            job.record.take(at, &change);
-            let record = job.record.clone();
-            self.unsaved.records.retain(|r| r.id != record.id);
-            self.unsaved.records.push(record);
-        }
-        self.unsaved.changes.push((at, job, change));
+        self.store.fact(&mut self.jobs, at, job, change);
     }
 
     /// Writes all that is unsaved; on failure everything stays unsaved.
@@ -375,45 +309,10 @@ impl Driver {
 
     /// Writes an intent together with everything unsaved before it.
     fn save_with(&mut self, intent: Batch) -> Result<(), Refusal> {
-        // Only the driver itself makes samples and positions; an intent never carries any.
-        let Batch { changes, records, limits, released, .. } = intent;
-        let counts = (self.unsaved.changes.len(), self.unsaved.limits.len(), self.unsaved.released.len());
-        let old_records = self.unsaved.records.clone();
-        self.unsaved.changes.extend(changes);
-        for record in records {
-            self.unsaved.records.retain(|r| r.id != record.id);
-            self.unsaved.records.push(record);
-        }
-        self.unsaved.limits.extend(limits);
-        self.unsaved.released.extend(released);
-        self.unsaved.control = self.control_unsaved.then(|| self.control.clone());
-        for (id, job) in self.jobs.iter().filter(|(_, j)| j.unsaved) {
-            self.unsaved.positions.push((*id, job.position()));
-        }
-        let begun = std::time::Instant::now();
-        let result = self.journal.commit(&self.unsaved);
-        self.metrics.journal_seconds.observe(begun.elapsed().as_secs_f64());
-        match result {
-            Ok(()) => {
-                self.unsaved = Batch::default();
-                self.control_unsaved = false;
-                self.jobs.values_mut().for_each(|j| j.unsaved = false);
-                Ok(())
-            }
-            Err(e) => {
-                // The intent did not happen; the facts stay until the disk takes them.
-                self.unsaved.changes.truncate(counts.0);
-                self.unsaved.limits.truncate(counts.1);
-                self.unsaved.released.truncate(counts.2);
-                self.unsaved.records = old_records;
-                self.unsaved.positions.clear();
-                self.unsaved.control = None;
-                Err(e.into())
-            }
-        }
+        self.store.save_with(&mut self.jobs, &self.control, intent)
     }
 
-    /// Keeps `health` honest about the disk.
+    /// Keeps `health` true about the disk.
     fn note_disk<T>(&mut self, result: &Result<T, Refusal>) {
         match result {
             Ok(_) => {
@@ -430,15 +329,14 @@ impl Driver {
     }
 
     fn emit(&self, event: Event) {
-        // Nobody listening is no error.
-        let _ = self.events.send(Arc::new(event));
+        self.inbox.emit(event);
     }
 
     /// A job came, changed its state or went.
     fn job_changed(&mut self, id: JobId) {
-        self.wants_decision = true;
-        self.changes.send_modify(|n| *n += 1);
-        if self.events.receiver_count() > 0
+        self.plans.is_wanted = true;
+        self.inbox.count_change();
+        if self.inbox.has_listeners()
             && let Some(job) = self.jobs.get(&id)
         {
             let job = Box::new(self.info(job));
@@ -452,12 +350,13 @@ impl Driver {
             self.recover_from_lapse();
         }
         self.lease.renew();
-        self.lease.keep_guard(&self.paths, &self.config);
-        self.reap();
-        self.look_after_the_living();
-        self.look_for_docker();
+        self.guard.ensure(&self.paths, &self.config);
+        self.reap_supervisors();
+        self.check_live_jobs();
+        self.connect_docker();
+        self.read_container_usage();
         self.retry_starts();
-        if !self.unsaved.is_empty() || self.control_unsaved || self.jobs.values().any(|j| j.unsaved) {
+        if !self.store.is_clean(&self.jobs) {
             crate::fail::point("samples-before-journal");
             let _ = self.save();
             crate::fail::point("samples-after-journal");

@@ -1,6 +1,6 @@
 //! What a job reports, and what must be kept so that a restart goes on at the same byte.
 //!
-//! The job's output comes from output.log in its directory, whoever writes it; everything else (event files, a metrics file, an endpoint,
+//! The job's output comes from output.log in its directory; everything else (event files, a metrics file, an endpoint,
 //! pushes) is the collector's business. Positions are committed together with the samples read before them.
 
 use gainshare_core::model::Time;
@@ -58,7 +58,8 @@ impl Look {
 }
 
 impl Reports {
-    /// `dir` is the job's directory with output.log in it, `folder` where the job itself writes, `started_s` Unix seconds.
+    /// `dir` is the job's directory with output.log in it, `folder` where the job itself writes,
+    /// `started_s` Unix seconds.
     pub(super) fn open(
         spec: &MetricSpec,
         dir: &Path,
@@ -154,7 +155,7 @@ impl Reports {
 }
 
 /// All that a restart needs to go on with a job's reports.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Progress {
     pub(super) tracker: Tracker,
@@ -166,8 +167,50 @@ pub(super) struct Progress {
     pub(super) course: Option<gainshare_progress::Progress>,
     /// The number of the next sample.
     pub(super) next_seq: u64,
-    /// Only samples whose number is a multiple of this are kept.
+    /// Only samples whose number is a multiple of this are kept; 0 in a damaged journal.
     pub(super) stride: u64,
     pub(super) metric: Option<String>,
     pub(super) source: Option<String>,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Progress {
+            tracker: Tracker::default(),
+            position: Position::default(),
+            copied: super::docker::Copied::default(),
+            meter: Meter::default(),
+            course: None,
+            next_seq: 0,
+            stride: 1,
+            metric: None,
+            source: None,
+        }
+    }
+}
+
+impl Progress {
+    /// At least 1.
+    pub(super) fn stride(&self) -> u64 {
+        self.stride.max(1)
+    }
+
+    pub(super) fn double_stride(&mut self) {
+        self.stride = self.stride().saturating_mul(2);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stride_of_zero_or_none_divides_nothing() {
+        for text in ["{}", r#"{"stride":0}"#] {
+            let mut progress: Progress = serde_json::from_str(text).unwrap();
+            assert_eq!(progress.stride(), 1, "{text}");
+            progress.double_stride();
+            assert_eq!(progress.stride(), 2, "{text}");
+        }
+    }
 }

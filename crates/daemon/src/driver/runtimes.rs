@@ -1,56 +1,63 @@
 //! The runtimes this daemon uses, by kind.
+//!
+//! The process runtime is called on the driver's thread: it reads and writes small kernel files.
+//! The container engine may take seconds for any request, so its runtime lives on a thread of its
+//! own ([`DockerLink`]).
 
-use super::lease::program;
+use super::docker::DockerLink;
 use crate::config::DaemonConfig;
 use crate::error::DaemonError;
+use crate::launch::program;
 use crate::paths::Paths;
-use gainshare_limits::docker::{DockerRuntime, Engine, default_socket};
+use gainshare_core::model::Time;
 use gainshare_limits::process::{self, ProcessRuntime};
 use gainshare_limits::{Capacity, Runtime, RuntimeError, RuntimeKind};
 use std::path::Path;
 
 pub(crate) struct Runtimes {
     pub(super) process: Option<ProcessRuntime>,
-    pub(super) docker: Option<DockerRuntime>,
+    pub(super) docker: Option<DockerLink>,
+    /// A connection to the engine is being made.
+    pub(super) is_connecting: bool,
+    /// When the engine is tried next.
+    pub(super) next_connect: Time,
     /// What could not be opened or cannot be done, by runtime.
     pub(super) notes: Vec<(RuntimeKind, String)>,
 }
 
 impl Runtimes {
     pub(crate) fn open(config: &DaemonConfig, paths: &Paths) -> Result<Runtimes, DaemonError> {
-        let mut runtimes = Runtimes { process: None, docker: None, notes: Vec::new() };
-        if config.runtime.contains(&RuntimeKind::Process) {
-            let runtime = ProcessRuntime::detect(process_config(config, paths))
-                .map_err(|e| DaemonError::Runtime(e.to_string()))?;
-            runtimes.notes.extend(runtime.notes().iter().map(|n| (RuntimeKind::Process, n.clone())));
-            runtimes.process = Some(runtime);
-        }
+        let mut runtimes =
+            Runtimes { process: None, docker: None, is_connecting: false, next_connect: Time::ZERO, notes: Vec::new() };
+        runtimes.open_process(config, paths)?;
         Ok(runtimes)
     }
 
-    /// An engine may come later than the daemon, so it is opened apart.
-    pub(super) fn open_docker(&mut self, config: &DaemonConfig) -> Result<Engine, RuntimeError> {
-        let socket = config.docker_socket.clone().unwrap_or_else(default_socket);
-        let docker = DockerRuntime::connect(&socket, config.mode)?;
-        let engine = docker.engine().clone();
-        self.docker = Some(docker);
-        Ok(engine)
-    }
-
-    pub(super) fn docker(&mut self) -> Result<&mut DockerRuntime, RuntimeError> {
-        self.docker.as_mut().ok_or_else(|| missing(RuntimeKind::Docker))
-    }
-
-    pub(super) fn of(&mut self, kind: RuntimeKind) -> Result<&mut dyn Runtime, RuntimeError> {
-        match kind {
-            RuntimeKind::Process => self.process.as_mut().map(|r| r as &mut dyn Runtime).ok_or_else(|| missing(kind)),
-            RuntimeKind::Docker => self.docker().map(|r| r as &mut dyn Runtime),
+    /// Opens the process runtime, again after a lapse.
+    pub(super) fn open_process(&mut self, config: &DaemonConfig, paths: &Paths) -> Result<(), DaemonError> {
+        if config.runtime.contains(&RuntimeKind::Process) {
+            let runtime = ProcessRuntime::detect(process_config(config, paths))
+                .map_err(|e| DaemonError::Runtime(e.to_string()))?;
+            self.notes.retain(|(kind, _)| *kind != RuntimeKind::Process);
+            self.notes.extend(runtime.notes().iter().map(|n| (RuntimeKind::Process, n.clone())));
+            self.process = Some(runtime);
         }
+        Ok(())
+    }
+
+    pub(super) fn process(&mut self) -> Result<&mut ProcessRuntime, RuntimeError> {
+        let missing = "the daemon runs without the process runtime: start it with --runtime process,docker";
+        self.process.as_mut().ok_or_else(|| RuntimeError::Unsupported(missing.into()))
+    }
+
+    pub(super) fn docker(&mut self) -> Result<&mut DockerLink, RuntimeError> {
+        let missing = "no Docker engine is connected: start the engine, and the daemon with --runtime process,docker";
+        self.docker.as_mut().ok_or_else(|| RuntimeError::Unsupported(missing.into()))
     }
 
     pub(super) fn kinds(&self) -> Vec<RuntimeKind> {
         let process = self.process.iter().map(|r| r.kind());
-        process.chain(self.docker.iter().map(|r| r.kind())).collect()
+        process.chain(self.docker.iter().map(|_| RuntimeKind::Docker)).collect()
     }
 
     pub(super) fn capacity(&self) -> Capacity {
@@ -59,16 +66,6 @@ impl Runtimes {
         all.reduce(|a, b| Capacity { cores: a.cores.max(b.cores), memory_bytes: a.memory_bytes.max(b.memory_bytes) })
             .unwrap_or(Capacity { cores: 1.0, memory_bytes: 1 })
     }
-}
-
-fn missing(kind: RuntimeKind) -> RuntimeError {
-    let what = match kind {
-        RuntimeKind::Process => "the daemon runs without the process runtime: start it with --runtime process,docker",
-        RuntimeKind::Docker => {
-            "no Docker engine is connected: start the engine, and the daemon with --runtime process,docker"
-        }
-    };
-    RuntimeError::Unsupported(what.into())
 }
 
 /// One base group for each state directory: two daemons never share one.
@@ -86,4 +83,11 @@ pub(super) fn base_name(state_dir: &Path) -> String {
         hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     }
     format!("gainshare-{:08x}", (hash ^ (hash >> 32)) as u32)
+}
+
+pub(super) fn kind_name(kind: RuntimeKind) -> &'static str {
+    match kind {
+        RuntimeKind::Process => "process",
+        RuntimeKind::Docker => "docker",
+    }
 }

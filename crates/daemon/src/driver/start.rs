@@ -1,22 +1,25 @@
 //! How a waiting job begins: its group, its environment, its supervisor.
 //!
-//! The order of things matters: the group is made, the order to start is journaled, only then does anybody act on it. Whatever happens
-//! in between, the next daemon finds either a waiting job and an empty group, or a starting job and all it needs to go on.
+//! The order of steps matters: the group is made, the order to start is journaled, and only then is
+//! it acted on. Whatever happens in between, the next daemon finds either a waiting job and an
+//! empty group, or a starting job and all it needs to go on. The supervisor is started again only
+//! if none of this attempt announced that it forks (see [`crate::jobdir`]).
 
 use super::Driver;
-use super::jobs::kind_name;
-use super::lease::{detach, program};
+use super::intake::disk_refusal;
+use super::runtimes::kind_name;
 use crate::api::types::{JobState, StartOrder, StartVar, SuperviseFile};
 use crate::error::Refusal;
 use crate::fail;
+use crate::jobdir;
 use crate::journal::{Batch, LimitRow};
+use crate::launch::{detach, program};
 use crate::record::{Change, JobRecord};
 use crate::spec::StartKind;
 use gainshare_core::model::JobId;
 use gainshare_limits::process::{JobGroup, start};
-use gainshare_limits::{RuntimeError, RuntimeKind};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use gainshare_limits::{Runtime, RuntimeKind};
+use std::collections::BTreeMap;
 use std::process::Command;
 
 impl Driver {
@@ -30,12 +33,11 @@ impl Driver {
             return self.admit_container(id);
         }
         let attempt = job.record.attempt + 1;
+        let file = self.read_environment(id)?;
         let mut order =
             StartOrder { attempt, dir: self.paths.job(id.0).display().to_string(), ..StartOrder::default() };
-        order.env = self.start_env(&job.record);
-        let process = self.runtimes.process.as_mut().ok_or_else(|| {
-            Refusal::from(RuntimeError::Unsupported("the daemon runs without the process runtime".into()))
-        })?;
+        order.env = self.start_env(&self.jobs[&id].record, &file.spec.env);
+        let process = self.runtimes.process()?;
         let group = process.prepare(id, &format!("job-{}-{attempt}", id.0))?;
         order.procs_files = group.procs_files.iter().map(|p| p.display().to_string()).collect();
         order.cpus = self.cpus();
@@ -49,8 +51,8 @@ impl Driver {
         let batch =
             Batch { changes: vec![(at, Some(id), change)], records: vec![record.clone()], limits, ..Batch::default() };
         if let Err(e) = self.save_with(batch) {
-            if let Ok(runtime) = self.runtimes.of(RuntimeKind::Process) {
-                let _ = runtime.release(&handle);
+            if let Ok(process) = self.runtimes.process() {
+                let _ = process.release(&handle);
             }
             return Err(e);
         }
@@ -71,15 +73,17 @@ impl Driver {
     }
 
     /// What a tuned start adds to the environment: never what the user has set, nor what would take precedence over it.
-    pub(super) fn start_env(&self, record: &JobRecord) -> Vec<StartVar> {
+    /// `values` are the job's own variables with their values.
+    pub(super) fn start_env(&self, record: &JobRecord, values: &BTreeMap<String, String>) -> Vec<StartVar> {
         if record.spec.start == StartKind::Plain {
             return Vec::new();
         }
         let user = |name: &str| -> Option<String> {
-            if let Some(value) = record.spec.env.get(name) {
+            if let Some(value) = values.get(name) {
                 return Some(value.clone());
             }
-            // Of the environment only names are known here. Flags of XLA may ask for several devices, which want their threads.
+            // Of the environment only names are known here. Flags of XLA may ask for several
+            // devices, which want their threads.
             let set = record.env_names.iter().any(|n| n == name);
             set.then(
                 || if name == "XLA_FLAGS" { "--xla_force_host_platform_device_count".into() } else { String::new() },
@@ -94,15 +98,17 @@ impl Driver {
         self.push_env(record).into_iter().filter(|v| user(&v.name).is_none()).chain(tuned).collect()
     }
 
-    /// Where a job that wants to report by itself finds us. The token is named by a file, because these variables are shown.
+    /// Where a job that reports by itself finds the daemon. The token is in a file, because these variables are shown.
     fn push_env(&self, record: &JobRecord) -> Vec<StartVar> {
         // A container's loopback is its own.
-        let Some(address) = self.listen.filter(|_| record.spec.runtime == RuntimeKind::Process) else {
+        let Some(address) = self.push_access.listen.filter(|_| record.spec.runtime == RuntimeKind::Process) else {
             return Vec::new();
         };
         let id = record.id.0;
-        let file = self.paths.job(id).join("push-token");
-        if let Err(e) = write_private(&file, self.token.for_push(id).text().as_bytes()) {
+        let (dir, name) = (self.paths.job(id), "push-token");
+        let file = dir.join(name);
+        let token = self.push_access.token.for_push(id);
+        if let Err(e) = jobdir::write_unsynced(&dir, name, token.text().as_bytes()) {
             tracing::warn!(job = %record.id, "cannot write {}: {e}", file.display());
             return Vec::new();
         }
@@ -129,27 +135,48 @@ impl Driver {
         self.config.cores.map_or(all, |n| all.min(n as f64))
     }
 
-    /// Writes spec.json and starts the supervisor; the error is what the job's owner reads.
-    pub(super) fn spawn_supervisor(&mut self, id: JobId, order: &StartOrder) -> Result<(), String> {
-        let base_env = self.journal.base_env(id).map_err(|e| e.to_string())?;
-        let record = &self.jobs[&id].record;
-        let file = SuperviseFile {
-            id: id.0,
-            name: record.name.clone(),
-            spec: record.spec.clone(),
-            base_env,
-            order: order.clone(),
-            socket: self.paths.socket().display().to_string(),
-        };
+    /// The job as it was submitted, with the values of its environment. An attached supervisor has them itself.
+    pub(super) fn read_environment(&self, id: JobId) -> Result<SuperviseFile, Refusal> {
+        let record = &self.jobs.job(id)?.record;
+        if record.attached {
+            return Ok(SuperviseFile {
+                id: id.0,
+                name: record.name.clone(),
+                spec: record.spec.clone(),
+                base_env: BTreeMap::new(),
+                order: StartOrder::default(),
+                socket: String::new(),
+            });
+        }
         let dir = self.paths.job(id.0);
-        write_private(&dir.join("spec.json"), &serde_json::to_vec_pretty(&file).unwrap_or_default())
-            .map_err(|e| format!("cannot write {}: {e}", dir.join("spec.json").display()))?;
+        jobdir::read_spec(&dir).map_err(|e| disk_refusal("read", &dir.join(jobdir::SPEC), e))
+    }
+
+    /// The job has started or ended: the values of its environment are not needed any more.
+    pub(super) fn drop_environment(&self, id: JobId) {
+        let path = self.paths.job(id.0).join(jobdir::SPEC);
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(job = %id, "cannot remove {}: {e}", path.display());
+            }
+            _ => {}
+        }
+    }
+
+    /// Completes spec.json and starts the supervisor; the error is what the job's owner reads.
+    pub(super) fn spawn_supervisor(&mut self, id: JobId, order: &StartOrder) -> Result<(), String> {
+        let mut file = self.read_environment(id).map_err(|e| e.message)?;
+        file.order = order.clone();
+        file.socket = self.paths.socket().display().to_string();
+        let dir = self.paths.job(id.0);
+        jobdir::write_json(&dir, jobdir::SPEC, &file)
+            .map_err(|e| format!("cannot write {}: {e}", dir.join(jobdir::SPEC).display()))?;
         let program = program(&self.config);
         let mut command = Command::new(&program);
         command.arg("supervise").arg(&dir).arg("--attempt").arg(order.attempt.to_string());
         detach(&mut command);
         let child = command.spawn().map_err(|e| format!("cannot start its supervisor {}: {e}", program.display()))?;
-        self.children.push((id, child));
+        self.supervisors.push((id, child));
         Ok(())
     }
 }
@@ -162,16 +189,6 @@ pub(super) fn limit_row(group: &JobGroup) -> LimitRow {
         runtime: kind_name(RuntimeKind::Process).into(),
         original: serde_json::to_string(group).unwrap_or_default(),
     }
-}
-
-/// Written aside and renamed; readable by the owner only.
-fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    use std::io::Write;
-    let aside = path.with_extension("new");
-    let _ = std::fs::remove_file(&aside);
-    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
-    file.write_all(bytes)?;
-    std::fs::rename(&aside, path)
 }
 
 /// The CPUs this process may use.

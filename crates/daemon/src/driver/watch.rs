@@ -1,18 +1,19 @@
 //! Notices what supervisors write into the jobs' directories.
 //!
-//! One inotify watch for each job's directory: output.log grew, started.json or exit.json appeared. The kernel merges equal events that
-//! were not read yet, so a flood of output costs one event. Where a watch cannot be had (the user's limit is reached), the job is looked at
-//! again and again instead.
+//! One inotify watch for each job's directory: output.log grew, started.json or exit.json appeared.
+//! The kernel merges equal events that were not read yet, so a flood of output costs one event.
+//! Where a watch cannot be had (the user's limit is reached), the job's files are polled instead.
 
+use crate::jobdir;
 use gainshare_core::model::JobId;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::path::Path;
 
-/// What happened in one job's directory since the last look.
+/// Which files of one job changed since the last call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct ChangedFiles {
     pub(super) output: bool,
     pub(super) started: bool,
     pub(super) exit: bool,
@@ -68,27 +69,27 @@ impl Watch {
     }
 
     /// Everything since the last call.
-    pub(super) fn read(&mut self) -> BTreeMap<JobId, Seen> {
-        let mut seen: BTreeMap<JobId, Seen> = BTreeMap::new();
-        let Some(inotify) = &self.inotify else { return seen };
+    pub(super) fn read(&mut self) -> BTreeMap<JobId, ChangedFiles> {
+        let mut changed: BTreeMap<JobId, ChangedFiles> = BTreeMap::new();
+        let Some(inotify) = &self.inotify else { return changed };
         while let Ok(events) = inotify.read_events() {
             for event in events {
                 if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
-                    // Something was missed: look at everything.
-                    let all = Seen { output: true, started: true, exit: true };
-                    seen.extend(self.jobs.values().map(|&j| (j, all)));
+                    // Events were lost: every file may have changed.
+                    let all = ChangedFiles { output: true, started: true, exit: true };
+                    changed.extend(self.jobs.values().map(|&j| (j, all)));
                     continue;
                 }
                 let Some(&job) = self.jobs.get(&event.wd) else { continue };
-                let s = seen.entry(job).or_default();
+                let files = changed.entry(job).or_default();
                 match event.name.as_deref().and_then(|n| n.to_str()) {
-                    Some("output.log") => s.output = true,
-                    Some("started.json") => s.started = true,
-                    Some("exit.json") => s.exit = true,
+                    Some(jobdir::OUTPUT) => files.output = true,
+                    Some(jobdir::STARTED) => files.started = true,
+                    Some(jobdir::EXIT) => files.exit = true,
                     _ => {}
                 }
             }
         }
-        seen
+        changed
     }
 }

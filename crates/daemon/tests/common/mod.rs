@@ -26,7 +26,7 @@ pub struct Daemon {
 /// The daemon of these tests, built beside them.
 pub fn program() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
-    let path = tests.parent().unwrap().parent().unwrap().join("examples/agentd");
+    let path = tests.parent().unwrap().parent().unwrap().join("examples/test_daemon");
     assert!(path.exists(), "{} is missing: build the examples of this crate", path.display());
     path
 }
@@ -40,7 +40,7 @@ impl Daemon {
     }
 
     pub fn new(settings: &str) -> Daemon {
-        let dir = tempfile::Builder::new().prefix("agent").tempdir().unwrap();
+        let dir = tempfile::Builder::new().prefix("gsd").tempdir().unwrap();
         let (state, runtime_dir) = (dir.path().join("state"), dir.path().join("run"));
         let own = format!("state_dir = {state:?}\nruntime_dir = {runtime_dir:?}\n{settings}");
         let client = Client::new(runtime_dir.join("api.sock"));
@@ -153,6 +153,15 @@ impl Daemon {
         self.dir.path().join("run")
     }
 
+    pub fn job_dir(&self, name: &str) -> PathBuf {
+        PathBuf::from(self.job(name).dir)
+    }
+
+    /// The guard of this daemon's journal.
+    pub fn guard_pid(&self) -> i32 {
+        read(&self.state().join("guard.lock")).trim().parse().unwrap()
+    }
+
     /// What the (dead) daemon left in its journal.
     pub fn journal(&self) -> (Vec<JobRecord>, Vec<Entry>) {
         let journal = Journal::open(&self.state().join("journal.db")).unwrap();
@@ -198,6 +207,12 @@ pub fn sh(name: &str, script: &str) -> JobSpec {
 pub fn trainer(name: &str, steps: u32, pace: &str) -> JobSpec {
     let report = format!("echo \"step $i/{steps} loss=$((1000/i)).5\"");
     sh(name, &format!("i=0; while [ $i -lt {steps} ]; do i=$((i+1)); {report}; sleep {pace}; done"))
+}
+
+/// Whether the process exists and is no zombie.
+pub fn is_running(pid: i32) -> bool {
+    let stat = read(format!("/proc/{pid}/stat").as_ref());
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 pub fn wait_until(what: &str, seconds: u64, mut ready: impl FnMut() -> bool) {

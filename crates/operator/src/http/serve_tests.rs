@@ -144,7 +144,7 @@ async fn send_most(address: SocketAddr, path: &str, token: Option<&str>) -> std:
 /// Memory is counted for a whole process, so the test runs in one of its own.
 #[test]
 fn sixty_unfinished_requests_hold_next_to_nothing_and_are_closed() {
-    let name = "http::serve::tests::sixty_unfinished_requests_alone";
+    let name = "http::serve::tests::inner_sixty_unfinished_requests";
     let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
     let output = alone.args(["--exact", name, "--ignored", "--nocapture"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -153,7 +153,7 @@ fn sixty_unfinished_requests_hold_next_to_nothing_and_are_closed() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a process of its own; another test starts it"]
-async fn sixty_unfinished_requests_alone() {
+async fn inner_sixty_unfinished_requests() {
     for (path, token) in [(SYNC_PATH, None), (SYNC_PATH, Some("wrong")), ("/mutate", None)] {
         let bench = bench(limits(), None).await;
         let before = resident_mib();

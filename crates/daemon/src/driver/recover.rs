@@ -1,15 +1,15 @@
-//! Coming back: jobs that an earlier daemon left, a lapse of the lease, and going away properly.
+//! Recovery: jobs that an earlier daemon left, a lapse of the lease, and the proper end of the daemon.
 
-use super::plans::decision;
+use super::decide::decision;
 use super::reports::Progress;
-use super::runtimes::Runtimes;
+use super::runtimes::kind_name;
 use super::start::limit_row;
 use super::{Driver, Job};
 use crate::api::types::{Event, JobState, StopRequest};
 use crate::clock::Moment;
-use crate::guard;
 use crate::journal::Batch;
 use crate::record::{Change, JobRecord};
+use crate::restore::restore;
 use gainshare_core::check::check_again;
 use gainshare_core::decider::Decider;
 use gainshare_core::model::{JobId, Span};
@@ -42,9 +42,13 @@ impl Driver {
         }
         for (at, plan) in &plans {
             let info = self.plan_info(*at, plan);
-            self.recent_plans.push_front(info);
+            self.plans.recent.push_front(info);
         }
-        let held: Vec<JobId> = self.jobs.values().filter(|j| j.record.holds_slot()).map(|j| j.record.id).collect();
+        // A daemon may have died between the record of a start or an end and this.
+        for id in self.jobs.ids(|j| !matches!(j.record.state, JobState::Queued | JobState::Starting)) {
+            self.drop_environment(id);
+        }
+        let held = self.jobs.holding_slots();
         for id in &held {
             self.begin_watching(*id);
             self.find_again(*id);
@@ -53,13 +57,16 @@ impl Driver {
         if let Some(process) = &mut self.runtimes.process {
             process.sweep();
         }
-        // Rows of jobs that a daemon let go properly are gone; they must be back before a limit is.
+        // Rows of jobs that a daemon released at its end are gone; they must be back before a limit is.
         let _ = self.save();
         // The last plan may have been journaled but not applied: applying it again makes the limits the new ones.
         if let Some((_, plan)) = plans.last() {
             let view = self.view();
             match check_again(&view, plan.clone()) {
-                Ok(plan) => self.apply(&plan),
+                Ok(plan) => {
+                    self.plans.current = Some(plan);
+                    self.apply();
+                }
                 Err(unsound) => {
                     let list: Vec<String> = unsound.violations.iter().map(ToString::to_string).collect();
                     tracing::error!(
@@ -71,18 +78,18 @@ impl Driver {
             }
             // The same holds for its starts, which control believes to have happened.
             let waits = |id: &JobId| self.jobs.get(id).is_some_and(|j| j.record.state == JobState::Queued);
-            self.starts = plan.starts.iter().map(|s| s.job).filter(waits).collect();
+            self.plans.starts = plan.starts.iter().map(|s| s.job).filter(waits).collect();
         }
         let _ = self.save();
         if !held.is_empty() {
-            let live = self.jobs.values().filter(|j| j.record.is_live()).count();
+            let live = self.jobs.live_count();
             tracing::info!("found {live} live job(s) of {} that were running", held.len());
         }
     }
 
     /// Puts limits back of jobs that ended just before their daemon died.
     fn release_leftovers(&mut self) {
-        let rows = match self.journal.limits() {
+        let rows = match self.store.journal.limits() {
             Ok(rows) => rows,
             Err(e) => return tracing::warn!("{e}"),
         };
@@ -90,8 +97,12 @@ impl Driver {
             if self.jobs.get(&row.job).is_some_and(|j| j.record.holds_slot()) {
                 continue;
             }
-            match guard::restore(&row) {
-                Ok(()) => self.unsaved.released.push(row.key),
+            if row.runtime == kind_name(RuntimeKind::Docker) {
+                self.release_leftover_container(row);
+                continue;
+            }
+            match restore(&row) {
+                Ok(()) => self.store.remove_limit(row.key),
                 Err(e) => tracing::warn!(job = %row.job, "limits could not be put back: {e}"),
             }
         }
@@ -104,7 +115,7 @@ impl Driver {
             return self.find_container_again(id);
         }
         let Some(group) = record.group.clone() else { return };
-        self.unsaved.limits.push(limit_row(&group));
+        self.store.add_limit(limit_row(&group));
         match record.state {
             JobState::Starting => {
                 // Its group is empty or not yet known to be otherwise; making it again is harmless.
@@ -113,11 +124,15 @@ impl Driver {
                 {
                     tracing::warn!(job = %id, "{e}");
                 }
-                if self.look_for_start(id) || self.look_for_exit(id) || record.attached || self.is_supervised(id) {
+                if self.read_start(id) || self.read_exit(id) || record.attached || self.is_supervised(id) {
                     return;
                 }
-                // The supervisor was never started or died before the job began. Should it only be slow, the lock in the job's
-                // directory lets one of the two go on, never both.
+                if self.may_have_begun(id) {
+                    let now = self.now();
+                    return self.resolve_interrupted_start(id, now);
+                }
+                // The supervisor was never started or died before it forked. Should it only be
+                // slow, the lock in the job's directory lets one of the two go on, never both.
                 if let Some(order) = &record.order
                     && let Err(why) = self.spawn_supervisor(id, order)
                 {
@@ -129,7 +144,7 @@ impl Driver {
                 // It may have ended while no daemon was there.
                 let alive = record.leader.is_some_and(|l| l.is_alive());
                 if !alive {
-                    self.look_for_exit(id);
+                    self.read_exit(id);
                 }
             }
             _ => {}
@@ -146,30 +161,26 @@ impl Driver {
         }
     }
 
-    /// The guard put all limits back while this daemon stood still: what we believe to be in force is not. Begin anew.
+    /// The guard put limits back while this daemon stood still: the limits that it believes to be
+    /// in force are not. A new epoch begins, and everything is decided again.
     pub(super) fn recover_from_lapse(&mut self) {
-        let lapsed = self.journal.epoch();
-        let epoch = match self.journal.next_epoch() {
+        let lapsed = self.store.journal.epoch();
+        let epoch = match self.store.journal.next_epoch() {
             Ok(epoch) => epoch,
             Err(e) => return tracing::error!("the lease lapsed and no new epoch can be begun: {e}"),
         };
         tracing::warn!(
-            "the daemon stood still for longer than its lease; limits were put back; deciding anew under epoch {epoch}"
+            "the daemon stood still for longer than its lease; limits were put back; deciding again under epoch {epoch}"
         );
         self.lease.set_epoch(epoch);
         self.fact(None, Change::Lapsed { epoch: lapsed });
-        match Runtimes::open(&self.config, &self.paths) {
-            Ok(fresh) => {
-                let docker = self.runtimes.docker.take();
-                self.runtimes = Runtimes { docker, ..fresh };
-            }
-            Err(e) => tracing::error!("{e}"),
+        if let Err(e) = self.runtimes.open_process(&self.config, &self.paths) {
+            tracing::error!("{e}");
         }
-        let held: Vec<JobId> = self.jobs.values().filter(|j| j.record.holds_slot()).map(|j| j.record.id).collect();
-        for id in held {
+        for id in self.jobs.holding_slots() {
             let (state, kind) = (self.jobs[&id].record.state, self.jobs[&id].record.spec.runtime);
             match (kind, state) {
-                (RuntimeKind::Docker, _) => self.take_charge_again(id),
+                (RuntimeKind::Docker, _) => self.find_container_again(id),
                 (RuntimeKind::Process, JobState::Running) => self.adopt_process(id),
                 (RuntimeKind::Process, _) => {
                     let key = self.jobs[&id].record.group.as_ref().map(|g| g.handle.key.clone());
@@ -179,14 +190,15 @@ impl Driver {
                 }
             }
         }
-        let generation = self.last_record.as_ref().map_or(0, |record| record.plan.generation);
+        let generation = self.plans.last_record.as_ref().map_or(0, |record| record.plan.generation);
         let policy = self.control.policy().clone();
         self.control = Decider::new(policy);
         self.control.continue_from(generation);
+        self.plans.current = None;
         for job in self.jobs.values_mut() {
             job.verdict = None;
         }
-        self.wants_decision = true;
+        self.plans.is_wanted = true;
     }
 
     /// Forgets the oldest ended jobs.
@@ -210,12 +222,12 @@ impl Driver {
 
     pub(super) fn end_when_idle(&mut self) {
         let now = self.now();
-        if self.jobs.values().any(|j| j.record.is_live()) {
-            self.idle_since = now;
+        if self.jobs.live_count() > 0 {
+            self.timeline.idle_since = now;
         }
         if let Some(idle) = self.config.idle_exit
-            && now.since(self.idle_since).as_secs_f64() >= idle.as_secs_f64()
-            && self.ending.is_none()
+            && now.since(self.timeline.idle_since).as_secs_f64() >= idle.as_secs_f64()
+            && self.timeline.ending.is_none()
         {
             tracing::info!("no job for {} s: ending", idle.as_secs());
             self.shut_down(Default::default());
@@ -224,19 +236,26 @@ impl Driver {
 
     /// Whether the loop may end: at once, or when the jobs that were asked to stop have ended.
     pub(super) fn is_over(&self) -> bool {
-        let Some(ending) = self.ending else { return false };
+        let Some(ending) = self.timeline.ending else { return false };
         let patience = Span::from_secs_f64(StopRequest::default().grace_s + 10.0);
         !ending.stop_jobs
             || self.jobs.values().all(|j| !j.record.is_live())
             || self.now().since(ending.since) > patience
     }
 
-    /// Puts every limit back and leaves the jobs to themselves.
+    /// Puts every limit back and leaves the jobs to their supervisors.
     pub(super) fn close(mut self) {
-        let held: Vec<JobId> = self.jobs.values().filter(|j| j.record.holds_slot()).map(|j| j.record.id).collect();
-        for id in held {
-            self.look_at_report(id, false);
-            self.let_go(id);
+        let mut containers = Vec::new();
+        for id in self.jobs.holding_slots() {
+            self.read_report(id, false);
+            let job = &self.jobs[&id];
+            match job.record.spec.runtime {
+                RuntimeKind::Docker => containers.extend(job.handle()),
+                RuntimeKind::Process => self.release_limits(id),
+            }
+        }
+        if !containers.is_empty() {
+            self.release_all_containers(containers);
         }
         if let Some(process) = &mut self.runtimes.process {
             process.close();
@@ -246,7 +265,7 @@ impl Driver {
         if let Err(e) = closed {
             tracing::error!("{e}");
         }
-        self.lease.give_up();
+        self.lease.end();
         self.emit(Event::ShuttingDown);
     }
 }

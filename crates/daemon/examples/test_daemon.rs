@@ -1,13 +1,17 @@
-//! A daemon for the tests of this crate: `up CONFIG.toml`, and the small programs that a daemon starts: `supervise`, `guard`, `keep`.
+//! A daemon for the tests of this crate: `up CONFIG.toml`, and the small programs that a daemon
+//! starts: `supervise`, `guard`, `keep`.
 //!
-//! The supervisor is the smallest that keeps the agreement with the daemon: lock, started.json, output.log, exit.json.
+//! The supervisor is the smallest that keeps the agreement with the daemon: lock, starting.json,
+//! started.json, output.log, exit.json.
 
 use gainshare_daemon::api::client::Client;
 use gainshare_daemon::api::types::{Exited, Started, SuperviseFile};
 use gainshare_daemon::config::DaemonConfig;
 use gainshare_daemon::duration::parse_duration;
+use gainshare_daemon::fail;
+use gainshare_daemon::jobdir::{self, Intent, write_json};
 use gainshare_limits::process::{Identity, start};
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -28,7 +32,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         _ => {
-            eprintln!("usage: agentd up CONFIG | supervise DIR --attempt N | guard … | keep");
+            eprintln!("usage: test_daemon up CONFIG | supervise DIR --attempt N | guard … | keep");
             ExitCode::from(2)
         }
     }
@@ -53,11 +57,15 @@ fn supervise(dir: &Path, attempt: u32) -> ExitCode {
     if lock.try_lock().is_err() {
         return ExitCode::from(75);
     }
-    let file: SuperviseFile = serde_json::from_slice(&std::fs::read(dir.join("spec.json")).unwrap()).unwrap();
-    let before = |name: &str| dir.join(name).exists();
-    if file.order.attempt != attempt || before("started.json") || before("exit.json") {
+    if jobdir::may_have_begun(dir, attempt) {
         return ExitCode::from(75);
     }
+    let file: SuperviseFile = jobdir::read_spec(dir).unwrap();
+    if file.order.attempt != attempt {
+        return ExitCode::from(75);
+    }
+    write_json(dir, jobdir::STARTING, &Intent { attempt }).unwrap();
+    fail::point("supervise-before-fork");
     let log = OpenOptions::new().create(true).append(true).open(dir.join("output.log")).unwrap();
     let procs: Vec<PathBuf> = file.order.procs_files.iter().map(PathBuf::from).collect();
     let mut command = Command::new(&file.spec.command[0]);
@@ -69,20 +77,14 @@ fn supervise(dir: &Path, attempt: u32) -> ExitCode {
     let mut child = command.spawn().unwrap();
     let identity = Identity::of(child.id() as i32).unwrap();
     let started = Started { attempt, pid: identity.pid, start_ticks: identity.start_ticks, notes: vec![] };
-    write(&dir.join("started.json"), &serde_json::to_vec(&started).unwrap());
+    fail::point("supervise-before-started");
+    write_json(dir, jobdir::STARTED, &started).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let client = Client::new(&file.socket);
     let _ = runtime.block_on(client.started(file.id, &started));
     let status = child.wait().unwrap();
     let exited = Exited { attempt, code: status.code(), signal: status.signal(), ..Exited::default() };
-    write(&dir.join("exit.json"), &serde_json::to_vec(&exited).unwrap());
+    write_json(dir, jobdir::EXIT, &exited).unwrap();
     let _ = runtime.block_on(client.exited(file.id, &exited));
     ExitCode::SUCCESS
-}
-
-fn write(path: &Path, bytes: &[u8]) {
-    let aside = path.with_extension("new");
-    std::fs::write(&aside, bytes).unwrap();
-    File::open(&aside).unwrap().sync_all().unwrap();
-    std::fs::rename(aside, path).unwrap();
 }

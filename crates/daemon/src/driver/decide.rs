@@ -1,20 +1,17 @@
-//! Decisions: view, plan, second opinion, journal, apply, read back, tell.
+//! Decisions: make the view, let control decide, check the plan, journal it, have it applied, publish it.
 
-use super::jobs::kind_name;
 use super::{Driver, Job, RECENT_PLANS};
 use crate::api::types::{DecisionInfo, Event, JobState, Why};
 use crate::clock::{Moment, rfc3339};
 use crate::fail;
 use crate::journal::Batch;
 use crate::record::Change;
-use gainshare_core::check::{CheckedPlan, CheckedTarget};
 use gainshare_core::decider::{Decision, Outcome};
-use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Span};
+use gainshare_core::model::{JobId, NodeId, Share, Span};
 use gainshare_core::plan::{Plan, Standing, Verdict};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
 use gainshare_limits::usage::NodeResources;
-use gainshare_limits::{Capacity, JobHandle, RuntimeError, machine};
-use std::collections::BTreeMap;
+use gainshare_limits::{Capacity, RuntimeKind, machine};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,7 +19,7 @@ use std::time::Instant;
 /// A daemon has one node: its machine.
 const HERE: NodeId = NodeId(0);
 
-/// How often unchanged limits are looked at.
+/// How often unchanged limits are read back.
 const APPLY_PACE: Span = Span::from_secs(1);
 
 /// Decisions kept for `explain`.
@@ -36,11 +33,10 @@ impl Driver {
 
     /// What the decisions see. Use is read right before.
     pub(super) fn view(&mut self) -> View {
-        let running: Vec<JobId> =
-            self.jobs.values().filter(|j| j.record.state == JobState::Running).map(|j| j.record.id).collect();
-        for id in running {
+        for id in self.jobs.ids(|j| j.record.state == JobState::Running) {
             self.read_usage(id);
         }
+        self.read_container_usage();
         let capacity = self.whole().capacity;
         let node = NodeView {
             id: HERE,
@@ -63,10 +59,9 @@ impl Driver {
             _ => Phase::Waiting,
         };
         let done = |id: &JobId| self.jobs.get(id).is_none_or(|j| j.record.state == JobState::Done);
-        let owner = self.owners.iter().position(|o| *o == r.owner).unwrap_or(0);
         JobView {
             id: r.id,
-            owner: OwnerId(owner as u32),
+            owner: self.jobs.owner(&r.owner),
             arrived: r.submitted.time,
             phase,
             signal: job.progress.tracker.signal(),
@@ -84,10 +79,10 @@ impl Driver {
     /// Decides if anything is due, and carries the decision out.
     pub(super) fn decide(&mut self) {
         let due = self.control.due().is_some_and(|due| self.now() >= due);
-        if self.ending.is_some() || !(self.wants_decision || due) {
+        if self.timeline.ending.is_some() || !(self.plans.is_wanted || due) {
             return;
         }
-        self.wants_decision = false;
+        self.plans.is_wanted = false;
         let begun = Instant::now();
         let view = self.view();
         let outcome = self.control.decide_recorded(view);
@@ -96,7 +91,7 @@ impl Driver {
         }
         self.metrics.decision_seconds.observe(begun.elapsed().as_secs_f64());
         self.metrics.plans.inc();
-        self.control_unsaved = true;
+        self.store.control_changed();
         match outcome {
             Outcome::NotDue => {}
             Outcome::Decision(decision) => {
@@ -104,7 +99,7 @@ impl Driver {
                 self.carry_out(decision);
             }
             Outcome::Rejected(rejection) => {
-                // The limits in force were sound when they were set: they stay.
+                // The limits in force come from a plan that passed its check; they stay.
                 let (generation, list) = (rejection.generation, rejection.reasons());
                 let record = rejection.record.and_then(|r| serde_json::to_string(&r).ok());
                 tracing::error!(generation, record, "a plan failed its check and is not applied: {list}");
@@ -128,20 +123,21 @@ impl Driver {
             let saved = self.save_with(Batch { changes: vec![(at, None, change)], ..Batch::default() });
             self.note_disk(&saved);
             if saved.is_err() {
-                self.held_plan = Some(decision);
+                self.plans.held = Some(decision);
                 return;
             }
             fail::point("plan-before-apply");
         }
-        self.held_plan = None;
+        self.plans.held = None;
+        self.plans.current = Some(plan.clone());
         self.note_verdicts(at, plan);
         self.note_record(&decision);
-        // Nothing new is written again only now and then, to notice others who write the same limits.
-        if changes || at.time >= self.applied_at + APPLY_PACE {
-            self.apply(plan);
+        // Unchanged limits are read back once a second, to notice another program that writes them.
+        if changes || at.time >= self.plans.applied_at + APPLY_PACE {
+            self.apply();
         }
         fail::point("plan-after-apply");
-        self.tell(at, plan);
+        self.publish_plan(at, plan);
         let starts: Vec<JobId> = plan.starts.iter().map(|s| s.job).collect();
         for id in starts {
             self.try_start(id);
@@ -149,23 +145,27 @@ impl Driver {
     }
 
     fn try_start(&mut self, id: JobId) {
+        let is_container = self.jobs.get(&id).is_some_and(|j| j.record.spec.runtime == RuntimeKind::Docker);
+        if is_container && self.is_connecting_docker() {
+            return self.plans.starts.push(id);
+        }
         if let Err(e) = self.admit(id) {
             use crate::api::types::ErrorCode;
             if e.code == ErrorCode::DiskFull {
                 self.note_disk::<()>(&Err(e));
-                self.starts.push(id);
+                self.plans.starts.push(id);
             } else {
                 self.end(id, JobState::Failed, None, None, Some(e.message));
             }
         }
     }
 
-    /// What the disk refused before.
+    /// Tries again what the disk refused before, or what waits for the container engine.
     pub(super) fn retry_starts(&mut self) {
-        if let Some(decision) = self.held_plan.take() {
+        if let Some(decision) = self.plans.held.take() {
             self.carry_out(decision);
         }
-        for id in std::mem::take(&mut self.starts) {
+        for id in std::mem::take(&mut self.plans.starts) {
             self.try_start(id);
         }
     }
@@ -194,74 +194,18 @@ impl Driver {
                 job.record_of_decision = None;
             }
         }
-        self.last_record = Some(record);
+        self.plans.last_record = Some(record);
     }
 
-    /// Writes the targets of all jobs that have one, runtime by runtime, and keeps what was read back.
-    pub(super) fn apply(&mut self, plan: &CheckedPlan) {
-        let generation = plan.generation;
-        if self.lease.has_lapsed() {
-            // The limits were put back while we stood still. The next beat begins anew under another epoch.
-            return;
-        }
-        self.applied_at = self.now();
-        let mut errors = BTreeMap::new();
-        let mut gone = Vec::new();
-        for kind in self.runtimes.kinds() {
-            let mut ids = Vec::new();
-            let mut wanted: Vec<(JobHandle, CheckedTarget)> = Vec::new();
-            for job in self.jobs.values().filter(|j| j.record.holds_slot() && j.record.spec.runtime == kind) {
-                if let (Some(handle), Some(target)) = (job.handle(), plan.target(job.record.id)) {
-                    ids.push(job.record.id);
-                    wanted.push((handle, target));
-                }
-            }
-            if wanted.is_empty() {
-                continue;
-            }
-            let Ok(runtime) = self.runtimes.of(kind) else { continue };
-            let results = runtime.apply(generation, &wanted);
-            for (id, result) in ids.into_iter().zip(results) {
-                let Some(job) = self.jobs.get_mut(&id) else { continue };
-                match result {
-                    Ok(in_force) => {
-                        job.in_force = Some(in_force);
-                        job.apply_error = None;
-                    }
-                    Err(e) => {
-                        if matches!(e, RuntimeError::Gone { .. }) {
-                            gone.push(id);
-                        } else {
-                            tracing::warn!(job = %id, runtime = kind_name(kind), "{e}");
-                            self.metrics.apply_errors.inc();
-                        }
-                        if let Some(last) = job.decisions.back_mut() {
-                            last.error = Some(e.to_string());
-                        }
-                        errors.insert(id.0, e.to_string());
-                        job.apply_error = Some(e.to_string());
-                    }
-                }
-            }
-        }
-        if !errors.is_empty() {
-            self.fact(None, Change::Applied { generation, errors });
-            self.note_originals();
-        }
-        for id in gone {
-            self.look_for_exit(id);
-        }
-    }
-
-    fn tell(&mut self, at: Moment, plan: &Plan) {
+    fn publish_plan(&mut self, at: Moment, plan: &Plan) {
         let info = self.plan_info(at, plan);
-        if self.recent_plans.len() == RECENT_PLANS {
-            self.recent_plans.pop_back();
+        if self.plans.recent.len() == RECENT_PLANS {
+            self.plans.recent.pop_back();
         }
-        if self.events.receiver_count() > 0 {
+        if self.inbox.has_listeners() {
             self.emit(Event::Plan { plan: info.clone() });
         }
-        self.recent_plans.push_front(info);
+        self.plans.recent.push_front(info);
     }
 }
 
@@ -279,7 +223,7 @@ pub(super) fn decision(at: Moment, generation: u64, verdict: &Verdict) -> Decisi
     }
 }
 
-/// The reason as the API tells it: a decision that changed nothing says so.
+/// The reason as the API shows it: a decision that changed nothing says so.
 pub(super) fn why(verdict: &Verdict) -> Why {
     let text = match verdict.standing {
         Standing::InsideDeadband => format!("{}; as before", verdict.reason),

@@ -1,24 +1,26 @@
-//! What people see: jobs, explanations, plans, samples.
+//! What the API shows: jobs, explanations, plans, samples, health.
 
-use super::jobs::kind_name;
-use super::plans::why;
+use super::decide::why;
+use super::runtimes::kind_name;
 use super::{Driver, Job};
 use crate::api::types::*;
 use crate::clock::{Moment, rfc3339};
 use crate::error::Refusal;
+use crate::pulse::{Pulses, STUCK_AFTER};
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::Plan;
 use gainshare_core::policy::Preset;
 use gainshare_core::replay::RecordedDecision;
 use gainshare_limits::{LimitMode, RuntimeKind};
 use std::sync::Arc;
+use std::time::Duration;
 
-/// Counters are read anew for a table if they are older than this.
+/// Counters are read again for a table if they are older than this.
 const FRESH: Span = Span::from_secs(1);
 
 impl Driver {
     pub(crate) fn list(&mut self, all: bool) -> Vec<JobInfo> {
-        let ids: Vec<JobId> = self.jobs.values().filter(|j| all || j.record.is_live()).map(|j| j.record.id).collect();
+        let ids = self.jobs.ids(|j| all || j.record.is_live());
         for id in &ids {
             self.freshen(*id);
         }
@@ -27,7 +29,7 @@ impl Driver {
 
     pub(crate) fn show(&mut self, id: JobId) -> Result<JobInfo, Refusal> {
         self.freshen(id);
-        Ok(self.info(self.job(id)?))
+        Ok(self.info(self.jobs.job(id)?))
     }
 
     fn freshen(&mut self, id: JobId) {
@@ -108,19 +110,19 @@ impl Driver {
         if !job.record.is_live() {
             return None;
         }
-        let mut told = why(job.verdict.as_ref()?);
+        let mut reason = why(job.verdict.as_ref()?);
         if let Some(other) = job.record.after.iter().find(|id| self.jobs.get(id).is_some_and(|j| j.record.is_live()))
             && job.record.state == JobState::Queued
         {
-            // Control knows jobs by number; people know them by name.
-            told.text = format!("waits for {} to end", self.jobs[other].record.name);
+            // Control knows jobs by number; users know them by name.
+            reason.text = format!("waits for {} to end", self.jobs[other].record.name);
         }
-        Some(told)
+        Some(reason)
     }
 
     pub(crate) fn explain(&mut self, id: JobId) -> Result<Explanation, Refusal> {
         self.freshen(id);
-        let job = self.job(id)?;
+        let job = self.jobs.job(id)?;
         let live = job.record.is_live();
         let verdict = job.verdict.as_ref();
         let target = verdict.and_then(|v| v.target);
@@ -173,11 +175,11 @@ impl Driver {
     pub(crate) fn samples(&mut self, id: JobId, since_s: f64) -> Result<SampleList, Refusal> {
         // What the disk does not have yet belongs to the history too.
         let _ = self.save();
-        let job = self.job(id)?;
+        let job = self.jobs.job(id)?;
         let origin = job.record.started.unwrap_or(job.record.submitted);
         let after = if since_s > 0.0 { origin.time + Span::from_secs_f64(since_s) } else { Time::ZERO };
-        let stored = self.journal.samples(id, after)?;
-        let job = self.job(id)?;
+        let stored = self.store.journal.samples(id, after)?;
+        let job = self.jobs.job(id)?;
         Ok(SampleList {
             metric: job.progress.metric.clone(),
             origin_s: origin.unix_s,
@@ -213,10 +215,10 @@ impl Driver {
 
     /// The last plans, newest first.
     pub(crate) fn plans(&self, last: usize) -> Result<Vec<PlanInfo>, Refusal> {
-        if last <= self.recent_plans.len() {
-            return Ok(self.recent_plans.iter().take(last).cloned().collect());
+        if last <= self.plans.recent.len() {
+            return Ok(self.plans.recent.iter().take(last).cloned().collect());
         }
-        let kept = self.journal.plans(last)?;
+        let kept = self.store.journal.plans(last)?;
         Ok(kept.iter().map(|(at, plan)| self.plan_info(*at, plan)).collect())
     }
 
@@ -224,11 +226,13 @@ impl Driver {
     pub(crate) fn recorded_decision(&self, job: Option<JobId>) -> Result<Arc<RecordedDecision>, Refusal> {
         let none = |what: String| Refusal::new(ErrorCode::NotFound, what);
         match job {
-            None => {
-                self.last_record.clone().ok_or_else(|| none("nothing has been decided since the daemon started".into()))
-            }
+            None => self
+                .plans
+                .last_record
+                .clone()
+                .ok_or_else(|| none("nothing has been decided since the daemon started".into())),
             Some(id) => {
-                let job = self.job(id)?;
+                let job = self.jobs.job(id)?;
                 job.record_of_decision.clone().ok_or_else(|| {
                     let name = &job.record.name;
                     none(format!(
@@ -244,20 +248,24 @@ impl Driver {
         let note = |kind: RuntimeKind| {
             self.runtimes.notes.iter().filter(move |(k, _)| *k == kind).map(|(_, n)| n.clone()).collect()
         };
+        let mut problems: Vec<String> = self.problems.values().cloned().collect();
+        let loops = loop_reports(&self.pulses);
+        problems.extend(loops.iter().filter(|l| l.is_stuck).map(|l| format!("the loop {} is stuck", l.name)));
         Health {
-            status: if self.problems.is_empty() { "ok" } else { "degraded" }.into(),
-            problems: self.problems.values().cloned().collect(),
+            status: if problems.is_empty() { "ok" } else { "degraded" }.into(),
+            problems,
+            loops,
             pid: std::process::id(),
-            epoch: self.journal.epoch(),
-            uptime_s: self.now().since(self.began).as_secs_f64(),
+            epoch: self.store.journal.epoch(),
+            uptime_s: self.now().since(self.timeline.began).as_secs_f64(),
             policy: preset_name(self.config.policy),
             mode: mode_name(self.config.mode).into(),
             slots: self.config.slots,
             cores: self.cores(),
             memory_bytes: capacity.memory_bytes,
-            live_jobs: self.jobs.values().filter(|j| j.record.is_live()).count(),
+            live_jobs: self.jobs.live_count(),
             state_dir: self.paths.state.display().to_string(),
-            listen: self.listen.map(|a| a.to_string()),
+            listen: self.push_access.listen.map(|a| a.to_string()),
             runtimes: self
                 .runtimes
                 .kinds()
@@ -275,6 +283,16 @@ impl Driver {
             self.metrics.set_state(state, count(state));
         }
     }
+}
+
+/// When each loop of the daemon last came round. Asks no loop, so it answers even if one is stuck.
+pub(crate) fn loop_reports(pulses: &Pulses) -> Vec<LoopReport> {
+    let report = |(name, age): (&str, Duration)| LoopReport {
+        name: name.to_owned(),
+        age_s: age.as_secs_f64(),
+        is_stuck: age > STUCK_AFTER,
+    };
+    pulses.report().into_iter().map(report).collect()
 }
 
 fn preset_name(preset: Preset) -> String {

@@ -1,49 +1,45 @@
-//! The life of jobs: what their files say, what they report, who is still alive, how they end.
+//! Reports and ends of jobs: what their files say, what they report, which processes are still alive.
+//!
+//! A job's end is known from `exit.json`, which its supervisor writes. Where the supervisor died,
+//! the job's process and its control group decide: a job whose process lives goes on, one whose
+//! process is gone is *lost*, and one whose supervisor died before it wrote its intent to fork
+//! never began.
 
-use super::docker::Pump;
-use super::reports::{Look, Progress, Reports};
+use super::reports::{Look, Reports};
+use super::store::Acknowledgement;
 use super::{Driver, Job, LOOK_PACE, OUTPUT_PACE};
 use crate::api::types::{ErrorCode, Event, Exited, JobState, Started};
 use crate::error::Refusal;
 use crate::fail;
+use crate::instance::is_locked;
+use crate::jobdir::{self, read_json};
 use crate::journal::{SAMPLES_KEPT, StoredSample};
 use crate::record::{Change, JobRecord};
 use gainshare_core::model::{JobId, Span, Time};
-use gainshare_limits::RuntimeKind;
+use gainshare_limits::cgroup::Group;
+use gainshare_limits::process::Identity;
+use gainshare_limits::{Runtime, RuntimeError, RuntimeKind};
 use gainshare_progress::prometheus::Endpoint;
-use serde::de::DeserializeOwned;
-use std::fs::File;
-use std::path::Path;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::{Pid, getsid};
 
-/// A supervisor that has not been heard of for so long while its job waits or starts is gone.
+/// A supervisor that has made no contact for so long while its job waits or starts is gone.
 const SUPERVISOR_PATIENCE: Span = Span::from_secs(60);
 
 /// How long a supervisor may take to write exit.json after its job died.
 const EXIT_PATIENCE: Span = Span::from_secs(3);
 
-/// Samples held back while the disk takes none; beyond this the oldest go.
-const MOST_UNSAVED_SAMPLES: usize = 50_000;
-
-/// A file of a supervisor larger than this is not one.
-const MAX_FILE_BYTES: u64 = 1 << 20;
-
-impl Job {
-    /// All that a restart needs, as the journal keeps it.
-    pub(super) fn position(&self) -> String {
-        let position = self.reports.as_ref().map_or_else(|| self.progress.position.clone(), Reports::position);
-        let copied = self.pump.as_ref().map_or(self.progress.copied, Pump::copied);
-        serde_json::to_string(&Progress { position, copied, ..self.progress.clone() }).unwrap_or_default()
-    }
-}
+/// A job that survived SIGKILL (an uninterruptible wait in the kernel) is killed again so often.
+const KILL_PACE: Span = Span::from_secs(5);
 
 impl Driver {
     /// Follows a job's directory and reports from now on.
     pub(super) fn begin_watching(&mut self, id: JobId) {
         let dir = self.paths.job(id.0);
+        let Some(job) = self.jobs.get_mut(&id).filter(|j| j.reports.is_none()) else { return };
         self.watch.add(id, &dir);
-        let Some(job) = self.jobs.get_mut(&id) else { return };
         let record = &job.record;
-        // A container of ours sees the folder under the same name; of somebody else's container we know none.
+        // A container that we started sees the folder under the same name; of an adopted container we know none.
         let folder = record.spec.cwd.as_deref();
         let began_s = record.started.unwrap_or(self.clock.moment()).unix_s;
         let position = std::mem::take(&mut job.progress.position);
@@ -56,26 +52,26 @@ impl Driver {
         }
     }
 
-    /// Takes in what supervisors wrote.
-    pub(super) fn look_at_files(&mut self) {
-        for (id, seen) in self.watch.read() {
-            if seen.output
+    /// Reads what supervisors wrote since the last round.
+    pub(super) fn read_watched_files(&mut self) {
+        for (id, changed) in self.watch.read() {
+            if changed.output
                 && let Some(job) = self.jobs.get_mut(&id)
             {
                 job.dirty = true;
             }
-            if seen.started {
-                self.look_for_start(id);
+            if changed.started {
+                self.read_start(id);
             }
-            if seen.exit {
-                self.look_for_exit(id);
+            if changed.exit {
+                self.read_exit(id);
             }
         }
     }
 
     /// Whether started.json is there and counted.
-    pub(super) fn look_for_start(&mut self, id: JobId) -> bool {
-        let path = self.paths.job(id.0).join("started.json");
+    pub(super) fn read_start(&mut self, id: JobId) -> bool {
+        let path = self.paths.job(id.0).join(jobdir::STARTED);
         let Some(job) = self.jobs.get(&id) else { return false };
         if job.record.state != JobState::Starting {
             return false;
@@ -87,15 +83,15 @@ impl Driver {
     }
 
     /// Whether exit.json is there and counted.
-    pub(super) fn look_for_exit(&mut self, id: JobId) -> bool {
-        let path = self.paths.job(id.0).join("exit.json");
+    pub(super) fn read_exit(&mut self, id: JobId) -> bool {
+        let path = self.paths.job(id.0).join(jobdir::EXIT);
         let Some(job) = self.jobs.get(&id) else { return false };
         if !job.record.is_live() {
             return false;
         }
         match read_json::<Exited>(&path) {
             Some(exited) if exited.attempt == job.record.attempt => {
-                self.look_for_start(id);
+                self.read_start(id);
                 self.take_exit(id, &exited);
                 true
             }
@@ -103,7 +99,7 @@ impl Driver {
         }
     }
 
-    /// A job is over; how, its supervisor says.
+    /// A job is over; its supervisor knows how.
     pub(super) fn take_exit(&mut self, id: JobId, exited: &Exited) {
         let Some(job) = self.jobs.get(&id) else { return };
         let state = match (job.record.stop_requested, exited.code, &exited.error) {
@@ -114,7 +110,7 @@ impl Driver {
         self.end(id, state, exited.code, exited.signal, exited.error.clone());
     }
 
-    /// Ends a job and gives back what it held. Whoever depends on it fails if it did not end well.
+    /// Ends a job and gives back what it held. If it did not end well, the jobs that wait for it fail.
     pub(super) fn end(
         &mut self,
         id: JobId,
@@ -127,15 +123,16 @@ impl Driver {
             return;
         }
         self.read_usage(id);
-        self.look_at_report(id, true);
+        self.read_report(id, true);
         fail::point("ended-before-journal");
         self.fact(Some(id), Change::Ended { state, exit_code, signal, why });
         let _ = self.save();
         fail::point("ended-before-release");
-        self.let_go(id);
+        self.release_limits(id);
         fail::point("ended-after-release");
         self.watch.remove(id);
-        self.starts.retain(|s| *s != id);
+        self.drop_environment(id);
+        self.plans.starts.retain(|s| *s != id);
         if let Some(job) = self.jobs.get_mut(&id) {
             if let Some(reports) = job.reports.take() {
                 job.progress.position = reports.position();
@@ -152,38 +149,46 @@ impl Driver {
     fn fail_dependants(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let why = format!("job {}, which it waits for, ended as {}", job.record.name, job.record.state.name());
-        let waiting = |j: &&Job| j.record.state == JobState::Queued && j.record.after.contains(&id);
-        let dependants: Vec<JobId> = self.jobs.values().filter(waiting).map(|j| j.record.id).collect();
-        for dependant in dependants {
+        let is_waiting = |j: &Job| j.record.state == JobState::Queued && j.record.after.contains(&id);
+        for dependant in self.jobs.ids(is_waiting) {
             self.end(dependant, JobState::Failed, None, None, Some(why.clone()));
         }
     }
 
     /// Puts a job's limits back and forgets its group.
-    pub(super) fn let_go(&mut self, id: JobId) {
+    pub(super) fn release_limits(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let (Some(handle), kind) = (job.handle(), job.record.spec.runtime) else { return };
-        match self.runtimes.of(kind).and_then(|r| r.release(&handle)) {
+        match kind {
+            RuntimeKind::Docker => self.release_container(id, handle),
+            RuntimeKind::Process => {
+                let result = self.runtimes.process().and_then(|r| r.release(&handle));
+                self.limits_released(id, handle.key, result);
+            }
+        }
+    }
+
+    pub(super) fn limits_released(&mut self, id: JobId, key: String, result: Result<(), RuntimeError>) {
+        match result {
             Ok(()) => {
-                self.fact(Some(id), Change::Released);
-                self.unsaved.released.push(handle.key);
+                self.fact(Some(id).filter(|id| self.jobs.contains_key(id)), Change::Released);
+                self.store.remove_limit(key);
             }
             Err(e) => tracing::warn!(job = %id, "limits could not be put back: {e}"),
         }
     }
 
     /// Reads the reports of all jobs that have something new or whose turn it is.
-    pub(super) fn look_at_reports(&mut self) {
+    pub(super) fn read_reports(&mut self) {
         let now = self.now();
-        let due =
+        let is_due =
             |j: &Job| j.reports.is_some() && ((j.dirty && now >= j.last_look + OUTPUT_PACE) || now >= j.next_look);
-        let ids: Vec<JobId> = self.jobs.values().filter(|j| due(j)).map(|j| j.record.id).collect();
-        for id in ids {
-            self.look_at_report(id, false);
+        for id in self.jobs.ids(is_due) {
+            self.read_report(id, false);
         }
     }
 
-    pub(super) fn look_at_report(&mut self, id: JobId, last: bool) {
+    pub(super) fn read_report(&mut self, id: JobId, last: bool) {
         let now = self.now();
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let Some(reports) = &mut job.reports else { return };
@@ -205,21 +210,18 @@ impl Driver {
     }
 
     /// Asks a job's endpoint on a thread of its own: it may take seconds.
-    fn fetch(&self, id: JobId, endpoint: Endpoint) {
-        let handle = self.handle.clone();
-        let ask = move || {
-            let answer = endpoint.fetch();
-            handle.tell(move |driver| {
+    fn fetch(&mut self, id: JobId, endpoint: Endpoint) {
+        self.off_thread(
+            "fetch",
+            move || endpoint.fetch(),
+            move |driver, answer| {
                 let now = driver.now();
                 if let Some(reports) = driver.jobs.get_mut(&id).and_then(|j| j.reports.as_mut()) {
                     let look = reports.fetched(now, answer);
                     driver.take_look(id, look);
                 }
-            });
-        };
-        if let Err(e) = std::thread::Builder::new().name("fetch".into()).stack_size(256 << 10).spawn(ask) {
-            tracing::warn!(job = %id, "cannot start a thread: {e}");
-        }
+            },
+        );
     }
 
     /// Feeds samples to the job's tracker and keeps them for the journal.
@@ -239,8 +241,7 @@ impl Driver {
         }
         if look.forget {
             job.progress.tracker = Default::default();
-            self.unsaved.samples.retain(|(owner, _)| *owner != id);
-            self.unsaved.cleared.push(id);
+            self.store.clear_samples(id);
         }
         if let Some(reports) = &job.reports {
             job.progress.metric = reports.metric().map(str::to_owned);
@@ -254,26 +255,22 @@ impl Driver {
             self.metrics.samples_accepted.inc();
             let seq = job.progress.next_seq;
             job.progress.next_seq += 1;
-            if seq.is_multiple_of(job.progress.stride) {
+            let stride = job.progress.stride();
+            if seq.is_multiple_of(stride) {
                 let stored = StoredSample { seq, time: now, step: sample.step, value: sample.value };
-                self.unsaved.samples.push((id, stored));
+                self.store.add_sample(id, stored);
             }
-            if job.progress.next_seq / job.progress.stride > SAMPLES_KEPT {
-                job.progress.stride *= 2;
-                self.unsaved.thin.push((id, job.progress.stride));
+            if job.progress.next_seq / stride > SAMPLES_KEPT {
+                job.progress.double_stride();
+                self.store.thin_samples(id, job.progress.stride());
             }
-        }
-        let surplus = self.unsaved.samples.len().saturating_sub(MOST_UNSAVED_SAMPLES);
-        if surplus > 0 {
-            self.unsaved.samples.drain(..surplus);
-            self.metrics.samples_dropped.inc_by(surplus as u64);
         }
         job.unsaved = true;
         if self.control.policy().react_to_reports {
-            self.wants_decision = true;
+            self.plans.is_wanted = true;
         }
-        if now >= job.told + Span::from_secs(1) && self.events.receiver_count() > 0 {
-            job.told = now;
+        if now >= job.sample_sent + Span::from_secs(1) && self.inbox.has_listeners() {
+            job.sample_sent = now;
             let (Some(sample), Some(metric)) = (samples.last(), job.progress.metric.clone()) else { return };
             let origin = job.record.started.map_or(job.record.submitted.time, |m| m.time);
             let event = Event::Sample {
@@ -289,33 +286,38 @@ impl Driver {
     }
 
     /// A job reports by itself. Acknowledged only when it is on disk: there is no file to read it from again.
-    pub(crate) fn push(&mut self, id: JobId, body: &[u8]) -> Result<(), Refusal> {
+    pub(crate) fn push(&mut self, id: JobId, body: &[u8], reply: Acknowledgement) {
         let now = self.now();
         let Some(reports) = self.jobs.get_mut(&id).and_then(|j| j.reports.as_mut()) else {
-            return Err(Refusal::new(ErrorCode::WrongState, format!("{id} does not run: it cannot report")));
+            let refusal = Refusal::new(ErrorCode::WrongState, format!("{id} does not run: it cannot report"));
+            return drop(reply.send(Err(refusal)));
         };
-        let look = reports.pushed(now, body).map_err(|e| Refusal::new(ErrorCode::BadRequest, e.to_string()))?;
-        self.take_look(id, look);
-        self.save()
+        match reports.pushed(now, body) {
+            Ok(look) => {
+                self.take_look(id, look);
+                self.store.acknowledge_later(reply);
+            }
+            Err(e) => drop(reply.send(Err(Refusal::new(ErrorCode::BadRequest, e.to_string())))),
+        }
     }
 
-    /// Asks the runtime what the job used so far.
+    /// Reads what a process job used so far. Containers are read together, see [`Driver::read_container_usage`].
     pub(super) fn read_usage(&mut self, id: JobId) {
         let (now, whole) = (self.now(), self.whole());
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        if job.record.state != JobState::Running {
+        if job.record.state != JobState::Running || job.record.spec.runtime != RuntimeKind::Process {
             return;
         }
-        let (Some(handle), kind) = (job.handle(), job.record.spec.runtime) else { return };
-        if let Ok(counters) = self.runtimes.of(kind).and_then(|r| r.read(&handle)) {
+        let Some(handle) = job.handle() else { return };
+        if let Ok(counters) = self.runtimes.process().and_then(|r| r.read(&handle)) {
             job.progress.meter.record(now, counters, &whole);
         }
     }
 
     /// Collects supervisors that ended.
-    pub(super) fn reap(&mut self) {
+    pub(super) fn reap_supervisors(&mut self) {
         let mut ended = Vec::new();
-        self.children.retain_mut(|(id, child)| match child.try_wait() {
+        self.supervisors.retain_mut(|(id, child)| match child.try_wait() {
             Ok(None) => true,
             Ok(Some(status)) => {
                 ended.push((*id, status));
@@ -324,24 +326,23 @@ impl Driver {
             Err(_) => false,
         });
         for (id, status) in ended {
-            if self.look_for_exit(id) || self.look_for_start(id) {
+            if self.read_exit(id) || self.read_start(id) || self.may_have_begun(id) {
                 continue;
             }
-            if self.jobs.get(&id).is_some_and(|j| j.record.state == JobState::Starting && !self.is_supervised(id)) {
+            if self.jobs.state(id) == Some(JobState::Starting) && !self.is_supervised(id) {
                 let why = format!("its supervisor ended ({status}) before the job began");
                 self.end(id, JobState::Failed, None, None, Some(why));
             }
         }
     }
 
-    /// Once a second: notices what no file tells.
-    pub(super) fn look_after_the_living(&mut self) {
+    /// Once a second: notices what no file says.
+    pub(super) fn check_live_jobs(&mut self) {
         let now = self.now();
-        let live: Vec<JobId> = self.jobs.values().filter(|j| j.record.is_live()).map(|j| j.record.id).collect();
-        for id in live {
+        for id in self.jobs.live() {
             if self.watch.unwatched().contains(&id) {
-                self.look_for_start(id);
-                self.look_for_exit(id);
+                self.read_start(id);
+                self.read_exit(id);
             }
             let Some(job) = self.jobs.get(&id) else { continue };
             match job.record.state {
@@ -349,8 +350,8 @@ impl Driver {
                     let why = "its `gainshare run` went away while it waited".to_owned();
                     self.end(id, JobState::Stopped, None, None, Some(why));
                 }
-                JobState::Starting if job.record.spec.runtime == RuntimeKind::Process => self.look_at_starting(id, now),
-                JobState::Running if job.record.spec.runtime == RuntimeKind::Process => self.look_at_running(id, now),
+                JobState::Starting if job.record.spec.runtime == RuntimeKind::Process => self.check_starting(id, now),
+                JobState::Running if job.record.spec.runtime == RuntimeKind::Process => self.check_running(id, now),
                 _ => {}
             }
             if self.jobs.get(&id).and_then(|j| j.kill_at).is_some_and(|at| now >= at) {
@@ -359,11 +360,14 @@ impl Driver {
         }
     }
 
-    fn look_at_starting(&mut self, id: JobId, now: Time) {
-        if self.look_for_start(id) || self.look_for_exit(id) || self.is_supervised(id) {
+    fn check_starting(&mut self, id: JobId, now: Time) {
+        if self.read_start(id) || self.read_exit(id) || self.is_supervised(id) {
             return;
         }
-        let job = &self.jobs[&id];
+        if self.may_have_begun(id) {
+            return self.resolve_interrupted_start(id, now);
+        }
+        let Some(job) = self.jobs.get(&id) else { return };
         if job.record.stop_requested {
             self.end(id, JobState::Stopped, None, None, Some("stopped before it began".into()));
         } else if now.since(job.heard) > SUPERVISOR_PATIENCE {
@@ -371,57 +375,102 @@ impl Driver {
         }
     }
 
-    fn look_at_running(&mut self, id: JobId, now: Time) {
-        let job = self.jobs.get_mut(&id).expect("looked up by the caller");
+    /// Whether a supervisor of the present attempt announced that it forks.
+    pub(super) fn may_have_begun(&self, id: JobId) -> bool {
+        let attempt = self.jobs.get(&id).map_or(0, |j| j.record.attempt);
+        jobdir::may_have_begun(&self.paths.job(id.0), attempt)
+    }
+
+    /// The supervisor died between its intent to fork and its record of the start. The job may run
+    /// all the same: it is never started again. Its control group decides.
+    pub(super) fn resolve_interrupted_start(&mut self, id: JobId, now: Time) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        if let Some(leader) = leader_in_group(&job.record) {
+            let note = "its supervisor died when it started: its output is lost, and its exit code will be".to_owned();
+            let (pid, start_ticks) = (leader.pid, leader.start_ticks);
+            let started = Started { attempt: job.record.attempt, pid, start_ticks, notes: vec![note] };
+            let _ = self.started(id, &started);
+            return;
+        }
+        // The process joins its group before it runs the job's program; it is given a moment for that.
+        let since = *job.missed.get_or_insert(now);
+        if now.since(since) >= EXIT_PATIENCE {
+            let state = if job.record.stop_requested { JobState::Stopped } else { JobState::Lost };
+            let why = "its supervisor died when it started the job, and no process of the job is left".to_owned();
+            self.end(id, state, None, None, Some(why));
+        }
+    }
+
+    fn check_running(&mut self, id: JobId, now: Time) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
         if job.record.leader.is_some_and(|leader| leader.is_alive()) {
             job.missed = None;
             return;
         }
         let since = *job.missed.get_or_insert(now);
-        if self.look_for_exit(id) || now.since(since) < EXIT_PATIENCE || self.is_supervised(id) {
+        let stop_requested = job.record.stop_requested;
+        if self.read_exit(id) || now.since(since) < EXIT_PATIENCE || self.is_supervised(id) {
             return;
         }
-        let stopped = self.jobs[&id].record.stop_requested;
-        let state = if stopped { JobState::Stopped } else { JobState::Lost };
-        let why = "it is gone, and so is its supervisor, which alone knows how it ended".to_owned();
+        let state = if stop_requested { JobState::Stopped } else { JobState::Lost };
+        let why = "it is gone, and so is its supervisor, the only one that knew how it ended".to_owned();
         self.end(id, state, None, None, Some(why));
     }
 
+    /// Kills every process of a job. A control group is killed on another thread, because its
+    /// processes may take seconds to go.
     fn kill(&mut self, id: JobId) {
         let now = self.now();
         let Some(job) = self.jobs.get_mut(&id) else { return };
         // Tried again, should it fail.
-        job.kill_at = Some(now + Span::from_secs(5));
-        let (Some(handle), RuntimeKind::Process) = (job.handle(), job.record.spec.runtime) else { return };
-        if let Some(process) = &mut self.runtimes.process
-            && let Err(e) = process.kill(&handle)
-        {
-            tracing::warn!(job = %id, "cannot be killed: {e}");
+        job.kill_at = Some(now + KILL_PACE);
+        job.kills += 1;
+        let (kills, leader) = (job.kills, job.record.leader);
+        let (Some(group), RuntimeKind::Process) = (job.record.group.clone(), job.record.spec.runtime) else { return };
+        let report = move |result: Result<bool, RuntimeError>| match result {
+            Ok(true) | Err(RuntimeError::Gone { .. }) => {}
+            Ok(false) => tracing::warn!(job = %id, "some of its processes survive SIGKILL"),
+            Err(e) => tracing::warn!(job = %id, "cannot be killed: {e}"),
+        };
+        match (group.version, leader) {
+            (Some(version), _) => {
+                let kill = move || Group::reopen(&group.handle.key, version, &group.dirs).and_then(|g| g.kill());
+                self.off_thread("kill", kill, move |_, result| report(result));
+            }
+            // Without control groups the first signal goes to the process group, which does not block.
+            (None, Some(leader)) if kills == 1 && leader.is_alive() && leader.pid > 1 => {
+                let _ = killpg(Pid::from_raw(leader.pid), Signal::SIGKILL);
+            }
+            (None, _) => {
+                if let Some(process) = &mut self.runtimes.process {
+                    report(process.kill(&group.handle));
+                }
+            }
         }
     }
 
     /// Whether a supervisor holds the job's lock.
     pub(super) fn is_supervised(&self, id: JobId) -> bool {
-        is_locked(&self.paths.job(id.0).join("supervisor.lock"))
+        is_locked(&self.paths.job(id.0).join(jobdir::SUPERVISOR_LOCK))
     }
 }
 
 /// The job's processes as its control group lists them, so that a neighbour's event files are not taken for its own.
 fn pids(record: &JobRecord) -> Vec<u32> {
+    group_pids(record).into_iter().chain(record.leader.map(|l| l.pid as u32)).collect()
+}
+
+fn group_pids(record: &JobRecord) -> Vec<u32> {
     let listed = record.group.as_ref().and_then(|g| g.procs_files.first());
     let text = listed.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
-    text.lines().filter_map(|line| line.parse().ok()).chain(record.leader.map(|l| l.pid as u32)).collect()
+    text.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-/// Whether some process holds an exclusive lock on the file.
-pub(crate) fn is_locked(path: &Path) -> bool {
-    let Ok(file) = File::open(path) else { return false };
-    matches!(file.try_lock_shared(), Err(std::fs::TryLockError::WouldBlock))
-}
-
-fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
-    if path.metadata().ok()?.len() > MAX_FILE_BYTES {
-        return None;
-    }
-    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+/// The process in the job's group that leads its session, as the one that a supervisor starts does;
+/// else any that lives.
+fn leader_in_group(record: &JobRecord) -> Option<Identity> {
+    let pids: Vec<i32> = group_pids(record).into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect();
+    let leads = |pid: &i32| getsid(Some(Pid::from_raw(*pid))).is_ok_and(|session| session.as_raw() == *pid);
+    let leader = pids.iter().copied().find(leads).or_else(|| pids.first().copied())?;
+    Identity::of(leader).filter(Identity::is_alive)
 }

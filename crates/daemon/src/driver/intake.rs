@@ -1,0 +1,460 @@
+//! Requests of users and supervisors: submit, admission, started, exited, stop, forget.
+//!
+//! The values of a job's environment may be secret. They are written to JOBDIR/spec.json before the
+//! job is acknowledged and removed when it has started; the record, and with it the journal, has
+//! only the names.
+
+use super::runtimes::kind_name;
+use super::{Driver, Ending, Job};
+use crate::api::types::*;
+use crate::error::Refusal;
+use crate::fail;
+use crate::jobdir;
+use crate::journal::Batch;
+use crate::record::{Change, JobRecord};
+use crate::spec::{self, JobSpec};
+use gainshare_core::model::{JobId, Span};
+use gainshare_limits::RuntimeKind;
+use gainshare_limits::process::Identity;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Jobs in one request.
+const MAX_SUBMIT: usize = 1000;
+
+/// Jobs that wait or run at once.
+const MAX_LIVE: usize = 10_000;
+
+/// Up to so many files are synced one by one; for more, one sync of the whole file system is faster.
+const FEW_FILES: usize = 8;
+
+impl Driver {
+    /// Takes all jobs or none.
+    pub(crate) fn submit(&mut self, mut request: SubmitRequest) -> Result<Vec<JobInfo>, Refusal> {
+        if self.timeline.ending.is_some() {
+            return Err(Refusal::new(ErrorCode::ShuttingDown, "the daemon is shutting down: start it again first"));
+        }
+        let specs = spec::prepare(std::mem::take(&mut request.jobs))?;
+        if specs.is_empty() || specs.len() > MAX_SUBMIT || (request.attached && specs.len() != 1) {
+            let wanted = if request.attached { "one job".into() } else { format!("1 to {MAX_SUBMIT} jobs") };
+            return Err(Refusal::new(
+                ErrorCode::BadRequest,
+                format!("{} jobs in one request: send {wanted}", specs.len()),
+            ));
+        }
+        if self.jobs.live_count() + specs.len() > MAX_LIVE {
+            return Err(Refusal::new(
+                ErrorCode::TooLarge,
+                format!("more than {MAX_LIVE} live jobs: wait for some to end"),
+            ));
+        }
+        let mut records = self.name_and_number(specs, &request)?;
+        if !request.attached {
+            for record in &records {
+                self.check_startable(&record.spec, &request.base_env)?;
+            }
+        }
+        let ids: Vec<JobId> = records.iter().map(|r| r.id).collect();
+        let files = if request.attached { Vec::new() } else { spec_files(&records, &request.base_env) };
+        records.iter_mut().for_each(|r| r.spec.hide_env_values());
+        self.enter(records, files)?;
+        fail::point("submit-before-reply");
+        // Decided right away, so that the answer already says whether the job starts or what it waits for.
+        self.decide();
+        Ok(ids.iter().filter_map(|id| self.jobs.get(id)).map(|j| self.info(j)).collect())
+    }
+
+    /// Makes the jobs' directories with their `files` and journals the jobs; from then on they exist.
+    pub(super) fn enter(&mut self, records: Vec<JobRecord>, files: Vec<SuperviseFile>) -> Result<(), Refusal> {
+        let entered = self.make_dirs(&records, &files).and_then(|()| self.journal_submission(&records));
+        self.note_disk(&entered);
+        if let Err(e) = entered {
+            for record in &records {
+                let _ = std::fs::remove_dir_all(self.paths.job(record.id.0));
+            }
+            return Err(e);
+        }
+        let now = self.now();
+        for record in records {
+            let id = record.id;
+            self.jobs.insert(id, Job::new(record, now));
+            self.job_changed(id);
+        }
+        Ok(())
+    }
+
+    fn journal_submission(&mut self, records: &[JobRecord]) -> Result<(), Refusal> {
+        let at = self.clock.moment();
+        let submitted =
+            |record: &JobRecord| (at, Some(record.id), Change::Submitted { record: Box::new(record.clone()) });
+        let changes = records.iter().map(submitted).collect();
+        for owner in records.iter().map(|r| r.owner.clone()).collect::<BTreeSet<_>>() {
+            self.register_owner(&owner)?;
+        }
+        fail::point("submit-before-journal");
+        self.save_with(Batch { changes, ..Batch::default() })
+    }
+
+    /// Gives every job its id, name, owner and the ids of the jobs it waits for.
+    fn name_and_number(&self, specs: Vec<JobSpec>, request: &SubmitRequest) -> Result<Vec<JobRecord>, Refusal> {
+        let mut taken: BTreeSet<String> = self.jobs.values().map(|j| j.record.name.clone()).collect();
+        let live = |name: &str| self.jobs.values().find(|j| j.record.is_live() && j.record.name == name);
+        let first = self.store.journal.next_id()?.0;
+        let mut by_name = BTreeMap::new();
+        let mut records = Vec::with_capacity(specs.len());
+        taken.extend(specs.iter().filter_map(|s| s.name.clone()));
+        for (id, mut spec) in (first..).map(JobId).zip(specs) {
+            let name = match &spec.name {
+                Some(name) => name.clone(),
+                None => {
+                    let base = spec.base_name();
+                    let free = (1u64..).map(|n| format!("{base}-{n}")).find(|n| !taken.contains(n));
+                    free.expect("numbers do not end")
+                }
+            };
+            if let Some(other) = live(&name) {
+                let message = format!(
+                    "a job named {name} is already {} (id {}): choose another --name, or stop it first",
+                    other.record.state.name(),
+                    other.record.id.0
+                );
+                return Err(Refusal::new(ErrorCode::DuplicateName, message));
+            }
+            taken.insert(name.clone());
+            by_name.insert(name.clone(), id);
+            spec.name = Some(name);
+            let mut record = self.new_record(id, spec, request.attached);
+            record.env_names = match (request.attached, record.spec.runtime) {
+                (true, _) => request.env_names.clone(),
+                (false, RuntimeKind::Process) => request.base_env.keys().cloned().collect(),
+                // A container has the environment of its image, not of the user who submitted it.
+                (false, RuntimeKind::Docker) => Vec::new(),
+            };
+            records.push(record);
+        }
+        for record in &mut records {
+            for name in &record.spec.after {
+                let id = match by_name.get(name) {
+                    Some(id) => *id,
+                    None => self.jobs.find(name).map_err(|_| {
+                        let message = format!(
+                            "job {} waits for {name}, which is not known: submit {name} first, or in the same file",
+                            record.name
+                        );
+                        Refusal::new(ErrorCode::InvalidSpec, message)
+                    })?,
+                };
+                record.after.push(id);
+            }
+        }
+        refuse_cycles(&records)?;
+        Ok(records)
+    }
+
+    /// A job that waits; its spec has a name.
+    pub(super) fn new_record(&self, id: JobId, spec: JobSpec, attached: bool) -> JobRecord {
+        JobRecord {
+            id,
+            name: spec.label(),
+            owner: spec.owner.clone().unwrap_or_else(unix_user),
+            after: Vec::new(),
+            env_names: Vec::new(),
+            attached,
+            adopted: false,
+            state: JobState::Queued,
+            attempt: 0,
+            submitted: self.clock.moment(),
+            started: None,
+            ended: None,
+            order: None,
+            group: None,
+            leader: None,
+            container: None,
+            exit_code: None,
+            signal: None,
+            why: None,
+            stop_requested: false,
+            kill_at: None,
+            notes: Vec::new(),
+            spec,
+        }
+    }
+
+    fn register_owner(&mut self, name: &str) -> Result<(), Refusal> {
+        if !self.jobs.is_known_owner(name) {
+            let number = self.store.journal.add_owner(name)?;
+            self.jobs.add_owner(name, number);
+        }
+        Ok(())
+    }
+
+    /// Makes the directories and writes the files, so that they are still there after a power cut.
+    fn make_dirs(&self, records: &[JobRecord], files: &[SuperviseFile]) -> Result<(), Refusal> {
+        for record in records {
+            let dir = self.paths.job(record.id.0);
+            // An id is never given twice, so what is there belongs to a submission that was never acknowledged.
+            let _ = std::fs::remove_dir_all(&dir);
+            std::fs::DirBuilder::new().mode(0o700).create(&dir).map_err(|e| disk_refusal("make", &dir, e))?;
+        }
+        let mut written = Vec::with_capacity(files.len());
+        for file in files {
+            let dir = self.paths.job(file.id);
+            let bytes = serde_json::to_vec(file).map_err(|e| disk_refusal("write", &dir, e.into()))?;
+            let file = jobdir::write_unsynced(&dir, jobdir::SPEC, &bytes);
+            written.push((file.map_err(|e| disk_refusal("write", &dir.join(jobdir::SPEC), e))?, dir));
+        }
+        let jobs = self.paths.jobs();
+        let sync = || -> io::Result<()> {
+            if written.len() > FEW_FILES {
+                return Ok(nix::unistd::syncfs(File::open(&jobs)?)?);
+            }
+            for (file, dir) in &written {
+                file.sync_all()?;
+                jobdir::sync_dir(dir)?;
+            }
+            jobdir::sync_dir(&jobs)
+        };
+        sync().map_err(|e| disk_refusal("sync", &jobs, e))
+    }
+
+    /// Finds mistakes now that would otherwise show only when the job's turn has come.
+    fn check_startable(&self, spec: &JobSpec, base_env: &BTreeMap<String, String>) -> Result<(), Refusal> {
+        if !self.config.runtime.contains(&spec.runtime) {
+            let message = format!(
+                "job {}: the daemon runs without the runtime {}: start it with `gainshare up --runtime process,docker`",
+                spec.label(),
+                kind_name(spec.runtime)
+            );
+            return Err(Refusal::new(ErrorCode::InvalidSpec, message));
+        }
+        let cwd = spec.cwd.clone().unwrap_or_else(|| PathBuf::from("/"));
+        if !cwd.is_dir() {
+            let message = format!(
+                "job {}: its working directory {} does not exist: make it, or set cwd",
+                spec.label(),
+                cwd.display()
+            );
+            return Err(Refusal::new(ErrorCode::InvalidSpec, message));
+        }
+        if spec.runtime != RuntimeKind::Process {
+            return Ok(());
+        }
+        let path = spec.env.get("PATH").or(base_env.get("PATH")).cloned();
+        let path = path.or_else(|| std::env::var("PATH").ok()).unwrap_or_else(|| "/usr/bin:/bin".into());
+        let program = &spec.command[0];
+        if find_program(program, &cwd, &path).is_none() {
+            let message =
+                format!("job {}: there is no program `{program}`: check its name, or give its full path", spec.label());
+            return Err(Refusal::new(ErrorCode::MissingProgram, message));
+        }
+        Ok(())
+    }
+
+    /// What an attached supervisor should do now.
+    pub(crate) fn admission(&mut self, id: JobId) -> Result<Admission, Refusal> {
+        let now = self.now();
+        let job =
+            self.jobs.get_mut(&id).ok_or_else(|| Refusal::new(ErrorCode::NotFound, format!("there is no job {id}")))?;
+        job.heard = now;
+        let job = &self.jobs[&id];
+        if !job.record.attached {
+            let message = format!("job {} is started by the daemon itself: do not ask for admission", job.record.name);
+            return Err(Refusal::new(ErrorCode::WrongState, message));
+        }
+        match (job.record.state, &job.record.order) {
+            (JobState::Queued, _) => Ok(Admission::Waiting { reason: self.why(job) }),
+            (JobState::Starting, Some(order)) => Ok(Admission::Start { start: order.clone() }),
+            (state, _) if state.is_final() => Ok(Admission::Refused { state_now: state, reason: self.why(job) }),
+            (state, _) => {
+                let message = format!("job {} is {} already", job.record.name, state.name());
+                Err(Refusal::new(ErrorCode::WrongState, message))
+            }
+        }
+    }
+
+    /// A supervisor reports that the job's process is there.
+    pub(crate) fn started(&mut self, id: JobId, started: &Started) -> Result<JobInfo, Refusal> {
+        let job = self.jobs.job(id)?;
+        let (state, attempt) = (job.record.state, job.record.attempt);
+        let leader = Identity { pid: started.pid, start_ticks: started.start_ticks };
+        if started.attempt != attempt {
+            let message =
+                format!("attempt {} of {} is over: attempt {attempt} counts now", started.attempt, job.record.name);
+            return Err(Refusal::new(ErrorCode::WrongState, message));
+        }
+        if state == JobState::Running && job.record.leader == Some(leader) {
+            return Ok(self.info(job));
+        }
+        if state != JobState::Starting {
+            let message = format!("job {} is {}: it cannot start", job.record.name, state.name());
+            return Err(Refusal::new(ErrorCode::WrongState, message));
+        }
+        let handle = job.handle();
+        let stopping = job.record.stop_requested;
+        if let (Some(handle), Some(process)) = (&handle, &mut self.runtimes.process)
+            && let Err(e) = process.started(handle, leader)
+        {
+            tracing::warn!(job = %id, "{e}");
+        }
+        fail::point("started-before-journal");
+        let notes = started.notes.clone();
+        self.fact(Some(id), Change::Started { leader: Some(leader), container: None, notes });
+        // The acknowledgement may not outrun the disk; a full disk does not make the process any less there.
+        if self.save().is_ok() {
+            self.drop_environment(id);
+        }
+        fail::point("started-before-reply");
+        self.job_changed(id);
+        if stopping {
+            self.signal_stop(id);
+        }
+        Ok(self.info(&self.jobs[&id]))
+    }
+
+    /// A supervisor reports that the job is over.
+    pub(crate) fn exited(&mut self, id: JobId, exited: &Exited) -> Result<JobInfo, Refusal> {
+        let job = self.jobs.job(id)?;
+        if exited.attempt != job.record.attempt {
+            let message = format!("attempt {} of {} is not the present one", exited.attempt, job.record.name);
+            return Err(Refusal::new(ErrorCode::WrongState, message));
+        }
+        if job.record.is_live() {
+            self.take_exit(id, exited);
+            let saved = self.save();
+            self.decide();
+            saved?;
+        }
+        Ok(self.info(self.jobs.job(id)?))
+    }
+
+    /// Ends a job: at once if it waits, else by SIGTERM and, after the grace, SIGKILL.
+    pub(crate) fn stop(&mut self, id: JobId, grace_s: f64) -> Result<JobInfo, Refusal> {
+        let now = self.now();
+        let job = self.jobs.job(id)?;
+        if !job.record.is_live() {
+            let message = format!("job {} has already ended ({})", job.record.name, job.record.state.name());
+            return Err(Refusal::new(ErrorCode::WrongState, message));
+        }
+        if job.record.state == JobState::Queued {
+            self.end(id, JobState::Stopped, None, None, Some("stopped before it began".into()));
+        } else {
+            let at = now + Span::from_secs_f64(grace_s.clamp(0.0, 86_400.0));
+            if !job.record.stop_requested || job.record.kill_at.is_none_or(|earlier| at < earlier) {
+                self.fact(Some(id), Change::StopRequested { kill_at: at });
+            }
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.kill_at = Some(job.kill_at.map_or(at, |earlier| earlier.min(at)));
+            }
+            self.signal_stop(id);
+        }
+        let saved = self.save();
+        self.decide();
+        saved?;
+        Ok(self.info(self.jobs.job(id)?))
+    }
+
+    /// SIGTERM, or the container engine's stop.
+    pub(super) fn signal_stop(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let Some(handle) = job.handle() else { return };
+        let result = match job.record.spec.runtime {
+            RuntimeKind::Process if job.record.leader.is_some() => match &mut self.runtimes.process {
+                Some(process) => process.terminate(&handle),
+                None => Ok(()),
+            },
+            RuntimeKind::Process => Ok(()),
+            RuntimeKind::Docker => self.stop_container(id),
+        };
+        if let Err(e) = result {
+            tracing::warn!(job = %id, "{e}");
+        }
+    }
+
+    /// Removes what is kept of an ended job.
+    pub(crate) fn forget(&mut self, id: JobId) -> Result<(), Refusal> {
+        let job = self.jobs.job(id)?;
+        let name = job.record.name.clone();
+        if job.record.is_live() {
+            let message = format!("job {name} is {}: stop it before you remove it", job.record.state.name());
+            return Err(Refusal::new(ErrorCode::WrongState, message));
+        }
+        if let Some(other) = self.jobs.values().find(|j| j.record.is_live() && j.record.after.contains(&id)) {
+            let message = format!("job {} waits for {name}: stop it first", other.record.name);
+            return Err(Refusal::new(ErrorCode::WrongState, message));
+        }
+        self.save_with(Batch {
+            changes: vec![(self.clock.moment(), Some(id), Change::Forgotten)],
+            ..Batch::default()
+        })?;
+        self.jobs.forget(id);
+        let _ = std::fs::remove_dir_all(self.paths.job(id.0));
+        self.emit(Event::Forgotten { id: id.0, name });
+        Ok(())
+    }
+
+    pub(crate) fn shut_down(&mut self, request: ShutdownRequest) {
+        let since = self.now();
+        self.timeline.ending = Some(Ending { stop_jobs: request.stop_jobs, since });
+        if request.stop_jobs {
+            for id in self.jobs.live() {
+                let _ = self.stop(id, StopRequest::default().grace_s);
+            }
+        }
+    }
+}
+
+/// What the supervisors of jobs will need; a container has no supervisor, only values of its own variables.
+fn spec_files(records: &[JobRecord], base_env: &BTreeMap<String, String>) -> Vec<SuperviseFile> {
+    let file = |record: &JobRecord| SuperviseFile {
+        id: record.id.0,
+        name: record.name.clone(),
+        spec: record.spec.clone(),
+        base_env: if record.spec.runtime == RuntimeKind::Process { base_env.clone() } else { BTreeMap::new() },
+        order: StartOrder::default(),
+        socket: String::new(),
+    };
+    records.iter().map(file).collect()
+}
+
+/// Only jobs of one request can wait for each other in a circle.
+fn refuse_cycles(records: &[JobRecord]) -> Result<(), Refusal> {
+    let mut left: BTreeMap<JobId, &JobRecord> = records.iter().map(|r| (r.id, r)).collect();
+    loop {
+        let free: Vec<JobId> =
+            left.values().filter(|r| r.after.iter().all(|a| !left.contains_key(a))).map(|r| r.id).collect();
+        if free.is_empty() {
+            break;
+        }
+        left.retain(|id, _| !free.contains(id));
+    }
+    if left.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = left.values().map(|r| r.name.as_str()).collect();
+    let message = format!("jobs {} wait for each other in a circle: remove one `after`", names.join(", "));
+    Err(Refusal::new(ErrorCode::InvalidSpec, message))
+}
+
+fn unix_user() -> String {
+    let uid = nix::unistd::getuid();
+    nix::unistd::User::from_uid(uid).ok().flatten().map_or_else(|| uid.to_string(), |u| u.name)
+}
+
+fn find_program(program: &str, cwd: &Path, path: &str) -> Option<PathBuf> {
+    let runs = |p: &Path| p.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
+    if program.contains('/') {
+        return Some(cwd.join(program)).filter(|p| runs(p));
+    }
+    std::env::split_paths(OsStr::new(path)).map(|dir| cwd.join(dir).join(program)).find(|p| runs(p))
+}
+
+pub(super) fn disk_refusal(action: &str, path: &Path, e: io::Error) -> Refusal {
+    let full = matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+    let code = if full { ErrorCode::DiskFull } else { ErrorCode::Internal };
+    let remedy = if full { ": free some space" } else { "" };
+    Refusal::new(code, format!("cannot {action} {}: {e}{remedy}", path.display()))
+}

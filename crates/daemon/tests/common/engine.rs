@@ -1,0 +1,109 @@
+//! A stand-in for a Docker engine: it answers what the daemon asks about containers, remembers
+//! them, and can be made to hang.
+#![allow(unreachable_pub, reason = "a module of tests exports nothing")]
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+#[derive(Default)]
+pub struct EngineState {
+    /// Name, id and labels of each container that was made.
+    pub containers: Mutex<Vec<(String, String, Value)>>,
+    pub starts: AtomicUsize,
+    pub hangs: AtomicBool,
+    pub requests: AtomicUsize,
+}
+
+pub struct Engine {
+    pub socket: PathBuf,
+    pub state: Arc<EngineState>,
+    _dir: tempfile::TempDir,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Engine {
+    pub fn start() -> Engine {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("docker.sock");
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let state = Arc::new(EngineState::default());
+        let router = Router::new().fallback(answer).with_state(state.clone());
+        let listener = {
+            let _inside = runtime.enter();
+            tokio::net::UnixListener::bind(&socket).unwrap()
+        };
+        runtime.spawn(async move { axum::serve(listener, router).await });
+        Engine { socket, state, _dir: dir, _runtime: runtime }
+    }
+}
+
+async fn answer(State(state): State<Arc<EngineState>>, method: Method, uri: Uri, body: Bytes) -> Response {
+    state.requests.fetch_add(1, Ordering::Relaxed);
+    if state.hangs.load(Ordering::Relaxed) {
+        std::future::pending::<()>().await;
+    }
+    // Every path but that of the version has a version of the API before it.
+    let path = uri.path().trim_start_matches('/');
+    let path = if path.starts_with("v1.") { path.split_once('/').map_or("", |(_, rest)| rest) } else { path };
+    let parts: Vec<&str> = path.split('/').collect();
+    match (method.as_str(), parts.as_slice()) {
+        ("GET", ["version"]) => json(&json!({"ApiVersion": "1.43", "Version": "24.0"})),
+        ("GET", ["info"]) => json(&json!({
+            "NCPU": 4, "MemTotal": 8_000_000_000u64, "CgroupVersion": "2", "SystemTime": "2026-01-01T00:00:00Z"
+        })),
+        ("GET", ["containers", "json"]) => json(&json!([])),
+        ("GET", ["events"]) | ("GET", ["containers", _, "logs"]) => {
+            Body::from_stream(futures_util::stream::pending::<std::io::Result<Bytes>>()).into_response()
+        }
+        ("POST", ["containers", "create"]) => create(&state, uri.query().unwrap_or(""), &body),
+        ("POST", ["containers", _, "start"]) => {
+            state.starts.fetch_add(1, Ordering::Relaxed);
+            StatusCode::NO_CONTENT.into_response()
+        }
+        ("GET", ["containers", name, "json"]) => inspect(&state, name),
+        ("POST", ["containers", _, "update"]) => json(&json!({"Warnings": []})),
+        ("POST" | "DELETE", ["containers", ..]) => StatusCode::NO_CONTENT.into_response(),
+        _ => error(StatusCode::NOT_FOUND, "no such thing"),
+    }
+}
+
+fn create(state: &EngineState, query: &str, body: &[u8]) -> Response {
+    let name = query.split('&').find_map(|pair| pair.strip_prefix("name=")).unwrap_or("").to_owned();
+    let mut containers = state.containers.lock().unwrap();
+    if containers.iter().any(|(other, _, _)| *other == name) {
+        return error(StatusCode::CONFLICT, "the name is in use");
+    }
+    let id = format!("{:064x}", containers.len() + 1);
+    let body: Value = serde_json::from_slice(body).unwrap();
+    containers.push((name, id.clone(), body["Labels"].clone()));
+    (StatusCode::CREATED, axum::Json(json!({"Id": id, "Warnings": []}))).into_response()
+}
+
+fn inspect(state: &EngineState, name: &str) -> Response {
+    let containers = state.containers.lock().unwrap();
+    match containers.iter().find(|(other, id, _)| other == name || id == name) {
+        Some((name, id, labels)) => json(&json!({
+            "Id": id,
+            "Name": format!("/{name}"),
+            "Config": {"Labels": labels, "Image": "image:1"},
+            "State": {"Status": "running", "Running": true, "Restarting": false, "StartedAt": "2026-01-01T00:00:00Z"},
+            "HostConfig": {"CpuShares": 0, "NetworkMode": "default"},
+        })),
+        None => error(StatusCode::NOT_FOUND, "no such container"),
+    }
+}
+
+fn json(value: &Value) -> Response {
+    axum::Json(value).into_response()
+}
+
+fn error(status: StatusCode, message: &str) -> Response {
+    (status, axum::Json(json!({"message": message}))).into_response()
+}

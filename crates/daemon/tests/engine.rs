@@ -1,0 +1,69 @@
+//! The daemon and a container engine that fails at the wrong moment. The engine is a stand-in, so no Docker is needed.
+
+mod common;
+#[path = "common/engine.rs"]
+mod engine;
+
+use common::{Daemon, read, sh, wait_until};
+use engine::Engine;
+use gainshare_daemon::api::types::JobState;
+use gainshare_daemon::fail::DOCKER_POINTS;
+use gainshare_daemon::spec::JobSpec;
+use gainshare_limits::RuntimeKind;
+use std::sync::atomic::Ordering;
+
+fn settings(engine: &Engine) -> String {
+    format!("runtime = [\"process\", \"docker\"]\ndocker_socket = {:?}\nlease = \"3s\"", engine.socket)
+}
+
+fn in_docker(mut spec: JobSpec) -> JobSpec {
+    spec.runtime = RuntimeKind::Docker;
+    spec.image = Some("image:1".into());
+    spec
+}
+
+/// B7: the container that the dead daemon started is the job's; it is neither started twice nor lost.
+#[test]
+fn a_crash_between_the_engines_start_and_the_journal_loses_no_container() {
+    for point in DOCKER_POINTS {
+        let engine = Engine::start();
+        let mut d = Daemon::new(&settings(&engine));
+        d.up_with(&[("GAINSHARE_FAIL", point)]);
+        d.wait_up();
+        let mut job = in_docker(sh("job", "true"));
+        job.env.insert("SECRET".into(), "canary".into());
+        d.submit(vec![job]).unwrap();
+        d.wait_dead();
+        d.up();
+        let job = d.wait_state("job", JobState::Running);
+        assert_eq!(job.attempt, 1, "{point}");
+        assert_eq!(engine.state.starts.load(Ordering::Relaxed), 1, "{point}: started once");
+        assert_eq!(engine.state.containers.lock().unwrap().len(), 1, "{point}");
+        assert!(!d.job_dir("job").join("spec.json").exists(), "{point}: its environment is gone from the disk");
+    }
+}
+
+/// B10: the engine may take as long as it likes; lease, API and other jobs do not wait for it.
+#[test]
+fn an_engine_that_hangs_holds_nothing_up() {
+    let engine = Engine::start();
+    let d = Daemon::start(&settings(&engine));
+    d.submit(vec![in_docker(sh("one", "true")), in_docker(sh("two", "true"))]).unwrap();
+    d.wait_state("one", JobState::Running);
+    d.wait_state("two", JobState::Running);
+    engine.state.hangs.store(true, Ordering::Relaxed);
+    for name in ["one", "two"] {
+        d.call(d.client.stop(name, 0.0)).unwrap();
+    }
+    let lease = d.run_dir().join("lease");
+    // Six beats and a job, while every request to the engine is pending.
+    let mut renewals = std::collections::BTreeSet::new();
+    d.submit(vec![sh("process", "true")]).unwrap();
+    assert_eq!(d.wait_end("process").state, JobState::Done);
+    wait_until("the lease is renewed all the time", 30, || {
+        renewals.insert(read(&lease));
+        renewals.len() > 6
+    });
+    assert!(!d.run_dir().join("lapsed").exists(), "no limit was put back");
+    assert_eq!(d.call(d.client.health()).unwrap().live_jobs, 2);
+}
