@@ -9,8 +9,8 @@ use crate::trainer::Setup;
 
 /// Train a built-in model with real gradients on data made by the program itself.
 ///
-/// The reported loss is measured on a fixed held-out batch, not on the batch of the last step, so that it changes only
-/// with the model and not with the data.
+/// The reported loss is measured on a fixed held-out batch, not on the batch of the last step, so that it
+/// changes only with the model and not with the data.
 ///
 /// A step with default sizes costs about 6 to 16 ms of one core (vae 9, mlp 6, lstm 13, gru 9, birnn 16, reports
 /// included, on a server core of 2.5 GHz). The measured cost is printed on standard error at the end. In a run of 700

@@ -13,8 +13,9 @@
 //! - `checkpoint`, `report`, `metrics_file` and `stop` read and write files, output and signals;
 //! - `run` is the training loop.
 //!
-//! **Properties.** The same options give the same losses. A run that was stopped or killed and is started again prints
-//! the losses that it would have printed without the interruption. A run with one thread uses one core.
+//! **Properties.** The same options give the same losses. A run that was stopped or killed and is started
+//! again prints the losses that it would have printed without the interruption. A run with one thread uses
+//! one core.
 
 mod adam;
 mod args;

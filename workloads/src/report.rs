@@ -6,8 +6,8 @@
 //!
 //! - `keras`: the bar of Keras 3 with colours; it is redrawn with backspaces and `\r`, and ends with its epoch;
 //! - `hf`, `hf5`: dictionaries of Hugging Face, with bare numbers (transformers 4) or quoted ones (transformers 5);
-//! - `lightning`, `tqdm`: a tqdm bar, redrawn with `\r`; one bar per epoch or one for the run; tqdm writes to standard
-//!   error;
+//! - `lightning`, `tqdm`: a tqdm bar, redrawn with `\r`; one bar per epoch or one for the run; tqdm writes
+//!   to standard error;
 //! - `pytorch`: the line of PyTorch's MNIST example;
 //! - `kv`, `colon`, `json`, `csv`: plain lines.
 //!

@@ -25,7 +25,8 @@ fn print_message(message: impl Display) {
     let _ = writeln!(io::stderr(), "gainshare train: {message}");
 }
 
-/// Trains with these options and returns the exit code: 0 when finished, 143 or 130 when stopped by SIGTERM or SIGINT.
+/// Trains with these options and returns the exit code: 0 when finished, 143 or 130 when stopped by SIGTERM
+/// or SIGINT.
 pub fn train(args: &TrainArgs) -> Result<ExitCode> {
     stop::install_handlers().context("cannot listen for signals")?;
     let setup = args.setup();

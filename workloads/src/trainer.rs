@@ -174,7 +174,8 @@ impl Trainer {
     }
 }
 
-/// The shape under which a parameter is saved. A row vector has one dimension there, as biases have in all frameworks.
+/// The shape under which a parameter is saved. A row vector has one dimension there, as biases have in all
+/// frameworks.
 fn saved_shape(tensor: &Tensor) -> Vec<usize> {
     match tensor.shape() {
         (1, columns) => vec![columns],

@@ -1,4 +1,5 @@
-//! The command line: every command, option and help text. The reference in `docs/reference/cli.md` and the man pages are made of it.
+//! The command line: every command, option and help text. The reference in `docs/reference/cli.md` and the
+//! man pages are made of it.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
@@ -19,8 +20,8 @@ daemon, GAINSHARE_LOG how much the daemon logs (such as `debug`), NO_COLOR switc
 
 /// Shares a machine among training jobs by what each job gains from its share.
 ///
-/// Put `gainshare run --` in front of each training command. Gainshare watches the loss or accuracy that the job prints anyway
-/// and gives the machine to the jobs that still improve.
+/// Put `gainshare run --` in front of each training command. Gainshare watches the loss or accuracy that
+/// the job prints anyway and gives the machine to the jobs that still improve.
 #[derive(Debug, Parser)]
 #[command(name = "gainshare", version, after_help = EXIT_CODES, after_long_help = EXIT_CODES, max_term_width = 110)]
 pub struct Cli {
@@ -36,16 +37,18 @@ pub struct Cli {
 pub enum Command {
     /// Run a command as a job of this machine's daemon, in this terminal
     ///
-    /// The job sees your terminal, environment and directory as if it had been started without gainshare, and its output is passed
-    /// on untouched. The first Ctrl-C interrupts the job, the second terminates it, the third kills it. A daemon is started if none
-    /// is running; should that fail, the job runs all the same, without sharing.
+    /// The job sees your terminal, environment and directory as if it had been started without gainshare,
+    /// and its output is passed on untouched. The first Ctrl-C interrupts the job, the second terminates
+    /// it, the third kills it. A daemon is started if none is running; should that fail, the job runs all
+    /// the same, without sharing.
     #[command(after_help = "Example:\n  gainshare run --name vae -- python train.py --epochs 30")]
     Run(RunArgs),
 
     /// Run the daemon that watches the jobs and shares the machine
     ///
-    /// `run` and `submit` start one by themselves, which ends when there has been no job for ten minutes. Start it yourself to
-    /// choose the policy, the number of slots and so on. Every option can also be set in ~/.config/gainshare/config.toml under the same name.
+    /// `run` and `submit` start one by themselves, which ends when there has been no job for ten minutes.
+    /// Start it yourself to choose the policy, the number of slots and so on. Every option can also be set
+    /// in ~/.config/gainshare/config.toml under the same name.
     #[command(after_help = "Example:\n  gainshare up --detach --slots 4 --policy gainshare")]
     Up(Box<UpArgs>),
 
@@ -59,7 +62,8 @@ pub enum Command {
 
     /// Submit the jobs of one or more job files (TOML, YAML or JSON) to run in the background
     ///
-    /// All jobs of all files are checked before any is submitted. A [sweep] makes one job for each combination of its values.
+    /// All jobs of all files are checked before any is submitted. A [sweep] makes one job for each
+    /// combination of its values.
     #[command(after_help = "Example:\n  gainshare submit sweep.toml --dry-run")]
     Submit(SubmitArgs),
 
@@ -106,7 +110,8 @@ pub enum Command {
     Explain {
         /// Name or number of the job
         job: String,
-        /// Write the last decision about the job, with all it depended on, to this file (`-` for standard output), for `replay`
+        /// Write the last decision about the job, with all it depended on, to this file (`-` for standard
+        /// output), for `replay`
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         dump: Option<PathBuf>,
     },
@@ -139,8 +144,9 @@ pub enum Command {
 
     /// Would this policy help my jobs? Simulate a scenario under several policies
     ///
-    /// Every seed draws the scenario's jobs anew; all policies face the same draws. Times are medians over seeds. The policies are the code that the
-    /// daemon runs, except that `srpt` knows how much work is left, which nobody does: it shows how much there is to gain.
+    /// Every seed draws the scenario's jobs anew; all policies face the same draws. Times are medians over
+    /// seeds. The policies are the code that the daemon runs, except that `srpt` knows how much work is
+    /// left, which nobody does: it shows how much there is to gain.
     #[command(
         after_help = "Example:\n  gainshare sim lab.toml --policy na,flowcon,gainshare,srpt --seeds 100 --figure lab.html"
     )]
@@ -154,8 +160,8 @@ pub enum Command {
 
     /// Where is this loss or accuracy going? Fit a curve, forecast it, draw it
     ///
-    /// The fit is the daemon's own: an average over many shapes, so that noise, spikes and drops of the learning rate mislead less. The
-    /// interval holds the truth about four times out of five.
+    /// The fit is the daemon's own: an average over many shapes, so that noise, spikes and drops of the
+    /// learning rate mislead less. The interval holds the truth about four times out of five.
     #[command(
         after_help = "Example:\n  gainshare predict metrics.csv --horizon 100 --figure forecast.svg\n  gainshare predict losses.txt --target 0.1\n  gainshare predict finished-run.csv --back-test\n  gainshare predict finished-runs/ --back-test -o json"
     )]

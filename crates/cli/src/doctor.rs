@@ -1,7 +1,8 @@
 //! `doctor`: what this machine can do for jobs, what it cannot, and the remedy.
 //!
-//! Each check is one line. *Essential* is what no job can do without (a place for the journal, room on its disk, a daemon that answers);
-//! without it the exit code is 1. Everything else is a degree of service: jobs run, only with less to share by.
+//! Each check is one line. *Essential* is what no job can do without (a place for the journal, room on its
+//! disk, a daemon that answers); without it the exit code is 1. Everything else is a degree of service:
+//! jobs run, only with less to share by.
 
 use crate::link::{Found, Link};
 use anyhow::Result;

@@ -1,7 +1,7 @@
 //! Commands that are programs of their own: `gainshare operator` becomes `gainshare-operator`, which lies beside it.
 //!
-//! The programs of a cluster are built apart, because a user on one machine needs none of Kubernetes. The image and the
-//! release contain all of them in one folder.
+//! The programs of a cluster are built apart, because a user on one machine needs none of Kubernetes. The
+//! image and the release contain all of them in one folder.
 
 use anyhow::{Error, anyhow};
 use std::ffi::OsString;

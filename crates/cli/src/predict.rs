@@ -1,5 +1,5 @@
-//! `gainshare predict`: where is this curve going? Reads a curve from a file, fits it as the daemon does, and shows forecast, interval, what other forms
-//! say, and a picture.
+//! `gainshare predict`: where is this curve going? Reads a curve from a file, fits it as the daemon does,
+//! and shows forecast, interval, what other forms say, and a picture.
 
 mod score;
 
@@ -18,7 +18,8 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
 pub struct PredictArgs {
-    /// CSV with a header, one JSON object per line, or plain numbers; `-` is the standard input. With --back-test also a folder of them
+    /// CSV with a header, one JSON object per line, or plain numbers; `-` is the standard input. With
+    /// --back-test also a folder of them
     #[arg(value_hint = ValueHint::FilePath)]
     file: PathBuf,
 
@@ -38,7 +39,8 @@ pub struct PredictArgs {
     #[arg(long, value_name = "NAME")]
     step_column: Option<String>,
 
-    /// Take the file for a whole run (a folder for many): forecast the end from the first 20, 40 and 60 % and say how wrong that was, by this and by other forms
+    /// Take the file for a whole run (a folder for many): forecast the end from the first 20, 40 and 60 %
+    /// and say how wrong that was, by this and by other forms
     #[arg(long, visible_alias = "score", conflicts_with_all = ["horizon", "target", "figure"])]
     back_test: bool,
 

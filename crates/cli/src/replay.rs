@@ -1,7 +1,7 @@
 //! `replay`: makes the plan of a recorded decision again and says whether it is the same.
 //!
-//! `explain JOB --dump FILE` records a decision of a running daemon. The exit code is 0 if the plans are the same, bit for bit, and 1 if
-//! they differ or the file is no recorded decision.
+//! `explain JOB --dump FILE` records a decision of a running daemon. The exit code is 0 if the plans are
+//! the same, bit for bit, and 1 if they differ or the file is no recorded decision.
 
 use anyhow::{Context, Result, bail};
 use gainshare_core::plan::Plan;

@@ -1,4 +1,5 @@
-//! `gainshare sim`, `paper` and `trace`: the simulator from the command line. All numbers come from `gainshare-sim`; here they are only asked for, shown and written.
+//! `gainshare sim`, `paper` and `trace`: the simulator from the command line. All numbers come from
+//! `gainshare-sim`; here they are only asked for, shown and written.
 
 use crate::progress_bar::ProgressBar;
 use anyhow::{Context, Result};

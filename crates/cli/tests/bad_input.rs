@@ -1,4 +1,5 @@
-//! What users get wrong: each mistake is one line that names the thing and the remedy, the exit code says so, and nothing is lost.
+//! What users get wrong: each mistake is one line that names the thing and the remedy, the exit code says
+//! so, and nothing is lost.
 
 mod common;
 

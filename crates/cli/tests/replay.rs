@@ -1,4 +1,5 @@
-//! `explain --dump` and `replay`: a decision of a running daemon is made again, and a file that cannot be replayed says why.
+//! `explain --dump` and `replay`: a decision of a running daemon is made again, and a file that cannot be
+//! replayed says why.
 
 mod common;
 

@@ -155,7 +155,8 @@ fn a_closed_terminal_hangs_up_the_job() {
     home.wait_for_state("orphan", "running");
     let Screen { master, slave, mut child, pieces, .. } = screen;
     drop((master, slave));
-    // The reader thread holds the last copy of the master; a signal from the session's end is what a terminal emulator's exit causes.
+    // The reader thread holds the last copy of the master; a signal from the session's end is what a
+    // terminal emulator's exit causes.
     common::signal(child.id() as i32, nix::sys::signal::Signal::SIGHUP);
     drop(pieces);
     child.wait().unwrap();

@@ -227,8 +227,9 @@ proptest! {
         prop_assert!(last.fold(0.0, f64::max) <= 50.0 + work + 2.0);
     }
 
-    /// A job's number does not matter: renumbered jobs get the same shares, up to the rounding of sums taken in another order. (Over a whole
-    /// run two jobs may come to tie in all that they reported; the lower number then goes first, as everywhere.)
+    /// A job's number does not matter: renumbered jobs get the same shares, up to the rounding of sums
+    /// taken in another order. (Over a whole run two jobs may come to tie in all that they reported; the
+    /// lower number then goes first, as everywhere.)
     #[test]
     fn permutation_invariant(
         jobs in prop::collection::vec((1.0f64..20.0, 1u64..40, 1u64..60), 2..7),
@@ -248,8 +249,8 @@ proptest! {
     }
 }
 
-/// The shares of the last of three decisions: jobs have consumed so much for so many steps, and have so many to go. The first step is
-/// reported before the second decision, the others before the third.
+/// The shares of the last of three decisions: jobs have consumed so much for so many steps, and have so
+/// many to go. The first step is reported before the second decision, the others before the third.
 fn third_shares(jobs: &[(f64, u64, u64)]) -> Vec<f64> {
     let mut decider = Decider::new(Policy::from(Preset::Gainshare));
     let node = NodeView { id: NodeId(0), cores: 8.0, speed: 1.0, memory_bytes: 1 << 34, slots: None, idle: None };

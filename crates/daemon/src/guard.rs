@@ -70,7 +70,8 @@ fn examine(paths: &Paths, age: Duration, now_ns: u64, holder: &Holder, lease: Op
     }
 }
 
-/// Watches until nothing is left to guard. `lease` sets the pace; the length that counts is the one in the lease file.
+/// Watches until nothing is left to guard. `lease` sets the pace; the length that counts is the one in the
+/// lease file.
 pub fn run(state_dir: PathBuf, runtime_dir: PathBuf, lease: Duration) -> std::io::Result<()> {
     let paths = Paths { state: state_dir, runtime: runtime_dir };
     let Some(_lock) = lock(&paths)? else { return Ok(()) };

@@ -9,7 +9,8 @@
 //! records the daemon's [`Address`]: host, boot, pid and socket. A client that finds no socket of
 //! its own asks the recorded one.
 //!
-//! **Properties.** The locks go with the process, however it ends. The record is only believed while the lock is held.
+//! **Properties.** The locks go with the process, however it ends. The record is only believed while the
+//! lock is held.
 
 use crate::error::DaemonError;
 use crate::paths::Paths;

@@ -208,7 +208,8 @@ impl JobSpec {
         self.env.values_mut().for_each(|value| *value = String::new());
     }
 
-    /// Refuses what cannot run. Does not look at the machine (that the program exists is checked where it is started).
+    /// Refuses what cannot run. Does not look at the machine (that the program exists is checked where it
+    /// is started).
     pub fn validate(&self) -> Result<(), SpecError> {
         let job = self.label();
         if let Some(name) = &self.name {
@@ -356,7 +357,8 @@ fn field_names<T: serde::de::DeserializeOwned>() -> &'static [&'static str] {
     names
 }
 
-/// Replaces each `{parameter}` once, from left to right, so that a value which looks like a mark is not replaced again.
+/// Replaces each `{parameter}` once, from left to right, so that a value which looks like a mark is not
+/// replaced again.
 fn replace_marks(text: &str, values: &BTreeMap<&str, String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -425,7 +427,8 @@ pub fn prepare(specs: Vec<JobSpec>) -> Result<Vec<JobSpec>, SpecError> {
     Ok(jobs)
 }
 
-/// Reads a job file (`.toml`, `.yaml`, `.yml`, `.json`), expands sweeps, makes paths absolute and validates every job.
+/// Reads a job file (`.toml`, `.yaml`, `.yml`, `.json`), expands sweeps, makes paths absolute and validates
+/// every job.
 pub fn load(path: &Path) -> Result<Vec<JobSpec>, SpecError> {
     let name = path.display().to_string();
     let read = |why: std::io::Error| SpecError::Read { path: name.clone(), why: why.to_string() };

@@ -1,4 +1,5 @@
-//! The daemon and a container engine that fails at the wrong moment. The engine is a stand-in, so no Docker is needed.
+//! The daemon and a container engine that fails at the wrong moment. The engine is a stand-in, so no Docker
+//! is needed.
 
 mod common;
 #[path = "common/engine.rs"]

@@ -1,4 +1,5 @@
-//! The journal on its own: whole batches wherever the file is cut, replay gives the state, a full disk changes nothing.
+//! The journal on its own: whole batches wherever the file is cut, replay gives the state, a full disk
+//! changes nothing.
 
 mod common;
 

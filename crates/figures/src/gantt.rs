@@ -102,7 +102,8 @@ fn draw(out: &mut String, bar: &Bar, x: &Axis, y: f64) {
     }
 }
 
-/// Puts each bar into the first lane that is free at its start. Returns the lane of each bar and how many lanes there are.
+/// Puts each bar into the first lane that is free at its start. Returns the lane of each bar and how many
+/// lanes there are.
 fn lanes(bars: &[Bar]) -> (Vec<usize>, usize) {
     let mut order: Vec<usize> = (0..bars.len()).collect();
     order.sort_by(|&a, &b| bars[a].from.total_cmp(&bars[b].from).then(a.cmp(&b)));

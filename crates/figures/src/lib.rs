@@ -1,10 +1,11 @@
 //! Pictures from numbers: SVG charts and one self-contained HTML page, for studies and for live demonstrations alike.
 //!
-//! **Problem.** Results must be seen without installing anything, on paper, in a browser with a light or a dark background, and
-//! they must be the same bytes for the same numbers.
+//! **Problem.** Results must be seen without installing anything, on paper, in a browser with a light or a
+//! dark background, and they must be the same bytes for the same numbers.
 //!
-//! **Approach.** Pure functions from data to text. Colours are written as plain attributes for a light background, so that any renderer
-//! draws them; a small style sheet inside the SVG swaps them where the reader prefers dark. No script, no font, no address outside the file.
+//! **Approach.** Pure functions from data to text. Colours are written as plain attributes for a light
+//! background, so that any renderer draws them; a small style sheet inside the SVG swaps them where the
+//! reader prefers dark. No script, no font, no address outside the file.
 //!
 //! **Terms.** All x values share one unit (mostly seconds); every chart names its axes.
 

@@ -1,10 +1,12 @@
 //! Several runs beside each other: one panel of stacked shares for each run, all over one time axis.
 //!
-//! **Problem.** Charts that stand one below the other with axes of their own cannot be compared: the reader has to measure.
+//! **Problem.** Charts that stand one below the other with axes of their own cannot be compared: the reader
+//! has to measure.
 //!
-//! **Approach.** Every panel has the same width and the same seconds, so that an earlier end is further to the left. A job's
-//! end is a line through the panel, with the job's completion time below it. Words never overlap: words that would touch
-//! their neighbour move to the next of three lines, and are left out where all three are taken.
+//! **Approach.** Every panel has the same width and the same seconds, so that an earlier end is further to
+//! the left. A job's end is a line through the panel, with the job's completion time below it. Words never
+//! overlap: words that would touch their neighbour move to the next of three lines, and are left out where
+//! all three are taken.
 //!
 //! **Terms.** x in seconds; shares from 0 to 1 of the node.
 

@@ -1,7 +1,7 @@
 //! What people see: tables, colours, times and sizes; and JSON for programs.
 //!
-//! Everything goes through [`Out`]. Its writes fail with `BrokenPipe` when the reader has gone (`gainshare ps | head`);
-//! [`report_error`] turns that into a quiet end.
+//! Everything goes through [`Out`]. Its writes fail with `BrokenPipe` when the reader has gone (`gainshare
+//! ps | head`); [`report_error`] turns that into a quiet end.
 
 use serde::Serialize;
 use std::fmt::Write as _;

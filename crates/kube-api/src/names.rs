@@ -26,6 +26,13 @@ pub const SHARE_LABEL: &str = "gainshare.dev/share";
 /// On a namespace: `tuned` lets new pods start with settings that share well. The webhook of the
 /// chart selects by it.
 pub const START_LABEL: &str = "gainshare.dev/start";
+/// On a namespace: `enabled` lets the operator create the pods of TrainingJobs there. The chart's
+/// admission policy asks for it.
+pub const JOBS_LABEL: &str = "gainshare.dev/jobs";
+/// On a namespace: `enabled` lets pods of TrainingJobs mount its Secrets.
+pub const JOB_SECRETS_LABEL: &str = "gainshare.dev/job-secrets";
+/// On a namespace: the ServiceAccount, other than `default`, under which pods of TrainingJobs may run.
+pub const JOB_ACCOUNT_ANNOTATION: &str = "gainshare.dev/job-service-account";
 /// On a pod that the webhook changed: what was added at its start.
 pub const START_ANNOTATION: &str = "gainshare.dev/start";
 /// On a node: how fast its cores are, relative to an ordinary one, such as `1.5`.

@@ -114,8 +114,9 @@ pub trait Runtime: Send {
 
     fn capacity(&self) -> Capacity;
 
-    /// Applies the targets of all jobs of this runtime at once (whole cores can only be dealt out together). One result for each
-    /// entry, in the same order. Values that are in force already are not written again.
+    /// Applies the targets of all jobs of this runtime at once (whole cores can only be dealt out
+    /// together). One result for each entry, in the same order. Values that are in force already are not
+    /// written again.
     ///
     /// A target comes from a checked plan, and only from there:
     /// ```compile_fail

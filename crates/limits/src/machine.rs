@@ -22,7 +22,8 @@ pub fn idle_s(root: &Path) -> Option<f64> {
     idle_s_of(&std::fs::read_to_string(root.join("proc/stat")).ok()?, &allowed)
 }
 
-/// The time in `/proc/stat` in which these processors were idle or waited for a disk, as the mean over the processors.
+/// The time in `/proc/stat` in which these processors were idle or waited for a disk, as the mean over the
+/// processors.
 fn idle_s_of(stat: &str, allowed: &CpuList) -> Option<f64> {
     let idle_ticks = |line: &str| {
         let mut words = line.strip_prefix("cpu")?.split(' ');
@@ -72,8 +73,8 @@ pub(crate) fn page_bytes() -> u64 {
     bytes.and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0).unwrap_or(4096)
 }
 
-/// The largest number of tasks of one job. Generous for any training job (data loaders times thread pools grow with the
-/// cores), small enough that the daemon and a shell still work beside a fork bomb.
+/// The largest number of tasks of one job. Generous for any training job (data loaders times thread pools
+/// grow with the cores), small enough that the daemon and a shell still work beside a fork bomb.
 pub(crate) fn default_max_tasks() -> u32 {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let generous = cores.saturating_mul(256).clamp(4096, 32_768);

@@ -1,4 +1,5 @@
-//! Limits on real containers: the values of a plan are in force in the kernel, and the original ones after the release.
+//! Limits on real containers: the values of a plan are in force in the kernel, and the original ones after
+//! the release.
 
 mod dockerd;
 mod suite;

@@ -1,9 +1,10 @@
 //! The process runtime on a real cgroup v2 kernel, whatever kernel this machine runs.
 //!
-//! The program of the conformance tests, built beside this one, is put into an initramfs with its shared libraries and
-//! busybox, and runs on Debian's cloud kernel in an emulated machine (no hardware support needed). There it runs three
-//! times: as root; as a user in a delegated subtree; and as a user alone in a delegated group, which must first move its
-//! own process aside. The guest prints the test harness's own lines on the serial console; this test asserts on them.
+//! The program of the conformance tests, built beside this one, is put into an initramfs with its shared
+//! libraries and busybox, and runs on Debian's cloud kernel in an emulated machine (no hardware support
+//! needed). There it runs three times: as root; as a user in a delegated subtree; and as a user alone in a
+//! delegated group, which must first move its own process aside. The guest prints the test harness's own
+//! lines on the serial console; this test asserts on them.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -76,7 +77,8 @@ fn process_runtime_conforms_on_v2_in_qemu() {
     assert_eq!(line("LEFT "), Some("0"), "groups are left behind");
 }
 
-/// The conformance tests as they were built beside this test. Where there are several builds, the newest has the newest source.
+/// The conformance tests as they were built beside this test. Where there are several builds, the newest
+/// has the newest source.
 fn conformance_program() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let folder = own.parent().expect("a program lies in a folder");

@@ -1,13 +1,16 @@
 //! Finds the control group of a pod by its uid, and reads what the kubelet has put in force there.
 //!
-//! **Problem.** Where a pod's group is depends on the kubelet's cgroup driver, on the pod's QoS class, on the cgroup version and on where the
-//! kubelet itself lives: `kubepods/burstable/podUID` (cgroupfs), `kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice`
-//! with the dashes of the uid as underscores (systemd), either of them below any other group (nodes in containers, our test bed).
+//! **Problem.** Where a pod's group is depends on the kubelet's cgroup driver, on the pod's QoS class, on
+//! the cgroup version and on where the kubelet itself lives: `kubepods/burstable/podUID` (cgroupfs),
+//! `kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice` with the dashes of the uid as
+//! underscores (systemd), either of them below any other group (nodes in containers, our test bed).
 //!
-//! **How.** A uid is unique, so the tree is searched for a directory that is named after it. On v1 the `cpu` tree is searched and the other
-//! controllers have the same path in theirs. One walk looks for all pods that are missing; what was found is kept until it is gone.
+//! **How.** A uid is unique, so the tree is searched for a directory that is named after it. On v1 the
+//! `cpu` tree is searched and the other controllers have the same path in theirs. One walk looks for all
+//! pods that are missing; what was found is kept until it is gone.
 //!
-//! **Properties.** Nothing is ever written. A walk looks at no more than [`MOST_GROUPS`] directories and follows no link.
+//! **Properties.** Nothing is ever written. A walk looks at no more than [`MOST_GROUPS`] directories and
+//! follows no link.
 
 use gainshare_limits::cgroup::{Controller, Group, GroupDir, Version};
 use std::collections::{BTreeMap, BTreeSet};
@@ -161,8 +164,9 @@ impl InForce {
     }
 }
 
-/// Whether the kubelet has put a request and a limit in force for a container of the pod that `group` belongs to. Which of the groups below the pod's
-/// is the container's is not known here; it is enough that one of them, or the pod's own, has exactly these values.
+/// Whether the kubelet has put a request and a limit in force for a container of the pod that `group`
+/// belongs to. Which of the groups below the pod's is the container's is not known here; it is enough that
+/// one of them, or the pod's own, has exactly these values.
 pub(crate) fn is_in_force(group: &Group, request_milli: u64, limit_milli: Option<u64>) -> bool {
     let Some(pod) = cpu_dir(group) else { return false };
     let below = std::fs::read_dir(pod).into_iter().flatten().flatten();
@@ -202,7 +206,8 @@ fn linear_weight(shares: u64) -> u64 {
     1 + (shares - 2) * 9999 / 262_142
 }
 
-/// The `cpu.weight` of newer ones: a curve through (2, 1), (1024, 100) and (262144, 10000), so that one core weighs as much as a plain group.
+/// The `cpu.weight` of newer ones: a curve through (2, 1), (1024, 100) and (262144, 10000), so that one
+/// core weighs as much as a plain group.
 fn curved_weight(shares: u64) -> u64 {
     let l = (shares as f64).log2();
     let exponent = (l * l + 125.0 * l) / 612.0 - 7.0 / 34.0;

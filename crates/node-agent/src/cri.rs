@@ -1,15 +1,18 @@
 //! The format in which container runtimes keep a container's output: `2026-11-15T12:00:00.123456789Z stdout F text`.
 //!
-//! **Problem.** Every line the container printed carries a time stamp, the name of its stream and tags. A line longer than the runtime's buffer
-//! (16 KiB) comes in parts, all but the last tagged `P`; parts of standard output and of standard error may be interleaved. A progress bar that only
-//! returns the carriage never ends its line, so all it ever gives is parts.
+//! **Problem.** Every line the container printed carries a time stamp, the name of its stream and tags. A
+//! line longer than the runtime's buffer (16 KiB) comes in parts, all but the last tagged `P`; parts of
+//! standard output and of standard error may be interleaved. A progress bar that only returns the carriage
+//! never ends its line, so all it ever gives is parts.
 //!
-//! **How.** [`Decoder`] takes whole entries, puts the parts of each stream together apart from the other's, and hands out the lines as the
-//! container printed them, each with its line end and the time of its last part. A part that holds a carriage return or a backspace is a
-//! redraw: what stands before the last of them is handed out at once.
+//! **How.** [`Decoder`] takes whole entries, puts the parts of each stream together apart from the other's,
+//! and hands out the lines as the container printed them, each with its line end and the time of its last
+//! part. A part that holds a carriage return or a backspace is a redraw: what stands before the last of
+//! them is handed out at once.
 //!
-//! **Properties.** What was printed comes out: `parts_make_the_line_whole`, `streams_do_not_mix`. Memory is bounded by [`LONGEST`] for each
-//! stream; a longer line is dropped whole and counted. No input makes it panic; what is no entry is counted and skipped.
+//! **Properties.** What was printed comes out: `parts_make_the_line_whole`, `streams_do_not_mix`. Memory is
+//! bounded by [`LONGEST`] for each stream; a longer line is dropped whole and counted. No input makes it
+//! panic; what is no entry is counted and skipped.
 
 /// The longest line put together. No report of a trainer is longer; see the same bound in the output collector.
 const LONGEST: usize = 64 * 1024;

@@ -1,7 +1,8 @@
 //! One selected pod as its node sees it: what it prints, what it uses, where it stands.
 //!
-//! Times in logs are the node's wall clock; decisions run on the boot clock, which nobody can set. A report that was printed a while ago (an agent
-//! that has just started reads a job's history) is placed as far back as its stamp lies behind the wall clock now, never in the future.
+//! Times in logs are the node's wall clock; decisions run on the boot clock, which nobody can set. A report
+//! that was printed a while ago (an agent that has just started reads a job's history) is placed as far
+//! back as its stamp lies behind the wall clock now, never in the future.
 
 use super::logs::{ContainerLog, Piece};
 use super::volumes::Volumes;
@@ -43,8 +44,9 @@ impl Now {
     }
 }
 
-/// When the pod's kubelet is ready for the next change. It handles a change to a pod only if it has looked at the runtime since the change before;
-/// changes that come while one waits for that are handled together with it.
+/// When the pod's kubelet is ready for the next change. It handles a change to a pod only if it has looked
+/// at the runtime since the change before; changes that come while one waits for that are handled together
+/// with it.
 #[derive(Debug, Clone, Copy)]
 struct Kubelet {
     handles: Time,
@@ -70,8 +72,9 @@ pub(crate) struct Job {
     pub(crate) group: Option<Group>,
     pub(crate) meter: Meter,
     pub(crate) verdict: Option<Verdict>,
-    /// The verdict that was acted on: what people get to know. A note about it that came before the deed would hold the deed up.
-    pub(crate) said: Option<Verdict>,
+    /// The verdict that is shown to users. It is published only after its resize, because a note on the pod
+    /// that comes first delays the kubelet by up to a second (decision 9).
+    pub(crate) published: Option<Verdict>,
     /// The most of the node it can use, as far as decisions have shown.
     pub(crate) most: Option<f64>,
     log: Option<ContainerLog>,
@@ -84,8 +87,13 @@ pub(crate) struct Job {
     course: Option<gainshare_progress::Progress>,
     starts: u32,
     since: Time,
+    /// When the agent first knew the job, until all that it had printed before is read.
+    reads_history_since: Option<Time>,
     kubelet: Kubelet,
 }
+
+/// A job that prints faster than its log can be read is judged by what was read after this time.
+const LONGEST_HISTORY: Span = Span::from_secs(10);
 
 /// What one look at a job's output gave.
 #[derive(Debug, Default, Clone, Copy)]
@@ -106,7 +114,7 @@ impl Job {
             group: None,
             meter: Meter::default(),
             verdict: None,
-            said: None,
+            published: None,
             most: None,
             collector: None,
             trouble: None,
@@ -115,6 +123,7 @@ impl Job {
             course: None,
             starts: 0,
             since,
+            reads_history_since: Some(now.time),
             // The kubelet says that a container runs after its next look at it; of others we hear because we are new.
             kubelet: Kubelet::after(if now.time.since(since) < YOUNG { now.time } else { since }),
         };
@@ -122,7 +131,7 @@ impl Job {
         job
     }
 
-    /// Takes what the manager says anew about the same pod.
+    /// Takes the operator's newer description of the same pod.
     pub(crate) fn update(&mut self, pod: PodOnNode, logs: &Path, now: Now) {
         let before = &self.pod;
         let same_reports = before.container == pod.container
@@ -188,7 +197,10 @@ impl Job {
         }
         let mut looked = Looked { reports: self.read_files(now.time, volumes), ..Looked::default() };
         // Taken out while it hands us what it reads.
-        let Some(mut log) = self.log.take() else { return looked };
+        let Some(mut log) = self.log.take() else {
+            self.reads_history_since = None;
+            return looked;
+        };
         let refused_before = self.tracker.refused();
         let read = contain_panic(|| {
             log.look(now.time, |piece| match piece {
@@ -210,7 +222,17 @@ impl Job {
         if let Some(note) = self.collector.as_mut().and_then(GuardedCollector::take_note) {
             self.trouble = Some(note);
         }
+        let is_late = |since: Time| now.time.since(since) >= LONGEST_HISTORY;
+        if !looked.more || self.reads_history_since.is_some_and(is_late) {
+            self.reads_history_since = None;
+        }
         looked
+    }
+
+    /// Whether output from before the agent knew the job is still being read. No decision is made about the job
+    /// before, because its curve would begin in the middle.
+    pub(crate) fn reads_history(&self) -> bool {
+        self.reads_history_since.is_some()
     }
 
     fn hear(&mut self, at: Time, text: &[u8]) -> u64 {
@@ -275,15 +297,15 @@ impl Job {
     /// From now on people may know the latest verdict; `true` if it puts the job into another category.
     pub(crate) fn say(&mut self) -> bool {
         let category = |verdict: &Option<Verdict>| verdict.as_ref().map(|v| v.category);
-        let turned = category(&self.said) != category(&self.verdict);
-        self.said = self.verdict.clone();
+        let turned = category(&self.published) != category(&self.verdict);
+        self.published = self.verdict.clone();
         turned
     }
 
     /// What people should know.
     pub(crate) fn state(&self) -> wire::JobState {
         let signal = self.tracker.signal();
-        let verdict = self.said.as_ref();
+        let verdict = self.published.as_ref();
         let reason = match (&self.pod.blocked, &self.trouble, verdict) {
             (Some(blocked), ..) => blocked.message.clone(),
             (None, Some(trouble), _) => format!("its reports cannot be read: {trouble}"),

@@ -1,14 +1,16 @@
 //! `gainshare agent`: the part of Gainshare that runs on every node.
 //!
-//! **Problem.** Only the node sees what its containers print and use, but nothing on a node should have rights at the API server that
-//! reach beyond it.
+//! **Problem.** Only the node sees what its containers print and use, but nothing on a node should have
+//! rights at the API server that reach beyond it.
 //!
-//! **How.** One thread owns all that changes ([`state`]): it follows the logs of selected containers ([`logs`], [`cri`]), reads their pods'
-//! control groups ([`cgroups`]) and runs the decisions. Next to it [`link`] exchanges state with the manager: pods and outcomes in, reports and
-//! wanted resizes out. [`serve`] tells the kubelet that all is well.
+//! **How.** One thread owns all that changes ([`state`]): it follows the logs of selected containers
+//! ([`logs`], [`cri`]), reads their pods' control groups ([`cgroups`]) and runs the decisions. Next to it
+//! [`link`] exchanges state with the manager: pods and outcomes in, reports and wanted resizes out.
+//! [`serve`] tells the kubelet that all is well.
 //!
-//! **Properties.** The agent writes nothing anywhere: no file, no kernel setting, no object; every change goes through the manager. While the manager is
-//! away, limits hold and decisions go on. Nothing is kept on disk.
+//! **Properties.** The agent writes nothing anywhere: no file, no kernel setting, no object; every change
+//! goes through the manager. While the manager is away, limits hold and decisions go on. Nothing is kept on
+//! disk.
 
 mod cgroups;
 mod cri;
@@ -52,7 +54,8 @@ const LOOK_PACE: Span = Span::from_millis(500);
 /// How often we look while a resize is under way, to know when it took effect.
 const EFFECT_PACE: Span = Span::from_millis(50);
 
-/// How long the manager may hold an answer; the next request carries the jobs' progress, so this is also the heartbeat.
+/// How long the manager may hold an answer; the next request carries the jobs' progress, so this is also
+/// the heartbeat.
 const WAIT_MS: u32 = 10_000;
 
 /// Requests under way at once: one that waits, and what became urgent meanwhile.
@@ -278,7 +281,7 @@ async fn exchange(
                     }
                     status.syncs.get_or_create(&[("result", "failed")]).inc();
                     status.connected.set(0);
-                    // Another manager may answer next, which numbers its lists anew and knows nothing of us.
+                    // Another replica may answer next. It numbers its lists from the start and does not know this agent.
                     (told, seen) = (None, 0);
                     not_before = Instant::now() + pause.failed();
                 }

@@ -1,13 +1,15 @@
 //! The agent's only way out: long polls to the manager over TLS.
 //!
-//! **How.** A request carries the agent's whole present state, never a queue: while the manager is away decisions go on, and when it returns it gets
-//! the newest only. The manager holds an answer until it has news; when the agent has news meanwhile, a second request goes out at once and the manager
-//! ends the first. After a failure the next try waits, twice as long each time up to [`LONGEST_PAUSE`], a little longer or shorter by the
-//! node's name, so that the agents of a large cluster do not all come back in the same moment.
+//! **How.** A request carries the agent's whole present state, never a queue: while the manager is away
+//! decisions go on, and when it returns it gets the newest only. The manager holds an answer until it has
+//! news; when the agent has news meanwhile, a second request goes out at once and the manager ends the
+//! first. After a failure the next try waits, twice as long each time up to [`LONGEST_PAUSE`], a little
+//! longer or shorter by the node's name, so that the agents of a large cluster do not all come back in the
+//! same moment.
 //!
-//! **Identity.** The token file is read for every request, because the kubelet renews it; the CA file is read again when it has changed and
-//! after every failure, because the manager may have come back with another certificate. The token is sent to nobody whose certificate does not
-//! hold against that CA.
+//! **Identity.** The token file is read for every request, because the kubelet renews it; the CA file is
+//! read again when it has changed and after every failure, because the manager may have come back with
+//! another certificate. The token is sent to nobody whose certificate does not hold against that CA.
 
 use gainshare_kube_api::wire::{Answer, SYNC_PATH, SyncRequest};
 use http_body_util::{BodyExt, Full, Limited};
@@ -60,7 +62,7 @@ pub enum LinkError {
 
 type Https = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-/// Speaks to one manager. Public for whoever plays agents: a benchmark should speak as they do.
+/// A connection to one operator. Public for benchmarks, which play many agents.
 #[derive(Clone)]
 pub struct Link {
     url: Uri,
@@ -80,7 +82,8 @@ impl Link {
         Ok(Link { url, ca_file: ca_file.to_owned(), token_file: token_file.to_owned(), client: None })
     }
 
-    /// A client that trusts the CA file as it is now; the same one, with its open connections, as long as the file stays the same.
+    /// A client that trusts the CA file as it is now; the same one, with its open connections, as long as
+    /// the file stays the same.
     fn client(&mut self) -> Result<Https, LinkError> {
         let path = self.ca_file.display().to_string();
         let pem = std::fs::read(&self.ca_file).map_err(|source| LinkError::File {
@@ -112,7 +115,8 @@ impl Link {
         http.set_keepalive(Some(Duration::from_secs(5)));
         http.set_nodelay(true);
         let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_only().enable_http1().wrap_connector(http);
-        // One conversation needs one connection: one that comes about after we gave up waiting for it is not kept beside the next.
+        // One conversation needs one connection: one that comes about after we gave up waiting for it is
+        // not kept beside the next.
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(https);
         self.client = Some((pem, client.clone()));
         Ok(client)

@@ -1,12 +1,16 @@
-//! Follows the output of one container in the files the kubelet keeps: `/var/log/pods/NAMESPACE_POD_UID/CONTAINER/RUN.log`.
+//! Follows the output of one container in the files the kubelet keeps:
+//! `/var/log/pods/NAMESPACE_POD_UID/CONTAINER/RUN.log`.
 //!
-//! **How.** `RUN` counts the starts of the container; the highest is the one that runs. When a file is full the kubelet renames it to `RUN.log.DATE`,
-//! lets the runtime begin a new one, and compresses all but the newest of the renamed. An agent has no memory of its own on disk: at its start
-//! it reads what is there (renamed files first, compressed ones not at all), so that a job's first loss is known again. Of a long history
-//! only the beginning ([`HEAD`]) and the end ([`TAIL`]) are read: the one gives the scale, the other the present.
+//! **How.** `RUN` counts the starts of the container; the highest is the one that runs. When a file is full
+//! the kubelet renames it to `RUN.log.DATE`, lets the runtime begin a new one, and compresses all but the
+//! newest of the renamed. An agent has no memory of its own on disk: at its start it reads what is there
+//! (renamed files first, compressed ones not at all), so that a job's first loss is known again. Of a long
+//! history only the beginning ([`HEAD`]) and the end ([`TAIL`]) are read: the one gives the scale, the
+//! other the present.
 //!
-//! **Properties.** Nothing a container prints while it is followed is lost or doubled by a rotation or a restart; one look reads at most
-//! [`MOST_WINDOWS`] windows, so that no job keeps the others waiting; only regular files below the container's folder are opened.
+//! **Properties.** Nothing a container prints while it is followed is lost or doubled by a rotation or a
+//! restart; one look reads at most [`MOST_WINDOWS`] windows, so that no job keeps the others waiting; only
+//! regular files below the container's folder are opened.
 
 use super::cri::Decoder;
 use gainshare_core::model::{Span, Time};
@@ -69,8 +73,9 @@ struct LogFile {
 }
 
 impl ContainerLog {
-    /// `logs` is `/var/log/pods`, wherever that is mounted. Names come from the API server, which allows nothing in them that could
-    /// leave the folder; a name that is not a single part of a path is refused all the same.
+    /// `logs` is `/var/log/pods`, wherever that is mounted. Names come from the API server, which allows
+    /// nothing in them that could leave the folder; a name that is not a single part of a path is refused
+    /// all the same.
     pub(crate) fn new(logs: &Path, namespace: &str, pod: &str, uid: &str, container: &str) -> Option<ContainerLog> {
         let pod_folder = format!("{namespace}_{pod}_{uid}");
         let plain = |name: &str| !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0']);
@@ -207,7 +212,8 @@ impl LogFile {
     }
 }
 
-/// Which part of each file is left out, so that of all of them together the first [`HEAD`] and the last [`TAIL`] bytes are read.
+/// Which part of each file is left out, so that of all of them together the first [`HEAD`] and the last
+/// [`TAIL`] bytes are read.
 fn holes(sizes: &[u64]) -> Vec<std::ops::Range<u64>> {
     let total: u64 = sizes.iter().sum();
     let hole = HEAD..total.saturating_sub(TAIL).max(HEAD);

@@ -10,8 +10,9 @@ use tracing_subscriber::EnvFilter;
 
 /// Reads the pods of one node of a cluster, and decides how they share it
 ///
-/// Runs on every node, as part of the chart. It reads the logs and control groups of pods that a SharePolicy selects. It changes
-/// nothing itself: it asks the operator for resizes. It needs no rights at the API server.
+/// Runs on every node, as part of the chart. It reads the logs and control groups of pods that a
+/// SharePolicy selects. It changes nothing itself: it asks the operator for resizes. It needs no rights at
+/// the API server.
 #[derive(Debug, Parser)]
 #[command(name = "gainshare-node-agent", version, max_term_width = 110)]
 #[command(
@@ -36,7 +37,8 @@ struct AgentArgs {
     /// Where the host's /var/log/pods is mounted
     #[arg(long, value_name = "DIR", default_value = "/var/log/pods", value_hint = ValueHint::DirPath)]
     pod_logs: PathBuf,
-    /// Where the host's /var/lib/kubelet/pods is mounted, for jobs that write their progress into a volume; Secrets that pods mount lie there, too, and are not opened
+    /// Where the host's /var/lib/kubelet/pods is mounted, for jobs that write their progress into a volume;
+    /// Secrets that pods mount lie there, too, and are not opened
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pod_volumes: Option<PathBuf>,
     /// Where the host's /sys/fs/cgroup is mounted

@@ -1,8 +1,9 @@
-//! `/healthz`, `/readyz` and `/metrics` of the agent, for the kubelet and for Prometheus. Nothing here says anything about a job's content or can
-//! change anything; it is plain HTTP.
+//! `/healthz`, `/readyz` and `/metrics` of the agent, for the kubelet and for Prometheus. Nothing here says
+//! anything about a job's content or can change anything; it is plain HTTP.
 //!
-//! *Healthy*: the loop that decides has come round lately. *Ready*: the manager has sent the node's pods at least once; a manager that goes
-//! away later does not make the agent unready, because limits hold and decisions go on without it.
+//! *Healthy*: the loop that decides has come round lately. *Ready*: the manager has sent the node's pods at
+//! least once; a manager that goes away later does not make the agent unready, because limits hold and
+//! decisions go on without it.
 
 use axum::Router;
 use axum::extract::State;

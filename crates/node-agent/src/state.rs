@@ -1,19 +1,25 @@
-//! What the agent knows of its node, and what it decides: pods and answers in, resizes and reports out. No clock and no network in here.
+//! What the agent knows of its node, and what it decides: pods and answers in, resizes and reports out. No
+//! clock and no network in here.
 //!
-//! **How.** The manager's list says which pods are shared and by which policy. Each policy has one [`Decider`] here, fed with a view of its own pods:
-//! to it the *node* is the pool that those pods requested together, so shares are parts of the pool. [`resize`] turns them into requests and
-//! limits; what differs from the pod's present values is asked for until the manager says what became of it.
+//! **How.** The manager's list says which pods are shared and by which policy. Each policy has one
+//! [`Decider`] here, fed with a view of its own pods: to it the *node* is the pool that those pods
+//! requested together, so shares are parts of the pool. [`resize`] turns them into requests and limits;
+//! what differs from the pod's present values is asked for until the manager says what became of it.
 //!
-//! **Waiting.** A resize that failed is asked for again after a pause that doubles; so is one that was refused, because another pod's decrease may
-//! have come too late or a quota may have room again. Another target that is decided meanwhile goes out at once. What the kubelet defers or
-//! calls infeasible is left to it. Where somebody else changes a pod's resources after us, we ask again, more and more seldom.
+//! **Waiting.** A resize that failed is asked for again after a pause that doubles; so is one that was
+//! refused, because another pod's decrease may have come too late or a quota may have room again. Another
+//! target that is decided meanwhile goes out at once. What the kubelet defers or calls infeasible is left
+//! to it. Where somebody else changes a pod's resources after us, we ask again, more and more seldom.
 //!
-//! **When to ask.** After a pod's start, and after each change to it, its kubelet acts on the next change only when it has looked at the runtime once more, which it
-//! does every second. So what a plan means for the pods is worked out, and asked for, once the kubelet is ready for all of them
-//! ([`Job::quiet_at`]): with all that was learnt until then, and in force at once. Jobs are measured and judged from their first moment on.
+//! **When to ask.** After a pod's start, and after each change to it, its kubelet acts on the next change
+//! only when it has looked at the runtime once more, which it does every second. So what a plan means for
+//! the pods is worked out, and asked for, once the kubelet is ready for all of them ([`Job::quiet_at`]):
+//! with all that was learnt until then, and in force at once. Jobs are measured and judged from their first
+//! moment on.
 //!
-//! **After a start.** An agent keeps nothing on disk, so a fresh one has measured no growth yet, and its first decisions would give everyone the
-//! same again. Pods that were reshaped already keep what they have until it is known who still grows, or for [`HOLD_INTERVALS`] intervals.
+//! **After a start.** An agent keeps nothing on disk, so a fresh one has measured no growth yet, and its
+//! first decisions would give everyone the same again. Pods that were reshaped already keep what they have
+//! until it is known who still grows, or for [`HOLD_INTERVALS`] intervals.
 
 use super::cgroups::{PodGroups, is_in_force};
 use super::job::{HERE, Job, Now};
@@ -33,8 +39,8 @@ use gainshare_limits::usage::NodeResources;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// How many intervals a pod that was reshaped before our start keeps what it has: FlowCon measures growth after one, and believes that it has ended
-/// after another.
+/// How many intervals a pod that was reshaped before our start keeps what it has: FlowCon measures growth
+/// after one, and believes that it has ended after another.
 const HOLD_INTERVALS: u64 = 3;
 
 /// A plan waits no longer than this for kubelets that always have something else to do for one of its pods.
@@ -43,8 +49,8 @@ const LONGEST_QUIET_WAIT: Span = Span::from_secs(4);
 /// Between two searches for groups that are missing.
 const SEARCH_PACE: Span = Span::from_secs(1);
 
-/// The first pause after a resize that did not work, or was undone by somebody; doubled each time. Most often the kubelet has written the pod's status in
-/// the same moment, and the next try succeeds.
+/// The first pause after a resize that did not work, or was undone by somebody; doubled each time. Most
+/// often the kubelet has written the pod's status in the same moment, and the next try succeeds.
 const FIRST_PAUSE: Span = Span::from_millis(100);
 const LONGEST_PAUSE: Span = Span::from_secs(300);
 
@@ -182,7 +188,8 @@ impl Node {
         }
     }
 
-    /// A pod whose values are not what we asked for, though the API server accepted them a while ago, was changed by somebody else.
+    /// A pod whose values are not what we asked for, though the API server accepted them a while ago, was
+    /// changed by somebody else.
     fn watch_for_others(&mut self, now: Time) {
         for (uid, wanted) in &mut self.wanted {
             let Some(job) = self.jobs.get(uid) else { continue };
@@ -240,10 +247,7 @@ impl Node {
                 job.measure(now.time, &self.whole, &mut self.scratch);
             }
         }
-        // A job's history must be complete before anything is made of it.
-        if !happened.more {
-            self.decide(now.time, idle_s, &mut happened);
-        }
+        self.decide(now.time, idle_s, &mut happened);
         self.look_for_effects(now.time, &mut happened);
         for wanted in self.wanted.values_mut() {
             if matches!(wanted.progress, Asked::Again(at) if now.time >= at) {
@@ -302,6 +306,10 @@ impl Node {
         for (key, shared) in &mut self.policies {
             let mut members: Vec<&mut Job> =
                 self.jobs.values_mut().filter(|j| j.takes_part() && policy_key(j) == *key).collect();
+            // One policy's jobs wait until the history of each is read. The jobs of other policies do not.
+            if members.iter().any(|job| job.reads_history()) {
+                continue;
+            }
             members.sort_by_key(|j| j.id);
             for job in &mut members {
                 job.measure(now, &self.whole, &mut self.scratch);
@@ -439,7 +447,8 @@ fn want(
     generation: u64,
     now: Time,
 ) -> bool {
-    // What was asked for and not answered, or accepted a moment ago, counts as if the pod had it: the list may not show it yet.
+    // What was asked for and not answered, or accepted a moment ago, counts as if the pod had it: the list
+    // may not show it yet.
     let expected = |job: &Job| match wanted.get(&job.pod.uid) {
         Some(Wanted { progress: Asked::Pending, resize, .. }) => resize.to.over(job.pod.now),
         Some(Wanted { progress: Asked::Done(at), resize, .. }) if now.since(*at) < SETTLING => {

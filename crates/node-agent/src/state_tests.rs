@@ -235,7 +235,8 @@ fn pods_are_judged_at_once_and_asked_for_when_their_kubelets_can_act() {
     w.live(2, loss);
     w.add("new");
     w.list();
-    // It counts from its first moment on, but it and those whose part it takes are only asked for when it is a little older.
+    // It counts from its first moment on, but it and those whose part it takes are only asked for when it
+    // is a little older.
     w.tick();
     assert!(w.node.jobs["uid-new"].verdict.is_some());
     w.tick();
@@ -243,7 +244,7 @@ fn pods_are_judged_at_once_and_asked_for_when_their_kubelets_can_act() {
     w.tick();
     assert!(w.asked().contains_key("uid-grows"), "{:?}", w.asked());
     assert!(w.state("new").share.is_some());
-    // Somebody who changes it all the time cannot hold the others back.
+    // A pod that changes all the time cannot hold the other pods back.
     w.obey(|_| OutcomeState::Done);
     w.add("newer");
     for i in 0..10 {
@@ -331,6 +332,29 @@ fn a_pod_that_never_reports_gets_its_fair_share() {
     let silent = w.state("silent");
     assert!(silent.reason.contains("no loss or accuracy"), "{}", silent.reason);
     assert_eq!(silent.share, Some(0.5));
+}
+
+#[test]
+fn a_flood_of_output_holds_up_no_other_policy() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.add("flood");
+    w.pods[2].policy = "other".into();
+    w.list();
+    let line = "x".repeat(8000);
+    for _ in 0..14 {
+        // More than one step reads, so that the agent is always behind.
+        (0..400).for_each(|_| w.print("flood", &line));
+        for name in ["flat", "grows"] {
+            w.burn(name, 0.5);
+            let age_s = w.clock as f64 / SECOND as f64 - 1000.0;
+            w.print(name, &format!("step {} loss: {}", (age_s * 2.0) as u64, loss(name, age_s)));
+        }
+        assert!(w.tick().more, "the flood is larger than what one step reads");
+    }
+    let asked = w.asked();
+    assert!(asked["uid-flat"] <= 510 && asked["uid-grows"] >= 1490, "{asked:?}");
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! The files that pods write into their volumes, as the kubelet keeps them.
 //!
-//! **Problem.** Not every program prints its progress: some write a CSV file or TensorBoard's event files into a volume. On the node a pod's volumes lie below one folder of
-//! the kubelet's; but what was mounted from Secrets lies there, too.
+//! **Problem.** Not every program prints its progress: some write a CSV file or TensorBoard's event files
+//! into a volume. On the node a pod's volumes lie below one folder of the kubelet's; but what was mounted
+//! from Secrets lies there, too.
 //!
-//! **How.** Whoever installs the agent decides whether that folder is mounted at all. If so, only volumes of kinds that programs write into are ever
-//! opened, and only files beneath them: a link out of a volume leads nowhere.
+//! **How.** The administrator who installs the agent decides whether that folder is mounted at all. If so, only volumes
+//! of kinds that programs write into are ever opened, and only files beneath them: a link out of a volume
+//! leads nowhere.
 
 use gainshare_progress::Root;
 use std::path::{Component, Path, PathBuf};

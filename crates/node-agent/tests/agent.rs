@@ -1,4 +1,5 @@
-//! The agent as a whole, against a manager of the test's own over real TLS: logs and control groups are folders, time is real.
+//! The agent as a whole, against a manager of the test's own over real TLS: logs and control groups are
+//! folders, time is real.
 
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -232,7 +233,8 @@ async fn shares_through_a_managers_death_a_new_certificate_and_a_new_token() {
     assert!(get(listen, "/healthz").await.starts_with("HTTP/1.1 200"));
     assert!(get(listen, "/readyz").await.starts_with("HTTP/1.1 200"));
 
-    // The manager dies. Another comes in its place, with another certificate, other revisions and a token that was renewed meanwhile.
+    // The manager dies. Another comes in its place, with another certificate, other revisions and a token
+    // that was renewed meanwhile.
     let (first_epoch, before) = {
         let m = manager.lock().unwrap();
         (m.requests[0].epoch, m.requests.len())
@@ -296,7 +298,7 @@ async fn a_wrong_token_or_a_foreign_certificate_gets_nothing_and_does_not_end_th
     let agent = tokio::spawn(run(config, async move { drop(stopped.await) }));
     until("a refusal", || (manager.lock().unwrap().refused > 0).then_some(())).await;
     assert!(get(listen, "/readyz").await.starts_with("HTTP/1.1 503"));
-    // Whoever has another certificate does not even see the token.
+    // A server with another certificate does not even see the token.
     let other = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
     std::fs::write(&ca, other.cert.pem()).unwrap();
     std::fs::write(&token, "right").unwrap();

@@ -1,8 +1,9 @@
-//! Records decisions of simulated runs as test cases: `cargo run -p gainshare-sim --example decisions -- crates/core/tests/decisions`.
+//! Records decisions of simulated runs as test cases: `cargo run -p gainshare-sim --example decisions --
+//! crates/core/tests/decisions`.
 //!
-//! Each policy runs two small scenarios; the largest decision of each run is written, so that the cases stay few and small but cover every
-//! rule. `-- --hash` instead prints one hash of all plans for each policy and seed: two
-//! versions of the code that print the same hashes make the same plans.
+//! Each policy runs two small scenarios; the largest decision of each run is written, so that the cases
+//! stay few and small but cover every rule. `-- --hash` instead prints one hash of all plans for each
+//! policy and seed: two versions of the code that print the same hashes make the same plans.
 
 use gainshare_core::decider::Decision;
 use gainshare_core::policy::{Policy, Preset};
@@ -51,7 +52,8 @@ fn write_cases(folder: &Path) {
     }
 }
 
-/// The decision that moves most jobs, then the one over most jobs; the last of equals, so that something is remembered.
+/// The decision that moves most jobs, then the one over most jobs; the last of equals, so that something is
+/// remembered.
 fn largest_decision(world: &World, policy: &Policy) -> Option<RecordedDecision> {
     let mut best: Option<((usize, usize), RecordedDecision)> = None;
     let mut observe = |decision: &Decision| {

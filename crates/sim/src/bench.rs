@@ -1,7 +1,7 @@
 //! What simulating and deciding cost on this machine.
 //!
-//! Traces are made up, so that the figures need no file; the number of jobs at which a figure was taken is part of its name. Everything but the times is the same on every
-//! run.
+//! Traces are made up, so that the figures need no file; the number of jobs at which a figure was taken is
+//! part of its name. Everything but the times is the same on every run.
 
 use crate::trace::gang::GangOrder;
 use crate::trace::{Shape, offered_load, replay};
@@ -45,8 +45,9 @@ pub fn run() -> Value {
     })
 }
 
-/// Nanoseconds for each event of a trace of `n` jobs under Tiresias, the best of several runs. Jobs are short, so that also the smallest trace spends
-/// most of its time with a full cluster: what is compared is the cost of more jobs, not that of an emptier cluster.
+/// Nanoseconds for each event of a trace of `n` jobs under Tiresias, the best of several runs. Jobs are
+/// short, so that also the smallest trace spends most of its time with a full cluster: what is compared is
+/// the cost of more jobs, not that of an emptier cluster.
 fn event_cost_ns(n: usize) -> f64 {
     let mut shape = Shape::typical();
     for duration in shape.sizes.iter_mut().flat_map(|s| &mut s.durations_s) {
@@ -95,8 +96,9 @@ fn decision_ms(preset: Preset) -> f64 {
     best
 }
 
-/// Passes over a whole cluster: jobs on unequal nodes report, and turn about a twentieth of the nodes run empty, to which others may move, and as many new jobs wait
-/// for a place. Seconds of the median and the slowest pass.
+/// Passes over a whole cluster: jobs on unequal nodes report, and turn about a twentieth of the nodes run
+/// empty, to which others may move, and as many new jobs wait for a place. Seconds of the median and the
+/// slowest pass.
 fn cluster_pass(preset: Preset) -> Value {
     const NODES: u32 = 5_000;
     const JOBS: usize = 50_000;

@@ -1,9 +1,11 @@
 //! The best that is possible, whatever the policy: what nobody who does not know the future can beat.
 //!
-//! **Mean completion time.** With the jobs where a run put them, each node is one machine that can work on any job at full speed and without disturbance;
-//! serving the job with the least work left first (SRPT) is then optimal. Limits on parallelism and interference only make things worse, so the result is a
-//! bound. **Makespan.** All work over all capacity, and no job faster than alone from its arrival. **Time to quality.** An oracle that serves next the
-//! job that can make 90 % of its loss reduction soonest: SRPT on the work to that point.
+//! **Mean completion time.** With the jobs where a run put them, each node is one machine that can work on
+//! any job at full speed and without disturbance; serving the job with the least work left first (SRPT) is
+//! then optimal. Limits on parallelism and interference only make things worse, so the result is a bound.
+//! **Makespan.** All work over all capacity, and no job faster than alone from its arrival. **Time to
+//! quality.** An oracle that serves next the job that can make 90 % of its loss reduction soonest: SRPT on
+//! the work to that point.
 
 use crate::outcome::Outcome;
 use crate::world::World;
@@ -47,7 +49,8 @@ pub fn bounds(world: &World, outcome: &Outcome) -> Bounds {
     for (job, fate) in world.jobs.iter().zip(&outcome.jobs) {
         let node = fate.stays.first().map_or(0, |s| s.node);
         let spec = &world.nodes[node];
-        // Node-seconds at its best rate: a job that can use a fifth of the node needs a fifth of it for as long as it takes alone.
+        // Node-seconds at its best rate: a job that can use a fifth of the node needs a fifth of it for as
+        // long as it takes alone.
         let work_s = job.alone_s(spec) * (job.max_cores / spec.cores).min(1.0);
         let arrival_s = job.arrival.as_secs_f64();
         whole[node].push(Task { arrival_s, work_s });
@@ -63,14 +66,16 @@ pub fn bounds(world: &World, outcome: &Outcome) -> Bounds {
         j.arrival.as_secs_f64() + alone
     };
     let longest = world.jobs.iter().map(best).fold(0.0, f64::max);
-    // Core-seconds at one core's rate overstate what a node can do for jobs that scale worse than linearly, which keeps this a bound.
+    // Core-seconds at one core's rate overstate what a node can do for jobs that scale worse than linearly,
+    // which keeps this a bound.
     let work: f64 = world.jobs.iter().map(|j| j.work).sum();
     let first = world.jobs.iter().map(|j| j.arrival.as_secs_f64()).fold(f64::INFINITY, f64::min);
     let makespan_s = longest.max(if first.is_finite() { first + work / capacity } else { 0.0 });
     Bounds { mean_completion_s: mean(&whole), makespan_s, mean_to_90_percent_s: mean(&quality) }
 }
 
-/// Completion times, from arrival, of serving the task with the least work left first, preemptively; in the order of `tasks`.
+/// Completion times, from arrival, of serving the task with the least work left first, preemptively; in the
+/// order of `tasks`.
 pub fn srpt(tasks: &[Task]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..tasks.len()).collect();
     order.sort_by(|&a, &b| tasks[a].arrival_s.total_cmp(&tasks[b].arrival_s).then(a.cmp(&b)));
@@ -119,7 +124,8 @@ mod tests {
         }
     }
 
-    /// Total completion time of the best schedule on a time grid: at every unit of time any present job may be served.
+    /// Total completion time of the best schedule on a time grid: at every unit of time any present job may
+    /// be served.
     fn brute_force(arrivals: &[u32], left: &[u32], now: u32) -> u32 {
         if left.iter().all(|l| *l == 0) {
             return 0;

@@ -1,10 +1,12 @@
 //! How a job's loss falls with the work done on it.
 //!
-//! **Problem.** Policies see jobs only through what they report. A simulated job must therefore report as real ones do: fast
-//! progress first, then a long tail, noise from the minibatches, sudden drops where a learning rate falls.
+//! **Problem.** Policies see jobs only through what they report. A simulated job must therefore report as
+//! real ones do: fast progress first, then a long tail, noise from the minibatches, sudden drops where a
+//! learning rate falls.
 //!
-//! **Terms.** `x` is the part of the work done, 0…1. Without noise the loss starts at `start` and ends at `end`; in between it follows
-//! a family with one shape parameter. *Reduction* is the part of `start − end` already gained, 0…1.
+//! **Terms.** `x` is the part of the work done, 0…1. Without noise the loss starts at `start` and ends at
+//! `end`; in between it follows a family with one shape parameter. *Reduction* is the part of `start − end`
+//! already gained, 0…1.
 
 use serde::{Deserialize, Serialize};
 
@@ -57,7 +59,8 @@ impl Family {
 }
 
 impl Curve {
-    /// An exponential fall that has made `part` of its reduction when a fifth of the work is done: how the thesis describes its models.
+    /// An exponential fall that has made `part` of its reduction when a fifth of the work is done: how the
+    /// thesis describes its models.
     pub fn by_first_fifth(start: f64, end: f64, part: f64, noise: f64) -> Curve {
         Curve { start, end, shape: Family::Exponential { rate: -(1.0 - part).ln() / 0.2 }, drops: vec![], noise }
     }

@@ -1,18 +1,19 @@
 //! Runs one world under one policy.
 //!
-//! **Problem.** A policy decides, jobs work on, and what they report depends on what was decided. All of it must be exact and
-//! repeatable, and the policy must be the production code, not a copy.
+//! **Problem.** A policy decides, jobs work on, and what they report depends on what was decided. All of it
+//! must be exact and repeatable, and the policy must be the production code, not a copy.
 //!
-//! **Approach.** Between two events every job works at a constant rate, so time jumps from event to event: an arrival, a job that is ready to work
-//! after its start or restore, a finish, a moment control asked for. Jobs are advanced in one step and the reports they made on the way are handed to
-//! their trackers with the times at which they were made. Then the [`Decider`] decides until nothing is due; every plan is checked and
-//! carried out at once.
+//! **Approach.** Between two events every job works at a constant rate, so time jumps from event to event:
+//! an arrival, a job that is ready to work after its start or restore, a finish, a moment control asked
+//! for. Jobs are advanced in one step and the reports they made on the way are handed to their trackers
+//! with the times at which they were made. Then the [`Decider`] decides until nothing is due; every plan is
+//! checked and carried out at once.
 //!
-//! **Terms.** Events are ordered by (time, sequence number). A finish carries the version of the rate it was computed from; when the rate
-//! changes, the old event is void.
+//! **Terms.** Events are ordered by (time, sequence number). A finish carries the version of the rate it
+//! was computed from; when the rate changes, the old event is void.
 //!
-//! **Properties.** The same world and policy give the same outcome, bit for bit. Work is conserved: what a job has done when it
-//! finishes is its work, and a node never deals out more than it has.
+//! **Properties.** The same world and policy give the same outcome, bit for bit. Work is conserved: what a
+//! job has done when it finishes is its work, and a node never deals out more than it has.
 
 use crate::outcome::{Course, JobOutcome, Migration, Outcome, Stay};
 use crate::random::Stream;
@@ -100,7 +101,8 @@ struct Run<'a> {
     observer: Option<&'a mut dyn FnMut(&Decision)>,
 }
 
-/// More rounds than any policy needs at one moment: starts change the view, which may lead to shares, which may lead to moves.
+/// More rounds than any policy needs at one moment: starts change the view, which may lead to shares, which
+/// may lead to moves.
 const ROUNDS: usize = 16;
 
 /// Runs `world` to its end under `policy`.
@@ -108,7 +110,8 @@ pub fn run(world: &World, policy: &Policy, record: Record) -> Result<Outcome, Si
     Run::new(world, policy, record).to_its_end()
 }
 
-/// As [`run`], and shows every decision to `observer` before it is carried out. Each can be recorded and replayed, which costs time.
+/// As [`run`], and shows every decision to `observer` before it is carried out. Each can be recorded and
+/// replayed, which costs time.
 pub fn run_observed(world: &World, policy: &Policy, observer: &mut dyn FnMut(&Decision)) -> Result<Outcome, SimError> {
     let mut run = Run::new(world, policy, Record::default());
     run.observer = Some(observer);
@@ -314,7 +317,7 @@ impl<'a> Run<'a> {
         self.push(at, Event::Report { job: index, version: live.version });
     }
 
-    /// Deals one node out anew, after anything on it changed.
+    /// Deals one node out again, after anything on it changed.
     fn redeal(&mut self, node: usize) {
         let spec = &self.world.nodes[node];
         let here = |j: &usize| self.jobs[*j].phase != Phase::Waiting && self.node_of(*j) == node;

@@ -1,7 +1,8 @@
 //! The models of the papers as this simulator knows them: one calibration for every experiment.
 //!
-//! **Sources.** Only published numbers (see `docs/calibration.md`, which says how each was found and where the model does not agree). Work is in
-//! seconds alone on a whole node of the paper's testbed; what the papers do not publish is marked as *fitted*.
+//! **Sources.** Only published numbers (see `docs/calibration.md`, which says how each was found and where
+//! the model does not agree). Work is in seconds alone on a whole node of the paper's testbed; what the
+//! papers do not publish is marked as *fitted*.
 
 use crate::curve::Curve;
 use crate::random::Stream;
@@ -34,14 +35,16 @@ const fn model(name: &'static str, work_s: f64, most: f64, first_fifth: f64, end
     Model { name, work_s, most, first_fifth, end, reports }
 }
 
-/// Work of the three jobs of the fixed schedule, from their completion times under equal sharing (84.7, 240.5 and 394.0 s) and γ.
-/// While two jobs share, each does half of `1/(1 + γ/2)`; while three share, a third of `1/(1 + 2γ/3)`.
+/// Work of the three jobs of the fixed schedule, from their completion times under equal sharing (84.7,
+/// 240.5 and 394.0 s) and γ. While two jobs share, each does half of `1/(1 + γ/2)`; while three share, a
+/// third of `1/(1 + 2γ/3)`.
 const MNIST_T_S: f64 = 84.7 / 3.0 / (1.0 + INTERFERENCE * 2.0 / 3.0);
 const MNIST_P_S: f64 = (40.0 + 115.8) / 2.0 / (1.0 + INTERFERENCE / 2.0) + MNIST_T_S;
 const VAE_P_S: f64 = 40.0 + MNIST_P_S + 113.5;
 
-/// The models of FlowCon's evaluation (thesis, Table 6.1). The first three are calibrated one by one, LSTM-CFC from the part of the node it uses and
-/// how long it runs; the work of the others is fitted to the makespans of the experiments with five, ten and fifteen jobs.
+/// The models of FlowCon's evaluation (thesis, Table 6.1). The first three are calibrated one by one,
+/// LSTM-CFC from the part of the node it uses and how long it runs; the work of the others is fitted to the
+/// makespans of the experiments with five, ten and fifteen jobs.
 pub const FLOWCON: [Model; 8] = [
     model("VAE-P", VAE_P_S, 1.0, 0.65, 0.2, 100.0),
     model("MNIST-P", MNIST_P_S, 1.0, 0.90, 0.1, 10.0),
@@ -79,8 +82,9 @@ pub fn job(model: &Model, seed: u64, entity: u64, name: String, arrival_s: f64) 
     }
 }
 
-/// The models of SpeCon's evaluation (thesis, Table 6.3), each on two platforms. The work of VAE is fitted to the mean completion time of the fixed schedule
-/// under the default scheduler, that of the others to the means and makespans of 20, 30 and 50 mixed jobs.
+/// The models of SpeCon's evaluation (thesis, Table 6.3), each on two platforms. The work of VAE is fitted
+/// to the mean completion time of the fixed schedule under the default scheduler, that of the others to the
+/// means and makespans of 20, 30 and 50 mixed jobs.
 pub const SPECON: [Model; 10] = [
     model("VAE-P", 199.0, 1.0, 0.65, 0.2, 100.0),
     model("VAE-T", 140.0, 1.0, 0.65, 0.2, 100.0),

@@ -1,13 +1,15 @@
 //! The papers' experiments: the published figures beside ours, under every policy.
 //!
-//! **Problem.** Nobody can judge a policy by numbers from another machine. Each published experiment is therefore rebuilt here from what is known of it,
-//! run over many seeds under the paper's own policy, ours and the field's, and printed beside the published figures.
+//! **Problem.** Nobody can judge a policy by numbers from another machine. Each published experiment is
+//! therefore rebuilt here from what is known of it, run over many seeds under the paper's own policy, ours
+//! and the field's, and printed beside the published figures.
 //!
-//! **Approach.** An [`Experiment`] names its world (drawn anew for each seed), the paper's own policy with the paper's settings, and what was
-//! published. One calibration ([`crate::models`]) serves all of them.
+//! **Approach.** An [`Experiment`] names its world (drawn again for each seed), the paper's own policy with
+//! the paper's settings, and what was published. One calibration ([`crate::models`]) serves all of them.
 //!
-//! The papers' trainers loop over a fixed number of epochs and print which one they are in, so the jobs here say how many reports they will make; [`Totals::Hidden`]
-//! asks what happens to policies that would use it if they do not. The papers' own policies do not look at it.
+//! The papers' trainers loop over a fixed number of epochs and print which one they are in, so the jobs
+//! here say how many reports they will make; [`Totals::Hidden`] asks what happens to policies that would
+//! use it if they do not. The papers' own policies do not look at it.
 
 mod flowcon;
 mod flowcon2;

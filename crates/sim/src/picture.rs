@@ -66,7 +66,8 @@ pub fn losses(title: &str, world: &World, outcome: &Outcome) -> Figure {
     Figure { caption: "Loss of each job as it reported it.".into(), svg: chart.svg() }
 }
 
-/// Who ran where: bars marked -M were moved for slow growth, -R to rebalance, as in the thesis's Figure 6.22; our own moves likewise, by gain and home.
+/// Who ran where: bars marked -M were moved for slow growth, -R to rebalance, as in the thesis's Figure
+/// 6.22; our own moves likewise, by gain and home.
 pub fn gantt(title: &str, world: &World, outcome: &Outcome) -> Figure {
     let mut rows: Vec<Row> = world.nodes.iter().map(|n| Row { label: n.name.clone(), bars: vec![] }).collect();
     for (j, job) in outcome.jobs.iter().enumerate() {

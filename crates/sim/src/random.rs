@@ -1,10 +1,11 @@
 //! One stream of random numbers for each purpose.
 //!
-//! **Problem.** With a single generator, adding one job shifts every number that is drawn after it, and two policies could not be
-//! compared on the same world.
+//! **Problem.** With a single generator, adding one job shifts every number that is drawn after it, and two
+//! policies could not be compared on the same world.
 //!
-//! **Approach.** A stream is named by (seed, entity, purpose). The name is mixed into the state of a PCG generator, so that
-//! streams of different names share nothing. The transforms are our own, so that a new version of a library cannot change them.
+//! **Approach.** A stream is named by (seed, entity, purpose). The name is mixed into the state of a PCG
+//! generator, so that streams of different names share nothing. The transforms are our own, so that a new
+//! version of a library cannot change them.
 
 use rand_core::Rng;
 use rand_pcg::Pcg64;
@@ -41,7 +42,8 @@ impl Stream {
         ((self.unit() * n as f64) as usize).min(n.saturating_sub(1))
     }
 
-    /// Normal with mean 0 and deviation 1 (Box and Muller; the second number is thrown away to keep the stream simple).
+    /// Normal with mean 0 and deviation 1 (Box and Muller; the second number is thrown away to keep the
+    /// stream simple).
     pub fn normal(&mut self) -> f64 {
         let (u, v) = (1.0 - self.unit(), self.unit());
         (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()

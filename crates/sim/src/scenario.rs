@@ -1,7 +1,8 @@
 //! Scenario files: a world that people can read and write.
 //!
-//! A scenario is TOML: nodes, kinds of jobs, and when jobs of each kind come. Numbers may be fixed or drawn from a range; every seed draws anew. Unknown
-//! fields are refused. What is wrong is told with its line, its field and what to do about it.
+//! A scenario is TOML: nodes, kinds of jobs, and when jobs of each kind come. Numbers may be fixed or drawn
+//! from a range; every seed draws again. Unknown fields are refused. What is wrong is told with its line,
+//! its field and what to do about it.
 //!
 //! ```toml
 //! title = "two kinds of jobs on one machine"
@@ -403,8 +404,8 @@ fn key(line: &str) -> Option<&str> {
     sound.then_some(name)
 }
 
-/// The line of `field` (of which only the first name counts: `loss.shape of job x` is `loss`) in the table that begins at `span`; that of the table if
-/// it cannot be found.
+/// The line of `field` (of which only the first name counts: `loss.shape of job x` is `loss`) in the table
+/// that begins at `span`; that of the table if it cannot be found.
 fn field_line(text: &str, span: &Range<usize>, field: &str) -> usize {
     let first = line(text, span);
     let name = field.split([' ', '.']).next().unwrap_or(field);

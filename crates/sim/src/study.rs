@@ -1,7 +1,7 @@
 //! Many seeds, several policies, all cores: one comparison.
 //!
-//! Every (seed, policy) pair is a run of its own; threads take the next pair from a counter and put the outcome into its place,
-//! so that the result does not depend on who was faster.
+//! Every (seed, policy) pair is a run of its own; threads take the next pair from a counter and put the
+//! outcome into its place, so that the result does not depend on who was faster.
 
 use crate::engine::{Record, SimError, run};
 use crate::outcome::Outcome;

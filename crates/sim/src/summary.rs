@@ -18,7 +18,8 @@ pub struct Summary {
     pub faster_share: f64,
     /// How much longer the worst-off job takes than under the baseline: 0.15 is 15 %.
     pub worst_slowdown: f64,
-    /// As above, but the median over seeds is taken for each job first: how much the worst-off of them typically loses.
+    /// As above, but the median over seeds is taken for each job first: how much the worst-off of them
+    /// typically loses.
     pub worst_job_median_slowdown: f64,
     /// How much sooner the best-off job ends: 0.4 is 40 %.
     pub best_speedup: f64,
@@ -29,7 +30,8 @@ pub struct Summary {
     pub migrations: f64,
 }
 
-/// A difference of less than this (relative) is not "faster": rounding to microseconds and reports at slightly other moments.
+/// A difference of less than this (relative) is not "faster": rounding to microseconds and reports at
+/// slightly other moments.
 const SAME: f64 = 1e-3;
 
 /// Sums up each policy against the first.

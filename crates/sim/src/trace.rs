@@ -1,11 +1,12 @@
 //! Traces of real clusters: reading, writing, replaying and making up.
 //!
-//! **Formats.** The header tells which: Microsoft's Philly as reduced by AdaptDL (`timestamp,duration,num_gpus,gpu_time,cluster`), Microsoft's ITP
-//! (`job_id,submission_time,duration,num_gpu`), and our own (`job,submitted_s,duration_s,devices,owner`; see `docs/traces.md`). Files that
-//! end in `.gz` are unpacked on the way.
+//! **Formats.** The header tells which: Microsoft's Philly as reduced by AdaptDL
+//! (`timestamp,duration,num_gpus,gpu_time,cluster`), Microsoft's ITP
+//! (`job_id,submission_time,duration,num_gpu`), and our own (`job,submitted_s,duration_s,devices,owner`;
+//! see `docs/traces.md`). Files that end in `.gz` are unpacked on the way.
 //!
-//! A trace job holds whole devices from start to end; it has no loss curve. Replaying therefore asks the queue of [`gang`], not the sharing
-//! decisions.
+//! A trace job holds whole devices from start to end; it has no loss curve. Replaying therefore asks the
+//! queue of [`gang`], not the sharing decisions.
 
 pub mod gang;
 mod generate;
@@ -27,7 +28,8 @@ pub struct TraceJob {
     pub owner: String,
 }
 
-/// Device-seconds of all jobs over the time from the first submission to the last: how many devices the trace keeps busy.
+/// Device-seconds of all jobs over the time from the first submission to the last: how many devices the
+/// trace keeps busy.
 pub fn offered_load(jobs: &[TraceJob]) -> f64 {
     let work: f64 = jobs.iter().map(|j| j.duration_s * f64::from(j.devices)).sum();
     let span = jobs.last().map_or(0.0, |l| l.submitted_s) - jobs.first().map_or(0.0, |f| f.submitted_s);

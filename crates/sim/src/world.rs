@@ -1,13 +1,14 @@
-//! What is simulated: nodes, jobs and how they disturb each other. All of it is drawn before a policy sees anything, so that
-//! every policy faces the same world.
+//! What is simulated: nodes, jobs and how they disturb each other. All of it is drawn before a policy sees
+//! anything, so that every policy faces the same world.
 //!
-//! **Terms.** Work is counted in seconds of one reference core. A node has `cores`, each `speed` times a reference core. A job's *rate* is the work
-//! it does per second; with `c` cores of speed `s` it is `s · speedup(c)`.
+//! **Terms.** Work is counted in seconds of one reference core. A node has `cores`, each `speed` times a
+//! reference core. A job's *rate* is the work it does per second; with `c` cores of speed `s` it is `s ·
+//! speedup(c)`.
 //!
-//! **Interference.** Jobs that share a node disturb each other (cold caches, context switches). With `u` a job's part of what is used, the chance that a
-//! slice of time follows one of another job is `1 − Σu²` (one half for two equal jobs, two thirds for three); every rate is divided by
-//! `1 + γ·(1 − Σu²)`.
-//! Jobs that together hold more memory than the node has are slowed in proportion.
+//! **Interference.** Jobs that share a node disturb each other (cold caches, context switches). With `u` a
+//! job's part of what is used, the chance that a slice of time follows one of another job is `1 − Σu²` (one
+//! half for two equal jobs, two thirds for three); every rate is divided by `1 + γ·(1 − Σu²)`. Jobs that
+//! together hold more memory than the node has are slowed in proportion.
 
 use crate::curve::Curve;
 use gainshare_core::model::{Span, Time};
@@ -126,8 +127,8 @@ pub struct World {
     pub interference: f64,
 }
 
-/// Deals a node out: parts of it in proportion to `weights`, nobody above their cap; what one cannot use goes to the others. Weights of zero
-/// count only when nobody else wants anything more.
+/// Deals a node out: parts of it in proportion to `weights`, nobody above their cap; what one cannot use
+/// goes to the others. Weights of zero count only when nobody else wants anything more.
 ///
 /// Example: weights 1 and 1 with caps 0.19 and 1 give 0.19 and 0.81.
 pub fn deal(weights: &[f64], caps: &[f64]) -> Vec<f64> {

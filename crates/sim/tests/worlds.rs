@@ -71,7 +71,8 @@ fn the_shortest_first_and_the_first_first_by_hand() {
 fn starting_takes_its_time_and_leaves_the_node_to_others() {
     let mut late = job(0.0, 40.0);
     late.start = Span::from_secs(3);
-    // Until 3 s the other works alone (12 of 20 done); then 8 are left of it at two cores: it ends at 7, the late one has done 8 and needs 8 s more.
+    // Until 3 s the other works alone (12 of 20 done); then 8 are left of it at two cores: it ends at 7,
+    // the late one has done 8 and needs 8 s more.
     let w = world(vec![node(4.0)], vec![late, job(0.0, 20.0)]);
     close(&ends(&w, Preset::Na), &[15.0, 7.0], 1e-5);
 }

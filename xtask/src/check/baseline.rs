@@ -73,7 +73,8 @@ pub(super) fn judge(findings: &[Finding], name: &str, tighten: bool) -> Result<V
     Ok(report)
 }
 
-/// The list with every number lowered to what was found. Numbers never grow, and rooms without findings leave the list.
+/// The list with every number lowered to what was found. Numbers never grow, and rooms without findings
+/// leave the list.
 fn lowered(allowed: &BTreeMap<String, usize>, findings: &[Finding]) -> BTreeMap<String, usize> {
     let found = by_room(findings);
     let lower = |(room, n): (&String, &usize)| Some((room.clone(), (*n).min(found.get(room)?.len())));

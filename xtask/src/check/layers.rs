@@ -150,7 +150,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Packages with their dependencies (name, kind); those that no other package names as members are outside crates.
+    /// Packages with their dependencies (name, kind); those that no other package names as members are
+    /// outside crates.
     fn metadata(packages: &[(&str, &[(&str, Option<&str>)])], outside: &[&str]) -> Value {
         let package = |(name, dependencies): &(&str, &[(&str, Option<&str>)])| {
             let dependencies: Vec<Value> =

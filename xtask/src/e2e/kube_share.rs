@@ -1,4 +1,5 @@
-//! `cargo xtask e2e kube-share`: what Gainshare does for pods that people already have, on a real cluster of two nodes.
+//! `cargo xtask e2e kube-share`: what Gainshare does for pods that people already have, on a real cluster
+//! of two nodes.
 //!
 //! 1. Three training pods run on one node without a policy: one early and two later, created by hand, by a
 //!    Job and by a controller of an unknown kind.

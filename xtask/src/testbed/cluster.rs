@@ -161,7 +161,8 @@ impl Testbed {
         Ok(folder)
     }
 
-    /// Sends a signal (to stop it or to continue it, for example) to a program, such as `kube-apiserver` or `kubelet-NODE`.
+    /// Sends a signal (to stop it or to continue it, for example) to a program, such as `kube-apiserver` or
+    /// `kubelet-NODE`.
     pub(crate) fn signal(&self, program: &str, signal: i32) -> Result<()> {
         self.state.process(program)?.signal(signal)
     }

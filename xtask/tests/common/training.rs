@@ -6,8 +6,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// A job that counts ten times a second and saves its count. Its processes are those that have the file `held` open as
-/// descriptor 9.
+/// A job that counts ten times a second and saves its count. Its processes are those that have the file
+/// `held` open as descriptor 9.
 pub(crate) const COUNTS: &str = r#"
 cd "$GAINSHARE_CHECKPOINT_DIR" || exit 1
 exec 9>held; mkdir alive || touch TWICE

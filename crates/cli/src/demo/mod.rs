@@ -1,12 +1,13 @@
 //! `gainshare demo`: three real training jobs on this machine, once under each policy, with the same start.
 //!
-//! **What it shows.** The fixed schedule of the FlowCon thesis: a variational auto-encoder first, a classifier later, a short classifier
-//! last, each by its built-in trainer, scaled to about 40 s a round. Each round is the product itself: a daemon of its own in
-//! temporary folders, jobs submitted to it, real processes under real limits.
+//! **What it shows.** The fixed schedule of the FlowCon thesis: a variational auto-encoder first, a
+//! classifier later, a short classifier last, each by its built-in trainer, scaled to about 40 s a round.
+//! Each round is the product itself: a daemon of its own in temporary folders, jobs submitted to it, real
+//! processes under real limits.
 //!
-//! **How it stays comparable.** All jobs are bound to the same core (`--cores` for more), so that they compete on a machine of any size; how
-//! many steps make a second is measured once, before the first round; the trainers are seeded, so every round does exactly the
-//! same work. Only the policy differs.
+//! **How it stays comparable.** All jobs are bound to the same core (`--cores` for more), so that they
+//! compete on a machine of any size; how many steps make a second is measured once, before the first round;
+//! the trainers are seeded, so every round does exactly the same work. Only the policy differs.
 
 mod outcome;
 mod report;
@@ -22,8 +23,8 @@ use std::path::PathBuf;
 
 /// Watch three training jobs share this machine: with equal shares (`na`), under FlowCon, and under our own policy.
 ///
-/// Needs nothing but this program: the trainers are built in. Takes about 40 seconds for each policy and writes a report with
-/// pictures. Example: `gainshare demo`, or for scripts `gainshare demo -o json`.
+/// Needs nothing but this program: the trainers are built in. Takes about 40 seconds for each policy and
+/// writes a report with pictures. Example: `gainshare demo`, or for scripts `gainshare demo -o json`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DemoArgs {
     /// Policies to compare, each in a round of its own; the others are compared with the first.

@@ -1,8 +1,8 @@
 //! Who arrives when, and how much work each brings.
 //!
-//! The thesis runs VAE (259.6 s of work alone) at 0 s, MNIST on PyTorch (106.1 s) at 40 s and MNIST on TensorFlow (28.2 s) at 80 s; together
-//! 393.9 s of a whole machine. We keep these proportions and fit them into the length of a round, by measuring how fast this
-//! machine does a step of each trainer.
+//! The thesis runs VAE (259.6 s of work alone) at 0 s, MNIST on PyTorch (106.1 s) at 40 s and MNIST on
+//! TensorFlow (28.2 s) at 80 s; together 393.9 s of a whole machine. We keep these proportions and fit them
+//! into the length of a round, by measuring how fast this machine does a step of each trainer.
 
 use anyhow::{Context, Result, bail};
 use std::process::{Command, Stdio};
@@ -66,8 +66,8 @@ fn steps_per_cpu_second(model: &str, options: &[&str]) -> Result<f64> {
         }
         Ok(children_cpu_s()? - before)
     };
-    // Two runs of different length: their difference leaves the start of the program out. Long enough to last a fraction of a second
-    // even on a fast machine.
+    // Two runs of different length: their difference leaves the start of the program out. Long enough to
+    // last a fraction of a second even on a fast machine.
     let began = Instant::now();
     let mut steps = 40;
     loop {

@@ -1,4 +1,5 @@
-//! The live picture of a round: losses and shares while they move. On a terminal; elsewhere one line when something happens.
+//! The live picture of a round: losses and shares while they move. On a terminal; elsewhere one line when
+//! something happens.
 
 use super::outcome::JobOutcome;
 use ratatui::layout::{Constraint, Layout};

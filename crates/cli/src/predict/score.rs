@@ -1,4 +1,5 @@
-//! How good are the forecasts? Curves of finished runs are cut short, their ends forecast by every form, and the errors told: of one curve, or on average over a folder.
+//! How good are the forecasts? Curves of finished runs are cut short, their ends forecast by every form,
+//! and the errors told: of one curve, or on average over a folder.
 
 use super::{curve, number, read};
 use anyhow::{Context, Result, bail};

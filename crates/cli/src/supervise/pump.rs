@@ -33,7 +33,8 @@ const QUIET: Duration = Duration::from_millis(100);
 /// After the main process ended, a background child may still write. Its output is read for no longer than this.
 const LONGEST_LINGER: Duration = Duration::from_secs(2);
 
-/// How soon we notice that the shell brought us to the foreground: it does not tell a program that was running anyway.
+/// How soon we notice that the shell brought us to the foreground: it does not tell a program that was
+/// running anyway.
 const FOREGROUND_CHECK: Duration = Duration::from_millis(500);
 
 /// In a job that is typed into (a REPL), Ctrl-C is a key like others; only presses closer together

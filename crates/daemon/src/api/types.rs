@@ -214,7 +214,8 @@ pub struct Started {
     pub notes: Vec<String>,
 }
 
-/// `POST /v1/jobs/{job}/exited`, and the content of JOBDIR/exit.json: `code` or `signal`, or `error` if it never began.
+/// `POST /v1/jobs/{job}/exited`, and the content of JOBDIR/exit.json: `code` or `signal`, or `error` if it
+/// never began.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct Exited {
     pub attempt: u32,

@@ -26,7 +26,8 @@ pub(super) struct Job {
     pub(super) apply_error: Option<String>,
     /// Newest last.
     pub(super) decisions: VecDeque<DecisionInfo>,
-    /// The last decision about this job, for replay. Jobs that are decided together share it. Kept while the job is live.
+    /// The last decision about this job, for replay. Jobs that are decided together share it. Kept while
+    /// the job is live.
     pub(super) record_of_decision: Option<Arc<RecordedDecision>>,
     /// When the job is killed, or killed again.
     pub(super) kill_at: Option<Time>,

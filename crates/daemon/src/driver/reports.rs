@@ -1,7 +1,8 @@
 //! What a job reports, and what must be kept so that a restart goes on at the same byte.
 //!
-//! The job's output comes from output.log in its directory; everything else (event files, a metrics file, an endpoint,
-//! pushes) is the collector's business. Positions are committed together with the samples read before them.
+//! The job's output comes from output.log in its directory; everything else (event files, a metrics file,
+//! an endpoint, pushes) is the collector's business. Positions are committed together with the samples read
+//! before them.
 
 use gainshare_core::model::Time;
 use gainshare_core::signal::{Sample, Tracker};

@@ -72,8 +72,8 @@ impl Driver {
         Ok(())
     }
 
-    /// What a tuned start adds to the environment: never what the user has set, nor what would take precedence over it.
-    /// `values` are the job's own variables with their values.
+    /// What a tuned start adds to the environment: never what the user has set, nor what would take
+    /// precedence over it. `values` are the job's own variables with their values.
     pub(super) fn start_env(&self, record: &JobRecord, values: &BTreeMap<String, String>) -> Vec<StartVar> {
         if record.spec.start == StartKind::Plain {
             return Vec::new();
@@ -98,7 +98,8 @@ impl Driver {
         self.push_env(record).into_iter().filter(|v| user(&v.name).is_none()).chain(tuned).collect()
     }
 
-    /// Where a job that reports by itself finds the daemon. The token is in a file, because these variables are shown.
+    /// Where a job that reports by itself finds the daemon. The token is in a file, because these variables
+    /// are shown.
     fn push_env(&self, record: &JobRecord) -> Vec<StartVar> {
         // A container's loopback is its own.
         let Some(address) = self.push_access.listen.filter(|_| record.spec.runtime == RuntimeKind::Process) else {

@@ -1,8 +1,8 @@
 //! Which cgroup hierarchy this machine has, and below which directory we may make groups.
 //!
-//! **Problem.** Machines differ: v2 alone; v1 with its controllers mounted one by one or together; *hybrid* ones with
-//! v1 controllers and a v2 mount that has none of those we need. The daemon may run as root, as a user with a delegated
-//! subtree (systemd), or as a user without any right.
+//! **Problem.** Machines differ: v2 alone; v1 with its controllers mounted one by one or together; *hybrid*
+//! ones with v1 controllers and a v2 mount that has none of those we need. The daemon may run as root, as a
+//! user with a delegated subtree (systemd), or as a user without any right.
 //!
 //! **Approach.** `/proc/self/mountinfo` lists what is mounted where, `/proc/self/cgroup` the groups of this
 //! process. v2 is used if its mount has the `cpu` controller, else v1 if `cpu` is mounted there. On v1 our

@@ -25,7 +25,8 @@ pub(crate) fn read(path: &Path) -> io::Result<String> {
 
 /// Writes `value` in one system call. Never creates a file: a missing one is an error.
 pub(crate) fn write(path: &Path, value: &str) -> io::Result<()> {
-    // A cgroup file has no content to cut off, but a plain file (a test's tree) would keep the tail of a longer value.
+    // A cgroup file has no content to cut off, but a plain file (a test's tree) would keep the tail of a
+    // longer value.
     let mut file = OpenOptions::new().write(true).truncate(true).custom_flags(libc::O_CLOEXEC).open(path)?;
     let written = file.write(value.as_bytes())?;
     if written == value.len() { Ok(()) } else { Err(io::Error::new(io::ErrorKind::WriteZero, "short write")) }

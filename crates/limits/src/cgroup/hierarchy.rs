@@ -80,7 +80,8 @@ pub struct Hierarchy {
     pub(super) version: Version,
     /// The directory below which our base group goes, for each controller there is.
     pub(super) parents: BTreeMap<Controller, PathBuf>,
-    /// Whether this process runs in the parent itself: then the base group competes with single tasks, not with groups.
+    /// Whether this process runs in the parent itself: then the base group competes with single tasks, not
+    /// with groups.
     pub(super) among_tasks: bool,
 }
 

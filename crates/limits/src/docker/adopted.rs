@@ -133,8 +133,8 @@ impl AdoptedContainer {
         weight_and_shares(&self.kernel, &self.found)
     }
 
-    /// A file of the kernel that no longer holds what it held after our last write: its name, what it held and what it
-    /// holds. Limits that are not ours to set may change as they like.
+    /// A file of the kernel that no longer holds what it held after our last write: its name, what it held
+    /// and what it holds. Limits that are not ours to set may change as they like.
     pub(super) fn foreign_write(&mut self) -> Option<(String, String, String)> {
         let now = self.kernel_settings();
         let is_ours = |file: &str| self.original.values.keys().any(|&limit| files_of(limit).contains(&file));

@@ -6,8 +6,9 @@
 //! thread. A driver that must not wait uses the `request_…` methods, which pass the answer to a callback on
 //! the background thread.
 //!
-//! **Properties.** Every request is its own connection to the socket, so an engine that restarts needs no reconnecting
-//! here. No request waits longer than [`REQUEST_TIMEOUT`], so a hung engine cannot hang the caller for longer.
+//! **Properties.** Every request is its own connection to the socket, so an engine that restarts needs no
+//! reconnecting here. No request waits longer than [`REQUEST_TIMEOUT`], so a hung engine cannot hang the
+//! caller for longer.
 
 use crate::RuntimeError;
 use crate::cpus::MAX_CPUS;

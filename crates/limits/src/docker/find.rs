@@ -1,7 +1,7 @@
 //! Finds a container by the name it was given.
 //!
-//! A caller that died between asking the engine for a container and recording its id knows only the name. The labels say whether
-//! the container of that name is the one that was asked for.
+//! A caller that died between asking the engine for a container and recording its id knows only the name.
+//! The labels say whether the container of that name is the one that was asked for.
 
 use super::engine::Engine;
 use crate::RuntimeError;

@@ -100,7 +100,8 @@ pub struct OriginalLimits {
 
 /// The engine refuses a smaller soft limit.
 const MIN_RESERVATION_BYTES: u64 = 6 << 20;
-/// Soft limits move in steps of this size, so that a slowly growing working set does not cause a write with every plan.
+/// Soft limits move in steps of this size, so that a slowly growing working set does not cause a write with
+/// every plan.
 const RESERVATION_STEP_BYTES: u64 = 64 << 20;
 /// The engine's own period; it is never changed, because a container with another period refuses `docker
 /// update --cpus` from then on.
@@ -113,8 +114,8 @@ const MIN_QUOTA_US: i64 = 1_000;
 pub(super) enum WeightScale {
     /// cgroup v1: they are the weight.
     Shares,
-    /// cgroup v2 as `runc` did it until 2025: 2…262144 onto 1…10000 by a straight line, so the default of 1024 came out
-    /// as 39.
+    /// cgroup v2 as `runc` did it until 2025: 2…262144 onto 1…10000 by a straight line, so the default of
+    /// 1024 came out as 39.
     Linear,
     /// cgroup v2 since `runc` 1.3.2: a curve through (2, 1), (1024, 100), (262144, 10000).
     Curved,

@@ -10,12 +10,13 @@
 //! stamps is the order of the entries, between them it is not. Each delivered chunk carries the cursor after
 //! it: a reader that stores the cursor together with the effect of the chunk can resume there.
 //!
-//! Entries go through a bounded channel. When its reader is slow, the follower stops asking the engine, which keeps the
-//! entries in the container's log: nothing is dropped, memory stays bounded, and the container never waits.
+//! Entries go through a bounded channel. When its reader is slow, the follower stops asking the engine,
+//! which keeps the entries in the container's log: nothing is dropped, memory stays bounded, and the
+//! container never waits.
 //!
-//! **Limits, all the engine's.** It hands out an entry at a line end or after 16 KiB, so a progress bar that only ever
-//! returns the carriage arrives late. A log rotated away before it was read is lost. If the machine's clock is set
-//! back, entries stamped before the cursor are skipped after the next break.
+//! **Limits, all the engine's.** It hands out an entry at a line end or after 16 KiB, so a progress bar
+//! that only ever returns the carriage arrives late. A log rotated away before it was read is lost. If the
+//! machine's clock is set back, entries stamped before the cursor are skipped after the next break.
 
 use super::engine::{Engine, is_missing, parse_time_ns};
 use crate::backoff::Backoff;
@@ -169,9 +170,9 @@ fn has_ended(container: &bollard::models::ContainerInspectResponse) -> bool {
     container.state.as_ref().is_some_and(|s| s.running != Some(true) && s.restarting != Some(true))
 }
 
-/// The entries of one frame, each without its stamp. A frame of a container without a terminal is one entry. A
-/// terminal's output is not framed; it is cut at line ends by the client library, and entries of a line longer than the
-/// engine's limit follow each other at exactly that distance.
+/// The entries of one frame, each without its stamp. A frame of a container without a terminal is one
+/// entry. A terminal's output is not framed; it is cut at line ends by the client library, and entries of a
+/// line longer than the engine's limit follow each other at exactly that distance.
 fn entries(frame: &[u8], is_console: bool) -> Vec<(u64, &[u8])> {
     let mut found = Vec::new();
     let mut rest = frame;

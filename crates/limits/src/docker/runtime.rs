@@ -135,7 +135,8 @@ impl DockerRuntime {
         if self.adopted.get(&job.key).is_some_and(|adopted| adopted.job == job.job) {
             return self.adopted.get_mut(&job.key).ok_or_else(gone);
         }
-        // The handle names another life, or the container was never adopted or was released. Gone unless it still runs.
+        // The handle names another life, or the container was never adopted or was released. Gone unless it
+        // still runs.
         let container = self.engine.wait(self.engine.inspect(&job.key))?;
         match container.state.unwrap_or_default().running {
             Some(true) if !self.adopted.contains_key(&job.key) => {

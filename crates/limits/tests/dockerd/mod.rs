@@ -1,5 +1,5 @@
-//! A real Docker engine for one test: started with everything it owns below one temporary directory and one cgroup, and
-//! removed without a trace, whatever the test did.
+//! A real Docker engine for one test: started with everything it owns below one temporary directory and one
+//! cgroup, and removed without a trace, whatever the test did.
 //!
 //! It needs root and Debian's `docker.io` and `busybox-static`. Containers have no network.
 
@@ -87,8 +87,8 @@ impl Dockerd {
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log);
-        // SAFETY: prctl is a plain system call and touches no memory of ours. It makes the engine end with a test that
-        // was killed.
+        // SAFETY: prctl is a plain system call and touches no memory of ours. It makes the engine end with
+        // a test that was killed.
         unsafe {
             command.pre_exec(|| {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);

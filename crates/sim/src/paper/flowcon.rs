@@ -73,8 +73,9 @@ pub(super) fn experiments() -> Vec<Experiment> {
     ]
 }
 
-/// α, interval in seconds, published reduction in percent. The first five are the thesis's Figure 6.2, the others its Figure 6.3;
-/// one setting is in both, with different results: what the authors' machine itself varied by.
+/// α, interval in seconds, published reduction in percent. The first five are the thesis's Figure 6.2, the
+/// others its Figure 6.3; one setting is in both, with different results: what the authors' machine itself
+/// varied by.
 const TABLE_6_2: [(f64, u64, f64); 10] = [
     (0.10, 20, 26.2),
     (0.10, 30, 32.4),

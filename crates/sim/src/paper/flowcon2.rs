@@ -1,4 +1,5 @@
-//! FlowCon 2.0's evaluation as far as its abstract tells it: four equal workers with 20 jobs, eight unequal ones with 60.
+//! FlowCon 2.0's evaluation as far as its abstract tells it: four equal workers with 20 jobs, eight unequal
+//! ones with 60.
 
 use super::Experiment;
 use super::flowcon::flowcon;

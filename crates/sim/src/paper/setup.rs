@@ -1,4 +1,5 @@
-//! What the papers' worlds have in common: equal nodes, jobs of known kinds at fixed or random times, one disturbance.
+//! What the papers' worlds have in common: equal nodes, jobs of known kinds at fixed or random times, one
+//! disturbance.
 
 use super::{Experiment, Measure, Setting};
 use crate::models::{self, CORES, INTERFERENCE, Model};

@@ -90,8 +90,9 @@ fn mixed(seed: u64, n: u64, until_s: f64, nodes: usize) -> World {
     world(seed, workers(nodes), submitted(seed, at_random(seed, until_s, kinds(seed, n, &SPECON))))
 }
 
-/// The published means cannot come from the same jobs as those of the smaller cluster: 8 workers busy for 2070 s are 331 s for each of 50 jobs,
-/// 4 workers busy for 1640 s at most 219 s for each of 30. Fitted to the mean completion time under the default scheduler.
+/// The published means cannot come from the same jobs as those of the smaller cluster: 8 workers busy for
+/// 2070 s are 331 s for each of 50 jobs, 4 workers busy for 1640 s at most 219 s for each of 30. Fitted to
+/// the mean completion time under the default scheduler.
 const LONGER: f64 = 1.65;
 
 fn longer(mut world: World) -> World {

@@ -1,24 +1,28 @@
 //! Which of many waiting jobs runs next on whole devices, and which running one steps aside?
 //!
-//! **Problem.** On GPU clusters jobs hold whole devices, all or none (a *gang*), and tens of thousands of them come and go. Looking at every job at
-//! every event, as the sharing decisions do, would cost more than the jobs are worth.
+//! **Problem.** On GPU clusters jobs hold whole devices, all or none (a *gang*), and tens of thousands of
+//! them come and go. Looking at every job at every event, as the sharing decisions do, would cost more than
+//! the jobs are worth.
 //!
-//! **Approach.** The queue is kept, not rebuilt: waiting jobs sorted by rank within each gang size, running jobs sorted by rank. An event touches only
-//! what it changes, so a decision costs the logarithm of the number of jobs times the number of different gang sizes.
+//! **Approach.** The queue is kept, not rebuilt: waiting jobs sorted by rank within each gang size, running
+//! jobs sorted by rank. An event touches only what it changes, so a decision costs the logarithm of the
+//! number of jobs times the number of different gang sizes.
 //!
-//! **Answers.** `fifo`: first come, first served, strictly: nobody passes the first in line. `srtf`: shortest remaining time first, where it is known; preempts.
-//! `las`: Tiresias' discretised two-dimensional least attained service (J. Gu et al., NSDI 2019): attained service is devices × seconds; whoever exceeds a
-//! queue's limit falls into the next queue; within a queue first come, first served; preempts. Under the last two a job that fits may pass
-//! one that does not.
+//! **Answers.** `fifo`: first come, first served, strictly: nobody passes the first in line. `srtf`:
+//! shortest remaining time first, where it is known; preempts. `las`: Tiresias' discretised two-dimensional
+//! least attained service (J. Gu et al., NSDI 2019): attained service is devices × seconds; a job that exceeds
+//! a queue's limit falls into the next queue; within a queue first come, first served; preempts. Under the
+//! last two a job that fits may pass one that does not.
 //!
-//! **Properties.** `never_more_than_there_is`: the devices of running jobs never exceed the cluster; `no_idle_device_a_waiting_job_could_use` under `srtf`
-//! and `las`; ranks are total (ties go to the lower id), so that the same events give the same decisions.
+//! **Properties.** `never_more_than_there_is`: the devices of running jobs never exceed the cluster;
+//! `no_idle_device_a_waiting_job_could_use` under `srtf` and `las`; ranks are total (ties go to the lower
+//! id), so that the same events give the same decisions.
 
 use gainshare_core::model::{JobId, Span, Time};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Who goes first.
+/// The order of the queue.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "by")]
 pub enum GangOrder {

@@ -1,7 +1,8 @@
 //! Made-up traces whose distributions can be fitted to a real one.
 //!
-//! **What is kept of a trace.** The mean rate of submissions and how it varies over the hours of a day; the part of jobs of each gang size; for each size the
-//! distribution of durations, as 41 quantiles joined in the logarithm. Jobs are independent of each other: bursts of one user are not kept.
+//! **What is kept of a trace.** The mean rate of submissions and how it varies over the hours of a day; the
+//! part of jobs of each gang size; for each size the distribution of durations, as 41 quantiles joined in
+//! the logarithm. Jobs are independent of each other: bursts of one user are not kept.
 
 use super::TraceJob;
 use crate::random::Stream;
@@ -59,7 +60,8 @@ impl Shape {
         }
     }
 
-    /// A stand-in for a GPU cluster, for tests and benchmarks: mostly single devices, durations from a minute to days.
+    /// A stand-in for a GPU cluster, for tests and benchmarks: mostly single devices, durations from a
+    /// minute to days.
     pub fn typical() -> Shape {
         let durations = |scale: f64| {
             (0..QUANTILES).map(|q| scale * 10f64.powf(1.7 + 3.3 * q as f64 / (QUANTILES - 1) as f64)).collect()
@@ -79,7 +81,8 @@ impl Shape {
         let whole: f64 = self.sizes.iter().map(|s| s.part).sum();
         let mut now_s = 0.0;
         let job = |i: usize| {
-            // Within an hour the rate is constant; an exponential that reaches beyond it is stretched by the rate that holds when it is drawn.
+            // Within an hour the rate is constant; an exponential that reaches beyond it is stretched by
+            // the rate that holds when it is drawn.
             let hour = self.hours.get((now_s / 3600.0) as usize % 24).copied().unwrap_or(1.0).max(1e-3);
             now_s += arrivals.exponential() * 3600.0 / (self.jobs_per_hour * hour).max(1e-9);
             let mut at = sizes.unit() * whole;

@@ -41,9 +41,10 @@ impl Format {
     }
 }
 
-/// Reads a trace and puts it in order of submission, from zero. Jobs that took no time or held no device never ran and are left out, as in the
-/// studies these traces come from; the number beside them says how many. An archive holds one trace for each cluster: all are merged, each from zero, and
-/// jobs without an owner get the cluster's name.
+/// Reads a trace and puts it in order of submission, from zero. Jobs that took no time or held no device
+/// never ran and are left out, as in the studies these traces come from; the number beside them says how
+/// many. An archive holds one trace for each cluster: all are merged, each from zero, and jobs without an
+/// owner get the cluster's name.
 pub fn read(path: &Path) -> Result<(Vec<TraceJob>, usize), TraceError> {
     let name = path.display().to_string();
     let io = |source| TraceError::Io { path: name.clone(), source };

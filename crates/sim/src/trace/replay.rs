@@ -1,7 +1,8 @@
 //! Replays a trace on a pool of devices under one order of the queue.
 //!
-//! Jobs need their devices all at once and keep them; a preempted job loses nothing but the time to restore it. Only arrivals, ends and the moments the queue
-//! asked for are events, each of which costs the logarithm of the number of jobs.
+//! Jobs need their devices all at once and keep them; a preempted job loses nothing but the time to restore
+//! it. Only arrivals, ends and the moments the queue asked for are events, each of which costs the
+//! logarithm of the number of jobs.
 
 use super::TraceJob;
 use super::gang::{Act, Gang, GangOrder};
@@ -56,7 +57,8 @@ pub fn replay(jobs: &[TraceJob], devices: u32, order: GangOrder, restore: Span) 
         let Some(at) = [arrival, end, gang.due()].into_iter().flatten().min() else { break };
         let now = at;
         events += 1;
-        // What happens at the same moment is decided on together; else a device that one job frees could go to and fro between the others.
+        // What happens at the same moment is decided on together; else a device that one job frees could go
+        // to and fro between the others.
         while let Some(Reverse((_, id, version))) = ends.peek().copied().filter(|Reverse((t, _, _))| *t == at) {
             ends.pop();
             let job = &mut live[id as usize];
@@ -134,7 +136,8 @@ mod tests {
         // 100, then 110 − 10 and 110 − 20.
         assert!((fifo.mean_completion_s - (100.0 + 100.0 + 90.0) / 3.0).abs() < 1e-6, "{fifo:?}");
         assert_eq!((fifo.preemptions, fifo.longest_queue), (0, 2));
-        // Under SRTF the single jobs preempt: one from 10 to 20, the other from 20 to 30, then the pair job goes on with 90 s left, plus 5 s to restore.
+        // Under SRTF the single jobs preempt: one from 10 to 20, the other from 20 to 30, then the pair job
+        // goes on with 90 s left, plus 5 s to restore.
         let srtf = replay(&jobs, 2, GangOrder::Srtf, Span::from_secs(5));
         assert!((srtf.mean_completion_s - (125.0 + 10.0 + 10.0) / 3.0).abs() < 1e-6, "{srtf:?}");
         assert_eq!(srtf.preemptions, 1);

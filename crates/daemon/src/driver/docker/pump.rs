@@ -1,4 +1,5 @@
-//! Copies one container's output into its job's output.log, so that reports, `logs` and restarts work as for a process.
+//! Copies one container's output into its job's output.log, so that reports, `logs` and restarts work as
+//! for a process.
 
 use crate::jobdir::{self, OLDER_OUTPUT, OUTPUT};
 use gainshare_limits::docker::{Engine, LogCursor};

@@ -3,9 +3,10 @@
 //! **Problem.** Shares of a machine must come out of on and off alone. Simply running each job for its share of the
 //! time is wrong twice: two jobs on at the same time halve each other, and cores stand idle when few jobs want them.
 //!
-//! **Approach.** A job's *demand* is how many cores it uses while it may run. The cores are filled like water by
-//! share, and no job gets more than it demands; a job's rate over its demand is the part of each period in which it may
-//! run. The windows are laid end to end around the period, so that jobs which cannot run together take turns.
+//! **Approach.** A job's *demand* is how many cores it uses while it may run. The cores are filled like
+//! water by share, and no job gets more than it demands; a job's rate over its demand is the part of each
+//! period in which it may run. The windows are laid end to end around the period, so that jobs which cannot
+//! run together take turns.
 //!
 //! **Properties.** `work_conserving`: if all demand together fits the cores, no job is stopped. `proportional`: jobs
 //! that want everything get their shares. `never_starved`: every job runs at least a twentieth of the time.

@@ -418,8 +418,8 @@ fn name(action: &Action) -> &'static str {
     }
 }
 
-/// For an uninstall: no Job stays suspended by us. The Job controller itself waits for a pod that is still ending. Answers what could
-/// not be changed, and why.
+/// For an uninstall: no Job stays suspended by us. The Job controller itself waits for a pod that is still
+/// ending. Answers what could not be changed, and why.
 pub(crate) async fn give_back(client: &Client) -> kube::Result<Vec<String>> {
     let mut failures = Vec::new();
     let mut page = ListParams::default().limit(PAGE);
