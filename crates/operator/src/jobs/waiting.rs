@@ -13,7 +13,7 @@ const SILENCE: SignedDuration = SignedDuration::from_secs(10);
 pub(super) fn removed_sentence(kind: &str, (namespace, name): (&str, &str), pod: &str, node: Option<&str>) -> String {
     let there = node.map(|node| format!(" on {node}")).unwrap_or_default();
     format!(
-        "the pod {pod} was removed by force, so nobody can publish_event whether it still runs{there}; when you are sure that it does not: \
+        "the pod {pod} was removed by force, so it cannot be proven that it has stopped{there}; when you are sure that it does not: \
          kubectl annotate {kind} {name} -n {namespace} {STOPPED_ANNOTATION}={pod}"
     )
 }
