@@ -281,7 +281,7 @@ async fn exchange(
                     }
                     status.syncs.get_or_create(&[("result", "failed")]).inc();
                     status.connected.set(0);
-                    // Another replica may answer next. It numbers its lists from the start and does not know this agent.
+                    // Another replica may answer next. Its lists have other numbers, and it does not know this agent.
                     (told, seen) = (None, 0);
                     not_before = Instant::now() + pause.failed();
                 }
