@@ -58,10 +58,30 @@ fn a_sound_plan_passes_unchanged() {
 #[test]
 fn plan_and_view_belong_together() {
     assert_eq!(found(|_, p| p.at = Time(6)), [Violation::OtherMoment]);
-    assert_eq!(found(|_, p| drop(p.verdicts.remove(&JobId(2)))), [Violation::NoVerdict(JobId(2))]);
-    assert_eq!(found(|_, p| drop(p.verdicts.insert(JobId(9), idle()))), [Violation::UnknownJob(JobId(9))]);
-    assert_eq!(found(|_, p| drop(p.verdicts.insert(JobId(2), idle()))), [Violation::NoTarget(JobId(2))]);
-    assert_eq!(found(|_, p| drop(p.verdicts.insert(JobId(3), half()))), [Violation::TargetWhileWaiting(JobId(3))]);
+    assert_eq!(
+        found(|_, p| {
+            p.verdicts.remove(&JobId(2));
+        }),
+        [Violation::NoVerdict(JobId(2))]
+    );
+    assert_eq!(
+        found(|_, p| {
+            p.verdicts.insert(JobId(9), idle());
+        }),
+        [Violation::UnknownJob(JobId(9))]
+    );
+    assert_eq!(
+        found(|_, p| {
+            p.verdicts.insert(JobId(2), idle());
+        }),
+        [Violation::NoTarget(JobId(2))]
+    );
+    assert_eq!(
+        found(|_, p| {
+            p.verdicts.insert(JobId(3), half());
+        }),
+        [Violation::TargetWhileWaiting(JobId(3))]
+    );
 }
 
 #[test]
@@ -118,7 +138,9 @@ fn a_pinned_job_stays_on_its_node() {
 
 #[test]
 fn a_node_is_not_given_away_twice() {
-    let over = found(|_, p| drop(p.verdicts.insert(JobId(1), verdict(target(0.6, 1.0)))));
+    let over = found(|_, p| {
+        p.verdicts.insert(JobId(1), verdict(target(0.6, 1.0)));
+    });
     assert_eq!(over.len(), 4, "one for each resource: {over:?}");
     assert!(over.iter().all(|v| matches!(v, Violation::OverCapacity { sum, .. } if (*sum - 1.1).abs() < 1e-9)));
 }

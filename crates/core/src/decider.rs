@@ -33,6 +33,7 @@ pub struct Decider {
 
 /// What became of one view.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "an outcome is made once a step and matched at once; it is never stored")]
 pub enum Outcome {
     /// No job came or went, no interval is over: what was decided before stands.
     NotDue,

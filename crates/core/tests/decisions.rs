@@ -1,5 +1,6 @@
 //! Every recorded decision of the folder `decisions` is made again, bit for bit. See the folder's
 //! README.
+#![allow(clippy::disallowed_methods, reason = "the recorded decisions are files")]
 
 use gainshare_core::replay::{Difference, RecordedDecision, ReplayError};
 use std::path::Path;

@@ -107,7 +107,7 @@ const ROUNDS: usize = 16;
 
 /// Runs `world` to its end under `policy`.
 pub fn run(world: &World, policy: &Policy, record: Record) -> Result<Outcome, SimError> {
-    Run::new(world, policy, record).to_its_end()
+    Run::new(world, policy, record).run_until_done()
 }
 
 /// As [`run`], and shows every decision to `observer` before it is carried out. Each can be recorded and
@@ -115,7 +115,7 @@ pub fn run(world: &World, policy: &Policy, record: Record) -> Result<Outcome, Si
 pub fn run_observed(world: &World, policy: &Policy, observer: &mut dyn FnMut(&Decision)) -> Result<Outcome, SimError> {
     let mut run = Run::new(world, policy, Record::default());
     run.observer = Some(observer);
-    run.to_its_end()
+    run.run_until_done()
 }
 
 impl<'a> Run<'a> {
@@ -165,7 +165,7 @@ impl<'a> Run<'a> {
         run
     }
 
-    fn to_its_end(mut self) -> Result<Outcome, SimError> {
+    fn run_until_done(mut self) -> Result<Outcome, SimError> {
         while let Some(Reverse((at, _, event))) = self.heap.pop() {
             self.now = at;
             let mut anything = self.happen(event);

@@ -150,10 +150,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Packages with their dependencies (name, kind); those that no other package names as members are
+    /// A package's name and its dependencies (name, kind).
+    type Package<'a> = (&'a str, &'a [(&'a str, Option<&'a str>)]);
+
+    /// Packages with their dependencies; those that no other package names as members are
     /// outside crates.
-    fn metadata(packages: &[(&str, &[(&str, Option<&str>)])], outside: &[&str]) -> Value {
-        let package = |(name, dependencies): &(&str, &[(&str, Option<&str>)])| {
+    fn metadata(packages: &[Package], outside: &[&str]) -> Value {
+        let package = |(name, dependencies): &Package| {
             let dependencies: Vec<Value> =
                 dependencies.iter().map(|(name, kind)| json!({"name": name, "kind": kind})).collect();
             json!({"id": name, "name": name, "dependencies": dependencies})

@@ -200,6 +200,7 @@ impl Preset {
     }
 }
 
+#[allow(clippy::derivable_impls, reason = "the macro makes the enum of the table's rows; no row is marked")]
 impl Default for Preset {
     fn default() -> Preset {
         Preset::Gainshare
