@@ -110,7 +110,7 @@ fn a_full_disk() {
     home.wait_for_state("running", "running");
 
     disk.fill();
-    home.run(&["submit", "job.toml"]).fails_with(1, &["full", "space"]);
+    home.run(&["submit", "job.toml"]).fails_with(1, &["No space", "free some space"]);
     home.run(&["run", "--require-daemon", "--", "true"]).fails_with(1, &["full", "space"]);
     let outcome = home.run(&["run", "--", "echo", "trains anyway"]);
     assert_eq!((outcome.code, outcome.stdout.as_str()), (0, "trains anyway\n"), "{}", outcome.stderr);
