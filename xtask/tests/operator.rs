@@ -417,7 +417,7 @@ fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!((version("pod", "a"), version("sharepolicy", "training")), before);
     let columns = bed.kubectl(&["get", "sharepolicy", "training", "-n", "team"]);
-    assert!(columns.contains("GROWING") && columns.contains("flowcon"), "{columns}");
+    assert!(columns.contains("GROWING") && columns.contains("gainshare"), "{columns}");
 }
 
 /// The API server sends admission reviews of new pods to the operator. The operator has no pod here that the
