@@ -192,6 +192,9 @@ pub enum Command {
     ///
     /// `gainshare agent --help` prints that program's own help.
     #[command(disable_help_flag = true)]
+    #[command(
+        after_help = "Example:\n  gainshare agent --operator https://gainshare-operator:8443 --ca ca.crt --node worker-1"
+    )]
     Agent {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         args: Vec<OsString>,

@@ -46,7 +46,10 @@ impl Driver {
             slots: self.config.slots,
             idle: machine::idle_s(Path::new(machine::ROOT)),
         };
-        let jobs = self.jobs.values().filter(|j| j.record.is_live()).map(|j| self.job_view(j)).collect();
+        // A container that is being taken over runs already: the plan must not start it.
+        let is_taken_over = |j: &Job| j.record.adopted && j.record.state == JobState::Queued;
+        let shown = self.jobs.values().filter(|j| j.record.is_live() && !is_taken_over(j));
+        let jobs = shown.map(|j| self.job_view(j)).collect();
         View { now: self.now(), nodes: vec![node], jobs }
     }
 
