@@ -6,8 +6,8 @@
 use super::tree::SourceTree;
 use std::collections::BTreeSet;
 
-/// Where the names of policies are taken from: the possible values of `gainshare sim --policy`.
-const POLICY_TABLE: &str = "docs/reference/cli.md";
+/// Where the names of policies are taken from: the table that core writes.
+const POLICY_TABLE: &str = "docs/policies.md";
 /// The share rule that SharePolicy calls by its own name; the preset of the same rule is `na`.
 const FURTHER_POLICIES: [&str; 1] = ["fair"];
 
@@ -62,11 +62,8 @@ fn has_policies(path: &str) -> bool {
 /// The names of all policies.
 fn known_policies(tree: &SourceTree) -> BTreeSet<String> {
     let page = tree.get(POLICY_TABLE).unwrap_or_default();
-    let Some(section) = page.split("\n## gainshare sim\n").nth(1) else { return BTreeSet::new() };
-    let option = section.split("--policy").nth(1).unwrap_or_default();
-    let values = option.split("[possible values:").nth(1).and_then(|rest| rest.split(']').next()).unwrap_or_default();
-    let names = values.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
-    let names: BTreeSet<String> = names.collect();
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    let names: BTreeSet<String> = rows.map(|(name, _)| name.to_owned()).collect();
     if names.is_empty() { names } else { names.into_iter().chain(FURTHER_POLICIES.map(str::to_owned)).collect() }
 }
 
@@ -153,12 +150,11 @@ fn enum_of_policy(text: &str) -> Vec<(usize, String)> {
 mod tests {
     use super::*;
 
-    const REFERENCE: &str = "## gainshare up\n--policy <P>\n[possible values: old]\n\n## gainshare sim\n\n--policy <P>\n\n\
-                             [default: na]\n[possible values: na, flowcon,\n  srpt]\n";
+    const TABLE: &str = "| policy | what |\n|---|---|\n| `na` | equal |\n| `flowcon` | growth |\n| `srpt` | bound |\n";
     const NAMES: &str = "pub const SHARE_LABEL: &str = \"gainshare.dev/share\";\n";
 
     fn findings(files: &[(&str, &str)]) -> Vec<String> {
-        let known = [("docs/reference/cli.md", REFERENCE), ("crates/kube-api/src/names.rs", NAMES)];
+        let known = [("docs/policies.md", TABLE), ("crates/kube-api/src/names.rs", NAMES)];
         check(&SourceTree::of(&[&known, files].concat()))
     }
 
