@@ -300,7 +300,7 @@ fn moved(job: &str, m: &Value) -> Moved {
     let text = |key: &str| m[key].as_str().unwrap_or_default().to_owned();
     let number = |key: &str| m[key].as_f64().unwrap_or(f64::NAN);
     let (save_s, restore_s) = (number("saveS"), number("restoreS"));
-    Moved { job: job.to_owned(), from: text("from"), to: text("to"), why: text("why"), save_s, restore_s }
+    Moved { job: job.to_owned(), from: text("from"), to: text("to"), why: text("message"), save_s, restore_s }
 }
 
 /// A namespace with a claim on a folder that all nodes see.
