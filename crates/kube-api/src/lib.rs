@@ -18,6 +18,7 @@
 //! operator's `hostile_tests` feed arbitrary ones through it.
 
 pub mod adopted;
+pub mod attempt;
 pub mod bounds;
 pub mod facts;
 #[cfg(any(test, feature = "fixtures"))]

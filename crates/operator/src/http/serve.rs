@@ -10,7 +10,7 @@ use super::auth::{AuthError, Reviewer};
 use super::peers::Seat;
 use crate::http::webhook;
 use crate::shares::{Shares, resizes};
-use crate::state::agents::Heard;
+use crate::state::agents::ReportEffect;
 use crate::state::lead::Leader;
 use crate::state::metrics::{Metrics, StateLabels};
 use crate::tasks::Health;
@@ -261,10 +261,10 @@ async fn answer(served: &Served, leading: &Leading, sync: &SyncRequest) -> Answe
 }
 
 /// Takes in the agent's report about the pods of its own node.
-fn take_in(leader: &Leader, sync: &SyncRequest) -> Heard {
+fn take_in(leader: &Leader, sync: &SyncRequest) -> ReportEffect {
     let heard = leader.read(|world| {
         let is_here = |uid: &str| world.node_of(uid) == Some(&sync.node);
-        leader.agents.lock().hear(sync, Instant::now(), is_here)
+        leader.agents.lock().receive(sync, Instant::now(), is_here)
     });
     if heard.foreign > 0 {
         leader.metrics.foreign_reports.inc_by(heard.foreign as u64);

@@ -68,8 +68,8 @@ async fn bench(limits: Limits, tls: Option<TlsAcceptor>) -> Bench {
     let (client, reviews) = api_server().await;
     let metrics = Arc::new(Metrics::new());
     let leader = Arc::new(Leader::new(metrics.clone(), 1));
-    leader.await_list();
-    leader.complete_list();
+    leader.lists.await_one();
+    leader.lists.complete_one();
     let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics.clone()));
     let reviewer = Reviewer::new(client, "system", "agent");
     let leads = Arc::new(Leading { leader: leader.clone(), shares, reviewer });

@@ -1,10 +1,11 @@
-//! The parts of a move that are the same for every kind of job: how long a job gets its own share back before it
-//! is stopped, what its end means for the move, and the record of the move.
+//! The parts of a move that are the same for every kind of job: its beginning, how long a job gets its own share
+//! back before it is stopped, the proof of its stop, what its end means for the move, and the record of the move.
 //!
 //! A move is a request to end, a proof of the stop, and a start elsewhere.
 
-use super::snapshot::{Exit, PodSnapshot, Stop};
-use gainshare_kube_api::training_job::{MOVES_KEPT, Migration, Move, TrainingJobStatus};
+use crate::state::orders::Order;
+use crate::state::snapshot::{Exit, NodeState, Nodes, PodSnapshot, Stop};
+use gainshare_kube_api::training_job::{MOVES_KEPT, Migration, Move, Phase, TrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
@@ -14,7 +15,47 @@ const KILLED: i32 = 137;
 
 /// Longest wait for a job's original CPU request to be restored before SIGTERM, so that it can save
 /// a checkpoint at full speed (usually 0.2 s).
-pub(super) const OWN_SHARE_WAIT: SignedDuration = SignedDuration::from_secs(2);
+const OWN_SHARE_WAIT: SignedDuration = SignedDuration::from_secs(2);
+
+/// The journal entry of a move that begins: the attempt on `from` is to be stopped.
+pub(super) fn begin_move(order: &Order, from: String, epoch: u32, now: Timestamp) -> Migration {
+    Migration {
+        from,
+        to: order.node.clone(),
+        reason: Some(order.reason),
+        message: order.sentence(),
+        phase: Phase::Stopping,
+        epoch,
+        since: MicroTime(now),
+        stopped: None,
+    }
+}
+
+/// Until when a pod that saves itself is not asked to end yet: on a small share it might not save itself in
+/// time, so its own share comes back first.
+pub(super) fn own_share_until(pod: &PodSnapshot, since: Timestamp, now: Timestamp) -> Option<Timestamp> {
+    since.checked_add(OWN_SHARE_WAIT).ok().filter(|until| pod.reshaped && *until > now)
+}
+
+/// The proof that a pod has stopped, if there is one. An administrator's declaration (`declared`, the name of a
+/// pod) counts for a pod that was asked to end.
+pub(super) fn proof_of_stop(pod: &PodSnapshot, declared: Option<&str>, nodes: &Nodes) -> Option<Stop> {
+    let is_declared = pod.deleted.is_some() && declared == Some(&pod.name);
+    pod.stop(nodes).or_else(|| is_declared.then_some(Stop::Declared))
+}
+
+/// The same for a pod whose object was removed by force.
+pub(super) fn proof_without_pod(pod: &str, node: Option<&str>, declared: Option<&str>, nodes: &Nodes) -> Option<Stop> {
+    let off = node.filter(|node| nodes.get(*node) == Some(&NodeState::Off));
+    off.map(|node| Stop::NodeOff(node.to_owned())).or_else(|| (declared == Some(pod)).then_some(Stop::Declared))
+}
+
+/// The journal entry of a move after the stop: the next attempt starts at the target. The target of a move that
+/// came to nothing is where the job was; the record of the move is closed when it runs again.
+pub(super) fn continue_move(migration: Migration, moves: bool, now: Timestamp) -> Migration {
+    let to = if moves { migration.to } else { migration.from.clone() };
+    Migration { phase: Phase::Starting, to, stopped: Some(MicroTime(now)), ..migration }
+}
 
 /// Whether a job that was asked to save itself goes on at its target, and the sentence about it.
 /// `time` says how long it had, and by which field.

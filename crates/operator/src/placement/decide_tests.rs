@@ -3,6 +3,7 @@
 use super::*;
 use crate::placement::snapshot::{JobReport, NodeSnapshot};
 use crate::state::clock::AgentClock;
+use crate::state::workload::WorkloadKind;
 use gainshare_core::model::Time;
 use gainshare_core::signal::{Outlook, Report, Signal};
 use gainshare_core::view::Phase;
@@ -43,6 +44,7 @@ impl Lab {
     fn wait(&mut self, name: &str, policy: JobPolicy) -> &mut JobFacts {
         let facts = JobFacts {
             uid: name.to_owned(),
+            kind: WorkloadKind::TrainingJob,
             namespace: "team".to_owned(),
             name: name.to_owned(),
             owner: "team".to_owned(),

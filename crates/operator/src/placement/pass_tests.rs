@@ -6,6 +6,7 @@ use crate::placement::run::thread_time;
 use crate::placement::snapshot::read;
 use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
+use crate::state::workload::WorkloadKind;
 use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::facts::{ContainerFacts, PodFacts};
 use gainshare_kube_api::names::JOB_LABEL;
@@ -31,6 +32,7 @@ fn facts(index: usize, state: JobState) -> JobFacts {
     let is_running = matches!(state, JobState::Running { .. });
     JobFacts {
         uid: format!("8e6c2c1c-0000-4000-8000-{index:012}"),
+        kind: WorkloadKind::TrainingJob,
         namespace: format!("team-{}", index % 10),
         name: format!("job-{index}"),
         owner: format!("team-{}", index % 10),
@@ -111,7 +113,7 @@ async fn a_pass_over_5000_nodes_and_50000_jobs() {
     let leader = leader();
     leader.change(|world| {
         let (cpu_milli, memory_bytes) = (Some(32_000), Some(256 << 30));
-        let facts = || NodeFacts { cpu_milli, memory_bytes, open: true, speed_percent: 100 };
+        let facts = || NodeFacts { cpu_milli, memory_bytes, open: true, speed_percent: 100, ..NodeFacts::default() };
         (0..NODES).for_each(|index| world.put_node(&node(index), facts()));
         (0..RUNNING).for_each(|index| world.put_pod(pod(index)));
     });
@@ -121,7 +123,7 @@ async fn a_pass_over_5000_nodes_and_50000_jobs() {
     let mut decision = Decision::new(Specon::default());
     let mut pass = |round: u64| {
         let mut agents = leader.agents.lock();
-        (0..NODES).for_each(|index| drop(agents.hear(&message(index, round), Instant::now(), |_| true)));
+        (0..NODES).for_each(|index| drop(agents.receive(&message(index, round), Instant::now(), |_| true)));
         drop(agents);
         let (began, spent_before) = (Instant::now(), thread_time());
         let snapshot = read(&leader, leader.orders.facts(), &clock);

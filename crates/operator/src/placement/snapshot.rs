@@ -70,7 +70,7 @@ pub(super) fn read(leader: &Leader, jobs: Vec<Arc<JobFacts>>, clock: &Clock) -> 
 }
 
 fn nodes(world: &World, agents: &Agents, now: Instant) -> BTreeMap<String, NodeSnapshot> {
-    let snapshot = world.nodes().map(|(name, facts)| {
+    let snapshot = world.nodes().iter().map(|(name, facts)| {
         let asked = world.requested(name);
         let (milli, bytes) = (facts.cpu_milli.unwrap_or(0), facts.memory_bytes.unwrap_or(0));
         let node = NodeSnapshot {

@@ -3,9 +3,13 @@
 pub(crate) mod agents;
 pub(crate) mod clock;
 pub(crate) mod events;
+pub(crate) mod jobs;
 pub(crate) mod lead;
 pub(crate) mod lease;
 pub(crate) mod metrics;
+pub(crate) mod nodes;
 pub(crate) mod orders;
+pub(crate) mod snapshot;
 pub(crate) mod watch;
+pub(crate) mod workload;
 pub(crate) mod world;

@@ -6,6 +6,7 @@
 //! as a wish: it carries the order out if the job can still be moved. One mutex guards everything,
 //! and no caller holds it for long.
 
+use super::workload::{WorkloadKey, WorkloadKind};
 use gainshare_kube_api::names::NamespacedName;
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::JobPolicy;
@@ -47,6 +48,7 @@ pub(crate) enum OrderKind {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct JobFacts {
     pub(crate) uid: String,
+    pub(crate) kind: WorkloadKind,
     pub(crate) namespace: String,
     pub(crate) name: String,
     /// The owner within which shares and gains are compared first: the namespace.
@@ -105,9 +107,11 @@ struct OrdersState {
 }
 
 impl OrdersState {
-    fn names(&self, uids: impl IntoIterator<Item = String>) -> Vec<NamespacedName> {
+    fn keys(&self, uids: impl IntoIterator<Item = String>) -> Vec<WorkloadKey> {
         let known = uids.into_iter().filter_map(|uid| self.facts.get(&uid));
-        known.map(|facts| NamespacedName::new(&facts.namespace, &facts.name)).collect()
+        let key =
+            |facts: &Arc<JobFacts>| WorkloadKey::new(facts.kind, NamespacedName::new(&facts.namespace, &facts.name));
+        known.map(key).collect()
     }
 }
 
@@ -129,10 +133,10 @@ impl Orders {
     }
 
     /// Jobs whose category the decision has changed since the last call.
-    pub(crate) fn take_category_changes(&self) -> Vec<NamespacedName> {
+    pub(crate) fn take_category_changes(&self) -> Vec<WorkloadKey> {
         let mut state = self.state.lock();
         let uids = std::mem::take(&mut state.changed_categories);
-        state.names(uids)
+        state.keys(uids)
     }
 
     pub(crate) fn category(&self, uid: &str) -> Option<Category> {
@@ -149,10 +153,10 @@ impl Orders {
     }
 
     /// Jobs about which orders were put since the last call.
-    pub(crate) fn take_ordered(&self) -> Vec<NamespacedName> {
+    pub(crate) fn take_ordered(&self) -> Vec<WorkloadKey> {
         let mut state = self.state.lock();
         let uids = std::mem::take(&mut state.fresh);
-        state.names(uids)
+        state.keys(uids)
     }
 
     /// What the job's pods request, if it is known already: a template does not change.
@@ -164,9 +168,9 @@ impl Orders {
         self.state.lock().orders.get(uid).cloned()
     }
 
-    /// Removes the order: it was carried out, or cannot be.
-    pub(crate) fn remove_order(&self, uid: &str) {
-        self.state.lock().orders.remove(uid);
+    /// Removes the order: it was carried out, or cannot be. Answers whether there was one.
+    pub(crate) fn remove_order(&self, uid: &str) -> bool {
+        self.state.lock().orders.remove(uid).is_some()
     }
 
     pub(crate) fn publish(&self, facts: JobFacts) {

@@ -3,9 +3,9 @@
 //! old by any amount, nodes that fall silent or vanish, pods removed by force.
 
 use super::super::step;
-use crate::jobs::action::{Action, Snapshot, Step};
-use crate::jobs::snapshot::{Exit, JobSnapshot, NodeState, Nodes, Phase, PodSnapshot};
-use crate::jobs::{Order, OrderKind};
+use crate::jobs::training_job::action::{Action, Snapshot, Step};
+use crate::state::orders::{Order, OrderKind};
+use crate::state::snapshot::{Exit, JobSnapshot, NodeState, Nodes, Phase, PodSnapshot};
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::{Checkpoint, State, TrainingJobSpec};
 use jiff::{SignedDuration, Timestamp};

@@ -4,9 +4,9 @@
 mod model;
 
 use super::{movable, step};
-use crate::jobs::action::{Action, PodFault, Snapshot};
-use crate::jobs::snapshot::{NodeState, Nodes};
-use crate::jobs::{Order, OrderKind};
+use crate::jobs::training_job::action::{Action, PodFault, Snapshot};
+use crate::state::orders::{Order, OrderKind};
+use crate::state::snapshot::{NodeState, Nodes};
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::{State, Stopping};
 use jiff::SignedDuration;

@@ -3,7 +3,7 @@
 //! and the Job always goes on.
 
 use super::*;
-use crate::jobs::snapshot::{Exit, Phase as PodPhase};
+use crate::state::snapshot::{Exit, NodeState, Phase as PodPhase};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 

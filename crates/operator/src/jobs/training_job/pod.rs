@@ -10,7 +10,7 @@
 //!
 //! **Property.** No template makes these functions panic: see `hostile_tests`.
 
-use super::snapshot::JobSnapshot;
+use crate::state::snapshot::JobSnapshot;
 use gainshare_kube_api::names::{
     self, ATTEMPT_FINALIZER, CHECKPOINT_VOLUME as VOLUME, EPOCH_LABEL, JOB_LABEL, PLACE_GATE, POLICY_ANNOTATION,
 };

@@ -3,11 +3,15 @@
 //! and its pods are read from the API server itself before each step, the Job first. The API server
 //! refuses writes to a Job that has changed since.
 
-use crate::jobs::action::JournalStep;
-use crate::jobs::moves::{OWN_SHARE_WAIT, record, verdict};
-use crate::jobs::snapshot::{NodeState, Nodes, PodSnapshot, Stop};
+use crate::jobs::moves::{
+    begin_move, continue_move, own_share_until, proof_of_stop, proof_without_pod, record, verdict,
+};
+use crate::jobs::waiting::check_not_kept;
 use crate::jobs::waiting::{overdue, removed_sentence};
-use crate::jobs::{JobFacts, JobState, Order, OrderKind, check_not_kept};
+use crate::jobs::workload::JournalStep;
+use crate::state::orders::{JobFacts, JobState, Order, OrderKind};
+use crate::state::snapshot::{Nodes, PodSnapshot, Stop};
+use crate::state::workload::WorkloadKind;
 use gainshare_kube_api::adopted::{BatchJobSnapshot, Journal, StoppedPod};
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::{Migration, Phase};
@@ -29,7 +33,7 @@ pub(super) struct Snapshot<'a> {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Action {
+pub(crate) enum Action {
     /// Writes only the journal.
     Write(JournalStep, Box<Journal>),
     /// Marks the pod for its node agent, or removes the mark.
@@ -48,11 +52,7 @@ pub(super) enum Action {
     RemoveOrder,
 }
 
-#[derive(Debug, Default, PartialEq)]
-pub(super) struct Step {
-    pub(super) actions: Vec<Action>,
-    pub(super) wake: Option<Timestamp>,
-}
+pub(super) type Step = crate::jobs::workload::Step<Action>;
 
 impl From<Action> for Step {
     fn from(action: Action) -> Step {
@@ -76,7 +76,7 @@ pub(super) fn step(snapshot: &Snapshot<'_>) -> Step {
     next
 }
 
-fn id(pod: &PodSnapshot) -> StoppedPod {
+pub(super) fn id(pod: &PodSnapshot) -> StoppedPod {
     StoppedPod { name: pod.name.clone(), uid: pod.uid.clone() }
 }
 
@@ -156,16 +156,7 @@ fn followed(snapshot: &Snapshot<'_>) -> Step {
         let mut journal = job.journal.clone();
         journal.pod = Some(id(pod));
         journal.message = format!("is to be saved and resumed on {}: {}", order.node, order.sentence());
-        journal.migration = Some(Migration {
-            from: node,
-            to: order.node.clone(),
-            reason: Some(order.reason),
-            message: order.sentence(),
-            phase: Phase::Stopping,
-            epoch: job.journal.moves.saturating_add(1),
-            since: MicroTime(snapshot.now),
-            stopped: None,
-        });
+        journal.migration = Some(begin_move(order, node, job.journal.moves.saturating_add(1), snapshot.now));
         journal.asked_node = job.wanted_node.clone();
         actions.push(Action::Write(JournalStep::Stopping, Box::new(journal)));
         return Step { actions, wake: None };
@@ -188,13 +179,10 @@ fn stopping(snapshot: &Snapshot<'_>, migration: &Migration) -> Step {
         return cancel(snapshot, "the journal names no pod: the move is given up");
     };
     let pod = snapshot.pods.iter().find(|pod| pod.uid == stopped.uid);
-    let sworn = job.declared_stopped.as_deref() == Some(&stopped.name);
+    let declared = job.declared_stopped.as_deref();
     let stop = match pod {
-        Some(pod) => pod.stop(snapshot.nodes).or_else(|| (sworn && pod.deleted.is_some()).then_some(Stop::Declared)),
-        None if snapshot.nodes.get(&migration.from) == Some(&NodeState::Off) => {
-            Some(Stop::NodeOff(migration.from.clone()))
-        }
-        None => sworn.then_some(Stop::Declared),
+        Some(pod) => proof_of_stop(pod, declared, snapshot.nodes),
+        None => proof_without_pod(&stopped.name, Some(&migration.from), declared, snapshot.nodes),
     };
     let wake = snapshot.now.saturating_add(READ_EVERY).ok();
     match (pod, stop) {
@@ -221,7 +209,7 @@ fn stopping(snapshot: &Snapshot<'_>, migration: &Migration) -> Step {
         }
         (Some(pod), None) if pod.deleted.is_none() && !pod.has_finalizer => Action::Hold(id(pod)).into(),
         // The pod gets its own share back before it saves itself, as for TrainingJobs.
-        (Some(pod), None) if !job.suspended && pod.reshaped && since(migration, snapshot.now) < OWN_SHARE_WAIT => {
+        (Some(pod), None) if !job.suspended && own_share_until(pod, migration.since.0, snapshot.now).is_some() => {
             Step { actions: Vec::new(), wake }
         }
         (Some(_), None) if !job.suspended => Action::Suspend.into(),
@@ -233,10 +221,6 @@ fn stopping(snapshot: &Snapshot<'_>, migration: &Migration) -> Step {
     }
 }
 
-fn since(migration: &Migration, now: Timestamp) -> SignedDuration {
-    now.duration_since(migration.since.0)
-}
-
 /// The end is proven: the Job goes on, at its target or where it was.
 fn proven(snapshot: &Snapshot<'_>, migration: &Migration, pod: Option<&PodSnapshot>, stop: &Stop) -> Step {
     let job = snapshot.job;
@@ -245,13 +229,12 @@ fn proven(snapshot: &Snapshot<'_>, migration: &Migration, pod: Option<&PodSnapsh
     }
     let time = format!("{} s: terminationGracePeriodSeconds of its template", job.grace_s);
     let (moves, message) = verdict(stop, migration, pod, &time);
-    let target = if moves { migration.to.clone() } else { migration.from.clone() };
+    let migration = continue_move(migration.clone(), moves, snapshot.now);
     let mut journal = job.journal.clone();
     journal.unmovable = (!moves).then(|| message.clone());
     journal.message = message;
-    journal.prefers = Some(target.clone());
-    let stopped = Some(MicroTime(snapshot.now));
-    journal.migration = Some(Migration { phase: Phase::Starting, to: target, stopped, ..migration.clone() });
+    journal.prefers = Some(migration.to.clone());
+    journal.migration = Some(migration);
     Action::Resume(JournalStep::Stopped, Box::new(journal)).into()
 }
 
@@ -298,6 +281,7 @@ pub(super) fn facts(snapshot: &Snapshot<'_>) -> Option<JobFacts> {
     };
     Some(JobFacts {
         uid: job.uid.clone(),
+        kind: WorkloadKind::Job,
         namespace: job.namespace.clone(),
         name: job.name.clone(),
         owner: job.namespace.clone(),

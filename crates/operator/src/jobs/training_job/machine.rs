@@ -16,18 +16,17 @@
 //! a scheduler, an administrator, the clock) or has an action. Failures are counted, and no move is
 //! ordered twice by itself.
 
-use super::action::{Action, JournalStep, Snapshot, Step};
+use super::action::{Action, Snapshot, Step};
 use super::ending;
-use super::moves::{OWN_SHARE_WAIT, close};
-use super::snapshot::{JobSnapshot, NodeState, PodSnapshot, Stop};
 use super::status::{StatusText, set_status};
-use super::waiting::{missing_node_sentence, overdue, removed_sentence, silent_sentence};
-use super::{Order, OrderKind};
+use crate::jobs::moves::{begin_move, close, own_share_until, proof_of_stop, proof_without_pod};
+use crate::jobs::waiting::{missing_node_sentence, overdue, removed_sentence, silent_sentence};
+use crate::jobs::workload::JournalStep;
+use crate::state::orders::{Order, OrderKind};
+use crate::state::snapshot::{JobSnapshot, NodeState, PodSnapshot, Stop};
 use gainshare_kube_api::names::CONTROLLER;
 use gainshare_kube_api::placement_reason::PlacementReason;
-use gainshare_kube_api::training_job::{
-    Attempt, CleanPodPolicy, JobPolicy, Migration, Phase, State, Stopping, TrainingJobStatus,
-};
+use gainshare_kube_api::training_job::{Attempt, CleanPodPolicy, JobPolicy, State, Stopping, TrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
@@ -92,14 +91,9 @@ fn delete(pod: &PodSnapshot) -> Action {
     Action::Delete { pod: pod.name.clone(), uid: pod.uid.clone() }
 }
 
-/// Whether the pod's finalizer may be removed at once.
-fn has_stopped(snapshot: &Snapshot<'_>, pod: &PodSnapshot) -> bool {
-    pod.stop(snapshot.nodes).is_some() || is_declared_stopped(snapshot, pod)
-}
-
-/// An administrator's declaration counts for a pod that was asked to end.
-fn is_declared_stopped(snapshot: &Snapshot<'_>, pod: &PodSnapshot) -> bool {
-    pod.deleted.is_some() && snapshot.job.declared_stopped.as_deref() == Some(&pod.name)
+/// The proof that this pod has stopped: then its finalizer may be removed at once.
+fn proof(snapshot: &Snapshot<'_>, pod: &PodSnapshot) -> Option<Stop> {
+    proof_of_stop(pod, snapshot.job.declared_stopped.as_deref(), snapshot.nodes)
 }
 
 /// The job is being deleted: its pods end first.
@@ -109,7 +103,7 @@ fn leave(snapshot: &Snapshot<'_>) -> Step {
     for pod in snapshot.own_pods().filter(|pod| pod.has_finalizer) {
         if pod.deleted.is_none() {
             next.actions.push(delete(pod));
-        } else if has_stopped(snapshot, pod) {
+        } else if proof(snapshot, pod).is_some() {
             next.actions.push(let_go(pod));
         } else {
             waits_for = Some(pod);
@@ -223,8 +217,10 @@ fn not_made(snapshot: &Snapshot<'_>, attempt: &Attempt) -> Step {
         };
     }
     // A job of this name was deleted and its pod still exists: it may write to the same folder.
-    let other =
-        snapshot.pods.iter().find(|pod| pod.owner.as_deref() != Some(&snapshot.job.uid) && !has_stopped(snapshot, pod));
+    let other = snapshot
+        .pods
+        .iter()
+        .find(|pod| pod.owner.as_deref() != Some(&snapshot.job.uid) && proof(snapshot, pod).is_none());
     if let Some(other) = other {
         let message = format!("waits for the pod {} of an earlier job of this name to end", other.name);
         let text = StatusText::new(State::Waiting, "NameInUse", message);
@@ -241,15 +237,9 @@ fn missing(snapshot: &Snapshot<'_>, attempt: &Attempt) -> Step {
     if !snapshot.pod_is_missing {
         return Step::default();
     }
-    let off = attempt.node.as_ref().filter(|node| snapshot.nodes.get(*node) == Some(&NodeState::Off));
-    if let Some(node) = off {
-        return write(
-            JournalStep::Stopped,
-            ending::ended(snapshot, attempt, attempt.stopping, &Stop::NodeOff(node.clone())),
-        );
-    }
-    if snapshot.job.declared_stopped.as_deref() == Some(&attempt.pod) {
-        return write(JournalStep::Stopped, ending::ended(snapshot, attempt, attempt.stopping, &Stop::Declared));
+    let declared = snapshot.job.declared_stopped.as_deref();
+    if let Some(stop) = proof_without_pod(&attempt.pod, attempt.node.as_deref(), declared, snapshot.nodes) {
+        return write(JournalStep::Stopped, ending::ended(snapshot, attempt, attempt.stopping, &stop));
     }
     let message = removed_sentence(
         "trainingjob",
@@ -262,11 +252,8 @@ fn missing(snapshot: &Snapshot<'_>, attempt: &Attempt) -> Step {
 }
 
 fn with_pod(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Step {
-    if let Some(stop) = pod.stop(snapshot.nodes) {
+    if let Some(stop) = proof(snapshot, pod) {
         return write(JournalStep::Stopped, ending::ended(snapshot, attempt, attempt.stopping, &stop));
-    }
-    if is_declared_stopped(snapshot, pod) {
-        return write(JournalStep::Stopped, ending::ended(snapshot, attempt, attempt.stopping, &Stop::Declared));
     }
     if attempt.stopping.is_some() || pod.deleted.is_some() {
         return stopping(snapshot, attempt, pod);
@@ -338,9 +325,9 @@ fn stopping(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> St
         }
         // On a small share the job might not save itself in time: its own share comes back first.
         let saves = saves_itself(&snapshot.job.status);
-        let until = attempt.stopping_since.as_ref().and_then(|since| since.0.checked_add(OWN_SHARE_WAIT).ok());
-        if let Some(until) = until.filter(|until| saves && pod.running && pod.reshaped && *until > snapshot.now) {
-            return Step { actions: Vec::new(), wake: Some(until) };
+        let until = attempt.stopping_since.as_ref().and_then(|since| own_share_until(pod, since.0, snapshot.now));
+        if let Some(until) = until.filter(|_| saves && pod.running) {
+            return Step::at(until);
         }
         return Step::one(delete(pod));
     }
@@ -425,16 +412,7 @@ fn running(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Ste
             return Step::one(Action::RemoveOrder);
         }
         let mut next = begin_stop(snapshot, attempt, Stopping::Migrate);
-        next.migration = Some(Migration {
-            from: node,
-            to: order.node.clone(),
-            reason: Some(order.reason),
-            message: order.sentence(),
-            phase: Phase::Stopping,
-            epoch: attempt.epoch,
-            since: MicroTime(snapshot.now),
-            stopped: None,
-        });
+        next.migration = Some(begin_move(order, node, attempt.epoch, snapshot.now));
         next.last_decision = Some(format!("move to {}: {}", order.node, order.sentence()));
         next.asked_node = snapshot.job.wanted_node.clone();
         return Step {

@@ -88,7 +88,7 @@ pub(super) fn with_reconcile_failure(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::snapshot::{JobSnapshot, Nodes};
+    use crate::state::snapshot::{JobSnapshot, Nodes};
     use jiff::Timestamp;
 
     #[test]

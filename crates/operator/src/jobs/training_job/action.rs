@@ -1,7 +1,8 @@
 //! What a step of the state machine reads and answers: the snapshot, journal entries, and actions.
 
-use super::Order;
-use super::snapshot::{JobSnapshot, Nodes, PodSnapshot};
+use crate::jobs::workload::JournalStep;
+use crate::state::orders::Order;
+use crate::state::snapshot::{JobSnapshot, Nodes, PodSnapshot};
 use gainshare_kube_api::training_job::{Attempt, TrainingJobStatus};
 use jiff::Timestamp;
 
@@ -46,42 +47,6 @@ pub(crate) struct PodFault {
     pub(crate) message: String,
 }
 
-/// An entry of the journal. The name is for fail points, logs and events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum JournalStep {
-    /// The next attempt is decided on.
-    Planned,
-    /// The attempt's pod and node are decided on.
-    Placed,
-    /// The attempt runs.
-    Running,
-    /// Only the message or the progress changes.
-    Noted,
-    /// The attempt is to be stopped.
-    Stopping,
-    /// The attempt's stop is proven.
-    Stopped,
-    /// The job has failed without an attempt.
-    Failed,
-    /// A move is given up.
-    Cancelled,
-}
-
-impl JournalStep {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            JournalStep::Planned => "planned",
-            JournalStep::Placed => "placed",
-            JournalStep::Running => "running",
-            JournalStep::Noted => "noted",
-            JournalStep::Stopping => "stopping",
-            JournalStep::Stopped => "stopped",
-            JournalStep::Failed => "failed",
-            JournalStep::Cancelled => "cancelled",
-        }
-    }
-}
-
 /// One action. All are harmless if repeated, or if the snapshot they were decided on is old.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Action {
@@ -116,19 +81,4 @@ pub(crate) enum Action {
     RemoveOrder,
 }
 
-/// What to do now, and when to run the next step if nothing happens before.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Step {
-    pub(crate) actions: Vec<Action>,
-    pub(crate) wake: Option<Timestamp>,
-}
-
-impl Step {
-    pub(super) fn one(action: Action) -> Step {
-        Step { actions: vec![action], wake: None }
-    }
-
-    pub(super) fn at(wake: Timestamp) -> Step {
-        Step { actions: Vec::new(), wake: Some(wake) }
-    }
-}
+pub(crate) type Step = crate::jobs::workload::Step<Action>;

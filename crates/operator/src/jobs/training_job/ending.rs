@@ -17,10 +17,10 @@
 //! was done; else it is started once more, and a job that was done finds that in its checkpoint.
 
 use super::action::Snapshot;
-use super::moves::{TERMINATED, close, exit_text, verdict};
-use super::snapshot::Stop;
 use super::status::{StatusText, set_status};
-use gainshare_kube_api::training_job::{Attempt, Migration, Phase, State, Stopping, TrainingJobStatus};
+use crate::jobs::moves::{TERMINATED, close, continue_move, exit_text, verdict};
+use crate::state::snapshot::Stop;
+use gainshare_kube_api::training_job::{Attempt, Phase, State, Stopping, TrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
@@ -98,24 +98,22 @@ fn was_deleted(snapshot: &Snapshot<'_>, attempt: &Attempt) -> bool {
 /// A job that was asked to save itself for a move has ended.
 fn migrate(snapshot: &Snapshot<'_>, stop: &Stop) -> TrainingJobStatus {
     let mut status = snapshot.job.status.clone();
-    let Some(mut migration) = status.migration.take() else {
+    let Some(migration) = status.migration.take() else {
         return next_attempt(snapshot, status, None, None);
     };
-    migration.stopped = Some(MicroTime(snapshot.now));
     let time = format!(
         "{} s: runPolicy.terminationGracePeriodSeconds",
         snapshot.job.spec.run_policy.termination_grace_period_seconds
     );
     let pod = status.attempt.as_ref().and_then(|attempt| snapshot.pod_of(attempt));
     let (moves, message) = verdict(stop, &migration, pod, &time);
-    let target = if moves { migration.to.clone() } else { migration.from.clone() };
+    let migration = continue_move(migration, moves, snapshot.now);
     if !moves {
         status.unmovable = Some(message.clone());
     }
-    // The target of a move that came to nothing is where it was: the record of the move is closed
-    // when it runs again.
-    status.migration = Some(Migration { phase: Phase::Starting, to: target.clone(), ..migration });
-    let next = next_attempt(snapshot, status, Some(target), None);
+    let target = Some(migration.to.clone());
+    status.migration = Some(migration);
+    let next = next_attempt(snapshot, status, target, None);
     let reason = if moves { "Saved" } else { "Stays" };
     set_status(next, StatusText::new(State::Migrating, reason, message), snapshot)
 }

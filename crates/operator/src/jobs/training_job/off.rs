@@ -7,8 +7,9 @@
 //! **How.** [`limit`] keeps those effects of a step that complete a deletion which somebody else has asked for,
 //! and drops all others: no pod is made, started or stopped, and no job is marked as ours.
 
-use super::action::{Action, JournalStep, Step};
-use super::snapshot::{JobSnapshot, PodSnapshot};
+use super::action::{Action, Step};
+use crate::jobs::workload::JournalStep;
+use crate::state::snapshot::{JobSnapshot, PodSnapshot};
 
 /// The part of a step that is carried out while sharing is switched off.
 pub(super) fn limit(job: &JobSnapshot, pods: &[PodSnapshot], next: Step) -> Step {
