@@ -1,8 +1,8 @@
 //! Tests of [`super`]: a cluster in which time passes, and orders are carried out or not.
 
 use super::*;
-use crate::placement::clock::AgentClock;
 use crate::placement::snapshot::{JobReport, NodeSnapshot};
+use crate::state::clock::AgentClock;
 use gainshare_core::model::Time;
 use gainshare_core::signal::{Outlook, Report, Signal};
 use gainshare_core::view::Phase;

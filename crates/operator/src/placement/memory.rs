@@ -4,7 +4,7 @@
 //! are kept here while the operator leads.
 
 use super::snapshot::{JobReport, NodeSnapshot};
-use crate::jobs::{JobFacts, JobState, Order};
+use crate::state::orders::{JobFacts, JobState, Order};
 use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Span, Time};
 use gainshare_core::signal::{Category, Signal};
 use std::collections::{BTreeMap, HashMap};
