@@ -124,8 +124,11 @@ fn map(text: &mut [u8; PATH_BYTES], path: &[u8], suffix: &[u8], protection: c_in
         let is_page = libc::fstat(fd, &raw mut status) == 0
             && status.st_mode & libc::S_IFMT == libc::S_IFREG
             && status.st_size >= PAGE_BYTES as libc::off_t;
-        let mapped =
-            if is_page { libc::mmap(null_mut(), PAGE_BYTES, protection, libc::MAP_SHARED, fd, 0) } else { libc::MAP_FAILED };
+        let mapped = if is_page {
+            libc::mmap(null_mut(), PAGE_BYTES, protection, libc::MAP_SHARED, fd, 0)
+        } else {
+            libc::MAP_FAILED
+        };
         libc::close(fd);
         if mapped == libc::MAP_FAILED { None } else { Some(mapped.cast()) }
     }

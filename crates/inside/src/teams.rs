@@ -152,7 +152,8 @@ fn set_blas(orders: &Orders) {
     BLAS_TEAM.store(orders.team, Relaxed);
     for_objects(b"openblas", |handle| {
         for [get, set, parallel] in BLAS_NAMES {
-            let (Some(get), Some(set), Some(parallel)) = (symbol(handle, get), symbol(handle, set), symbol(handle, parallel))
+            let (Some(get), Some(set), Some(parallel)) =
+                (symbol(handle, get), symbol(handle, set), symbol(handle, parallel))
             else {
                 continue;
             };

@@ -107,6 +107,14 @@ pub fn read(words: &[AtomicU64], now_ns: u64) -> Option<Orders> {
     })
 }
 
+/// The orders in the bytes of a page, whatever its heartbeat; `None` if the bytes are no page.
+pub fn decode(bytes: &[u8; PAGE_BYTES]) -> Option<Orders> {
+    let words = bytes.as_chunks::<8>().0;
+    let words: Vec<AtomicU64> = words.iter().map(|word| AtomicU64::new(u64::from_ne_bytes(*word))).collect();
+    let heartbeat_ns = words.get(HEARTBEAT)?.load(Relaxed);
+    read(&words, heartbeat_ns)
+}
+
 /// Parts of a job's program that the library controls: bits of the report's word [`ReportWord::Hooks`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hook {
@@ -229,6 +237,7 @@ mod tests {
     fn orders_survive_the_page() {
         for orders in [ORDERS, Orders::default(), Orders { team: u32::MAX, gpu_share: WHOLE_GPU, ..ORDERS }] {
             assert_eq!(read(&words(&encode(&orders, NOW_NS)), NOW_NS), Some(orders));
+            assert_eq!(decode(&encode(&orders, NOW_NS)), Some(orders));
         }
         let greedy = Orders { gpu_share: u32::MAX, ..ORDERS };
         assert_eq!(read(&words(&encode(&greedy, NOW_NS)), NOW_NS).map(|o| o.gpu_share), Some(WHOLE_GPU));
@@ -296,8 +305,7 @@ mod tests {
         report[ReportWord::Regions as usize].fetch_add(12, Relaxed);
         report[ReportWord::Team as usize].store(2, Relaxed);
         let bytes: Vec<u8> = report.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
-        let expected =
-            Report { hooks: vec!["GNU OpenMP", "OpenBLAS"], regions: 12, team: 2, ..Report::default() };
+        let expected = Report { hooks: vec!["GNU OpenMP", "OpenBLAS"], regions: 12, team: 2, ..Report::default() };
         assert_eq!(decode_report(&bytes), Some(expected));
     }
 }
