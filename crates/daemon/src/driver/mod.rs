@@ -14,7 +14,7 @@
 //! **Parts.** [`jobs`]: the table of jobs. [`store`]: the way to the journal. [`handle`]: tasks and
 //! events. [`intake`]: submit, admission, stop. [`start`]: how a job begins. [`observe`]: reports
 //! and ends of jobs. [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses.
-//! [`read`]: what the API shows. [`docker`]: containers.
+//! [`read`]: what the API shows. [`docker`]: containers. [`inside`]: the library inside jobs.
 //!
 //! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
 //! waits for the disk, but not for the container engine or for processes that die; the exceptions
@@ -24,6 +24,7 @@ mod apply;
 mod decide;
 mod docker;
 mod handle;
+mod inside;
 mod intake;
 mod jobs;
 mod observe;
@@ -351,6 +352,7 @@ impl Driver {
         }
         self.lease.renew();
         self.guard.ensure(&self.paths, &self.config);
+        self.write_pages();
         self.reap_supervisors();
         self.check_live_jobs();
         self.connect_docker();
