@@ -17,6 +17,7 @@ mod cri;
 mod job;
 mod link;
 mod logs;
+mod record;
 mod serve;
 mod state;
 mod volumes;
@@ -34,6 +35,7 @@ use job::Now;
 use link::Pause;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
+use record::RecordRequest;
 use serve::Status;
 use state::Node;
 use std::net::SocketAddr;
@@ -78,6 +80,8 @@ pub struct AgentConfig {
     pub cgroups: PathBuf,
     /// Where health and metrics are served.
     pub listen: SocketAddr,
+    /// Where recorded decisions are served: a loopback address, or nowhere.
+    pub record_listen: Option<SocketAddr>,
 }
 
 /// Why an agent cannot run.
@@ -95,6 +99,18 @@ pub enum AgentError {
     NoVolumes { path: String },
     #[error("cannot listen on {address}: {source}; choose another with --listen")]
     Listen { address: SocketAddr, source: std::io::Error },
+    #[error(
+        "--record-listen {address} is not a loopback address: records are served without a token, so nothing outside the pod may reach them"
+    )]
+    RecordListen { address: SocketAddr },
+}
+
+/// What the node's thread reacts to.
+enum Input {
+    /// From the operator.
+    Answer(Answer),
+    /// From a user who wants a recorded decision.
+    Record(RecordRequest),
 }
 
 /// What the manager should know, as of the last look.
@@ -120,23 +136,39 @@ pub async fn run(config: AgentConfig, stop: impl Future<Output = ()>) -> Result<
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
         .map_err(|source| AgentError::Listen { address: config.listen, source })?;
+    let record_listener = match config.record_listen {
+        None => None,
+        Some(address) if !address.ip().is_loopback() => return Err(AgentError::RecordListen { address }),
+        Some(address) => {
+            let bound = tokio::net::TcpListener::bind(address).await;
+            Some(bound.map_err(|source| AgentError::Listen { address, source })?)
+        }
+    };
     let status = Status::new();
-    let (answers_in, answers) = mpsc::channel();
+    let (inputs_in, inputs) = mpsc::channel();
     let (outgoing_in, outgoing) = watch::channel(Outgoing::default());
     let volumes = Volumes::at(config.volumes.clone());
     let node = Node::new(&config.logs, volumes, groups, machine(), now());
     let looking = std::thread::Builder::new().name("node".into());
     let loop_status = status.clone();
-    let looking = looking.spawn(move || look_and_decide(node, &answers, &outgoing_in, &loop_status));
+    let looking = looking.spawn(move || look_and_decide(node, &inputs, &outgoing_in, &loop_status));
     if let Err(source) = looking {
         return Err(AgentError::Listen { address: config.listen, source });
     }
     tracing::info!(node = config.node, manager = config.manager, "the agent runs");
     let server = axum::serve(listener, serve::router(status.clone()));
+    let record_router = record::router(inputs_in.clone());
+    let record_server = async {
+        match record_listener {
+            Some(listener) => drop(axum::serve(listener, record_router).await),
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
         () = stop => {}
         _ = server => {}
-        () = exchange(link, &config.node, outgoing, answers_in, &status) => {}
+        () = record_server => {}
+        () = exchange(link, &config.node, outgoing, inputs_in, &status) => {}
     }
     Ok(())
 }
@@ -144,11 +176,15 @@ pub async fn run(config: AgentConfig, stop: impl Future<Output = ()>) -> Result<
 /// The loop of the thread that owns the node's state. Ends when nobody listens any more.
 fn look_and_decide(
     mut node: Node,
-    answers: &mpsc::Receiver<Answer>,
+    inputs: &mpsc::Receiver<Input>,
     outgoing: &watch::Sender<Outgoing>,
     status: &Status,
 ) {
-    let take = |node: &mut Node, answer: Answer| {
+    let take = |node: &mut Node, input: Input| {
+        let answer = match input {
+            Input::Answer(answer) => answer,
+            Input::Record(request) => return request.answer(node),
+        };
         let now = now();
         node.take_outcomes(now.time, &answer.outcomes);
         if let Some(pods) = answer.pods {
@@ -159,8 +195,8 @@ fn look_and_decide(
     // Reports that the manager has not heard of, and when it last heard.
     let (mut unsaid, mut said_at) = (0, Time::ZERO);
     loop {
-        while let Ok(answer) = answers.try_recv() {
-            take(&mut node, answer);
+        while let Ok(input) = inputs.try_recv() {
+            take(&mut node, input);
         }
         let begun = std::time::Instant::now();
         let at = now();
@@ -205,8 +241,8 @@ fn look_and_decide(
         };
         let until = node.due().map_or(at.time + pace, |due| due.min(at.time + pace));
         let wait = Duration::from_micros(until.since(now().time).0);
-        match answers.recv_timeout(wait) {
-            Ok(answer) => take(&mut node, answer),
+        match inputs.recv_timeout(wait) {
+            Ok(input) => take(&mut node, input),
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
         }
@@ -218,7 +254,7 @@ async fn exchange(
     link: Link,
     node: &str,
     mut outgoing: watch::Receiver<Outgoing>,
-    answers: mpsc::Sender<Answer>,
+    inputs: mpsc::Sender<Input>,
     status: &Status,
 ) {
     let epoch = now().unix_ns / 1000;
@@ -267,7 +303,7 @@ async fn exchange(
                     }
                     latest_answer = answer.seq;
                     seen = answer.revision;
-                    if answers.send(answer).is_err() {
+                    if inputs.send(Input::Answer(answer)).is_err() {
                         return;
                     }
                     // The next request should say what was made of this answer.

@@ -23,9 +23,10 @@
 
 use super::cgroups::{PodGroups, is_in_force};
 use super::job::{HERE, Job, Now};
+use super::record::{JobDecision, RecordError};
 use super::volumes::Volumes;
 use gainshare_core::check::CheckedPlan;
-use gainshare_core::decider::{self, Decider};
+use gainshare_core::decider::{self, Decider, Decision};
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::{Plan, Reason};
 use gainshare_core::policy::{MoveRule, Policy, Preset, ShareRule};
@@ -38,6 +39,7 @@ use gainshare_limits::Capacity;
 use gainshare_limits::usage::NodeResources;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// How many intervals a pod that was reshaped before our start keeps what it has: FlowCon measures growth
 /// after one, and believes that it has ended after another.
@@ -87,7 +89,9 @@ struct Shared {
     /// Until when pods keep what they had at our start.
     hold_until: Option<Time>,
     /// The newest plan that no resize was made of yet, and since when there has been such a plan.
-    planned: Option<(Time, CheckedPlan)>,
+    planned: Option<(Time, Arc<Decision>)>,
+    /// The last decision, with what is needed to make its plan again.
+    last: Option<Arc<Decision>>,
 }
 
 /// What a pod should have.
@@ -183,7 +187,7 @@ impl Node {
             if !known {
                 let hold_until = (is_first && reshaped).then(|| now.time + hold_for(&policy));
                 let control = Decider::new(policy.clone());
-                self.policies.insert(key, Shared { policy, control, hold_until, planned: None });
+                self.policies.insert(key, Shared { policy, control, hold_until, planned: None, last: None });
             }
         }
     }
@@ -256,6 +260,18 @@ impl Node {
             }
         }
         happened
+    }
+
+    /// The last decision about a pod, and the pod's number in it.
+    pub(crate) fn last_decision(&self, uid: &str) -> Result<JobDecision, RecordError> {
+        let job = self.jobs.get(uid).ok_or_else(|| RecordError::NotShared { uid: uid.to_owned() })?;
+        if let Some(blocked) = &job.pod.blocked {
+            return Err(RecordError::Blocked { pod: name(job), why: blocked.message.clone() });
+        }
+        let last = self.policies.get(&policy_key(job)).and_then(|shared| shared.last.clone());
+        let about_job = last.filter(|decision| decision.plan.verdicts.contains_key(&job.id));
+        let decision = about_job.ok_or_else(|| RecordError::Undecided { pod: name(job) })?;
+        Ok(JobDecision { job: job.id, decision })
     }
 
     /// When `step` should be called again at the latest, if nothing is printed.
@@ -335,24 +351,25 @@ impl Node {
                         let record = decision.record().and_then(|r| serde_json::to_string(&r).ok());
                         tracing::trace!(policy = key.1, record, "decision");
                     }
-                    let plan = decision.plan;
+                    let decision = Arc::new(decision);
+                    shared.last = Some(decision.clone());
                     for job in &mut members {
-                        job.verdict = plan.verdicts.get(&job.id).cloned();
+                        job.verdict = decision.plan.verdicts.get(&job.id).cloned();
                     }
-                    if shared.holds(now, &plan) {
+                    if shared.holds(now, &decision.plan) {
                         members.iter_mut().for_each(|job| happened.is_urgent |= job.say());
                     } else {
                         let since = shared.planned.as_ref().map_or(now, |(since, _)| *since);
-                        shared.planned = Some((since, plan));
+                        shared.planned = Some((since, decision));
                     }
                 }
             }
             let is_ready = |since: Time| now >= quiet_at(since, members.iter().map(|job| &**job));
-            if let Some((_, plan)) = shared.planned.take_if(|(since, _)| is_ready(*since)) {
+            if let Some((_, decision)) = shared.planned.take_if(|(since, _)| is_ready(*since)) {
                 self.generation += 1;
                 members.iter_mut().for_each(|job| happened.is_urgent |= job.say());
                 let members: Vec<&Job> = members.into_iter().map(|j| &*j).collect();
-                happened.is_urgent |= want(&mut self.wanted, &members, &plan, self.generation, now);
+                happened.is_urgent |= want(&mut self.wanted, &members, &decision.plan, self.generation, now);
             }
         }
     }

@@ -451,3 +451,32 @@ fn a_wall_clock_that_jumps_expires_nothing() {
         assert!(w.node.states().iter().all(|s| !s.reason.contains("silent")));
     }
 }
+
+#[test]
+fn the_last_decision_about_a_pod_replays() {
+    let mut world = World::new();
+    world.add("flat");
+    world.add("grows");
+    world.list();
+    let none = world.node.last_decision("uid-flat").unwrap_err();
+    assert_eq!(none, RecordError::Undecided { pod: "team/flat".into() });
+    world.live(10, |name, age_s| if name == "flat" { 1.0 } else { 100.0 - age_s });
+    let JobDecision { job, decision } = world.node.last_decision("uid-grows").unwrap();
+    let record = decision.record().unwrap();
+    assert!(record.view.jobs.iter().any(|view| view.id == job));
+    assert_eq!(record.replay().unwrap().differences, []);
+    let back: gainshare_core::replay::RecordedDecision =
+        serde_json::from_slice(&serde_json::to_vec(&record).unwrap()).unwrap();
+    assert_eq!(back, record);
+    assert_eq!(back.replay().unwrap().differences, []);
+
+    // A pod that came after the last decision is not in it.
+    world.add("late");
+    world.list();
+    assert!(matches!(world.node.last_decision("uid-late"), Err(RecordError::Undecided { .. })));
+    world.pods[0].blocked = Some(Blocked { reason: "BestEffort".into(), message: "it requests no CPU".into() });
+    world.list();
+    let blocked = world.node.last_decision("uid-flat").unwrap_err().to_string();
+    assert!(blocked.contains("it requests no CPU"), "{blocked}");
+    assert!(matches!(world.node.last_decision("uid-other"), Err(RecordError::NotShared { .. })));
+}

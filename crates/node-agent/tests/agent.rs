@@ -6,6 +6,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Json, Router};
 use axum_server::tls_rustls::RustlsConfig;
+use gainshare_core::replay::RecordedDecision;
+use gainshare_kube_api::decision_record::{JOB_HEADER, RECORD_PATH};
 use gainshare_kube_api::resize::{Amounts, Bounds, Resources};
 use gainshare_kube_api::wire::{
     Answer, Collector, Mode, Outcome, OutcomeState, PodOnNode, PolicyKind, QosClass, ResizeState, SYNC_PATH, Settings,
@@ -194,6 +196,24 @@ async fn get(address: SocketAddr, path: &str) -> String {
     text
 }
 
+/// The recorded decision about a pod comes over the socket, and its plan is made again bit for bit.
+async fn replay_over_http(address: SocketAddr) {
+    let answer = get(address, &format!("{RECORD_PATH}?uid=uid-flat")).await;
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+    let job = head.lines().find_map(|line| line.strip_prefix(&format!("{JOB_HEADER}: "))).unwrap();
+    let record: RecordedDecision = serde_json::from_str(body).unwrap();
+    assert_eq!(record.view.jobs.iter().filter(|view| view.id.to_string() == job).count(), 1, "{job}");
+    assert_eq!(record.replay().unwrap().differences, []);
+    // Numbers only: the names of pods, namespaces and nodes stay in the cluster's objects.
+    for name in ["flat", "grows", "uid-flat", "team", "n1"] {
+        assert!(!body.contains(&format!("\"{name}\"")), "{name}: {body}");
+    }
+    let unknown = get(address, &format!("{RECORD_PATH}?uid=uid-other")).await;
+    assert!(unknown.starts_with("HTTP/1.1 404") && unknown.contains("uid-other"), "{unknown}");
+    assert!(get(address, "/metrics").await.starts_with("HTTP/1.1 404"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn shares_through_a_managers_death_a_new_certificate_and_a_new_token() {
     let node = Node::new(&["flat", "grows"]);
@@ -206,7 +226,8 @@ async fn shares_through_a_managers_death_a_new_certificate_and_a_new_token() {
     }
     let (address, server) = serve(manager.clone(), &ca, "127.0.0.1:0".parse().unwrap()).await;
     // Somewhere free: bound once to know the number.
-    let listen = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free_address = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (listen, record_listen) = (free_address(), free_address());
     let config = AgentConfig {
         node: "n1".into(),
         manager: format!("https://localhost:{}", address.port()),
@@ -216,6 +237,7 @@ async fn shares_through_a_managers_death_a_new_certificate_and_a_new_token() {
         volumes: None,
         cgroups: node.path("cgroup"),
         listen,
+        record_listen: Some(record_listen),
     };
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let agent = tokio::spawn(run(config, async move { drop(stopped.await) }));
@@ -230,6 +252,7 @@ async fn shares_through_a_managers_death_a_new_certificate_and_a_new_token() {
     .await;
     let metrics = get(listen, "/metrics").await;
     assert!(metrics.contains("gainshare_node_jobs{category=\"converged\"} 1"), "{metrics}");
+    replay_over_http(record_listen).await;
     assert!(get(listen, "/healthz").await.starts_with("HTTP/1.1 200"));
     assert!(get(listen, "/readyz").await.starts_with("HTTP/1.1 200"));
 
@@ -293,6 +316,7 @@ async fn a_wrong_token_or_a_foreign_certificate_gets_nothing_and_does_not_end_th
         volumes: None,
         cgroups: node.path("cgroup"),
         listen,
+        record_listen: None,
     };
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let agent = tokio::spawn(run(config, async move { drop(stopped.await) }));
@@ -323,13 +347,16 @@ async fn what_cannot_work_is_said_at_the_start() {
         volumes: None,
         cgroups: node.path(cgroups),
         listen: "127.0.0.1:0".parse().unwrap(),
+        record_listen: None,
     };
     let url = "https://localhost:1";
+    let everywhere = "0.0.0.0:0".parse().unwrap();
     for (config, says) in [
         (config("http://localhost", "logs", "cgroup"), "must look like https://"),
         (config(url, "nowhere", "cgroup"), "/var/log/pods"),
         (AgentConfig { volumes: Some(node.path("nowhere")), ..config(url, "logs", "cgroup") }, "/var/lib/kubelet/pods"),
         (config(url, "logs", "logs"), "/sys/fs/cgroup"),
+        (AgentConfig { record_listen: Some(everywhere), ..config(url, "logs", "cgroup") }, "not a loopback address"),
     ] {
         let message = run(config, async {}).await.unwrap_err().to_string();
         assert!(message.contains(says), "{message}");
