@@ -75,6 +75,9 @@ pub struct Signal {
     pub longest_gap: Span,
     pub step: Option<u64>,
     pub total: Option<u64>,
+    /// How many steps make an epoch, if the job says: `[640/60000]` within an epoch.
+    #[serde(default)]
+    pub epoch_steps: Option<u64>,
     /// Where its curve is going.
     #[serde(default)]
     pub outlook: Option<Outlook>,
@@ -158,6 +161,11 @@ impl Tracker {
             outlook.at = x;
         }
         true
+    }
+
+    /// Notes how many steps make an epoch of this job.
+    pub fn set_epoch_steps(&mut self, steps: u64) {
+        self.signal.epoch_steps = Some(steps).filter(|s| *s > 0);
     }
 
     /// The curve seen so far.

@@ -19,6 +19,7 @@ pub mod outcome;
 pub mod paper;
 pub mod picture;
 pub mod random;
+pub mod recorded;
 pub mod scenario;
 pub mod simulate;
 pub mod study;
