@@ -37,7 +37,9 @@ fn recorded(model: &str) -> Curve {
 
 /// An earlier run of the same program: as many steps, and work that differs as that of two runs does.
 fn earlier(job: &Job, draw: &mut Stream, skip: u32) -> FinishedRun {
-    (0..skip).for_each(|_| drop(draw.normal()));
+    for _ in 0..skip {
+        draw.normal();
+    }
     let core_s = job.work * (1.0 + 0.014 * draw.normal());
     let claimed = if job.claim == Claim::Total { Some(job.planned()) } else { None };
     FinishedRun { steps: Some(job.planned()), claimed, core_s }
