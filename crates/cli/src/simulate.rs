@@ -115,6 +115,7 @@ impl PaperArgs {
             curves: if self.curves == "recorded" { paper::Curves::Recorded } else { paper::Curves::Analytic },
             dice: if self.own_dice { paper::Dice::Own } else { paper::Dice::Shared },
             rough: self.rough,
+            gain: None,
             only: self.policy.iter().map(|p| p.name().to_owned()).collect(),
         }
     }

@@ -11,6 +11,7 @@
 
 pub mod curve;
 pub mod forms;
+pub mod length;
 pub mod predict;
 
 use crate::model::{PerResource, Resource, Span, Time};
@@ -94,6 +95,12 @@ pub struct Outlook {
     /// The change still to come until the end (the total, or the limit if the job names no total),
     /// in units of the change seen so far.
     pub gain_left: f64,
+    /// The position at which the curve is or was flat, also where that lies in the past, and the
+    /// deviation of its logarithm; 0 if not known.
+    #[serde(default)]
+    pub knee: f64,
+    #[serde(default)]
+    pub knee_spread: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -186,7 +193,8 @@ fn outlook(curve: &Curve, total: Option<u64>) -> Option<Outlook> {
     let end = total.map(|t| t as f64);
     let fit = predict::fit(curve, end)?;
     let gain_left = fit.gain_left(end.unwrap_or(f64::INFINITY));
-    Some(Outlook { at: curve.at()?, flat_at: fit.flat_at().mid, gain_left })
+    let (knee, knee_spread) = fit.knee();
+    Some(Outlook { at: curve.at()?, flat_at: fit.flat_at().mid, gain_left, knee, knee_spread })
 }
 
 /// Use below this fraction of a node is no use: dividing by it would make any progress look

@@ -393,6 +393,8 @@ impl Signal {
                 at,
                 flat_at,
                 gain_left,
+                knee: 0.0,
+                knee_spread: 0.0,
             }),
         }
     }

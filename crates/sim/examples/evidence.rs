@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p gainshare-sim --example evidence -- [NAME…] [--totals told|hidden|as-printed]
 //! [--history N] [--law turns|pairs|bandwidth] [--recorded] [--rough] [--own-dice] [--first-seed N]
-//! [--seeds N] [--policies a,b,…]`. "Captured" is the part of the gap between equal shares and
+//! [--seeds N] [--policies a,b,…] [--gain JSON]`. "Captured" is the part of the gap between equal shares and
 //! clairvoyant SRPT.
 
 use gainshare_sim::paper::{Curves, Dice, Settings, Totals, experiments, find};
@@ -37,6 +37,8 @@ fn main() -> Result<(), String> {
             "--own-dice" => settings.dice = Dice::Own,
             "--first-seed" => settings.first_seed = number(value()?)?,
             "--seeds" => settings.seeds = number(value()?)?,
+            // Numbers of the gain rule as JSON: {"guard":0.5}.
+            "--gain" => settings.gain = Some(serde_json::from_str(&value()?).map_err(|e| e.to_string())?),
             "--policies" => policies = value()?.split(',').map(str::to_owned).collect(),
             _ => names.push(arg),
         }

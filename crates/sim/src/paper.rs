@@ -25,7 +25,7 @@ use crate::picture::{self, Figure};
 use crate::study::{compare, median, quantile};
 use crate::summary::{Summary, summarise, table};
 use crate::world::{Law, World};
-use gainshare_core::policy::{PlaceRule, Policy, Preset};
+use gainshare_core::policy::{Gain, PlaceRule, Policy, Preset};
 use gainshare_figures::{BarChart, Group, Page, Table};
 use serde::Serialize;
 use serde_json::Value;
@@ -97,6 +97,8 @@ pub struct Settings {
     pub dice: Dice,
     /// Start-up work, steps that cost unlike, evaluations, early ends, wrong and changed totals.
     pub rough: bool,
+    /// Numbers of the gain rule in place of its own.
+    pub gain: Option<Gain>,
     /// Only these policies; all if empty. The baseline runs in any case.
     #[serde(skip)]
     pub only: Vec<String>,
@@ -113,6 +115,7 @@ impl Default for Settings {
             curves: Curves::Analytic,
             dice: Dice::Shared,
             rough: false,
+            gain: None,
             only: vec![],
         }
     }
@@ -209,6 +212,9 @@ impl Experiment {
         let base = named.remove(0);
         named.retain(|(name, _)| chosen(name));
         named.insert(0, base);
+        if let Some(numbers) = settings.gain {
+            named.iter_mut().for_each(|(_, policy)| conditions::replace_gain(policy, numbers));
+        }
         if settings.dice == Dice::Own {
             named.iter_mut().for_each(|(_, policy)| conditions::own_dice(policy));
         }

@@ -5,7 +5,7 @@ use crate::curve::{Curve, Family};
 use crate::models::{FLOWCON, SPECON};
 use crate::random::Stream;
 use crate::world::{Claim, Job, Roughness, World};
-use gainshare_core::policy::{PlaceRule, Policy, ShareRule};
+use gainshare_core::policy::{Gain, PlaceRule, Policy, ShareRule};
 use gainshare_core::view::FinishedRun;
 
 /// Changes `world` to these conditions.
@@ -61,6 +61,13 @@ fn roughen(job: &mut Job, draw: &mut Stream) {
     }
     let rough = Roughness { startup: 0.1, step_spread: 0.3, evaluation: (10, 2.0), stops_at };
     job.roughen(&rough, draw);
+}
+
+/// Gives the gain rule these numbers, if it is the rule of `policy`.
+pub(super) fn replace_gain(policy: &mut Policy, numbers: Gain) {
+    if let ShareRule::Gain(own) = &mut policy.share {
+        *own = numbers;
+    }
 }
 
 /// Lets the fair world of the gain rule break ties by other dice than the baseline.
