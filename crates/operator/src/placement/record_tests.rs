@@ -4,7 +4,7 @@ use super::*;
 use crate::http::auth::Reviewer;
 use crate::http::record::router;
 use crate::http::serve::Leading;
-use crate::jobs::{JobFacts, JobState};
+use crate::state::orders::{JobFacts, JobState};
 use crate::placement::snapshot::{ClusterSnapshot, NodeSnapshot};
 use crate::shares::Shares;
 use crate::state::lead::Leader;
