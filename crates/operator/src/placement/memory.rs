@@ -150,6 +150,6 @@ impl JobMemory {
             outlook: now.signal.outlook.or(before.signal.outlook),
         };
         let consumed = PerResource::from_fn(|r| before.consumed.get(r) + now.consumed.get(r));
-        JobReport { signal, consumed, most: now.most.or(before.most) }
+        JobReport { signal, consumed, usable: now.usable.or(before.usable) }
     }
 }
