@@ -8,7 +8,6 @@
 use super::Driver;
 use super::intake::disk_refusal;
 use super::runtimes::kind_name;
-use crate::api::types::{JobState, StartOrder, StartVar, SuperviseFile};
 use crate::error::Refusal;
 use crate::fail;
 use crate::jobdir;
@@ -16,6 +15,7 @@ use crate::journal::{Batch, LimitRow};
 use crate::launch::{detach, program};
 use crate::record::{Change, JobRecord};
 use crate::spec::StartKind;
+use crate::types::{JobState, StartOrder, StartVar, SuperviseFile};
 use gainshare_core::model::JobId;
 use gainshare_limits::process::{JobGroup, start};
 use gainshare_limits::{Runtime, RuntimeKind};
