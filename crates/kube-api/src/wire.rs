@@ -389,10 +389,13 @@ impl Signal {
             longest_gap: gainshare_core::model::Span(self.longest_gap_us),
             step: self.step,
             total: self.total,
+            epoch_steps: None,
             outlook: self.outlook.map(|[at, flat_at, gain_left]| gainshare_core::signal::Outlook {
                 at,
                 flat_at,
                 gain_left,
+                knee: 0.0,
+                knee_spread: 0.0,
             }),
         }
     }

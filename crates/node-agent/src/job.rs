@@ -293,6 +293,7 @@ impl Job {
             pinned: false,
             usable: None,
             known_left_s: None,
+            history: vec![],
         }
     }
 

@@ -422,6 +422,16 @@ impl Fit {
         })
     }
 
+    /// The position at which all but [`FLAT`] of the change is made, also where that lies in the
+    /// past, and the deviation of its logarithm over the members.
+    pub fn knee(&self) -> (f64, f64) {
+        let at = |m: &Member| if m.span == 0.0 { self.end } else { m.scale * m.tail.inverse(FLAT) };
+        let e = self.quantiles(|m| (at(m), 0.0));
+        // The range from low to high holds four fifths: 2.56 deviations.
+        let spread = if e.low > 0.0 { (e.high / e.low).ln() / 2.56 } else { 0.0 };
+        (e.mid, spread)
+    }
+
     /// Where the curve meets `target`.
     pub fn reaches(&self, target: f64) -> Reach {
         let rising = self.limit().mid >= self.level;

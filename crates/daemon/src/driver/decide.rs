@@ -76,6 +76,7 @@ impl Driver {
             pinned: false,
             usable: None,
             known_left_s: None,
+            history: vec![],
         }
     }
 

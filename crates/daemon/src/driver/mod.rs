@@ -15,7 +15,8 @@
 //! events. [`intake`]: submit, admission, stop. [`start`]: how a job begins. [`observe`]: reports
 //! and ends of jobs. [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses.
 //! [`read`]: what the API shows. [`docker`]: containers, their runtime's thread
-//! ([`docker_link`]) and their output ([`pump`]).
+//! ([`docker_link`]) and their output ([`pump`]). [`inside`]: the library inside jobs, and
+//! their pages ([`page`]).
 //!
 //! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
 //! waits for the disk, but not for the container engine or for processes that die; the exceptions
@@ -26,9 +27,11 @@ mod decide;
 mod docker;
 mod docker_link;
 mod handle;
+mod inside;
 mod intake;
 mod jobs;
 mod observe;
+mod page;
 mod pump;
 mod read;
 mod recover;
@@ -354,6 +357,7 @@ impl Driver {
         }
         self.lease.renew();
         self.guard.ensure(&self.paths, &self.config);
+        self.write_pages();
         self.reap_supervisors();
         self.check_live_jobs();
         self.connect_docker();

@@ -148,6 +148,7 @@ impl Driver {
         notes.extend(
             self.runtimes.notes.iter().filter(|(kind, _)| *kind == job.record.spec.runtime).map(|(_, n)| n.clone()),
         );
+        notes.extend(self.inside_note(id));
         notes.sort();
         notes.dedup();
         Ok(Explanation {

@@ -8,7 +8,7 @@
 //! to a loopback address (checked at the start), which in a pod is reached by a port-forward only, and the
 //! rights of the cluster govern port-forwards.
 
-use super::serve::Leading;
+use super::serve::LeadingReceiver;
 use crate::placement::record::{JobDecision, RecordRequests};
 use axum::Router;
 use axum::extract::{Query, State};
@@ -25,7 +25,7 @@ use tokio::sync::Semaphore;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Served {
-    leading: Leading,
+    leading: LeadingReceiver,
     requests: Arc<RecordRequests>,
     turn: Semaphore,
 }
@@ -35,7 +35,7 @@ struct RecordQuery {
     uid: String,
 }
 
-pub(crate) fn router(leading: Leading, requests: Arc<RecordRequests>) -> Router {
+pub(crate) fn router(leading: LeadingReceiver, requests: Arc<RecordRequests>) -> Router {
     let served = Served { leading, requests, turn: Semaphore::new(1) };
     Router::new().route(RECORD_PATH, get(decision)).with_state(Arc::new(served))
 }

@@ -2,7 +2,7 @@
 
 use super::Order;
 use super::snapshot::{JobSnapshot, Nodes, PodSnapshot};
-use gainshare_kube_api::training_job::TrainingJobStatus;
+use gainshare_kube_api::training_job::{Attempt, TrainingJobStatus};
 use jiff::Timestamp;
 
 /// Everything that a step reads.
@@ -20,6 +20,22 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) fault: Option<&'a PodFault>,
     /// The node agent's last report: category and share in percent.
     pub(crate) progress: Option<(&'static str, Option<u32>)>,
+}
+
+impl<'a> Snapshot<'a> {
+    /// The pods that this job owns, by uid.
+    pub(super) fn own_pods(&self) -> impl Iterator<Item = &'a PodSnapshot> + use<'a> {
+        let uid = self.job.uid.as_str();
+        self.pods.iter().filter(move |pod| pod.owner.as_deref() == Some(uid))
+    }
+
+    /// The pod of this attempt: the one the journal names, or the one it may name.
+    pub(super) fn pod_of(&self, attempt: &Attempt) -> Option<&'a PodSnapshot> {
+        match &attempt.uid {
+            Some(uid) => self.pods.iter().find(|pod| pod.uid == *uid),
+            None => self.own_pods().find(|pod| pod.epoch == attempt.epoch),
+        }
+    }
 }
 
 /// Why a pod could not be made.

@@ -11,11 +11,11 @@
 
 use super::action::{Action, JournalStep, PodFault, Snapshot, Step};
 use super::apply::{ActionError, Effect, Executor, FailPoint};
-use super::isolate::{catch_future, skip_on_panic};
 use super::machine::{self, REFUSAL_PAUSE, asked, movable, step};
 use super::snapshot::{JobSnapshot, NodeState, Nodes, PodSnapshot};
 use super::store::Store;
 use super::{JobFacts, JobState, Orders, check_not_kept, off, pod, status};
+use crate::isolate::{catch_future, skip_on_panic};
 use crate::state::events::{self, Subject, Text};
 use crate::state::lead::Leader;
 use crate::state::metrics::WriteLabels;
@@ -90,7 +90,7 @@ pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, re
         executor: Executor::new(client.clone(), fail_at),
         client: client.clone(),
         leader: leader.clone(),
-        orders: leader.jobs.clone(),
+        orders: leader.orders.clone(),
         recorder,
         store: Mutex::default(),
         wake: Notify::new(),
@@ -165,7 +165,7 @@ impl Controller {
             let mut next = None;
             // Nothing is done before every list has been read once. While sharing is switched off,
             // only deletions are completed.
-            let is_off = self.leader.look(|world| world.is_off());
+            let is_off = self.leader.read(|world| world.is_off());
             if self.leader.is_synced() && self.store.lock().lists_read >= LISTS {
                 if std::mem::replace(&mut was_off, is_off) != is_off {
                     self.mark_all();

@@ -17,16 +17,12 @@
 //! was done; else it is started once more, and a job that was done finds that in its checkpoint.
 
 use super::action::Snapshot;
-use super::machine::{close, pod_of};
-use super::snapshot::{Exit, PodSnapshot, Stop};
+use super::moves::{TERMINATED, close, exit_text, verdict};
+use super::snapshot::Stop;
 use super::status::{StatusText, set_status};
 use gainshare_kube_api::training_job::{Attempt, Migration, Phase, State, Stopping, TrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-
-/// 128 + SIGTERM, 128 + SIGKILL.
-const TERMINATED: i32 = 143;
-const KILLED: i32 = 137;
 
 /// The pause after the first failure; it doubles with each.
 const FIRST_PAUSE_S: i64 = 2;
@@ -92,24 +88,11 @@ pub(super) fn ended(
 
 /// Whether SIGTERM may have been the cause of the end. Times of pods are whole seconds.
 fn was_asked_before(snapshot: &Snapshot<'_>, attempt: &Attempt, finished: Timestamp) -> bool {
-    pod_of(snapshot, attempt).and_then(|pod| pod.deleted).is_some_and(|(asked, _)| finished >= asked)
+    snapshot.pod_of(attempt).and_then(|pod| pod.deleted).is_some_and(|(asked, _)| finished >= asked)
 }
 
 fn was_deleted(snapshot: &Snapshot<'_>, attempt: &Attempt) -> bool {
-    pod_of(snapshot, attempt).is_some_and(|pod| pod.deleted.is_some())
-}
-
-fn exit_text(exit: &Exit) -> String {
-    let reason = match exit.reason.as_str() {
-        "" | "Error" | "Completed" => String::new(),
-        reason => format!(" ({reason})"),
-    };
-    let message = if exit.message.is_empty() { String::new() } else { format!(": {}", short(&exit.message)) };
-    format!("exit code {}{reason}{message}", exit.code)
-}
-
-fn short(text: &str) -> String {
-    text.chars().take(300).collect()
+    snapshot.pod_of(attempt).is_some_and(|pod| pod.deleted.is_some())
 }
 
 /// A job that was asked to save itself for a move has ended.
@@ -123,7 +106,7 @@ fn migrate(snapshot: &Snapshot<'_>, stop: &Stop) -> TrainingJobStatus {
         "{} s: runPolicy.terminationGracePeriodSeconds",
         snapshot.job.spec.run_policy.termination_grace_period_seconds
     );
-    let pod = status.attempt.as_ref().and_then(|attempt| pod_of(snapshot, attempt));
+    let pod = status.attempt.as_ref().and_then(|attempt| snapshot.pod_of(attempt));
     let (moves, message) = verdict(stop, &migration, pod, &time);
     let target = if moves { migration.to.clone() } else { migration.from.clone() };
     if !moves {
@@ -135,45 +118,6 @@ fn migrate(snapshot: &Snapshot<'_>, stop: &Stop) -> TrainingJobStatus {
     let next = next_attempt(snapshot, status, Some(target), None);
     let reason = if moves { "Saved" } else { "Stays" };
     set_status(next, StatusText::new(State::Migrating, reason, message), snapshot)
-}
-
-/// Whether a job that was asked to save itself goes on at its target, and the sentence about it.
-/// `time` says how long it had, and by which field.
-pub(super) fn verdict(stop: &Stop, migration: &Migration, pod: Option<&PodSnapshot>, time: &str) -> (bool, String) {
-    let (from, to) = (&migration.from, &migration.to);
-    // Times of pods are whole seconds.
-    let before_its_time = |finished: Timestamp| {
-        let until = pod.and_then(|pod| pod.deleted).map(|(_, until)| until);
-        until.is_some_and(|until| until.duration_since(finished) > SignedDuration::from_secs(1))
-    };
-    match stop {
-        Stop::Exited(exit) if matches!(exit.code, 0 | TERMINATED) => {
-            (true, format!("saved itself and ended on {from}; continues on {to}"))
-        }
-        // The node failed, not the job.
-        Stop::Exited(exit) if exit.code == KILLED && exit.reason != "OOMKilled" && before_its_time(exit.finished) => {
-            (true, format!("was killed on {from} while it saved itself; continues on {to} from its last checkpoint"))
-        }
-        Stop::Exited(exit)
-            if exit.code == KILLED && exit.reason != "OOMKilled" && exit.reason != "ContainerStatusUnknown" =>
-        {
-            let sentence = format!(
-                "it ignored SIGTERM and was killed when its time was over: it continues on {from} from its last checkpoint and is not moved again; \
-                 let it save itself on SIGTERM, or give it more time than {time}"
-            );
-            (false, sentence)
-        }
-        Stop::Exited(exit) => {
-            let sentence = format!(
-                "saving on SIGTERM failed ({}): it continues on {from} from its last checkpoint and is not moved again; \
-                 is the claim writable and large enough?",
-                exit_text(exit)
-            );
-            (false, sentence)
-        }
-        Stop::NodeOff(node) => (true, format!("node {node} is gone: continues on {to} from the last checkpoint")),
-        Stop::NeverBegan(_) | Stop::Declared => (true, format!("continues on {to}")),
-    }
 }
 
 /// The status with one more attempt, whose pod is to be made.

@@ -18,6 +18,7 @@
 
 use super::action::{Action, JournalStep, Snapshot, Step};
 use super::ending;
+use super::moves::{OWN_SHARE_WAIT, close};
 use super::snapshot::{JobSnapshot, NodeState, PodSnapshot, Stop};
 use super::status::{StatusText, set_status};
 use super::waiting::{missing_node_sentence, overdue, removed_sentence, silent_sentence};
@@ -25,7 +26,7 @@ use super::{Order, OrderKind};
 use gainshare_kube_api::names::CONTROLLER;
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::{
-    Attempt, CleanPodPolicy, JobPolicy, MOVES_KEPT, Migration, Move, Phase, State, Stopping, TrainingJobStatus,
+    Attempt, CleanPodPolicy, JobPolicy, Migration, Phase, State, Stopping, TrainingJobStatus,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -35,10 +36,6 @@ pub(crate) const DECISION_PATIENCE: SignedDuration = SignedDuration::from_secs(2
 
 /// How long a pod may find no room on the node chosen for it before another one is chosen.
 pub(crate) const ROOM_PATIENCE: SignedDuration = SignedDuration::from_secs(10);
-
-/// Longest wait for a job's original CPU request to be restored before SIGTERM, so that it can save
-/// a checkpoint at full speed (usually 0.2 s).
-pub(super) const OWN_SHARE_WAIT: SignedDuration = SignedDuration::from_secs(2);
 
 /// How long to wait before a pod that was refused (by a quota, for instance) is tried again.
 pub(crate) const REFUSAL_PAUSE: SignedDuration = SignedDuration::from_secs(10);
@@ -87,20 +84,6 @@ fn applies(order: &Order, status: &TrainingJobStatus) -> bool {
     }
 }
 
-/// The pods that this job owns, by uid.
-pub(super) fn own<'a>(snapshot: &Snapshot<'a>) -> impl Iterator<Item = &'a PodSnapshot> {
-    let uid = snapshot.job.uid.as_str();
-    snapshot.pods.iter().filter(move |pod| pod.owner.as_deref() == Some(uid))
-}
-
-/// The pod of this attempt: the one the journal names, or the one it may name.
-pub(super) fn pod_of<'a>(snapshot: &Snapshot<'a>, attempt: &Attempt) -> Option<&'a PodSnapshot> {
-    match &attempt.uid {
-        Some(uid) => snapshot.pods.iter().find(|pod| pod.uid == *uid),
-        None => own(snapshot).find(|pod| pod.epoch == attempt.epoch),
-    }
-}
-
 fn let_go(pod: &PodSnapshot) -> Action {
     Action::LetGo { pod: pod.name.clone(), uid: pod.uid.clone() }
 }
@@ -123,7 +106,7 @@ fn is_declared_stopped(snapshot: &Snapshot<'_>, pod: &PodSnapshot) -> bool {
 fn leave(snapshot: &Snapshot<'_>) -> Step {
     let mut next = Step::default();
     let mut waits_for = None;
-    for pod in own(snapshot).filter(|pod| pod.has_finalizer) {
+    for pod in snapshot.own_pods().filter(|pod| pod.has_finalizer) {
         if pod.deleted.is_none() {
             next.actions.push(delete(pod));
         } else if has_stopped(snapshot, pod) {
@@ -146,7 +129,7 @@ fn leave(snapshot: &Snapshot<'_>) -> Step {
 
 fn finished(snapshot: &Snapshot<'_>) -> Step {
     let (job, mut next) = (snapshot.job, Step::default());
-    for pod in own(snapshot) {
+    for pod in snapshot.own_pods() {
         let clean = match job.spec.run_policy.clean_pod_policy {
             CleanPodPolicy::None => false,
             CleanPodPolicy::Running => pod.stop(snapshot.nodes).is_none(),
@@ -172,7 +155,7 @@ fn finished(snapshot: &Snapshot<'_>) -> Step {
 fn housekeeping(snapshot: &Snapshot<'_>) -> Vec<Action> {
     let Some(attempt) = &snapshot.job.status.attempt else { return Vec::new() };
     let mut actions = Vec::new();
-    for pod in own(snapshot) {
+    for pod in snapshot.own_pods() {
         let is_it = attempt.uid.as_deref() == Some(&pod.uid);
         let is_over = pod.epoch < attempt.epoch || (pod.epoch == attempt.epoch && attempt.ended.is_some());
         let is_stray = pod.epoch == attempt.epoch && attempt.uid.is_some() && !is_it;
@@ -207,7 +190,7 @@ fn alive(snapshot: &Snapshot<'_>) -> Step {
         let message = format!("attempt {} is the last that can be numbered: create the job anew", attempt.epoch);
         return write(JournalStep::Failed, ending::fail(snapshot, status.clone(), "EpochsExhausted", &message));
     }
-    match (pod_of(snapshot, attempt), &attempt.uid) {
+    match (snapshot.pod_of(attempt), &attempt.uid) {
         (None, None) => not_made(snapshot, attempt),
         (None, Some(_)) => missing(snapshot, attempt),
         (Some(pod), _) => with_pod(snapshot, attempt, pod),
@@ -493,29 +476,6 @@ fn running(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Ste
     };
     let step = if begun { JournalStep::Noted } else { JournalStep::Running };
     Step { actions: write_if_new(snapshot, step, next, text), wake: None }
-}
-
-/// Counts and records a move that is over.
-pub(super) fn close(status: &mut TrainingJobStatus, migration: &Migration, node: &str, now: Timestamp) {
-    status.moves = status.moves.saturating_add(u32::from(node != migration.from));
-    record(&mut status.last_moves, migration, node, now);
-}
-
-/// Adds a move that ended on this node to the last few.
-pub(super) fn record(moves: &mut Vec<Move>, migration: &Migration, node: &str, now: Timestamp) {
-    let stopped = migration.stopped.as_ref().map_or(now, |stopped| stopped.0);
-    let seconds = |from: Timestamp, to: Timestamp| (to.duration_since(from).as_secs_f64().max(0.0) * 1e3).round() / 1e3;
-    moves.push(Move {
-        at: MicroTime(now),
-        from: migration.from.clone(),
-        to: node.to_owned(),
-        reason: migration.reason,
-        message: migration.message.clone(),
-        save_s: seconds(migration.since.0, stopped),
-        restore_s: seconds(stopped, now),
-    });
-    let surplus = moves.len().saturating_sub(MOVES_KEPT);
-    moves.drain(..surplus);
 }
 
 /// The order of the node annotation, if the job does not run there and the value was not followed

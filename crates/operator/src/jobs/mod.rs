@@ -12,7 +12,7 @@
 //! validate and build ([`pod`]), decide ([`machine`], pure), apply ([`apply`]), publish
 //! ([`status`]).
 //!
-//! **One object cannot hurt others.** A reconcile that panics is caught ([`isolate`]), reported on
+//! **One object cannot hurt others.** A reconcile that panics is caught ([`crate::isolate`]), reported on
 //! its own object, and retried with a growing pause. All other jobs go on.
 //!
 //! **Terms.** *Attempt*: one pod of the job. *Epoch*: its number. *Proof of stop*: what shows that
@@ -25,18 +25,22 @@ mod controller;
 mod ending;
 #[cfg(test)]
 mod hostile_tests;
-pub(crate) mod isolate;
 mod machine;
+mod moves;
 mod off;
-mod orders;
 mod pod;
 mod snapshot;
 mod status;
 mod store;
 mod waiting;
 
+use crate::state::orders::{JobFacts, JobState, Order, OrderKind, Orders};
 pub(crate) use adopt::give_back;
 pub use apply::{FAIL_POINT_EXIT, FailPoint};
 pub(crate) use controller::start;
-use orders::check_not_kept;
-pub use orders::{JobFacts, JobState, Order, OrderKind, Orders};
+use gainshare_kube_api::names::NODE_ANNOTATION;
+
+/// An error if the node annotation of a job keeps it where it is.
+fn check_not_kept(node: Option<&str>) -> Result<(), String> {
+    node.map_or(Ok(()), |node| Err(format!("the annotation {NODE_ANNOTATION} keeps it on {node}")))
+}

@@ -11,8 +11,8 @@
 //! before its next turn.
 
 use super::action::PodFault;
-use super::isolate;
 use super::snapshot::{JobSnapshot, NodeState, PodSnapshot};
+use crate::isolate;
 use crate::state::world::is_older;
 use gainshare_kube_api::names::NamespacedName;
 use jiff::{SignedDuration, Timestamp};

@@ -4,7 +4,7 @@
 
 use super::memory::{JobMemory, Nodes};
 use super::snapshot::ClusterSnapshot;
-use crate::jobs::{JobFacts, JobState, Order, OrderKind};
+use crate::state::orders::{JobFacts, JobState, Order, OrderKind};
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{Decider, Decision as RecordedPlan, Outcome};
 use gainshare_core::model::{JobId, NodeId, OwnerId, Span};

@@ -1,8 +1,8 @@
 //! Tests of [`super`]: a cluster in which time passes, and orders are carried out or not.
 
 use super::*;
-use crate::placement::clock::AgentClock;
 use crate::placement::snapshot::{JobReport, NodeSnapshot};
+use crate::state::clock::AgentClock;
 use gainshare_core::model::Time;
 use gainshare_core::signal::{Outlook, Report, Signal};
 use gainshare_core::view::Phase;
@@ -87,7 +87,14 @@ impl Lab {
                 longest_gap: Span::from_secs_f64(seconds),
                 step: Some(*step),
                 total: Some(100),
-                outlook: Some(Outlook { at: *step as f64, flat_at: 100.0, gain_left: 0.5 }),
+                outlook: Some(Outlook {
+                    at: *step as f64,
+                    flat_at: 100.0,
+                    gain_left: 0.5,
+                    knee: 0.0,
+                    knee_spread: 0.0,
+                }),
+                ..Signal::default()
             };
             job.consumed.cpu = *consumed;
         }

@@ -4,7 +4,7 @@
 //! ([`memory`]), makes the core's view of them ([`view`]), and turns the core's checked plan into
 //! orders. [`run`] does that about once a second. [`record`] hands out the last decision to users who ask why.
 
-pub(crate) mod clock;
+mod clock;
 mod decide;
 mod memory;
 pub(crate) mod record;

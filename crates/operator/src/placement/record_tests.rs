@@ -3,9 +3,10 @@
 use super::*;
 use crate::http::auth::Reviewer;
 use crate::http::record::router;
+use crate::http::serve::Leading;
 use crate::jobs::{JobFacts, JobState};
 use crate::placement::snapshot::{ClusterSnapshot, NodeSnapshot};
-use crate::shares::write::Writer;
+use crate::shares::Shares;
 use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
 use gainshare_core::model::Time;
@@ -50,12 +51,13 @@ fn snapshot(jobs: Vec<JobFacts>) -> ClusterSnapshot {
     ClusterSnapshot { now: Time::from_secs_f64(1e6), nodes, jobs }
 }
 
-fn leader() -> Arc<Leader> {
+fn leading_replica() -> Arc<Leading> {
     let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
     let client = kube::Client::try_from(nowhere).unwrap();
     let metrics = Arc::new(Metrics::new());
-    let reviewer = Reviewer::new(client.clone(), "system", "agent");
-    Arc::new(Leader::new(Writer::new(client, metrics.clone()), reviewer, metrics, 1))
+    let leader = Arc::new(Leader::new(metrics.clone(), 1));
+    let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics));
+    Arc::new(Leading { leader, shares, reviewer: Reviewer::new(client, "system", "agent") })
 }
 
 async fn get(address: SocketAddr, uid: &str) -> (String, String) {
@@ -79,7 +81,7 @@ async fn a_placement_is_served_on_request_and_replays() {
     let (head, body) = get(address, "uid-vae").await;
     assert!(head.starts_with("HTTP/1.1 503") && body.contains("does not lead"), "{head} {body}");
 
-    leading.send_replace(Some(leader()));
+    leading.send_replace(Some(leading_replica()));
     let mut decision = Decision::new(Specon::default());
     let jobs = vec![facts("vae", JobPolicy::Gainshare), facts("gru", JobPolicy::Specon), facts("own", JobPolicy::Na)];
     assert_eq!(decision.decide(&snapshot(jobs)).len(), 2);

@@ -4,9 +4,9 @@
 //! Numbers of node agents are bounded here, so that a broken agent cannot overflow a sum.
 
 use super::clock::Clock;
-use crate::jobs::{JobFacts, JobState};
 use crate::state::agents::Agents;
 use crate::state::lead::Leader;
+use crate::state::orders::{JobFacts, JobState};
 use crate::state::world::World;
 use gainshare_core::model::{PerResource, Time};
 use gainshare_core::signal::Signal;
@@ -58,7 +58,7 @@ pub(crate) struct ClusterSnapshot {
 
 pub(super) fn read(leader: &Leader, jobs: Vec<Arc<JobFacts>>, clock: &Clock) -> ClusterSnapshot {
     let now = Instant::now();
-    leader.look(|world| {
+    leader.read(|world| {
         let agents = leader.agents.lock();
         let with_report = |facts: Arc<JobFacts>| {
             let report = report(world, &agents, &facts, clock);

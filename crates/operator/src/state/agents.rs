@@ -7,7 +7,7 @@
 //! counted. Numbers are clamped when they come in ([`clamp`]), so that no later sum overflows, and sums
 //! saturate anyway. What is remembered of an agent is bounded by the pods of its node.
 
-use crate::placement::clock::AgentClock;
+use crate::state::clock::AgentClock;
 use gainshare_kube_api::wire::{Beat, Category, JobState, Report, Signal, SyncRequest};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};

@@ -6,12 +6,8 @@
 
 use super::agents::Agents;
 use super::metrics::Metrics;
-use super::watch::KINDS;
+use super::orders::Orders;
 use super::world::{PolicyKey, World};
-use crate::http::auth::Reviewer;
-use crate::jobs::Orders;
-use crate::shares::contest::Contests;
-use crate::shares::write::Writer;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,22 +17,26 @@ use tokio::sync::{Notify, watch};
 pub(crate) struct Leader {
     world: Mutex<World>,
     pub(crate) agents: Mutex<Agents>,
-    pub(crate) contests: Mutex<Contests>,
-    /// Between the decision about training jobs and their controller.
-    pub(crate) jobs: Arc<Orders>,
-    pub(crate) writer: Writer,
-    pub(crate) reviewer: Reviewer,
+    /// Between the decision about jobs and their controller.
+    pub(crate) orders: Arc<Orders>,
     pub(crate) metrics: Arc<Metrics>,
     /// One channel per node, to wake the agent's waiting request.
     bells: Mutex<BTreeMap<String, watch::Sender<u64>>>,
     /// One lock per node: its resizes are carried out one request after the other.
     turns: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    kinds_seen: AtomicUsize,
+    lists: Lists,
     dirty: Mutex<Dirty>,
     /// Pods with a new report, for the controller of training jobs.
     progressed: Mutex<BTreeSet<String>>,
     /// Wakes the loop that writes policies' statuses.
     pub(crate) work: Notify,
+}
+
+/// The first lists of all watches: nothing may be decided before each of them is complete.
+#[derive(Debug, Default)]
+struct Lists {
+    awaited: AtomicUsize,
+    complete: AtomicUsize,
 }
 
 /// What the workers have not read yet.
@@ -47,18 +47,15 @@ pub(crate) struct Dirty {
 }
 
 impl Leader {
-    pub(crate) fn new(writer: Writer, reviewer: Reviewer, metrics: Arc<Metrics>, first_revision: u64) -> Leader {
+    pub(crate) fn new(metrics: Arc<Metrics>, first_revision: u64) -> Leader {
         Leader {
             world: Mutex::new(World::new(first_revision)),
             agents: Mutex::default(),
-            contests: Mutex::default(),
-            jobs: Arc::default(),
-            writer,
-            reviewer,
+            orders: Arc::default(),
             metrics,
             bells: Mutex::default(),
             turns: Mutex::default(),
-            kinds_seen: AtomicUsize::new(0),
+            lists: Lists::default(),
             dirty: Mutex::default(),
             progressed: Mutex::default(),
             work: Notify::new(),
@@ -86,8 +83,8 @@ impl Leader {
         result
     }
 
-    pub(crate) fn look<T>(&self, look: impl FnOnce(&World) -> T) -> T {
-        look(&self.world.lock())
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&World) -> T) -> T {
+        read(&self.world.lock())
     }
 
     /// Changes when the node's list changes or [`Leader::ring`] is called for the node.
@@ -106,14 +103,22 @@ impl Leader {
         self.turns.lock().entry(node.to_owned()).or_default().clone()
     }
 
-    pub(crate) fn seen_all_of_one_kind(&self) {
-        self.kinds_seen.fetch_add(1, Ordering::SeqCst);
+    /// A watch starts: its first list must be complete before anything is decided.
+    pub(crate) fn await_list(&self) {
+        self.lists.awaited.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A watch has read its first list.
+    pub(crate) fn complete_list(&self) {
+        self.lists.complete.fetch_add(1, Ordering::SeqCst);
         self.work.notify_one();
     }
 
-    /// Whether the first list of every kind is complete: nothing may be decided before.
+    /// Whether the first list of every kind is complete. All watches are started before the first
+    /// worker asks.
     pub(crate) fn is_synced(&self) -> bool {
-        self.kinds_seen.load(Ordering::SeqCst) >= KINDS
+        let awaited = self.lists.awaited.load(Ordering::SeqCst);
+        awaited > 0 && self.lists.complete.load(Ordering::SeqCst) >= awaited
     }
 
     pub(crate) fn mark_pods(&self, uids: impl IntoIterator<Item = String>) {
@@ -131,7 +136,7 @@ impl Leader {
         if uids.is_empty() {
             return Vec::new();
         }
-        self.look(|world| uids.iter().filter_map(|uid| world.job_of(uid)).collect())
+        self.read(|world| uids.iter().filter_map(|uid| world.job_of(uid)).collect())
     }
 
     pub(crate) fn mark_policies(&self, keys: impl IntoIterator<Item = PolicyKey>) {
@@ -140,7 +145,7 @@ impl Leader {
     }
 
     pub(crate) fn mark_all_policies(&self) {
-        let keys: Vec<PolicyKey> = self.look(|world| world.policies.keys().cloned().collect());
+        let keys: Vec<PolicyKey> = self.read(|world| world.policies.keys().cloned().collect());
         self.dirty.lock().policies.extend(keys);
     }
 

@@ -11,7 +11,7 @@
 use super::lead::Leader;
 use super::metrics::Metrics;
 use super::world::World;
-use crate::jobs::isolate::skip_on_panic;
+use crate::isolate::skip_on_panic;
 use crate::tasks::Tasks;
 use futures_util::StreamExt;
 use gainshare_kube_api::bounds::{NodeFacts, QuotaFacts, RangeFacts};
@@ -27,9 +27,6 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The kinds whose first list must be complete before we act.
-pub(crate) const KINDS: usize = 7;
 
 /// In the operator's ConfigMap: `off` gives every pod its own values back, whatever the policies
 /// say.
@@ -153,13 +150,14 @@ impl Watches<'_> {
         K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     {
         let leader = self.leader.clone();
+        leader.await_list();
         let kind = std::any::type_name::<K>().rsplit("::").next().unwrap_or_default();
         let name = format!("the watch of {kind} objects");
         self.tasks.spawn(name, async move {
             let put = |change: Change<F>| {
                 leader.change(|world| put(world, change));
             };
-            follow(api, config, &leader.metrics.clone(), read, put, || leader.seen_all_of_one_kind()).await;
+            follow(api, config, &leader.metrics.clone(), read, put, || leader.complete_list()).await;
         });
     }
 }

@@ -4,8 +4,7 @@
 //! refuses writes to a Job that has changed since.
 
 use crate::jobs::action::JournalStep;
-use crate::jobs::ending::verdict;
-use crate::jobs::machine::{OWN_SHARE_WAIT, record};
+use crate::jobs::moves::{OWN_SHARE_WAIT, record, verdict};
 use crate::jobs::snapshot::{NodeState, Nodes, PodSnapshot, Stop};
 use crate::jobs::waiting::{overdue, removed_sentence};
 use crate::jobs::{JobFacts, JobState, Order, OrderKind, check_not_kept};

@@ -7,10 +7,10 @@
 //! growing rest.
 
 use super::machine::{Action, Snapshot, Step, asked, facts, step};
+use crate::isolate::{catch_future, rest_after};
 use crate::jobs::Orders;
 use crate::jobs::action::JournalStep;
 use crate::jobs::apply::{ActionError, Effect, Executor, FailPoint, classify, params};
-use crate::jobs::isolate::{catch_future, rest_after};
 use crate::jobs::snapshot::{NodeState, Nodes, PodSnapshot};
 use crate::jobs::store::MISSING_NODE_IS_OFF_AFTER;
 use crate::state::events::{self, Subject, Text};
@@ -86,7 +86,7 @@ pub(in crate::jobs) fn start(
         executor: Executor::new(client.clone(), FailPoint::default()),
         client: client.clone(),
         leader: leader.clone(),
-        orders: leader.jobs.clone(),
+        orders: leader.orders.clone(),
         recorder,
         fail_at,
         followed: Mutex::default(),
@@ -139,7 +139,7 @@ impl Adopter {
 
     async fn run(self: Arc<Self>) {
         loop {
-            let off = self.leader.look(|world| world.is_off());
+            let off = self.leader.read(|world| world.is_off());
             let now = Timestamp::now();
             let (due, sweep) = {
                 let mut known = self.followed.lock();

@@ -1,12 +1,12 @@
-//! What the decision and the job controllers exchange: facts about jobs in one direction, orders in
+//! What the decision and the controller of jobs exchange: facts about jobs in one direction, orders in
 //! the other.
 //!
-//! **How.** The controllers publish [`JobFacts`]. The decision (`crate::placement`) reads them and
+//! **How.** The controller publishes [`JobFacts`]. The decision (`crate::placement`) reads them and
 //! puts an [`Order`] for a job that should start or move. The controller of the job takes the order
 //! as a wish: it carries the order out if the job can still be moved. One mutex guards everything,
 //! and no caller holds it for long.
 
-use gainshare_kube_api::names::{NODE_ANNOTATION, NamespacedName};
+use gainshare_kube_api::names::NamespacedName;
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::JobPolicy;
 use gainshare_kube_api::wire::Category;
@@ -18,24 +18,24 @@ use tokio::sync::Notify;
 /// Where a job should run. The newest order about a job replaces older ones, until the controller
 /// has taken it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Order {
+pub(crate) struct Order {
     /// The uid of the TrainingJob or Job.
-    pub uid: String,
+    pub(crate) uid: String,
     /// Where it is to run.
-    pub node: String,
-    pub kind: OrderKind,
-    pub reason: PlacementReason,
+    pub(crate) node: String,
+    pub(crate) kind: OrderKind,
+    pub(crate) reason: PlacementReason,
 }
 
 impl Order {
     /// Why, for people: on the job's status and in its events.
-    pub fn sentence(&self) -> String {
+    pub(crate) fn sentence(&self) -> String {
         self.reason.sentence(&self.node)
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OrderKind {
+pub(crate) enum OrderKind {
     /// A waiting job starts there.
     Place,
     /// A running job is saved and resumed there.
@@ -45,30 +45,30 @@ pub enum OrderKind {
 /// What the decision needs to know of a job. Its progress comes from the node agents, by the pod's
 /// uid.
 #[derive(Debug, Clone, PartialEq)]
-pub struct JobFacts {
-    pub uid: String,
-    pub namespace: String,
-    pub name: String,
+pub(crate) struct JobFacts {
+    pub(crate) uid: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
     /// The owner within which shares and gains are compared first: the namespace.
-    pub owner: String,
-    pub arrived: jiff::Timestamp,
-    pub policy: JobPolicy,
-    pub state: JobState,
+    pub(crate) owner: String,
+    pub(crate) arrived: jiff::Timestamp,
+    pub(crate) policy: JobPolicy,
+    pub(crate) state: JobState,
     /// Why the job must stay where it is.
-    pub movable: Result<(), String>,
+    pub(crate) movable: Result<(), String>,
     /// The pod that runs, or waits for its place.
-    pub pod_uid: Option<String>,
+    pub(crate) pod_uid: Option<String>,
     /// What the pod requests, in thousandths of a core and in bytes.
-    pub cpu_request_milli: u64,
-    pub memory_request_bytes: u64,
+    pub(crate) cpu_request_milli: u64,
+    pub(crate) memory_request_bytes: u64,
     /// Nodes that had no room for it just now.
-    pub tried: Vec<String>,
+    pub(crate) tried: Vec<String>,
     /// Measured at its last move: seconds from the request to end until it ran again.
-    pub move_cost_s: Option<f64>,
+    pub(crate) move_cost_s: Option<f64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum JobState {
+pub(crate) enum JobState {
     /// Its pod waits for a place: an order [`OrderKind::Place`] is welcome.
     Waiting,
     Running {
@@ -81,25 +81,20 @@ pub enum JobState {
     Done,
 }
 
-/// An error if the node annotation of a job keeps it where it is.
-pub(super) fn check_not_kept(node: Option<&str>) -> Result<(), String> {
-    node.map_or(Ok(()), |node| Err(format!("the annotation {NODE_ANNOTATION} keeps it on {node}")))
-}
-
-/// The exchange between the decision and the controllers.
+/// The exchange between the decision and the controller.
 #[derive(Debug, Default)]
-pub struct Orders {
+pub(crate) struct Orders {
     state: Mutex<OrdersState>,
-    /// Wakes the controllers: an order was put.
+    /// Wakes the controller: an order was put.
     pub(crate) ordered: Notify,
     /// Wakes the decision: a job came, went, or changed its state.
-    pub changed: Notify,
+    pub(crate) changed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct OrdersState {
     orders: BTreeMap<String, Order>,
-    /// Jobs with an order that the controller has not been told of yet.
+    /// Jobs with an order that the controller has not read yet.
     fresh: Vec<String>,
     /// Shared with readers: a pointer that is still the same means facts that did not change.
     facts: BTreeMap<String, Arc<JobFacts>>,
@@ -118,7 +113,7 @@ impl OrdersState {
 
 impl Orders {
     /// Puts an order. An earlier order about the same job is dropped.
-    pub fn put(&self, order: Order) {
+    pub(crate) fn put(&self, order: Order) {
         let mut state = self.state.lock();
         state.fresh.push(order.uid.clone());
         state.orders.insert(order.uid.clone(), order);
@@ -145,7 +140,7 @@ impl Orders {
     }
 
     /// All jobs that the operator runs.
-    pub fn facts(&self) -> Vec<Arc<JobFacts>> {
+    pub(crate) fn facts(&self) -> Vec<Arc<JobFacts>> {
         self.state.lock().facts.values().cloned().collect()
     }
 
