@@ -70,7 +70,7 @@ fn main() -> Result<()> {
     start_logging("info");
     let config = AgentConfig {
         node: args.node.clone(),
-        manager: args.operator.clone(),
+        operator: args.operator.clone(),
         ca_file: args.ca.clone(),
         token_file: args.token_file.clone(),
         logs: args.pod_logs.clone(),

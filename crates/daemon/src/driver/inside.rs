@@ -12,12 +12,13 @@
 //! **Properties.** `teams_change_only_when_the_share_does`: a share that moves by less than three quarters of a
 //! core changes no team. Without the library jobs get fixed pools, and `explain` has a note.
 
+use super::page::{JobPage, PAGE_FILE};
 use super::{Driver, Job};
-use crate::api::types::StartVar;
 use crate::jobdir;
 use crate::launch::program;
 use crate::record::JobRecord;
 use crate::spec::StartKind;
+use crate::types::StartVar;
 use gainshare_core::model::JobId;
 use gainshare_limits::RuntimeKind;
 use gainshare_limits::process::start::{StartVariable, fitting_threads, let_teams_follow};
@@ -25,33 +26,15 @@ use gainshare_page::{
     HEADER_BYTES, LIBRARY_FILE, Orders, PAGE_BYTES, PAGE_VARIABLE, REPORT_SUFFIX, Report, SWITCH_VARIABLE,
     decode_report, empty_report, encode,
 };
-use std::fs::{File, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-
-/// The name of the page in the job's folder.
-const PAGE_FILE: &str = "inside.page";
 
 /// A team changes when the share is so many cores away from it.
 const TEAM_DEADBAND_CORES: f64 = 0.75;
 
 /// Large teams change when the share is such a part of the team away from it.
 const TEAM_DEADBAND_PART: f64 = 0.1;
-
-/// The page of one job, as far as this daemon knows it.
-#[derive(Default)]
-pub(super) enum JobPage {
-    /// Not opened since this daemon or this attempt began.
-    #[default]
-    Unknown,
-    /// The job has no page.
-    Absent,
-    Open {
-        file: File,
-        orders: Orders,
-    },
-}
 
 /// What the library needs at the start of a job.
 struct InsideStart {
@@ -160,25 +143,6 @@ impl InsideStart {
     }
 }
 
-impl JobPage {
-    /// Opens the page that a start has made. The job can replace the file, so no link is followed.
-    fn open(dir: &Path) -> JobPage {
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
-        let opened = OpenOptions::new().read(true).write(true).custom_flags(flags).open(dir.join(PAGE_FILE));
-        let Ok(file) = opened else { return JobPage::Absent };
-        let is_page = file.metadata().is_ok_and(|m| m.is_file() && m.len() == PAGE_BYTES as u64);
-        let mut bytes = [0; PAGE_BYTES];
-        if !is_page || file.read_exact_at(&mut bytes, 0).is_err() {
-            return JobPage::Absent;
-        }
-        // The heartbeat is that of another daemon and may be old.
-        match gainshare_page::decode(&bytes) {
-            Some(orders) => JobPage::Open { file, orders },
-            None => JobPage::Absent,
-        }
-    }
-}
-
 /// The team for so many cores. The team of before stays unless the share is clearly another one.
 fn team_for(cores: f64, before: u32) -> u32 {
     let deadband = TEAM_DEADBAND_CORES.max(TEAM_DEADBAND_PART * f64::from(before));
@@ -232,24 +196,6 @@ mod tests {
         ] {
             assert_eq!(team_for(cores, before), expected, "{cores} cores, {before} before");
         }
-    }
-
-    #[test]
-    fn a_page_that_is_no_page_is_left_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(PAGE_FILE);
-        assert!(matches!(JobPage::open(dir.path()), JobPage::Absent), "no file");
-        for bytes in [&b""[..], &[7; PAGE_BYTES], &encode(&Orders::default(), 1)[..100]] {
-            std::fs::write(&path, bytes).unwrap();
-            assert!(matches!(JobPage::open(dir.path()), JobPage::Absent), "{} bytes", bytes.len());
-        }
-        let orders = Orders { team: 3, blas_may_grow: true, ..Orders::default() };
-        std::fs::write(&path, encode(&orders, 1)).unwrap();
-        assert!(matches!(JobPage::open(dir.path()), JobPage::Open { orders: found, .. } if found == orders));
-        let target = dir.path().join("elsewhere");
-        std::fs::rename(&path, &target).unwrap();
-        std::os::unix::fs::symlink(&target, &path).unwrap();
-        assert!(matches!(JobPage::open(dir.path()), JobPage::Absent), "a link is not followed");
     }
 
     #[test]

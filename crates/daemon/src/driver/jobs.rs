@@ -1,11 +1,11 @@
 //! The table of jobs: the only owner of what is known of each job and of the numbers of owners.
 
-use super::docker::Pump;
-use super::inside::JobPage;
+use super::page::JobPage;
+use super::pump::Pump;
 use super::reports::{Progress, Reports};
-use crate::api::types::{DecisionInfo, ErrorCode, JobState};
 use crate::error::Refusal;
 use crate::record::JobRecord;
+use crate::types::{DecisionInfo, ErrorCode, JobState};
 use gainshare_core::model::{JobId, OwnerId, Time};
 use gainshare_core::plan::Verdict;
 use gainshare_core::replay::RecordedDecision;

@@ -6,10 +6,9 @@
 //! if none of this attempt announced that it forks (see [`crate::jobdir`]).
 
 use super::Driver;
-use super::inside::JobPage;
 use super::intake::disk_refusal;
+use super::page::JobPage;
 use super::runtimes::kind_name;
-use crate::api::types::{JobState, StartOrder, StartVar, SuperviseFile};
 use crate::error::Refusal;
 use crate::fail;
 use crate::jobdir;
@@ -17,6 +16,7 @@ use crate::journal::{Batch, LimitRow};
 use crate::launch::{detach, program};
 use crate::record::{Change, JobRecord};
 use crate::spec::StartKind;
+use crate::types::{JobState, StartOrder, StartVar, SuperviseFile};
 use gainshare_core::model::JobId;
 use gainshare_limits::process::{JobGroup, start};
 use gainshare_limits::{Runtime, RuntimeKind};
