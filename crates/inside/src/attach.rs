@@ -6,6 +6,7 @@
 //! A mapped file that is truncated raises SIGBUS at the next access. The handler replaces such a page by zeros,
 //! which no reader accepts, and the program goes on. A program with a handler of its own keeps it.
 
+use crate::gpu;
 use gainshare_page::{
     Hook, Orders, PAGE_BYTES, PAGE_VARIABLE, PAGE_WORDS, REPORT_SUFFIX, ReportWord, SWITCH_VARIABLE, is_report, read,
 };
@@ -45,9 +46,18 @@ pub(crate) fn orders() -> Option<Orders> {
 
 /// The machine's monotonic clock; a coarse reading is enough and costs a few nanoseconds.
 fn now_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC_COARSE)
+}
+
+/// The machine's monotonic clock, exactly.
+pub(crate) fn monotonic_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the argument is a valid timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
     (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }
 
@@ -89,12 +99,13 @@ extern "C" fn attach() {
         }
     }
     survive_truncation();
+    gpu::read_switch();
     PAGE.store(page, Release);
     count(ReportWord::Programs, 1);
 }
 
 /// The value of an environment variable.
-fn variable(name: &str) -> Option<&'static [u8]> {
+pub(crate) fn variable(name: &str) -> Option<&'static [u8]> {
     let mut text = [0_u8; 64];
     text.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
     // SAFETY: the name ends in NUL, because the array is longer than every name. The value is not kept beyond the

@@ -1,13 +1,15 @@
-//! The functions of OpenMP that this library defines.
+//! The functions of OpenMP, and `dlsym`, that this library defines.
 //!
 //! Each function keeps its arguments, calls [`prepare`], puts the arguments back and jumps to the real function.
 //! The real function runs as if the program had called it: all arguments are in place, also those of functions
 //! with a variable number, and the return address is the caller's.
 
+use crate::gpu;
 use crate::resolve::{self, Function, GET_MAX_THREADS, SET_NUM_THREADS};
 use crate::teams;
-use libc::{c_int, c_void};
+use libc::{c_char, c_int, c_void};
 use std::arch::naked_asm;
+use std::ffi::CStr;
 
 /// Called before the real function; returns its address.
 extern "C" fn prepare(return_address: usize, number: usize) -> usize {
@@ -123,4 +125,36 @@ extern "C" fn ask(threads: c_int, return_address: usize) {
         // SAFETY: the address is that of OpenMP's function of this type.
         unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(address)(threads) };
     }
+}
+
+/// `dlsym`: jumps to the real one, which needs the caller's return address, or to [`find_driver_function`].
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn dlsym(_handle: *mut c_void, _name: *const c_char) -> *mut c_void {
+    naked_asm!(
+        "push rdi", "push rsi", "sub rsp, 8",
+        "mov rdi, rsi",
+        "call {choose}",
+        "add rsp, 8", "pop rsi", "pop rdi",
+        "jmp rax",
+        choose = sym choose_dlsym,
+    )
+}
+
+extern "C" fn choose_dlsym(name: *const c_char) -> usize {
+    // SAFETY: a name that is not null ends in NUL, by the contract of `dlsym`.
+    let is_driver = !name.is_null() && gpu::is_driver_function(unsafe { CStr::from_ptr(name) }.to_bytes());
+    let real = if is_driver { 0 } else { resolve::real_dlsym() };
+    if real == 0 { find_driver_function as *const () as usize } else { real }
+}
+
+/// Answers for functions of the CUDA driver. They are searched for in a library, never relative to the caller.
+extern "C" fn find_driver_function(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    if name.is_null() {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: the name ends in NUL, by the contract of `dlsym`.
+    let name = unsafe { CStr::from_ptr(name) };
+    let real = resolve::symbol(handle, name).unwrap_or(0);
+    gpu::answer(handle, name, real) as *mut c_void
 }

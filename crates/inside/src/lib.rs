@@ -8,6 +8,9 @@
 //! the program had called `omp_set_num_threads` itself, and then jumps to the real function ([`resolve`]). The
 //! wanted numbers come from a page of shared memory ([`attach`], `gainshare-page`), without a system call.
 //!
+//! In the same way the library answers for functions of the CUDA driver that launch work ([`gpu`]), if the user
+//! allows it.
+//!
 //! **Terms.** The *real* function is the one that the program would have called without this library. An *object*
 //! is a loaded program or shared library.
 //!
@@ -15,10 +18,11 @@
 //! `GAINSHARE_INSIDE=0` the library changes nothing. It starts no thread, allocates no memory between two regions
 //! and does not panic. Programs that are setuid, static or of another architecture never load it.
 
-#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#![cfg_attr(any(test, not(target_arch = "x86_64")), allow(dead_code))]
 
 mod attach;
 #[cfg(all(target_arch = "x86_64", not(test)))]
 mod entry;
+mod gpu;
 mod resolve;
 mod teams;

@@ -82,6 +82,9 @@ pub(crate) const MOST_RUNTIMES: usize = 8;
 const CALL_SITES: usize = 2048;
 const NONE: usize = 1;
 
+// The number of a function and the number of an object have six bits each in a call site.
+const _: () = assert!(NAMES.len() <= 64 && MOST_OBJECTS <= 64);
+
 static OBJECTS: [Object; MOST_OBJECTS] = [const {
     Object {
         key: AtomicUsize::new(0),
@@ -198,19 +201,55 @@ unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _size: usize, search: 
 /// Searches an object with its dependencies, then all that was loaded after this library.
 fn find(handle: *mut c_void, function: Function) -> Option<usize> {
     let name = function.name()?;
-    // SAFETY: the handle comes from dlopen, and the name ends in NUL.
-    let search = |handle: *mut c_void| unsafe { libc::dlsym(handle, name.as_ptr()) } as usize;
     let ours = own_address(name);
-    let is_real = |address: &usize| *address != 0 && *address != ours;
-    let near = if handle.is_null() { None } else { Some(search(handle)).filter(is_real) };
-    near.or_else(|| Some(search(libc::RTLD_NEXT)).filter(is_real))
+    let is_real = |address: &usize| *address != ours;
+    let near = if handle.is_null() { None } else { symbol(handle, name).filter(is_real) };
+    near.or_else(|| symbol(libc::RTLD_NEXT, name).filter(is_real))
+}
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+
+/// The dynamic linker's own `dlsym`, which this library defines too; 0: not searched for yet.
+static DLSYM: AtomicUsize = AtomicUsize::new(0);
+
+unsafe extern "C" {
+    fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
+}
+
+/// The address of the real `dlsym`; 0 if there is none.
+pub(crate) fn real_dlsym() -> usize {
+    let known = DLSYM.load(Relaxed);
+    if known != 0 {
+        return known;
+    }
+    // The versions of the C library from 2.34 on, and before.
+    for version in [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"] {
+        // SAFETY: both texts end in NUL.
+        let found = unsafe { dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) } as usize;
+        if found != 0 {
+            DLSYM.store(found, Relaxed);
+            return found;
+        }
+    }
+    0
+}
+
+/// The address of a function, as `dlsym` would find it.
+pub(crate) fn symbol(handle: *mut c_void, name: &CStr) -> Option<usize> {
+    let address = real_dlsym();
+    if address == 0 {
+        return None;
+    }
+    // SAFETY: the address is that of `dlsym`; the handle comes from dlopen, and the name ends in NUL.
+    let found = unsafe { std::mem::transmute::<usize, Dlsym>(address)(handle, name.as_ptr()) } as usize;
+    (found != 0).then_some(found)
 }
 
 /// The address of this library's own function of this name; 0 if there is none.
 fn own_address(name: &CStr) -> usize {
-    // SAFETY: the name ends in NUL. The global scope contains this library before all that define the name, too,
-    // except the program itself, whose functions are real ones.
-    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) } as usize;
+    // The global scope contains this library before all that define the name, too, except the program itself,
+    // whose functions are real ones.
+    let first = symbol(libc::RTLD_DEFAULT, name).unwrap_or(0);
     let mut own = Search { address: first, base: 0, name: std::ptr::null(), found: false };
     let mut this = Search { address: own_address as *const () as usize, ..own };
     // SAFETY: as in `object_at`.
@@ -297,8 +336,6 @@ mod tests {
         assert_eq!(IN_PARALLEL.name(), Some(c"omp_in_parallel"));
         assert_eq!(MKL_SET_LOCAL.name(), Some(c"MKL_Set_Num_Threads_Local"));
         assert_eq!(NAMES[FIRST_LLVM], c"__kmpc_fork_call");
-        assert!(NAMES.len() <= 64, "the number of a function has six bits in a call site");
-        assert!(MOST_OBJECTS <= 64, "the number of an object has six bits in a call site");
     }
 
     #[test]

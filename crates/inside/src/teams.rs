@@ -11,11 +11,12 @@
 use crate::attach::{count, is_attached, orders, report, report_hook};
 use crate::resolve::{
     FIRST_LLVM, Function, GET_MAX_THREADS, IN_PARALLEL, MKL_SET_LOCAL, MOST_RUNTIMES, Object, SET_NUM_THREADS,
-    for_objects,
+    for_objects, symbol,
 };
 use gainshare_page::{Hook, Orders, ReportWord};
-use libc::{c_char, c_int, c_void};
+use libc::c_int;
 use std::cell::Cell;
+use std::ffi::CStr;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -134,15 +135,11 @@ fn set_raw(object: &Object, threads: c_int) {
 
 /// The names of OpenBLAS's functions to read and set the number of threads, and to ask what kind of threads it has.
 /// Builds with long integers and those inside NumPy and SciPy have names of their own.
-const BLAS_NAMES: [[&[u8]; 3]; 4] = [
-    [b"openblas_get_num_threads\0", b"openblas_set_num_threads\0", b"openblas_get_parallel\0"],
-    [b"openblas_get_num_threads64_\0", b"openblas_set_num_threads64_\0", b"openblas_get_parallel64_\0"],
-    [b"scipy_openblas_get_num_threads\0", b"scipy_openblas_set_num_threads\0", b"scipy_openblas_get_parallel\0"],
-    [
-        b"scipy_openblas_get_num_threads64_\0",
-        b"scipy_openblas_set_num_threads64_\0",
-        b"scipy_openblas_get_parallel64_\0",
-    ],
+const BLAS_NAMES: [[&CStr; 3]; 4] = [
+    [c"openblas_get_num_threads", c"openblas_set_num_threads", c"openblas_get_parallel"],
+    [c"openblas_get_num_threads64_", c"openblas_set_num_threads64_", c"openblas_get_parallel64_"],
+    [c"scipy_openblas_get_num_threads", c"scipy_openblas_set_num_threads", c"scipy_openblas_get_parallel"],
+    [c"scipy_openblas_get_num_threads64_", c"scipy_openblas_set_num_threads64_", c"scipy_openblas_get_parallel64_"],
 ];
 
 /// What `openblas_get_parallel` returns for a pool of OpenBLAS's own. The build on OpenMP follows OpenMP by itself.
@@ -178,12 +175,6 @@ fn set_blas(orders: &Orders) {
             report_hook(Hook::OpenBlas);
         }
     });
-}
-
-fn symbol(handle: *mut c_void, name: &[u8]) -> Option<usize> {
-    // SAFETY: the handle comes from dlopen, and the name ends in NUL.
-    let address = unsafe { libc::dlsym(handle, name.as_ptr().cast::<c_char>()) } as usize;
-    (address != 0).then_some(address)
 }
 
 #[cfg(test)]

@@ -68,6 +68,8 @@ pub struct Orders {
     pub team: u32,
     /// The job's part of the GPU's time in millionths; 0: as much as the program wants.
     pub gpu_share: u32,
+    /// How many jobs share the GPU, this one included; 0: not known.
+    pub gpu_jobs: u32,
     /// Whether the pool of OpenBLAS may become larger than it was at the start of the program.
     pub blas_may_grow: bool,
 }
@@ -81,7 +83,8 @@ pub fn encode(orders: &Orders, heartbeat_ns: u64) -> [u8; PAGE_BYTES] {
     words[GENERATION] = orders.generation;
     words[HEARTBEAT] = heartbeat_ns;
     words[SHARES] = u64::from(orders.team) | u64::from(orders.gpu_share) << 32;
-    words[FLAGS] = if orders.blas_may_grow { FLAG_BLAS_MAY_GROW } else { 0 };
+    let flags = if orders.blas_may_grow { FLAG_BLAS_MAY_GROW } else { 0 };
+    words[FLAGS] = flags | u64::from(orders.gpu_jobs) << 32;
     bytes_of(&words)
 }
 
@@ -103,6 +106,7 @@ pub fn read(words: &[AtomicU64], now_ns: u64) -> Option<Orders> {
         generation: word(GENERATION)?,
         team: shares as u32,
         gpu_share: ((shares >> 32) as u32).min(WHOLE_GPU),
+        gpu_jobs: (word(FLAGS)? >> 32) as u32,
         blas_may_grow: word(FLAGS)? & FLAG_BLAS_MAY_GROW != 0,
     })
 }
@@ -226,7 +230,7 @@ mod tests {
 
     const SECOND_NS: u64 = 1_000_000_000;
     const NOW_NS: u64 = 100 * SECOND_NS;
-    const ORDERS: Orders = Orders { generation: 7, team: 3, gpu_share: 250_000, blas_may_grow: true };
+    const ORDERS: Orders = Orders { generation: 7, team: 3, gpu_share: 250_000, gpu_jobs: 2, blas_may_grow: true };
 
     fn words(bytes: &[u8]) -> Vec<AtomicU64> {
         let (chunks, _) = bytes.as_chunks::<8>();
@@ -245,7 +249,7 @@ mod tests {
 
     #[test]
     fn only_the_header_of_a_page_changes() {
-        let other = Orders { generation: 8, team: 1, gpu_share: 0, blas_may_grow: false };
+        let other = Orders { generation: 8, team: 1, gpu_share: 0, gpu_jobs: 0, blas_may_grow: false };
         let (a, b) = (encode(&ORDERS, NOW_NS), encode(&other, 5));
         assert_eq!(a[HEADER_BYTES..], b[HEADER_BYTES..]);
         let mut changed = a;
