@@ -29,6 +29,7 @@ use http::serve::{Leading, Served};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
+use placement::record::RecordRequests;
 use shares::Shares;
 use state::lead::Leader;
 use state::lease::{self, Election};
@@ -66,6 +67,9 @@ const DECISION_QUIET: Duration = Duration::from_secs(120);
 /// The kubelet and some scrapers of metrics.
 const PLAIN_CONNECTIONS: usize = 128;
 
+/// Users of `kubectl gainshare explain --dump`. One is served at a time.
+const RECORD_CONNECTIONS: usize = 8;
+
 /// Where and under which names the operator runs.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -77,6 +81,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// For health and metrics, as plain HTTP.
     pub plain_listen: SocketAddr,
+    /// For recorded decisions, as plain HTTP without a token: a loopback address, or nowhere.
+    pub record_listen: Option<SocketAddr>,
     /// The names in its certificate.
     pub server_names: Vec<String>,
     pub agent_account: String,
@@ -103,6 +109,10 @@ pub enum OperatorError {
     Tls(#[from] TlsError),
     #[error("cannot listen on {address}: {source}")]
     Listen { address: SocketAddr, source: std::io::Error },
+    #[error(
+        "--record-listen {address} is not a loopback address: records are served without a token, so nothing outside the pod may reach them"
+    )]
+    RecordListen { address: SocketAddr },
     #[error("a task that must not end has ended: {0}; the process ends so that another one can take over")]
     TaskEnded(String),
     #[error("{0}")]
@@ -124,10 +134,16 @@ pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) 
     let authority = Arc::new(Authority::load_or_make(&config.authority_folders)?);
     let (leading, leading_seen) = watch::channel(None::<Arc<Leading>>);
     let (ending, ending_seen) = watch::channel(false);
-    let served = Served::new(leading_seen, metrics.clone(), health.clone(), ending_seen.clone());
+    let served = Served::new(leading_seen.clone(), metrics.clone(), health.clone(), ending_seen.clone());
+    let records = Arc::new(RecordRequests::default());
 
     let secure = listen(config.listen).await?;
     let plain = listen(config.plain_listen).await?;
+    let record = match config.record_listen {
+        None => None,
+        Some(address) if !address.ip().is_loopback() => return Err(OperatorError::RecordListen { address }),
+        Some(address) => Some(listen(address).await?),
+    };
     let tls = TlsAcceptor::from(authority.server_config(&config.server_names)?);
     let peers = Peers::new(Limits::default());
     let plain_peers = Peers::new(Limits { connections: PLAIN_CONNECTIONS, ..Limits::default() });
@@ -137,8 +153,14 @@ pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) 
     // A listener waits for as long as no connection comes.
     listeners.spawn_within("the listener for node agents", Duration::MAX, serve);
     let router = http::serve::plain(served);
-    let serve = http::listen::serve(plain, router, None, plain_peers, metrics.clone(), ending_seen);
+    let serve = http::listen::serve(plain, router, None, plain_peers, metrics.clone(), ending_seen.clone());
     listeners.spawn_within("the listener for health and metrics", Duration::MAX, serve);
+    if let Some(record) = record {
+        let router = http::record::router(leading_seen, records.clone());
+        let record_peers = Peers::new(Limits { connections: RECORD_CONNECTIONS, ..Limits::default() });
+        let serve = http::listen::serve(record, router, None, record_peers, metrics.clone(), ending_seen);
+        listeners.spawn_within("the listener for recorded decisions", Duration::MAX, serve);
+    }
 
     let (may_lead, mut is_leader) = watch::channel(false);
     let (release, release_seen) = watch::channel(false);
@@ -153,7 +175,7 @@ pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) 
         let mut tasks = if *is_leader.borrow_and_update() {
             tracing::info!("leading");
             metrics.leader.set(1);
-            lead(&config, &client, &authority, &metrics, &health, &leading)
+            lead(&config, &client, &authority, &metrics, &health, &leading, &records)
         } else {
             Tasks::new(health.clone())
         };
@@ -194,6 +216,7 @@ fn lead(
     metrics: &Arc<Metrics>,
     health: &Arc<Health>,
     leading: &watch::Sender<Option<Arc<Leading>>>,
+    records: &Arc<RecordRequests>,
 ) -> Tasks {
     let reviewer = http::auth::Reviewer::new(client.clone(), &config.namespace, &config.agent_account);
     let leader = Arc::new(Leader::new(metrics.clone(), started()));
@@ -206,7 +229,7 @@ fn lead(
     let reporter =
         Reporter { controller: gainshare_kube_api::names::CONTROLLER.to_owned(), instance: config.pod_name.clone() };
     let recorder = Recorder::new(client.clone(), reporter);
-    let decision = placement::run::run(leader.clone(), config.specon);
+    let decision = placement::run::run(leader.clone(), config.specon, records.clone());
     tasks.spawn_within("the decision about training jobs", DECISION_QUIET, decision);
     crate::jobs::start(&mut tasks, &leader, client, recorder.clone(), config.fail_at.clone());
     tasks.spawn("the writer of pods' notes", note_loop(shares.clone(), recorder.clone()));

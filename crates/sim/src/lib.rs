@@ -13,12 +13,14 @@
 pub mod bench;
 pub mod bounds;
 pub mod curve;
+pub mod deadline;
 pub mod engine;
 pub mod models;
 pub mod outcome;
 pub mod paper;
 pub mod picture;
 pub mod random;
+pub mod recorded;
 pub mod scenario;
 pub mod simulate;
 pub mod study;

@@ -2,11 +2,12 @@
 
 use gainshare_sim::engine::Record;
 use gainshare_sim::outcome::Outcome;
-use gainshare_sim::paper::{Report, SEEDS, Totals, experiments, find};
+use gainshare_sim::paper::{Report, SEEDS, Settings, experiments, find};
 use gainshare_sim::study::{compare, median};
 
 fn report(name: &str, seeds: u64) -> Report {
-    find(name).expect("it exists").run(seeds, Totals::Told, &|_, _| ()).expect("a sound run")
+    let settings = Settings { seeds, ..Settings::default() };
+    find(name).expect("it exists").run(&settings, &|_, _| ()).expect("a sound run")
 }
 
 #[test]
@@ -27,7 +28,7 @@ fn table_6_2_is_within_eight_points_in_seven_of_ten_settings_with_the_same_trend
 fn medians(name: &str, policy: &str) -> (f64, f64) {
     let experiment = find(name).expect("it exists");
     let (_, policy) = experiment.policies().into_iter().find(|(n, _)| n == policy).expect("it exists");
-    let outcomes = compare(&experiment.world, &[policy], SEEDS, Record::default(), &|_| ()).expect("a sound run");
+    let outcomes = compare(&experiment.world, &[policy], 0..SEEDS, Record::default(), &|_| ()).expect("a sound run");
     let of = |f: fn(&Outcome) -> f64| median(&outcomes[0].iter().map(f).collect::<Vec<_>>());
     (of(Outcome::mean_completion_s), of(Outcome::makespan_s))
 }
@@ -53,10 +54,11 @@ fn the_baselines_are_what_was_measured() {
 #[test]
 fn every_experiment_reports_what_was_promised_and_draws() {
     for experiment in experiments() {
-        let report = experiment.run(1, Totals::Told, &|_, _| ()).expect("a sound run");
+        let report = report(experiment.name, 1);
         let json = serde_json::to_value(&report).expect("it serialises");
-        for policy in ["na", "flowcon", "gainshare", "srpt"] {
-            for field in ["mean_completion_s", "makespan_s", "faster_share", "worst_slowdown"] {
+        for policy in ["na", "flowcon", "gainshare", "srtf", "srpt"] {
+            let tails = ["worst_slowdown_p90", "worst_slowdown_max", "time_to_90"];
+            for field in ["mean_completion_s", "makespan_s", "faster_share", "worst_slowdown"].into_iter().chain(tails) {
                 assert!(json["policies"][policy][field].is_number(), "{}: {policy} {field}", experiment.name);
             }
         }
@@ -70,7 +72,7 @@ fn every_experiment_reports_what_was_promised_and_draws() {
 #[test]
 fn the_gantt_of_specon_marks_what_was_moved() {
     let experiment = find("specon-30").expect("it exists");
-    let report = experiment.run(1, Totals::Told, &|_, _| ()).expect("a sound run");
+    let report = report("specon-30", 1);
     let first = &experiment.figures(&report).expect("figures")[0];
     assert!(first.svg.contains("-M") && first.svg.contains("Worker-4"), "no move to be seen");
 }

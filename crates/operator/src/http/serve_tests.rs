@@ -281,7 +281,7 @@ async fn a_real_agent_connects_with_tls() {
     std::fs::write(&ca, authority.certificate_pem()).unwrap();
     std::fs::write(&token, GOOD).unwrap();
     let mut link = gainshare_node_agent::Link::new(&format!("https://{}", bench.address), &ca, &token).unwrap();
-    let answer = link.ask(&sync_of("a")).await.unwrap();
+    let answer = link.sync(&sync_of("a")).await.unwrap();
     assert_eq!((answer.epoch, answer.want_jobs), (1, true));
 }
 

@@ -147,9 +147,10 @@ impl JobMemory {
             longest_gap: now.signal.longest_gap.max(before.signal.longest_gap),
             step: now.signal.step.or(before.signal.step),
             total: now.signal.total.or(before.signal.total),
+            epoch_steps: now.signal.epoch_steps.or(before.signal.epoch_steps),
             outlook: now.signal.outlook.or(before.signal.outlook),
         };
         let consumed = PerResource::from_fn(|r| before.consumed.get(r) + now.consumed.get(r));
-        JobReport { signal, consumed, most: now.most.or(before.most) }
+        JobReport { signal, consumed, usable: now.usable.or(before.usable) }
     }
 }

@@ -92,7 +92,7 @@ fn message(at: usize, round: u64) -> SyncRequest {
             outlook: Some([100.0 * round as f64, 1e6, 10.0]),
             consumed_cpu: round as f64,
             consumed_memory: 0.0,
-            most: None,
+            usable: None,
         }),
     };
     SyncRequest {

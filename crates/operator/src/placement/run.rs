@@ -2,6 +2,7 @@
 
 use super::clock::Clock;
 use super::decide::Decision;
+use super::record::RecordRequests;
 use super::snapshot::read;
 use crate::state::lead::Leader;
 use crate::state::metrics::OrderLabels;
@@ -17,7 +18,7 @@ const DECIDE_EVERY: Duration = Duration::from_secs(1);
 const AFTER_PANIC: Duration = Duration::from_secs(10);
 
 /// Decides about the cluster for as long as this operator leads.
-pub(crate) async fn run(leader: Arc<Leader>, specon: Specon) {
+pub(crate) async fn run(leader: Arc<Leader>, specon: Specon, records: Arc<RecordRequests>) {
     let orders_of_jobs = leader.orders.clone();
     let origin = Instant::now();
     let unix_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
@@ -25,16 +26,21 @@ pub(crate) async fn run(leader: Arc<Leader>, specon: Specon) {
     let mut decision = Decision::new(specon);
     loop {
         let _ = tokio::time::timeout(DECIDE_EVERY, orders_of_jobs.changed.notified()).await;
-        if !leader.is_synced() || orders_of_jobs.is_empty() {
+        if !leader.is_synced() {
+            continue;
+        }
+        if orders_of_jobs.is_empty() {
+            records.refuse_all();
             continue;
         }
         // A large cluster takes a good part of a second: agents and watches are served meanwhile.
-        let reader = leader.clone();
+        let (reader, records) = (leader.clone(), records.clone());
         let pass = tokio::task::spawn_blocking(move || {
             let (began, spent_before) = (Instant::now(), thread_time());
             let snapshot = read(&reader, reader.orders.facts(), &clock);
             let read_in = began.elapsed();
             let orders = decision.decide(&snapshot);
+            records.answer(&mut decision);
             reader.orders.set_categories(decision.take_category_changes());
             reader.metrics.plans_rejected.inc_by(std::mem::take(&mut decision.rejected));
             let (jobs, nodes, took) = (snapshot.jobs.len(), snapshot.nodes.len(), began.elapsed());

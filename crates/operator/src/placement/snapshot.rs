@@ -44,7 +44,7 @@ pub(crate) struct JobReport {
     /// In node-seconds of its node.
     pub(crate) consumed: PerResource<f64>,
     /// The largest part of its node that it was seen to use.
-    pub(crate) most: Option<f64>,
+    pub(crate) usable: Option<f64>,
 }
 
 /// Everything that a decision reads.
@@ -99,7 +99,7 @@ fn report(world: &World, agents: &Agents, facts: &JobFacts, clock: &Clock) -> Op
     signal.reports = signal.reports.min(MOST_REPORTS);
     let consumed = reported.consumed();
     let consumed = PerResource::from_fn(|r| finite(*consumed.get(r)).clamp(0.0, MOST_CONSUMED));
-    Some(JobReport { signal, consumed, most: reported.most.map(|most| finite(most).clamp(0.0, 1.0)) })
+    Some(JobReport { signal, consumed, usable: reported.usable.map(|usable| finite(usable).clamp(0.0, 1.0)) })
 }
 
 fn finite(number: f64) -> f64 {

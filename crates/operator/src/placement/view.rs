@@ -100,7 +100,7 @@ impl Decision {
             phase,
             signal: all.signal,
             consumed: all.consumed,
-            usable: all.most,
+            usable: all.usable,
             pinned,
             ..JobView::default()
         })

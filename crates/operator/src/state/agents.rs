@@ -238,7 +238,7 @@ fn clamp_signal(signal: Signal) -> Signal {
         outlook: signal.outlook.filter(finite).map(|outlook| outlook.map(|v| v.clamp(-LARGEST_VALUE, LARGEST_VALUE))),
         consumed_cpu: within(signal.consumed_cpu, MOST_CONSUMED),
         consumed_memory: within(signal.consumed_memory, MOST_CONSUMED),
-        most: signal.most.filter(|most| most.is_finite()).map(|most| most.clamp(0.0, 1.0)),
+        usable: signal.usable.filter(|usable| usable.is_finite()).map(|usable| usable.clamp(0.0, 1.0)),
     }
 }
 
@@ -384,7 +384,7 @@ mod tests {
             longest_gap_us: u64::MAX,
             outlook: Some([f64::INFINITY, 0.0, 0.0]),
             consumed_cpu: f64::MAX,
-            most: Some(-3.0),
+            usable: Some(-3.0),
             ..Signal::default()
         });
         let (mut agents, now) = (Agents::default(), Instant::now());
@@ -397,6 +397,6 @@ mod tests {
         let signal = job.signal.unwrap();
         assert_eq!((signal.reports, signal.first, signal.outlook), (MOST_STEPS, None, None));
         assert_eq!(signal.last, Some(Report { value: LARGEST_VALUE, at_us: LATEST_US }));
-        assert_eq!((signal.longest_gap_us, signal.consumed_cpu, signal.most), (LATEST_US, MOST_CONSUMED, Some(0.0)));
+        assert_eq!((signal.longest_gap_us, signal.consumed_cpu, signal.usable), (LATEST_US, MOST_CONSUMED, Some(0.0)));
     }
 }

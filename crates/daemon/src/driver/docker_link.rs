@@ -3,7 +3,7 @@
 //! Any request to the engine may take seconds. The driver sends work to this thread and gets the
 //! result back as a task, in the order in which the work was sent.
 
-use super::super::{Driver, DriverHandle};
+use super::{Driver, DriverHandle};
 use crate::pulse::Pulse;
 use gainshare_limits::docker::{DockerRuntime, Engine};
 use gainshare_limits::{Capacity, Runtime};
@@ -15,17 +15,17 @@ type Work = Box<dyn FnOnce(&mut DockerRuntime) + Send>;
 /// How often the thread shows that it is alive while it has nothing to do.
 const IDLE_PACE: Duration = Duration::from_secs(1);
 
-pub(in crate::driver) struct DockerLink {
+pub(super) struct DockerLink {
     engine: Engine,
     capacity: Capacity,
     work: mpsc::Sender<Work>,
     handle: DriverHandle,
     /// Limits are being written; while they are, no more are sent.
-    pub(in crate::driver) is_applying: bool,
+    pub(super) is_applying: bool,
     /// The targets changed while limits were being written.
-    pub(in crate::driver) apply_again: bool,
+    pub(super) apply_again: bool,
     /// Counters are being read.
-    pub(in crate::driver) is_reading: bool,
+    pub(super) is_reading: bool,
 }
 
 impl DockerLink {
@@ -48,7 +48,7 @@ impl DockerLink {
         Ok(DockerLink { engine, capacity, work, handle, is_applying: false, apply_again: false, is_reading: false })
     }
 
-    pub(in crate::driver) fn capacity(&self) -> Capacity {
+    pub(super) fn capacity(&self) -> Capacity {
         self.capacity
     }
 

@@ -19,13 +19,13 @@ const BASE: &str = "output.base";
 
 /// How far a container's output was copied: the engine's cursor and the number of bytes written before it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub(in crate::driver) struct Copied {
-    pub(in crate::driver) cursor: LogCursor,
+pub(super) struct Copied {
+    pub(super) cursor: LogCursor,
     bytes: u64,
 }
 
 #[derive(Debug, Clone)]
-pub(in crate::driver) struct Pump {
+pub(super) struct Pump {
     copied: Arc<Mutex<Copied>>,
     has_ended: Arc<AtomicBool>,
 }
@@ -68,7 +68,7 @@ impl Pump {
         Ok(pump)
     }
 
-    pub(in crate::driver) fn copied(&self) -> Copied {
+    pub(super) fn copied(&self) -> Copied {
         *self.copied.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
