@@ -56,11 +56,13 @@ pub(super) struct Run {
     pub(super) restart_left_s: f64,
     /// Seconds of work on the present GPUs.
     pub(super) worked_s: f64,
+    /// When a scheduler that leaves restarts out of its plan believes that the job ends.
+    pub(super) planned_end_s: Option<i64>,
 }
 
 impl Run {
     pub(super) fn new(id: usize, job: &GpuJob) -> Run {
-        Run { id, left: job.iterations, gpus: 0, restart_left_s: 0.0, worked_s: 0.0 }
+        Run { id, left: job.iterations, gpus: 0, restart_left_s: 0.0, worked_s: 0.0, planned_end_s: None }
     }
 
     pub(super) fn speed(&self, job: &GpuJob) -> f64 {
