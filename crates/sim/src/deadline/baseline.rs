@@ -20,7 +20,7 @@ const QUEUE_LIMITS: [f64; 2] = [3250.0, 7200.0];
 
 /// Runs a trace with decisions at least a slot apart. `decide` sees the time, the unfinished jobs and how
 /// many of them, at the end of the list, are new; it sets their GPUs, may remove jobs, and returns when it
-/// wants to decide again.
+/// wants to decide again. Returns the end of each job that was not removed.
 pub(super) fn run_slotted(
     jobs: &[GpuJob],
     mut decide: impl FnMut(i64, &mut Vec<Run>, usize) -> Option<i64>,
@@ -31,14 +31,17 @@ pub(super) fn run_slotted(
     let mut now_s = jobs.first().map_or(0, |j| j.submitted_s - SLOT_S);
     loop {
         let arrival_s = jobs.get(next).map(|j| j.submitted_s);
-        let end_s = runs.iter().filter_map(|r| r.end_s(&jobs[r.id], now_s)).min();
+        let end_s = runs.iter().filter_map(|r| release_s(r, &jobs[r.id], now_s)).min();
         let Some(event_s) = [arrival_s, end_s, wake_s].into_iter().flatten().min() else { return ends };
         let event_s = event_s.max(now_s + SLOT_S);
         runs.retain_mut(|run| {
-            let end_s = run.end_s(&jobs[run.id], now_s).filter(|end| *end <= event_s);
-            ends[run.id] = end_s;
-            run.advance(&jobs[run.id], event_s - now_s);
-            end_s.is_none()
+            let job = &jobs[run.id];
+            let ended = release_s(run, job, now_s).is_some_and(|end_s| end_s <= event_s);
+            if ended {
+                ends[run.id] = planned_end_s(run, now_s).or(run.end_s(job, now_s));
+            }
+            run.advance(job, planned_end_s(run, now_s).map_or(event_s, |end_s| end_s.min(event_s)) - now_s);
+            !ended
         });
         now_s = event_s;
         let old = runs.len();
@@ -49,6 +52,25 @@ pub(super) fn run_slotted(
         let new = runs.len() - old;
         wake_s = decide(now_s, &mut runs, new).filter(|w| *w > now_s);
     }
+}
+
+/// When a job gives its GPUs back if nothing changes. A planned end is moved to the end of its slot, and
+/// then by the restart that the plan left out; a decision before that finds the job unfinished.
+fn release_s(run: &Run, job: &GpuJob, now_s: i64) -> Option<i64> {
+    let end_s = run.end_s(job, now_s)?;
+    let restart_s = run.restart_left_s.ceil() as i64;
+    Some(planned_end_s(run, now_s).map_or(end_s, |planned_s| slot_end_s(now_s, planned_s) + restart_s))
+}
+
+/// The end that the scheduler planned. A job whose remaining work is shorter than its restart has none and
+/// works until it ends: it would otherwise restart for ever.
+fn planned_end_s(run: &Run, now_s: i64) -> Option<i64> {
+    run.planned_end_s.filter(|end_s| (end_s - now_s) as f64 > run.restart_left_s)
+}
+
+/// The first end of a slot at or after `at_s`, for slots that begin at `from_s`.
+pub(super) fn slot_end_s(from_s: i64, at_s: i64) -> i64 {
+    from_s + (at_s - from_s + SLOT_S - 1).div_euclid(SLOT_S) * SLOT_S
 }
 
 /// The outcome of a scheduler without promises: every job is let in.

@@ -1,6 +1,6 @@
 //! Our rule: which jobs are promised their deadline, and which jobs have the GPUs now?
 //!
-//! **Approach.** At every event the planner plans all jobs anew, in four steps.
+//! **Approach.** At every event the planner computes a new plan of all jobs, in four steps.
 //! 1. The promised jobs and the new ones are filled in order of deadline with their minimum satisfactory
 //!    share ([`Timeline::fill`]): first with efficient levels only, then with all levels. If a job does not
 //!    fit, the new job that needs the most GPU time is refused (the rule of Moore and Hodgson for the
@@ -14,11 +14,11 @@
 //!
 //! **Why promises hold.** A plan contains the restarts it causes, so a plan that is carried out keeps every
 //! promise. A new plan replaces it only if it keeps them too. A job gets GPUs beyond the plan only if the
-//! GPUs are free for a whole slot and the work of that slot exceeds the planned work by the cost of
-//! changing back; the job then keeps them for the slot. So every job is always at least as far as its plan.
+//! GPUs are free for at least a slot and the work of that time exceeds the planned work by the cost of
+//! changing back; the job then keeps them for that time. So every job is always at least as far as its plan.
 //! This holds as far as speeds and lengths are true; [`super::learned`] can be wrong about them.
 
-use super::timeline::{Need, Period, Reservation, SLOT_S, Timeline};
+use super::timeline::{Need, Period, Reservation, SLOT_S, Timeline, slot_boundary};
 use super::{Cluster, Level};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
@@ -112,7 +112,7 @@ impl Planner {
         self.entries.get(&id).is_some_and(|e| e.promised)
     }
 
-    /// Plans all jobs anew. `jobs` are all unfinished jobs.
+    /// Computes a new plan. `jobs` are all unfinished jobs.
     pub fn decide(&mut self, now_s: i64, jobs: &[JobView]) -> Decision {
         let present: BTreeSet<usize> = jobs.iter().map(|j| j.id).collect();
         self.entries.retain(|id, _| present.contains(id));
@@ -242,7 +242,7 @@ impl Planner {
     /// Step 4.
     fn share_out(&mut self, now_s: i64, jobs: &[JobView], timeline: &Timeline) -> Decision {
         let mut decision = Decision::default();
-        let mut free = timeline.least_free(now_s, now_s + SLOT_S);
+        let mut free = timeline.least_free(now_s, hold_end_s(now_s));
         let mut growths: Vec<Growth> = vec![];
         for job in jobs {
             let entry = self.entries.entry(job.id).or_default().clone();
@@ -274,7 +274,7 @@ impl Planner {
         let grown: Vec<usize> = growths.iter().filter(|g| g.gpus > g.planned).map(|g| g.job.id).collect();
         for id in grown {
             if let Some(entry) = self.entries.get_mut(&id) {
-                entry.held_until_s = now_s + SLOT_S;
+                entry.held_until_s = hold_end_s(now_s);
             }
         }
         decision
@@ -287,19 +287,25 @@ impl Planner {
             (false, true) => REFUSED_WORTH,
             (false, false) => LATE_WORTH,
         };
-        let slot_end_s = now_s + SLOT_S;
-        let within_s = |p: &Period| (p.end_s.min(slot_end_s) - p.start_s.max(now_s)).max(0) as f64;
+        let hold_s = hold_end_s(now_s);
+        let within_s = |p: &Period| (p.end_s.min(hold_s) - p.start_s.max(now_s)).max(0) as f64;
         let planned_work: f64 = entry.reservation.periods.iter().map(|p| job.speed(p.gpus) * within_s(p)).sum();
-        let back = entry.reservation.gpus_at(slot_end_s);
+        let back = entry.reservation.gpus_at(hold_s);
         let back_s = if back > 0 { self.cluster.restart_s(back) as f64 } else { 0.0 };
         Growth {
             job,
             planned: gpus,
             gpus,
             worth: worth * job.cost(now_s),
-            slot_work: planned_work.min(job.left()) + job.speed(back) * back_s,
+            hold_s: (hold_s - now_s) as f64,
+            hold_work: planned_work.min(job.left()) + job.speed(back) * back_s,
         }
     }
+}
+
+/// Until when a job keeps GPUs beyond its plan: at least a slot.
+fn hold_end_s(now_s: i64) -> i64 {
+    slot_boundary(now_s + SLOT_S)
 }
 
 /// A job that may have more GPUs than its plan needs now.
@@ -309,8 +315,10 @@ struct Growth<'a> {
     gpus: u32,
     /// GPU time of later that one iteration done now saves.
     worth: f64,
-    /// Iterations that the next slot must yield so that the plan stays sound afterwards.
-    slot_work: f64,
+    /// How long the job keeps its GPUs if it grows, and how many iterations this time must yield so that the
+    /// plan stays sound afterwards.
+    hold_s: f64,
+    hold_work: f64,
 }
 
 impl Growth<'_> {
@@ -326,9 +334,8 @@ impl Growth<'_> {
             let saved = (work(l.gpus, over_s) - work(self.gpus, over_s)) * self.worth;
             (l.gpus, saved / (f64::from(l.gpus - self.gpus) * over_s))
         };
-        let slot_s = SLOT_S as f64;
         let fits = |l: &&Level| l.gpus > self.gpus && l.gpus - self.gpus <= free;
-        let sound = |l: &&Level| work(l.gpus, slot_s) >= self.slot_work.min(job.left());
+        let sound = |l: &&Level| work(l.gpus, self.hold_s) >= self.hold_work.min(job.left());
         let levels = job.useful.iter().filter(fits).filter(sound).map(gain).filter(|(_, gain)| *gain > 0.0);
         levels.max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)))
     }

@@ -56,11 +56,23 @@ pub(super) struct Run {
     pub(super) restart_left_s: f64,
     /// Seconds of work on the present GPUs.
     pub(super) worked_s: f64,
+    /// When a scheduler that leaves restarts out of its plan believes that the job ends.
+    pub(super) planned_end_s: Option<i64>,
+    /// When the job ended.
+    pub(super) ended_s: Option<i64>,
 }
 
 impl Run {
     pub(super) fn new(id: usize, job: &GpuJob) -> Run {
-        Run { id, left: job.iterations, gpus: 0, restart_left_s: 0.0, worked_s: 0.0 }
+        Run {
+            id,
+            left: job.iterations,
+            gpus: 0,
+            restart_left_s: 0.0,
+            worked_s: 0.0,
+            planned_end_s: None,
+            ended_s: None,
+        }
     }
 
     pub(super) fn speed(&self, job: &GpuJob) -> f64 {
@@ -81,8 +93,14 @@ impl Run {
     }
 }
 
-/// Runs `jobs` (in order of submission) under our rule.
+/// Runs `jobs` (in order of submission) under our rule, with a decision at every event.
 pub fn replay(jobs: &[GpuJob], cluster: Cluster, told: Told) -> Outcome {
+    replay_apart(jobs, cluster, told, 0)
+}
+
+/// The same with decisions at least `apart_s` seconds apart; an event in between waits. The planner does not
+/// know about the wait, so its promises are certain only if `apart_s` is zero.
+pub fn replay_apart(jobs: &[GpuJob], cluster: Cluster, told: Told, apart_s: i64) -> Outcome {
     let mut planner = Planner::new(cluster);
     let mut beliefs = Beliefs::default();
     let mut tables: BTreeMap<&super::Kind, [Arc<[Level]>; 2]> = BTreeMap::new();
@@ -94,35 +112,35 @@ pub fn replay(jobs: &[GpuJob], cluster: Cluster, told: Told) -> Outcome {
     }
     let mut outcome = Outcome::default();
     let mut promised = vec![false; jobs.len()];
+    // Jobs whose promise rested on a belief that was too good.
     let mut overrated = vec![false; jobs.len()];
     let mut runs: Vec<Run> = vec![];
     let mut next = 0;
     let mut wake_s: Option<i64> = None;
-    let mut now_s = jobs.first().map_or(0, |j| j.submitted_s);
+    let mut now_s = jobs.first().map_or(0, |j| j.submitted_s - apart_s);
     loop {
         let arrival_s = jobs.get(next).map(|j| j.submitted_s);
         let end_s = runs.iter().filter_map(|r| r.end_s(&jobs[r.id], now_s)).min();
         let Some(event_s) = [arrival_s, end_s, wake_s].into_iter().flatten().min() else { break };
-        let over_s = (event_s - now_s).max(0);
-        now_s = now_s.max(event_s);
+        let (since_s, event_s) = (now_s, event_s.max(now_s + apart_s));
+        now_s = event_s;
         for run in &mut runs {
-            run.advance(&jobs[run.id], over_s);
             let job = &jobs[run.id];
+            run.ended_s = run.end_s(job, since_s).filter(|end_s| *end_s <= now_s);
+            run.advance(job, now_s - since_s);
             if told == Told::Nothing && run.worked_s >= REPORT_S && beliefs.lacks(run.id, &job.kind, run.gpus) {
                 beliefs.report(run.id, job, run.gpus, run.speed(job));
             }
         }
         runs.retain(|run| {
-            let ended = run.left <= 1e-6 * jobs[run.id].iterations.max(1.0);
-            if ended {
-                let in_time = now_s <= jobs[run.id].deadline_s;
-                outcome.met += usize::from(in_time);
-                if promised[run.id] && !in_time {
-                    outcome.admitted_missed += 1;
-                    outcome.missed_by_prediction += usize::from(overrated[run.id]);
-                }
+            let Some(ended_s) = run.ended_s else { return true };
+            let in_time = ended_s <= jobs[run.id].deadline_s;
+            outcome.met += usize::from(in_time);
+            if promised[run.id] && !in_time {
+                outcome.admitted_missed += 1;
+                outcome.missed_by_prediction += usize::from(overrated[run.id]);
             }
-            !ended
+            false
         });
         while let Some(job) = jobs.get(next).filter(|j| j.submitted_s <= now_s) {
             runs.push(Run::new(next, job));
@@ -135,7 +153,8 @@ pub fn replay(jobs: &[GpuJob], cluster: Cluster, told: Told) -> Outcome {
             outcome.missed_by_prediction += runs.iter().filter(late).filter(|r| overrated[r.id]).count();
             break;
         }
-        let mut view = |run: &Run| {
+        let mut too_good = vec![false; runs.len()];
+        let mut view = |(i, run): (usize, &Run)| {
             let job = &jobs[run.id];
             let (left, [useful, efficient]) = match told {
                 Told::Tables => (Some(run.left), tables[&job.kind].clone()),
@@ -143,17 +162,18 @@ pub fn replay(jobs: &[GpuJob], cluster: Cluster, told: Told) -> Outcome {
                     let counts = job.levels.iter().map(|l| l.gpus).filter(|g| *g <= cluster.gpus());
                     let belief = beliefs.belief(run.id, &job.kind, counts);
                     let done = job.iterations - run.left;
-                    overrated[run.id] |= belief.overrates(job);
+                    too_good[i] = belief.overrates(job);
                     (belief.iterations.map(|all| (all - done).max(1.0)), [belief.useful, belief.efficient])
                 }
             };
             let restart_left_s = run.restart_left_s.ceil() as i64;
             JobView { id: run.id, deadline_s: job.deadline_s, left, useful, efficient, gpus: run.gpus, restart_left_s }
         };
-        let views: Vec<JobView> = runs.iter().map(&mut view).collect();
+        let views: Vec<JobView> = runs.iter().enumerate().map(&mut view).collect();
         let decision = planner.decide(now_s, &views);
-        for run in &runs {
+        for (run, too_good) in runs.iter().zip(too_good) {
             promised[run.id] |= planner.is_promised(run.id);
+            overrated[run.id] |= planner.is_promised(run.id) && too_good;
         }
         apply(&mut runs, &decision, cluster);
         let report_s = |r: &Run| now_s + (r.restart_left_s + REPORT_S - r.worked_s).ceil() as i64;

@@ -70,8 +70,8 @@ pub fn figure_8a() -> Result<Comparison, data::DataError> {
     Ok(compare(None, &jobs, cluster, published, &Scheduler::ALL))
 }
 
-/// The comparison on one ITP cluster. ElasticFlow's own result is the published one: its growth plans every
-/// job anew for every level given away, which takes hours on traces of this size.
+/// The comparison on one ITP cluster. ElasticFlow's result is the published one: its growth tries the next
+/// level of every job for every level that it gives, which is slow on traces of this size.
 pub fn itp(cluster: u32) -> Result<Comparison, data::DataError> {
     const ELASTICFLOW: [f64; 10] = [0.788, 0.822, 0.455, 0.631, 0.832, 0.607, 0.665, 0.896, 0.938, 0.981];
     const EDF: [f64; 10] = [0.182, 0.228, 0.095, 0.007, 0.375, 0.105, 0.046, 0.252, 0.800, 0.769];

@@ -5,7 +5,7 @@
 //! deadline if the job takes, in every period, that level or the highest one below it that is free. The
 //! share is then lowered by one level from the moment on from which the lower level is enough.
 //!
-//! **Units.** Whole seconds; periods end on a grid of [`SLOT_S`] seconds where the job's end does not matter.
+//! **Units.** Whole seconds. Periods end at boundaries of slots of [`SLOT_S`] seconds.
 //!
 //! **Properties.** A filled reservation never takes more than is free, and its end is no later than the
 //! deadline, restarts included.
@@ -14,6 +14,12 @@ use super::{Cluster, Level};
 
 /// Running jobs change their GPUs at most once in a slot.
 pub const SLOT_S: i64 = 60;
+
+/// The first boundary of a slot at or after `at_s`. Plans change at these boundaries only, so that they
+/// cause few events.
+pub fn slot_boundary(at_s: i64) -> i64 {
+    (at_s + SLOT_S - 1).div_euclid(SLOT_S) * SLOT_S
+}
 
 const FOREVER_S: i64 = i64::MAX / 4;
 
@@ -173,7 +179,7 @@ impl Timeline {
                     let work = level.speed * (end_s - at_s - idle_s) as f64;
                     if left <= work {
                         out.end_s = (at_s + idle_s + (left / level.speed).ceil() as i64).max(at_s + 1);
-                        out.push(at_s, out.end_s, level.gpus);
+                        out.push(at_s, slot_boundary(out.end_s), level.gpus);
                         return (out.end_s <= need.deadline_s).then_some(out);
                     }
                     left -= work;
@@ -211,8 +217,7 @@ impl Timeline {
                 let after_s = ((need.left - work).max(0.0) / more.max(1e-12)).ceil() as i64;
                 // Both restarts are paid for from the higher level.
                 let restarts_s = 2 * self.cluster.restart_s(need.levels[high].gpus);
-                let grid = |t: i64| now_s + (t - now_s + SLOT_S - 1) / SLOT_S * SLOT_S;
-                return grid((start_s + after_s).min(end_s) + restarts_s);
+                return slot_boundary((start_s + after_s).min(end_s) + restarts_s);
             }
             work += gain;
         }
