@@ -58,7 +58,8 @@ fn every_experiment_reports_what_was_promised_and_draws() {
         let json = serde_json::to_value(&report).expect("it serialises");
         for policy in ["na", "flowcon", "gainshare", "srtf", "srpt"] {
             let tails = ["worst_slowdown_p90", "worst_slowdown_max", "time_to_90"];
-            for field in ["mean_completion_s", "makespan_s", "faster_share", "worst_slowdown"].into_iter().chain(tails) {
+            for field in ["mean_completion_s", "makespan_s", "faster_share", "worst_slowdown"].into_iter().chain(tails)
+            {
                 assert!(json["policies"][policy][field].is_number(), "{}: {policy} {field}", experiment.name);
             }
         }

@@ -87,7 +87,7 @@ impl Lab {
                 longest_gap: Span::from_secs_f64(seconds),
                 step: Some(*step),
                 total: Some(100),
-                outlook: Some(Outlook { at: *step as f64, flat_at: 100.0, gain_left: 0.5, knee: 0.0, knee_spread: 0.0 }),
+                outlook: Some(Outlook { at: *step as f64, flat_at: 100.0, gain_left: 0.5, scale: 0.0, scale_spread: 0.0 }),
             };
             job.consumed.cpu = *consumed;
         }
