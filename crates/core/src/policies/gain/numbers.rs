@@ -51,7 +51,7 @@ impl Default for Gain {
         Gain {
             quality: 0.1,
             guard: 0.3,
-            boldness: 0.0,
+            boldness: 1.0,
             aim: Aim::Finish,
             slack: 0.0,
             floor: 0.01,

@@ -365,6 +365,32 @@ mod tests {
     }
 
     #[test]
+    fn marks_outlast_a_job_s_absence_and_silence_does_not_block_for_ever() {
+        let rule = Specon::default();
+        let view = |s: u64, ids: &[u64]| View {
+            now: Time::ZERO + Span::from_secs(s),
+            nodes: vec![crate::fixtures::node(0), crate::fixtures::node(1)],
+            jobs: ids.iter().map(|id| crate::fixtures::running(*id, 0)).collect(),
+        };
+        let mut memory = Memory::default();
+        run(&rule, &view(30, &[1, 2, 3]), &mut memory);
+        memory.jobs.get_mut(&JobId(1)).unwrap().settled = true;
+        // Job 1 is out of view for 90 s, job 2 for good; only the mark is kept.
+        for s in [60, 90, 120] {
+            run(&rule, &view(s, &[3]), &mut memory);
+        }
+        run(&rule, &view(150, &[1, 3]), &mut memory);
+        assert!(memory.jobs[&JobId(1)].settled && !memory.jobs.contains_key(&JobId(2)));
+        run(&rule, &view(150 + 25 * 3600, &[3]), &mut memory);
+        run(&rule, &view(150 + 50 * 3600, &[3]), &mut memory);
+        assert!(!memory.jobs.contains_key(&JobId(1)));
+        // Four silent jobs on one of two nodes: after ten runs the empty node takes its part.
+        let mut memory = Memory::default();
+        let moved: Vec<usize> = (1..=11).map(|n| run(&rule, &view(30 * n, &[1, 2, 3, 4]), &mut memory).len()).collect();
+        assert_eq!((moved[..9].iter().sum::<usize>(), moved.iter().sum::<usize>()), (0, 2), "{moved:?}");
+    }
+
+    #[test]
     fn the_worked_example_of_algorithm_4() {
         // 3, 2, 2 and 6 active jobs with scores 6, 3.5, 4 and 11: Worker-2 is chosen.
         let (cluster, memory) = cluster(&[
