@@ -5,7 +5,7 @@ use crate::progress_bar::ProgressBar;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueHint};
 use gainshare_core::model::Span;
-use gainshare_core::policy::{Policy, Preset};
+use gainshare_core::policy::{Aim, Gain, Policy, Preset};
 use gainshare_figures::Table;
 use gainshare_figures::file::{self, Drawing};
 use gainshare_figures::terminal::Out;
@@ -83,6 +83,10 @@ pub struct PaperArgs {
     #[arg(long, default_value = "analytic", value_parser = ["analytic", "recorded"], value_name = "CURVES")]
     curves: String,
 
+    /// What our own policy brings about soonest: the end of a job, or nine tenths of its improvement
+    #[arg(long, value_parser = ["finish", "quality"], value_name = "AIM")]
+    aim: Option<String>,
+
     /// Rough jobs: start-up work, unequal steps, evaluations, early ends, wrong and changed totals
     #[arg(long)]
     rough: bool,
@@ -121,7 +125,10 @@ impl PaperArgs {
             curves: if self.curves == "recorded" { paper::Curves::Recorded } else { paper::Curves::Analytic },
             dice: if self.own_dice { paper::Dice::Own } else { paper::Dice::Shared },
             rough: self.rough,
-            gain: None,
+            gain: self
+                .aim
+                .as_deref()
+                .map(|aim| Gain { aim: if aim == "quality" { Aim::Quality } else { Aim::Finish }, ..Gain::default() }),
             only: self.policy.iter().map(|p| p.name().to_owned()).collect(),
         }
     }

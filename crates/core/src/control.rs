@@ -177,8 +177,8 @@ fn start_waiting(
     plan: &mut Plan,
 ) {
     let queue = rules.order.queue(view);
-    let category = |id: JobId| standing.get(&id).map_or(Category::Growing, |d| d.category);
-    let mut placer = Placer::new(view, &*rules.place, category, rules.share.homes());
+    let known = |id: JobId| standing.get(&id).map_or((Category::Growing, None), |d| (d.category, d.growth.cpu));
+    let mut placer = Placer::new(view, &*rules.place, known, rules.share.homes());
     let why = placer.reason();
     let mut ahead = 0;
     for job in &queue.ready {

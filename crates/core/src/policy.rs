@@ -4,7 +4,7 @@
 pub use crate::plan::Weighting;
 pub use crate::policies::error::PolicyError;
 pub use crate::policies::flowcon::Flowcon;
-pub use crate::policies::gain::{Gain, GainMove};
+pub use crate::policies::gain::{Aim, Gain, GainMove};
 pub use crate::policies::policy::{MoveRule, OrderRule, PlaceRule, Policy, ScaleRule, ShareRule};
 pub use crate::policies::rank::Rank;
 pub use crate::policies::specon::Specon;

@@ -96,12 +96,11 @@ pub struct Outlook {
     /// The change still to come until the end (the total, or the limit if the job names no total),
     /// in units of the change seen so far.
     pub gain_left: f64,
-    /// The position at which the curve is or was flat, also where that lies in the past, and the
-    /// deviation of its logarithm; 0 if not known.
+    /// The time scale on which the curve falls, and the deviation of its logarithm; 0 if not known.
     #[serde(default)]
-    pub knee: f64,
+    pub scale: f64,
     #[serde(default)]
-    pub knee_spread: f64,
+    pub scale_spread: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -194,8 +193,8 @@ fn outlook(curve: &Curve, total: Option<u64>) -> Option<Outlook> {
     let end = total.map(|t| t as f64);
     let fit = predict::fit(curve, end)?;
     let gain_left = fit.gain_left(end.unwrap_or(f64::INFINITY));
-    let (knee, knee_spread) = fit.knee();
-    Some(Outlook { at: curve.at()?, flat_at: fit.flat_at().mid, gain_left, knee, knee_spread })
+    let (scale, scale_spread) = fit.scale();
+    Some(Outlook { at: curve.at()?, flat_at: fit.flat_at().mid, gain_left, scale, scale_spread })
 }
 
 /// Use below this fraction of a node is no use: dividing by it would make any progress look

@@ -394,8 +394,8 @@ impl Signal {
                 at,
                 flat_at,
                 gain_left,
-                knee: 0.0,
-                knee_spread: 0.0,
+                scale: 0.0,
+                scale_spread: 0.0,
             }),
         }
     }

@@ -48,7 +48,9 @@ fn main() -> Result<(), String> {
     }
     settings.only = policies.clone();
     settings.only.push("srpt".to_owned());
-    println!("| experiment | policy | mean s | makespan s | captured | faster | worst job | p90 | max | to 90 % | moves |");
+    println!(
+        "| experiment | policy | mean s | makespan s | captured | faster | worst job | p90 | max | to 90 % | moves |"
+    );
     println!("|---|---|---|---|---|---|---|---|---|---|---|");
     for name in names {
         let report = find(&name)?.run(&settings, &|_, _| ()).map_err(|e| e.to_string())?;

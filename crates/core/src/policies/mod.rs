@@ -71,14 +71,46 @@ pub(crate) trait Place {
 }
 
 /// How many jobs a node runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct JobCounts {
     /// New, growing or watched.
     pub(crate) growing: usize,
     pub(crate) converged: usize,
+    /// Of the growing ones, those whose growth is not measured yet.
+    pub(crate) unmeasured: usize,
+    /// Sums of growth per core over the measured jobs, of the squares over the growing ones.
+    pub(crate) growth: f64,
+    pub(crate) growth_squares: f64,
+    pub(crate) converged_growth: f64,
+    /// The largest growth per core that was measured in the cluster; 0 if none was.
+    pub(crate) best_growth: f64,
 }
 
 impl JobCounts {
+    /// Counts a job of this category and growth per core.
+    pub(crate) fn add(&mut self, category: Category, growth: Option<f64>) {
+        match (category, growth) {
+            (Category::Converged, growth) => {
+                self.converged += 1;
+                self.converged_growth += growth.unwrap_or(0.0);
+            }
+            (_, Some(growth)) => {
+                self.growing += 1;
+                self.growth += growth;
+                self.growth_squares += growth * growth;
+            }
+            (_, None) => {
+                self.growing += 1;
+                self.unmeasured += 1;
+            }
+        }
+    }
+
+    /// The growth per core that is expected of a job without a measured one.
+    pub(crate) fn newcomer_growth(&self) -> f64 {
+        if self.best_growth > 0.0 { self.best_growth } else { 1.0 }
+    }
+
     pub(crate) fn all(self) -> usize {
         self.growing + self.converged
     }

@@ -43,7 +43,12 @@ impl RuleMemory {
             place: match policy.place {
                 PlaceRule::Spread => Box::new(Spread),
                 PlaceRule::Kubernetes { seed } => Box::new(Kubernetes { seed }),
-                PlaceRule::Growth => Box::new(Growth),
+                PlaceRule::Growth => Box::new(Growth {
+                    beta: match &policy.share {
+                        ShareRule::Flowcon(numbers) => numbers.beta,
+                        _ => flowcon::Flowcon::default().beta,
+                    },
+                }),
             },
             share: match &policy.share {
                 ShareRule::Fair => Box::new(fair::Fair),

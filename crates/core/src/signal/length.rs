@@ -10,9 +10,10 @@
 //! - *History*: earlier runs of the same program, each spread a little.
 //! - *Epochs*: a job that says where in an epoch it is makes a whole number of them. [`EPOCHS`]
 //!   has the numbers that public training scripts use.
-//! - *Curve*: people train on for some time after the curve has become flat. The total is
-//!   log-normal around [`PAST_KNEE`] times the position at which the fitted curve becomes flat,
-//!   the wider the less is known of that position. Epochs are weighted by the same law.
+//! - *Curve*: people stop when the curve has become flat, or some time after. So the time scale of
+//!   the fall is about [`TYPICAL_SCALE`] of the whole; read the other way round, the whole is
+//!   log-normal around the fitted scale divided by that, the wider the less the points tell of the
+//!   scale. Epochs are weighted by the same law.
 //! - *Age*: whatever the others say, a job may last for some multiple of its age.
 //!
 //! **Terms.** Positions are steps, or reports of a job that counts no steps. The *Gittins effort*
@@ -22,6 +23,7 @@
 //! known it is the work left.
 
 use super::Signal;
+use super::predict::TYPICAL_SCALE;
 use crate::view::FinishedRun;
 
 /// Numbers of epochs, and how many of 95 public training scripts have each as their default. The
@@ -58,13 +60,10 @@ const EPOCHS: [(f64, f64); 27] = [
     (10000.0, 1.0),
 ];
 
-/// Jobs go on for about so many times the position of their knee; the logarithm of that varies by
-/// this much.
-const PAST_KNEE: f64 = 2.0;
-const PAST_KNEE_SPREAD: f64 = 0.7;
-
-/// What the position of a knee is known to, where nothing else is said of it.
-const KNEE_SPREAD: f64 = 0.5;
+/// Where only the flat point of a curve is known: the whole is about so many times as long, and the
+/// deviation of its logarithm.
+const PAST_FLAT: f64 = 2.0;
+const PAST_FLAT_SPREAD: f64 = 0.5;
 
 /// The weight of the curve alone beside the whole numbers of epochs.
 const UNEVEN: f64 = 0.15;
@@ -201,13 +200,16 @@ pub fn trust(history: &[FinishedRun]) -> f64 {
 /// Adds the atoms of epochs and curve, together of `weight`.
 fn by_curve_and_epochs(signal: &Signal, weight: f64, atoms: &mut Vec<(f64, f64)>) {
     let epoch = signal.epoch_steps.map(|s| s as f64);
-    let knee = signal.outlook.and_then(|o| {
-        let (knee, spread) = if o.knee > 0.0 { (o.knee, o.knee_spread) } else { (o.flat_at, KNEE_SPREAD) };
-        (knee > 0.0 && knee.is_finite()).then_some((knee, spread.clamp(0.0, 3.0)))
+    let center = signal.outlook.and_then(|o| {
+        let (center, spread) = match o.scale > 0.0 {
+            true => (o.scale / TYPICAL_SCALE, o.scale_spread),
+            false => (PAST_FLAT * o.flat_at, PAST_FLAT_SPREAD),
+        };
+        (center > 0.0 && center.is_finite()).then_some((center, spread.clamp(0.0, 3.0)))
     });
     let likely = |total: f64| {
-        let Some((knee, spread)) = knee else { return 1.0 };
-        let z2 = (total / (PAST_KNEE * knee)).ln().powi(2) / (PAST_KNEE_SPREAD.powi(2) + spread * spread);
+        let Some((center, spread)) = center else { return 1.0 };
+        let z2 = (total / center).ln().powi(2) / (1.0 + spread * spread);
         (-0.5 * z2).exp()
     };
     let mut add = |part: f64, totals: &mut dyn Iterator<Item = (f64, f64)>| {
@@ -217,22 +219,22 @@ fn by_curve_and_epochs(signal: &Signal, weight: f64, atoms: &mut Vec<(f64, f64)>
             atoms.extend(drawn.into_iter().map(|(total, w)| (total, part * w / sum)));
         }
     };
-    match (epoch, knee) {
-        (Some(epoch), knee) => {
-            let even = if knee.is_some() { 1.0 - UNEVEN } else { 1.0 };
+    match (epoch, center) {
+        (Some(epoch), center) => {
+            let even = if center.is_some() { 1.0 - UNEVEN } else { 1.0 };
             add(weight * even, &mut EPOCHS.iter().map(|(n, count)| (n * epoch, *count)));
-            if let Some((knee, _)) = knee {
-                add(weight * UNEVEN, &mut grid(knee));
+            if let Some((center, _)) = center {
+                add(weight * UNEVEN, &mut grid(center));
             }
         }
-        (None, Some((knee, _))) => add(weight, &mut grid(knee)),
+        (None, Some((center, _))) => add(weight, &mut grid(center)),
         (None, None) => {}
     }
 }
 
-/// Totals around a knee, a quarter apart.
-fn grid(knee: f64) -> impl Iterator<Item = (f64, f64)> {
-    (-2..=14).map(move |i| (knee * 1.25f64.powi(i), 1.0))
+/// Totals around a middle one, a quarter apart.
+fn grid(center: f64) -> impl Iterator<Item = (f64, f64)> {
+    (-9..=9).map(move |i| (center * 1.25f64.powi(i), 1.0))
 }
 
 #[cfg(test)]
@@ -240,14 +242,16 @@ mod tests {
     use super::super::Outlook;
     use super::*;
 
-    fn signal(knee: f64, epoch_steps: Option<u64>, total: Option<u64>) -> Signal {
-        let outlook = Outlook { at: 1.0, flat_at: knee, gain_left: 0.5, knee, knee_spread: 0.1 };
+    /// A curve whose run would be `whole` steps if it were typical.
+    fn signal(whole: f64, epoch_steps: Option<u64>, total: Option<u64>) -> Signal {
+        let outlook =
+            Outlook { at: 1.0, flat_at: whole, gain_left: 0.5, scale: TYPICAL_SCALE * whole, scale_spread: 0.1 };
         Signal { reports: 5, step: Some(5), total, epoch_steps, outlook: Some(outlook), ..Signal::default() }
     }
 
     #[test]
     fn a_claim_is_believed_until_it_is_passed() {
-        let told = signal(20.0, None, Some(50));
+        let told = signal(40.0, None, Some(50));
         assert_eq!(residual(&told, &[], 30.0), Some(Residual::known(20.0)));
         let past = residual(&told, &[], 55.0).expect("it is still running");
         assert!(past.mean() > 1.0, "{past:?}");
@@ -256,7 +260,7 @@ mod tests {
     #[test]
     fn a_program_that_claimed_wrongly_is_believed_less() {
         let run = |steps| FinishedRun { steps: Some(steps), claimed: Some(50), core_s: 1.0 };
-        let told = signal(20.0, None, Some(50));
+        let told = signal(40.0, None, Some(50));
         let honest = residual(&told, &[run(50), run(49)], 10.0).expect("known").mean();
         let liar = residual(&told, &[run(200), run(200)], 10.0).expect("known").mean();
         assert!((honest - 40.0).abs() < 1e-9 && liar > 100.0, "{honest} and {liar}");
@@ -265,18 +269,19 @@ mod tests {
     #[test]
     fn history_tells_more_than_the_curve() {
         let run = FinishedRun { steps: Some(200), claimed: None, core_s: 1.0 };
-        let (without, with) = (residual(&signal(20.0, None, None), &[], 10.0), residual(&signal(20.0, None, None), &[run], 10.0));
+        let (without, with) =
+            (residual(&signal(40.0, None, None), &[], 10.0), residual(&signal(40.0, None, None), &[run], 10.0));
         let (without, with) = (without.expect("known"), with.expect("known"));
-        assert!(without.quantile(0.5) < 60.0 && (with.quantile(0.5) - 190.0).abs() < 10.0, "{without:?} {with:?}");
+        assert!(without.quantile(0.5) < 80.0 && (with.quantile(0.5) - 190.0).abs() < 10.0, "{without:?} {with:?}");
     }
 
     #[test]
     fn a_job_ends_after_a_whole_number_of_epochs() {
-        // Flat at epoch 7 of 100 steps each: ten epochs are likeliest.
-        let found = residual(&signal(700.0, Some(100), None), &[], 300.0).expect("known");
+        // A curve as of ten epochs of 100 steps each.
+        let found = residual(&signal(1000.0, Some(100), None), &[], 300.0).expect("known");
         assert_eq!(found.quantile(0.5), 700.0);
         // Past ten, fifteen come next.
-        let later = residual(&signal(700.0, Some(100), None), &[], 1001.0).expect("known");
+        let later = residual(&signal(1000.0, Some(100), None), &[], 1001.0).expect("known");
         assert!(later.quantile(0.5) >= 400.0, "{later:?}");
     }
 

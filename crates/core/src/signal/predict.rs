@@ -54,6 +54,10 @@ pub struct Reach {
 /// A curve counts as flat when so much of its whole change is still to come.
 pub const FLAT: f64 = 0.02;
 
+/// The time scale of a curve is about this part of the whole run: people stop when it is flat. Its
+/// logarithm deviates by 1.
+pub const TYPICAL_SCALE: f64 = 0.15;
+
 /// The part of the truth an [`Estimate`] leaves out on either side.
 const TAIL: f64 = 0.1;
 
@@ -370,10 +374,13 @@ fn ensemble(points: &[Weighed], end: f64, horizon: Option<f64>, range: (f64, f64
     members
 }
 
+/// The deviation of the logarithm of a time scale of which the points tell nothing.
+const UNKNOWN_SCALE: f64 = 3.0;
+
 /// How likely a time scale is before any point is seen: log-normal around a seventh of the run.
 fn prior(scale: f64, end: f64, horizon: Option<f64>) -> f64 {
     let (typical, spread) = match horizon {
-        Some(h) => (0.15 * h, 1.0),
+        Some(h) => (TYPICAL_SCALE * h, 1.0),
         None => (0.3 * end, 1.0),
     };
     // Nothing is impossible, however absurd the horizon.
@@ -506,14 +513,23 @@ impl Fit {
         })
     }
 
-    /// The position at which all but [`FLAT`] of the change is made, also where that lies in the
-    /// past, and the deviation of its logarithm over the members.
-    pub fn knee(&self) -> (f64, f64) {
-        let at = |m: &Member| if m.span == 0.0 { self.end } else { m.scale * m.tail.inverse(FLAT) };
-        let e = self.quantiles(|m| (at(m), 0.0));
-        // The range from low to high holds four fifths: 2.56 deviations.
-        let spread = if e.low > 0.0 { (e.high / e.low).ln() / 2.56 } else { 0.0 };
-        (e.mid, spread)
+    /// The time scale on which the curve falls, and the deviation of its logarithm, as the points
+    /// alone tell them. Without a horizon the prior of a fit follows the run so far, at every age
+    /// anew, and says nothing of how long the job will last: it is taken out.
+    pub fn scale(&self) -> (f64, f64) {
+        let (mut sum, mut first, mut second) = (0.0, 0.0, 0.0);
+        for m in &self.members {
+            let (weight, ln) = (m.weight / prior(m.scale, self.end, None), m.scale.ln());
+            sum += weight;
+            first += weight * ln;
+            second += weight * ln * ln;
+        }
+        let known = self.members.iter().any(|m| m.span != 0.0);
+        if !(known && sum > 0.0) {
+            return (0.3 * self.end, UNKNOWN_SCALE);
+        }
+        let mean = first / sum;
+        (mean.exp(), (second / sum - mean * mean).max(0.0).sqrt())
     }
 
     /// Where the curve meets `target`.

@@ -93,8 +93,8 @@ impl Lab {
                     at: *step as f64,
                     flat_at: 100.0,
                     gain_left: 0.5,
-                    knee: 0.0,
-                    knee_spread: 0.0,
+                    scale: 0.0,
+                    scale_spread: 0.0,
                 }),
                 ..Signal::default()
             };

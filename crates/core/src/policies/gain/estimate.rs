@@ -16,25 +16,25 @@ use serde::{Deserialize, Serialize};
 pub(super) struct Left {
     /// The mean.
     pub(super) mean_s: f64,
-    /// The Gittins effort: who needs least goes first.
-    pub(super) effort_s: f64,
+    /// Jobs with less of this go first: between the mean and the Gittins effort.
+    pub(super) rank_s: f64,
     /// What is left if the job ends as early as may well be: what its deadline is computed from.
     pub(super) guard_s: f64,
 }
 
 impl Left {
     fn of(rule: &Gain, left: &Residual) -> Option<Left> {
-        let found =
-            Left { mean_s: left.mean(), effort_s: left.effort(), guard_s: left.quantile(rule.guard) };
-        (found.mean_s.is_finite() && found.effort_s.is_finite()).then_some(found)
+        let (bold, mean_s) = (rule.boldness, left.mean());
+        let found = Left {
+            mean_s,
+            rank_s: left.effort().powf(bold) * mean_s.powf(1.0 - bold),
+            guard_s: left.quantile(rule.guard),
+        };
+        (found.mean_s.is_finite() && found.rank_s.is_finite()).then_some(found)
     }
 
     fn at_least(self, least: f64) -> Left {
-        Left {
-            mean_s: self.mean_s.max(least),
-            effort_s: self.effort_s.max(least),
-            guard_s: self.guard_s.max(least),
-        }
+        Left { mean_s: self.mean_s.max(least), rank_s: self.rank_s.max(least), guard_s: self.guard_s.max(least) }
     }
 }
 
@@ -164,7 +164,7 @@ impl Job {
     }
 
     /// What a step costs on this node; before the first one here, what it cost so far.
-    fn per_step(&self) -> Option<f64> {
+    pub(super) fn per_step(&self) -> Option<f64> {
         let (work, steps) = (self.reported_with - self.joined_with, self.step - self.joined_at_step);
         if work > 0.0 && steps > 0.0 { Some(work / steps) } else { self.before }
     }

@@ -9,9 +9,10 @@
 //! 1. *Work left* is a distribution, from what the job itself reports and from earlier runs of the
 //!    same program ([`crate::signal::length`]).
 //! 2. *Gain per unit*: finishing a job is worth 1, the part of its improvement still to come is
-//!    worth [`Gain::quality`] more; both divided by the Gittins effort of the distribution, which
-//!    is the work left where that is known. Jobs are served in this order, each as much as it can
-//!    use.
+//!    worth [`Gain::quality`] more; both divided by the work left ([`Gain::boldness`] says by which
+//!    number of its distribution). Jobs are served in this order, each as much as it can use.
+//!    Under [`Aim::Quality`] the work until nine tenths of the improvement takes the place of the
+//!    work left.
 //! 3. *Guard*: a world that shares equally is simulated beside the real one ([`world`]). When it
 //!    would end a job is that job's deadline, for a job that ends as early as may well be
 //!    ([`Gain::guard`]). A job may go out of deadline order only while every
@@ -35,7 +36,7 @@ mod numbers;
 mod world;
 
 pub(crate) use moves::MoveRule;
-pub use numbers::{Gain, GainMove};
+pub use numbers::{Aim, Gain, GainMove};
 
 use super::{Group, Homes, Opinion, Prediction, Share as ShareRule, Shares, Silence, Stake};
 use crate::model::{JobId, NodeId, PerResource, Share, Span, Time};
@@ -95,7 +96,12 @@ fn doubt(silence: Silence, now: Time, view: &JobView, job: &Job) -> Option<Reaso
     match view.signal.last {
         None => {
             let waited = now.since(since);
-            Some(if waited > silence.patience { Reason::NoSignal { waited } } else { Reason::NotYetMeasured })
+            if waited > silence.patience {
+                Some(Reason::NoSignal { waited })
+            } else {
+                // Earlier runs of the program may tell what it has left before its first report.
+                job.left.is_none().then_some(Reason::NotYetMeasured)
+            }
         }
         Some(last) => {
             let silent = now.since(last.at.max(since));
@@ -216,7 +222,7 @@ fn run(
         let limit = Share::clamped(share / part);
         Opinion {
             limit: PerResource { cpu: limit, memory: Share::FULL, block_io: Share::FULL, net_io: Share::FULL },
-            growth: PerResource { cpu: job.rest().map(|l| worth(rule, view) / l.effort_s), ..PerResource::default() },
+            growth: PerResource { cpu: job.rest().map(|l| worth(rule, view) / l.rank_s), ..PerResource::default() },
             category: category(view),
             reason,
         }
@@ -248,6 +254,38 @@ fn to_come(view: &JobView) -> f64 {
 
 fn worth(rule: &Gain, view: &JobView) -> f64 {
     1.0 + rule.quality * to_come(view)
+}
+
+/// What a unit of work on this job gains. Under [`Aim::Quality`] jobs that have made nine tenths of
+/// their improvement come after all others.
+fn gain_per_unit(rule: &Gain, view: &JobView, job: &Job, rank_s: f64) -> f64 {
+    let finish = worth(rule, view) / rank_s.max(f64::MIN_POSITIVE);
+    match rule.aim {
+        Aim::Finish => finish,
+        Aim::Quality => match work_to_quality(view, job) {
+            Some(work) if work > 0.0 => FIRST / work,
+            Some(_) => finish,
+            None => FIRST * finish,
+        },
+    }
+}
+
+/// So much more the part of a job that counts is worth than what comes after it.
+const FIRST: f64 = 1e6;
+
+/// The part of the improvement that is still to come when a job counts as good: a tenth.
+const GOOD: f64 = 0.1;
+
+/// The work until nine tenths of a job's improvement are made: an exponential through the present and
+/// the point at which its curve is flat. Zero where they are made; `None` where nothing is known.
+fn work_to_quality(view: &JobView, job: &Job) -> Option<f64> {
+    let (outlook, per_step) = (view.signal.outlook?, job.per_step()?);
+    let (left, away) = (to_come(view), outlook.flat_at - outlook.at);
+    if left <= GOOD || away <= 0.0 {
+        return Some(0.0);
+    }
+    let steps = away * (left / GOOD).ln() / (left / FLAT).ln();
+    Some(per_step * steps).filter(|w| w.is_finite())
 }
 
 fn category(view: &JobView) -> Category {
@@ -282,7 +320,7 @@ fn line_up(
             place,
             left: left.guard_s,
             usable: job.usable,
-            gain: stay * worth(rule, view) / left.effort_s.max(f64::MIN_POSITIVE),
+            gain: stay * gain_per_unit(rule, view, job, left.rank_s),
             deadline_s,
             share: 0.0,
             owed: false,
@@ -340,6 +378,9 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
     }
 }
 
+/// The part of the group's part that a newcomer gets until its first report.
+const PROBE_PART: f64 = 0.9;
+
 /// The newcomer to be measured first, and the share it gets for that: what a job takes, and how
 /// much it can use, is worth knowing soon. It lasts until the first report, but no longer than
 /// until it has cost the others [`Gain::probe`] of what they have left.
@@ -350,7 +391,7 @@ fn probe(rule: &Gain, jobs: &[(&JobView, Job)], runners: &[Runner], equal: f64, 
         .enumerate()
         .filter(|(_, (_, job))| job.left.is_none() && job.consumed - job.joined_with < budget)
         .min_by_key(|(_, (v, _))| (v.arrived, v.id))?;
-    let share = equal.max(0.75 * part).min(equal * (1 + runners.len()) as f64 * 0.95);
+    let share = equal.max(PROBE_PART * part).min(equal * (1 + runners.len()) as f64 * 0.95);
     Some((place, share.max(equal)))
 }
 
@@ -358,7 +399,7 @@ fn probe(rule: &Gain, jobs: &[(&JobView, Job)], runners: &[Runner], equal: f64, 
 /// yet measured: often for jobs of seconds, rarely for jobs of days.
 fn next_look(rule: &Gain, jobs: &[(&JobView, Job)], doubts: &[Option<Reason>], part: f64, now: Time) -> f64 {
     let scale = jobs.iter().zip(doubts).map(|((view, job), doubt)| match (doubt, job.rest(), view.phase) {
-        (None, Some(left), _) => left.effort_s / job.usable.min(part),
+        (None, Some(left), _) => left.rank_s / job.usable.min(part),
         (_, _, Phase::Running { since, .. }) => now.since(since).as_secs_f64(),
         _ => 0.0,
     });

@@ -14,6 +14,12 @@ pub struct Gain {
     /// The promise to a job whose length is not known is kept if it ends as early as this part of
     /// the jobs like it. Small: safe, and less is gained. Large: a job that ends early may be late.
     pub guard: f64,
+    /// Jobs go in the order of `effort^boldness · mean^(1 − boldness)` of the work left: 1 is the
+    /// Gittins index, which gambles on an early end as far as the distribution is believed; 0 is
+    /// the mean, which trusts it less.
+    pub boldness: f64,
+    /// What is to come soonest.
+    pub aim: Aim,
     /// How much later than with an equal share a job may end, as a part of its whole time.
     pub slack: f64,
     /// Every job keeps this part of an equal share.
@@ -29,13 +35,26 @@ pub struct Gain {
     pub longest_look: Span,
 }
 
+/// What the gain rule brings about soonest, in the mean over jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Aim {
+    /// The end of the job.
+    #[default]
+    Finish,
+    /// Nine tenths of the job's improvement: jobs that have made them wait for those that have not.
+    Quality,
+}
+
 impl Default for Gain {
     fn default() -> Self {
         Gain {
             quality: 0.1,
             guard: 0.3,
+            boldness: 1.0,
+            aim: Aim::Finish,
             slack: 0.0,
-            floor: 0.05,
+            floor: 0.01,
             switch: 0.1,
             probe: 0.05,
             look: 0.1,
@@ -50,6 +69,7 @@ impl Gain {
         let numbers = [
             ("quality", self.quality, 100.0),
             ("guard", self.guard, 1.0),
+            ("boldness", self.boldness, 1.0),
             ("slack", self.slack, 100.0),
             ("floor", self.floor, 1.0),
             ("switch", self.switch, 100.0),

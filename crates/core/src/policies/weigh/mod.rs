@@ -89,7 +89,8 @@ mod tests {
 
     #[test]
     fn slaq_feeds_the_one_that_still_improves() {
-        let outlook = |gain_left, flat_at| Some(Outlook { at: 10.0, flat_at, gain_left, knee: flat_at, knee_spread: 0.3 });
+        let outlook =
+            |gain_left, flat_at| Some(Outlook { at: 10.0, flat_at, gain_left, scale: 0.0, scale_spread: 0.0 });
         let mut jobs = [job(1, 10.0, 100), job(2, 10.0, 100)];
         jobs[0].signal.outlook = outlook(1.0, 40.0);
         jobs[1].signal.outlook = outlook(0.03, 11.0);
@@ -116,7 +117,7 @@ mod tests {
             let jobs: Vec<JobView> = spec.into_iter().enumerate().map(|(i, (cpu, total, outlook))| {
                 let mut j = job(i as u64, cpu, total);
                 j.signal.total = Some(total).filter(|t| *t >= 10);
-                j.signal.outlook = outlook.map(|(gain_left, flat_at)| Outlook { at: 10.0, flat_at, gain_left, knee: flat_at, knee_spread: 0.3 });
+                j.signal.outlook = outlook.map(|(gain_left, flat_at)| Outlook { at: 10.0, flat_at, gain_left, scale: 0.0, scale_spread: 0.0 });
                 j
             }).collect();
             for by in [Weighting::Drf, Weighting::Slaq, Weighting::Optimus, Weighting::Themis] {
