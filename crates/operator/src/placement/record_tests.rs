@@ -4,11 +4,12 @@ use super::*;
 use crate::http::auth::Reviewer;
 use crate::http::record::router;
 use crate::http::serve::Leading;
-use crate::state::orders::{JobFacts, JobState};
 use crate::placement::snapshot::{ClusterSnapshot, NodeSnapshot};
 use crate::shares::Shares;
 use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
+use crate::state::orders::{JobFacts, JobState};
+use crate::state::workload::WorkloadKind;
 use gainshare_core::model::Time;
 use gainshare_core::policy::Specon;
 use gainshare_core::replay::RecordedDecision;
@@ -21,6 +22,7 @@ use tokio::sync::watch;
 fn facts(name: &str, policy: JobPolicy) -> JobFacts {
     JobFacts {
         uid: format!("uid-{name}"),
+        kind: WorkloadKind::TrainingJob,
         namespace: "team".to_owned(),
         name: name.to_owned(),
         owner: "team".to_owned(),
