@@ -178,7 +178,7 @@ fn run_node(mut node: Node, inputs: &mpsc::Receiver<Input>, report: &watch::Send
     let handle = |node: &mut Node, input: Input| {
         let answer = match input {
             Input::Answer(answer) => answer,
-            Input::Record(request) => return request.answer(node),
+            Input::Record(request) => return request.answer(|uid| node.last_decision(uid)),
         };
         let now = now();
         node.record_outcomes(now.time, &answer.outcomes);

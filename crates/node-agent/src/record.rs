@@ -13,7 +13,6 @@
 //! pod is reached by a port-forward only, and the rights of the cluster govern port-forwards.
 
 use crate::Input;
-use crate::state::Node;
 use axum::Router;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -56,9 +55,10 @@ pub(crate) struct RecordRequest {
 }
 
 impl RecordRequest {
-    pub(crate) fn answer(self, node: &Node) {
+    /// Answers with what `find` has for the pod's uid.
+    pub(crate) fn answer(self, find: impl FnOnce(&str) -> Result<JobDecision, RecordError>) {
         // A user who does not wait any longer needs no answer.
-        let _ = self.reply.send(node.last_decision(&self.uid));
+        let _ = self.reply.send(find(&self.uid));
     }
 }
 
