@@ -1,5 +1,5 @@
-//! Thread teams that follow the share, on two cores by default: what a job gains that is left alone, and that jobs side by side
-//! lose nothing against pools of a fixed size.
+//! Thread teams that follow the share, on two cores by default: what a job gains that is left alone, and that jobs
+//! side by side lose nothing against pools of a fixed size.
 //!
 //! The job is `bench/torch/train.py` with a model large enough for two threads. Three measurements, each repeated:
 //! - *alone*: a job that has the machine from its start;
