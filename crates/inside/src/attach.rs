@@ -1,12 +1,12 @@
 //! Maps the page and the report when a program starts.
 //!
 //! **How.** A constructor runs before the program's `main`: it reads two environment variables and maps two files.
-//! A child that is forked keeps the mappings; a program that is executed inherits the variables and maps anew.
+//! A child that is forked keeps the mappings. A program that is executed inherits the variables and maps the files
+//! again.
 //!
 //! A mapped file that is truncated raises SIGBUS at the next access. The handler replaces such a page by zeros,
 //! which no reader accepts, and the program goes on. A program with a handler of its own keeps it.
 
-use crate::gpu;
 use gainshare_page::{
     Hook, Orders, PAGE_BYTES, PAGE_VARIABLE, PAGE_WORDS, REPORT_SUFFIX, ReportWord, SWITCH_VARIABLE, is_report, read,
 };
@@ -25,11 +25,6 @@ static REPORT: AtomicPtr<Words> = AtomicPtr::new(null_mut());
 
 /// The longest path that is accepted, with the suffix of the report and a NUL.
 const PATH_BYTES: usize = libc::PATH_MAX as usize;
-
-#[cfg(not(test))]
-#[used]
-#[unsafe(link_section = ".init_array")]
-static CONSTRUCTOR: extern "C" fn() = attach;
 
 /// Whether a page was found at the start of the program.
 pub(crate) fn is_attached() -> bool {
@@ -85,7 +80,7 @@ pub(crate) fn report_hook(hook: Hook) {
 }
 
 /// Runs before the program's `main`.
-extern "C" fn attach() {
+pub(crate) fn attach() {
     if variable(SWITCH_VARIABLE).is_some_and(|value| value == b"0") {
         return;
     }
@@ -99,7 +94,6 @@ extern "C" fn attach() {
         }
     }
     survive_truncation();
-    gpu::read_switch();
     PAGE.store(page, Release);
     count(ReportWord::Programs, 1);
 }

@@ -26,3 +26,14 @@ mod entry;
 mod gpu;
 mod resolve;
 mod teams;
+
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = start;
+
+/// Runs before the program's `main`.
+extern "C" fn start() {
+    attach::attach();
+    gpu::read_switch();
+}

@@ -27,7 +27,15 @@ type SetLocal = extern "C" fn(c_int) -> c_int;
 thread_local! {
     /// What the program asked for on this thread, by runtime; 0: not known yet. OpenMP keeps the same per thread.
     static ASKED: [Cell<u32>; MOST_RUNTIMES] = const { [const { Cell::new(0) }; MOST_RUNTIMES] };
+
+    /// Calls of this thread before the program asked for a size.
+    static CALLS: Cell<u32> = const { Cell::new(0) };
 }
+
+/// How many calls of a thread pass before an object with MKL is followed that has asked for no size. PyTorch asks
+/// MKL for its number first and then sets OpenMP to the answer: an answer that we had lowered would become the
+/// program's own bound.
+const CALLS_BEFORE_MKL: u32 = 16;
 
 /// The size that OpenBLAS was given last; 0: it must be set at the next chance.
 static BLAS_TEAM: AtomicU32 = AtomicU32::new(0);
@@ -60,7 +68,11 @@ pub(crate) fn follow(object: &Object, function: Function, is_new: bool) {
     }
     let Some(now) = get_max_threads(object) else { return };
     let orders = orders();
-    let asked = asked(object.runtime()).unwrap_or(now);
+    let asked = match asked(object.runtime()) {
+        Some(asked) => asked,
+        None if is_early(object) => return,
+        None => now,
+    };
     let wanted = team(orders.map(|orders| orders.team), asked);
     if wanted != now && !is_in_parallel(object) {
         remember_asked(object.runtime(), asked);
@@ -87,6 +99,16 @@ pub(crate) fn ask(object: &Object, threads: c_int) {
         remember_asked(object.runtime(), asked);
     }
     set_num_threads(object, team(orders().map(|orders| orders.team), asked));
+}
+
+/// Whether a program with MKL may still be about to ask for a size.
+fn is_early(object: &Object) -> bool {
+    let calls = CALLS.get();
+    if calls >= CALLS_BEFORE_MKL || object.real(MKL_SET_LOCAL).is_none() {
+        return false;
+    }
+    CALLS.set(calls.wrapping_add(1));
+    true
 }
 
 fn asked(runtime: usize) -> Option<u32> {

@@ -89,7 +89,9 @@ fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let folders = test.ancestors().skip(1).take(2);
     let built = folders.map(|folder| folder.join(gainshare_page::LIBRARY_FILE)).filter(|file| file.is_file());
-    built.max_by_key(|file| file.metadata().unwrap().modified().unwrap()).expect("the library is built with its tests")
+    built
+        .max_by_key(|file| file.metadata().unwrap().modified().unwrap())
+        .expect("build the library first: cargo build --release -p gainshare-inside")
 }
 
 /// Compiles a C program or library.
@@ -273,6 +275,44 @@ int main(void) { __kmpc_fork_call(0, 5, region, 11L, 12L, 13L, 14L, 15L); }
     let output = page.command(program).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "2: 11 12 13 14 15\n");
     assert_eq!(page.report().hooks, ["LLVM OpenMP"]);
+}
+
+#[test]
+fn a_bound_that_comes_from_mkl_is_not_the_lowered_one() {
+    // PyTorch with MKL sets OpenMP to the number that MKL names, and MKL asks OpenMP.
+    const MKL: &str = r#"
+#include <omp.h>
+static int local;
+int MKL_Set_Num_Threads_Local(int n) { int before = local; local = n; return before; }
+int mkl_get_max_threads(void) { return local ? local : omp_get_max_threads(); }
+"#;
+    const PROGRAM: &str = r#"
+#include <omp.h>
+#include <stdio.h>
+int mkl_get_max_threads(void);
+int MKL_Set_Num_Threads_Local(int);
+int main(void) {
+    char line[100];
+    omp_get_max_threads();
+    omp_set_num_threads(mkl_get_max_threads());
+    while (fgets(line, sizeof line, stdin)) {
+        int team = 0;
+        #pragma omp parallel reduction(+ : team)
+        team += 1;
+        printf("%d %d\n", team, mkl_get_max_threads());
+        fflush(stdout);
+    }
+    return MKL_Set_Num_Threads_Local(0) < 0;
+}
+"#;
+    let page = Page::new(1);
+    let mkl = compile(page.dir.path(), "libmkl.so", MKL, &["-shared", "-fPIC", "-fopenmp"]);
+    let program = compile(page.dir.path(), "program", PROGRAM, &["-fopenmp", mkl.to_str().unwrap()]);
+    let mut job = Dialogue::start(&mut page.command(program));
+    assert_eq!(job.ask(""), "1 1");
+    page.set_team(4);
+    assert_eq!(job.ask(""), "4 4");
+    assert_eq!(page.report().hooks, ["GNU OpenMP", "MKL"]);
 }
 
 #[test]

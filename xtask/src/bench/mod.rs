@@ -5,6 +5,7 @@
 
 mod build;
 mod daemon;
+mod gpu;
 mod inside;
 mod kube;
 mod kube_move;
@@ -40,6 +41,8 @@ enum What {
     Torch(torch::Args),
     /// A PyTorch job on two cores that is left alone, and four together: teams that follow the share.
     Threads(threads::Args),
+    /// Two jobs that each fill a GPU, the second one paced. Needs an NVIDIA GPU, PyTorch and JAX.
+    Gpu(gpu::Args),
     /// What the library inside jobs costs: the start of /bin/true, the speed of an OpenMP loop, its size.
     Inside(inside::Args),
     /// The operator of a cluster of 1,000 simulated nodes and 10,000 pods: memory, lag, writes. Needs root.
@@ -58,6 +61,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         What::Daemon(a) => daemon::run(&a)?,
         What::Torch(a) => torch::run(&a)?,
         What::Threads(a) => threads::run(&a)?,
+        What::Gpu(a) => gpu::run(&a)?,
         What::Inside(a) => inside::run(&a)?,
         What::Kube(a) => kube::run(&a)?,
         What::KubeMove(a) => kube_move::run(&a)?,

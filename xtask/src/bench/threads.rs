@@ -1,5 +1,5 @@
-//! Thread teams that follow the share, on two cores: what a job gains that is left alone, and that jobs side by side
-//! lose nothing against pools of a fixed size.
+//! Thread teams that follow the share, on two cores by default: what a job gains that is left alone, and that jobs
+//! side by side lose nothing against pools of a fixed size.
 //!
 //! The job is `bench/torch/train.py` with a model large enough for two threads. Three measurements, each repeated:
 //! - *alone*: a job that has the machine from its start;
@@ -28,6 +28,9 @@ pub(crate) struct Args {
     /// How long one measurement takes, in seconds.
     #[arg(long, default_value_t = 8.0)]
     seconds: f64,
+    /// How many cores the jobs may use.
+    #[arg(long, default_value = "2")]
+    cores: String,
     /// Do not build, but use this `gainshare`, with the library beside it.
     #[arg(long)]
     program: Option<PathBuf>,
@@ -70,7 +73,7 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
         packages::install_all()?;
     }
     let mut lab = args.program.as_ref().map_or_else(Lab::new, |program| Lab::with_program(program.clone()))?;
-    lab.up(&["--policy", "fair", "--cores", "2"])?;
+    lab.up(&["--policy", "na", "--cores", &args.cores])?;
     let [mut alone, mut left, mut together, mut fixed] = [const { Vec::<f64>::new() }; 4];
     for round in 1..=args.repeat {
         alone.push(speed_alone(&lab, args)?);

@@ -64,6 +64,8 @@ struct Counts {
 /// Builds all tests and runs the selected ones; `environment` is added to that of the programs.
 /// Returns how many tests passed.
 pub(super) fn run(selection: &Selection, environment: &[(&str, OsString)]) -> Result<u32> {
+    // Tests load this library by its path, and cargo builds no `cdylib` for tests by itself.
+    sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare-inside"]))?;
     let args = ["test", "--release", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"];
     let mut build = sh::cargo();
     let output = build.args(args).stderr(Stdio::inherit()).output().context("cannot start cargo")?;

@@ -1,0 +1,168 @@
+"""Two jobs that each fill a GPU: the second one paced by the library inside it. Prints one JSON object.
+
+usage: pace.py LIBRARY [SECONDS]. The script writes the page that the daemon writes otherwise.
+"""
+
+import json
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+LIBRARY, SECONDS = os.path.abspath(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 4.0
+
+PYTORCH = """
+import sys, time, torch
+kind, seconds = sys.argv[1], float(sys.argv[2])
+if kind == "mlp":
+    layers = [torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.GELU()) for _ in range(8)]
+    model, x = torch.nn.Sequential(*layers).cuda().bfloat16(), torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+else:
+    layer = torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, dropout=0)
+    model, x = torch.nn.TransformerEncoder(layer, 4).cuda(), torch.randn(64, 256, 512, device="cuda")
+optimizer = torch.optim.Adam(model.parameters(), 1e-4)
+def step():
+    loss = model(x).float().pow(2).mean()
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+    return loss
+for _ in range(5):
+    step().item()
+finish = lambda loss: loss.item()
+"""
+
+JAX = """
+import sys, time, os
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+import jax, jax.numpy as jnp
+seconds = float(sys.argv[2])
+weights = [jnp.ones((4096, 4096), jnp.bfloat16) * 0.01 for _ in range(8)]
+x = jnp.ones((4096, 4096), jnp.bfloat16)
+def loss_of(ws):
+    h = x
+    for w in ws:
+        h = jax.nn.gelu(h @ w)
+    return (h.astype(jnp.float32) ** 2).mean()
+update = jax.jit(lambda ws: [w - 0.001 * g for w, g in zip(ws, jax.grad(loss_of)(ws))])
+def step():
+    global weights
+    weights = update(weights)
+    return weights[0]
+for _ in range(5):
+    step().block_until_ready()
+finish = lambda w: w.block_until_ready()
+"""
+
+LOOP = """
+print("ready", flush=True)
+sys.stdin.readline()
+began = time.time()
+marks, count = [], 0
+while time.time() - began < seconds:
+    last = step()
+    count += 1
+    if count % 5 == 0:
+        finish(last)
+        marks.append((time.time() - began, count))
+finish(last)
+print(count / (time.time() - began), *[f"{t:.4f}:{n}" for t, n in marks], flush=True)
+"""
+
+
+class Page:
+    """What the daemon writes: see crates/page."""
+
+    def __init__(self, share):
+        self.path = tempfile.mktemp()
+        with open(self.path + ".report", "wb") as report:
+            report.write(struct.pack("<8sII", b"GAINRPRT", 1, 4096).ljust(4096, b"\0"))
+        with open(self.path, "wb") as page:
+            page.write(b"\0" * 4096)
+        self.share = share
+        self.file = open(self.path, "r+b")
+        self.map = mmap.mmap(self.file.fileno(), 4096)
+        self.write()
+        self.is_alive = True
+        threading.Thread(target=self.beat, daemon=True).start()
+
+    def write(self):
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        self.map[0:48] = struct.pack("<8sIIQQIIII", b"GAINPAGE", 1, 4096, 1, now, 0, self.share, 0, 2)
+
+    def beat(self):
+        while self.is_alive:
+            self.write()
+            time.sleep(0.2)
+
+    def set(self, share):
+        self.share = share
+        self.write()
+
+    def report(self):
+        words = struct.unpack("<10Q", open(self.path + ".report", "rb").read(80))
+        return {"launches": words[7], "pauses": words[8], "paused_s": round(words[9] / 1e9, 3)}
+
+
+def start(kind, page=None):
+    environment = dict(os.environ)
+    if page:
+        environment |= {"LD_PRELOAD": LIBRARY, "GAINSHARE_INSIDE_PAGE": page.path, "GAINSHARE_INSIDE_GPU": "1"}
+    code = (JAX if kind == "jax" else PYTORCH) + LOOP
+    words = [sys.executable, "-c", code, kind, str(SECONDS)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+
+def run(jobs, during=lambda: None):
+    """Lets jobs run side by side; the speed and the marks of each."""
+    for job in jobs:
+        while (line := job.stdout.readline().strip()) != "ready":
+            assert line or job.poll() is None, job.stderr.read()[-2000:]
+    for job in jobs:
+        job.stdin.write("go\n")
+        job.stdin.flush()
+    during()
+    results = []
+    for job in jobs:
+        words = job.communicate()[0].split()
+        assert words, "a job failed"
+        results.append((float(words[0]), [tuple(map(float, mark.split(":"))) for mark in words[1:]]))
+    return results
+
+
+def half_speeds(marks):
+    middle = SECONDS / 2
+    first = [n for t, n in marks if t <= middle]
+    return (first[-1] if first else 0) / middle, (marks[-1][1] - (first[-1] if first else 0)) / middle
+
+
+def main():
+    figures = {}
+    for kind in sys.argv[3].split(",") if len(sys.argv) > 3 else ("mlp", "transformer", "jax"):
+        try:
+            alone = run([start(kind)])[0][0]
+            parts = lambda results: [round(speed / alone, 3) for speed, _ in results]
+            figures[kind] = of = {"alone_steps_per_s": round(alone, 1)}
+            unpaced = Page(0)
+            of["unpaced_speed"] = parts(run([start(kind, unpaced)]))[0]
+            of["time_slices"] = parts(run([start(kind), start(kind)]))
+            for name, share in (("two_to_one", 333_333), ("floor_10", 100_000), ("floor_5", 50_000)):
+                page = Page(share)
+                of[name] = parts(run([start(kind), start(kind, page)]))
+                of[name + "_report"] = page.report()
+            page = Page(50_000)
+            change = lambda: (time.sleep(SECONDS / 2), page.set(0))
+            results = run([start(kind), start(kind, page)], change)
+            of["floor_5_then_free"] = [[round(s / alone, 3) for s in half_speeds(marks)] for _, marks in results]
+        except Exception as error:
+            figures[kind] = {**figures.get(kind, {}), "error": repr(error)[-1500:]}
+        print(kind, json.dumps(figures[kind]), file=sys.stderr, flush=True)
+    print(json.dumps(figures))
+
+
+main()
