@@ -2,6 +2,7 @@
 //! and slow starts.
 
 use gainshare_core::model::Time;
+use gainshare_core::signal::blend::{Blend, Example, PARTS};
 use gainshare_core::signal::curve::Curve;
 use gainshare_core::signal::forms::Form;
 use gainshare_core::signal::predict::{Fit, fit};
@@ -43,12 +44,17 @@ impl Random {
 /// One made-up training run: a loss that falls, of a family, length, noise and height that all
 /// vary.
 fn made_up(seed: u64) -> Vec<f64> {
+    made_up_with_family(seed).1
+}
+
+/// The same, with the number of its family.
+fn made_up_with_family(seed: u64) -> (usize, Vec<f64>) {
     let mut r = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     for _ in 0..10 {
         r.uniform();
     }
     let n = r.pick(&[10usize, 20, 50, 100, 300, 1000]);
-    let family = r.pick(&[0, 1, 2, 3, 4, 5]);
+    let family = r.pick(&[0, 1, 2, 3, 4, 5usize]);
     let low = 0.05 + r.uniform();
     let span = low * (1.0 + 9.0 * r.uniform());
     let s = (0.03f64.ln() + r.uniform() * (0.6f64 / 0.03).ln()).exp();
@@ -56,7 +62,7 @@ fn made_up(seed: u64) -> Vec<f64> {
     let p = 0.4 + 1.6 * r.uniform();
     let drops =
         [(0.3 + 0.3 * r.uniform(), 0.1 + 0.3 * r.uniform()), (0.65 + 0.25 * r.uniform(), 0.05 + 0.15 * r.uniform())];
-    (0..n)
+    let run = (0..n)
         .map(|i| {
             let t = (i + 1) as f64 / n as f64;
             let base = match family {
@@ -77,7 +83,8 @@ fn made_up(seed: u64) -> Vec<f64> {
             let spike = if r.uniform() < 0.01 { span * 3.0 * r.uniform() } else { 0.0 };
             low + span * base + noise * r.gaussian() + spike
         })
-        .collect()
+        .collect();
+    (family, run)
 }
 
 /// The level at the end of a run, without its noise.
@@ -124,6 +131,43 @@ fn the_interval_holds_about_four_in_five() {
         });
         let part = held.count() as f64 / RUNS as f64;
         assert!((0.70..=0.93).contains(&part), "after {seen}: {part}");
+    }
+}
+
+/// Every family is left out in turn: its runs are forecast with weights and intervals that were
+/// learnt from the other families.
+#[test]
+fn a_source_left_out_is_forecast_well_and_its_interval_is_right() {
+    let runs: Vec<(usize, Vec<f64>)> = (1000..1000 + RUNS).map(made_up_with_family).collect();
+    let examples = PARTS.map(|part| -> Vec<Example> {
+        let example = |(family, run): &(usize, Vec<f64>)| {
+            let seen = ((part * run.len() as f64).round() as usize).max(1);
+            let clues = fitted(&run[..seen], run.len() as f64).clues(run.len() as f64);
+            Example { source: *family, clues, truth: final_level(run) }
+        };
+        runs.iter().map(example).collect()
+    });
+    let (mut errors, mut held) = ([0.0; 3], [0.0; 3]);
+    for family in 0..6 {
+        let others: Vec<Vec<Example>> =
+            examples.iter().map(|all| all.iter().filter(|e| e.source != family).copied().collect()).collect();
+        let blend = Blend::learn([&others[0], &others[1], &others[2]]);
+        for (i, all) in examples.iter().enumerate() {
+            for example in all.iter().filter(|e| e.source == family) {
+                let estimate = blend.estimate(&example.clues);
+                errors[i] += (estimate.mid - example.truth).abs() / example.truth / RUNS as f64;
+                if (estimate.low..=estimate.high).contains(&example.truth) {
+                    held[i] += 1.0 / RUNS as f64;
+                }
+            }
+        }
+    }
+    for (i, part) in PARTS.into_iter().enumerate() {
+        let others = Form::ALL.into_iter().filter(|f| *f != Form::Gainshare);
+        let best = others.map(|form| mean_error(form, part)).fold(f64::INFINITY, f64::min);
+        println!("after {part}: {:.3}, best form {best:.3}, held {:.2}", errors[i], held[i]);
+        assert!(errors[i] <= 1.1 * best, "after {part}: {} is above 1.1 times {best}", errors[i]);
+        assert!((0.73..=0.87).contains(&held[i]), "after {part}: {}", held[i]);
     }
 }
 

@@ -24,7 +24,15 @@
 //! **Properties** (tests): a flat curve stays flat, the forecast ends at the newest report as the
 //! horizon comes near, units do not matter.
 
-use super::predict::Estimate;
+use serde::{Deserialize, Serialize};
+
+/// A forecast, and the range that holds the truth four times out of five.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    pub mid: f64,
+    pub low: f64,
+    pub high: f64,
+}
 
 /// The parts of a run at which the table has an entry.
 pub const PARTS: [f64; 3] = [0.2, 0.4, 0.6];

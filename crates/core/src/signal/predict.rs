@@ -30,17 +30,10 @@
 //! **Properties** (tests): exact on noiseless members of the family, unmoved by spikes, equivariant
 //! under scaling of both axes and under `y → −y`, never NaN, never panics.
 
+pub use super::blend::Estimate;
 use super::blend::{Blend, Clues};
 use super::curve::Curve;
 use serde::{Deserialize, Serialize};
-
-/// A guess, and the range that holds the truth four times out of five.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Estimate {
-    pub mid: f64,
-    pub low: f64,
-    pub high: f64,
-}
 
 /// When a target is met.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
