@@ -9,6 +9,8 @@ use gainshare_core::policy::{Aim, Gain, Policy, Preset};
 use gainshare_figures::Table;
 use gainshare_figures::file::{self, Drawing};
 use gainshare_figures::terminal::Out;
+use gainshare_sim::deadline::data::ITP_CLUSTERS;
+use gainshare_sim::deadline::report;
 use gainshare_sim::scenario::Scenario;
 use gainshare_sim::trace::gang::GangOrder;
 use gainshare_sim::trace::{self, Replay, Shape, TraceJob};
@@ -50,6 +52,10 @@ pub struct PaperArgs {
     /// How many times to draw the experiment
     #[arg(long, default_value_t = paper::SEEDS, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     seeds: u64,
+
+    /// Of elasticflow-itp, only this cluster
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10))]
+    cluster: Option<u32>,
 
     /// The first seed
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
@@ -221,15 +227,20 @@ pub fn sim(args: &SimArgs, out: &Out) -> Result<u8> {
 
 pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
     let Some(name) = &args.name else {
-        let all: Vec<_> = paper::experiments().iter().map(|e| json!({"name": e.name, "title": e.title})).collect();
+        let sharing = paper::experiments().into_iter().map(|e| (e.name, e.title));
+        let all: Vec<(&str, &str)> = sharing.chain(report::EXPERIMENTS).collect();
         if out.is_json() {
+            let all: Vec<_> = all.iter().map(|(name, title)| json!({"name": name, "title": title})).collect();
             out.json(&all)?;
         } else {
-            let rows = paper::experiments().iter().map(|e| format!("{:<24}{}\n", e.name, e.title)).collect::<String>();
+            let rows = all.iter().map(|(name, title)| format!("{name:<24}{title}\n")).collect::<String>();
             out.text(&rows)?;
         }
         return Ok(0);
     };
+    if report::EXPERIMENTS.iter().any(|(known, _)| known == name) {
+        return deadlines(name, args.cluster, out);
+    }
     file::check(args.figure.as_deref(), true)?;
     let experiment = paper::find(name).map_err(anyhow::Error::msg)?;
     let bar = bar(out);
@@ -247,6 +258,34 @@ pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
         out.json(&report)?;
     } else {
         show(out, &report.title, &report.tables())?;
+    }
+    Ok(0)
+}
+
+/// The experiments with deadlines, which have no seeds and no figures.
+fn deadlines(name: &str, cluster: Option<u32>, out: &Out) -> Result<u8> {
+    if name == "elasticflow-8a" {
+        let comparison = report::figure_8a()?;
+        if out.is_json() {
+            out.json(&comparison)?;
+        } else {
+            show(out, "", &[comparison.table()])?;
+        }
+        return Ok(0);
+    }
+    let clusters = cluster.map_or(1..=ITP_CLUSTERS, |c| c..=c);
+    let bar = bar(out);
+    let total = clusters.clone().count();
+    let mut comparisons = vec![];
+    for (done, number) in clusters.enumerate() {
+        bar.set(done, total);
+        comparisons.push(report::itp(number)?);
+    }
+    bar.clear();
+    if out.is_json() {
+        out.json(&json!({"clusters": comparisons}))?;
+    } else {
+        show(out, "", &comparisons.iter().map(report::Comparison::table).collect::<Vec<_>>())?;
     }
     Ok(0)
 }

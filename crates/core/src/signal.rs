@@ -9,6 +9,7 @@
 //! E(t_{i−1})| / (t_i − t_{i−1})`. Growth efficiency for resource `r` is `G_r = P / R_r` with `R_r`
 //! the average fraction of the node used over the interval.
 
+pub mod blend;
 pub mod curve;
 pub mod forms;
 pub mod length;

@@ -13,6 +13,7 @@
 pub mod bench;
 pub mod bounds;
 pub mod curve;
+pub mod deadline;
 pub mod engine;
 pub mod models;
 pub mod outcome;

@@ -177,7 +177,8 @@ pub fn experiments() -> Vec<Experiment> {
 /// The experiment of that name.
 pub fn find(name: &str) -> Result<Experiment, String> {
     let all = experiments();
-    let known = all.iter().map(|e| e.name).collect::<Vec<_>>().join(", ");
+    let deadlines = crate::deadline::report::EXPERIMENTS.iter().map(|(name, _)| *name);
+    let known = all.iter().map(|e| e.name).chain(deadlines).collect::<Vec<_>>().join(", ");
     all.into_iter().find(|e| e.name == name).ok_or(format!("no experiment is called `{name}`; known are: {known}"))
 }
 
