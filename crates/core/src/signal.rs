@@ -103,6 +103,18 @@ pub struct Outlook {
     pub scale_spread: f64,
 }
 
+/// How long an earlier run of a program was.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct FinishedRun {
+    /// The last step it reported, if it counted steps.
+    pub steps: Option<u64>,
+    /// The total it named, if it named one: a program that ended elsewhere before is believed less.
+    #[serde(default)]
+    pub claimed: Option<u64>,
+    /// CPU it consumed, in core-seconds of a core of speed 1.
+    pub core_s: f64,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub value: f64,

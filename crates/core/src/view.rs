@@ -6,6 +6,7 @@
 //! plan that was made of them.
 
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Share, Time};
+pub use crate::signal::FinishedRun;
 use crate::signal::Signal;
 use serde::{Deserialize, Serialize};
 
@@ -87,18 +88,6 @@ pub struct JobView {
     /// Finished runs of the same program, the newest last, where the driver remembers them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<FinishedRun>,
-}
-
-/// How long an earlier run of a program was.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct FinishedRun {
-    /// The last step it reported, if it counted steps.
-    pub steps: Option<u64>,
-    /// The total it named, if it named one: a program that ended elsewhere before is believed less.
-    #[serde(default)]
-    pub claimed: Option<u64>,
-    /// CPU it consumed, in core-seconds of a core of speed 1.
-    pub core_s: f64,
 }
 
 /// Where a job is in its life.

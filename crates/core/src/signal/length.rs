@@ -22,9 +22,8 @@
 //! completion time where only distributions are known (J. Gittins, 1979). For a job whose length is
 //! known it is the work left.
 
-use super::Signal;
 use super::predict::TYPICAL_SCALE;
-use crate::view::FinishedRun;
+use super::{FinishedRun, Signal};
 
 /// Numbers of epochs, and how many of 95 public training scripts have each as their default. The
 /// scripts were the first ten hits each of ten spellings of the option (`--epochs`,

@@ -507,8 +507,8 @@ impl Fit {
     }
 
     /// The time scale on which the curve falls, and the deviation of its logarithm, as the points
-    /// alone tell them. Without a horizon the prior of a fit follows the run so far, at every age
-    /// anew, and says nothing of how long the job will last: it is taken out.
+    /// alone tell them. Without a horizon the prior of a fit grows with the age of the run, so it
+    /// says nothing of how long the job will last: it is taken out.
     pub fn scale(&self) -> (f64, f64) {
         let (mut sum, mut first, mut second) = (0.0, 0.0, 0.0);
         for m in &self.members {
