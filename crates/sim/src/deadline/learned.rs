@@ -1,17 +1,17 @@
 //! Speeds and lengths of jobs, learned while they run.
 //!
-//! **Problem.** Nobody hands a scheduler the speed table of a job and its number of iterations. ElasticFlow
+//! **Problem.** A scheduler is rarely given the speed table of a job and its number of iterations. ElasticFlow
 //! profiles every model beforehand; here both are learned online.
 //!
 //! **What is known.** At submission: the deadline, the kind of job (model and batch size) and the counts of
 //! GPUs that the job can run on. Once the job has worked [`REPORT_S`] seconds on some count, its first
 //! report shows how many iterations it will make in all, and its speed on that count.
 //!
-//! **What is predicted.** The *length* of a job that has not reported: the longest of the earlier jobs of its
-//! kind, if they were about equally long. The *speed* on a count where no job of the kind has run: from the nearest measured
-//! count, by the factor between the two counts that was measured for another batch size of the same model,
-//! or else for all kinds together, or else [`DOUBLING`] for each doubling; times [`CAUTION`].
-//! A job without a length is *unknown*: it gets its lowest level as a probe, and no promise.
+//! **What is predicted.** The *length* of a job that has not reported: the longest of the earlier jobs of
+//! its kind, if they were about equally long. The *speed* on a count where no job of the kind has run: from
+//! the nearest measured count, by the factor between the two counts that was measured for another batch size
+//! of the same model, or else for all kinds together, or else [`DOUBLING`] for each doubling; times
+//! [`CAUTION`]. A job without a length is *unknown*: it gets its lowest level as a probe, and no promise.
 //!
 //! **Properties.** A measured speed is never replaced by a prediction.
 
