@@ -34,7 +34,7 @@ impl Programs {
 
     /// Builds the programs and further targets of the workspace, such as `--example NAME`.
     pub(crate) fn build_with(targets: &[&str]) -> Result<Programs> {
-        sh::run(sh::cargo().args(["build", "--release", "--workspace", "--bins"]).args(targets))?;
+        sh::run(sh::cargo().args(["build", "--release", "--workspace", "--bins", "--lib"]).args(targets))?;
         Programs::in_folder(&target_dir()?.join("release"))
     }
 

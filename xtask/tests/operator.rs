@@ -161,6 +161,7 @@ fn operator_config(listen: SocketAddr) -> operator::Config {
         pod_name: None,
         listen,
         plain_listen: ([127, 0, 0, 1], free_port()).into(),
+        record_listen: None,
         server_names: vec![format!("gainshare-operator.{SYSTEM}.svc"), listen.ip().to_string()],
         agent_account: "gainshare-agent".to_owned(),
         lease: "gainshare-operator".to_owned(),

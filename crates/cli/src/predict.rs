@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 pub struct PredictArgs {
     /// CSV with a header, one JSON object per line, or plain numbers; `-` is the standard input. With
-    /// --back-test also a folder of them
+    /// --back-test also a folder of them, or a folder with one sub-folder for each source of runs
     #[arg(value_hint = ValueHint::FilePath)]
     file: PathBuf,
 
@@ -40,7 +40,8 @@ pub struct PredictArgs {
     step_column: Option<String>,
 
     /// Take the file for a whole run (a folder for many): forecast the end from the first 20, 40 and 60 %
-    /// and say how wrong that was, by this and by other forms
+    /// and report the errors of our own and of other forms. Of sub-folders each is left out in turn: its runs
+    /// are forecast with weights learnt from the other sub-folders
     #[arg(long, visible_alias = "score", conflicts_with_all = ["horizon", "target", "figure"])]
     back_test: bool,
 

@@ -5,7 +5,7 @@ use crate::progress_bar::ProgressBar;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueHint};
 use gainshare_core::model::Span;
-use gainshare_core::policy::{Policy, Preset};
+use gainshare_core::policy::{Aim, Gain, Policy, Preset};
 use gainshare_figures::Table;
 use gainshare_figures::file::{self, Drawing};
 use gainshare_figures::terminal::Out;
@@ -14,6 +14,7 @@ use gainshare_sim::deadline::report;
 use gainshare_sim::scenario::Scenario;
 use gainshare_sim::trace::gang::GangOrder;
 use gainshare_sim::trace::{self, Replay, Shape, TraceJob};
+use gainshare_sim::world::Law;
 use gainshare_sim::{paper, simulate};
 use serde_json::json;
 use std::io::{IsTerminal, Write};
@@ -56,13 +57,81 @@ pub struct PaperArgs {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10))]
     cluster: Option<u32>,
 
-    /// Jobs do not say how many epochs they will make; by default they do, as the papers' trainers
-    #[arg(long)]
+    /// The first seed
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
+    first_seed: u64,
+
+    /// What jobs say of how many reports they will make; `as-printed`: what the public example
+    /// script of each model prints
+    #[arg(long, default_value = "as-printed", value_parser = ["told", "hidden", "as-printed"], value_name = "TOTALS")]
+    totals: String,
+
+    /// The same as `--totals hidden`
+    #[arg(long, conflicts_with = "totals")]
     hide_totals: bool,
+
+    /// How many runs of each program ended before
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100), value_name = "RUNS")]
+    history: u32,
+
+    /// How neighbours slow each other: by turns (the law that our own policy fits), by pairs of
+    /// models, or by memory bandwidth
+    #[arg(long, default_value = "turns", value_parser = ["turns", "pairs", "bandwidth"], value_name = "LAW")]
+    law: String,
+
+    /// Loss curves: the calibrated ones, or recorded from real runs
+    #[arg(long, default_value = "analytic", value_parser = ["analytic", "recorded"], value_name = "CURVES")]
+    curves: String,
+
+    /// What our own policy brings about soonest: the end of a job, or nine tenths of its improvement
+    #[arg(long, value_parser = ["finish", "quality"], value_name = "AIM")]
+    aim: Option<String>,
+
+    /// Rough jobs: start-up work, unequal steps, evaluations, early ends, wrong and changed totals
+    #[arg(long)]
+    rough: bool,
+
+    /// The fair world of our own policy breaks ties by dice of its own
+    #[arg(long)]
+    own_dice: bool,
+
+    /// Only these policies, and the baseline
+    #[arg(long, value_delimiter = ',', value_parser = crate::args::policy(), value_name = "POLICY,…")]
+    policy: Vec<Preset>,
 
     /// Write the first figure (.svg), or everything on one page (.html)
     #[arg(long, value_hint = ValueHint::FilePath)]
     figure: Option<PathBuf>,
+}
+
+impl PaperArgs {
+    /// The conditions of the experiment.
+    fn settings(&self) -> paper::Settings {
+        paper::Settings {
+            first_seed: self.first_seed,
+            seeds: self.seeds,
+            totals: match self.totals.as_str() {
+                "told" => paper::Totals::Told,
+                "hidden" => paper::Totals::Hidden,
+                _ if self.hide_totals => paper::Totals::Hidden,
+                _ => paper::Totals::AsPrinted,
+            },
+            history: self.history,
+            law: match self.law.as_str() {
+                "pairs" => Law::Pairs,
+                "bandwidth" => Law::Bandwidth,
+                _ => Law::Turns,
+            },
+            curves: if self.curves == "recorded" { paper::Curves::Recorded } else { paper::Curves::Analytic },
+            dice: if self.own_dice { paper::Dice::Own } else { paper::Dice::Shared },
+            rough: self.rough,
+            gain: self
+                .aim
+                .as_deref()
+                .map(|aim| Gain { aim: if aim == "quality" { Aim::Quality } else { Aim::Finish }, ..Gain::default() }),
+            only: self.policy.iter().map(|p| p.name().to_owned()).collect(),
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -175,8 +244,7 @@ pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
     file::check(args.figure.as_deref(), true)?;
     let experiment = paper::find(name).map_err(anyhow::Error::msg)?;
     let bar = bar(out);
-    let totals = if args.hide_totals { paper::Totals::Hidden } else { paper::Totals::Told };
-    let report = experiment.run(args.seeds, totals, &|done, total| {
+    let report = experiment.run(&args.settings(), &|done, total| {
         bar.set(done, total);
     })?;
     bar.clear();

@@ -9,8 +9,10 @@
 //! E(t_{i−1})| / (t_i − t_{i−1})`. Growth efficiency for resource `r` is `G_r = P / R_r` with `R_r`
 //! the average fraction of the node used over the interval.
 
+pub mod blend;
 pub mod curve;
 pub mod forms;
+pub mod length;
 pub mod predict;
 
 use crate::model::{PerResource, Resource, Span, Time};
@@ -75,6 +77,9 @@ pub struct Signal {
     pub longest_gap: Span,
     pub step: Option<u64>,
     pub total: Option<u64>,
+    /// How many steps make an epoch, if the job says: `[640/60000]` within an epoch.
+    #[serde(default)]
+    pub epoch_steps: Option<u64>,
     /// Where its curve is going.
     #[serde(default)]
     pub outlook: Option<Outlook>,
@@ -91,6 +96,11 @@ pub struct Outlook {
     /// The change still to come until the end (the total, or the limit if the job names no total),
     /// in units of the change seen so far.
     pub gain_left: f64,
+    /// The time scale on which the curve falls, and the deviation of its logarithm; 0 if not known.
+    #[serde(default)]
+    pub scale: f64,
+    #[serde(default)]
+    pub scale_spread: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -160,6 +170,11 @@ impl Tracker {
         true
     }
 
+    /// Notes how many steps make an epoch of this job.
+    pub fn set_epoch_steps(&mut self, steps: u64) {
+        self.signal.epoch_steps = Some(steps).filter(|s| *s > 0);
+    }
+
     /// The curve seen so far.
     pub fn curve(&self) -> &Curve {
         &self.curve
@@ -178,7 +193,8 @@ fn outlook(curve: &Curve, total: Option<u64>) -> Option<Outlook> {
     let end = total.map(|t| t as f64);
     let fit = predict::fit(curve, end)?;
     let gain_left = fit.gain_left(end.unwrap_or(f64::INFINITY));
-    Some(Outlook { at: curve.at()?, flat_at: fit.flat_at().mid, gain_left })
+    let (scale, scale_spread) = fit.scale();
+    Some(Outlook { at: curve.at()?, flat_at: fit.flat_at().mid, gain_left, scale, scale_spread })
 }
 
 /// Use below this fraction of a node is no use: dividing by it would make any progress look

@@ -84,6 +84,21 @@ pub struct JobView {
     /// others; a real driver leaves it empty.
     #[serde(default)]
     pub known_left_s: Option<f64>,
+    /// Finished runs of the same program, the newest last, where the driver remembers them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<FinishedRun>,
+}
+
+/// How long an earlier run of a program was.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct FinishedRun {
+    /// The last step it reported, if it counted steps.
+    pub steps: Option<u64>,
+    /// The total it named, if it named one: a program that ended elsewhere before is believed less.
+    #[serde(default)]
+    pub claimed: Option<u64>,
+    /// CPU it consumed, in core-seconds of a core of speed 1.
+    pub core_s: f64,
 }
 
 /// Where a job is in its life.
@@ -114,6 +129,7 @@ impl Default for JobView {
             waits_for: vec![],
             usable: None,
             known_left_s: None,
+            history: vec![],
         }
     }
 }

@@ -4,7 +4,7 @@
 //! the limits back and the daemon ends with an error. The next command, or a service manager,
 //! starts it again.
 
-use crate::api::{Api, Token, serve};
+use crate::api::{Api, serve};
 use crate::config::{DaemonConfig, Listen};
 use crate::driver::{Driver, DriverHandle};
 use crate::error::DaemonError;
@@ -13,6 +13,7 @@ use crate::journal::Journal;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
 use crate::pulse::{Pulse, Pulses};
+use crate::token::Token;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;

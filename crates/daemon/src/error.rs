@@ -1,8 +1,8 @@
 //! Why the daemon refuses a request, and why a daemon cannot start or ends with an error.
 
-use crate::api::types::{ErrorBody, ErrorCode};
 use crate::journal::JournalError;
 use crate::spec::SpecError;
+use crate::types::{ErrorBody, ErrorCode};
 use gainshare_limits::RuntimeError;
 
 /// A refusal: one line that names the thing and the remedy, and a code for programs.

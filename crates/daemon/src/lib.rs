@@ -25,3 +25,5 @@ mod pulse;
 pub mod record;
 mod restore;
 pub mod spec;
+mod token;
+pub mod types;

@@ -3,7 +3,7 @@
 //! Counters and histograms are kept as things happen; gauges about jobs are set when the page is
 //! read. Labels are names of jobs and the same words that the API uses for states and categories.
 
-use crate::api::types::{JobInfo, JobState};
+use crate::types::{JobInfo, JobState};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

@@ -4,9 +4,9 @@
 //! way a record changes, in the running daemon as well as when the journal is replayed, so that
 //! both always agree.
 
-use crate::api::types::{JobState, StartOrder};
 use crate::clock::Moment;
 use crate::spec::{self, JobSpec};
+use crate::types::{JobState, StartOrder};
 use gainshare_core::model::{JobId, Time};
 use gainshare_core::plan::Plan;
 use gainshare_limits::process::{Identity, JobGroup};

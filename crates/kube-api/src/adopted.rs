@@ -161,7 +161,7 @@ impl BatchJobSnapshot {
         })
     }
 
-    /// Whether the operator has to look at it: it is to be moved, or was.
+    /// Whether the operator follows it: it is to be moved, or was.
     pub fn is_ours(&self) -> bool {
         self.asked || self.has_journal
     }

@@ -53,7 +53,38 @@ impl RangeFacts {
     }
 }
 
-/// What a node can give to pods.
+/// The taint by which an administrator declares a node to be off.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+/// The state of a node that a pod is bound to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum NodeState {
+    #[default]
+    Ready,
+    /// Its kubelet does not answer: nothing is known about its pods.
+    Silent,
+    /// The Node object is missing, but not for long enough to prove anything: the machine may still
+    /// run, cut off.
+    Missing,
+    /// An administrator declared it to be off, or its object has been missing for long.
+    Off,
+}
+
+impl NodeState {
+    pub fn of(node: &Node) -> NodeState {
+        let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+        if taints.into_iter().flatten().any(|taint| taint.key == OUT_OF_SERVICE) {
+            return NodeState::Off;
+        }
+        let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+        // A node without the condition has just come. "False" is a kubelet that reports, "Unknown"
+        // one that does not.
+        let silent = conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "Unknown");
+        if silent { NodeState::Silent } else { NodeState::Ready }
+    }
+}
+
+/// What a node can give to pods, and whether it works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeFacts {
     pub cpu_milli: Option<u64>,
@@ -62,6 +93,7 @@ pub struct NodeFacts {
     pub open: bool,
     /// How fast its cores are, in hundredths of an ordinary one: the label [`names::SPEED_LABEL`].
     pub speed_percent: u32,
+    pub state: NodeState,
 }
 
 impl NodeFacts {
@@ -79,6 +111,7 @@ impl NodeFacts {
             speed_percent: (speed.unwrap_or(1.0) * 100.0).round() as u32,
             cpu_milli: get("cpu").and_then(quantity::cpu_milli),
             memory_bytes: get("memory").and_then(quantity::whole),
+            state: NodeState::of(node),
         }
     }
 }

@@ -1,9 +1,10 @@
-//! The facts about a pod that sharing needs, and nothing else: the operator holds tens of thousands
+//! The facts about a pod that the operator needs, and nothing else: the operator holds tens of thousands
 //! of pods in memory.
 //!
 //! [`PodFacts::of`] reads the API server's object once; everything after that works on facts.
 //! [`PodFacts::blocked`] says why a pod cannot be resized, with the remedy.
 
+use crate::attempt::AttemptFacts;
 use crate::names::{self, PREFIX};
 use crate::quantity;
 use crate::resources::Resources;
@@ -38,6 +39,8 @@ pub struct PodFacts {
     /// Resources are given for the pod as a whole.
     pub pod_level: bool,
     pub resize: ResizeState,
+    /// For pods that carry a job's label.
+    pub attempt: Option<Box<AttemptFacts>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -153,6 +156,7 @@ impl PodFacts {
             windows: spec.os.as_ref().is_some_and(|os| os.name == "windows"),
             pod_level: spec.resources.is_some(),
             resize: resize_state(&status, meta.generation.unwrap_or_default()),
+            attempt: AttemptFacts::of(pod).map(Box::new),
         })
     }
 

@@ -7,7 +7,8 @@
 //! **How.** This crate holds types and pure functions only: the custom resources
 //! ([`share_policy::SharePolicy`], [`training_job::TrainingJob`]), all names on objects
 //! ([`names`]), the annotations ([`pod_note`], [`adopted`], [`facts::Originals`]), the messages
-//! between node agent and operator ([`wire`]), which policy selects which pod ([`select`]), and
+//! between node agent and operator ([`wire`]), where recorded decisions are served
+//! ([`decision_record`]), which policy selects which pod ([`select`]), and
 //! what a resize may be ([`resize`], [`bounds`]). It has no client, no clock and no async code.
 //!
 //! **Terms.** *Original*: a pod's resources before our first change. An annotation keeps them, and
@@ -18,7 +19,9 @@
 //! operator's `hostile_tests` feed arbitrary ones through it.
 
 pub mod adopted;
+pub mod attempt;
 pub mod bounds;
+pub mod decision_record;
 pub mod facts;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;

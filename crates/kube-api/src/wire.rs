@@ -157,9 +157,10 @@ pub struct Signal {
     pub consumed_cpu: f64,
     #[serde(default)]
     pub consumed_memory: f64,
-    /// The most of the node it can use, 0 to 1, once its share has shown that.
-    #[serde(default)]
-    pub most: Option<f64>,
+    /// The largest part of the node that the job can use, 0 to 1; absent until it was measured. Older node
+    /// agents call the field `most`.
+    #[serde(default, alias = "most")]
+    pub usable: Option<f64>,
 }
 
 /// A value and when it was reported, on the agent's clock.
@@ -388,10 +389,13 @@ impl Signal {
             longest_gap: gainshare_core::model::Span(self.longest_gap_us),
             step: self.step,
             total: self.total,
+            epoch_steps: None,
             outlook: self.outlook.map(|[at, flat_at, gain_left]| gainshare_core::signal::Outlook {
                 at,
                 flat_at,
                 gain_left,
+                scale: 0.0,
+                scale_spread: 0.0,
             }),
         }
     }
@@ -402,5 +406,21 @@ impl Signal {
             memory: self.consumed_memory,
             ..Default::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_old_name_of_usable_is_read_during_an_upgrade() {
+        let read = |name: &str| {
+            let text = format!(r#"{{"reports": 3, "{name}": 0.25}}"#);
+            serde_json::from_str::<Signal>(&text).unwrap().usable
+        };
+        assert_eq!((read("usable"), read("most"), read("other")), (Some(0.25), Some(0.25), None));
+        let written = serde_json::to_string(&Signal { usable: Some(0.5), ..Signal::default() }).unwrap();
+        assert!(written.contains(r#""usable":0.5"#) && !written.contains("most"), "{written}");
     }
 }

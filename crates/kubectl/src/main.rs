@@ -2,13 +2,16 @@
 //!
 //! kubectl finds its plugins by their names: `kubectl-gainshare` in the PATH. The plugin only
 //! reads: pods, policies and namespaces, with the rights of the user. Everything it shows is on
-//! those objects.
+//! those objects, except the records of `explain --dump` ([`dump`]).
 
+mod dump;
 mod training;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueHint};
+use dump::Decider;
 use gainshare_figures::terminal::{self, Colour, Format, Out, Side, Table};
+use gainshare_kube_api::decision_record::SYSTEM_NAMESPACE;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names;
 use gainshare_kube_api::pod_note::PodNote;
@@ -21,8 +24,9 @@ use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde::Serialize;
+use serde_json::json;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -61,9 +65,23 @@ enum PluginCommand {
         all_namespaces: bool,
     },
     /// Say why a pod has what it has, or why a TrainingJob moved or stayed
+    #[command(
+        after_help = "Example:\n  kubectl gainshare explain vae\n  kubectl gainshare explain vae --dump decision.json"
+    )]
     Explain {
         /// The pod's or TrainingJob's name
         name: String,
+        /// Write the last decision about it, with all it depended on, to this file (`-` for standard
+        /// output), for `gainshare replay`
+        ///
+        /// The decision comes from the node agent of the pod's node (its share) or from the operator (where
+        /// a TrainingJob or Job runs). This needs the right to forward ports to their pods: `get` and
+        /// `create` on `pods/portforward`, and `list` on `pods`, in the namespace of the installation.
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        dump: Option<PathBuf>,
+        /// The namespace in which Gainshare is installed, for --dump
+        #[arg(long, value_name = "NAME", default_value = SYSTEM_NAMESPACE)]
+        system_namespace: String,
         #[command(flatten)]
         at: Where,
     },
@@ -100,6 +118,8 @@ const TOP_EVERY: Duration = Duration::from_secs(2);
 pub struct Row {
     namespace: String,
     pod: String,
+    #[serde(skip)]
+    uid: String,
     node: Option<String>,
     owner: String,
     /// Empty if the namespace's label stands for a policy.
@@ -134,7 +154,11 @@ fn plugin(cli: PluginCli) -> Result<()> {
                 let cluster = Cluster::connect(&at, all_namespaces).await?;
                 ps(&cluster.rows().await?, all_namespaces, &Out::new(at.output))?;
             }
-            PluginCommand::Explain { name, at } => {
+            PluginCommand::Explain { name, at, dump: Some(file), system_namespace } => {
+                let cluster = Cluster::connect(&at, false).await?;
+                dump_decision(&cluster, &name, &system_namespace, &file, &Out::new(at.output)).await?;
+            }
+            PluginCommand::Explain { name, at, dump: None, .. } => {
                 let cluster = Cluster::connect(&at, false).await?;
                 let (rows, out) = (cluster.rows().await?, Out::new(at.output));
                 if let Some(row) = rows.iter().find(|r| r.pod == name) {
@@ -165,6 +189,31 @@ fn plugin(cli: PluginCli) -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// Writes the last decision about a pod or job into a file.
+async fn dump_decision(cluster: &Cluster, name: &str, system: &str, file: &Path, out: &Out) -> Result<()> {
+    let (decider, uid) = if let Some(row) = cluster.rows().await?.iter().find(|row| row.pod == name) {
+        if let Some(blocked) = &row.blocked {
+            bail!("the pod {name} is not resized, so nothing is decided about it: {}", blocked.message);
+        }
+        let node = row.node.clone().with_context(|| format!("the pod {name} has no node yet"))?;
+        (Decider::Agent { node }, row.uid.clone())
+    } else if let Some(uid) = training::uid(&cluster.client, cluster.namespace(), name).await {
+        (Decider::Operator, uid)
+    } else {
+        bail!(cluster.why_not(name).await?);
+    };
+    let record = dump::fetch(&cluster.client, system, &decider, &uid).await;
+    let record = record.with_context(|| format!("no decision about {name} was written"))?;
+    if file == Path::new("-") {
+        return Ok(out.text(&format!("{}\n", String::from_utf8_lossy(&record.json)))?);
+    }
+    std::fs::write(file, &record.json).with_context(|| format!("cannot write {}", file.display()))?;
+    if out.is_json() {
+        return Ok(out.json(&json!({ "name": name, "job": record.job, "file": file }))?);
+    }
+    Ok(out.text(&format!("{name} is {} in {}\n", record.job, file.display()))?)
 }
 
 struct Cluster {
@@ -269,6 +318,7 @@ fn rows(
             Some(Row {
                 namespace: pod.namespace.clone(),
                 pod: pod.name.clone(),
+                uid: pod.uid.clone(),
                 node: pod.node.clone(),
                 owner: select::owner_name(pod),
                 policy,
@@ -469,7 +519,6 @@ fn milli(milli: Option<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn pod(name: &str, labels: serde_json::Value, cpu: Option<&str>, annotations: serde_json::Value) -> PodFacts {
         let resources = cpu.map_or(json!({}), |cpu| json!({ "requests": { "cpu": cpu } }));

@@ -73,6 +73,18 @@ pub(super) async fn explain(client: &Client, namespace: &str, name: &str, out: &
     Ok(true)
 }
 
+/// The uid of the TrainingJob or adopted Job of that name, if there is one.
+pub(super) async fn uid(client: &Client, namespace: &str, name: &str) -> Option<String> {
+    let ours: Api<TrainingJob> = Api::namespaced(client.clone(), namespace);
+    if let Ok(Some(job)) = ours.get_opt(name).await {
+        return job.metadata.uid;
+    }
+    let adopted: Api<Job> = Api::namespaced(client.clone(), namespace);
+    let job = adopted.get_opt(name).await.ok().flatten()?;
+    AdoptedJob::of(&job)?;
+    job.metadata.uid
+}
+
 fn report_of(job: &TrainingJob) -> JobReport {
     let status = job.status.clone().unwrap_or_default();
     let unmovable = status.unmovable.or_else(|| {

@@ -1,16 +1,15 @@
-//! Finds the control group of a pod by its uid, and reads what the kubelet has put in force there.
+//! Finds the control group of a pod by its uid, and reads which CPU limits the kubelet has put in force there.
 //!
-//! **Problem.** Where a pod's group is depends on the kubelet's cgroup driver, on the pod's QoS class, on
-//! the cgroup version and on where the kubelet itself lives: `kubepods/burstable/podUID` (cgroupfs),
+//! **Problem.** The path of a pod's group depends on the kubelet's cgroup driver, on the pod's QoS class, on
+//! the cgroup version and on the group in which the kubelet itself runs: `kubepods/burstable/podUID` (cgroupfs),
 //! `kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice` with the dashes of the uid as
 //! underscores (systemd), either of them below any other group (nodes in containers, our test bed).
 //!
 //! **How.** A uid is unique, so the tree is searched for a directory that is named after it. On v1 the
-//! `cpu` tree is searched and the other controllers have the same path in theirs. One walk looks for all
-//! pods that are missing; what was found is kept until it is gone.
+//! `cpu` tree is searched, and the path is the same in the trees of the other controllers. One walk searches for
+//! all pods whose group is missing. A group is kept until it is gone.
 //!
-//! **Properties.** Nothing is ever written. A walk looks at no more than [`MOST_GROUPS`] directories and
-//! follows no link.
+//! **Properties.** Nothing is written. A walk reads at most [`MAX_GROUPS`] directories and follows no link.
 
 use gainshare_limits::cgroup::{Controller, Group, GroupDir, Version};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,20 +17,20 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// A machine with a thousand pods has some ten thousand groups in one tree.
-const MOST_GROUPS: usize = 100_000;
+const MAX_GROUPS: usize = 100_000;
 
-/// Deeper than any kubelet nests its pods, also one in a container in a container.
-const DEEPEST: usize = 12;
+/// No kubelet nests its pods deeper, not even one in a container in a container.
+const MAX_DEPTH: usize = 12;
 
-/// The controllers' directories in which pods are looked for.
+/// The directories of the controllers, in which pods are searched.
 #[derive(Debug)]
 pub(crate) struct PodGroups {
     version: Version,
-    /// One for each controller; on v2 all are the same.
+    /// One directory for each controller; on v2 all are the same.
     trees: BTreeMap<Controller, PathBuf>,
 }
 
-/// What went wrong with the file system of control groups.
+/// Why control groups cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     #[error("{path} has no cgroup hierarchy with a cpu controller: mount the host's /sys/fs/cgroup there, read-only")]
@@ -39,7 +38,7 @@ pub enum CgroupError {
 }
 
 impl PodGroups {
-    /// `root` is the host's `/sys/fs/cgroup`, wherever that is mounted.
+    /// `root` is the place where the host's `/sys/fs/cgroup` is mounted.
     pub(crate) fn at(root: &Path) -> Result<PodGroups, CgroupError> {
         let controllers = std::fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
         if controllers.split_ascii_whitespace().any(|c| c == "cpu") {
@@ -68,9 +67,9 @@ impl PodGroups {
     pub(crate) fn find(&self, uids: &BTreeSet<&str>) -> BTreeMap<String, Group> {
         let mut found = BTreeMap::new();
         let top = &self.trees[&Controller::Cpu];
-        let mut left = MOST_GROUPS;
+        let mut left = MAX_GROUPS;
         let mut level = vec![top.clone()];
-        for _ in 0..DEEPEST {
+        for _ in 0..MAX_DEPTH {
             let mut next = Vec::new();
             for dir in level {
                 for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
@@ -97,7 +96,8 @@ impl PodGroups {
         found
     }
 
-    /// How many cores the pods of this one's node can have: what the groups above the pod's leave of the machine.
+    /// How many cores the pods of the node can use: those of the machine, within the limits of the groups above
+    /// the pod's.
     pub(crate) fn cores_above(&self, group: &Group, machine_cores: f64) -> f64 {
         let top = &self.trees[&Controller::Cpu];
         let above = cpu_dir(group).into_iter().flat_map(|pod| pod.ancestors().skip(1));
@@ -111,8 +111,8 @@ impl PodGroups {
         let mut dirs: Vec<GroupDir> = Vec::new();
         for (controller, tree) in &self.trees {
             let path = tree.join(relative);
-            if let Some(known) = dirs.iter_mut().find(|d| d.path == path) {
-                known.controllers.push(*controller);
+            if let Some(dir) = dirs.iter_mut().find(|d| d.path == path) {
+                dir.controllers.push(*controller);
             } else if let Ok(meta) = std::fs::symlink_metadata(&path) {
                 dirs.push(GroupDir { path, inode: meta.ino(), controllers: vec![*controller] });
             }
@@ -132,9 +132,9 @@ fn uid_of(name: &str) -> Option<String> {
     (!uid.is_empty()).then_some(uid)
 }
 
-/// What the kernel has in force for the CPU of one group.
+/// The CPU settings of one group in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct InForce {
+pub(crate) struct CpuSettings {
     version: Version,
     /// `cpu.shares` (v1) or `cpu.weight` (v2).
     weight: u64,
@@ -142,37 +142,39 @@ pub(crate) struct InForce {
     cap_milli: Option<u64>,
 }
 
-impl InForce {
-    fn read(dir: &Path, version: Version) -> Option<InForce> {
+impl CpuSettings {
+    fn read(dir: &Path, version: Version) -> Option<CpuSettings> {
         let weight_file = match version {
             Version::V1 => "cpu.shares",
             Version::V2 => "cpu.weight",
         };
         let weight = std::fs::read_to_string(dir.join(weight_file)).ok()?.trim().parse().ok()?;
-        Some(InForce { version, weight, cap_milli: cap_milli(dir, version) })
+        Some(CpuSettings { version, weight, cap_milli: cap_milli(dir, version) })
     }
 
-    /// Whether this is what a kubelet makes of a request and a limit.
-    fn carries(&self, request_milli: u64, limit_milli: Option<u64>) -> bool {
+    /// Whether a kubelet writes these settings for a request and a limit.
+    fn matches(&self, request_milli: u64, limit_milli: Option<u64>) -> bool {
         let shares = shares_of(request_milli);
-        let weight_fits = match self.version {
+        let weight_matches = match self.version {
             Version::V1 => self.weight == shares,
             Version::V2 => [linear_weight(shares), curved_weight(shares)].contains(&self.weight),
         };
-        // The kubelet asks for no cap below a hundredth of a core.
-        weight_fits && self.cap_milli == limit_milli.map(|l| l.max(10))
+        // The kubelet sets no cap below a hundredth of a core.
+        weight_matches && self.cap_milli == limit_milli.map(|l| l.max(10))
     }
 }
 
 /// Whether the kubelet has put a request and a limit in force for a container of the pod that `group`
-/// belongs to. Which of the groups below the pod's is the container's is not known here; it is enough that
-/// one of them, or the pod's own, has exactly these values.
+/// belongs to. The container's own group below the pod's is not known here; one group below the pod's, or the
+/// pod's own, must have exactly these values.
 pub(crate) fn is_in_force(group: &Group, request_milli: u64, limit_milli: Option<u64>) -> bool {
     let Some(pod) = cpu_dir(group) else { return false };
     let below = std::fs::read_dir(pod).into_iter().flatten().flatten();
     let below = below.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path());
     let mut all = std::iter::once(pod.to_owned()).chain(below);
-    all.any(|dir| InForce::read(&dir, group.version()).is_some_and(|f| f.carries(request_milli, limit_milli)))
+    all.any(|dir| {
+        CpuSettings::read(&dir, group.version()).is_some_and(|settings| settings.matches(request_milli, limit_milli))
+    })
 }
 
 fn cpu_dir(group: &Group) -> Option<&Path> {
@@ -190,7 +192,7 @@ fn cap_milli(dir: &Path, version: Version) -> Option<u64> {
             (quota.to_owned(), period.to_owned())
         }
     };
-    // No cap is -1 on v1 and `max` on v2: neither is such a number.
+    // Without a cap, v1 has -1 and v2 has `max`: neither parses as a number here.
     let quota_us: u64 = quota.trim().parse().ok()?;
     let period_us: u64 = period.trim().parse().ok().filter(|p| *p > 0)?;
     Some(quota_us.saturating_mul(1000).div_ceil(period_us))
@@ -201,13 +203,13 @@ fn shares_of(request_milli: u64) -> u64 {
     (request_milli.saturating_mul(1024) / 1000).clamp(2, 262_144)
 }
 
-/// The `cpu.weight` of container runtimes up to 2025: shares and weights from end to end.
+/// The `cpu.weight` of container runtimes up to 2025: the range of shares is mapped linearly to that of weights.
 fn linear_weight(shares: u64) -> u64 {
     1 + (shares - 2) * 9999 / 262_142
 }
 
-/// The `cpu.weight` of newer ones: a curve through (2, 1), (1024, 100) and (262144, 10000), so that one
-/// core weighs as much as a plain group.
+/// The `cpu.weight` of newer runtimes: a curve through (2, 1), (1024, 100) and (262144, 10000), so that a
+/// request of one core has the default weight.
 fn curved_weight(shares: u64) -> u64 {
     let l = (shares as f64).log2();
     let exponent = (l * l + 125.0 * l) / 612.0 - 7.0 / 34.0;
@@ -286,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_is_gone_or_of_somebody_else_is_not_read() {
+    fn a_group_that_is_gone_or_not_a_pods_is_not_read() {
         let root = tempfile::tempdir().unwrap();
         let dir = format!("cpu/kubepods/pod{UID}");
         make(root.path(), &[&dir, "cpu/kubepods/podium", "cpu/kubepods/pod"]);
@@ -307,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_pods_and_of_others() {
+    fn uids_are_read_from_names_of_pods_only() {
         assert_eq!(uid_of(&format!("pod{UID}")).as_deref(), Some(UID));
         assert_eq!(uid_of(&format!("kubepods-besteffort-pod{}.slice", UID.replace('-', "_"))).as_deref(), Some(UID));
         assert_eq!(uid_of(&format!("kubelet-kubepods-pod{}.slice", UID.replace('-', "_"))).as_deref(), Some(UID));

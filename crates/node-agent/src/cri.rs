@@ -1,21 +1,21 @@
 //! The format in which container runtimes keep a container's output: `2026-11-15T12:00:00.123456789Z stdout F text`.
 //!
-//! **Problem.** Every line the container printed carries a time stamp, the name of its stream and tags. A
-//! line longer than the runtime's buffer (16 KiB) comes in parts, all but the last tagged `P`; parts of
-//! standard output and of standard error may be interleaved. A progress bar that only returns the carriage
-//! never ends its line, so all it ever gives is parts.
+//! **Problem.** Every line of output has a time stamp, the name of its stream and tags. A line that is longer
+//! than the runtime's buffer (16 KiB) comes in parts, all but the last tagged `P`. Parts of standard output and
+//! of standard error may be interleaved. A progress bar that prints carriage returns never ends its line, so it
+//! consists of parts only.
 //!
-//! **How.** [`Decoder`] takes whole entries, puts the parts of each stream together apart from the other's,
-//! and hands out the lines as the container printed them, each with its line end and the time of its last
-//! part. A part that holds a carriage return or a backspace is a redraw: what stands before the last of
-//! them is handed out at once.
+//! **How.** [`Decoder`] gets whole entries, joins the parts of each stream, and returns the lines as the
+//! container printed them, each with its line end and the time of its last part. A part that contains a carriage
+//! return or a backspace is a redraw: the text up to the last of them is returned at once.
 //!
-//! **Properties.** What was printed comes out: `parts_make_the_line_whole`, `streams_do_not_mix`. Memory is
-//! bounded by [`LONGEST`] for each stream; a longer line is dropped whole and counted. No input makes it
-//! panic; what is no entry is counted and skipped.
+//! **Properties.** The lines are those that were printed: `parts_make_the_line_whole`, `streams_do_not_mix`.
+//! Memory is bounded by [`MAX_LINE_BYTES`] for each stream; a longer line is dropped and counted. No input causes
+//! a panic; a line that is not an entry is dropped and counted.
 
-/// The longest line put together. No report of a trainer is longer; see the same bound in the output collector.
-const LONGEST: usize = 64 * 1024;
+/// The longest line that is joined from parts. No report of a trainer is longer; the output collector has the
+/// same bound.
+const MAX_LINE_BYTES: usize = 64 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stream {
@@ -23,7 +23,7 @@ enum Stream {
     Stderr,
 }
 
-/// One line of the file.
+/// One line of the log file.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry<'a> {
     /// Nanoseconds since 1970, by the clock of the node.
@@ -33,23 +33,24 @@ struct Entry<'a> {
     text: &'a [u8],
 }
 
-/// Puts entries together; see the module documentation.
+/// Joins entries to lines; see the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
-    stdout: Pending,
-    stderr: Pending,
+    stdout: PartialLine,
+    stderr: PartialLine,
     dropped: u64,
 }
 
+/// The parts of a line whose end was not read yet.
 #[derive(Debug, Default)]
-struct Pending {
+struct PartialLine {
     text: Vec<u8>,
     /// The line is too long: everything up to its end is dropped.
-    overlong: bool,
+    is_too_long: bool,
 }
 
 impl Decoder {
-    /// Takes one line of the file, without its line end; hands what can be handed out to `take`, with its time.
+    /// Decodes one line of the file, without its line end, and passes complete output to `take` with its time.
     pub(crate) fn entry(&mut self, line: &[u8], mut take: impl FnMut(u64, &[u8])) {
         let Some(entry) = parse(line) else {
             self.dropped += u64::from(!line.is_empty());
@@ -59,9 +60,9 @@ impl Decoder {
             Stream::Stdout => &mut self.stdout,
             Stream::Stderr => &mut self.stderr,
         };
-        if pending.overlong || pending.text.len() + entry.text.len() > LONGEST {
+        if pending.is_too_long || pending.text.len() + entry.text.len() > MAX_LINE_BYTES {
             pending.text = Vec::new();
-            pending.overlong = entry.is_part;
+            pending.is_too_long = entry.is_part;
             self.dropped += u64::from(!entry.is_part);
             return;
         }
@@ -79,7 +80,7 @@ impl Decoder {
         }
     }
 
-    /// Entries that were no entries and lines that were too long.
+    /// How many lines were not entries or too long.
     pub(crate) fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -100,7 +101,7 @@ fn parse(line: &[u8]) -> Option<Entry<'_>> {
         b"stderr" => Stream::Stderr,
         _ => return None,
     };
-    // More tags may follow the first after colons; none is defined so far.
+    // More tags may follow after colons; none is defined so far.
     let is_part = match fields.next()?.split(|b| *b == b':').next()? {
         b"P" => true,
         b"F" => false,
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_is_not_held_back_until_its_line_ends() {
+    fn a_progress_bar_is_returned_before_its_line_ends() {
         let lines = decode(&[
             b"2016-10-06T00:17:09Z stderr P \r1/9 loss: 3\r2/9 loss: 2\r3/9",
             b"2016-10-06T00:17:10Z stderr P  loss: 1\r",
@@ -165,12 +166,12 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_dropped_whole_and_counted_once() {
+    fn a_line_without_end_is_dropped_and_counted_once() {
         let mut decoder = Decoder::default();
         let part = [&b"2016-10-06T00:17:09Z stdout P "[..], &vec![b'x'; 16 * 1024]].concat();
         for _ in 0..1000 {
             decoder.entry(&part, |_, _| panic!("nothing is complete"));
-            assert!(decoder.stdout.text.capacity() <= 2 * LONGEST);
+            assert!(decoder.stdout.text.capacity() <= 2 * MAX_LINE_BYTES);
         }
         decoder.entry(b"2016-10-06T00:17:09Z stdout F end", |_, _| panic!("the line is too long"));
         assert_eq!(decoder.dropped(), 1);
@@ -180,7 +181,7 @@ mod tests {
     }
 
     proptest! {
-        /// However lines are cut into parts and the streams are interleaved, each stream comes out as it was printed.
+        /// Any way of cutting lines into parts and of interleaving the streams gives each stream as it was printed.
         #[test]
         fn parts_make_the_line_whole(
             printed in prop::collection::vec((any::<bool>(), prop::collection::vec("[ -~é]{0,12}", 1..5)), 0..20),
@@ -213,10 +214,10 @@ mod tests {
         }
 
         #[test]
-        fn garbage_never_panics_and_never_speaks(lines in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..80), 0..20)) {
+        fn random_bytes_cause_no_panic_and_no_long_output(lines in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..80), 0..20)) {
             let mut decoder = Decoder::default();
             for line in &lines {
-                decoder.entry(line, |_, text| assert!(text.len() <= LONGEST + 1));
+                decoder.entry(line, |_, text| assert!(text.len() <= MAX_LINE_BYTES + 1));
             }
         }
     }

@@ -1,8 +1,8 @@
-//! One selected pod as its node sees it: what it prints, what it uses, where it stands.
+//! One shared pod: its reports, its resource use and the latest verdict about it.
 //!
-//! Times in logs are the node's wall clock; decisions run on the boot clock, which nobody can set. A report
-//! that was printed a while ago (an agent that has just started reads a job's history) is placed as far
-//! back as its stamp lies behind the wall clock now, never in the future.
+//! **Clocks.** Times in logs are of the node's wall clock. Decisions use the boot clock, which cannot be set. A
+//! new agent reads reports that were printed some time ago: the age of a report by the wall clock is subtracted
+//! from the present boot time ([`Moment::boot_time_of`]). A stamp in the future counts as now.
 
 use super::logs::{ContainerLog, Piece};
 use super::volumes::Volumes;
@@ -17,54 +17,55 @@ use gainshare_progress::{CollectorState, Goal, GuardedCollector, MetricSpec, Sou
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// The agent has one node: its own.
-pub(crate) const HERE: NodeId = NodeId(0);
+/// The number of the agent's own node in its views.
+pub(crate) const THIS_NODE: NodeId = NodeId(0);
 
-/// How often kubelets look at their runtime, and a little more.
-const LOOKS_EVERY: Span = Span::from_millis(1100);
+/// How often a kubelet reads the state of its container runtime (once a second), with a margin.
+const KUBELET_PERIOD: Span = Span::from_millis(1100);
 
-/// Between two searches for a file that is not there yet.
+/// The time between two searches for a file that does not exist yet.
 const SEARCH_PACE: Span = Span::from_secs(2);
 
-/// A pod that started less than this ago has just been started.
-const YOUNG: Span = Span::from_secs(5);
+/// A pod that started less than this ago counts as just started.
+const RECENT_START: Span = Span::from_secs(5);
 
-/// One moment on the clock of decisions and on the wall.
+/// One moment on two clocks: the boot clock, which decisions use, and the wall clock.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Now {
+pub(crate) struct Moment {
     pub(crate) time: Time,
     /// Nanoseconds since 1970.
     pub(crate) unix_ns: u64,
 }
 
-impl Now {
-    /// When a wall clock that reads what ours reads would have shown `unix_ns`.
-    pub(crate) fn place(&self, unix_ns: u64) -> Time {
+impl Moment {
+    /// The boot time at which the wall clock showed `unix_ns`.
+    pub(crate) fn boot_time_of(&self, unix_ns: u64) -> Time {
         Time(self.time.0.saturating_sub(self.unix_ns.saturating_sub(unix_ns) / 1000))
     }
 }
 
-/// When the pod's kubelet is ready for the next change. It handles a change to a pod only if it has looked
-/// at the runtime since the change before; changes that come while one waits for that are handled together
-/// with it.
+/// When the pod's kubelet is ready for the next change. The kubelet handles a change to a pod only if it has read
+/// the state of the container runtime since the change before. Changes that arrive while one waits are handled
+/// together with it.
 #[derive(Debug, Clone, Copy)]
-struct Kubelet {
-    handles: Time,
-    ready: Time,
+struct KubeletTiming {
+    handles_at: Time,
+    ready_at: Time,
 }
 
-impl Kubelet {
-    fn after(change: Time) -> Kubelet {
-        Kubelet { handles: change, ready: change + LOOKS_EVERY }
+impl KubeletTiming {
+    fn after(change: Time) -> KubeletTiming {
+        KubeletTiming { handles_at: change, ready_at: change + KUBELET_PERIOD }
     }
 
-    fn gets_work(&mut self, at: Time) {
-        if at >= self.handles {
-            *self = Kubelet::after(at.max(self.ready));
+    fn add_change(&mut self, at: Time) {
+        if at >= self.handles_at {
+            *self = KubeletTiming::after(at.max(self.ready_at));
         }
     }
 }
 
+/// A shared pod; the job is one of its containers.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) id: JobId,
@@ -72,32 +73,32 @@ pub(crate) struct Job {
     pub(crate) group: Option<Group>,
     pub(crate) meter: Meter,
     pub(crate) verdict: Option<Verdict>,
-    /// The verdict that is shown to users. It is published only after its resize, because a note on the pod
-    /// that comes first delays the kubelet by up to a second (decision 9).
+    /// The verdict that users see. It is published after its resize, because a note that is written to the pod
+    /// first delays the kubelet by up to a second (decision 9).
     pub(crate) published: Option<Verdict>,
-    /// The most of the node it can use, as far as decisions have shown.
-    pub(crate) most: Option<f64>,
+    /// The largest part of the node that the job can use, once decisions have measured it.
+    pub(crate) usable: Option<f64>,
     log: Option<ContainerLog>,
     collector: Option<GuardedCollector>,
-    /// Why the job's reports cannot be read, if so.
-    trouble: Option<String>,
-    /// When the file that it is to write is looked for again.
+    /// Why the job's reports cannot be read.
+    read_error: Option<String>,
+    /// When the job's metrics file is searched for again.
     next_search: Time,
     tracker: Tracker,
-    course: Option<gainshare_progress::Progress>,
+    latest_progress: Option<gainshare_progress::Progress>,
     starts: u32,
     since: Time,
-    /// When the agent first knew the job, until all that it had printed before is read.
-    reads_history_since: Option<Time>,
-    kubelet: Kubelet,
+    /// When the agent got the job, until all output from before that time has been read.
+    history_since: Option<Time>,
+    kubelet: KubeletTiming,
 }
 
-/// A job that prints faster than its log can be read is judged by what was read after this time.
-const LONGEST_HISTORY: Span = Span::from_secs(10);
+/// The longest time for which decisions wait until a job's earlier output has been read.
+const MAX_HISTORY_WAIT: Span = Span::from_secs(10);
 
-/// What one look at a job's output gave.
+/// The result of reading a job's output once.
 #[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Looked {
+pub(crate) struct ReadResult {
     pub(crate) reports: u64,
     pub(crate) refused: u64,
     /// There is more to read.
@@ -105,8 +106,8 @@ pub(crate) struct Looked {
 }
 
 impl Job {
-    pub(crate) fn new(id: JobId, pod: PodOnNode, logs: &Path, now: Now) -> Job {
-        let since = pod.started_ms.map_or(now.time, |ms| now.place(ms.saturating_mul(1_000_000)));
+    pub(crate) fn new(id: JobId, pod: PodOnNode, logs: &Path, now: Moment) -> Job {
+        let since = pod.started_ms.map_or(now.time, |ms| now.boot_time_of(ms.saturating_mul(1_000_000)));
         let mut job = Job {
             id,
             log: ContainerLog::new(logs, &pod.namespace, &pod.name, &pod.uid, &pod.container),
@@ -115,48 +116,49 @@ impl Job {
             meter: Meter::default(),
             verdict: None,
             published: None,
-            most: None,
+            usable: None,
             collector: None,
-            trouble: None,
+            read_error: None,
             next_search: Time::ZERO,
             tracker: Tracker::default(),
-            course: None,
+            latest_progress: None,
             starts: 0,
             since,
-            reads_history_since: Some(now.time),
-            // The kubelet says that a container runs after its next look at it; of others we hear because we are new.
-            kubelet: Kubelet::after(if now.time.since(since) < YOUNG { now.time } else { since }),
+            history_since: Some(now.time),
+            // A kubelet publishes a container's start after it has read the runtime, which is now. Pods that started
+            // earlier are new only to this agent.
+            kubelet: KubeletTiming::after(if now.time.since(since) < RECENT_START { now.time } else { since }),
         };
-        job.begin(since);
+        job.reset_reports(since);
         job
     }
 
-    /// Takes the operator's newer description of the same pod.
-    pub(crate) fn update(&mut self, pod: PodOnNode, logs: &Path, now: Now) {
+    /// Replaces the description of the pod by the operator's newer one.
+    pub(crate) fn update(&mut self, pod: PodOnNode, logs: &Path, now: Moment) {
         let before = &self.pod;
         let same_reports = before.container == pod.container
             && metric_spec(&before.settings) == metric_spec(&pod.settings)
             && before.settings.collector == pod.settings.collector;
         let work = |pod: &PodOnNode| (pod.started_ms, pod.now, pod.noted);
         if work(before) != work(&pod) {
-            self.kubelet.gets_work(now.time);
+            self.kubelet.add_change(now.time);
         }
         if same_reports {
             self.pod = pod;
         } else {
-            // Another metric is another curve: everything printed so far is read again with the new eyes.
+            // Another metric is another curve: all output is read again for it.
             let id = self.id;
             let (group, meter, kubelet) = (self.group.take(), self.meter, self.kubelet);
             *self = Job { group, meter, kubelet, ..Job::new(id, pod, logs, now) };
         }
     }
 
-    /// A start of the container: nothing that was reported before counts.
-    fn begin(&mut self, at: Time) {
+    /// Forgets all reports, because the container has started again.
+    fn reset_reports(&mut self, at: Time) {
         self.since = at;
         self.tracker = Tracker::default();
-        self.course = None;
-        self.trouble = None;
+        self.latest_progress = None;
+        self.read_error = None;
         self.collector = None;
         self.next_search = Time::ZERO;
         if self.pod.settings.collector == wire::Collector::Stdout {
@@ -167,12 +169,12 @@ impl Job {
     fn collect_from(&mut self, folder: Option<&Path>) {
         let started = SystemTime::UNIX_EPOCH + Duration::from_millis(self.pod.started_ms.unwrap_or(0));
         match GuardedCollector::new(&metric_spec(&self.pod.settings), folder, started, CollectorState::default()) {
-            Ok(collector) => (self.collector, self.trouble) = (Some(collector), None),
-            Err(error) => self.trouble = Some(error.to_string()),
+            Ok(collector) => (self.collector, self.read_error) = (Some(collector), None),
+            Err(error) => self.read_error = Some(error.to_string()),
         }
     }
 
-    /// Reads the files that the job is to write its progress into.
+    /// Reads the files into which the job writes its progress.
     fn read_files(&mut self, now: Time, volumes: &Volumes) -> u64 {
         if !matches!(self.pod.settings.collector, wire::Collector::File | wire::Collector::Tensorboard) {
             return 0;
@@ -182,73 +184,73 @@ impl Job {
             let path = self.pod.settings.path.as_deref().unwrap_or(".");
             match volumes.find(&self.pod.uid, path) {
                 Ok(folder) => self.collect_from(Some(&folder)),
-                Err(why) => self.trouble = Some(why),
+                Err(why) => self.read_error = Some(why),
             }
         }
         let Some(collector) = &mut self.collector else { return 0 };
         let update = collector.read(|collector| collector.poll(now));
-        self.take(now, update)
+        self.apply_update(now, update)
     }
 
-    /// Reads what the container printed, and wrote, since the last look.
-    pub(crate) fn look(&mut self, now: Now, volumes: &Volumes) -> Looked {
+    /// Reads the output and the files that the container has written since the last call.
+    pub(crate) fn read_reports(&mut self, now: Moment, volumes: &Volumes) -> ReadResult {
         if let Some(collector) = &mut self.collector {
             collector.begin_round(now.time);
         }
-        let mut looked = Looked { reports: self.read_files(now.time, volumes), ..Looked::default() };
-        // Taken out while it hands us what it reads.
+        let mut result = ReadResult { reports: self.read_files(now.time, volumes), ..ReadResult::default() };
+        // Taken out, because reading it changes other parts of the job.
         let Some(mut log) = self.log.take() else {
-            self.reads_history_since = None;
-            return looked;
+            self.history_since = None;
+            return result;
         };
         let refused_before = self.tracker.refused();
         let read = contain_panic(|| {
-            log.look(now.time, |piece| match piece {
+            log.read_new(now.time, |piece| match piece {
                 Piece::Started => {
                     self.starts += 1;
                     if self.starts > 1 {
-                        self.begin(now.time);
+                        self.reset_reports(now.time);
                     }
                 }
-                Piece::Text { at_ns, text } => looked.reports += self.hear(now.place(at_ns), text),
+                Piece::Text { at_ns, text } => result.reports += self.read_text(now.boot_time_of(at_ns), text),
             })
         });
-        looked.refused = self.tracker.refused().saturating_sub(refused_before);
+        result.refused = self.tracker.refused().saturating_sub(refused_before);
         match read {
-            Some(more) => (looked.more, self.log) = (more, Some(log)),
-            // The log is not read any more; the job goes on with its fair share.
-            None => self.trouble = Some("reading its log failed, which is a fault of gainshare".into()),
+            Some(more) => (result.more, self.log) = (more, Some(log)),
+            // The log is not read any more, and the job gets its fair share.
+            None => self.read_error = Some("reading its log failed because of a fault in Gainshare".into()),
         }
         if let Some(note) = self.collector.as_mut().and_then(GuardedCollector::take_note) {
-            self.trouble = Some(note);
+            self.read_error = Some(note);
         }
-        let is_late = |since: Time| now.time.since(since) >= LONGEST_HISTORY;
-        if !looked.more || self.reads_history_since.is_some_and(is_late) {
-            self.reads_history_since = None;
+        let is_late = |since: Time| now.time.since(since) >= MAX_HISTORY_WAIT;
+        if !result.more || self.history_since.is_some_and(is_late) {
+            self.history_since = None;
         }
-        looked
+        result
     }
 
-    /// Whether output from before the agent knew the job is still being read. No decision is made about the job
-    /// before, because its curve would begin in the middle.
+    /// Whether output from before the agent got the job is still being read. No decision is made about the job
+    /// before that, because its curve would begin in the middle.
     pub(crate) fn reads_history(&self) -> bool {
-        self.reads_history_since.is_some()
+        self.history_since.is_some()
     }
 
-    fn hear(&mut self, at: Time, text: &[u8]) -> u64 {
+    fn read_text(&mut self, at: Time, text: &[u8]) -> u64 {
         if self.pod.settings.collector != wire::Collector::Stdout {
             return 0;
         }
         let Some(collector) = &mut self.collector else { return 0 };
         let update = collector.read(|collector| collector.output(at, text));
-        self.take(at, update)
+        self.apply_update(at, update)
     }
 
-    fn take(&mut self, at: Time, update: gainshare_progress::Update) -> u64 {
+    fn apply_update(&mut self, at: Time, update: gainshare_progress::Update) -> u64 {
         if update.forget {
             self.tracker = Tracker::default();
         }
-        self.course = update.progress.or(self.course);
+        self.latest_progress = update.progress.or(self.latest_progress);
         update.readings.iter().filter(|r| self.tracker.push(at, Sample::from(*r))).count() as u64
     }
 
@@ -261,14 +263,14 @@ impl Job {
         }
     }
 
-    /// Lines of its log that nobody could read.
+    /// Lines of its log that could not be read.
     pub(crate) fn dropped(&self) -> u64 {
         self.log.as_ref().map_or(0, ContainerLog::dropped)
     }
 
-    /// From when on its kubelet would act on a resize at once.
-    pub(crate) fn quiet_at(&self) -> Time {
-        self.kubelet.ready
+    /// When its kubelet can act on a resize at once.
+    pub(crate) fn kubelet_ready_at(&self) -> Time {
+        self.kubelet.ready_at
     }
 
     /// Whether the job takes part in the node's decisions.
@@ -281,7 +283,7 @@ impl Job {
             id: self.id,
             owner: OwnerId(0),
             arrived: self.since,
-            phase: Phase::Running { node: HERE, since: self.since, attempt: self.starts.max(1) },
+            phase: Phase::Running { node: THIS_NODE, since: self.since, attempt: self.starts.max(1) },
             signal: self.tracker.signal(),
             consumed: self.meter.consumed(),
             floor: Share::clamped(self.pod.settings.floor),
@@ -291,31 +293,32 @@ impl Job {
             pinned: false,
             usable: None,
             known_left_s: None,
+            history: vec![],
         }
     }
 
-    /// From now on people may know the latest verdict; `true` if it puts the job into another category.
-    pub(crate) fn say(&mut self) -> bool {
+    /// Publishes the latest verdict; `true` if it puts the job into another category.
+    pub(crate) fn publish_verdict(&mut self) -> bool {
         let category = |verdict: &Option<Verdict>| verdict.as_ref().map(|v| v.category);
-        let turned = category(&self.published) != category(&self.verdict);
+        let has_changed = category(&self.published) != category(&self.verdict);
         self.published = self.verdict.clone();
-        turned
+        has_changed
     }
 
-    /// What people should know.
+    /// The job's state for the operator.
     pub(crate) fn state(&self) -> wire::JobState {
         let signal = self.tracker.signal();
         let verdict = self.published.as_ref();
-        let reason = match (&self.pod.blocked, &self.trouble, verdict) {
+        let reason = match (&self.pod.blocked, &self.read_error, verdict) {
             (Some(blocked), ..) => blocked.message.clone(),
-            (None, Some(trouble), _) => format!("its reports cannot be read: {trouble}"),
+            (None, Some(read_error), _) => format!("its reports cannot be read: {read_error}"),
             (None, None, Some(verdict)) => verdict.reason.to_string(),
             (None, None, None) if self.pod.started_ms.is_none() => "its container does not run".into(),
             (None, None, None) => "not decided yet".into(),
         };
         let report = |r: gainshare_core::signal::Report| wire::Report { value: r.value, at_us: r.at.0 };
         let consumed = self.meter.consumed();
-        let told = wire::Signal {
+        let wire_signal = wire::Signal {
             reports: signal.reports,
             first: signal.first.map(report),
             last: signal.last.map(report),
@@ -325,17 +328,17 @@ impl Job {
             outlook: signal.outlook.map(|o| [o.at, o.flat_at, o.gain_left]),
             consumed_cpu: consumed.cpu,
             consumed_memory: consumed.memory,
-            most: self.most,
+            usable: self.usable,
         };
         wire::JobState {
             uid: self.pod.uid.clone(),
             container: self.pod.container.clone(),
-            signal: self.pod.follow.then_some(told),
+            signal: self.pod.follow.then_some(wire_signal),
             category: verdict.map(|v| v.category.into()).unwrap_or_default(),
             growth: verdict.and_then(|v| v.growth.cpu),
             progress: wire::Progress {
-                step: self.course.map(|c| c.step).or(signal.step),
-                total: self.course.and_then(|c| c.total).or(signal.total),
+                step: self.latest_progress.map(|c| c.step).or(signal.step),
+                total: self.latest_progress.and_then(|c| c.total).or(signal.total),
                 metric: self.collector.as_ref().and_then(|c| c.metric()).map(str::to_owned),
                 value: signal.last.map(|r| r.value),
             },
@@ -345,7 +348,7 @@ impl Job {
     }
 }
 
-/// Where the job's evaluation function is found.
+/// Where and how the job's metric is read.
 fn metric_spec(settings: &wire::Settings) -> MetricSpec {
     let source = match settings.collector {
         wire::Collector::File => Source::File,
@@ -362,17 +365,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kubelet_handles_one_change_after_each_look_and_those_that_wait_together() {
+    fn a_kubelet_handles_one_change_a_period_and_waiting_changes_together() {
         let s = Time::from_secs_f64;
-        let mut kubelet = Kubelet::after(s(10.0));
-        assert_eq!(kubelet.ready, s(11.1));
-        kubelet.gets_work(s(20.0));
-        assert_eq!((kubelet.handles, kubelet.ready), (s(20.0), s(21.1)));
-        // The next waits for the look, and the one after it goes with it.
-        kubelet.gets_work(s(20.3));
-        kubelet.gets_work(s(20.9));
-        assert_eq!((kubelet.handles, kubelet.ready), (s(21.1), s(22.2)));
-        kubelet.gets_work(s(21.5));
-        assert_eq!(kubelet.ready, s(23.3));
+        let mut kubelet = KubeletTiming::after(s(10.0));
+        assert_eq!(kubelet.ready_at, s(11.1));
+        kubelet.add_change(s(20.0));
+        assert_eq!((kubelet.handles_at, kubelet.ready_at), (s(20.0), s(21.1)));
+        // The next change waits for the end of the period, and the one after it is handled with it.
+        kubelet.add_change(s(20.3));
+        kubelet.add_change(s(20.9));
+        assert_eq!((kubelet.handles_at, kubelet.ready_at), (s(21.1), s(22.2)));
+        kubelet.add_change(s(21.5));
+        assert_eq!(kubelet.ready_at, s(23.3));
     }
 }

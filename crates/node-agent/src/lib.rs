@@ -1,22 +1,22 @@
-//! `gainshare agent`: the part of Gainshare that runs on every node.
+//! The node agent: the part of Gainshare that runs on every node of a cluster.
 //!
-//! **Problem.** Only the node sees what its containers print and use, but nothing on a node should have
-//! rights at the API server that reach beyond it.
+//! **Problem.** Output and resource use of containers can be read on their node only, but a program on a node
+//! should have no rights at the API server that reach beyond the node.
 //!
-//! **How.** One thread owns all that changes ([`state`]): it follows the logs of selected containers
-//! ([`logs`], [`cri`]), reads their pods' control groups ([`cgroups`]) and runs the decisions. Next to it
-//! [`link`] exchanges state with the manager: pods and outcomes in, reports and wanted resizes out.
-//! [`serve`] tells the kubelet that all is well.
+//! **How.** One thread owns all state that changes ([`state`]): it reads the logs of selected containers
+//! ([`logs`], [`cri`]) and the control groups of their pods ([`cgroups`]), and runs the decisions. Beside it
+//! [`link`] exchanges state with the operator: pods and outcomes in, reports and resizes out. [`serve`]
+//! answers the kubelet's probes, and [`record`] serves recorded decisions.
 //!
-//! **Properties.** The agent writes nothing anywhere: no file, no kernel setting, no object; every change
-//! goes through the manager. While the manager is away, limits hold and decisions go on. Nothing is kept on
-//! disk.
+//! **Properties.** The node agent writes no file, no kernel setting and no object; every change goes through
+//! the operator. While the operator is away, limits stay and decisions go on. Nothing is kept on disk.
 
 mod cgroups;
 mod cri;
 mod job;
 mod link;
 mod logs;
+mod record;
 mod serve;
 mod state;
 mod volumes;
@@ -30,10 +30,11 @@ use futures_util::stream::FuturesUnordered;
 use gainshare_core::model::{Span, Time};
 use gainshare_kube_api::wire::{Answer, Beat, Category, JobState, Resize, SyncRequest};
 use gainshare_limits::{Capacity, machine};
-use job::Now;
-use link::Pause;
+use job::Moment;
+use link::RetryPause;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
+use record::RecordRequest;
 use serve::Status;
 use state::Node;
 use std::net::SocketAddr;
@@ -45,42 +46,44 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use volumes::Volumes;
 
-/// How often the manager hears of jobs that it may move, while they report.
+/// How often reports of jobs that the operator may move are sent, while there are new ones.
 const FOLLOW_PACE: Span = Span::from_secs(2);
 
-/// How often logs and counters are looked at. Decisions come every few seconds at most, so sooner is of no use.
-const LOOK_PACE: Span = Span::from_millis(500);
+/// How often logs and counters are read. Decisions come every few seconds, so reading more often gains nothing.
+const READ_PACE: Span = Span::from_millis(500);
 
-/// How often we look while a resize is under way, to know when it took effect.
+/// How often logs and counters are read while a resize is under way, to measure when it takes effect.
 const EFFECT_PACE: Span = Span::from_millis(50);
 
-/// How long the manager may hold an answer; the next request carries the jobs' progress, so this is also
-/// the heartbeat.
+/// How long the operator may hold an answer. The next request carries the progress of the jobs, so this is
+/// also the interval of the heartbeat.
 const WAIT_MS: u32 = 10_000;
 
-/// Requests under way at once: one that waits, and what became urgent meanwhile.
-const MOST_REQUESTS: usize = 4;
+/// Requests under way at the same time: one that waits for news, and urgent ones that were sent meanwhile.
+const MAX_REQUESTS: usize = 4;
 
-/// What an agent needs to know.
+/// The settings of a node agent.
 #[derive(Debug, Clone)]
 pub struct AgentConfig {
     /// The node's name in the cluster.
     pub node: String,
     /// `https://host:port`
-    pub manager: String,
+    pub operator: String,
     pub ca_file: PathBuf,
     pub token_file: PathBuf,
     /// The host's `/var/log/pods`.
     pub logs: PathBuf,
-    /// The host's `/var/lib/kubelet/pods`, where we may look into pods' volumes.
+    /// The host's `/var/lib/kubelet/pods`, if the agent may read files in volumes of pods.
     pub volumes: Option<PathBuf>,
     /// The host's `/sys/fs/cgroup`.
     pub cgroups: PathBuf,
     /// Where health and metrics are served.
     pub listen: SocketAddr,
+    /// Where recorded decisions are served: a loopback address, or nowhere.
+    pub record_listen: Option<SocketAddr>,
 }
 
-/// Why an agent cannot run.
+/// Why a node agent cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     #[error(transparent)]
@@ -93,23 +96,37 @@ pub enum AgentError {
         "{path} is not a directory: mount the host's /var/lib/kubelet/pods there, read-only, or leave --pod-volumes out"
     )]
     NoVolumes { path: String },
+    #[error("cannot start the thread of the node: {source}; is the limit of processes or memory too low?")]
+    Thread { source: std::io::Error },
     #[error("cannot listen on {address}: {source}; choose another with --listen")]
     Listen { address: SocketAddr, source: std::io::Error },
+    #[error(
+        "--record-listen {address} is not a loopback address: records are served without a token, so nothing outside the pod may reach them"
+    )]
+    RecordListen { address: SocketAddr },
 }
 
-/// What the manager should know, as of the last look.
+/// What the node's thread reacts to.
+enum Input {
+    /// From the operator.
+    Answer(Answer),
+    /// From a user who wants a recorded decision.
+    Record(RecordRequest),
+}
+
+/// The node's state after the last step, for the operator.
 #[derive(Debug, Clone, Default)]
-struct Outgoing {
+struct NodeReport {
     beat: Beat,
     jobs: Arc<Vec<JobState>>,
     resizes: Vec<Resize>,
-    /// Counts what should go out at once.
+    /// Counts the changes that should be sent at once.
     urgent: u64,
 }
 
 /// Runs until `stop` is ready. Limits stay as they are when it ends.
 pub async fn run(config: AgentConfig, stop: impl Future<Output = ()>) -> Result<(), AgentError> {
-    let link = Link::new(&config.manager, &config.ca_file, &config.token_file)?;
+    let link = Link::new(&config.operator, &config.ca_file, &config.token_file)?;
     let groups = PodGroups::at(&config.cgroups)?;
     if !config.logs.is_dir() {
         return Err(AgentError::NoLogs { path: config.logs.display().to_string() });
@@ -120,59 +137,73 @@ pub async fn run(config: AgentConfig, stop: impl Future<Output = ()>) -> Result<
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
         .map_err(|source| AgentError::Listen { address: config.listen, source })?;
+    let record_listener = match config.record_listen {
+        None => None,
+        Some(address) if !address.ip().is_loopback() => return Err(AgentError::RecordListen { address }),
+        Some(address) => {
+            let bound = tokio::net::TcpListener::bind(address).await;
+            Some(bound.map_err(|source| AgentError::Listen { address, source })?)
+        }
+    };
     let status = Status::new();
-    let (answers_in, answers) = mpsc::channel();
-    let (outgoing_in, outgoing) = watch::channel(Outgoing::default());
+    let (inputs_in, inputs) = mpsc::channel();
+    let (report_in, report) = watch::channel(NodeReport::default());
     let volumes = Volumes::at(config.volumes.clone());
     let node = Node::new(&config.logs, volumes, groups, machine(), now());
-    let looking = std::thread::Builder::new().name("node".into());
-    let loop_status = status.clone();
-    let looking = looking.spawn(move || look_and_decide(node, &answers, &outgoing_in, &loop_status));
-    if let Err(source) = looking {
-        return Err(AgentError::Listen { address: config.listen, source });
-    }
-    tracing::info!(node = config.node, manager = config.manager, "the agent runs");
+    let thread_status = status.clone();
+    let thread = std::thread::Builder::new().name("node".into());
+    thread
+        .spawn(move || run_node(node, &inputs, &report_in, &thread_status))
+        .map_err(|source| AgentError::Thread { source })?;
+    tracing::info!(node = config.node, operator = config.operator, "the node agent runs");
     let server = axum::serve(listener, serve::router(status.clone()));
+    let record_router = record::router(inputs_in.clone());
+    let record_server = async {
+        match record_listener {
+            Some(listener) => drop(axum::serve(listener, record_router).await),
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
         () = stop => {}
         _ = server => {}
-        () = exchange(link, &config.node, outgoing, answers_in, &status) => {}
+        () = record_server => {}
+        () = exchange(link, &config.node, report, inputs_in, &status) => {}
     }
     Ok(())
 }
 
-/// The loop of the thread that owns the node's state. Ends when nobody listens any more.
-fn look_and_decide(
-    mut node: Node,
-    answers: &mpsc::Receiver<Answer>,
-    outgoing: &watch::Sender<Outgoing>,
-    status: &Status,
-) {
-    let take = |node: &mut Node, answer: Answer| {
+/// The loop of the thread that owns the node's state. Ends when all senders of inputs are gone.
+fn run_node(mut node: Node, inputs: &mpsc::Receiver<Input>, report: &watch::Sender<NodeReport>, status: &Status) {
+    let handle = |node: &mut Node, input: Input| {
+        let answer = match input {
+            Input::Answer(answer) => answer,
+            Input::Record(request) => return request.answer(node),
+        };
         let now = now();
-        node.take_outcomes(now.time, &answer.outcomes);
+        node.record_outcomes(now.time, &answer.outcomes);
         if let Some(pods) = answer.pods {
-            node.take_pods(now, pods);
+            node.set_pods(now, pods);
             status.has_pods.store(true, Ordering::Relaxed);
         }
     };
-    // Reports that the manager has not heard of, and when it last heard.
-    let (mut unsaid, mut said_at) = (0, Time::ZERO);
+    // Reports of jobs that were not sent to the operator yet, and when reports were last sent.
+    let (mut unsent_reports, mut sent_at) = (0, Time::ZERO);
     loop {
-        while let Ok(answer) = answers.try_recv() {
-            take(&mut node, answer);
+        while let Ok(input) = inputs.try_recv() {
+            handle(&mut node, input);
         }
         let begun = std::time::Instant::now();
         let at = now();
-        let happened = node.step(at, machine::idle_s(Path::new(machine::ROOT)));
-        if happened.plans > 0 {
+        let step = node.step(at, machine::idle_s(Path::new(machine::ROOT)));
+        if step.plans > 0 {
             status.decision_seconds.observe(begun.elapsed().as_secs_f64());
         }
-        status.reports.inc_by(happened.reports);
-        status.refused_reports.inc_by(happened.refused_reports);
-        status.plans.inc_by(happened.plans);
-        status.bad_plans.inc_by(happened.bad_plans);
-        happened.effects_s.iter().for_each(|s| status.effect_seconds.observe(*s));
+        status.reports.inc_by(step.reports);
+        status.refused_reports.inc_by(step.refused_reports);
+        status.plans.inc_by(step.plans);
+        status.bad_plans.inc_by(step.bad_plans);
+        step.effects_s.iter().for_each(|s| status.effect_seconds.observe(*s));
         status.dropped_lines.set(i64::try_from(node.dropped_lines()).unwrap_or(i64::MAX));
         let beat = Beat { at_us: now().time.0, ..node.beat() };
         let counts = [
@@ -183,124 +214,124 @@ fn look_and_decide(
         for (category, count) in counts {
             status.jobs.get_or_create(&[("category", category.name())]).set(count.into());
         }
-        unsaid += happened.reports;
-        let is_news = node.is_followed() && unsaid > 0 && at.time >= said_at + FOLLOW_PACE;
-        if is_news || happened.is_urgent {
-            (unsaid, said_at) = (0, at.time);
+        unsent_reports += step.reports;
+        let has_reports = node.has_followed_jobs() && unsent_reports > 0 && at.time >= sent_at + FOLLOW_PACE;
+        if has_reports || step.is_urgent {
+            (unsent_reports, sent_at) = (0, at.time);
         }
-        outgoing.send_modify(|out| {
-            out.beat = beat;
+        report.send_modify(|report| {
+            report.beat = beat;
             let jobs = node.states();
-            if *out.jobs != jobs {
-                out.jobs = Arc::new(jobs);
+            if *report.jobs != jobs {
+                report.jobs = Arc::new(jobs);
             }
-            out.resizes = node.resizes();
-            out.urgent += u64::from(happened.is_urgent || is_news);
+            report.resizes = node.resizes();
+            report.urgent += u64::from(step.is_urgent || has_reports);
         });
-        status.came_round();
-        let pace = match (happened.more, node.awaits_effect(at.time)) {
+        status.set_alive();
+        let pace = match (step.more, node.awaits_effect(at.time)) {
             (true, _) => Span::ZERO,
             (false, true) => EFFECT_PACE,
-            (false, false) => LOOK_PACE,
+            (false, false) => READ_PACE,
         };
         let until = node.due().map_or(at.time + pace, |due| due.min(at.time + pace));
         let wait = Duration::from_micros(until.since(now().time).0);
-        match answers.recv_timeout(wait) {
-            Ok(answer) => take(&mut node, answer),
+        match inputs.recv_timeout(wait) {
+            Ok(input) => handle(&mut node, input),
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
         }
     }
 }
 
-/// Exchanges state with the manager for ever.
+/// Exchanges state with the operator until the node's thread has ended.
 async fn exchange(
     link: Link,
     node: &str,
-    mut outgoing: watch::Receiver<Outgoing>,
-    answers: mpsc::Sender<Answer>,
+    mut report: watch::Receiver<NodeReport>,
+    inputs: mpsc::Sender<Input>,
     status: &Status,
 ) {
     let epoch = now().unix_ns / 1000;
-    let mut pause = Pause::of(node);
+    let mut pause = RetryPause::for_node(node);
     let mut under_way = FuturesUnordered::new();
     let (mut seq, mut latest_answer, mut seen) = (0, 0, 0);
     let mut urgent_sent = 0;
-    // What the manager has been told of the jobs; nothing if it may have forgotten.
-    let mut told: Option<Arc<Vec<JobState>>> = None;
+    // The list of jobs that the operator has; `None` if the operator may have lost it.
+    let mut sent_jobs: Option<Arc<Vec<JobState>>> = None;
     let mut not_before = Instant::now();
-    let mut complaint = String::new();
+    let mut last_error = String::new();
     loop {
-        let out = outgoing.borrow_and_update().clone();
-        let has_news = out.urgent != urgent_sent && under_way.len() < MOST_REQUESTS;
+        let latest = report.borrow_and_update().clone();
+        let has_news = latest.urgent != urgent_sent && under_way.len() < MAX_REQUESTS;
         if (under_way.is_empty() || has_news) && Instant::now() >= not_before {
-            urgent_sent = out.urgent;
+            urgent_sent = latest.urgent;
             seq += 1;
-            let jobs = (told.as_ref() != Some(&out.jobs)).then(|| out.jobs.clone());
+            let jobs = (sent_jobs.as_ref() != Some(&latest.jobs)).then(|| latest.jobs.clone());
             let sync = SyncRequest {
                 node: node.to_owned(),
                 epoch,
                 seq,
                 seen,
                 wait_ms: WAIT_MS,
-                beat: out.beat,
+                beat: latest.beat,
                 jobs: jobs.as_deref().cloned(),
-                resizes: out.resizes,
+                resizes: latest.resizes,
             };
             let mut link = link.clone();
-            under_way.push(async move { (jobs, link.ask(&sync).await) });
+            under_way.push(async move { (jobs, link.sync(&sync).await) });
         }
         let retry = tokio::time::sleep_until(not_before);
         tokio::select! {
             Some((jobs, result)) = under_way.next() => match result {
                 Ok(answer) => {
-                    if !complaint.is_empty() {
-                        tracing::info!("the manager answers again");
-                        complaint.clear();
+                    if !last_error.is_empty() {
+                        tracing::info!("the operator answers again");
+                        last_error.clear();
                     }
                     status.syncs.get_or_create(&[("result", "ok")]).inc();
                     status.connected.set(1);
                     pause.succeeded();
-                    told = jobs.or(told).filter(|_| !answer.want_jobs);
+                    sent_jobs = jobs.or(sent_jobs).filter(|_| !answer.want_jobs);
                     if answer.seq < latest_answer {
                         continue;
                     }
                     latest_answer = answer.seq;
                     seen = answer.revision;
-                    if answers.send(answer).is_err() {
+                    if inputs.send(Input::Answer(answer)).is_err() {
                         return;
                     }
-                    // The next request should say what was made of this answer.
-                    let _ = tokio::time::timeout(Duration::from_millis(200), outgoing.changed()).await;
+                    // The next request should carry the result of this answer.
+                    let _ = tokio::time::timeout(Duration::from_millis(200), report.changed()).await;
                 }
                 Err(error) => {
                     let error = error.to_string();
-                    if error != complaint {
-                        tracing::warn!("{error}; limits hold, trying again");
-                        complaint = error;
+                    if error != last_error {
+                        tracing::warn!("{error}; limits stay as they are, trying again");
+                        last_error = error;
                     }
                     status.syncs.get_or_create(&[("result", "failed")]).inc();
                     status.connected.set(0);
-                    // Another replica may answer next. Its lists have other numbers, and it does not know this agent.
-                    (told, seen) = (None, 0);
+                    // Another replica may answer next. Its lists have other revisions, and it has no list of jobs.
+                    (sent_jobs, seen) = (None, 0);
                     not_before = Instant::now() + pause.failed();
                 }
             },
             () = retry, if under_way.is_empty() => {}
-            changed = outgoing.changed() => if changed.is_err() { return },
+            changed = report.changed() => if changed.is_err() { return },
         }
     }
 }
 
-/// The moment on the boot clock, which counts suspended time and which nobody can set, and on the wall.
-fn now() -> Now {
+/// The present moment on the boot clock, which counts suspended time and cannot be set, and on the wall clock.
+fn now() -> Moment {
     let boot_us =
         clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |t| t.tv_sec() as u64 * 1_000_000 + t.tv_nsec() as u64 / 1000);
     let unix_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
-    Now { time: Time(boot_us), unix_ns }
+    Moment { time: Time(boot_us), unix_ns }
 }
 
-/// What the machine has, whatever the agent itself may use of it.
+/// The cores and the memory of the machine, also those that the agent's own limits exclude.
 fn machine() -> Capacity {
     let cores = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten().unwrap_or(1);
     Capacity { cores: cores.max(1) as f64, memory_bytes: machine::memory_bytes(Path::new(machine::ROOT)) }

@@ -1,15 +1,15 @@
-//! The agent's only way out: long polls to the manager over TLS.
+//! The connection of a node agent to the operator: long polls over TLS.
 //!
-//! **How.** A request carries the agent's whole present state, never a queue: while the manager is away
-//! decisions go on, and when it returns it gets the newest only. The manager holds an answer until it has
-//! news; when the agent has news meanwhile, a second request goes out at once and the manager ends the
-//! first. After a failure the next try waits, twice as long each time up to [`LONGEST_PAUSE`], a little
-//! longer or shorter by the node's name, so that the agents of a large cluster do not all come back in the
-//! same moment.
+//! **How.** A request carries the agent's whole present state. There is no queue: while the operator is away
+//! decisions go on, and when it returns it gets the newest state only. The operator holds an answer until it
+//! has news. When the agent has news meanwhile, it sends a second request at once, and the operator answers
+//! the first. After a failure the next try waits, twice as long each time up to [`MAX_PAUSE`]. The pause
+//! differs a little by the node's name, so that the agents of a large cluster do not all return at the same
+//! moment.
 //!
-//! **Identity.** The token file is read for every request, because the kubelet renews it; the CA file is
-//! read again when it has changed and after every failure, because the manager may have come back with
-//! another certificate. The token is sent to nobody whose certificate does not hold against that CA.
+//! **Identity.** The token file is read for every request, because the kubelet renews it. The CA file is
+//! read for every request too, because the operator may return with another certificate. The token is sent
+//! only to a server whose certificate was signed by that CA.
 
 use gainshare_kube_api::wire::{Answer, SYNC_PATH, SyncRequest};
 use http_body_util::{BodyExt, Full, Limited};
@@ -25,19 +25,20 @@ use rustls::pki_types::pem::PemObject;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Everything converges within half a minute of the manager's return, so nobody sleeps longer than a few seconds.
+/// All pods have their shares within half a minute of the operator's return, so no pause is longer than a few
+/// seconds.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What an answer may take beyond the time that the manager was allowed to hold it.
+/// How long an answer may take beyond the time for which the operator may hold it.
 const GRACE: Duration = Duration::from_secs(8);
 
 /// A thousand pods with all their settings are a megabyte.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 
-/// Why the manager could not be asked.
+/// Why an exchange with the operator failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     #[error(
@@ -47,22 +48,22 @@ pub enum LinkError {
     #[error("cannot read {what} {path}: {source}; is the volume mounted?")]
     File { what: &'static str, path: String, source: std::io::Error },
     #[error(
-        "{path} holds no certificate in PEM form: it should be the manager's CA, from the ConfigMap that the manager keeps"
+        "{path} holds no certificate in PEM form: it should be the operator's CA, from the ConfigMap in which the operator publishes it"
     )]
     NoCertificate { path: String },
-    #[error("the manager at {url} cannot be reached: {why}")]
+    #[error("the operator at {url} cannot be reached: {why}")]
     Unreachable { url: String, why: String },
-    #[error("the manager at {url} did not answer within {} s", .after.as_secs())]
+    #[error("the operator at {url} did not answer within {} s", .after.as_secs())]
     TimedOut { url: String, after: Duration },
-    #[error("the manager refused: {status}: {message}")]
+    #[error("the operator refused: {status}: {message}")]
     Refused { status: u16, message: String },
-    #[error("the manager's answer makes no sense: {0}; do agent and manager have the same version?")]
-    Garbled(String),
+    #[error("the operator's answer cannot be read: {0}; do node agent and operator have the same version?")]
+    Malformed(String),
 }
 
 type Https = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-/// A connection to one operator. Public for benchmarks, which play many agents.
+/// A connection to one operator. Public for benchmarks, which simulate many agents.
 #[derive(Clone)]
 pub struct Link {
     url: Uri,
@@ -72,27 +73,27 @@ pub struct Link {
 }
 
 impl Link {
-    /// For a manager at `https://host:port`; both files are read when they are needed.
-    pub fn new(manager: &str, ca_file: &Path, token_file: &Path) -> Result<Link, LinkError> {
-        let address = || LinkError::Address { url: manager.to_owned() };
-        let url: Uri = format!("{}{SYNC_PATH}", manager.trim_end_matches('/')).parse().map_err(|_| address())?;
+    /// For an operator at `https://host:port`. Both files are read for each request.
+    pub fn new(operator: &str, ca_file: &Path, token_file: &Path) -> Result<Link, LinkError> {
+        let address = || LinkError::Address { url: operator.to_owned() };
+        let url: Uri = format!("{}{SYNC_PATH}", operator.trim_end_matches('/')).parse().map_err(|_| address())?;
         if url.scheme_str() != Some("https") || url.host().is_none() || url.path() != SYNC_PATH {
             return Err(address());
         }
         Ok(Link { url, ca_file: ca_file.to_owned(), token_file: token_file.to_owned(), client: None })
     }
 
-    /// A client that trusts the CA file as it is now; the same one, with its open connections, as long as
-    /// the file stays the same.
+    /// A client that trusts the present content of the CA file. While the file does not change, it is the same
+    /// client with its open connections.
     fn client(&mut self) -> Result<Https, LinkError> {
         let path = self.ca_file.display().to_string();
         let pem = std::fs::read(&self.ca_file).map_err(|source| LinkError::File {
-            what: "the manager's CA",
+            what: "the operator's CA",
             path: path.clone(),
             source,
         })?;
-        if let Some((known, client)) = &self.client
-            && *known == pem
+        if let Some((trusted_pem, client)) = &self.client
+            && *trusted_pem == pem
         {
             return Ok(client.clone());
         }
@@ -111,26 +112,26 @@ impl Link {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         http.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        // A node that is cut off without a word is noticed by the kernel, not by the next long poll's end.
+        // The kernel notices a connection that was cut off, long before the long poll would time out.
         http.set_keepalive(Some(Duration::from_secs(5)));
         http.set_nodelay(true);
         let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_only().enable_http1().wrap_connector(http);
-        // One conversation needs one connection: one that comes about after we gave up waiting for it is
-        // not kept beside the next.
+        // One connection is enough: a connection that is made after its request was given up is not kept beside
+        // the next one.
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(https);
         self.client = Some((pem, client.clone()));
         Ok(client)
     }
 
     /// Sends one request and waits for its answer.
-    pub async fn ask(&mut self, sync: &SyncRequest) -> Result<Answer, LinkError> {
+    pub async fn sync(&mut self, sync: &SyncRequest) -> Result<Answer, LinkError> {
         let client = self.client()?;
         let token = std::fs::read_to_string(&self.token_file).map_err(|source| LinkError::File {
             what: "the agent's token",
             path: self.token_file.display().to_string(),
             source,
         })?;
-        let body = serde_json::to_vec(sync).map_err(|e| LinkError::Garbled(e.to_string()))?;
+        let body = serde_json::to_vec(sync).map_err(|e| LinkError::Malformed(e.to_string()))?;
         let request = Request::builder()
             .method(Method::POST)
             .uri(self.url.clone())
@@ -140,7 +141,7 @@ impl Link {
             .map_err(|_| LinkError::File {
                 what: "the agent's token",
                 path: self.token_file.display().to_string(),
-                source: std::io::Error::new(std::io::ErrorKind::InvalidData, "it is no token"),
+                source: std::io::Error::new(std::io::ErrorKind::InvalidData, "it is not a token"),
             })?;
         let url = self.url.authority().map(|a| a.to_string()).unwrap_or_default();
         let after = Duration::from_millis(sync.wait_ms.into()) + GRACE;
@@ -154,7 +155,7 @@ impl Link {
                 let message = text.lines().next().unwrap_or_default().chars().take(300).collect();
                 return Err(LinkError::Refused { status: status.as_u16(), message });
             }
-            serde_json::from_slice(&body).map_err(|e| LinkError::Garbled(e.to_string()))
+            serde_json::from_slice(&body).map_err(|e| LinkError::Malformed(e.to_string()))
         };
         match tokio::time::timeout(after, exchange).await {
             Ok(result) => result,
@@ -163,7 +164,7 @@ impl Link {
     }
 }
 
-/// The innermost cause says what happened; the outer ones only that a client could not connect.
+/// The innermost cause has the reason. The outer ones say only that the client could not connect.
 fn unreachable(url: &str, error: &dyn std::error::Error) -> LinkError {
     let mut cause = error;
     while let Some(deeper) = cause.source() {
@@ -174,16 +175,16 @@ fn unreachable(url: &str, error: &dyn std::error::Error) -> LinkError {
 
 /// How long to wait before the next try.
 #[derive(Debug)]
-pub(crate) struct Pause {
+pub(crate) struct RetryPause {
     failures: u32,
-    /// 0.75 to 1.25, the same for a node each time.
-    stretch: f64,
+    /// 0.75 to 1.25, always the same for a node.
+    factor: f64,
 }
 
-impl Pause {
-    pub(crate) fn of(node: &str) -> Pause {
+impl RetryPause {
+    pub(crate) fn for_node(node: &str) -> RetryPause {
         let hash = node.bytes().fold(0x811c_9dc5u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
-        Pause { failures: 0, stretch: 0.75 + f64::from(hash % 1024) / 2048.0 }
+        RetryPause { failures: 0, factor: 0.75 + f64::from(hash % 1024) / 2048.0 }
     }
 
     pub(crate) fn succeeded(&mut self) {
@@ -193,7 +194,7 @@ impl Pause {
     pub(crate) fn failed(&mut self) -> Duration {
         let doubled = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10));
         self.failures += 1;
-        doubled.mul_f64(self.stretch).min(LONGEST_PAUSE)
+        doubled.mul_f64(self.factor).min(MAX_PAUSE)
     }
 }
 
@@ -202,11 +203,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_https_addresses_are_taken() {
+    fn only_https_addresses_are_accepted() {
         let link = |url: &str| Link::new(url, Path::new("ca"), Path::new("token"));
-        assert!(link("https://manager.gainshare.svc:8443").is_ok());
+        assert!(link("https://operator.gainshare.svc:8443").is_ok());
         assert!(link("https://[::1]:8443/").is_ok());
-        for bad in ["http://manager:8443", "manager:8443", "https://", "https://a b", "https://m/elsewhere", ""] {
+        for bad in ["http://operator:8443", "operator:8443", "https://", "https://a b", "https://m/elsewhere", ""] {
             assert!(link(bad).is_err(), "{bad}");
         }
     }
@@ -214,10 +215,10 @@ mod tests {
     #[test]
     fn pauses_grow_and_end_at_five_seconds() {
         for node in ["a", "worker-17", ""] {
-            let mut pause = Pause::of(node);
+            let mut pause = RetryPause::for_node(node);
             let pauses: Vec<Duration> = (0..50).map(|_| pause.failed()).collect();
             assert!(pauses.is_sorted() && pauses[0] >= Duration::from_millis(100), "{pauses:?}");
-            assert!(*pauses.last().unwrap() <= LONGEST_PAUSE);
+            assert!(*pauses.last().unwrap() <= MAX_PAUSE);
             pause.succeeded();
             assert_eq!(pause.failed(), pauses[0]);
         }
@@ -238,17 +239,17 @@ mod tests {
             jobs: None,
             resizes: Vec::new(),
         };
-        let message = link.ask(&sync).await.unwrap_err().to_string();
-        assert!(message.contains("the manager's CA") && message.contains("ca.crt"), "{message}");
+        let message = link.sync(&sync).await.unwrap_err().to_string();
+        assert!(message.contains("the operator's CA") && message.contains("ca.crt"), "{message}");
         std::fs::write(&ca, "hello").unwrap();
-        let message = link.ask(&sync).await.unwrap_err().to_string();
+        let message = link.sync(&sync).await.unwrap_err().to_string();
         assert!(message.contains("holds no certificate"), "{message}");
         let authority = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
         std::fs::write(&ca, authority.cert.pem()).unwrap();
-        let message = link.ask(&sync).await.unwrap_err().to_string();
+        let message = link.sync(&sync).await.unwrap_err().to_string();
         assert!(message.contains("token"), "{message}");
         std::fs::write(&token, "abc\n").unwrap();
-        let message = link.ask(&sync).await.unwrap_err().to_string();
+        let message = link.sync(&sync).await.unwrap_err().to_string();
         assert!(message.contains("cannot be reached"), "{message}");
     }
 }

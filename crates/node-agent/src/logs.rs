@@ -1,16 +1,16 @@
-//! Follows the output of one container in the files the kubelet keeps:
+//! Reads the output of one container from the files that the kubelet keeps:
 //! `/var/log/pods/NAMESPACE_POD_UID/CONTAINER/RUN.log`.
 //!
-//! **How.** `RUN` counts the starts of the container; the highest is the one that runs. When a file is full
-//! the kubelet renames it to `RUN.log.DATE`, lets the runtime begin a new one, and compresses all but the
-//! newest of the renamed. An agent has no memory of its own on disk: at its start it reads what is there
-//! (renamed files first, compressed ones not at all), so that a job's first loss is known again. Of a long
-//! history only the beginning ([`HEAD`]) and the end ([`TAIL`]) are read: the one gives the scale, the
-//! other the present.
+//! **How.** `RUN` counts the starts of the container; the highest number is the present run. When a file is
+//! full, the kubelet renames it to `RUN.log.DATE`, lets the container runtime begin a new file, and compresses
+//! all renamed files but the newest. A node agent keeps nothing on disk. At its start it reads the files that
+//! exist (renamed files first, compressed files not at all), so that a job's first loss is known again. Of a
+//! long history only the beginning ([`HEAD_BYTES`]) and the end ([`TAIL_BYTES`]) are read: the beginning gives
+//! the scale of the curve, the end its present value.
 //!
-//! **Properties.** Nothing a container prints while it is followed is lost or doubled by a rotation or a
-//! restart; one look reads at most [`MOST_WINDOWS`] windows, so that no job keeps the others waiting; only
-//! regular files below the container's folder are opened.
+//! **Properties.** While a container is read, a rotation or a restart neither loses nor repeats its output. One
+//! call reads at most [`MAX_WINDOWS`] windows, so that no job delays the others. Only regular files below the
+//! container's folder are opened.
 
 use super::cri::Decoder;
 use gainshare_core::model::{Span, Time};
@@ -21,42 +21,42 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// How much of the beginning and of the end of a long history is read.
-const HEAD: u64 = 1 << 20;
-const TAIL: u64 = 4 << 20;
+const HEAD_BYTES: u64 = 1 << 20;
+const TAIL_BYTES: u64 = 4 << 20;
 
 /// How often the folder is listed.
 const LIST_PACE: Span = Span::from_secs(1);
 
-/// Windows read in one look; a window is at most 256 KiB.
-const MOST_WINDOWS: usize = 8;
+/// Windows that one call reads. A window has at most 256 KiB.
+const MAX_WINDOWS: usize = 8;
 
-/// An entry is at most 16 KiB and a few words; what is longer than this is none.
-const LONGEST_ENTRY: usize = 128 * 1024;
+/// An entry has at most 16 KiB and a short header. A longer line is not an entry and is dropped.
+const MAX_ENTRY_BYTES: usize = 128 * 1024;
 
-/// What a look found.
+/// A piece of a container's output.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Piece<'a> {
-    /// What follows is of another start of the container: nothing before it counts.
+    /// The container has started: the pieces after this one belong to the new run.
     Started,
-    /// Bytes as the container printed them, and when (nanoseconds since 1970).
+    /// Bytes as the container printed them, and their time (nanoseconds since 1970).
     Text { at_ns: u64, text: &'a [u8] },
 }
 
-/// Follows one container; see the module documentation.
+/// The output of one container; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct ContainerLog {
     folder: PathBuf,
-    open: Option<Open>,
+    open: Option<RunLog>,
     next_list: Time,
     dropped: u64,
 }
 
-/// The files of one start of the container.
+/// The files of one run of the container.
 #[derive(Debug)]
-struct Open {
+struct RunLog {
     root: Arc<Root>,
     run: u64,
-    /// Oldest first; the last one is the live one.
+    /// Oldest first. The container writes into the last one.
     files: VecDeque<LogFile>,
     decoder: Decoder,
 }
@@ -67,33 +67,32 @@ struct LogFile {
     /// Bytes consumed so far.
     at: u64,
     /// The part that is not read.
-    hole: std::ops::Range<u64>,
-    /// Reading begins within a line: what stands before its end is dropped.
-    is_torn: bool,
+    skipped: std::ops::Range<u64>,
+    /// Reading begins within a line: the rest of that line is dropped.
+    is_within_line: bool,
 }
 
 impl ContainerLog {
-    /// `logs` is `/var/log/pods`, wherever that is mounted. Names come from the API server, which allows
-    /// nothing in them that could leave the folder; a name that is not a single part of a path is refused
-    /// all the same.
+    /// `logs` is the place where the host's `/var/log/pods` is mounted. The API server allows no name that could
+    /// leave the folder. A name that is not a single part of a path is refused all the same.
     pub(crate) fn new(logs: &Path, namespace: &str, pod: &str, uid: &str, container: &str) -> Option<ContainerLog> {
         let pod_folder = format!("{namespace}_{pod}_{uid}");
-        let plain = |name: &str| !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0']);
-        if !plain(&pod_folder) || !plain(container) {
+        let is_plain = |name: &str| !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0']);
+        if !is_plain(&pod_folder) || !is_plain(container) {
             return None;
         }
         let folder = logs.join(pod_folder).join(container);
         Some(ContainerLog { folder, open: None, next_list: Time::ZERO, dropped: 0 })
     }
 
-    /// Hands what is new to `take`. `true`: there is more than one look may read.
-    pub(crate) fn look(&mut self, now: Time, mut take: impl FnMut(Piece<'_>)) -> bool {
-        let mut windows = MOST_WINDOWS;
+    /// Passes new output to `take`; `true` if there is more output than one call reads.
+    pub(crate) fn read_new(&mut self, now: Time, mut take: impl FnMut(Piece<'_>)) -> bool {
+        let mut windows = MAX_WINDOWS;
         if now >= self.next_list || self.next_list == Time::ZERO {
             self.next_list = now + LIST_PACE;
             if let Some((root, run)) = self.newest_run() {
                 if self.open.as_ref().is_some_and(|o| o.run < run) {
-                    // The last words of the start before.
+                    // First the rest of the run before.
                     if self.read(&mut windows, &mut take) {
                         self.next_list = now;
                         return true;
@@ -101,7 +100,7 @@ impl ContainerLog {
                 }
                 if self.open.as_ref().is_none_or(|o| o.run != run) {
                     self.dropped += self.open.take().map_or(0, |o| o.decoder.dropped());
-                    self.open = Some(Open::at(root, &self.folder, run));
+                    self.open = Some(RunLog::open(root, &self.folder, run));
                     take(Piece::Started);
                 }
             }
@@ -109,7 +108,7 @@ impl ContainerLog {
         self.read(&mut windows, &mut take)
     }
 
-    /// What was no entry of a log, and lines that were too long.
+    /// Lines that are not entries of a log, and lines that are too long.
     pub(crate) fn dropped(&self) -> u64 {
         self.dropped + self.open.as_ref().map_or(0, |o| o.decoder.dropped())
     }
@@ -142,8 +141,8 @@ impl ContainerLog {
     }
 }
 
-impl Open {
-    fn at(root: Arc<Root>, folder: &Path, run: u64) -> Open {
+impl RunLog {
+    fn open(root: Arc<Root>, folder: &Path, run: u64) -> RunLog {
         let live = format!("{run}.log");
         let mut renamed: Vec<(String, u64)> = std::fs::read_dir(folder)
             .into_iter()
@@ -152,58 +151,58 @@ impl Open {
             .filter_map(|e| Some((e.file_name().into_string().ok()?, e.metadata().ok()?.len())))
             .filter(|(name, _)| is_renamed(name, &live))
             .collect();
-        // The date in the name sorts.
+        // Names sort by the date in them.
         renamed.sort();
         let live_size = std::fs::metadata(folder.join(&live)).map_or(0, |m| m.len());
         let sizes: Vec<u64> = renamed.iter().map(|(_, size)| *size).chain([live_size]).collect();
         let names = renamed.into_iter().map(|(name, _)| (name, false)).chain([(live, true)]);
-        let files = names.zip(holes(&sizes)).map(|((name, hold), hole)| {
+        let files = names.zip(skipped_parts(&sizes)).map(|((name, hold), skipped)| {
             let mut tail = FileTail::new(root.clone(), Path::new(&name), Position::default(), hold);
-            // Opens it now: should it be renamed while older ones are read, it is still the same file.
+            // Opened now: a file that is renamed while older files are read stays the same file.
             let _ = tail.fill();
-            LogFile { tail, at: 0, hole, is_torn: false }
+            LogFile { tail, at: 0, skipped, is_within_line: false }
         });
         let files = files.collect();
-        Open { root, run, files, decoder: Decoder::default() }
+        RunLog { root, run, files, decoder: Decoder::default() }
     }
 }
 
 impl LogFile {
-    /// Reads one window; `false` if there is nothing more at present.
+    /// Reads one window; `false` if there is no more output at present.
     fn read_window(&mut self, decoder: &mut Decoder, take: &mut impl FnMut(Piece<'_>)) -> bool {
         match self.tail.fill() {
             Ok(Change::More) => {}
-            Ok(Change::Rotated | Change::Rewritten) => (self.at, self.hole, self.is_torn) = (0, 0..0, false),
-            // The first fill came before the first look, so there may be data without any news.
+            Ok(Change::Rotated | Change::Rewritten) => (self.at, self.skipped, self.is_within_line) = (0, 0..0, false),
+            // The file was filled once when it was opened, so there may be data without a change.
             Ok(Change::Same) | Err(_) if self.tail.data().is_empty() => return false,
             Ok(Change::Same) | Err(_) => {}
         }
-        if self.at == self.hole.start && !self.hole.is_empty() {
-            let length = self.hole.end - self.hole.start;
+        if self.at == self.skipped.start && !self.skipped.is_empty() {
+            let length = self.skipped.end - self.skipped.start;
             if self.tail.skip(length) {
                 self.at += length;
-                self.is_torn = true;
+                self.is_within_line = true;
             }
-            self.hole = 0..0;
+            self.skipped = 0..0;
             return true;
         }
         let data = self.tail.data();
-        let before_hole = usize::try_from(self.hole.start.saturating_sub(self.at)).unwrap_or(usize::MAX);
-        let limit = if self.hole.is_empty() { data.len() } else { before_hole.min(data.len()) };
+        let before_skipped = usize::try_from(self.skipped.start.saturating_sub(self.at)).unwrap_or(usize::MAX);
+        let limit = if self.skipped.is_empty() { data.len() } else { before_skipped.min(data.len()) };
         let mut used = 0;
         while let Some(length) = data[used..limit].iter().position(|b| *b == b'\n') {
             let line = &data[used..used + length];
             used += length + 1;
-            if std::mem::take(&mut self.is_torn) {
+            if std::mem::take(&mut self.is_within_line) {
                 continue;
             }
             decoder.entry(line, |at_ns, text| take(Piece::Text { at_ns, text }));
         }
         if limit < data.len() {
-            // The hole begins within a line.
+            // The skipped part begins within a line.
             used = limit;
-        } else if used == 0 && limit >= LONGEST_ENTRY {
-            self.is_torn = true;
+        } else if used == 0 && limit >= MAX_ENTRY_BYTES {
+            self.is_within_line = true;
             used = limit;
         }
         self.tail.consume(used);
@@ -212,27 +211,27 @@ impl LogFile {
     }
 }
 
-/// Which part of each file is left out, so that of all of them together the first [`HEAD`] and the last
-/// [`TAIL`] bytes are read.
-fn holes(sizes: &[u64]) -> Vec<std::ops::Range<u64>> {
+/// The part of each file that is not read, so that of all files together the first [`HEAD_BYTES`] and the last
+/// [`TAIL_BYTES`] are read.
+fn skipped_parts(sizes: &[u64]) -> Vec<std::ops::Range<u64>> {
     let total: u64 = sizes.iter().sum();
-    let hole = HEAD..total.saturating_sub(TAIL).max(HEAD);
+    let skipped = HEAD_BYTES..total.saturating_sub(TAIL_BYTES).max(HEAD_BYTES);
     let mut begin = 0;
     let of_file = |size: &u64| {
-        let own = hole.start.clamp(begin, begin + size) - begin..hole.end.clamp(begin, begin + size) - begin;
+        let own = skipped.start.clamp(begin, begin + size) - begin..skipped.end.clamp(begin, begin + size) - begin;
         begin += size;
         own
     };
     sizes.iter().map(of_file).collect()
 }
 
-/// `3.log` is of the third restart.
+/// The number of the run: `3.log` belongs to the third restart.
 fn run_of(name: &OsStr) -> Option<u64> {
     let digits = name.to_str()?.strip_suffix(".log")?;
     digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok())?
 }
 
-/// `3.log.20261115-120000`, but not `….gz` and not the kubelet's `….tmp`.
+/// Accepts `3.log.20261115-120000`, but neither `….gz` nor the kubelet's `….tmp`.
 fn is_renamed(name: &str, live: &str) -> bool {
     let date = name.strip_prefix(live).and_then(|rest| rest.strip_prefix('.'));
     date.is_some_and(|d| !d.is_empty() && d.bytes().all(|b| b.is_ascii_digit() || b == b'-'))
@@ -245,18 +244,18 @@ mod tests {
     use std::fs::OpenOptions;
     use std::io::Write;
 
-    struct Box {
+    struct LogFolder {
         logs: tempfile::TempDir,
         log: ContainerLog,
         clock: u64,
     }
 
-    impl Box {
-        fn new() -> Box {
+    impl LogFolder {
+        fn new() -> LogFolder {
             let logs = tempfile::tempdir().unwrap();
             std::fs::create_dir_all(logs.path().join("ns_pod_uid/main")).unwrap();
             let log = ContainerLog::new(logs.path(), "ns", "pod", "uid", "main").unwrap();
-            Box { logs, log, clock: 0 }
+            LogFolder { logs, log, clock: 0 }
         }
 
         fn path(&self, name: &str) -> PathBuf {
@@ -268,18 +267,18 @@ mod tests {
             file.write_all(text.as_bytes()).unwrap();
         }
 
-        /// Words of one letter and a line end are easier to compare than entries.
+        /// Writes each word as a line of its own.
         fn print(&self, name: &str, words: &str) {
             for word in words.split(' ') {
                 self.write(name, &format!("2026-11-15T12:00:00Z stdout F {word}\n"));
             }
         }
 
-        fn look(&mut self) -> String {
+        fn read(&mut self) -> String {
             let mut out = String::new();
             loop {
                 self.clock += 2_000_000;
-                let more = self.log.look(Time(self.clock), |piece| match piece {
+                let more = self.log.read_new(Time(self.clock), |piece| match piece {
                     Piece::Started => out.push('|'),
                     Piece::Text { text, .. } => out.push_str(std::str::from_utf8(text).unwrap()),
                 });
@@ -291,39 +290,39 @@ mod tests {
     }
 
     #[test]
-    fn rotation_loses_and_doubles_nothing() {
-        let mut b = Box::new();
-        assert_eq!(b.look(), "");
+    fn a_rotation_neither_loses_nor_repeats_output() {
+        let mut b = LogFolder::new();
+        assert_eq!(b.read(), "");
         b.print("0.log", "a b");
-        assert_eq!(b.look(), "|a b");
+        assert_eq!(b.read(), "|a b");
         b.print("0.log", "c");
         std::fs::rename(b.path("0.log"), b.path("0.log.20261115-120000")).unwrap();
         b.print("0.log.20261115-120000", "d");
         b.print("0.log", "e f");
-        assert_eq!(b.look(), "c d e f");
+        assert_eq!(b.read(), "c d e f");
         std::fs::rename(b.path("0.log"), b.path("0.log.20261115-120100")).unwrap();
-        assert_eq!(b.look(), "");
+        assert_eq!(b.read(), "");
         b.print("0.log", "g");
-        assert_eq!(b.look(), "g");
+        assert_eq!(b.read(), "g");
     }
 
     #[test]
-    fn a_restart_is_told_after_the_last_words_before_it() {
-        let mut b = Box::new();
+    fn a_restart_comes_after_the_rest_of_the_run_before_it() {
+        let mut b = LogFolder::new();
         b.print("0.log", "a");
-        assert_eq!(b.look(), "|a");
+        assert_eq!(b.read(), "|a");
         b.print("0.log", "b");
         b.print("1.log", "c");
-        assert_eq!(b.look(), "b |c");
+        assert_eq!(b.read(), "b |c");
         std::fs::remove_file(b.path("0.log")).unwrap();
         b.print("10.log", "d");
         b.print("9.log", "never");
-        assert_eq!(b.look(), "|d");
+        assert_eq!(b.read(), "|d");
     }
 
     #[test]
-    fn history_is_read_oldest_first_and_without_what_is_compressed() {
-        let mut b = Box::new();
+    fn history_is_read_oldest_first_and_without_compressed_files() {
+        let mut b = LogFolder::new();
         b.print("2.log", "d");
         b.print("2.log.20261115-120000", "b");
         b.print("2.log.20261115-130000", "c");
@@ -331,45 +330,45 @@ mod tests {
         b.print("2.log.20261115-110000.tmp", "no");
         b.print("1.log", "no");
         b.print("x.log", "no");
-        assert_eq!(b.look(), "|b c d");
+        assert_eq!(b.read(), "|b c d");
     }
 
     #[test]
     fn half_a_line_waits_for_its_other_half() {
-        let mut b = Box::new();
+        let mut b = LogFolder::new();
         b.write("0.log", "2026-11-15T12:00:00Z stdout F lo");
-        assert_eq!(b.look(), "|");
+        assert_eq!(b.read(), "|");
         b.write("0.log", "ss\n");
-        assert_eq!(b.look(), "loss");
+        assert_eq!(b.read(), "loss");
     }
 
     #[test]
     fn of_a_long_history_the_beginning_and_the_end_are_read() {
-        let mut b = Box::new();
+        let mut b = LogFolder::new();
         let filler = "2026-11-15T12:00:00Z stdout F noise noise noise noise noise noise\n".repeat(8 << 20 >> 6);
         b.print("0.log.20261115-120000", "first");
         b.write("0.log.20261115-120000", &filler);
         b.write("0.log", &filler);
         b.print("0.log", "last");
-        let read = b.look();
+        let read = b.read();
         assert!(read.starts_with("|first noise") && read.ends_with("noise last"), "{}", &read[..40]);
         let lines = read.split("noise noise noise noise noise noise").count() as u64;
-        let expected = (HEAD + TAIL) / 66;
+        let expected = (HEAD_BYTES + TAIL_BYTES) / 66;
         assert!(lines.abs_diff(expected) < 10, "{lines} lines for {expected}");
-        // Both edges of the hole cut a line; neither half is taken for an entry.
+        // Both ends of the skipped part are within a line; neither half is read as an entry.
         assert_eq!(b.log.dropped(), 0);
         b.print("0.log", "live");
-        assert_eq!(b.look(), "live");
+        assert_eq!(b.read(), "live");
     }
 
     #[test]
     fn a_file_without_any_line_end_does_not_stop_the_rest() {
-        let mut b = Box::new();
+        let mut b = LogFolder::new();
         b.write("0.log", &"x".repeat(3 << 20));
-        assert_eq!(b.look(), "|");
+        assert_eq!(b.read(), "|");
         b.write("0.log", "\n");
         b.print("0.log", "a");
-        assert_eq!(b.look(), "a");
+        assert_eq!(b.read(), "a");
     }
 
     #[test]
@@ -384,11 +383,11 @@ mod tests {
         #[test]
         fn what_is_left_out_is_one_piece(sizes in prop::collection::vec(0u64..(8 << 20), 1..6)) {
             let total: u64 = sizes.iter().sum();
-            let holes = holes(&sizes);
-            let left_out: u64 = holes.iter().map(|h| h.end - h.start).sum();
-            prop_assert_eq!(left_out, total.saturating_sub(HEAD + TAIL));
-            for (hole, size) in holes.iter().zip(&sizes) {
-                prop_assert!(hole.start <= hole.end && hole.end <= *size);
+            let parts = skipped_parts(&sizes);
+            let left_out: u64 = parts.iter().map(|part| part.end - part.start).sum();
+            prop_assert_eq!(left_out, total.saturating_sub(HEAD_BYTES + TAIL_BYTES));
+            for (part, size) in parts.iter().zip(&sizes) {
+                prop_assert!(part.start <= part.end && part.end <= *size);
             }
         }
     }

@@ -47,6 +47,10 @@ struct AgentArgs {
     /// Where health and metrics are served, as plain HTTP
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9810")]
     listen: SocketAddr,
+    /// Where recorded decisions are served for `kubectl gainshare explain --dump`, as plain HTTP without a
+    /// token: a loopback address of the agent's own pod [default: nowhere]
+    #[arg(long, value_name = "ADDRESS")]
+    record_listen: Option<SocketAddr>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -66,13 +70,14 @@ fn main() -> Result<()> {
     start_logging("info");
     let config = AgentConfig {
         node: args.node.clone(),
-        manager: args.operator.clone(),
+        operator: args.operator.clone(),
         ca_file: args.ca.clone(),
         token_file: args.token_file.clone(),
         logs: args.pod_logs.clone(),
         volumes: args.pod_volumes.clone(),
         cgroups: args.cgroup_root.clone(),
         listen: args.listen,
+        record_listen: args.record_listen,
     };
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a runtime")?;

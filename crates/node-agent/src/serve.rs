@@ -1,9 +1,9 @@
-//! `/healthz`, `/readyz` and `/metrics` of the agent, for the kubelet and for Prometheus. Nothing here says
-//! anything about a job's content or can change anything; it is plain HTTP.
+//! `/healthz`, `/readyz` and `/metrics` of the node agent, for the kubelet and for Prometheus, as plain HTTP.
+//! They show no output of jobs and change nothing.
 //!
-//! *Healthy*: the loop that decides has come round lately. *Ready*: the manager has sent the node's pods at
-//! least once; a manager that goes away later does not make the agent unready, because limits hold and
-//! decisions go on without it.
+//! **Terms.** *Healthy*: the loop that decides has run within the last ten seconds. *Ready*: the operator has
+//! sent the node's pods at least once. The agent stays ready when the operator goes away later, because limits
+//! stay and decisions go on without it.
 
 use axum::Router;
 use axum::extract::State;
@@ -23,13 +23,13 @@ use std::time::{Duration, Instant};
 
 type Labels = [(&'static str, &'static str); 1];
 
-/// The loop comes round at least every second; ten without it are a fault.
-const LATE: Duration = Duration::from_secs(10);
+/// The loop runs at least every second. Ten seconds without it are a fault.
+const STALLED_AFTER: Duration = Duration::from_secs(10);
 
 pub(crate) struct Status {
-    began: Instant,
-    /// When the loop last came round, in milliseconds after `began`.
-    beat_ms: AtomicU64,
+    started_at: Instant,
+    /// When the loop last ran, in milliseconds after `started_at`.
+    alive_ms: AtomicU64,
     pub(crate) has_pods: AtomicBool,
     registry: Registry,
     pub(crate) jobs: Family<Labels, Gauge>,
@@ -48,8 +48,8 @@ impl Status {
     pub(crate) fn new() -> Arc<Status> {
         let seconds = |first: f64| Histogram::new(exponential_buckets(first, 2.0, 15));
         let mut s = Status {
-            began: Instant::now(),
-            beat_ms: AtomicU64::new(0),
+            started_at: Instant::now(),
+            alive_ms: AtomicU64::new(0),
             has_pods: AtomicBool::new(false),
             registry: Registry::with_prefix("gainshare_node"),
             jobs: Family::default(),
@@ -70,21 +70,22 @@ impl Status {
         r.register("log_lines_dropped", "Lines of logs that could not be read", s.dropped_lines.clone());
         r.register("plans", "Decisions made", s.plans.clone());
         r.register("plans_refused", "Decisions that failed their check and were not carried out", s.bad_plans.clone());
-        r.register("decision_seconds", "Time to look at all jobs and decide", s.decision_seconds.clone());
+        r.register("decision_seconds", "Time to read all jobs and decide", s.decision_seconds.clone());
         r.register("effect_seconds", "Time from a decision to the kernel's files", s.effect_seconds.clone());
-        r.register("syncs", "Exchanges with the manager, by result", s.syncs.clone());
-        r.register("manager_connected", "1 if the last exchange with the manager worked", s.connected.clone());
+        r.register("syncs", "Exchanges with the operator, by result", s.syncs.clone());
+        r.register("operator_connected", "1 if the last exchange with the operator worked", s.connected.clone());
         Arc::new(s)
     }
 
-    pub(crate) fn came_round(&self) {
-        let ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.beat_ms.store(ms, Ordering::Relaxed);
+    /// The loop that decides has run.
+    pub(crate) fn set_alive(&self) {
+        let ms = u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.alive_ms.store(ms, Ordering::Relaxed);
     }
 
     fn is_healthy(&self) -> bool {
-        let beat = Duration::from_millis(self.beat_ms.load(Ordering::Relaxed));
-        self.began.elapsed().saturating_sub(beat) < LATE
+        let alive = Duration::from_millis(self.alive_ms.load(Ordering::Relaxed));
+        self.started_at.elapsed().saturating_sub(alive) < STALLED_AFTER
     }
 }
 
@@ -99,14 +100,14 @@ pub(crate) fn router(status: Arc<Status>) -> Router {
 async fn healthz(State(status): State<Arc<Status>>) -> (StatusCode, &'static str) {
     match status.is_healthy() {
         true => (StatusCode::OK, "ok\n"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "the loop that decides has not come round for ten seconds\n"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "the loop that decides has not run for ten seconds\n"),
     }
 }
 
 async fn readyz(State(status): State<Arc<Status>>) -> (StatusCode, &'static str) {
     match status.has_pods.load(Ordering::Relaxed) {
         true => (StatusCode::OK, "ok\n"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "the manager has not been reached yet\n"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "the operator has not been reached yet\n"),
     }
 }
 

@@ -1,31 +1,32 @@
-//! What the agent knows of its node, and what it decides: pods and answers in, resizes and reports out. No
-//! clock and no network in here.
+//! The state of one node and its decisions: pods and outcomes in, resizes and reports out. This module has no
+//! clock and no network.
 //!
-//! **How.** The manager's list says which pods are shared and by which policy. Each policy has one
-//! [`Decider`] here, fed with a view of its own pods: to it the *node* is the pool that those pods
-//! requested together, so shares are parts of the pool. [`resize`] turns them into requests and limits;
-//! what differs from the pod's present values is asked for until the manager says what became of it.
+//! **How.** The operator's list names the pods that are shared, and the policy of each. Each policy has one
+//! [`Decider`] here, which gets a view of the pods of that policy. The node in the view has the cores of the
+//! whole machine, and use is measured in parts of the machine. The shares of the plan are applied to the *pool*:
+//! what those pods requested together. [`resize`] turns shares into requests and limits. A resize that differs
+//! from the pod's present values is sent until the operator reports its outcome.
 //!
-//! **Waiting.** A resize that failed is asked for again after a pause that doubles; so is one that was
-//! refused, because another pod's decrease may have come too late or a quota may have room again. Another
-//! target that is decided meanwhile goes out at once. What the kubelet defers or calls infeasible is left
-//! to it. Where somebody else changes a pod's resources after us, we ask again, more and more seldom.
+//! **Retries.** A resize that failed is sent again after a pause that doubles. So is one that was refused,
+//! because another pod's decrease may have come too late, or a quota may have room again. Another target that
+//! is decided meanwhile is sent at once. A resize that the kubelet defers or calls infeasible is left to the
+//! kubelet. If another writer changes a pod's resources after us, the resize is sent again, less and less often.
 //!
-//! **When to ask.** After a pod's start, and after each change to it, its kubelet acts on the next change
-//! only when it has looked at the runtime once more, which it does every second. So what a plan means for
-//! the pods is worked out, and asked for, once the kubelet is ready for all of them ([`Job::quiet_at`]):
-//! with all that was learnt until then, and in force at once. Jobs are measured and judged from their first
-//! moment on.
+//! **When to send.** After a pod's start, and after each change to it, its kubelet acts on the next change
+//! only after it has read the state of the container runtime once more, which it does every second. So the
+//! resizes of a plan are computed and sent when the kubelet is ready for all pods ([`Job::kubelet_ready_at`]):
+//! they then take effect at once. Jobs are measured and judged from their first moment on.
 //!
-//! **After a start.** An agent keeps nothing on disk, so a fresh one has measured no growth yet, and its
-//! first decisions would give everyone the same again. Pods that were reshaped already keep what they have
-//! until it is known who still grows, or for [`HOLD_INTERVALS`] intervals.
+//! **After a start.** A node agent keeps nothing on disk, so a new one has measured no growth yet, and its first
+//! decisions would give all pods equal shares again. Pods that were resized before keep their resources until
+//! growth has been measured, or for [`HOLD_INTERVALS`] intervals.
 
 use super::cgroups::{PodGroups, is_in_force};
-use super::job::{HERE, Job, Now};
+use super::job::{Job, Moment, THIS_NODE};
+use super::record::{JobDecision, RecordError};
 use super::volumes::Volumes;
 use gainshare_core::check::CheckedPlan;
-use gainshare_core::decider::{self, Decider};
+use gainshare_core::decider::{Decider, Decision, Outcome as DecisionOutcome};
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::{Plan, Reason};
 use gainshare_core::policy::{MoveRule, Policy, Preset, ShareRule};
@@ -38,27 +39,29 @@ use gainshare_limits::Capacity;
 use gainshare_limits::usage::NodeResources;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// How many intervals a pod that was reshaped before our start keeps what it has: FlowCon measures growth
-/// after one, and believes that it has ended after another.
+/// How many intervals a pod that was resized before the agent's start keeps its resources. FlowCon measures
+/// growth after one interval, and accepts that it has ended after another one.
 const HOLD_INTERVALS: u64 = 3;
 
-/// A plan waits no longer than this for kubelets that always have something else to do for one of its pods.
-const LONGEST_QUIET_WAIT: Span = Span::from_secs(4);
+/// The longest time for which a plan waits until the kubelet is ready for all of its pods.
+const MAX_READY_WAIT: Span = Span::from_secs(4);
 
-/// Between two searches for groups that are missing.
+/// The time between two searches for control groups that are missing.
 const SEARCH_PACE: Span = Span::from_secs(1);
 
-/// The first pause after a resize that did not work, or was undone by somebody; doubled each time. Most
-/// often the kubelet has written the pod's status in the same moment, and the next try succeeds.
+/// The first pause after a resize that failed or was undone by another writer; doubled each time. Most often
+/// the kubelet has written the pod's status at the same moment, and the next try succeeds.
 const FIRST_PAUSE: Span = Span::from_millis(100);
-const LONGEST_PAUSE: Span = Span::from_secs(300);
+const MAX_PAUSE: Span = Span::from_secs(300);
 
-/// A pod's new values take a moment from the API server to us. Within it they are not taken for somebody else's.
+/// New values of a pod need some time from the API server to the agent. Within this time, other values are not
+/// taken as a change by another writer.
 const SETTLING: Span = Span::from_secs(10);
 
-/// After this the agent no longer waits to see a resize take effect.
-const EFFECT_PATIENCE: Span = Span::from_secs(60);
+/// After this time the agent stops checking whether a resize has taken effect.
+const EFFECT_TIMEOUT: Span = Span::from_secs(60);
 
 /// A policy's name is unique in its namespace; an empty name stands for the namespace's label.
 type PolicyKey = (String, String);
@@ -72,61 +75,63 @@ pub(crate) struct Node {
     whole: NodeResources,
     jobs: BTreeMap<String, Job>,
     next_id: u64,
-    policies: BTreeMap<PolicyKey, Shared>,
-    wanted: BTreeMap<String, Wanted>,
+    policies: BTreeMap<PolicyKey, PolicyState>,
+    requests: BTreeMap<String, ResizeRequest>,
     generation: u64,
     next_search: Time,
-    began: Time,
+    started_at: Time,
     scratch: Box<[u8; 16 * 1024]>,
 }
 
-/// The pods of one policy.
-struct Shared {
+/// The decisions of one policy.
+struct PolicyState {
     policy: Policy,
-    control: Decider,
-    /// Until when pods keep what they had at our start.
+    decider: Decider,
+    /// Until when pods keep the resources that they had at the agent's start.
     hold_until: Option<Time>,
-    /// The newest plan that no resize was made of yet, and since when there has been such a plan.
-    planned: Option<(Time, CheckedPlan)>,
+    /// The newest decision that was not turned into resizes yet, and since when there has been such a decision.
+    planned: Option<(Time, Arc<Decision>)>,
+    /// The last decision, with what is needed to make its plan again.
+    last: Option<Arc<Decision>>,
 }
 
-/// What a pod should have.
-struct Wanted {
+/// A resize of one pod, from the decision to its effect.
+struct ResizeRequest {
     resize: Resize,
-    decided: Time,
-    progress: Asked,
+    decided_at: Time,
+    state: RequestState,
     failures: u32,
-    /// Seen in the kernel's files.
+    /// The kernel's files have the new values.
     in_force: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
-    /// To be sent with every request until answered.
+enum RequestState {
+    /// Sent with every exchange until its outcome arrives.
     Pending,
-    /// Not before this time.
-    Again(Time),
-    /// Accepted at this time.
-    Done(Time),
+    /// Sent again at this time.
+    RetryAt(Time),
+    /// The API server accepted it at this time.
+    AcceptedAt(Time),
 }
 
-/// What happened in one step, for metrics.
+/// The results of one step, for metrics.
 #[derive(Debug, Default)]
-pub(crate) struct Happened {
+pub(crate) struct StepReport {
     pub(crate) reports: u64,
     pub(crate) refused_reports: u64,
     pub(crate) plans: u64,
     pub(crate) bad_plans: u64,
     /// Seconds from a decision to the kernel's files.
     pub(crate) effects_s: Vec<f64>,
-    /// Some job has printed more than one look reads.
+    /// Some job has printed more than one step reads.
     pub(crate) more: bool,
-    /// Something that the manager should know at once.
+    /// There is a change that should be sent to the operator at once.
     pub(crate) is_urgent: bool,
 }
 
 impl Node {
-    pub(crate) fn new(logs: &Path, volumes: Volumes, groups: PodGroups, machine: Capacity, now: Now) -> Node {
+    pub(crate) fn new(logs: &Path, volumes: Volumes, groups: PodGroups, machine: Capacity, now: Moment) -> Node {
         Node {
             logs: logs.to_owned(),
             volumes,
@@ -140,19 +145,19 @@ impl Node {
             jobs: BTreeMap::new(),
             next_id: 0,
             policies: BTreeMap::new(),
-            wanted: BTreeMap::new(),
+            requests: BTreeMap::new(),
             generation: 0,
             next_search: Time::ZERO,
-            began: now.time,
+            started_at: now.time,
             scratch: Box::new([0; 16 * 1024]),
         }
     }
 
-    /// Takes the manager's list: all pods of this node that are shared.
-    pub(crate) fn take_pods(&mut self, now: Now, pods: Vec<PodOnNode>) {
+    /// Replaces the list of pods by the operator's: all pods of this node that are shared.
+    pub(crate) fn set_pods(&mut self, now: Moment, pods: Vec<PodOnNode>) {
         let listed: BTreeSet<String> = pods.iter().map(|p| p.uid.clone()).collect();
         self.jobs.retain(|uid, _| listed.contains(uid));
-        self.wanted.retain(|uid, _| listed.contains(uid));
+        self.requests.retain(|uid, _| listed.contains(uid));
         for pod in pods {
             match self.jobs.get_mut(&pod.uid) {
                 Some(job) => job.update(pod, &self.logs, now),
@@ -164,69 +169,69 @@ impl Node {
                 }
             }
         }
-        self.sort_into_policies(now);
-        self.watch_for_others(now.time);
+        self.update_policies(now);
+        self.detect_foreign_changes(now.time);
     }
 
-    fn sort_into_policies(&mut self, now: Now) {
+    fn update_policies(&mut self, now: Moment) {
         let mut present: BTreeMap<PolicyKey, (Policy, bool)> = BTreeMap::new();
         for job in self.jobs.values().filter(|j| j.takes_part()) {
-            let reshaped = job.pod.now != job.pod.original;
+            let resized = job.pod.now != job.pod.original;
             let entry = present.entry(policy_key(job)).or_insert_with(|| (policy_of(&job.pod.settings), false));
-            entry.1 |= reshaped;
+            entry.1 |= resized;
         }
         self.policies.retain(|key, _| present.contains_key(key));
-        // Only the first list can hold pods that an agent before us has reshaped.
-        let is_first = now.time.since(self.began) < SETTLING || self.generation == 0;
-        for (key, (policy, reshaped)) in present {
-            let known = self.policies.get(&key).is_some_and(|s| s.policy == policy);
-            if !known {
-                let hold_until = (is_first && reshaped).then(|| now.time + hold_for(&policy));
-                let control = Decider::new(policy.clone());
-                self.policies.insert(key, Shared { policy, control, hold_until, planned: None });
+        // Only the first list can contain pods that an earlier agent has resized.
+        let is_first = now.time.since(self.started_at) < SETTLING || self.generation == 0;
+        for (key, (policy, resized)) in present {
+            let is_unchanged = self.policies.get(&key).is_some_and(|state| state.policy == policy);
+            if !is_unchanged {
+                let hold_until = (is_first && resized).then(|| now.time + hold_time(&policy));
+                let decider = Decider::new(policy.clone());
+                self.policies.insert(key, PolicyState { policy, decider, hold_until, planned: None, last: None });
             }
         }
     }
 
-    /// A pod whose values are not what we asked for, though the API server accepted them a while ago, was
-    /// changed by somebody else.
-    fn watch_for_others(&mut self, now: Time) {
-        for (uid, wanted) in &mut self.wanted {
+    /// Finds pods that another writer has changed: the API server accepted our values some time ago, and the pod
+    /// has other values now.
+    fn detect_foreign_changes(&mut self, now: Time) {
+        for (uid, request) in &mut self.requests {
             let Some(job) = self.jobs.get(uid) else { continue };
-            let Asked::Done(at) = wanted.progress else { continue };
+            let RequestState::AcceptedAt(at) = request.state else { continue };
             let infeasible = matches!(job.pod.resize, ResizeState::Infeasible { .. });
-            if !infeasible && now.since(at) > SETTLING && wanted.resize.to.over(job.pod.now) != job.pod.now {
-                wanted.progress = Asked::Again(now + pause(wanted.failures));
-                wanted.failures += 1;
-                tracing::warn!(pod = %name(job), "something else has changed its resources: asking for ours again, later each time");
+            if !infeasible && now.since(at) > SETTLING && request.resize.to.over(job.pod.now) != job.pod.now {
+                request.state = RequestState::RetryAt(now + pause(request.failures));
+                request.failures += 1;
+                tracing::warn!(pod = %name(job), "another writer has changed its resources: resizing it again, less often each time");
             }
         }
     }
 
-    /// Takes what became of resizes.
-    pub(crate) fn take_outcomes(&mut self, now: Time, outcomes: &[Outcome]) {
+    /// Records the outcomes of resizes.
+    pub(crate) fn record_outcomes(&mut self, now: Time, outcomes: &[Outcome]) {
         for outcome in outcomes {
-            let Some(wanted) = self.wanted.get_mut(&outcome.uid) else { continue };
-            if wanted.resize.generation != outcome.generation {
+            let Some(request) = self.requests.get_mut(&outcome.uid) else { continue };
+            if request.resize.generation != outcome.generation {
                 continue;
             }
-            wanted.progress = match &outcome.state {
-                OutcomeState::Done => Asked::Done(now),
+            request.state = match &outcome.state {
+                OutcomeState::Done => RequestState::AcceptedAt(now),
                 OutcomeState::Unchanged => {
-                    wanted.in_force = true;
-                    Asked::Done(now)
+                    request.in_force = true;
+                    RequestState::AcceptedAt(now)
                 }
                 OutcomeState::Refused { why } => {
                     tracing::warn!(uid = outcome.uid, "a resize was refused: {why}");
-                    let again = now + pause(wanted.failures);
-                    wanted.failures += 1;
-                    Asked::Again(again)
+                    let again = now + pause(request.failures);
+                    request.failures += 1;
+                    RequestState::RetryAt(again)
                 }
                 OutcomeState::Failed { why } => {
-                    tracing::info!(uid = outcome.uid, "a resize did not work, trying again: {why}");
-                    let again = now + pause(wanted.failures);
-                    wanted.failures += 1;
-                    Asked::Again(again)
+                    tracing::info!(uid = outcome.uid, "a resize failed, trying again: {why}");
+                    let again = now + pause(request.failures);
+                    request.failures += 1;
+                    RequestState::RetryAt(again)
                 }
             };
         }
@@ -234,42 +239,54 @@ impl Node {
 
     /// Reads logs and counters, and decides if anything is due. `idle_s` is the unused CPU time of the machine, as
     /// `gainshare_limits::machine::idle_s` reads it.
-    pub(crate) fn step(&mut self, now: Now, idle_s: Option<f64>) -> Happened {
-        let mut happened = Happened::default();
+    pub(crate) fn step(&mut self, now: Moment, idle_s: Option<f64>) -> StepReport {
+        let mut step = StepReport::default();
         self.find_groups(now.time);
         for job in self.jobs.values_mut() {
-            let looked = job.look(now, &self.volumes);
-            happened.reports += looked.reports;
-            happened.refused_reports += looked.refused;
-            happened.more |= looked.more;
-            // The others are measured when they are decided about.
+            let read = job.read_reports(now, &self.volumes);
+            step.reports += read.reports;
+            step.refused_reports += read.refused;
+            step.more |= read.more;
+            // Jobs that take part in decisions are measured there.
             if job.pod.follow && !job.takes_part() {
                 job.measure(now.time, &self.whole, &mut self.scratch);
             }
         }
-        self.decide(now.time, idle_s, &mut happened);
-        self.look_for_effects(now.time, &mut happened);
-        for wanted in self.wanted.values_mut() {
-            if matches!(wanted.progress, Asked::Again(at) if now.time >= at) {
-                wanted.progress = Asked::Pending;
-                happened.is_urgent = true;
+        self.decide(now.time, idle_s, &mut step);
+        self.check_effects(now.time, &mut step);
+        for request in self.requests.values_mut() {
+            if matches!(request.state, RequestState::RetryAt(at) if now.time >= at) {
+                request.state = RequestState::Pending;
+                step.is_urgent = true;
             }
         }
-        happened
+        step
     }
 
-    /// When `step` should be called again at the latest, if nothing is printed.
+    /// The last decision about a pod, and the pod's number in it.
+    pub(crate) fn last_decision(&self, uid: &str) -> Result<JobDecision, RecordError> {
+        let job = self.jobs.get(uid).ok_or_else(|| RecordError::NotShared { uid: uid.to_owned() })?;
+        if let Some(blocked) = &job.pod.blocked {
+            return Err(RecordError::Blocked { pod: name(job), why: blocked.message.clone() });
+        }
+        let last = self.policies.get(&policy_key(job)).and_then(|state| state.last.clone());
+        let about_job = last.filter(|decision| decision.plan.verdicts.contains_key(&job.id));
+        let decision = about_job.ok_or_else(|| RecordError::Undecided { pod: name(job) })?;
+        Ok(JobDecision { job: job.id, decision })
+    }
+
+    /// When `step` must be called again, if no job prints anything.
     pub(crate) fn due(&self) -> Option<Time> {
-        let decisions = self.policies.values().filter_map(|s| s.control.due());
-        let quiet = self.policies.iter().filter_map(|(key, shared)| {
+        let decisions = self.policies.values().filter_map(|s| s.decider.due());
+        let planned = self.policies.iter().filter_map(|(key, state)| {
             let members = self.jobs.values().filter(|j| j.takes_part() && policy_key(j) == *key);
-            Some(quiet_at(shared.planned.as_ref()?.0, members))
+            Some(ready_at(state.planned.as_ref()?.0, members))
         });
-        let retries = self.wanted.values().filter_map(|w| match w.progress {
-            Asked::Again(at) => Some(at),
+        let retries = self.requests.values().filter_map(|request| match request.state {
+            RequestState::RetryAt(at) => Some(at),
             _ => None,
         });
-        decisions.chain(quiet).chain(retries).min()
+        decisions.chain(planned).chain(retries).min()
     }
 
     fn find_groups(&mut self, now: Time) {
@@ -291,22 +308,22 @@ impl Node {
         }
     }
 
-    fn decide(&mut self, now: Time, idle_s: Option<f64>, happened: &mut Happened) {
+    fn decide(&mut self, now: Time, idle_s: Option<f64>, step: &mut StepReport) {
         if self.policies.is_empty() {
             return;
         }
         let node = NodeView {
-            id: HERE,
+            id: THIS_NODE,
             cores: self.whole.capacity.cores,
             speed: 1.0,
             memory_bytes: self.whole.capacity.memory_bytes,
             slots: None,
             idle: idle_s,
         };
-        for (key, shared) in &mut self.policies {
+        for (key, state) in &mut self.policies {
             let mut members: Vec<&mut Job> =
                 self.jobs.values_mut().filter(|j| j.takes_part() && policy_key(j) == *key).collect();
-            // One policy's jobs wait until the history of each is read. The jobs of other policies do not.
+            // A policy decides when the history of each of its jobs has been read. Other policies do not wait for it.
             if members.iter().any(|job| job.reads_history()) {
                 continue;
             }
@@ -315,73 +332,76 @@ impl Node {
                 job.measure(now, &self.whole, &mut self.scratch);
             }
             let view = View { now, nodes: vec![node.clone()], jobs: members.iter().map(|j| j.view()).collect() };
-            let outcome = shared.control.decide_recorded(view);
-            if outcome != decider::Outcome::NotDue {
-                happened.plans += 1;
-                members.iter_mut().for_each(|job| job.most = shared.control.usable(job.id));
+            let outcome = state.decider.decide_recorded(view);
+            if outcome != DecisionOutcome::NotDue {
+                step.plans += 1;
+                members.iter_mut().for_each(|job| job.usable = state.decider.usable(job.id));
             }
             match outcome {
-                decider::Outcome::NotDue => {}
-                decider::Outcome::Rejected(rejection) => {
+                DecisionOutcome::NotDue => {}
+                DecisionOutcome::Rejected(rejection) => {
                     // The limits in force were sound when they were set: they stay.
                     let record = rejection.record.as_ref().and_then(|r| serde_json::to_string(r).ok());
                     let list = rejection.reasons();
                     tracing::error!(policy = key.1, record, "a plan failed its check and is not carried out: {list}");
-                    happened.bad_plans += 1;
+                    step.bad_plans += 1;
                     continue;
                 }
-                decider::Outcome::Decision(decision) => {
+                DecisionOutcome::Decision(decision) => {
                     if tracing::enabled!(tracing::Level::TRACE) {
                         let record = decision.record().and_then(|r| serde_json::to_string(&r).ok());
                         tracing::trace!(policy = key.1, record, "decision");
                     }
-                    let plan = decision.plan;
+                    let decision = Arc::new(decision);
+                    state.last = Some(decision.clone());
                     for job in &mut members {
-                        job.verdict = plan.verdicts.get(&job.id).cloned();
+                        job.verdict = decision.plan.verdicts.get(&job.id).cloned();
                     }
-                    if shared.holds(now, &plan) {
-                        members.iter_mut().for_each(|job| happened.is_urgent |= job.say());
+                    if state.is_holding(now, &decision.plan) {
+                        members.iter_mut().for_each(|job| step.is_urgent |= job.publish_verdict());
                     } else {
-                        let since = shared.planned.as_ref().map_or(now, |(since, _)| *since);
-                        shared.planned = Some((since, plan));
+                        let since = state.planned.as_ref().map_or(now, |(since, _)| *since);
+                        state.planned = Some((since, decision));
                     }
                 }
             }
-            let is_ready = |since: Time| now >= quiet_at(since, members.iter().map(|job| &**job));
-            if let Some((_, plan)) = shared.planned.take_if(|(since, _)| is_ready(*since)) {
+            let is_ready = |since: Time| now >= ready_at(since, members.iter().map(|job| &**job));
+            if let Some((_, decision)) = state.planned.take_if(|(since, _)| is_ready(*since)) {
                 self.generation += 1;
-                members.iter_mut().for_each(|job| happened.is_urgent |= job.say());
+                members.iter_mut().for_each(|job| step.is_urgent |= job.publish_verdict());
                 let members: Vec<&Job> = members.into_iter().map(|j| &*j).collect();
-                happened.is_urgent |= want(&mut self.wanted, &members, &plan, self.generation, now);
+                step.is_urgent |= request_resizes(&mut self.requests, &members, &decision.plan, self.generation, now);
             }
         }
     }
 
-    /// Notes which resizes the kubelet has put in force.
-    fn look_for_effects(&mut self, now: Time, happened: &mut Happened) {
-        for (uid, wanted) in &mut self.wanted {
+    /// Finds resizes that the kubelet has put in force.
+    fn check_effects(&mut self, now: Time, step: &mut StepReport) {
+        for (uid, request) in &mut self.requests {
             let Some(job) = self.jobs.get(uid) else { continue };
             let Some(group) = &job.group else { continue };
-            if wanted.in_force || now.since(wanted.decided) > EFFECT_PATIENCE {
+            if request.in_force || now.since(request.decided_at) > EFFECT_TIMEOUT {
                 continue;
             }
-            let Some(request) = wanted.resize.to.requests.cpu_milli else { continue };
-            if is_in_force(group, request, wanted.resize.to.over(job.pod.now).limits.cpu_milli) {
-                wanted.in_force = true;
-                happened.effects_s.push(now.since(wanted.decided).as_secs_f64());
+            let Some(request_milli) = request.resize.to.requests.cpu_milli else { continue };
+            if is_in_force(group, request_milli, request.resize.to.over(job.pod.now).limits.cpu_milli) {
+                request.in_force = true;
+                step.effects_s.push(now.since(request.decided_at).as_secs_f64());
             }
         }
     }
 
-    /// Whether the manager wants to hear of any job's progress within seconds.
-    pub(crate) fn is_followed(&self) -> bool {
+    /// Whether the operator needs the progress of any job within seconds.
+    pub(crate) fn has_followed_jobs(&self) -> bool {
         self.jobs.values().any(|job| job.pod.follow)
     }
 
-    /// Whether an effect is awaited, so that looks should come quickly.
+    /// Whether a resize is about to take effect, so that steps should follow each other quickly.
     pub(crate) fn awaits_effect(&self, now: Time) -> bool {
-        let recent = |w: &Wanted| !w.in_force && now.since(w.decided) < SETTLING;
-        self.wanted.values().any(|w| matches!(w.progress, Asked::Pending | Asked::Done(_)) && recent(w))
+        let recent = |request: &ResizeRequest| !request.in_force && now.since(request.decided_at) < SETTLING;
+        self.requests.values().any(|request| {
+            matches!(request.state, RequestState::Pending | RequestState::AcceptedAt(_)) && recent(request)
+        })
     }
 
     pub(crate) fn beat(&self) -> Beat {
@@ -406,11 +426,11 @@ impl Node {
         self.jobs.values().map(Job::state).collect()
     }
 
-    /// What the manager should do, as far as it has not said what became of it.
+    /// The resizes whose outcome is not known yet.
     pub(crate) fn resizes(&self) -> Vec<Resize> {
-        let pending = self.wanted.iter().filter(|(_, w)| w.progress == Asked::Pending);
-        let mut resizes: Vec<Resize> = pending.map(|(_, w)| w.resize.clone()).collect();
-        // Decreases first, so that the node is never promised twice.
+        let pending = self.requests.iter().filter(|(_, request)| request.state == RequestState::Pending);
+        let mut resizes: Vec<Resize> = pending.map(|(_, request)| request.resize.clone()).collect();
+        // Decreases first, so that the requests on the node never exceed it.
         resizes.sort_by_key(|r| self.jobs.get(&r.uid).is_some_and(|j| resize::is_up(&j.pod.now, &r.to)));
         resizes
     }
@@ -420,9 +440,9 @@ impl Node {
     }
 }
 
-impl Shared {
-    /// Whether pods still keep what they had at our start.
-    fn holds(&mut self, now: Time, plan: &Plan) -> bool {
+impl PolicyState {
+    /// Whether pods still keep the resources that they had at the agent's start.
+    fn is_holding(&mut self, now: Time, plan: &Plan) -> bool {
         let Some(until) = self.hold_until else { return false };
         let unsure = |reason| matches!(reason, Reason::NotYetMeasured | Reason::Watching { .. });
         if now < until && plan.verdicts.values().any(|v| unsure(v.reason)) {
@@ -433,25 +453,25 @@ impl Shared {
     }
 }
 
-/// When a plan that has been there since then is to be carried out.
-fn quiet_at<'j>(since: Time, members: impl Iterator<Item = &'j Job>) -> Time {
-    let last = members.map(Job::quiet_at).max().unwrap_or(since);
-    last.clamp(since, since + LONGEST_QUIET_WAIT)
+/// When a plan that was made at `since` is turned into resizes.
+fn ready_at<'j>(since: Time, members: impl Iterator<Item = &'j Job>) -> Time {
+    let last = members.map(Job::kubelet_ready_at).max().unwrap_or(since);
+    last.clamp(since, since + MAX_READY_WAIT)
 }
 
-/// Notes what the members of a policy should have from now on, by `plan`; `true` if anything new is to be asked for.
-fn want(
-    wanted: &mut BTreeMap<String, Wanted>,
+/// Turns a plan into resizes of the policy's pods; `true` if there is a new one.
+fn request_resizes(
+    requests: &mut BTreeMap<String, ResizeRequest>,
     members: &[&Job],
     plan: &CheckedPlan,
     generation: u64,
     now: Time,
 ) -> bool {
-    // What was asked for and not answered, or accepted a moment ago, counts as if the pod had it: the list
+    // A resize whose outcome is not known, or that was accepted a moment ago, counts as done: the operator's list
     // may not show it yet.
-    let expected = |job: &Job| match wanted.get(&job.pod.uid) {
-        Some(Wanted { progress: Asked::Pending, resize, .. }) => resize.to.over(job.pod.now),
-        Some(Wanted { progress: Asked::Done(at), resize, .. }) if now.since(*at) < SETTLING => {
+    let expected = |job: &Job| match requests.get(&job.pod.uid) {
+        Some(ResizeRequest { state: RequestState::Pending, resize, .. }) => resize.to.over(job.pod.now),
+        Some(ResizeRequest { state: RequestState::AcceptedAt(at), resize, .. }) if now.since(*at) < SETTLING => {
             resize.to.over(job.pod.now)
         }
         _ => job.pod.now,
@@ -471,31 +491,34 @@ fn want(
     let mut news = false;
     for (i, to) in changes {
         let (uid, container) = (pods[i].uid.clone(), pods[i].container.clone());
-        // Refused or failed: the same again waits for its time.
-        let is_waiting = |w: &Wanted| matches!(w.progress, Asked::Again(_)) && !resize::worth_it(&w.resize.to, &to);
-        if wanted.get(&uid).is_some_and(is_waiting) {
+        // A resize that was refused or failed is not sent again before its pause is over.
+        let is_waiting = |request: &ResizeRequest| {
+            matches!(request.state, RequestState::RetryAt(_)) && !resize::worth_it(&request.resize.to, &to)
+        };
+        if requests.get(&uid).is_some_and(is_waiting) {
             continue;
         }
         if let Some(cpu_milli) = to.requests.cpu_milli {
             let reason = members[i].verdict.as_ref().map(|v| v.reason.to_string()).unwrap_or_default();
-            tracing::info!(pod = %name(members[i]), %uid, cpu_milli, reason, "wants");
+            tracing::info!(pod = %name(members[i]), %uid, cpu_milli, reason, "requesting a resize");
         }
         let resize = Resize { uid: uid.clone(), container, generation, to };
-        let entry = Wanted { resize, decided: now, progress: Asked::Pending, failures: 0, in_force: false };
-        wanted.insert(uid, entry);
+        let entry =
+            ResizeRequest { resize, decided_at: now, state: RequestState::Pending, failures: 0, in_force: false };
+        requests.insert(uid, entry);
         news = true;
     }
     news
 }
 
 fn pause(failures: u32) -> Span {
-    Span(FIRST_PAUSE.0.saturating_mul(1 << failures.min(20))).min(LONGEST_PAUSE)
+    Span(FIRST_PAUSE.0.saturating_mul(1 << failures.min(20))).min(MAX_PAUSE)
 }
 
-fn hold_for(policy: &Policy) -> Span {
+fn hold_time(policy: &Policy) -> Span {
     match policy.share {
         ShareRule::Flowcon(f) => Span(f.interval.0.saturating_mul(HOLD_INTERVALS)),
-        // It measures a newcomer within a few looks.
+        // This rule measures a new job within a few seconds.
         ShareRule::Gain(_) => Span::from_secs(10),
         _ => Span::ZERO,
     }
@@ -509,7 +532,8 @@ fn name(job: &Job) -> String {
     format!("{}/{}", job.pod.namespace, job.pod.name)
 }
 
-/// The core's policy for a SharePolicy. Numbers that make no sense never get here; should one, the core's own stands.
+/// The core's policy for a SharePolicy. The API server refuses numbers out of bounds; should one arrive all the
+/// same, the default policy is used.
 fn policy_of(settings: &Settings) -> Policy {
     let preset = match settings.policy {
         PolicyKind::Fair => Preset::Na,
@@ -527,7 +551,7 @@ fn policy_of(settings: &Settings) -> Policy {
     match policy.validate() {
         Ok(()) => policy,
         Err(error) => {
-            tracing::warn!("{error}: using the defaults");
+            tracing::warn!("{error}: the policy's defaults are used instead");
             defaults
         }
     }

@@ -1,4 +1,5 @@
-//! A node made of folders: logs and control groups as the kubelet would write them, a clock that the test moves.
+//! Tests of [`super`] on a node of folders: logs and control groups as a kubelet writes them, and a clock that the
+//! test moves.
 
 use super::*;
 use gainshare_kube_api::resize::{Amounts, Bounds};
@@ -35,7 +36,7 @@ impl World {
         Node::new(&dir.path().join("logs"), Volumes::at(Some(dir.path().join("pods"))), groups, machine, moment(clock))
     }
 
-    fn now(&self) -> Now {
+    fn now(&self) -> Moment {
         moment(self.clock)
     }
 
@@ -87,7 +88,7 @@ impl World {
     }
 
     fn list(&mut self) {
-        self.node.take_pods(moment(self.clock), self.pods.clone());
+        self.node.set_pods(moment(self.clock), self.pods.clone());
     }
 
     fn burn(&mut self, name: &str, cpu_s: f64) {
@@ -108,14 +109,14 @@ impl World {
         writeln!(file, "{stamp} stdout F {text}").unwrap();
     }
 
-    /// Half a second passes; then the node looks.
-    fn tick(&mut self) -> Happened {
+    /// Half a second passes; then the node makes a step.
+    fn tick(&mut self) -> StepReport {
         self.clock += SECOND / 2;
         let now = self.now();
         self.node.step(now, None)
     }
 
-    /// So many seconds in which every pod uses its equal part and reports as `loss` says.
+    /// The seconds pass; every pod uses an equal part and reports the values of `loss`.
     fn live(&mut self, seconds: u64, loss: impl Fn(&str, f64) -> f64) {
         let names: Vec<String> = self.pods.iter().map(|p| p.name.clone()).collect();
         for _ in 0..seconds * 2 {
@@ -128,16 +129,16 @@ impl World {
         }
     }
 
-    fn asked(&self) -> BTreeMap<String, u64> {
+    fn requested(&self) -> BTreeMap<String, u64> {
         self.node.resizes().iter().map(|r| (r.uid.clone(), r.to.requests.cpu_milli.unwrap())).collect()
     }
 
-    /// What a manager with a quick API server does.
-    fn obey(&mut self, state: impl Fn(&Resize) -> OutcomeState) {
+    /// An operator with a fast API server reports these outcomes.
+    fn answer(&mut self, state: impl Fn(&Resize) -> OutcomeState) {
         let resizes = self.node.resizes();
         let outcomes: Vec<Outcome> =
             resizes.iter().map(|r| Outcome { uid: r.uid.clone(), generation: r.generation, state: state(r) }).collect();
-        self.node.take_outcomes(Time(self.clock), &outcomes);
+        self.node.record_outcomes(Time(self.clock), &outcomes);
         for (resize, outcome) in resizes.iter().zip(&outcomes) {
             if outcome.state == OutcomeState::Done {
                 let pod = self.pods.iter_mut().find(|p| p.uid == resize.uid).unwrap();
@@ -152,11 +153,11 @@ impl World {
     }
 }
 
-fn moment(clock: u64) -> Now {
-    Now { time: Time(clock), unix_ns: NOON_NS + clock * 1000 }
+fn moment(clock: u64) -> Moment {
+    Moment { time: Time(clock), unix_ns: NOON_NS + clock * 1000 }
 }
 
-/// `flat` has converged, everybody else improves quickly.
+/// `flat` has converged; all other jobs improve quickly.
 fn loss(name: &str, age_s: f64) -> f64 {
     if name == "flat" { 0.5 } else { 10.0 * (-age_s / 20.0).exp() }
 }
@@ -168,10 +169,10 @@ fn the_job_that_grows_gets_what_the_flat_one_does_not_need() {
     w.add("grows");
     w.list();
     w.live(7, loss);
-    let asked = w.asked();
-    // Growth of one is nil: it keeps the floor of 1/(β·n) = a quarter of the pool of two cores.
-    assert!(asked["uid-flat"] <= 510 && asked["uid-grows"] >= 1490, "{asked:?}");
-    assert!(asked.values().sum::<u64>() <= 2000, "{asked:?}");
+    let requested = w.requested();
+    // The growth of one is zero: it keeps the floor of 1/(β·n) = a quarter of the pool of two cores.
+    assert!(requested["uid-flat"] <= 510 && requested["uid-grows"] >= 1490, "{requested:?}");
+    assert!(requested.values().sum::<u64>() <= 2000, "{requested:?}");
     let flat = w.state("flat");
     assert_eq!((flat.category, flat.growth), (gainshare_kube_api::wire::Category::Converged, Some(0.0)));
     assert_eq!(w.state("grows").category, gainshare_kube_api::wire::Category::Growing);
@@ -191,7 +192,7 @@ fn a_job_may_write_its_progress_into_a_volume() {
     (settings.collector, settings.path) = (Collector::File, Some("run/metrics.csv".into()));
     w.list();
     w.live(2, loss);
-    // What it prints does not count, and the file is not there yet.
+    // Its output is not read, and the file does not exist yet.
     assert_eq!(w.state("grows").progress.value, None);
     assert!(w.state("grows").reason.contains("none of its volumes has run/metrics.csv yet"), "{:?}", w.state("grows"));
     let folder = w.dir.path().join("pods/uid-grows/volumes/kubernetes.io~empty-dir/out/run");
@@ -208,52 +209,52 @@ fn a_job_may_write_its_progress_into_a_volume() {
     let grows = w.state("grows");
     assert_eq!((grows.progress.metric.as_deref(), grows.progress.step), (Some("val_loss"), Some(20)));
     assert_eq!(grows.category, gainshare_kube_api::wire::Category::Growing);
-    assert!(w.asked()["uid-grows"] >= 1490, "{:?}", w.asked());
+    assert!(w.requested()["uid-grows"] >= 1490, "{:?}", w.requested());
 }
 
 #[test]
-fn what_was_done_is_not_asked_for_again_and_small_changes_are_not_asked_for_at_all() {
+fn accepted_resizes_are_not_sent_again_and_small_changes_are_not_sent() {
     let mut w = World::new();
     w.add("flat");
     w.add("grows");
     w.list();
     w.live(7, loss);
-    w.obey(|_| OutcomeState::Done);
-    assert!(w.asked().is_empty());
+    w.answer(|_| OutcomeState::Done);
+    assert!(w.requested().is_empty());
     w.live(10, loss);
-    assert!(w.asked().is_empty(), "{:?}", w.asked());
+    assert!(w.requested().is_empty(), "{:?}", w.requested());
 }
 
 #[test]
-fn pods_are_judged_at_once_and_asked_for_when_their_kubelets_can_act() {
+fn pods_are_judged_at_once_and_resized_when_their_kubelet_is_ready() {
     let mut w = World::new();
     w.add("flat");
     w.add("grows");
     w.list();
     w.live(7, loss);
-    w.obey(|_| OutcomeState::Done);
+    w.answer(|_| OutcomeState::Done);
     w.live(2, loss);
     w.add("new");
     w.list();
-    // It counts from its first moment on, but it and those whose part it takes are only asked for when it
-    // is a little older.
+    // The new pod takes part in decisions at once. Its resize, and those of the pods that lose a part, are sent
+    // when the kubelet is ready for it.
     w.tick();
     assert!(w.node.jobs["uid-new"].verdict.is_some());
     w.tick();
-    assert!(w.asked().is_empty() && w.state("new").share.is_none(), "{:?}", w.asked());
+    assert!(w.requested().is_empty() && w.state("new").share.is_none(), "{:?}", w.requested());
     w.tick();
-    assert!(w.asked().contains_key("uid-grows"), "{:?}", w.asked());
+    assert!(w.requested().contains_key("uid-grows"), "{:?}", w.requested());
     assert!(w.state("new").share.is_some());
-    // A pod that changes all the time cannot hold the other pods back.
-    w.obey(|_| OutcomeState::Done);
+    // A pod that changes all the time does not delay the other pods.
+    w.answer(|_| OutcomeState::Done);
     w.add("newer");
     for i in 0..10 {
         w.pods[2].noted = i;
         w.list();
-        assert!(w.asked().is_empty() || i > 7, "after {i} ticks: {:?}", w.asked());
+        assert!(w.requested().is_empty() || i > 7, "after {i} ticks: {:?}", w.requested());
         w.tick();
     }
-    assert!(!w.asked().is_empty());
+    assert!(!w.requested().is_empty());
 }
 
 #[test]
@@ -264,13 +265,13 @@ fn a_failure_is_tried_again_and_only_the_newest_target_counts() {
     w.list();
     w.live(7, loss);
     let before = w.node.resizes();
-    w.obey(|_| OutcomeState::Failed { why: "the API server is away".into() });
-    assert!(w.asked().is_empty());
+    w.answer(|_| OutcomeState::Failed { why: "the API server is away".into() });
+    assert!(w.requested().is_empty());
     w.tick();
     assert_eq!(w.node.resizes(), before);
-    // An answer to something older than the present target changes nothing.
+    // The outcome of an older target changes nothing.
     let stale = Outcome { uid: "uid-flat".into(), generation: 0, state: OutcomeState::Done };
-    w.node.take_outcomes(Time(w.clock), &[stale]);
+    w.node.record_outcomes(Time(w.clock), &[stale]);
     assert_eq!(w.node.resizes(), before);
 }
 
@@ -281,36 +282,36 @@ fn a_refusal_is_not_repeated_every_interval() {
     w.add("grows");
     w.list();
     w.live(7, loss);
-    w.obey(|_| OutcomeState::Refused { why: "quota".into() });
+    w.answer(|_| OutcomeState::Refused { why: "quota".into() });
     let mut times = 0;
     for _ in 0..60 {
         w.live(1, loss);
-        times += u32::from(!w.asked().is_empty());
-        w.obey(|_| OutcomeState::Refused { why: "quota".into() });
+        times += u32::from(!w.requested().is_empty());
+        w.answer(|_| OutcomeState::Refused { why: "quota".into() });
     }
-    assert!(times <= 12, "asked {times} times in a minute");
+    assert!(times <= 12, "requested {times} times in a minute");
 }
 
 #[test]
-fn a_fresh_agent_leaves_reshaped_pods_alone_until_it_has_measured() {
+fn a_new_agent_keeps_resized_pods_until_it_has_measured() {
     let mut w = World::new();
     w.add("flat");
     w.add("grows");
     w.list();
     w.live(7, loss);
-    w.obey(|_| OutcomeState::Done);
+    w.answer(|_| OutcomeState::Done);
     w.node = World::start(&w.dir, w.clock);
     w.list();
     w.tick();
     // The history was read again.
     assert!(w.state("grows").progress.step.is_some_and(|s| s > 10));
-    assert!(w.asked().is_empty(), "{:?}", w.asked());
+    assert!(w.requested().is_empty(), "{:?}", w.requested());
     w.live(3, loss);
-    assert!(w.asked().is_empty(), "{:?}", w.asked());
+    assert!(w.requested().is_empty(), "{:?}", w.requested());
     w.live(5, loss);
-    // It has come to the same conclusion, so there is still nothing to ask for.
+    // It has decided the same, so there is nothing to resize.
     assert_eq!(w.state("flat").category, gainshare_kube_api::wire::Category::Converged);
-    assert!(w.asked().is_empty(), "{:?}", w.asked());
+    assert!(w.requested().is_empty(), "{:?}", w.requested());
 }
 
 #[test]
@@ -323,11 +324,11 @@ fn a_pod_that_never_reports_gets_its_fair_share() {
         w.burn("silent", 0.5);
         w.burn("grows", 0.5);
         let age_s = w.clock as f64 / SECOND as f64 - 1000.0;
-        w.print("silent", "nothing that anybody could read");
+        w.print("silent", "a line without a metric");
         w.print("grows", &format!("step {} loss: {}", age_s as u64, 10.0 - 0.2 * age_s));
         w.tick();
         w.tick();
-        w.obey(|_| OutcomeState::Done);
+        w.answer(|_| OutcomeState::Done);
     }
     let silent = w.state("silent");
     assert!(silent.reason.contains("no loss or accuracy"), "{}", silent.reason);
@@ -335,7 +336,7 @@ fn a_pod_that_never_reports_gets_its_fair_share() {
 }
 
 #[test]
-fn a_flood_of_output_holds_up_no_other_policy() {
+fn a_flood_of_output_delays_no_other_policy() {
     let mut w = World::new();
     w.add("flat");
     w.add("grows");
@@ -353,8 +354,8 @@ fn a_flood_of_output_holds_up_no_other_policy() {
         }
         assert!(w.tick().more, "the flood is larger than what one step reads");
     }
-    let asked = w.asked();
-    assert!(asked["uid-flat"] <= 510 && asked["uid-grows"] >= 1490, "{asked:?}");
+    let requested = w.requested();
+    assert!(requested["uid-flat"] <= 510 && requested["uid-grows"] >= 1490, "{requested:?}");
 }
 
 #[test]
@@ -368,8 +369,8 @@ fn blocked_pods_are_reported_and_left_out() {
     w.live(7, loss);
     assert_eq!(w.state("best-effort").reason, "it requests nothing");
     assert_eq!(w.state("best-effort").share, None);
-    assert!(!w.asked().contains_key("uid-best-effort"));
-    assert!(w.asked().values().sum::<u64>() <= 2000);
+    assert!(!w.requested().contains_key("uid-best-effort"));
+    assert!(w.requested().values().sum::<u64>() <= 2000);
 }
 
 #[test]
@@ -388,20 +389,20 @@ fn pods_that_vanish_are_dropped_and_a_restart_begins_a_new_curve() {
     w.list();
     w.tick();
     assert_eq!(w.node.states().len(), 1);
-    assert!(!w.asked().contains_key("uid-flat"));
+    assert!(!w.requested().contains_key("uid-flat"));
     w.pods.clear();
     w.list();
     assert!(w.tick().plans == 0 && w.node.states().is_empty() && w.node.due().is_none());
 }
 
 #[test]
-fn somebody_else_who_writes_is_noticed_and_not_fought() {
+fn another_writer_is_detected_and_resizes_get_rarer() {
     let mut w = World::new();
     w.add("flat");
     w.add("grows");
     w.list();
     w.live(7, loss);
-    w.obey(|_| OutcomeState::Done);
+    w.answer(|_| OutcomeState::Done);
     let mut writes = 0;
     for _ in 0..120 {
         for pod in &mut w.pods {
@@ -409,26 +410,26 @@ fn somebody_else_who_writes_is_noticed_and_not_fought() {
         }
         w.list();
         w.live(1, loss);
-        writes += u32::from(!w.asked().is_empty());
+        writes += u32::from(!w.requested().is_empty());
         let resizes = w.node.resizes();
         let done = |r: &Resize| Outcome { uid: r.uid.clone(), generation: r.generation, state: OutcomeState::Done };
         let outcomes: Vec<Outcome> = resizes.iter().map(done).collect();
-        w.node.take_outcomes(Time(w.clock), &outcomes);
+        w.node.record_outcomes(Time(w.clock), &outcomes);
     }
     assert!(writes <= 15, "{writes} writes in two minutes");
 }
 
 #[test]
-fn the_effect_is_seen_in_the_kernels_files() {
+fn the_effect_is_read_from_the_kernels_files() {
     let mut w = World::new();
     w.add("flat");
     w.add("grows");
     w.list();
     w.live(7, loss);
-    let asked = w.asked();
-    w.obey(|_| OutcomeState::Done);
+    let requested = w.requested();
+    w.answer(|_| OutcomeState::Done);
     assert!(w.node.awaits_effect(Time(w.clock)));
-    for (uid, milli) in asked {
+    for (uid, milli) in requested {
         std::fs::write(w.group(&uid).join("cpu.shares"), (milli * 1024 / 1000).to_string()).unwrap();
     }
     assert_eq!(w.tick().effects_s.len(), 2);
@@ -446,8 +447,37 @@ fn a_wall_clock_that_jumps_expires_nothing() {
     for jump in [3_600_000_000_000i64, -3_600_000_000_000] {
         let unix_ns = w.now().unix_ns.checked_add_signed(jump).unwrap();
         w.clock += SECOND / 2;
-        w.node.step(Now { time: Time(w.clock), unix_ns }, None);
+        w.node.step(Moment { time: Time(w.clock), unix_ns }, None);
         assert_eq!(w.node.states().len(), 2);
         assert!(w.node.states().iter().all(|s| !s.reason.contains("silent")));
     }
+}
+
+#[test]
+fn the_last_decision_about_a_pod_replays() {
+    let mut world = World::new();
+    world.add("flat");
+    world.add("grows");
+    world.list();
+    let none = world.node.last_decision("uid-flat").unwrap_err();
+    assert_eq!(none, RecordError::Undecided { pod: "team/flat".into() });
+    world.live(10, |name, age_s| if name == "flat" { 1.0 } else { 100.0 - age_s });
+    let JobDecision { job, decision } = world.node.last_decision("uid-grows").unwrap();
+    let record = decision.record().unwrap();
+    assert!(record.view.jobs.iter().any(|view| view.id == job));
+    assert_eq!(record.replay().unwrap().differences, []);
+    let back: gainshare_core::replay::RecordedDecision =
+        serde_json::from_slice(&serde_json::to_vec(&record).unwrap()).unwrap();
+    assert_eq!(back, record);
+    assert_eq!(back.replay().unwrap().differences, []);
+
+    // A pod that came after the last decision is not in it.
+    world.add("late");
+    world.list();
+    assert!(matches!(world.node.last_decision("uid-late"), Err(RecordError::Undecided { .. })));
+    world.pods[0].blocked = Some(Blocked { reason: "BestEffort".into(), message: "it requests no CPU".into() });
+    world.list();
+    let blocked = world.node.last_decision("uid-flat").unwrap_err().to_string();
+    assert!(blocked.contains("it requests no CPU"), "{blocked}");
+    assert!(matches!(world.node.last_decision("uid-other"), Err(RecordError::NotShared { .. })));
 }

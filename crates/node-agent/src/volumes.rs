@@ -1,17 +1,17 @@
 //! The files that pods write into their volumes, as the kubelet keeps them.
 //!
 //! **Problem.** Not every program prints its progress: some write a CSV file or TensorBoard's event files
-//! into a volume. On the node a pod's volumes lie below one folder of the kubelet's; but what was mounted
-//! from Secrets lies there, too.
+//! into a volume. On the node, the volumes of a pod are below one folder of the kubelet. Volumes that were
+//! mounted from Secrets are there, too.
 //!
-//! **How.** The administrator who installs the agent decides whether that folder is mounted at all. If so, only volumes
-//! of kinds that programs write into are ever opened, and only files beneath them: a link out of a volume
-//! leads nowhere.
+//! **How.** The administrator who installs the node agent decides whether that folder is mounted. If so, the
+//! agent opens only volumes of kinds that programs write into, and only files below them: a link out of a volume
+//! is not followed.
 
 use gainshare_progress::Root;
 use std::path::{Component, Path, PathBuf};
 
-/// Kinds of volumes, as the kubelet names their folders, and where below its folder a volume's files begin.
+/// Kinds of volumes by the names of their folders, and the folder below a volume in which its files are.
 const KINDS: [(&str, &str); 8] = [
     ("kubernetes.io~empty-dir", ""),
     ("kubernetes.io~csi", "mount"),
@@ -23,7 +23,7 @@ const KINDS: [(&str, &str); 8] = [
     ("kubernetes.io~fc", ""),
 ];
 
-/// The kubelet's folder of pods, where we may look into it.
+/// The kubelet's folder of pods, if the agent may read it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Volumes(Option<PathBuf>);
 
@@ -32,15 +32,15 @@ impl Volumes {
         Volumes(pods)
     }
 
-    /// The folder of the pod's volume in which `path` is, or why there is none, in words for people.
+    /// The folder of the pod's volume that contains `path`, or the reason why there is none, for users.
     pub(crate) fn find(&self, uid: &str, path: &str) -> Result<PathBuf, String> {
         let Some(pods) = &self.0 else {
             let remedy = "set agent.podFiles=true in the chart, or let the job print its progress";
-            return Err(format!("agents here may not look into volumes: {remedy}"));
+            return Err(format!("node agents here may not read volumes: {remedy}"));
         };
         let mut parts = Path::new(uid).components();
         let (Some(Component::Normal(uid)), None) = (parts.next(), parts.next()) else {
-            return Err("its uid is no name".to_owned());
+            return Err("its uid is not a name".to_owned());
         };
         let volumes = pods.join(uid).join("volumes");
         let mut folders = KINDS.iter().flat_map(|(kind, below)| {
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_programs_write_is_found() {
+    fn only_volumes_that_programs_write_into_are_found() {
         let dir = tempfile::tempdir().unwrap();
         let make = |path: &str| {
             let path = dir.path().join("u1/volumes").join(path);
@@ -75,7 +75,7 @@ mod tests {
         let found = |path: &str| volumes.find("u1", path).unwrap();
         assert!(found("metrics.csv").ends_with("kubernetes.io~empty-dir/out"));
         assert!(found("run/metrics.csv").ends_with("kubernetes.io~csi/pvc-1/mount"));
-        // A link out of the volume leads nowhere, and neither does another pod's name.
+        // A link out of the volume is not followed, and neither is a name that leads to another pod.
         let out = dir.path().join("u1/volumes/kubernetes.io~empty-dir/out");
         std::os::unix::fs::symlink(dir.path().join("u1/volumes/kubernetes.io~secret/keys"), out.join("keys")).unwrap();
         for (uid, path) in [("u1", "keys/metrics.csv"), ("u1", "../token/metrics.csv"), ("../u1", "metrics.csv")] {

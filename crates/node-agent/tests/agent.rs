@@ -1,4 +1,4 @@
-//! The agent as a whole, against a manager of the test's own over real TLS: logs and control groups are
+//! The whole node agent, against an operator of the test's own over real TLS: logs and control groups are
 //! folders, time is real.
 
 use axum::extract::State;
@@ -6,6 +6,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Json, Router};
 use axum_server::tls_rustls::RustlsConfig;
+use gainshare_core::replay::RecordedDecision;
+use gainshare_kube_api::decision_record::{JOB_HEADER, RECORD_PATH};
 use gainshare_kube_api::resize::{Amounts, Bounds, Resources};
 use gainshare_kube_api::wire::{
     Answer, Collector, Mode, Outcome, OutcomeState, PodOnNode, PolicyKind, QosClass, ResizeState, SYNC_PATH, Settings,
@@ -20,9 +22,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A manager with one node and two pods.
+/// An operator for one node and its pods.
 #[derive(Default)]
-struct Manager {
+struct FakeOperator {
     requests: Vec<SyncRequest>,
     token: String,
     revision: u64,
@@ -30,15 +32,15 @@ struct Manager {
     refused: u32,
 }
 
-type Shared = Arc<Mutex<Manager>>;
+type SharedOperator = Arc<Mutex<FakeOperator>>;
 
 async fn sync(
-    State(manager): State<Shared>,
+    State(operator): State<SharedOperator>,
     headers: HeaderMap,
     Json(sync): Json<SyncRequest>,
 ) -> Result<Json<Answer>, StatusCode> {
     let (answer, nothing_new) = {
-        let mut m = manager.lock().unwrap();
+        let mut m = operator.lock().unwrap();
         let token = headers.get("authorization").and_then(|v| v.to_str().ok()).unwrap_or_default();
         if token != format!("Bearer {}", m.token) {
             m.refused += 1;
@@ -65,7 +67,11 @@ async fn sync(
 }
 
 /// Serves with a certificate of its own; returns the address and what stops it.
-async fn serve(manager: Shared, ca_file: &Path, address: SocketAddr) -> (SocketAddr, axum_server::Handle<SocketAddr>) {
+async fn serve(
+    operator: SharedOperator,
+    ca_file: &Path,
+    address: SocketAddr,
+) -> (SocketAddr, axum_server::Handle<SocketAddr>) {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
     std::fs::write(ca_file, made.cert.pem()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -77,7 +83,7 @@ async fn serve(manager: Shared, ca_file: &Path, address: SocketAddr) -> (SocketA
         .with_single_cert(vec![CertificateDer::from(made.cert.der().to_vec())], key)
         .unwrap();
     let handle = axum_server::Handle::new();
-    let router = Router::new().route(SYNC_PATH, post(sync)).with_state(manager);
+    let router = Router::new().route(SYNC_PATH, post(sync)).with_state(operator);
     let server = axum_server::bind_rustls(address, RustlsConfig::from_config(Arc::new(tls))).handle(handle.clone());
     tokio::spawn(server.serve(router.into_make_service()));
     let address = handle.listening().await.expect("the port is free");
@@ -183,7 +189,7 @@ async fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// One line of HTTP is enough for this.
+/// Sends a GET request and returns the whole answer.
 async fn get(address: SocketAddr, path: &str) -> String {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
@@ -194,77 +200,98 @@ async fn get(address: SocketAddr, path: &str) -> String {
     text
 }
 
+/// The recorded decision about a pod comes over the socket, and its plan is made again bit for bit.
+async fn replay_over_http(address: SocketAddr) {
+    let answer = get(address, &format!("{RECORD_PATH}?uid=uid-flat")).await;
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+    let job = head.lines().find_map(|line| line.strip_prefix(&format!("{JOB_HEADER}: "))).unwrap();
+    let record: RecordedDecision = serde_json::from_str(body).unwrap();
+    assert_eq!(record.view.jobs.iter().filter(|view| view.id.to_string() == job).count(), 1, "{job}");
+    assert_eq!(record.replay().unwrap().differences, []);
+    // Numbers only: the names of pods, namespaces and nodes stay in the cluster's objects.
+    for name in ["flat", "grows", "uid-flat", "team", "n1"] {
+        assert!(!body.contains(&format!("\"{name}\"")), "{name}: {body}");
+    }
+    let unknown = get(address, &format!("{RECORD_PATH}?uid=uid-other")).await;
+    assert!(unknown.starts_with("HTTP/1.1 404") && unknown.contains("uid-other"), "{unknown}");
+    assert!(get(address, "/metrics").await.starts_with("HTTP/1.1 404"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn shares_through_a_managers_death_a_new_certificate_and_a_new_token() {
+async fn shares_through_an_operators_death_a_new_certificate_and_a_new_token() {
     let node = Node::new(&["flat", "grows"]);
     let (ca, token) = (node.path("ca.crt"), node.path("token"));
     std::fs::write(&token, "first\n").unwrap();
-    let manager: Shared = Arc::default();
+    let operator: SharedOperator = Arc::default();
     {
-        let mut m = manager.lock().unwrap();
+        let mut m = operator.lock().unwrap();
         (m.token, m.revision, m.pods) = ("first".into(), 7, vec![pod("flat"), pod("grows")]);
     }
-    let (address, server) = serve(manager.clone(), &ca, "127.0.0.1:0".parse().unwrap()).await;
-    // Somewhere free: bound once to know the number.
-    let listen = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (address, server) = serve(operator.clone(), &ca, "127.0.0.1:0".parse().unwrap()).await;
+    // A free port: it is bound once to learn its number.
+    let free_address = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (listen, record_listen) = (free_address(), free_address());
     let config = AgentConfig {
         node: "n1".into(),
-        manager: format!("https://localhost:{}", address.port()),
+        operator: format!("https://localhost:{}", address.port()),
         ca_file: ca.clone(),
         token_file: token.clone(),
         logs: node.path("logs"),
         volumes: None,
         cgroups: node.path("cgroup"),
         listen,
+        record_listen: Some(record_listen),
     };
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let agent = tokio::spawn(run(config, async move { drop(stopped.await) }));
 
     // The flat one makes room for the one that grows.
-    let request = |m: &Manager, uid: &str| m.pods.iter().find(|p| p.uid == uid).unwrap().now.requests.cpu_milli;
+    let request = |m: &FakeOperator, uid: &str| m.pods.iter().find(|p| p.uid == uid).unwrap().now.requests.cpu_milli;
     until("a resize", || {
-        let m = manager.lock().unwrap();
+        let m = operator.lock().unwrap();
         let (flat, grows) = (request(&m, "uid-flat")?, request(&m, "uid-grows")?);
         (flat <= 260 && grows >= 700 && flat + grows <= 1000).then_some(())
     })
     .await;
     let metrics = get(listen, "/metrics").await;
     assert!(metrics.contains("gainshare_node_jobs{category=\"converged\"} 1"), "{metrics}");
+    replay_over_http(record_listen).await;
     assert!(get(listen, "/healthz").await.starts_with("HTTP/1.1 200"));
     assert!(get(listen, "/readyz").await.starts_with("HTTP/1.1 200"));
 
-    // The manager dies. Another comes in its place, with another certificate, other revisions and a token
+    // The operator dies. Another comes in its place, with another certificate, other revisions and a token
     // that was renewed meanwhile.
     let (first_epoch, before) = {
-        let m = manager.lock().unwrap();
+        let m = operator.lock().unwrap();
         (m.requests[0].epoch, m.requests.len())
     };
     server.shutdown();
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(get(listen, "/readyz").await.starts_with("HTTP/1.1 200"));
     {
-        let mut m = manager.lock().unwrap();
+        let mut m = operator.lock().unwrap();
         (m.token, m.revision) = ("second".into(), 7);
     }
     std::fs::write(&token, "second").unwrap();
-    let (_, server) = serve(manager.clone(), &ca, address).await;
+    let (_, server) = serve(operator.clone(), &ca, address).await;
     let begun = Instant::now();
-    let next = until("the agent's return", || manager.lock().unwrap().requests.get(before).cloned()).await;
+    let next = until("the agent's return", || operator.lock().unwrap().requests.get(before).cloned()).await;
     assert!(begun.elapsed() < Duration::from_secs(10));
-    // It says everything again, because this manager may know nothing.
+    // The agent sends its whole state again, because this operator may not have it.
     assert_eq!((next.epoch, next.seen, next.node.as_str()), (first_epoch, 0, "n1"));
     assert_eq!(next.jobs.map(|jobs| jobs.len()), Some(2));
-    let m = manager.lock().unwrap().requests.iter().map(|r| r.seq).collect::<Vec<_>>();
+    let m = operator.lock().unwrap().requests.iter().map(|r| r.seq).collect::<Vec<_>>();
     assert!(m.is_sorted_by(|a, b| a < b), "{m:?}");
 
     // A pod goes; its job is no longer reported.
     {
-        let mut m = manager.lock().unwrap();
+        let mut m = operator.lock().unwrap();
         m.pods.retain(|p| p.uid != "uid-flat");
         m.revision += 1;
     }
     until("the pod's end", || {
-        let m = manager.lock().unwrap();
+        let m = operator.lock().unwrap();
         let jobs = m.requests.last()?.jobs.as_ref()?;
         (jobs.len() == 1 && jobs[0].uid == "uid-grows").then_some(())
     })
@@ -279,57 +306,61 @@ async fn a_wrong_token_or_a_foreign_certificate_gets_nothing_and_does_not_end_th
     let node = Node::new(&["grows"]);
     let (ca, token) = (node.path("ca.crt"), node.path("token"));
     std::fs::write(&token, "wrong").unwrap();
-    let manager: Shared = Arc::default();
-    manager.lock().unwrap().token = "right".into();
-    let (address, server) = serve(manager.clone(), &ca, "127.0.0.1:0".parse().unwrap()).await;
+    let operator: SharedOperator = Arc::default();
+    operator.lock().unwrap().token = "right".into();
+    let (address, server) = serve(operator.clone(), &ca, "127.0.0.1:0".parse().unwrap()).await;
     let right_ca = std::fs::read(&ca).unwrap();
     let listen = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let config = AgentConfig {
         node: "n1".into(),
-        manager: format!("https://localhost:{}", address.port()),
+        operator: format!("https://localhost:{}", address.port()),
         ca_file: ca.clone(),
         token_file: token.clone(),
         logs: node.path("logs"),
         volumes: None,
         cgroups: node.path("cgroup"),
         listen,
+        record_listen: None,
     };
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let agent = tokio::spawn(run(config, async move { drop(stopped.await) }));
-    until("a refusal", || (manager.lock().unwrap().refused > 0).then_some(())).await;
+    until("a refusal", || (operator.lock().unwrap().refused > 0).then_some(())).await;
     assert!(get(listen, "/readyz").await.starts_with("HTTP/1.1 503"));
-    // A server with another certificate does not even see the token.
+    // A server with another certificate does not get the token.
     let other = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
     std::fs::write(&ca, other.cert.pem()).unwrap();
     std::fs::write(&token, "right").unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert!(manager.lock().unwrap().requests.is_empty());
+    assert!(operator.lock().unwrap().requests.is_empty());
     std::fs::write(&ca, right_ca).unwrap();
-    until("an exchange", || (!manager.lock().unwrap().requests.is_empty()).then_some(())).await;
+    until("an exchange", || (!operator.lock().unwrap().requests.is_empty()).then_some(())).await;
     drop(stop);
     agent.await.unwrap().unwrap();
     server.shutdown();
 }
 
 #[tokio::test]
-async fn what_cannot_work_is_said_at_the_start() {
+async fn wrong_settings_are_refused_at_the_start() {
     let node = Node::new(&["grows"]);
-    let config = |manager: &str, logs: &str, cgroups: &str| AgentConfig {
+    let config = |operator: &str, logs: &str, cgroups: &str| AgentConfig {
         node: "n1".into(),
-        manager: manager.into(),
+        operator: operator.into(),
         ca_file: node.path("ca.crt"),
         token_file: node.path("token"),
         logs: node.path(logs),
         volumes: None,
         cgroups: node.path(cgroups),
         listen: "127.0.0.1:0".parse().unwrap(),
+        record_listen: None,
     };
     let url = "https://localhost:1";
+    let everywhere = "0.0.0.0:0".parse().unwrap();
     for (config, says) in [
         (config("http://localhost", "logs", "cgroup"), "must look like https://"),
         (config(url, "nowhere", "cgroup"), "/var/log/pods"),
         (AgentConfig { volumes: Some(node.path("nowhere")), ..config(url, "logs", "cgroup") }, "/var/lib/kubelet/pods"),
         (config(url, "logs", "logs"), "/sys/fs/cgroup"),
+        (AgentConfig { record_listen: Some(everywhere), ..config(url, "logs", "cgroup") }, "not a loopback address"),
     ] {
         let message = run(config, async {}).await.unwrap_err().to_string();
         assert!(message.contains(says), "{message}");

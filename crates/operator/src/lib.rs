@@ -14,6 +14,7 @@
 //! the API server.
 
 pub mod http;
+mod isolate;
 pub mod jobs;
 mod placement;
 mod shares;
@@ -24,10 +25,12 @@ pub use shares::release::release;
 
 use crate::http::peers::{Limits, Peers};
 use crate::http::tls::{Authority, TlsError};
-use http::serve::Served;
+use http::serve::{Leading, Served};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
+use placement::record::RecordRequests;
+use shares::Shares;
 use state::lead::Leader;
 use state::lease::{self, Election};
 use state::metrics::Metrics;
@@ -50,7 +53,7 @@ const WRITE_EVERY: Duration = Duration::from_secs(1);
 const WRITE_PAUSE: Duration = Duration::from_secs(4);
 
 /// How often policies are checked for agents that fell silent.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const CHECK_EVERY: Duration = Duration::from_secs(10);
 
 /// How long requests under way may take when the process ends.
 const ENDING: Duration = Duration::from_secs(6);
@@ -64,6 +67,9 @@ const DECISION_QUIET: Duration = Duration::from_secs(120);
 /// The kubelet and some scrapers of metrics.
 const PLAIN_CONNECTIONS: usize = 128;
 
+/// Users of `kubectl gainshare explain --dump`. One is served at a time.
+const RECORD_CONNECTIONS: usize = 8;
+
 /// Where and under which names the operator runs.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -75,6 +81,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// For health and metrics, as plain HTTP.
     pub plain_listen: SocketAddr,
+    /// For recorded decisions, as plain HTTP without a token: a loopback address, or nowhere.
+    pub record_listen: Option<SocketAddr>,
     /// The names in its certificate.
     pub server_names: Vec<String>,
     pub agent_account: String,
@@ -101,6 +109,10 @@ pub enum OperatorError {
     Tls(#[from] TlsError),
     #[error("cannot listen on {address}: {source}")]
     Listen { address: SocketAddr, source: std::io::Error },
+    #[error(
+        "--record-listen {address} is not a loopback address: records are served without a token, so nothing outside the pod may reach them"
+    )]
+    RecordListen { address: SocketAddr },
     #[error("a task that must not end has ended: {0}; the process ends so that another one can take over")]
     TaskEnded(String),
     #[error("{0}")]
@@ -120,12 +132,18 @@ pub async fn client() -> Result<Client, OperatorError> {
 pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) -> Result<(), OperatorError> {
     let (metrics, health) = (Arc::new(Metrics::new()), Health::new());
     let authority = Arc::new(Authority::load_or_make(&config.authority_folders)?);
-    let (leading, leading_seen) = watch::channel(None::<Arc<Leader>>);
+    let (leading, leading_seen) = watch::channel(None::<Arc<Leading>>);
     let (ending, ending_seen) = watch::channel(false);
-    let served = Served::new(leading_seen, metrics.clone(), health.clone(), ending_seen.clone());
+    let served = Served::new(leading_seen.clone(), metrics.clone(), health.clone(), ending_seen.clone());
+    let records = Arc::new(RecordRequests::default());
 
     let secure = listen(config.listen).await?;
     let plain = listen(config.plain_listen).await?;
+    let record = match config.record_listen {
+        None => None,
+        Some(address) if !address.ip().is_loopback() => return Err(OperatorError::RecordListen { address }),
+        Some(address) => Some(listen(address).await?),
+    };
     let tls = TlsAcceptor::from(authority.server_config(&config.server_names)?);
     let peers = Peers::new(Limits::default());
     let plain_peers = Peers::new(Limits { connections: PLAIN_CONNECTIONS, ..Limits::default() });
@@ -135,8 +153,14 @@ pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) 
     // A listener waits for as long as no connection comes.
     listeners.spawn_within("the listener for node agents", Duration::MAX, serve);
     let router = http::serve::plain(served);
-    let serve = http::listen::serve(plain, router, None, plain_peers, metrics.clone(), ending_seen);
+    let serve = http::listen::serve(plain, router, None, plain_peers, metrics.clone(), ending_seen.clone());
     listeners.spawn_within("the listener for health and metrics", Duration::MAX, serve);
+    if let Some(record) = record {
+        let router = http::record::router(leading_seen, records.clone());
+        let record_peers = Peers::new(Limits { connections: RECORD_CONNECTIONS, ..Limits::default() });
+        let serve = http::listen::serve(record, router, None, record_peers, metrics.clone(), ending_seen);
+        listeners.spawn_within("the listener for recorded decisions", Duration::MAX, serve);
+    }
 
     let (may_lead, mut is_leader) = watch::channel(false);
     let (release, release_seen) = watch::channel(false);
@@ -151,7 +175,7 @@ pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) 
         let mut tasks = if *is_leader.borrow_and_update() {
             tracing::info!("leading");
             metrics.leader.set(1);
-            lead(&config, &client, &authority, &metrics, &health, &leading)
+            lead(&config, &client, &authority, &metrics, &health, &leading, &records)
         } else {
             Tasks::new(health.clone())
         };
@@ -191,63 +215,65 @@ fn lead(
     authority: &Arc<Authority>,
     metrics: &Arc<Metrics>,
     health: &Arc<Health>,
-    leading: &watch::Sender<Option<Arc<Leader>>>,
+    leading: &watch::Sender<Option<Arc<Leading>>>,
+    records: &Arc<RecordRequests>,
 ) -> Tasks {
-    let writer = shares::write::Writer::new(client.clone(), metrics.clone());
     let reviewer = http::auth::Reviewer::new(client.clone(), &config.namespace, &config.agent_account);
-    let leader = Arc::new(Leader::new(writer, reviewer, metrics.clone(), started()));
+    let leader = Arc::new(Leader::new(metrics.clone(), started()));
+    let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics.clone()));
     let mut tasks = Tasks::new(health.clone());
     state::watch::start(&mut tasks, &leader, client, &config.namespace, &config.config_map);
     let publish = http::publish::run(config.clone(), client.clone(), authority.certificate_pem().to_owned());
     tasks.spawn("the publication of the certificate", publish);
-    tasks.spawn("the restoration of pods", restore_loop(leader.clone()));
+    tasks.spawn("the restoration of pods", restore_loop(shares.clone()));
     let reporter =
         Reporter { controller: gainshare_kube_api::names::CONTROLLER.to_owned(), instance: config.pod_name.clone() };
     let recorder = Recorder::new(client.clone(), reporter);
-    let decision = placement::run::run(leader.clone(), config.specon);
+    let decision = placement::run::run(leader.clone(), config.specon, records.clone());
     tasks.spawn_within("the decision about training jobs", DECISION_QUIET, decision);
     crate::jobs::start(&mut tasks, &leader, client, recorder.clone(), config.fail_at.clone());
-    tasks.spawn("the writer of pods' notes", note_loop(leader.clone(), recorder.clone()));
-    tasks.spawn("the writer of policies' statuses", write_loop(leader.clone(), client.clone(), recorder));
-    leading.send_replace(Some(leader));
+    tasks.spawn("the writer of pods' notes", note_loop(shares.clone(), recorder.clone()));
+    tasks.spawn("the writer of policies' statuses", write_loop(shares.clone(), client.clone(), recorder));
+    leading.send_replace(Some(Arc::new(Leading { leader, shares, reviewer })));
     tasks
 }
 
-async fn restore_loop(leader: Arc<Leader>) {
+async fn restore_loop(shares: Arc<Shares>) {
     let mut pauses = shares::restore::Pauses::default();
     loop {
         tokio::time::sleep(Duration::from_millis(500)).await;
-        if leader.is_synced() {
-            shares::restore::pass(&leader, &mut pauses).await;
+        if shares.leader.is_synced() {
+            shares::restore::pass(&shares, &mut pauses).await;
         }
     }
 }
 
 /// Notes follow soon after the resizes they describe: a kubelet acts later on a pod that has just changed.
-async fn note_loop(leader: Arc<Leader>, recorder: Recorder) {
+async fn note_loop(shares: Arc<Shares>, recorder: Recorder) {
     loop {
         tokio::time::sleep(NOTE_EVERY).await;
-        if leader.is_synced() {
-            shares::notes::pass(&leader, &recorder, leader.take_pods()).await;
+        if shares.leader.is_synced() {
+            shares::notes::pass(&shares, &recorder, shares.leader.take_pods()).await;
         }
     }
 }
 
-async fn write_loop(leader: Arc<Leader>, client: Client, recorder: Recorder) {
-    let mut looked = Instant::now();
+async fn write_loop(shares: Arc<Shares>, client: Client, recorder: Recorder) {
+    let leader = &shares.leader;
+    let mut checked = Instant::now();
     loop {
         tokio::time::sleep(WRITE_EVERY).await;
         // Without a change policies are checked, too: an agent may have fallen silent.
-        let _ = tokio::time::timeout(LOOK_EVERY, leader.work.notified()).await;
+        let _ = tokio::time::timeout(CHECK_EVERY, leader.work.notified()).await;
         if !leader.is_synced() {
             continue;
         }
-        if looked.elapsed() >= LOOK_EVERY {
-            looked = Instant::now();
+        if checked.elapsed() >= CHECK_EVERY {
+            checked = Instant::now();
             leader.mark_all_policies();
         }
-        let again = shares::policies::pass(&leader, &client, &recorder, leader.take_policies()).await;
-        count(&leader);
+        let again = shares::policies::pass(leader, &client, &recorder, leader.take_policies()).await;
+        count(&shares);
         if !again.is_empty() {
             leader.mark_policies(again);
             tokio::time::sleep(WRITE_PAUSE).await;
@@ -255,12 +281,13 @@ async fn write_loop(leader: Arc<Leader>, client: Client, recorder: Recorder) {
     }
 }
 
-fn count(leader: &Leader) {
+fn count(shares: &Shares) {
+    let leader = &shares.leader;
     let shared: std::collections::BTreeSet<String> =
-        leader.look(|world| world.all_shared().map(|pod| pod.uid.clone()).collect());
-    leader.contests.lock().keep(|uid| shared.contains(uid));
+        leader.read(|world| world.all_shared().map(|pod| pod.uid.clone()).collect());
+    shares.contests.lock().keep(|uid| shared.contains(uid));
     let (pods, blocked) = leader
-        .look(|world| (world.all_shared().count(), world.all_shared().filter(|pod| pod.blocked.is_some()).count()));
+        .read(|world| (world.all_shared().count(), world.all_shared().filter(|pod| pod.blocked.is_some()).count()));
     leader.metrics.pods.set(pods as i64);
     leader.metrics.blocked.set(blocked as i64);
     let now = Instant::now();

@@ -48,6 +48,10 @@ pub struct OperatorArgs {
     /// Where health and metrics are served, as plain HTTP
     #[arg(long, default_value = "0.0.0.0:8080", value_name = "ADDRESS")]
     pub plain_listen: SocketAddr,
+    /// Where recorded decisions are served for `kubectl gainshare explain --dump`, as plain HTTP without a
+    /// token: a loopback address of the operator's own pod [default: nowhere]
+    #[arg(long, value_name = "ADDRESS")]
+    pub record_listen: Option<SocketAddr>,
     /// Its Service; the certificate has the Service's names
     #[arg(long, default_value = "gainshare-operator", value_name = "NAME")]
     pub service: String,
@@ -161,6 +165,7 @@ fn config(args: &OperatorArgs) -> Config {
         pod_name: args.pod_name.clone(),
         listen: args.listen,
         plain_listen: args.plain_listen,
+        record_listen: args.record_listen,
         server_names,
         agent_account: args.agent_account.clone(),
         lease: args.lease.clone(),

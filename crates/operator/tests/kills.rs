@@ -13,8 +13,11 @@
 mod common;
 
 use common::training::{COUNTS, Operator, batch_job, job, programs};
-use common::{Bed, SYSTEM, Scenarios, Watch, alive, checkout, eventually, text};
+use common::{Bed, SYSTEM, Scenarios, Watch, alive, checkout, eventually, program, text};
+use gainshare_core::replay::RecordedDecision;
 use serde_json::json;
+use std::path::Path;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 /// Starts node agents on all nodes from the chart; they reach the operators of this test by the chart's
@@ -104,6 +107,42 @@ fn the_decision_moves_an_adopted_job(bed: &Bed) {
     bed.kubectl(&["delete", "job", "flattens", "-n", "team", "--cascade=foreground", "--timeout=60s"]);
 }
 
+/// `kubectl gainshare explain NAME --dump FILE` with the rights of a kubeconfig.
+fn dump(name: &str, file: &Path, kubeconfig: &Path) -> Output {
+    let mut command = Command::new(program("kubectl-gainshare"));
+    command.args(["explain", name, "-n", "team", "--dump"]).arg(file).env("KUBECONFIG", kubeconfig);
+    command.output().unwrap()
+}
+
+/// The share of a job's pod is decided by the node agent of its node. The recorded decision comes through the
+/// API server, and its plan is made again bit for bit.
+fn a_share_is_dumped_and_replayed(bed: &Bed) {
+    let _operator = Operator::start(bed, None);
+    bed.apply(job("dumped", &COUNTS.replace("sleep 0.1", GROWS), json!({})));
+    let running = bed.until("dumped", "Running", Some("left"));
+    let pod = running["status"]["attempt"]["pod"].as_str().unwrap();
+    let file = bed.folder.path().join("decision.json");
+    let (admin, operator) = (Path::new(&bed.kubeconfig), bed.folder.path().join("operator.kubeconfig"));
+    let printed = eventually("a recorded decision", || {
+        let output = dump(pod, &file, admin);
+        output.status.success().then(|| text(&output.stdout))
+    });
+    let record: RecordedDecision = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let is_named = |view: &gainshare_core::view::JobView| printed.contains(&format!("{pod} is {}", view.id));
+    assert!(record.view.jobs.iter().any(is_named), "{printed}");
+    assert_eq!(record.replay().unwrap().differences, []);
+
+    // The operator's account may read pods, but not forward ports.
+    let refused = dump(pod, &file, &operator);
+    let why = text(&refused.stderr);
+    assert!(!refused.status.success() && why.contains("`pods/portforward`"), "{why}");
+    // The operator of this test runs outside of the cluster, so the plugin finds no pod of it.
+    let missing = dump("dumped", &file, admin);
+    let why = text(&missing.stderr);
+    assert!(!missing.status.success() && why.contains("no operator leads"), "{why}");
+    bed.kubectl(&["delete", "trainingjob", "dumped", "-n", "team", "--timeout=60s"]);
+}
+
 /// Brings the kubelets of both nodes back when a round is over, however it ended.
 struct Kubelets<'a>(&'a Bed);
 
@@ -159,6 +198,7 @@ fn nodes_and_agents_die_in_every_phase_of_a_move() {
     let bed = bed;
     let mut scenarios = Scenarios::default();
     scenarios.run("the decision moves an adopted job", || the_decision_moves_an_adopted_job(&bed));
+    scenarios.run("a share is dumped and replayed", || a_share_is_dumped_and_replayed(&bed));
     let watch = Watch::begin(&bed);
     // Being stopped; stopped, without a pod; starting, with a pod on its way to the target.
     let phases = ["after-delete", "after-stopped", "after-open"];

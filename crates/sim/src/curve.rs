@@ -8,6 +8,7 @@
 //! `end`; in between it follows a family with one shape parameter. *Reduction* is the part of `start − end`
 //! already gained, 0…1.
 
+use crate::recorded;
 use serde::{Deserialize, Serialize};
 
 /// The form of the fall, before drops and noise.
@@ -20,6 +21,8 @@ pub enum Family {
     PowerLaw { rate: f64, power: f64 },
     /// In a straight line: a job that never flattens.
     Linear,
+    /// As a real run did ([`crate::recorded`]); `start`, `end`, drops and noise do not count.
+    Recorded { run: u16 },
 }
 
 /// A sudden fall, as when the learning rate is cut.
@@ -53,7 +56,7 @@ impl Family {
         match *self {
             Family::Exponential { rate } => positive(rate),
             Family::PowerLaw { rate, power } => positive(rate) && positive(power),
-            Family::Linear => true,
+            Family::Linear | Family::Recorded { .. } => true,
         }
     }
 }
@@ -68,11 +71,14 @@ impl Curve {
     /// The part of the reduction made at `x`, without noise. Zero at 0, one at 1, never falling.
     pub fn reduction(&self, x: f64) -> f64 {
         let x = x.clamp(0.0, 1.0);
+        if let Family::Recorded { run } = self.shape {
+            return recorded::run(run).reduction(x);
+        }
         let left = |x: f64| {
             let smooth = match self.shape {
                 Family::Exponential { rate } => (-rate * x).exp(),
                 Family::PowerLaw { rate, power } => (1.0 + rate * x).powf(-power),
-                Family::Linear => 1.0 - x,
+                Family::Linear | Family::Recorded { .. } => 1.0 - x,
             };
             self.drops.iter().filter(|d| x >= d.at).fold(smooth, |left, d| left * (1.0 - d.gains))
         };
@@ -83,6 +89,9 @@ impl Curve {
 
     /// The loss at `x`, with `noise` standard deviations added.
     pub fn loss(&self, x: f64, noise: f64) -> f64 {
+        if let Family::Recorded { run } = self.shape {
+            return recorded::run(run).at(x);
+        }
         let span = self.start - self.end;
         self.start - span * self.reduction(x) + noise * self.noise * span.abs()
     }

@@ -17,7 +17,7 @@
 
 use crate::outcome::{Course, JobOutcome, Migration, Outcome, Stay};
 use crate::random::Stream;
-use crate::world::{Actuator, World, deal, slowdown};
+use crate::world::{Actuator, Claim, Job, World, appetite, deal, slowdowns};
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{self, Decider, Decision};
 use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Time};
@@ -105,6 +105,15 @@ struct Run<'a> {
 /// may lead to moves.
 const ROUNDS: usize = 16;
 
+/// The tracker of a job's reports, which knows what an epoch is where the job prints it.
+fn tracker(job: &Job) -> Tracker {
+    let mut tracker = Tracker::default();
+    if let Claim::Epochs { reports } = job.claim {
+        tracker.set_epoch_steps(reports);
+    }
+    tracker
+}
+
 /// Runs `world` to its end under `policy`.
 pub fn run(world: &World, policy: &Policy, record: Record) -> Result<Outcome, SimError> {
     Run::new(world, policy, record).run_until_done()
@@ -137,7 +146,7 @@ impl<'a> Run<'a> {
             version: 0,
             reports: 0,
             noise: Stream::new(world.seed, i as u64, "report noise"),
-            tracker: Tracker::default(),
+            tracker: tracker(job),
             consumed: PerResource::default(),
             outcome: JobOutcome::new(job, &world.nodes),
             course: Course::default(),
@@ -249,13 +258,13 @@ impl<'a> Run<'a> {
             }
         }
         loop {
-            let next = (live.reports + 1) as f64 * job.report_every;
-            if next > live.done * (1.0 + 1e-12) || next > job.work * (1.0 + 1e-9) {
+            let Some(next) = job.report_at(live.reports + 1) else { break };
+            if next > live.done * (1.0 + 1e-12) {
                 break;
             }
             live.reports += 1;
-            let value = job.curve.loss(next / job.work, live.noise.normal());
-            let total = job.tells_total.then(|| (job.work / job.report_every).round() as u64);
+            let value = job.curve.loss(live.reports as f64 / job.planned() as f64, live.noise.normal());
+            let total = job.claimed(live.reports);
             let at = when(next).min(self.now);
             live.tracker.push(at, Sample { value, step: Some(live.reports), total });
             if self.record.courses {
@@ -312,7 +321,8 @@ impl<'a> Run<'a> {
         if !self.reacts || live.rate <= 0.0 {
             return;
         }
-        let left = (live.reports + 1) as f64 * job.report_every - live.done;
+        let Some(next) = job.report_at(live.reports + 1) else { return };
+        let left = next - live.done;
         let at = self.now + Span((((left.max(0.0) / live.rate) * 1e6).ceil() as u64).saturating_add(1));
         self.push(at, Event::Report { job: index, version: live.version });
     }
@@ -339,10 +349,11 @@ impl<'a> Run<'a> {
             caps.push(cap);
         }
         let parts = deal(&weights, &caps);
-        let slow = slowdown(self.world.interference, &parts) * swapping;
-        for (&j, part) in jobs.iter().zip(parts) {
+        let appetites: Vec<f64> = jobs.iter().map(|&j| appetite(&self.world.jobs[j].model)).collect();
+        let slows = slowdowns(self.world.law, self.world.interference, &parts, &appetites);
+        for ((&j, part), slow) in jobs.iter().zip(parts).zip(slows) {
             let job = &self.world.jobs[j];
-            let rate = spec.speed * job.speedup.rate(part * spec.cores) / slow;
+            let rate = spec.speed * job.speedup.rate(part * spec.cores) / (slow * swapping);
             self.jobs[j].memory = job.memory_bytes as f64 / spec.memory_bytes.max(1) as f64;
             self.set_rate(j, rate, part);
         }
@@ -379,6 +390,7 @@ impl<'a> Run<'a> {
                 pinned: false,
                 usable: None,
                 known_left_s: self.clairvoyant.then_some(left),
+                history: job.history.clone(),
             }
         });
         View { now: self.now, nodes: nodes.collect(), jobs: jobs.collect() }

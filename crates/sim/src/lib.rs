@@ -20,6 +20,7 @@ pub mod outcome;
 pub mod paper;
 pub mod picture;
 pub mod random;
+pub mod recorded;
 pub mod scenario;
 pub mod simulate;
 pub mod study;

@@ -67,7 +67,8 @@ const PARTS: [f64; 2] = [0.9, 0.99];
 
 impl JobOutcome {
     pub(crate) fn new(job: &Job, nodes: &[Node]) -> JobOutcome {
-        let mark = |part| Mark { part, work: job.curve.work_for(part) * job.work, at: None };
+        let span = job.work - job.startup;
+        let mark = |part| Mark { part, work: job.startup + job.curve.work_for(part) * span, at: None };
         let alone = nodes.iter().map(|n| job.alone_s(n)).fold(f64::INFINITY, f64::min);
         JobOutcome {
             name: job.name.clone(),

@@ -7,10 +7,12 @@
 //! **Approach.** An [`Experiment`] names its world (drawn again for each seed), the paper's own policy with
 //! the paper's settings, and what was published. One calibration ([`crate::models`]) serves all of them.
 //!
-//! The papers' trainers loop over a fixed number of epochs and print which one they are in, so the jobs
-//! here say how many reports they will make; [`Totals::Hidden`] asks what happens to policies that would
-//! use it if they do not. The papers' own policies do not look at it.
+//! **Conditions.** What a job says of its length decides what a policy can know. By default each model
+//! prints what the public example script of its kind prints ([`Totals::AsPrinted`], table in
+//! `docs/calibration.md`). [`Settings`] has the other conditions: totals told or hidden, earlier runs of
+//! the same programs, another law of interference, recorded curves, rough jobs, other seeds.
 
+mod conditions;
 mod flowcon;
 mod flowcon2;
 mod setup;
@@ -22,8 +24,8 @@ use crate::outcome::Outcome;
 use crate::picture::{self, Figure};
 use crate::study::{compare, median, quantile};
 use crate::summary::{Summary, summarise, table};
-use crate::world::World;
-use gainshare_core::policy::{PlaceRule, Policy, Preset};
+use crate::world::{Law, World};
+use gainshare_core::policy::{Gain, PlaceRule, Policy, Preset};
 use gainshare_figures::{BarChart, Group, Page, Table};
 use serde::Serialize;
 use serde_json::Value;
@@ -47,12 +49,76 @@ pub struct Experiment {
     pub rows: Vec<Setting>,
 }
 
-/// Whether jobs say how many reports they will make.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// What jobs say of how many reports they will make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Totals {
+    /// All of them say it, and it is true.
     Told,
+    /// None says it.
     Hidden,
+    /// Each model prints what the public example script of its kind prints.
+    #[default]
+    AsPrinted,
+}
+
+/// Loss curves of the jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Curves {
+    /// The calibrated exponentials.
+    #[default]
+    Analytic,
+    /// Recorded from real runs ([`crate::recorded`]).
+    Recorded,
+}
+
+/// The dice that place jobs in the fair world of the gain rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dice {
+    /// Those of the baseline.
+    #[default]
+    Shared,
+    /// Others, as where another scheduler breaks the ties.
+    Own,
+}
+
+/// Under which conditions an experiment runs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Settings {
+    pub first_seed: u64,
+    pub seeds: u64,
+    pub totals: Totals,
+    /// How many runs of each program ended before.
+    pub history: u32,
+    pub law: Law,
+    pub curves: Curves,
+    pub dice: Dice,
+    /// Start-up work, steps that cost unlike, evaluations, early ends, wrong and changed totals.
+    pub rough: bool,
+    /// Numbers of the gain rule in place of its own.
+    pub gain: Option<Gain>,
+    /// Only these policies; all if empty. The baseline runs in any case.
+    #[serde(skip)]
+    pub only: Vec<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            first_seed: 0,
+            seeds: SEEDS,
+            totals: Totals::AsPrinted,
+            history: 0,
+            law: Law::Turns,
+            curves: Curves::Analytic,
+            dice: Dice::Shared,
+            rough: false,
+            gain: None,
+            only: vec![],
+        }
+    }
 }
 
 /// One setting of a paper's policy and the reduction published for it, in percent.
@@ -89,13 +155,13 @@ pub struct RowResult {
 pub struct Report {
     pub name: String,
     pub title: String,
-    pub seeds: u64,
-    pub totals: Totals,
+    #[serde(flatten)]
+    pub settings: Settings,
     pub published: Value,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rows: Vec<RowResult>,
     pub policies: BTreeMap<String, Summary>,
-    /// What no policy can beat with the jobs placed as the baseline places them; medians.
+    /// What no policy that leaves jobs where the baseline places them can beat; medians.
     pub bounds: Bounds,
     /// The policies in the order of the tables.
     #[serde(skip)]
@@ -131,20 +197,32 @@ impl Experiment {
         Preset::ALL.iter().map(policy).collect()
     }
 
-    /// The world of one seed, whose jobs say how many reports they will make or do not.
-    fn drawn(&self, seed: u64, totals: Totals) -> World {
+    /// The world of one seed under these conditions.
+    pub fn drawn(&self, seed: u64, settings: &Settings) -> World {
         let mut world = (self.world)(seed);
-        world.jobs.iter_mut().for_each(|j| j.tells_total = totals == Totals::Told);
+        world.law = settings.law;
+        conditions::apply(&mut world, settings);
         world
     }
 
-    /// Runs it under every policy for seeds 0…`seeds`. `tell` hears (done, total).
-    pub fn run(&self, seeds: u64, totals: Totals, tell: &(impl Fn(usize, usize) + Sync)) -> Result<Report, SimError> {
-        let world = |seed| self.drawn(seed, totals);
-        let named = self.policies();
+    /// Runs it under every policy. `tell` hears (done, total).
+    pub fn run(&self, settings: &Settings, tell: &(impl Fn(usize, usize) + Sync)) -> Result<Report, SimError> {
+        let world = |seed| self.drawn(seed, settings);
+        let mut named = self.policies();
+        let chosen = |name: &str| settings.only.is_empty() || settings.only.iter().any(|o| o == name);
+        let base = named.remove(0);
+        named.retain(|(name, _)| chosen(name));
+        named.insert(0, base);
+        if let Some(numbers) = settings.gain {
+            named.iter_mut().for_each(|(_, policy)| conditions::replace_gain(policy, numbers));
+        }
+        if settings.dice == Dice::Own {
+            named.iter_mut().for_each(|(_, policy)| conditions::own_dice(policy));
+        }
         let mut policies: Vec<Policy> = named.iter().map(|(_, p)| p.clone()).collect();
         policies.extend(self.rows.iter().map(|r| r.policy.clone()));
-        let total = policies.len() * seeds as usize;
+        let total = policies.len() * settings.seeds as usize;
+        let seeds = settings.first_seed..settings.first_seed + settings.seeds;
         let outcomes = compare(&world, &policies, seeds, Record::default(), &|done| tell(done, total))?;
         let order: Vec<String> = named.into_iter().map(|(n, _)| n).collect();
         let rows = self.rows.iter().zip(&outcomes[order.len()..]);
@@ -152,20 +230,19 @@ impl Experiment {
         Ok(Report {
             name: self.name.to_owned(),
             title: self.title.to_owned(),
-            seeds,
-            totals,
+            settings: settings.clone(),
             published: self.published.clone(),
             rows,
             policies: summarise(&order, &outcomes[..order.len()]),
-            bounds: median_bounds(&world, &outcomes[0]),
+            bounds: median_bounds(&world, settings.first_seed, &outcomes[0]),
             order,
         })
     }
 }
 
 /// The median of each bound over seeds.
-pub(crate) fn median_bounds(world: &impl Fn(u64) -> World, base: &[Outcome]) -> Bounds {
-    let all: Vec<Bounds> = base.iter().enumerate().map(|(seed, o)| bounds(&world(seed as u64), o)).collect();
+pub(crate) fn median_bounds(world: &impl Fn(u64) -> World, first_seed: u64, base: &[Outcome]) -> Bounds {
+    let all: Vec<Bounds> = (first_seed..).zip(base).map(|(seed, o)| bounds(&world(seed), o)).collect();
     let of = |f: fn(&Bounds) -> f64| median(&all.iter().map(f).collect::<Vec<_>>());
     Bounds {
         mean_completion_s: of(|b| b.mean_completion_s),
@@ -178,9 +255,9 @@ pub(crate) fn median_bounds(world: &impl Fn(u64) -> World, base: &[Outcome]) -> 
 const SHOWN: [&str; 4] = ["na", "flowcon", "gainshare", "srpt"];
 
 impl Experiment {
-    /// Figures of one run (seed 0), the one that stands for the experiment first.
+    /// Figures of one run (the first seed), the one that stands for the experiment first.
     pub fn figures(&self, report: &Report) -> Result<Vec<Figure>, SimError> {
-        let world = self.drawn(0, report.totals);
+        let world = self.drawn(report.settings.first_seed, &report.settings);
         let shown = self
             .policies()
             .into_iter()
@@ -276,10 +353,14 @@ impl Report {
             };
             out.push(("reduction against na".to_owned(), Table { head, rows: self.rows.iter().map(row).collect() }));
         }
-        let hidden =
-            if self.totals == Totals::Hidden { "; jobs do not say how many reports they will make" } else { "" };
-        out.push((format!("simulated, median of {} seeds{hidden}", self.seeds), table(&self.order, &self.policies)));
-        out.push(("no policy can beat".to_owned(), self.bounds.table()));
+        let said = match self.settings.totals {
+            Totals::Told => "all jobs say how many reports they will make",
+            Totals::Hidden => "no job says how many reports it will make",
+            Totals::AsPrinted => "jobs say of their length what public example scripts print",
+        };
+        let heading = format!("simulated, median of {} seeds; {said}", self.settings.seeds);
+        out.push((heading, table(&self.order, &self.policies)));
+        out.push(("SRPT, jobs placed as the baseline places them".to_owned(), self.bounds.table()));
         out
     }
 }

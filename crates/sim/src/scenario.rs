@@ -26,7 +26,7 @@
 
 use crate::curve::Curve;
 use crate::random::Stream;
-use crate::world::{Actuator, Job, Node, Speedup, World};
+use crate::world::{Actuator, Claim, Job, Law, Node, Roughness, Speedup, World};
 use gainshare_core::model::{Span, Time};
 use serde::Deserialize;
 use std::ops::Range;
@@ -87,6 +87,9 @@ pub struct Scenario {
     /// γ of the world: by how much neighbours disturb each other.
     #[serde(default)]
     interference: f64,
+    /// How neighbours disturb each other.
+    #[serde(default)]
+    law: Law,
     #[serde(rename = "node")]
     nodes: Vec<toml::Spanned<NodeSpec>>,
     #[serde(rename = "job")]
@@ -131,6 +134,16 @@ struct JobSpec {
     reports: Number,
     #[serde(default)]
     tells_total: bool,
+    /// What its reports say of its length, where that is more than `tells_total` can express.
+    claim: Option<Claim>,
+    /// Start-up work, as a part of all work.
+    #[serde(default)]
+    startup: f64,
+    /// The deviation of the logarithm of what a step costs.
+    #[serde(default)]
+    step_spread: f64,
+    /// The job ends when this part of its reports is made: early stopping, or a crash.
+    stops_at: Option<Number>,
     #[serde(default = "zero")]
     start_s: Number,
     #[serde(default = "two")]
@@ -253,7 +266,7 @@ impl Scenario {
             spec.get_ref().draw(seed, kind as u64, &nodes[0], &mut jobs);
         }
         jobs.sort_by_key(|j: &Job| j.arrival);
-        World { seed, nodes, jobs, actuator: self.actuator, interference: self.interference }
+        World { seed, nodes, jobs, actuator: self.actuator, interference: self.interference, law: self.law }
     }
 }
 
@@ -330,6 +343,13 @@ impl JobSpec {
             let remedy = "parallel lies from 0 to 1; table points rise in both cores and rate, from above zero";
             return Some(("speedup", "the law cannot hold".into(), remedy));
         }
+        if !(0.0..=0.9).contains(&self.startup) || !(0.0..=3.0).contains(&self.step_spread) {
+            let what = "startup is a part of the work up to 0.9, step_spread a deviation up to 3".into();
+            return Some(("startup", what, "give numbers within these ranges"));
+        }
+        if self.stops_at.is_some_and(|n| !n.ends().iter().all(|x| (0.0..=1.0).contains(x))) {
+            return Some(("stops_at", "it is a part of the reports".into(), "give numbers from 0 to 1"));
+        }
         if !(0.0..=1.0).contains(&self.floor) {
             return Some(("floor", format!("{} is not a part of a node", self.floor), "give a number from 0 to 1"));
         }
@@ -357,7 +377,7 @@ impl JobSpec {
             let rate = reference.speed * self.speedup.rate(reference.cores.min(max_cores));
             let work = self.seconds_alone.draw(&mut stream("work")) * rate;
             let seconds = |number: Number, purpose| Span::from_secs_f64(number.draw(&mut stream(purpose)));
-            out.push(Job {
+            let mut job = Job {
                 name: if self.count == 1 { self.name.clone() } else { format!("{}-{}", self.name, i + 1) },
                 model: self.name.clone(),
                 arrival: Time::from_secs_f64(arrives_s),
@@ -366,15 +386,26 @@ impl JobSpec {
                 max_cores,
                 memory_bytes: gib(self.memory_gib),
                 curve: self.loss.clone(),
+                startup: 0.0,
                 report_every: work / self.reports.draw(&mut stream("reports")).max(1.0),
-                tells_total: self.tells_total,
+                report_positions: vec![],
+                planned_reports: None,
+                claim: self.claim.unwrap_or(if self.tells_total { Claim::Total } else { Claim::Nothing }),
+                history: vec![],
                 start: seconds(self.start_s, "start"),
                 save: seconds(self.save_s, "save"),
                 restore: seconds(self.restore_s, "restore"),
                 owner: self.owner,
                 priority: self.priority,
                 floor: self.floor,
-            });
+            };
+            if self.startup > 0.0 || self.step_spread > 0.0 || self.stops_at.is_some() {
+                let stops_at = self.stops_at.map(|n| n.draw(&mut stream("stop")));
+                let (startup, step_spread) = (self.startup, self.step_spread);
+                let rough = Roughness { startup, step_spread, evaluation: (0, 0.0), stops_at };
+                job.roughen(&rough, &mut stream("steps"));
+            }
+            out.push(job);
         }
     }
 }

@@ -8,20 +8,22 @@ use crate::outcome::Outcome;
 use crate::world::World;
 use gainshare_core::policy::Policy;
 use std::num::NonZero;
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Outcomes of each policy, one for each seed, in the order asked for.
 pub type Outcomes = Vec<Vec<Outcome>>;
 
-/// Runs `make(seed)` under every policy for seeds 0…`seeds`. `tell` hears after each run how many are done.
+/// Runs `make(seed)` under every policy for each of `seeds`. `tell` hears after each run how many are done.
 pub fn compare(
     make: &(impl Fn(u64) -> World + Sync),
     policies: &[Policy],
-    seeds: u64,
+    seeds: Range<u64>,
     record: Record,
     tell: &(impl Fn(usize) + Sync),
 ) -> Result<Outcomes, SimError> {
+    let (first, seeds) = (seeds.start, seeds.end.saturating_sub(seeds.start));
     let count = policies.len() * seeds as usize;
     let next = AtomicUsize::new(0);
     let done = AtomicUsize::new(0);
@@ -35,7 +37,7 @@ pub fn compare(
                     if i >= count {
                         return;
                     }
-                    let (policy, seed) = (i / seeds as usize, i as u64 % seeds);
+                    let (policy, seed) = (i / seeds as usize, first + i as u64 % seeds);
                     let outcome = run(&make(seed), &policies[policy], record);
                     results.lock().expect("no run panics while it holds the lock")[i] = Some(outcome);
                     tell(done.fetch_add(1, Ordering::Relaxed) + 1);

@@ -18,6 +18,9 @@ pub struct Summary {
     pub faster_share: f64,
     /// How much longer the worst-off job takes than under the baseline: 0.15 is 15 %.
     pub worst_slowdown: f64,
+    /// The same in the worst tenth of the seeds, and in the worst seed of all.
+    pub worst_slowdown_p90: f64,
+    pub worst_slowdown_max: f64,
     /// As above, but the median over seeds is taken for each job first: how much the worst-off of them
     /// typically loses.
     pub worst_job_median_slowdown: f64,
@@ -25,6 +28,8 @@ pub struct Summary {
     pub best_speedup: f64,
     /// Mean time until jobs have made 90 % of their loss reduction.
     pub mean_to_90_percent_s: f64,
+    /// The same under a shorter name.
+    pub time_to_90: f64,
     /// Mean over jobs of (time taken) / (time alone on the best node).
     pub stretch: f64,
     pub migrations: f64,
@@ -49,6 +54,8 @@ fn summary(of: &[Outcome], base: &[Outcome]) -> Summary {
         .collect();
     let over = |f: &dyn Fn(&[f64]) -> f64| -> f64 { median(&ratios.iter().map(|r| f(r)).collect::<Vec<_>>()) };
     let spread = |v: &[f64]| [quantile(v, 0.1), quantile(v, 0.9)];
+    let worst: Vec<f64> = ratios.iter().map(|r| r.iter().copied().fold(f64::MIN, f64::max) - 1.0).collect();
+    let to_90 = median(&each(&|o| o.mean_quality_s(0.9)));
     let (means, spans) = (each(&Outcome::mean_completion_s), each(&Outcome::makespan_s));
     Summary {
         mean_completion_s: median(&means),
@@ -56,10 +63,13 @@ fn summary(of: &[Outcome], base: &[Outcome]) -> Summary {
         makespan_s: median(&spans),
         makespan_spread_s: spread(&spans),
         faster_share: over(&|r| r.iter().filter(|x| **x < 1.0 - SAME).count() as f64 / r.len().max(1) as f64),
-        worst_slowdown: over(&|r| r.iter().copied().fold(f64::MIN, f64::max) - 1.0),
+        worst_slowdown: median(&worst),
+        worst_slowdown_p90: quantile(&worst, 0.9),
+        worst_slowdown_max: quantile(&worst, 1.0),
         worst_job_median_slowdown: worst_typical(&ratios),
         best_speedup: over(&|r| 1.0 - r.iter().copied().fold(f64::MAX, f64::min)),
-        mean_to_90_percent_s: median(&each(&|o| o.mean_quality_s(0.9))),
+        mean_to_90_percent_s: to_90,
+        time_to_90: to_90,
         stretch: median(&each(&|o| {
             o.jobs.iter().map(|j| j.completion_s() / j.alone_s).sum::<f64>() / o.jobs.len().max(1) as f64
         })),
@@ -83,6 +93,7 @@ pub fn table(names: &[String], summaries: &BTreeMap<String, Summary>) -> Table {
         "makespan",
         "faster",
         "worst job",
+        "90th percentile",
         "best job",
         "to 90 %",
         "stretch",
@@ -97,6 +108,7 @@ pub fn table(names: &[String], summaries: &BTreeMap<String, Summary>) -> Table {
             format!("{:.1} s", s.makespan_s),
             format!("{:.0} %", s.faster_share * 100.0),
             format!("{:+.1} %", s.worst_slowdown * 100.0),
+            format!("{:+.1} %", s.worst_slowdown_p90 * 100.0),
             format!("{:+.1} %", -s.best_speedup * 100.0),
             format!("{:.1} s", s.mean_to_90_percent_s),
             format!("{:.2}", s.stretch),

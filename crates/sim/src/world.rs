@@ -7,11 +7,17 @@
 //!
 //! **Interference.** Jobs that share a node disturb each other (cold caches, context switches). With `u` a
 //! job's part of what is used, the chance that a slice of time follows one of another job is `1 − Σu²` (one
-//! half for two equal jobs, two thirds for three); every rate is divided by `1 + γ·(1 − Σu²)`. Jobs that
+//! half for two equal jobs, two thirds for three); every rate is divided by `1 + γ·(1 − Σu²)`. That is
+//! [`Law::Turns`], the law that the gain rule fits. Under [`Law::Pairs`] it matters who the neighbours are:
+//! with `a` a model's *appetite* ([`appetite`], 1 on average), a job is divided by `1 + γ·a·Σ a'u'` over the
+//! others. Under [`Law::Bandwidth`] nothing happens until the jobs together want more memory bandwidth than
+//! the node has: each is divided by `max(1, Σ a·u / max(1, a))`, which is 1 for a job alone. Jobs that
 //! together hold more memory than the node has are slowed in proportion.
 
 use crate::curve::Curve;
+use crate::random::Stream;
 use gainshare_core::model::{Span, Time};
+use gainshare_core::view::FinishedRun;
 use serde::{Deserialize, Serialize};
 
 /// One machine.
@@ -84,10 +90,18 @@ pub struct Job {
     pub max_cores: f64,
     pub memory_bytes: u64,
     pub curve: Curve,
-    /// Work between two reports.
+    /// Work before the first step: imports, the data set, the first checkpoint. Part of `work`.
+    pub startup: f64,
+    /// Work between two reports, where all steps cost alike.
     pub report_every: f64,
-    /// Whether its reports say how many there will be.
-    pub tells_total: bool,
+    /// Where steps cost unlike: the work done when each report is made.
+    pub report_positions: Vec<f64>,
+    /// How many reports it set out to make, where it ends before.
+    pub planned_reports: Option<u64>,
+    /// What its reports say of its length.
+    pub claim: Claim,
+    /// Earlier runs of the same program.
+    pub history: Vec<FinishedRun>,
     /// From the order to run until the first work is done.
     pub start: Span,
     /// What saving and restoring cost when it is moved.
@@ -98,7 +112,94 @@ pub struct Job {
     pub floor: f64,
 }
 
+/// What a job's reports say of its length.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "says", deny_unknown_fields)]
+pub enum Claim {
+    /// Steps alone.
+    #[default]
+    Nothing,
+    /// Where in its epoch it is, `reports` reports making one, but not how many epochs there are.
+    Epochs { reports: u64 },
+    /// How many reports there will be.
+    Total,
+    /// As `Total`, but wrong by this factor.
+    Wrong { factor: f64 },
+    /// As `Wrong` until the part `at` of its reports is made, then right.
+    Changed { factor: f64, at: f64 },
+}
+
+/// What makes a job unlike its model: see [`Job::roughen`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Roughness {
+    /// Start-up work, as a part of all work.
+    pub startup: f64,
+    /// The deviation of the logarithm of what a step costs.
+    pub step_spread: f64,
+    /// After so many reports comes an evaluation and a checkpoint, which cost so many steps.
+    pub evaluation: (u64, f64),
+    /// The job ends when this part of its reports is made: early stopping, or a crash.
+    pub stops_at: Option<f64>,
+}
+
 impl Job {
+    /// How many reports it set out to make.
+    pub fn planned(&self) -> u64 {
+        let made = if self.report_positions.is_empty() {
+            ((self.work - self.startup) / self.report_every).round() as u64
+        } else {
+            self.report_positions.len() as u64
+        };
+        self.planned_reports.unwrap_or(made).max(1)
+    }
+
+    /// The work done when report `n` (from 1) is made, if it is made at all.
+    pub fn report_at(&self, n: u64) -> Option<f64> {
+        let at = match self.report_positions.is_empty() {
+            true => self.startup + n as f64 * self.report_every,
+            false => *self.report_positions.get(n as usize - 1)?,
+        };
+        (at <= self.work * (1.0 + 1e-9)).then_some(at)
+    }
+
+    /// The total that report `n` names.
+    pub fn claimed(&self, n: u64) -> Option<u64> {
+        let planned = self.planned();
+        let wrong = |factor: f64| ((planned as f64 * factor).round() as u64).max(n);
+        match self.claim {
+            Claim::Nothing | Claim::Epochs { .. } => None,
+            Claim::Total => Some(planned),
+            Claim::Wrong { factor } => Some(wrong(factor)),
+            Claim::Changed { factor, at } if (n as f64) < at * planned as f64 => Some(wrong(factor)),
+            Claim::Changed { .. } => Some(planned),
+        }
+    }
+
+    /// Start-up work, steps that cost unlike, evaluations between them, an early end. All work
+    /// stays the same, but for the early end.
+    pub fn roughen(&mut self, rough: &Roughness, draw: &mut Stream) {
+        let planned = self.planned();
+        let (every, evaluation) = rough.evaluation;
+        let mut at = 0.0;
+        let mut positions = Vec::with_capacity(planned as usize);
+        for n in 1..=planned {
+            at += (rough.step_spread * draw.normal()).exp();
+            positions.push(at);
+            if every > 0 && n % every == 0 {
+                at += evaluation;
+            }
+        }
+        self.startup = rough.startup * self.work;
+        let scale = (self.work - self.startup) / at.max(f64::MIN_POSITIVE);
+        self.report_positions = positions.into_iter().map(|p| self.startup + p * scale).collect();
+        if let Some(part) = rough.stops_at {
+            let last = ((part * planned as f64).round() as usize).clamp(1, planned as usize);
+            self.planned_reports = Some(planned);
+            self.work = self.report_positions[last - 1];
+            self.report_positions.truncate(last);
+        }
+    }
+
     /// Seconds it would take alone on `node`, from its first work on.
     pub fn alone_s(&self, node: &Node) -> f64 {
         self.work / (node.speed * self.speedup.rate(node.cores.min(self.max_cores)))
@@ -125,6 +226,17 @@ pub struct World {
     pub actuator: Actuator,
     /// γ, see the module's text.
     pub interference: f64,
+    pub law: Law,
+}
+
+/// How neighbours slow each other; see the module's text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Law {
+    #[default]
+    Turns,
+    Pairs,
+    Bandwidth,
 }
 
 /// Deals a node out: parts of it in proportion to `weights`, nobody above their cap; what one cannot use
@@ -152,7 +264,24 @@ pub fn deal(weights: &[f64], caps: &[f64]) -> Vec<f64> {
     parts
 }
 
-/// By how much neighbours slow each other; see the module's text.
+/// How much of the memory bandwidth a model of this name needs, 0.3 to 1.7: its own number under the
+/// laws in which jobs differ.
+pub fn appetite(model: &str) -> f64 {
+    Stream::new(0, 0, model).uniform(0.3, 1.7)
+}
+
+/// By how much each of the jobs with these parts and appetites is slowed.
+pub fn slowdowns(law: Law, interference: f64, parts: &[f64], appetites: &[f64]) -> Vec<f64> {
+    let demand: f64 = parts.iter().zip(appetites).map(|(p, a)| p * a).sum();
+    let each = |(part, appetite): (&f64, &f64)| match law {
+        Law::Turns => slowdown(interference, parts),
+        Law::Pairs => 1.0 + interference * appetite * (demand - part * appetite).max(0.0),
+        Law::Bandwidth => (demand / appetite.max(1.0)).max(1.0),
+    };
+    parts.iter().zip(appetites).map(each).collect()
+}
+
+/// By how much neighbours slow each other under [`Law::Turns`].
 pub fn slowdown(interference: f64, parts: &[f64]) -> f64 {
     let used: f64 = parts.iter().sum();
     let squares: f64 = parts.iter().map(|p| p * p).sum();
@@ -178,6 +307,17 @@ mod tests {
         assert!((slowdown(0.3, &[1.0 / 3.0; 3]) - 1.2).abs() < 1e-12);
         assert!((slowdown(0.1, &[0.5, 0.0]) - 1.0).abs() < 1e-12);
         assert_eq!(slowdown(0.1, &[]), 1.0);
+    }
+
+    #[test]
+    fn the_other_laws_leave_a_job_alone_as_it_is_and_tell_neighbours_apart() {
+        for law in [Law::Turns, Law::Pairs, Law::Bandwidth] {
+            assert_eq!(slowdowns(law, 0.15, &[1.0], &[1.7]), [1.0]);
+        }
+        let pair = slowdowns(Law::Pairs, 0.2, &[0.5, 0.5], &[1.5, 0.5]);
+        assert!(pair.iter().all(|s| (s - 1.075).abs() < 1e-12), "{pair:?}");
+        let bandwidth = slowdowns(Law::Bandwidth, 0.2, &[0.5, 0.5], &[1.6, 1.0]);
+        assert!((bandwidth[0] - 1.0).abs() < 1e-12 && (bandwidth[1] - 1.3).abs() < 1e-12, "{bandwidth:?}");
     }
 
     #[test]

@@ -17,8 +17,17 @@ pub(super) struct Lab {
 impl Lab {
     /// Builds the program as users get it.
     pub(super) fn new() -> Result<Lab> {
-        sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare"]))?;
-        let program = target_dir()?.join("release/gainshare");
+        Lab::build()?;
+        Lab::with_program(target_dir()?.join("release/gainshare"))
+    }
+
+    /// Builds the program and the library that lies beside it.
+    pub(super) fn build() -> Result<()> {
+        sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare", "--package", "gainshare-inside"]))
+    }
+
+    /// Uses a program that is built already.
+    pub(super) fn with_program(program: PathBuf) -> Result<Lab> {
         Ok(Lab { program, dir: tempfile::Builder::new().prefix("gainshare-bench-").tempdir()?, daemon: None })
     }
 

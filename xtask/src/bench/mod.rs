@@ -5,9 +5,11 @@
 
 mod build;
 mod daemon;
+mod inside;
 mod kube;
 mod kube_move;
 mod lab;
+mod threads;
 mod torch;
 
 use crate::sh;
@@ -36,6 +38,10 @@ enum What {
     Daemon(daemon::Args),
     /// Three real PyTorch jobs, started plainly and as `gainshare run` starts them, under `na` and `flowcon`.
     Torch(torch::Args),
+    /// A PyTorch job on two cores that is left alone, and four together: teams that follow the share.
+    Threads(threads::Args),
+    /// What the library inside jobs costs: the start of /bin/true, the speed of an OpenMP loop, its size.
+    Inside(inside::Args),
     /// The operator of a cluster of 1,000 simulated nodes and 10,000 pods: memory, lag, writes. Needs root.
     Kube(kube::Args),
     /// The operator of a cluster of 5,000 simulated nodes and 50,000 training jobs: passes, placements,
@@ -51,6 +57,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let figures = match args.what {
         What::Daemon(a) => daemon::run(&a)?,
         What::Torch(a) => torch::run(&a)?,
+        What::Threads(a) => threads::run(&a)?,
+        What::Inside(a) => inside::run(&a)?,
         What::Kube(a) => kube::run(&a)?,
         What::KubeMove(a) => kube_move::run(&a)?,
         What::Build => build::run()?,
@@ -94,4 +102,9 @@ fn table(value: &serde_json::Value, depth: usize) {
             other => println!("{indent}{name:<32} {other}"),
         }
     }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

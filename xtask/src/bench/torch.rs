@@ -11,6 +11,7 @@
 //! itself, and the report says so (`threads`).
 
 use super::lab::Lab;
+use super::median;
 use crate::{packages, sh};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -199,9 +200,4 @@ fn job(lab: &Lab, name: &str, model: &str, steps: usize, plain_threads: Option<u
     command.args(["--", PYTHON]).arg(sh::root().join("bench/torch/train.py"));
     command.args([model, "--steps", &steps.to_string()]).stdin(Stdio::null());
     command
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

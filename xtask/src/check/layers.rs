@@ -19,14 +19,16 @@ const fn layer(package: &'static str, normal: &'static [&'static str], dev: &'st
     Layer { package, normal, dev }
 }
 
-const LAYERS: [Layer; 13] = [
+const LAYERS: [Layer; 15] = [
     layer("gainshare-core", &[], &[]),
     layer("gainshare-figures", &[], &[]),
+    layer("gainshare-page", &[], &[]),
+    layer("gainshare-inside", &["gainshare-page"], &[]),
     layer("gainshare-workloads", &[], &[]),
     layer("gainshare-progress", &["gainshare-core"], &[]),
     layer("gainshare-limits", &["gainshare-core"], &["gainshare-progress"]),
     layer("gainshare-sim", &["gainshare-core", "gainshare-figures"], &[]),
-    layer("gainshare-daemon", &["gainshare-core", "gainshare-limits", "gainshare-progress"], &[]),
+    layer("gainshare-daemon", &["gainshare-core", "gainshare-limits", "gainshare-page", "gainshare-progress"], &[]),
     layer("gainshare-kube-api", &["gainshare-core"], &[]),
     layer(
         "gainshare-node-agent",

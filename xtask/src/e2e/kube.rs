@@ -1,8 +1,9 @@
 //! The cluster as an administrator with kubectl sees it, and the kernel's files behind its pods.
 
+use crate::programs::Programs;
 use crate::sh;
 use crate::testbed::Testbed;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -61,6 +62,18 @@ impl Kube {
     pub(super) fn pods(&self, namespace: &str, selector: &str) -> Result<Vec<Pod>> {
         let list = self.get(&["pods", "-n", namespace, "-l", selector])?;
         Ok(list["items"].as_array().into_iter().flatten().map(|pod| Pod(pod.clone())).collect())
+    }
+
+    /// Writes the last decision about a pod or job with the plugin, and makes its plan again with `gainshare
+    /// replay`, which fails if the plan differs.
+    pub(super) fn replay(&self, programs: &Programs, namespace: &str, name: &str) -> Result<()> {
+        let file = self.testbed.shared_folder("decisions")?.join(format!("{namespace}-{name}.json"));
+        let mut dump = programs.command("kubectl-gainshare");
+        dump.args(["explain", name, "-n", namespace, "--dump"]).arg(&file);
+        sh::output(dump.env("KUBECONFIG", self.testbed.kubeconfig()))?;
+        let printed = sh::output(programs.command("gainshare").arg("replay").arg(&file))?;
+        ensure!(printed.contains("bit for bit"), "`gainshare replay` prints: {printed}");
+        Ok(())
     }
 
     /// The folder of a pod's group in the cpu hierarchy.

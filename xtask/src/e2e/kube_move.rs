@@ -158,7 +158,7 @@ fn tell(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
     };
     for policy in policies {
         eprintln!("e2e: under {policy}");
-        let round = play(kube, policy, &jobs, &mut report)?;
+        let round = play(kube, programs, policy, &jobs, &mut report)?;
         look_back(kube, programs, policy, &round, args.figures.as_deref())?;
         let namespace = format!("under-{policy}");
         kube.kubectl(&["delete", "trainingjobs", "--all", "-n", &namespace, "--wait=false"])?;
@@ -218,7 +218,7 @@ fn schedule(program: &Path, seed: u64, work_s: f64) -> Result<Vec<Job>> {
 }
 
 /// One round: the jobs come, and all of them end.
-fn play(kube: &Kube, policy: &'static str, jobs: &[Job], report: &mut Report) -> Result<Round> {
+fn play(kube: &Kube, programs: &Programs, policy: &'static str, jobs: &[Job], report: &mut Report) -> Result<Round> {
     let namespace = format!("under-{policy}");
     prepare(kube, &namespace)?;
     let nodes: Vec<&str> = NODES.iter().map(|(name, _)| *name).collect();
@@ -231,6 +231,12 @@ fn play(kube: &Kube, policy: &'static str, jobs: &[Job], report: &mut Report) ->
         created.insert(job.name.clone(), unix_s());
         kube.create(&training_job(&namespace, policy, job))?;
         eprintln!("e2e: {:5.1} s: {} came", began.elapsed().as_secs_f64(), job.name);
+    }
+    if let Some(job) = jobs.last().filter(|_| policy != "na") {
+        // The operator decides where it runs about once a second.
+        wait_for("the recorded decision about a job", Duration::from_secs(30), || {
+            kube.replay(programs, &namespace, &job.name)
+        })?;
     }
     let total: f64 = jobs.last().map_or(0.0, |job| job.arrives_s);
     let patience = Duration::from_secs_f64(total * 4.0 + 300.0);

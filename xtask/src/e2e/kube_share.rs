@@ -5,9 +5,9 @@
 //!    Job and by a controller of an unknown kind.
 //! 2. Gainshare is installed with a policy, and the same pods run again. The last pod must end a fifth
 //!    sooner, nothing may restart, and the kernel must enforce each decision within a second.
-//! 3. The node agent is killed, the operator is killed, the API server is stopped: limits hold, nothing
-//!    restarts, everything converges within half a minute of the return. A pod that was created meanwhile
-//!    is shared like the others.
+//! 3. The recorded decision about a pod is fetched, and its plan is made again. Then the node agent is killed,
+//!    the operator is killed, the API server is stopped: limits hold, nothing restarts, everything converges
+//!    within half a minute of the return. A pod that was created meanwhile is shared like the others.
 //! 4. Gainshare is uninstalled while pods run: all pods get their original values back.
 
 use super::kube::{Bystanders, Kube, Pod, wait_for};
@@ -152,6 +152,7 @@ fn tell(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
         train::start(kube, "shared", NODE, &run)?;
     }
     wait_for("the first shares", Duration::from_secs(60), || converged(kube, 2, true))?;
+    kube.replay(programs, "shared", "flat")?;
     faults(kube, args.short, &mut report)?;
 
     eprintln!("e2e: uninstall");

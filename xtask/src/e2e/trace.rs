@@ -138,7 +138,7 @@ struct Decision {
     cpu_milli: u64,
 }
 
-/// The agent logs each wish as `… wants … uid=… cpu_milli=…`.
+/// The node agent logs each resize as `… requesting a resize … uid=… cpu_milli=…`.
 fn decisions(lines: &[(f64, String)]) -> Vec<Decision> {
     let parse = |(at_s, text): &(f64, String)| {
         let word = |key: &str| text.split_whitespace().find_map(|w| w.strip_prefix(key));
@@ -154,8 +154,7 @@ mod tests {
 
     #[test]
     fn decisions_are_found_in_the_agents_log() {
-        let line =
-            r#"2026-11-15T12:00:00Z  INFO gainshare_kube::node::state: wants pod=a/b uid=1-2 cpu_milli=410 share=0.5"#;
+        let line = r#"2026-11-15T12:00:00Z  INFO gainshare_node_agent::state: requesting a resize pod=a/b uid=1-2 cpu_milli=410 share=0.5"#;
         let lines = [(1.0, "hello".to_owned()), (2.0, line.to_owned())];
         assert_eq!(decisions(&lines), [Decision { at_s: 2.0, uid: "1-2".into(), cpu_milli: 410 }]);
     }

@@ -44,6 +44,7 @@ fn roles(bed: &Bed) {
         ("update", "pods"),
         ("patch", "pods/status"),
         ("create", "pods/exec"),
+        ("create", "pods/portforward"),
         ("create", "pods/binding"),
         ("create", "trainingjobs.gainshare.dev"),
         ("create", "jobs.batch"),

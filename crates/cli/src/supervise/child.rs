@@ -106,6 +106,9 @@ pub enum Streams<'a> {
     Attached(Standard, Option<&'a UserTerminal>),
 }
 
+/// The variable with libraries that the dynamic linker loads into a program before all others.
+const PRELOAD: &str = "LD_PRELOAD";
+
 /// Marks, in the pipe from the child, trouble with the CPUs rather than with a file.
 const CPUS: u8 = u8::MAX;
 
@@ -208,11 +211,23 @@ fn set_environment(command: &mut Command, launch: &Launch) {
         command.env_clear().envs(base);
     }
     command.envs(launch.env);
+    let own = |name: &str| match (launch.env.get(name), launch.base_env) {
+        (Some(value), _) => Some(OsString::from(value)),
+        (None, Some(base)) => base.get(name).map(OsString::from),
+        (None, None) => std::env::var_os(name),
+    };
     for (name, value) in &launch.env_if_absent {
-        let given = launch.env.contains_key(*name)
-            || launch.base_env.map_or_else(|| std::env::var_os(name).is_some(), |base| base.contains_key(*name));
-        if !given {
-            command.env(name, value);
+        match own(name) {
+            // The user's libraries come first.
+            Some(mut libraries) if *name == PRELOAD => {
+                libraries.push(":");
+                libraries.push(value);
+                command.env(name, libraries);
+            }
+            Some(_) => {}
+            None => {
+                command.env(name, value);
+            }
         }
     }
 }
@@ -326,6 +341,20 @@ mod tests {
         launch.env_if_absent = vec![("A", "tuned"), ("B", "tuned"), ("C", "tuned")];
         let mut spawned = spawn(&launch, &Streams::Detached).unwrap();
         assert_eq!(output(&mut spawned), "user spec tuned none\n");
+    }
+
+    #[test]
+    fn a_library_to_load_comes_after_the_users() {
+        let base = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]);
+        let command: Vec<OsString> = ["sh", "-c", "echo $LD_PRELOAD 2>/dev/null"].map(OsString::from).into();
+        for (users, expected) in [(None, "/no/ours.so\n"), (Some("/no/users.so"), "/no/users.so:/no/ours.so\n")] {
+            let env: BTreeMap<_, _> =
+                users.map(|users| ("LD_PRELOAD".to_owned(), users.to_owned())).into_iter().collect();
+            let mut launch = launch(&command, &env, &[]);
+            launch.base_env = Some(&base);
+            launch.env_if_absent = vec![("LD_PRELOAD", "/no/ours.so")];
+            assert_eq!(output(&mut spawn(&launch, &Streams::Detached).unwrap()), expected);
+        }
     }
 
     #[test]

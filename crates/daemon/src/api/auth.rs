@@ -5,72 +5,17 @@
 //! from a page of the daemon: a foreign page whose name was bound to 127.0.0.1 (DNS rebinding)
 //! sends its own name as Host, and a form on a foreign page sends its address as Origin.
 
-use crate::api::types::ErrorCode;
 use crate::error::Refusal;
+use crate::token::Token;
+use crate::types::ErrorCode;
 use axum::http::{HeaderMap, header};
-use sha2::{Digest, Sha256};
-use std::io::Write;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
-use subtle::ConstantTimeEq;
 
 /// Through which listener a request came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Door {
     Unix,
     Tcp { address: SocketAddr },
-}
-
-/// The secret that opens the TCP listener: 32 random bytes as hexadecimal digits.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
-
-impl std::fmt::Debug for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Token(…)")
-    }
-}
-
-impl Token {
-    /// Reads the token, or makes a new one if there is none that is whole.
-    pub fn load_or_make(path: &Path) -> std::io::Result<Token> {
-        if let Ok(text) = std::fs::read_to_string(path) {
-            let text = text.trim();
-            if text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit()) {
-                return Ok(Token(text.to_owned()));
-            }
-        }
-        let mut bytes = [0u8; 32];
-        getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
-        let token = hex::encode(bytes);
-        let aside = path.with_extension("new");
-        let _ = std::fs::remove_file(&aside);
-        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
-        writeln!(file, "{token}")?;
-        file.sync_all()?;
-        std::fs::rename(&aside, path)?;
-        Ok(Token(token))
-    }
-
-    /// Opens nothing but one job's push route. The same for as long as the token is the same, so
-    /// that a job's environment stays true when the daemon restarts.
-    pub(crate) fn for_push(&self, job: u64) -> Token {
-        let mut hash = Sha256::new();
-        hash.update(b"push\0");
-        hash.update(self.0.as_bytes());
-        hash.update(job.to_le_bytes());
-        Token(hex::encode(hash.finalize()))
-    }
-
-    pub(crate) fn text(&self) -> &str {
-        &self.0
-    }
-
-    /// Takes as long for a near miss as for a wrong guess.
-    fn matches(&self, given: &str) -> bool {
-        self.0.as_bytes().ct_eq(given.as_bytes()).into()
-    }
 }
 
 /// Refuses a request that may not come in through this door.
@@ -148,7 +93,7 @@ mod tests {
 
     #[test]
     fn only_our_hosts_and_our_pages() {
-        let token = Token("a".repeat(64));
+        let token = Token::of_text("a".repeat(64));
         let bearer = format!("Bearer {}", "a".repeat(64));
         let auth = (header::AUTHORIZATION, bearer.as_str());
         let code = |door, list: &[_]| check(door, &token, "/v1/jobs", &headers(list)).map_err(|e| e.code);
@@ -182,7 +127,7 @@ mod tests {
 
     #[test]
     fn the_address_that_is_listened_on_is_a_host() {
-        let token = Token("a".repeat(64));
+        let token = Token::of_text("a".repeat(64));
         let bearer = format!("Bearer {}", "a".repeat(64));
         let door = Door::Tcp { address: "127.9.9.9:8080".parse().unwrap() };
         let is_ok = |host: &str| {
@@ -195,25 +140,12 @@ mod tests {
 
     #[test]
     fn a_push_token_opens_its_own_route_only() {
-        let token = Token("b".repeat(64));
+        let token = Token::of_text("b".repeat(64));
         let bearer = format!("Bearer {}", token.for_push(7).text());
         let list = [(header::HOST, "localhost:8080"), (header::AUTHORIZATION, bearer.as_str())];
         let ok = |path| check(TCP, &token, path, &headers(&list)).is_ok();
         assert!(ok("/v1/jobs/7/push"));
         assert!(!ok("/v1/jobs/8/push") && !ok("/v1/jobs/7/stop") && !ok("/v1/jobs"));
         assert!(check(TCP, &token, "/v1/jobs", &headers(&list[..1])).is_err());
-    }
-
-    #[test]
-    fn tokens_are_kept_private_and_made_anew_when_torn() {
-        use std::os::unix::fs::MetadataExt;
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("token");
-        let first = Token::load_or_make(&path).unwrap();
-        assert_eq!(Token::load_or_make(&path).unwrap(), first);
-        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
-        std::fs::write(&path, "short").unwrap();
-        assert_ne!(Token::load_or_make(&path).unwrap(), first);
-        assert_eq!(format!("{first:?}"), "Token(…)");
     }
 }

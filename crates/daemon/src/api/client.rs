@@ -4,10 +4,10 @@
 //! than keeping one alive through its restarts. Every call has a deadline. An error carries the
 //! daemon's own one-line message.
 
-use crate::api::types::*;
 use crate::instance::{self, Holder};
 use crate::paths::Paths;
 use crate::spec::JobSpec;
+use crate::types::*;
 use bytes::Bytes;
 use gainshare_core::replay::RecordedDecision;
 use http_body_util::{BodyExt, Full};

@@ -1,11 +1,11 @@
 //! What the handlers of the API need.
 
-use super::auth::Token;
 use crate::driver::{Driver, DriverHandle};
 use crate::error::Refusal;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
 use crate::pulse::Pulses;
+use crate::token::Token;
 use axum::body::Bytes;
 use gainshare_core::model::JobId;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The HTTP API: types on the wire, which requests are allowed, the routes, and a client.
+//! The HTTP API: which requests are allowed, the routes, and a client. The types of requests and answers are
+//! in [`crate::types`], because driver and journal use them too.
 
 mod auth;
 pub mod client;
@@ -7,9 +8,8 @@ mod logs;
 mod openapi;
 mod routes;
 mod serve;
-pub mod types;
 
-pub use auth::Token;
+pub use crate::types;
 pub(crate) use context::Api;
 pub(crate) use serve::serve;
 

@@ -1,6 +1,6 @@
 //! The description of the API, made from the descriptions of the routes and the types on the wire.
 
-use super::types::ErrorBody;
+use crate::types::ErrorBody;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 use utoipa::openapi::RefOr;

@@ -4,9 +4,9 @@
 use super::context::Api;
 use super::logs::LogReader;
 use super::openapi::{self, Description};
-use crate::api::types::*;
 use crate::driver::{Driver, loop_reports};
 use crate::error::Refusal;
+use crate::types::*;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;

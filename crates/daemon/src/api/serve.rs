@@ -1,11 +1,12 @@
 //! The two listeners, and what holds for every request on them: limits on size, time and number,
 //! and the check of [`auth`].
 
-use super::auth::{self, Door, Token};
+use super::auth::{self, Door};
 use super::context::Api;
 use super::routes;
-use crate::api::types::ErrorCode;
 use crate::error::Refusal;
+use crate::token::Token;
+use crate::types::ErrorCode;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::middleware::{self, Next};

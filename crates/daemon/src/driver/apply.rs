@@ -18,6 +18,7 @@ impl Driver {
         for kind in self.runtimes.kinds() {
             self.apply_to(kind);
         }
+        self.write_pages();
     }
 
     /// Writes the targets of one runtime's jobs. The results come to [`Driver::applied`], at once

@@ -1,11 +1,11 @@
 //! Decisions: make the view, let control decide, check the plan, journal it, have it applied, publish it.
 
 use super::{Driver, Job, RECENT_PLANS};
-use crate::api::types::{DecisionInfo, Event, JobState, Why};
 use crate::clock::{Moment, rfc3339};
 use crate::fail;
 use crate::journal::Batch;
 use crate::record::Change;
+use crate::types::{DecisionInfo, Event, JobState, Why};
 use gainshare_core::decider::{Decision, Outcome};
 use gainshare_core::model::{JobId, NodeId, Share, Span};
 use gainshare_core::plan::{Plan, Standing, Verdict};
@@ -76,6 +76,7 @@ impl Driver {
             pinned: false,
             usable: None,
             known_left_s: None,
+            history: vec![],
         }
     }
 
@@ -153,7 +154,7 @@ impl Driver {
             return self.plans.starts.push(id);
         }
         if let Err(e) = self.admit(id) {
-            use crate::api::types::ErrorCode;
+            use crate::types::ErrorCode;
             if e.code == ErrorCode::DiskFull {
                 self.note_disk::<()>(&Err(e));
                 self.plans.starts.push(id);

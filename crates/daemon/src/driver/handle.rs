@@ -5,9 +5,9 @@
 //! and its files.
 
 use super::Driver;
-use crate::api::types::{ErrorCode, Event};
 use crate::error::Refusal;
 use crate::pulse::Sentinel;
+use crate::types::{ErrorCode, Event};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, mpsc};

@@ -6,13 +6,13 @@
 
 use super::runtimes::kind_name;
 use super::{Driver, Ending, Job};
-use crate::api::types::*;
 use crate::error::Refusal;
 use crate::fail;
 use crate::jobdir;
 use crate::journal::Batch;
 use crate::record::{Change, JobRecord};
 use crate::spec::{self, JobSpec};
+use crate::types::*;
 use gainshare_core::model::{JobId, Span};
 use gainshare_limits::RuntimeKind;
 use gainshare_limits::process::Identity;

@@ -1,10 +1,11 @@
 //! The table of jobs: the only owner of what is known of each job and of the numbers of owners.
 
-use super::docker::Pump;
+use super::page::JobPage;
+use super::pump::Pump;
 use super::reports::{Progress, Reports};
-use crate::api::types::{DecisionInfo, ErrorCode, JobState};
 use crate::error::Refusal;
 use crate::record::JobRecord;
+use crate::types::{DecisionInfo, ErrorCode, JobState};
 use gainshare_core::model::{JobId, OwnerId, Time};
 use gainshare_core::plan::Verdict;
 use gainshare_core::replay::RecordedDecision;
@@ -24,6 +25,8 @@ pub(super) struct Job {
     pub(super) verdict: Option<Verdict>,
     pub(super) in_force: Option<AppliedLimits>,
     pub(super) apply_error: Option<String>,
+    /// The page of the library inside this job.
+    pub(super) page: JobPage,
     /// Newest last.
     pub(super) decisions: VecDeque<DecisionInfo>,
     /// The last decision about this job, for replay. Jobs that are decided together share it. Kept while
@@ -62,6 +65,7 @@ impl Job {
             verdict: None,
             in_force: None,
             apply_error: None,
+            page: JobPage::Unknown,
             decisions: VecDeque::new(),
             record_of_decision: None,
             kills: 0,

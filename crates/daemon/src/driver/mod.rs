@@ -14,7 +14,9 @@
 //! **Parts.** [`jobs`]: the table of jobs. [`store`]: the way to the journal. [`handle`]: tasks and
 //! events. [`intake`]: submit, admission, stop. [`start`]: how a job begins. [`observe`]: reports
 //! and ends of jobs. [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses.
-//! [`read`]: what the API shows. [`docker`]: containers.
+//! [`read`]: what the API shows. [`docker`]: containers, their runtime's thread
+//! ([`docker_link`]) and their output ([`pump`]). [`inside`]: the library inside jobs, and
+//! their pages ([`page`]).
 //!
 //! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
 //! waits for the disk, but not for the container engine or for processes that die; the exceptions
@@ -23,10 +25,14 @@
 mod apply;
 mod decide;
 mod docker;
+mod docker_link;
 mod handle;
+mod inside;
 mod intake;
 mod jobs;
 mod observe;
+mod page;
+mod pump;
 mod read;
 mod recover;
 mod reports;
@@ -38,8 +44,6 @@ mod watch;
 pub(crate) use handle::DriverHandle;
 pub(crate) use read::loop_reports;
 
-use crate::api::Token;
-use crate::api::types::{Event, PlanInfo};
 use crate::clock::Clock;
 use crate::config::DaemonConfig;
 use crate::error::{DaemonError, Refusal};
@@ -50,6 +54,8 @@ use crate::metrics::Metrics;
 use crate::paths::Paths;
 use crate::pulse::{Pulse, Pulses};
 use crate::record::Change;
+use crate::token::Token;
+use crate::types::{Event, PlanInfo};
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{Decider, Decision};
 use gainshare_core::model::{JobId, Span, Time};
@@ -351,6 +357,7 @@ impl Driver {
         }
         self.lease.renew();
         self.guard.ensure(&self.paths, &self.config);
+        self.write_pages();
         self.reap_supervisors();
         self.check_live_jobs();
         self.connect_docker();

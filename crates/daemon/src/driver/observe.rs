@@ -8,13 +8,13 @@
 use super::reports::{Look, Reports};
 use super::store::Acknowledgement;
 use super::{Driver, Job, LOOK_PACE, OUTPUT_PACE};
-use crate::api::types::{ErrorCode, Event, Exited, JobState, Started};
 use crate::error::Refusal;
 use crate::fail;
 use crate::instance::is_locked;
 use crate::jobdir::{self, read_json};
 use crate::journal::{SAMPLES_KEPT, StoredSample};
 use crate::record::{Change, JobRecord};
+use crate::types::{ErrorCode, Event, Exited, JobState, Started};
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_limits::cgroup::Group;
 use gainshare_limits::process::Identity;

@@ -3,10 +3,10 @@
 use super::decide::why;
 use super::runtimes::kind_name;
 use super::{Driver, Job};
-use crate::api::types::*;
 use crate::clock::{Moment, rfc3339};
 use crate::error::Refusal;
 use crate::pulse::{Pulses, STUCK_AFTER};
+use crate::types::*;
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::Plan;
 use gainshare_core::policy::Preset;
@@ -148,6 +148,7 @@ impl Driver {
         notes.extend(
             self.runtimes.notes.iter().filter(|(kind, _)| *kind == job.record.spec.runtime).map(|(_, n)| n.clone()),
         );
+        notes.extend(self.inside_note(id));
         notes.sort();
         notes.dedup();
         Ok(Explanation {

@@ -4,6 +4,7 @@
 //! an endpoint, pushes) is the collector's business. Positions are committed together with the samples read
 //! before them.
 
+use super::pump::Copied;
 use gainshare_core::model::Time;
 use gainshare_core::signal::{Sample, Tracker};
 use gainshare_limits::usage::Meter;
@@ -162,7 +163,7 @@ pub(super) struct Progress {
     pub(super) tracker: Tracker,
     pub(super) position: Position,
     /// For a container.
-    pub(super) copied: super::docker::Copied,
+    pub(super) copied: Copied,
     pub(super) meter: Meter,
     /// How far the job is, in its own words.
     pub(super) course: Option<gainshare_progress::Progress>,
@@ -179,7 +180,7 @@ impl Default for Progress {
         Progress {
             tracker: Tracker::default(),
             position: Position::default(),
-            copied: super::docker::Copied::default(),
+            copied: Copied::default(),
             meter: Meter::default(),
             course: None,
             next_seq: 0,

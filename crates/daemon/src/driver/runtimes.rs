@@ -4,7 +4,7 @@
 //! The container engine may take seconds for any request, so its runtime lives on a thread of its
 //! own ([`DockerLink`]).
 
-use super::docker::DockerLink;
+use super::docker_link::DockerLink;
 use crate::config::DaemonConfig;
 use crate::error::DaemonError;
 use crate::launch::program;

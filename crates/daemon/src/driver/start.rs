@@ -7,8 +7,8 @@
 
 use super::Driver;
 use super::intake::disk_refusal;
+use super::page::JobPage;
 use super::runtimes::kind_name;
-use crate::api::types::{JobState, StartOrder, StartVar, SuperviseFile};
 use crate::error::Refusal;
 use crate::fail;
 use crate::jobdir;
@@ -16,6 +16,7 @@ use crate::journal::{Batch, LimitRow};
 use crate::launch::{detach, program};
 use crate::record::{Change, JobRecord};
 use crate::spec::StartKind;
+use crate::types::{JobState, StartOrder, StartVar, SuperviseFile};
 use gainshare_core::model::JobId;
 use gainshare_limits::process::{JobGroup, start};
 use gainshare_limits::{Runtime, RuntimeKind};
@@ -62,6 +63,7 @@ impl Driver {
         if let Some(job) = self.jobs.get_mut(&id) {
             job.record = record;
             job.heard = now;
+            job.page = JobPage::Unknown;
         }
         self.begin_watching(id);
         if !attached && let Err(why) = self.spawn_supervisor(id, &order) {
@@ -93,9 +95,10 @@ impl Driver {
         let waiting = self.jobs.values().filter(|j| j.record.state == JobState::Queued && j.record.id != record.id);
         let free = self.config.slots.map_or(usize::MAX, |s| s.saturating_sub(others + 1));
         let expected = (others + 1 + waiting.count().min(free)).max(self.config.expect.unwrap_or(1));
-        let tuned = start::tuned_env(user, self.cores(), expected);
+        let mut tuned = start::tuned_env(user, self.cores(), expected);
+        let inside = self.start_inside(record, |name| user(name).is_some(), &mut tuned, expected);
         let tuned = tuned.into_iter().map(|t| StartVar { name: t.name.into(), value: t.value, why: t.why.into() });
-        self.push_env(record).into_iter().filter(|v| user(&v.name).is_none()).chain(tuned).collect()
+        self.push_env(record).into_iter().filter(|v| user(&v.name).is_none()).chain(inside).chain(tuned).collect()
     }
 
     /// Where a job that reports by itself finds the daemon. The token is in a file, because these variables

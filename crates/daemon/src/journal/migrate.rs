@@ -5,8 +5,8 @@
 //! started.
 
 use super::{Change, JobRecord, JournalError, SCHEMA_VERSION, explain, json};
-use crate::api::types::{JobState, SuperviseFile};
 use crate::jobdir;
+use crate::types::{JobState, SuperviseFile};
 use rusqlite::{Connection, Transaction, params};
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -150,7 +150,7 @@ const RULES: &[Rule] = &[
 ];
 
 /// How many threads a job's pools should have when `expected_jobs` share `cores`.
-fn fitting_threads(cores: f64, expected_jobs: usize) -> usize {
+pub fn fitting_threads(cores: f64, expected_jobs: usize) -> usize {
     ((cores / expected_jobs.max(1) as f64).floor() as usize).max(1)
 }
 
@@ -173,6 +173,17 @@ pub fn tuned_env(user: impl Fn(&str) -> Option<String>, cores: f64, expected_job
             why: rule.why.into(),
         })
         .collect()
+}
+
+/// Changes the variables of a job whose OpenMP teams follow its share while it runs. OpenMP may use all `cores`,
+/// because the team of each parallel region is set before the region. MKL takes the number from OpenMP. All other
+/// pools stay as they are: they are sized once.
+pub fn let_teams_follow(variables: &mut Vec<StartVariable>, cores: f64) {
+    variables.retain(|variable| variable.name != "MKL_NUM_THREADS");
+    if let Some(openmp) = variables.iter_mut().find(|variable| variable.name == "OMP_NUM_THREADS") {
+        openmp.value = fitting_threads(cores, 1).to_string();
+        openmp.why = "OpenMP (PyTorch and most others): the most threads; the team follows the share".into();
+    }
 }
 
 /// Makes the child start a session of its own, join its cgroup and bind itself to `cpus` (if given), before
@@ -267,6 +278,21 @@ mod tests {
         assert!(!env.contains_key("GOMP_SPINCOUNT") && !env.contains_key("KMP_BLOCKTIME"));
         let env = tuned(&[("XLA_FLAGS", "--xla_force_host_platform_device_count=8")], 4.0, 2);
         assert!(!env.contains_key("PJRT_NPROC") && !env.contains_key("XLA_FLAGS"));
+    }
+
+    #[test]
+    fn teams_that_follow_may_use_all_cores() {
+        let following = |user: &[&str]| {
+            let set = |name: &str| user.contains(&name).then(String::new);
+            let mut variables = tuned_env(set, 8.0, 4);
+            let_teams_follow(&mut variables, 8.0);
+            let variables = variables.into_iter().map(|v| (v.name.into_owned(), v.value));
+            variables.collect::<BTreeMap<_, _>>()
+        };
+        let env = following(&[]);
+        assert_eq!((env["OMP_NUM_THREADS"].as_str(), env["OPENBLAS_NUM_THREADS"].as_str()), ("8", "2"));
+        assert!(!env.contains_key("MKL_NUM_THREADS"), "MKL takes the number from OpenMP");
+        assert!(!following(&["OMP_NUM_THREADS"]).contains_key("OMP_NUM_THREADS"), "it is the user's");
     }
 
     #[test]

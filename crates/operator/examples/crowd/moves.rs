@@ -269,7 +269,7 @@ impl Job {
                 outlook: Some([step as f64, 1e6, 10.0]),
                 consumed_cpu: seconds * 0.02,
                 consumed_memory: seconds * 0.001,
-                most: None,
+                usable: None,
             }),
         }
     }
@@ -339,7 +339,7 @@ impl Agent {
             resizes: Vec::new(),
         };
         let began = Instant::now();
-        let answer = match self.link.ask(&sync).await {
+        let answer = match self.link.sync(&sync).await {
             Ok(answer) => answer,
             Err(error) => {
                 if self.crowd.failures.fetch_add(1, Ordering::Relaxed) < 5 {

@@ -287,7 +287,7 @@ impl Agent {
             resizes,
         };
         let began = Instant::now();
-        let answer = match self.link.ask(&sync).await {
+        let answer = match self.link.sync(&sync).await {
             Ok(answer) => answer,
             Err(error) => {
                 if self.crowd.failures.fetch_add(1, Ordering::Relaxed) < 5 {

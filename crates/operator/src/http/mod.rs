@@ -1,9 +1,10 @@
-//! The network interface: node agents, admission reviews, health and metrics.
+//! The network interface: node agents, admission reviews, health, metrics and recorded decisions.
 
 pub(crate) mod auth;
 pub(crate) mod listen;
 pub(crate) mod peers;
 pub(crate) mod publish;
+pub(crate) mod record;
 pub(crate) mod serve;
 pub mod tls;
 pub(crate) mod webhook;

@@ -6,11 +6,11 @@
 //! Admission reviews carry no token that the operator could prove, so their bodies are small and few are read
 //! at the same time. The plain port has health and metrics, nothing else.
 
-use super::auth::AuthError;
+use super::auth::{AuthError, Reviewer};
 use super::peers::Seat;
 use crate::http::webhook;
-use crate::shares::resizes;
-use crate::state::agents::Heard;
+use crate::shares::{Shares, resizes};
+use crate::state::agents::ReportEffect;
 use crate::state::lead::Leader;
 use crate::state::metrics::{Metrics, StateLabels};
 use crate::tasks::Health;
@@ -41,12 +41,19 @@ const REVIEW_WAIT: Duration = Duration::from_secs(1);
 /// Bodies of node agents that are read and parsed at the same time.
 const SYNCS_READ_AT_ONCE: usize = 64;
 
-/// Whether this replica leads, and the leader's state.
-pub(crate) type Leading = watch::Receiver<Option<Arc<Leader>>>;
+/// What a leading replica answers node agents with.
+pub(crate) struct Leading {
+    pub(crate) leader: Arc<Leader>,
+    pub(crate) shares: Arc<Shares>,
+    pub(crate) reviewer: Reviewer,
+}
+
+/// Empty while this replica does not lead.
+pub(crate) type LeadingReceiver = watch::Receiver<Option<Arc<Leading>>>;
 
 #[derive(Clone)]
 pub(crate) struct Served {
-    pub(crate) leading: Leading,
+    pub(crate) leading: LeadingReceiver,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) health: Arc<Health>,
     /// Turns true when the process is to end.
@@ -56,7 +63,7 @@ pub(crate) struct Served {
 
 impl Served {
     pub(crate) fn new(
-        leading: Leading,
+        leading: LeadingReceiver,
         metrics: Arc<Metrics>,
         health: Arc<Health>,
         ending: watch::Receiver<bool>,
@@ -95,7 +102,7 @@ async fn readyz(State(served): State<Served>) -> Response {
         return (StatusCode::SERVICE_UNAVAILABLE, "ending\n").into_response();
     }
     match served.leading.borrow().as_ref() {
-        Some(leader) if leader.is_synced() => "leading\n".into_response(),
+        Some(leading) if leading.leader.is_synced() => "leading\n".into_response(),
         Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "reading the cluster's state\n").into_response(),
         None => "standby\n".into_response(),
     }
@@ -168,7 +175,7 @@ async fn sync(
     body: Body,
 ) -> Response {
     let (answer, state) = match accept(&served, &seat, &headers, body).await {
-        Ok((leader, sync)) => (Json(answer(&served, &leader, &sync).await).into_response(), "answered"),
+        Ok((leading, sync)) => (Json(answer(&served, &leading, &sync).await).into_response(), "answered"),
         Err((answer, state)) => (answer, state),
     };
     served.metrics.syncs.get_or_create(&StateLabels { state }).inc();
@@ -181,15 +188,15 @@ async fn accept(
     seat: &Seat,
     headers: &HeaderMap,
     body: Body,
-) -> Result<(Arc<Leader>, SyncRequest), (Response, &'static str)> {
-    let leader = served.leading.borrow().clone();
-    let Some(leader) = leader.filter(|leader| leader.is_synced()) else {
+) -> Result<(Arc<Leading>, SyncRequest), (Response, &'static str)> {
+    let leading = served.leading.borrow().clone();
+    let Some(leading) = leading.filter(|leading| leading.leader.is_synced()) else {
         discard(body).await;
         let why = "this replica does not lead, or has just begun to: try again";
         return Err((refuse(StatusCode::SERVICE_UNAVAILABLE, why), "not-leading"));
     };
     let token = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let proved = match leader.reviewer.node(token, seat).await {
+    let proved = match leading.reviewer.node(token, seat).await {
         Ok(node) => node,
         Err(error) => {
             discard(body).await;
@@ -207,7 +214,7 @@ async fn accept(
     if proved != sync.node {
         return Err(refuse_token(&AuthError::OtherNode { proved, claimed: sync.node }));
     }
-    Ok((leader, sync))
+    Ok((leading, sync))
 }
 
 fn refuse_token(error: &AuthError) -> (Response, &'static str) {
@@ -221,7 +228,8 @@ fn refuse_token(error: &AuthError) -> (Response, &'static str) {
     (refuse(code, &error.to_string()), "refused")
 }
 
-async fn answer(served: &Served, leader: &Arc<Leader>, sync: &SyncRequest) -> Answer {
+async fn answer(served: &Served, leading: &Leading, sync: &SyncRequest) -> Answer {
+    let leader = &leading.leader;
     let mut bell = leader.bell(&sync.node);
     let heard = take_in(leader, sync);
     let outcomes = if heard.stale {
@@ -230,7 +238,7 @@ async fn answer(served: &Served, leader: &Arc<Leader>, sync: &SyncRequest) -> An
         // The older request of this agent need not wait any longer.
         leader.ring(&sync.node);
         bell.borrow_and_update();
-        let outcomes = resize(leader, sync).await;
+        let outcomes = resize(&leading.shares, sync).await;
         // Notes come after resizes: a kubelet that has just read a changed note acts on a resize a second later.
         touch(leader, heard.changed);
         outcomes
@@ -239,7 +247,7 @@ async fn answer(served: &Served, leader: &Arc<Leader>, sync: &SyncRequest) -> An
         wait_for_news(served, leader, sync, &mut bell).await;
     }
     let want_jobs = leader.agents.lock().want_jobs(&sync.node);
-    leader.look(|world| {
+    leader.read(|world| {
         let revision = world.revision(&sync.node);
         Answer {
             epoch: sync.epoch,
@@ -253,10 +261,10 @@ async fn answer(served: &Served, leader: &Arc<Leader>, sync: &SyncRequest) -> An
 }
 
 /// Takes in the agent's report about the pods of its own node.
-fn take_in(leader: &Leader, sync: &SyncRequest) -> Heard {
-    let heard = leader.look(|world| {
+fn take_in(leader: &Leader, sync: &SyncRequest) -> ReportEffect {
+    let heard = leader.read(|world| {
         let is_here = |uid: &str| world.node_of(uid) == Some(&sync.node);
-        leader.agents.lock().hear(sync, Instant::now(), is_here)
+        leader.agents.lock().receive(sync, Instant::now(), is_here)
     });
     if heard.foreign > 0 {
         leader.metrics.foreign_reports.inc_by(heard.foreign as u64);
@@ -272,16 +280,17 @@ fn take_in(leader: &Leader, sync: &SyncRequest) -> Heard {
 
 /// Carries out the resizes of this node's pods; those of other nodes' pods are refused, and leave no trace. One
 /// outcome for each resize, in their order.
-async fn resize(leader: &Leader, sync: &SyncRequest) -> Vec<Outcome> {
+async fn resize(shares: &Shares, sync: &SyncRequest) -> Vec<Outcome> {
+    let leader = &shares.leader;
     let is_own: Vec<bool> =
-        leader.look(|world| sync.resizes.iter().map(|resize| world.node_of(&resize.uid) == Some(&sync.node)).collect());
+        leader.read(|world| sync.resizes.iter().map(|resize| world.node_of(&resize.uid) == Some(&sync.node)).collect());
     let own: Vec<_> = sync.resizes.iter().zip(&is_own).filter(|(_, is_own)| **is_own).map(|(r, _)| r.clone()).collect();
     let foreign = sync.resizes.len() - own.len();
     if foreign > 0 {
         leader.metrics.foreign_reports.inc_by(foreign as u64);
         tracing::debug!(node = sync.node, foreign, "resizes of pods that are not on the agent's node: refused");
     }
-    let mut done = resizes::carry_out(leader, &sync.node, sync.epoch, &own).await.into_iter();
+    let mut done = resizes::carry_out(shares, &sync.node, sync.epoch, &own).await.into_iter();
     let refused = |resize: &Resize| Outcome {
         uid: resize.uid.clone(),
         generation: resize.generation,
@@ -296,7 +305,7 @@ fn touch(leader: &Leader, uids: Vec<String>) {
     if uids.is_empty() {
         return;
     }
-    let policies = leader.look(|world| {
+    let policies = leader.read(|world| {
         let keys =
             uids.iter().filter_map(|uid| world.shared(uid)).map(|pod| (pod.namespace.clone(), pod.policy.clone()));
         keys.collect::<Vec<_>>()
@@ -311,7 +320,7 @@ async fn wait_for_news(served: &Served, leader: &Leader, sync: &SyncRequest, bel
     let until = tokio::time::Instant::now() + wait;
     let (mut leading, mut ending) = (served.leading.clone(), served.ending.clone());
     loop {
-        let is_new = leader.look(|world| world.revision(&sync.node)) != sync.seen;
+        let is_new = leader.read(|world| world.revision(&sync.node)) != sync.seen;
         let newest = {
             let agents = leader.agents.lock();
             agents.is_newest(sync) && !agents.want_jobs(&sync.node)

@@ -1,12 +1,9 @@
 //! Tests of [`super`] over real connections, with a stand-in for the API server that counts token reviews.
 
 use super::*;
-use crate::http::auth::Reviewer;
 use crate::http::listen;
 use crate::http::peers::{Limits, Peers};
 use crate::http::tls::Authority;
-use crate::shares::write::Writer;
-use crate::state::watch::KINDS;
 use gainshare_kube_api::wire::{Beat, Category, JobState, TOKEN_AUDIENCE};
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -64,16 +61,19 @@ struct Bench {
     reviews: Arc<AtomicUsize>,
     metrics: Arc<Metrics>,
     _ending: watch::Sender<bool>,
-    _leading: watch::Sender<Option<Arc<Leader>>>,
+    _leading: watch::Sender<Option<Arc<Leading>>>,
 }
 
 async fn bench(limits: Limits, tls: Option<TlsAcceptor>) -> Bench {
     let (client, reviews) = api_server().await;
     let metrics = Arc::new(Metrics::new());
-    let writer = Writer::new(client.clone(), metrics.clone());
-    let leader = Arc::new(Leader::new(writer, Reviewer::new(client, "system", "agent"), metrics.clone(), 1));
-    (0..KINDS).for_each(|_| leader.seen_all_of_one_kind());
-    let (leading, leading_seen) = watch::channel(Some(leader.clone()));
+    let leader = Arc::new(Leader::new(metrics.clone(), 1));
+    leader.lists.await_one();
+    leader.lists.complete_one();
+    let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics.clone()));
+    let reviewer = Reviewer::new(client, "system", "agent");
+    let leads = Arc::new(Leading { leader: leader.clone(), shares, reviewer });
+    let (leading, leading_seen) = watch::channel(Some(leads));
     let (ending, ending_seen) = watch::channel(false);
     let served = Served::new(leading_seen, metrics.clone(), Health::new(), ending_seen.clone());
     let (listener, address) = listen().await;
@@ -281,7 +281,7 @@ async fn a_real_agent_connects_with_tls() {
     std::fs::write(&ca, authority.certificate_pem()).unwrap();
     std::fs::write(&token, GOOD).unwrap();
     let mut link = gainshare_node_agent::Link::new(&format!("https://{}", bench.address), &ca, &token).unwrap();
-    let answer = link.ask(&sync_of("a")).await.unwrap();
+    let answer = link.sync(&sync_of("a")).await.unwrap();
     assert_eq!((answer.epoch, answer.want_jobs), (1, true));
 }
 

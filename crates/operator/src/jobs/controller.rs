@@ -1,48 +1,46 @@
-//! The loop around the state machine: reads a TrainingJob, runs [`step`] on it, and executes the
-//! actions.
+//! The controller of all workloads: takes one from the queue, lets its adapter read it and decide, executes the
+//! actions, and repeats that until nothing is left to do for now.
 //!
-//! A job becomes due when something about it changes, when its alarm rings, or when there is an
-//! order for it. One worker at a time has a job. At most [`AT_ONCE`] jobs are reconciled
-//! concurrently, to bound the load on the API server. A failed request needs no cleanup: the job is
-//! read again and `step` recomputes what to do.
+//! A workload becomes due when something about it changes, when its alarm rings, or when there is an
+//! order for it. One worker at a time has a workload. At most [`AT_ONCE`] are reconciled concurrently,
+//! to bound the load on the API server. A failed request needs no cleanup: the workload is read again
+//! and its state machine recomputes what to do.
 //!
-//! **A panic stays with its job.** It is caught, published as an event and as the condition
-//! `ReconcileFailed` of that job, and the job is tried again after a growing rest.
+//! **A panic stays with its workload.** It is caught, published on that object, and the workload is tried again
+//! after a growing rest.
 
-use super::action::{Action, JournalStep, PodFault, Snapshot, Step};
-use super::apply::{ActionError, Effect, Executor, FailPoint};
-use super::isolate::{catch_future, skip_on_panic};
-use super::machine::{self, REFUSAL_PAUSE, asked, movable, step};
-use super::snapshot::{JobSnapshot, NodeState, Nodes, PodSnapshot};
-use super::store::Store;
-use super::{JobFacts, JobState, Orders, check_not_kept, off, pod, status};
+use super::batch_job::BatchJobs;
+use super::fail_point::FailPoint;
+use super::pods::PodRequests;
+use super::queue::Queue;
+use super::training_job::TrainingJobs;
+use super::workload::{ActionError, EventText, Workload};
+use crate::isolate::catch_future;
 use crate::state::events::{self, Subject, Text};
 use crate::state::lead::Leader;
 use crate::state::metrics::WriteLabels;
-use crate::state::watch::{Change, follow};
+use crate::state::orders::Orders;
+use crate::state::workload::{WorkloadKey, WorkloadKind};
 use crate::tasks::Tasks;
-use gainshare_kube_api::names::{API_VERSION, CONTROLLER, JOB_LABEL, NamespacedName};
-use gainshare_kube_api::quantity::template_requests;
-use gainshare_kube_api::training_job::{JobPolicy, State, TrainingJob};
+use gainshare_kube_api::names::NamespacedName;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::Api;
+use kube::Client;
 use kube::runtime::events::Recorder;
-use kube::runtime::watcher;
-use kube::{Client, ResourceExt};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-/// So many jobs are reconciled at once.
+/// So many workloads are reconciled at once.
 const AT_ONCE: usize = 16;
 
-/// A job that is not settled after so many steps in a row goes to the end of the queue.
+/// A workload that is not settled after so many steps in a row goes to the end of the queue.
 const STEPS_AT_ONCE: usize = 16;
 
-/// The pause before a job whose action failed is tried again.
+/// A request that takes longer is given up and tried again.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The pause before a workload whose action failed is tried again.
 const PAUSE: SignedDuration = SignedDuration::from_secs(1);
 
 /// So many new jobs are published to the decision before their turn, so that a burst of them is
@@ -56,146 +54,68 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 /// The report of a panic must not hold up the queue.
 const PANIC_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Jobs, pods, nodes.
-const LISTS: usize = 3;
-
 struct Controller {
-    executor: Executor,
-    client: Client,
     leader: Arc<Leader>,
     orders: Arc<Orders>,
     recorder: Recorder,
-    store: Mutex<Store>,
-    wake: Notify,
+    fail_at: FailPoint,
+    queue: Mutex<Queue>,
+    pods: PodRequests,
+    training_jobs: TrainingJobs,
+    batch_jobs: BatchJobs,
 }
 
-/// When to run the next step after an action that was not executed.
-enum Retry {
-    /// Our copies are newer now.
-    AtOnce,
-    /// After a pause, for this reason.
-    Later(String),
-}
-
-impl From<kube::Error> for Retry {
-    fn from(error: kube::Error) -> Retry {
-        Retry::Later(error.to_string())
-    }
-}
-
-/// Starts the controllers as tasks that end with the set.
+/// Starts the controller as a task that ends with the set.
 pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, recorder: Recorder, fail_at: FailPoint) {
-    super::adopt::start(tasks, leader, client, recorder.clone(), fail_at.clone());
+    let pods = PodRequests::new(client.clone(), leader.clone());
     let controller = Arc::new(Controller {
-        executor: Executor::new(client.clone(), fail_at),
-        client: client.clone(),
         leader: leader.clone(),
-        orders: leader.jobs.clone(),
+        orders: leader.orders.clone(),
         recorder,
-        store: Mutex::default(),
-        wake: Notify::new(),
+        fail_at,
+        queue: Mutex::default(),
+        training_jobs: TrainingJobs::new(client.clone(), leader.clone(), pods.clone()),
+        batch_jobs: BatchJobs::new(client.clone(), leader.clone(), pods.clone()),
+        pods,
     });
-    watch(tasks, &controller);
-    tasks.spawn("the controller of training jobs", controller.run());
-}
-
-fn watch(tasks: &mut Tasks, controller: &Arc<Controller>) {
-    let all = watcher::Config::default;
-    let it = controller.clone();
-    tasks.spawn("the watch of training jobs", async move {
-        let put = |change| it.change(|store| it.put_jobs(store, change));
-        let api = Api::<TrainingJob>::all(it.client.clone());
-        follow(api, all(), &it.leader.metrics, |job| JobSnapshot::of(&job), put, || it.listed()).await;
-    });
-    let it = controller.clone();
-    tasks.spawn("the watch of training jobs' pods", async move {
-        let put = |change| {
-            it.change(|store| match change {
-                Change::Applied(pod) => store.put_pod(pod),
-                Change::Deleted(pod) => store.gone_pod(&pod),
-                Change::Listed(pods) => store.all_pods(pods),
-            })
-        };
-        let api = Api::<Pod>::all(it.client.clone());
-        let ours = all().labels(JOB_LABEL);
-        follow(api, ours, &it.leader.metrics, |pod| PodSnapshot::of(&pod), put, || it.listed()).await;
-    });
-    let it = controller.clone();
-    tasks.spawn("the watch of training jobs' nodes", async move {
-        let put = |change: Change<(String, NodeState)>| {
-            it.change(|store| match change {
-                Change::Applied((name, node)) => store.put_node(&name, Some(node)),
-                Change::Deleted((name, _)) => store.put_node(&name, None),
-                Change::Listed(nodes) => store.all_nodes(nodes),
-            })
-        };
-        let api = Api::<Node>::all(it.client.clone());
-        let read = |node: Node| Some((node.name_any(), NodeState::of(&node)));
-        follow(api, all(), &it.leader.metrics, read, put, || it.listed()).await;
-    });
+    tasks.spawn("the controller of jobs", controller.run());
 }
 
 impl Controller {
-    fn change(&self, change: impl FnOnce(&mut Store)) {
-        change(&mut self.store.lock());
-        self.wake.notify_one();
-    }
-
-    fn put_jobs(&self, store: &mut Store, change: Change<JobSnapshot>) {
-        let gone = match change {
-            Change::Applied(job) => {
-                store.put_job(job);
-                Vec::new()
-            }
-            Change::Deleted(job) => store.remove_job(&job.key()).into_iter().collect(),
-            Change::Listed(jobs) => store.all_jobs(jobs),
-        };
-        gone.iter().for_each(|job| self.orders.forget(&job.uid));
-    }
-
-    fn listed(&self) {
-        self.change(|store| store.lists_read += 1);
-    }
-
     async fn run(self: Arc<Self>) {
         let mut progress_read = Instant::now();
         let (mut begun, mut was_off) = (false, false);
-        let mut workers: JoinSet<(NamespacedName, Option<String>)> = JoinSet::new();
+        let mut workers: JoinSet<(WorkloadKey, Option<String>)> = JoinSet::new();
         loop {
             let mut next = None;
             // Nothing is done before every list has been read once. While sharing is switched off,
-            // only deletions are completed.
-            let is_off = self.leader.look(|world| world.is_off());
-            if self.leader.is_synced() && self.store.lock().lists_read >= LISTS {
-                if std::mem::replace(&mut was_off, is_off) != is_off {
-                    self.mark_all();
-                }
+            // only deletions are completed and moves ended.
+            let is_off = self.leader.read(|world| world.is_off());
+            if self.leader.jobs_are_synced() {
+                let switched = std::mem::replace(&mut was_off, is_off) != is_off;
+                self.queue_changes(switched);
                 if !is_off && !std::mem::replace(&mut begun, true) {
-                    self.publish_running_jobs();
+                    self.orders.publish_all(self.training_jobs.facts_of_begun());
                 }
-                let mut progressed = Vec::new();
                 if progress_read.elapsed() >= PROGRESS_EVERY {
                     progress_read = Instant::now();
-                    progressed.extend(self.leader.take_progressed().into_iter().map(NamespacedName::from));
-                    progressed.extend(self.orders.take_category_changes());
+                    self.queue_progress();
                 }
-                let ordered = self.orders.take_ordered();
-                let mut store = self.store.lock();
-                ordered.into_iter().for_each(|key| store.mark(key));
-                progressed.into_iter().for_each(|key| store.mark_later(key));
                 if !is_off {
-                    self.announce(&mut store);
+                    let coming = self.queue.lock().coming(ANNOUNCED);
+                    self.orders.publish_all(self.training_jobs.facts_of_new(&coming));
                 }
+                let mut queue = self.queue.lock();
                 while workers.len() < AT_ONCE
-                    && let Some(key) = store.take(Timestamp::now())
+                    && let Some(key) = queue.take(Timestamp::now())
                 {
                     let it = self.clone();
                     workers.spawn(async move {
-                        let panic = catch_future(it.settle(&key, is_off)).await.err();
+                        let panic = catch_future(it.settle_any(&key, is_off)).await.err();
                         (key, panic)
                     });
                 }
-                next = store.next_alarm().filter(|_| workers.len() < AT_ONCE);
+                next = queue.next_alarm().filter(|_| workers.len() < AT_ONCE);
             }
             let until = next.map_or(PROGRESS_EVERY, |at| {
                 Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO).min(PROGRESS_EVERY)
@@ -203,361 +123,175 @@ impl Controller {
             tokio::select! {
                 Some(done) = workers.join_next(), if !workers.is_empty() => {
                     match done {
-                        Ok((key, None)) => self.store.lock().done(&key),
-                        Ok((key, Some(panic))) => self.report_panic(&key, &panic).await,
+                        Ok((key, None)) => self.queue.lock().done(&key),
+                        Ok((key, Some(panic))) => self.report_any_panic(&key, &panic).await,
                         // A worker is cancelled only when the whole set ends.
                         Err(error) => tracing::error!(%error, "a worker ended without an answer"),
                     }
                 }
-                () = self.wake.notified() => {}
+                () = self.leader.jobs_changed.notified() => {}
                 () = self.orders.ordered.notified() => {}
                 () = tokio::time::sleep(until.max(Duration::from_millis(1))) => {}
             }
         }
     }
 
-    /// Marks every job for a step: what may be done has changed.
-    fn mark_all(&self) {
-        let mut store = self.store.lock();
-        let keys: Vec<NamespacedName> = store.all().map(|(job, _)| job.key()).collect();
-        keys.into_iter().for_each(|key| store.mark(key));
-    }
-
-    /// Publishes all jobs that have begun at once. With only some of them, the decision would take
-    /// nodes for empty that are not.
-    fn publish_running_jobs(&self) {
-        let store = self.store.lock();
-        let begun = store.all().filter(|(job, _)| job.status.attempt.is_some());
-        let begun = begun.filter_map(|(job, pods)| {
-            let read = || facts(job, &pods, self.requests(job).unwrap_or_default());
-            skip_on_panic("TrainingJob", &job.key().to_string(), read).flatten()
+    /// Queues the workloads for which something has happened, or all of them: what may be done has changed.
+    fn queue_changes(&self, all: bool) {
+        let changes = self.leader.take_job_changes();
+        let ordered = self.orders.take_ordered();
+        let ordered: Vec<_> = self.leader.read(|world| {
+            let marked = if all { world.jobs.keys().collect() } else { Vec::new() };
+            let keys = marked.into_iter().chain(ordered);
+            keys.map(|key| (world.jobs.order_change(&key), key)).collect()
         });
-        self.orders.publish_all(begun.collect());
+        let mut queue = self.queue.lock();
+        changes.into_iter().for_each(|(key, change)| queue.put(key, change));
+        ordered.into_iter().for_each(|(change, key)| queue.put(key, change));
     }
 
-    fn announce(&self, store: &mut Store) {
-        let coming = store.coming(ANNOUNCED);
-        let new = coming.iter().filter_map(|job| {
-            let read = || facts(job, &[], self.requests(job).ok()?);
-            skip_on_panic("TrainingJob", &job.key().to_string(), read).flatten()
-        });
-        self.orders.publish_all(new.collect());
+    /// Queues the TrainingJobs whose published progress may be old. Jobs have no place for it.
+    fn queue_progress(&self) {
+        let progressed = self.leader.take_progressed().into_iter().chain(self.orders.take_category_changes());
+        let progressed = progressed.filter(|key| key.kind == WorkloadKind::TrainingJob);
+        let mut queue = self.queue.lock();
+        progressed.for_each(|key| queue.put_last(key));
     }
 
-    /// The reconcile of this job panicked: the job rests, and an event and a condition say so. No
-    /// other job is affected.
-    async fn report_panic(&self, key: &NamespacedName, panic: &str) {
-        let (job, rest) = {
-            let mut store = self.store.lock();
-            (store.job(key), store.panicked(key, Timestamp::now()))
-        };
-        tracing::error!(%key, panic, rest_s = rest.as_secs(), "the reconcile of a TrainingJob panicked");
-        let Some(job) = job else { return };
-        let message =
-            format!("the operator cannot work on this job because of an error of its own ({panic}): please report it");
-        let failed = status::with_reconcile_failure(&job.status, job.generation, &message, Timestamp::now());
-        let Some(failed) = failed else { return };
-        let report = async {
-            let text = Text { warns: true, reason: "ReconcileFailed", note: &message, action: "Run" };
-            self.publish_event(&job, text).await;
-            self.executor.write(&job, &failed).await
-        };
-        match tokio::time::timeout(PANIC_REPORT_TIMEOUT, catch_future(report)).await {
-            Ok(Ok(Ok(Effect::Job(written)))) => self.change(|store| store.put_job(*written)),
-            Ok(Ok(Ok(_))) => {}
-            other => tracing::warn!(%key, ?other, "cannot write the condition of a TrainingJob that panicked"),
+    async fn settle_any(&self, key: &WorkloadKey, is_off: bool) {
+        match key.kind {
+            WorkloadKind::TrainingJob => self.settle(&self.training_jobs, key, is_off).await,
+            WorkloadKind::Job => self.settle(&self.batch_jobs, key, is_off).await,
         }
     }
 
-    /// What the job's pods request; an error if there can be no pod.
-    fn requests(&self, job: &JobSnapshot) -> Result<(u64, u64), pod::TemplateError> {
-        let has_pod = job.status.attempt.as_ref().is_some_and(|attempt| attempt.uid.is_some());
-        let known = self.orders.requests(&job.uid).filter(|_| has_pod);
-        known.map_or_else(|| pod::check(job).map(|template| template_requests(&template)), Ok)
+    /// Runs steps for one workload until nothing is left to do for now.
+    async fn settle<W: Workload>(&self, workload: &W, key: &WorkloadKey, is_off: bool) {
+        match self.run_steps(workload, &key.name, is_off).await {
+            Ok(wake) => self.queue.lock().wake_at(key, wake),
+            Err(error) => {
+                let (job, namespace, kind) = (&key.name.name, &key.name.namespace, key.kind.name());
+                tracing::warn!(job, namespace, kind, %error, "a job is retried later");
+                let now = Timestamp::now();
+                self.queue.lock().wake_at(key, Some(now.saturating_add(PAUSE).unwrap_or(now)));
+            }
+        }
     }
 
-    /// Runs steps for one job until nothing is left to do for now.
-    async fn settle(&self, key: &NamespacedName, is_off: bool) {
+    /// Answers when to run the next step if nothing happens before.
+    async fn run_steps<W: Workload>(
+        &self,
+        workload: &W,
+        name: &NamespacedName,
+        is_off: bool,
+    ) -> Result<Option<Timestamp>, ActionError> {
         for _ in 0..STEPS_AT_ONCE {
-            let job = self.store.lock().job(key);
-            let Some(job) = job else { return self.release_orphans(key).await };
-            let now = Timestamp::now();
-            let next = match self.next(key, &job, now).await {
-                Ok(next) if is_off => {
-                    let pods = self.store.lock().pods(key);
-                    off::limit(&job, &pods, next)
+            let Some(turn) = workload.read(name, is_off).await? else {
+                for pod in workload.orphans(name).await? {
+                    let released = self.pods.hold(&pod.namespace, &pod.name, &pod.uid, false);
+                    self.pods.record(self.request("let-go", released).await?);
                 }
-                Ok(next) => next,
-                Err(error) => return self.later(key, &error.to_string(), now),
+                return Ok(None);
             };
-            if next.actions.is_empty() {
-                return self.store.lock().wake_at(key, next.wake);
+            for uid in &turn.saving_pods {
+                self.leader.change(|world| world.give_back(uid));
             }
-            for action in &next.actions {
-                if *action == Action::RemoveOrder {
-                    self.orders.remove_order(&job.uid);
+            match turn.facts {
+                Some(facts) => self.orders.publish(facts),
+                None => self.orders.forget(W::uid(&turn.job)),
+            }
+            let mut has_acted = false;
+            for action in &turn.step.actions {
+                if W::removes_order(action) {
+                    has_acted |= self.orders.remove_order(W::uid(&turn.job));
                     continue;
                 }
-                match self.act(key, &job, action).await {
-                    Ok(()) => {}
-                    Err(Retry::AtOnce) => break,
-                    Err(Retry::Later(error)) => return self.later(key, &error, now),
+                has_acted = true;
+                match self.request(W::action_name(action), workload.act(&turn.job, action)).await {
+                    Ok(()) => self.publish_step::<W>(name, &turn.job, action).await,
+                    Err(ActionError::Old(_)) => {
+                        workload.refresh(&turn.job).await?;
+                        break;
+                    }
+                    Err(ActionError::Refused(_)) => break,
+                    Err(error) => return Err(error),
                 }
+            }
+            if !has_acted {
+                return Ok(turn.step.wake);
             }
         }
         // Our copies are probably old: the watch will bring newer ones.
-        self.later(key, "many steps in a row", Timestamp::now());
+        Err(ActionError::Again("many steps in a row".to_owned()))
     }
 
-    fn later(&self, key: &NamespacedName, error: &str, now: Timestamp) {
-        tracing::warn!(job = key.name, namespace = key.namespace, error, "a TrainingJob is retried later");
-        let again = now.saturating_add(PAUSE).unwrap_or(now);
-        self.store.lock().wake_at(key, Some(again));
-    }
-
-    /// Executes one action and updates our copies.
-    async fn act(&self, key: &NamespacedName, job: &JobSnapshot, action: &Action) -> Result<(), Retry> {
-        let result = self.executor.act(job, action).await;
+    /// Sends the request of one action, between its fail points.
+    async fn request<T>(
+        &self,
+        name: &str,
+        request: impl Future<Output = Result<T, ActionError>>,
+    ) -> Result<T, ActionError> {
+        self.fail_at.reach("before", name);
+        let result = match tokio::time::timeout(TIMEOUT, request).await {
+            Ok(result) => result,
+            Err(_) => Err(ActionError::Again(format!("no answer within {} s", TIMEOUT.as_secs()))),
+        };
         let outcome = match &result {
             Ok(_) => "done",
             Err(ActionError::Refused(_)) => "refused",
             Err(_) => "again",
         };
         self.leader.metrics.writes.get_or_create(&WriteLabels { what: "job", outcome }).inc();
-        match result {
-            Ok(Effect::Job(written)) => {
-                self.publish_step(job, &written, action).await;
-                self.change(|store| store.put_job(*written));
-            }
-            Ok(Effect::JobGone) => {
-                self.orders.forget(&job.uid);
-                self.change(|store| drop(store.remove_job(key)));
-            }
-            Ok(Effect::Pod(pod)) => self.change(|store| store.put_pod(*pod)),
-            Ok(Effect::PodGone { name, uid }) => self.change(|store| store.remove_pod(key, &name, &uid)),
-            Ok(Effect::Nothing) => {}
-            Err(ActionError::Refused(fault)) => {
-                let until = Timestamp::now().saturating_add(REFUSAL_PAUSE).unwrap_or(Timestamp::MAX);
-                self.change(|store| store.put_fault(key, fault, until));
-                return Err(Retry::AtOnce);
-            }
-            Err(ActionError::Old(_)) => return self.read_again(key, job).await,
-            Err(ActionError::Again(error)) => return Err(Retry::Later(error)),
+        if result.is_ok() {
+            self.fail_at.reach("after", name);
         }
-        Ok(())
+        result
     }
 
-    /// Our copies are old: reads the job and its pod again.
-    async fn read_again(&self, key: &NamespacedName, job: &JobSnapshot) -> Result<(), Retry> {
-        let found = self.executor.jobs(&key.namespace).get_opt(&key.name).await?;
-        match found.as_ref().and_then(JobSnapshot::of) {
-            Some(found) => self.change(|store| store.put_job(found)),
-            None => {
-                self.orders.forget(&job.uid);
-                self.change(|store| drop(store.remove_job(key)));
-            }
+    async fn report_any_panic(&self, key: &WorkloadKey, panic: &str) {
+        match key.kind {
+            WorkloadKind::TrainingJob => self.report_panic(&self.training_jobs, key, panic).await,
+            WorkloadKind::Job => self.report_panic(&self.batch_jobs, key, panic).await,
         }
-        let named = job.status.attempt.as_ref().map(|attempt| attempt.pod.clone());
-        if let Some(named) = named
-            && let Some(pod) = self.executor.pods(&key.namespace).get_opt(&named).await?
-            && let Some(pod) = PodSnapshot::of(&pod)
-        {
-            self.change(|store| store.put_pod(pod));
-        }
-        Err(Retry::AtOnce)
     }
 
-    /// Gathers the snapshot, publishes the facts of the job to the decision, and runs a step.
-    async fn next(&self, key: &NamespacedName, job: &JobSnapshot, now: Timestamp) -> kube::Result<Step> {
-        let mut pods = self.store.lock().pods(key);
-        let pod_is_missing = self.is_missing(key, job, &mut pods).await?;
-        let (nodes, node_wake) = self.nodes(job, &pods, now).await?;
-        let requests = self.requests(job);
-        let fault = match &requests {
-            Err(error) => Some(PodFault { for_good: true, message: error.to_string() }),
-            Ok(_) => self.store.lock().fault(key, now),
+    /// The reconcile of this workload panicked: the workload rests, and its object says so. No other workload is
+    /// affected.
+    async fn report_panic<W: Workload>(&self, workload: &W, key: &WorkloadKey, panic: &str) {
+        let rest = self.queue.lock().panicked(key, Timestamp::now());
+        tracing::error!(%key, panic, rest_s = rest.as_secs(), "the reconcile of a job panicked");
+        let kind = if key.kind == WorkloadKind::Job { "Job" } else { "job" };
+        let note = format!(
+            "the operator cannot work on this {kind} because of an error of its own ({panic}): please report it"
+        );
+        let report = async {
+            if workload.record_panic(&key.name, &note).await {
+                let text = EventText { warns: true, reason: "ReconcileFailed".to_owned(), note: note.clone() };
+                self.publish_event::<W>(&key.name, workload.known_uid(&key.name).as_deref(), &text).await;
+            }
         };
-        // The annotation, which a person wrote, goes before the decision.
-        let order = asked(job).or_else(|| self.orders.order(&job.uid));
-        let pod_uid = job.status.attempt.as_ref().and_then(|attempt| attempt.uid.clone());
-        if let Some(uid) = pod_uid.as_ref().filter(|_| machine::saves_itself(&job.status)) {
-            self.leader.change(|world| world.give_back(uid));
-        }
-        let judged = self.orders.category(&job.uid);
-        let progress = pod_uid.as_ref().and_then(|uid| {
-            let agents = self.leader.agents.lock();
-            let job = agents.job(uid)?;
-            let category = judged.unwrap_or(job.category).name();
-            Some((category, job.share.map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32)))
-        });
-        match facts(job, &pods, requests.unwrap_or_default()) {
-            Some(facts) => self.orders.publish(facts),
-            None => self.orders.forget(&job.uid),
-        }
-        let mut next = step(&Snapshot {
-            now,
-            job,
-            pods: &pods,
-            pod_is_missing,
-            nodes: &nodes,
-            order: order.as_ref(),
-            fault: fault.as_ref(),
-            progress,
-        });
-        next.wake = next.wake.into_iter().chain(node_wake).min();
-        Ok(next)
-    }
-
-    /// Whether the pod that the journal names does not exist. Our copies may be old, so the API
-    /// server is asked.
-    async fn is_missing(
-        &self,
-        key: &NamespacedName,
-        job: &JobSnapshot,
-        pods: &mut Vec<PodSnapshot>,
-    ) -> kube::Result<bool> {
-        let Some(attempt) = job.status.attempt.as_ref().filter(|attempt| attempt.ended.is_none()) else {
-            return Ok(false);
-        };
-        let Some(uid) = attempt.uid.as_ref().filter(|uid| pods.iter().all(|pod| pod.uid != **uid)) else {
-            return Ok(false);
-        };
-        let found = self.executor.pods(&key.namespace).get_opt(&attempt.pod).await?;
-        let Some(found) = found.as_ref().and_then(PodSnapshot::of) else { return Ok(true) };
-        let is_it = found.uid == *uid;
-        pods.retain(|pod| pod.name != found.name);
-        pods.push(found.clone());
-        self.change(|store| store.put_pod(found));
-        Ok(!is_it)
-    }
-
-    /// The nodes of this job, and when a missing one of them counts as off. "Off" and "missing" are
-    /// believed only if the API server itself answers so now.
-    async fn nodes(
-        &self,
-        job: &JobSnapshot,
-        pods: &[PodSnapshot],
-        now: Timestamp,
-    ) -> kube::Result<(Nodes, Option<Timestamp>)> {
-        let named = job.status.attempt.as_ref().and_then(|attempt| attempt.node.clone());
-        let names = pods.iter().filter_map(|pod| pod.node.clone()).chain(named);
-        let (mut nodes, mut wake) = (Nodes::new(), None);
-        for name in names {
-            let known = self.store.lock().node(&name);
-            let node = match known {
-                Some(node) => node,
-                None => {
-                    let api = Api::<Node>::all(self.client.clone());
-                    match api.get_opt(&name).await? {
-                        Some(found) => NodeState::of(&found),
-                        None => {
-                            let (node, left) = self.store.lock().missing_node(&name, Instant::now());
-                            let left = left.and_then(|left| SignedDuration::try_from(left).ok());
-                            let at = left.and_then(|left| now.saturating_add(left).ok());
-                            wake = wake.into_iter().chain(at).min();
-                            node
-                        }
-                    }
-                }
-            };
-            nodes.insert(name, node);
-        }
-        Ok((nodes, wake))
-    }
-
-    /// Releases the pods of a job that does not exist: no attempt follows them, so their ends need
-    /// not be read.
-    async fn release_orphans(&self, key: &NamespacedName) {
-        let held = self.store.lock().pods(key);
-        let held: Vec<PodSnapshot> = held.into_iter().filter(|pod| pod.has_finalizer).collect();
-        if held.is_empty() {
-            return;
-        }
-        let now = Timestamp::now();
-        match self.executor.jobs(&key.namespace).get_opt(&key.name).await {
-            Ok(None) => {}
-            Ok(Some(job)) => {
-                return self.change(|store| JobSnapshot::of(&job).into_iter().for_each(|job| store.put_job(job)));
-            }
-            Err(error) => return self.later(key, &error.to_string(), now),
-        }
-        let no_job = JobSnapshot { namespace: key.namespace.clone(), name: key.name.clone(), ..JobSnapshot::default() };
-        for pod in held {
-            let action = Action::LetGo { pod: pod.name.clone(), uid: pod.uid.clone() };
-            if let Err(Retry::Later(error)) = self.act(key, &no_job, &action).await {
-                return self.later(key, &error, now);
-            }
+        if !matches!(tokio::time::timeout(PANIC_REPORT_TIMEOUT, catch_future(report)).await, Ok(Ok(()))) {
+            tracing::warn!(%key, "cannot report on its object that the reconcile of a job panicked");
         }
     }
 
-    /// Publishes an event about a journal entry. A lost event is harmless.
-    async fn publish_step(&self, before: &JobSnapshot, after: &JobSnapshot, action: &Action) {
-        let (old, new) = (&before.status, &after.status);
-        let Action::Write(step, _) = action else { return };
-        if (old.state, &old.message) == (new.state, &new.message) {
-            return;
-        }
-        tracing::info!(job = after.name, namespace = after.namespace, state = ?new.state, message = new.message);
-        let warns = matches!(new.state, State::Failed | State::Restarting) || new.unmovable != old.unmovable;
-        // Events of one reason are counted, not listed: each step has its own.
-        let reason = if *step == JournalStep::Noted { format!("{:?}", new.state) } else { capital(step.name()) };
-        self.publish_event(after, Text { warns, reason: &reason, note: &new.message, action: "Run" }).await;
+    /// Publishes an event about an action. A lost event is harmless.
+    async fn publish_step<W: Workload>(&self, name: &NamespacedName, job: &W::Job, action: &W::Action) {
+        let Some(text) = W::event(job, action) else { return };
+        tracing::info!(job = name.name, namespace = name.namespace, message = text.note, "{}", W::KIND.name());
+        self.publish_event::<W>(name, Some(W::uid(job)), &text).await;
     }
 
-    async fn publish_event(&self, job: &JobSnapshot, text: Text<'_>) {
+    async fn publish_event<W: Workload>(&self, name: &NamespacedName, uid: Option<&str>, text: &EventText) {
         let subject = Subject {
-            api_version: API_VERSION,
-            kind: "TrainingJob",
-            namespace: &job.namespace,
-            name: &job.name,
-            uid: Some(&job.uid),
+            api_version: W::API_VERSION,
+            kind: W::KIND.name(),
+            namespace: &name.namespace,
+            name: &name.name,
+            uid,
         };
+        let EventText { warns, reason, note } = text;
+        let text = Text { warns: *warns, reason, note, action: W::EVENT_ACTION };
         events::publish(&self.recorder, subject, text).await;
     }
-}
-
-/// As reasons of events are written.
-fn capital(word: &str) -> String {
-    let mut letters = word.chars();
-    letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
-}
-
-/// What the decision reads; `None` for jobs of other controllers and jobs that are being deleted.
-fn facts(
-    job: &JobSnapshot,
-    pods: &[PodSnapshot],
-    (cpu_request_milli, memory_request_bytes): (u64, u64),
-) -> Option<JobFacts> {
-    if job.deleting || job.spec.managed_by.as_deref().is_some_and(|name| name != CONTROLLER) {
-        return None;
-    }
-    let status = &job.status;
-    let attempt = status.attempt.as_ref().filter(|attempt| attempt.ended.is_none());
-    let deleted = |uid: &Option<String>| pods.iter().any(|pod| Some(&pod.uid) == uid.as_ref() && pod.deleted.is_some());
-    let state = match (status.state, attempt) {
-        (State::Succeeded | State::Failed, _) => JobState::Done,
-        _ if job.spec.suspend => JobState::Moving,
-        (_, None) => JobState::Waiting,
-        (_, Some(attempt)) if attempt.stopping.is_some() || deleted(&attempt.uid) => JobState::Moving,
-        (_, Some(attempt)) => match (&attempt.start_time, &attempt.node) {
-            (Some(since), Some(node)) => JobState::Running { node: node.clone(), epoch: attempt.epoch, since: since.0 },
-            _ if attempt.uid.is_none() && !attempt.pinned && job.spec.policy != JobPolicy::Na => JobState::Waiting,
-            _ => JobState::Moving,
-        },
-    };
-    Some(JobFacts {
-        uid: job.uid.clone(),
-        namespace: job.namespace.clone(),
-        name: job.name.clone(),
-        owner: job.namespace.clone(),
-        arrived: job.created,
-        policy: job.spec.policy,
-        state,
-        movable: movable(job).and_then(|()| check_not_kept(job.wanted_node.as_deref())),
-        pod_uid: attempt.and_then(|attempt| attempt.uid.clone()),
-        cpu_request_milli,
-        memory_request_bytes,
-        tried: attempt.map(|attempt| attempt.tried.clone()).unwrap_or_default(),
-        move_cost_s: status.last_moves.last().map(|made| made.save_s + made.restore_s),
-    })
 }

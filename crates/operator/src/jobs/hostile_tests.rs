@@ -2,12 +2,12 @@
 //! Whatever they contain, the operator reads them, derives from them, and steps on without a panic
 //! (`any_objects_pass`). The named tests below are the inputs that once stopped the operator.
 
-use super::action::{PodFault, Snapshot};
-use super::adopt::test_step as batch_step;
-use super::machine::{asked, movable, step};
-use super::pod;
-use super::snapshot::{JobSnapshot, NodeState, Nodes, PodSnapshot};
-use super::{Order, OrderKind};
+use super::batch_job::test_step as batch_step;
+use super::training_job::action::{Action, PodFault, Snapshot};
+use super::training_job::machine::{asked, movable, step};
+use super::training_job::pod;
+use crate::state::orders::{Order, OrderKind};
+use crate::state::snapshot::{JobSnapshot, NodeState, Nodes, PodSnapshot};
 use crate::state::world::World;
 use gainshare_kube_api::adopted::{AdoptedJob, BatchJobSnapshot};
 use gainshare_kube_api::bounds::{NodeFacts, QuotaFacts, RangeFacts};
@@ -102,8 +102,8 @@ fn work_on(job: &Value, pods: &[Value]) {
                 let next = step(&snapshot);
                 for action in next.actions {
                     match action {
-                        super::action::Action::Write(_, status) => job.status = *status,
-                        super::action::Action::Hold => job.has_finalizer = true,
+                        Action::Write(_, status) => job.status = *status,
+                        Action::Hold => job.has_finalizer = true,
                         _ => {}
                     }
                 }

@@ -1,42 +1,36 @@
-//! Training jobs: pods that are started where the cluster gains, and moved there if they began
-//! elsewhere.
+//! Jobs: they are started where the cluster gains, and moved there if they began elsewhere.
 //!
 //! **Problem.** A move is a stop, a proof of the stop, and a start. Programs die and messages get
 //! lost between any two of these. Yet two attempts of a job must never run at the same time, and no
 //! job may be lost.
 //!
 //! **How.** Decisions and actions are separate. The decision (`crate::placement`) reads
-//! [`JobFacts`] and puts an [`Order`] into [`Orders`]. The controller of the job takes the order as
-//! a wish, and carries it out if the job can still be moved. [`controller`] runs TrainingJobs,
-//! [`adopt`] moves `batch/v1` Jobs. Both follow the same steps: read ([`store`], [`snapshot`]),
-//! validate and build ([`pod`]), decide ([`machine`], pure), apply ([`apply`]), publish
-//! ([`status`]).
+//! [`JobFacts`](crate::state::orders::JobFacts) and puts an order into
+//! [`Orders`](crate::state::orders::Orders). The [`controller`] takes the order as a wish, and
+//! carries it out if the job can still be moved. One controller with one [`queue`] runs all kinds of
+//! workloads; each kind is an adapter ([`workload`]): [`training_job`] makes pods itself,
+//! [`batch_job`] moves `batch/v1` Jobs. What a move has in common for all kinds is in [`moves`]. An
+//! adapter reads facts from the caches of `crate::state` (or from the API server, where a copy is not
+//! good enough), and its pure state machine answers with actions.
 //!
-//! **One object cannot hurt others.** A reconcile that panics is caught ([`isolate`]), reported on
-//! its own object, and retried with a growing pause. All other jobs go on.
+//! **One object cannot hurt others.** A reconcile that panics is caught ([`crate::isolate`]), reported
+//! on its own object, and retried with a growing pause. All other jobs go on.
 //!
-//! **Terms.** *Attempt*: one pod of the job. *Epoch*: its number. *Proof of stop*: what shows that
-//! a pod's containers have ended and never run again.
+//! **Terms.** *Attempt*: one start of the job, with its pods. *Epoch*: its number. *Proof of stop*:
+//! what shows that a pod's containers have ended and never run again.
 
-mod action;
-mod adopt;
-mod apply;
+mod batch_job;
 mod controller;
-mod ending;
+mod fail_point;
 #[cfg(test)]
 mod hostile_tests;
-pub(crate) mod isolate;
-mod machine;
-mod off;
-mod orders;
-mod pod;
-mod snapshot;
-mod status;
-mod store;
+mod moves;
+mod pods;
+mod queue;
+mod training_job;
 mod waiting;
+mod workload;
 
-pub(crate) use adopt::give_back;
-pub use apply::{FAIL_POINT_EXIT, FailPoint};
+pub(crate) use batch_job::give_back;
 pub(crate) use controller::start;
-use orders::check_not_kept;
-pub use orders::{JobFacts, JobState, Order, OrderKind, Orders};
+pub use fail_point::{FAIL_POINT_EXIT, FailPoint};

@@ -1,9 +1,9 @@
 //! The messages about jobs that wait for a node: what is missing, and what a person can do about
 //! it.
 
-use super::snapshot::{NodeState, Nodes, PodSnapshot};
-use super::store::MISSING_NODE_IS_OFF_AFTER;
-use gainshare_kube_api::names::STOPPED_ANNOTATION;
+use crate::state::nodes::MISSING_NODE_IS_OFF_AFTER;
+use crate::state::snapshot::{NodeState, Nodes, PodSnapshot};
+use gainshare_kube_api::names::{NODE_ANNOTATION, STOPPED_ANNOTATION};
 use jiff::{SignedDuration, Timestamp};
 
 /// A kubelet that has not reported a pod's end so long after the grace period is called silent.
@@ -52,4 +52,9 @@ pub(super) fn silent_sentence(node: &str) -> String {
         "node {node} is silent: the job is left where it is until the node answers, or is declared off: \
          kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
     )
+}
+
+/// An error if the node annotation of a job keeps it where it is.
+pub(super) fn check_not_kept(node: Option<&str>) -> Result<(), String> {
+    node.map_or(Ok(()), |node| Err(format!("the annotation {NODE_ANNOTATION} keeps it on {node}")))
 }

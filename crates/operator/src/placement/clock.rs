@@ -1,8 +1,7 @@
-//! Clocks: moments of this process, of node agents, and of objects, all as microseconds since 1970
-//! that never jump.
+//! Clocks: moments of this process and of objects, both as microseconds since 1970 that never jump.
 
 use gainshare_core::model::Time;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// From moments of this process to microseconds since 1970 that never jump.
 #[derive(Clone, Copy)]
@@ -22,31 +21,4 @@ impl Clock {
 /// A moment of an object.
 pub(super) fn time(at: jiff::Timestamp) -> Time {
     Time(at.as_microsecond().max(0) as u64)
-}
-
-/// A node agent's clock on ours.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct AgentClock {
-    heard: Instant,
-    at_us: u64,
-}
-
-impl AgentClock {
-    /// A message that the agent sent at `at_us` of its clock has arrived now.
-    pub(crate) fn of(at_us: u64, heard: Instant) -> AgentClock {
-        AgentClock { heard, at_us }
-    }
-
-    /// The better of two: the one whose message was under way for less time.
-    pub(crate) fn quicker(self, other: AgentClock) -> AgentClock {
-        let ours = other.heard.saturating_duration_since(self.heard).as_micros() as u64;
-        let theirs = other.at_us.saturating_sub(self.at_us);
-        if theirs > ours { other } else { self }
-    }
-
-    pub(super) fn at(&self, us: u64) -> Instant {
-        let (after, before) = (us.saturating_sub(self.at_us), self.at_us.saturating_sub(us));
-        let moment = self.heard.checked_add(Duration::from_micros(after)).unwrap_or(self.heard);
-        moment.checked_sub(Duration::from_micros(before)).unwrap_or(moment)
-    }
 }

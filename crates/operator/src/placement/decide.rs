@@ -4,19 +4,21 @@
 
 use super::memory::{JobMemory, Nodes};
 use super::snapshot::ClusterSnapshot;
-use crate::jobs::{JobFacts, JobState, Order, OrderKind};
+use crate::state::orders::{JobFacts, JobState, Order, OrderKind};
 use gainshare_core::check::CheckedPlan;
-use gainshare_core::decider::{Decider, Outcome};
+use gainshare_core::decider::{Decider, Decision as RecordedPlan, Outcome};
 use gainshare_core::model::{JobId, NodeId, OwnerId, Span};
 use gainshare_core::policy::{MoveRule, Policy, Preset, Specon};
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::JobPolicy;
 use gainshare_kube_api::wire;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
-/// Decisions over no more jobs than this are recorded, so that a plan that fails its check can be
-/// made again.
-const RECORDED_JOBS: usize = 2000;
+/// Decisions over no more jobs than this are always recorded, so that a plan that fails its check can
+/// be made again and a user who asks gets the last decision. Decisions over more jobs are recorded when
+/// a user asks.
+pub(super) const RECORDED_JOBS: usize = 2000;
 
 /// Bounds on the cost of a move. Tenants can write the status that it is read from.
 const MOVE_COST_S: std::ops::RangeInclusive<f64> = 1.0..=600.0;
@@ -27,6 +29,10 @@ const MOVE_COST_S: std::ops::RangeInclusive<f64> = 1.0..=600.0;
 pub(crate) struct Decision {
     specon: Specon,
     deciders: BTreeMap<JobPolicy, Decider>,
+    /// The last decision of each policy, if it was recorded.
+    pub(super) recorded: BTreeMap<JobPolicy, Arc<RecordedPlan>>,
+    /// Policies whose next decision is recorded however many jobs it is about.
+    pub(super) record_next: BTreeSet<JobPolicy>,
     // Tens of thousands of jobs are read in every pass: a name is hashed once, and then a number
     // stands for it.
     pub(super) jobs: HashMap<String, JobMemory>,
@@ -88,6 +94,7 @@ impl Decision {
         jobs.sort_unstable_by_key(|memory| memory.id);
         if jobs.is_empty() {
             self.deciders.remove(&policy);
+            self.recorded.remove(&policy);
             return vec![];
         }
         let view = self.view(&jobs, snapshot);
@@ -97,11 +104,15 @@ impl Decision {
         }
         // Recording copies what the policy remembers: nothing for a few jobs, tens of milliseconds
         // for tens of thousands.
-        let outcome =
-            if view.jobs.len() <= RECORDED_JOBS { decider.decide_recorded(view) } else { decider.decide(view) };
-        let plan = match outcome {
+        let recorded = view.jobs.len() <= RECORDED_JOBS || self.record_next.contains(&policy);
+        let outcome = if recorded { decider.decide_recorded(view) } else { decider.decide(view) };
+        if !matches!(outcome, Outcome::NotDue) {
+            self.record_next.remove(&policy);
+            self.recorded.remove(&policy);
+        }
+        let decision = match outcome {
             Outcome::NotDue => return vec![],
-            Outcome::Decision(decision) => decision.plan,
+            Outcome::Decision(decision) => Arc::new(decision),
             Outcome::Rejected(rejection) => {
                 // Without an order, jobs stay where they are, and the cluster's own scheduler
                 // places those that wait.
@@ -116,6 +127,10 @@ impl Decision {
                 return vec![];
             }
         };
+        if recorded {
+            self.recorded.insert(policy, decision.clone());
+        }
+        let plan = &decision.plan;
         if policy == JobPolicy::Specon {
             for memory in self.jobs.values_mut().filter(|memory| memory.facts.policy == policy) {
                 let category = plan.verdicts.get(&memory.id).map(|verdict| verdict.category).or(memory.category);
@@ -125,7 +140,7 @@ impl Decision {
                 memory.category = category;
             }
         }
-        let orders = self.orders(policy, &plan);
+        let orders = self.orders(policy, plan);
         for order in &orders {
             if let Some(memory) = self.jobs.get_mut(&order.uid) {
                 memory.order = Some((order.clone(), snapshot.now));

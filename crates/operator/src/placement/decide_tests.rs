@@ -1,8 +1,9 @@
 //! Tests of [`super`]: a cluster in which time passes, and orders are carried out or not.
 
 use super::*;
-use crate::placement::clock::AgentClock;
 use crate::placement::snapshot::{JobReport, NodeSnapshot};
+use crate::state::clock::AgentClock;
+use crate::state::workload::WorkloadKind;
 use gainshare_core::model::Time;
 use gainshare_core::signal::{Outlook, Report, Signal};
 use gainshare_core::view::Phase;
@@ -43,6 +44,7 @@ impl Lab {
     fn wait(&mut self, name: &str, policy: JobPolicy) -> &mut JobFacts {
         let facts = JobFacts {
             uid: name.to_owned(),
+            kind: WorkloadKind::TrainingJob,
             namespace: "team".to_owned(),
             name: name.to_owned(),
             owner: "team".to_owned(),
@@ -87,7 +89,14 @@ impl Lab {
                 longest_gap: Span::from_secs_f64(seconds),
                 step: Some(*step),
                 total: Some(100),
-                outlook: Some(Outlook { at: *step as f64, flat_at: 100.0, gain_left: 0.5 }),
+                outlook: Some(Outlook {
+                    at: *step as f64,
+                    flat_at: 100.0,
+                    gain_left: 0.5,
+                    scale: 0.0,
+                    scale_spread: 0.0,
+                }),
+                ..Signal::default()
             };
             job.consumed.cpu = *consumed;
         }

@@ -4,7 +4,7 @@
 //! are kept here while the operator leads.
 
 use super::snapshot::{JobReport, NodeSnapshot};
-use crate::jobs::{JobFacts, JobState, Order};
+use crate::state::orders::{JobFacts, JobState, Order};
 use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Span, Time};
 use gainshare_core::signal::{Category, Signal};
 use std::collections::{BTreeMap, HashMap};
@@ -147,9 +147,10 @@ impl JobMemory {
             longest_gap: now.signal.longest_gap.max(before.signal.longest_gap),
             step: now.signal.step.or(before.signal.step),
             total: now.signal.total.or(before.signal.total),
+            epoch_steps: now.signal.epoch_steps.or(before.signal.epoch_steps),
             outlook: now.signal.outlook.or(before.signal.outlook),
         };
         let consumed = PerResource::from_fn(|r| before.consumed.get(r) + now.consumed.get(r));
-        JobReport { signal, consumed, most: now.most.or(before.most) }
+        JobReport { signal, consumed, usable: now.usable.or(before.usable) }
     }
 }

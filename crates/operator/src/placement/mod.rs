@@ -2,11 +2,12 @@
 //!
 //! **How.** [`snapshot`] reads nodes, reports and jobs. [`decide`] (pure) remembers them
 //! ([`memory`]), makes the core's view of them ([`view`]), and turns the core's checked plan into
-//! orders. [`run`] does that about once a second.
+//! orders. [`run`] does that about once a second. [`record`] hands out the last decision to users who ask why.
 
-pub(crate) mod clock;
+mod clock;
 mod decide;
 mod memory;
+pub(crate) mod record;
 pub(crate) mod run;
 mod snapshot;
 mod view;

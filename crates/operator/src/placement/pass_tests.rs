@@ -1,13 +1,12 @@
 //! A whole pass over a large cluster, as `run` makes it, without an API server.
 
 use super::*;
-use crate::http::auth::Reviewer;
 use crate::placement::clock::Clock;
 use crate::placement::run::thread_time;
 use crate::placement::snapshot::read;
-use crate::shares::write::Writer;
 use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
+use crate::state::workload::WorkloadKind;
 use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::facts::{ContainerFacts, PodFacts};
 use gainshare_kube_api::names::JOB_LABEL;
@@ -21,11 +20,7 @@ const RUNNING: usize = 49_000;
 const WAITING: usize = 1000;
 
 fn leader() -> Leader {
-    let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
-    let client = kube::Client::try_from(nowhere).unwrap();
-    let metrics = Arc::new(Metrics::new());
-    let reviewer = Reviewer::new(client.clone(), "system", "agent");
-    Leader::new(Writer::new(client, metrics.clone()), reviewer, metrics, 1)
+    Leader::new(Arc::new(Metrics::new()), 1)
 }
 
 fn node(index: usize) -> String {
@@ -37,6 +32,7 @@ fn facts(index: usize, state: JobState) -> JobFacts {
     let is_running = matches!(state, JobState::Running { .. });
     JobFacts {
         uid: format!("8e6c2c1c-0000-4000-8000-{index:012}"),
+        kind: WorkloadKind::TrainingJob,
         namespace: format!("team-{}", index % 10),
         name: format!("job-{index}"),
         owner: format!("team-{}", index % 10),
@@ -96,7 +92,7 @@ fn message(at: usize, round: u64) -> SyncRequest {
             outlook: Some([100.0 * round as f64, 1e6, 10.0]),
             consumed_cpu: round as f64,
             consumed_memory: 0.0,
-            most: None,
+            usable: None,
         }),
     };
     SyncRequest {
@@ -117,20 +113,20 @@ async fn a_pass_over_5000_nodes_and_50000_jobs() {
     let leader = leader();
     leader.change(|world| {
         let (cpu_milli, memory_bytes) = (Some(32_000), Some(256 << 30));
-        let facts = || NodeFacts { cpu_milli, memory_bytes, open: true, speed_percent: 100 };
+        let facts = || NodeFacts { cpu_milli, memory_bytes, open: true, speed_percent: 100, ..NodeFacts::default() };
         (0..NODES).for_each(|index| world.put_node(&node(index), facts()));
         (0..RUNNING).for_each(|index| world.put_pod(pod(index)));
     });
     let running = |index| JobState::Running { node: node(index % NODES), epoch: 1, since: jiff::Timestamp::now() };
-    leader.jobs.publish_all((0..RUNNING).map(|index| facts(index, running(index))).collect());
+    leader.orders.publish_all((0..RUNNING).map(|index| facts(index, running(index))).collect());
     let clock = Clock { origin: Instant::now(), unix_us: 1_700_000_000_000_000 };
     let mut decision = Decision::new(Specon::default());
     let mut pass = |round: u64| {
         let mut agents = leader.agents.lock();
-        (0..NODES).for_each(|index| drop(agents.hear(&message(index, round), Instant::now(), |_| true)));
+        (0..NODES).for_each(|index| drop(agents.receive(&message(index, round), Instant::now(), |_| true)));
         drop(agents);
         let (began, spent_before) = (Instant::now(), thread_time());
-        let snapshot = read(&leader, leader.jobs.facts(), &clock);
+        let snapshot = read(&leader, leader.orders.facts(), &clock);
         let read_in = began.elapsed();
         let orders = decision.decide(&snapshot);
         let (took, spent) = (began.elapsed(), thread_time() - spent_before);
@@ -139,7 +135,7 @@ async fn a_pass_over_5000_nodes_and_50000_jobs() {
     };
     let first = pass(1).0;
     let quiet = pass(2).0;
-    leader.jobs.publish_all((RUNNING..RUNNING + WAITING).map(|index| facts(index, JobState::Waiting)).collect());
+    leader.orders.publish_all((RUNNING..RUNNING + WAITING).map(|index| facts(index, JobState::Waiting)).collect());
     let (busy, orders) = pass(3);
     assert_eq!(orders.iter().filter(|order| order.kind == OrderKind::Place).count(), WAITING);
     let rate = WAITING as f64 / busy.as_secs_f64();

@@ -2,10 +2,11 @@
 
 use super::clock::Clock;
 use super::decide::Decision;
+use super::record::RecordRequests;
 use super::snapshot::read;
-use crate::jobs::OrderKind;
 use crate::state::lead::Leader;
 use crate::state::metrics::OrderLabels;
+use crate::state::orders::OrderKind;
 use gainshare_core::policy::Specon;
 use nix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
@@ -17,25 +18,30 @@ const DECIDE_EVERY: Duration = Duration::from_secs(1);
 const AFTER_PANIC: Duration = Duration::from_secs(10);
 
 /// Decides about the cluster for as long as this operator leads.
-pub(crate) async fn run(leader: Arc<Leader>, specon: Specon) {
-    let orders_of_jobs = leader.jobs.clone();
+pub(crate) async fn run(leader: Arc<Leader>, specon: Specon, records: Arc<RecordRequests>) {
+    let orders_of_jobs = leader.orders.clone();
     let origin = Instant::now();
     let unix_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
     let clock = Clock { origin, unix_us };
     let mut decision = Decision::new(specon);
     loop {
         let _ = tokio::time::timeout(DECIDE_EVERY, orders_of_jobs.changed.notified()).await;
-        if !leader.is_synced() || orders_of_jobs.is_empty() {
+        if !leader.is_synced() {
+            continue;
+        }
+        if orders_of_jobs.is_empty() {
+            records.refuse_all();
             continue;
         }
         // A large cluster takes a good part of a second: agents and watches are served meanwhile.
-        let reader = leader.clone();
+        let (reader, records) = (leader.clone(), records.clone());
         let pass = tokio::task::spawn_blocking(move || {
             let (began, spent_before) = (Instant::now(), thread_time());
-            let snapshot = read(&reader, reader.jobs.facts(), &clock);
+            let snapshot = read(&reader, reader.orders.facts(), &clock);
             let read_in = began.elapsed();
             let orders = decision.decide(&snapshot);
-            reader.jobs.set_categories(decision.take_category_changes());
+            records.answer(&mut decision);
+            reader.orders.set_categories(decision.take_category_changes());
             reader.metrics.plans_rejected.inc_by(std::mem::take(&mut decision.rejected));
             let (jobs, nodes, took) = (snapshot.jobs.len(), snapshot.nodes.len(), began.elapsed());
             // On a busy machine a pass takes longer than it costs.

@@ -4,9 +4,9 @@
 //! Numbers of node agents are bounded here, so that a broken agent cannot overflow a sum.
 
 use super::clock::Clock;
-use crate::jobs::{JobFacts, JobState};
 use crate::state::agents::Agents;
 use crate::state::lead::Leader;
+use crate::state::orders::{JobFacts, JobState};
 use crate::state::world::World;
 use gainshare_core::model::{PerResource, Time};
 use gainshare_core::signal::Signal;
@@ -44,7 +44,7 @@ pub(crate) struct JobReport {
     /// In node-seconds of its node.
     pub(crate) consumed: PerResource<f64>,
     /// The largest part of its node that it was seen to use.
-    pub(crate) most: Option<f64>,
+    pub(crate) usable: Option<f64>,
 }
 
 /// Everything that a decision reads.
@@ -58,7 +58,7 @@ pub(crate) struct ClusterSnapshot {
 
 pub(super) fn read(leader: &Leader, jobs: Vec<Arc<JobFacts>>, clock: &Clock) -> ClusterSnapshot {
     let now = Instant::now();
-    leader.look(|world| {
+    leader.read(|world| {
         let agents = leader.agents.lock();
         let with_report = |facts: Arc<JobFacts>| {
             let report = report(world, &agents, &facts, clock);
@@ -70,7 +70,7 @@ pub(super) fn read(leader: &Leader, jobs: Vec<Arc<JobFacts>>, clock: &Clock) -> 
 }
 
 fn nodes(world: &World, agents: &Agents, now: Instant) -> BTreeMap<String, NodeSnapshot> {
-    let snapshot = world.nodes().map(|(name, facts)| {
+    let snapshot = world.nodes().iter().map(|(name, facts)| {
         let asked = world.requested(name);
         let (milli, bytes) = (facts.cpu_milli.unwrap_or(0), facts.memory_bytes.unwrap_or(0));
         let node = NodeSnapshot {
@@ -99,7 +99,7 @@ fn report(world: &World, agents: &Agents, facts: &JobFacts, clock: &Clock) -> Op
     signal.reports = signal.reports.min(MOST_REPORTS);
     let consumed = reported.consumed();
     let consumed = PerResource::from_fn(|r| finite(*consumed.get(r)).clamp(0.0, MOST_CONSUMED));
-    Some(JobReport { signal, consumed, most: reported.most.map(|most| finite(most).clamp(0.0, 1.0)) })
+    Some(JobReport { signal, consumed, usable: reported.usable.map(|usable| finite(usable).clamp(0.0, 1.0)) })
 }
 
 fn finite(number: f64) -> f64 {

@@ -9,7 +9,7 @@ use super::clock::time;
 use super::decide::Decision;
 use super::memory::{JobMemory, ORDER_STANDS};
 use super::snapshot::ClusterSnapshot;
-use crate::jobs::{JobFacts, JobState, Order, OrderKind};
+use crate::state::orders::{JobFacts, JobState, Order, OrderKind};
 use gainshare_core::model::{NodeId, Span, Time};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
 use gainshare_kube_api::training_job::JobPolicy;
@@ -100,7 +100,7 @@ impl Decision {
             phase,
             signal: all.signal,
             consumed: all.consumed,
-            usable: all.most,
+            usable: all.usable,
             pinned,
             ..JobView::default()
         })

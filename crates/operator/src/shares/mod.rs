@@ -7,3 +7,24 @@ pub(crate) mod release;
 pub(crate) mod resizes;
 pub(crate) mod restore;
 pub(crate) mod write;
+
+use crate::state::lead::Leader;
+use crate::state::metrics::Metrics;
+use contest::Contests;
+use kube::Client;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use write::Writer;
+
+/// What the writers of shares work with while this replica leads.
+pub(crate) struct Shares {
+    pub(crate) leader: Arc<Leader>,
+    pub(crate) contests: Mutex<Contests>,
+    writer: Writer,
+}
+
+impl Shares {
+    pub(crate) fn new(leader: Arc<Leader>, client: Client, metrics: Arc<Metrics>) -> Shares {
+        Shares { leader, contests: Mutex::default(), writer: Writer::new(client, metrics) }
+    }
+}

@@ -8,18 +8,17 @@
 //! first resize. A kubelet that has just seen a pod change handles its next change only after its
 //! next round through the runtime, up to a second later, and the resize would wait for that.
 
+use super::Shares;
 use super::write::WriteError;
-use crate::jobs::isolate::skip_on_panic;
+use crate::isolate::skip_on_panic;
 use crate::state::agents::Agents;
 use crate::state::events::{self, Subject, Text};
-use crate::state::lead::Leader;
 use futures_util::StreamExt;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names;
 use gainshare_kube_api::pod_note::{CONTESTED, PodNote};
 use gainshare_kube_api::wire::{Category, PodOnNode};
 use kube::runtime::events::Recorder;
-use std::sync::Arc;
 use std::time::Instant;
 
 const AT_ONCE: usize = 16;
@@ -60,11 +59,12 @@ fn wanted(pod: &PodFacts, on_node: &PodOnNode, agents: &Agents, contested: bool)
 
 /// Writes the notes of these pods where they changed. Those that could not be written are marked
 /// again.
-pub(crate) async fn pass(leader: &Arc<Leader>, recorder: &Recorder, uids: impl IntoIterator<Item = String>) {
+pub(crate) async fn pass(shares: &Shares, recorder: &Recorder, uids: impl IntoIterator<Item = String>) {
+    let leader = &shares.leader;
     let now = Instant::now();
-    let mut due: Vec<Due> = leader.look(|world| {
+    let mut due: Vec<Due> = leader.read(|world| {
         let agents = leader.agents.lock();
-        let contests = leader.contests.lock();
+        let contests = shares.contests.lock();
         let due = |uid: &String| {
             let pod = world.pod(uid)?;
             let note = match world.shared(uid) {
@@ -86,7 +86,7 @@ pub(crate) async fn pass(leader: &Arc<Leader>, recorder: &Recorder, uids: impl I
             let text = note.as_ref().map(|(_, after)| serde_json::to_string(after)).transpose().ok()?;
             let annotations: Vec<_> =
                 originals.into_iter().chain(text.map(|text| (names::STATUS_ANNOTATION, Some(text)))).collect();
-            match leader.writer.annotate(&pod, &annotations).await {
+            match shares.writer.annotate(&pod, &annotations).await {
                 Ok(written) => {
                     leader.change(|world| world.put_pod(written));
                     if let Some((before, after)) = &note {

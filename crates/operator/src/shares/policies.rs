@@ -1,6 +1,6 @@
 //! The status of a SharePolicy. [`status`] is pure; [`pass`] writes it where it has changed.
 
-use crate::jobs::isolate::skip_on_panic;
+use crate::isolate::skip_on_panic;
 use crate::state::agents::Agents;
 use crate::state::events::{self, Subject, Text};
 use crate::state::lead::Leader;
@@ -180,7 +180,7 @@ pub(crate) async fn pass(
 ) -> Vec<PolicyKey> {
     let mut again = Vec::new();
     for key in keys {
-        let found = leader.look(|world| {
+        let found = leader.read(|world| {
             let policy = world.policies.get(&key).filter(|policy| !policy.ending)?;
             let agents = leader.agents.lock();
             let name = format!("{}/{}", policy.namespace, policy.name);

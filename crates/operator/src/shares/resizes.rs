@@ -1,9 +1,8 @@
 //! Carries out the resizes that node agents request: checked, decreases first, originals written
 //! before the first change.
 
-use super::notes;
 use super::write::WriteError;
-use crate::state::lead::Leader;
+use super::{Shares, notes};
 use crate::state::metrics::StateLabels;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::resize;
@@ -16,18 +15,19 @@ use std::time::Instant;
 const MOST_READS: usize = 3;
 
 /// One outcome for each resize, in the order in which they came.
-pub(crate) async fn carry_out(leader: &Leader, node: &str, epoch: u64, resizes: &[Resize]) -> Vec<Outcome> {
+pub(crate) async fn carry_out(shares: &Shares, node: &str, epoch: u64, resizes: &[Resize]) -> Vec<Outcome> {
+    let leader = &shares.leader;
     let turn = leader.turn(node);
     let _turn = turn.lock().await;
     let mut order: Vec<usize> = (0..resizes.len()).collect();
     let is_up = |wanted: &Resize| {
-        let now = leader.look(|world| world.shared(&wanted.uid).map(|pod| pod.now).unwrap_or_default());
+        let now = leader.read(|world| world.shared(&wanted.uid).map(|pod| pod.now).unwrap_or_default());
         resize::is_up(&now, &wanted.to)
     };
     order.sort_by_key(|&i| is_up(&resizes[i]));
     let mut states: Vec<Option<OutcomeState>> = vec![None; resizes.len()];
     for i in order {
-        let state = one(leader, node, epoch, &resizes[i]).await;
+        let state = one(shares, node, epoch, &resizes[i]).await;
         let name = match &state {
             OutcomeState::Done => "done",
             OutcomeState::Unchanged => "unchanged",
@@ -46,23 +46,24 @@ pub(crate) async fn carry_out(leader: &Leader, node: &str, epoch: u64, resizes: 
     outcomes.collect()
 }
 
-async fn one(leader: &Leader, node: &str, epoch: u64, wanted: &Resize) -> OutcomeState {
+async fn one(shares: &Shares, node: &str, epoch: u64, wanted: &Resize) -> OutcomeState {
+    let leader = &shares.leader;
     let admitted = leader.agents.lock().admit(node, epoch, &wanted.uid, wanted.generation);
     if let Err(why) = admitted {
         return OutcomeState::Refused { why };
     }
     let mut reads = 0;
     loop {
-        let pod = match judge(leader, node, wanted) {
+        let pod = match judge(shares, node, wanted) {
             Ok(pod) => pod,
             Err(state) => return state,
         };
-        let written = match write(leader, pod.clone(), wanted.container.as_str(), wanted.to).await {
+        let written = match write(shares, pod.clone(), wanted.container.as_str(), wanted.to).await {
             // Mostly the kubelet has just written the pod's status. The watch will bring that, but
             // the resize should not wait for the watch.
             Err(WriteError::Changed(_)) if reads < MOST_READS => {
                 reads += 1;
-                let fresh = leader.writer.look(&pod).await;
+                let fresh = shares.writer.read(&pod).await;
                 fresh.map(|pod| leader.change(|world| world.put_pod(pod))).err()
             }
             Err(error) => Some(error),
@@ -81,9 +82,10 @@ async fn one(leader: &Leader, node: &str, epoch: u64, wanted: &Resize) -> Outcom
 }
 
 /// The pod as it is to be changed, or what to answer instead.
-fn judge(leader: &Leader, node: &str, wanted: &Resize) -> Result<PodFacts, OutcomeState> {
+fn judge(shares: &Shares, node: &str, wanted: &Resize) -> Result<PodFacts, OutcomeState> {
+    let leader = &shares.leader;
     let refused = |why: String| OutcomeState::Refused { why };
-    leader.look(|world| {
+    leader.read(|world| {
         let pod = world.shared(&wanted.uid).filter(|_| world.node_of(&wanted.uid) == Some(node));
         let Some(pod) = pod else {
             return Err(refused(format!("no policy selects a pod {} on node {node}", wanted.uid)));
@@ -94,7 +96,7 @@ fn judge(leader: &Leader, node: &str, wanted: &Resize) -> Result<PodFacts, Outco
         if !resize::worth_it(&pod.now, &wanted.to) {
             return Err(OutcomeState::Unchanged);
         }
-        let contested = leader.contests.lock().judge(&wanted.uid, &pod.now, Instant::now());
+        let contested = shares.contests.lock().judge(&wanted.uid, &pod.now, Instant::now());
         if let Err(why) = contested {
             leader.mark_pods([wanted.uid.clone()]);
             return Err(refused(why));
@@ -112,23 +114,24 @@ fn judge(leader: &Leader, node: &str, wanted: &Resize) -> Result<PodFacts, Outco
     })
 }
 
-async fn write(leader: &Leader, pod: PodFacts, container: &str, to: Resources) -> Result<(), WriteError> {
+async fn write(shares: &Shares, pod: PodFacts, container: &str, to: Resources) -> Result<(), WriteError> {
+    let leader = &shares.leader;
     let mut pod = pod;
     if let Some(originals) = notes::originals(&pod) {
-        pod = leader.writer.annotate(&pod, &[originals]).await?;
+        pod = shares.writer.annotate(&pod, &[originals]).await?;
         leader.change(|world| world.put_pod(pod.clone()));
     }
     // The intention is recorded first: the answer may be lost, or the node agent may hang up and
     // end this future.
     let now = pod.container(container).map(|facts| facts.resources).unwrap_or_default();
-    leader.contests.lock().intend(&pod.uid, now, to);
-    let resized = leader.writer.resize(&pod, container, to).await;
+    shares.contests.lock().intend(&pod.uid, now, to);
+    let resized = shares.writer.resize(&pod, container, to).await;
     if let Err(WriteError::Refused(_) | WriteError::Changed(_) | WriteError::Gone) = &resized {
-        leader.contests.lock().refused(&pod.uid);
+        shares.contests.lock().refused(&pod.uid);
     }
     let resized = resized?;
     if let Some(after) = resized.container(container) {
-        leader.contests.lock().wrote(&pod.uid, after.resources);
+        shares.contests.lock().wrote(&pod.uid, after.resources);
     }
     leader.change(|world| world.put_pod(resized));
     Ok(())

@@ -1,13 +1,12 @@
 //! Gives pods their own values back: when a policy goes, no longer selects them, or is suspended,
 //! and when sharing is switched off.
 
+use super::Shares;
 use super::write::{WriteError, Writer};
-use crate::state::lead::Leader;
 use futures_util::StreamExt;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::resize;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const AT_ONCE: usize = 8;
@@ -22,9 +21,10 @@ pub(crate) struct Pauses {
 
 /// Restores what is to be restored now. Decreases go first, because the increases may need the
 /// room.
-pub(crate) async fn pass(leader: &Arc<Leader>, pauses: &mut Pauses) {
+pub(crate) async fn pass(shares: &Shares, pauses: &mut Pauses) {
+    let leader = &shares.leader;
     let now = Instant::now();
-    let waiting = leader.look(|world| world.let_go());
+    let waiting = leader.read(|world| world.let_go());
     leader.metrics.to_restore.set(waiting.len() as i64);
     pauses.until.retain(|uid, _| waiting.iter().any(|pod| pod.uid == *uid));
     let due = |pod: &PodFacts| pauses.until.get(&pod.uid).is_none_or(|(until, _)| *until <= now);
@@ -34,8 +34,8 @@ pub(crate) async fn pass(leader: &Arc<Leader>, pauses: &mut Pauses) {
             .map(|pod| async move {
                 // What we wrote before is no measure for the values after this, also if the answer
                 // is lost.
-                leader.contests.lock().forget(&pod.uid);
-                let result = restore(&leader.writer, &pod).await;
+                shares.contests.lock().forget(&pod.uid);
+                let result = restore(&shares.writer, &pod).await;
                 (pod.uid.clone(), result.map(|restored| leader.change(|world| world.put_pod(restored))))
             })
             .buffer_unordered(AT_ONCE)
@@ -45,7 +45,7 @@ pub(crate) async fn pass(leader: &Arc<Leader>, pauses: &mut Pauses) {
             match result {
                 Ok(()) => {
                     pauses.until.remove(&uid);
-                    leader.contests.lock().forget(&uid);
+                    shares.contests.lock().forget(&uid);
                 }
                 Err(WriteError::Gone) => leader.change(|world| world.remove_pod(&uid)),
                 Err(error) => {

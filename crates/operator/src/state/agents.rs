@@ -7,7 +7,7 @@
 //! counted. Numbers are clamped when they come in ([`clamp`]), so that no later sum overflows, and sums
 //! saturate anyway. What is remembered of an agent is bounded by the pods of its node.
 
-use crate::placement::clock::AgentClock;
+use crate::state::clock::AgentClock;
 use gainshare_kube_api::wire::{Beat, Category, JobState, Report, Signal, SyncRequest};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -47,15 +47,15 @@ struct Agent {
     clock: AgentClock,
     beat: Beat,
     /// Whether it has reported its jobs in this epoch.
-    told_jobs: bool,
+    has_reported_jobs: bool,
     jobs: BTreeSet<String>,
     /// The newest plan that was carried out for each pod of the node.
     generations: BTreeMap<String, u64>,
 }
 
-/// How a report relates to those before it.
+/// What a report has changed.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Heard {
+pub(crate) struct ReportEffect {
     /// A newer one has come already: this one is ignored.
     pub(crate) stale: bool,
     /// Pods whose category, share or reason differ from before.
@@ -66,10 +66,10 @@ pub(crate) struct Heard {
 
 impl Agents {
     /// Takes in an agent's report, unless it is old. `is_here` tells whether a pod is on the agent's node.
-    pub(crate) fn hear(&mut self, sync: &SyncRequest, now: Instant, is_here: impl Fn(&str) -> bool) -> Heard {
+    pub(crate) fn receive(&mut self, sync: &SyncRequest, now: Instant, is_here: impl Fn(&str) -> bool) -> ReportEffect {
         let known = self.nodes.get(&sync.node);
         if known.is_some_and(|agent| (agent.epoch, agent.seq) >= (sync.epoch, sync.seq)) {
-            return Heard { stale: true, changed: Vec::new(), foreign: 0 };
+            return ReportEffect { stale: true, changed: Vec::new(), foreign: 0 };
         }
         let new_epoch = known.is_none_or(|agent| agent.epoch != sync.epoch);
         let beat = clamp_beat(sync.beat);
@@ -79,20 +79,20 @@ impl Agents {
             heard: now,
             clock: AgentClock::of(beat.at_us, now),
             beat: Beat::default(),
-            told_jobs: false,
+            has_reported_jobs: false,
             jobs: BTreeSet::new(),
             generations: BTreeMap::new(),
         });
         if new_epoch {
-            agent.told_jobs = false;
+            agent.has_reported_jobs = false;
             agent.generations.clear();
             agent.clock = AgentClock::of(beat.at_us, now);
         }
         agent.clock = agent.clock.quicker(AgentClock::of(beat.at_us, now));
         (agent.epoch, agent.seq, agent.heard, agent.beat) = (sync.epoch, sync.seq, now, beat);
-        let mut heard = Heard { stale: false, changed: Vec::new(), foreign: 0 };
+        let mut heard = ReportEffect { stale: false, changed: Vec::new(), foreign: 0 };
         let Some(reported) = &sync.jobs else { return heard };
-        agent.told_jobs = true;
+        agent.has_reported_jobs = true;
         agent.generations.retain(|uid, _| is_here(uid));
         let jobs: Vec<JobState> = reported.iter().filter(|job| is_here(&job.uid)).map(clamp).collect();
         heard.foreign = reported.len() - jobs.len();
@@ -113,7 +113,7 @@ impl Agents {
 
     /// Whether the node's agent should send its jobs.
     pub(crate) fn want_jobs(&self, node: &str) -> bool {
-        self.nodes.get(node).is_none_or(|agent| !agent.told_jobs)
+        self.nodes.get(node).is_none_or(|agent| !agent.has_reported_jobs)
     }
 
     /// Whether a request is still the newest of its node: an older one need not wait any longer.
@@ -238,7 +238,7 @@ fn clamp_signal(signal: Signal) -> Signal {
         outlook: signal.outlook.filter(finite).map(|outlook| outlook.map(|v| v.clamp(-LARGEST_VALUE, LARGEST_VALUE))),
         consumed_cpu: within(signal.consumed_cpu, MOST_CONSUMED),
         consumed_memory: within(signal.consumed_memory, MOST_CONSUMED),
-        most: signal.most.filter(|most| most.is_finite()).map(|most| most.clamp(0.0, 1.0)),
+        usable: signal.usable.filter(|usable| usable.is_finite()).map(|usable| usable.clamp(0.0, 1.0)),
     }
 }
 
@@ -280,44 +280,44 @@ mod tests {
         let (mut agents, now) = (Agents::default(), Instant::now());
         let growing = [("a", Category::Growing)];
         let converged = [("a", Category::Converged)];
-        assert_eq!(agents.hear(&sync(1, 2, Some(&converged)), now, here).changed, ["a"]);
-        assert!(agents.hear(&sync(1, 1, Some(&growing)), now, here).stale, "late");
-        assert!(agents.hear(&sync(1, 2, Some(&growing)), now, here).stale, "doubled");
+        assert_eq!(agents.receive(&sync(1, 2, Some(&converged)), now, here).changed, ["a"]);
+        assert!(agents.receive(&sync(1, 1, Some(&growing)), now, here).stale, "late");
+        assert!(agents.receive(&sync(1, 2, Some(&growing)), now, here).stale, "doubled");
         assert_eq!(agents.job("a").unwrap().category, Category::Converged);
-        assert!(!agents.hear(&sync(2, 1, None), now, here).stale, "a new start of the agent counts from one again");
-        assert!(agents.hear(&sync(1, 9, Some(&growing)), now, here).stale, "the old start is over");
+        assert!(!agents.receive(&sync(2, 1, None), now, here).stale, "a new start of the agent counts from one again");
+        assert!(agents.receive(&sync(1, 9, Some(&growing)), now, here).stale, "the old start is over");
     }
 
     #[test]
     fn a_new_epoch_reports_its_jobs_again_and_ended_jobs_are_forgotten() {
         let (mut agents, now) = (Agents::default(), Instant::now());
         assert!(agents.want_jobs("n"));
-        agents.hear(&sync(1, 1, Some(&[("a", Category::Growing), ("b", Category::Growing)])), now, here);
+        agents.receive(&sync(1, 1, Some(&[("a", Category::Growing), ("b", Category::Growing)])), now, here);
         assert!(!agents.want_jobs("n"));
-        agents.hear(&sync(1, 2, Some(&[("b", Category::Growing)])), now, here);
+        agents.receive(&sync(1, 2, Some(&[("b", Category::Growing)])), now, here);
         assert!(agents.job("a").is_none() && agents.job("b").is_some());
-        agents.hear(&sync(2, 1, None), now, here);
+        agents.receive(&sync(2, 1, None), now, here);
         assert!(agents.want_jobs("n"));
     }
 
     #[test]
     fn plans_never_go_backwards() {
         let (mut agents, now) = (Agents::default(), Instant::now());
-        agents.hear(&sync(5, 1, None), now, here);
+        agents.receive(&sync(5, 1, None), now, here);
         assert!(agents.admit("n", 5, "a", 3).is_ok());
         assert!(agents.admit("n", 5, "a", 3).is_ok(), "the same again is harmless");
         assert!(agents.admit("n", 5, "a", 2).is_err());
         assert!(agents.admit("n", 4, "a", 9).is_err(), "an older start of the agent");
-        agents.hear(&sync(6, 1, None), now, here);
+        agents.receive(&sync(6, 1, None), now, here);
         assert!(agents.admit("n", 6, "a", 1).is_ok());
     }
 
     #[test]
     fn silence_is_noticed() {
         let (mut agents, now) = (Agents::default(), Instant::now());
-        agents.hear(&sync(1, 1, None), now, here);
+        agents.receive(&sync(1, 1, None), now, here);
         assert!(agents.is_heard("n", now) && !agents.is_heard("n", now + SILENT_AFTER) && !agents.is_heard("m", now));
-        agents.hear(&sync(1, 2, Some(&[("a", Category::Growing)])), now, here);
+        agents.receive(&sync(1, 2, Some(&[("a", Category::Growing)])), now, here);
         agents.forget_silent(now + SILENT_AFTER);
         assert!(agents.job("a").is_some());
         agents.forget_silent(now + FORGOTTEN_AFTER * 2);
@@ -334,12 +334,12 @@ mod tests {
         let (mut agents, now) = (Agents::default(), Instant::now());
         let on_n = |uid: &str| uid == "a";
         let on_m = |uid: &str| uid == "b";
-        agents.hear(&sync(1, 1, Some(&[("a", Category::Growing)])), now, on_n);
+        agents.receive(&sync(1, 1, Some(&[("a", Category::Growing)])), now, on_n);
         let both = [("a", Category::Converged), ("b", Category::Growing)];
-        let heard = agents.hear(&from_other_node(1, Some(&both)), now, on_m);
+        let heard = agents.receive(&from_other_node(1, Some(&both)), now, on_m);
         assert_eq!((heard.changed, heard.foreign), (vec!["b".to_owned()], 1));
         assert_eq!(agents.job("a").unwrap().category, Category::Growing, "the other node's report is dropped");
-        agents.hear(&from_other_node(2, Some(&[])), now, on_m);
+        agents.receive(&from_other_node(2, Some(&[])), now, on_m);
         assert!(agents.job("a").is_some(), "the other node's agent cannot end it either");
         assert!(agents.job("b").is_none());
     }
@@ -347,11 +347,11 @@ mod tests {
     #[test]
     fn plans_of_pods_that_are_gone_are_forgotten() {
         let (mut agents, now) = (Agents::default(), Instant::now());
-        agents.hear(&sync(1, 1, Some(&[])), now, here);
+        agents.receive(&sync(1, 1, Some(&[])), now, here);
         for pod in 0..100 {
             agents.admit("n", 1, &pod.to_string(), 1).unwrap();
         }
-        agents.hear(&sync(1, 2, Some(&[])), now, |uid| uid == "7");
+        agents.receive(&sync(1, 2, Some(&[])), now, |uid| uid == "7");
         assert_eq!(agents.nodes["n"].generations.keys().collect::<Vec<_>>(), ["7"]);
     }
 
@@ -359,8 +359,8 @@ mod tests {
     fn counts_of_agents_do_not_overflow() {
         let (mut agents, now) = (Agents::default(), Instant::now());
         let most = Beat { growing: u32::MAX, watching: u32::MAX, converged: u32::MAX, ..Beat::default() };
-        agents.hear(&SyncRequest { beat: most, ..sync(1, 1, None) }, now, here);
-        agents.hear(&SyncRequest { beat: most, ..from_other_node(1, None) }, now, here);
+        agents.receive(&SyncRequest { beat: most, ..sync(1, 1, None) }, now, here);
+        agents.receive(&SyncRequest { beat: most, ..from_other_node(1, None) }, now, here);
         assert_eq!(agents.counts(now)[&Category::Growing], 2 * MOST_JOBS);
         let agent = agents.nodes.get_mut("n").unwrap();
         agent.beat = most;
@@ -384,11 +384,11 @@ mod tests {
             longest_gap_us: u64::MAX,
             outlook: Some([f64::INFINITY, 0.0, 0.0]),
             consumed_cpu: f64::MAX,
-            most: Some(-3.0),
+            usable: Some(-3.0),
             ..Signal::default()
         });
         let (mut agents, now) = (Agents::default(), Instant::now());
-        agents.hear(&report, now, here);
+        agents.receive(&report, now, here);
         let beat = agents.nodes["n"].beat;
         assert_eq!((beat.at_us, beat.cores, beat.cpu_used_cores), (LATEST_US, MOST_CORES, 0.0));
         let job = agents.job("a").unwrap();
@@ -397,6 +397,6 @@ mod tests {
         let signal = job.signal.unwrap();
         assert_eq!((signal.reports, signal.first, signal.outlook), (MOST_STEPS, None, None));
         assert_eq!(signal.last, Some(Report { value: LARGEST_VALUE, at_us: LATEST_US }));
-        assert_eq!((signal.longest_gap_us, signal.consumed_cpu, signal.most), (LATEST_US, MOST_CONSUMED, Some(0.0)));
+        assert_eq!((signal.longest_gap_us, signal.consumed_cpu, signal.usable), (LATEST_US, MOST_CONSUMED, Some(0.0)));
     }
 }

@@ -5,38 +5,65 @@
 //! the process anyway (see [`crate::tasks`]). Where two locks are held together, the world's is taken first.
 
 use super::agents::Agents;
+use super::jobs::JobChange;
 use super::metrics::Metrics;
-use super::watch::KINDS;
+use super::orders::Orders;
+use super::snapshot::NodeState;
+use super::workload::WorkloadKey;
 use super::world::{PolicyKey, World};
-use crate::http::auth::Reviewer;
-use crate::jobs::Orders;
-use crate::shares::contest::Contests;
-use crate::shares::write::Writer;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
 pub(crate) struct Leader {
     world: Mutex<World>,
     pub(crate) agents: Mutex<Agents>,
-    pub(crate) contests: Mutex<Contests>,
-    /// Between the decision about training jobs and their controller.
-    pub(crate) jobs: Arc<Orders>,
-    pub(crate) writer: Writer,
-    pub(crate) reviewer: Reviewer,
+    /// Between the decision about jobs and their controller.
+    pub(crate) orders: Arc<Orders>,
     pub(crate) metrics: Arc<Metrics>,
     /// One channel per node, to wake the agent's waiting request.
     bells: Mutex<BTreeMap<String, watch::Sender<u64>>>,
     /// One lock per node: its resizes are carried out one request after the other.
     turns: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    kinds_seen: AtomicUsize,
+    /// The lists that shares need.
+    pub(crate) lists: Lists,
+    /// The lists that only jobs need: shares do not wait for them.
+    pub(crate) job_lists: Lists,
     dirty: Mutex<Dirty>,
-    /// Pods with a new report, for the controller of training jobs.
+    /// Pods with a new report, for the controller of jobs.
     progressed: Mutex<BTreeSet<String>>,
+    /// Wakes the controller of jobs: a workload, one of its pods or a node has changed.
+    pub(crate) jobs_changed: Notify,
     /// Wakes the loop that writes policies' statuses.
     pub(crate) work: Notify,
+}
+
+/// The first lists of some watches: nothing may be decided before each of them is complete.
+#[derive(Debug, Default)]
+pub(crate) struct Lists {
+    awaited: AtomicUsize,
+    complete: AtomicUsize,
+}
+
+impl Lists {
+    /// A watch starts, and its first list is awaited.
+    pub(crate) fn await_one(&self) {
+        self.awaited.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A watch has read its first list.
+    pub(crate) fn complete_one(&self) {
+        self.complete.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// All watches are started before the first worker asks.
+    fn are_complete(&self) -> bool {
+        let awaited = self.awaited.load(Ordering::SeqCst);
+        awaited > 0 && self.complete.load(Ordering::SeqCst) >= awaited
+    }
 }
 
 /// What the workers have not read yet.
@@ -47,31 +74,34 @@ pub(crate) struct Dirty {
 }
 
 impl Leader {
-    pub(crate) fn new(writer: Writer, reviewer: Reviewer, metrics: Arc<Metrics>, first_revision: u64) -> Leader {
+    pub(crate) fn new(metrics: Arc<Metrics>, first_revision: u64) -> Leader {
         Leader {
             world: Mutex::new(World::new(first_revision)),
             agents: Mutex::default(),
-            contests: Mutex::default(),
-            jobs: Arc::default(),
-            writer,
-            reviewer,
+            orders: Arc::default(),
             metrics,
             bells: Mutex::default(),
             turns: Mutex::default(),
-            kinds_seen: AtomicUsize::new(0),
+            lists: Lists::default(),
+            job_lists: Lists::default(),
             dirty: Mutex::default(),
             progressed: Mutex::default(),
+            jobs_changed: Notify::new(),
             work: Notify::new(),
         }
     }
 
     /// Changes the world, and wakes the agents and workers that the change concerns.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut World) -> T) -> T {
-        let (result, touched) = {
+        let (result, touched, gone_jobs, has_job_changes) = {
             let mut world = self.world.lock();
             let result = change(&mut world);
-            (result, world.take_touched())
+            (result, world.take_touched(), world.jobs.take_gone(), world.has_job_changes())
         };
+        gone_jobs.iter().for_each(|uid| self.orders.forget(uid));
+        if has_job_changes {
+            self.jobs_changed.notify_one();
+        }
         if !touched.policies.is_empty() || !touched.pods.is_empty() {
             let mut dirty = self.dirty.lock();
             dirty.policies.extend(touched.policies);
@@ -86,8 +116,8 @@ impl Leader {
         result
     }
 
-    pub(crate) fn look<T>(&self, look: impl FnOnce(&World) -> T) -> T {
-        look(&self.world.lock())
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&World) -> T) -> T {
+        read(&self.world.lock())
     }
 
     /// Changes when the node's list changes or [`Leader::ring`] is called for the node.
@@ -106,14 +136,14 @@ impl Leader {
         self.turns.lock().entry(node.to_owned()).or_default().clone()
     }
 
-    pub(crate) fn seen_all_of_one_kind(&self) {
-        self.kinds_seen.fetch_add(1, Ordering::SeqCst);
-        self.work.notify_one();
+    /// Whether everything that shares and the decision read has been read once: nothing may be decided before.
+    pub(crate) fn is_synced(&self) -> bool {
+        self.lists.are_complete()
     }
 
-    /// Whether the first list of every kind is complete: nothing may be decided before.
-    pub(crate) fn is_synced(&self) -> bool {
-        self.kinds_seen.load(Ordering::SeqCst) >= KINDS
+    /// The same for everything that the controller of jobs reads.
+    pub(crate) fn jobs_are_synced(&self) -> bool {
+        self.is_synced() && self.job_lists.are_complete()
     }
 
     pub(crate) fn mark_pods(&self, uids: impl IntoIterator<Item = String>) {
@@ -125,13 +155,24 @@ impl Leader {
         self.progressed.lock().extend(uids);
     }
 
-    /// Namespaces and names of the training jobs with new reports since the last call.
-    pub(crate) fn take_progressed(&self) -> Vec<(String, String)> {
+    /// The workloads that have changed since the last call.
+    pub(crate) fn take_job_changes(&self) -> Vec<(WorkloadKey, JobChange)> {
+        self.world.lock().take_job_changes()
+    }
+
+    /// What it means that the API server has no such node now, and how long until it means that the
+    /// node is off.
+    pub(crate) fn missing_node(&self, name: &str, now: Instant) -> (NodeState, Option<Duration>) {
+        self.world.lock().missing_node(name, now)
+    }
+
+    /// The workloads with new reports since the last call.
+    pub(crate) fn take_progressed(&self) -> Vec<WorkloadKey> {
         let uids = std::mem::take(&mut *self.progressed.lock());
         if uids.is_empty() {
             return Vec::new();
         }
-        self.look(|world| uids.iter().filter_map(|uid| world.job_of(uid)).collect())
+        self.read(|world| uids.iter().filter_map(|uid| world.job_of(uid)).collect())
     }
 
     pub(crate) fn mark_policies(&self, keys: impl IntoIterator<Item = PolicyKey>) {
@@ -140,7 +181,7 @@ impl Leader {
     }
 
     pub(crate) fn mark_all_policies(&self) {
-        let keys: Vec<PolicyKey> = self.look(|world| world.policies.keys().cloned().collect());
+        let keys: Vec<PolicyKey> = self.read(|world| world.policies.keys().cloned().collect());
         self.dirty.lock().policies.extend(keys);
     }
 

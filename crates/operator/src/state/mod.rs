@@ -1,9 +1,15 @@
 //! What the leader knows: the cluster's objects, the node agents' reports, and the watches that keep both current.
 
 pub(crate) mod agents;
+pub(crate) mod clock;
 pub(crate) mod events;
+pub(crate) mod jobs;
 pub(crate) mod lead;
 pub(crate) mod lease;
 pub(crate) mod metrics;
+pub(crate) mod nodes;
+pub(crate) mod orders;
+pub(crate) mod snapshot;
 pub(crate) mod watch;
+pub(crate) mod workload;
 pub(crate) mod world;

@@ -1,4 +1,4 @@
-//! Keeps the world up to date: one watch per kind.
+//! Keeps the world up to date: one watch and one cache per kind, for all rooms of the operator.
 //!
 //! A watch that breaks is started again with growing pauses, of at most some seconds, so that the
 //! operator is back soon after the API server is. The first complete list of every kind must have
@@ -8,16 +8,21 @@
 //! An object that makes its reader panic is logged and skipped ([`skip_on_panic`]); the watch and
 //! all other objects go on.
 
-use super::lead::Leader;
+use super::lead::{Leader, Lists};
 use super::metrics::Metrics;
+use super::snapshot::JobSnapshot;
 use super::world::World;
-use crate::jobs::isolate::skip_on_panic;
+use crate::isolate::skip_on_panic;
 use crate::tasks::Tasks;
 use futures_util::StreamExt;
+use gainshare_kube_api::adopted::BatchJobSnapshot;
 use gainshare_kube_api::bounds::{NodeFacts, QuotaFacts, RangeFacts};
 use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::names::NamespacedName;
 use gainshare_kube_api::select::PolicyFacts;
 use gainshare_kube_api::share_policy::SharePolicy;
+use gainshare_kube_api::training_job::TrainingJob;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, LimitRange, Namespace, Node, Pod, ResourceQuota};
 use kube::api::Api;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -26,10 +31,7 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// The kinds whose first list must be complete before we act.
-pub(crate) const KINDS: usize = 7;
+use std::time::{Duration, Instant};
 
 /// In the operator's ConfigMap: `off` gives every pod its own values back, whatever the policies
 /// say.
@@ -40,7 +42,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A change that a watch delivers, in one shape for all kinds. It carries facts, because whole
 /// objects would fill the memory during a list.
-pub(crate) enum Change<F> {
+enum Change<F> {
     Applied(F),
     Deleted(F),
     /// All objects that exist, after a start of the watch.
@@ -52,7 +54,7 @@ type Key = (String, String);
 
 /// Starts all watches; they end with the set.
 pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, namespace: &str, config_map: &str) {
-    let mut watch = Watches { tasks, leader };
+    let mut watch = Watches { tasks, leader, lists: |leader| &leader.lists };
     let all = watcher::Config::default;
     watch.spawn(
         Api::<Pod>::all(client.clone()),
@@ -95,8 +97,11 @@ pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, na
     let size = |node: Node| Some((node.name_any(), NodeFacts::of(&node)));
     watch.spawn(Api::<Node>::all(client.clone()), all(), size, |world, change| match change {
         Change::Applied((name, facts)) => world.put_node(&name, facts),
-        Change::Deleted((name, _)) => world.remove_node(&name),
-        Change::Listed(all) => all.into_iter().for_each(|(name, facts)| world.put_node(&name, facts)),
+        Change::Deleted((name, _)) => world.remove_node(&name, Instant::now()),
+        Change::Listed(all) => {
+            world.keep_nodes(&all.iter().map(|(name, _)| name.clone()).collect(), Instant::now());
+            all.into_iter().for_each(|(name, facts)| world.put_node(&name, facts));
+        }
     });
     let range = |range: LimitRange| Some((key(&range), RangeFacts::of(&range)));
     watch.spawn(Api::<LimitRange>::all(client.clone()), all(), range, |world, change| match change {
@@ -127,6 +132,27 @@ pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, na
             Change::Listed(maps) => maps.contains(&true),
         });
     });
+    watch.lists = |leader| &leader.job_lists;
+    watch.spawn(
+        Api::<TrainingJob>::all(client.clone()),
+        all(),
+        |job| JobSnapshot::of(&job),
+        |world, change| match change {
+            Change::Applied(job) => world.jobs.put_training_job(job),
+            Change::Deleted(job) => world.jobs.remove_training_job(&job.key()),
+            Change::Listed(jobs) => world.jobs.list_training_jobs(jobs),
+        },
+    );
+    watch.spawn(
+        Api::<Job>::all(client.clone()),
+        all(),
+        |job| BatchJobSnapshot::of(&job),
+        |world, change| match change {
+            Change::Applied(job) => world.jobs.put_batch_job(&job),
+            Change::Deleted(job) => world.jobs.remove_batch_job(&NamespacedName::new(&job.namespace, &job.name)),
+            Change::Listed(jobs) => world.jobs.list_batch_jobs(&jobs),
+        },
+    );
 }
 
 fn key<K: ResourceExt>(object: &K) -> Key {
@@ -140,6 +166,8 @@ fn names<T>(all: &[(Key, T)]) -> BTreeSet<Key> {
 struct Watches<'a> {
     tasks: &'a mut Tasks,
     leader: &'a Arc<Leader>,
+    /// Which first lists the next watches belong to.
+    lists: fn(&Leader) -> &Lists,
 }
 
 impl Watches<'_> {
@@ -153,20 +181,27 @@ impl Watches<'_> {
         K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     {
         let leader = self.leader.clone();
+        let lists = self.lists;
+        lists(&leader).await_one();
         let kind = std::any::type_name::<K>().rsplit("::").next().unwrap_or_default();
         let name = format!("the watch of {kind} objects");
         self.tasks.spawn(name, async move {
             let put = |change: Change<F>| {
                 leader.change(|world| put(world, change));
             };
-            follow(api, config, &leader.metrics.clone(), read, put, || leader.seen_all_of_one_kind()).await;
+            let complete = || {
+                lists(&leader).complete_one();
+                leader.work.notify_one();
+                leader.jobs_changed.notify_one();
+            };
+            follow(api, config, &leader.metrics.clone(), read, put, complete).await;
         });
     }
 }
 
 /// Follows one kind for ever. `complete` is called once, when all objects that exist have been
 /// read.
-pub(crate) async fn follow<K, F>(
+async fn follow<K, F>(
     api: Api<K>,
     config: watcher::Config,
     metrics: &Metrics,

@@ -15,6 +15,10 @@
 //! (`stale_events_are_ignored`). A forged original never enlarges the pool
 //! (`forged_originals_do_not_enlarge_the_pool`).
 
+use super::jobs::{JobCache, JobChange, workload_of};
+use super::nodes::NodeCache;
+use super::snapshot::{NodeState, PodSnapshot, is_older};
+use super::workload::WorkloadKey;
 use gainshare_kube_api::bounds::{self, NodeFacts, QuotaFacts, RangeFacts};
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{JOB_LABEL, ORIGINAL_ANNOTATION};
@@ -28,6 +32,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::{Duration, Instant};
 
 /// Which policy a pod belongs to: its namespace, and its name (empty: the namespace's label).
 pub(crate) type PolicyKey = (String, String);
@@ -40,7 +45,8 @@ pub(crate) struct World {
     requested: HashMap<String, Requested>,
     pub(crate) policies: BTreeMap<PolicyKey, PolicyFacts>,
     namespaces: BTreeMap<String, BTreeMap<String, String>>,
-    nodes: BTreeMap<String, NodeFacts>,
+    nodes: NodeCache,
+    pub(crate) jobs: JobCache,
     ranges: BTreeMap<String, BTreeMap<String, RangeFacts>>,
     quotas: BTreeMap<String, BTreeMap<String, QuotaFacts>>,
     /// Pods whose annotation of original resources was not written by the operator.
@@ -121,14 +127,24 @@ impl World {
         self.pods.get(uid)?.node.as_deref()
     }
 
-    /// The training job whose attempt the pod is: namespace and name.
-    pub(crate) fn job_of(&self, uid: &str) -> Option<(String, String)> {
-        let pod = self.pods.get(uid)?;
-        Some((pod.namespace.clone(), pod.labels.get(JOB_LABEL)?.clone()))
+    /// The workload whose attempt the pod is.
+    pub(crate) fn job_of(&self, uid: &str) -> Option<WorkloadKey> {
+        self.pods.get(uid).and_then(workload_of)
     }
 
-    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&String, &NodeFacts)> {
-        self.nodes.iter()
+    /// The pods of a workload.
+    pub(crate) fn pods_of_job(&self, key: &WorkloadKey) -> Vec<PodSnapshot> {
+        self.jobs.pods(key).filter_map(|uid| self.pods.get(uid)).filter_map(PodSnapshot::of_facts).collect()
+    }
+
+    pub(crate) fn nodes(&self) -> &NodeCache {
+        &self.nodes
+    }
+
+    /// What it means that the API server has no such node now, and how long until it means that the
+    /// node is off.
+    pub(crate) fn missing_node(&mut self, name: &str, now: Instant) -> (NodeState, Option<Duration>) {
+        self.nodes.missing(name, now)
     }
 
     /// What the pods of a node request together.
@@ -182,6 +198,7 @@ impl World {
         self.pods_of_namespace.entry(facts.namespace.clone()).or_default().insert(facts.uid.clone());
         let uid = facts.uid.clone();
         self.count_in(&facts);
+        self.jobs.link_pod(self.pods.get(&uid), Some(&facts));
         if let Some(before) = self.pods.insert(uid.clone(), facts) {
             self.count_out(&before);
         }
@@ -194,9 +211,21 @@ impl World {
         self.forged.remove(uid);
         let Some(pod) = self.pods.remove(uid) else { return };
         self.count_out(&pod);
+        self.jobs.link_pod(Some(&pod), None);
         if let Some(uids) = self.pods_of_namespace.get_mut(&pod.namespace) {
             uids.remove(uid);
         }
+    }
+
+    pub(crate) fn has_job_changes(&self) -> bool {
+        self.jobs.has_changes() || self.nodes.has_changes()
+    }
+
+    /// The workloads that have changed since the last call, in the order in which they did.
+    pub(crate) fn take_job_changes(&mut self) -> Vec<(WorkloadKey, JobChange)> {
+        let nodes = self.nodes.take_changed();
+        self.jobs.mark_nodes(&nodes, |uid| self.pods.get(uid)?.node.as_ref());
+        self.jobs.take_changes()
     }
 
     fn count_in(&mut self, pod: &PodFacts) {
@@ -257,15 +286,19 @@ impl World {
     }
 
     pub(crate) fn put_node(&mut self, name: &str, facts: NodeFacts) {
-        if self.nodes.get(name) != Some(&facts) {
-            self.nodes.insert(name.to_owned(), facts);
+        if self.nodes.put(name, facts) {
             let uids: Vec<String> = self.shared_of_node.get(name).into_iter().flatten().cloned().collect();
             uids.iter().for_each(|uid| self.derive(uid));
         }
     }
 
-    pub(crate) fn remove_node(&mut self, name: &str) {
-        self.nodes.remove(name);
+    pub(crate) fn remove_node(&mut self, name: &str, now: Instant) {
+        self.nodes.remove(name, now);
+    }
+
+    /// The nodes that exist, after a new start of the watch: those not among them are gone.
+    pub(crate) fn keep_nodes(&mut self, alive: &BTreeSet<String>, now: Instant) {
+        self.nodes.keep(alive, now);
     }
 
     /// `None`: the LimitRange is gone.
@@ -517,14 +550,6 @@ fn missing<T>(
 /// The policy that a namespace's label stands for: all its pods, all defaults.
 fn label_policy() -> SharePolicySpec {
     SharePolicySpec { selector: Some(LabelSelector::default()), ..SharePolicySpec::default() }
-}
-
-/// Versions of one object are numbers that only grow, as Kubernetes 1.35 promises.
-pub(crate) fn is_older(version: &str, than: &str) -> bool {
-    match (version.parse::<u64>(), than.parse::<u64>()) {
-        (Ok(version), Ok(than)) => version < than,
-        _ => false,
-    }
 }
 
 #[cfg(test)]

@@ -4,14 +4,14 @@
 use super::Experiment;
 use super::flowcon::flowcon;
 use super::setup::{at_random, experiment, kinds, submitted, workers, world};
-use crate::models::SPECON;
+use crate::models::FLOWCON;
 use crate::world::{Node, World};
 use gainshare_core::policy::{PlaceRule, Policy};
 use serde_json::json;
 
 pub(super) fn experiments() -> Vec<Experiment> {
     vec![
-        experiment(
+        beside_flowcon(experiment(
             ("flowcon2-20", "FlowCon 2.0: 20 jobs at random in 0–300 s on 4 equal workers"),
             |seed| mixed(seed, workers(4), 20),
             ("flowcon2", flowcon2()),
@@ -19,20 +19,28 @@ pub(super) fn experiments() -> Vec<Experiment> {
                 "faster": "18 of 20", "best_reduction_percent_of_all_experiments": 68.8,
                 "makespan_reduction_percent_of_all_experiments": 18.0,
             }),
-        ),
-        experiment(
+        )),
+        beside_flowcon(experiment(
             ("flowcon2-60", "FlowCon 2.0: 60 jobs at random in 0–300 s on 8 unequal workers"),
             |seed| mixed(seed, unequal(), 60),
             ("flowcon2", flowcon2()),
             json!({
                 "makespan": "a larger reduction than on equal workers", "best_reduction_percent_of_all_experiments": 68.8,
             }),
-        ),
+        )),
     ]
 }
 
+/// The same share rule with the default placement beside it: what placement alone does.
+fn beside_flowcon(mut experiment: Experiment) -> Experiment {
+    experiment.own.push(("flowcon", flowcon(0.05, 20)));
+    experiment
+}
+
 fn mixed(seed: u64, nodes: Vec<Node>, n: u64) -> World {
-    world(seed, nodes, submitted(seed, at_random(seed, 300.0, kinds(seed, n, &SPECON))))
+    // Draws of its own, so that these are not SpeCon's worlds again.
+    let draw = seed ^ 0x00f1_0c02;
+    world(seed, nodes, submitted(draw, at_random(draw, 300.0, kinds(draw, n, &FLOWCON))))
 }
 
 fn flowcon2() -> Policy {

@@ -4,7 +4,7 @@
 use super::{Experiment, Measure, Setting};
 use crate::models::{self, CORES, INTERFERENCE, Model};
 use crate::random::Stream;
-use crate::world::{Actuator, Job, Node, World};
+use crate::world::{Actuator, Job, Law, Node, World};
 use gainshare_core::policy::{PlaceRule, Policy};
 use serde_json::Value;
 
@@ -36,7 +36,7 @@ pub(super) fn workers(n: usize) -> Vec<Node> {
 }
 
 pub(super) fn world(seed: u64, nodes: Vec<Node>, jobs: Vec<Job>) -> World {
-    World { seed, nodes, jobs, actuator: Actuator::Weight, interference: INTERFERENCE }
+    World { seed, nodes, jobs, actuator: Actuator::Weight, interference: INTERFERENCE, law: Law::Turns }
 }
 
 /// `n` kinds drawn from `models`.

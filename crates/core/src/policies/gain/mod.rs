@@ -6,15 +6,16 @@
 //! job hold the node for ever.
 //!
 //! **Approach.** (`docs/gain-policy.md` has the whole story.)
-//! 1. *Work left* is predicted from what the job itself reports: steps of a total; else its curve,
-//!    since people train some time past the point where it flattens ([`Gain::past_flat`]); and
-//!    never less than a part of what it has consumed ([`Gain::past_age`]), because the older a job
-//!    is, the longer it is likely to last.
+//! 1. *Work left* is a distribution, from what the job itself reports and from earlier runs of the
+//!    same program ([`crate::signal::length`]).
 //! 2. *Gain per unit*: finishing a job is worth 1, the part of its improvement still to come is
-//!    worth [`Gain::quality`] more; both divided by the work left. Jobs are served in this order,
-//!    each as much as it can use.
+//!    worth [`Gain::quality`] more; both divided by the work left ([`Gain::boldness`] says by which
+//!    number of its distribution). Jobs are served in this order, each as much as it can use.
+//!    Under [`Aim::Quality`] the work until nine tenths of the improvement takes the place of the
+//!    work left.
 //! 3. *Guard*: a world that shares equally is simulated beside the real one ([`world`]). When it
-//!    would end a job is that job's deadline. A job may go out of deadline order only while every
+//!    would end a job is that job's deadline, for a job that ends as early as may well be
+//!    ([`Gain::guard`]). A job may go out of deadline order only while every
 //!    deadline before its own can still be kept; otherwise deadlines decide. Serving in deadline
 //!    order ends no job later than equal sharing does (E. Friedman and S. Henderson, "Fairness and
 //!    efficiency in web server protocols", SIGMETRICS 2003), and arrivals only push the deadlines
@@ -24,26 +25,27 @@
 //! 5. Each job keeps a small part of an equal share, so that it goes on reporting; a job that is
 //!    being served stays unless another one is better by more than [`Gain::switch`].
 //!
-//! **Terms.** Work and service are node-seconds of CPU. All times derive from the jobs' own; there
-//! is no threshold in seconds.
+//! **Terms.** Work and service are node-seconds of CPU. All times derive from the jobs' own, but
+//! for the bounds of the time between two looks and the patience with a silent job.
 
 mod disturbance;
+mod estimate;
 mod machine;
 mod moves;
 mod numbers;
 mod world;
 
 pub(crate) use moves::MoveRule;
-pub use numbers::{Gain, GainMove};
+pub use numbers::{Aim, Gain, GainMove};
 
-use super::{Group, GroupMemory, Homes, Opinion, Prediction, Share as ShareRule, Shares, Stake};
+use super::{Group, Homes, Opinion, Prediction, Share as ShareRule, Shares, Silence, Stake};
 use crate::model::{JobId, NodeId, PerResource, Share, Span, Time};
 use crate::plan::Reason;
-use crate::policy::Policy;
 use crate::signal::Category;
 use crate::signal::predict::FLAT;
 use crate::view::{JobView, Phase, View};
-use disturbance::{Company, Disturbance};
+use disturbance::Disturbance;
+use estimate::{Interval, Job, LEAST_USABLE, ROOM, SPARE};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use world::{FairWorld, Observation};
@@ -51,7 +53,7 @@ use world::{FairWorld, Observation};
 /// The rule with its numbers and its memory.
 pub(crate) struct Rule<'a> {
     pub(crate) numbers: &'a Gain,
-    pub(crate) policy: &'a Policy,
+    pub(crate) silence: Silence,
     pub(crate) memory: &'a mut Memory,
 }
 
@@ -60,9 +62,9 @@ impl ShareRule for Rule<'_> {
         observe(self.numbers, view, self.memory);
     }
 
-    fn share(&mut self, group: &Group<'_>, _memory: &mut GroupMemory) -> Shares {
+    fn share(&mut self, group: &Group<'_>) -> Shares {
         let Group { now, jobs, part, .. } = *group;
-        let (opinions, wait) = run(self.numbers, self.policy, now, jobs, part, self.memory);
+        let (opinions, wait) = run(self.numbers, self.silence, now, jobs, part, self.memory);
         Shares { opinions, wait: Some(wait) }
     }
 
@@ -88,201 +90,18 @@ pub struct Memory {
     disturbance: Disturbance,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-struct Job {
-    node: NodeId,
-    /// CPU counter at the last run.
-    counter: f64,
-    /// Consumed when it came to this node, and the step it had reached; what a step cost before, in
-    /// node-seconds of this node.
-    joined_with: f64,
-    joined_at_step: f64,
-    before: Option<f64>,
-    /// Whether it came here in the midst of a step, the rest of which says nothing of what a step
-    /// costs.
-    midst: bool,
-    /// Consumed at the last run and since the run before it, less what neighbours made it lose.
-    consumed: f64,
-    newly: f64,
-    company: Company,
-    /// Consumed when the newest report seen was made, and the reports and the step at that moment.
-    reported_with: f64,
-    reports: u64,
-    step: f64,
-    /// Used since the last measurement of what it can use; granted meanwhile; and for how long.
-    /// Time on the floor does not count: it shows nothing.
-    used: f64,
-    granted: f64,
-    granted_s: f64,
-    /// The largest part of the node it can use, as far as is known.
-    usable: f64,
-    /// The least number of steps it ever claimed to be all.
-    least_total: Option<u64>,
-    /// Its share since the last run, and whether that was little more than the floor.
-    share: f64,
-    throttled: bool,
-    left: Option<f64>,
-}
-
-/// Use below this part of what was granted means that the job cannot use more.
-const UNUSED: f64 = 0.9;
-
-/// Below this part of idle CPU the rule cannot tell "could not use more" from "was crowded out", so
-/// `usable` is not lowered. Overestimating it costs at most this part of the node.
-const SPARE: f64 = 0.1;
-
-/// A job is granted a little more than it was seen to use, so that growing demand shows.
-const ROOM: f64 = 1.25;
-
-/// Use above this part of what a job was thought able to use shows that it was underestimated.
-const MORE: f64 = 1.1;
-
-/// No job is believed to be unable to use this much: a pause for a checkpoint must not look like a
-/// small job.
-const LEAST_USABLE: f64 = 0.02;
-
-/// A job that has made all its steps still saves and tidies up: this part of all it consumed.
-const EPILOGUE: f64 = 0.01;
-
-impl Job {
-    fn new(view: &JobView, node: NodeId) -> Job {
-        let step = position(view);
-        Job {
-            node,
-            counter: view.consumed.cpu,
-            joined_with: view.consumed.cpu,
-            joined_at_step: step,
-            before: None,
-            midst: view.signal.reports > 0,
-            consumed: view.consumed.cpu,
-            newly: 0.0,
-            company: Company::default(),
-            reported_with: view.consumed.cpu,
-            reports: view.signal.reports,
-            step,
-            used: 0.0,
-            granted: 0.0,
-            granted_s: 0.0,
-            usable: 1.0,
-            least_total: None,
-            share: 0.0,
-            throttled: false,
-            left: None,
-        }
-    }
-
-    /// Came to another node, where a second is worth `faster` times as much.
-    fn moved(&self, view: &JobView, node: NodeId, faster: f64) -> Job {
-        Job { usable: self.usable, before: self.per_step().map(|s| s / faster), ..Job::new(view, node) }
-    }
-
-    /// Takes in what happened since the last run.
-    fn observe(&mut self, view: &JobView, since: &Interval, disturbance: &mut Disturbance) {
-        let Interval { now, elapsed_s, shared, scarce } = *since;
-        let used = (view.consumed.cpu - self.counter).max(0.0);
-        self.counter = view.consumed.cpu;
-        self.newly = used / (1.0 + disturbance.gamma() * shared);
-        self.consumed += self.newly;
-        if !self.throttled {
-            self.used += used;
-            self.granted += if scarce { used } else { self.share * elapsed_s };
-            self.granted_s += elapsed_s;
-        }
-        if view.signal.reports == self.reports {
-            disturbance.observe(&mut self.company, used, shared, None);
-            return;
-        }
-        // The report came some time ago; what was consumed since then went into later steps.
-        let since_report = view.signal.last.map_or(0.0, |l| now.since(l.at).as_secs_f64());
-        let part = if elapsed_s > 0.0 { (since_report / elapsed_s).min(1.0) } else { 0.0 };
-        let step = position(view);
-        // A job that begins at a later step than the first has made those before it elsewhere, or
-        // has not been listened to: nothing is known of their cost.
-        let midst = std::mem::take(&mut self.midst) || (self.reports == 0 && step > 1.0);
-        let steps = if midst { 0.0 } else { step - self.step };
-        disturbance.observe(&mut self.company, used, shared, Some((steps, used * part)));
-        self.reports = view.signal.reports;
-        self.step = step;
-        self.reported_with = self.consumed - self.newly * part;
-        if midst {
-            // Nor does what it used show what it can use: most of it went into its start.
-            (self.joined_with, self.joined_at_step) = (self.reported_with, self.step);
-            (self.used, self.granted, self.granted_s) = (0.0, 0.0, 0.0);
-        }
-        self.measure();
-    }
-
-    /// What a step costs on this node; before the first one here, what it cost so far.
-    fn per_step(&self) -> Option<f64> {
-        let (work, steps) = (self.reported_with - self.joined_with, self.step - self.joined_at_step);
-        if work > 0.0 && steps > 0.0 { Some(work / steps) } else { self.before }
-    }
-
-    /// Compares what was used since the last measurement with what was granted.
-    fn measure(&mut self) {
-        if self.granted > 0.0 {
-            let rate = self.used / self.granted_s;
-            if self.used < UNUSED * self.granted {
-                self.usable = rate.clamp(LEAST_USABLE, 1.0);
-            } else if rate > MORE * self.usable {
-                // It used all it had, and more than it was thought able to: it may well use much
-                // more.
-                self.usable = (2.0 * rate).min(1.0);
-            }
-        }
-        (self.used, self.granted, self.granted_s) = (0.0, 0.0, 0.0);
-    }
-
-    /// The work left, as far as plans go: until it has ended there is something.
-    fn rest(&self) -> Option<f64> {
-        self.left.map(|left| left.max(EPILOGUE * self.consumed))
-    }
-
-    /// Predicts the work left.
-    fn predict(&mut self, rule: &Gain, view: &JobView) -> Option<f64> {
-        let signal = &view.signal;
-        let per_step = self.per_step()?;
-        let since = self.consumed - self.reported_with;
-        let left = match signal.total {
-            Some(total) => {
-                let least = self.least_total.map_or(total, |l| l.min(total));
-                self.least_total = Some(least);
-                let until = |total: u64| per_step * (total as f64 - self.step) - since;
-                // A job that goes on after what it once said is believed to have at least as much
-                // left as it has gone on.
-                until(total).max(-until(least)).max(0.0)
-            }
-            None => {
-                let until = signal.outlook.map_or(0.0, |o| per_step * (rule.past_flat * o.flat_at - self.step) - since);
-                until.max(rule.past_age * self.consumed)
-            }
-        };
-        left.is_finite().then_some(left)
-    }
-}
-
-/// What a job's node saw since the last run.
-struct Interval {
-    now: Time,
-    elapsed_s: f64,
-    /// The chance that a neighbour took its turn before the job did.
-    shared: f64,
-    /// There was no CPU to spare.
-    scarce: bool,
-}
-
-/// How far a job is: steps, or reports where it counts no steps.
-fn position(view: &JobView) -> f64 {
-    view.signal.step.unwrap_or(view.signal.reports) as f64
-}
-
 /// Why a job's reports are not to be relied on.
-fn doubt(policy: &Policy, now: Time, view: &JobView, job: &Job) -> Option<Reason> {
+fn doubt(silence: Silence, now: Time, view: &JobView, job: &Job) -> Option<Reason> {
     let Phase::Running { since, .. } = view.phase else { return None };
     match view.signal.last {
         None => {
             let waited = now.since(since);
-            Some(if waited > policy.patience { Reason::NoSignal { waited } } else { Reason::NotYetMeasured })
+            if waited > silence.patience {
+                Some(Reason::NoSignal { waited })
+            } else {
+                // Earlier runs of the program may tell what it has left before its first report.
+                job.left.is_none().then_some(Reason::NotYetMeasured)
+            }
         }
         Some(last) => {
             let silent = now.since(last.at.max(since));
@@ -290,8 +109,8 @@ fn doubt(policy: &Policy, now: Time, view: &JobView, job: &Job) -> Option<Reason
             // A job that was given little is silent for long; what counts is how much it consumed
             // without a word.
             let per_report = job.reported_with / view.signal.reports.max(1) as f64;
-            let mute = job.consumed - job.reported_with > policy.silence_factor * per_report;
-            if mute && silent > policy.patience && silent.as_secs_f64() > policy.silence_factor * usual {
+            let mute = job.consumed - job.reported_with > silence.factor * per_report;
+            if mute && silent > silence.patience && silent.as_secs_f64() > silence.factor * usual {
                 Some(Reason::StaleSignal { silent })
             } else {
                 job.left.is_none().then_some(Reason::NotYetMeasured)
@@ -353,11 +172,11 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
         let since = Interval { now: view.now, elapsed_s, shared, scarce: scarce.contains(&job.node) };
         job.observe(seen, &since, disturbance);
         job.usable = seen.usable.map_or(job.usable, |usable| usable.clamp(LEAST_USABLE, 1.0));
-        job.left = job.predict(rule, seen);
+        job.left = job.predict(rule, seen, view.node(job.node));
     }
     let news = jobs.values().map(|job| Observation {
         done: job.newly,
-        prediction: job.left.map(|left| Prediction { left_s: left, usable: job.usable }),
+        prediction: job.left.map(|left| Prediction { left_s: left.guard_s, usable: job.usable }),
     });
     fair.step(view, disturbance.gamma(), news);
 }
@@ -366,7 +185,7 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
 /// opinion for each job, in the same order, and how long to wait until the next run.
 fn run(
     rule: &Gain,
-    policy: &Policy,
+    silence: Silence,
     now: Time,
     jobs: &[&JobView],
     part: f64,
@@ -374,7 +193,7 @@ fn run(
 ) -> (Vec<Opinion>, Span) {
     let equal = part / jobs.len().max(1) as f64;
     let pairs: Vec<(&JobView, Job)> = jobs.iter().map(|v| (*v, memory.jobs[&v.id])).collect();
-    let doubts: Vec<Option<Reason>> = pairs.iter().map(|(v, job)| doubt(policy, now, v, job)).collect();
+    let doubts: Vec<Option<Reason>> = pairs.iter().map(|(v, job)| doubt(silence, now, v, job)).collect();
     let mut runners = line_up(rule, &pairs, &doubts, part, memory);
     let wait_s = next_look(rule, &pairs, &doubts, part, now);
     let fair = equal * runners.len() as f64;
@@ -403,7 +222,7 @@ fn run(
         let limit = Share::clamped(share / part);
         Opinion {
             limit: PerResource { cpu: limit, memory: Share::FULL, block_io: Share::FULL, net_io: Share::FULL },
-            growth: PerResource { cpu: job.rest().map(|l| worth(rule, view) / l), ..PerResource::default() },
+            growth: PerResource { cpu: job.rest().map(|l| worth(rule, view) / l.rank_s), ..PerResource::default() },
             category: category(view),
             reason,
         }
@@ -418,7 +237,7 @@ impl Memory {
         let deadline_s =
             self.fair.ends(id).map_or(f64::INFINITY, |(ends, _)| ends.as_secs_f64() - self.at.as_secs_f64());
         let home = self.fair.home(id).unwrap_or(job.node);
-        let prediction = Prediction { left_s: job.rest()?, usable: job.usable };
+        let prediction = Prediction { left_s: job.rest()?.mean_s, usable: job.usable };
         Some(Stake { prediction, home, deadline_s })
     }
 
@@ -435,6 +254,38 @@ fn to_come(view: &JobView) -> f64 {
 
 fn worth(rule: &Gain, view: &JobView) -> f64 {
     1.0 + rule.quality * to_come(view)
+}
+
+/// What a unit of work on this job gains. Under [`Aim::Quality`] jobs that have made nine tenths of
+/// their improvement come after all others.
+fn gain_per_unit(rule: &Gain, view: &JobView, job: &Job, rank_s: f64) -> f64 {
+    let finish = worth(rule, view) / rank_s.max(f64::MIN_POSITIVE);
+    match rule.aim {
+        Aim::Finish => finish,
+        Aim::Quality => match work_to_quality(view, job) {
+            Some(work) if work > 0.0 => FIRST / work,
+            Some(_) => finish,
+            None => FIRST * finish,
+        },
+    }
+}
+
+/// So much more the part of a job that counts is worth than what comes after it.
+const FIRST: f64 = 1e6;
+
+/// The part of the improvement that is still to come when a job counts as good: a tenth.
+const GOOD: f64 = 0.1;
+
+/// The work until nine tenths of a job's improvement are made: an exponential through the present and
+/// the point at which its curve is flat. Zero where they are made; `None` where nothing is known.
+fn work_to_quality(view: &JobView, job: &Job) -> Option<f64> {
+    let (outlook, per_step) = (view.signal.outlook?, job.per_step()?);
+    let (left, away) = (to_come(view), outlook.flat_at - outlook.at);
+    if left <= GOOD || away <= 0.0 {
+        return Some(0.0);
+    }
+    let steps = away * (left / GOOD).ln() / (left / FLAT).ln();
+    Some(per_step * steps).filter(|w| w.is_finite())
 }
 
 fn category(view: &JobView) -> Category {
@@ -467,9 +318,9 @@ fn line_up(
         });
         Some(Runner {
             place,
-            left,
+            left: left.guard_s,
             usable: job.usable,
-            gain: stay * worth(rule, view) / left.max(f64::MIN_POSITIVE),
+            gain: stay * gain_per_unit(rule, view, job, left.rank_s),
             deadline_s,
             share: 0.0,
             owed: false,
@@ -527,6 +378,9 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
     }
 }
 
+/// The part of the group's part that a newcomer gets until its first report.
+const PROBE_PART: f64 = 0.9;
+
 /// The newcomer to be measured first, and the share it gets for that: what a job takes, and how
 /// much it can use, is worth knowing soon. It lasts until the first report, but no longer than
 /// until it has cost the others [`Gain::probe`] of what they have left.
@@ -537,7 +391,7 @@ fn probe(rule: &Gain, jobs: &[(&JobView, Job)], runners: &[Runner], equal: f64, 
         .enumerate()
         .filter(|(_, (_, job))| job.left.is_none() && job.consumed - job.joined_with < budget)
         .min_by_key(|(_, (v, _))| (v.arrived, v.id))?;
-    let share = equal.max(0.75 * part).min(equal * (1 + runners.len()) as f64 * 0.95);
+    let share = equal.max(PROBE_PART * part).min(equal * (1 + runners.len()) as f64 * 0.95);
     Some((place, share.max(equal)))
 }
 
@@ -545,7 +399,7 @@ fn probe(rule: &Gain, jobs: &[(&JobView, Job)], runners: &[Runner], equal: f64, 
 /// yet measured: often for jobs of seconds, rarely for jobs of days.
 fn next_look(rule: &Gain, jobs: &[(&JobView, Job)], doubts: &[Option<Reason>], part: f64, now: Time) -> f64 {
     let scale = jobs.iter().zip(doubts).map(|((view, job), doubt)| match (doubt, job.rest(), view.phase) {
-        (None, Some(left), _) => left / job.usable.min(part),
+        (None, Some(left), _) => left.rank_s / job.usable.min(part),
         (_, _, Phase::Running { since, .. }) => now.since(since).as_secs_f64(),
         _ => 0.0,
     });

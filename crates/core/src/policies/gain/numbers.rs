@@ -1,7 +1,7 @@
 //! The numbers of the gain rule and of its moves.
 
+use super::super::error::PolicyError;
 use crate::model::Span;
-use crate::policy::PolicyError;
 use serde::{Deserialize, Serialize};
 
 /// The numbers of our own rule. None of them is a time that would make it fit jobs of minutes but
@@ -11,13 +11,15 @@ use serde::{Deserialize, Serialize};
 pub struct Gain {
     /// What the improvement still to come is worth, where ending the job is worth 1.
     pub quality: f64,
-    /// A job that names no total is believed to run until so many times the point at which its
-    /// curve is flat. Of the thesis's models, which make 65, 90 and 98 % of their improvement in
-    /// the first fifth of their time, it is 1.3, 3 and 5.
-    pub past_flat: f64,
-    /// A job that names no total is believed to have at least this part of what it has consumed
-    /// still before it.
-    pub past_age: f64,
+    /// The promise to a job whose length is not known is kept if it ends as early as this part of
+    /// the jobs like it. Small: safe, and less is gained. Large: a job that ends early may be late.
+    pub guard: f64,
+    /// Jobs go in the order of `effort^boldness · mean^(1 − boldness)` of the work left: 1 is the
+    /// Gittins index, which gambles on an early end as far as the distribution is believed; 0 is
+    /// the mean, which trusts it less.
+    pub boldness: f64,
+    /// What is to come soonest.
+    pub aim: Aim,
     /// How much later than with an equal share a job may end, as a part of its whole time.
     pub slack: f64,
     /// Every job keeps this part of an equal share.
@@ -33,14 +35,26 @@ pub struct Gain {
     pub longest_look: Span,
 }
 
+/// What the gain rule brings about soonest, in the mean over jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Aim {
+    /// The end of the job.
+    #[default]
+    Finish,
+    /// Nine tenths of the job's improvement: jobs that have made them wait for those that have not.
+    Quality,
+}
+
 impl Default for Gain {
     fn default() -> Self {
         Gain {
             quality: 0.1,
-            past_flat: 3.0,
-            past_age: 0.5,
+            guard: 0.3,
+            boldness: 1.0,
+            aim: Aim::Finish,
             slack: 0.0,
-            floor: 0.05,
+            floor: 0.01,
             switch: 0.1,
             probe: 0.05,
             look: 0.1,
@@ -54,8 +68,8 @@ impl Gain {
     pub(crate) fn validate(&self) -> Result<(), PolicyError> {
         let numbers = [
             ("quality", self.quality, 100.0),
-            ("past-flat", self.past_flat, 100.0),
-            ("past-age", self.past_age, 100.0),
+            ("guard", self.guard, 1.0),
+            ("boldness", self.boldness, 1.0),
             ("slack", self.slack, 100.0),
             ("floor", self.floor, 1.0),
             ("switch", self.switch, 100.0),

@@ -35,11 +35,11 @@ impl<'a> Placer<'a> {
     pub(crate) fn new(
         view: &'a View,
         rule: &'a dyn Place,
-        category: impl Fn(JobId) -> Category,
+        known: impl Fn(JobId) -> (Category, Option<f64>),
         homes: Option<&'a mut dyn Homes>,
     ) -> Placer<'a> {
         let equal = homes.map(|homes| (Room::with(view, rule, &homes.counts()), homes));
-        Placer { room: Room::new(view, rule, category), equal }
+        Placer { room: Room::new(view, rule, known), equal }
     }
 
     /// Takes a slot for `job`, if any node has one.
@@ -73,21 +73,29 @@ struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
-    fn new(view: &'a View, rule: &'a dyn Place, category: impl Fn(JobId) -> Category) -> Room<'a> {
+    /// `known` tells the category of a job and its measured growth for a whole node.
+    fn new(view: &'a View, rule: &'a dyn Place, known: impl Fn(JobId) -> (Category, Option<f64>)) -> Room<'a> {
         let mut running = vec![JobCounts::default(); view.nodes.len()];
+        let mut best: f64 = 0.0;
         for job in &view.jobs {
             if let Some(place) = job.node().and_then(|node| place_of(view, node)) {
-                let JobCounts { growing, converged } = &mut running[place];
-                *(if category(job.id) == Category::Converged { converged } else { growing }) += 1;
+                let (category, growth) = known(job.id);
+                let node = &view.nodes[place];
+                let growth = growth.map(|g| g / (node.cores * node.speed)).filter(|g| g.is_finite());
+                best = best.max(growth.unwrap_or(0.0));
+                running[place].add(category, growth);
             }
         }
+        running.iter_mut().for_each(|jobs| jobs.best_growth = best);
         Room::ranked(view, rule, running)
     }
 
     /// A world in which so many jobs run on each node.
     fn with(view: &'a View, rule: &'a dyn Place, jobs: &BTreeMap<NodeId, usize>) -> Room<'a> {
-        let count =
-            |node: &NodeView| JobCounts { growing: jobs.get(&node.id).copied().unwrap_or_default(), converged: 0 };
+        let count = |node: &NodeView| JobCounts {
+            growing: jobs.get(&node.id).copied().unwrap_or_default(),
+            ..JobCounts::default()
+        };
         Room::ranked(view, rule, view.nodes.iter().map(count).collect())
     }
 
@@ -124,7 +132,7 @@ impl<'a> Room<'a> {
     fn take(&mut self, place: usize) -> NodeId {
         self.ranking.remove(&(self.key(place), place));
         self.empty.remove(&(Key(-self.offer(place)), place));
-        self.running[place].growing += 1;
+        self.running[place].add(Category::Growing, None);
         self.enter(place);
         self.view.nodes[place].id
     }
@@ -187,22 +195,27 @@ mod tests {
     #[test]
     fn spreading_goes_by_jobs_for_each_core() {
         let v = view(vec![node(0, 4.0, 1.0), node(1, 16.0, 1.0)], &[(1, 0), (2, 1), (3, 1)]);
-        let mut room = Room::new(&v, &Spread, |_| Category::Growing);
+        let mut room = Room::new(&v, &Spread, |_| (Category::Growing, None));
         assert_eq!(room.choose(JobId(9)), Some(NodeId(1)));
     }
 
     #[test]
-    fn converged_jobs_leave_more_room_to_grow_than_new_ones() {
+    fn growth_goes_where_the_newcomer_and_its_neighbours_grow_most() {
+        let rule = Growth { beta: 2.0 };
         let v = view(vec![node(0, 16.0, 1.0), node(1, 16.0, 1.0)], &[(1, 0), (2, 0), (3, 1)]);
-        // Two converged: (1 − 2/6)/1 = 0.67 of the node; one growing: 0.5.
-        let converged = |id: JobId| if id.0 < 3 { Category::Converged } else { Category::Growing };
-        assert_eq!(Room::new(&v, &Growth, converged).choose(JobId(9)), Some(NodeId(0)));
-        assert_eq!(Room::new(&v, &Growth, |_| Category::Growing).choose(JobId(9)), Some(NodeId(1)));
-        // A node twice as fast is worth two growing neighbours.
-        let fast = view(vec![node(0, 16.0, 2.5), node(1, 16.0, 1.0)], &[(1, 0), (2, 0)]);
-        assert_eq!(Room::new(&fast, &Growth, |_| Category::Growing).choose(JobId(9)), Some(NodeId(1)));
-        let faster = view(vec![node(0, 16.0, 3.5), node(1, 16.0, 1.0)], &[(1, 0), (2, 0)]);
-        assert_eq!(Room::new(&faster, &Growth, |_| Category::Growing).choose(JobId(9)), Some(NodeId(0)));
+        // Two converged jobs that hardly grow leave more room than one that grows as a newcomer does.
+        let converged =
+            |id: JobId| if id.0 < 3 { (Category::Converged, Some(0.01)) } else { (Category::Growing, Some(1.0)) };
+        assert_eq!(Room::new(&v, &rule, converged).choose(JobId(9)), Some(NodeId(0)));
+        // All of them new: the fewer neighbours, the better.
+        assert_eq!(Room::new(&v, &rule, |_| (Category::Growing, None)).choose(JobId(9)), Some(NodeId(1)));
+        // One neighbour each: it joins the one that grows less, and loses less by sharing.
+        let pair = view(vec![node(0, 16.0, 1.0), node(1, 16.0, 1.0)], &[(1, 0), (2, 1)]);
+        let slow_first = |id: JobId| (Category::Growing, Some(if id.0 == 1 { 0.1 } else { 1.0 }));
+        assert_eq!(Room::new(&pair, &rule, slow_first).choose(JobId(9)), Some(NodeId(0)));
+        // A faster node is worth more neighbours.
+        let faster = view(vec![node(0, 16.0, 3.5), node(1, 16.0, 1.0)], &[(1, 0), (2, 0), (3, 1)]);
+        assert_eq!(Room::new(&faster, &rule, |_| (Category::Growing, None)).choose(JobId(9)), Some(NodeId(0)));
     }
 
     #[test]
@@ -210,7 +223,7 @@ mod tests {
         let v = view(vec![node(0, 16.0, 1.0), node(1, 16.0, 1.0), node(2, 4.0, 1.0)], &[(1, 0)]);
         let welcome = |jobs: &[(u64, u32)], home: u32| {
             let v = view(v.nodes.clone(), jobs);
-            Room::new(&v, &Spread, |_| Category::Growing).welcome(NodeId(home))
+            Room::new(&v, &Spread, |_| (Category::Growing, None)).welcome(NodeId(home))
         };
         assert_eq!(welcome(&[], 1), Some(NodeId(1)));
         assert_eq!(welcome(&[(1, 0)], 0), Some(NodeId(1)));

@@ -1,23 +1,21 @@
-//! What a job's own reports say about the work before it: the one estimate that all the published
-//! rules below share, so that they differ by their rule only.
+//! What a job's own reports say about the work before it: the one estimate that all rules share
+//! ([`crate::signal::length`]), so that they differ by their rule only.
 
+use crate::signal::length;
 use crate::signal::predict::FLAT;
 use crate::view::JobView;
 
-/// Node-seconds of CPU left, or nothing before there is anything to go by. A total the job named is
-/// believed; else its curve's flat part is taken for its end.
+/// Node-seconds of CPU left, or nothing before there is anything to go by: the mean of the same
+/// distribution that the gain rule goes by, at the job's mean cost of a step.
 pub(crate) fn work_left(view: &JobView) -> Option<f64> {
     let signal = &view.signal;
     let at = signal.step.unwrap_or(signal.reports) as f64;
-    let end = match (signal.total, signal.outlook) {
-        (Some(total), _) => total as f64,
-        (None, Some(outlook)) => outlook.flat_at,
-        (None, None) => return None,
-    };
-    let left = view.consumed.cpu * (end - at) / at;
-    // Past its expected end a job is believed to be nearly done; what is exactly zero could not be
-    // compared.
-    (at > 0.0 && view.consumed.cpu > 0.0 && left.is_finite()).then(|| left.max(1e-3 * view.consumed.cpu))
+    if !(at > 0.0 && view.consumed.cpu > 0.0) {
+        return None;
+    }
+    let left = length::residual(signal, &view.history, at)?.mean() * view.consumed.cpu / at;
+    // What is exactly zero could not be compared.
+    left.is_finite().then(|| left.max(1e-3 * view.consumed.cpu))
 }
 
 /// The part of the improvement still to come that `work` more node-seconds would bring, relative to

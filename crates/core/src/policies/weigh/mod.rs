@@ -9,21 +9,10 @@ mod themis;
 
 pub(crate) use account::work_left;
 
-use super::{Group, GroupMemory, Opinion, Share as ShareRule, Shares};
+use super::{Group, Opinion, Share as ShareRule, Shares};
 use crate::model::{Share, Span, Time};
-use crate::plan::Reason;
+use crate::plan::{Reason, Weighting};
 use crate::view::JobView;
-use serde::{Deserialize, Serialize};
-
-/// Published rules that weigh jobs against each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Weighting {
-    Drf,
-    Slaq,
-    Optimus,
-    Themis,
-}
 
 /// The rule has no memory.
 pub(crate) struct Rule {
@@ -31,7 +20,7 @@ pub(crate) struct Rule {
 }
 
 impl ShareRule for Rule {
-    fn share(&mut self, group: &Group<'_>, _memory: &mut GroupMemory) -> Shares {
+    fn share(&mut self, group: &Group<'_>) -> Shares {
         let (opinions, wait) = run(self.by, group.now, group.jobs);
         Shares { opinions, wait }
     }
@@ -100,7 +89,8 @@ mod tests {
 
     #[test]
     fn slaq_feeds_the_one_that_still_improves() {
-        let outlook = |gain_left, flat_at| Some(Outlook { at: 10.0, flat_at, gain_left });
+        let outlook =
+            |gain_left, flat_at| Some(Outlook { at: 10.0, flat_at, gain_left, scale: 0.0, scale_spread: 0.0 });
         let mut jobs = [job(1, 10.0, 100), job(2, 10.0, 100)];
         jobs[0].signal.outlook = outlook(1.0, 40.0);
         jobs[1].signal.outlook = outlook(0.03, 11.0);
@@ -127,7 +117,7 @@ mod tests {
             let jobs: Vec<JobView> = spec.into_iter().enumerate().map(|(i, (cpu, total, outlook))| {
                 let mut j = job(i as u64, cpu, total);
                 j.signal.total = Some(total).filter(|t| *t >= 10);
-                j.signal.outlook = outlook.map(|(gain_left, flat_at)| Outlook { at: 10.0, flat_at, gain_left });
+                j.signal.outlook = outlook.map(|(gain_left, flat_at)| Outlook { at: 10.0, flat_at, gain_left, scale: 0.0, scale_spread: 0.0 });
                 j
             }).collect();
             for by in [Weighting::Drf, Weighting::Slaq, Weighting::Optimus, Weighting::Themis] {

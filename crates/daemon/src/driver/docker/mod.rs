@@ -2,24 +2,21 @@
 //!
 //! The engine's events come from a thread that passes them on; a container that is new to us
 //! becomes a job of its own, one that carries our job's number is that job. Requests to the engine
-//! run on other threads; their results come back as tasks. OriginalLimits limits are journaled before the
-//! first change.
+//! run on other threads; their results come back as tasks. Original limits are journaled before the first
+//! change.
 
 mod description;
-mod link;
-mod pump;
 
-pub(super) use link::DockerLink;
-pub(super) use pump::{Copied, Pump};
-
+use super::docker_link::DockerLink;
+use super::pump::Pump;
 use super::runtimes::kind_name;
 use super::{Driver, DriverHandle};
-use crate::api::types::{JobState, StartOrder};
 use crate::error::Refusal;
 use crate::fail;
 use crate::journal::{Batch, LimitRow};
 use crate::record::Change;
 use crate::restore::ContainerOriginal;
+use crate::types::{JobState, StartOrder};
 use description::{Recovery, adopted_spec, container_name, container_spec, recovery};
 use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::{JobId, Span};

@@ -1,0 +1,230 @@
+//! What one job's counters and reports tell: what a step costs, what the job can use, what it has
+//! left.
+//!
+//! **Terms.** Work is in node-seconds of the node that the job is on, less what neighbours made the
+//! job lose. The *position* is in steps, or in reports of a job that counts no steps.
+
+use super::disturbance::{Company, Disturbance};
+use super::numbers::Gain;
+use crate::model::{NodeId, Time};
+use crate::signal::length::{self, Residual};
+use crate::view::{JobView, NodeView};
+use serde::{Deserialize, Serialize};
+
+/// The work a job has left, as three numbers of one distribution.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(super) struct Left {
+    /// The mean.
+    pub(super) mean_s: f64,
+    /// Jobs with less of this go first: between the mean and the Gittins effort.
+    pub(super) rank_s: f64,
+    /// What is left if the job ends as early as may well be: what its deadline is computed from.
+    pub(super) guard_s: f64,
+}
+
+impl Left {
+    fn of(rule: &Gain, left: &Residual) -> Option<Left> {
+        let (bold, mean_s) = (rule.boldness, left.mean());
+        let found = Left {
+            mean_s,
+            rank_s: left.effort().powf(bold) * mean_s.powf(1.0 - bold),
+            guard_s: left.quantile(rule.guard),
+        };
+        (found.mean_s.is_finite() && found.rank_s.is_finite()).then_some(found)
+    }
+
+    fn at_least(self, least: f64) -> Left {
+        Left { mean_s: self.mean_s.max(least), rank_s: self.rank_s.max(least), guard_s: self.guard_s.max(least) }
+    }
+}
+
+/// One job, as far as its counters and reports tell.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(super) struct Job {
+    pub(super) node: NodeId,
+    /// CPU counter at the last run.
+    pub(super) counter: f64,
+    /// Consumed when it came to this node, and the step it had reached; what a step cost before, in
+    /// node-seconds of this node.
+    pub(super) joined_with: f64,
+    joined_at_step: f64,
+    before: Option<f64>,
+    /// Whether it came here in the midst of a step, the rest of which says nothing of what a step
+    /// costs.
+    midst: bool,
+    /// Consumed at the last run and since the run before it, less what neighbours made it lose.
+    pub(super) consumed: f64,
+    pub(super) newly: f64,
+    company: Company,
+    /// Consumed when the newest report seen was made, and the reports and the step at that moment.
+    pub(super) reported_with: f64,
+    pub(super) reports: u64,
+    step: f64,
+    /// Used since the last measurement of what it can use; granted meanwhile; and for how long.
+    /// Time on the floor does not count: it shows nothing.
+    used: f64,
+    granted: f64,
+    granted_s: f64,
+    /// The largest part of the node it can use, as far as is known.
+    pub(super) usable: f64,
+    /// The least number of steps it ever claimed to be all.
+    least_total: Option<u64>,
+    /// Its share since the last run, and whether that was little more than the floor.
+    pub(super) share: f64,
+    pub(super) throttled: bool,
+    pub(super) left: Option<Left>,
+}
+
+/// Use below this part of what was granted means that the job cannot use more.
+const UNUSED: f64 = 0.9;
+
+/// Below this part of idle CPU the rule cannot tell "could not use more" from "was crowded out", so
+/// `usable` is not lowered. Overestimating it costs at most this part of the node.
+pub(super) const SPARE: f64 = 0.1;
+
+/// A job is granted a little more than it was seen to use, so that growing demand shows.
+pub(super) const ROOM: f64 = 1.25;
+
+/// Use above this part of what a job was thought able to use shows that it was underestimated.
+const MORE: f64 = 1.1;
+
+/// No job is believed to be unable to use this much: a pause for a checkpoint must not look like a
+/// small job.
+pub(super) const LEAST_USABLE: f64 = 0.02;
+
+/// A job that has made all its steps still saves and tidies up: this part of all it consumed.
+const EPILOGUE: f64 = 0.01;
+
+impl Job {
+    pub(super) fn new(view: &JobView, node: NodeId) -> Job {
+        let step = position(view);
+        Job {
+            node,
+            counter: view.consumed.cpu,
+            joined_with: view.consumed.cpu,
+            joined_at_step: step,
+            before: None,
+            midst: view.signal.reports > 0,
+            consumed: view.consumed.cpu,
+            newly: 0.0,
+            company: Company::default(),
+            reported_with: view.consumed.cpu,
+            reports: view.signal.reports,
+            step,
+            used: 0.0,
+            granted: 0.0,
+            granted_s: 0.0,
+            usable: 1.0,
+            least_total: None,
+            share: 0.0,
+            throttled: false,
+            left: None,
+        }
+    }
+
+    /// Came to another node, where a second is worth `faster` times as much.
+    pub(super) fn moved(&self, view: &JobView, node: NodeId, faster: f64) -> Job {
+        Job { usable: self.usable, before: self.per_step().map(|s| s / faster), ..Job::new(view, node) }
+    }
+
+    /// Takes in what happened since the last run.
+    pub(super) fn observe(&mut self, view: &JobView, since: &Interval, disturbance: &mut Disturbance) {
+        let Interval { now, elapsed_s, shared, scarce } = *since;
+        let used = (view.consumed.cpu - self.counter).max(0.0);
+        self.counter = view.consumed.cpu;
+        self.newly = used / (1.0 + disturbance.gamma() * shared);
+        self.consumed += self.newly;
+        if !self.throttled {
+            self.used += used;
+            self.granted += if scarce { used } else { self.share * elapsed_s };
+            self.granted_s += elapsed_s;
+        }
+        if view.signal.reports == self.reports {
+            disturbance.observe(&mut self.company, used, shared, None);
+            return;
+        }
+        // The report came some time ago; what was consumed since then went into later steps.
+        let since_report = view.signal.last.map_or(0.0, |l| now.since(l.at).as_secs_f64());
+        let part = if elapsed_s > 0.0 { (since_report / elapsed_s).min(1.0) } else { 0.0 };
+        let step = position(view);
+        // A job that begins at a later step than the first has made those before it elsewhere, or
+        // has not been listened to: nothing is known of their cost.
+        let midst = std::mem::take(&mut self.midst) || (self.reports == 0 && step > 1.0);
+        let steps = if midst { 0.0 } else { step - self.step };
+        disturbance.observe(&mut self.company, used, shared, Some((steps, used * part)));
+        self.reports = view.signal.reports;
+        self.step = step;
+        self.reported_with = self.consumed - self.newly * part;
+        if midst {
+            // Nor does what it used show what it can use: most of it went into its start.
+            (self.joined_with, self.joined_at_step) = (self.reported_with, self.step);
+            (self.used, self.granted, self.granted_s) = (0.0, 0.0, 0.0);
+        }
+        self.measure();
+    }
+
+    /// What a step costs on this node; before the first one here, what it cost so far.
+    pub(super) fn per_step(&self) -> Option<f64> {
+        let (work, steps) = (self.reported_with - self.joined_with, self.step - self.joined_at_step);
+        if work > 0.0 && steps > 0.0 { Some(work / steps) } else { self.before }
+    }
+
+    /// Compares what was used since the last measurement with what was granted.
+    fn measure(&mut self) {
+        if self.granted > 0.0 {
+            let rate = self.used / self.granted_s;
+            if self.used < UNUSED * self.granted {
+                self.usable = rate.clamp(LEAST_USABLE, 1.0);
+            } else if rate > MORE * self.usable {
+                // It used all it had, and more than it was thought able to: it may well use much
+                // more.
+                self.usable = (2.0 * rate).min(1.0);
+            }
+        }
+        (self.used, self.granted, self.granted_s) = (0.0, 0.0, 0.0);
+    }
+
+    /// The work left, as far as plans go: until it has ended there is something.
+    pub(super) fn rest(&self) -> Option<Left> {
+        self.left.map(|left| left.at_least(EPILOGUE * self.consumed))
+    }
+
+    /// Predicts the work left.
+    pub(super) fn predict(&mut self, rule: &Gain, view: &JobView, node: Option<&NodeView>) -> Option<Left> {
+        let Some(per_step) = self.per_step() else {
+            let core_s = node.map(|n| n.cores * n.speed)?;
+            return Left::of(rule, &length::residual_work(&view.history, core_s, self.consumed)?);
+        };
+        let since = self.consumed - self.reported_with;
+        let residual = match view.signal.total {
+            Some(total) if length::trust(&view.history) >= 1.0 => {
+                let least = self.least_total.map_or(total, |l| l.min(total));
+                self.least_total = Some(least);
+                let until = |total: u64| per_step * (total as f64 - self.step) - since;
+                // A job that goes on after what it once said is believed to have at least as much
+                // left as it has gone on.
+                Residual::known(until(total).max(-until(least)))
+            }
+            _ => {
+                let at = self.step + since / per_step;
+                length::residual(&view.signal, &view.history, at)?.scaled(per_step, 0.0)
+            }
+        };
+        Left::of(rule, &residual)
+    }
+}
+
+/// What a job's node saw since the last run.
+pub(super) struct Interval {
+    pub(super) now: Time,
+    pub(super) elapsed_s: f64,
+    /// The chance that a neighbour took its turn before the job did.
+    pub(super) shared: f64,
+    /// There was no CPU to spare.
+    pub(super) scarce: bool,
+}
+
+/// How far a job is: steps, or reports where it counts no steps.
+fn position(view: &JobView) -> f64 {
+    view.signal.step.unwrap_or(view.signal.reports) as f64
+}

@@ -1,0 +1,183 @@
+//! Maps the page and the report when a program starts.
+//!
+//! **How.** A constructor runs before the program's `main`: it reads two environment variables and maps two files.
+//! A child that is forked keeps the mappings; a program that is executed inherits the variables and maps anew.
+//!
+//! A mapped file that is truncated raises SIGBUS at the next access. The handler replaces such a page by zeros,
+//! which no reader accepts, and the program goes on. A program with a handler of its own keeps it.
+
+use crate::gpu;
+use gainshare_page::{
+    Hook, Orders, PAGE_BYTES, PAGE_VARIABLE, PAGE_WORDS, REPORT_SUFFIX, ReportWord, SWITCH_VARIABLE, is_report, read,
+};
+use libc::{c_char, c_int, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicPtr, AtomicU64};
+
+type Words = [AtomicU64; PAGE_WORDS];
+
+/// The mapped page; null: the library is switched off or found no page.
+static PAGE: AtomicPtr<Words> = AtomicPtr::new(null_mut());
+
+/// The mapped report; null: nothing is reported.
+static REPORT: AtomicPtr<Words> = AtomicPtr::new(null_mut());
+
+/// The longest path that is accepted, with the suffix of the report and a NUL.
+const PATH_BYTES: usize = libc::PATH_MAX as usize;
+
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = attach;
+
+/// Whether a page was found at the start of the program.
+pub(crate) fn is_attached() -> bool {
+    !PAGE.load(Relaxed).is_null()
+}
+
+/// What the daemon wants now; `None`: nothing, because there is no daemon or no valid page.
+pub(crate) fn orders() -> Option<Orders> {
+    let page = PAGE.load(Acquire);
+    // SAFETY: a page that is not null was mapped for the rest of the process's life.
+    let page = unsafe { page.as_ref() }?;
+    read(page, now_ns())
+}
+
+/// The machine's monotonic clock; a coarse reading is enough and costs a few nanoseconds.
+fn now_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC_COARSE)
+}
+
+/// The machine's monotonic clock, exactly.
+pub(crate) fn monotonic_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+fn clock_ns(clock: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the argument is a valid timespec.
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
+}
+
+fn report_word(word: ReportWord) -> Option<&'static AtomicU64> {
+    // SAFETY: a report that is not null was mapped for the rest of the process's life.
+    unsafe { REPORT.load(Acquire).as_ref() }?.get(word as usize)
+}
+
+pub(crate) fn count(word: ReportWord, by: u64) {
+    if let Some(counter) = report_word(word) {
+        counter.fetch_add(by, Relaxed);
+    }
+}
+
+pub(crate) fn report(word: ReportWord, value: u64) {
+    if let Some(cell) = report_word(word) {
+        cell.store(value, Relaxed);
+    }
+}
+
+pub(crate) fn report_hook(hook: Hook) {
+    if let Some(hooks) = report_word(ReportWord::Hooks) {
+        hooks.fetch_or(hook as u64, Relaxed);
+    }
+}
+
+/// Runs before the program's `main`.
+extern "C" fn attach() {
+    if variable(SWITCH_VARIABLE).is_some_and(|value| value == b"0") {
+        return;
+    }
+    let Some(path) = variable(PAGE_VARIABLE) else { return };
+    let mut text = [0_u8; PATH_BYTES];
+    let Some(page) = map(&mut text, path, b"", libc::PROT_READ) else { return };
+    if let Some(report) = map(&mut text, path, REPORT_SUFFIX.as_bytes(), libc::PROT_READ | libc::PROT_WRITE) {
+        // SAFETY: `map` returned a whole page, mapped for the rest of the process's life.
+        if is_report(unsafe { &*report }) {
+            REPORT.store(report, Release);
+        }
+    }
+    survive_truncation();
+    gpu::read_switch();
+    PAGE.store(page, Release);
+    count(ReportWord::Programs, 1);
+}
+
+/// The value of an environment variable.
+pub(crate) fn variable(name: &str) -> Option<&'static [u8]> {
+    let mut text = [0_u8; 64];
+    text.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+    // SAFETY: the name ends in NUL, because the array is longer than every name. The value is not kept beyond the
+    // constructor, in which no other thread changes the environment.
+    unsafe {
+        let value = libc::getenv(text.as_ptr().cast());
+        if value.is_null() { None } else { Some(std::ffi::CStr::from_ptr(value).to_bytes()) }
+    }
+}
+
+/// Maps a regular file of at least one page; `None` if there is none.
+fn map(text: &mut [u8; PATH_BYTES], path: &[u8], suffix: &[u8], protection: c_int) -> Option<*mut Words> {
+    let length = path.len().checked_add(suffix.len())?;
+    text.get_mut(..path.len())?.copy_from_slice(path);
+    text.get_mut(path.len()..length)?.copy_from_slice(suffix);
+    *text.get_mut(length)? = 0;
+    let access = if protection & libc::PROT_WRITE != 0 { libc::O_RDWR } else { libc::O_RDONLY };
+    let flags = access | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    // SAFETY: the path ends in NUL; the descriptor is ours and closed again; the mapping is at least as long as
+    // what is read of it, and truncation is survived.
+    unsafe {
+        let fd = libc::open(text.as_ptr().cast::<c_char>(), flags);
+        if fd < 0 {
+            return None;
+        }
+        let mut status: libc::stat = std::mem::zeroed();
+        let is_page = libc::fstat(fd, &raw mut status) == 0
+            && status.st_mode & libc::S_IFMT == libc::S_IFREG
+            && status.st_size >= PAGE_BYTES as libc::off_t;
+        let mapped = if is_page {
+            libc::mmap(null_mut(), PAGE_BYTES, protection, libc::MAP_SHARED, fd, 0)
+        } else {
+            libc::MAP_FAILED
+        };
+        libc::close(fd);
+        if mapped == libc::MAP_FAILED { None } else { Some(mapped.cast()) }
+    }
+}
+
+/// Installs the handler of SIGBUS, unless the program was started with another disposition.
+fn survive_truncation() {
+    // SAFETY: both structures are valid, and zero is a valid value of them.
+    unsafe {
+        let mut old: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(libc::SIGBUS, null(), &raw mut old) != 0 || old.sa_sigaction != libc::SIG_DFL {
+            return;
+        }
+        let mut new: libc::sigaction = std::mem::zeroed();
+        new.sa_sigaction = replace_page as *const () as usize;
+        new.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
+        libc::sigaction(libc::SIGBUS, &raw const new, null_mut());
+    }
+}
+
+/// Replaces a page of ours that lost its file by zeros. Every other SIGBUS has its default effect.
+extern "C" fn replace_page(signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
+    // SAFETY: the kernel passes a valid siginfo; sigaction, raise and mmap are safe in a signal handler, and the
+    // replaced mapping is ours.
+    unsafe {
+        let address = if info.is_null() || (*info).si_code <= 0 { 0 } else { (*info).si_addr() as usize };
+        for page in [PAGE.load(Relaxed), REPORT.load(Relaxed)] {
+            let start = page as usize;
+            if start != 0 && (start..start.wrapping_add(PAGE_BYTES)).contains(&address) {
+                let protection = libc::PROT_READ | libc::PROT_WRITE;
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+                libc::mmap(page.cast(), PAGE_BYTES, protection, flags, -1, 0);
+                return;
+            }
+        }
+        let mut default: libc::sigaction = std::mem::zeroed();
+        default.sa_sigaction = libc::SIG_DFL;
+        libc::sigaction(signal, &raw const default, null_mut());
+        libc::raise(signal);
+    }
+}

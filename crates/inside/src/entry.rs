@@ -1,0 +1,160 @@
+//! The functions of OpenMP, and `dlsym`, that this library defines.
+//!
+//! Each function keeps its arguments, calls [`prepare`], puts the arguments back and jumps to the real function.
+//! The real function runs as if the program had called it: all arguments are in place, also those of functions
+//! with a variable number, and the return address is the caller's.
+
+use crate::gpu;
+use crate::resolve::{self, Function, GET_MAX_THREADS, SET_NUM_THREADS};
+use crate::teams;
+use libc::{c_char, c_int, c_void};
+use std::arch::naked_asm;
+use std::ffi::CStr;
+
+/// Called before the real function; returns its address.
+extern "C" fn prepare(return_address: usize, number: usize) -> usize {
+    let function = Function(number);
+    let (object, is_new) = resolve::caller(return_address, function);
+    let real = match object {
+        Some(object) => {
+            teams::follow(object, function, is_new);
+            object.real(function)
+        }
+        None => None,
+    };
+    real.or_else(|| resolve::without_object(function)).unwrap_or_else(|| stand_in(function))
+}
+
+/// What is called if the process contains no OpenMP: programs may ask for a function that they link weakly.
+fn stand_in(function: Function) -> usize {
+    match function {
+        Function(0) => serial_region as *const () as usize,
+        GET_MAX_THREADS => one_thread as *const () as usize,
+        _ => missing as *const () as usize,
+    }
+}
+
+/// A parallel region of one thread.
+extern "C" fn serial_region(region: Option<extern "C" fn(*mut c_void)>, data: *mut c_void) {
+    if let Some(region) = region {
+        region(data);
+    }
+}
+
+extern "C" fn one_thread() -> c_int {
+    1
+}
+
+/// Without this library the dynamic linker would have ended the program for the same reason.
+extern "C" fn missing() {
+    let text = b"gainshare: a function of OpenMP was called, but no OpenMP library is loaded\n";
+    // SAFETY: the text is as long as is said.
+    unsafe {
+        libc::write(2, text.as_ptr().cast(), text.len());
+        libc::abort();
+    }
+}
+
+macro_rules! entries {
+    ($($name:ident = $number:literal,)*) => {$(
+        const _: () = assert!($number < GET_MAX_THREADS.0 + 2);
+
+        /// Prepares the team and jumps to the real function.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        #[allow(non_snake_case)]
+        unsafe extern "C" fn $name() {
+            // Seven words on the stack keep it aligned for the call; the eighth is the return address.
+            naked_asm!(
+                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+                "mov rdi, [rsp + 56]",
+                "mov esi, {number}",
+                "call {prepare}",
+                "mov r11, rax",
+                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                "jmp r11",
+                number = const $number,
+                prepare = sym prepare,
+            )
+        }
+    )*};
+}
+
+entries! {
+    GOMP_parallel = 0,
+    GOMP_parallel_reductions = 1,
+    GOMP_parallel_sections = 2,
+    GOMP_parallel_loop_static = 3,
+    GOMP_parallel_loop_dynamic = 4,
+    GOMP_parallel_loop_guided = 5,
+    GOMP_parallel_loop_runtime = 6,
+    GOMP_parallel_loop_nonmonotonic_dynamic = 7,
+    GOMP_parallel_loop_nonmonotonic_guided = 8,
+    GOMP_parallel_loop_nonmonotonic_runtime = 9,
+    GOMP_parallel_loop_maybe_nonmonotonic_runtime = 10,
+    GOMP_parallel_start = 11,
+    GOMP_parallel_sections_start = 12,
+    GOMP_parallel_loop_static_start = 13,
+    GOMP_parallel_loop_dynamic_start = 14,
+    GOMP_parallel_loop_guided_start = 15,
+    GOMP_parallel_loop_runtime_start = 16,
+    __kmpc_fork_call = 17,
+    __kmpc_fork_call_if = 18,
+    omp_get_max_threads = 19,
+    omp_get_max_threads_ = 20,
+}
+
+/// `omp_set_num_threads` with the caller's return address as second argument.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn omp_set_num_threads(_threads: c_int) {
+    naked_asm!("mov rsi, [rsp]", "jmp {ask}", ask = sym ask)
+}
+
+/// The same in Fortran, where the argument is an address.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn omp_set_num_threads_(_threads: *const c_int) {
+    naked_asm!("mov edi, [rdi]", "mov rsi, [rsp]", "jmp {ask}", ask = sym ask)
+}
+
+extern "C" fn ask(threads: c_int, return_address: usize) {
+    if let (Some(object), _) = resolve::caller(return_address, SET_NUM_THREADS) {
+        teams::ask(object, threads);
+    } else if let Some(address) = resolve::without_object(SET_NUM_THREADS) {
+        // SAFETY: the address is that of OpenMP's function of this type.
+        unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(address)(threads) };
+    }
+}
+
+/// `dlsym`: jumps to the real one, which needs the caller's return address, or to [`find_driver_function`].
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn dlsym(_handle: *mut c_void, _name: *const c_char) -> *mut c_void {
+    naked_asm!(
+        "push rdi", "push rsi", "sub rsp, 8",
+        "mov rdi, rsi",
+        "call {choose}",
+        "add rsp, 8", "pop rsi", "pop rdi",
+        "jmp rax",
+        choose = sym choose_dlsym,
+    )
+}
+
+extern "C" fn choose_dlsym(name: *const c_char) -> usize {
+    // SAFETY: a name that is not null ends in NUL, by the contract of `dlsym`.
+    let is_driver = !name.is_null() && gpu::is_driver_function(unsafe { CStr::from_ptr(name) }.to_bytes());
+    let real = if is_driver { 0 } else { resolve::real_dlsym() };
+    if real == 0 { find_driver_function as *const () as usize } else { real }
+}
+
+/// Answers for functions of the CUDA driver. They are searched for in a library, never relative to the caller.
+extern "C" fn find_driver_function(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    if name.is_null() {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: the name ends in NUL, by the contract of `dlsym`.
+    let name = unsafe { CStr::from_ptr(name) };
+    let real = resolve::symbol(handle, name).unwrap_or(0);
+    gpu::answer(handle, name, real) as *mut c_void
+}

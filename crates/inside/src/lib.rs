@@ -1,0 +1,28 @@
+//! The library that `gainshare run` loads into a job, so that the job follows its share while it runs.
+//!
+//! **Problem.** A thread pool is sized when a program starts, and a GPU has no weights. Both can be changed later
+//! only from inside the process, and no user should have to change a program for it.
+//!
+//! **How.** The dynamic linker loads this library before all others (`LD_PRELOAD`). The library defines some
+//! functions of OpenMP ([`entry`]). Each of them first sets the team size that the daemon wants ([`teams`]), as if
+//! the program had called `omp_set_num_threads` itself, and then jumps to the real function ([`resolve`]). The
+//! wanted numbers come from a page of shared memory ([`attach`], `gainshare-page`), without a system call.
+//!
+//! In the same way the library answers for functions of the CUDA driver that launch work ([`gpu`]), if the user
+//! allows it.
+//!
+//! **Terms.** The *real* function is the one that the program would have called without this library. An *object*
+//! is a loaded program or shared library.
+//!
+//! **Properties.** Without a page, with a page that is damaged or whose daemon is gone, and with
+//! `GAINSHARE_INSIDE=0` the library changes nothing. It starts no thread, allocates no memory between two regions
+//! and does not panic. Programs that are setuid, static or of another architecture never load it.
+
+#![cfg_attr(any(test, not(target_arch = "x86_64")), allow(dead_code))]
+
+mod attach;
+#[cfg(all(target_arch = "x86_64", not(test)))]
+mod entry;
+mod gpu;
+mod resolve;
+mod teams;

@@ -1,0 +1,343 @@
+//! The built library, loaded into small C programs and into everyday commands.
+//!
+//! The programs are compiled with the C compiler that links Rust programs too. Each answers one line on its
+//! standard output for each line on its standard input, so that a test can change the page in between.
+
+use gainshare_page::{Orders, PAGE_BYTES, PAGE_VARIABLE, REPORT_SUFFIX, Report, SWITCH_VARIABLE};
+use gainshare_page::{decode_report, empty_report, encode};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// Prints the size of a team for each line that it reads.
+const TEAMS: &str = r#"
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(void) {
+    char line[100];
+    while (fgets(line, sizeof line, stdin)) {
+        int given = 0, chosen = 0;
+        if (line[0] == 's') omp_set_num_threads(atoi(line + 1));
+        #pragma omp parallel reduction(+ : given)
+        given += 1;
+        #pragma omp parallel num_threads(3) reduction(+ : chosen)
+        chosen += 1;
+        printf("%d %d %d\n", given, chosen, omp_get_max_threads());
+        fflush(stdout);
+    }
+}
+"#;
+
+/// A page and its report in a folder of their own.
+struct Page {
+    dir: tempfile::TempDir,
+}
+
+impl Page {
+    fn new(team: u32) -> Page {
+        let page = Page { dir: tempfile::tempdir().unwrap() };
+        std::fs::write(page.path(), page_bytes(team)).unwrap();
+        std::fs::write(page.report_path(), empty_report()).unwrap();
+        page
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("page")
+    }
+
+    fn report_path(&self) -> PathBuf {
+        self.dir.path().join(format!("page{REPORT_SUFFIX}"))
+    }
+
+    /// Writes into the file that is mapped already.
+    fn write(&self, bytes: &[u8]) {
+        std::fs::OpenOptions::new().write(true).open(self.path()).unwrap().write_all_at(bytes, 0).unwrap();
+    }
+
+    fn set_team(&self, team: u32) {
+        self.write(&page_bytes(team));
+    }
+
+    fn report(&self) -> Report {
+        decode_report(&std::fs::read(self.report_path()).unwrap()).unwrap()
+    }
+
+    /// A program with the library and this page; OpenMP may use four threads.
+    fn command(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new(program.as_ref());
+        command.env("LD_PRELOAD", library()).env(PAGE_VARIABLE, self.path()).env("OMP_NUM_THREADS", "4");
+        command.env_remove(SWITCH_VARIABLE);
+        command
+    }
+}
+
+fn page_bytes(team: u32) -> [u8; PAGE_BYTES] {
+    encode(&Orders { team, ..Orders::default() }, monotonic_ns())
+}
+
+fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the argument is a valid timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// The library that was built with this test. Cargo puts it beside the test or one folder above.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let folders = test.ancestors().skip(1).take(2);
+    let built = folders.map(|folder| folder.join(gainshare_page::LIBRARY_FILE)).filter(|file| file.is_file());
+    built.max_by_key(|file| file.metadata().unwrap().modified().unwrap()).expect("the library is built with its tests")
+}
+
+/// Compiles a C program or library.
+fn compile(dir: &Path, name: &str, source: &str, flags: &[&str]) -> PathBuf {
+    let (code, built) = (dir.join(format!("{name}.c")), dir.join(name));
+    std::fs::write(&code, source).unwrap();
+    let output = Command::new("cc").args(["-O1", "-o"]).args([&built, &code]).args(flags).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    built
+}
+
+/// A program that answers line by line.
+struct Dialogue {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Dialogue {
+    fn start(command: &mut Command) -> Dialogue {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Dialogue { child, input, output }
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        writeln!(self.input, "{line}").unwrap();
+        let mut answer = String::new();
+        self.output.read_line(&mut answer).unwrap();
+        answer.trim_end().to_owned()
+    }
+}
+
+impl Drop for Dialogue {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The answer of [`TEAMS`] for a team of this size: a region with a size of its own has three threads.
+fn teams(team: u32) -> String {
+    format!("{team} 3 {team}")
+}
+
+#[test]
+fn the_team_follows_the_page_both_ways_within_the_users_bound() {
+    let page = Page::new(2);
+    let program = compile(page.dir.path(), "teams", TEAMS, &["-fopenmp"]);
+    let mut job = Dialogue::start(&mut page.command(&program));
+    assert_eq!(job.ask(""), teams(2));
+    for (wanted, expected) in [(3, 3), (1, 1), (4, 4), (9, 4), (0, 4), (2, 2)] {
+        page.set_team(wanted);
+        assert_eq!(job.ask(""), teams(expected), "{wanted} wanted");
+    }
+    let report = page.report();
+    assert_eq!((report.hooks, report.programs, report.team), (vec!["GNU OpenMP"], 1, 2));
+    assert_eq!(report.regions, 14, "two regions for each line");
+}
+
+#[test]
+fn what_the_program_asks_for_is_a_bound() {
+    let page = Page::new(2);
+    let program = compile(page.dir.path(), "teams", TEAMS, &["-fopenmp"]);
+    let mut job = Dialogue::start(&mut page.command(&program));
+    assert_eq!(job.ask("s1"), teams(1));
+    page.set_team(4);
+    assert_eq!(job.ask(""), teams(1), "the program asked for one");
+    assert_eq!(job.ask("s3"), teams(3));
+    page.set_team(2);
+    assert_eq!(job.ask("s8"), teams(2));
+}
+
+#[test]
+fn bad_pages_and_the_switch_change_nothing() {
+    let page = Page::new(2);
+    let program = compile(page.dir.path(), "teams", TEAMS, &["-fopenmp"]);
+    let full = |command: &mut Command, why: &str| assert_eq!(Dialogue::start(command).ask(""), teams(4), "{why}");
+    full(page.command(&program).env(SWITCH_VARIABLE, "0"), "switched off");
+    full(page.command(&program).env_remove(PAGE_VARIABLE), "no page is named");
+    full(page.command(&program).env(PAGE_VARIABLE, "/nonexistent/page"), "no such page");
+    full(page.command(&program).env(PAGE_VARIABLE, "/dev/zero"), "a device");
+    full(page.command(&program).env(PAGE_VARIABLE, "/".repeat(5000)), "a path that is too long");
+    let mut other_version = page_bytes(2);
+    other_version[8] += 1;
+    for (bytes, why) in [
+        (&[0x55; PAGE_BYTES][..], "garbage"),
+        (&page_bytes(2)[..PAGE_BYTES - 1], "truncated"),
+        (&[][..], "empty"),
+        (&other_version[..], "another version"),
+        (&encode(&Orders { team: 2, ..Orders::default() }, 1)[..], "stale"),
+    ] {
+        std::fs::write(page.path(), bytes).unwrap();
+        full(&mut page.command(&program), why);
+    }
+}
+
+#[test]
+fn a_job_whose_daemon_is_gone_uses_what_it_asked_for() {
+    let page = Page::new(1);
+    let program = compile(page.dir.path(), "teams", TEAMS, &["-fopenmp"]);
+    let mut job = Dialogue::start(&mut page.command(&program));
+    assert_eq!(job.ask(""), teams(1));
+    page.write(&encode(&Orders { team: 1, ..Orders::default() }, 1));
+    assert_eq!(job.ask(""), teams(4), "the heartbeat has stopped");
+    page.set_team(1);
+    assert_eq!(job.ask(""), teams(1), "a new daemon goes on");
+    page.write(&[0xab; PAGE_BYTES]);
+    assert_eq!(job.ask(""), teams(4), "garbage");
+}
+
+#[test]
+fn a_page_that_is_truncated_or_removed_does_not_end_the_job() {
+    let page = Page::new(1);
+    let program = compile(page.dir.path(), "teams", TEAMS, &["-fopenmp"]);
+    let mut job = Dialogue::start(&mut page.command(&program));
+    let mut other = Dialogue::start(&mut page.command(&program));
+    assert_eq!((job.ask(""), other.ask("")), (teams(1), teams(1)));
+    std::fs::write(page.report_path(), "").unwrap();
+    assert_eq!(job.ask(""), teams(1), "nothing can be reported any more");
+    std::fs::write(page.path(), "").unwrap();
+    assert_eq!(job.ask(""), teams(4));
+    std::fs::remove_file(page.path()).unwrap();
+    assert_eq!(other.ask(""), teams(4));
+}
+
+#[test]
+fn openmp_that_only_one_library_sees_follows_too() {
+    const WORK: &str = r#"
+int work(void) {
+    int team = 0;
+    #pragma omp parallel reduction(+ : team)
+    team += 1;
+    return team;
+}
+"#;
+    const HOST: &str = r#"
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int count, char **words) {
+    void *library = dlopen(words[1], RTLD_NOW | RTLD_LOCAL);
+    if (!library) { puts(dlerror()); return 1; }
+    printf("%d\n", ((int (*)(void))dlsym(library, "work"))());
+}
+"#;
+    let page = Page::new(2);
+    let work = compile(page.dir.path(), "work.so", WORK, &["-shared", "-fPIC", "-fopenmp"]);
+    let host = compile(page.dir.path(), "host", HOST, &["-ldl"]);
+    let output = page.command(host).arg(work).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "2\n");
+}
+
+#[test]
+fn functions_of_llvm_get_all_their_arguments() {
+    // A stand-in for LLVM's runtime: the machine of the tests may have none.
+    const RUNTIME: &str = r#"
+#include <stdarg.h>
+#include <stdio.h>
+static int size = 4;
+int omp_get_max_threads(void) { return size; }
+int omp_in_parallel(void) { return 0; }
+void omp_set_num_threads(int n) { size = n; }
+void __kmpc_fork_call(void *place, int count, void (*region)(int, long *), ...) {
+    long values[10];
+    va_list rest;
+    va_start(rest, region);
+    for (int i = 0; i < count; i++) values[i] = va_arg(rest, long);
+    va_end(rest);
+    region(size, values);
+}
+"#;
+    const PROGRAM: &str = r#"
+#include <stdio.h>
+void __kmpc_fork_call(void *, int, void (*)(int, long *), ...);
+static void region(int team, long *v) { printf("%d: %ld %ld %ld %ld %ld\n", team, v[0], v[1], v[2], v[3], v[4]); }
+int main(void) { __kmpc_fork_call(0, 5, region, 11L, 12L, 13L, 14L, 15L); }
+"#;
+    let page = Page::new(2);
+    let runtime = compile(page.dir.path(), "libfake.so", RUNTIME, &["-shared", "-fPIC"]);
+    let program = compile(page.dir.path(), "program", PROGRAM, &[runtime.to_str().unwrap()]);
+    let output = page.command(program).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "2: 11 12 13 14 15\n");
+    assert_eq!(page.report().hooks, ["LLVM OpenMP"]);
+}
+
+#[test]
+fn a_program_that_asks_weakly_for_openmp_gets_one_thread() {
+    const PROGRAM: &str = r#"
+#include <stdio.h>
+__attribute__((weak)) int omp_get_max_threads(void);
+int main(void) { printf("%d\n", omp_get_max_threads ? omp_get_max_threads() : 1); }
+"#;
+    let page = Page::new(2);
+    let program = compile(page.dir.path(), "program", PROGRAM, &[]);
+    let output = page.command(program).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "1\n");
+}
+
+#[test]
+fn ten_thousand_forks_leak_nothing() {
+    const PROGRAM: &str = r#"
+#include <dirent.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static int files(void) { int n = 0; DIR *d = opendir("/proc/self/fd"); while (readdir(d)) n++; closedir(d); return n; }
+static int maps(void) { int c, n = 0; FILE *f = fopen("/proc/self/maps", "r"); while ((c = getc(f)) != EOF) n += c == '\n'; fclose(f); return n; }
+int main(void) {
+    int files_before = (files(), files()), maps_before = (maps(), maps()), bad = 0;
+    for (int i = 0; i < 10000; i++) {
+        pid_t child = fork();
+        if (child == 0) _exit(maps() > maps_before + 1);
+        int status;
+        waitpid(child, &status, 0);
+        bad += status != 0;
+    }
+    printf("%d %d %d\n", bad, files() - files_before, maps() - maps_before);
+}
+"#;
+    let page = Page::new(2);
+    let program = compile(page.dir.path(), "forks", PROGRAM, &[]);
+    let output = page.command(program).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0 0 0\n");
+    assert_eq!(page.report().programs, 1, "a forked child is the same program");
+}
+
+#[test]
+fn everyday_programs_are_unharmed() {
+    let page = Page::new(1);
+    let commands: [&[&str]; 5] = [
+        &["bash", "-c", "x=$(echo a | tr a b); printf '%s %d\\n' $x $((6 * 7)); (exit 3); echo $?"],
+        &["git", "--version"],
+        &["cc", "--version"],
+        &["sh", "-c", "seq 1000 | sort -r | head -1; kill -TERM $$"],
+        &["ls", "/"],
+    ];
+    for words in commands {
+        let alone = Command::new(words[0]).args(&words[1..]).output().unwrap();
+        let inside = page.command(words[0]).args(&words[1..]).output().unwrap();
+        assert_eq!(inside, alone, "{words:?}");
+    }
+    assert!(page.report().programs >= 8, "programs that a shell starts load the library, too");
+}
+
+#[test]
+fn a_bus_error_of_the_program_itself_still_ends_it() {
+    use std::os::unix::process::ExitStatusExt;
+    let page = Page::new(1);
+    let status = page.command("/bin/sh").args(["-c", "kill -BUS $$"]).status().unwrap();
+    assert_eq!(status.signal(), Some(libc::SIGBUS));
+}

@@ -1,0 +1,124 @@
+//! Requests about the pods of jobs, the same for every kind of workload. Each is guarded by the
+//! resourceVersion or uid it was decided on.
+
+use super::workload::ActionError;
+use crate::state::lead::Leader;
+use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::names::{ATTEMPT_FINALIZER, FIELD_MANAGER};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use kube::{Client, ResourceExt};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// What a request changed, for our cache.
+#[derive(Debug)]
+pub(super) enum PodEffect {
+    Pod(Box<PodFacts>),
+    Gone { uid: String },
+    Nothing,
+}
+
+#[derive(Clone)]
+pub(super) struct PodRequests {
+    client: Client,
+    leader: Arc<Leader>,
+}
+
+impl PodRequests {
+    pub(super) fn new(client: Client, leader: Arc<Leader>) -> PodRequests {
+        PodRequests { client, leader }
+    }
+
+    pub(super) fn api(&self, namespace: &str) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Updates the cache with what a request has changed.
+    pub(super) fn record(&self, effect: PodEffect) {
+        match effect {
+            PodEffect::Pod(pod) => self.leader.change(|world| world.put_pod(*pod)),
+            PodEffect::Gone { uid } => self.leader.change(|world| world.remove_pod(&uid)),
+            PodEffect::Nothing => {}
+        }
+    }
+
+    /// The pod with this uid, as the API server has it now, or that it is gone.
+    pub(super) async fn this_pod(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+    ) -> Result<Result<Pod, PodEffect>, ActionError> {
+        let gone = || PodEffect::Gone { uid: uid.to_owned() };
+        match self.api(namespace).get(name).await {
+            Ok(now) if now.metadata.uid.as_deref() == Some(uid) => Ok(Ok(now)),
+            Ok(_) => Ok(Err(gone())),
+            Err(error) => classify(error, gone()).map(Err),
+        }
+    }
+
+    /// Changes a pod that was just read, and no other version of it.
+    pub(super) async fn change_pod(&self, pod: &Pod, uid: &str, patch: Value) -> Result<PodEffect, ActionError> {
+        let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+        match self.api(&namespace).patch(&name, &params(), &Patch::Merge(patch)).await {
+            Ok(pod) => Ok(pod_done(&pod)),
+            Err(error) => classify(error, PodEffect::Gone { uid: uid.to_owned() }),
+        }
+    }
+
+    /// Puts our finalizer on a pod, or takes it off.
+    pub(super) async fn hold(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        hold: bool,
+    ) -> Result<PodEffect, ActionError> {
+        let now = match self.this_pod(namespace, name, uid).await? {
+            Ok(now) => now,
+            Err(gone) => return Ok(gone),
+        };
+        let mut finalizers = now.metadata.finalizers.clone().unwrap_or_default();
+        finalizers.retain(|one| one != ATTEMPT_FINALIZER);
+        if hold {
+            finalizers.push(ATTEMPT_FINALIZER.to_owned());
+        }
+        let patch = json!({"metadata": {
+            "uid": uid, "resourceVersion": now.metadata.resource_version, "finalizers": finalizers,
+        }});
+        self.change_pod(&now, uid, patch).await
+    }
+
+    /// Asks the pod to end.
+    pub(super) async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<PodEffect, ActionError> {
+        let gone = PodEffect::Gone { uid: uid.to_owned() };
+        let params = DeleteParams::default().preconditions(only(uid));
+        match self.api(namespace).delete(name, &params).await {
+            Ok(answer) => Ok(answer.left().map_or(PodEffect::Nothing, |pod| pod_done(&pod))),
+            // Another pod has the name: the one we meant is gone.
+            Err(error) => classify(error, gone),
+        }
+    }
+}
+
+pub(super) fn params() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
+}
+
+pub(super) fn only(uid: &str) -> Preconditions {
+    Preconditions { uid: Some(uid.to_owned()), resource_version: None }
+}
+
+pub(super) fn pod_done(pod: &Pod) -> PodEffect {
+    PodFacts::of(pod).map_or(PodEffect::Nothing, |pod| PodEffect::Pod(Box::new(pod)))
+}
+
+/// What an error means: the object is gone, our copy is old, or a retry may help.
+pub(super) fn classify<T>(error: kube::Error, gone: T) -> Result<T, ActionError> {
+    match error {
+        kube::Error::Api(status) if status.code == 404 => Ok(gone),
+        kube::Error::Api(status) if status.code == 409 => Err(ActionError::Old(status.message.clone())),
+        error => Err(ActionError::Again(error.to_string())),
+    }
+}

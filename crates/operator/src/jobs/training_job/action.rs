@@ -1,0 +1,84 @@
+//! What a step of the state machine reads and answers: the snapshot, journal entries, and actions.
+
+use crate::jobs::workload::JournalStep;
+use crate::state::orders::Order;
+use crate::state::snapshot::{JobSnapshot, Nodes, PodSnapshot};
+use gainshare_kube_api::training_job::{Attempt, TrainingJobStatus};
+use jiff::Timestamp;
+
+/// Everything that a step reads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Snapshot<'a> {
+    pub(crate) now: Timestamp,
+    pub(crate) job: &'a JobSnapshot,
+    /// All pods with the job's label, also those of other owners.
+    pub(crate) pods: &'a [PodSnapshot],
+    /// The API server itself answered that the pod of the attempt does not exist.
+    pub(crate) pod_is_missing: bool,
+    pub(crate) nodes: &'a Nodes,
+    pub(crate) order: Option<&'a Order>,
+    /// Why there can be no pod: the template is wrong, or the API server refused it.
+    pub(crate) fault: Option<&'a PodFault>,
+    /// The node agent's last report: category and share in percent.
+    pub(crate) progress: Option<(&'static str, Option<u32>)>,
+}
+
+impl<'a> Snapshot<'a> {
+    /// The pods that this job owns, by uid.
+    pub(super) fn own_pods(&self) -> impl Iterator<Item = &'a PodSnapshot> + use<'a> {
+        let uid = self.job.uid.as_str();
+        self.pods.iter().filter(move |pod| pod.owner.as_deref() == Some(uid))
+    }
+
+    /// The pod of this attempt: the one the journal names, or the one it may name.
+    pub(super) fn pod_of(&self, attempt: &Attempt) -> Option<&'a PodSnapshot> {
+        match &attempt.uid {
+            Some(uid) => self.pods.iter().find(|pod| pod.uid == *uid),
+            None => self.own_pods().find(|pod| pod.epoch == attempt.epoch),
+        }
+    }
+}
+
+/// Why a pod could not be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PodFault {
+    /// No retry helps, as the job is written.
+    pub(crate) for_good: bool,
+    pub(crate) message: String,
+}
+
+/// One action. All are harmless if repeated, or if the snapshot they were decided on is old.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Action {
+    /// Write the status, unless the job has changed.
+    Write(JournalStep, Box<TrainingJobStatus>),
+    /// Put our finalizer on the job, or take it off.
+    Hold,
+    Release,
+    /// Its time to live after the end is over.
+    DeleteJob,
+    /// Make the pod of this epoch, gated.
+    Create {
+        epoch: u32,
+    },
+    /// Pin the pod to the node and open its gate.
+    Open {
+        pod: String,
+        uid: String,
+        node: Option<String>,
+    },
+    /// Ask the pod to end.
+    Delete {
+        pod: String,
+        uid: String,
+    },
+    /// The pod's end is in the journal: its object may go.
+    LetGo {
+        pod: String,
+        uid: String,
+    },
+    /// Remove the order: it is in the journal, or cannot be carried out.
+    RemoveOrder,
+}
+
+pub(crate) type Step = crate::jobs::workload::Step<Action>;

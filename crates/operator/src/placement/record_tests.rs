@@ -1,0 +1,135 @@
+//! Tests of [`super`]: a decision is asked for over a local socket, and its plan is made again.
+
+use super::*;
+use crate::http::auth::Reviewer;
+use crate::http::record::router;
+use crate::http::serve::Leading;
+use crate::state::orders::{JobFacts, JobState};
+use crate::placement::snapshot::{ClusterSnapshot, NodeSnapshot};
+use crate::shares::Shares;
+use crate::state::lead::Leader;
+use crate::state::metrics::Metrics;
+use gainshare_core::model::Time;
+use gainshare_core::policy::Specon;
+use gainshare_core::replay::RecordedDecision;
+use gainshare_kube_api::decision_record::{JOB_HEADER, RECORD_PATH};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::watch;
+
+fn facts(name: &str, policy: JobPolicy) -> JobFacts {
+    JobFacts {
+        uid: format!("uid-{name}"),
+        namespace: "team".to_owned(),
+        name: name.to_owned(),
+        owner: "team".to_owned(),
+        arrived: jiff::Timestamp::UNIX_EPOCH,
+        policy,
+        state: JobState::Waiting,
+        movable: Ok(()),
+        pod_uid: None,
+        cpu_request_milli: 1,
+        memory_request_bytes: 1,
+        tried: vec![],
+        move_cost_s: None,
+    }
+}
+
+fn snapshot(jobs: Vec<JobFacts>) -> ClusterSnapshot {
+    let node = NodeSnapshot {
+        cores: 4.0,
+        speed: 1.0,
+        memory_bytes: 1 << 40,
+        free_milli: 1 << 40,
+        free_bytes: 1 << 40,
+        open: true,
+        heard: true,
+    };
+    let nodes = ["left", "right"].map(|name| (name.to_owned(), node.clone())).into();
+    let jobs = jobs.into_iter().map(|facts| (Arc::new(facts), None)).collect();
+    ClusterSnapshot { now: Time::from_secs_f64(1e6), nodes, jobs }
+}
+
+fn leading_replica() -> Arc<Leading> {
+    let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
+    let client = kube::Client::try_from(nowhere).unwrap();
+    let metrics = Arc::new(Metrics::new());
+    let leader = Arc::new(Leader::new(metrics.clone(), 1));
+    let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics));
+    Arc::new(Leading { leader, shares, reviewer: Reviewer::new(client, "system", "agent") })
+}
+
+async fn get(address: SocketAddr, uid: &str) -> (String, String) {
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {RECORD_PATH}?uid={uid} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.to_owned(), body.to_owned())
+}
+
+#[tokio::test]
+async fn a_placement_is_served_on_request_and_replays() {
+    let requests = Arc::new(RecordRequests::default());
+    let (leading, leading_seen) = watch::channel(None);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let app = router(leading_seen, requests.clone());
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    let (head, body) = get(address, "uid-vae").await;
+    assert!(head.starts_with("HTTP/1.1 503") && body.contains("does not lead"), "{head} {body}");
+
+    leading.send_replace(Some(leading_replica()));
+    let mut decision = Decision::new(Specon::default());
+    let jobs = vec![facts("vae", JobPolicy::Gainshare), facts("gru", JobPolicy::Specon), facts("own", JobPolicy::Na)];
+    assert_eq!(decision.decide(&snapshot(jobs)).len(), 2);
+    let passes = requests.clone();
+    tokio::spawn(async move {
+        loop {
+            passes.answer(&mut decision);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    for name in ["vae", "gru"] {
+        let (head, body) = get(address, &format!("uid-{name}")).await;
+        assert!(head.starts_with("HTTP/1.1 200"), "{head} {body}");
+        let record: RecordedDecision = serde_json::from_str(&body).unwrap();
+        let job = head.lines().find_map(|line| line.strip_prefix(&format!("{JOB_HEADER}: "))).unwrap();
+        assert_eq!(record.view.jobs.iter().map(|view| view.id.to_string()).collect::<Vec<_>>(), [job]);
+        assert_eq!(record.plan.starts.len(), 1, "{body}");
+        assert_eq!(record.replay().unwrap().differences, []);
+        // Numbers only: the names of jobs, namespaces and nodes stay in the cluster's objects.
+        for name in ["vae", "gru", "uid-vae", "uid-gru", "team", "left", "right"] {
+            assert!(!body.contains(&format!("\"{name}\"")), "{name}: {body}");
+        }
+    }
+    let (head, body) = get(address, "uid-own").await;
+    assert!(head.starts_with("HTTP/1.1 404") && body.contains("`na`"), "{head} {body}");
+    let (head, body) = get(address, "uid-gone").await;
+    assert!(head.starts_with("HTTP/1.1 404") && body.contains("uid-gone"), "{head} {body}");
+}
+
+#[test]
+fn a_large_cluster_records_the_next_decision_after_a_request() {
+    let requests = RecordRequests::default();
+    let mut decision = Decision::new(Specon::default());
+    let mut jobs: Vec<JobFacts> =
+        (0..=RECORDED_JOBS).map(|index| facts(&index.to_string(), JobPolicy::Gainshare)).collect();
+    decision.decide(&snapshot(jobs.clone()));
+    assert!(decision.recorded.is_empty(), "a decision that no user asked for is not recorded");
+    let mut answer = requests.ask("uid-7".to_owned());
+    requests.answer(&mut decision);
+    assert!(answer.try_recv().is_err(), "the next decision is awaited");
+    // A job that comes makes a decision due.
+    jobs.push(facts("late", JobPolicy::Gainshare));
+    decision.decide(&snapshot(jobs.clone()));
+    requests.answer(&mut decision);
+    let JobDecision { decision: found, .. } = answer.try_recv().unwrap().unwrap();
+    assert_eq!(found.record().unwrap().replay().unwrap().differences, []);
+    // The decision after it is not recorded.
+    jobs.push(facts("later", JobPolicy::Gainshare));
+    decision.decide(&snapshot(jobs));
+    assert!(decision.recorded.is_empty());
+}

@@ -1,0 +1,114 @@
+//! The cache of nodes: their size and state, and since when the object of a node has been missing.
+
+use gainshare_kube_api::bounds::{NodeFacts, NodeState};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// A missing Node object counts as a node that is off after this time. It is longer than Kubernetes
+/// itself takes to give up a node and its pods: 40 s until the node's lease has expired, and 300 s
+/// that pods tolerate an unreachable node by default.
+pub(crate) const MISSING_NODE_IS_OFF_AFTER: Duration = Duration::from_secs(360);
+
+#[derive(Debug, Default)]
+pub(crate) struct NodeCache {
+    nodes: BTreeMap<String, NodeFacts>,
+    /// Nodes whose object is missing, as far as jobs are concerned.
+    missing: BTreeMap<String, MissingNode>,
+    /// Nodes that came, went or changed their state since [`NodeCache::take_changed`].
+    changed: BTreeSet<String>,
+}
+
+/// A node whose object is missing.
+#[derive(Debug, Clone, Copy)]
+struct MissingNode {
+    since: Instant,
+    /// An administrator had declared it to be off before its object went.
+    declared_off: bool,
+}
+
+impl NodeCache {
+    pub(crate) fn get(&self, name: &str) -> Option<&NodeFacts> {
+        self.nodes.get(name)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&String, &NodeFacts)> {
+        self.nodes.iter()
+    }
+
+    /// Takes in a node. Answers whether anything about it is new.
+    pub(super) fn put(&mut self, name: &str, facts: NodeFacts) -> bool {
+        self.missing.remove(name);
+        let known = self.nodes.insert(name.to_owned(), facts);
+        if known.map(|known| known.state) != Some(facts.state) {
+            self.changed.insert(name.to_owned());
+        }
+        known != Some(facts)
+    }
+
+    pub(super) fn remove(&mut self, name: &str, now: Instant) {
+        let Some(known) = self.nodes.remove(name) else { return };
+        let declared_off = known.state == NodeState::Off;
+        self.missing.insert(name.to_owned(), MissingNode { since: now, declared_off });
+        self.changed.insert(name.to_owned());
+    }
+
+    /// The nodes that exist, after a new start of the watch: those not among them are gone.
+    pub(super) fn keep(&mut self, alive: &BTreeSet<String>, now: Instant) {
+        let gone: Vec<String> = self.nodes.keys().filter(|name| !alive.contains(*name)).cloned().collect();
+        gone.iter().for_each(|name| self.remove(name, now));
+    }
+
+    pub(super) fn has_changes(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    pub(super) fn take_changed(&mut self) -> BTreeSet<String> {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// The state of the node by our copy. `None`: the node is unknown, or declared off; the API
+    /// server has to be asked.
+    pub(crate) fn state(&self, name: &str) -> Option<NodeState> {
+        let state = self.nodes.get(name)?.state;
+        matches!(state, NodeState::Ready | NodeState::Silent).then_some(state)
+    }
+
+    /// What it means that the API server has no such node now, and how long until it means that the
+    /// node is off.
+    pub(super) fn missing(&mut self, name: &str, now: Instant) -> (NodeState, Option<Duration>) {
+        let new = MissingNode { since: now, declared_off: false };
+        let missing = *self.missing.entry(name.to_owned()).or_insert(new);
+        let left = MISSING_NODE_IS_OFF_AFTER.saturating_sub(now.saturating_duration_since(missing.since));
+        if missing.declared_off || left.is_zero() { (NodeState::Off, None) } else { (NodeState::Missing, Some(left)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(state: NodeState) -> NodeFacts {
+        NodeFacts { state, ..NodeFacts::default() }
+    }
+
+    #[test]
+    fn a_missing_node_is_off_only_after_a_while_unless_it_was_declared() {
+        let mut nodes = NodeCache::default();
+        nodes.put("n", node(NodeState::Ready));
+        nodes.put("tainted", node(NodeState::Off));
+        let now = Instant::now();
+        nodes.remove("n", now);
+        nodes.remove("tainted", now);
+        let (state, left) = nodes.missing("n", now);
+        assert_eq!(state, NodeState::Missing);
+        assert!(left.unwrap() <= MISSING_NODE_IS_OFF_AFTER);
+        assert_eq!(nodes.missing("n", now + MISSING_NODE_IS_OFF_AFTER), (NodeState::Off, None));
+        assert_eq!(nodes.missing("tainted", now), (NodeState::Off, None));
+        assert_eq!(nodes.missing("never-seen", now).0, NodeState::Missing);
+        nodes.put("n", node(NodeState::Ready));
+        assert_eq!(nodes.state("n"), Some(NodeState::Ready));
+        let later = now + MISSING_NODE_IS_OFF_AFTER;
+        nodes.remove("n", later);
+        assert_eq!(nodes.missing("n", later).0, NodeState::Missing, "the time begins again");
+    }
+}

@@ -1,0 +1,199 @@
+//! What the decision and the controller of jobs exchange: facts about jobs in one direction, orders in
+//! the other.
+//!
+//! **How.** The controller publishes [`JobFacts`]. The decision (`crate::placement`) reads them and
+//! puts an [`Order`] for a job that should start or move. The controller of the job takes the order
+//! as a wish: it carries the order out if the job can still be moved. One mutex guards everything,
+//! and no caller holds it for long.
+
+use super::workload::{WorkloadKey, WorkloadKind};
+use gainshare_kube_api::names::NamespacedName;
+use gainshare_kube_api::placement_reason::PlacementReason;
+use gainshare_kube_api::training_job::JobPolicy;
+use gainshare_kube_api::wire::Category;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tokio::sync::Notify;
+
+/// Where a job should run. The newest order about a job replaces older ones, until the controller
+/// has taken it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Order {
+    /// The uid of the TrainingJob or Job.
+    pub(crate) uid: String,
+    /// Where it is to run.
+    pub(crate) node: String,
+    pub(crate) kind: OrderKind,
+    pub(crate) reason: PlacementReason,
+}
+
+impl Order {
+    /// Why, for people: on the job's status and in its events.
+    pub(crate) fn sentence(&self) -> String {
+        self.reason.sentence(&self.node)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OrderKind {
+    /// A waiting job starts there.
+    Place,
+    /// A running job is saved and resumed there.
+    Move,
+}
+
+/// What the decision needs to know of a job. Its progress comes from the node agents, by the pod's
+/// uid.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct JobFacts {
+    pub(crate) uid: String,
+    pub(crate) kind: WorkloadKind,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// The owner within which shares and gains are compared first: the namespace.
+    pub(crate) owner: String,
+    pub(crate) arrived: jiff::Timestamp,
+    pub(crate) policy: JobPolicy,
+    pub(crate) state: JobState,
+    /// Why the job must stay where it is.
+    pub(crate) movable: Result<(), String>,
+    /// The pod that runs, or waits for its place.
+    pub(crate) pod_uid: Option<String>,
+    /// What the pod requests, in thousandths of a core and in bytes.
+    pub(crate) cpu_request_milli: u64,
+    pub(crate) memory_request_bytes: u64,
+    /// Nodes that had no room for it just now.
+    pub(crate) tried: Vec<String>,
+    /// Measured at its last move: seconds from the request to end until it ran again.
+    pub(crate) move_cost_s: Option<f64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum JobState {
+    /// Its pod waits for a place: an order [`OrderKind::Place`] is welcome.
+    Waiting,
+    Running {
+        node: String,
+        epoch: u32,
+        since: jiff::Timestamp,
+    },
+    /// Between two nodes, between two attempts, suspended or about to be: no order applies.
+    Moving,
+    Done,
+}
+
+/// The exchange between the decision and the controller.
+#[derive(Debug, Default)]
+pub(crate) struct Orders {
+    state: Mutex<OrdersState>,
+    /// Wakes the controller: an order was put.
+    pub(crate) ordered: Notify,
+    /// Wakes the decision: a job came, went, or changed its state.
+    pub(crate) changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct OrdersState {
+    orders: BTreeMap<String, Order>,
+    /// Jobs with an order that the controller has not read yet.
+    fresh: Vec<String>,
+    /// Shared with readers: a pointer that is still the same means facts that did not change.
+    facts: BTreeMap<String, Arc<JobFacts>>,
+    /// The decision's own category of a job, where the node agents have none.
+    categories: BTreeMap<String, Category>,
+    /// Jobs whose category changed since [`Orders::take_category_changes`].
+    changed_categories: BTreeSet<String>,
+}
+
+impl OrdersState {
+    fn keys(&self, uids: impl IntoIterator<Item = String>) -> Vec<WorkloadKey> {
+        let known = uids.into_iter().filter_map(|uid| self.facts.get(&uid));
+        let key =
+            |facts: &Arc<JobFacts>| WorkloadKey::new(facts.kind, NamespacedName::new(&facts.namespace, &facts.name));
+        known.map(key).collect()
+    }
+}
+
+impl Orders {
+    /// Puts an order. An earlier order about the same job is dropped.
+    pub(crate) fn put(&self, order: Order) {
+        let mut state = self.state.lock();
+        state.fresh.push(order.uid.clone());
+        state.orders.insert(order.uid.clone(), order);
+        drop(state);
+        self.ordered.notify_one();
+    }
+
+    /// Sets the decision's category of these jobs.
+    pub(crate) fn set_categories(&self, changed: Vec<(String, Category)>) {
+        let mut state = self.state.lock();
+        state.changed_categories.extend(changed.iter().map(|(uid, _)| uid.clone()));
+        state.categories.extend(changed);
+    }
+
+    /// Jobs whose category the decision has changed since the last call.
+    pub(crate) fn take_category_changes(&self) -> Vec<WorkloadKey> {
+        let mut state = self.state.lock();
+        let uids = std::mem::take(&mut state.changed_categories);
+        state.keys(uids)
+    }
+
+    pub(crate) fn category(&self, uid: &str) -> Option<Category> {
+        self.state.lock().categories.get(uid).copied()
+    }
+
+    /// All jobs that the operator runs.
+    pub(crate) fn facts(&self) -> Vec<Arc<JobFacts>> {
+        self.state.lock().facts.values().cloned().collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state.lock().facts.is_empty()
+    }
+
+    /// Jobs about which orders were put since the last call.
+    pub(crate) fn take_ordered(&self) -> Vec<WorkloadKey> {
+        let mut state = self.state.lock();
+        let uids = std::mem::take(&mut state.fresh);
+        state.keys(uids)
+    }
+
+    /// What the job's pods request, if it is known already: a template does not change.
+    pub(crate) fn requests(&self, uid: &str) -> Option<(u64, u64)> {
+        self.state.lock().facts.get(uid).map(|facts| (facts.cpu_request_milli, facts.memory_request_bytes))
+    }
+
+    pub(crate) fn order(&self, uid: &str) -> Option<Order> {
+        self.state.lock().orders.get(uid).cloned()
+    }
+
+    /// Removes the order: it was carried out, or cannot be. Answers whether there was one.
+    pub(crate) fn remove_order(&self, uid: &str) -> bool {
+        self.state.lock().orders.remove(uid).is_some()
+    }
+
+    pub(crate) fn publish(&self, facts: JobFacts) {
+        self.publish_all(vec![facts]);
+    }
+
+    /// Publishes all at once: no reader gets a part of them.
+    pub(crate) fn publish_all(&self, all: Vec<JobFacts>) {
+        let mut state = self.state.lock();
+        for facts in all {
+            if state.facts.get(&facts.uid).is_none_or(|before| **before != facts) {
+                state.facts.insert(facts.uid.clone(), Arc::new(facts));
+                self.changed.notify_one();
+            }
+        }
+    }
+
+    pub(crate) fn forget(&self, uid: &str) {
+        let mut state = self.state.lock();
+        state.orders.remove(uid);
+        state.categories.remove(uid);
+        if state.facts.remove(uid).is_some() {
+            self.changed.notify_one();
+        }
+    }
+}
