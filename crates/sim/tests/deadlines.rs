@@ -6,6 +6,7 @@ use gainshare_sim::deadline::report::{figure_8a, itp};
 use gainshare_sim::deadline::timeline::{Need, Period, Timeline};
 use gainshare_sim::deadline::{Cluster, GpuJob, Kind, Level, data, efficient_levels, useful_levels};
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const FOUR: Cluster = Cluster { nodes: 1, gpus_per_node: 4 };
@@ -165,9 +166,10 @@ proptest! {
     fn promises_hold_on_any_trace(mut jobs in prop::collection::vec(arbitrary_job(), 1..40)) {
         jobs.sort_by_key(|j| j.submitted_s);
         // Jobs of one kind have one table.
-        for i in 0..jobs.len() {
-            let first = jobs.iter().find(|j| j.kind == jobs[i].kind).map(|j| j.levels.clone());
-            jobs[i].levels = first.expect("the job itself");
+        let mut tables = BTreeMap::new();
+        for job in &mut jobs {
+            let table: &Arc<[Level]> = tables.entry(job.kind.clone()).or_insert_with(|| job.levels.clone());
+            job.levels = table.clone();
         }
         let cluster = Cluster { nodes: 4, gpus_per_node: 4 };
         let outcome = replay(&jobs, cluster, Told::Tables);

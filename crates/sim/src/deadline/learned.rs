@@ -1,17 +1,17 @@
 //! Speeds and lengths of jobs, learned while they run.
 //!
-//! **Problem.** Nobody hands a scheduler the speed table of a job and its number of iterations. ElasticFlow
+//! **Problem.** A scheduler is rarely given the speed table of a job and its number of iterations. ElasticFlow
 //! profiles every model beforehand; here both are learned online.
 //!
 //! **What is known.** At submission: the deadline, the kind of job (model and batch size) and the counts of
 //! GPUs that the job can run on. Once the job has worked [`REPORT_S`] seconds on some count, its first
 //! report shows how many iterations it will make in all, and its speed on that count.
 //!
-//! **What is predicted.** The *length* of a job that has not reported: the median of the lengths of earlier
-//! jobs of its kind. The *speed* on a count where no job of the kind has run: from the nearest measured
-//! count, by the factor between the two counts that was measured for another batch size of the same model,
-//! or else for all kinds together, or else [`DOUBLING`] for each doubling; times [`CAUTION`].
-//! A job of a kind that has never reported is *unknown*: it gets a small share as a probe and no promise.
+//! **What is predicted.** The *length* of a job that has not reported: the longest of the earlier jobs of
+//! its kind, if they were about equally long. The *speed* on a count where no job of the kind has run: from
+//! the nearest measured count, by the factor between the two counts that was measured for another batch size
+//! of the same model, or else for all kinds together, or else [`DOUBLING`] for each doubling; times
+//! [`CAUTION`]. A job without a length is *unknown*: it gets its lowest level as a probe, and no promise.
 //!
 //! **Properties.** A measured speed is never replaced by a prediction.
 
@@ -27,6 +27,9 @@ const DOUBLING: f64 = 1.7;
 
 /// Predicted speeds are lowered to this part, since a broken promise is worse than an idle GPU.
 const CAUTION: f64 = 0.9;
+
+/// Jobs of a kind are of one length if the longest is at most this many times as long as the shortest.
+const ALIKE: f64 = 1.1;
 
 #[derive(Debug, Clone, Default)]
 struct Record {
@@ -48,19 +51,19 @@ pub struct Beliefs {
 /// What is believed of one job.
 #[derive(Debug, Clone)]
 pub struct Belief {
-    /// Iterations in all; none while nothing is known of the kind.
+    /// Iterations in all; none while the length can be neither seen nor predicted.
     pub iterations: Option<f64>,
     pub useful: Arc<[Level]>,
     pub efficient: Arc<[Level]>,
 }
 
 impl Belief {
-    /// Whether the job is believed to be shorter or faster than it is: only then can the belief cost the job
-    /// its deadline.
-    pub fn overrates(&self, job: &GpuJob) -> bool {
-        let true_speed = |gpus: u32| job.levels.iter().find(|l| l.gpus == gpus).map_or(0.0, |l| l.speed);
-        let faster = self.useful.iter().any(|l| l.speed > true_speed(l.gpus) * 1.000_001);
-        self.iterations.is_some_and(|all| all < job.iterations || faster)
+    /// Whether a speed or the length differs from the truth. With true beliefs every promise holds, so only
+    /// a wrong one can cost a promised job its deadline.
+    pub fn is_wrong(&self, iterations: f64, useful: &[Level]) -> bool {
+        let same = |(a, b): (&Level, &Level)| a.gpus == b.gpus && (a.speed / b.speed - 1.0).abs() < 1e-6;
+        let same_speeds = self.useful.len() == useful.len() && self.useful.iter().zip(useful).all(same);
+        self.iterations != Some(iterations) || !same_speeds
     }
 }
 
@@ -85,8 +88,9 @@ impl Beliefs {
 
     /// What is believed of a job now. `counts` are the counts of GPUs that it can run on.
     pub fn belief(&mut self, id: usize, kind: &Kind, counts: impl Iterator<Item = u32>) -> Belief {
-        let lengths = self.kinds.get(kind).map(|r| &r.lengths);
-        let typical = lengths.and_then(|l| l.get(l.len() / 2)).copied();
+        let lengths = self.kinds.get(kind).map_or(&[][..], |r| &r.lengths);
+        let alike = |l: &[f64]| l.first().zip(l.last()).is_some_and(|(least, most)| *most <= ALIKE * least);
+        let typical = if alike(lengths) { lengths.last().copied() } else { None };
         let iterations = self.reported.get(&id).copied().or(typical);
         if !self.tables.contains_key(kind) {
             let levels: Vec<Level> = counts.map(|gpus| Level { gpus, speed: self.speed(kind, gpus) }).collect();

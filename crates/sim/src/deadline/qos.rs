@@ -62,6 +62,8 @@ pub struct Decision {
 /// What the planner remembers of a job.
 #[derive(Debug, Clone, Default)]
 struct Entry {
+    /// The job has been admitted or refused once.
+    judged: bool,
     promised: bool,
     reservation: Reservation,
     /// Until then the job keeps GPUs beyond its plan.
@@ -116,6 +118,12 @@ impl Planner {
     pub fn decide(&mut self, now_s: i64, jobs: &[JobView]) -> Decision {
         let present: BTreeSet<usize> = jobs.iter().map(|j| j.id).collect();
         self.entries.retain(|id, _| present.contains(id));
+        for job in jobs.iter().filter(|j| j.left.is_none()) {
+            // The length on which a promise rested can prove to be unknown.
+            if let Some(entry) = self.entries.get_mut(&job.id) {
+                (entry.judged, entry.promised, entry.reservation) = (false, false, Reservation::default());
+            }
+        }
         let mut timeline = Timeline::new(now_s, self.cluster);
         for job in jobs {
             let end_s = self.free_from(job, now_s);
@@ -151,7 +159,7 @@ impl Planner {
 
     /// Step 1. Returns what is left free.
     fn plan(&mut self, now_s: i64, jobs: &[JobView], base: Timeline) -> Timeline {
-        let is_new = |id: &usize| !self.entries.contains_key(id);
+        let is_new = |id: &usize| !self.entries.get(id).is_some_and(|e| e.judged);
         let plannable = |j: &&JobView| j.left.is_some() && (is_new(&j.id) || self.is_promised(j.id));
         let mut planned: Vec<&JobView> = jobs.iter().filter(plannable).collect();
         planned.sort_by_key(|j| (j.deadline_s, j.id));
@@ -189,7 +197,7 @@ impl Planner {
         refused.into_iter().for_each(|id| self.refuse(id));
         for (job, reservation) in planned.iter().zip(filled) {
             let entry = self.entries.entry(job.id).or_default();
-            (entry.promised, entry.reservation) = (true, reservation);
+            (entry.judged, entry.promised, entry.reservation) = (true, true, reservation);
         }
         timeline
     }
@@ -197,7 +205,7 @@ impl Planner {
     /// Takes a job out of the plan.
     fn refuse(&mut self, id: usize) {
         let entry = self.entries.entry(id).or_default();
-        entry.promised = false;
+        (entry.judged, entry.promised) = (true, false);
         entry.reservation = Reservation::default();
     }
 
@@ -234,7 +242,7 @@ impl Planner {
             if let Some(reservation) = self.fill(job, now_s, timeline) {
                 timeline.reserve(&reservation, self.free_from(job, now_s));
                 let entry = self.entries.entry(job.id).or_default();
-                (entry.promised, entry.reservation) = (true, reservation);
+                (entry.judged, entry.promised, entry.reservation) = (true, true, reservation);
             }
         }
     }
@@ -297,7 +305,8 @@ impl Planner {
             planned: gpus,
             gpus,
             worth: worth * job.cost(now_s),
-            hold_s: (hold_s - now_s) as f64,
+            // A promised job that ends within the hold must end by its deadline.
+            hold_s: (if entry.promised { hold_s.min(job.deadline_s) } else { hold_s } - now_s) as f64,
             hold_work: planned_work.min(job.left()) + job.speed(back) * back_s,
         }
     }
@@ -334,7 +343,9 @@ impl Growth<'_> {
             let saved = (work(l.gpus, over_s) - work(self.gpus, over_s)) * self.worth;
             (l.gpus, saved / (f64::from(l.gpus - self.gpus) * over_s))
         };
-        let fits = |l: &&Level| l.gpus > self.gpus && l.gpus - self.gpus <= free;
+        // A probe needs no more than the lowest level.
+        let most = if job.left.is_none() { job.useful.first().map_or(0, |l| l.gpus) } else { u32::MAX };
+        let fits = |l: &&Level| l.gpus > self.gpus && l.gpus - self.gpus <= free && l.gpus <= most;
         let sound = |l: &&Level| work(l.gpus, self.hold_s) >= self.hold_work.min(job.left());
         let levels = job.useful.iter().filter(fits).filter(sound).map(gain).filter(|(_, gain)| *gain > 0.0);
         levels.max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)))

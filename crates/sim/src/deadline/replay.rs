@@ -112,8 +112,8 @@ pub fn replay_apart(jobs: &[GpuJob], cluster: Cluster, told: Told, apart_s: i64)
     }
     let mut outcome = Outcome::default();
     let mut promised = vec![false; jobs.len()];
-    // Jobs whose promise rested on a belief that was too good.
-    let mut overrated = vec![false; jobs.len()];
+    // Promised jobs of which a speed or the length was predicted wrongly.
+    let mut misjudged = vec![false; jobs.len()];
     let mut runs: Vec<Run> = vec![];
     let mut next = 0;
     let mut wake_s: Option<i64> = None;
@@ -138,7 +138,7 @@ pub fn replay_apart(jobs: &[GpuJob], cluster: Cluster, told: Told, apart_s: i64)
             outcome.met += usize::from(in_time);
             if promised[run.id] && !in_time {
                 outcome.admitted_missed += 1;
-                outcome.missed_by_prediction += usize::from(overrated[run.id]);
+                outcome.missed_by_prediction += usize::from(misjudged[run.id]);
             }
             false
         });
@@ -150,10 +150,10 @@ pub fn replay_apart(jobs: &[GpuJob], cluster: Cluster, told: Told, apart_s: i64)
         if next == jobs.len() && !undecided {
             let late = |r: &&Run| promised[r.id];
             outcome.admitted_missed += runs.iter().filter(late).count();
-            outcome.missed_by_prediction += runs.iter().filter(late).filter(|r| overrated[r.id]).count();
+            outcome.missed_by_prediction += runs.iter().filter(late).filter(|r| misjudged[r.id]).count();
             break;
         }
-        let mut too_good = vec![false; runs.len()];
+        let mut wrong = vec![false; runs.len()];
         let mut view = |(i, run): (usize, &Run)| {
             let job = &jobs[run.id];
             let (left, [useful, efficient]) = match told {
@@ -162,7 +162,7 @@ pub fn replay_apart(jobs: &[GpuJob], cluster: Cluster, told: Told, apart_s: i64)
                     let counts = job.levels.iter().map(|l| l.gpus).filter(|g| *g <= cluster.gpus());
                     let belief = beliefs.belief(run.id, &job.kind, counts);
                     let done = job.iterations - run.left;
-                    too_good[i] = belief.overrates(job);
+                    wrong[i] = belief.is_wrong(job.iterations, &tables[&job.kind][0]);
                     (belief.iterations.map(|all| (all - done).max(1.0)), [belief.useful, belief.efficient])
                 }
             };
@@ -171,9 +171,9 @@ pub fn replay_apart(jobs: &[GpuJob], cluster: Cluster, told: Told, apart_s: i64)
         };
         let views: Vec<JobView> = runs.iter().enumerate().map(&mut view).collect();
         let decision = planner.decide(now_s, &views);
-        for (run, too_good) in runs.iter().zip(too_good) {
+        for (run, is_wrong) in runs.iter().zip(wrong) {
             promised[run.id] |= planner.is_promised(run.id);
-            overrated[run.id] |= planner.is_promised(run.id) && too_good;
+            misjudged[run.id] |= promised[run.id] && is_wrong;
         }
         apply(&mut runs, &decision, cluster);
         let report_s = |r: &Run| now_s + (r.restart_left_s + REPORT_S - r.worked_s).ceil() as i64;

@@ -78,7 +78,7 @@ pub fn itp(cluster: u32) -> Result<Comparison, data::DataError> {
     let (jobs, size) = data::itp(cluster)?;
     let of = |ratios: [f64; 10]| ratios[cluster as usize - 1];
     let published = BTreeMap::from([("edf", of(EDF)), ("elasticflow", of(ELASTICFLOW))]);
-    let schedulers = [Scheduler::Edf, Scheduler::Tiresias, Scheduler::Qos];
+    let schedulers = [Scheduler::Edf, Scheduler::Tiresias, Scheduler::Qos, Scheduler::QosLearned];
     Ok(compare(Some(cluster), &jobs, size, published, &schedulers))
 }
 
