@@ -9,7 +9,7 @@
 use crate::deal::{self, Bounds};
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Resource, Span, Time};
 use crate::plan::{Plan, Reason, Standing, Start, Target, Verdict};
-use crate::policies::{self, GroupMemory, Opinion, Placer, RuleMemory, Rules, Shares};
+use crate::policies::{self, Opinion, Placer, RuleMemory, Rules, Shares};
 use crate::policy::Policy;
 use crate::signal::Category;
 use crate::view::{JobView, Phase, View};
@@ -43,7 +43,6 @@ struct Group {
     members: BTreeSet<JobId>,
     reports: u64,
     due: Option<Time>,
-    memory: GroupMemory,
 }
 
 /// The decision in force for a job.
@@ -282,7 +281,7 @@ fn share_out(
     let now = plan.at;
     let changed = group.changed(jobs);
     let asked = policies::Group { now, jobs, part, changed };
-    let Shares { opinions, wait } = rules.share.share(&asked, &mut group.memory);
+    let Shares { opinions, wait } = rules.share.share(&asked);
     if changed {
         group.members = jobs.iter().map(|j| j.id).collect();
     }

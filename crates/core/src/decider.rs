@@ -16,7 +16,7 @@
 //! cluster of 50,000 jobs. Nothing is copied while nothing is due.
 
 use crate::check::{CheckedPlan, UnsoundPlan, Violation, check};
-use crate::control::{Control, Memory};
+use crate::control::Control;
 use crate::model::{JobId, Span, Time};
 use crate::plan::Plan;
 use crate::policy::Policy;
@@ -122,12 +122,6 @@ fn judge(view: View, plan: Plan, before: Option<Control>) -> Outcome {
             Outcome::Rejected(Rejection { generation, violations, record })
         }
     }
-}
-
-/// Makes the plan of a recorded decision again, checked or not; `None` if nothing is due in its
-/// view.
-pub(crate) fn decide_again(policy: Policy, memory: Memory, view: &View) -> Option<Plan> {
-    Control::resume(policy, memory).step(view, |_| ())
 }
 
 fn record(before: Control, view: View, plan: Plan) -> RecordedDecision {

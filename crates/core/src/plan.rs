@@ -5,7 +5,6 @@
 //! job that is left as it is; every waiting job has one too.
 
 use crate::model::{JobId, NodeId, PerResource, Resource, Share, Span, Time};
-use crate::policy::Weighting;
 use crate::signal::Category;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -187,6 +186,16 @@ impl Target {
             })
             .fold(0.0, f64::max)
     }
+}
+
+/// Published rules that weigh jobs against each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Weighting {
+    Drf,
+    Slaq,
+    Optimus,
+    Themis,
 }
 
 /// Why a job has what it has. The variant names are also what metrics and the API call it.

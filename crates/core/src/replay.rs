@@ -9,8 +9,7 @@
 //! two plans are the same, bit for bit; a [`Difference`] means another version of the code or a
 //! file that was changed.
 
-use crate::control::Memory;
-use crate::decider::decide_again;
+use crate::control::{Control, Memory};
 use crate::model::JobId;
 use crate::plan::{Plan, Verdict};
 use crate::policy::Policy;
@@ -81,7 +80,8 @@ impl RecordedDecision {
         if !sorted {
             return Err(ReplayError::Unsorted);
         }
-        let plan = decide_again(self.policy.clone(), self.memory.clone(), &self.view).ok_or(ReplayError::NothingDue)?;
+        let mut control = Control::resume(self.policy.clone(), self.memory.clone());
+        let plan = control.step(&self.view, |_| ()).ok_or(ReplayError::NothingDue)?;
         let differences = differences(&self.plan, &plan);
         Ok(Replay { plan, differences })
     }

@@ -7,21 +7,23 @@
 //!
 //! **Approach.** Each question is one trait here. A rule is a type that implements it and lives in
 //! its own folder, with its numbers, its memory, its documentation and its tests. [`rules`] is the
-//! only file that names the rules: it binds the rules of a [`crate::policy::Policy`] to their
-//! memories. [`table`] has one row for each named policy; the command line, the custom resources
-//! and `docs/policies.md` are made of it. `docs/write-a-policy.md` shows how to add one.
+//! only file that binds the rules of a [`policy::Policy`] to their memories. [`table`] has one row
+//! for each named policy; the command line, the custom resources and `docs/policies.md` are made of
+//! it. `docs/write-a-policy.md` shows how to add one.
 //!
 //! **Terms.** A *group* is the jobs of one owner on one node. A job's *stake* is what a share rule
 //! predicts of it.
 
+pub(crate) mod error;
 pub mod flowcon;
 pub mod gain;
 mod order;
 mod place;
+pub(crate) mod policy;
 pub mod rank;
 mod rules;
 pub mod specon;
-mod table;
+pub(crate) mod table;
 pub mod weigh;
 
 mod fair;
@@ -31,7 +33,7 @@ mod fair;
 mod example;
 
 pub(crate) use place::Placer;
-pub(crate) use rules::{GroupMemory, RuleMemory, Rules};
+pub(crate) use rules::{RuleMemory, Rules};
 pub use table::{Answers, PolicyInfo, Preset, Scope, reference};
 
 use crate::model::{JobId, NodeId, PerResource, Share as Part, Span, Time};
@@ -89,7 +91,7 @@ pub(crate) trait Share {
 
     /// One opinion for each job of the group, in the same order, and how long to wait until the
     /// next run.
-    fn share(&mut self, group: &Group<'_>, memory: &mut GroupMemory) -> Shares;
+    fn share(&mut self, group: &Group<'_>) -> Shares;
 
     /// What the rule predicts of a job, for rules that move jobs.
     fn stake(&self, _job: JobId) -> Option<Stake> {
@@ -119,6 +121,15 @@ pub(crate) struct Shares {
     pub(crate) opinions: Vec<Opinion>,
     /// Until the next run; `None`: nothing changes with time alone.
     pub(crate) wait: Option<Span>,
+}
+
+/// When a job's silence makes its last report worthless.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Silence {
+    /// Silence shorter than this means nothing.
+    pub(crate) patience: Span,
+    /// Longer silence counts if it exceeds the job's usual gap between reports so many times.
+    pub(crate) factor: f64,
 }
 
 /// What a share rule says about one job, before owners and floors are taken into account.

@@ -1,33 +1,26 @@
 //! Which type answers for which rule of a policy: the only file that names the rules.
 //!
 //! [`RuleMemory::bind`] gives control one object for each of the five decisions, bound to its
-//! memory. A rule's memory is a type of the rule's own folder. What a rule remembers over all jobs
-//! is a field of [`RuleMemory`]; what it remembers of one group is a field of [`GroupMemory`],
-//! which goes when the group goes.
+//! memory. A rule's memory is a type of the rule's own folder and a field of [`RuleMemory`].
 
 use super::order::Fifo;
 use super::place::{Growth, Kubernetes, Spread};
+use super::policy::{MoveRule, OrderRule, PlaceRule, Policy, ScaleRule, ShareRule};
 use super::{Order, Place, Relocate, Scale, Share, fair, flowcon, gain, rank, specon, weigh};
 use crate::model::{JobId, Span};
 use crate::plan::{Move, Plan};
-use crate::policy::{MoveRule, OrderRule, PlaceRule, Policy, ScaleRule, ShareRule};
 use crate::view::{JobView, View};
 use serde::{Deserialize, Serialize};
 
-/// What the rules of a policy remember over all jobs.
+/// What the rules of a policy remember.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct RuleMemory {
+    #[serde(default)]
+    flowcon: flowcon::Memory,
     #[serde(default)]
     gain: gain::Memory,
     #[serde(default)]
     specon: specon::Memory,
-}
-
-/// What a share rule remembers of one group.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub(crate) struct GroupMemory {
-    #[serde(default)]
-    pub(super) flowcon: flowcon::Memory,
 }
 
 /// The five decisions of a policy, ready to be asked.
@@ -41,7 +34,8 @@ pub(crate) struct Rules<'a> {
 
 impl RuleMemory {
     pub(crate) fn bind<'a>(&'a mut self, policy: &'a Policy) -> Rules<'a> {
-        let RuleMemory { gain, specon } = self;
+        let RuleMemory { flowcon, gain, specon } = self;
+        let silence = policy.silence();
         Rules {
             order: match policy.order {
                 OrderRule::Fifo => Box::new(Fifo),
@@ -53,10 +47,10 @@ impl RuleMemory {
             },
             share: match &policy.share {
                 ShareRule::Fair => Box::new(fair::Fair),
-                ShareRule::Flowcon(numbers) => Box::new(flowcon::Rule { numbers, policy }),
+                ShareRule::Flowcon(numbers) => Box::new(flowcon::Rule { numbers, silence, memory: flowcon }),
                 ShareRule::Rank(by) => Box::new(rank::Rule { by }),
                 ShareRule::Weigh { by } => Box::new(weigh::Rule { by: *by }),
-                ShareRule::Gain(numbers) => Box::new(gain::Rule { numbers, policy, memory: gain }),
+                ShareRule::Gain(numbers) => Box::new(gain::Rule { numbers, silence, memory: gain }),
             },
             relocate: match &policy.moves {
                 MoveRule::Stay => Box::new(Stay),

@@ -3,8 +3,12 @@
 //! A row is all there is to a name. The choices of `--policy`, its help, `docs/policies.md`, and a
 //! test that holds the enums of the custom resources against it are made of this table.
 
-use crate::policy::{Flowcon, Gain, GainMove, MoveRule, OrderRule, PlaceRule, Policy, Rank, ScaleRule, ShareRule};
-use crate::policy::{Specon, Weighting};
+use super::flowcon::Flowcon;
+use super::gain::{Gain, GainMove};
+use super::policy::{MoveRule, OrderRule, PlaceRule, Policy, ScaleRule, ShareRule};
+use super::rank::Rank;
+use super::specon::Specon;
+use crate::plan::Weighting;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
@@ -264,6 +268,12 @@ impl PolicyInfo {
                 ScaleRule::Fixed => "fixed",
             },
         }
+    }
+}
+
+impl From<Preset> for Policy {
+    fn from(preset: Preset) -> Policy {
+        (preset.info().policy)()
     }
 }
 

@@ -5,7 +5,7 @@
 //!
 //! **Rule.** A young job weighs two, any other job one; shares are in proportion to the weights.
 
-use super::{Group, GroupMemory, Opinion, Share, Shares};
+use super::{Group, Opinion, Share, Shares};
 use crate::model::{Share as Part, Span};
 use crate::plan::Reason;
 use crate::view::JobView;
@@ -20,7 +20,7 @@ const INTERVAL: Span = Span::from_secs(5);
 pub(crate) struct Young;
 
 impl Share for Young {
-    fn share(&mut self, group: &Group<'_>, _memory: &mut GroupMemory) -> Shares {
+    fn share(&mut self, group: &Group<'_>) -> Shares {
         let weight = |job: &JobView| if group.now.since(job.arrived) < YOUNG { 2.0 } else { 1.0 };
         let total: f64 = group.jobs.iter().map(|job| weight(job)).sum();
         let opinion = |job: &&JobView| {
@@ -43,7 +43,7 @@ mod tests {
         new.arrived = Time::from_secs_f64(50.0);
         let jobs = [&old, &new];
         let group = Group { now: Time::from_secs_f64(70.0), jobs: &jobs, part: 1.0, changed: true };
-        let shares = Young.share(&group, &mut GroupMemory::default());
+        let shares = Young.share(&group);
         let got: Vec<f64> = shares.opinions.iter().map(|o| o.limit.cpu.get()).collect();
         assert_eq!(got, [1.0 / 3.0, 2.0 / 3.0]);
     }

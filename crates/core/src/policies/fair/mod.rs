@@ -1,7 +1,7 @@
 //! `fair`: equal shares, as a plain machine gives them. The papers call it NA and compare all other
 //! rules with it.
 
-use super::{Group, GroupMemory, Opinion, Share, Shares};
+use super::{Group, Opinion, Share, Shares};
 use crate::model::Share as Part;
 use crate::plan::Reason;
 
@@ -9,7 +9,7 @@ use crate::plan::Reason;
 pub(crate) struct Fair;
 
 impl Share for Fair {
-    fn share(&mut self, group: &Group<'_>, _memory: &mut GroupMemory) -> Shares {
+    fn share(&mut self, group: &Group<'_>) -> Shares {
         let neighbours = group.jobs.len().saturating_sub(1);
         let opinion = Opinion::of_cpu(Part::FULL, Reason::Fair { neighbours });
         Shares { opinions: vec![opinion; group.jobs.len()], wait: None }
@@ -28,7 +28,7 @@ mod tests {
         let jobs = [running(1, 0), running(2, 0), running(3, 0)];
         let jobs: Vec<_> = jobs.iter().collect();
         let group = Group { now: Time::ZERO, jobs: &jobs, part: 1.0, changed: true };
-        let shares = Fair.share(&group, &mut GroupMemory::default());
+        let shares = Fair.share(&group);
         assert_eq!(shares.wait, None);
         assert!(shares.opinions.iter().all(|o| o.limit == Target::FREE.limit));
         assert_eq!(shares.opinions[0].reason, Reason::Fair { neighbours: 2 });

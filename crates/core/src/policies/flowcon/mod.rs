@@ -21,14 +21,14 @@
 //! are longer than the interval. A job that never reports, or fell silent for far longer than it
 //! ever was, gets an equal part. A resource a job does not use is not limited for it.
 
-use super::{Group, GroupMemory, Opinion, Share as ShareRule, Shares};
-use crate::model::{JobId, PerResource, Resource, Share, Span, Time};
+use super::error::PolicyError;
+use super::{Group, Opinion, Share as ShareRule, Shares, Silence};
+use crate::model::{JobId, NodeId, OwnerId, PerResource, Resource, Share, Span, Time};
 use crate::plan::{Reason, Target};
-use crate::policy::{Policy, PolicyError};
 use crate::signal::{Category, Normalisation, growth_efficiency};
-use crate::view::{JobView, Phase};
+use crate::view::{JobView, Phase, View};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The numbers of FlowCon's Algorithm 1.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -73,23 +73,52 @@ impl Flowcon {
     }
 }
 
-/// The rule with its numbers; its memory is that of the group.
+/// The rule with its numbers and its memory.
 pub(crate) struct Rule<'a> {
     pub(crate) numbers: &'a Flowcon,
-    pub(crate) policy: &'a Policy,
+    pub(crate) silence: Silence,
+    pub(crate) memory: &'a mut Memory,
 }
 
 impl ShareRule for Rule<'_> {
-    fn share(&mut self, group: &Group<'_>, memory: &mut GroupMemory) -> Shares {
+    fn observe(&mut self, view: &View) {
+        self.memory.forget_groups_without_jobs(view);
+    }
+
+    fn share(&mut self, group: &Group<'_>) -> Shares {
         let Group { now, jobs, changed, .. } = *group;
-        let (opinions, wait) = run(self.numbers, self.policy, now, jobs, changed, &mut memory.flowcon);
+        let memory = self.memory.group(jobs[0]);
+        let (opinions, wait) = run(self.numbers, self.silence, now, jobs, changed, memory);
         Shares { opinions, wait: Some(wait) }
     }
 }
 
-/// What the algorithm remembers of one group between two runs.
+/// What the algorithm remembers between two runs: of each group, by node and owner.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Memory {
+    groups: BTreeMap<NodeId, BTreeMap<OwnerId, GroupMemory>>,
+}
+
+impl Memory {
+    /// The memory of the group to which a running job belongs.
+    fn group(&mut self, job: &JobView) -> &mut GroupMemory {
+        let node = job.node().expect("shares are decided for running jobs only");
+        self.groups.entry(node).or_default().entry(job.owner).or_default()
+    }
+
+    fn forget_groups_without_jobs(&mut self, view: &View) {
+        let groups: BTreeSet<_> = view.jobs.iter().filter_map(|job| Some((job.node()?, job.owner))).collect();
+        self.groups.retain(|node, owners| {
+            owners.retain(|owner, _| groups.contains(&(*node, *owner)));
+            !owners.is_empty()
+        });
+    }
+}
+
+/// What the algorithm remembers of one group.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+struct GroupMemory {
     /// The interval after back-off; zero before the first run.
     interval: Span,
     jobs: BTreeMap<JobId, Job>,
@@ -136,11 +165,11 @@ enum Doubt {
 /// next run.
 fn run(
     rule: &Flowcon,
-    policy: &Policy,
+    silence: Silence,
     now: Time,
     jobs: &[&JobView],
     changed: bool,
-    memory: &mut Memory,
+    memory: &mut GroupMemory,
 ) -> (Vec<Opinion>, Span) {
     memory.jobs.retain(|id, _| jobs.binary_search_by_key(id, |j| j.id).is_ok());
     if memory.jobs.len() < jobs.len() {
@@ -158,7 +187,7 @@ fn run(
         .zip(states.iter_mut())
         .map(|(view, job)| {
             let measured = measure(rule, now, view, job);
-            let doubt = doubt(policy, rule, now, view);
+            let doubt = doubt(silence, rule, now, view);
             if measured && doubt.is_none() {
                 let growing = job.growth.get(rule.judged_by).is_some_and(|g| g >= rule.alpha);
                 job.category = match (growing, job.category) {
@@ -237,15 +266,14 @@ fn measure(rule: &Flowcon, now: Time, view: &JobView, job: &mut Job) -> bool {
     job.growth.get(rule.judged_by).is_some()
 }
 
-fn doubt(policy: &Policy, rule: &Flowcon, now: Time, view: &JobView) -> Option<Doubt> {
+fn doubt(silence: Silence, rule: &Flowcon, now: Time, view: &JobView) -> Option<Doubt> {
     let Phase::Running { since, .. } = view.phase else { return None };
     match view.signal.last {
-        None => Some(now.since(since)).filter(|w| *w > policy.patience).map(Doubt::NoSignal),
+        None => Some(now.since(since)).filter(|w| *w > silence.patience).map(Doubt::NoSignal),
         Some(last) => {
             let silent = now.since(last.at);
             let usual = view.signal.longest_gap.max(rule.interval).as_secs_f64();
-            (silent > policy.patience && silent.as_secs_f64() > policy.silence_factor * usual)
-                .then_some(Doubt::Stale(silent))
+            (silent > silence.patience && silent.as_secs_f64() > silence.factor * usual).then_some(Doubt::Stale(silent))
         }
     }
 }

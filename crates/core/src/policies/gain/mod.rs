@@ -36,10 +36,9 @@ mod world;
 pub(crate) use moves::MoveRule;
 pub use numbers::{Gain, GainMove};
 
-use super::{Group, GroupMemory, Homes, Opinion, Prediction, Share as ShareRule, Shares, Stake};
+use super::{Group, Homes, Opinion, Prediction, Share as ShareRule, Shares, Silence, Stake};
 use crate::model::{JobId, NodeId, PerResource, Share, Span, Time};
 use crate::plan::Reason;
-use crate::policy::Policy;
 use crate::signal::Category;
 use crate::signal::predict::FLAT;
 use crate::view::{JobView, Phase, View};
@@ -51,7 +50,7 @@ use world::{FairWorld, Observation};
 /// The rule with its numbers and its memory.
 pub(crate) struct Rule<'a> {
     pub(crate) numbers: &'a Gain,
-    pub(crate) policy: &'a Policy,
+    pub(crate) silence: Silence,
     pub(crate) memory: &'a mut Memory,
 }
 
@@ -60,9 +59,9 @@ impl ShareRule for Rule<'_> {
         observe(self.numbers, view, self.memory);
     }
 
-    fn share(&mut self, group: &Group<'_>, _memory: &mut GroupMemory) -> Shares {
+    fn share(&mut self, group: &Group<'_>) -> Shares {
         let Group { now, jobs, part, .. } = *group;
-        let (opinions, wait) = run(self.numbers, self.policy, now, jobs, part, self.memory);
+        let (opinions, wait) = run(self.numbers, self.silence, now, jobs, part, self.memory);
         Shares { opinions, wait: Some(wait) }
     }
 
@@ -277,12 +276,12 @@ fn position(view: &JobView) -> f64 {
 }
 
 /// Why a job's reports are not to be relied on.
-fn doubt(policy: &Policy, now: Time, view: &JobView, job: &Job) -> Option<Reason> {
+fn doubt(silence: Silence, now: Time, view: &JobView, job: &Job) -> Option<Reason> {
     let Phase::Running { since, .. } = view.phase else { return None };
     match view.signal.last {
         None => {
             let waited = now.since(since);
-            Some(if waited > policy.patience { Reason::NoSignal { waited } } else { Reason::NotYetMeasured })
+            Some(if waited > silence.patience { Reason::NoSignal { waited } } else { Reason::NotYetMeasured })
         }
         Some(last) => {
             let silent = now.since(last.at.max(since));
@@ -290,8 +289,8 @@ fn doubt(policy: &Policy, now: Time, view: &JobView, job: &Job) -> Option<Reason
             // A job that was given little is silent for long; what counts is how much it consumed
             // without a word.
             let per_report = job.reported_with / view.signal.reports.max(1) as f64;
-            let mute = job.consumed - job.reported_with > policy.silence_factor * per_report;
-            if mute && silent > policy.patience && silent.as_secs_f64() > policy.silence_factor * usual {
+            let mute = job.consumed - job.reported_with > silence.factor * per_report;
+            if mute && silent > silence.patience && silent.as_secs_f64() > silence.factor * usual {
                 Some(Reason::StaleSignal { silent })
             } else {
                 job.left.is_none().then_some(Reason::NotYetMeasured)
@@ -366,7 +365,7 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
 /// opinion for each job, in the same order, and how long to wait until the next run.
 fn run(
     rule: &Gain,
-    policy: &Policy,
+    silence: Silence,
     now: Time,
     jobs: &[&JobView],
     part: f64,
@@ -374,7 +373,7 @@ fn run(
 ) -> (Vec<Opinion>, Span) {
     let equal = part / jobs.len().max(1) as f64;
     let pairs: Vec<(&JobView, Job)> = jobs.iter().map(|v| (*v, memory.jobs[&v.id])).collect();
-    let doubts: Vec<Option<Reason>> = pairs.iter().map(|(v, job)| doubt(policy, now, v, job)).collect();
+    let doubts: Vec<Option<Reason>> = pairs.iter().map(|(v, job)| doubt(silence, now, v, job)).collect();
     let mut runners = line_up(rule, &pairs, &doubts, part, memory);
     let wait_s = next_look(rule, &pairs, &doubts, part, now);
     let fair = equal * runners.len() as f64;

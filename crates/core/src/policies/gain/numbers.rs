@@ -1,7 +1,7 @@
 //! The numbers of the gain rule and of its moves.
 
+use super::super::error::PolicyError;
 use crate::model::Span;
-use crate::policy::PolicyError;
 use serde::{Deserialize, Serialize};
 
 /// The numbers of our own rule. None of them is a time that would make it fit jobs of minutes but

@@ -12,7 +12,7 @@
 //! [`Rank::Predicted`], so that there will be one.
 
 use super::weigh::work_left;
-use super::{Group, GroupMemory, Opinion, Share as ShareRule, Shares};
+use super::{Group, Opinion, Share as ShareRule, Shares};
 use crate::model::{PerResource, Share, Span};
 use crate::plan::Reason;
 use crate::signal::Category;
@@ -42,7 +42,7 @@ pub(crate) struct Rule<'a> {
 }
 
 impl ShareRule for Rule<'_> {
-    fn share(&mut self, group: &Group<'_>, _memory: &mut GroupMemory) -> Shares {
+    fn share(&mut self, group: &Group<'_>) -> Shares {
         let (opinions, wait) = run(self.by, group.jobs);
         Shares { opinions, wait }
     }

@@ -21,10 +21,10 @@
 //! and each job once: as printed, it could empty one node to fill another and back again. A node
 //! whose slots are taken is no candidate.
 
+use super::error::PolicyError;
 use super::{Relocate, Share};
 use crate::model::{JobId, NodeId, Span, Time};
 use crate::plan::{Move, MoveReason, Plan};
-use crate::policy::PolicyError;
 use crate::signal::{Category, Normalisation};
 use crate::sort::Key;
 use crate::view::View;

@@ -9,21 +9,10 @@ mod themis;
 
 pub(crate) use account::work_left;
 
-use super::{Group, GroupMemory, Opinion, Share as ShareRule, Shares};
+use super::{Group, Opinion, Share as ShareRule, Shares};
 use crate::model::{Share, Span, Time};
-use crate::plan::Reason;
+use crate::plan::{Reason, Weighting};
 use crate::view::JobView;
-use serde::{Deserialize, Serialize};
-
-/// Published rules that weigh jobs against each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Weighting {
-    Drf,
-    Slaq,
-    Optimus,
-    Themis,
-}
 
 /// The rule has no memory.
 pub(crate) struct Rule {
@@ -31,7 +20,7 @@ pub(crate) struct Rule {
 }
 
 impl ShareRule for Rule {
-    fn share(&mut self, group: &Group<'_>, _memory: &mut GroupMemory) -> Shares {
+    fn share(&mut self, group: &Group<'_>) -> Shares {
         let (opinions, wait) = run(self.by, group.now, group.jobs);
         Shares { opinions, wait }
     }
