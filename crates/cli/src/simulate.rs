@@ -9,10 +9,11 @@ use gainshare_core::policy::{Policy, Preset};
 use gainshare_figures::Table;
 use gainshare_figures::file::{self, Drawing};
 use gainshare_figures::terminal::Out;
+use gainshare_sim::paper::{self, qos};
 use gainshare_sim::scenario::Scenario;
+use gainshare_sim::simulate;
 use gainshare_sim::trace::gang::GangOrder;
 use gainshare_sim::trace::{self, Replay, Shape, TraceJob};
-use gainshare_sim::{paper, simulate};
 use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -152,16 +153,20 @@ pub fn sim(args: &SimArgs, out: &Out) -> Result<u8> {
 
 pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
     let Some(name) = &args.name else {
-        let all: Vec<_> = paper::experiments().iter().map(|e| json!({"name": e.name, "title": e.title})).collect();
+        let experiments = paper::experiments();
+        let mut all: Vec<(&str, &str)> = experiments.iter().map(|e| (e.name, e.title)).collect();
+        all.push((qos::NAME, qos::TITLE));
         if out.is_json() {
-            out.json(&all)?;
+            out.json(&all.iter().map(|(name, title)| json!({"name": name, "title": title})).collect::<Vec<_>>())?;
         } else {
-            let rows = paper::experiments().iter().map(|e| format!("{:<24}{}\n", e.name, e.title)).collect::<String>();
-            out.text(&rows)?;
+            out.text(&all.iter().map(|(name, title)| format!("{name:<24}{title}\n")).collect::<String>())?;
         }
         return Ok(0);
     };
     file::check(args.figure.as_deref(), true)?;
+    if name == qos::NAME {
+        return deadlines(args, out);
+    }
     let experiment = paper::find(name).map_err(anyhow::Error::msg)?;
     let bar = bar(out);
     let totals = if args.hide_totals { paper::Totals::Hidden } else { paper::Totals::Told };
@@ -179,6 +184,22 @@ pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
         out.json(&report)?;
     } else {
         show(out, &report.title, &report.tables())?;
+    }
+    Ok(0)
+}
+
+/// The experiment with deadlines has other measures than the rest.
+fn deadlines(args: &PaperArgs, out: &Out) -> Result<u8> {
+    anyhow::ensure!(args.figure.is_none(), "`paper {}` draws no figure; leave --figure out", qos::NAME);
+    let bar = bar(out);
+    let report = qos::run(args.seeds, &|done, total| {
+        bar.set(done, total);
+    })?;
+    bar.clear();
+    if out.is_json() {
+        out.json(&report)?;
+    } else {
+        show(out, report.title, &report.tables())?;
     }
     Ok(0)
 }

@@ -16,8 +16,8 @@ pub mod speed;
 
 use crate::model::{PerResource, Resource, Span, Time};
 use curve::Curve;
-use speed::{Interval, Pace};
 use serde::{Deserialize, Serialize};
+use speed::{Interval, Pace};
 
 /// One report of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -393,6 +393,7 @@ impl Signal {
                 flat_at,
                 gain_left,
             }),
+            ..gainshare_core::signal::Signal::default()
         }
     }
 

@@ -291,6 +291,7 @@ impl Job {
             pinned: false,
             usable: None,
             known_left_s: None,
+            deadline: None,
         }
     }
 

@@ -12,10 +12,9 @@
 //! uncertain observation: with windows at one share only, the law is linear, and a wider interval
 //! says how little is known of other shares.
 //!
-//! *Which share a window had.* A job that used what it was granted had what it used (on a machine
-//! that gives unused CPU away this may be more than its grant). A job that used less than its grant
-//! although CPU was idle could not use more: the window counts for the grant, and the use is the
-//! largest *usable* share.
+//! *Which share a window had.* It had what it used: on a machine that gives unused CPU away this may be
+//! more than its grant. A job that used less than its grant although CPU was idle could not use more:
+//! its use is the largest *usable* share, and a larger share makes no step shorter.
 //!
 //! *A change of cost.* Two windows in a row that both take much longer, or much shorter, than
 //! fitted are no noise: the whole law is scaled to them, so that a job whose steps double in cost
@@ -47,6 +46,9 @@ const LEAST_ERROR: f64 = 0.03;
 
 /// Use below this part of the grant, while CPU is idle, means that the job cannot use more.
 const UNUSED: f64 = 0.9;
+
+/// Use above this part of what a job was thought able to use shows that it was underestimated.
+const MORE: f64 = 1.02;
 
 /// A window that took this many times longer (or shorter) than fitted is a jump of the cost, if the
 /// next one agrees.
@@ -242,18 +244,18 @@ impl PaceTracker {
         let granted = ((end.granted_s - start.granted_s) / seconds).min(1.0);
         self.window = Some((position, end));
         let scarce = std::mem::replace(&mut self.scarce, reading.scarce);
-        if used <= LEAST_SHARE {
-            return;
-        }
+        let used = used.clamp(LEAST_SHARE, 1.0);
         let idle = !scarce && used < UNUSED * granted;
         let usable = self.usable.unwrap_or(1.0);
         self.usable = Some(if idle {
             if self.usable.is_some() { 0.5 * (usable + used) } else { used }
+        } else if used > MORE * usable {
+            // It used all it had, and more than it was thought able to: it may well use more.
+            (1.25 * used).min(1.0)
         } else {
-            usable.max(1.25 * used).min(1.0)
+            usable
         });
-        let share = if idle { granted } else { used.min(1.0) };
-        self.add(seconds / (position - from), share);
+        self.add(seconds / (position - from), used);
     }
 
     fn add(&mut self, step_s: f64, share: f64) {

@@ -44,6 +44,7 @@ impl World {
             pinned: false,
             usable: None,
             known_left_s: None,
+            deadline: None,
         };
         &mut self.jobs.entry(JobId(id)).or_insert((view, Tracker::default())).0
     }

@@ -5,6 +5,7 @@
 //! before them.
 
 use gainshare_core::model::Time;
+use gainshare_core::signal::speed::PaceTracker;
 use gainshare_core::signal::{Sample, Tracker};
 use gainshare_limits::usage::Meter;
 use gainshare_progress::prometheus::{Endpoint, FetchError};
@@ -164,6 +165,8 @@ pub(super) struct Progress {
     /// For a container.
     pub(super) copied: super::docker::Copied,
     pub(super) meter: Meter,
+    /// How long its steps take at which share.
+    pub(super) pace: PaceTracker,
     /// How far the job is, in its own words.
     pub(super) course: Option<gainshare_progress::Progress>,
     /// The number of the next sample.
@@ -181,6 +184,7 @@ impl Default for Progress {
             position: Position::default(),
             copied: super::docker::Copied::default(),
             meter: Meter::default(),
+            pace: PaceTracker::default(),
             course: None,
             next_seq: 0,
             stride: 1,

@@ -88,6 +88,7 @@ impl Lab {
                 step: Some(*step),
                 total: Some(100),
                 outlook: Some(Outlook { at: *step as f64, flat_at: 100.0, gain_left: 0.5 }),
+                ..Signal::default()
             };
             job.consumed.cpu = *consumed;
         }

@@ -148,6 +148,7 @@ impl JobMemory {
             step: now.signal.step.or(before.signal.step),
             total: now.signal.total.or(before.signal.total),
             outlook: now.signal.outlook.or(before.signal.outlook),
+            ..Signal::default()
         };
         let consumed = PerResource::from_fn(|r| before.consumed.get(r) + now.consumed.get(r));
         JobReport { signal, consumed, most: now.most.or(before.most) }
