@@ -89,9 +89,10 @@ fn moment(text: &str, now: &Zoned) -> Result<Timestamp, DeadlineError> {
                     Ok(_) => civil(text, today.tomorrow().map_err(|_| unknown())?.to_datetime(time), now.time_zone()),
                 }
             }
-            (None, Some(_)) => Err(DeadlineError::NoTime { text: text.into() }),
-            (None, None) => match word.parse::<DateTime>() {
-                Ok(datetime) if word.contains('t') => civil(text, datetime, now.time_zone()),
+            // The reader of dates takes a date with a time too, and drops the time.
+            (None, Some(_)) if !word.contains(':') => Err(DeadlineError::NoTime { text: text.into() }),
+            (None, _) => match word.parse::<DateTime>() {
+                Ok(datetime) if word.contains(':') => civil(text, datetime, now.time_zone()),
                 _ => Err(unknown()),
             },
         },
