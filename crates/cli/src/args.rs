@@ -67,6 +67,13 @@ pub enum Command {
     #[command(after_help = "Example:\n  gainshare submit sweep.toml --dry-run")]
     Submit(SubmitArgs),
 
+    /// Would these jobs make their deadlines if they were submitted now, and whom would they delay?
+    ///
+    /// The answer rests on the last run of the same command that ended well on this machine. Without one,
+    /// nothing is known before the job's first steps. Nothing is submitted.
+    #[command(after_help = "Example:\n  gainshare plan night.toml --deadline \"tomorrow 9:00\"")]
+    Plan(PlanArgs),
+
     /// List jobs
     #[command(after_help = "Example:\n  gainshare ps --watch")]
     Ps {
@@ -271,6 +278,8 @@ pub struct RunArgs {
     /// The largest share of the CPU it may have, 0 to 1
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     pub max: f64,
+    #[command(flatten)]
+    pub finish: FinishArgs,
     /// Start it exactly as the shell would: no fitting thread pools, no passive waiting
     #[arg(long)]
     pub plain: bool,
@@ -289,6 +298,40 @@ pub struct RunArgs {
     /// The command and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
+}
+
+/// When a job must be done.
+#[derive(Debug, Args)]
+pub struct FinishArgs {
+    /// When it must be done: `18:00`, `tomorrow 9:00`, `friday noon`, `2h`, or RFC 3339. The policy `qos` sees to
+    /// it; every policy predicts the end and warns of a miss
+    #[arg(long, value_name = "WHEN")]
+    pub deadline: Option<String>,
+    /// So much lateness is tolerated, such as 10m; without it the deadline is strict
+    #[arg(long, value_name = "TIME")]
+    pub deadline_tolerance: Option<String>,
+    /// The job stops when its metric reaches this value, such as loss=0.05: for jobs that do not print how many
+    /// steps they will make
+    #[arg(long, value_name = "METRIC=VALUE")]
+    pub target: Option<String>,
+}
+
+impl FinishArgs {
+    /// Puts what was given on the command line into a job's description.
+    pub fn apply(&self, spec: &mut gainshare_daemon::spec::JobSpec) {
+        spec.deadline = self.deadline.clone().or(spec.deadline.take());
+        spec.deadline_tolerance = self.deadline_tolerance.clone().or(spec.deadline_tolerance.take());
+        spec.target = self.target.clone().or(spec.target.take());
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Job files
+    #[arg(required = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub finish: FinishArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -314,6 +357,8 @@ pub struct SubmitArgs {
     /// Run all of them under this runtime, whatever the files say
     #[arg(long, value_enum, value_name = "RUNTIME")]
     pub runtime: Option<RuntimeChoice>,
+    #[command(flatten)]
+    pub finish: FinishArgs,
     /// Check the files and show the jobs they make, but submit nothing
     #[arg(long)]
     pub dry_run: bool,

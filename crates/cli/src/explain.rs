@@ -4,6 +4,7 @@ use crate::jobs::{category_colour, state_colour};
 use crate::link::Link;
 use anyhow::{Context, Result, bail};
 use gainshare_daemon::api::types::{DecisionInfo, Explanation, Resources};
+use gainshare_daemon::deadline;
 use gainshare_figures::terminal::{Colour, NOTHING, Out, Side, Table, number, optional, percent, printable};
 use std::fmt::Write;
 use std::path::Path;
@@ -67,6 +68,15 @@ fn render(e: &Explanation, out: &Out) -> String {
             ));
         }
         None => say("metric    none found yet; name it with --metric, --pattern or --metrics-file".into()),
+    }
+    if let Some(done) = &job.done {
+        let (from, to) = (deadline::local(done.earliest_s), deadline::local(done.latest_s));
+        say(format!("done      at {}, four times in five between {from} and {to}", deadline::local(done.at_s)));
+    }
+    if let Some(due) = &job.deadline {
+        let tolerance =
+            if due.tolerance_s > 0.0 { format!(", {:.0} s late is tolerated", due.tolerance_s) } else { String::new() };
+        say(format!("deadline  {}{tolerance}: {}", deadline::local(due.at_s), due.standing.name()));
     }
     for note in e.metric_notes.iter().chain(&e.notes) {
         say(format!("note      {}", printable(note)));

@@ -4,7 +4,8 @@ use crate::args::SubmitArgs;
 use crate::link::Link;
 use anyhow::{Result, bail};
 use gainshare_daemon::api::client::{ClientError, EventStream};
-use gainshare_daemon::api::types::{Event, JobInfo, JobState};
+use gainshare_daemon::api::types::{DeadlineStanding, Event, JobInfo, JobState};
+use gainshare_daemon::deadline;
 use gainshare_daemon::spec::{self, JobSpec};
 use gainshare_figures::terminal::{Colour, NOTHING, Out, Side, Table, bytes, number, optional, percent, seconds};
 use serde_json::json;
@@ -28,7 +29,10 @@ pub fn submit(args: &SubmitArgs, link: &Link, out: &Out) -> Result<u8> {
     if let Some(runtime) = args.runtime {
         jobs.iter_mut().for_each(|job| job.runtime = runtime.into());
     }
-    let jobs = spec::prepare(jobs)?;
+    jobs.iter_mut().for_each(|job| args.finish.apply(job));
+    let mut jobs = spec::prepare(jobs)?;
+    let now = deadline::now();
+    jobs.iter_mut().try_for_each(|job| job.resolve(&now))?;
     if args.dry_run {
         return show_specs(&jobs, out);
     }
@@ -125,7 +129,7 @@ fn table(jobs: &[JobInfo], out: &Out) -> String {
         ("GROWTH", Side::Right),
         ("CATEGORY", Side::Left),
         ("TIME", Side::Right),
-        ("ETA", Side::Right),
+        ("DONE", Side::Left),
     ]);
     for job in jobs {
         let live = !job.state.is_final();
@@ -147,10 +151,34 @@ fn table(jobs: &[JobInfo], out: &Out) -> String {
             (optional(job.growth, number), Colour::Plain),
             (optional(job.category.clone(), |name| name), category_colour(job.category.as_deref())),
             (optional(job.elapsed_s, seconds), Colour::Plain),
-            (optional(job.eta_s.filter(|_| live), seconds), Colour::Plain),
+            done(job),
         ]);
     }
     table.render(out, 0)
+}
+
+/// When the job will be done, with half the width of the interval, and how its deadline stands.
+fn done(job: &JobInfo) -> (String, Colour) {
+    let live = !job.state.is_final();
+    let when = match &job.done {
+        Some(done) if live => {
+            let side_s = 0.5 * (done.latest_s - done.earliest_s);
+            let side = if side_s < 90.0 { format!("{side_s:.0} s") } else { format!("{:.0} min", side_s / 60.0) };
+            format!("at {} ± {side}", deadline::local(done.at_s))
+        }
+        _ => optional(job.eta_s.filter(|_| live), |s| format!("in {}", seconds(s))),
+    };
+    match &job.deadline {
+        None => (when, Colour::Plain),
+        Some(due) => {
+            let colour = match due.standing {
+                DeadlineStanding::Late | DeadlineStanding::Missed => Colour::Red,
+                DeadlineStanding::OnTime | DeadlineStanding::Met => Colour::Green,
+                DeadlineStanding::Unknown => Colour::Plain,
+            };
+            (format!("{when}, due {}: {}", deadline::local(due.at_s), due.standing.name()), colour)
+        }
+    }
 }
 
 fn state(job: &JobInfo) -> String {

@@ -10,6 +10,7 @@ mod explain;
 mod jobs;
 mod link;
 mod neighbour;
+mod plan;
 mod predict;
 mod progress_bar;
 mod replay;
@@ -60,6 +61,7 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
         Command::Up(args) => up::up(&args, out)?,
         Command::Down { stop_jobs } => up::down(stop_jobs, &link()?, out)?,
         Command::Submit(args) => jobs::submit(&args, &link()?, out)?,
+        Command::Plan(args) => plan::plan(&args, &link()?, out)?,
         Command::Ps { all, watch } => jobs::ps(all, watch, &link()?, out)?,
         Command::Logs { job, follow, tail } => jobs::logs(&job, follow, tail, &link()?)?,
         Command::Stop { jobs, grace, no_wait } => jobs::stop(&jobs, grace, !no_wait, &link()?, out)?,

@@ -8,6 +8,7 @@ use crate::supervise::{Fence, Job, Post, supervise};
 use anyhow::{Context, Result, anyhow, bail};
 use gainshare_daemon::api::client::{Client, ClientError};
 use gainshare_daemon::api::types::{Admission, ErrorCode, JobInfo, JobState, StartOrder, SuperviseFile};
+use gainshare_daemon::deadline;
 use gainshare_daemon::jobdir;
 use gainshare_daemon::paths::Paths;
 use gainshare_daemon::spec::{JobSpec, StartKind};
@@ -42,8 +43,9 @@ pub fn run(args: &RunArgs, out: &Out) -> Result<u8> {
             return Ok(error.exit_code());
         }
     }
-    let spec = spec(args)?;
+    let mut spec = spec(args)?;
     spec.validate()?;
+    spec.resolve(&deadline::now())?;
     if args.detach {
         return run_detached(args, &spec, out);
     }
@@ -79,7 +81,7 @@ fn spec(args: &RunArgs) -> Result<JobSpec> {
         path: args.metrics_file.as_ref().map(|path| path.display().to_string()),
         ..MetricSpec::default()
     };
-    Ok(JobSpec {
+    let mut spec = JobSpec {
         name: args.name.clone(),
         command: args.command.iter().map(|a| a.to_string_lossy().into_owned()).collect(),
         cwd: Some(std::env::current_dir().context("the current directory is gone; change to another one")?),
@@ -92,7 +94,9 @@ fn spec(args: &RunArgs) -> Result<JobSpec> {
         start: if args.plain { StartKind::Plain } else { StartKind::Tuned },
         metric,
         ..JobSpec::default()
-    })
+    };
+    args.finish.apply(&mut spec);
+    Ok(spec)
 }
 
 /// The daemon was there and said no, so that running without it would be against the user's own words.
@@ -161,12 +165,26 @@ fn attached(
     for note in &order.notes {
         eprintln!("gainshare: note: {}", printable(note));
     }
-    let post = Post { client: link.client.clone(), id: job.id, order };
+    let (id, has_deadline) = (job.id, job.deadline.is_some());
+    let post = Post { client: link.client.clone(), id, order };
     let job = Job { command, cwd: None, base_env: None, env: &BTreeMap::new(), post: Some(&post) };
-    Ok(supervise(&job, signals, terminal).unwrap_or_else(|error| {
+    let code = supervise(&job, signals, terminal).unwrap_or_else(|error| {
         out.complain(&error.to_string());
         error.exit_code()
-    }))
+    });
+    if has_deadline && terminal {
+        print_deadline(link, id);
+    }
+    Ok(code)
+}
+
+/// After the job's own output: how its deadline turned out.
+fn print_deadline(link: &Link, id: u64) {
+    let Ok(job) = link.call_within(Duration::from_secs(3), link.client.job(&id.to_string())) else { return };
+    let about = |note: &&String| note.starts_with("it met its deadline") || note.starts_with("it missed its deadline");
+    if let Some(note) = job.notes.iter().rfind(about) {
+        eprintln!("gainshare: {}: {}", job.name, printable(note));
+    }
 }
 
 fn wait_for_turn(link: &Link, job: &JobInfo, signals: &Signals, terminal: bool) -> Turn {

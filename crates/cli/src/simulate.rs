@@ -11,11 +11,12 @@ use gainshare_figures::file::{self, Drawing};
 use gainshare_figures::terminal::Out;
 use gainshare_sim::deadline::data::ITP_CLUSTERS;
 use gainshare_sim::deadline::report;
+use gainshare_sim::paper::{self, qos};
 use gainshare_sim::scenario::Scenario;
+use gainshare_sim::simulate;
 use gainshare_sim::trace::gang::GangOrder;
 use gainshare_sim::trace::{self, Replay, Shape, TraceJob};
 use gainshare_sim::world::Law;
-use gainshare_sim::{paper, simulate};
 use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -228,7 +229,7 @@ pub fn sim(args: &SimArgs, out: &Out) -> Result<u8> {
 pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
     let Some(name) = &args.name else {
         let sharing = paper::experiments().into_iter().map(|e| (e.name, e.title));
-        let all: Vec<(&str, &str)> = sharing.chain(report::EXPERIMENTS).collect();
+        let all: Vec<(&str, &str)> = sharing.chain([(qos::NAME, qos::TITLE)]).chain(report::EXPERIMENTS).collect();
         if out.is_json() {
             let all: Vec<_> = all.iter().map(|(name, title)| json!({"name": name, "title": title})).collect();
             out.json(&all)?;
@@ -239,9 +240,12 @@ pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
         return Ok(0);
     };
     if report::EXPERIMENTS.iter().any(|(known, _)| known == name) {
-        return deadlines(name, args.cluster, out);
+        return elasticflow(name, args.cluster, out);
     }
     file::check(args.figure.as_deref(), true)?;
+    if name == qos::NAME {
+        return deadlines(args, out);
+    }
     let experiment = paper::find(name).map_err(anyhow::Error::msg)?;
     let bar = bar(out);
     let report = experiment.run(&args.settings(), &|done, total| {
@@ -262,8 +266,8 @@ pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
     Ok(0)
 }
 
-/// The experiments with deadlines, which have no seeds and no figures.
-fn deadlines(name: &str, cluster: Option<u32>, out: &Out) -> Result<u8> {
+/// The experiments with ElasticFlow's jobs, which have no seeds and no figures.
+fn elasticflow(name: &str, cluster: Option<u32>, out: &Out) -> Result<u8> {
     if name == "elasticflow-8a" {
         let comparison = report::figure_8a()?;
         if out.is_json() {
@@ -286,6 +290,22 @@ fn deadlines(name: &str, cluster: Option<u32>, out: &Out) -> Result<u8> {
         out.json(&json!({"clusters": comparisons}))?;
     } else {
         show(out, "", &comparisons.iter().map(report::Comparison::table).collect::<Vec<_>>())?;
+    }
+    Ok(0)
+}
+
+/// The experiment with deadlines has other measures than the rest.
+fn deadlines(args: &PaperArgs, out: &Out) -> Result<u8> {
+    anyhow::ensure!(args.figure.is_none(), "`paper {}` draws no figure; leave --figure out", qos::NAME);
+    let bar = bar(out);
+    let report = qos::run(args.seeds, &|done, total| {
+        bar.set(done, total);
+    })?;
+    bar.clear();
+    if out.is_json() {
+        out.json(&report)?;
+    } else {
+        show(out, report.title, &report.tables())?;
     }
     Ok(0)
 }

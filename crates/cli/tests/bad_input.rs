@@ -222,3 +222,22 @@ fn a_policy_that_starves_jobs() {
     std::fs::write(home.path().join("starves.toml"), "policy = 'fifo'\n").unwrap();
     home.run(&["up", "--config", "starves.toml"]).fails_with(1, &["fifo", "starves jobs"]);
 }
+
+#[test]
+fn a_deadline_that_names_no_moment() {
+    let home = Home::new();
+    for (text, words) in [
+        ("2020-01-01 12:00", &["in the past", "2020-01-01"][..]),
+        ("18", &["18:00", "18s"]),
+        ("tomorrow", &["no time", "tomorrow 9:00"]),
+        ("whenever", &["`whenever`", "2h"]),
+    ] {
+        home.run(&["run", "--deadline", text, "--", "true"]).fails_with(1, words);
+    }
+    let tolerance = ["run", "--deadline-tolerance", "10m", "--", "true"];
+    home.run(&tolerance).fails_with(1, &["deadline_tolerance without a deadline"]);
+    home.run(&["run", "--target", "loss", "--", "true"]).fails_with(1, &["`loss`", "loss=0.05"]);
+    home.run(&["run", "--target", "loss=1", "--metric", "accuracy", "--", "true"]).fails_with(1, &["accuracy"]);
+    std::fs::write(home.path().join("job.toml"), "command = ['true']\ndeadline = 'never'\n").unwrap();
+    home.run(&["submit", "job.toml"]).fails_with(1, &["`never`"]);
+}

@@ -13,7 +13,8 @@
 //! after the jobs it depends on; a move takes a running job that is not pinned to another known
 //! node, at most once; no node runs more jobs than it has slots; the shares of a node sum to at
 //! most 1, those of one owner to at most the owner's part; floor ≤ limit ≤ maximum, and share ≥
-//! floor, wherever an owner's floors fit the owner's part.
+//! floor, wherever an owner's floors fit the owner's part; what is promised on a node (for deadlines)
+//! sums to at most 1, and no job has less than its promise.
 //!
 //! An unchecked plan cannot take the place of a checked one:
 //! ```compile_fail
@@ -75,6 +76,10 @@ pub enum Violation {
     BelowFloor { job: JobId, share: f64, floor: f64 },
     #[error("{job} has a CPU limit of {limit:.4}, outside its floor {floor:.4} and its maximum {max:.4}")]
     LimitOutOfBounds { job: JobId, limit: f64, floor: f64, max: f64 },
+    #[error("{node} would promise {sum:.4} of its CPU")]
+    OverPromised { node: NodeId, sum: f64 },
+    #[error("{job} would get {share:.4} of the CPU, less than the {promised:.4} promised for its deadline")]
+    BelowPromise { job: JobId, share: f64, promised: f64 },
 }
 
 /// A plan that passed its check: the only thing that executors carry out. It reads like the
@@ -212,6 +217,7 @@ fn check_moves(view: &View, plan: &Plan, running: &mut BTreeMap<NodeId, usize>, 
 #[derive(Default)]
 struct Part {
     floors: f64,
+    promised: f64,
     sums: PerResource<f64>,
 }
 
@@ -246,6 +252,11 @@ fn check_targets(view: &View, plan: &Plan, found: &mut Vec<Violation>) {
             *part.sums.get_mut(r) += target.share.get(r).get();
         }
         let (share, limit) = (target.share.cpu.get(), target.limit.cpu.get());
+        let promised = verdict.least.get();
+        part.promised += promised;
+        if share < promised - TOLERANCE {
+            found.push(Violation::BelowPromise { job: job.id, share, promised });
+        }
         let (floor, max) = (job.floor.get(), job.max.get());
         // Floors can be kept only while together they fit the part of their owner.
         let kept = part.floors <= of_owner;
@@ -258,6 +269,10 @@ fn check_targets(view: &View, plan: &Plan, found: &mut Vec<Violation>) {
     }
     for (node, owners) in nodes {
         let of_owner = 1.0 / owners.len() as f64;
+        let promised: f64 = owners.values().map(|p| p.promised).sum();
+        if promised > 1.0 + TOLERANCE {
+            found.push(Violation::OverPromised { node, sum: promised });
+        }
         for resource in Resource::ALL {
             let sum: f64 = owners.values().map(|p| *p.sums.get(resource)).sum();
             if sum > 1.0 + TOLERANCE {

@@ -22,7 +22,7 @@ fn half() -> Verdict {
 fn idle() -> Verdict {
     let reason = Reason::WaitsForSlot { ahead: 0 };
     let growth = PerResource::default();
-    Verdict { target: None, growth, category: Category::Growing, reason, standing: Standing::New }
+    Verdict { target: None, growth, category: Category::Growing, reason, standing: Standing::New, least: Share::ZERO }
 }
 
 fn target(share: f64, limit: f64) -> Target {
@@ -191,4 +191,19 @@ fn an_earlier_plan_is_checked_for_the_jobs_that_still_run() {
     view.jobs[0].max = Share::clamped(0.25);
     let unsound = check_again(&view, plan).expect_err("the job may no longer have so much");
     assert!(matches!(unsound.violations[..], [Violation::LimitOutOfBounds { .. }]), "{unsound:?}");
+}
+
+#[test]
+fn promises_fit_their_node_and_are_kept() {
+    let (view, mut plan) = world();
+    let promise = |plan: &mut Plan, job: u64, least: f64| {
+        plan.verdicts.get_mut(&JobId(job)).expect("it has a verdict").least = Share::clamped(least);
+    };
+    promise(&mut plan, 1, 0.5);
+    promise(&mut plan, 2, 0.4);
+    assert_eq!(violations(&view, &plan), vec![]);
+    promise(&mut plan, 1, 0.7);
+    let found = violations(&view, &plan);
+    let over = Violation::OverPromised { node: NodeId(0), sum: 0.7 + 0.4 };
+    assert_eq!(found, vec![Violation::BelowPromise { job: JobId(1), share: 0.5, promised: 0.7 }, over]);
 }

@@ -7,14 +7,13 @@
 //! view, a policy and a memory written to a file reproduce the plan.
 
 use crate::deal::{self, Bounds};
-use crate::model::{JobId, NodeId, OwnerId, PerResource, Resource, Span, Time};
+use crate::model::{JobId, NodeId, OwnerId, PerResource, Resource, Share, Span, Time};
 use crate::plan::{Plan, Reason, Standing, Start, Target, Verdict};
-use crate::policies::{self, Opinion, Placer, RuleMemory, Rules, Shares};
+use crate::policies::{self, Claim, Opinion, Placer, Reservations, RuleMemory, Rules, Shares};
 use crate::policy::Policy;
 use crate::signal::Category;
 use crate::view::{JobView, Phase, View};
 use serde::{Deserialize, Serialize};
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The decisions of one policy, and what they remember.
@@ -52,6 +51,12 @@ struct StandingDecision {
     growth: PerResource<Option<f64>>,
     category: Category,
     reason: Reason,
+    #[serde(default = "no_promise")]
+    least: Share,
+}
+
+fn no_promise() -> Share {
+    Share::ZERO
 }
 
 /// The running jobs of a view, by node and owner.
@@ -127,6 +132,7 @@ impl Control {
         let mut rules = rules.bind(policy);
         *generation += 1;
         let mut plan = Plan { generation: *generation, at: view.now, ..Plan::default() };
+        rules.scale.observe(view);
         rules.share.observe(view);
         start_waiting(view, &mut rules, standing, waiting, &mut plan);
         nodes.retain(|node, _| grouped.contains_key(node));
@@ -194,6 +200,9 @@ fn start_waiting(
         };
         plan.verdicts.insert(job.id, waiting_verdict(reason));
     }
+    for job in queue.too_large {
+        plan.verdicts.insert(job.id, waiting_verdict(Reason::WaitsForRoom { request: job.floor }));
+    }
     for (job, other) in queue.blocked {
         plan.verdicts.insert(job.id, waiting_verdict(Reason::WaitsForJob { job: other }));
     }
@@ -208,6 +217,7 @@ fn waiting_verdict(reason: Reason) -> Verdict {
         category: Category::Growing,
         reason,
         standing: Standing::New,
+        least: Share::ZERO,
     }
 }
 
@@ -247,6 +257,7 @@ impl StandingDecision {
             category: self.category,
             reason: self.reason,
             standing,
+            least: self.least,
         }
     }
 }
@@ -280,8 +291,16 @@ fn share_out(
 ) {
     let now = plan.at;
     let changed = group.changed(jobs);
-    let asked = policies::Group { now, jobs, part, changed };
-    let Shares { opinions, wait } = rules.share.share(&asked);
+    let Reservations { claims, rest, wait } = rules.scale.reserve(&policies::Group { now, jobs, part, changed });
+    let unreserved: Vec<&JobView> =
+        jobs.iter().zip(&claims).filter(|(_, c)| matches!(c, Claim::Rest { .. })).map(|(j, _)| *j).collect();
+    let shares = if unreserved.is_empty() {
+        Shares { opinions: vec![], wait: None }
+    } else {
+        rules.share.share(&policies::Group { now, jobs: &unreserved, part: rest, changed })
+    };
+    let wait = wait.into_iter().chain(shares.wait).min();
+    let opinions = merge(&claims, shares.opinions, rest, part);
     if changed {
         group.members = jobs.iter().map(|j| j.id).collect();
     }
@@ -289,28 +308,47 @@ fn share_out(
     group.due = wait.map(|w| now + w);
 
     let limits: Vec<_> = opinions.iter().map(|o| o.limit).collect();
-    let bound = |j: &&JobView| Bounds { floor: j.floor, max: rules.scale.upper_bound(j) };
-    let bounds: Vec<_> = jobs.iter().map(bound).collect();
+    let bound = |(job, claim): (&&JobView, &Claim)| match claim {
+        Claim::Rest { .. } => Bounds { floor: job.floor, max: job.max },
+        Claim::Reserved { least, .. } => {
+            Bounds { floor: Share::clamped(least.get().max(job.floor.get())), max: job.max }
+        }
+    };
+    let bounds: Vec<_> = jobs.iter().zip(&claims).map(bound).collect();
     let targets = deal::targets(&limits, &bounds, part);
     // The deadband is judged for the group as a whole: holding one job back while its neighbours
     // change could promise more than the node has.
     let before: Option<Vec<Target>> = jobs.iter().map(|j| standing.get(&j.id).map(|d| d.target)).collect();
     let held = before.is_some_and(|before| may_stay(&before, &targets, &bounds, part, policy.deadband));
-    for ((job, opinion), target) in jobs.iter().zip(opinions).zip(targets) {
+    for (((job, opinion), target), claim) in jobs.iter().zip(opinions).zip(targets).zip(claims) {
         let Opinion { growth, category, reason, .. } = opinion;
-        let mut decided = StandingDecision { target, growth, category, reason };
-        match standing.entry(job.id) {
-            Entry::Occupied(mut before) => {
-                if held {
-                    decided.target = before.get().target;
-                }
-                before.insert(decided.clone());
-            }
-            Entry::Vacant(none) => {
-                none.insert(decided.clone());
-            }
+        let least = match claim {
+            Claim::Rest { .. } => Share::ZERO,
+            Claim::Reserved { least, .. } => least,
+        };
+        let mut decided = StandingDecision { target, growth, category, reason, least };
+        if held && let Some(before) = standing.get(&job.id) {
+            decided.target = before.target;
         }
+        // Owners' floors that exceed their part are cut, and promises with them.
+        decided.least = Share::clamped(decided.least.get().min(decided.target.share.cpu.get()));
         let verdict = decided.verdict(if held { Standing::InsideDeadband } else { Standing::New });
+        standing.insert(job.id, decided);
         plan.verdicts.insert(job.id, verdict);
     }
+}
+
+/// The opinions about all jobs of a group. The share rule dealt out `rest` of the node; its limits become
+/// parts of the group's `part`.
+fn merge(claims: &[Claim], of_rest: Vec<Opinion>, rest: f64, part: f64) -> Vec<Opinion> {
+    let mut of_rest = of_rest.into_iter();
+    let opinion = |claim: &Claim| match *claim {
+        Claim::Reserved { share, reason, .. } => Some(Opinion::of_cpu(Share::clamped(share.get() / part), reason)),
+        Claim::Rest { why } => of_rest.next().map(|mut opinion| {
+            opinion.limit.cpu = Share::clamped(opinion.limit.cpu.get() * (rest / part));
+            opinion.reason = why.unwrap_or(opinion.reason);
+            opinion
+        }),
+    };
+    claims.iter().filter_map(opinion).collect()
 }

@@ -1,7 +1,7 @@
 //! Small sound values for tests of the executors. Only tests see them (feature `fixtures`).
 
 use crate::check::{CheckedPlan, CheckedTarget, check};
-use crate::model::{JobId, NodeId, PerResource, Time};
+use crate::model::{JobId, NodeId, PerResource, Share, Time};
 use crate::plan::{Plan, Reason, Standing, Target, Verdict};
 use crate::signal::Category;
 use crate::view::{JobView, NodeView, Phase, View};
@@ -29,6 +29,7 @@ pub fn verdict(target: Target) -> Verdict {
         category: Category::Growing,
         reason: Reason::NotYetMeasured,
         standing: Standing::New,
+        least: Share::ZERO,
     }
 }
 

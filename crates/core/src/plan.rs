@@ -143,6 +143,17 @@ pub struct Verdict {
     pub category: Category,
     pub reason: Reason,
     pub standing: Standing,
+    /// What the job is promised of its node's CPU, whatever others gain; zero without a promise.
+    #[serde(default = "no_promise", skip_serializing_if = "is_zero")]
+    pub least: Share,
+}
+
+fn no_promise() -> Share {
+    Share::ZERO
+}
+
+fn is_zero(share: &Share) -> bool {
+    *share == Share::ZERO
 }
 
 /// Whether a verdict changes anything.
@@ -231,6 +242,16 @@ pub enum Reason {
     /// Its part as a published rule weighs it, with the work left (node-seconds) where its reports
     /// say.
     Weighed { by: Weighting, left_s: Option<f64> },
+    /// It has what its deadline needs: at least `least` of the node. With it the job ends `spare_s`
+    /// before the deadline, or within the tolerated lateness of `late_s`.
+    MeetsDeadline { least: Share, spare_s: f64, late_s: f64 },
+    /// It will end before its deadline with less than it had, and gives back what it does not need.
+    Early { least: Share, spare_s: f64 },
+    /// Its deadline cannot be met beside the deadlines already promised: at the earliest it ends so many
+    /// seconds from now, if that can be said. It runs as best effort.
+    CannotMeet { earliest_s: Option<f64> },
+    /// It has a deadline, but neither a total number of steps nor a target value says when it will end.
+    UnknownEnd,
     /// The part of its owner's share that a simple rule gives it.
     Portion { part: Share },
     /// It moves to another node.
@@ -239,6 +260,8 @@ pub enum Reason {
     Started { node: NodeId },
     /// All slots are taken; so many jobs go before it.
     WaitsForSlot { ahead: usize },
+    /// What it requests is not free.
+    WaitsForRoom { request: Share },
     /// A job it depends on has not ended yet.
     WaitsForJob { job: JobId },
 }
@@ -259,10 +282,15 @@ impl Reason {
             Reason::Gaining { .. } => "gaining",
             Reason::Owed { .. } => "owed",
             Reason::Weighed { .. } => "weighed",
+            Reason::MeetsDeadline { .. } => "meets-deadline",
+            Reason::Early { .. } => "early",
+            Reason::CannotMeet { .. } => "cannot-meet",
+            Reason::UnknownEnd => "unknown-end",
             Reason::Portion { .. } => "portion",
             Reason::Moves { .. } => "moves",
             Reason::Started { .. } => "started",
             Reason::WaitsForSlot { .. } => "waits-for-slot",
+            Reason::WaitsForRoom { .. } => "waits-for-room",
             Reason::WaitsForJob { .. } => "waits-for-job",
         }
     }
@@ -325,10 +353,32 @@ impl fmt::Display for Reason {
                     None => write!(f, "{rule}"),
                 }
             }
+            Reason::MeetsDeadline { least, spare_s, late_s } if late_s > 0.0 => {
+                write!(
+                    f,
+                    "keeps its deadline with the tolerated lateness of {late_s:.0} s, {spare_s:.0} s to spare; needs {least}"
+                )
+            }
+            Reason::MeetsDeadline { least, spare_s, .. } => {
+                write!(f, "keeps its deadline with {spare_s:.0} s to spare; needs {least}")
+            }
+            Reason::Early { least, spare_s } => {
+                write!(f, "will be early by {spare_s:.0} s: gives back what it does not need, keeps {least}")
+            }
+            Reason::CannotMeet { earliest_s: Some(earliest_s) } => write!(
+                f,
+                "cannot meet its deadline: it ends {earliest_s:.0} s from now at the earliest; runs as best effort"
+            ),
+            Reason::CannotMeet { earliest_s: None } => write!(f, "cannot meet its deadline; runs as best effort"),
+            Reason::UnknownEnd => write!(
+                f,
+                "it has a deadline, but nothing says when it will end: let it print `step N/TOTAL`, or give it --target"
+            ),
             Reason::Portion { part } => write!(f, "gets {part} by the rule of its policy"),
             Reason::Moves { to, because } => write!(f, "{because}: moves to {to}"),
             Reason::Started { node } => write!(f, "started on {node}"),
             Reason::WaitsForSlot { ahead } => write!(f, "all slots are taken; {ahead} job(s) ahead in the queue"),
+            Reason::WaitsForRoom { request } => write!(f, "waits until {request} of a node is free"),
             Reason::WaitsForJob { job } => write!(f, "waits for {job} to end"),
         }
     }

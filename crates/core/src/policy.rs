@@ -2,6 +2,7 @@
 //! their numbers. The definitions are in [`crate::policies`].
 
 pub use crate::plan::Weighting;
+pub use crate::policies::deadline::{Admission, Finish};
 pub use crate::policies::error::PolicyError;
 pub use crate::policies::flowcon::Flowcon;
 pub use crate::policies::gain::{Aim, Gain, GainMove};

@@ -118,12 +118,13 @@ fn differences(recorded: &Plan, replayed: &Plan) -> Vec<Difference> {
     found
 }
 
-fn parts(verdict: &Verdict) -> [(&'static str, String); 5] {
+fn parts(verdict: &Verdict) -> [(&'static str, String); 6] {
     [
         ("target", format!("{:?}", verdict.target)),
         ("growth", format!("{:?}", verdict.growth)),
         ("category", verdict.category.name().to_owned()),
         ("reason", format!("{:?}", verdict.reason)),
         ("standing", format!("{:?}", verdict.standing)),
+        ("promise", format!("{:?}", verdict.least)),
     ]
 }

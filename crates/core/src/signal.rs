@@ -14,10 +14,12 @@ pub mod curve;
 pub mod forms;
 pub mod length;
 pub mod predict;
+pub mod speed;
 
 use crate::model::{PerResource, Resource, Span, Time};
 use curve::Curve;
 use serde::{Deserialize, Serialize};
+use speed::{Interval, Pace};
 
 /// One report of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -83,6 +85,21 @@ pub struct Signal {
     /// Where its curve is going.
     #[serde(default)]
     pub outlook: Option<Outlook>,
+    /// Where its curve meets the value at which the job stops, if the owner named one.
+    #[serde(default)]
+    pub goal: Option<Goal>,
+    /// How long its steps take, where the driver measures it.
+    #[serde(default)]
+    pub pace: Option<Pace>,
+}
+
+/// The position at which a job reaches the value that ends it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Goal {
+    /// Steps, or reports of a job that does not count steps.
+    pub at: Interval,
+    /// How likely the value is reached at all, 0 to 1.
+    pub chance: f64,
 }
 
 /// What the fitted curve says, as of a recent report. Positions are steps, or reports of a job that
@@ -141,6 +158,9 @@ pub struct Tracker {
     /// How many reports had come when the curve was last fitted.
     #[serde(default)]
     fitted_at: u64,
+    /// The value at which the job stops.
+    #[serde(default)]
+    stops_at: Option<f64>,
 }
 
 /// A fit costs microseconds, a flood of reports comes faster: the curve is fitted again when this
@@ -175,7 +195,7 @@ impl Tracker {
         self.curve.push(x, sample.value);
         if (s.reports - self.fitted_at) * NEW_PART >= s.reports {
             self.fitted_at = s.reports;
-            s.outlook = outlook(&self.curve, s.total);
+            (s.outlook, s.goal) = outlook(&self.curve, s.total, self.stops_at);
         } else if let Some(outlook) = &mut s.outlook {
             outlook.at = x;
         }
@@ -185,6 +205,11 @@ impl Tracker {
     /// Notes how many steps make an epoch of this job.
     pub fn set_epoch_steps(&mut self, steps: u64) {
         self.signal.epoch_steps = Some(steps).filter(|s| *s > 0);
+    }
+
+    /// The job stops when its value reaches `target`.
+    pub fn set_target(&mut self, target: Option<f64>) {
+        self.stops_at = target.filter(|t| t.is_finite());
     }
 
     /// The curve seen so far.
@@ -201,12 +226,17 @@ impl Tracker {
     }
 }
 
-fn outlook(curve: &Curve, total: Option<u64>) -> Option<Outlook> {
+fn outlook(curve: &Curve, total: Option<u64>, target: Option<f64>) -> (Option<Outlook>, Option<Goal>) {
     let end = total.map(|t| t as f64);
-    let fit = predict::fit(curve, end)?;
+    let (Some(fit), Some(at)) = (predict::fit(curve, end), curve.at()) else { return (None, None) };
     let gain_left = fit.gain_left(end.unwrap_or(f64::INFINITY));
+    let goal = target.and_then(|target| {
+        let reach = fit.reaches(target);
+        let at = reach.at?;
+        Some(Goal { at: Interval { mid: at.mid, low: at.low, high: at.high }, chance: reach.chance })
+    });
     let (scale, scale_spread) = fit.scale();
-    Some(Outlook { at: curve.at()?, flat_at: fit.flat_at().mid, gain_left, scale, scale_spread })
+    (Some(Outlook { at, flat_at: fit.flat_at().mid, gain_left, scale, scale_spread }), goal)
 }
 
 /// Use below this fraction of a node is no use: dividing by it would make any progress look

@@ -5,7 +5,7 @@
 //! decision was. Everything in here serialises: a view and a memory written to a file reproduce the
 //! plan that was made of them.
 
-use crate::model::{JobId, NodeId, OwnerId, PerResource, Share, Time};
+use crate::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Time};
 pub use crate::signal::FinishedRun;
 use crate::signal::Signal;
 use serde::{Deserialize, Serialize};
@@ -88,6 +88,29 @@ pub struct JobView {
     /// Finished runs of the same program, the newest last, where the driver remembers them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<FinishedRun>,
+    /// When the job must have ended, if its owner said.
+    #[serde(default)]
+    pub deadline: Option<Deadline>,
+}
+
+/// When a job must have ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deadline {
+    pub at: Time,
+    /// So much lateness is tolerated; zero for a strict deadline.
+    #[serde(default)]
+    pub tolerance: Span,
+}
+
+impl Deadline {
+    pub fn strict(at: Time) -> Deadline {
+        Deadline { at, tolerance: Span::ZERO }
+    }
+
+    /// The last moment that is still tolerated.
+    pub fn latest(&self) -> Time {
+        self.at + self.tolerance
+    }
 }
 
 /// Where a job is in its life.
@@ -119,6 +142,7 @@ impl Default for JobView {
             usable: None,
             known_left_s: None,
             history: vec![],
+            deadline: None,
         }
     }
 }

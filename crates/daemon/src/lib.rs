@@ -9,6 +9,7 @@ pub mod api;
 pub mod clock;
 pub mod config;
 pub mod daemon;
+pub mod deadline;
 mod driver;
 pub mod duration;
 pub mod error;

@@ -24,6 +24,11 @@ pub(crate) struct Metrics {
     value: JobGauge,
     cpu_cores: JobGauge,
     memory_bytes: JobGauge,
+    predicted_end: JobGauge,
+    deadline: JobGauge,
+    pub(crate) misses_predicted: Counter,
+    pub(crate) deadlines_met: Counter,
+    pub(crate) deadlines_missed: Counter,
     pub(crate) samples_accepted: Counter,
     pub(crate) samples_refused: Counter,
     pub(crate) samples_dropped: Counter,
@@ -47,6 +52,11 @@ impl Metrics {
             value: JobGauge::default(),
             cpu_cores: JobGauge::default(),
             memory_bytes: JobGauge::default(),
+            predicted_end: JobGauge::default(),
+            deadline: JobGauge::default(),
+            misses_predicted: Counter::default(),
+            deadlines_met: Counter::default(),
+            deadlines_missed: Counter::default(),
             samples_accepted: Counter::default(),
             samples_refused: Counter::default(),
             samples_dropped: Counter::default(),
@@ -64,6 +74,19 @@ impl Metrics {
         r.register("job_metric_value", "What the job last reported of its own evaluation function", m.value.clone());
         r.register("job_cpu_cores", "Cores that the job uses", m.cpu_cores.clone());
         r.register_with_unit("job_memory", "Working set of the job", Unit::Bytes, m.memory_bytes.clone());
+        r.register(
+            "job_predicted_end_timestamp_seconds",
+            "When the job will be done, as predicted, in Unix seconds",
+            m.predicted_end.clone(),
+        );
+        r.register("job_deadline_timestamp_seconds", "The job's deadline, in Unix seconds", m.deadline.clone());
+        r.register(
+            "deadline_misses_predicted",
+            "Jobs of which a missed deadline was predicted",
+            m.misses_predicted.clone(),
+        );
+        r.register("deadlines_met", "Jobs that ended well by their deadlines", m.deadlines_met.clone());
+        r.register("deadlines_missed", "Jobs that did not", m.deadlines_missed.clone());
         r.register("samples_accepted", "Reports of jobs that were used", m.samples_accepted.clone());
         r.register("samples_refused", "Reports that were not finite", m.samples_refused.clone());
         r.register(
@@ -95,7 +118,8 @@ impl Metrics {
 
     /// Replaces all gauges about single jobs, so that those of ended jobs disappear.
     pub(crate) fn set_jobs(&self, jobs: impl Iterator<Item = JobInfo>) {
-        for family in [&self.share, &self.growth, &self.category, &self.value, &self.cpu_cores, &self.memory_bytes] {
+        let families = [&self.share, &self.growth, &self.category, &self.value, &self.cpu_cores, &self.memory_bytes];
+        for family in families.into_iter().chain([&self.predicted_end, &self.deadline]) {
             family.clear();
         }
         for job in jobs {
@@ -109,6 +133,8 @@ impl Metrics {
             set(&self.growth, job.growth);
             set(&self.value, job.metric.map(|m| m.value));
             set(&self.cpu_cores, job.cpu_cores);
+            set(&self.predicted_end, job.done.map(|d| d.at_s));
+            set(&self.deadline, job.deadline.map(|d| d.at_s));
             set(&self.memory_bytes, job.memory_bytes.map(|b| b as f64));
             if let Some(category) = job.category {
                 let labels = vec![labels[0].clone(), ("category", category)];

@@ -12,6 +12,8 @@
 //! alphabetical order, the last one fastest. Values of the environment never leave through
 //! [`JobSpec::env_names`], which is all that the API shows.
 
+use crate::deadline;
+use crate::duration::parse_duration;
 use gainshare_limits::RuntimeKind;
 pub use gainshare_progress::MetricSpec;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -64,6 +66,15 @@ pub struct JobSpec {
     /// Which of the job's numbers says how it does, and where to find it.
     #[schema(value_type = Object)]
     pub metric: MetricSpec,
+    /// When the job must have ended: `18:00`, `tomorrow 9:00`, `2h` or RFC 3339. The daemon keeps RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<String>,
+    /// So much lateness is tolerated, such as `10m`; without it the deadline is strict.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline_tolerance: Option<String>,
+    /// The job stops when its metric reaches this value, such as `loss=0.05`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
     /// One job for each combination; `{name}` in command, environment values and job name is replaced.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(value_type = Object)]
@@ -87,6 +98,9 @@ impl Default for JobSpec {
             start: StartKind::Tuned,
             owner: None,
             metric: MetricSpec::default(),
+            deadline: None,
+            deadline_tolerance: None,
+            target: None,
             sweep: BTreeMap::new(),
         }
     }
@@ -157,6 +171,10 @@ pub enum SpecError {
     RelativeCwd { job: String, cwd: String },
     #[error("job {job}: metric: {what}")]
     Metric { job: String, what: String },
+    #[error("job {job}: {what}")]
+    Deadline { job: String, what: String },
+    #[error("job {job}: target {target} is about another metric than {metric}; name the same one in both")]
+    OtherMetric { job: String, target: String, metric: String },
     #[error("job {job}: sweep.{parameter} has no values; give it at least one")]
     EmptyParameter { job: String, parameter: String },
     #[error(
@@ -259,7 +277,52 @@ impl JobSpec {
                 return Err(SpecError::AfterItself { job });
             }
         }
+        if self.deadline.is_none() && self.deadline_tolerance.is_some() {
+            let what = "deadline_tolerance without a deadline: give a deadline, or remove it".to_owned();
+            return Err(SpecError::Deadline { job, what });
+        }
+        if let Some(text) = &self.deadline_tolerance {
+            parse_duration(text).map_err(|what| SpecError::Deadline { job: job.clone(), what })?;
+        }
+        if let Some(text) = &self.target {
+            let wrong = |e: deadline::DeadlineError| SpecError::Deadline { job: job.clone(), what: e.to_string() };
+            let (name, _) = deadline::parse_target(text).map_err(wrong)?;
+            if let Some(metric) = self.metric.name.as_ref().filter(|m| **m != name) {
+                return Err(SpecError::OtherMetric { job, target: text.clone(), metric: metric.clone() });
+            }
+        }
         self.metric.validate().map_err(|what| SpecError::Metric { job, what: what.to_string() })
+    }
+
+    /// Turns the deadline into a moment (RFC 3339), and a target into the metric's name. `now` is the
+    /// present in the time zone of the user who wrote the deadline.
+    pub fn resolve(&mut self, now: &jiff::Zoned) -> Result<(), SpecError> {
+        if let Some(text) = &self.deadline {
+            let moment = deadline::parse(text, now)
+                .map_err(|e| SpecError::Deadline { job: self.label(), what: e.to_string() })?;
+            self.deadline = Some(moment.to_string());
+        }
+        if let Some((name, _)) = self.target.as_ref().and_then(|t| deadline::parse_target(t).ok()) {
+            self.metric.name.get_or_insert(name);
+        }
+        Ok(())
+    }
+
+    /// The resolved deadline in Unix seconds.
+    pub fn deadline_s(&self) -> Option<f64> {
+        let moment: jiff::Timestamp = self.deadline.as_ref()?.parse().ok()?;
+        Some(moment.as_millisecond() as f64 / 1e3)
+    }
+
+    /// Tolerated lateness in seconds.
+    pub fn tolerance_s(&self) -> f64 {
+        let tolerance = self.deadline_tolerance.as_ref().and_then(|t| parse_duration(t).ok());
+        tolerance.map_or(0.0, |t| t.as_secs_f64())
+    }
+
+    /// The value at which the job stops.
+    pub fn target_value(&self) -> Option<f64> {
+        deadline::parse_target(self.target.as_ref()?).ok().map(|(_, value)| value)
     }
 
     /// One plain job for each combination of the sweep's values; the job itself if there is no sweep.

@@ -135,12 +135,91 @@ pub struct JobInfo {
     pub metric: Option<MetricInfo>,
     /// Seconds until it ends at its present pace, if it says how many steps there will be.
     pub eta_s: Option<f64>,
+    /// When it will be done, as predicted from its own reports.
+    pub done: Option<Forecast>,
+    /// Its deadline and how it stands, if it has one.
+    pub deadline: Option<DeadlineInfo>,
     /// Cores in use, averaged since the last look.
     pub cpu_cores: Option<f64>,
     pub memory_bytes: Option<u64>,
     pub reason: Option<Why>,
     /// Things its owner should know, such as limits that this machine cannot set.
     pub notes: Vec<String>,
+}
+
+/// A predicted end. Four times in five the job ends between `earliest_s` and `latest_s`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Forecast {
+    pub at: String,
+    pub at_s: f64,
+    pub earliest_s: f64,
+    pub latest_s: f64,
+}
+
+/// A job's deadline.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DeadlineInfo {
+    pub at: String,
+    pub at_s: f64,
+    /// So many seconds of lateness are tolerated.
+    pub tolerance_s: f64,
+    pub standing: DeadlineStanding,
+}
+
+/// How a deadline stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeadlineStanding {
+    /// Nothing can be predicted yet.
+    Unknown,
+    /// It will be met, as far as can be predicted.
+    OnTime,
+    /// It will be missed, as far as can be predicted.
+    Late,
+    /// The job ended well in time.
+    Met,
+    /// The deadline passed, or the job ended otherwise.
+    Missed,
+}
+
+impl DeadlineStanding {
+    pub fn name(self) -> &'static str {
+        match self {
+            DeadlineStanding::Unknown => "not known yet",
+            DeadlineStanding::OnTime => "on time",
+            DeadlineStanding::Late => "will be missed",
+            DeadlineStanding::Met => "met",
+            DeadlineStanding::Missed => "missed",
+        }
+    }
+}
+
+/// `POST /v1/plan`: what would become of these jobs if they were submitted now?
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanRequest {
+    pub jobs: Vec<JobSpec>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PlanAnswers {
+    pub jobs: Vec<PlanAnswer>,
+}
+
+/// The answer for one job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PlanAnswer {
+    pub name: String,
+    /// The past run on which the answer rests; without one nothing can be predicted.
+    pub like: Option<String>,
+    /// The share it would get at first.
+    pub share: Option<f64>,
+    pub done: Option<Forecast>,
+    pub deadline: Option<DeadlineInfo>,
+    /// Jobs that would end later than predicted now, or whose deadlines could no longer be promised.
+    pub delays: Vec<String>,
+    /// All of it in one sentence.
+    pub text: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -397,6 +397,7 @@ impl Signal {
                 scale: 0.0,
                 scale_spread: 0.0,
             }),
+            ..gainshare_core::signal::Signal::default()
         }
     }
 

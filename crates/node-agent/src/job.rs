@@ -294,6 +294,7 @@ impl Job {
             usable: None,
             known_left_s: None,
             history: vec![],
+            deadline: None,
         }
     }
 

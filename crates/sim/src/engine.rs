@@ -17,13 +17,14 @@
 
 use crate::outcome::{Course, JobOutcome, Migration, Outcome, Stay};
 use crate::random::Stream;
-use crate::world::{Actuator, Claim, Job, World, appetite, deal, slowdowns};
+use crate::world::{Actuator, Claim, Job, Node, World, appetite, deal, slowdowns};
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{self, Decider, Decision};
 use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Time};
 use gainshare_core::plan::Target;
-use gainshare_core::policy::{PlaceRule, Policy, Rank, ShareRule};
-use gainshare_core::signal::{Sample, Tracker};
+use gainshare_core::policy::{OrderRule, PlaceRule, Policy, Rank, ShareRule};
+use gainshare_core::signal::speed::{PaceTracker, Reading};
+use gainshare_core::signal::{Sample, Signal, Tracker};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -65,6 +66,8 @@ struct Live {
     /// No work before this moment: the job starts or is being restored.
     ready: Time,
     target: Target,
+    /// What is promised to it, whatever others gain.
+    promised: f64,
     advanced: Time,
     done: f64,
     rate: f64,
@@ -75,6 +78,7 @@ struct Live {
     reports: u64,
     noise: Stream,
     tracker: Tracker,
+    pace: PaceTracker,
     consumed: PerResource<f64>,
     outcome: JobOutcome,
     course: Course,
@@ -86,6 +90,10 @@ struct Run<'a> {
     decider: Decider,
     record: Record,
     clairvoyant: bool,
+    /// Jobs reserve and may not exceed what their owners requested.
+    by_request: bool,
+    /// Some job has a deadline, so paces are measured.
+    has_deadlines: bool,
     reacts: bool,
     now: Time,
     heap: BinaryHeap<Reverse<(Time, u64, Event)>>,
@@ -138,6 +146,7 @@ impl<'a> Run<'a> {
             phase: Phase::Waiting,
             ready: Time::ZERO,
             target: Target::FREE,
+            promised: 0.0,
             advanced: job.arrival,
             done: 0.0,
             rate: 0.0,
@@ -147,6 +156,7 @@ impl<'a> Run<'a> {
             reports: 0,
             noise: Stream::new(world.seed, i as u64, "report noise"),
             tracker: tracker(job),
+            pace: PaceTracker::default(),
             consumed: PerResource::default(),
             outcome: JobOutcome::new(job, &world.nodes),
             course: Course::default(),
@@ -155,6 +165,8 @@ impl<'a> Run<'a> {
             world,
             record,
             clairvoyant: matches!(policy.share, ShareRule::Rank(Rank::Remaining)),
+            by_request: policy.order == OrderRule::Requests,
+            has_deadlines: world.jobs.iter().any(|j| j.deadline.is_some()),
             reacts: policy.react_to_reports,
             decider: Decider::new(policy),
             now: Time::ZERO,
@@ -246,6 +258,9 @@ impl<'a> Run<'a> {
             return;
         }
         live.consumed.memory += live.memory * seconds;
+        let allocated = job.request.filter(|_| self.by_request).unwrap_or(live.promised);
+        live.outcome.allocated += allocated * seconds;
+        live.outcome.used_of_allocated += live.used.min(allocated) * seconds;
         if live.rate <= 0.0 {
             return;
         }
@@ -340,7 +355,8 @@ impl<'a> Run<'a> {
         let (mut weights, mut caps) = (vec![], vec![]);
         for &j in &jobs {
             let (job, live) = (&self.world.jobs[j], &self.jobs[j]);
-            let able = if live.ready > self.now { 0.0 } else { (job.max_cores / spec.cores).min(1.0) };
+            let most = job.request.filter(|_| self.by_request).unwrap_or(1.0);
+            let able = if live.ready > self.now { 0.0 } else { (job.max_cores / spec.cores).min(most) };
             let (weight, cap) = match self.world.actuator {
                 Actuator::Weight => (live.target.share.cpu.get(), able),
                 Actuator::Quota => (1.0, able.min(live.target.limit.cpu.get())),
@@ -371,8 +387,12 @@ impl<'a> Run<'a> {
             slots: n.slots,
             idle: None,
         });
+        if self.has_deadlines {
+            self.measure_paces();
+        }
         let jobs = self.active.iter().map(|&j| {
             let (job, live) = (&self.world.jobs[j], &self.jobs[j]);
+            let request = job.request.filter(|_| self.by_request);
             let node = &self.world.nodes[live.outcome.stays.last().map_or(0, |s| s.node)];
             let most = job.max_cores.min(node.cores) / node.cores;
             let left = (1.0 - live.done / job.work).max(0.0) * job.alone_s(node) * most;
@@ -381,19 +401,44 @@ impl<'a> Run<'a> {
                 owner: OwnerId(job.owner),
                 arrived: job.arrival,
                 phase: live.phase,
-                signal: live.tracker.signal(),
+                signal: self.signal(j, node),
                 consumed: live.consumed,
-                floor: Share::clamped(job.floor),
-                max: Share::FULL,
+                floor: Share::clamped(request.unwrap_or(job.floor)),
+                max: Share::clamped(request.unwrap_or(1.0)),
                 priority: job.priority,
                 waits_for: vec![],
                 pinned: false,
                 usable: None,
                 known_left_s: self.clairvoyant.then_some(left),
                 history: job.history.clone(),
+                deadline: job.deadline,
             }
         });
         View { now: self.now, nodes: nodes.collect(), jobs: jobs.collect() }
+    }
+
+    fn measure_paces(&mut self) {
+        for &j in &self.active {
+            let live = &mut self.jobs[j];
+            if live.phase != Phase::Waiting {
+                let granted = live.target.share.cpu.get();
+                let reading = Reading { now: self.now, consumed_s: live.consumed.cpu, granted, scarce: false };
+                live.pace.observe(reading, &live.tracker.signal());
+            }
+        }
+    }
+
+    /// What a policy sees of a job's reports and its pace.
+    fn signal(&self, j: usize, node: &Node) -> Signal {
+        let (job, live) = (&self.world.jobs[j], &self.jobs[j]);
+        let mut signal = live.tracker.signal();
+        if job.tells_pace {
+            signal.total = Some((job.work / job.report_every).round() as u64);
+            signal.pace = Some(job.pace(node));
+        } else if self.has_deadlines {
+            signal.pace = live.pace.pace();
+        }
+        signal
     }
 
     fn decide(&mut self) -> Result<(), SimError> {
@@ -454,8 +499,10 @@ impl<'a> Run<'a> {
             if plan.moves.iter().any(|m| m.job == *id) {
                 continue;
             }
-            if self.jobs[job].target != target {
-                self.jobs[job].target = target;
+            let promised = verdict.least.get();
+            if self.jobs[job].target != target || self.jobs[job].promised != promised {
+                self.advance(job);
+                (self.jobs[job].target, self.jobs[job].promised) = (target, promised);
                 touched[self.node_of(job)] = true;
             }
         }

@@ -107,6 +107,9 @@ pub fn job(model: &Model, seed: u64, entity: u64, name: String, arrival_s: f64) 
         owner: 0,
         priority: 0,
         floor: 0.0,
+        deadline: None,
+        request: None,
+        tells_pace: false,
     }
 }
 

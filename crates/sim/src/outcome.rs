@@ -28,6 +28,12 @@ pub struct JobOutcome {
     pub marks: Vec<Mark>,
     /// Node-seconds of CPU.
     pub consumed: f64,
+    /// The integral of what was reserved for it (its request, or what was promised for its deadline), and
+    /// what it used of that. CPU beyond a reservation belongs to no job.
+    pub allocated: f64,
+    pub used_of_allocated: f64,
+    /// The last moment at which its deadline counts as met.
+    pub deadline: Option<Time>,
     /// Seconds it would have taken alone on the best node, start included.
     pub alone_s: f64,
 }
@@ -77,6 +83,9 @@ impl JobOutcome {
             stays: vec![],
             marks: PARTS.map(mark).to_vec(),
             consumed: 0.0,
+            allocated: 0.0,
+            used_of_allocated: 0.0,
+            deadline: job.deadline.map(|d| d.latest()),
             alone_s: alone + job.start.as_secs_f64(),
         }
     }
@@ -84,6 +93,11 @@ impl JobOutcome {
     /// Seconds from arrival to end.
     pub fn completion_s(&self) -> f64 {
         self.finished.map_or(f64::NAN, |f| f.since(self.arrival).as_secs_f64())
+    }
+
+    /// Whether it ended by its deadline; `None` if it has none.
+    pub fn met(&self) -> Option<bool> {
+        self.deadline.map(|deadline| self.finished.is_some_and(|f| f <= deadline))
     }
 
     /// Seconds from arrival until `part` of the loss reduction was made.
@@ -105,6 +119,19 @@ impl Outcome {
     /// When the last job ended, from time zero.
     pub fn makespan_s(&self) -> f64 {
         self.jobs.iter().filter_map(|j| j.finished).max().unwrap_or_default().as_secs_f64()
+    }
+
+    /// The part of all jobs with a deadline that met it; `None` if no job has one.
+    pub fn deadlines_met(&self) -> Option<f64> {
+        let met: Vec<bool> = self.jobs.iter().filter_map(JobOutcome::met).collect();
+        (!met.is_empty()).then(|| met.iter().filter(|m| **m).count() as f64 / met.len() as f64)
+    }
+
+    /// How much of the reserved CPU was used, 0…1; 1 where nothing is reserved.
+    pub fn utilisation(&self) -> f64 {
+        let sum = |f: fn(&JobOutcome) -> f64| self.jobs.iter().map(f).sum::<f64>();
+        let allocated = sum(|j| j.allocated);
+        if allocated > 0.0 { sum(|j| j.used_of_allocated) / allocated } else { 1.0 }
     }
 
     pub fn mean_quality_s(&self, part: f64) -> f64 {

@@ -15,6 +15,7 @@
 mod conditions;
 mod flowcon;
 mod flowcon2;
+pub mod qos;
 mod setup;
 mod specon;
 
@@ -194,7 +195,8 @@ impl Experiment {
             }
             (preset.name().to_owned(), policy)
         };
-        Preset::ALL.iter().map(policy).collect()
+        // The jobs of these experiments have no deadlines.
+        Preset::ALL.iter().filter(|p| !p.needs_deadlines()).map(policy).collect()
     }
 
     /// The world of one seed under these conditions.

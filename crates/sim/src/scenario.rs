@@ -28,6 +28,7 @@ use crate::curve::Curve;
 use crate::random::Stream;
 use crate::world::{Actuator, Claim, Job, Law, Node, Roughness, Speedup, World};
 use gainshare_core::model::{Span, Time};
+use gainshare_core::view::Deadline;
 use serde::Deserialize;
 use std::ops::Range;
 
@@ -156,6 +157,13 @@ struct JobSpec {
     priority: i32,
     #[serde(default)]
     floor: f64,
+    /// Seconds from arrival to its deadline.
+    deadline_s: Option<Number>,
+    /// Seconds that the deadline may be exceeded.
+    #[serde(default)]
+    tolerance_s: f64,
+    /// Cores that its owner requests and may not exceed under the policy `requests`.
+    request_cores: Option<f64>,
 }
 
 fn one() -> u32 {
@@ -309,6 +317,19 @@ impl JobSpec {
             ),
             at_least("seconds_alone", self.seconds_alone, 1e-3, "give the seconds the job takes alone on a node"),
             at_least("reports", self.reports, 1.0, "give how many reports it makes in all, 1 or more"),
+            at_least(
+                "deadline_s",
+                self.deadline_s.unwrap_or(Number::Fixed(1.0)),
+                1e-3,
+                "give the seconds from arrival to the deadline, more than 0",
+            ),
+            at_least("tolerance_s", Number::Fixed(self.tolerance_s), 0.0, "give seconds, 0 or more"),
+            at_least(
+                "request_cores",
+                Number::Fixed(self.request_cores.unwrap_or(1.0)),
+                1e-3,
+                "give a positive number of cores",
+            ),
             at_least("start_s", self.start_s, 0.0, "give seconds, 0 or more"),
             at_least("save_s", self.save_s, 0.0, "give seconds, 0 or more"),
             at_least("restore_s", self.restore_s, 0.0, "give seconds, 0 or more"),
@@ -376,11 +397,16 @@ impl JobSpec {
             };
             let rate = reference.speed * self.speedup.rate(reference.cores.min(max_cores));
             let work = self.seconds_alone.draw(&mut stream("work")) * rate;
+            let arrival = Time::from_secs_f64(arrives_s);
+            let deadline = self.deadline_s.map(|number| Deadline {
+                at: arrival + Span::from_secs_f64(number.draw(&mut stream("deadline"))),
+                tolerance: Span::from_secs_f64(self.tolerance_s),
+            });
             let seconds = |number: Number, purpose| Span::from_secs_f64(number.draw(&mut stream(purpose)));
             let mut job = Job {
                 name: if self.count == 1 { self.name.clone() } else { format!("{}-{}", self.name, i + 1) },
                 model: self.name.clone(),
-                arrival: Time::from_secs_f64(arrives_s),
+                arrival,
                 work,
                 speedup: self.speedup.clone(),
                 max_cores,
@@ -398,6 +424,9 @@ impl JobSpec {
                 owner: self.owner,
                 priority: self.priority,
                 floor: self.floor,
+                deadline,
+                request: self.request_cores.map(|cores| (cores / reference.cores).min(1.0)),
+                tells_pace: false,
             };
             if self.startup > 0.0 || self.step_spread > 0.0 || self.stops_at.is_some() {
                 let stops_at = self.stops_at.map(|n| n.draw(&mut stream("stop")));

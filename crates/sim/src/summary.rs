@@ -33,6 +33,11 @@ pub struct Summary {
     /// Mean over jobs of (time taken) / (time alone on the best node).
     pub stretch: f64,
     pub migrations: f64,
+    /// The part of all deadlines that were met, where jobs have deadlines.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadlines_met: Option<f64>,
+    /// How much of the reserved CPU was used, 0…1.
+    pub utilisation: f64,
 }
 
 /// A difference of less than this (relative) is not "faster": rounding to microseconds and reports at
@@ -74,6 +79,11 @@ fn summary(of: &[Outcome], base: &[Outcome]) -> Summary {
             o.jobs.iter().map(|j| j.completion_s() / j.alone_s).sum::<f64>() / o.jobs.len().max(1) as f64
         })),
         migrations: median(&each(&|o| o.migrations.len() as f64)),
+        deadlines_met: of
+            .first()
+            .and_then(Outcome::deadlines_met)
+            .map(|_| of.iter().filter_map(Outcome::deadlines_met).sum::<f64>() / of.len().max(1) as f64),
+        utilisation: median(&each(&Outcome::utilisation)),
     }
 }
 
@@ -86,6 +96,7 @@ fn worst_typical(ratios: &[Vec<f64>]) -> f64 {
 
 /// The summaries as a table, policies in the order given.
 pub fn table(names: &[String], summaries: &BTreeMap<String, Summary>) -> Table {
+    let deadlines = names.iter().any(|n| summaries[n].deadlines_met.is_some());
     let head = [
         "policy",
         "mean completion",
@@ -101,7 +112,7 @@ pub fn table(names: &[String], summaries: &BTreeMap<String, Summary>) -> Table {
     let row = |name: &String| {
         let s = &summaries[name];
         let [low, high] = s.mean_completion_spread_s;
-        vec![
+        let mut cells = vec![
             name.clone(),
             format!("{:.1} s", s.mean_completion_s),
             format!("{low:.0}–{high:.0}"),
@@ -112,7 +123,15 @@ pub fn table(names: &[String], summaries: &BTreeMap<String, Summary>) -> Table {
             format!("{:+.1} %", -s.best_speedup * 100.0),
             format!("{:.1} s", s.mean_to_90_percent_s),
             format!("{:.2}", s.stretch),
-        ]
+        ];
+        if let Some(met) = s.deadlines_met {
+            cells.push(format!("{:.0} %", met * 100.0));
+        }
+        cells
     };
-    Table { head: head.map(String::from).to_vec(), rows: names.iter().map(row).collect() }
+    let mut head = head.map(String::from).to_vec();
+    if deadlines {
+        head.push("deadlines met".into());
+    }
+    Table { head, rows: names.iter().map(row).collect() }
 }

@@ -17,7 +17,8 @@
 use crate::curve::Curve;
 use crate::random::Stream;
 use gainshare_core::model::{Span, Time};
-use gainshare_core::view::FinishedRun;
+use gainshare_core::signal::speed::Pace;
+use gainshare_core::view::{Deadline, FinishedRun};
 use serde::{Deserialize, Serialize};
 
 /// One machine.
@@ -110,6 +111,12 @@ pub struct Job {
     pub owner: u32,
     pub priority: i32,
     pub floor: f64,
+    /// When it must have ended, if its owner said.
+    pub deadline: Option<Deadline>,
+    /// What its owner requests and may not exceed, as a part of a node; only the policy `requests` reads it.
+    pub request: Option<f64>,
+    /// Whether its length and its speed at any share are told when it arrives.
+    pub tells_pace: bool,
 }
 
 /// What a job's reports say of its length.
@@ -198,6 +205,23 @@ impl Job {
             self.work = self.report_positions[last - 1];
             self.report_positions.truncate(last);
         }
+    }
+
+    /// The law of its steps on `node`; a table of measured points is taken by its ends.
+    pub fn pace(&self, node: &Node) -> Pace {
+        let step_s = self.report_every / node.speed;
+        let most = self.max_cores.min(node.cores);
+        let (serial, parallel) = match &self.speedup {
+            Speedup::Linear => (0.0, 1.0),
+            Speedup::Amdahl { parallel } => (1.0 - parallel, *parallel),
+            Speedup::Table { .. } if most > 1.0 => {
+                let (one, all) = (1.0 / self.speedup.rate(1.0), 1.0 / self.speedup.rate(most));
+                let parallel = ((one - all) / (1.0 - 1.0 / most)).clamp(0.0, one);
+                (one - parallel, parallel)
+            }
+            Speedup::Table { .. } => (0.0, 1.0 / self.speedup.rate(1.0)),
+        };
+        Pace::told(step_s * serial, step_s * parallel / node.cores, most / node.cores)
     }
 
     /// Seconds it would take alone on `node`, from its first work on.

@@ -37,6 +37,9 @@ fn job(arrives_s: f64, work: f64) -> Job {
         owner: 0,
         priority: 0,
         floor: 0.0,
+        deadline: None,
+        request: None,
+        tells_pace: false,
     }
 }
 

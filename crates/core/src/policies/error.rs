@@ -17,6 +17,10 @@ pub enum PolicyError {
         "SpeCon's alpha must be a finite number of at least 0, not {0}, and its interval longer than zero; 0.01 every 30s is a good start"
     )]
     Specon(f64),
+    #[error("{name} of the deadline rule must lie between 0 and {largest}, not {value}")]
+    Deadline { name: &'static str, value: f64, largest: f64 },
+    #[error("the looks of the deadline rule must be longer than zero, the shortest no longer than the longest")]
+    DeadlineLooks,
     #[error("the deadband must lie between 0 and 1, not {0}")]
     Deadband(f64),
 }

@@ -14,6 +14,7 @@
 //! **Terms.** A *group* is the jobs of one owner on one node. A job's *stake* is what a share rule
 //! predicts of it.
 
+pub mod deadline;
 pub(crate) mod error;
 pub mod flowcon;
 pub mod gain;
@@ -53,6 +54,8 @@ pub(crate) struct Queue<'v> {
     pub(crate) ready: Vec<&'v JobView>,
     /// Those that wait for another job, with that job.
     pub(crate) blocked: Vec<(&'v JobView, JobId)>,
+    /// Those that request more than is free.
+    pub(crate) too_large: Vec<&'v JobView>,
 }
 
 /// `place`: on which node?
@@ -232,10 +235,32 @@ pub(crate) trait Relocate {
     }
 }
 
-/// `scale`: how much may a job have at most? A rule that meets deadlines or adds replicas will
-/// answer here; today the owner's word stands.
+/// `scale`: how large must a job be? It comes before `share`, which deals out the rest.
 pub(crate) trait Scale {
-    fn upper_bound(&self, job: &JobView) -> Part;
+    /// Takes in a view before anything is decided in it.
+    fn observe(&mut self, _view: &View) {}
+
+    /// What each job of the group is guaranteed before the share rule is asked.
+    fn reserve(&mut self, group: &Group<'_>) -> Reservations;
+}
+
+/// What a scale rule answers.
+pub(crate) struct Reservations {
+    /// One for each job of the group, in the same order.
+    pub(crate) claims: Vec<Claim>,
+    /// The part of the node that the share rule deals out to jobs without a reservation.
+    pub(crate) rest: f64,
+    /// Until the next run; `None`: nothing changes with time alone.
+    pub(crate) wait: Option<Span>,
+}
+
+/// What a scale rule says about one job.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Claim {
+    /// The share rule decides; `why` takes the place of its reason.
+    Rest { why: Option<Reason> },
+    /// The job has `share`, and never less than `least`, both parts of the node.
+    Reserved { least: Part, share: Part, reason: Reason },
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! folder.
 
 use super::Silence;
+use super::deadline::Finish;
 use super::error::PolicyError;
 use super::flowcon::Flowcon;
 use super::gain::{Gain, GainMove};
@@ -21,15 +22,21 @@ pub enum OrderRule {
     /// Higher priority first, then first come, first served.
     #[default]
     Fifo,
+    /// First come, first served, each when what its owner requested is free.
+    Requests,
+    /// What can still make its deadline, the most urgent first.
+    Deadline,
 }
 
-/// How much a job may have at most.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// How large a job must be.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScaleRule {
-    /// What its owner said.
+    /// As large as its owner said.
     #[default]
     Fixed,
+    /// As large as its deadline needs.
+    Deadline(Finish),
 }
 
 /// How the jobs of one node split it.
@@ -127,6 +134,9 @@ impl Policy {
             MoveRule::Stay => {}
             MoveRule::Specon(numbers) => numbers.validate()?,
             MoveRule::Gain(numbers) => numbers.validate()?,
+        }
+        if let ScaleRule::Deadline(numbers) = &self.scale {
+            numbers.validate()?;
         }
         match &self.share {
             ShareRule::Flowcon(numbers) => numbers.validate(),

@@ -3,18 +3,23 @@
 //! [`RuleMemory::bind`] gives control one object for each of the five decisions, bound to its
 //! memory. A rule's memory is a type of the rule's own folder and a field of [`RuleMemory`].
 
-use super::order::Fifo;
+use super::order::{Fifo, Requests};
 use super::place::{Growth, Kubernetes, Spread};
 use super::policy::{MoveRule, OrderRule, PlaceRule, Policy, ScaleRule, ShareRule};
-use super::{Order, Place, Relocate, Scale, Share, fair, flowcon, gain, rank, specon, weigh};
+use super::{
+    Claim, Group, Order, Place, Relocate, Reservations, Scale, Share, deadline, fair, flowcon, gain, rank, specon,
+    weigh,
+};
 use crate::model::{JobId, Span};
 use crate::plan::{Move, Plan};
-use crate::view::{JobView, View};
+use crate::view::View;
 use serde::{Deserialize, Serialize};
 
 /// What the rules of a policy remember.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct RuleMemory {
+    #[serde(default)]
+    deadline: deadline::Memory,
     #[serde(default)]
     flowcon: flowcon::Memory,
     #[serde(default)]
@@ -29,16 +34,18 @@ pub(crate) struct Rules<'a> {
     pub(crate) place: Box<dyn Place>,
     pub(crate) share: Box<dyn Share + 'a>,
     pub(crate) relocate: Box<dyn Relocate + 'a>,
-    pub(crate) scale: Box<dyn Scale>,
+    pub(crate) scale: Box<dyn Scale + 'a>,
 }
 
 impl RuleMemory {
     pub(crate) fn bind<'a>(&'a mut self, policy: &'a Policy) -> Rules<'a> {
-        let RuleMemory { flowcon, gain, specon } = self;
+        let RuleMemory { deadline, flowcon, gain, specon } = self;
         let silence = policy.silence();
         Rules {
             order: match policy.order {
                 OrderRule::Fifo => Box::new(Fifo),
+                OrderRule::Requests => Box::new(Requests),
+                OrderRule::Deadline => Box::new(deadline::ByDeadline),
             },
             place: match policy.place {
                 PlaceRule::Spread => Box::new(Spread),
@@ -62,8 +69,9 @@ impl RuleMemory {
                 MoveRule::Specon(numbers) => Box::new(specon::Rule { numbers, memory: specon }),
                 MoveRule::Gain(numbers) => Box::new(gain::MoveRule { numbers }),
             },
-            scale: match policy.scale {
+            scale: match &policy.scale {
                 ScaleRule::Fixed => Box::new(Fixed),
+                ScaleRule::Deadline(numbers) => Box::new(deadline::Rule { numbers, memory: deadline }),
             },
         }
     }
@@ -93,11 +101,11 @@ impl Relocate for Stay {
     }
 }
 
-/// A job may have what its owner said.
+/// No job has more than the share rule gives it.
 struct Fixed;
 
 impl Scale for Fixed {
-    fn upper_bound(&self, job: &JobView) -> crate::model::Share {
-        job.max
+    fn reserve(&mut self, group: &Group<'_>) -> Reservations {
+        Reservations { claims: vec![Claim::Rest { why: None }; group.jobs.len()], rest: group.part, wait: None }
     }
 }

@@ -3,6 +3,7 @@
 //! A row is all there is to a name. The choices of `--policy`, its help, `docs/policies.md`, and a
 //! test that holds the enums of the custom resources against it are made of this table.
 
+use super::deadline::Finish;
 use super::flowcon::Flowcon;
 use super::gain::{Gain, GainMove};
 use super::policy::{MoveRule, OrderRule, PlaceRule, Policy, ScaleRule, ShareRule};
@@ -172,6 +173,50 @@ table! {
             ..Policy::default()
         },
     },
+    Qos: PolicyInfo {
+        name: "qos",
+        summary: "Jobs end by their deadlines with the least that is enough; all others share the rest by gain.",
+        source: "A QoS-oriented scheduling and autoscaling framework, IJCNN 2019; docs/deadlines.md.",
+        scope: MACHINE,
+        policy: || Policy {
+            order: OrderRule::Deadline,
+            share: ShareRule::Gain(Gain::default()),
+            scale: ScaleRule::Deadline(Finish::default()),
+            ..Policy::default()
+        },
+    },
+    Edf: PolicyInfo {
+        name: "edf",
+        summary: "Earliest deadline first: the job whose deadline comes first has the node to itself.",
+        source: "C. Liu and J. Layland, 1973.",
+        scope: STARVES,
+        policy: || Policy {
+            order: OrderRule::Deadline,
+            share: ShareRule::Rank(Rank::Deadline),
+            ..Policy::default()
+        },
+    },
+    Elasticflow: PolicyInfo {
+        name: "elasticflow",
+        summary: "Admits a job when it arrives if all deadlines can then be kept, and refuses it for good otherwise.",
+        source: "D. Gu et al., ElasticFlow, ASPLOS 2023; its admission, for shares of a node.",
+        scope: Scope::SimulatorOnly {
+            because: "it must be told every job's length and speed before the job starts, and starves those it refuses",
+        },
+        policy: || Policy {
+            order: OrderRule::Deadline,
+            share: ShareRule::Gain(Gain::default()),
+            scale: ScaleRule::Deadline(Finish::elasticflow()),
+            ..Policy::default()
+        },
+    },
+    Requests: PolicyInfo {
+        name: "requests",
+        summary: "Each job reserves what its owner requested, and waits until that much is free.",
+        source: "What Kubernetes' default scheduler does with requests.",
+        scope: Scope::SimulatorOnly { because: "it needs a request of every job, which people guess" },
+        policy: || Policy { order: OrderRule::Requests, ..Policy::default() },
+    },
     Srpt: PolicyInfo {
         name: "srpt",
         summary: "Shortest remaining work first, known from the simulation: the bound of what any policy can reach on one node.",
@@ -191,6 +236,12 @@ impl Preset {
 
     pub fn name(self) -> &'static str {
         self.info().name
+    }
+
+    /// Whether the policy goes by what only some jobs have, deadlines or requests. Without them it is
+    /// another policy of the table under a second name.
+    pub fn needs_deadlines(self) -> bool {
+        matches!(self, Preset::Qos | Preset::Edf | Preset::Elasticflow | Preset::Requests)
     }
 
     /// Refuses a policy that may not decide on real jobs, with the reason.
@@ -240,6 +291,8 @@ impl PolicyInfo {
         Answers {
             order: match policy.order {
                 OrderRule::Fifo => "fifo",
+                OrderRule::Requests => "requests",
+                OrderRule::Deadline => "deadline",
             },
             place: match policy.place {
                 PlaceRule::Spread => "spread",
@@ -250,6 +303,7 @@ impl PolicyInfo {
                 ShareRule::Fair => "fair",
                 ShareRule::Flowcon(_) => "flowcon",
                 ShareRule::Rank(Rank::Arrival) => "rank by arrival",
+                ShareRule::Rank(Rank::Deadline) => "rank by deadline",
                 ShareRule::Rank(Rank::Remaining) => "rank by work left",
                 ShareRule::Rank(Rank::Predicted) => "rank by predicted work left",
                 ShareRule::Rank(Rank::Attained { .. }) => "rank by attained service",
@@ -266,6 +320,7 @@ impl PolicyInfo {
             },
             scale: match policy.scale {
                 ScaleRule::Fixed => "fixed",
+                ScaleRule::Deadline(_) => "deadline",
             },
         }
     }
@@ -283,7 +338,7 @@ pub fn reference() -> String {
         "# Policies\n\n\
          Made of the table in `crates/core/src/policies/table.rs`; do not edit. [Write your own](write-a-policy.md).\n\n\
          A policy answers five questions: which waiting job next (order), on which node (place), how the jobs of one node split it\n\
-         (share), which running job should live elsewhere (move), how much a job may have at most (scale).\n\n\
+         (share), which running job should live elsewhere (move), how large a job must be (scale).\n\n\
          | policy | what it does | order | place | share | move | scale |\n|---|---|---|---|---|---|---|\n",
     );
     for info in &TABLE {
@@ -337,7 +392,8 @@ mod tests {
     fn what_serves_jobs_one_after_the_other_is_for_the_simulator_only() {
         for preset in Preset::ALL {
             let ranks = matches!(Policy::from(preset).share, ShareRule::Rank(_));
-            assert_eq!(preset.for_real_jobs().is_err(), ranks, "{preset:?}");
+            let is_told = matches!(preset, Preset::Elasticflow | Preset::Requests);
+            assert_eq!(preset.for_real_jobs().is_err(), ranks || is_told, "{preset:?}");
         }
         let refused = Preset::Srpt.for_real_jobs().unwrap_err();
         assert!(refused.contains("starves") && refused.contains("gainshare sim"), "{refused}");

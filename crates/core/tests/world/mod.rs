@@ -45,6 +45,7 @@ impl World {
             usable: None,
             known_left_s: None,
             history: vec![],
+            deadline: None,
         };
         &mut self.jobs.entry(JobId(id)).or_insert((view, Tracker::default())).0
     }

@@ -118,6 +118,11 @@ impl Client {
         Ok(self.post::<JobList>("/v1/jobs", &body, CALL_TIMEOUT).await?.jobs)
     }
 
+    /// What would become of these jobs if they were submitted now.
+    pub async fn plan(&self, jobs: Vec<JobSpec>) -> Result<Vec<PlanAnswer>> {
+        Ok(self.post::<PlanAnswers>("/v1/plan", &PlanRequest { jobs }, CALL_TIMEOUT).await?.jobs)
+    }
+
     /// Submits one job that the caller will supervise itself; ask for [`Client::admission`] next.
     /// `env_names` are the variables that its environment has.
     pub async fn submit_attached(&self, job: JobSpec, env_names: Vec<String>) -> Result<JobInfo> {

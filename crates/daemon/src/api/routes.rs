@@ -86,6 +86,14 @@ fn table() -> Vec<Route> {
         route("post", "/v1/jobs", "Submit jobs, all or none", json::<JobList>(), post(submit))
             .takes(schema::<SubmitRequest>())
             .answers(201),
+        route(
+            "post",
+            "/v1/plan",
+            "What would become of these jobs if submitted now",
+            json::<PlanAnswers>(),
+            post(plan),
+        )
+        .takes(schema::<PlanRequest>()),
         route("get", "/v1/jobs", "List jobs", json::<JobList>(), get(list))
             .asks(&[("all", "also jobs that have ended")]),
         route("get", "/v1/jobs/{job}", "One job, by id or name", json::<JobInfo>(), get(show)),
@@ -185,6 +193,12 @@ async fn submit(State(api): State<Api>, bytes: Bytes) -> Answer {
     let request: SubmitRequest = required(&bytes)?;
     let jobs = api.driver.ask(|d| d.submit(request)).await??;
     Ok((StatusCode::CREATED, Json(JobList { jobs })).into_response())
+}
+
+async fn plan(State(api): State<Api>, bytes: Bytes) -> Answer {
+    let request: PlanRequest = required(&bytes)?;
+    let jobs = api.driver.ask(|d| d.plan_ahead(request)).await??;
+    Ok(Json(PlanAnswers { jobs }).into_response())
 }
 
 #[derive(Deserialize)]

@@ -1,5 +1,6 @@
 //! Decisions: make the view, let control decide, check the plan, journal it, have it applied, publish it.
 
+use super::deadlines::signal;
 use super::{Driver, Job, RECENT_PLANS};
 use crate::clock::{Moment, rfc3339};
 use crate::fail;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// A daemon has one node: its machine.
-const HERE: NodeId = NodeId(0);
+pub(super) const HERE: NodeId = NodeId(0);
 
 /// How often unchanged limits are read back.
 const APPLY_PACE: Span = Span::from_secs(1);
@@ -37,6 +38,7 @@ impl Driver {
             self.read_usage(id);
         }
         self.read_container_usage();
+        self.measure_paces();
         let capacity = self.whole().capacity;
         let node = NodeView {
             id: HERE,
@@ -53,7 +55,7 @@ impl Driver {
         View { now: self.now(), nodes: vec![node], jobs }
     }
 
-    fn job_view(&self, job: &Job) -> JobView {
+    pub(super) fn job_view(&self, job: &Job) -> JobView {
         let r = &job.record;
         let phase = match r.state {
             JobState::Starting | JobState::Running => {
@@ -67,7 +69,7 @@ impl Driver {
             owner: self.jobs.owner(&r.owner),
             arrived: r.submitted.time,
             phase,
-            signal: job.progress.tracker.signal(),
+            signal: signal(job),
             consumed: job.progress.meter.consumed(),
             floor: Share::clamped(r.spec.floor),
             max: Share::clamped(r.spec.max),
@@ -77,6 +79,7 @@ impl Driver {
             usable: None,
             known_left_s: None,
             history: vec![],
+            deadline: self.deadline(&r.spec),
         }
     }
 
@@ -185,6 +188,7 @@ impl Driver {
             }
             job.verdict = Some(verdict.clone());
         }
+        self.warn_of_misses();
     }
 
     /// Keeps the decision for replay, for each job that it decided about anew.

@@ -38,7 +38,9 @@ impl Driver {
         if self.timeline.ending.is_some() {
             return Err(Refusal::new(ErrorCode::ShuttingDown, "the daemon is shutting down: start it again first"));
         }
-        let specs = spec::prepare(std::mem::take(&mut request.jobs))?;
+        let mut specs = spec::prepare(std::mem::take(&mut request.jobs))?;
+        let here = crate::deadline::now();
+        specs.iter_mut().try_for_each(|spec| spec.resolve(&here))?;
         if specs.is_empty() || specs.len() > MAX_SUBMIT || (request.attached && specs.len() != 1) {
             let wanted = if request.attached { "one job".into() } else { format!("1 to {MAX_SUBMIT} jobs") };
             return Err(Refusal::new(

@@ -14,7 +14,7 @@
 //! **Parts.** [`jobs`]: the table of jobs. [`store`]: the way to the journal. [`handle`]: tasks and
 //! events. [`intake`]: submit, admission, stop. [`start`]: how a job begins. [`observe`]: reports
 //! and ends of jobs. [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses.
-//! [`read`]: what the API shows. [`docker`]: containers, their runtime's thread
+//! [`deadlines`]: predicted ends and deadlines. [`read`]: what the API shows. [`docker`]: containers, their runtime's thread
 //! ([`docker_link`]) and their output ([`pump`]). [`inside`]: the library inside jobs, and
 //! their pages ([`page`]).
 //!
@@ -23,6 +23,7 @@
 //! are the daemon's own end, and the second SIGKILL on a machine without control groups.
 
 mod apply;
+mod deadlines;
 mod decide;
 mod docker;
 mod docker_link;
@@ -136,6 +137,8 @@ pub(crate) struct Driver {
     lease: Lease,
     guard: GuardKeeper,
     supervisors: Vec<(JobId, Child)>,
+    /// When the machine's idle time was last read, and what it was in node-seconds.
+    idle_seen: Option<(Time, f64)>,
     push_access: PushAccess,
     timeline: Timeline,
     /// What is wrong at the moment, for `health`.
@@ -198,6 +201,7 @@ impl Driver {
             lease,
             guard: GuardKeeper::new(),
             supervisors: Vec::new(),
+            idle_seen: None,
             push_access: PushAccess { listen, token },
             timeline: Timeline { began: now, next_beat: now, idle_since: now, ending: None, failure: None },
             problems: BTreeMap::new(),
@@ -363,6 +367,7 @@ impl Driver {
         self.connect_docker();
         self.read_container_usage();
         self.retry_starts();
+        self.look_at_deadlines();
         if !self.store.is_clean(&self.jobs) {
             crate::fail::point("samples-before-journal");
             let _ = self.save();

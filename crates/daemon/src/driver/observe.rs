@@ -126,6 +126,7 @@ impl Driver {
         self.read_report(id, true);
         fail::point("ended-before-journal");
         self.fact(Some(id), Change::Ended { state, exit_code, signal, why });
+        self.judge_deadline(id);
         let _ = self.save();
         fail::point("ended-before-release");
         self.release_limits(id);
@@ -241,12 +242,14 @@ impl Driver {
         }
         if look.forget {
             job.progress.tracker = Default::default();
+            job.progress.pace = Default::default();
             self.store.clear_samples(id);
         }
         if let Some(reports) = &job.reports {
             job.progress.metric = reports.metric().map(str::to_owned);
             job.progress.source = reports.source();
         }
+        job.progress.tracker.set_target(job.record.spec.target_value());
         for sample in samples {
             if !job.progress.tracker.push(now, *sample) {
                 self.metrics.samples_refused.inc();

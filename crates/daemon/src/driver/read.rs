@@ -81,6 +81,8 @@ impl Driver {
             growth: verdict.and_then(|v| v.growth.cpu),
             metric: metric(job),
             eta_s: if running { self.eta_s(job) } else { None },
+            done: if running { self.forecast(job) } else { None },
+            deadline: self.deadline_info(job),
             cpu_cores: job.progress.meter.cores().filter(|_| running),
             memory_bytes: job.progress.meter.memory_bytes().filter(|_| running),
             reason: self.why(job),
@@ -88,8 +90,12 @@ impl Driver {
         }
     }
 
-    /// At the pace so far; `None` unless the job says how many steps there are.
+    /// As predicted; before there is a prediction, at the pace so far. `None` unless the job says how many
+    /// steps there are.
     fn eta_s(&self, job: &Job) -> Option<f64> {
+        if let Some(done) = self.forecast(job) {
+            return Some((done.at_s - self.clock.moment().unix_s).max(0.0));
+        }
         let signal = job.progress.tracker.signal();
         let (step, total) = match job.progress.course {
             Some(course) => (course.step, course.total?),

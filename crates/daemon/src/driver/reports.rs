@@ -6,6 +6,7 @@
 
 use super::pump::Copied;
 use gainshare_core::model::Time;
+use gainshare_core::signal::speed::PaceTracker;
 use gainshare_core::signal::{Sample, Tracker};
 use gainshare_limits::usage::Meter;
 use gainshare_progress::prometheus::{Endpoint, FetchError};
@@ -165,6 +166,8 @@ pub(super) struct Progress {
     /// For a container.
     pub(super) copied: Copied,
     pub(super) meter: Meter,
+    /// How long its steps take at which share.
+    pub(super) pace: PaceTracker,
     /// How far the job is, in its own words.
     pub(super) course: Option<gainshare_progress::Progress>,
     /// The number of the next sample.
@@ -182,6 +185,7 @@ impl Default for Progress {
             position: Position::default(),
             copied: Copied::default(),
             meter: Meter::default(),
+            pace: PaceTracker::default(),
             course: None,
             next_seq: 0,
             stride: 1,

@@ -149,6 +149,7 @@ impl JobMemory {
             total: now.signal.total.or(before.signal.total),
             epoch_steps: now.signal.epoch_steps.or(before.signal.epoch_steps),
             outlook: now.signal.outlook.or(before.signal.outlook),
+            ..Signal::default()
         };
         let consumed = PerResource::from_fn(|r| before.consumed.get(r) + now.consumed.get(r));
         JobReport { signal, consumed, usable: now.usable.or(before.usable) }

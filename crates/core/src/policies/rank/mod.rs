@@ -25,6 +25,8 @@ use serde::{Deserialize, Serialize};
 pub enum Rank {
     /// The one that came first.
     Arrival,
+    /// The one whose deadline comes first; then those without a deadline, as they came.
+    Deadline,
     /// The one with the least work left, where it is known.
     Remaining,
     /// The one with the least work left, as its own reports predict it; before the first
@@ -58,6 +60,10 @@ const LOOK: Span = Span::from_secs(5);
 fn run(by: &Rank, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) {
     let key = |job: &JobView| match by {
         Rank::Arrival => (0, job.arrived.0 as f64),
+        Rank::Deadline => match job.deadline {
+            Some(deadline) => (0, deadline.at.0 as f64),
+            None => (1, job.arrived.0 as f64),
+        },
         Rank::Remaining => (0, job.known_left_s.unwrap_or(f64::INFINITY)),
         Rank::Predicted => match work_left(job) {
             None => (0, job.consumed.cpu),

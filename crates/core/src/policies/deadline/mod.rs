@@ -1,0 +1,304 @@
+//! `order: deadline` and `scale: deadline`: jobs end by their deadlines with the least that is enough.
+//!
+//! **Problem.** A user gives a job a deadline and no resource request. The job should have the
+//! smallest share that makes the deadline, no deadline should be promised that cannot be kept, and
+//! jobs without a deadline should have all the rest. (The QoS framework for deep learning, IJCNN
+//! 2019.)
+//!
+//! **Approach.** At each decision, for the jobs of one owner on one node:
+//! 1. *Predict.* A job's pace ([`crate::signal::speed`]) and its steps left give the time it needs at
+//!    any share, with a standard deviation; the rule plans [`Finish::caution`] deviations on the slow
+//!    side. A job that is not measured yet takes part in the share rule until it is.
+//! 2. *Promise.* Promises already given are planned first. Then new ones are added in order of their
+//!    deadlines as long as [`fill`] finds room for all; where there is none, the candidate that takes
+//!    most of the node is left out, because that leaves room for the most others. A promise whose
+//!    prediction turned out wrong is given up only if it cannot be kept with all that earlier
+//!    promises leave. A job with a tolerance that cannot be promised its deadline is tried again with
+//!    the tolerated lateness.
+//! 3. *Reserve.* A promised job has the least that makes its deadline. More is given at once; less
+//!    only if it falls by more than [`Finish::give_back`], and half of the way each time, so that
+//!    noise in the predictions does not move limits.
+//! 4. *The rest* goes to jobs without a promise by the share rule. A job whose deadline cannot be met
+//!    is one of them: it is told the earliest possible end, runs as best effort and takes nothing
+//!    from a promise. If every job beside the promised ones is such a job, promised jobs run ahead of
+//!    their deadlines instead, because that leaves room for deadlines to come.
+//!
+//! **Terms.** A *promise* is a deadline that the rule plans to keep. Shares are parts of the node,
+//! times are seconds from now.
+//!
+//! **Properties** (tests of that name in `tests/deadline.rs`): `promises_fit_the_node`;
+//! `a_promise_is_kept_before_a_new_one_is_made`; `what_cannot_meet_its_deadline_is_told_and_starves_no_other_job`;
+//! `a_job_that_is_early_gives_back`; `without_deadlines_the_share_rule_decides_alone`.
+
+mod fill;
+mod numbers;
+mod order;
+
+pub use numbers::{Admission, Finish};
+pub(crate) use order::ByDeadline;
+
+use super::{Claim, Group, Reservations, Scale};
+use crate::model::{JobId, Share, Span, Time};
+use crate::plan::Reason;
+use crate::view::{Deadline, JobView, View};
+use fill::{Need, Task, deal_spare, earliest_s, fill};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The rule with its numbers and its memory.
+pub(crate) struct Rule<'a> {
+    pub(crate) numbers: &'a Finish,
+    pub(crate) memory: &'a mut Memory,
+}
+
+/// What the rule remembers between two runs.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Memory {
+    promises: BTreeMap<JobId, Promise>,
+    /// Jobs that were refused for good; only [`Admission::Final`] refuses so.
+    #[serde(default)]
+    declined: BTreeSet<JobId>,
+}
+
+/// A deadline that the rule plans to keep.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Promise {
+    since: Time,
+    /// What is reserved for the job.
+    least: f64,
+    /// What it has, which may be more.
+    share: f64,
+}
+
+/// No promised job has less: it must go on reporting until it ends.
+const LEAST_RESERVED: f64 = 0.005;
+
+/// A job that made all its steps still saves and tidies up, and how much of a step is made is not known
+/// exactly: this part of a step is added.
+const EPILOGUE_STEPS: f64 = 0.2;
+
+/// One job whose deadline may be promised.
+struct Candidate<'a> {
+    place: usize,
+    job: &'a JobView,
+    /// Seconds that the deadline may be exceeded.
+    tolerance_s: f64,
+    promised: Option<Promise>,
+}
+
+impl Scale for Rule<'_> {
+    fn observe(&mut self, view: &View) {
+        let lives = |id: &JobId| view.job(*id).is_some_and(|j| j.deadline.is_some());
+        self.memory.promises.retain(|id, _| lives(id));
+        self.memory.declined.retain(lives);
+    }
+
+    fn reserve(&mut self, group: &Group<'_>) -> Reservations {
+        let Group { now, jobs, part, .. } = *group;
+        let mut claims = vec![Claim::Rest { why: None }; jobs.len()];
+        let (mut candidates, mut tasks) = (vec![], vec![]);
+        // Jobs that have a claim of their own on what promises leave.
+        let (mut without_deadline, mut unmeasured) = (0, 0);
+        for (place, job) in jobs.iter().copied().enumerate() {
+            let Some(Deadline { tolerance, .. }) = job.deadline else {
+                without_deadline += 1;
+                continue;
+            };
+            let promised = self.memory.promises.get(&job.id).copied();
+            let tolerance_s = tolerance.as_secs_f64();
+            match self.task(now, job, promised, part) {
+                Some(task) if task.left_s + tolerance_s > 0.0 => {
+                    candidates.push(Candidate { place, job, tolerance_s, promised });
+                    tasks.push(task);
+                }
+                Some(task) => {
+                    claims[place] = Claim::Rest { why: Some(cannot_meet(task.steps / task.rate(task.cap))) };
+                }
+                None if job.signal.pace.is_some() && job.signal.steps_left().is_none() => {
+                    without_deadline += 1;
+                    claims[place] = Claim::Rest { why: Some(Reason::UnknownEnd) };
+                }
+                None => unmeasured += 1,
+            }
+        }
+        if candidates.is_empty() {
+            self.memory.promises.retain(|id, _| !jobs.iter().any(|j| j.id == *id));
+            return Reservations { claims, rest: part, wait: None };
+        }
+        let others = jobs.len() - candidates.len();
+        let floors: f64 = jobs.iter().map(|j| j.floor.get()).sum();
+        let own_floors: f64 = candidates.iter().map(|c| c.job.floor.get()).sum();
+        let keep = if others > 0 { self.numbers.keep * part } else { self.numbers.keep_idle * part };
+        let capacity = (part - keep.max(floors - own_floors)).max(0.0);
+        let accepted = self.admit(&candidates, &mut tasks, capacity);
+        let order = by_deadline(&tasks, accepted.iter().copied());
+        let needs = fill(&tasks, &order, capacity).unwrap_or_default();
+        let reserved = self.damp(&candidates, &needs, capacity);
+        let sum: f64 = reserved.iter().map(|(_, r)| r.0).sum();
+
+        for (i, c) in candidates.iter().enumerate().filter(|(i, _)| !accepted.contains(i)) {
+            self.memory.promises.remove(&c.job.id);
+            let earliest_s = earliest_s(&tasks, &order, capacity, &tasks[i]);
+            claims[c.place] = Claim::Rest { why: Some(cannot_meet(earliest_s)) };
+        }
+        let hopeless = jobs.len() - accepted.len() - without_deadline - unmeasured;
+        let equal = part / jobs.len() as f64;
+        // What jobs beside the promised ones get. Jobs that missed are no reason to hold promised jobs back.
+        let rest = if without_deadline > 0 {
+            part - sum
+        } else {
+            let small = if hopeless > 0 { self.numbers.hopeless * part } else { 0.0 };
+            (unmeasured as f64 * equal + small).min(part - sum)
+        };
+        let dealt: Vec<(Task, f64)> = reserved.iter().map(|(i, r)| (tasks[*i], r.0)).collect();
+        let dealt = deal_spare(&dealt, part - sum - rest);
+        for ((i, (least, gave_back)), share) in reserved.into_iter().zip(dealt) {
+            let c = &candidates[i];
+            let since = c.promised.map_or(now, |p| p.since);
+            self.memory.promises.insert(c.job.id, Promise { since, least, share });
+            let ends_s = tasks[i].steps / tasks[i].rate(share).max(f64::MIN_POSITIVE);
+            // A deadline that only the tolerance can keep was moved back by it.
+            let late_s = if tasks[i].left_s > deadline_left_s(now, c.job) { c.tolerance_s } else { 0.0 };
+            let spare_s = (tasks[i].left_s - ends_s).max(0.0);
+            let least = Share::clamped(least);
+            let reason = if gave_back {
+                Reason::Early { least, spare_s }
+            } else {
+                Reason::MeetsDeadline { least, spare_s, late_s }
+            };
+            claims[c.place] = Claim::Reserved { least, share: Share::clamped(share), reason };
+        }
+        let soonest = tasks.iter().map(|t| t.left_s.max(0.0)).fold(f64::INFINITY, f64::min);
+        let wait = Span::from_secs_f64((self.numbers.look * soonest).max(0.0));
+        let wait = wait.clamp(self.numbers.shortest_look, self.numbers.longest_look);
+        let rest = if others + candidates.len() > accepted.len() { rest.max(LEAST_RESERVED * part) } else { 0.0 };
+        Reservations { claims, rest, wait: Some(wait) }
+    }
+}
+
+fn cannot_meet(earliest_s: f64) -> Reason {
+    Reason::CannotMeet { earliest_s: Some(earliest_s).filter(|s| s.is_finite()) }
+}
+
+fn deadline_left_s(now: Time, job: &JobView) -> f64 {
+    job.deadline.map_or(0.0, |d| d.at.as_secs_f64() - now.as_secs_f64())
+}
+
+/// The tasks of `chosen` in order of their deadlines.
+fn by_deadline(tasks: &[Task], chosen: impl Iterator<Item = usize>) -> Vec<usize> {
+    let mut order: Vec<usize> = chosen.collect();
+    order.sort_by(|&a, &b| tasks[a].left_s.total_cmp(&tasks[b].left_s).then(a.cmp(&b)));
+    order
+}
+
+impl Rule<'_> {
+    /// What is known of a job, if enough is.
+    fn task(&self, now: Time, job: &JobView, promised: Option<Promise>, part: f64) -> Option<Task> {
+        let (steps, pace) = (job.signal.steps_left()?, job.signal.pace?);
+        let caution = self.numbers.caution;
+        let share = promised.map_or(0.5 * part, |p| p.share);
+        // A part of the next step is made already.
+        let since_report = job.signal.last.map_or(0.0, |l| now.since(l.at).as_secs_f64());
+        let made = (since_report / pace.step_s(share)).min(0.9);
+        let wide = steps.mid + (steps.high - steps.mid) * caution.min(1.0);
+        Some(Task {
+            pace,
+            steps: (wide - made).max(0.0) + EPILOGUE_STEPS,
+            left_s: (1.0 - self.numbers.margin) * deadline_left_s(now, job),
+            cap: (pace.usable * self.numbers.room).min(job.max.get()).min(part),
+            caution,
+        })
+    }
+
+    /// Which deadlines are promised: places in `tasks`. The deadlines of tasks that are promised only
+    /// with their tolerance are moved back by it.
+    fn admit(&mut self, candidates: &[Candidate<'_>], tasks: &mut [Task], capacity: f64) -> BTreeSet<usize> {
+        let fits = |tasks: &[Task], chosen: &BTreeSet<usize>| {
+            fill(tasks, &by_deadline(tasks, chosen.iter().copied()), capacity).is_some()
+        };
+        let mut old: Vec<usize> = (0..candidates.len()).filter(|&i| candidates[i].promised.is_some()).collect();
+        old.sort_by_key(|&i| (candidates[i].promised.map(|p| p.since), candidates[i].job.id));
+        let mut accepted: BTreeSet<usize> = old.iter().copied().collect();
+        if !fits(tasks, &accepted) {
+            accepted.clear();
+            for i in old {
+                accepted.insert(i);
+                // A promise that only the tolerance can keep is kept so.
+                if !fits(tasks, &accepted) {
+                    tasks[i].left_s += candidates[i].tolerance_s;
+                    if !fits(tasks, &accepted) {
+                        tasks[i].left_s -= candidates[i].tolerance_s;
+                        accepted.remove(&i);
+                    }
+                }
+            }
+        }
+        let new: Vec<usize> = (0..candidates.len()).filter(|i| !accepted.contains(i)).collect();
+        match self.numbers.admission {
+            Admission::Final => {
+                for i in new {
+                    let id = candidates[i].job.id;
+                    if self.memory.declined.contains(&id) {
+                        continue;
+                    }
+                    accepted.insert(i);
+                    if !fits(tasks, &accepted) {
+                        accepted.remove(&i);
+                        self.memory.declined.insert(id);
+                    }
+                }
+            }
+            Admission::Revised => {
+                let mut chosen: BTreeSet<usize> = BTreeSet::new();
+                for i in by_deadline(tasks, new.iter().copied()) {
+                    chosen.insert(i);
+                    let mut all: BTreeSet<usize> = accepted.union(&chosen).copied().collect();
+                    while !fits(tasks, &all) {
+                        let largest =
+                            |a: &&usize, b: &&usize| tasks[**a].work().total_cmp(&tasks[**b].work()).then(a.cmp(b));
+                        let Some(&out) = chosen.iter().max_by(largest) else { break };
+                        chosen.remove(&out);
+                        all.remove(&out);
+                    }
+                }
+                accepted.extend(chosen);
+                for i in new {
+                    if !accepted.contains(&i) && candidates[i].tolerance_s > 0.0 {
+                        tasks[i].left_s += candidates[i].tolerance_s;
+                        accepted.insert(i);
+                        if !fits(tasks, &accepted) {
+                            tasks[i].left_s -= candidates[i].tolerance_s;
+                            accepted.remove(&i);
+                        }
+                    }
+                }
+            }
+        }
+        accepted
+    }
+
+    /// What is reserved for each promised task, and whether it gave something back: never less than
+    /// it needs, and not much less than it had.
+    fn damp(&self, candidates: &[Candidate<'_>], needs: &[(usize, Need)], capacity: f64) -> Vec<(usize, (f64, bool))> {
+        let wanted: Vec<(usize, f64, f64, bool)> = needs
+            .iter()
+            .map(|&(i, need)| {
+                let job = candidates[i].job;
+                let need = need.now.max(LEAST_RESERVED).max(job.floor.get()).min(job.max.get());
+                let had = candidates[i].promised.map_or(need, |p| p.least.min(job.max.get()));
+                let falls = need < had * (1.0 - self.numbers.give_back);
+                let least = if falls { 0.5 * (need + had) } else { need.max(had) };
+                (i, need, least.max(need), falls)
+            })
+            .collect();
+        let (needed, damped) = wanted.iter().fold((0.0, 0.0), |(n, d), w| (n + w.1, d + w.2));
+        // What damping holds back may not cost another job its promise.
+        let keep = if damped > capacity && damped > needed {
+            ((capacity - needed) / (damped - needed)).clamp(0.0, 1.0)
+        } else {
+            1.0
+        };
+        let cut = if needed > capacity && needed > 0.0 { capacity / needed } else { 1.0 };
+        wanted.into_iter().map(|(i, need, least, falls)| (i, ((need + keep * (least - need)) * cut, falls))).collect()
+    }
+}

@@ -1,0 +1,364 @@
+//! How long a job's steps take at any share of its node, and when the job will therefore end.
+//!
+//! **Problem.** A deadline can be kept with the smallest sufficient share only if the time per step
+//! is known for shares that the job has never had. Nothing about it is told: it must come from the
+//! job's reports and its CPU counters, within a few steps.
+//!
+//! **Approach.** Steps of a training job are alike. Between two reports a [`PaceTracker`] measures
+//! one *window*: the steps made, the seconds they took, and the share the job had. The windows are
+//! fitted by `t(c) = serial + parallel / c` (Amdahl's law; `c` is the share, 0 to 1), by least
+//! squares of the *relative* error, so that a window at a tenth of the node weighs as much as one
+//! at the whole node. Old windows fade. The serial part is pulled towards zero as strongly as one
+//! uncertain observation: with windows at one share only, the law is linear, and a wider interval
+//! says how little is known of other shares.
+//!
+//! *Which share a window had.* It had what it used: on a machine that gives unused CPU away this may be
+//! more than its grant. A job that used less than its grant although CPU was idle could not use more:
+//! its use is the largest *usable* share, and a larger share makes no step shorter.
+//!
+//! *A change of cost.* Two windows in a row that both take much longer, or much shorter, than
+//! fitted are no noise: the whole law is scaled to them, so that a job whose steps double in cost
+//! is predicted well again after two windows.
+//!
+//! **Terms and units.** `parallel_s` is node-seconds per step, `serial_s` seconds per step.
+//! Intervals are the middle 80 %.
+//!
+//! **Properties** (tests of that name): `amdahl_is_found`; `one_share_means_linear`;
+//! `a_doubled_cost_is_followed`; `intervals_hold_four_in_five`; `a_restart_begins_a_new_window`.
+
+use super::Signal;
+use crate::model::Time;
+use serde::{Deserialize, Serialize};
+
+/// Half the width of a normal distribution's middle 80 %, in standard deviations.
+const Z80: f64 = 1.2816;
+
+/// Each new window takes this part of the weight of all before it: about the last thirty count.
+const FADING: f64 = 0.97;
+
+/// The serial part of a step, as a part of the whole, before two different shares were seen: zero,
+/// give or take this much.
+const SERIAL_PRIOR: f64 = 0.2;
+
+/// No law is known better than this, relative: machines vary, and training has pauses that short
+/// windows do not show.
+const LEAST_ERROR: f64 = 0.03;
+
+/// Use below this part of the grant, while CPU is idle, means that the job cannot use more.
+const UNUSED: f64 = 0.9;
+
+/// Use above this part of what a job was thought able to use shows that it was underestimated.
+const MORE: f64 = 1.02;
+
+/// A window that took this many times longer (or shorter) than fitted is a jump of the cost, if the
+/// next one agrees.
+const JUMP: f64 = 1.4;
+
+/// A shorter window says more about the reading of files than about the job.
+const SHORTEST_WINDOW_S: f64 = 0.25;
+
+/// No share is smaller: below it a job does not run.
+pub const LEAST_SHARE: f64 = 1e-3;
+
+/// A number with its middle 80 %.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
+    pub mid: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
+impl Interval {
+    pub fn exact(mid: f64) -> Interval {
+        Interval { mid, low: mid, high: mid }
+    }
+}
+
+/// The fitted law of one job: seconds per step as a function of its share.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Pace {
+    /// Seconds of a step that no share shortens.
+    pub serial_s: f64,
+    /// Node-seconds of a step that shorten with the share.
+    pub parallel_s: f64,
+    /// Variances and covariance of the two: serial, both, parallel.
+    pub variance: [f64; 3],
+    /// The relative error that no number of windows removes.
+    pub error: f64,
+    /// The largest share that the job was seen able to use.
+    pub usable: f64,
+    /// Windows measured so far; 0 for a law that was told.
+    pub windows: u32,
+}
+
+impl Pace {
+    /// A law that is known, not measured.
+    pub fn told(serial_s: f64, parallel_s: f64, usable: f64) -> Pace {
+        Pace { serial_s, parallel_s, variance: [0.0; 3], error: 0.0, usable, windows: 0 }
+    }
+
+    /// Seconds per step at `share`.
+    pub fn step_s(&self, share: f64) -> f64 {
+        self.serial_s + self.parallel_s / share.min(self.usable).max(LEAST_SHARE)
+    }
+
+    /// The standard deviation of [`Pace::step_s`], as a mean over many steps.
+    pub fn deviation_s(&self, share: f64) -> f64 {
+        let x = 1.0 / share.min(self.usable).max(LEAST_SHARE);
+        let [serial, both, parallel] = self.variance;
+        let law = (serial + 2.0 * both * x + parallel * x * x).max(0.0);
+        (law + (self.error * self.step_s(share)).powi(2)).sqrt()
+    }
+
+    /// Seconds per step at `share`, `caution` standard deviations on the slow side.
+    pub fn cautious_step_s(&self, share: f64, caution: f64) -> f64 {
+        self.step_s(share) + caution * self.deviation_s(share)
+    }
+
+    /// How long `steps` take at `share`.
+    pub fn time_s(&self, steps: Interval, share: f64) -> Interval {
+        let (step, deviation) = (self.step_s(share), self.deviation_s(share));
+        let side = |end: f64| {
+            let of_steps = (end - steps.mid) * step;
+            (of_steps * of_steps + (Z80 * deviation * steps.mid).powi(2)).sqrt()
+        };
+        let mid = steps.mid * step;
+        Interval { mid, low: (mid - side(steps.low)).max(0.0), high: mid + side(steps.high) }
+    }
+}
+
+/// Where a signal's steps end: told by the job, or where the fitted curve meets the goal.
+impl Signal {
+    /// How far the job is: steps, or reports where it counts no steps.
+    pub fn position(&self) -> f64 {
+        self.step.unwrap_or(self.reports) as f64
+    }
+
+    /// The steps left, if there is a way to know them. A job that goes on after the total it told
+    /// is believed to have as much left as it has gone on.
+    pub fn steps_left(&self) -> Option<Interval> {
+        let at = self.position();
+        if let Some(total) = self.total {
+            return Some(Interval::exact((total as f64 - at).abs()));
+        }
+        let goal = self.goal.filter(|g| g.chance >= 0.5)?;
+        let left = |x: f64| (x - at).max(0.0);
+        Some(Interval { mid: left(goal.at.mid), low: left(goal.at.low), high: left(goal.at.high) })
+    }
+
+    /// When the job ends if it has `share` of its node from now on, in seconds from `now`; `None`
+    /// while its steps left or its pace are not known.
+    pub fn ends_in_s(&self, now: Time, share: f64) -> Option<Interval> {
+        let (steps, pace) = (self.steps_left()?, self.pace?);
+        let since_report = self.last.map_or(0.0, |l| now.since(l.at).as_secs_f64());
+        // Part of the next step is made already; a job is never believed to have ended.
+        let done = (since_report / pace.step_s(share)).min(1.0) * pace.step_s(share);
+        let time = pace.time_s(steps, share);
+        let less = |t: f64| (t - done).max(0.0);
+        Some(Interval { mid: less(time.mid), low: less(time.low), high: less(time.high) })
+    }
+}
+
+/// What a driver knows of a job when it reads the job's counters.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Reading {
+    pub now: Time,
+    /// Node-seconds of CPU since the job's start.
+    pub consumed_s: f64,
+    /// The share that was in force since the last reading.
+    pub granted: f64,
+    /// Whether the node had no CPU to spare: a job that used little may then have wanted more.
+    pub scarce: bool,
+}
+
+/// Measures windows and fits the law. It belongs to the driver, beside the [`super::Tracker`].
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PaceTracker {
+    last: Option<Counters>,
+    /// The counters when the newest window ended.
+    window: Option<(f64, Counters)>,
+    /// The node had no CPU to spare at some time within the window.
+    scarce: bool,
+    sums: Sums,
+    usable: Option<f64>,
+    /// The relative length of the last window, if it was far from the law.
+    odd: Option<f64>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+struct Counters {
+    at: Time,
+    consumed_s: f64,
+    /// The integral of the granted share.
+    granted_s: f64,
+}
+
+impl Counters {
+    fn between(a: Counters, b: Counters, at: Time) -> Counters {
+        let span = b.at.since(a.at).as_secs_f64();
+        let part = if span > 0.0 { (at.since(a.at).as_secs_f64() / span).min(1.0) } else { 1.0 };
+        let mix = |x: f64, y: f64| x + part * (y - x);
+        Counters {
+            at: at.max(a.at).min(b.at),
+            consumed_s: mix(a.consumed_s, b.consumed_s),
+            granted_s: mix(a.granted_s, b.granted_s),
+        }
+    }
+}
+
+/// Sums of the fit of `1 = serial · (1/t) + parallel · (x/t)`, with `x = 1/c`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+struct Sums {
+    n: f64,
+    one: f64,
+    x: f64,
+    one_one: f64,
+    one_x: f64,
+    x_x: f64,
+    windows: u32,
+}
+
+impl PaceTracker {
+    /// Takes in the job's counters and the signal of its reports so far.
+    pub fn observe(&mut self, reading: Reading, signal: &Signal) {
+        let before = self.last.filter(|l| reading.consumed_s >= l.consumed_s && reading.now >= l.at);
+        let granted_s = before.map_or(0.0, |l| l.granted_s + reading.granted * reading.now.since(l.at).as_secs_f64());
+        let now = Counters { at: reading.now, consumed_s: reading.consumed_s, granted_s };
+        self.last = Some(now);
+        self.scarce |= reading.scarce;
+        let Some(report) = signal.last else { return };
+        let position = signal.position();
+        let same_attempt = self.window.filter(|(from, _)| before.is_some() && position >= *from);
+        let (Some(before), Some((from, start))) = (before, same_attempt) else {
+            // The first report, a new attempt, or a step back to a checkpoint.
+            self.window = Some((position, before.map_or(now, |b| Counters::between(b, now, report.at))));
+            self.scarce = false;
+            return;
+        };
+        let end = Counters::between(before, now, report.at);
+        let seconds = end.at.since(start.at).as_secs_f64();
+        if position <= from || seconds < SHORTEST_WINDOW_S {
+            return;
+        }
+        let used = (end.consumed_s - start.consumed_s) / seconds;
+        let granted = ((end.granted_s - start.granted_s) / seconds).min(1.0);
+        self.window = Some((position, end));
+        let scarce = std::mem::replace(&mut self.scarce, reading.scarce);
+        let used = used.clamp(LEAST_SHARE, 1.0);
+        let idle = !scarce && used < UNUSED * granted;
+        let usable = self.usable.unwrap_or(1.0);
+        self.usable = Some(if idle {
+            if self.usable.is_some() { 0.5 * (usable + used) } else { used }
+        } else if used > MORE * usable {
+            // It used all it had, and more than it was thought able to: it may well use more.
+            (1.25 * used).min(1.0)
+        } else {
+            usable
+        });
+        self.add(seconds / (position - from), used);
+    }
+
+    fn add(&mut self, step_s: f64, share: f64) {
+        let ratio = self.law().map(|p| step_s / p.step_s(share));
+        let jumped = |r: f64| !(1.0 / JUMP..=JUMP).contains(&r);
+        match (ratio.filter(|r| jumped(*r)), self.odd) {
+            (Some(new), Some(old)) if (new > 1.0) == (old > 1.0) => {
+                self.sums.scale((new * old).sqrt());
+                self.odd = None;
+            }
+            // Counted only if the next window agrees: one alone may be a pause.
+            (Some(new), _) if self.sums.windows >= 3 => {
+                self.odd = Some(new);
+                return;
+            }
+            _ => self.odd = None,
+        }
+        self.sums.add(step_s, 1.0 / share.max(LEAST_SHARE));
+    }
+
+    fn law(&self) -> Option<Pace> {
+        self.sums.fit(1.0)
+    }
+
+    /// The law as far as it is known: after the first window.
+    pub fn pace(&self) -> Option<Pace> {
+        self.sums.fit(self.usable.unwrap_or(1.0))
+    }
+}
+
+impl Sums {
+    fn add(&mut self, t: f64, x: f64) {
+        let w = 1.0 / t;
+        for sum in [&mut self.n, &mut self.one, &mut self.x, &mut self.one_one, &mut self.one_x, &mut self.x_x] {
+            *sum *= FADING;
+        }
+        self.n += 1.0;
+        self.one += w;
+        self.x += x * w;
+        self.one_one += w * w;
+        self.one_x += x * w * w;
+        self.x_x += x * x * w * w;
+        self.windows = self.windows.saturating_add(1);
+    }
+
+    /// All windows took `ratio` times as long.
+    fn scale(&mut self, ratio: f64) {
+        for sum in [&mut self.one, &mut self.x] {
+            *sum /= ratio;
+        }
+        for sum in [&mut self.one_one, &mut self.one_x, &mut self.x_x] {
+            *sum /= ratio * ratio;
+        }
+    }
+
+    fn fit(&self, usable: f64) -> Option<Pace> {
+        if self.windows == 0 || self.x_x <= 0.0 {
+            return None;
+        }
+        let typical = self.n / self.one;
+        let prior = (SERIAL_PRIOR * typical).powi(-2);
+        // The relative scatter around the linear law bounds the noise from above; it weighs the prior.
+        let linear = self.x / self.x_x;
+        let scatter = |a: f64, b: f64| {
+            let misfit = self.n - 2.0 * (a * self.one + b * self.x)
+                + a * a * self.one_one
+                + 2.0 * a * b * self.one_x
+                + b * b * self.x_x;
+            // One window more than there was, as noisy as the least error: few windows agree by chance.
+            ((misfit.max(0.0) + LEAST_ERROR * LEAST_ERROR) / (self.n - 1.0).max(1.0)).max(1e-6)
+        };
+        let mut noise = LEAST_ERROR * LEAST_ERROR;
+        let (mut serial, mut parallel) = (0.0, linear);
+        for _ in 0..2 {
+            let s11 = self.one_one + noise * prior;
+            let det = s11 * self.x_x - self.one_x * self.one_x;
+            if det > 0.0 {
+                serial = (self.one * self.x_x - self.x * self.one_x) / det;
+                parallel = (s11 * self.x - self.one_x * self.one) / det;
+            }
+            if serial < 0.0 || det <= 0.0 {
+                (serial, parallel) = (0.0, linear);
+            } else if parallel <= 0.0 {
+                (serial, parallel) = (self.one / self.one_one, 0.0);
+            }
+            noise = scatter(serial, parallel);
+        }
+        let s11 = self.one_one + noise * prior;
+        let det = (s11 * self.x_x - self.one_x * self.one_x).max(f64::MIN_POSITIVE);
+        let variance = [noise * self.x_x / det, -noise * self.one_x / det, noise * s11 / det];
+        let pace = Pace {
+            serial_s: serial,
+            parallel_s: parallel,
+            variance,
+            error: LEAST_ERROR,
+            usable,
+            windows: self.windows,
+        };
+        let sound = serial.is_finite() && parallel.is_finite() && variance.iter().all(|v| v.is_finite());
+        (sound && serial + parallel > 0.0).then_some(pace)
+    }
+}
+
+#[cfg(test)]
+#[path = "speed_tests.rs"]
+mod tests;

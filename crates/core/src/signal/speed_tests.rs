@@ -1,0 +1,185 @@
+use super::*;
+use crate::model::Span;
+use crate::signal::{Sample, Tracker};
+
+/// A job that is read once a second and reports every `per_report` steps.
+struct Bench {
+    tracker: Tracker,
+    pace: PaceTracker,
+    now_s: f64,
+    consumed: f64,
+    steps: f64,
+    reported: u64,
+    total: u64,
+}
+
+impl Bench {
+    fn new(total: u64) -> Bench {
+        Bench {
+            tracker: Tracker::default(),
+            pace: PaceTracker::default(),
+            now_s: 1.0,
+            consumed: 0.0,
+            steps: 0.0,
+            reported: 0,
+            total,
+        }
+    }
+
+    /// Runs for `seconds` at `share`, a step taking `step_s`.
+    fn run(&mut self, seconds: usize, share: f64, step_s: f64) {
+        for _ in 0..seconds {
+            let (from, before) = (self.now_s, self.steps);
+            self.now_s += 1.0;
+            self.steps += 1.0 / step_s;
+            self.consumed += share;
+            while (self.reported + 1) as f64 <= self.steps {
+                self.reported += 1;
+                let at = from + (self.reported as f64 - before) * step_s;
+                let sample =
+                    Sample { value: 1.0 / self.reported as f64, step: Some(self.reported), total: Some(self.total) };
+                self.tracker.push(Time::from_secs_f64(at), sample);
+            }
+            let now = Time::from_secs_f64(self.now_s);
+            let reading = Reading { now, consumed_s: self.consumed, granted: share, scarce: false };
+            self.pace.observe(reading, &self.tracker.signal());
+        }
+    }
+
+    fn pace(&self) -> Pace {
+        self.pace.pace().expect("there are windows")
+    }
+}
+
+fn amdahl(share: f64) -> f64 {
+    0.4 + 0.6 / share
+}
+
+#[test]
+fn amdahl_is_found() {
+    let mut bench = Bench::new(1000);
+    for share in [0.2, 0.5, 1.0, 0.3] {
+        bench.run(60, share, amdahl(share));
+    }
+    for share in [0.15, 0.4, 0.8] {
+        let (found, truth) = (bench.pace().step_s(share), amdahl(share));
+        assert!((found / truth - 1.0).abs() < 0.05, "{found} is not {truth} at {share}");
+    }
+}
+
+#[test]
+fn one_share_means_linear() {
+    let mut bench = Bench::new(1000);
+    bench.run(60, 0.25, 2.0);
+    let pace = bench.pace();
+    assert!((pace.step_s(0.25) - 2.0).abs() < 0.02, "{pace:?}");
+    assert!((pace.step_s(0.5) - 1.0).abs() < 0.02, "{pace:?}");
+    let relative = |share: f64| pace.deviation_s(share) / pace.step_s(share);
+    assert!(relative(1.0) > 2.0 * relative(0.25), "a share that was never seen is known less well");
+}
+
+#[test]
+fn a_doubled_cost_is_followed() {
+    let mut bench = Bench::new(1000);
+    bench.run(60, 0.5, 2.0);
+    bench.run(20, 0.5, 4.0);
+    let found = bench.pace().step_s(0.5);
+    assert!((found / 4.0 - 1.0).abs() < 0.1, "{found}");
+}
+
+#[test]
+fn one_long_pause_is_forgiven() {
+    let mut bench = Bench::new(1000);
+    bench.run(60, 0.5, 2.0);
+    bench.run(10, 0.5, 8.0);
+    bench.run(20, 0.5, 2.0);
+    let found = bench.pace().step_s(0.5);
+    assert!((found / 2.0 - 1.0).abs() < 0.1, "{found}");
+}
+
+#[test]
+fn a_job_that_cannot_use_its_grant_shows_what_it_can_use() {
+    let mut pace = PaceTracker::default();
+    for second in 1..30u64 {
+        let mut tracker = Tracker::default();
+        for step in 1..=second {
+            let sample = Sample { value: 1.0, step: Some(step), total: Some(100) };
+            tracker.push(Time::from_secs_f64(step as f64), sample);
+        }
+        let now = Time::from_secs_f64(second as f64 + 0.1);
+        let reading = Reading { now, consumed_s: 0.2 * second as f64, granted: 1.0, scarce: false };
+        pace.observe(reading, &tracker.signal());
+    }
+    let pace = pace.pace().expect("there are windows");
+    assert!((pace.usable - 0.2).abs() < 0.02, "{pace:?}");
+    assert!((pace.step_s(0.9) - 1.0).abs() < 0.05, "{pace:?}");
+    assert_eq!(pace.step_s(0.9), pace.step_s(pace.usable), "more than it can use makes no step shorter");
+}
+
+#[test]
+fn a_restart_begins_a_new_window() {
+    let mut bench = Bench::new(1000);
+    bench.run(30, 0.5, 2.0);
+    // The counters of the new attempt begin at zero; the job resumes from an earlier step.
+    let before = bench.pace();
+    bench.consumed = 0.0;
+    bench.run(1, 0.5, 2.0);
+    assert_eq!(bench.pace(), before);
+    bench.run(30, 0.5, 2.0);
+    assert!((bench.pace().step_s(0.5) - 2.0).abs() < 0.05);
+}
+
+#[test]
+fn the_end_comes_from_the_total_or_from_the_goal() {
+    let mut bench = Bench::new(100);
+    bench.run(60, 0.5, 2.0);
+    let now = Time::from_secs_f64(bench.now_s);
+    let mut signal = bench.tracker.signal();
+    assert_eq!(signal.ends_in_s(now, 0.5), None, "without a pace no end is known");
+    signal.pace = Some(bench.pace());
+    let end = signal.ends_in_s(now, 0.5).expect("both are known");
+    assert!((end.mid - 140.0).abs() < 5.0 && end.low < end.mid && end.mid < end.high, "{end:?}");
+    let faster = signal.ends_in_s(now, 1.0).expect("both are known");
+    assert!(faster.mid < 0.6 * end.mid, "{faster:?}");
+    // Without a total, the curve says when the value is reached.
+    signal.total = None;
+    assert_eq!(signal.steps_left(), None);
+    let mut tracker = Tracker::default();
+    tracker.set_target(Some(0.25));
+    for step in 1..=40u64 {
+        let value = 0.2 + 0.8 * (-(step as f64) / 20.0).exp();
+        tracker.push(Time::ZERO + Span::from_secs(step), Sample { value, step: Some(step), total: None });
+    }
+    // 0.2 + 0.8·exp(−x/20) is 0.25 at x = 55.5.
+    let left = tracker.signal().steps_left().expect("the curve falls to it");
+    assert!((left.mid - 15.5).abs() < 8.0 && left.low <= left.mid && left.mid <= left.high, "{left:?}");
+}
+
+/// Noisy windows at two shares: the 80 % interval of a third share holds the truth about four times
+/// in five.
+#[test]
+fn intervals_hold_four_in_five() {
+    let mut state = 7u64;
+    let mut unit = move || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 11) as f64 / (1u64 << 53) as f64
+    };
+    let (mut held, runs) = (0, 400);
+    for _ in 0..runs {
+        let serial = 0.3 * unit();
+        let truth = |share: f64| serial + (1.0 - serial) / share;
+        // The machine itself is a little faster or slower later on.
+        let drift = 1.0 + 0.03 * (unit() + unit() + unit() + unit() - 2.0) * 3f64.sqrt();
+        let mut tracker = PaceTracker::default();
+        for i in 0..24 {
+            let share = if i % 8 < 4 { 0.2 } else { 0.5 };
+            let noise = 1.0 + 0.1 * (unit() + unit() + unit() + unit() - 2.0) * 3f64.sqrt();
+            tracker.add(truth(share) * noise, share);
+        }
+        let time = tracker.pace().expect("there are windows").time_s(Interval::exact(100.0), 0.3);
+        let ends = 100.0 * truth(0.3) * drift;
+        held += usize::from(time.low <= ends && ends <= time.high);
+    }
+    let part = held as f64 / runs as f64;
+    assert!((0.70..=0.90).contains(&part), "{part}");
+}

@@ -1,0 +1,173 @@
+//! The deadline rule on jobs whose pace is told: what is promised, what is kept, what is told.
+
+mod world;
+
+use gainshare_core::check::CheckedPlan;
+use gainshare_core::decider::Decider;
+use gainshare_core::model::{JobId, NodeId, Share, Span, Time};
+use gainshare_core::plan::{Reason, Verdict};
+use gainshare_core::policy::{Policy, Preset};
+use gainshare_core::signal::speed::Pace;
+use gainshare_core::signal::{Report, Signal};
+use gainshare_core::view::{Deadline, JobView, NodeView, Phase, View};
+use proptest::prelude::*;
+
+const NOW: Time = Time(1_000_000_000);
+
+/// A running job with `steps` left, each a node-second, and a deadline in `left_s`.
+fn job(id: u64, steps: u64, left_s: Option<f64>) -> JobView {
+    let report = Some(Report { value: 1.0, at: NOW });
+    JobView {
+        id: JobId(id),
+        phase: Phase::Running { node: NodeId(0), since: Time::ZERO, attempt: 1 },
+        signal: Signal {
+            reports: 1,
+            first: report,
+            last: report,
+            step: Some(1),
+            total: Some(steps + 1),
+            pace: Some(Pace::told(0.0, 1.0, 1.0)),
+            ..Signal::default()
+        },
+        deadline: left_s.map(|s| Deadline::strict(NOW + Span::from_secs_f64(s))),
+        ..JobView::default()
+    }
+}
+
+fn view(now: Time, jobs: Vec<JobView>) -> View {
+    let node = NodeView { id: NodeId(0), cores: 8.0, speed: 1.0, memory_bytes: 1 << 34, slots: None, idle: None };
+    View { now, nodes: vec![node], jobs }
+}
+
+fn decider() -> Decider {
+    Decider::new(Policy::from(Preset::Qos))
+}
+
+fn decide(decider: &mut Decider, jobs: Vec<JobView>) -> CheckedPlan {
+    world::decide(decider, view(NOW, jobs)).expect("jobs came")
+}
+
+fn verdict(plan: &CheckedPlan, id: u64) -> &Verdict {
+    &plan.verdicts[&JobId(id)]
+}
+
+fn share(plan: &CheckedPlan, id: u64) -> f64 {
+    verdict(plan, id).target.expect("it runs").share.cpu.get()
+}
+
+#[test]
+fn a_job_has_the_least_that_makes_its_deadline_and_the_others_the_rest() {
+    // 30 node-seconds in 60 s: half the node; a job without a deadline has the other half.
+    let plan = decide(&mut decider(), vec![job(1, 30, Some(60.0)), job(2, 1000, None)]);
+    assert!((share(&plan, 1) - 0.5).abs() < 0.02, "{plan:?}");
+    assert!((share(&plan, 2) - 0.5).abs() < 0.02, "{plan:?}");
+    assert!(matches!(verdict(&plan, 1).reason, Reason::MeetsDeadline { .. }), "{plan:?}");
+    assert!((verdict(&plan, 1).least.get() - 0.5).abs() < 0.02);
+    assert_eq!(verdict(&plan, 2).least, Share::ZERO);
+}
+
+#[test]
+fn what_cannot_meet_its_deadline_is_told_and_starves_no_other_job() {
+    let plan = decide(&mut decider(), vec![job(1, 50, Some(60.0)), job(2, 80, Some(70.0))]);
+    let Reason::CannotMeet { earliest_s: Some(earliest_s) } = verdict(&plan, 2).reason else { panic!("{plan:?}") };
+    // 50 node-seconds are promised before; 130 in all.
+    assert!((125.0..145.0).contains(&earliest_s), "{earliest_s}");
+    assert!(share(&plan, 1) >= 50.0 / 60.0, "{plan:?}");
+    assert!(share(&plan, 2) > 0.0, "it still runs");
+}
+
+#[test]
+fn a_promise_is_kept_before_a_new_one_is_made() {
+    let mut decider = decider();
+    let long = job(1, 50, Some(60.0));
+    decide(&mut decider, vec![long.clone()]);
+    // Two short jobs would fit if the long one were given up; it was promised first.
+    let plan = decide(&mut decider, vec![long, job(2, 20, Some(40.0)), job(3, 20, Some(40.0))]);
+    assert!(matches!(verdict(&plan, 1).reason, Reason::MeetsDeadline { .. } | Reason::Early { .. }), "{plan:?}");
+    for id in [2, 3] {
+        assert!(matches!(verdict(&plan, id).reason, Reason::CannotMeet { .. }), "{plan:?}");
+    }
+}
+
+#[test]
+fn of_new_jobs_that_do_not_all_fit_the_largest_is_left_out() {
+    let jobs = vec![job(1, 50, Some(60.0)), job(2, 20, Some(50.0)), job(3, 20, Some(55.0))];
+    let plan = decide(&mut decider(), jobs);
+    assert!(matches!(verdict(&plan, 1).reason, Reason::CannotMeet { .. }), "{plan:?}");
+    for id in [2, 3] {
+        assert!(matches!(verdict(&plan, id).reason, Reason::MeetsDeadline { .. }), "{plan:?}");
+    }
+}
+
+#[test]
+fn a_tolerated_lateness_is_promised_where_the_deadline_cannot_be() {
+    let mut late = job(2, 20, Some(50.0));
+    let plan = decide(&mut decider(), vec![job(1, 55, Some(60.0)), late.clone()]);
+    assert!(matches!(verdict(&plan, 2).reason, Reason::MeetsDeadline { .. }), "the smaller job is preferred: {plan:?}");
+    late.signal.total = Some(71);
+    late.deadline = late.deadline.map(|d| Deadline { tolerance: Span::from_secs(100), ..d });
+    let plan = decide(&mut decider(), vec![job(1, 55, Some(60.0)), late]);
+    let Reason::MeetsDeadline { late_s, .. } = verdict(&plan, 2).reason else { panic!("{plan:?}") };
+    assert_eq!(late_s, 100.0);
+}
+
+#[test]
+fn a_job_that_is_early_gives_back() {
+    let mut decider = decider();
+    let first = decide(&mut decider, vec![job(1, 45, Some(60.0)), job(2, 1000, None)]);
+    assert!((share(&first, 1) - 0.75).abs() < 0.02);
+    // It made far more steps than its share explains.
+    let ahead = job(1, 10, Some(60.0));
+    let mut now = NOW;
+    let mut shares = vec![];
+    for _ in 0..6 {
+        now = now + Span::from_secs(3);
+        let mut ahead = ahead.clone();
+        ahead.signal.last = Some(Report { value: 1.0, at: now });
+        let plan = world::decide(&mut decider, view(now, vec![ahead, job(2, 1000, None)])).expect("due");
+        assert!(share(&plan, 1) >= 10.0 / 60.0, "{plan:?}");
+        shares.push(share(&plan, 1));
+    }
+    assert!(shares.windows(2).all(|w| w[1] <= w[0] + 0.01), "it falls step by step: {shares:?}");
+    assert!(shares[0] > 0.3 && shares[5] < 0.3, "{shares:?}");
+}
+
+#[test]
+fn a_deadline_without_a_total_is_told_so_and_treated_as_any_job() {
+    let mut endless = job(1, 10, Some(60.0));
+    endless.signal.total = None;
+    let plan = decide(&mut decider(), vec![endless, job(2, 1000, None)]);
+    assert_eq!(verdict(&plan, 1).reason, Reason::UnknownEnd);
+    assert!(share(&plan, 1) > 0.1, "{plan:?}");
+}
+
+#[test]
+fn without_deadlines_the_share_rule_decides_alone() {
+    let jobs = vec![job(1, 10, None), job(2, 50, None), job(3, 90, None)];
+    let ours = decide(&mut decider(), jobs.clone());
+    let gain = decide(&mut Decider::new(Policy::from(Preset::Gainshare)), jobs);
+    for id in 1..=3 {
+        assert_eq!(verdict(&ours, id), verdict(&gain, id));
+    }
+}
+
+proptest! {
+    /// `check` refuses a plan whose promises exceed the node; `world::decide` fails on a refused plan.
+    #[test]
+    fn promises_fit_the_node(
+        jobs in prop::collection::vec((1u64..200, prop::option::of(1.0f64..300.0), 0.0f64..0.2, 0u32..2), 1..12),
+    ) {
+        let jobs: Vec<JobView> = jobs.into_iter().enumerate().map(|(i, (steps, left, floor, owner))| JobView {
+            floor: Share::clamped(floor),
+            owner: gainshare_core::model::OwnerId(owner),
+            ..job(i as u64, steps, left)
+        }).collect();
+        let mut decider = decider();
+        let plan = decide(&mut decider, jobs.clone());
+        let promised: f64 = plan.verdicts.values().map(|v| v.least.get()).sum();
+        prop_assert!(promised <= 1.0 + 1e-6, "{promised}");
+        // Again a little later, with what was promised in mind.
+        let later = view(NOW + Span::from_secs(40), jobs);
+        let _ = world::decide(&mut decider, later);
+    }
+}

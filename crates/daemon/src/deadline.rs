@@ -1,0 +1,297 @@
+//! Deadlines as people write them: `tomorrow 9:00`, `18:00`, `friday noon`, `2h`, RFC 3339.
+//!
+//! **Problem.** A time of day means a moment only together with a day and a time zone. On two days of
+//! the year some times of day do not exist, or exist twice.
+//!
+//! **How.** [`parse`] takes the text and the present moment in the user's time zone. A time of day
+//! alone is the next one to come. A length of time counts from now. What names no moment, or more than
+//! one, is refused with the ways to say it clearly; so is a moment in the past. The command line
+//! resolves the text where the user is; a request over the API is resolved in the daemon's time zone.
+//!
+//! **Properties** (tests of that name): `words_mean_what_people_mean`; `daylight_saving_is_never_guessed`;
+//! `the_past_is_refused`.
+
+use crate::duration::parse_duration;
+use jiff::civil::{Date, DateTime, Time, Weekday};
+use jiff::tz::{AmbiguousOffset, TimeZone};
+use jiff::{SignedDuration, Timestamp, Zoned};
+
+/// Why a text is no deadline.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum DeadlineError {
+    #[error(
+        "`{text}` is no deadline: write a time (18:00, `tomorrow 9:00`, `friday noon`), a length of time (2h), or a moment \
+         like 2026-03-01T18:00:00+01:00"
+    )]
+    Unknown { text: String },
+    #[error("`{text}` may be a time of day or a length of time: write 18:00 for the time, 18s or 18h for the length")]
+    BareNumber { text: String },
+    #[error("`{text}` names a day but no time: write for example `{text} 9:00`")]
+    NoTime { text: String },
+    #[error("the deadline `{text}` is in the past: it was {moment}, and now it is {now}")]
+    Past { text: String, moment: String, now: String },
+    #[error("`{text}` does not exist: the clocks of {zone} go forward over it; choose a time before or after the gap")]
+    Gap { text: String, zone: String },
+    #[error("`{text}` occurs twice, because the clocks of {zone} go back: write {first} or {second}")]
+    Twice { text: String, zone: String, first: String, second: String },
+    #[error("`{text}` is no target: write NAME=VALUE, such as loss=0.05")]
+    Target { text: String },
+}
+
+/// The present moment in the time zone of this process.
+pub fn now() -> Zoned {
+    Zoned::now()
+}
+
+/// The moment that `text` names.
+pub fn parse(text: &str, now: &Zoned) -> Result<Timestamp, DeadlineError> {
+    let given = text.trim();
+    let moment = moment(given, now)?;
+    if moment <= now.timestamp() {
+        let local = |t: Timestamp| t.to_zoned(now.time_zone().clone()).strftime("%Y-%m-%d %H:%M %Z").to_string();
+        return Err(DeadlineError::Past { text: given.into(), moment: local(moment), now: local(now.timestamp()) });
+    }
+    Ok(moment)
+}
+
+fn moment(text: &str, now: &Zoned) -> Result<Timestamp, DeadlineError> {
+    if let Ok(moment) = text.parse::<Timestamp>() {
+        return Ok(moment);
+    }
+    if text.contains('[')
+        && let Ok(moment) = text.parse::<Zoned>()
+    {
+        return Ok(moment.timestamp());
+    }
+    let words = text.to_lowercase().replace(',', " ");
+    let words: Vec<&str> = words.split_whitespace().filter(|w| !matches!(*w, "at" | "by" | "on")).collect();
+    if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
+        return Err(DeadlineError::BareNumber { text: text.into() });
+    }
+    let length = words.strip_prefix(&["in"]).unwrap_or(&words).join(" ");
+    if !length.contains(':')
+        && let Ok(length) = parse_duration(&length)
+    {
+        let length = SignedDuration::try_from(length).ok();
+        let moment = length.and_then(|length| now.timestamp().checked_add(length).ok());
+        return moment.ok_or_else(|| DeadlineError::Unknown { text: text.into() });
+    }
+    let unknown = || DeadlineError::Unknown { text: text.into() };
+    let today = now.date();
+    match *words.as_slice() {
+        [word] => match (time(word), day(word, today)) {
+            (Some(time), _) => {
+                // The next one to come.
+                let first = civil(text, today.to_datetime(time), now.time_zone());
+                match first {
+                    Ok(moment) if moment > now.timestamp() => Ok(moment),
+                    Err(e) => Err(e),
+                    Ok(_) => civil(text, today.tomorrow().map_err(|_| unknown())?.to_datetime(time), now.time_zone()),
+                }
+            }
+            // The reader of dates takes a date with a time too, and drops the time.
+            (None, Some(_)) if !word.contains(':') => Err(DeadlineError::NoTime { text: text.into() }),
+            (None, _) => match word.parse::<DateTime>() {
+                Ok(datetime) if word.contains(':') => civil(text, datetime, now.time_zone()),
+                _ => Err(unknown()),
+            },
+        },
+        [first, second] => {
+            let (Some(date), Some(time)) = (day(first, today), time(second)) else { return Err(unknown()) };
+            let moment = civil(text, date.to_datetime(time), now.time_zone())?;
+            // `friday 9:00`, said on a Friday at ten, means the next one.
+            if moment <= now.timestamp() && weekday(first).is_some() {
+                let next = (0..7).try_fold(date, |d, _| d.tomorrow()).map_err(|_| unknown())?;
+                return civil(text, next.to_datetime(time), now.time_zone());
+            }
+            Ok(moment)
+        }
+        [first, second, half @ ("am" | "pm")] => {
+            let joined = format!("{second}{half}");
+            let (Some(date), Some(time)) = (day(first, today), time(&joined)) else { return Err(unknown()) };
+            civil(text, date.to_datetime(time), now.time_zone())
+        }
+        _ => Err(unknown()),
+    }
+}
+
+/// A moment of the clock on the wall, if there is exactly one.
+fn civil(text: &str, datetime: DateTime, zone: &TimeZone) -> Result<Timestamp, DeadlineError> {
+    let name = || zone.iana_name().unwrap_or("this time zone").to_owned();
+    let ambiguous = zone.to_ambiguous_zoned(datetime);
+    match ambiguous.offset() {
+        AmbiguousOffset::Unambiguous { offset } => {
+            offset.to_timestamp(datetime).map_err(|_| DeadlineError::Unknown { text: text.into() })
+        }
+        AmbiguousOffset::Gap { .. } => Err(DeadlineError::Gap { text: text.into(), zone: name() }),
+        AmbiguousOffset::Fold { before, after } => {
+            let at = |offset: jiff::tz::Offset| format!("{datetime}{}", offset_text(offset));
+            Err(DeadlineError::Twice { text: text.into(), zone: name(), first: at(before), second: at(after) })
+        }
+    }
+}
+
+fn offset_text(offset: jiff::tz::Offset) -> String {
+    let (sign, seconds) = if offset.seconds() < 0 { ('-', -offset.seconds()) } else { ('+', offset.seconds()) };
+    format!("{sign}{:02}:{:02}", seconds / 3600, seconds / 60 % 60)
+}
+
+/// A day, from a word or a date. A weekday is the next one, today included.
+fn day(word: &str, today: Date) -> Option<Date> {
+    if let Some(wanted) = weekday(word) {
+        let mut date = today;
+        while date.weekday() != wanted {
+            date = date.tomorrow().ok()?;
+        }
+        return Some(date);
+    }
+    match word {
+        "today" | "tonight" => Some(today),
+        "tomorrow" => today.tomorrow().ok(),
+        _ => word.parse::<Date>().ok(),
+    }
+}
+
+fn weekday(word: &str) -> Option<Weekday> {
+    let names = [
+        ("monday", Weekday::Monday),
+        ("tuesday", Weekday::Tuesday),
+        ("wednesday", Weekday::Wednesday),
+        ("thursday", Weekday::Thursday),
+        ("friday", Weekday::Friday),
+        ("saturday", Weekday::Saturday),
+        ("sunday", Weekday::Sunday),
+    ];
+    names.into_iter().find(|(name, _)| *name == word || (word.len() >= 3 && name.starts_with(word))).map(|(_, day)| day)
+}
+
+/// A time of day: `9:00`, `18:30:15`, `9am`, `5:30pm`, `noon`, `midnight`.
+fn time(word: &str) -> Option<Time> {
+    match word {
+        "noon" => return Time::new(12, 0, 0, 0).ok(),
+        // The end of a day is the beginning of the next; `midnight` alone is always the next one.
+        "midnight" => return Time::new(0, 0, 0, 0).ok(),
+        _ => {}
+    }
+    let (digits, half) = match (word.strip_suffix("am"), word.strip_suffix("pm")) {
+        (Some(digits), _) => (digits, Some(0)),
+        (_, Some(digits)) => (digits, Some(12)),
+        _ => (word, None),
+    };
+    if half.is_none() && !digits.contains(':') {
+        return None;
+    }
+    let parts: Option<Vec<i8>> = digits.split(':').map(|p| p.parse().ok().filter(|_| p.len() <= 2)).collect();
+    let (hour, minute, second) = match *parts?.as_slice() {
+        [hour] => (hour, 0, 0),
+        [hour, minute] => (hour, minute, 0),
+        [hour, minute, second] => (hour, minute, second),
+        _ => return None,
+    };
+    let hour = match half {
+        None => hour,
+        Some(half) if (1..=12).contains(&hour) => hour % 12 + half,
+        Some(_) => return None,
+    };
+    Time::new(hour, minute, second, 0).ok()
+}
+
+/// Name and value of a target such as `loss=0.05`.
+pub fn parse_target(text: &str) -> Result<(String, f64), DeadlineError> {
+    let wrong = || DeadlineError::Target { text: text.into() };
+    let (name, value) = text.split_once('=').ok_or_else(wrong)?;
+    let value: f64 = value.trim().parse().map_err(|_| wrong())?;
+    let name = name.trim();
+    if name.is_empty() || !value.is_finite() { Err(wrong()) } else { Ok((name.to_owned(), value)) }
+}
+
+/// A moment for people in the time zone of this process: the time alone for today, else with the day.
+pub fn local(unix_s: f64) -> String {
+    let zone = now();
+    let at = |z: &Zoned| {
+        let format = if z.date() == zone.date() { "%H:%M" } else { "%a %d %b %H:%M" };
+        z.strftime(format).to_string()
+    };
+    match Timestamp::from_second(unix_s as i64) {
+        Ok(moment) => at(&moment.to_zoned(zone.time_zone().clone())),
+        Err(_) => "never".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Wednesday, 18 March 2026, 10:30 in Berlin.
+    fn wednesday() -> Zoned {
+        "2026-03-18T10:30:00+01:00[Europe/Berlin]".parse().expect("a moment")
+    }
+
+    fn at(text: &str) -> String {
+        parse(text, &wednesday()).expect(text).to_string()
+    }
+
+    #[test]
+    fn words_mean_what_people_mean() {
+        for (text, moment) in [
+            ("18:00", "2026-03-18T17:00:00Z"),
+            ("9:00", "2026-03-19T08:00:00Z"),
+            ("tomorrow 9:00", "2026-03-19T08:00:00Z"),
+            ("Tomorrow at 9am", "2026-03-19T08:00:00Z"),
+            ("5:30pm", "2026-03-18T16:30:00Z"),
+            ("today 5 pm", "2026-03-18T16:00:00Z"),
+            ("friday noon", "2026-03-20T11:00:00Z"),
+            ("wed 9:00", "2026-03-25T08:00:00Z"),
+            ("wed 11:00", "2026-03-18T10:00:00Z"),
+            ("midnight", "2026-03-18T23:00:00Z"),
+            ("2h", "2026-03-18T11:30:00Z"),
+            ("in 1h30m", "2026-03-18T11:00:00Z"),
+            ("90m", "2026-03-18T11:00:00Z"),
+            ("2026-03-18 18:00", "2026-03-18T17:00:00Z"),
+            ("2026-03-18T18:00", "2026-03-18T17:00:00Z"),
+            ("2026-03-18T18:00:00-05:00", "2026-03-18T23:00:00Z"),
+            ("2026-03-18T18:00:00Z", "2026-03-18T18:00:00Z"),
+            // After the clocks went forward.
+            ("2026-04-01 09:00", "2026-04-01T07:00:00Z"),
+        ] {
+            assert_eq!(at(text), moment, "{text}");
+        }
+    }
+
+    #[test]
+    fn daylight_saving_is_never_guessed() {
+        let before = "2026-03-28T20:00:00+01:00[Europe/Berlin]".parse().expect("a moment");
+        let gap = parse("tomorrow 2:30", &before).expect_err("the clocks go from 2:00 to 3:00");
+        assert!(matches!(gap, DeadlineError::Gap { .. }) && gap.to_string().contains("Europe/Berlin"), "{gap}");
+        let before = "2026-10-24T20:00:00+02:00[Europe/Berlin]".parse().expect("a moment");
+        let twice = parse("tomorrow 2:30", &before).expect_err("2:30 comes twice");
+        let words = twice.to_string();
+        assert!(words.contains("2026-10-25T02:30:00+02:00") && words.contains("2026-10-25T02:30:00+01:00"), "{words}");
+    }
+
+    #[test]
+    fn the_past_is_refused() {
+        for text in ["today 9:00", "2020-01-01 12:00", "2026-03-18T10:30:00+01:00", "0s"] {
+            let refused = parse(text, &wednesday()).expect_err(text);
+            assert!(matches!(refused, DeadlineError::Past { .. }), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn what_names_no_moment_is_refused_with_the_remedy() {
+        for (text, word) in
+            [("18", "18:00"), ("tomorrow", "tomorrow 9:00"), ("soon", "2h"), ("25:00", "18:00"), ("", "2h")]
+        {
+            let refused = parse(text, &wednesday()).expect_err(text).to_string();
+            assert!(refused.contains(word), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn a_target_is_a_name_and_a_number() {
+        assert_eq!(parse_target("loss=0.05"), Ok(("loss".to_owned(), 0.05)));
+        for bad in ["loss", "=1", "loss=", "loss=nan", "loss=inf", "loss=x"] {
+            assert!(parse_target(bad).is_err(), "{bad}");
+        }
+    }
+}

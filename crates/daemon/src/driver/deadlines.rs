@@ -1,0 +1,307 @@
+//! Predicted ends, deadlines and warnings.
+//!
+//! **Problem.** A user who gave a deadline wants to know when the job will be done, and wants to be
+//! warned as soon as the deadline will be missed, whatever the policy.
+//!
+//! **How.** Once a second, and before every decision, each running job's counters feed its
+//! [`gainshare_core::signal::speed::PaceTracker`]. The prediction assumes that the job goes on with
+//! the larger of its share and what it uses. A predicted miss is noted once: in the journal, the log,
+//! the event stream and a metric. A job that ends is judged: an end with exit code 0 by the deadline,
+//! its tolerance included, has met it.
+//!
+//! **Terms.** Deadlines are moments of the wall clock. A view has them on the decisions' clock, shifted
+//! by the present difference between the two, so that setting the wall clock moves them along.
+
+use super::decide::HERE;
+use super::{Driver, Job};
+use crate::api::types::{DeadlineInfo, DeadlineStanding, ErrorCode, Forecast, JobState, PlanAnswer, PlanRequest};
+use crate::clock::{rfc3339, unix_s};
+use crate::error::Refusal;
+use crate::record::Change;
+use crate::spec::{self, JobSpec};
+use gainshare_core::decider::Decider;
+use gainshare_core::model::{JobId, Share, Span, Time};
+use gainshare_core::plan::{Plan, Reason};
+use gainshare_core::signal::Signal;
+use gainshare_core::signal::speed::{Interval, Reading};
+use gainshare_core::view::{Deadline, JobView, Phase, View};
+use gainshare_limits::machine;
+use std::path::Path;
+
+/// With less than this part of the machine idle, a job that used little may have wanted more.
+const SPARE: f64 = 0.1;
+
+/// Every warning of a predicted miss begins so.
+const WARNING: &str = "its deadline will be missed";
+
+/// A job that ends later than before by less than this part is not delayed.
+const SAME: f64 = 0.05;
+
+/// A job's signal with its pace.
+pub(super) fn signal(job: &Job) -> Signal {
+    Signal { pace: job.progress.pace.pace(), ..job.progress.tracker.signal() }
+}
+
+impl Driver {
+    /// Feeds the counters that were read last to the jobs' pace trackers.
+    pub(super) fn measure_paces(&mut self) {
+        let now = self.now();
+        let idle = machine::idle_s(Path::new(machine::ROOT));
+        let scarce = match (self.idle_seen, idle) {
+            (Some((at, before)), Some(idle)) if now > at => idle - before < SPARE * now.since(at).as_secs_f64(),
+            _ => true,
+        };
+        self.idle_seen = idle.map(|idle| (now, idle));
+        for job in self.jobs.values_mut().filter(|j| j.record.state == JobState::Running) {
+            let granted = job.verdict.as_ref().and_then(|v| v.target).map_or(1.0, |t| t.share.cpu.get());
+            let reading = Reading { now, consumed_s: job.progress.meter.consumed().cpu, granted, scarce };
+            let signal = job.progress.tracker.signal();
+            job.progress.pace.observe(reading, &signal);
+        }
+    }
+
+    /// Once a second.
+    pub(super) fn look_at_deadlines(&mut self) {
+        for id in self.jobs.ids(|j| j.record.state == JobState::Running) {
+            self.read_usage(id);
+        }
+        self.measure_paces();
+        self.warn_of_misses();
+    }
+
+    /// The deadline of a job on the decisions' clock.
+    pub(super) fn deadline(&self, spec: &JobSpec) -> Option<Deadline> {
+        let left_s = spec.deadline_s()? - unix_s();
+        let now = self.now();
+        let at = if left_s >= 0.0 { now + Span::from_secs_f64(left_s) } else { now - Span::from_secs_f64(-left_s) };
+        Some(Deadline { at, tolerance: Span::from_secs_f64(spec.tolerance_s()) })
+    }
+
+    /// When a running job will be done if it goes on with what it has.
+    pub(super) fn forecast(&self, job: &Job) -> Option<Forecast> {
+        let share = job.verdict.as_ref().and_then(|v| v.target).map_or(0.0, |t| t.share.cpu.get());
+        let used = job.progress.meter.cores().map_or(0.0, |cores| cores / self.cores().max(1e-9));
+        let end = signal(job).ends_in_s(self.now(), share.max(used).clamp(0.001, 1.0))?;
+        Some(forecast_at(unix_s(), end))
+    }
+
+    pub(super) fn deadline_info(&self, job: &Job) -> Option<DeadlineInfo> {
+        let r = &job.record;
+        let at_s = r.spec.deadline_s()?;
+        let tolerance_s = r.spec.tolerance_s();
+        let latest_s = at_s + tolerance_s;
+        let standing = match (r.state, r.ended) {
+            (JobState::Done, Some(ended)) if ended.unix_s <= latest_s => DeadlineStanding::Met,
+            (state, _) if state.is_final() => DeadlineStanding::Missed,
+            _ if unix_s() > latest_s => DeadlineStanding::Missed,
+            _ => self.predicted_standing(job, latest_s),
+        };
+        Some(DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, standing })
+    }
+
+    fn predicted_standing(&self, job: &Job, latest_s: f64) -> DeadlineStanding {
+        match job.verdict.as_ref().map(|v| v.reason) {
+            Some(Reason::CannotMeet { .. }) => DeadlineStanding::Late,
+            Some(Reason::MeetsDeadline { .. } | Reason::Early { .. }) => DeadlineStanding::OnTime,
+            _ => match self.forecast(job) {
+                // Late only if even the lucky end of the interval is: a warning should not come and go.
+                Some(done) if done.earliest_s > latest_s => DeadlineStanding::Late,
+                Some(_) => DeadlineStanding::OnTime,
+                None => DeadlineStanding::Unknown,
+            },
+        }
+    }
+
+    /// Notes each predicted miss once.
+    pub(super) fn warn_of_misses(&mut self) {
+        let is_new = |j: &Job| {
+            j.record.is_live()
+                && j.record.spec.deadline.is_some()
+                && !j.record.notes.iter().any(|n| n.starts_with(WARNING))
+        };
+        for id in self.jobs.ids(is_new) {
+            let Some(job) = self.jobs.get(&id) else { continue };
+            let Some(info) = self.deadline_info(job) else { continue };
+            let why = match (info.standing, job.verdict.as_ref().map(|v| v.reason)) {
+                (DeadlineStanding::Late, Some(Reason::CannotMeet { earliest_s: Some(earliest_s) })) => {
+                    let late_s = unix_s() + earliest_s - info.at_s;
+                    format!("the earliest end is {:.0} s after it", late_s.max(0.0))
+                }
+                (DeadlineStanding::Late, _) => match self.forecast(job) {
+                    Some(done) => format!("the job will be {:.0} s late", (done.at_s - info.at_s).max(0.0)),
+                    None => "there is not enough time left".to_owned(),
+                },
+                (DeadlineStanding::Missed, _) => "it has passed".to_owned(),
+                _ => continue,
+            };
+            let name = job.record.name.clone();
+            let note = format!("{WARNING}: {why}; the job goes on as best effort");
+            tracing::warn!(job = %id, name, "{note}");
+            self.metrics.misses_predicted.inc();
+            self.fact(Some(id), Change::Noted { note });
+            self.job_changed(id);
+        }
+    }
+
+    /// Counts and notes whether a job that just ended met its deadline.
+    pub(super) fn judge_deadline(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let (Some(info), Some(ended)) = (self.deadline_info(job), job.record.ended) else { return };
+        let early_s = info.at_s - ended.unix_s;
+        let note = if info.standing == DeadlineStanding::Met {
+            self.metrics.deadlines_met.inc();
+            if early_s >= 0.0 {
+                format!("it met its deadline, {early_s:.0} s early")
+            } else {
+                format!("it met its deadline within the tolerance, {:.0} s late", -early_s)
+            }
+        } else {
+            self.metrics.deadlines_missed.inc();
+            if early_s < 0.0 {
+                format!("it missed its deadline by {:.0} s", -early_s)
+            } else {
+                format!("it missed its deadline: it ended as {}", job.record.state.name())
+            }
+        };
+        self.fact(Some(id), Change::Noted { note });
+    }
+
+    /// What would become of `request` if it were submitted now. Nothing is changed.
+    pub(crate) fn plan_ahead(&mut self, request: PlanRequest) -> Result<Vec<PlanAnswer>, Refusal> {
+        let mut specs = spec::prepare(request.jobs)?;
+        if specs.is_empty() {
+            return Err(Refusal::new(ErrorCode::BadRequest, "no job to plan: send at least one"));
+        }
+        let here = crate::deadline::now();
+        specs.iter_mut().try_for_each(|spec| spec.resolve(&here))?;
+        let view = self.view();
+        // Everything is decided on copies: once as it is, once with the new jobs running.
+        let before = decide_copy(&self.control, view.clone(), self.now());
+        let mut with = view;
+        let next = self.jobs.keys().last().map_or(1, |id| id.0 + 1);
+        let likes: Vec<Option<(String, Signal)>> = specs.iter().map(|s| self.history(s)).collect();
+        for (i, (spec, like)) in specs.iter().zip(&likes).enumerate() {
+            let mut job = JobView {
+                id: JobId(next + i as u64),
+                owner: self.jobs.owner(spec.owner.as_deref().unwrap_or_default()),
+                arrived: with.now,
+                phase: Phase::Running { node: HERE, since: with.now, attempt: 1 },
+                floor: Share::clamped(spec.floor),
+                max: Share::clamped(spec.max),
+                priority: spec.priority,
+                deadline: self.deadline(spec),
+                ..JobView::default()
+            };
+            if spec.owner.is_none() {
+                job.owner = with.jobs.first().map_or(job.owner, |j| j.owner);
+            }
+            job.signal = like.as_ref().map_or(Signal::default(), |(_, signal)| *signal);
+            with.jobs.push(job);
+        }
+        let after = decide_copy(&self.control, with.clone(), self.now());
+        let delays = self.delays(&with, before.as_ref(), after.as_ref());
+        let answers = specs.iter().zip(likes).enumerate().map(|(i, (spec, like))| {
+            let id = JobId(next + i as u64);
+            let verdict = after.as_ref().and_then(|plan| plan.verdicts.get(&id));
+            let share = verdict.and_then(|v| v.target).map(|t| t.share.cpu.get());
+            let known = like.as_ref().zip(share).and_then(|((_, signal), share)| signal.ends_in_s(with.now, share));
+            let done = known.map(|end| forecast_at(unix_s(), end));
+            let deadline = spec.deadline_s().map(|at_s| {
+                let tolerance_s = spec.tolerance_s();
+                let standing = match (verdict.map(|v| v.reason), &done) {
+                    (Some(Reason::CannotMeet { .. }), _) => DeadlineStanding::Late,
+                    (Some(Reason::MeetsDeadline { .. } | Reason::Early { .. }), _) => DeadlineStanding::OnTime,
+                    (_, Some(done)) if done.at_s > at_s + tolerance_s => DeadlineStanding::Late,
+                    (_, Some(_)) => DeadlineStanding::OnTime,
+                    (_, None) => DeadlineStanding::Unknown,
+                };
+                DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, standing }
+            });
+            let like = like.map(|(name, _)| name);
+            let text = answer_text(&like, &done, &deadline, &delays, verdict.map(|v| v.reason));
+            PlanAnswer { name: spec.label(), like, share, done, deadline, delays: delays.clone(), text }
+        });
+        Ok(answers.collect())
+    }
+
+    /// The newest run of the same command that ended well and was measured, as a job that has not begun.
+    fn history(&self, spec: &JobSpec) -> Option<(String, Signal)> {
+        let alike = |j: &&Job| j.record.state == JobState::Done && j.record.spec.command == spec.command;
+        let past = self.jobs.values().filter(alike).max_by_key(|j| j.record.id)?;
+        let pace = past.progress.pace.pace()?;
+        let position = past.progress.tracker.signal().position();
+        let total = Some(position.max(1.0) as u64);
+        Some((past.record.name.clone(), Signal { total, pace: Some(pace), ..Signal::default() }))
+    }
+
+    /// Running jobs that would end later, or whose deadlines could no longer be promised.
+    fn delays(&self, view: &View, before: Option<&Plan>, after: Option<&Plan>) -> Vec<String> {
+        let (Some(before), Some(after)) = (before, after) else { return Vec::new() };
+        let mut names = Vec::new();
+        for job in &view.jobs {
+            let (Some(old), Some(new)) = (before.verdicts.get(&job.id), after.verdicts.get(&job.id)) else { continue };
+            let ends = |share: f64| job.signal.ends_in_s(view.now, share.max(0.001)).map(|e| e.mid);
+            let share = |v: &gainshare_core::plan::Verdict| v.target.map_or(0.0, |t| t.share.cpu.get());
+            let breaks =
+                !matches!(old.reason, Reason::CannotMeet { .. }) && matches!(new.reason, Reason::CannotMeet { .. });
+            let later = job.deadline.is_none()
+                && ends(share(new)).zip(ends(share(old))).is_some_and(|(new, old)| new > old * (1.0 + SAME));
+            if breaks || later {
+                names.push(self.jobs.get(&job.id).map_or_else(|| job.id.to_string(), |j| j.record.name.clone()));
+            }
+        }
+        names
+    }
+}
+
+/// The plan that a copy of `control` makes of `view`, whatever is due.
+fn decide_copy(control: &Decider, mut view: View, now: Time) -> Option<Plan> {
+    let mut fresh = control.clone();
+    view.now = now;
+    if let Some(decision) = fresh.decide(view.clone()).decision() {
+        return Some(decision.plan.as_plan().clone());
+    }
+    // Nothing is due: a control without memory decides at once.
+    let mut fresh = Decider::new(control.policy().clone());
+    fresh.decide(view).decision().map(|d| d.plan.as_plan().clone())
+}
+
+fn forecast_at(now_s: f64, end: Interval) -> Forecast {
+    let at_s = now_s + end.mid;
+    Forecast { at: rfc3339(at_s), at_s, earliest_s: now_s + end.low, latest_s: now_s + end.high }
+}
+
+fn answer_text(
+    like: &Option<String>,
+    done: &Option<Forecast>,
+    deadline: &Option<DeadlineInfo>,
+    delays: &[String],
+    reason: Option<Reason>,
+) -> String {
+    let Some(like) = like else {
+        return "not known: no run of this command has ended well here yet; submit it, and its end is predicted within \
+                its first steps"
+            .to_owned();
+    };
+    let when = done.as_ref().map_or_else(
+        || "at a time that cannot be predicted".to_owned(),
+        |d| {
+            let minutes = 0.5 * (d.latest_s - d.earliest_s) / 60.0;
+            format!("at {} ± {minutes:.0} min", crate::deadline::local(d.at_s))
+        },
+    );
+    let verdict = match (deadline.as_ref().map(|d| d.standing), reason) {
+        (Some(DeadlineStanding::OnTime), _) => format!("would make its deadline, done {when}"),
+        (Some(DeadlineStanding::Late), Some(Reason::CannotMeet { earliest_s: Some(s) })) => {
+            format!("would miss its deadline: done at {} at the earliest", crate::deadline::local(unix_s() + s))
+        }
+        (Some(DeadlineStanding::Late), _) => format!("would miss its deadline: done {when}"),
+        _ => format!("would be done {when}"),
+    };
+    let delays = if delays.is_empty() {
+        "would delay no other job".to_owned()
+    } else {
+        format!("would delay {}", delays.join(", "))
+    };
+    format!("{verdict} (as {like} ran); {delays}")
+}

@@ -1,0 +1,47 @@
+//! Deadlines under a real daemon: what is predicted, promised, warned of and judged.
+
+mod common;
+
+use common::{Daemon, trainer, wait_until};
+use gainshare_daemon::api::types::*;
+use gainshare_daemon::spec::JobSpec;
+
+fn due(name: &str, steps: u32, deadline: &str) -> JobSpec {
+    JobSpec { deadline: Some(deadline.into()), ..trainer(name, steps, "0.2") }
+}
+
+#[test]
+fn the_end_is_predicted_and_a_kept_deadline_is_judged_met() {
+    let d = Daemon::start("policy = \"qos\"\n");
+    d.submit(vec![due("soon", 30, "1h")]).unwrap();
+    let job = d.wait("soon", "a prediction", |j| j.done.is_some());
+    let done = job.done.expect("it was waited for");
+    assert!(done.earliest_s <= done.at_s && done.at_s <= done.latest_s, "{done:?}");
+    assert_eq!(job.deadline.expect("it has one").standing, DeadlineStanding::OnTime);
+    let ended = d.wait_end("soon");
+    let off_s = (ended.ended_s.expect("it ended") - done.at_s).abs();
+    assert!(off_s < 6.0, "predicted to within its own length: {off_s}");
+    assert_eq!(ended.deadline.expect("it has one").standing, DeadlineStanding::Met);
+    assert!(ended.notes.iter().any(|n| n.starts_with("it met its deadline")), "{:?}", ended.notes);
+
+    // The same command again: its past answers for it.
+    let answers = d.call(d.client.plan(vec![due("soon", 30, "1h"), due("other", 31, "1h")])).unwrap();
+    assert_eq!(answers[0].like.as_deref(), Some("soon"));
+    assert!(answers[0].text.contains("would make its deadline"), "{answers:?}");
+    assert!(answers[1].like.is_none() && answers[1].text.contains("not known"), "{answers:?}");
+    assert!(d.call(d.client.jobs(false)).unwrap().is_empty(), "nothing was submitted");
+}
+
+#[test]
+fn an_impossible_deadline_is_announced_while_the_job_runs_on() {
+    let d = Daemon::start("policy = \"qos\"\n");
+    d.submit(vec![due("late", 200, "8s")]).unwrap();
+    wait_until("a warning", 20, || d.job("late").notes.iter().any(|n| n.starts_with("its deadline will be missed")));
+    let job = d.job("late");
+    assert_eq!(job.state, JobState::Running);
+    let standing = job.deadline.expect("it has one").standing;
+    assert!(matches!(standing, DeadlineStanding::Late | DeadlineStanding::Missed), "{standing:?}");
+    d.call(d.client.stop("late", 0.0)).unwrap();
+    let ended = d.wait_end("late");
+    assert_eq!(ended.deadline.expect("it has one").standing, DeadlineStanding::Missed);
+}

@@ -1,0 +1,56 @@
+//! Deadlines in the simulator: the bars of `gainshare paper qos` on few seeds, and single worlds whose
+//! outcome can be worked out by hand.
+
+use gainshare_core::policy::{Policy, Preset};
+use gainshare_sim::engine::{Record, run};
+use gainshare_sim::paper::qos;
+use gainshare_sim::scenario::Scenario;
+
+#[test]
+fn deadlines_are_met_as_published_and_not_below_the_rivals() {
+    let report = qos::run(6, &|_, _| ()).expect("a sound run");
+    let rate = |regime: &str, policy: &str| report.regimes[regime][policy].completion_rate;
+    let (base, ours) = (rate("short", "default"), rate("short", "qos"));
+    assert!(ours >= 1.26 * base, "{ours} against {base}: {report:?}");
+    for regime in ["short", "enough"] {
+        assert!(rate(regime, "qos") >= rate(regime, "edf"), "{regime}: {report:?}");
+        // With the same information as ElasticFlow, which is told every length and speed.
+        assert!(rate(regime, "qos-told") >= rate(regime, "elasticflow"), "{regime}: {report:?}");
+        assert!(report.regimes[regime]["qos"].utilisation >= 0.95, "{regime}: {report:?}");
+    }
+    assert_eq!(rate("enough", "qos"), 1.0, "{report:?}");
+    assert!(rate("enough", "default") < 1.0, "{report:?}");
+}
+
+fn met(text: &str, preset: Preset) -> Vec<(String, Option<bool>)> {
+    let scenario = Scenario::parse("test", text).expect("a sound scenario");
+    let outcome = run(&scenario.world(0), &Policy::from(preset), Record::default()).expect("a sound run");
+    outcome.jobs.iter().map(|j| (j.name.clone(), j.met())).collect()
+}
+
+const LOSS: &str = "loss = { start = 1.0, end = 0.2, shape = { family = \"exponential\", rate = 5.0 } }";
+
+#[test]
+fn a_deadline_that_equal_shares_miss_is_met_and_the_other_job_takes_the_rest() {
+    let text = format!(
+        "[[node]]\nname = \"box\"\ncores = 8\n\n[[job]]\nname = \"urgent\"\nseconds_alone = 60\ndeadline_s = 90\n\
+         tells_total = true\n{LOSS}\n\n[[job]]\nname = \"other\"\nseconds_alone = 100\ntells_total = true\n{LOSS}\n"
+    );
+    // Equal shares: 120 s. Two thirds of the node make it.
+    assert_eq!(met(&text, Preset::Na)[0].1, Some(false));
+    let ours = met(&text, Preset::Qos);
+    assert_eq!(ours, [("urgent".to_owned(), Some(true)), ("other".to_owned(), None)]);
+}
+
+#[test]
+fn an_impossible_deadline_hurts_no_feasible_one() {
+    let text = format!(
+        "[[node]]\nname = \"box\"\ncores = 8\n\n[[job]]\nname = \"hopeless\"\nseconds_alone = 100\ndeadline_s = 50\n\
+         tells_total = true\n{LOSS}\n\n[[job]]\nname = \"feasible\"\nseconds_alone = 60\ndeadline_s = 75\n\
+         tells_total = true\n{LOSS}\n"
+    );
+    let by_name = |preset, name: &str| met(&text, preset).into_iter().find(|(n, _)| n == name).expect("a job").1;
+    assert_eq!(by_name(Preset::Edf, "feasible"), Some(false));
+    assert_eq!(by_name(Preset::Qos, "feasible"), Some(true));
+    assert_eq!(by_name(Preset::Qos, "hopeless"), Some(false));
+}
