@@ -126,10 +126,10 @@ impl Scale for Rule<'_> {
             return Reservations { claims, rest: part, wait: None };
         }
         let others = jobs.len() - candidates.len();
+        // Every owner's floor is left out of what is promised: a job without a promise keeps its own.
         let floors: f64 = jobs.iter().map(|j| j.floor.get()).sum();
-        let own_floors: f64 = candidates.iter().map(|c| c.job.floor.get()).sum();
         let keep = if others > 0 { self.numbers.keep * part } else { self.numbers.keep_idle * part };
-        let capacity = (part - keep.max(floors - own_floors)).max(0.0);
+        let capacity = (part - keep.max(floors)).max(0.0);
         let accepted = self.admit(&candidates, &mut tasks, capacity);
         let order = by_deadline(&tasks, accepted.iter().copied());
         let needs = fill(&tasks, &order, capacity).unwrap_or_default();
