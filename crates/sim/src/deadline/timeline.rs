@@ -194,7 +194,6 @@ impl Timeline {
 
     /// The moment from which on the lower level is enough, if restarts cost nothing.
     fn switch_s(&self, need: &Need, high: usize, low: Option<usize>) -> i64 {
-        let now_s = self.steps[0].0;
         let speed = |cap: Option<usize>, free: u32| {
             cap.and_then(|c| level_within(need.levels, c, free)).map_or(0.0, |l| l.speed)
         };

@@ -29,7 +29,7 @@ use crate::models::{self, SPECON};
 use crate::outcome::Outcome;
 use crate::random::Stream;
 use crate::study::{compare, median, quantile};
-use crate::world::{Actuator, Job, Node, Speedup, World};
+use crate::world::{Actuator, Job, Law, Node, Speedup, World};
 use gainshare_core::model::{Span, Time};
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::view::Deadline;
@@ -86,7 +86,7 @@ impl Regime {
             job.deadline = job.deadline.map(|d| Deadline { at: at + d.at.since(job.arrival), ..d });
             job.arrival = at;
         }
-        World { seed, nodes: vec![node], jobs, actuator: Actuator::Weight, interference: 0.0 }
+        World { seed, nodes: vec![node], jobs, actuator: Actuator::Weight, interference: 0.0, law: Law::default() }
     }
 }
 
@@ -155,7 +155,7 @@ pub fn run(seeds: u64, tell: &(impl Fn(usize, usize) + Sync)) -> Result<QosRepor
         for (name, policy, told) in &policies {
             let world = |seed| regime.world(seed, *told);
             let progress = |done: usize| tell(done_before + done, total);
-            let outcomes = compare(&world, std::slice::from_ref(policy), seeds, Record::default(), &progress)?;
+            let outcomes = compare(&world, std::slice::from_ref(policy), 0..seeds, Record::default(), &progress)?;
             done_before += seeds as usize;
             scores.insert(*name, score(&outcomes[0]));
         }
