@@ -12,13 +12,12 @@
 //! **Terms.** Deadlines are moments of the wall clock. A view has them on the decisions' clock, shifted
 //! by the present difference between the two, so that setting the wall clock moves them along.
 
-use super::decide::HERE;
-use super::{Driver, Job};
-use crate::api::types::{DeadlineInfo, DeadlineStanding, ErrorCode, Forecast, JobState, PlanAnswer, PlanRequest};
+use super::{Driver, HERE, Job};
 use crate::clock::{rfc3339, unix_s};
 use crate::error::Refusal;
 use crate::record::Change;
 use crate::spec::{self, JobSpec};
+use crate::types::{DeadlineInfo, DeadlineStanding, ErrorCode, Forecast, JobState, PlanAnswer, PlanRequest};
 use gainshare_core::decider::Decider;
 use gainshare_core::model::{JobId, Share, Span, Time};
 use gainshare_core::plan::{Plan, Reason};

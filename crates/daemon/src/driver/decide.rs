@@ -1,14 +1,14 @@
 //! Decisions: make the view, let control decide, check the plan, journal it, have it applied, publish it.
 
 use super::deadlines::signal;
-use super::{Driver, Job, RECENT_PLANS};
+use super::{Driver, HERE, Job, RECENT_PLANS};
 use crate::clock::{Moment, rfc3339};
 use crate::fail;
 use crate::journal::Batch;
 use crate::record::Change;
 use crate::types::{DecisionInfo, Event, JobState, Why};
 use gainshare_core::decider::{Decision, Outcome};
-use gainshare_core::model::{JobId, NodeId, Share, Span};
+use gainshare_core::model::{JobId, Share, Span};
 use gainshare_core::plan::{Plan, Standing, Verdict};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
 use gainshare_limits::usage::NodeResources;
@@ -16,9 +16,6 @@ use gainshare_limits::{Capacity, RuntimeKind, machine};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// A daemon has one node: its machine.
-pub(super) const HERE: NodeId = NodeId(0);
 
 /// How often unchanged limits are read back.
 const APPLY_PACE: Span = Span::from_secs(1);

@@ -14,9 +14,9 @@
 //! **Parts.** [`jobs`]: the table of jobs. [`store`]: the way to the journal. [`handle`]: tasks and
 //! events. [`intake`]: submit, admission, stop. [`start`]: how a job begins. [`observe`]: reports
 //! and ends of jobs. [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses.
-//! [`deadlines`]: predicted ends and deadlines. [`read`]: what the API shows. [`docker`]: containers, their runtime's thread
-//! ([`docker_link`]) and their output ([`pump`]). [`inside`]: the library inside jobs, and
-//! their pages ([`page`]).
+//! [`deadlines`]: predicted ends and deadlines. [`read`]: what the API shows. [`docker`]:
+//! containers, their runtime's thread ([`docker_link`]) and their output ([`pump`]). [`inside`]:
+//! the library inside jobs, and their pages ([`page`]).
 //!
 //! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
 //! waits for the disk, but not for the container engine or for processes that die; the exceptions
@@ -59,7 +59,7 @@ use crate::token::Token;
 use crate::types::{Event, PlanInfo};
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{Decider, Decision};
-use gainshare_core::model::{JobId, Span, Time};
+use gainshare_core::model::{JobId, NodeId, Span, Time};
 use gainshare_core::replay::RecordedDecision;
 use handle::Inbox;
 use jobs::{Job, JobTable};
@@ -78,6 +78,9 @@ const OUTPUT_PACE: Span = Span::from_millis(25);
 
 /// Files that are not watched (the job's own, and all of a job without a watch) are read so often.
 const LOOK_PACE: Span = Span::from_secs(1);
+
+/// A daemon has one node: its machine.
+const HERE: NodeId = NodeId(0);
 
 /// Plans kept for the API without asking the journal.
 const RECENT_PLANS: usize = 32;
