@@ -20,8 +20,8 @@
 //! the last run keeps its category. Rebalancing takes jobs only from nodes that hold more than `bf`
 //! and each job once: as printed, it could empty one node to fill another and back again. A node
 //! whose slots are taken is no candidate. Marks outlast a job's absence from the view. A job that has
-//! been silent for ten runs does not block rebalancing. The listing's request on *entering* CC was
-//! tried as well: with the calibrated noise of reports it changes nothing that could be measured.
+//! been silent for ten runs does not block rebalancing. The listing can also be read as a request on
+//! *entering* CC; here the request follows a further fall in CC.
 
 use super::error::PolicyError;
 use super::{Relocate, Share};
