@@ -110,7 +110,7 @@ fn most_of_the_gap_is_captured_though_half_of_the_models_print_no_total() {
 #[test]
 fn one_earlier_run_tells_most_of_what_a_total_would() {
     for name in ["flowcon-fixed", "flowcon-10"] {
-        let report = under(name, Settings { seeds: 11, history: 1, ..Settings::default() });
+        let report = under(name, Settings { history: 1, ..Settings::default() });
         let ours = captured(&report, "gainshare");
         assert!(ours > 0.92, "{name}: {ours:.3}");
     }
@@ -119,7 +119,7 @@ fn one_earlier_run_tells_most_of_what_a_total_would() {
 #[test]
 fn placement_by_growth_beats_the_default_placement() {
     for name in ["flowcon2-20", "flowcon2-60"] {
-        let report = under(name, Settings { seeds: 11, ..Settings::default() });
+        let report = under(name, Settings::default());
         let of = |policy: &str| (report.policies[policy].mean_completion_s, report.policies[policy].makespan_s);
         let ((mean, makespan), (default_mean, default_makespan)) = (of("flowcon2"), of("flowcon"));
         // On equal nodes the makespans are the same within a second.
