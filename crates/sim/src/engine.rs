@@ -272,8 +272,7 @@ impl<'a> Run<'a> {
                 mark.at = Some(when(mark.work));
             }
         }
-        loop {
-            let Some(next) = job.report_at(live.reports + 1) else { break };
+        while let Some(next) = job.report_at(live.reports + 1) {
             if next > live.done * (1.0 + 1e-12) {
                 break;
             }
