@@ -1,6 +1,9 @@
 //! Numbers for seeded simulations: everything that a run chooses follows from its seed.
 //!
-//! Only tests compile this module (feature `fixtures`). Decisions never use it.
+//! [`Dice`] draws the numbers, and a [`Campaign`] runs many seeds and says how a failing one is
+//! replayed. Only tests compile this module (feature `fixtures`). Decisions never use it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A small generator of pseudorandom numbers (SplitMix64). The same seed gives the same numbers on
 /// every machine and in every version of this program, so that a failing seed can be kept.
@@ -51,6 +54,83 @@ impl Dice {
     }
 }
 
+/// One part of the fault simulation: what it is called, and where its failing seeds are kept.
+#[derive(Debug, Clone, Copy)]
+pub struct Campaign {
+    pub part: &'static str,
+    pub package: &'static str,
+    /// The path of the test in its crate.
+    pub test: &'static str,
+    /// The committed list of seeds that once failed, and its file.
+    pub kept: &'static str,
+    pub kept_in: &'static str,
+    /// How many seeds the test command runs.
+    pub few: u64,
+}
+
+/// What the seeds of a campaign found.
+#[derive(Debug)]
+pub struct CampaignReport {
+    /// One object of JSON: `part`, `seeds`, `injected` (faults), `violations`.
+    pub json: String,
+    /// For each failing seed what failed, and how to replay it.
+    pub failures: Vec<String>,
+}
+
+impl Campaign {
+    /// Runs the kept seeds first and then `0..N`, on two threads. `setting` reads a variable of the environment:
+    /// `GAINSHARE_FAULT_SEED` runs one seed, `GAINSHARE_FAULT_SEEDS` sets `N`. `run` answers how many faults a
+    /// seed has injected, or what failed.
+    ///
+    /// # Panics
+    /// If a run panics.
+    pub fn run(
+        &self,
+        setting: impl Fn(&str) -> Option<String>,
+        run: impl Fn(u64) -> Result<u64, String> + Sync,
+    ) -> CampaignReport {
+        let number = |name| setting(name).and_then(|text| text.parse::<u64>().ok());
+        let seeds: Vec<u64> = match number("GAINSHARE_FAULT_SEED") {
+            Some(seed) => vec![seed],
+            None => {
+                let count = number("GAINSHARE_FAULT_SEEDS").unwrap_or(self.few);
+                parse_list(self.kept).into_iter().chain(0..count).collect()
+            }
+        };
+        let (next, injected) = (AtomicU64::new(0), AtomicU64::new(0));
+        let failures: Vec<String> = std::thread::scope(|scope| {
+            let work = || {
+                let mut failures = Vec::new();
+                while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+                    match run(*seed) {
+                        Ok(count) => drop(injected.fetch_add(count, Ordering::Relaxed)),
+                        Err(failure) => failures.push(self.failure_text(*seed, &failure)),
+                    }
+                }
+                failures
+            };
+            let workers = [scope.spawn(work), scope.spawn(work)];
+            workers.into_iter().flat_map(|worker| worker.join().expect("a run panicked")).collect()
+        });
+        let json = format!(
+            r#"{{"part": "{}", "seeds": {}, "injected": {}, "violations": {}}}"#,
+            self.part,
+            seeds.len(),
+            injected.load(Ordering::Relaxed),
+            failures.len(),
+        );
+        CampaignReport { json, failures }
+    }
+
+    fn failure_text(&self, seed: u64, failure: &str) -> String {
+        let Campaign { package, test, kept_in, .. } = self;
+        format!(
+            "seed {seed}: {failure}\n  replay: GAINSHARE_FAULT_SEED={seed} cargo test --release -p {package} --lib \
+             {test}\n  keep: add the seed to {kept_in}"
+        )
+    }
+}
+
 /// The seeds of a committed list: one number a line, with a comment after `#`.
 ///
 /// # Panics
@@ -77,6 +157,20 @@ mod tests {
         let drawn: Vec<u8> = (0..300).map(|_| dice.weighted(&[(1, 1), (0, 2), (2, 3)])).collect();
         assert!(drawn.contains(&1) && drawn.contains(&3) && !drawn.contains(&2));
         assert!((0..300).all(|_| dice.below(3) < 3));
+    }
+
+    #[test]
+    fn a_campaign_runs_kept_seeds_first_and_says_how_to_replay() {
+        let campaign =
+            Campaign { part: "p", package: "gainshare-x", test: "t", kept: "9 # old\n", kept_in: "seeds.txt", few: 3 };
+        let run = |seed| if seed == 9 { Err("broken".to_owned()) } else { Ok(2) };
+        let report = campaign.run(|_| None, run);
+        assert_eq!(report.json, r#"{"part": "p", "seeds": 4, "injected": 6, "violations": 1}"#);
+        assert!(report.failures[0].contains("GAINSHARE_FAULT_SEED=9 cargo test"), "{:?}", report.failures);
+        let one = campaign.run(|name| (name == "GAINSHARE_FAULT_SEED").then(|| "5".to_owned()), run);
+        assert_eq!(one.json, r#"{"part": "p", "seeds": 1, "injected": 2, "violations": 0}"#);
+        let two = campaign.run(|name| (name == "GAINSHARE_FAULT_SEEDS").then(|| "1".to_owned()), run);
+        assert!(two.json.contains(r#""seeds": 2"#), "the kept one, and one more");
     }
 
     #[test]
