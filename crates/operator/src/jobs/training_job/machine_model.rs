@@ -15,8 +15,19 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) const NODES: [&str; 3] = ["a", "b", "c"];
 pub(super) const GRACE: SignedDuration = SignedDuration::from_secs(30);
 
+/// A check that a test turns off, to see that the simulation notices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fence {
+    /// The next attempt begins only after the proof that this one has stopped.
+    ProofOfStop,
+    /// A silent or missing node may still run its pods.
+    SilentNode,
+}
+
 /// The true state, as opposed to copies of it.
 pub(super) struct World {
+    /// The check that is turned off.
+    pub(super) off: Option<Fence>,
     pub(super) now: Timestamp,
     /// `None` when the object is gone.
     pub(super) job: Option<JobSnapshot>,
@@ -47,6 +58,7 @@ pub(super) struct Executor {
     pub(super) queue: Vec<Action>,
     /// The version of the job that the queue was decided on.
     pub(super) based_on: String,
+    pub(super) clock_is_off_by: SignedDuration,
 }
 
 impl World {
@@ -59,6 +71,7 @@ impl World {
         let job =
             JobSnapshot { name: "run".to_owned(), uid: "job".to_owned(), created: now, spec, ..JobSnapshot::default() };
         let mut world = World {
+            off: None,
             now,
             job: Some(job),
             pods: BTreeMap::new(),
@@ -250,12 +263,21 @@ impl Executor {
         let named = job.status.attempt.as_ref();
         // Absence is asked of the API server itself, as the controller does.
         let pod_is_missing = named.is_some_and(|attempt| !world.pods.contains_key(&attempt.pod));
+        let (mut job, mut nodes) = (job.clone(), world.nodes.clone());
+        match world.off {
+            Some(Fence::ProofOfStop) => job.declared_stopped = named.map(|attempt| attempt.pod.clone()),
+            Some(Fence::SilentNode) => {
+                let doubtful = |state: &&mut NodeState| matches!(state, NodeState::Silent | NodeState::Missing);
+                nodes.values_mut().filter(doubtful).for_each(|state| *state = NodeState::Off);
+            }
+            _ => {}
+        }
         step(&Snapshot {
-            now: world.now,
-            job,
+            now: world.now + self.clock_is_off_by,
+            job: &job,
             pods,
             pod_is_missing,
-            nodes: &world.nodes,
+            nodes: &nodes,
             order: world.order.as_ref(),
             fault: None,
             progress: None,

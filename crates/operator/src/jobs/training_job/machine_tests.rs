@@ -1,5 +1,7 @@
 //! Tests of [`super`] in a model cluster. Whatever happens there: `never_two_live_attempts`, `always_ends`.
 
+#[path = "machine_faults.rs"]
+mod faults;
 #[path = "machine_model.rs"]
 mod model;
 
@@ -7,6 +9,7 @@ use super::{movable, step};
 use crate::jobs::training_job::action::{Action, PodFault, Snapshot};
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{NodeState, Nodes};
+use gainshare_core::invariants::Invariants;
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::{State, Stopping};
 use jiff::SignedDuration;
@@ -25,7 +28,8 @@ proptest! {
         let mut managers = [Executor::default(), Executor::default()];
         for op in &ops {
             play(&mut world, &mut managers, op);
-            prop_assert!(world.most_live <= 1, "two attempts live after {op:?}");
+            let live = Invariants::check_live("run", world.live.keys().map(String::as_str));
+            prop_assert!(live.is_ok() && world.most_live <= 1, "{live:?} after {op:?}");
         }
         let [mut manager, _] = managers;
         in_peace(&mut world, &mut manager);
