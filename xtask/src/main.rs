@@ -4,6 +4,7 @@ mod bench;
 mod cache;
 mod check;
 mod e2e;
+mod faultsim;
 mod image;
 mod packages;
 mod programs;
@@ -34,6 +35,10 @@ enum Chore {
     Check(check::Args),
     /// Measures what the project promises and prints the figures.
     Bench(bench::Args),
+    /// Runs many seeds of the deterministic fault simulation: see docs/testing.md.
+    Faultsim(faultsim::Args),
+    /// Changes the code that decides in many small ways and counts which changes the tests notice: see docs/testing.md.
+    Mutants(faultsim::MutantArgs),
     /// Writes the generated files: references of the programs, custom resources, plain YAML of the chart.
     Generate,
     /// Builds all programs and puts them into a container image, as an archive for `docker load` or `kind
@@ -52,6 +57,8 @@ fn main() -> anyhow::Result<()> {
         Chore::Test(args) => test::run(&args),
         Chore::Check(args) => check::run(&args),
         Chore::Bench(args) => bench::run(args),
+        Chore::Faultsim(args) => faultsim::run(&args),
+        Chore::Mutants(args) => faultsim::run_mutants(&args),
         Chore::Generate => check::generate(),
         Chore::Image(args) => image::run(&args),
         Chore::Setup => setup::everything().map(drop),
