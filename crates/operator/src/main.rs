@@ -79,6 +79,9 @@ pub struct OperatorArgs {
     /// SpeCon's alpha: a change of the loss below it, by its first value, counts as slow
     #[arg(long, value_name = "PART", default_value_t = Specon::default().alpha)]
     pub specon_alpha: f64,
+    /// Run Kubeflow's TFJobs, too: the cluster has that kind, and no other operator runs them
+    #[arg(long)]
+    pub tfjobs: bool,
     /// Restore every pod's own resources, release training jobs, and end; for an uninstall
     #[arg(long)]
     pub release: bool,
@@ -174,5 +177,6 @@ fn config(args: &OperatorArgs) -> Config {
         authority_folders: args.authority.clone(),
         fail_at: fail_point(),
         specon: specon(args),
+        tfjobs: args.tfjobs,
     }
 }
