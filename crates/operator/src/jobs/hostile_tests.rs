@@ -4,13 +4,11 @@
 
 use super::batch_job::test_step as batch_step;
 use super::pods::PodFault;
-use super::task_job::{gang, machine as task_machine, pod as task_pod};
 use super::training_job::action::{Action, Snapshot};
 use super::training_job::machine::{asked, movable, step};
 use super::training_job::pod;
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{JobSnapshot, NodeState, Nodes, PodSnapshot};
-use crate::state::task_job::TaskJobSnapshot;
 use crate::state::world::World;
 use gainshare_kube_api::adopted::{AdoptedJob, BatchJobSnapshot};
 use gainshare_kube_api::bounds::{NodeFacts, QuotaFacts, RangeFacts};
@@ -20,7 +18,6 @@ use gainshare_kube_api::quantity::template_requests;
 use gainshare_kube_api::resize;
 use gainshare_kube_api::resources::{Amounts, Resources};
 use gainshare_kube_api::select::PolicyFacts;
-use gainshare_kube_api::tasks::{Role, TaskId, tasks};
 use jiff::Timestamp;
 use proptest::prelude::*;
 use serde::de::DeserializeOwned;
@@ -29,7 +26,7 @@ use serde_json::{Value, json};
 const CONTAINERS: usize = 19;
 
 /// The object, if the API server's types can hold it at all.
-fn read<T: DeserializeOwned>(value: &Value) -> Option<T> {
+pub(super) fn read<T: DeserializeOwned>(value: &Value) -> Option<T> {
     serde_json::from_value(value.clone()).ok()
 }
 
@@ -116,64 +113,6 @@ fn work_on(job: &Value, pods: &[Value]) {
     }
 }
 
-/// The same for a job of tasks, of both kinds.
-fn work_on_tasks(job: &TaskJobSnapshot, pods: &[Value]) {
-    let mut job = job.clone();
-    let mut pods: Vec<PodSnapshot> =
-        pods.iter().filter_map(|pod| read(pod).as_ref().and_then(PodSnapshot::of)).collect();
-    for (pod, index) in pods.iter_mut().zip(0..) {
-        pod.task = Some(TaskId { role: Role::ALL[index as usize % 5], index });
-    }
-    let grant: Option<gang::Placement> = job.spec.as_ref().ok().map(|spec| {
-        let _ = task_pod::check(spec);
-        let counts = job.wanted();
-        let reference = task_pod::reference(&job, spec, &counts, Some("x"));
-        tasks(&counts)
-            .map(|task| {
-                let _ = (task_pod::build(&reference, task), reference.service(task));
-                (task, "node-a".to_owned())
-            })
-            .collect()
-    });
-    for state in [NodeState::Ready, NodeState::Missing, NodeState::Off] {
-        let nodes: Nodes = [("node-a".to_owned(), state)].into();
-        for now in [Timestamp::MIN, Timestamp::MAX, Timestamp::UNIX_EPOCH] {
-            for _ in 0..4 {
-                let next = task_machine::step(&task_machine::Snapshot {
-                    now,
-                    job: &job,
-                    pods: &pods,
-                    nodes: &nodes,
-                    grant: grant.as_ref(),
-                    never_fits: true,
-                    fault: None,
-                });
-                for action in next.actions {
-                    match action {
-                        task_machine::Action::Write(_, status) => job.status = *status,
-                        task_machine::Action::Hold => job.has_finalizer = true,
-                        _ => {}
-                    }
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn a_job_of_absurdly_many_tasks() {
-    let template =
-        json!({"spec": {"containers": containers(&json!({"cpu": "999999999", "memory": "7Pi"}), &json!({}))}});
-    for replicas in [i32::MAX, i32::MIN, 0, -1, 1001, 1000, 3] {
-        let role = json!({"replicas": replicas, "minReplicas": replicas, "template": template});
-        let mut job = training_job(Value::Null);
-        job["spec"]["replicaSpecs"] = json!({"Worker": role, "ps": role});
-        let job = TaskJobSnapshot::of_training_job(&read(&job).unwrap()).unwrap();
-        assert_eq!(job.spec.is_ok(), replicas == 3, "{replicas}");
-        work_on_tasks(&job, &[running_pod("p0", &containers(&json!({}), &json!({})))]);
-    }
-}
-
 /// The same for a Job and its pods.
 fn work_on_batch(job: &Value, pods: &[Value]) {
     let Some(read_job) = read(job) else { return };
@@ -189,12 +128,12 @@ fn work_on_batch(job: &Value, pods: &[Value]) {
     }
 }
 
-fn containers(requests: &Value, limits: &Value) -> Vec<Value> {
+pub(super) fn containers(requests: &Value, limits: &Value) -> Vec<Value> {
     let container = |i: usize| json!({"name": format!("c{i}"), "image": "i", "resources": {"requests": requests, "limits": limits}});
     (0..CONTAINERS).map(container).collect()
 }
 
-fn training_job(template: Value) -> Value {
+pub(super) fn training_job(template: Value) -> Value {
     json!({
         "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob",
         "metadata": {"namespace": "team", "name": "run", "uid": "u", "finalizers": ["gainshare.dev/training-job"]},
@@ -202,7 +141,7 @@ fn training_job(template: Value) -> Value {
     })
 }
 
-fn running_pod(uid: &str, containers: &[Value]) -> Value {
+pub(super) fn running_pod(uid: &str, containers: &[Value]) -> Value {
     let statuses: Vec<Value> = containers
         .iter()
         .map(|container| {
@@ -326,7 +265,7 @@ fn amounts() -> impl Strategy<Value = Value> {
     })
 }
 
-fn integer() -> impl Strategy<Value = i64> {
+pub(super) fn integer() -> impl Strategy<Value = i64> {
     prop_oneof![
         Just(i64::MIN),
         Just(i64::MAX),
@@ -339,7 +278,7 @@ fn integer() -> impl Strategy<Value = i64> {
     ]
 }
 
-fn time() -> impl Strategy<Value = String> {
+pub(super) fn time() -> impl Strategy<Value = String> {
     prop::sample::select(vec![
         "2026-11-15T12:00:00Z",
         "1970-01-01T00:00:00Z",
@@ -350,7 +289,7 @@ fn time() -> impl Strategy<Value = String> {
     .prop_map(str::to_owned)
 }
 
-fn word() -> impl Strategy<Value = String> {
+pub(super) fn word() -> impl Strategy<Value = String> {
     prop_oneof![
         prop::sample::select(vec![
             "",
@@ -398,7 +337,7 @@ fn annotations() -> impl Strategy<Value = Value> {
     )
 }
 
-fn any_pod() -> impl Strategy<Value = Value> {
+pub(super) fn any_pod() -> impl Strategy<Value = Value> {
     let ends = (any::<bool>(), integer(), time(), integer());
     let phase = prop::sample::select(vec!["Pending", "Running", "Succeeded", "Failed", "Odd"]);
     let containers = prop::collection::vec((amounts(), amounts()), 0..CONTAINERS + 2);
@@ -440,7 +379,7 @@ fn any_pod() -> impl Strategy<Value = Value> {
     )
 }
 
-fn any_training_job() -> impl Strategy<Value = Value> {
+pub(super) fn any_training_job() -> impl Strategy<Value = Value> {
     let numbers = (integer(), integer(), integer(), integer(), any::<u32>(), any::<u32>(), any::<u32>());
     let template = prop_oneof![
         prop::collection::vec((amounts(), amounts()), 0..CONTAINERS + 2).prop_map(|all| {
@@ -491,40 +430,6 @@ fn any_training_job() -> impl Strategy<Value = Value> {
                 "migration": {"from": "node-a", "to": "b", "message": "x", "phase": "Stopping", "epoch": epoch, "since": at, "stopped": later},
             });
             job
-        },
-    )
-}
-
-/// A job of tasks: the same roles as a TrainingJob and as a TFJob, with a forged journal.
-fn any_task_job() -> impl Strategy<Value = (Value, Value)> {
-    let counts = (integer(), integer(), integer(), 0..40_i64);
-    let texts = (word(), word(), word());
-    (any_training_job(), counts, texts, any::<u32>(), time(), (any::<bool>(), any::<bool>())).prop_map(
-        |(mut job, (replicas, min, max, few), (role, word, restart), epoch, at, (sane, admitted))| {
-            let template = job["spec"]["template"].take();
-            let number = |n: i64| if sane { few.max(1) as i32 } else { n as i32 };
-            let journal = json!({
-                "state": job["status"]["state"], "epoch": epoch, "admitted": admitted, "nodes": {&word: "b", "worker-0": "node-a"},
-                "restarting": sane, "notBefore": at, "replaced": ["p0"], "failures": epoch, "tried": [&word], "triedUntil": at,
-                "waitingSince": at,
-            });
-            let mut tfjob = job.clone();
-            tfjob["kind"] = json!("TFJob");
-            tfjob["spec"] = json!({
-                "runPolicy": {"cleanPodPolicy": word, "backoffLimit": number(min), "ttlSecondsAfterFinished": number(max),
-                    "activeDeadlineSeconds": replicas, "schedulingPolicy": {"minAvailable": number(max)}},
-                "enableDynamicWorker": sane, "successPolicy": if sane { "" } else { &word },
-                "tfReplicaSpecs": {"worker": {"replicas": number(replicas), "template": template, "restartPolicy": restart}, "PS": {"template": template}},
-            });
-            tfjob["status"] = json!({"tasks": journal, "startTime": at});
-            let name = if sane { "Worker".to_owned() } else { role };
-            job["spec"]["replicaSpecs"] = json!({
-                name: {"replicas": number(replicas), "minReplicas": number(min), "maxReplicas": number(max), "template": template},
-                "ps": {"template": template},
-            });
-            job["metadata"]["annotations"]["gainshare.dev/replicas"] = json!(format!("worker={max},{word}"));
-            job["status"]["tasks"] = journal;
-            (job, tfjob)
         },
     )
 }
@@ -593,18 +498,11 @@ proptest! {
         pods in prop::collection::vec(any_pod(), 0..4),
         job in any_training_job(),
         batch in any_batch_job(),
-        (task_job, tfjob) in any_task_job(),
         rules in any_rules(),
     ) {
         share(&pods);
         work_on(&job, &pods);
         work_on_batch(&batch, &pods);
-        if let Some(job) = read(&task_job).as_ref().and_then(TaskJobSnapshot::of_training_job) {
-            work_on_tasks(&job, &pods);
-        }
-        if let Some(job) = read(&tfjob).as_ref().and_then(TaskJobSnapshot::of_tfjob) {
-            work_on_tasks(&job, &pods);
-        }
         let [policy, node, range, quota] = rules;
         let mut world = world();
         if let Some(policy) = read(&policy).as_ref().and_then(PolicyFacts::of) {

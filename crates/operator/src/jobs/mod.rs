@@ -23,6 +23,8 @@ mod batch_job;
 mod controller;
 mod fail_point;
 #[cfg(test)]
+mod hostile_task_tests;
+#[cfg(test)]
 mod hostile_tests;
 mod moves;
 mod pods;

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 /// The job, as far as its tasks' objects depend on it. `CUSTOM_CLUSTER_DOMAIN` is a variable of the training
 /// operator.
-pub(super) fn reference<'a>(
+pub(crate) fn reference<'a>(
     job: &'a TaskJobSnapshot,
     spec: &'a TaskJobSpec,
     counts: &'a BTreeMap<Role, u32>,
@@ -32,7 +32,7 @@ pub(super) fn reference<'a>(
 }
 
 /// Refuses templates from which no pods can be made.
-pub(super) fn check(spec: &TaskJobSpec) -> Result<(), (Role, TemplateError)> {
+pub(crate) fn check(spec: &TaskJobSpec) -> Result<(), (Role, TemplateError)> {
     for (role, role_spec) in &spec.roles {
         check_template(&role_spec.template, spec.options.checkpoint.as_ref()).map_err(|error| (*role, error))?;
     }
@@ -40,7 +40,7 @@ pub(super) fn check(spec: &TaskJobSpec) -> Result<(), (Role, TemplateError)> {
 }
 
 /// The pod of a task, gated.
-pub(super) fn build(job: &TaskJobRef<'_>, task: TaskId) -> Option<Value> {
+pub(crate) fn build(job: &TaskJobRef<'_>, task: TaskId) -> Option<Value> {
     let role = job.spec.roles.get(&task.role)?;
     let options = &job.spec.options;
     let template: Value = serde_json::from_str(&role.template).unwrap_or_default();
