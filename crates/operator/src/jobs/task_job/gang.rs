@@ -78,7 +78,13 @@ pub(crate) fn choose(
 ) -> Option<(RoomRequest, Placement)> {
     let order = |one: &RoomRequest| (one.class, Reverse(one.priority), one.since, one.key.clone());
     requests.sort_by_cached_key(order);
+    let gangs: Vec<Vec<TaskNeed>> =
+        requests.iter().filter(|one| one.class == Class::Gang).map(|one| one.needs.clone()).collect();
     for request in requests {
+        // A job that grows now would take what a waiting job needs next.
+        if request.class == Class::Growth && gangs.iter().any(|needs| fits_empty(rooms, needs)) {
+            return None;
+        }
         let usable: Vec<NodeRoom> = rooms.iter().filter(|room| !request.avoid.contains(&room.name)).cloned().collect();
         if let Some(mut placement) = pack(&usable, &request.needs) {
             add_optional(&usable, &request, &mut placement);

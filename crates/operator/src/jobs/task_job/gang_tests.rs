@@ -69,9 +69,14 @@ fn the_line_goes_by_class_then_priority_then_age() {
     let young = request("young", 5, one());
     assert_eq!(chosen(&rooms, &[young.clone(), old.clone()], 9).as_deref(), Some("old"));
     let urgent = RoomRequest { priority: 7, ..young };
-    assert_eq!(chosen(&rooms, &[old.clone(), urgent.clone()], 9).as_deref(), Some("urgent").map(|_| "young"));
+    assert_eq!(chosen(&rooms, &[old.clone(), urgent.clone()], 9).as_deref(), Some("young"));
     let growth = RoomRequest { class: Class::Growth, priority: 99, ..request("grows", 0, one()) };
     assert_eq!(chosen(&rooms, &[growth, old.clone()], 9).as_deref(), Some("old"));
+    let large = request("large", 0, (0..2).map(|index| need(Role::Worker, index, 4)).collect());
+    let two = [room("a", 4), NodeRoom { free: (0, 0), ..room("b", 4) }];
+    let growth = RoomRequest { class: Class::Growth, ..request("grows", 0, one()) };
+    assert_eq!(chosen(&two, &[growth.clone(), large], 9), None, "no job grows while another one waits");
+    assert_eq!(chosen(&two, &[growth], 9).as_deref(), Some("grows"));
     let replaced = RoomRequest { class: Class::Replacement, ..request("replaced", 8, one()) };
     assert_eq!(chosen(&rooms, &[urgent, old, replaced], 9).as_deref(), Some("replaced"));
 }
