@@ -1,8 +1,8 @@
 //! The custom resource `TrainingJob`: one training run that may be saved, moved to another node,
 //! and resumed there.
 //!
-//! A run is a sequence of *attempts*, each one pod (or one pod per task, with `replicaSpecs`), numbered by an *epoch* that only grows. The
-//! controller writes to the status what it intends before it acts, so that the next leader
+//! A run is a sequence of *attempts*, each one pod (or one pod per task, with `replicaSpecs`),
+//! numbered by an *epoch* that only grows. The controller writes to the status what it intends before it acts, so that the next leader
 //! continues from there after a crash. Field names follow related projects: `suspend`, `managedBy`
 //! and `runPolicy` as in Kubeflow, `objective` and `metricsCollector` as in Katib.
 //!

@@ -1,10 +1,13 @@
-//! Jobs of several tasks at their worst: absurd counts, wrong words, forged journals. Whatever they contain, the
-//! operator reads them and steps on without a panic.
+//! Jobs of several tasks at their worst: absurd counts, wrong words, forged journals. The operator
+//! reads every one of them and steps on without a panic.
 
 use super::hostile_tests::{
     any_pod, any_training_job, containers, integer, read, running_pod, time, training_job, word,
 };
-use super::task_job::{gang, machine as task_machine, pod as task_pod};
+use super::task_job::action::{Action, Snapshot};
+use super::task_job::gang::Placement;
+use super::task_job::machine::step;
+use super::task_job::pod as task_pod;
 use crate::state::snapshot::{NodeState, Nodes, PodSnapshot};
 use crate::state::task_job::TaskJobSnapshot;
 use gainshare_kube_api::tasks::{Role, TaskId, tasks};
@@ -20,7 +23,7 @@ fn work_on_tasks(job: &TaskJobSnapshot, pods: &[Value]) {
     for (pod, index) in pods.iter_mut().zip(0..) {
         pod.task = Some(TaskId { role: Role::ALL[index as usize % 5], index });
     }
-    let grant: Option<gang::Placement> = job.spec.as_ref().ok().map(|spec| {
+    let grant: Option<Placement> = job.spec.as_ref().ok().map(|spec| {
         let _ = task_pod::check(spec);
         let counts = job.wanted();
         let reference = task_pod::reference(&job, spec, &counts, Some("x"));
@@ -35,7 +38,7 @@ fn work_on_tasks(job: &TaskJobSnapshot, pods: &[Value]) {
         let nodes: Nodes = [("node-a".to_owned(), state)].into();
         for now in [Timestamp::MIN, Timestamp::MAX, Timestamp::UNIX_EPOCH] {
             for _ in 0..4 {
-                let next = task_machine::step(&task_machine::Snapshot {
+                let next = step(&Snapshot {
                     now,
                     job: &job,
                     pods: &pods,
@@ -46,8 +49,8 @@ fn work_on_tasks(job: &TaskJobSnapshot, pods: &[Value]) {
                 });
                 for action in next.actions {
                     match action {
-                        task_machine::Action::Write(_, status) => job.status = *status,
-                        task_machine::Action::Hold => job.has_finalizer = true,
+                        Action::Write(_, status) => job.status = *status,
+                        Action::Hold => job.has_finalizer = true,
                         _ => {}
                     }
                 }

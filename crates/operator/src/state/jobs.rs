@@ -229,7 +229,8 @@ impl JobCache {
         }
     }
 
-    /// Marks the jobs on these nodes whose pods we make as changed, by their pods and by their journals: a pod may be gone.
+    /// Marks the jobs on these nodes whose pods we make as changed, by their pods and by their journals: a pod may
+    /// be gone.
     pub(super) fn mark_nodes<'a>(&mut self, nodes: &BTreeSet<String>, node_of: impl Fn(&str) -> Option<&'a String>) {
         if nodes.is_empty() {
             return;

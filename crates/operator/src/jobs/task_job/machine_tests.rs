@@ -1,7 +1,9 @@
 //! The machine against a small cluster: pods are made, opened, run and end, and the status is written back.
 
 use super::*;
-use crate::state::snapshot::{Exit, NodeState};
+use crate::jobs::pods::PodFault;
+use crate::jobs::task_job::gang::Placement;
+use crate::state::snapshot::{Exit, NodeState, Nodes};
 use gainshare_kube_api::names::ATTEMPT_FINALIZER;
 use gainshare_kube_api::tfjob::TfJob;
 use gainshare_kube_api::training_job::TrainingJob;

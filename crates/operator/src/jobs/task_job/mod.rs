@@ -8,6 +8,7 @@
 //! where; [`pod`] builds pods. The decision about moves of other jobs (`crate::placement`) does not know these jobs:
 //! it sees their pods as requests on nodes.
 
+pub(super) mod action;
 pub(super) mod gang;
 mod line;
 pub(super) mod machine;
@@ -22,6 +23,7 @@ use crate::state::lead::Leader;
 use crate::state::snapshot::PodSnapshot;
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
 use crate::state::workload::{WorkloadKey, WorkloadKind};
+use action::{Action, Snapshot};
 use gainshare_kube_api::attempt::ENDING_DEADLINE_S;
 use gainshare_kube_api::names::{API_VERSION, FIELD_MANAGER, JOB_FINALIZER, JOB_LABEL, NamespacedName};
 use gainshare_kube_api::tasks::{TaskId, tasks};
@@ -33,7 +35,7 @@ use k8s_openapi::api::core::v1::Service;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PostParams};
 use kube::{Client, Resource, ResourceExt};
 pub(super) use line::Line;
-use machine::{Action, REFUSAL_PAUSE, Snapshot, step};
+use machine::{REFUSAL_PAUSE, step};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -301,7 +303,7 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
         next.wake = next.wake.into_iter().chain(node_wake).min();
         // While sharing is switched off, only deletions are completed.
         if is_off && !job.deleting {
-            next = machine::Step::default();
+            next = action::Step::default();
         }
         Ok(Some(Turn { job, facts: None, saving_pods: Vec::new(), step: next }))
     }

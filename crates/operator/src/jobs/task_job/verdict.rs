@@ -13,7 +13,7 @@
 //! A server restarts the whole job because its part of the model is lost: the other tasks would train on without it.
 //! More failures than the back-off limit fail the job.
 
-use super::machine::Snapshot;
+use super::action::Snapshot;
 use crate::jobs::moves::{exit_text, proof_of_stop};
 use crate::state::snapshot::{Phase, PodSnapshot, Stop};
 use gainshare_kube_api::tasks::{RestartPolicy, Role, SuccessPolicy, TaskId, TaskJobSpec};
