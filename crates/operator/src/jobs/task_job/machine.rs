@@ -20,6 +20,7 @@ use crate::jobs::waiting::overdue;
 use crate::jobs::workload::JournalStep;
 use crate::state::snapshot::{Phase, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
+use crate::state::workload::WorkloadKind;
 use gainshare_kube_api::task_objects::TaskJobRef;
 use gainshare_kube_api::tasks::{ReplicaStatus, Role, TaskId, TaskJobSpec, tasks};
 use gainshare_kube_api::training_job::{CleanPodPolicy, State};
@@ -413,7 +414,7 @@ fn publish(
         status.start_time.get_or_insert(MicroTime(snapshot.now));
     }
     status.replicas = replica_statuses(job, spec, wanted, pods);
-    status.progress = Some(format!("{alive}/{wanted_count} tasks"));
+    status.progress = progress(job, alive, wanted_count);
     set_state(&mut status, job.key.kind, state, &message, snapshot.now);
     let step = if state == State::Running && job.status.journal.state != state {
         JournalStep::Running
@@ -439,6 +440,11 @@ fn waits_sentence(snapshot: &Snapshot<'_>, spec: &TaskJobSpec, gang: &BTreeSet<T
         );
     }
     format!("waits until there is room for all of its {need} at once")
+}
+
+/// The column of a TFJob. A TrainingJob has no such field: its message says the same.
+fn progress(job: &TaskJobSnapshot, alive: usize, wanted: usize) -> Option<String> {
+    (job.key.kind == WorkloadKind::TfJob).then(|| format!("{alive}/{wanted} tasks"))
 }
 
 fn count(number: usize, noun: &str) -> String {
@@ -490,7 +496,7 @@ fn end(snapshot: &Snapshot<'_>, state: State, message: &str) -> Step {
         let (wanted, pods) = (job.wanted(), snapshot.current_pods());
         status.replicas = replica_statuses(job, spec, &wanted, &pods);
         let done = pods.values().filter(|pod| pod.running || pod.phase == Phase::Succeeded).count();
-        status.progress = Some(format!("{done}/{} tasks", tasks(&wanted).count()));
+        status.progress = progress(job, done, tasks(&wanted).count());
     }
     let step = if state == State::Failed { JournalStep::Failed } else { JournalStep::Stopped };
     write(snapshot, step, status, state, message)
