@@ -35,6 +35,7 @@ const KILL_PACE: Span = Span::from_secs(5);
 impl Driver {
     /// Follows a job's directory and reports from now on.
     pub(super) fn begin_watching(&mut self, id: JobId) {
+        self.find_earlier_runs(id);
         let dir = self.paths.job(id.0);
         let Some(job) = self.jobs.get_mut(&id).filter(|j| j.reports.is_none()) else { return };
         self.watch.add(id, &dir);
