@@ -4,12 +4,15 @@
 //! new agent reads reports that were printed some time ago: the age of a report by the wall clock is subtracted
 //! from the present boot time ([`Moment::boot_time_of`]). A stamp in the future counts as now.
 
+use super::finish;
 use super::logs::{ContainerLog, Piece};
 use super::volumes::Volumes;
 use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Span, Time};
 use gainshare_core::plan::Verdict;
-use gainshare_core::signal::{Sample, Tracker};
+use gainshare_core::signal::speed::PaceTracker;
+use gainshare_core::signal::{Sample, Signal, Tracker};
 use gainshare_core::view::{JobView, Phase};
+use gainshare_kube_api::deadline::{Forecast, Standing};
 use gainshare_kube_api::wire::{self, PodOnNode};
 use gainshare_limits::cgroup::Group;
 use gainshare_limits::usage::{Meter, NodeResources};
@@ -85,6 +88,11 @@ pub(crate) struct Job {
     /// When the job's metrics file is searched for again.
     next_search: Time,
     tracker: Tracker,
+    /// How fast the job's steps are.
+    pub(crate) pace: PaceTracker,
+    /// When the job will be done, and how its deadline stands.
+    pub(crate) forecast: Option<Forecast>,
+    pub(crate) standing: Option<Standing>,
     latest_progress: Option<gainshare_progress::Progress>,
     starts: u32,
     since: Time,
@@ -121,6 +129,9 @@ impl Job {
             read_error: None,
             next_search: Time::ZERO,
             tracker: Tracker::default(),
+            pace: PaceTracker::default(),
+            forecast: None,
+            standing: None,
             latest_progress: None,
             starts: 0,
             since,
@@ -157,6 +168,8 @@ impl Job {
     fn reset_reports(&mut self, at: Time) {
         self.since = at;
         self.tracker = Tracker::default();
+        self.pace = PaceTracker::default();
+        self.forecast = None;
         self.latest_progress = None;
         self.read_error = None;
         self.collector = None;
@@ -249,6 +262,7 @@ impl Job {
     fn apply_update(&mut self, at: Time, update: gainshare_progress::Update) -> u64 {
         if update.forget {
             self.tracker = Tracker::default();
+            self.pace = PaceTracker::default();
         }
         self.latest_progress = update.progress.or(self.latest_progress);
         update.readings.iter().filter(|r| self.tracker.push(at, Sample::from(*r))).count() as u64
@@ -278,13 +292,18 @@ impl Job {
         self.pod.blocked.is_none() && self.pod.started_ms.is_some()
     }
 
-    pub(crate) fn view(&self) -> JobView {
+    /// What the job's reports amount to, with its pace.
+    pub(crate) fn signal(&self) -> Signal {
+        Signal { pace: self.pace.pace(), ..self.tracker.signal() }
+    }
+
+    pub(crate) fn view(&self, now: Moment) -> JobView {
         JobView {
             id: self.id,
             owner: OwnerId(0),
             arrived: self.since,
             phase: Phase::Running { node: THIS_NODE, since: self.since, attempt: self.starts.max(1) },
-            signal: self.tracker.signal(),
+            signal: self.signal(),
             consumed: self.meter.consumed(),
             floor: Share::clamped(self.pod.settings.floor),
             max: Share::FULL,
@@ -294,7 +313,7 @@ impl Job {
             usable: None,
             known_left_s: None,
             history: vec![],
-            deadline: None,
+            deadline: self.pod.deadline.map(|deadline| finish::on_boot_clock(deadline, now)),
         }
     }
 
@@ -345,6 +364,8 @@ impl Job {
             },
             share: verdict.and_then(|v| v.target).map(|t| t.share.cpu.get()),
             reason,
+            forecast: self.forecast,
+            standing: self.standing,
         }
     }
 }

@@ -80,6 +80,9 @@ impl World {
             noted: 0,
             follow: false,
             resize: ResizeState::Settled,
+            deadline: None,
+            deadline_error: None,
+            room_milli: 0,
         });
     }
 

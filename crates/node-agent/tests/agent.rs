@@ -173,6 +173,9 @@ fn pod(name: &str) -> PodOnNode {
         blocked: None,
         allowed: Bounds::default(),
         resize: ResizeState::Settled,
+        deadline: None,
+        deadline_error: None,
+        room_milli: 0,
         noted: 0,
         follow: false,
     }

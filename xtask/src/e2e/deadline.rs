@@ -112,8 +112,8 @@ pub(super) fn mix(machine: &Machine, horizon_s: f64) -> Vec<MixJob> {
             arrives_s: arrives * wall_s,
             work_s,
             steps: ((rate * work_s) as u64).max(20),
-            // Five reports a second on an idle core.
-            report_every: ((rate / 5.0) as u64).max(1),
+            // Twenty reports a second on an idle core: a job that shares with ten others still reports twice a second.
+            report_every: ((rate / 20.0) as u64).max(1),
             deadline_s: deadline.map(|d| (d - arrives) * wall_s),
             feasible,
         }

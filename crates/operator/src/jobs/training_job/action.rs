@@ -1,5 +1,6 @@
 //! What a step of the state machine reads and answers: the snapshot, journal entries, and actions.
 
+use super::finish::PodFinish;
 use crate::jobs::workload::JournalStep;
 use crate::state::orders::Order;
 use crate::state::snapshot::{JobSnapshot, Nodes, PodSnapshot};
@@ -21,6 +22,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) fault: Option<&'a PodFault>,
     /// The node agent's last report: category and share in percent.
     pub(crate) progress: Option<(&'static str, Option<u32>)>,
+    /// The node agent's last prediction.
+    pub(crate) finish: Option<PodFinish>,
 }
 
 impl<'a> Snapshot<'a> {

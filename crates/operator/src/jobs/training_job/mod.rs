@@ -7,6 +7,7 @@
 pub(super) mod action;
 mod apply;
 mod ending;
+pub(super) mod finish;
 pub(super) mod machine;
 mod off;
 pub(super) mod pod;
@@ -22,6 +23,7 @@ use crate::state::snapshot::{JobSnapshot, NodeState, Nodes, PodSnapshot};
 use crate::state::workload::{WorkloadKey, WorkloadKind};
 use action::{Action, PodFault, Snapshot};
 use apply::{Effect, Executor};
+use finish::PodFinish;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{API_VERSION, CONTROLLER, NamespacedName};
 use gainshare_kube_api::quantity::template_requests;
@@ -167,6 +169,15 @@ impl TrainingJobs {
     }
 }
 
+impl TrainingJobs {
+    /// The prediction that the node agent reported last for this pod.
+    fn finish(&self, pod_uid: &str) -> Option<PodFinish> {
+        let agents = self.leader.agents.lock();
+        let report = agents.job(pod_uid)?;
+        Some(PodFinish { forecast: report.forecast, standing: report.standing })
+    }
+}
+
 impl Workload for TrainingJobs {
     const KIND: WorkloadKind = WorkloadKind::TrainingJob;
     const API_VERSION: &'static str = API_VERSION;
@@ -199,6 +210,7 @@ impl Workload for TrainingJobs {
             order: order.as_ref(),
             fault: fault.as_ref(),
             progress: pod_uid.as_ref().and_then(|uid| self.progress(&job, uid)),
+            finish: pod_uid.as_ref().and_then(|uid| self.finish(uid)),
         });
         next.wake = next.wake.into_iter().chain(node_wake).min();
         if is_off {
@@ -289,6 +301,9 @@ impl Workload for TrainingJobs {
     fn event(job: &Arc<JobSnapshot>, action: &Action) -> Option<EventText> {
         let Action::Write(step, new) = action else { return None };
         let old = &job.status;
+        if let Some(note) = finish::new_warning(old, new) {
+            return Some(EventText { warns: true, reason: finish::AT_RISK.to_owned(), note });
+        }
         if (old.state, &old.message) == (new.state, &new.message) {
             return None;
         }

@@ -10,6 +10,7 @@
 //!
 //! **Property.** No template makes these functions panic: see `hostile_tests`.
 
+use super::finish;
 use crate::state::snapshot::JobSnapshot;
 use gainshare_kube_api::names::{
     self, ATTEMPT_FINALIZER, CHECKPOINT_VOLUME as VOLUME, EPOCH_LABEL, JOB_LABEL, PLACE_GATE, POLICY_ANNOTATION,
@@ -246,6 +247,8 @@ fn annotations(job: &JobSnapshot, template: &Value) -> Value {
         (names::PATTERN_ANNOTATION, collector.as_ref().and_then(|collector| collector.pattern.clone())),
         (names::PATH_ANNOTATION, collector.and_then(|collector| collector.path)),
         (POLICY_ANNOTATION, Some(job.spec.policy.name().to_owned())),
+        (names::DEADLINE_ANNOTATION, finish::for_pod(job)),
+        (names::DEADLINE_TOLERANCE_ANNOTATION, job.spec.deadline_tolerance.clone()),
     ];
     for (key, value) in ours {
         if let Some(value) = value
