@@ -43,7 +43,7 @@ impl Driver {
         let folder = record.spec.cwd.as_deref();
         let began_s = record.started.unwrap_or(self.clock.moment()).unix_s;
         let position = std::mem::take(&mut job.progress.position);
-        match Reports::open(&record.spec.metric, &dir, folder, began_s, position) {
+        match Reports::open(&record.spec.metric, &record.spec.command, &dir, folder, began_s, position) {
             Ok(reports) => job.reports = Some(reports),
             Err(e) => {
                 tracing::warn!(job = %id, "its reports cannot be read: {e}");
