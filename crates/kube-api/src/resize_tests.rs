@@ -43,6 +43,7 @@ fn pod(class: QosClass, requests: Amounts, limits: Amounts) -> PodOnNode {
         follow: false,
         resize: ResizeState::Settled,
         deadline: None,
+        command: Vec::new(),
         deadline_error: None,
         room_milli: 0,
     }

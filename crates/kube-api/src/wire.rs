@@ -282,6 +282,9 @@ pub struct PodOnNode {
     /// When it must be done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Deadline>,
+    /// The command of the container of a pod with a deadline: it may name how long the run is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
     /// What is wrong with the deadline that its author wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_error: Option<String>,

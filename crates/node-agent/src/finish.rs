@@ -6,30 +6,17 @@
 //! one that the policy cannot keep is at risk; without such a verdict the prediction decides.
 //!
 //! **Clocks.** Deadlines and predictions are moments of the wall clock (milliseconds since 1970). Views have
-//! them on the boot clock, shifted by the present difference of the two.
+//! deadlines on the boot clock ([`Moment::deadline`]).
 
 use super::job::{Job, Moment};
-use gainshare_core::model::{Span, Time};
+use gainshare_core::model::Time;
 use gainshare_core::plan::Reason;
 use gainshare_core::signal::speed::{LEAST_SHARE, Reading};
-use gainshare_core::view;
 use gainshare_kube_api::deadline::{Deadline, Forecast, Standing};
 use gainshare_limits::usage::NodeResources;
 
 /// With less than this part of the node idle, a job that used little may have wanted more.
 const SPARE: f64 = 0.1;
-
-/// The deadline on the boot clock.
-pub(super) fn on_boot_clock(deadline: Deadline, now: Moment) -> view::Deadline {
-    let now_ms = now.unix_ns / 1_000_000;
-    let span = |ms: u64| Span::from_millis(ms);
-    let at = if deadline.at_ms >= now_ms {
-        now.time + span(deadline.at_ms - now_ms)
-    } else {
-        now.time - span(now_ms - deadline.at_ms)
-    };
-    view::Deadline { at, tolerance: span(deadline.tolerance_ms) }
-}
 
 /// Whether the node has no CPU to spare. `idle_before` is the machine's idle time at the last step, which is
 /// replaced by the present one.
@@ -94,20 +81,6 @@ fn standing(job: &Job, deadline: Deadline, now: Moment) -> Standing {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn moment(unix_s: u64) -> Moment {
-        Moment { time: Time::from_secs_f64(100.0), unix_ns: unix_s * 1_000_000_000 }
-    }
-
-    #[test]
-    fn deadlines_come_and_go_on_the_boot_clock() {
-        let deadline = Deadline { at_ms: 50_000, tolerance_ms: 1_000 };
-        let at = |unix_s| on_boot_clock(deadline, moment(unix_s)).at.as_secs_f64();
-        assert!((at(40) - 110.0).abs() < 1e-6 && (at(70) - 80.0).abs() < 1e-6);
-        // The boot clock began after the deadline.
-        assert!(at(10_000).abs() < 1e-6);
-        assert_eq!(on_boot_clock(deadline, moment(40)).tolerance, Span::from_secs(1));
-    }
 
     #[test]
     fn a_node_without_idle_cpu_is_scarce() {

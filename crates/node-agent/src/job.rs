@@ -4,7 +4,6 @@
 //! new agent reads reports that were printed some time ago: the age of a report by the wall clock is subtracted
 //! from the present boot time ([`Moment::boot_time_of`]). A stamp in the future counts as now.
 
-use super::finish;
 use super::logs::{ContainerLog, Piece};
 use super::volumes::Volumes;
 use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Span, Time};
@@ -12,11 +11,11 @@ use gainshare_core::plan::Verdict;
 use gainshare_core::signal::speed::PaceTracker;
 use gainshare_core::signal::{Sample, Signal, Tracker};
 use gainshare_core::view::{JobView, Phase};
-use gainshare_kube_api::deadline::{Forecast, Standing};
+use gainshare_kube_api::deadline::{Deadline, Forecast, Standing};
 use gainshare_kube_api::wire::{self, PodOnNode};
 use gainshare_limits::cgroup::Group;
 use gainshare_limits::usage::{Meter, NodeResources};
-use gainshare_progress::{CollectorState, Goal, GuardedCollector, MetricSpec, Source, contain_panic};
+use gainshare_progress::{CollectorState, Goal, GuardedCollector, MetricSpec, RunLength, Source, contain_panic};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -44,6 +43,19 @@ impl Moment {
     /// The boot time at which the wall clock showed `unix_ns`.
     pub(crate) fn boot_time_of(&self, unix_ns: u64) -> Time {
         Time(self.time.0.saturating_sub(self.unix_ns.saturating_sub(unix_ns) / 1000))
+    }
+}
+
+impl Moment {
+    /// A deadline on the boot clock, shifted by the present difference of the two clocks.
+    pub(crate) fn deadline(&self, deadline: Deadline) -> gainshare_core::view::Deadline {
+        let now_ms = self.unix_ns / 1_000_000;
+        let at = if deadline.at_ms >= now_ms {
+            self.time + Span::from_millis(deadline.at_ms - now_ms)
+        } else {
+            self.time - Span::from_millis(now_ms - deadline.at_ms)
+        };
+        gainshare_core::view::Deadline { at, tolerance: Span::from_millis(deadline.tolerance_ms) }
     }
 }
 
@@ -182,7 +194,11 @@ impl Job {
     fn collect_from(&mut self, folder: Option<&Path>) {
         let started = SystemTime::UNIX_EPOCH + Duration::from_millis(self.pod.started_ms.unwrap_or(0));
         match GuardedCollector::new(&metric_spec(&self.pod.settings), folder, started, CollectorState::default()) {
-            Ok(collector) => (self.collector, self.read_error) = (Some(collector), None),
+            Ok(mut collector) => {
+                // No folder: configuration files inside the container's image cannot be read.
+                collector.set_run_length(RunLength::read(&self.pod.command, None));
+                (self.collector, self.read_error) = (Some(collector), None);
+            }
             Err(error) => self.read_error = Some(error.to_string()),
         }
     }
@@ -313,7 +329,7 @@ impl Job {
             usable: None,
             known_left_s: None,
             history: vec![],
-            deadline: self.pod.deadline.map(|deadline| finish::on_boot_clock(deadline, now)),
+            deadline: self.pod.deadline.map(|deadline| now.deadline(deadline)),
         }
     }
 
@@ -385,6 +401,20 @@ fn metric_spec(settings: &wire::Settings) -> MetricSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn moment(unix_s: u64) -> Moment {
+        Moment { time: Time::from_secs_f64(100.0), unix_ns: unix_s * 1_000_000_000 }
+    }
+
+    #[test]
+    fn deadlines_come_and_go_on_the_boot_clock() {
+        let deadline = Deadline { at_ms: 50_000, tolerance_ms: 1_000 };
+        let at = |unix_s| moment(unix_s).deadline(deadline).at.as_secs_f64();
+        assert!((at(40) - 110.0).abs() < 1e-6 && (at(70) - 80.0).abs() < 1e-6);
+        // The boot clock began after the deadline.
+        assert!(at(10_000).abs() < 1e-6);
+        assert_eq!(moment(40).deadline(deadline).tolerance, Span::from_secs(1));
+    }
 
     #[test]
     fn a_kubelet_handles_one_change_a_period_and_waiting_changes_together() {

@@ -81,6 +81,7 @@ impl World {
             follow: false,
             resize: ResizeState::Settled,
             deadline: None,
+            command: Vec::new(),
             deadline_error: None,
             room_milli: 0,
         });

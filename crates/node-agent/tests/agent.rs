@@ -174,6 +174,7 @@ fn pod(name: &str) -> PodOnNode {
         allowed: Bounds::default(),
         resize: ResizeState::Settled,
         deadline: None,
+        command: Vec::new(),
         deadline_error: None,
         room_milli: 0,
         noted: 0,

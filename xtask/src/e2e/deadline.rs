@@ -49,10 +49,10 @@ pub(super) struct MixJob {
 }
 
 impl MixJob {
-    /// The words after `gainshare`. The format is one that prints the total number of steps.
-    pub(super) fn words(&self) -> Vec<String> {
+    /// The words after `gainshare`, with the format of the reports.
+    pub(super) fn words(&self, format: &str) -> Vec<String> {
         let (steps, every) = (self.steps.to_string(), self.report_every.to_string());
-        let words = ["train", self.model, "--steps", &steps, "--report-every", &every, "--format", "tqdm"];
+        let words = ["train", self.model, "--steps", &steps, "--report-every", &every, "--format", format];
         words.map(str::to_owned).to_vec()
     }
 }

@@ -106,7 +106,7 @@ fn play(program: &Path, policy: &'static str, jobs: &[MixJob]) -> Result<Round> 
         while let Some(job) = waiting.next_if(|j| began.elapsed().as_secs_f64() >= j.arrives_s) {
             let arrived_s = unix_s();
             let due_s = job.deadline_s.map(|d| arrived_s + d);
-            submit(&lab, program, job.name, &job.words(), due_s)?;
+            submit(&lab, program, job.name, &job.words("tqdm"), due_s)?;
             tracks.insert(job.name, Track { arrived_s, due_s, ..Track::default() });
             eprintln!("e2e: {policy}: {:5.1} s: {} arrives", began.elapsed().as_secs_f64(), job.name);
         }

@@ -20,7 +20,7 @@ use super::nodes::NodeCache;
 use super::snapshot::{NodeState, PodSnapshot, is_older};
 use super::workload::WorkloadKey;
 use gainshare_kube_api::bounds::{self, NodeFacts, QuotaFacts, RangeFacts};
-use gainshare_kube_api::deadline;
+use gainshare_kube_api::deadline_input;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{JOB_LABEL, ORIGINAL_ANNOTATION};
 use gainshare_kube_api::quantity::total;
@@ -512,7 +512,7 @@ impl World {
             .unwrap_or(now);
         let ranges = self.ranges.get(&pod.namespace).into_iter().flat_map(BTreeMap::values);
         let started_ms = facts.and_then(|c| c.started_ms);
-        let (deadline, deadline_error) = started_ms.map(|ms| deadline::of_pod(pod, ms)).unwrap_or_default();
+        let (deadline, deadline_error) = started_ms.map(|ms| deadline_input::of_pod(pod, ms)).unwrap_or_default();
         Some(PodOnNode {
             uid: pod.uid.clone(),
             namespace: pod.namespace.clone(),
@@ -529,6 +529,7 @@ impl World {
             resize: pod.resize.clone(),
             noted: digest(&pod.notes),
             follow: pod.labels.contains_key(JOB_LABEL),
+            command: facts.map(|c| c.command.clone()).unwrap_or_default(),
             container,
             deadline,
             deadline_error: deadline_error.map(|error| error.to_string()),

@@ -1,9 +1,9 @@
 //! What a step of the state machine reads and answers: the snapshot, journal entries, and actions.
 
-use super::finish::PodFinish;
 use crate::jobs::workload::JournalStep;
 use crate::state::orders::Order;
 use crate::state::snapshot::{JobSnapshot, Nodes, PodSnapshot};
+use gainshare_kube_api::deadline::{Forecast, Standing};
 use gainshare_kube_api::training_job::{Attempt, TrainingJobStatus};
 use jiff::Timestamp;
 
@@ -40,6 +40,13 @@ impl<'a> Snapshot<'a> {
             None => self.own_pods().find(|pod| pod.epoch == attempt.epoch),
         }
     }
+}
+
+/// The node agent's prediction for the pod of the attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PodFinish {
+    pub(crate) forecast: Option<Forecast>,
+    pub(crate) standing: Option<Standing>,
 }
 
 /// Why a pod could not be made.

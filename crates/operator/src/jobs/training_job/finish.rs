@@ -8,9 +8,10 @@
 //! **Judgement.** A job that succeeded by its deadline, its tolerance included, has met it, whatever happens
 //! afterwards. A job that failed, or is late, has missed it.
 
-use super::action::Snapshot;
+use super::action::{PodFinish, Snapshot};
 use crate::state::snapshot::JobSnapshot;
-use gainshare_kube_api::deadline::{self, FinishStatus, Forecast, Standing, moment_text};
+use gainshare_kube_api::deadline::{FinishStatus, Forecast, Standing, moment_text};
+use gainshare_kube_api::deadline_input;
 use gainshare_kube_api::training_job::{State, TrainingJobStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, Time};
@@ -18,17 +19,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, Time}
 /// The condition of a job whose deadline will be missed, or was.
 pub(super) const AT_RISK: &str = "DeadlineAtRisk";
 
-/// The node agent's prediction for the pod of the attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PodFinish {
-    pub(crate) forecast: Option<Forecast>,
-    pub(crate) standing: Option<Standing>,
-}
-
 /// When the job must be done, by what its status says about suspensions that are over.
 pub(super) fn moment(job: &JobSnapshot) -> Option<Timestamp> {
     let suspended_s = job.status.finish.as_ref().map_or(0, |finish| finish.suspended_seconds);
-    deadline::of_training_job(&job.spec, job.created, suspended_s)
+    deadline_input::of_training_job(&job.spec, job.created, suspended_s)
 }
 
 /// The deadline for the annotation of a new pod. A deadline that was in the past when the job was created is no
@@ -70,9 +64,9 @@ pub(super) fn update(status: &mut TrainingJobStatus, state: State, snapshot: &Sn
     }
     let mut finish = status.finish.clone().unwrap_or_default();
     count_suspension(&mut finish, state, snapshot.now);
-    let at = deadline::of_training_job(&job.spec, job.created, finish.suspended_seconds);
+    let at = deadline_input::of_training_job(&job.spec, job.created, finish.suspended_seconds);
     finish.deadline = at.map(|at| at.to_string());
-    let latest = at.and_then(|at| at.saturating_add(deadline::tolerance(&job.spec)).ok());
+    let latest = at.and_then(|at| at.saturating_add(deadline_input::tolerance(&job.spec)).ok());
     let is_past = at.is_none_or(|at| at <= job.created);
     let is_late = latest.is_none_or(|latest| snapshot.now > latest);
     finish.standing = match state {
@@ -89,7 +83,7 @@ pub(super) fn update(status: &mut TrainingJobStatus, state: State, snapshot: &Sn
     let (reason, message) = match finish.standing {
         _ if is_past => (
             "DeadlineInPast",
-            "the deadline is no moment after the creation of the job: create the job anew with a later deadline; it \
+            "the deadline is no moment after the creation of the job: create the job again with a later deadline; it \
              runs as best effort"
                 .to_owned(),
         ),
@@ -187,7 +181,7 @@ mod tests {
         assert_eq!(moment(&job).unwrap().as_second(), 1_000_100);
         job.status = after(&job, State::Suspended, 20);
         assert_eq!(moment(&job).unwrap().as_second(), 1_000_100, "the suspension is not over");
-        // Later steps of a suspended job do not begin it anew.
+        // Later steps of a suspended job do not begin it again.
         job.status = after(&job, State::Suspended, 200);
         assert!(!job.status.finish.as_ref().unwrap().standing.warns(), "a suspended job is not late");
         job.status = after(&job, State::Waiting, 320);
