@@ -177,7 +177,7 @@ table! {
         name: "qos",
         summary: "Jobs end by their deadlines with the least that is enough; all others share the rest by gain.",
         source: "A QoS-oriented scheduling and autoscaling framework, IJCNN 2019; docs/deadlines.md.",
-        scope: MACHINE,
+        scope: Scope::Production { share_policy: Some("qos"), training_job: false },
         policy: || Policy {
             order: OrderRule::Deadline,
             share: ShareRule::Gain(Gain::default()),
