@@ -4,6 +4,7 @@ mod bench;
 mod cache;
 mod check;
 mod e2e;
+mod faults;
 mod image;
 mod packages;
 mod programs;
@@ -34,6 +35,8 @@ enum Chore {
     Check(check::Args),
     /// Measures what the project promises and prints the figures.
     Bench(bench::Args),
+    /// Injects the faults of docs/faults.md and prints what held.
+    Faults(faults::Args),
     /// Writes the generated files: references of the programs, custom resources, plain YAML of the chart.
     Generate,
     /// Builds all programs and puts them into a container image, as an archive for `docker load` or `kind
@@ -52,6 +55,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Test(args) => test::run(&args),
         Chore::Check(args) => check::run(&args),
         Chore::Bench(args) => bench::run(args),
+        Chore::Faults(args) => faults::run(&args),
         Chore::Generate => check::generate(),
         Chore::Image(args) => image::run(&args),
         Chore::Setup => setup::everything().map(drop),
