@@ -10,6 +10,7 @@ mod packages;
 mod programs;
 mod setup;
 mod sh;
+mod soak;
 mod test;
 mod testbed;
 
@@ -42,6 +43,8 @@ enum Chore {
     /// Builds all programs and puts them into a container image, as an archive for `docker load` or `kind
     /// load image-archive`.
     Image(image::Args),
+    /// Submits short jobs without end and checks that nothing of the daemon grows.
+    Soak(soak::Args),
     /// Only installs what the tests need.
     Setup,
     /// A real Kubernetes on this machine: see docs/testbed.md.
@@ -58,6 +61,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Faults(args) => faults::run(&args),
         Chore::Generate => check::generate(),
         Chore::Image(args) => image::run(&args),
+        Chore::Soak(args) => soak::run(&args),
         Chore::Setup => setup::everything().map(drop),
         Chore::Testbed(args) => testbed::run(args),
         Chore::E2e(args) => e2e::run(args),

@@ -20,7 +20,7 @@ const STARTED_BY_OTHERS: [&str; 3] = ["inner_", "keeper_main", "daemon_main"];
 
 /// Programs of tests whose package and target contain one of these start engines, machines or
 /// clusters: one test at a time.
-const ALONE: [&str; 8] = [
+const ALONE: [&str; 9] = [
     "docker",
     "qemu",
     "real_frameworks",
@@ -29,6 +29,7 @@ const ALONE: [&str; 8] = [
     "xtask operator",
     "operator jobs",
     "operator kills",
+    "operator outages",
 ];
 
 /// A program that takes longer hangs.
