@@ -195,6 +195,14 @@ pub enum Command {
     #[command(after_help = "Example:\n  gainshare crd | kubectl apply -f -")]
     Crd,
 
+    /// Print Kubeflow's TFJobs as TrainingJobs, for clusters where Kubeflow owns the kind TFJob
+    #[command(after_help = "Example:\n  gainshare convert tfjob.yaml | kubectl apply -f -")]
+    Convert {
+        /// A file with one or several TFJobs in YAML (`-` for standard input)
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+    },
+
     /// Run the agent of one node of a cluster: becomes the program gainshare-node-agent
     ///
     /// `gainshare agent --help` prints that program's own help.

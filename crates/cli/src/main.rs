@@ -77,6 +77,9 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
         Command::Trace { command } => simulate::trace(&command, out)?,
         Command::Operator { args } => return Err(neighbour::become_program("gainshare-operator", &args)),
         Command::Crd => return Err(neighbour::become_program("gainshare-operator", &["crd".into()])),
+        Command::Convert { file } => {
+            return Err(neighbour::become_program("gainshare-operator", &["convert".into(), file.into()]));
+        }
         Command::Agent { args } => return Err(neighbour::become_program("gainshare-node-agent", &args)),
         Command::Completions { shell } => docs::completions(shell, out)?,
         Command::Man { dir } => docs::man(&dir)?,

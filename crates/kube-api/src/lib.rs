@@ -5,7 +5,8 @@
 //! upgraded.
 //!
 //! **How.** This crate holds types and pure functions only: the custom resources
-//! ([`share_policy::SharePolicy`], [`training_job::TrainingJob`]), all names on objects
+//! ([`share_policy::SharePolicy`], [`training_job::TrainingJob`], Kubeflow's [`tfjob::TfJob`]), jobs of several
+//! tasks ([`tasks`]) and the pods and Services of a task ([`task_objects`]), all names on objects
 //! ([`names`]), the annotations ([`pod_note`], [`adopted`], [`facts::Originals`]), the messages
 //! between node agent and operator ([`wire`]), where recorded decisions are served
 //! ([`decision_record`]), which policy selects which pod ([`select`]), and
@@ -31,7 +32,11 @@ pub mod pod_note;
 pub mod quantity;
 pub mod resize;
 pub mod resources;
+pub mod run_policy;
 pub mod select;
 pub mod share_policy;
+pub mod task_objects;
+pub mod tasks;
+pub mod tfjob;
 pub mod training_job;
 pub mod wire;

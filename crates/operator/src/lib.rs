@@ -97,6 +97,8 @@ pub struct Config {
     pub fail_at: crate::jobs::FailPoint,
     /// The parameters of the policy `specon` for training jobs.
     pub specon: gainshare_core::policy::Specon,
+    /// Kubeflow's TFJobs are run, too. The kind must exist, and no other operator may run them.
+    pub tfjobs: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -222,7 +224,7 @@ fn lead(
     let leader = Arc::new(Leader::new(metrics.clone(), started()));
     let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics.clone()));
     let mut tasks = Tasks::new(health.clone());
-    state::watch::start(&mut tasks, &leader, client, &config.namespace, &config.config_map);
+    state::watch::start(&mut tasks, &leader, client, (&config.namespace, &config.config_map), config.tfjobs);
     let publish = http::publish::run(config.clone(), client.clone(), authority.certificate_pem().to_owned());
     tasks.spawn("the publication of the certificate", publish);
     tasks.spawn("the restoration of pods", restore_loop(shares.clone()));

@@ -27,6 +27,7 @@ use crate::prometheus::{self, Endpoint, FetchError};
 use crate::push::{self, PushError};
 use crate::reading::{Batch, Counters, Progress, Reading};
 use crate::root::Root;
+use crate::run_length::RunLength;
 use crate::spec::{MetricSpec, MetricSpecError, Source};
 use crate::stored_path::StoredPath;
 use crate::tail::Position;
@@ -107,6 +108,8 @@ pub struct CollectorState {
 #[derive(Debug)]
 pub struct Collector {
     spec: MetricSpec,
+    /// The collector began without a stored state.
+    fresh: bool,
     endpoint: Option<Endpoint>,
     root: Option<Arc<Root>>,
     started: SystemTime,
@@ -168,6 +171,7 @@ impl Collector {
         }
         let pattern = pattern.filter(|_| spec.source != Source::File);
         Ok(Collector {
+            fresh,
             endpoint: spec.url.as_deref().map(Endpoint::parse).transpose()?,
             chooser: if fresh { Chooser::new(spec.name.as_deref(), spec.goal) } else { state.chooser },
             reading: spec.source,
@@ -189,6 +193,14 @@ impl Collector {
             root,
             started,
         })
+    }
+
+    /// Takes what the job's command claims about the length of the run. A collector that goes on from a
+    /// stored state has it already.
+    pub fn set_run_length(&mut self, claim: RunLength) {
+        if self.fresh {
+            self.output.set_run_length(claim);
+        }
     }
 
     /// The state to store; it belongs to everything that was handed out so far.

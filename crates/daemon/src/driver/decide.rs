@@ -82,7 +82,7 @@ impl Driver {
             pinned: false,
             usable: None,
             known_left_s: None,
-            history: vec![],
+            history: job.history.clone(),
             deadline: self.deadline(&r.spec),
         }
     }

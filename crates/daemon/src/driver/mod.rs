@@ -28,6 +28,7 @@ mod decide;
 mod docker;
 mod docker_link;
 mod handle;
+mod history;
 mod inside;
 mod intake;
 mod jobs;

@@ -35,6 +35,7 @@ const KILL_PACE: Span = Span::from_secs(5);
 impl Driver {
     /// Follows a job's directory and reports from now on.
     pub(super) fn begin_watching(&mut self, id: JobId) {
+        self.find_earlier_runs(id);
         let dir = self.paths.job(id.0);
         let Some(job) = self.jobs.get_mut(&id).filter(|j| j.reports.is_none()) else { return };
         self.watch.add(id, &dir);
@@ -43,7 +44,7 @@ impl Driver {
         let folder = record.spec.cwd.as_deref();
         let began_s = record.started.unwrap_or(self.clock.moment()).unix_s;
         let position = std::mem::take(&mut job.progress.position);
-        match Reports::open(&record.spec.metric, &dir, folder, began_s, position) {
+        match Reports::open(&record.spec.metric, &record.spec.command, &dir, folder, began_s, position) {
             Ok(reports) => job.reports = Some(reports),
             Err(e) => {
                 tracing::warn!(job = %id, "its reports cannot be read: {e}");

@@ -13,7 +13,7 @@ use gainshare_progress::prometheus::{Endpoint, FetchError};
 use gainshare_progress::push::PushError;
 use gainshare_progress::{
     self, Change, CollectorState, Counters, FileTail, FolderListings, GuardedCollector, MetricSpec, MetricSpecError,
-    Root, Update,
+    Root, RunLength, Update,
 };
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -66,13 +66,15 @@ impl Reports {
     /// `started_s` Unix seconds.
     pub(super) fn open(
         spec: &MetricSpec,
+        command: &[String],
         dir: &Path,
         folder: Option<&Path>,
         started_s: f64,
         position: Position,
     ) -> Result<Reports, MetricSpecError> {
         let started = SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(started_s).unwrap_or_default();
-        let collector = GuardedCollector::new(spec, folder, started, position.collector)?;
+        let mut collector = GuardedCollector::new(spec, folder, started, position.collector)?;
+        collector.set_run_length(RunLength::read(command, folder));
         let root = Root::open(dir).inspect_err(|e| tracing::warn!("cannot open {}: {e}", dir.display())).ok();
         let tail = root.map(|root| FileTail::new(Arc::new(root), Path::new("output.log"), position.output, true));
         Ok(Reports { tail, collector })

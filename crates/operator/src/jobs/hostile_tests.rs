@@ -3,7 +3,8 @@
 //! (`any_objects_pass`). The named tests below are the inputs that once stopped the operator.
 
 use super::batch_job::test_step as batch_step;
-use super::training_job::action::{Action, PodFault, Snapshot};
+use super::pods::PodFault;
+use super::training_job::action::{Action, Snapshot};
 use super::training_job::machine::{asked, movable, step};
 use super::training_job::pod;
 use crate::state::orders::{Order, OrderKind};
@@ -28,7 +29,7 @@ const CONTAINERS: usize = 19;
 const CASES: u32 = 200;
 
 /// The object, if the API server's types can hold it at all.
-fn read<T: DeserializeOwned>(value: &Value) -> Option<T> {
+pub(super) fn read<T: DeserializeOwned>(value: &Value) -> Option<T> {
     serde_json::from_value(value.clone()).ok()
 }
 
@@ -130,12 +131,12 @@ fn work_on_batch(job: &Value, pods: &[Value]) {
     }
 }
 
-fn containers(requests: &Value, limits: &Value) -> Vec<Value> {
+pub(super) fn containers(requests: &Value, limits: &Value) -> Vec<Value> {
     let container = |i: usize| json!({"name": format!("c{i}"), "image": "i", "resources": {"requests": requests, "limits": limits}});
     (0..CONTAINERS).map(container).collect()
 }
 
-fn training_job(template: Value) -> Value {
+pub(super) fn training_job(template: Value) -> Value {
     json!({
         "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob",
         "metadata": {"namespace": "team", "name": "run", "uid": "u", "finalizers": ["gainshare.dev/training-job"]},
@@ -143,7 +144,7 @@ fn training_job(template: Value) -> Value {
     })
 }
 
-fn running_pod(uid: &str, containers: &[Value]) -> Value {
+pub(super) fn running_pod(uid: &str, containers: &[Value]) -> Value {
     let statuses: Vec<Value> = containers
         .iter()
         .map(|container| {
@@ -267,7 +268,7 @@ fn amounts() -> impl Strategy<Value = Value> {
     })
 }
 
-fn integer() -> impl Strategy<Value = i64> {
+pub(super) fn integer() -> impl Strategy<Value = i64> {
     prop_oneof![
         Just(i64::MIN),
         Just(i64::MAX),
@@ -280,7 +281,7 @@ fn integer() -> impl Strategy<Value = i64> {
     ]
 }
 
-fn time() -> impl Strategy<Value = String> {
+pub(super) fn time() -> impl Strategy<Value = String> {
     prop::sample::select(vec![
         "2026-11-15T12:00:00Z",
         "1970-01-01T00:00:00Z",
@@ -291,7 +292,7 @@ fn time() -> impl Strategy<Value = String> {
     .prop_map(str::to_owned)
 }
 
-fn word() -> impl Strategy<Value = String> {
+pub(super) fn word() -> impl Strategy<Value = String> {
     prop_oneof![
         prop::sample::select(vec![
             "",
@@ -339,7 +340,7 @@ fn annotations() -> impl Strategy<Value = Value> {
     )
 }
 
-fn any_pod() -> impl Strategy<Value = Value> {
+pub(super) fn any_pod() -> impl Strategy<Value = Value> {
     let ends = (any::<bool>(), integer(), time(), integer());
     let phase = prop::sample::select(vec!["Pending", "Running", "Succeeded", "Failed", "Odd"]);
     let containers = prop::collection::vec((amounts(), amounts()), 0..CONTAINERS + 2);
@@ -381,7 +382,7 @@ fn any_pod() -> impl Strategy<Value = Value> {
     )
 }
 
-fn any_training_job() -> impl Strategy<Value = Value> {
+pub(super) fn any_training_job() -> impl Strategy<Value = Value> {
     let numbers = (integer(), integer(), integer(), integer(), any::<u32>(), any::<u32>(), any::<u32>());
     let template = prop_oneof![
         prop::collection::vec((amounts(), amounts()), 0..CONTAINERS + 2).prop_map(|all| {

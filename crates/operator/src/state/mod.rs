@@ -10,6 +10,7 @@ pub(crate) mod metrics;
 pub(crate) mod nodes;
 pub(crate) mod orders;
 pub(crate) mod snapshot;
+pub(crate) mod task_job;
 pub(crate) mod watch;
 pub(crate) mod workload;
 pub(crate) mod world;

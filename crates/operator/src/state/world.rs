@@ -137,6 +137,11 @@ impl World {
         self.jobs.pods(key).filter_map(|uid| self.pods.get(uid)).filter_map(PodSnapshot::of_facts).collect()
     }
 
+    /// The facts about the pods of a workload.
+    pub(crate) fn pod_facts_of_job(&self, key: &WorkloadKey) -> impl Iterator<Item = &PodFacts> {
+        self.jobs.pods(key).filter_map(|uid| self.pods.get(uid))
+    }
+
     pub(crate) fn nodes(&self) -> &NodeCache {
         &self.nodes
     }

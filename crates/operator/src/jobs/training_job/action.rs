@@ -1,5 +1,6 @@
 //! What a step of the state machine reads and answers: the snapshot, journal entries, and actions.
 
+use crate::jobs::pods::PodFault;
 use crate::jobs::workload::JournalStep;
 use crate::state::orders::Order;
 use crate::state::snapshot::{JobSnapshot, Nodes, PodSnapshot};
@@ -37,14 +38,6 @@ impl<'a> Snapshot<'a> {
             None => self.own_pods().find(|pod| pod.epoch == attempt.epoch),
         }
     }
-}
-
-/// Why a pod could not be made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PodFault {
-    /// No retry helps, as the job is written.
-    pub(crate) for_good: bool,
-    pub(crate) message: String,
 }
 
 /// One action. All are harmless if repeated, or if the snapshot they were decided on is old.

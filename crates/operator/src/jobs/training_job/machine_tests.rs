@@ -4,7 +4,8 @@
 mod model;
 
 use super::{movable, step};
-use crate::jobs::training_job::action::{Action, PodFault, Snapshot};
+use crate::jobs::pods::PodFault;
+use crate::jobs::training_job::action::{Action, Snapshot};
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{NodeState, Nodes};
 use gainshare_kube_api::placement_reason::PlacementReason;

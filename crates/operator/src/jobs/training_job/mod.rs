@@ -12,33 +12,29 @@ mod off;
 pub(super) mod pod;
 mod status;
 
-use super::pods::PodRequests;
+use super::pods::{PodFault, PodRequests};
 use super::waiting::check_not_kept;
 use super::workload::{ActionError, EventText, JournalStep, Turn, Workload};
 use crate::isolate::skip_on_panic;
 use crate::state::lead::Leader;
 use crate::state::orders::{JobFacts, JobState};
-use crate::state::snapshot::{JobSnapshot, NodeState, Nodes, PodSnapshot};
+use crate::state::snapshot::{JobSnapshot, Nodes, PodSnapshot};
 use crate::state::workload::{WorkloadKey, WorkloadKind};
-use action::{Action, PodFault, Snapshot};
+use action::{Action, Snapshot};
 use apply::{Effect, Executor};
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{API_VERSION, CONTROLLER, NamespacedName};
 use gainshare_kube_api::quantity::template_requests;
 use gainshare_kube_api::training_job::{JobPolicy, State};
-use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::Node;
+use jiff::Timestamp;
 use kube::Client;
-use kube::api::Api;
 use machine::{REFUSAL_PAUSE, asked, movable, step};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// The adapter of TrainingJobs.
 pub(super) struct TrainingJobs {
-    client: Client,
     leader: Arc<Leader>,
     pods: PodRequests,
     executor: Executor,
@@ -52,8 +48,8 @@ fn key_of(name: &NamespacedName) -> WorkloadKey {
 
 impl TrainingJobs {
     pub(super) fn new(client: Client, leader: Arc<Leader>, pods: PodRequests) -> TrainingJobs {
-        let executor = Executor::new(client.clone(), pods.clone());
-        TrainingJobs { client, leader, pods, executor, faults: Mutex::default() }
+        let executor = Executor::new(client, pods.clone());
+        TrainingJobs { leader, pods, executor, faults: Mutex::default() }
     }
 
     fn job(&self, name: &NamespacedName) -> Option<Arc<JobSnapshot>> {
@@ -126,8 +122,7 @@ impl TrainingJobs {
         Ok(!is_it)
     }
 
-    /// The nodes of this job, and when a missing one of them counts as off. "Off" and "missing" are
-    /// believed only if the API server itself answers so now.
+    /// The nodes of this job, and when a missing one of them counts as off.
     async fn nodes(
         &self,
         job: &JobSnapshot,
@@ -135,26 +130,7 @@ impl TrainingJobs {
         now: Timestamp,
     ) -> kube::Result<(Nodes, Option<Timestamp>)> {
         let named = job.status.attempt.as_ref().and_then(|attempt| attempt.node.clone());
-        let names = pods.iter().filter_map(|pod| pod.node.clone()).chain(named);
-        let (mut nodes, mut wake) = (Nodes::new(), None);
-        for name in names {
-            let known = self.leader.read(|world| world.nodes().state(&name));
-            let node = match known {
-                Some(node) => node,
-                None => match Api::<Node>::all(self.client.clone()).get_opt(&name).await? {
-                    Some(found) => NodeState::of(&found),
-                    None => {
-                        let (node, left) = self.leader.missing_node(&name, Instant::now());
-                        let left = left.and_then(|left| SignedDuration::try_from(left).ok());
-                        let at = left.and_then(|left| now.saturating_add(left).ok());
-                        wake = wake.into_iter().chain(at).min();
-                        node
-                    }
-                },
-            };
-            nodes.insert(name, node);
-        }
-        Ok((nodes, wake))
+        self.pods.nodes(pods.iter().filter_map(|pod| pod.node.clone()).chain(named), now).await
     }
 
     /// The category and the share in percent that the node agent reported last for this pod.
