@@ -68,6 +68,7 @@ mod words;
 
 pub use chooser::{Chooser, Selection};
 pub use collector::{Collector, CollectorState, Update};
+pub use discover::FolderListings;
 pub use guard::{GuardedCollector, contain_panic};
 pub use metrics_file::{FileState, MetricsFile};
 pub use output::{OutputParser, OutputState};

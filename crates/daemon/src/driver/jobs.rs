@@ -51,6 +51,8 @@ pub(super) struct Job {
     pub(super) dirty: bool,
     pub(super) next_look: Time,
     pub(super) last_look: Time,
+    /// When its counters were last read.
+    pub(super) usage_read: Time,
     /// When a sample was last put on the event stream.
     pub(super) sample_sent: Time,
     /// The position changed since it was last committed.
@@ -80,6 +82,7 @@ impl Job {
             dirty: true,
             next_look: now,
             last_look: Time::ZERO,
+            usage_read: Time::ZERO,
             sample_sent: Time::ZERO,
             unsaved: false,
         }

@@ -199,7 +199,7 @@ impl Driver {
         job.last_look = now;
         let files = (now >= job.next_look && !last).then(|| {
             job.next_look = now + LOOK_PACE;
-            reports.read_files(now, pids(&job.record))
+            reports.read_files(now, pids(&job.record), &mut self.listings)
         });
         let endpoint = reports.fetch_due(now).filter(|_| !last);
         self.take_look(id, look);
@@ -315,6 +315,7 @@ impl Driver {
         let Some(handle) = job.handle() else { return };
         if let Ok(counters) = self.runtimes.process().and_then(|r| r.read(&handle)) {
             job.progress.meter.record(now, counters, &whole);
+            job.usage_read = now;
         }
     }
 

@@ -12,8 +12,8 @@ use gainshare_limits::usage::Meter;
 use gainshare_progress::prometheus::{Endpoint, FetchError};
 use gainshare_progress::push::PushError;
 use gainshare_progress::{
-    self, Change, CollectorState, Counters, FileTail, GuardedCollector, MetricSpec, MetricSpecError, Root, RunLength,
-    Update,
+    self, Change, CollectorState, Counters, FileTail, FolderListings, GuardedCollector, MetricSpec, MetricSpecError,
+    Root, RunLength, Update,
 };
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -118,12 +118,12 @@ impl Reports {
     }
 
     /// Looks at the job's own files; `pids` are its processes, as far as they are known.
-    pub(super) fn read_files(&mut self, now: Time, pids: Vec<u32>) -> Look {
+    pub(super) fn read_files(&mut self, now: Time, pids: Vec<u32>, listings: &mut FolderListings) -> Look {
         self.collector.begin_round(now);
         let mut look = Look::default();
         look.add(self.collector.read(|collector| {
             collector.own_pids(pids);
-            collector.poll(now)
+            collector.poll_with(now, listings)
         }));
         self.noted(look)
     }
