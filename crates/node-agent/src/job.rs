@@ -295,6 +295,7 @@ impl Job {
             known_left_s: None,
             history: vec![],
             deadline: None,
+            tasks: None,
         }
     }
 

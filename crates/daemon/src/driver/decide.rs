@@ -77,6 +77,7 @@ impl Driver {
             known_left_s: None,
             history: vec![],
             deadline: self.deadline(&r.spec),
+            tasks: None,
         }
     }
 
