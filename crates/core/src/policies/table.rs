@@ -190,7 +190,9 @@ table! {
         name: "operator",
         summary: "Parameter-server jobs: tasks start together, sit together, grow into idle CPU and return it when others wait.",
         source: "A dynamic resource adjustment operator for parameter-server training, with Optimus's speed model; docs/elastic.md.",
-        scope: MACHINE,
+        scope: Scope::SimulatorOnly {
+            because: "no driver runs jobs of several tasks yet, and jobs of one task would share as under `na`",
+        },
         policy: || Policy {
             place: PlaceRule::Affinity,
             scale: ScaleRule::Elastic(Elastic::default()),
@@ -406,8 +408,8 @@ mod tests {
     fn what_serves_jobs_one_after_the_other_is_for_the_simulator_only() {
         for preset in Preset::ALL {
             let ranks = matches!(Policy::from(preset).share, ShareRule::Rank(_));
-            let is_told = matches!(preset, Preset::Elasticflow | Preset::Requests);
-            assert_eq!(preset.for_real_jobs().is_err(), ranks || is_told, "{preset:?}");
+            let lacks = matches!(preset, Preset::Elasticflow | Preset::Requests | Preset::Operator);
+            assert_eq!(preset.for_real_jobs().is_err(), ranks || lacks, "{preset:?}");
         }
         let refused = Preset::Srpt.for_real_jobs().unwrap_err();
         assert!(refused.contains("starves") && refused.contains("gainshare sim"), "{refused}");
