@@ -330,6 +330,7 @@ impl Job {
             known_left_s: None,
             history: vec![],
             deadline: self.pod.deadline.map(|deadline| now.deadline(deadline)),
+            tasks: None,
         }
     }
 
