@@ -25,6 +25,9 @@ use serde_json::{Value, json};
 
 const CONTAINERS: usize = 19;
 
+/// Arbitrary sets of objects.
+const CASES: u32 = 200;
+
 /// The object, if the API server's types can hold it at all.
 pub(super) fn read<T: DeserializeOwned>(value: &Value) -> Option<T> {
     serde_json::from_value(value.clone()).ok()
@@ -491,7 +494,7 @@ fn any_rules() -> impl Strategy<Value = [Value; 4]> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: CASES, ..ProptestConfig::default() })]
 
     #[test]
     fn any_objects_pass(
