@@ -73,7 +73,7 @@ fn measure(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
     namespace(kube, "calibration")?;
     let machine = Machine::measure(&programs.gainshare(), |words| calibrate(kube, words))?;
     eprintln!("e2e: the node gives {:.2} of a core", machine.core);
-    let jobs = mix(&machine, if args.short { 30.0 } else { 80.0 });
+    let jobs = mix(&machine, if args.short { 30.0 } else { 60.0 });
     let default = play(kube, "gainshare", &jobs)?;
     let qos = play(kube, "qos", &jobs)?;
     let impossible: Vec<&str> = jobs.iter().filter(|j| !j.feasible).map(|j| j.name).collect();

@@ -57,7 +57,7 @@ fn share(pods: &[Value]) {
     let list = world.list("node-a");
     let shares: Vec<_> = list.iter().zip([0.9, 0.0, 1.0, f64::NAN].into_iter().cycle()).collect();
     let largest = Amounts { cpu_milli: Some(u64::MAX), memory_bytes: Some(u64::MAX) };
-    let mut wanted = resize::changes(&shares);
+    let mut wanted = resize::changes(&shares, 0);
     wanted.extend((0..list.len()).map(|i| (i, Resources { requests: largest, limits: largest })));
     for (i, to) in wanted {
         let _ = resize::vet(&list[i], &to);
@@ -102,6 +102,7 @@ fn work_on(job: &Value, pods: &[Value]) {
                     order: Some(&order),
                     fault: fault.as_ref(),
                     progress: Some(("growing", Some(u32::MAX))),
+                    finish: None,
                 };
                 let next = step(&snapshot);
                 for action in next.actions {
@@ -528,7 +529,7 @@ proptest! {
         }
         let list = world.list("node-a");
         let shares: Vec<_> = list.iter().map(|pod| (pod, 0.5)).collect();
-        for (i, to) in resize::changes(&shares) {
+        for (i, to) in resize::changes(&shares, 0) {
             let _ = (resize::vet(&list[i], &to), world.pool(&list[i], "node-a", &to), world.quota("team", &list[i].now, &to));
         }
     }
