@@ -49,7 +49,7 @@ enum Chore {
     Setup,
     /// A real Kubernetes on this machine: see docs/testbed.md.
     Testbed(testbed::Args),
-    /// Whole stories on a real cluster: see docs/testbed.md.
+    /// Whole stories on a real cluster, or on this machine: see docs/testbed.md.
     E2e(e2e::Args),
 }
 

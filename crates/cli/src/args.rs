@@ -145,6 +145,12 @@ pub enum Command {
     #[command(after_help = "Example:\n  gainshare run -- gainshare train vae --steps 500")]
     Train(Box<gainshare_workloads::TrainArgs>),
 
+    /// Run one server, worker or chief of a training job with parameter servers
+    #[command(
+        after_help = "Example:\n  gainshare train-ps gru --role server --listen 127.0.0.1:2222 &\n  gainshare train-ps gru --role worker --servers 127.0.0.1:2222"
+    )]
+    TrainPs(Box<gainshare_workloads::PsArgs>),
+
     /// Watch three training jobs share this machine: as it is, then by what each gains
     #[command(after_help = "Example:\n  gainshare demo\n  gainshare demo --seconds 120 --policy na,gainshare -o json")]
     Demo(crate::demo::DemoArgs),

@@ -26,6 +26,7 @@ pub mod policy;
 pub mod replay;
 pub mod signal;
 mod sort;
+pub mod tasks;
 pub mod view;
 
 pub use control::Memory;

@@ -51,6 +51,11 @@ pub const PATH_ANNOTATION: &str = "gainshare.dev/path";
 /// On a pod: the container that trains.
 pub const CONTAINER_ANNOTATION: &str = "gainshare.dev/container";
 
+/// On a pod: when it must be done, a moment (RFC 3339) or a length of time from its start (`2h`).
+pub const DEADLINE_ANNOTATION: &str = "gainshare.dev/deadline";
+/// On a pod: so much lateness is tolerated, such as `15m`.
+pub const DEADLINE_TOLERANCE_ANNOTATION: &str = "gainshare.dev/deadline-tolerance";
+
 /// On a pod: the TrainingJob, or the adopted Job, that it is an attempt of.
 pub const JOB_LABEL: &str = "gainshare.dev/job";
 /// On a pod: which attempt it is.

@@ -12,6 +12,7 @@
 #![allow(clippy::duplicated_attributes, reason = "every printed column has a type, and many have the same")]
 #![allow(unreachable_pub, reason = "the schema macro makes private copies of public types")]
 
+use crate::deadline::FinishStatus;
 use crate::names::CONTROLLER;
 use crate::placement_reason::PlacementReason;
 pub use crate::run_policy::{Checkpoint, CleanPodPolicy, JobPolicy, RunPolicy, State};
@@ -51,6 +52,19 @@ pub const MOVES_KEPT: usize = 10;
         description = "How many pods it has had, this one included"
     ),
     printcolumn(name = "Category", type_ = "string", json_path = ".status.category"),
+    printcolumn(
+        name = "Done",
+        type_ = "string",
+        json_path = ".status.finish.predicted",
+        description = "When it will be done, as predicted"
+    ),
+    printcolumn(
+        name = "Deadline",
+        type_ = "string",
+        json_path = ".status.finish.standing",
+        description = "Whether it will be done in time",
+        priority = "1"
+    ),
     printcolumn(name = "Moves", type_ = "integer", json_path = ".status.moves"),
     printcolumn(name = "Message", type_ = "string", json_path = ".status.message", priority = "1"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
@@ -63,7 +77,11 @@ pub const MOVES_KEPT: usize = 10;
     validation = Rule::new("has(self.template) != (has(self.replicaSpecs) && size(self.replicaSpecs) > 0)")
         .message("write exactly one of spec.template (one pod) and spec.replicaSpecs (several tasks)"),
     validation = Rule::new("!has(oldSelf.template) && !has(self.template) || has(oldSelf.template) && has(self.template) && oldSelf.template == self.template")
-        .message("template cannot change while attempts may run from it: create a new TrainingJob")
+        .message("template cannot change while attempts may run from it: create a new TrainingJob"),
+    validation = Rule::new("!(has(self.deadline) && has(self.deadlineSeconds))")
+        .message("give deadline (a moment) or deadlineSeconds (counted from the creation), not both"),
+    validation = Rule::new("!has(self.deadlineTolerance) || has(self.deadline) || has(self.deadlineSeconds)")
+        .message("deadlineTolerance needs a deadline or deadlineSeconds")
 )]
 pub struct TrainingJobSpec {
     /// The pod that trains. Its restartPolicy is Never, whatever is written: we restart.
@@ -102,6 +120,22 @@ pub struct TrainingJobSpec {
     pub managed_by: Option<String>,
     #[serde(default)]
     pub run_policy: RunPolicy,
+    /// When the job must be done, such as 2026-03-01T18:00:00+01:00. The time for which the job is suspended
+    /// is added. The job goes on after a deadline that it missed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    #[x_kube(validation = Rule::new("self.matches('^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})$')")
+        .message("deadline is a moment with its time zone, such as 2026-03-01T18:00:00+01:00"))]
+    pub deadline: Option<String>,
+    /// The same as seconds from the creation of the job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self >= 1 && self <= 315360000").message("deadlineSeconds lies between 1 and 315360000 (ten years)"))]
+    pub deadline_seconds: Option<i64>,
+    /// So much lateness is tolerated, such as 15m; without it the deadline is strict.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 20))]
+    #[x_kube(validation = Rule::new("self.matches('^([0-9]+(ms|s|m|h))+$')").message("deadlineTolerance is a time with a unit, such as 15m or 1h30m"))]
+    pub deadline_tolerance: Option<String>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -192,7 +226,8 @@ pub struct TrainingJobStatus {
     /// Why, in one sentence.
     #[serde(default)]
     pub message: String,
-    /// `Created`, `Running`, `Suspended`, `Migrating`, `Succeeded`, `Failed`; and `ReconcileFailed`
+    /// `Created`, `Running`, `Suspended`, `Migrating`, `Succeeded`, `Failed`; `DeadlineAtRisk` of
+    /// jobs with a deadline; and `ReconcileFailed`
     /// while the operator cannot work on the job because of an error of its own.
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     #[serde(default)]
@@ -238,6 +273,9 @@ pub struct TrainingJobStatus {
     /// For a job of several tasks: the operator's journal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tasks: Option<TaskJournal>,
+    /// When it will be done, and how its deadline stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finish: Option<FinishStatus>,
 }
 
 /// One pod of the job.
@@ -399,7 +437,7 @@ mod tests {
         let version = &crd["spec"]["versions"][0];
         let columns = version["additionalPrinterColumns"].as_array().unwrap();
         let columns: Vec<&str> = columns.iter().map(|column| column["name"].as_str().unwrap()).collect();
-        assert_eq!(columns, ["State", "Node", "Attempt", "Category", "Moves", "Message", "Age"]);
+        assert_eq!(columns, ["State", "Node", "Attempt", "Category", "Done", "Deadline", "Moves", "Message", "Age"]);
         let spec = &version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
         assert_eq!(spec["policy"]["default"], "gainshare");
         assert_eq!(spec["template"]["x-kubernetes-preserve-unknown-fields"], true);

@@ -80,6 +80,10 @@ impl World {
             noted: 0,
             follow: false,
             resize: ResizeState::Settled,
+            deadline: None,
+            command: Vec::new(),
+            deadline_error: None,
+            room_milli: 0,
         });
     }
 
@@ -480,4 +484,61 @@ fn the_last_decision_about_a_pod_replays() {
     let blocked = world.node.last_decision("uid-flat").unwrap_err().to_string();
     assert!(blocked.contains("it requests no CPU"), "{blocked}");
     assert!(matches!(world.node.last_decision("uid-other"), Err(RecordError::NotShared { .. })));
+}
+
+/// Two pods of `qos` that make one step per second with half of the node; `due` has a deadline so many seconds
+/// from now, for its 40 steps.
+fn with_deadline(due_s: u64, seconds: u64) -> World {
+    let mut w = World::new();
+    w.add("other");
+    w.add("due");
+    for pod in &mut w.pods {
+        pod.settings.policy = PolicyKind::Qos;
+    }
+    let now_ms = w.now().unix_ns / 1_000_000;
+    w.pods[1].deadline = Some(gainshare_kube_api::deadline::Deadline { at_ms: now_ms + due_s * 1000, tolerance_ms: 0 });
+    w.list();
+    for second in 1..=seconds {
+        for name in ["other", "due"] {
+            w.burn(name, 1.0);
+            w.print(name, &format!("step {second}/40 loss: {}", loss("grows", second as f64)));
+        }
+        w.tick();
+        w.tick();
+    }
+    w
+}
+
+#[test]
+fn a_late_pod_gets_what_its_deadline_needs() {
+    // With half of the node it would take 40 s; 28 s are left after 6.
+    let mut w = with_deadline(34, 6);
+    let due = w.state("due");
+    assert_eq!(due.standing, Some(gainshare_kube_api::deadline::Standing::OnTime), "{due:?}");
+    assert!(due.forecast.is_some() && due.share.is_some_and(|share| share > 0.55), "{due:?}");
+    assert!(w.requested()["uid-due"] > 1100 && w.requested().values().sum::<u64>() <= 2000, "{:?}", w.requested());
+    // Where the node has room, both grow beyond what they requested.
+    w.answer(|_| OutcomeState::Done);
+    w.pods.iter_mut().for_each(|pod| pod.room_milli = 1000);
+    w.list();
+    for second in 7..=20 {
+        for (name, cpu_s) in [("other", 0.8), ("due", 1.2)] {
+            w.burn(name, cpu_s);
+            w.print(name, &format!("step {second}/40 loss: {}", loss("grows", second as f64)));
+        }
+        w.tick();
+        w.tick();
+        if !w.requested().is_empty() {
+            break;
+        }
+    }
+    assert!(w.requested().get("uid-due").is_some_and(|milli| *milli > 1600), "{:?}", w.requested());
+}
+
+#[test]
+fn a_deadline_that_cannot_be_met_is_reported_at_once_and_harms_no_other_pod() {
+    let w = with_deadline(8, 4);
+    let due = w.state("due");
+    assert_eq!(due.standing, Some(gainshare_kube_api::deadline::Standing::AtRisk), "{due:?}");
+    assert!(due.forecast.is_some() && due.share.is_some_and(|share| share < 0.5), "{due:?}");
 }

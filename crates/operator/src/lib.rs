@@ -25,6 +25,7 @@ pub use shares::release::release;
 
 use crate::http::peers::{Limits, Peers};
 use crate::http::tls::{Authority, TlsError};
+use gainshare_kube_api::deadline::Standing;
 use http::serve::{Leading, Served};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::runtime::events::{Recorder, Reporter};
@@ -296,6 +297,12 @@ fn count(shares: &Shares) {
     let mut agents = leader.agents.lock();
     agents.forget_silent(now);
     leader.metrics.agents.set(agents.heard_count(now) as i64);
+    let standings = agents.standings();
+    for standing in [Standing::Unknown, Standing::OnTime, Standing::AtRisk, Standing::Missed] {
+        let labels = state::metrics::StateLabels { state: standing.name() };
+        let number = standings.get(&standing).copied().unwrap_or(0);
+        leader.metrics.deadlines.get_or_create(&labels).set(number.into());
+    }
     for (category, number) in agents.counts(now) {
         leader
             .metrics

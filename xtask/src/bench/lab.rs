@@ -1,4 +1,5 @@
-//! One daemon of its own for a benchmark: the released program, in temporary folders, ended when the benchmark ends.
+//! One daemon of its own for a benchmark or a story: the released program, in temporary folders, ended when the
+//! benchmark ends.
 
 use crate::programs::target_dir;
 use crate::sh;

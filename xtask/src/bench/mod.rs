@@ -9,7 +9,7 @@ mod gpu;
 mod inside;
 mod kube;
 mod kube_move;
-mod lab;
+pub(crate) mod lab;
 mod threads;
 mod torch;
 

@@ -84,6 +84,7 @@ impl Driver {
             known_left_s: None,
             history: job.history.clone(),
             deadline: self.deadline(&r.spec),
+            tasks: None,
         }
     }
 

@@ -3,6 +3,7 @@
 pub(crate) mod agents;
 pub(crate) mod clock;
 pub(crate) mod events;
+mod growth;
 pub(crate) mod jobs;
 pub(crate) mod lead;
 pub(crate) mod lease;

@@ -259,6 +259,7 @@ impl Executor {
             order: world.order.as_ref(),
             fault: None,
             progress: None,
+            finish: None,
         })
     }
 

@@ -292,6 +292,7 @@ fn an_impossible_template_fails_with_its_reason() {
             order: None,
             fault: Some(&fault),
             progress: None,
+            finish: None,
         };
         if let Some(Action::Write(_, status)) = step(&snapshot).actions.first() {
             world.change_job(|job| job.status = (**status).clone());

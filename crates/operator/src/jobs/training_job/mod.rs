@@ -7,6 +7,7 @@
 pub(super) mod action;
 mod apply;
 mod ending;
+mod finish;
 pub(super) mod machine;
 mod off;
 pub(super) mod pod;
@@ -20,7 +21,7 @@ use crate::state::lead::Leader;
 use crate::state::orders::{JobFacts, JobState};
 use crate::state::snapshot::{JobSnapshot, Nodes, PodSnapshot};
 use crate::state::workload::{WorkloadKey, WorkloadKind};
-use action::{Action, Snapshot};
+use action::{Action, PodFinish, Snapshot};
 use apply::{Effect, Executor};
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{API_VERSION, CONTROLLER, NamespacedName};
@@ -143,6 +144,15 @@ impl TrainingJobs {
     }
 }
 
+impl TrainingJobs {
+    /// The prediction that the node agent reported last for this pod.
+    fn finish(&self, pod_uid: &str) -> Option<PodFinish> {
+        let agents = self.leader.agents.lock();
+        let report = agents.job(pod_uid)?;
+        Some(PodFinish { forecast: report.forecast, standing: report.standing })
+    }
+}
+
 impl Workload for TrainingJobs {
     const KIND: WorkloadKind = WorkloadKind::TrainingJob;
     const API_VERSION: &'static str = API_VERSION;
@@ -175,6 +185,7 @@ impl Workload for TrainingJobs {
             order: order.as_ref(),
             fault: fault.as_ref(),
             progress: pod_uid.as_ref().and_then(|uid| self.progress(&job, uid)),
+            finish: pod_uid.as_ref().and_then(|uid| self.finish(uid)),
         });
         next.wake = next.wake.into_iter().chain(node_wake).min();
         if is_off {
@@ -265,6 +276,9 @@ impl Workload for TrainingJobs {
     fn event(job: &Arc<JobSnapshot>, action: &Action) -> Option<EventText> {
         let Action::Write(step, new) = action else { return None };
         let old = &job.status;
+        if let Some(note) = finish::new_warning(old, new) {
+            return Some(EventText { warns: true, reason: finish::AT_RISK.to_owned(), note });
+        }
         if (old.state, &old.message) == (new.state, &new.message) {
             return None;
         }

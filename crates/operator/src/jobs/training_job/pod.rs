@@ -10,6 +10,7 @@
 //!
 //! **Property.** No template makes these functions panic: see `hostile_tests`.
 
+use super::finish;
 use crate::state::snapshot::JobSnapshot;
 use gainshare_kube_api::names::{
     self, ATTEMPT_FINALIZER, CHECKPOINT_VOLUME as VOLUME, EPOCH_LABEL, INDEX_LABEL, JOB_LABEL, PLACE_GATE,
@@ -175,7 +176,13 @@ pub(crate) fn build(job: &JobSnapshot, epoch: u32) -> Value {
     metadata.insert("namespace".to_owned(), json!(job.namespace));
     metadata.insert("labels".to_owned(), labels(job, &template, epoch));
     let (objective, collector) = (job.spec.objective.as_ref(), job.spec.metrics_collector.as_ref());
-    metadata.insert("annotations".to_owned(), annotations(&template, objective, collector, Some(job.spec.policy)));
+    let mut notes = annotations(&template, objective, collector, Some(job.spec.policy));
+    let deadline = [
+        (names::DEADLINE_ANNOTATION, finish::for_pod(job)),
+        (names::DEADLINE_TOLERANCE_ANNOTATION, job.spec.deadline_tolerance.clone()),
+    ];
+    add_missing(&mut notes, deadline);
+    metadata.insert("annotations".to_owned(), notes);
     metadata.insert("finalizers".to_owned(), json!([ATTEMPT_FINALIZER]));
     metadata.insert(
         "ownerReferences".to_owned(),
@@ -249,6 +256,17 @@ fn labels(job: &JobSnapshot, template: &Value, epoch: u32) -> Value {
     labels
 }
 
+/// Adds the annotations that the template does not have.
+fn add_missing<const N: usize>(notes: &mut Value, ours: [(&str, Option<String>); N]) {
+    for (key, value) in ours {
+        if let Some(value) = value
+            && notes[key].is_null()
+        {
+            notes[key] = json!(value);
+        }
+    }
+}
+
 /// The job's objective, as annotations for the node agent. The template's own annotations stay.
 pub(crate) fn annotations(
     template: &Value,
@@ -268,13 +286,7 @@ pub(crate) fn annotations(
         (names::PATH_ANNOTATION, collector.and_then(|collector| collector.path)),
         (POLICY_ANNOTATION, policy.map(|policy| policy.name().to_owned())),
     ];
-    for (key, value) in ours {
-        if let Some(value) = value
-            && notes[key].is_null()
-        {
-            notes[key] = json!(value);
-        }
-    }
+    add_missing(&mut notes, ours);
     notes
 }
 
