@@ -232,7 +232,7 @@ fn workers_that_die_and_join_cost_no_step() {
     for server in &servers {
         assert!(!server.messages().contains("lost"), "{}", server.messages());
     }
-    assert!(!first.messages().contains("joins anew"), "{}", first.messages());
+    assert!(!first.messages().contains("joins again"), "{}", first.messages());
 }
 
 /// A server is killed and comes back from its checkpoint: all servers go back to it, and the loss is reported.

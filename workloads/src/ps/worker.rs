@@ -1,6 +1,6 @@
 //! A worker: reads parameters, computes gradients, sends them; the chief also reports.
 //!
-//! A worker whose connection to one server fails gives up all its connections and joins anew, until
+//! A worker whose connection to one server fails gives up all its connections and joins again, until
 //! `--connect-timeout` passes without success.
 
 use std::io::ErrorKind;
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &PsArgs, task: &Task) -> Result<ExitCode> {
             }
             Err(error @ LinkError::Lost { .. }) => {
                 if worker.session_steps > before || lost_since.is_none() {
-                    print_message(format_args!("worker {}: {error}; it joins anew", worker.name));
+                    print_message(format_args!("worker {}: {error}; it joins again", worker.name));
                     lost_since = Some(Instant::now());
                 }
                 if lost_since.is_some_and(|since| since.elapsed() >= limit) {

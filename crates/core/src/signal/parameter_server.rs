@@ -62,7 +62,7 @@ impl SpeedModel {
         SpeedModel { mode, ..SpeedModel::default() }
     }
 
-    /// Takes in a measured speed and what a step cost, and fits anew. An interval without steps says nothing.
+    /// Takes in a measured speed and what a step cost, and fits again. An interval without steps says nothing.
     pub fn observe(&mut self, configuration: Configuration, steps_per_s: f64, cost: StepCost) {
         let is_sound = |x: f64| x.is_finite() && x > 0.0;
         let Configuration { servers, workers, worker_cores, pressure } = configuration;
