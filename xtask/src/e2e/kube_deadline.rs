@@ -30,7 +30,7 @@ const PACE: Duration = Duration::from_millis(500);
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Rounds of half a minute, as `cargo xtask test` does it. Deadlines met are printed, and not judged.
+    /// Rounds of half a minute. Deadlines met are printed, and not judged.
     #[arg(long)]
     short: bool,
     /// Leave the cluster up, to look around.
@@ -42,13 +42,6 @@ pub(crate) struct Args {
     /// As JSON.
     #[arg(short, long, value_parser = ["json"])]
     output: Option<String>,
-}
-
-impl Args {
-    /// With the programs that were built for the tests.
-    pub(super) fn short(programs: &Programs) -> Args {
-        Args { short: true, keep: false, programs: Some(programs.folder().to_path_buf()), output: None }
-    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {

@@ -63,7 +63,6 @@ pub(crate) fn run(args: Args) -> Result<()> {
 pub(crate) fn short(programs: &Programs) -> Result<()> {
     kube_share::run(&kube_share::Args::short(programs))?;
     kube_move::run(&kube_move::Args::short(programs))?;
-    kube_deadline::run(&kube_deadline::Args::short(programs))?;
     local_deadline::run(&local_deadline::Args::short(programs))
 }
 
