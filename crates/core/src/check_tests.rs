@@ -128,6 +128,20 @@ fn moves_take_running_jobs_elsewhere_once() {
 }
 
 #[test]
+fn a_job_that_leaves_makes_room_for_another() {
+    let swapped = |slots: usize| {
+        found(|v, p| {
+            v.nodes[0].slots = Some(slots);
+            v.jobs.push(running(5, 1));
+            p.verdicts.insert(JobId(5), half());
+            p.moves = vec![move_to(1, 1), move_to(5, 0)];
+        })
+    };
+    assert_eq!(swapped(2), [], "one leaves, one comes: the node is as full as before");
+    assert_eq!(swapped(1), [Violation::TooManyJobs { node: NodeId(0), running: 2, slots: 1 }]);
+}
+
+#[test]
 fn a_pinned_job_stays_on_its_node() {
     let pinned = found(|v, p| {
         v.jobs[0].pinned = true;
@@ -186,8 +200,15 @@ fn an_earlier_plan_is_checked_for_the_jobs_that_still_run() {
     view.now = Time(900);
     view.jobs.remove(0);
     view.jobs.push(running(7, 1));
-    let again = check_again(&view, plan.clone()).expect("half a node for one job");
+    let mut ordered = plan.clone();
+    (ordered.starts, ordered.moves) = (vec![start(3, 0)], vec![move_to(2, 1)]);
+    let again = check_again(&view, ordered).expect("half a node for one job");
     assert_eq!(again.verdicts.keys().copied().collect::<Vec<_>>(), [JobId(2)]);
+    assert_eq!(
+        (&again.starts[..], &again.moves[..], again.at),
+        (&[][..], &[][..], Time(900)),
+        "orders are not repeated"
+    );
     view.jobs[0].max = Share::clamped(0.25);
     let unsound = check_again(&view, plan).expect_err("the job may no longer have so much");
     assert!(matches!(unsound.violations[..], [Violation::LimitOutOfBounds { .. }]), "{unsound:?}");
@@ -206,4 +227,30 @@ fn promises_fit_their_node_and_are_kept() {
     let found = violations(&view, &plan);
     let over = Violation::OverPromised { node: NodeId(0), sum: 0.7 + 0.4 };
     assert_eq!(found, vec![Violation::BelowPromise { job: JobId(1), share: 0.5, promised: 0.7 }, over]);
+}
+
+#[test]
+fn what_rounding_explains_is_tolerated() {
+    // Each number lies exactly on the border of what is still tolerated.
+    let at_least = |plan: &mut Plan, job: u64, share: f64, limit: f64, least: f64| {
+        let mut border = verdict(target(share, limit));
+        border.least = Share::clamped(least);
+        plan.verdicts.insert(JobId(job), border);
+    };
+    assert_eq!(found(|_, p| at_least(p, 1, 0.5 - TOLERANCE, 1.0, 0.5)), [], "a promise");
+    let floor = found(|v, p| {
+        v.jobs[0].floor = Share::clamped(0.5);
+        at_least(p, 1, 0.5 - TOLERANCE, 0.5 - TOLERANCE, 0.0);
+    });
+    assert_eq!(floor, [], "a floor, of share and limit");
+    let maximum = found(|v, p| {
+        v.jobs[0].max = Share::clamped(0.5);
+        at_least(p, 1, 0.5, 0.5 + TOLERANCE, 0.0);
+    });
+    assert_eq!(maximum, [], "a maximum");
+    let whole = found(|_, p| {
+        at_least(p, 1, 1.0, 1.0, 1.0);
+        at_least(p, 2, TOLERANCE, 1.0, TOLERANCE);
+    });
+    assert_eq!(whole, [], "a node, and what is promised of it");
 }

@@ -19,11 +19,15 @@ pub mod deal;
 pub mod decider;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod invariants;
 pub mod model;
 pub mod plan;
 pub mod policies;
 pub mod policy;
 pub mod replay;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod seeds;
 pub mod signal;
 mod sort;
 pub mod tasks;

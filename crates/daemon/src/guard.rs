@@ -39,7 +39,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// What the guard found in one round.
 #[derive(Debug, PartialEq, Eq)]
-enum Finding {
+pub(crate) enum Finding {
     /// The lease is valid, or not there yet.
     Alive,
     /// The limits must go back; `epoch` is missing if the lease belongs to a daemon of another state directory.
@@ -48,7 +48,13 @@ enum Finding {
     Over,
 }
 
-fn examine(paths: &Paths, age: Duration, now_ns: u64, holder: &Holder, lease: Option<LeaseContent>) -> Finding {
+pub(crate) fn examine(
+    paths: &Paths,
+    age: Duration,
+    now_ns: u64,
+    holder: &Holder,
+    lease: Option<LeaseContent>,
+) -> Finding {
     let is_dead = *holder == Holder::None;
     if let Holder::Daemon(Some(address)) = holder
         && address.socket != paths.socket()

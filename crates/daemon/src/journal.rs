@@ -153,13 +153,20 @@ impl Journal {
         let name = path.display().to_string();
         let fail = |e: rusqlite::Error| explain(&name, e);
         let existed = path.exists();
-        let mut db = Connection::open(path).map_err(fail)?;
+        let db = Connection::open(path).map_err(fail)?;
         if !existed {
             use std::os::unix::fs::PermissionsExt;
             // The WAL and its index inherit the mode.
             std::fs::set_permissions(path, PermissionsExt::from_mode(0o600))
                 .map_err(|e| JournalError::Damaged { path: name.clone(), what: e.to_string() })?;
         }
+        Journal::begin(db, path)
+    }
+
+    /// Begins a new epoch on a database that is open.
+    pub(crate) fn begin(mut db: Connection, path: &Path) -> Result<Journal, JournalError> {
+        let name = path.display().to_string();
+        let fail = |e: rusqlite::Error| explain(&name, e);
         db.busy_timeout(std::time::Duration::from_secs(2)).map_err(fail)?;
         let dir = path.parent().unwrap_or(Path::new("/"));
         db.pragma_update(None, "journal_mode", medium::JournalMode::for_dir(dir).pragma()).map_err(fail)?;

@@ -57,6 +57,11 @@ impl Lapse {
         Some(Lapse { epoch: epoch.parse().ok()?, restored: state == "restored" })
     }
 
+    /// Whether the limits of this epoch are being put back, or were: a daemon of that epoch writes no more.
+    pub(crate) fn concerns(self, epoch: u64) -> bool {
+        self.epoch == epoch
+    }
+
     pub(crate) fn write(self, path: &Path) -> std::io::Result<()> {
         write_aside(path, &format!("{} {}\n", self.epoch, if self.restored { "restored" } else { "restoring" }))
     }
@@ -106,7 +111,7 @@ impl Lease {
     /// [`Lease::has_lapsed`] for a thread that writes limits.
     pub(crate) fn lapse_check(&self) -> impl Fn() -> bool + Send + use<> {
         let (path, epoch) = (self.lapse.clone(), self.epoch);
-        move || Lapse::read(&path).is_some_and(|lapse| lapse.epoch == epoch)
+        move || Lapse::read(&path).is_some_and(|lapse| lapse.concerns(epoch))
     }
 
     /// The daemon ends properly: without a lease the guard ends, too.

@@ -14,6 +14,8 @@ mod driver;
 pub mod duration;
 pub mod error;
 pub mod fail;
+#[cfg(test)]
+mod faultsim;
 pub mod guard;
 pub mod instance;
 pub mod jobdir;

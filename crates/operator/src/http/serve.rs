@@ -340,3 +340,6 @@ async fn wait_for_news(served: &Served, leader: &Leader, sync: &SyncRequest, bel
 #[cfg(test)]
 #[path = "serve_tests.rs"]
 mod tests;
+#[cfg(test)]
+#[path = "wire_faults.rs"]
+mod wire_faults;

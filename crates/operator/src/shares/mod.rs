@@ -13,6 +13,7 @@ use crate::state::metrics::Metrics;
 use contest::Contests;
 use kube::Client;
 use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use write::Writer;
 
@@ -20,11 +21,13 @@ use write::Writer;
 pub(crate) struct Shares {
     pub(crate) leader: Arc<Leader>,
     pub(crate) contests: Mutex<Contests>,
+    /// The uids of pods whose last resize has an unknown outcome: it was sent, and no answer came.
+    doubts: Mutex<BTreeSet<String>>,
     writer: Writer,
 }
 
 impl Shares {
     pub(crate) fn new(leader: Arc<Leader>, client: Client, metrics: Arc<Metrics>) -> Shares {
-        Shares { leader, contests: Mutex::default(), writer: Writer::new(client, metrics) }
+        Shares { leader, contests: Mutex::default(), doubts: Mutex::default(), writer: Writer::new(client, metrics) }
     }
 }

@@ -52,6 +52,9 @@ async fn one(shares: &Shares, node: &str, epoch: u64, wanted: &Resize) -> Outcom
     if let Err(why) = admitted {
         return OutcomeState::Refused { why };
     }
+    if let Err(why) = settle_doubts(shares, node).await {
+        return OutcomeState::Failed { why };
+    }
     let mut reads = 0;
     loop {
         let pod = match judge(shares, node, wanted) {
@@ -79,6 +82,29 @@ async fn one(shares: &Shares, node: &str, epoch: u64, wanted: &Resize) -> Outcom
             Some(WriteError::Gone) => return OutcomeState::Refused { why: "the pod is gone".to_owned() },
         }
     }
+}
+
+/// Reads the node's pods whose last resize has an unknown outcome. Without that, a resize that was made although
+/// its answer was lost would not count, and the next one could exceed the pool.
+async fn settle_doubts(shares: &Shares, node: &str) -> Result<(), String> {
+    let leader = &shares.leader;
+    let doubts: Vec<String> = shares.doubts.lock().iter().cloned().collect();
+    for uid in doubts {
+        let Some(pod) = leader.read(|world| world.pod(&uid).cloned()) else {
+            shares.doubts.lock().remove(&uid);
+            continue;
+        };
+        if pod.node.as_deref() != Some(node) {
+            continue;
+        }
+        match shares.writer.read(&pod).await {
+            Ok(fresh) => leader.change(|world| world.put_pod(fresh)),
+            Err(WriteError::Gone) => {}
+            Err(error) => return Err(format!("it is not known whether pod {} was resized: {error}", pod.name)),
+        }
+        shares.doubts.lock().remove(&uid);
+    }
+    Ok(())
 }
 
 /// The pod as it is to be changed, or what to answer instead.
@@ -125,7 +151,11 @@ async fn write(shares: &Shares, pod: PodFacts, container: &str, to: Resources) -
     // end this future.
     let now = pod.container(container).map(|facts| facts.resources).unwrap_or_default();
     shares.contests.lock().intend(&pod.uid, now, to);
+    shares.doubts.lock().insert(pod.uid.clone());
     let resized = shares.writer.resize(&pod, container, to).await;
+    if !matches!(resized, Err(WriteError::Again(_))) {
+        shares.doubts.lock().remove(&pod.uid);
+    }
     if let Err(WriteError::Refused(_) | WriteError::Changed(_) | WriteError::Gone) = &resized {
         shares.contests.lock().refused(&pod.uid);
     }

@@ -1,0 +1,180 @@
+//! Numbers for seeded simulations: everything that a run chooses follows from its seed.
+//!
+//! [`Dice`] draws the numbers, and a [`Campaign`] runs many seeds and says how a failing one is
+//! replayed. Only tests compile this module (feature `fixtures`). Decisions never use it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A small generator of pseudorandom numbers (SplitMix64). The same seed gives the same numbers on
+/// every machine and in every version of this program, so that a failing seed can be kept.
+#[derive(Debug, Clone)]
+pub struct Dice(u64);
+
+impl Dice {
+    /// One stream for each purpose, so that a new choice in one part does not shift the others.
+    pub fn new(seed: u64, purpose: &str) -> Dice {
+        let purpose = purpose
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ purpose)
+    }
+
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number from 0 to `count - 1`; 0 if `count` is 0.
+    pub fn below(&mut self, count: usize) -> usize {
+        (self.number() % count.max(1) as u64) as usize
+    }
+
+    /// True in so many cases of a hundred.
+    pub fn percent(&mut self, chance: u64) -> bool {
+        self.number() % 100 < chance
+    }
+
+    /// One of the items, each with its weight.
+    ///
+    /// # Panics
+    /// If no item has a weight.
+    pub fn weighted<T: Copy>(&mut self, items: &[(u64, T)]) -> T {
+        let sum: u64 = items.iter().map(|(weight, _)| weight).sum();
+        let mut at = self.number() % sum;
+        for (weight, item) in items {
+            if at < *weight {
+                return *item;
+            }
+            at -= weight;
+        }
+        unreachable!("the weights sum to more than the number")
+    }
+}
+
+/// One part of the fault simulation: what it is called, and where its failing seeds are kept.
+#[derive(Debug, Clone, Copy)]
+pub struct Campaign {
+    pub part: &'static str,
+    pub package: &'static str,
+    /// The path of the test in its crate.
+    pub test: &'static str,
+    /// The committed list of seeds that once failed, and its file.
+    pub kept: &'static str,
+    pub kept_in: &'static str,
+    /// How many seeds the test command runs.
+    pub few: u64,
+}
+
+/// What the seeds of a campaign found.
+#[derive(Debug)]
+pub struct CampaignReport {
+    /// One object of JSON: `part`, `seeds`, `injected` (faults), `violations`.
+    pub json: String,
+    /// For each failing seed what failed, and how to replay it.
+    pub failures: Vec<String>,
+}
+
+impl Campaign {
+    /// Runs the kept seeds first and then `0..N`, on two threads. `setting` reads a variable of the environment:
+    /// `GAINSHARE_FAULT_SEED` runs one seed, `GAINSHARE_FAULT_SEEDS` sets `N`. `run` answers how many faults a
+    /// seed has injected, or what failed.
+    ///
+    /// # Panics
+    /// If a run panics.
+    pub fn run(
+        &self,
+        setting: impl Fn(&str) -> Option<String>,
+        run: impl Fn(u64) -> Result<u64, String> + Sync,
+    ) -> CampaignReport {
+        let number = |name| setting(name).and_then(|text| text.parse::<u64>().ok());
+        let seeds: Vec<u64> = match number("GAINSHARE_FAULT_SEED") {
+            Some(seed) => vec![seed],
+            None => {
+                let count = number("GAINSHARE_FAULT_SEEDS").unwrap_or(self.few);
+                parse_list(self.kept).into_iter().chain(0..count).collect()
+            }
+        };
+        let (next, injected) = (AtomicU64::new(0), AtomicU64::new(0));
+        let failures: Vec<String> = std::thread::scope(|scope| {
+            let work = || {
+                let mut failures = Vec::new();
+                while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+                    match run(*seed) {
+                        Ok(count) => drop(injected.fetch_add(count, Ordering::Relaxed)),
+                        Err(failure) => failures.push(self.failure_text(*seed, &failure)),
+                    }
+                }
+                failures
+            };
+            let workers = [scope.spawn(work), scope.spawn(work)];
+            workers.into_iter().flat_map(|worker| worker.join().expect("a run panicked")).collect()
+        });
+        let json = format!(
+            r#"{{"part": "{}", "seeds": {}, "injected": {}, "violations": {}}}"#,
+            self.part,
+            seeds.len(),
+            injected.load(Ordering::Relaxed),
+            failures.len(),
+        );
+        CampaignReport { json, failures }
+    }
+
+    fn failure_text(&self, seed: u64, failure: &str) -> String {
+        let Campaign { package, test, kept_in, .. } = self;
+        format!(
+            "seed {seed}: {failure}\n  replay: GAINSHARE_FAULT_SEED={seed} cargo test --release -p {package} --lib \
+             {test}\n  keep: add the seed to {kept_in}"
+        )
+    }
+}
+
+/// The seeds of a committed list: one number a line, with a comment after `#`.
+///
+/// # Panics
+/// If a line holds something else.
+pub fn parse_list(text: &str) -> Vec<u64> {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+    lines.filter(|line| !line.is_empty()).map(|line| line.parse().expect("a line holds one seed")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_the_same_numbers_and_purposes_differ() {
+        let numbers = |seed, purpose| {
+            let mut dice = Dice::new(seed, purpose);
+            [dice.number(), dice.number(), dice.number()]
+        };
+        assert_eq!(numbers(7, "disk"), numbers(7, "disk"));
+        assert_ne!(numbers(7, "disk"), numbers(8, "disk"));
+        assert_ne!(numbers(7, "disk"), numbers(7, "net"));
+        let mut dice = Dice::new(1, "x");
+        let drawn: Vec<u8> = (0..300).map(|_| dice.weighted(&[(1, 1), (0, 2), (2, 3)])).collect();
+        assert!(drawn.contains(&1) && drawn.contains(&3) && !drawn.contains(&2));
+        assert!((0..300).all(|_| dice.below(3) < 3));
+    }
+
+    #[test]
+    fn a_campaign_runs_kept_seeds_first_and_says_how_to_replay() {
+        let campaign =
+            Campaign { part: "p", package: "gainshare-x", test: "t", kept: "9 # old\n", kept_in: "seeds.txt", few: 3 };
+        let run = |seed| if seed == 9 { Err("broken".to_owned()) } else { Ok(2) };
+        let report = campaign.run(|_| None, run);
+        assert_eq!(report.json, r#"{"part": "p", "seeds": 4, "injected": 6, "violations": 1}"#);
+        assert!(report.failures[0].contains("GAINSHARE_FAULT_SEED=9 cargo test"), "{:?}", report.failures);
+        let one = campaign.run(|name| (name == "GAINSHARE_FAULT_SEED").then(|| "5".to_owned()), run);
+        assert_eq!(one.json, r#"{"part": "p", "seeds": 1, "injected": 2, "violations": 0}"#);
+        let two = campaign.run(|name| (name == "GAINSHARE_FAULT_SEEDS").then(|| "1".to_owned()), run);
+        assert!(two.json.contains(r#""seeds": 2"#), "the kept one, and one more");
+    }
+
+    #[test]
+    fn lists_have_comments() {
+        assert_eq!(parse_list("# kept\n12 # a torn header\n\n7\n"), [12, 7]);
+    }
+}

@@ -1,0 +1,91 @@
+//! What the modelled machine is made of: the ways in which a seed can fail, the checks that a test can turn off, and
+//! records of jobs.
+
+use crate::clock::Moment;
+use crate::journal::LimitRow;
+use crate::record::JobRecord;
+use crate::spec::JobSpec;
+use crate::types::JobState;
+use gainshare_core::invariants::{BrokenInvariant, Guarantee, Invariants};
+use gainshare_core::model::JobId;
+use gainshare_core::plan::Plan;
+use gainshare_core::view::View;
+
+/// A check of the product that a test turns off, to see that the simulation notices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fence {
+    /// The disk keeps what was synced.
+    Sync,
+    /// A daemon whose lease has lapsed writes no limits.
+    Lapse,
+}
+
+/// Why a seed failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error(transparent)]
+    Invariant(#[from] BrokenInvariant),
+    #[error("the journal cannot be opened after a crash: {0}")]
+    Unopened(String),
+    #[error("sample {seq} of {job} was acknowledged and is lost")]
+    LostSample { job: JobId, seq: u64 },
+    #[error("a daemon of epoch {epoch} wrote a limit of {job} after the guard had put its limits back")]
+    StaleWrite { job: JobId, epoch: u64 },
+    #[error("the limit of {job} is of plan {found}, and the journal's last plan is {last}")]
+    UnknownLimit { job: JobId, found: u64, last: u64 },
+    #[error("a full disk was reported as another error: {0}")]
+    NotFull(String),
+    #[error("the limits of {job} are changed and the journal does not list them")]
+    UnlistedLimit { job: JobId },
+    #[error("a plan breaks a promise: {0}")]
+    Rejected(String),
+    #[error("epoch {now} follows epoch {before}")]
+    EpochWentBack { before: u64, now: u64 },
+}
+
+/// I2 for a plan, independently of the core's own check.
+pub(super) fn check_plan(view: &View, plan: &Plan) -> Result<(), BrokenInvariant> {
+    let guarantees = view.jobs.iter().filter_map(|job| {
+        let target = plan.verdicts.get(&job.id)?.target?;
+        Some(Guarantee {
+            job: job.id.to_string(),
+            guaranteed: target.share.cpu.get(),
+            floor: job.floor.get(),
+            limit: target.limit.cpu.get(),
+            max: job.max.get(),
+        })
+    });
+    Invariants::check_node("this machine", 1.0, &guarantees.collect::<Vec<_>>())
+}
+
+pub(super) fn limit_row(job: JobId) -> LimitRow {
+    LimitRow { key: format!("group-{}", job.0), job, runtime: "process".to_owned(), original: "{}".to_owned() }
+}
+
+pub(super) fn record(id: JobId, submitted: Moment) -> JobRecord {
+    JobRecord {
+        id,
+        name: format!("job-{}", id.0),
+        owner: "me".to_owned(),
+        spec: JobSpec::new(vec!["true".to_owned()]),
+        after: Vec::new(),
+        env_names: Vec::new(),
+        attached: false,
+        adopted: false,
+        state: JobState::Queued,
+        attempt: 0,
+        submitted,
+        started: None,
+        ended: None,
+        order: None,
+        group: None,
+        leader: None,
+        container: None,
+        exit_code: None,
+        signal: None,
+        why: None,
+        stop_requested: false,
+        kill_at: None,
+        notes: Vec::new(),
+    }
+}

@@ -1,0 +1,408 @@
+//! Deterministic fault simulation of the wire between node agents and the operator.
+//!
+//! **How.** The operator's side is the real one, from the parsed message to the requests that it sends to the API
+//! server: [`answer`], the reports, the checks of resizes, and the writer. The network, the API server and the
+//! node agent's choices are modelled. A seed fixes everything: messages are lost, doubled, delayed and reordered;
+//! agents start again; the API server refuses, or answers nothing after it has written; kubelets write pods in
+//! between; the watch delivers late and out of order. After every step: the requests of the node's pods fit its
+//! pool (I2), and no older plan was carried out after a newer one.
+//!
+//! **Use.** As for the daemon's part: `cargo xtask faultsim`.
+
+use super::*;
+use axum::extract::Request;
+use axum::http::Method;
+use gainshare_core::invariants::{Guarantee, Invariants};
+use gainshare_core::seeds::{Campaign, Dice};
+use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::fixtures::manifest;
+use gainshare_kube_api::resize::{self, LEAST_CPU_MILLI};
+use gainshare_kube_api::select::PolicyFacts;
+use gainshare_kube_api::wire::{Beat, PodOnNode};
+use parking_lot::Mutex;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+const CAMPAIGN: Campaign = Campaign {
+    part: "wire",
+    package: "gainshare-operator",
+    test: "wire_faults::every_seed_holds_the_invariants",
+    kept: include_str!("wire_faults.txt"),
+    kept_in: "crates/operator/src/http/wire_faults.txt",
+    few: 500,
+};
+
+const NODE: &str = "node-a";
+const PODS: [(&str, u64); 3] = [("a", 600), ("b", 500), ("c", 900)];
+const STEPS: usize = 60;
+
+/// A check that a test turns off, to see that the simulation notices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fence {
+    /// Late and doubled messages are ignored, and an older plan is refused.
+    Sequence,
+    /// A write is refused if the pod has changed since it was read.
+    Version,
+}
+
+/// The API server: pods as JSON.
+struct Server {
+    pods: BTreeMap<String, Value>,
+    version: u64,
+    dice: Dice,
+    injected: u64,
+    off: Option<Fence>,
+    /// Whether a write was accepted on an old copy of the pod.
+    has_old_write: bool,
+}
+
+impl Server {
+    fn change(&mut self, name: &str, change: impl FnOnce(&mut Value)) {
+        self.version += 1;
+        if let Some(pod) = self.pods.get_mut(name) {
+            change(pod);
+            pod["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        }
+    }
+
+    fn request_milli(&self, name: &str) -> u64 {
+        let facts = self.pods.get(name).and_then(facts);
+        facts.and_then(|pod| pod.containers[0].resources.requests.cpu_milli).unwrap_or(0)
+    }
+
+    fn serve(&mut self, method: &Method, path: &str, body: &Value) -> Response {
+        let refuse = |code: u16, reason: &str| {
+            let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                "message": reason, "reason": reason, "code": code});
+            (StatusCode::from_u16(code).unwrap(), Json(status)).into_response()
+        };
+        let name = path.split('/').nth(6).unwrap_or_default().to_owned();
+        let fault = self.dice.below(20);
+        self.injected += u64::from(fault < 3);
+        match fault {
+            0 => return refuse(503, "ServiceUnavailable"),
+            // The kubelet writes the pod's status just before.
+            1 => self.change(&name, |pod| pod["status"]["observed"] = json!(true)),
+            _ => {}
+        }
+        let Some(pod) = self.pods.get(&name) else { return refuse(404, "NotFound") };
+        if *method == Method::PATCH {
+            let version = &body["metadata"]["resourceVersion"];
+            if !version.is_null() && *version != pod["metadata"]["resourceVersion"] {
+                if self.off != Some(Fence::Version) {
+                    return refuse(409, "Conflict");
+                }
+                self.has_old_write = true;
+            }
+            let body = body.clone();
+            self.change(&name, |pod| merge(pod, &body));
+        }
+        // Written, and the answer is lost.
+        if fault == 2 {
+            return refuse(504, "Timeout");
+        }
+        Json(self.pods[&name].clone()).into_response()
+    }
+}
+
+/// What the patches of the operator change: annotations, and resources by container.
+fn merge(pod: &mut Value, patch: &Value) {
+    for (key, value) in patch["metadata"]["annotations"].as_object().into_iter().flatten() {
+        match value {
+            Value::Null => drop(pod["metadata"]["annotations"].as_object_mut().and_then(|notes| notes.remove(key))),
+            value => pod["metadata"]["annotations"][key] = value.clone(),
+        }
+    }
+    for container in patch["spec"]["containers"].as_array().into_iter().flatten() {
+        for kind in ["requests", "limits"] {
+            for (key, value) in container["resources"][kind].as_object().into_iter().flatten() {
+                pod["spec"]["containers"][0]["resources"][kind][key] = value.clone();
+            }
+        }
+    }
+}
+
+fn facts(pod: &Value) -> Option<PodFacts> {
+    PodFacts::of(&serde_json::from_value(pod.clone()).ok()?)
+}
+
+/// A message and what it was sent with, whatever a test turns off on its way.
+#[derive(Clone)]
+struct Message {
+    sync: SyncRequest,
+    /// The epoch and the plan of each resize.
+    plans: Vec<(String, (u64, u64))>,
+}
+
+/// A node agent: what it knows, and its counters.
+#[derive(Default)]
+struct Agent {
+    epoch: u64,
+    seq: u64,
+    generation: u64,
+    seen: u64,
+    pods: Vec<PodOnNode>,
+    wanted: Vec<Resize>,
+}
+
+impl Agent {
+    fn decide(&mut self, dice: &mut Dice) {
+        self.generation += 1;
+        let shares: Vec<f64> = self.pods.iter().map(|_| 1.0 + dice.below(20) as f64).collect();
+        let sum: f64 = shares.iter().sum();
+        let shared: Vec<(&PodOnNode, f64)> = self.pods.iter().zip(shares.iter().map(|share| share / sum)).collect();
+        let changes = resize::changes(&shared);
+        let resize = |(i, to): (usize, _)| Resize {
+            uid: self.pods[i].uid.clone(),
+            container: self.pods[i].container.clone(),
+            generation: self.generation,
+            to,
+        };
+        self.wanted = changes.into_iter().map(resize).collect();
+    }
+
+    fn message(&mut self) -> Message {
+        self.seq += 1;
+        let sync = SyncRequest {
+            node: NODE.to_owned(),
+            epoch: self.epoch,
+            seq: self.seq,
+            seen: self.seen,
+            wait_ms: 0,
+            beat: Beat { at_us: self.seq, ..Beat::default() },
+            jobs: Some(Vec::new()),
+            resizes: self.wanted.clone(),
+        };
+        let plans = sync.resizes.iter().map(|one| (one.uid.clone(), (self.epoch, one.generation))).collect();
+        Message { sync, plans }
+    }
+
+    fn receive(&mut self, answer: &Answer) {
+        if answer.epoch != self.epoch {
+            return;
+        }
+        if let Some(pods) = &answer.pods {
+            (self.pods, self.seen) = (pods.clone(), answer.revision);
+        }
+        let done = |one: &Resize| {
+            let of_this = |outcome: &&Outcome| outcome.uid == one.uid && outcome.generation == one.generation;
+            let state = answer.outcomes.iter().find(of_this).map(|outcome| &outcome.state);
+            matches!(state, Some(OutcomeState::Done | OutcomeState::Unchanged))
+        };
+        self.wanted.retain(|one| !done(one));
+    }
+}
+
+struct Wire {
+    server: Arc<Mutex<Server>>,
+    served: Served,
+    leading: Arc<Leading>,
+    agent: Agent,
+    under_way: Vec<Message>,
+    answers: Vec<Answer>,
+    events: Vec<Value>,
+    /// The newest plan that has changed each pod.
+    carried_out: BTreeMap<String, (u64, u64)>,
+    dice: Dice,
+    off: Option<Fence>,
+    deliveries: u64,
+    _ending: watch::Sender<bool>,
+    _leading: watch::Sender<Option<Arc<Leading>>>,
+}
+
+impl Wire {
+    fn new(seed: u64, off: Option<Fence>) -> Wire {
+        let pods = PODS.iter().map(|(name, milli)| {
+            let mut pod = manifest();
+            pod["metadata"]["uid"] = json!(name);
+            pod["metadata"]["name"] = json!(name);
+            pod["metadata"]["resourceVersion"] = json!("1");
+            pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!(format!("{milli}m"));
+            ((*name).to_owned(), pod)
+        });
+        let server = Server {
+            pods: pods.collect(),
+            version: 1,
+            dice: Dice::new(seed, "server"),
+            injected: 0,
+            off,
+            has_old_write: false,
+        };
+        let server = Arc::new(Mutex::new(server));
+        let shared = server.clone();
+        let router = Router::new().fallback(move |request: Request| {
+            let server = shared.clone();
+            async move {
+                let (parts, body) = request.into_parts();
+                let body = to_bytes(body, 1 << 20).await.unwrap_or_default();
+                let body = serde_json::from_slice(&body).unwrap_or_default();
+                server.lock().serve(&parts.method, parts.uri.path(), &body)
+            }
+        });
+        let client = kube::Client::new(router, "team");
+        let metrics = Arc::new(Metrics::new());
+        let leader = Arc::new(Leader::new(metrics.clone(), 1));
+        let policy = json!({
+            "apiVersion": "gainshare.dev/v1alpha1", "kind": "SharePolicy",
+            "metadata": {"namespace": "team", "name": "all", "uid": "p", "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"selector": {}},
+        });
+        let policy = PolicyFacts::of(&serde_json::from_value(policy).unwrap()).unwrap();
+        leader.change(|world| {
+            world.put_policy(policy);
+            server.lock().pods.values().filter_map(facts).for_each(|pod| world.put_pod(pod));
+        });
+        let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics.clone()));
+        let reviewer = Reviewer::new(client, "system", "agent");
+        let leads = Arc::new(Leading { leader, shares, reviewer });
+        let (sender, leading) = watch::channel(Some(leads.clone()));
+        let (ending, ending_seen) = watch::channel(false);
+        Wire {
+            server,
+            served: Served::new(leading, metrics, Health::new(), ending_seen),
+            leading: leads,
+            agent: Agent { epoch: 1, ..Agent::default() },
+            under_way: Vec::new(),
+            answers: Vec::new(),
+            events: Vec::new(),
+            carried_out: BTreeMap::new(),
+            dice: Dice::new(seed, "wire"),
+            off,
+            deliveries: 0,
+            _ending: ending,
+            _leading: sender,
+        }
+    }
+
+    async fn run(&mut self) -> Result<u64, String> {
+        let mut injected = 0;
+        for _ in 0..STEPS {
+            match self.dice.below(12) {
+                0..3 => {
+                    self.agent.decide(&mut self.dice);
+                    self.under_way.push(self.agent.message());
+                }
+                3 => self.under_way.push(self.agent.message()),
+                4..8 if !self.under_way.is_empty() => {
+                    let at = if self.dice.percent(60) { 0 } else { self.dice.below(self.under_way.len()) };
+                    let message = self.under_way[at].clone();
+                    match self.dice.below(10) {
+                        0 => drop(self.under_way.remove(at)),
+                        // It stays under way: it arrives twice.
+                        1 => self.deliver(message).await?,
+                        _ => {
+                            self.under_way.remove(at);
+                            self.deliver(message).await?;
+                        }
+                    }
+                    injected += u64::from(at > 0);
+                }
+                8 | 9 if !self.answers.is_empty() => {
+                    let at = self.dice.below(self.answers.len());
+                    let answer = self.answers.remove(at);
+                    if self.dice.percent(90) {
+                        self.agent.receive(&answer);
+                    }
+                }
+                10 if self.dice.percent(15) => {
+                    let epoch = self.agent.epoch + 1;
+                    self.agent = Agent { epoch, ..Agent::default() };
+                    injected += 1;
+                }
+                10 => {
+                    let name = PODS[self.dice.below(PODS.len())].0;
+                    let mut server = self.server.lock();
+                    server.change(name, |pod| pod["status"]["observed"] = json!(false));
+                    self.events.push(server.pods[name].clone());
+                }
+                11 if !self.events.is_empty() => {
+                    let at = self.dice.below(self.events.len());
+                    let event = self.events.remove(at);
+                    self.leading.leader.change(|world| facts(&event).into_iter().for_each(|pod| world.put_pod(pod)));
+                }
+                _ => {}
+            }
+            self.check()?;
+        }
+        Ok(injected + self.server.lock().injected)
+    }
+
+    async fn deliver(&mut self, message: Message) -> Result<(), String> {
+        self.deliveries += 1;
+        // As it travels: JSON.
+        let text = serde_json::to_string(&message.sync).map_err(|error| error.to_string())?;
+        let mut sync: SyncRequest = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        // A message that claims to be new is treated as if nothing compared its number.
+        if self.off == Some(Fence::Sequence) {
+            (sync.epoch, sync.seq) = (1 << 40, self.deliveries);
+            sync.resizes.iter_mut().for_each(|one| one.generation = self.deliveries);
+        }
+        let before: Vec<u64> = PODS.iter().map(|(name, _)| self.server.lock().request_milli(name)).collect();
+        let mut answer = answer(&self.served, &self.leading, &sync).await;
+        for ((name, _), before) in PODS.iter().zip(before) {
+            if self.server.lock().request_milli(name) == before {
+                continue;
+            }
+            let plan = message.plans.iter().find(|(uid, _)| uid == name).map(|(_, plan)| *plan);
+            let plan = plan.ok_or_else(|| format!("pod {name} was changed, and no message asked for it"))?;
+            let newest = self.carried_out.entry((*name).to_owned()).or_insert(plan);
+            if plan < *newest {
+                return Err(format!("plan {plan:?} of pod {name} was carried out after plan {newest:?}"));
+            }
+            *newest = plan;
+        }
+        answer.epoch = message.sync.epoch;
+        self.answers.push(answer);
+        Ok(())
+    }
+
+    /// I2, and that no write was made on an old copy.
+    fn check(&self) -> Result<(), String> {
+        let server = self.server.lock();
+        let pool: u64 = PODS.iter().map(|(_, milli)| milli).sum();
+        let slack = LEAST_CPU_MILLI * PODS.len() as u64;
+        let guarantees: Vec<Guarantee> = PODS
+            .iter()
+            .map(|(name, _)| {
+                let milli = server.request_milli(name) as f64;
+                let max = (pool + slack) as f64;
+                Guarantee { job: (*name).to_owned(), guaranteed: milli, floor: 1.0, limit: milli, max }
+            })
+            .collect();
+        Invariants::check_node(NODE, (pool + slack) as f64, &guarantees).map_err(|broken| broken.to_string())?;
+        if server.has_old_write {
+            return Err("a pod was written that had changed since it was read".to_owned());
+        }
+        Ok(())
+    }
+}
+
+fn run_seed(seed: u64, off: Option<Fence>) -> Result<u64, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async { Wire::new(seed, off).run().await })
+}
+
+#[test]
+fn every_seed_holds_the_invariants() {
+    let report = CAMPAIGN.run(|name| std::env::var(name).ok(), |seed| run_seed(seed, None));
+    if let Ok(folder) = std::env::var("GAINSHARE_FAULT_REPORTS") {
+        std::fs::write(format!("{folder}/{}.json", CAMPAIGN.part), &report.json).unwrap();
+    }
+    assert!(report.failures.is_empty(), "{} seeds failed:\n{}", report.failures.len(), report.failures.join("\n"));
+}
+
+#[test]
+fn a_seed_does_the_same_every_time() {
+    for seed in 0..10 {
+        assert_eq!(run_seed(seed, None), run_seed(seed, None));
+    }
+}
+
+/// The simulation would find a defect: with a check turned off, some of 200 seeds fail.
+#[test]
+fn a_missing_check_is_found_within_200_seeds() {
+    for fence in [Fence::Sequence, Fence::Version] {
+        let found = (0..200).find_map(|seed| run_seed(seed, Some(fence)).err());
+        found.unwrap_or_else(|| panic!("{fence:?} is off, and 200 seeds notice nothing"));
+    }
+}
