@@ -29,6 +29,14 @@ pub(crate) struct Moments {
     pub(crate) second: Vec<f32>,
 }
 
+/// How a gradient is shortened before an update.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Clip {
+    /// Length over all parameters, before clipping.
+    pub(crate) norm: f32,
+    pub(crate) scale: f32,
+}
+
 impl Adam {
     pub(crate) fn new(parameters: &[Tensor], learning_rate: f64, clip_norm: Option<f32>) -> Self {
         let zeros = |tensor: &Tensor| {
@@ -43,13 +51,19 @@ impl Adam {
         self.learning_rate / (1.0 + (step - 1) as f64 / DECAY_STEPS).sqrt()
     }
 
-    /// Update number `step`, counted from 1. Returns the length of the gradient before it was clipped.
-    pub(crate) fn update(&mut self, parameters: &mut [Tensor], gradients: &[Tensor], step: u64) -> f32 {
+    /// The length of a gradient, and the factor that shortens it to the limit.
+    pub(crate) fn clip(&self, gradients: &[Tensor]) -> Clip {
         let norm = gradients.iter().map(sum_of_squares).sum::<f64>().sqrt() as f32;
         let scale = match self.clip_norm {
             Some(limit) if norm > limit => limit / norm,
             _ => 1.0,
         };
+        Clip { norm, scale }
+    }
+
+    /// Update number `step`, counted from 1. Returns the length of the gradient before it was clipped.
+    pub(crate) fn update(&mut self, parameters: &mut [Tensor], gradients: &[Tensor], step: u64) -> f32 {
+        let Clip { norm, scale } = self.clip(gradients);
         // Both bias corrections fold into the rate; `step` is far below 2³¹ in any run.
         let power = step.min(i32::MAX as u64) as i32;
         let correction = (1.0 - f64::from(BETA2).powi(power)).sqrt() / (1.0 - f64::from(BETA1).powi(power));

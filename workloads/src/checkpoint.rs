@@ -107,8 +107,10 @@ struct Fence {
 pub(crate) struct Store {
     dir: PathBuf,
     fence: Fence,
-    /// The newest file that is known to be whole; the next save keeps it.
-    newest_whole: Option<PathBuf>,
+    /// The newest files that are known to be whole, the newest last; the next save keeps them.
+    recent_whole: Vec<PathBuf>,
+    /// How many checkpoints before the newest one are kept.
+    keep_previous: usize,
 }
 
 impl Store {
@@ -117,7 +119,8 @@ impl Store {
         fs::create_dir_all(dir).map_err(io_error("create", dir))?;
         let moment = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let owner = format!("{}-{}", std::process::id(), moment.as_nanos());
-        let store = Store { dir: dir.to_owned(), fence: Fence { attempt, owner }, newest_whole: None };
+        let store =
+            Store { dir: dir.to_owned(), fence: Fence { attempt, owner }, recent_whole: vec![], keep_previous: 1 };
         let _lock = store.lock()?;
         // The attempts of the files count as well, because a user may have removed the fence.
         let by_files = store.list_files()?.iter().map(|file| file.attempt).max();
@@ -140,7 +143,7 @@ impl Store {
             let content = fs::read(&path).map_err(io_error("read", &path))?;
             match decode(&content) {
                 Ok(state) => {
-                    self.newest_whole = Some(path.clone());
+                    self.recent_whole = vec![path.clone()];
                     return Ok(Some((path, state)));
                 }
                 Err(why) => skipped(CheckpointError::Damaged { path, why }),
@@ -165,16 +168,52 @@ impl Store {
         }
         let file = FileName::new(self.fence.attempt, state.step);
         let path = self.write_synced(&file.name, &content)?;
-        let previous = self.newest_whole.replace(path.clone());
-        self.prune(&[Some(&path), previous.as_ref()]);
+        self.recent_whole.retain(|recent| *recent != path);
+        self.recent_whole.push(path.clone());
+        let surplus = self.recent_whole.len().saturating_sub(self.keep_previous + 1);
+        self.recent_whole.drain(..surplus);
+        self.prune(&self.recent_whole);
         Ok(path)
     }
 
+    /// Keeps this many checkpoints before the newest one. Files that are there already count.
+    pub(crate) fn keep_previous(&mut self, count: usize) -> Result<(), CheckpointError> {
+        self.keep_previous = count;
+        let files = self.list_files()?;
+        self.recent_whole = files.iter().take(count + 1).rev().map(|file| self.dir.join(&file.name)).collect();
+        Ok(())
+    }
+
+    /// The steps that have a checkpoint, the newest first. A file may still turn out to be damaged.
+    pub(crate) fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
+        Ok(self.list_files()?.iter().map(|file| file.step).collect())
+    }
+
+    /// Goes back to the checkpoint of `step` and removes all later ones. `None`: there is none for this step.
+    pub(crate) fn go_back(&mut self, step: u64) -> Result<Option<State>, CheckpointError> {
+        let files = self.list_files()?;
+        let mut restored = None;
+        if let Some(file) = files.iter().find(|file| file.step == step) {
+            let path = self.dir.join(&file.name);
+            let content = fs::read(&path).map_err(io_error("read", &path))?;
+            restored = Some(decode(&content).map_err(|why| CheckpointError::Damaged { path, why })?);
+        }
+        // Without a checkpoint only the start can be gone back to; the caller knows the state there.
+        if restored.is_some() || step == 0 {
+            for file in files.iter().filter(|file| file.step > step) {
+                let path = self.dir.join(&file.name);
+                fs::remove_file(&path).map_err(io_error("remove", &path))?;
+                self.recent_whole.retain(|recent| *recent != path);
+            }
+        }
+        Ok(restored)
+    }
+
     /// Removes all checkpoints but these. A file that cannot be removed now is removed after the next save.
-    fn prune(&self, keep: &[Option<&PathBuf>]) {
+    fn prune(&self, keep: &[PathBuf]) {
         let old = self.list_files().unwrap_or_default();
         for path in old.iter().map(|file| self.dir.join(&file.name)) {
-            if !keep.contains(&Some(&path)) {
+            if !keep.contains(&path) {
                 let _ = fs::remove_file(path);
             }
         }

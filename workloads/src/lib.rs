@@ -11,7 +11,8 @@
 //! - `tensor`, `tape`, `nn`, `models` and `adam` are the mathematics;
 //! - `trainer` is a run as a value, exact to the bit;
 //! - `checkpoint`, `report`, `metrics_file` and `stop` read and write files, output and signals;
-//! - `run` is the training loop.
+//! - `run` is the training loop of one process;
+//! - `ps` trains in several processes, with parameter servers.
 //!
 //! **Properties.** The same options give the same losses. A run that was stopped or killed and is started
 //! again prints the losses that it would have printed without the interruption. A run with one thread uses
@@ -24,6 +25,7 @@ mod glyphs;
 mod metrics_file;
 mod models;
 mod nn;
+mod ps;
 mod report;
 mod rng;
 mod run;
@@ -36,5 +38,6 @@ mod trainer;
 pub use args::{Resume, TrainArgs};
 pub use metrics_file::MetricsFormat;
 pub use models::ModelKind;
+pub use ps::{Mode, PsArgs, Role, train_ps};
 pub use report::Format;
 pub use run::train;

@@ -21,7 +21,7 @@ use crate::stop;
 use crate::trainer::Trainer;
 
 /// Prints a message to the user. An error is ignored: a closed standard error must not end the run.
-fn print_message(message: impl Display) {
+pub(crate) fn print_message(message: impl Display) {
     let _ = writeln!(io::stderr(), "gainshare train: {message}");
 }
 
@@ -108,11 +108,15 @@ pub fn train(args: &TrainArgs) -> Result<ExitCode> {
         Some(signal) if !finished => {
             let hint = if store.is_some() { "; the same command continues here" } else { "" };
             print_message(format_args!("stopped by {signal} after step {step} of {total_steps}{hint}"));
-            // The codes that a shell reports for a process that the signal itself ended.
-            Ok(ExitCode::from(if signal == Signal::SIGINT { 130 } else { 143 }))
+            Ok(stopped_code(signal))
         }
         _ => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// The code that a shell reports for a process that the signal itself ended.
+pub(crate) fn stopped_code(signal: Signal) -> ExitCode {
+    ExitCode::from(if signal == Signal::SIGINT { 130 } else { 143 })
 }
 
 fn resume(when: Resume, store: &mut Store, trainer: &mut Trainer) -> Result<()> {
@@ -140,14 +144,14 @@ fn cpu_seconds() -> f64 {
 }
 
 /// Where reports go. An output that fails is named in one message and not used again.
-struct Output {
+pub(crate) struct Output {
     renderer: Renderer,
     open: bool,
     metrics: Option<MetricsFile>,
 }
 
 impl Output {
-    fn new(args: &TrainArgs) -> Result<Self> {
+    pub(crate) fn new(args: &TrainArgs) -> Result<Self> {
         let open = |path: &std::path::PathBuf| {
             let format = args.metrics_format.unwrap_or_else(|| MetricsFormat::of(path));
             MetricsFile::open(path, format).with_context(|| {
@@ -158,7 +162,7 @@ impl Output {
         Ok(Output { renderer: Renderer::new(args.format), open: true, metrics })
     }
 
-    fn report(&mut self, progress: &Progress) {
+    pub(crate) fn report(&mut self, progress: &Progress) {
         let text = self.renderer.report(progress);
         self.print(&text);
         if let Some(metrics) = &mut self.metrics
@@ -169,7 +173,7 @@ impl Output {
         }
     }
 
-    fn end(&mut self, last: Option<&Progress>) {
+    pub(crate) fn end(&mut self, last: Option<&Progress>) {
         let text = self.renderer.end(last);
         self.print(&text);
     }

@@ -18,6 +18,9 @@ use crate::rng::Rng;
 use crate::tape::Tape;
 use crate::tensor::Tensor;
 
+/// The random stream of the batches of a run in one process, and of the first worker of several.
+pub(crate) const TRAINING_STREAM: &str = "training batch";
+
 /// All that determines the losses of a run; a checkpoint with another setup is refused.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Setup {
@@ -34,7 +37,7 @@ impl Setup {
     }
 
     /// The setup as a checkpoint holds it, with the names of the options.
-    fn settings(&self) -> [(&'static str, String); 5] {
+    pub(crate) fn settings(&self) -> [(&'static str, String); 5] {
         [
             ("model", self.kind.name().to_owned()),
             ("hidden", self.hidden.to_string()),
@@ -54,6 +57,11 @@ pub(crate) enum TrainerError {
          use the same options or another --checkpoint directory"
     )]
     OtherSetup { name: &'static str, theirs: String, mine: String },
+    #[error(
+        "it was made with {name} {theirs}, this server has {name} {mine}; \
+         use the same options or another --checkpoint directory"
+    )]
+    OtherPart { name: String, theirs: String, mine: String },
     #[error("its {name} is missing or has the wrong shape; remove it or use another --checkpoint directory")]
     Incomplete { name: String },
 }
@@ -101,15 +109,48 @@ impl Trainer {
 
     /// Computes the gradient on one batch and updates the parameters.
     pub(crate) fn advance(&mut self) -> Result<StepResult, TrainerError> {
-        let mut rng = Rng::stream(self.setup.seed, "training batch", self.step);
+        let gradients = self.gradients(TRAINING_STREAM)?;
+        self.step += 1;
+        let gradient_norm = self.adam.update(self.params.tensors_mut(), &gradients, self.step);
+        Ok(StepResult { gradient_norm, learning_rate: self.adam.rate(self.step) })
+    }
+
+    /// The gradients on the batch that `stream` has for the next step.
+    fn gradients(&self, stream: &str) -> Result<Vec<Tensor>, TrainerError> {
+        let mut rng = Rng::stream(self.setup.seed, stream, self.step);
         let batch = self.model.batch(Pool::Training, self.setup.batch, &mut rng);
         let mut tape = Tape::new(self.params.tensors(), self.threads);
         let loss = self.model.score(&mut tape, &batch).loss;
         self.expect_finite(tape.value(loss).scalar())?;
-        let gradients = tape.backward(loss);
-        self.step += 1;
-        let gradient_norm = self.adam.update(self.params.tensors_mut(), &gradients, self.step);
-        Ok(StepResult { gradient_norm, learning_rate: self.adam.rate(self.step) })
+        Ok(tape.backward(loss))
+    }
+
+    /// All parameters in one row, in the order of their creation.
+    pub(crate) fn flat_parameters(&self) -> Vec<f32> {
+        self.params.tensors().iter().flat_map(|tensor| tensor.values()).copied().collect()
+    }
+
+    /// Takes over parameters that were updated elsewhere, after `step` steps.
+    pub(crate) fn set_flat_parameters(&mut self, step: u64, mut values: &[f32]) {
+        self.step = step;
+        for tensor in self.params.tensors_mut() {
+            let (own, rest) = values.split_at(tensor.values().len());
+            tensor.values_mut().copy_from_slice(own);
+            values = rest;
+        }
+    }
+
+    /// The clipped gradient of the next step in one row, and its length before clipping. Nothing is updated.
+    pub(crate) fn flat_gradient(&self, stream: &str) -> Result<(Vec<f32>, f32), TrainerError> {
+        let gradients = self.gradients(stream)?;
+        let clip = self.adam.clip(&gradients);
+        let values = gradients.iter().flat_map(|tensor| tensor.values()).map(|value| value * clip.scale).collect();
+        Ok((values, clip.norm))
+    }
+
+    /// The learning rate of update number `step`.
+    pub(crate) fn learning_rate(&self, step: u64) -> f64 {
+        self.adam.rate(step.max(1))
     }
 
     /// Measures the loss on the held-out batch.

@@ -4,12 +4,14 @@ mod bench;
 mod cache;
 mod check;
 mod e2e;
+mod faults;
 mod faultsim;
 mod image;
 mod packages;
 mod programs;
 mod setup;
 mod sh;
+mod soak;
 mod test;
 mod testbed;
 
@@ -39,16 +41,20 @@ enum Chore {
     Faultsim(faultsim::Args),
     /// Changes the code that decides in many small ways and counts which changes the tests notice: see docs/testing.md.
     Mutants(faultsim::MutantArgs),
+    /// Injects the faults of docs/faults.md and prints what held.
+    Faults(faults::Args),
     /// Writes the generated files: references of the programs, custom resources, plain YAML of the chart.
     Generate,
     /// Builds all programs and puts them into a container image, as an archive for `docker load` or `kind
     /// load image-archive`.
     Image(image::Args),
+    /// Submits short jobs without end and checks that nothing of the daemon grows.
+    Soak(soak::Args),
     /// Only installs what the tests need.
     Setup,
     /// A real Kubernetes on this machine: see docs/testbed.md.
     Testbed(testbed::Args),
-    /// Whole stories on a real cluster: see docs/testbed.md.
+    /// Whole stories on a real cluster, or on this machine: see docs/testbed.md.
     E2e(e2e::Args),
 }
 
@@ -59,8 +65,10 @@ fn main() -> anyhow::Result<()> {
         Chore::Bench(args) => bench::run(args),
         Chore::Faultsim(args) => faultsim::run(&args),
         Chore::Mutants(args) => faultsim::run_mutants(&args),
+        Chore::Faults(args) => faults::run(&args),
         Chore::Generate => check::generate(),
         Chore::Image(args) => image::run(&args),
+        Chore::Soak(args) => soak::run(&args),
         Chore::Setup => setup::everything().map(drop),
         Chore::Testbed(args) => testbed::run(args),
         Chore::E2e(args) => e2e::run(args),

@@ -170,6 +170,7 @@ fn operator_config(listen: SocketAddr) -> operator::Config {
         authority_folders: Vec::new(),
         fail_at: gainshare_operator::jobs::FailPoint::default(),
         specon: Default::default(),
+        tfjobs: false,
     }
 }
 
@@ -397,6 +398,8 @@ fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
         share: Some(0.7),
         reason: "it grows".to_owned(),
         signal: None,
+        forecast: None,
+        standing: None,
     };
     agents.0.ask(Some(vec![job(Category::Growing, 3.0)]), Vec::new(), 0).unwrap();
     let status = || bed.get("pod", "a")["metadata"]["annotations"]["gainshare.dev/status"].as_str().map(str::to_owned);

@@ -145,6 +145,12 @@ pub enum Command {
     #[command(after_help = "Example:\n  gainshare run -- gainshare train vae --steps 500")]
     Train(Box<gainshare_workloads::TrainArgs>),
 
+    /// Run one server, worker or chief of a training job with parameter servers
+    #[command(
+        after_help = "Example:\n  gainshare train-ps gru --role server --listen 127.0.0.1:2222 &\n  gainshare train-ps gru --role worker --servers 127.0.0.1:2222"
+    )]
+    TrainPs(Box<gainshare_workloads::PsArgs>),
+
     /// Watch three training jobs share this machine: as it is, then by what each gains
     #[command(after_help = "Example:\n  gainshare demo\n  gainshare demo --seconds 120 --policy na,gainshare -o json")]
     Demo(crate::demo::DemoArgs),
@@ -194,6 +200,14 @@ pub enum Command {
     /// Print the custom resource definitions for a cluster
     #[command(after_help = "Example:\n  gainshare crd | kubectl apply -f -")]
     Crd,
+
+    /// Print Kubeflow's TFJobs as TrainingJobs, for clusters where Kubeflow owns the kind TFJob
+    #[command(after_help = "Example:\n  gainshare convert tfjob.yaml | kubectl apply -f -")]
+    Convert {
+        /// A file with one or several TFJobs in YAML (`-` for standard input)
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+    },
 
     /// Run the agent of one node of a cluster: becomes the program gainshare-node-agent
     ///

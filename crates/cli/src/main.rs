@@ -57,6 +57,7 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
     let code = match command {
         // Before anything else could have started a thread: the trainer sets its thread pool through the environment.
         Command::Train(args) => return gainshare_workloads::train(&args),
+        Command::TrainPs(args) => return gainshare_workloads::train_ps(&args),
         Command::Run(args) => run::run(&args, out)?,
         Command::Up(args) => up::up(&args, out)?,
         Command::Down { stop_jobs } => up::down(stop_jobs, &link()?, out)?,
@@ -77,6 +78,9 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
         Command::Trace { command } => simulate::trace(&command, out)?,
         Command::Operator { args } => return Err(neighbour::become_program("gainshare-operator", &args)),
         Command::Crd => return Err(neighbour::become_program("gainshare-operator", &["crd".into()])),
+        Command::Convert { file } => {
+            return Err(neighbour::become_program("gainshare-operator", &["convert".into(), file.into()]));
+        }
         Command::Agent { args } => return Err(neighbour::become_program("gainshare-node-agent", &args)),
         Command::Completions { shell } => docs::completions(shell, out)?,
         Command::Man { dir } => docs::man(&dir)?,

@@ -11,7 +11,7 @@ use gainshare_figures::file::{self, Drawing};
 use gainshare_figures::terminal::Out;
 use gainshare_sim::deadline::data::ITP_CLUSTERS;
 use gainshare_sim::deadline::report;
-use gainshare_sim::paper::{self, qos};
+use gainshare_sim::paper::{self, operator, qos};
 use gainshare_sim::scenario::Scenario;
 use gainshare_sim::simulate;
 use gainshare_sim::trace::gang::GangOrder;
@@ -229,7 +229,10 @@ pub fn sim(args: &SimArgs, out: &Out) -> Result<u8> {
 pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
     let Some(name) = &args.name else {
         let sharing = paper::experiments().into_iter().map(|e| (e.name, e.title));
-        let all: Vec<(&str, &str)> = sharing.chain([(qos::NAME, qos::TITLE)]).chain(report::EXPERIMENTS).collect();
+        let all: Vec<(&str, &str)> = sharing
+            .chain([(qos::NAME, qos::TITLE), (operator::NAME, operator::TITLE)])
+            .chain(report::EXPERIMENTS)
+            .collect();
         if out.is_json() {
             let all: Vec<_> = all.iter().map(|(name, title)| json!({"name": name, "title": title})).collect();
             out.json(&all)?;
@@ -245,6 +248,9 @@ pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
     file::check(args.figure.as_deref(), true)?;
     if name == qos::NAME {
         return deadlines(args, out);
+    }
+    if name == operator::NAME {
+        return parameter_servers(args, out);
     }
     let experiment = paper::find(name).map_err(anyhow::Error::msg)?;
     let bar = bar(out);
@@ -299,6 +305,22 @@ fn deadlines(args: &PaperArgs, out: &Out) -> Result<u8> {
     anyhow::ensure!(args.figure.is_none(), "`paper {}` draws no figure; leave --figure out", qos::NAME);
     let bar = bar(out);
     let report = qos::run(args.seeds, &|done, total| {
+        bar.set(done, total);
+    })?;
+    bar.clear();
+    if out.is_json() {
+        out.json(&report)?;
+    } else {
+        show(out, report.title, &report.tables())?;
+    }
+    Ok(0)
+}
+
+/// The experiment with parameter servers has a world of its own.
+fn parameter_servers(args: &PaperArgs, out: &Out) -> Result<u8> {
+    anyhow::ensure!(args.figure.is_none(), "`paper {}` draws no figure; leave --figure out", operator::NAME);
+    let bar = bar(out);
+    let report = operator::run(args.seeds, &|done, total| {
         bar.set(done, total);
     })?;
     bar.clear();

@@ -14,7 +14,7 @@
 //! node, at most once; no node runs more jobs than it has slots; the shares of a node sum to at
 //! most 1, those of one owner to at most the owner's part; floor ≤ limit ≤ maximum, and share ≥
 //! floor, wherever an owner's floors fit the owner's part; what is promised on a node (for deadlines)
-//! sums to at most 1, and no job has less than its promise.
+//! sums to at most 1, and no job has less than its promise; for jobs of tasks see `check/tasks.rs`.
 //!
 //! An unchecked plan cannot take the place of a checked one:
 //! ```compile_fail
@@ -33,8 +33,11 @@
 //! let unchecked: CheckedTarget = Target::FREE;
 //! ```
 
+mod tasks;
+
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Resource};
 use crate::plan::{Plan, Target};
+use crate::tasks::TaskId;
 use crate::view::{Phase, View};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -80,6 +83,20 @@ pub enum Violation {
     OverPromised { node: NodeId, sum: f64 },
     #[error("{job} would get {share:.4} of the CPU, less than the {promised:.4} promised for its deadline")]
     BelowPromise { job: JobId, share: f64, promised: f64 },
+    #[error("the tasks on {node} would have {cores:.2} of its {of:.2} cores")]
+    TaskCores { node: NodeId, cores: f64, of: f64 },
+    #[error("the tasks on {node} would have {bytes} of its {of} bytes of memory")]
+    TaskMemory { node: NodeId, bytes: u64, of: u64 },
+    #[error("the tasks of {0} are not in order, or one is there twice")]
+    TaskOrder(JobId),
+    #[error("{job} would have {servers} servers and {workers} workers, which its owner does not allow")]
+    TaskCount { job: JobId, servers: u32, workers: u32 },
+    #[error("{task} of {job} would move to another node while it runs")]
+    TaskMoved { job: JobId, task: TaskId },
+    #[error("{task} of {job} would get {cores:.3} cores, less than keeps it alive")]
+    TaskStarved { job: JobId, task: TaskId, cores: f64 },
+    #[error("{task} of {job} would get less memory than it uses")]
+    TaskMemoryShort { job: JobId, task: TaskId },
 }
 
 /// A plan that passed its check: the only thing that executors carry out. It reads like the
@@ -140,6 +157,7 @@ pub fn check_again(view: &View, earlier: Plan) -> Result<CheckedPlan, Box<Unsoun
     let jobs = view.jobs.iter().filter(|j| j.node().is_some() && has_target(j.id)).cloned().collect();
     let view = View { now: view.now, nodes: view.nodes.clone(), jobs };
     let mut plan = Plan { at: view.now, starts: vec![], moves: vec![], ..earlier };
+    plan.tasks.retain(|id, _| view.job(*id).is_some());
     plan.verdicts.retain(|id, _| view.job(*id).is_some());
     check(&view, plan)
 }
@@ -153,13 +171,14 @@ fn violations(view: &View, plan: &Plan) -> Vec<Violation> {
     found.extend(plan.verdicts.keys().filter(|id| view.job(**id).is_none()).map(|id| Violation::UnknownJob(*id)));
     check_starts(view, plan, &mut found);
     check_targets(view, plan, &mut found);
+    tasks::check_tasks(view, plan, &mut found);
     found
 }
 
 fn check_starts(view: &View, plan: &Plan, found: &mut Vec<Violation>) {
     let mut started = BTreeSet::new();
     let mut running: BTreeMap<NodeId, usize> = BTreeMap::new();
-    for node in view.jobs.iter().filter_map(|j| j.node()) {
+    for node in view.jobs.iter().filter(|j| j.tasks.is_none()).filter_map(|j| j.node()) {
         *running.entry(node).or_default() += 1;
     }
     for start in &plan.starts {
@@ -223,7 +242,7 @@ struct Part {
 
 fn check_targets(view: &View, plan: &Plan, found: &mut Vec<Violation>) {
     let mut nodes: BTreeMap<NodeId, BTreeMap<OwnerId, Part>> = BTreeMap::new();
-    for job in &view.jobs {
+    for job in view.jobs.iter().filter(|job| job.tasks.is_none()) {
         if let Some(node) = job.node() {
             nodes.entry(node).or_default().entry(job.owner).or_default().floors += job.floor.get();
         }
@@ -233,6 +252,9 @@ fn check_targets(view: &View, plan: &Plan, found: &mut Vec<Violation>) {
             found.push(Violation::NoVerdict(job.id));
             continue;
         };
+        if job.tasks.is_some() {
+            continue;
+        }
         let (node, target) = match (job.node(), verdict.target) {
             (Some(node), Some(target)) => (node, target),
             (Some(_), None) => {

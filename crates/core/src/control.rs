@@ -110,6 +110,9 @@ impl Control {
     }
 
     fn is_due(&self, view: &View, grouped: &Grouped) -> bool {
+        if self.memory.rules.tasks().is_due(view) {
+            return true;
+        }
         let waiting = view.jobs.iter().filter(|j| j.phase == Phase::Waiting).map(|j| j.id);
         if !waiting.eq(self.memory.waiting.iter().copied()) {
             return true;
@@ -154,12 +157,29 @@ impl Control {
                 }
             }
         }
+        decide_tasks(view, &mut rules, &mut plan);
         relocate(view, &mut rules, &mut plan);
+        let tasks_due = rules.tasks.memory.due();
         let moves_due = if standing.is_empty() { None } else { rules.relocate.due() };
-        *due = nodes.values().flat_map(|owners| owners.values()).filter_map(|g| g.due).chain(moves_due).min();
+        *due = nodes
+            .values()
+            .flat_map(|owners| owners.values())
+            .filter_map(|g| g.due)
+            .chain(moves_due)
+            .chain(tasks_due)
+            .min();
         plan.next_due = *due;
         plan
     }
+}
+
+/// Asks `place` and `scale` for jobs of several tasks.
+fn decide_tasks(view: &View, rules: &mut Rules<'_>, plan: &mut Plan) {
+    let decision = rules.tasks.decide(view);
+    for (id, reason) in decision.reasons {
+        plan.verdicts.insert(id, waiting_verdict(reason));
+    }
+    plan.tasks = decision.plans;
 }
 
 /// Asks `move` for the running jobs.
@@ -182,7 +202,11 @@ fn start_waiting(
     waiting: &mut BTreeSet<JobId>,
     plan: &mut Plan,
 ) {
-    let queue = rules.order.queue(view);
+    let mut queue = rules.order.queue(view);
+    // Jobs of several tasks are placed task by task.
+    queue.ready.retain(|job| job.tasks.is_none());
+    queue.too_large.retain(|job| job.tasks.is_none());
+    queue.blocked.retain(|(job, _)| job.tasks.is_none());
     let known = |id: JobId| standing.get(&id).map_or((Category::Growing, None), |d| (d.category, d.growth.cpu));
     let mut placer = Placer::new(view, &*rules.place, known, rules.share.homes());
     let why = placer.reason();
@@ -210,6 +234,7 @@ fn start_waiting(
     waiting.extend(view.jobs.iter().filter(|j| j.phase == Phase::Waiting).map(|j| j.id));
 }
 
+/// A verdict without a target of its own: the job waits, or its tasks have targets.
 fn waiting_verdict(reason: Reason) -> Verdict {
     Verdict {
         target: None,
@@ -223,7 +248,7 @@ fn waiting_verdict(reason: Reason) -> Verdict {
 
 fn group(view: &View) -> Grouped<'_> {
     let mut grouped = Grouped::new();
-    for job in &view.jobs {
+    for job in view.jobs.iter().filter(|job| job.tasks.is_none()) {
         if let Some(node) = job.node() {
             grouped.entry(node).or_default().entry(job.owner).or_default().push(job);
         }

@@ -30,6 +30,7 @@ pub mod replay;
 pub mod seeds;
 pub mod signal;
 mod sort;
+pub mod tasks;
 pub mod view;
 
 pub use control::Memory;

@@ -6,6 +6,7 @@
 
 use crate::model::{JobId, NodeId, PerResource, Resource, Share, Span, Time};
 use crate::signal::Category;
+use crate::tasks::{TaskPlan, TaskReason};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,6 +22,9 @@ pub struct Plan {
     pub moves: Vec<Move>,
     /// One entry for every job in the view.
     pub verdicts: BTreeMap<JobId, Verdict>,
+    /// What the tasks of jobs with several tasks shall be: one entry for every such job that runs or starts.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tasks: BTreeMap<JobId, TaskPlan>,
     /// When control wants to be asked again, if nothing happens before.
     pub next_due: Option<Time>,
 }
@@ -264,6 +268,10 @@ pub enum Reason {
     WaitsForRoom { request: Share },
     /// A job it depends on has not ended yet.
     WaitsForJob { job: JobId },
+    /// Its tasks, which start together, need so many cores.
+    WaitsForTasks { cores: f64 },
+    /// Its tasks are what they are for this reason.
+    Tasks { because: TaskReason },
 }
 
 impl Reason {
@@ -292,6 +300,8 @@ impl Reason {
             Reason::WaitsForSlot { .. } => "waits-for-slot",
             Reason::WaitsForRoom { .. } => "waits-for-room",
             Reason::WaitsForJob { .. } => "waits-for-job",
+            Reason::WaitsForTasks { .. } => "waits-for-tasks",
+            Reason::Tasks { because } => because.name(),
         }
     }
 }
@@ -380,6 +390,8 @@ impl fmt::Display for Reason {
             Reason::WaitsForSlot { ahead } => write!(f, "all slots are taken; {ahead} job(s) ahead in the queue"),
             Reason::WaitsForRoom { request } => write!(f, "waits until {request} of a node is free"),
             Reason::WaitsForJob { job } => write!(f, "waits for {job} to end"),
+            Reason::WaitsForTasks { cores } => write!(f, "waits until {cores:.1} cores are free for all its tasks"),
+            Reason::Tasks { because } => write!(f, "{because}"),
         }
     }
 }

@@ -13,6 +13,7 @@ pub mod blend;
 pub mod curve;
 pub mod forms;
 pub mod length;
+pub mod parameter_server;
 pub mod predict;
 pub mod speed;
 

@@ -8,6 +8,7 @@
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Time};
 pub use crate::signal::FinishedRun;
 use crate::signal::Signal;
+use crate::tasks::TaskGroup;
 use serde::{Deserialize, Serialize};
 
 /// Everything there is to know at one moment. Nodes and jobs are sorted by id; a job that ended is
@@ -91,6 +92,10 @@ pub struct JobView {
     /// When the job must have ended, if its owner said.
     #[serde(default)]
     pub deadline: Option<Deadline>,
+    /// The tasks of a job that has several, such as parameter servers and workers. Such a job runs on the nodes of
+    /// its tasks; its phase names the first of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tasks: Option<TaskGroup>,
 }
 
 /// When a job must have ended.
@@ -143,6 +148,7 @@ impl Default for JobView {
             known_left_s: None,
             history: vec![],
             deadline: None,
+            tasks: None,
         }
     }
 }

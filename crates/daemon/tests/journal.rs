@@ -1,62 +1,20 @@
 //! The journal on its own: whole batches wherever the file is cut, replay gives the state, a full disk
 //! changes nothing.
 
+#[path = "common/batches.rs"]
+mod batches;
 mod common;
 
+use batches::{batch, moment, record, submitted};
 use common::assert_replays;
 use gainshare_core::model::{JobId, Time};
 use gainshare_daemon::api::types::{JobState, StartOrder};
-use gainshare_daemon::clock::Moment;
-use gainshare_daemon::journal::{Batch, Journal, StoredSample};
+use gainshare_daemon::journal::{Batch, Journal};
 use gainshare_daemon::record::{Change, JobRecord};
 use gainshare_daemon::spec::JobSpec;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
-
-fn moment(n: u64) -> Moment {
-    Moment { time: Time(n * 1_000_000), unix_s: n as f64 }
-}
-
-fn record(id: u64) -> JobRecord {
-    JobRecord {
-        id: JobId(id),
-        name: format!("job-{id}"),
-        owner: "me".into(),
-        spec: JobSpec::new(vec!["true".into()]),
-        after: vec![],
-        env_names: vec![],
-        attached: false,
-        adopted: false,
-        state: JobState::Queued,
-        attempt: 0,
-        submitted: moment(id),
-        started: None,
-        ended: None,
-        order: None,
-        group: None,
-        leader: None,
-        container: None,
-        exit_code: None,
-        signal: None,
-        why: None,
-        stop_requested: false,
-        kill_at: None,
-        notes: vec![],
-    }
-}
-
-fn submitted(id: u64) -> Batch {
-    let change = Change::Submitted { record: Box::new(record(id)) };
-    Batch { changes: vec![(moment(id), Some(JobId(id)), change)], ..Batch::default() }
-}
-
-/// A job with its samples, all or nothing.
-fn batch(id: u64) -> Batch {
-    let sample =
-        |seq| (JobId(id), StoredSample { seq, time: Time(id * 1000 + seq), step: Some(seq), value: seq as f64 });
-    Batch { samples: (0..20).map(sample).collect(), ..submitted(id) }
-}
 
 fn copy(from: &Path, to: &Path, wal_bytes: usize) {
     std::fs::copy(from.join("journal.db"), to.join("journal.db")).unwrap();
@@ -77,19 +35,24 @@ fn a_torn_tail_is_dropped_and_what_was_committed_is_whole() {
     let begin = sizes[0].saturating_sub(5000);
     // Every byte of the last record's neighbourhood, and strides through the rest.
     let ends = (begin..last).step_by(997).chain(last.saturating_sub(30)..=last);
+    let (mut cuts, mut longest_s) = (0, 0.0_f64);
     for end in ends {
         copy(live.path(), cut.path(), end);
         let _ = std::fs::remove_file(cut.path().join("journal.db-shm"));
+        let began = std::time::Instant::now();
         let reopened = Journal::open(&cut.path().join("journal.db")).unwrap();
+        longest_s = longest_s.max(began.elapsed().as_secs_f64());
+        cuts += 1;
         let jobs: Vec<JobRecord> = reopened.load().unwrap().jobs.into_iter().map(|(r, _)| r).collect();
         let committed = sizes.iter().filter(|size| **size <= end).count();
         assert!(jobs.len() >= committed, "cut at {end}: {} of {committed} jobs", jobs.len());
         assert!(jobs.iter().zip(1..).all(|(r, id)| r.id == JobId(id)), "a prefix, without holes");
         assert_replays(&jobs, &reopened.entries().unwrap());
         for job in &jobs {
-            assert_eq!(reopened.samples(job.id, Time::ZERO).unwrap().len(), 20, "all samples or no job");
+            assert_eq!(reopened.samples(job.id, Time::ZERO).unwrap().len(), batches::SAMPLES, "all samples or no job");
         }
     }
+    println!("fault: injected={cuts} violations=0 recovery_s={longest_s:.3}");
 }
 
 #[test]

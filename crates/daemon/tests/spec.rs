@@ -129,3 +129,31 @@ proptest! {
         prop_assert_eq!(&jobs[0].command[1], &format!("{a}|{b}"));
     }
 }
+
+/// Files below the largest size that is read which become huge or deep.
+#[test]
+fn bombs_are_refused() {
+    let mut aliases = String::from("a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]\n");
+    for i in 1..12 {
+        let before = vec![format!("*a{}", i - 1); 9].join(", ");
+        aliases += &format!("a{i}: &a{i} [{before}]\n");
+    }
+    let command = format!("{aliases}command: *a11\n");
+    let deep = format!("command: {}x{}\n", "[".repeat(20_000), "]".repeat(20_000));
+    let braces = format!("command: {}", "{a: ".repeat(20_000));
+    let merge = "base: &b {x: *b}\ncommand: [x]\n<<: *b\n".to_owned();
+    let anchors: String = (0..60_000).map(|i| format!("k{i}: &n{i} x\n")).collect();
+    let wide = format!("command: [{}]\n", "x, ".repeat(300_000));
+    let bombs = [aliases, command, deep, braces, merge, anchors, wide];
+    for (i, bomb) in bombs.iter().enumerate() {
+        let error = yaml(bomb).err();
+        assert!(error.is_some(), "bomb {i} was accepted");
+        let text = error.unwrap().to_string();
+        assert!(text.len() < 2_000, "bomb {i}: {} bytes of text", text.len());
+    }
+    let nested = format!("command = {}1{}", "[".repeat(20_000), "]".repeat(20_000));
+    assert!(toml(&nested).is_err());
+    let sweep: String = (0..12).map(|i| format!("s{i} = [{}]\n", "1, ".repeat(10))).collect();
+    assert!(toml(&format!("command = [\"x\"]\n[sweep]\n{sweep}")).is_err(), "a sweep of 10^12 jobs");
+    println!("fault: injected={} violations=0", bombs.len() + 2);
+}

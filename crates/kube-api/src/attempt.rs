@@ -5,14 +5,21 @@
 //!
 //! **Terms.** *Attempt*: one start of a job. *Epoch*: the number of an attempt of a TrainingJob.
 
-use crate::names::{ATTEMPT_FINALIZER, EPOCH_LABEL, JOB_LABEL, ORIGINAL_ANNOTATION, PLACE_GATE};
+use crate::names::{
+    ATTEMPT_FINALIZER, EPOCH_LABEL, INDEX_LABEL, JOB_LABEL, ORIGINAL_ANNOTATION, PLACE_GATE, ROLE_LABEL,
+};
 use crate::quantity;
+use crate::tasks::{Role, TaskId};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 
 /// A grace period is a number that tenants write. A longer one than this is read as this (about a
 /// century).
 const LONGEST_GRACE_S: i64 = 3_155_760_000;
+
+/// A pod with this `activeDeadlineSeconds` ends at once, and its object and its logs stay: the operator stops the
+/// servers of a finished job so.
+pub const ENDING_DEADLINE_S: i64 = 1;
 
 /// What the pod of an attempt is and does.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -21,6 +28,16 @@ pub struct AttemptFacts {
     pub owner: Option<String>,
     /// Absent for pods of a `batch/v1` Job, whose attempts have no numbers.
     pub epoch: Option<u32>,
+    /// The task, for pods of a job of several tasks.
+    pub task: Option<TaskId>,
+    /// The job is a Kubeflow TFJob.
+    pub of_tfjob: bool,
+    /// How often its kubelet has restarted its containers.
+    pub restarts: u32,
+    /// It was asked to end without its object going away ([`ENDING_DEADLINE_S`]).
+    pub ending: bool,
+    /// By its priority class, as the API server resolved it.
+    pub priority: i32,
     pub created: Timestamp,
     /// The operator's scheduling gate is closed.
     pub gated: bool,
@@ -63,10 +80,15 @@ impl AttemptFacts {
     /// The facts of a pod that carries a job's label.
     pub fn of(pod: &Pod) -> Option<AttemptFacts> {
         let labels = pod.metadata.labels.as_ref().filter(|labels| labels.contains_key(JOB_LABEL))?;
-        match labels.get(EPOCH_LABEL) {
-            Some(epoch) => AttemptFacts::read(pod, "TrainingJob", Some(epoch.parse().ok()?)),
-            None => AttemptFacts::of_batch(pod),
-        }
+        let Some(epoch) = labels.get(EPOCH_LABEL) else { return AttemptFacts::of_batch(pod) };
+        let epoch = Some(epoch.parse().ok()?);
+        let (Some(role), Some(index)) = (labels.get(ROLE_LABEL), labels.get(INDEX_LABEL)) else {
+            return AttemptFacts::read(pod, "TrainingJob", epoch);
+        };
+        let task = TaskId { role: Role::parse(role)?, index: index.parse().ok()? };
+        let of_tfjob = pod.metadata.owner_references.iter().flatten().any(|owner| owner.kind == "TFJob");
+        let facts = AttemptFacts::read(pod, if of_tfjob { "TFJob" } else { "TrainingJob" }, epoch)?;
+        Some(AttemptFacts { task: Some(task), of_tfjob, ..facts })
     }
 
     /// The facts of a pod of a `batch/v1` Job, with or without the label.
@@ -96,6 +118,11 @@ impl AttemptFacts {
         Some(AttemptFacts {
             owner: owner.map(|owner| owner.uid.clone()),
             epoch,
+            task: None,
+            of_tfjob: false,
+            restarts: statuses.iter().fold(0, |sum, one| sum.saturating_add(one.restart_count.max(0).unsigned_abs())),
+            ending: spec.active_deadline_seconds == Some(ENDING_DEADLINE_S),
+            priority: spec.priority.unwrap_or_default(),
             created: meta.creation_timestamp.as_ref().map(|time| time.0).unwrap_or_default(),
             gated: spec.scheduling_gates.iter().flatten().any(|gate| gate.name == PLACE_GATE),
             has_finalizer: meta.finalizers.iter().flatten().any(|one| one == ATTEMPT_FINALIZER),

@@ -170,6 +170,12 @@ pub struct QuotaFacts {
 const COUNTED: [&str; 6] = ["requests.cpu", "cpu", "limits.cpu", "requests.memory", "memory", "limits.memory"];
 
 impl QuotaFacts {
+    /// How much more CPU may be requested, if the quota counts that.
+    pub fn cpu_requests_left_milli(&self) -> Option<u64> {
+        let counted = self.left.iter().filter(|(what, _)| matches!(**what, "requests.cpu" | "cpu"));
+        counted.map(|(_, left)| *left).min()
+    }
+
     pub fn of(quota: &ResourceQuota) -> QuotaFacts {
         let status = quota.status.clone().unwrap_or_default();
         let hard = status.hard.unwrap_or_default();

@@ -13,6 +13,10 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, ResourceRequirements
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// Options of a command are shorter, and fewer. In bytes, and words.
+const LONGEST_WORD: usize = 200;
+const MOST_WORDS: usize = 100;
+
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PodFacts {
     pub uid: String,
@@ -60,6 +64,8 @@ pub struct ContainerFacts {
     /// A new CPU value restarts it.
     pub restarts_for_cpu: bool,
     pub started_ms: Option<u64>,
+    /// Its command and arguments, of pods with a deadline only: they may name how long the run is.
+    pub command: Vec<String>,
 }
 
 /// Requests and limits as the author wrote them.
@@ -121,6 +127,10 @@ impl PodFacts {
             .filter(|(key, _)| key.starts_with(PREFIX))
             .collect();
         let is_static = meta.annotations.as_ref().is_some_and(|a| a.contains_key("kubernetes.io/config.mirror"));
+        let mut containers: Vec<_> = spec.containers.iter().map(|c| ContainerFacts::of(c, &status)).collect();
+        if notes.contains_key(names::DEADLINE_ANNOTATION) {
+            containers.iter_mut().zip(&spec.containers).for_each(|(facts, c)| facts.command = command(c));
+        }
         Some(PodFacts {
             uid: meta.uid.clone()?,
             namespace: meta.namespace.clone()?,
@@ -146,7 +156,7 @@ impl PodFacts {
                 Some("BestEffort") => QosClass::BestEffort,
                 _ => QosClass::Burstable,
             },
-            containers: spec.containers.iter().map(|container| ContainerFacts::of(container, &status)).collect(),
+            containers,
             running: status.phase.as_deref() == Some("Running") && meta.deletion_timestamp.is_none(),
             starting: status.phase.as_deref() == Some("Pending")
                 && meta.deletion_timestamp.is_none()
@@ -261,8 +271,15 @@ impl ContainerFacts {
             written: Written::of(container.resources.as_ref()),
             restarts_for_cpu,
             started_ms: running.map(|time| time.0.as_millisecond().max(0) as u64),
+            command: Vec::new(),
         }
     }
+}
+
+/// A container's command and arguments, as far as they are short: a script that stands in them names no options.
+fn command(container: &Container) -> Vec<String> {
+    let words = container.command.iter().flatten().chain(container.args.iter().flatten());
+    words.filter(|word| word.len() <= LONGEST_WORD).take(MOST_WORDS).cloned().collect()
 }
 
 /// What the kubelet reports about the pod's present spec. A condition about an older spec is

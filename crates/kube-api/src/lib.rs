@@ -5,11 +5,13 @@
 //! upgraded.
 //!
 //! **How.** This crate holds types and pure functions only: the custom resources
-//! ([`share_policy::SharePolicy`], [`training_job::TrainingJob`]), all names on objects
+//! ([`share_policy::SharePolicy`], [`training_job::TrainingJob`], Kubeflow's [`tfjob::TfJob`]), jobs of several
+//! tasks ([`tasks`]) and the pods and Services of a task ([`task_objects`]), all names on objects
 //! ([`names`]), the annotations ([`pod_note`], [`adopted`], [`facts::Originals`]), the messages
 //! between node agent and operator ([`wire`]), where recorded decisions are served
 //! ([`decision_record`]), which policy selects which pod ([`select`]), and
-//! what a resize may be ([`resize`], [`bounds`]). It has no client, no clock and no async code.
+//! what a resize may be ([`resize`], [`bounds`]), and deadlines ([`deadline`], [`deadline_input`]). It has no
+//! client, no clock and no async code.
 //!
 //! **Terms.** *Original*: a pod's resources before our first change. An annotation keeps them, and
 //! they are put back when the pod is no longer shared. *Pool*: what the pods of one policy on one
@@ -21,6 +23,8 @@
 pub mod adopted;
 pub mod attempt;
 pub mod bounds;
+pub mod deadline;
+pub mod deadline_input;
 pub mod decision_record;
 pub mod facts;
 #[cfg(any(test, feature = "fixtures"))]
@@ -31,7 +35,11 @@ pub mod pod_note;
 pub mod quantity;
 pub mod resize;
 pub mod resources;
+pub mod run_policy;
 pub mod select;
 pub mod share_policy;
+pub mod task_objects;
+pub mod tasks;
+pub mod tfjob;
 pub mod training_job;
 pub mod wire;

@@ -51,10 +51,23 @@ pub const PATH_ANNOTATION: &str = "gainshare.dev/path";
 /// On a pod: the container that trains.
 pub const CONTAINER_ANNOTATION: &str = "gainshare.dev/container";
 
+/// On a pod: when it must be done, a moment (RFC 3339) or a length of time from its start (`2h`).
+pub const DEADLINE_ANNOTATION: &str = "gainshare.dev/deadline";
+/// On a pod: so much lateness is tolerated, such as `15m`.
+pub const DEADLINE_TOLERANCE_ANNOTATION: &str = "gainshare.dev/deadline-tolerance";
+
 /// On a pod: the TrainingJob, or the adopted Job, that it is an attempt of.
 pub const JOB_LABEL: &str = "gainshare.dev/job";
 /// On a pod: which attempt it is.
 pub const EPOCH_LABEL: &str = "gainshare.dev/epoch";
+/// On a pod of a job of several tasks: its role and its number within the role.
+pub const ROLE_LABEL: &str = "gainshare.dev/role";
+pub const INDEX_LABEL: &str = "gainshare.dev/index";
+/// On a job of several tasks: how many tasks of each role are wanted now, such as `Worker=4`, within the bounds of
+/// the job's author.
+pub const REPLICAS_ANNOTATION: &str = "gainshare.dev/replicas";
+/// The labels by which Kubeflow's tools find the pods and Services of a TFJob begin with this.
+pub const KUBEFLOW_PREFIX: &str = "training.kubeflow.org/";
 /// On a pod: the policy of its job, by which its node shares.
 pub const POLICY_ANNOTATION: &str = "gainshare.dev/policy";
 /// Keeps a pod's object until its end has been read and written down.

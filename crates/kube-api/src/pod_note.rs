@@ -4,6 +4,7 @@
 //! It is written when the category, the share, the policy or an obstacle changes, never for
 //! progress alone. The sentence of the reason and the growth are refreshed at those moments only.
 
+use crate::deadline::{Forecast, Standing, moment_text};
 use crate::facts::PodFacts;
 use crate::names;
 use crate::wire::{Blocked, Category, JobState, PodOnNode, ResizeState};
@@ -35,6 +36,21 @@ pub struct PodNote {
     /// `Contested`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<String>,
+    /// When the pod must be done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<String>,
+    /// What is wrong with the deadline that its author wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_error: Option<String>,
+    /// How the deadline stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standing: Option<Standing>,
+    /// When the pod will be done, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub done: Option<String>,
+    /// The same with its interval.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<Forecast>,
 }
 
 impl PodNote {
@@ -54,6 +70,11 @@ impl PodNote {
             reason: job.map(|job| job.reason.clone()).unwrap_or_default(),
             blocked: pod.blocked.clone(),
             pending,
+            deadline: pod.deadline.map(|deadline| moment_text(deadline.at_ms)),
+            deadline_error: pod.deadline_error.clone(),
+            standing: job.and_then(|job| job.standing),
+            done: job.and_then(|job| job.forecast).map(|forecast| moment_text(forecast.done_ms)),
+            forecast: job.and_then(|job| job.forecast),
         }
     }
 
@@ -64,7 +85,18 @@ impl PodNote {
 
     /// Whether the two differ in nothing that is worth a write.
     pub fn means_the_same(&self, other: &PodNote) -> bool {
-        let gist = |note: &PodNote| PodNote { reason: String::new(), growth: None, ..note.clone() };
-        gist(self) == gist(other)
+        let gist = |note: &PodNote| PodNote {
+            reason: String::new(),
+            growth: None,
+            done: None,
+            forecast: None,
+            ..note.clone()
+        };
+        // Only pods with a deadline have their prediction written: each write is work for the kubelet.
+        let outdated = match (self.forecast, other.forecast) {
+            (Some(old), Some(new)) => old.is_outdated_by(&new),
+            (old, new) => old.is_some() != new.is_some(),
+        };
+        gist(self) == gist(other) && !(outdated && other.deadline.is_some())
     }
 }

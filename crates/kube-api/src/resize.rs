@@ -6,7 +6,8 @@
 //! refuses a resize that would change a pod's QoS class, remove a value, or leave a LimitRange.
 //!
 //! **How.** The *pool* is what the selected pods of one policy requested on this node before our
-//! first change. Shares divide the pool, so no pod outside the policy loses anything. [`divide`]
+//! first change. Shares divide the pool, so no pod outside the policy loses anything. While deadlines
+//! are promised, the pool also has a part of what no pod of the node requests (*room*). [`divide`]
 //! splits the pool by shares within each pod's bounds. [`shape`] turns a pod's part into requests
 //! and limits by its class. A Burstable pod's request moves and its limit stays; in `quota` mode
 //! the limit moves in proportion. A Guaranteed pod's request and limit move together, as the class
@@ -170,8 +171,11 @@ pub fn worth_it(now: &Resources, to: &Resources) -> bool {
 /// The changes that give the pods of one policy on one node these shares, decreases first. A pod
 /// that has its share (nearly) already, or cannot be resized, is left out. The answer holds indices
 /// into `pods`.
-pub fn changes(pods: &[(&PodOnNode, f64)]) -> Vec<(usize, Resources)> {
-    let pool = pool_milli(pods.iter().map(|(pod, _)| *pod));
+///
+/// `room_milli` is by how much the pods may together exceed what they requested, because deadlines
+/// need it.
+pub fn changes(pods: &[(&PodOnNode, f64)], room_milli: u64) -> Vec<(usize, Resources)> {
+    let pool = pool_milli(pods.iter().map(|(pod, _)| *pod)).saturating_add(room_milli);
     let movable: Vec<usize> = (0..pods.len()).filter(|&i| pods[i].0.blocked.is_none()).collect();
     let claims: Vec<Claim> = movable.iter().map(|&i| claim(pods[i].0, pool, pods[i].1)).collect();
     let mut wanted: Vec<(usize, Resources)> = movable

@@ -42,7 +42,22 @@ fn pod(class: QosClass, requests: Amounts, limits: Amounts) -> PodOnNode {
         noted: 0,
         follow: false,
         resize: ResizeState::Settled,
+        deadline: None,
+        command: Vec::new(),
+        deadline_error: None,
+        room_milli: 0,
     }
+}
+
+fn changes(pods: &[(&PodOnNode, f64)]) -> Vec<(usize, Resources)> {
+    super::changes(pods, 0)
+}
+
+#[test]
+fn room_lets_pods_grow_beyond_what_they_requested() {
+    let pods = [(&open(), 0.75), (&open(), 0.25)];
+    assert_eq!(cpu(&super::changes(&pods, 600)), [(1, 400), (0, 1200)]);
+    assert_eq!(cpu(&super::changes(&pods, 0)), [(1, 250), (0, 750)]);
 }
 
 /// Burstable, 500m requested, no CPU limit.

@@ -61,7 +61,8 @@ pub struct SharePolicySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_ref: Option<TargetRef>,
     /// `flowcon` goes by growth efficiency, `gainshare` by what a core gains, `fair` treats all
-    /// alike.
+    /// alike. `qos` keeps deadlines with the least that is enough; all other pods share the rest by
+    /// gain.
     #[serde(default)]
     pub policy: PolicyKind,
     /// Growth below this part counts as "no longer growing" (flowcon; 0.05 if left out).

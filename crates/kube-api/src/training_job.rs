@@ -1,8 +1,8 @@
 //! The custom resource `TrainingJob`: one training run that may be saved, moved to another node,
 //! and resumed there.
 //!
-//! A run is a sequence of *attempts*, each one pod, numbered by an *epoch* that only grows. The
-//! controller writes to the status what it intends before it acts, so that the next leader
+//! A run is a sequence of *attempts*, each one pod (or one pod per task, with `replicaSpecs`),
+//! numbered by an *epoch* that only grows. The controller writes to the status what it intends before it acts, so that the next leader
 //! continues from there after a crash. Field names follow related projects: `suspend`, `managedBy`
 //! and `runPolicy` as in Kubeflow, `objective` and `metricsCollector` as in Katib.
 //!
@@ -12,12 +12,20 @@
 #![allow(clippy::duplicated_attributes, reason = "every printed column has a type, and many have the same")]
 #![allow(unreachable_pub, reason = "the schema macro makes private copies of public types")]
 
+use crate::deadline::FinishStatus;
+use crate::names::CONTROLLER;
 use crate::placement_reason::PlacementReason;
+pub use crate::run_policy::{Checkpoint, CleanPodPolicy, JobPolicy, RunPolicy, State};
 use crate::share_policy::{CollectorSpec, Objective};
+use crate::tasks::{
+    ReplicaStatus, RestartPolicy, RoleInput, SpecProblem, SuccessPolicy, TaskJobOptions, TaskJobSpec, TaskJournal,
+    TaskRunPolicy, check_name,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// So many moves are kept in a job's status.
 pub const MOVES_KEPT: usize = 10;
@@ -44,6 +52,19 @@ pub const MOVES_KEPT: usize = 10;
         description = "How many pods it has had, this one included"
     ),
     printcolumn(name = "Category", type_ = "string", json_path = ".status.category"),
+    printcolumn(
+        name = "Done",
+        type_ = "string",
+        json_path = ".status.finish.predicted",
+        description = "When it will be done, as predicted"
+    ),
+    printcolumn(
+        name = "Deadline",
+        type_ = "string",
+        json_path = ".status.finish.standing",
+        description = "Whether it will be done in time",
+        priority = "1"
+    ),
     printcolumn(name = "Moves", type_ = "integer", json_path = ".status.moves"),
     printcolumn(name = "Message", type_ = "string", json_path = ".status.message", priority = "1"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
@@ -53,13 +74,30 @@ pub const MOVES_KEPT: usize = 10;
     cel,
     validation = Rule::new("!has(oldSelf.managedBy) && !has(self.managedBy) || has(oldSelf.managedBy) && has(self.managedBy) && oldSelf.managedBy == self.managedBy")
         .message("managedBy cannot change: delete the job and create it anew for another controller"),
-    validation = Rule::new("oldSelf.template == self.template")
-        .message("template cannot change while attempts may run from it: create a new TrainingJob")
+    validation = Rule::new("has(self.template) != (has(self.replicaSpecs) && size(self.replicaSpecs) > 0)")
+        .message("write exactly one of spec.template (one pod) and spec.replicaSpecs (several tasks)"),
+    validation = Rule::new("!has(oldSelf.template) && !has(self.template) || has(oldSelf.template) && has(self.template) && oldSelf.template == self.template")
+        .message("template cannot change while attempts may run from it: create a new TrainingJob"),
+    validation = Rule::new("!(has(self.deadline) && has(self.deadlineSeconds))")
+        .message("give deadline (a moment) or deadlineSeconds (counted from the creation), not both"),
+    validation = Rule::new("!has(self.deadlineTolerance) || has(self.deadline) || has(self.deadlineSeconds)")
+        .message("deadlineTolerance needs a deadline or deadlineSeconds")
 )]
 pub struct TrainingJobSpec {
     /// The pod that trains. Its restartPolicy is Never, whatever is written: we restart.
+    #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     #[schemars(schema_with = "any_object")]
     pub template: serde_json::Value,
+    /// The tasks of a distributed job, by role: Chief (or Master), PS, Worker, Evaluator, in any letter case.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 5))]
+    pub replica_specs: BTreeMap<String, ReplicaSpec>,
+    /// When a distributed job without a chief has succeeded: worker 0 has, or `AllWorkers` have.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub success_policy: SuccessPolicy,
+    /// Failed workers are ignored, and tasks get a sparse TF_CONFIG, so that workers may come and go.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub enable_dynamic_worker: bool,
     /// Which of the printed numbers says how the job does; found by itself if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objective: Option<Objective>,
@@ -82,9 +120,29 @@ pub struct TrainingJobSpec {
     pub managed_by: Option<String>,
     #[serde(default)]
     pub run_policy: RunPolicy,
+    /// When the job must be done, such as 2026-03-01T18:00:00+01:00. The time for which the job is suspended
+    /// is added. The job goes on after a deadline that it missed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    #[x_kube(validation = Rule::new("self.matches('^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})$')")
+        .message("deadline is a moment with its time zone, such as 2026-03-01T18:00:00+01:00"))]
+    pub deadline: Option<String>,
+    /// The same as seconds from the creation of the job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self >= 1 && self <= 315360000").message("deadlineSeconds lies between 1 and 315360000 (ten years)"))]
+    pub deadline_seconds: Option<i64>,
+    /// So much lateness is tolerated, such as 15m; without it the deadline is strict.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 20))]
+    #[x_kube(validation = Rule::new("self.matches('^([0-9]+(ms|s|m|h))+$')").message("deadlineTolerance is a time with a unit, such as 15m or 1h30m"))]
+    pub deadline_tolerance: Option<String>,
 }
 
-fn any_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+pub(crate) fn any_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "type": "object",
         "description": "A pod template: metadata (labels, annotations) and spec.",
@@ -92,108 +150,67 @@ fn any_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     })
 }
 
-/// A volume that outlives the pods.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// The tasks of one role.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(
-    cel,
-    validation = Rule::new("self.claimName != ''").message("checkpoint.claimName names a PersistentVolumeClaim of this namespace that every node can mount"),
-    validation = Rule::new("self.path.startsWith('/') && self.path != '/' && !self.path.contains(':')")
-        .message("checkpoint.path is the folder in the container where the claim is mounted, such as /checkpoints"),
-    validation = Rule::new("!has(self.subPath) || !self.subPath.startsWith('/') && !self.subPath.contains('..')")
-        .message("checkpoint.subPath is a folder inside the claim, such as run-3: relative and without ..")
-)]
-pub struct Checkpoint {
-    /// A claim that can be mounted on every node the job may run on (ReadWriteMany).
-    #[schemars(length(max = 253))]
-    pub claim_name: String,
-    /// Where the containers see it; they also find it in GAINSHARE_CHECKPOINT_DIR.
-    #[schemars(length(max = 4096))]
-    pub path: String,
-    /// The job's folder inside the claim; its name if left out.
+pub struct ReplicaSpec {
+    /// How many tasks; `minReplicas` if left out, or 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 1024))]
-    pub sub_path: Option<String>,
+    pub replicas: Option<i32>,
+    /// The job starts with so many; `replicas` if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_replicas: Option<i32>,
+    /// The job may grow to so many; `replicas` if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_replicas: Option<i32>,
+    #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
+    #[schemars(schema_with = "any_object")]
+    pub template: serde_json::Value,
+    /// If left out, a failed task is replaced, and a failed server restarts the job as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restart_policy: Option<RestartPolicy>,
 }
 
-/// The policy that decides where a job runs and whether it moves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum JobPolicy {
-    /// The cluster's scheduler places jobs, and no job is moved.
-    Na,
-    /// SpeCon: jobs that no longer grow make room for those that do.
-    Specon,
-    /// FlowCon 2.0: placed by growth.
-    Flowcon2,
-    #[default]
-    Gainshare,
-}
-
-impl JobPolicy {
-    pub fn name(self) -> &'static str {
-        match self {
-            JobPolicy::Na => "na",
-            JobPolicy::Specon => "specon",
-            JobPolicy::Flowcon2 => "flowcon2",
-            JobPolicy::Gainshare => "gainshare",
-        }
+impl TrainingJobSpec {
+    /// Whether the job has several tasks.
+    pub fn has_tasks(&self) -> bool {
+        !self.replica_specs.is_empty()
     }
-}
 
-/// Bounds on a run, and what remains of it.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(cel)]
-pub struct RunPolicy {
-    /// So many failures are followed by another attempt; moves and lost nodes do not count.
-    #[serde(default = "three")]
-    #[x_kube(validation = Rule::new("self >= 0 && self <= 1000").message("backoffLimit lies between 0 (never try again) and 1000"))]
-    pub backoff_limit: i32,
-    /// The job fails if it has not ended so long after its first start; suspended time does not
-    /// count.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = Rule::new("self >= 1").message("activeDeadlineSeconds is at least 1"))]
-    pub active_deadline_seconds: Option<i64>,
-    /// The whole job is deleted so long after its end; kept if left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = Rule::new("self >= 0").message("ttlSecondsAfterFinished is 0 or more"))]
-    pub ttl_seconds_after_finished: Option<i64>,
-    /// Which pods go when the job has ended: `None`, those still `Running`, or `All`.
-    #[serde(default)]
-    pub clean_pod_policy: CleanPodPolicy,
-    /// How long the job may take to save itself after SIGTERM.
-    #[serde(default = "half_a_minute")]
-    #[x_kube(validation = Rule::new("self >= 1 && self <= 3600").message("terminationGracePeriodSeconds lies between 1 and 3600: it must be enough to write a checkpoint"))]
-    pub termination_grace_period_seconds: i64,
-}
-
-impl Default for RunPolicy {
-    fn default() -> RunPolicy {
-        RunPolicy {
-            backoff_limit: three(),
-            active_deadline_seconds: None,
-            ttl_seconds_after_finished: None,
-            clean_pod_policy: CleanPodPolicy::default(),
-            termination_grace_period_seconds: half_a_minute(),
-        }
+    /// The description of a job of several tasks, or why it cannot run.
+    pub fn task_job(&self, name: &str) -> Result<TaskJobSpec, SpecProblem> {
+        check_name(name)?;
+        let run = &self.run_policy;
+        let options = TaskJobOptions {
+            is_tfjob: false,
+            success: self.success_policy,
+            dynamic_workers: self.enable_dynamic_worker,
+            run: TaskRunPolicy {
+                backoff_limit: Some(run.backoff_limit.max(0).unsigned_abs()),
+                active_deadline_s: run.active_deadline_seconds,
+                ttl_s: run.ttl_seconds_after_finished,
+                clean: run.clean_pod_policy,
+                grace_s: Some(run.termination_grace_period_seconds),
+                priority_class: None,
+                min_available: None,
+            },
+            suspend: self.suspend,
+            is_foreign: self.managed_by.as_deref().is_some_and(|name| name != CONTROLLER),
+            checkpoint: self.checkpoint.clone(),
+            objective: self.objective.clone(),
+            metrics_collector: self.metrics_collector.clone(),
+            policy: Some(self.policy),
+        };
+        let roles = self.replica_specs.iter().map(|(name, role)| RoleInput {
+            name,
+            replicas: role.replicas,
+            min: role.min_replicas,
+            max: role.max_replicas,
+            template: &role.template,
+            restart: role.restart_policy.map(RestartPolicy::name),
+        });
+        TaskJobSpec::read(roles, options)
     }
-}
-
-fn three() -> i32 {
-    3
-}
-
-fn half_a_minute() -> i64 {
-    30
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-pub enum CleanPodPolicy {
-    None,
-    #[default]
-    Running,
-    All,
 }
 
 /// The controller's journal and what it publishes. Everything here is written before it is acted
@@ -209,7 +226,8 @@ pub struct TrainingJobStatus {
     /// Why, in one sentence.
     #[serde(default)]
     pub message: String,
-    /// `Created`, `Running`, `Suspended`, `Migrating`, `Succeeded`, `Failed`; and `ReconcileFailed`
+    /// `Created`, `Running`, `Suspended`, `Migrating`, `Succeeded`, `Failed`; `DeadlineAtRisk` of
+    /// jobs with a deadline; and `ReconcileFailed`
     /// while the operator cannot work on the job because of an error of its own.
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     #[serde(default)]
@@ -249,20 +267,15 @@ pub struct TrainingJobStatus {
     pub start_time: Option<MicroTime>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<MicroTime>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-pub enum State {
-    /// No pod runs yet.
-    #[default]
-    Waiting,
-    Running,
-    Migrating,
-    /// A failed attempt is followed by another one.
-    Restarting,
-    Suspended,
-    Succeeded,
-    Failed,
+    /// For a job of several tasks: how many of each role run or have ended.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub replica_statuses: BTreeMap<String, ReplicaStatus>,
+    /// For a job of several tasks: the operator's journal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tasks: Option<TaskJournal>,
+    /// When it will be done, and how its deadline stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finish: Option<FinishStatus>,
 }
 
 /// One pod of the job.
@@ -424,7 +437,7 @@ mod tests {
         let version = &crd["spec"]["versions"][0];
         let columns = version["additionalPrinterColumns"].as_array().unwrap();
         let columns: Vec<&str> = columns.iter().map(|column| column["name"].as_str().unwrap()).collect();
-        assert_eq!(columns, ["State", "Node", "Attempt", "Category", "Moves", "Message", "Age"]);
+        assert_eq!(columns, ["State", "Node", "Attempt", "Category", "Done", "Deadline", "Moves", "Message", "Age"]);
         let spec = &version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
         assert_eq!(spec["policy"]["default"], "gainshare");
         assert_eq!(spec["template"]["x-kubernetes-preserve-unknown-fields"], true);

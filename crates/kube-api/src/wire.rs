@@ -18,6 +18,7 @@
 //! operators of neighbouring versions understand each other. A change that breaks this gets a new
 //! path.
 
+use crate::deadline::{Deadline, Forecast, Standing};
 use crate::resources::{Bounds, Resources};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -132,6 +133,12 @@ pub struct JobState {
     /// What its reports and its use amount to, for decisions about the whole cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<Signal>,
+    /// When it will be done, once that can be predicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<Forecast>,
+    /// How its deadline stands, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standing: Option<Standing>,
 }
 
 /// What a job's reports amount to so far, as the core's own signal has it.
@@ -272,6 +279,19 @@ pub struct PodOnNode {
     /// The operator decides where this job runs: its agent reports its progress within seconds.
     #[serde(default)]
     pub follow: bool,
+    /// When it must be done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Deadline>,
+    /// The command of the container of a pod with a deadline: it may name how long the run is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    /// What is wrong with the deadline that its author wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_error: Option<String>,
+    /// By how much the pods of its policy on this node may together request more CPU than they did before our
+    /// first change, if deadlines need it. 0 for policies without deadlines.
+    #[serde(default)]
+    pub room_milli: u64,
 }
 
 /// What the kubelet makes of the pod's present spec.
@@ -351,6 +371,7 @@ pub enum PolicyKind {
     Flowcon,
     #[default]
     Gainshare,
+    Qos,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]

@@ -8,12 +8,14 @@ use super::logs::{ContainerLog, Piece};
 use super::volumes::Volumes;
 use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Span, Time};
 use gainshare_core::plan::Verdict;
-use gainshare_core::signal::{Sample, Tracker};
+use gainshare_core::signal::speed::PaceTracker;
+use gainshare_core::signal::{Sample, Signal, Tracker};
 use gainshare_core::view::{JobView, Phase};
+use gainshare_kube_api::deadline::{Deadline, Forecast, Standing};
 use gainshare_kube_api::wire::{self, PodOnNode};
 use gainshare_limits::cgroup::Group;
 use gainshare_limits::usage::{Meter, NodeResources};
-use gainshare_progress::{CollectorState, Goal, GuardedCollector, MetricSpec, Source, contain_panic};
+use gainshare_progress::{CollectorState, Goal, GuardedCollector, MetricSpec, RunLength, Source, contain_panic};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -41,6 +43,19 @@ impl Moment {
     /// The boot time at which the wall clock showed `unix_ns`.
     pub(crate) fn boot_time_of(&self, unix_ns: u64) -> Time {
         Time(self.time.0.saturating_sub(self.unix_ns.saturating_sub(unix_ns) / 1000))
+    }
+}
+
+impl Moment {
+    /// A deadline on the boot clock, shifted by the present difference of the two clocks.
+    pub(crate) fn deadline(&self, deadline: Deadline) -> gainshare_core::view::Deadline {
+        let now_ms = self.unix_ns / 1_000_000;
+        let at = if deadline.at_ms >= now_ms {
+            self.time + Span::from_millis(deadline.at_ms - now_ms)
+        } else {
+            self.time - Span::from_millis(now_ms - deadline.at_ms)
+        };
+        gainshare_core::view::Deadline { at, tolerance: Span::from_millis(deadline.tolerance_ms) }
     }
 }
 
@@ -85,6 +100,11 @@ pub(crate) struct Job {
     /// When the job's metrics file is searched for again.
     next_search: Time,
     tracker: Tracker,
+    /// How fast the job's steps are.
+    pub(crate) pace: PaceTracker,
+    /// When the job will be done, and how its deadline stands.
+    pub(crate) forecast: Option<Forecast>,
+    pub(crate) standing: Option<Standing>,
     latest_progress: Option<gainshare_progress::Progress>,
     starts: u32,
     since: Time,
@@ -121,6 +141,9 @@ impl Job {
             read_error: None,
             next_search: Time::ZERO,
             tracker: Tracker::default(),
+            pace: PaceTracker::default(),
+            forecast: None,
+            standing: None,
             latest_progress: None,
             starts: 0,
             since,
@@ -157,6 +180,8 @@ impl Job {
     fn reset_reports(&mut self, at: Time) {
         self.since = at;
         self.tracker = Tracker::default();
+        self.pace = PaceTracker::default();
+        self.forecast = None;
         self.latest_progress = None;
         self.read_error = None;
         self.collector = None;
@@ -169,7 +194,11 @@ impl Job {
     fn collect_from(&mut self, folder: Option<&Path>) {
         let started = SystemTime::UNIX_EPOCH + Duration::from_millis(self.pod.started_ms.unwrap_or(0));
         match GuardedCollector::new(&metric_spec(&self.pod.settings), folder, started, CollectorState::default()) {
-            Ok(collector) => (self.collector, self.read_error) = (Some(collector), None),
+            Ok(mut collector) => {
+                // No folder: configuration files inside the container's image cannot be read.
+                collector.set_run_length(RunLength::read(&self.pod.command, None));
+                (self.collector, self.read_error) = (Some(collector), None);
+            }
             Err(error) => self.read_error = Some(error.to_string()),
         }
     }
@@ -249,6 +278,7 @@ impl Job {
     fn apply_update(&mut self, at: Time, update: gainshare_progress::Update) -> u64 {
         if update.forget {
             self.tracker = Tracker::default();
+            self.pace = PaceTracker::default();
         }
         self.latest_progress = update.progress.or(self.latest_progress);
         update.readings.iter().filter(|r| self.tracker.push(at, Sample::from(*r))).count() as u64
@@ -278,13 +308,18 @@ impl Job {
         self.pod.blocked.is_none() && self.pod.started_ms.is_some()
     }
 
-    pub(crate) fn view(&self) -> JobView {
+    /// What the job's reports amount to, with its pace.
+    pub(crate) fn signal(&self) -> Signal {
+        Signal { pace: self.pace.pace(), ..self.tracker.signal() }
+    }
+
+    pub(crate) fn view(&self, now: Moment) -> JobView {
         JobView {
             id: self.id,
             owner: OwnerId(0),
             arrived: self.since,
             phase: Phase::Running { node: THIS_NODE, since: self.since, attempt: self.starts.max(1) },
-            signal: self.tracker.signal(),
+            signal: self.signal(),
             consumed: self.meter.consumed(),
             floor: Share::clamped(self.pod.settings.floor),
             max: Share::FULL,
@@ -294,7 +329,8 @@ impl Job {
             usable: None,
             known_left_s: None,
             history: vec![],
-            deadline: None,
+            deadline: self.pod.deadline.map(|deadline| now.deadline(deadline)),
+            tasks: None,
         }
     }
 
@@ -345,6 +381,8 @@ impl Job {
             },
             share: verdict.and_then(|v| v.target).map(|t| t.share.cpu.get()),
             reason,
+            forecast: self.forecast,
+            standing: self.standing,
         }
     }
 }
@@ -364,6 +402,20 @@ fn metric_spec(settings: &wire::Settings) -> MetricSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn moment(unix_s: u64) -> Moment {
+        Moment { time: Time::from_secs_f64(100.0), unix_ns: unix_s * 1_000_000_000 }
+    }
+
+    #[test]
+    fn deadlines_come_and_go_on_the_boot_clock() {
+        let deadline = Deadline { at_ms: 50_000, tolerance_ms: 1_000 };
+        let at = |unix_s| moment(unix_s).deadline(deadline).at.as_secs_f64();
+        assert!((at(40) - 110.0).abs() < 1e-6 && (at(70) - 80.0).abs() < 1e-6);
+        // The boot clock began after the deadline.
+        assert!(at(10_000).abs() < 1e-6);
+        assert_eq!(moment(40).deadline(deadline).tolerance, Span::from_secs(1));
+    }
 
     #[test]
     fn a_kubelet_handles_one_change_a_period_and_waiting_changes_together() {

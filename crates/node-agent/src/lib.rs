@@ -13,6 +13,7 @@
 
 mod cgroups;
 mod cri;
+mod finish;
 mod job;
 mod link;
 mod logs;

@@ -22,13 +22,14 @@
 //! growth has been measured, or for [`HOLD_INTERVALS`] intervals.
 
 use super::cgroups::{PodGroups, is_in_force};
+use super::finish;
 use super::job::{Job, Moment, THIS_NODE};
 use super::record::{JobDecision, RecordError};
 use super::volumes::Volumes;
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{Decider, Decision, Outcome as DecisionOutcome};
 use gainshare_core::model::{JobId, Span, Time};
-use gainshare_core::plan::{Plan, Reason};
+use gainshare_core::plan::{Plan, Reason, Verdict};
 use gainshare_core::policy::{MoveRule, Policy, Preset, ShareRule};
 use gainshare_core::view::{NodeView, View};
 use gainshare_kube_api::resize::{self, Resources};
@@ -80,6 +81,8 @@ pub(crate) struct Node {
     generation: u64,
     next_search: Time,
     started_at: Time,
+    /// The machine's idle time at the last step, and when that was.
+    idle_before: Option<(Time, f64)>,
     scratch: Box<[u8; 16 * 1024]>,
 }
 
@@ -149,6 +152,7 @@ impl Node {
             generation: 0,
             next_search: Time::ZERO,
             started_at: now.time,
+            idle_before: None,
             scratch: Box::new([0; 16 * 1024]),
         }
     }
@@ -178,6 +182,10 @@ impl Node {
         for job in self.jobs.values().filter(|j| j.takes_part()) {
             let resized = job.pod.now != job.pod.original;
             let entry = present.entry(policy_key(job)).or_insert_with(|| (policy_of(&job.pod.settings), false));
+            // The pods of TrainingJobs share by deadlines as soon as one of them has a deadline.
+            if job.pod.settings.policy == PolicyKind::Qos {
+                entry.0 = policy_of(&job.pod.settings);
+            }
             entry.1 |= resized;
         }
         self.policies.retain(|key, _| present.contains_key(key));
@@ -252,7 +260,7 @@ impl Node {
                 job.measure(now.time, &self.whole, &mut self.scratch);
             }
         }
-        self.decide(now.time, idle_s, &mut step);
+        self.decide(now, idle_s, &mut step);
         self.check_effects(now.time, &mut step);
         for request in self.requests.values_mut() {
             if matches!(request.state, RequestState::RetryAt(at) if now.time >= at) {
@@ -308,10 +316,14 @@ impl Node {
         }
     }
 
-    fn decide(&mut self, now: Time, idle_s: Option<f64>, step: &mut StepReport) {
+    fn decide(&mut self, moment: Moment, idle_s: Option<f64>, step: &mut StepReport) {
+        let now = moment.time;
         if self.policies.is_empty() {
             return;
         }
+        let used_cores: f64 = self.jobs.values().filter_map(|job| job.meter.cores()).sum();
+        let cores = self.whole.capacity.cores;
+        let scarce = finish::is_scarce(&mut self.idle_before, now, idle_s, used_cores, cores);
         let node = NodeView {
             id: THIS_NODE,
             cores: self.whole.capacity.cores,
@@ -330,8 +342,9 @@ impl Node {
             members.sort_by_key(|j| j.id);
             for job in &mut members {
                 job.measure(now, &self.whole, &mut self.scratch);
+                finish::measure_pace(job, now, scarce);
             }
-            let view = View { now, nodes: vec![node.clone()], jobs: members.iter().map(|j| j.view()).collect() };
+            let view = View { now, nodes: vec![node.clone()], jobs: members.iter().map(|j| j.view(moment)).collect() };
             let outcome = state.decider.decide_recorded(view);
             if outcome != DecisionOutcome::NotDue {
                 step.plans += 1;
@@ -364,6 +377,9 @@ impl Node {
                         state.planned = Some((since, decision));
                     }
                 }
+            }
+            for job in &mut members {
+                step.is_urgent |= finish::predict(job, moment, &self.whole);
             }
             let is_ready = |since: Time| now >= ready_at(since, members.iter().map(|job| &**job));
             if let Some((_, decision)) = state.planned.take_if(|(since, _)| is_ready(*since)) {
@@ -479,7 +495,11 @@ fn request_resizes(
     let pods: Vec<PodOnNode> = members.iter().map(|j| PodOnNode { now: expected(j), ..j.pod.clone() }).collect();
     let share = |job: &Job| plan.target(job.id).map_or(0.0, |t| t.share.cpu.get());
     let shares: Vec<(&PodOnNode, f64)> = pods.iter().zip(members).map(|(pod, job)| (pod, share(job))).collect();
-    let mut changes: BTreeMap<usize, Resources> = resize::changes(&shares).into_iter().collect();
+    // Only a promised deadline lets pods grow beyond what they requested together.
+    let is_promise = |v: &Verdict| matches!(v.reason, Reason::MeetsDeadline { .. } | Reason::Early { .. });
+    let has_promise = members.iter().any(|job| job.verdict.as_ref().is_some_and(is_promise));
+    let room_milli = pods.iter().map(|pod| pod.room_milli).max().filter(|_| has_promise).unwrap_or(0);
+    let mut changes: BTreeMap<usize, Resources> = resize::changes(&shares, room_milli).into_iter().collect();
     for (i, (pod, job)) in pods.iter().zip(members).enumerate() {
         let memory = job.meter.memory_bytes().and_then(|used| resize::memory_request(pod, used));
         let mut grown = Resources::default();
@@ -539,6 +559,7 @@ fn policy_of(settings: &Settings) -> Policy {
         PolicyKind::Fair => Preset::Na,
         PolicyKind::Flowcon => Preset::Flowcon,
         PolicyKind::Gainshare => Preset::Gainshare,
+        PolicyKind::Qos => Preset::Qos,
     };
     let defaults = Policy { moves: MoveRule::Stay, ..Policy::from(preset) };
     let mut policy = defaults.clone();

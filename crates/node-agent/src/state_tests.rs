@@ -80,6 +80,10 @@ impl World {
             noted: 0,
             follow: false,
             resize: ResizeState::Settled,
+            deadline: None,
+            command: Vec::new(),
+            deadline_error: None,
+            room_milli: 0,
         });
     }
 
@@ -126,6 +130,17 @@ impl World {
                 self.print(name, &format!("step {} loss: {}", (age_s * 2.0) as u64, loss(name, age_s)));
             }
             self.tick();
+        }
+    }
+
+    /// A second passes, in which these pods use so much CPU evenly; then each reports the step.
+    fn train(&mut self, step: u64, cpu_s: [(&str, f64); 2]) {
+        for _ in 0..2 {
+            cpu_s.iter().for_each(|(name, cpu_s)| self.burn(name, cpu_s / 2.0));
+            self.tick();
+        }
+        for (name, _) in cpu_s {
+            self.print(name, &format!("step {step}/40 loss: {}", loss("grows", step as f64)));
         }
     }
 
@@ -480,4 +495,40 @@ fn the_last_decision_about_a_pod_replays() {
     let blocked = world.node.last_decision("uid-flat").unwrap_err().to_string();
     assert!(blocked.contains("it requests no CPU"), "{blocked}");
     assert!(matches!(world.node.last_decision("uid-other"), Err(RecordError::NotShared { .. })));
+}
+
+/// Two pods of `qos` that make one step per second with half of the node; `due` has a deadline so many seconds
+/// from now, for its 40 steps.
+fn with_deadline(due_s: u64, seconds: u64) -> World {
+    let mut w = World::new();
+    w.add("other");
+    w.add("due");
+    for pod in &mut w.pods {
+        pod.settings.policy = PolicyKind::Qos;
+    }
+    let now_ms = w.now().unix_ns / 1_000_000;
+    w.pods[1].deadline = Some(gainshare_kube_api::deadline::Deadline { at_ms: now_ms + due_s * 1000, tolerance_ms: 0 });
+    w.list();
+    for second in 1..=seconds {
+        w.train(second, [("other", 1.0), ("due", 1.0)]);
+    }
+    w
+}
+
+#[test]
+fn a_late_pod_gets_what_its_deadline_needs() {
+    // With half of the node it would take 40 s; 28 s are left after 6.
+    let w = with_deadline(34, 6);
+    let due = w.state("due");
+    assert_eq!(due.standing, Some(gainshare_kube_api::deadline::Standing::OnTime), "{due:?}");
+    assert!(due.forecast.is_some() && due.share.is_some_and(|share| share > 0.55), "{due:?}");
+    assert!(w.requested()["uid-due"] > 1100 && w.requested().values().sum::<u64>() <= 2000, "{:?}", w.requested());
+}
+
+#[test]
+fn a_deadline_that_cannot_be_met_is_reported_at_once_and_harms_no_other_pod() {
+    let w = with_deadline(8, 4);
+    let due = w.state("due");
+    assert_eq!(due.standing, Some(gainshare_kube_api::deadline::Standing::AtRisk), "{due:?}");
+    assert!(due.forecast.is_some() && due.share.is_some_and(|share| share < 0.5), "{due:?}");
 }

@@ -173,6 +173,10 @@ fn pod(name: &str) -> PodOnNode {
         blocked: None,
         allowed: Bounds::default(),
         resize: ResizeState::Settled,
+        deadline: None,
+        command: Vec::new(),
+        deadline_error: None,
+        room_milli: 0,
         noted: 0,
         follow: false,
     }

@@ -25,6 +25,7 @@ pub use shares::release::release;
 
 use crate::http::peers::{Limits, Peers};
 use crate::http::tls::{Authority, TlsError};
+use gainshare_kube_api::deadline::Standing;
 use http::serve::{Leading, Served};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::runtime::events::{Recorder, Reporter};
@@ -97,6 +98,8 @@ pub struct Config {
     pub fail_at: crate::jobs::FailPoint,
     /// The parameters of the policy `specon` for training jobs.
     pub specon: gainshare_core::policy::Specon,
+    /// Kubeflow's TFJobs are run, too. The kind must exist, and no other operator may run them.
+    pub tfjobs: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -222,7 +225,7 @@ fn lead(
     let leader = Arc::new(Leader::new(metrics.clone(), started()));
     let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics.clone()));
     let mut tasks = Tasks::new(health.clone());
-    state::watch::start(&mut tasks, &leader, client, &config.namespace, &config.config_map);
+    state::watch::start(&mut tasks, &leader, client, (&config.namespace, &config.config_map), config.tfjobs);
     let publish = http::publish::run(config.clone(), client.clone(), authority.certificate_pem().to_owned());
     tasks.spawn("the publication of the certificate", publish);
     tasks.spawn("the restoration of pods", restore_loop(shares.clone()));
@@ -294,6 +297,12 @@ fn count(shares: &Shares) {
     let mut agents = leader.agents.lock();
     agents.forget_silent(now);
     leader.metrics.agents.set(agents.heard_count(now) as i64);
+    let standings = agents.standings();
+    for standing in [Standing::Unknown, Standing::OnTime, Standing::AtRisk, Standing::Missed] {
+        let labels = state::metrics::StateLabels { state: standing.name() };
+        let number = standings.get(&standing).copied().unwrap_or(0);
+        leader.metrics.deadlines.get_or_create(&labels).set(number.into());
+    }
     for (category, number) in agents.counts(now) {
         leader
             .metrics

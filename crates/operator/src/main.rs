@@ -5,12 +5,13 @@ use clap::{Args, Parser, Subcommand};
 use gainshare_core::model::Span;
 use gainshare_core::policy::{MoveRule, Policy, Specon};
 use gainshare_kube_api::share_policy::SharePolicy;
+use gainshare_kube_api::tfjob::{TfJob, to_training_job};
 use gainshare_kube_api::training_job::TrainingJob;
 use gainshare_operator::Config;
 use gainshare_operator::jobs::FailPoint;
 use kube::CustomResourceExt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -31,7 +32,17 @@ struct Cli {
 enum Command {
     /// Print the custom resource definitions for a cluster
     #[command(after_help = "Example:\n  gainshare crd | kubectl apply -f -")]
-    Crd,
+    Crd {
+        /// Print the definition of Kubeflow's TFJob instead
+        #[arg(long)]
+        tfjobs: bool,
+    },
+    /// Print TFJobs as TrainingJobs, for clusters where Kubeflow owns the kind TFJob
+    #[command(after_help = "Example:\n  gainshare-operator convert tfjob.yaml | kubectl apply -f -")]
+    Convert {
+        /// A file with one or several TFJobs in YAML (`-` for standard input)
+        file: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -79,6 +90,9 @@ pub struct OperatorArgs {
     /// SpeCon's alpha: a change of the loss below it, by its first value, counts as slow
     #[arg(long, value_name = "PART", default_value_t = Specon::default().alpha)]
     pub specon_alpha: f64,
+    /// Run Kubeflow's TFJobs, too: the cluster has that kind, and no other operator runs them
+    #[arg(long)]
+    pub tfjobs: bool,
     /// Restore every pod's own resources, release training jobs, and end; for an uninstall
     #[arg(long)]
     pub release: bool,
@@ -87,14 +101,43 @@ pub struct OperatorArgs {
 fn main() -> Result<()> {
     let cli = Cli::parse();
     match cli.command {
-        Some(Command::Crd) => print_definitions(),
+        Some(Command::Crd { tfjobs }) => print_definitions(tfjobs),
+        Some(Command::Convert { file }) => convert(&file),
         None => run_operator(&cli.operator),
     }
 }
 
-fn print_definitions() -> Result<()> {
-    for definition in [SharePolicy::crd(), TrainingJob::crd()] {
+fn print_definitions(tfjobs: bool) -> Result<()> {
+    let definitions = if tfjobs {
+        let mut definition = TfJob::crd();
+        // People's jobs outlive an uninstall of the chart.
+        let keep = ("helm.sh/resource-policy".to_owned(), "keep".to_owned());
+        definition.metadata.annotations = Some([keep].into());
+        vec![definition]
+    } else {
+        vec![SharePolicy::crd(), TrainingJob::crd()]
+    };
+    for definition in definitions {
         print!("---\n{}", serde_saphyr::to_string(&definition)?);
+    }
+    Ok(())
+}
+
+/// Prints the TFJobs of a file as TrainingJobs; remarks go to standard error.
+fn convert(file: &Path) -> Result<()> {
+    let shown = file.display();
+    let text = if file == Path::new("-") {
+        std::io::read_to_string(std::io::stdin()).context("cannot read standard input")?
+    } else {
+        std::fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))?
+    };
+    let jobs: Vec<TfJob> = serde_saphyr::from_multiple(&text)
+        .with_context(|| format!("{shown} holds something other than TFJobs of kubeflow.org/v1"))?;
+    for job in jobs {
+        let name = job.metadata.name.clone().unwrap_or_default();
+        let (converted, notes) = to_training_job(&job).with_context(|| format!("TFJob {name} cannot run"))?;
+        notes.iter().for_each(|note| eprintln!("{name}: {note}"));
+        print!("---\n{}", serde_saphyr::to_string(&converted)?);
     }
     Ok(())
 }
@@ -174,5 +217,6 @@ fn config(args: &OperatorArgs) -> Config {
         authority_folders: args.authority.clone(),
         fail_at: fail_point(),
         specon: specon(args),
+        tfjobs: args.tfjobs,
     }
 }

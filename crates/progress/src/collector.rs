@@ -20,13 +20,14 @@
 //! doubling a reading.
 
 use crate::chooser::{Chooser, Selection};
-use crate::discover;
+use crate::discover::{self, FolderListings};
 use crate::metrics_file::{FileState, MetricsFile};
 use crate::output::{OutputParser, OutputState};
 use crate::prometheus::{self, Endpoint, FetchError};
 use crate::push::{self, PushError};
 use crate::reading::{Batch, Counters, Progress, Reading};
 use crate::root::Root;
+use crate::run_length::RunLength;
 use crate::spec::{MetricSpec, MetricSpecError, Source};
 use crate::stored_path::StoredPath;
 use crate::tail::Position;
@@ -107,6 +108,8 @@ pub struct CollectorState {
 #[derive(Debug)]
 pub struct Collector {
     spec: MetricSpec,
+    /// The collector began without a stored state.
+    fresh: bool,
     endpoint: Option<Endpoint>,
     root: Option<Arc<Root>>,
     started: SystemTime,
@@ -168,6 +171,7 @@ impl Collector {
         }
         let pattern = pattern.filter(|_| spec.source != Source::File);
         Ok(Collector {
+            fresh,
             endpoint: spec.url.as_deref().map(Endpoint::parse).transpose()?,
             chooser: if fresh { Chooser::new(spec.name.as_deref(), spec.goal) } else { state.chooser },
             reading: spec.source,
@@ -189,6 +193,14 @@ impl Collector {
             root,
             started,
         })
+    }
+
+    /// Takes what the job's command claims about the length of the run. A collector that goes on from a
+    /// stored state has it already.
+    pub fn set_run_length(&mut self, claim: RunLength) {
+        if self.fresh {
+            self.output.set_run_length(claim);
+        }
     }
 
     /// The state to store; it belongs to everything that was handed out so far.
@@ -295,18 +307,36 @@ impl Collector {
 
     /// Reads files: those that are followed at each call, the folder now and then.
     pub fn poll(&mut self, now: Time) -> Update {
+        self.poll_with(now, &mut FolderListings::default())
+    }
+
+    /// [`Collector::poll`] with the listings of folders that several jobs share.
+    pub fn poll_with(&mut self, now: Time, listings: &mut FolderListings) -> Update {
         self.first_call.get_or_insert(now);
         if now >= self.next_scan {
-            self.scan_folder(now);
+            if self.is_settled_without_events(now) {
+                self.next_scan = now + MAX_SCAN_PACE;
+            } else {
+                self.scan_folder(now, listings);
+            }
         }
         self.read_files(now, false)
+    }
+
+    /// Whether files that a scan could find would be ignored: another source was chosen for good and is not
+    /// silent.
+    fn is_settled_without_events(&self, now: Time) -> bool {
+        let is_chosen = self.source.is_some_and(|source| source != Source::Tensorboard);
+        let is_settled = self.chosen_at.is_none_or(|t| now.since(t) >= SETTLE);
+        let is_silent = self.last_reading_at.is_none_or(|t| now.since(t) >= SILENCE);
+        is_chosen && is_settled && !is_silent
     }
 
     /// The job has ended: a bounded piece of its files is read, and last lines count even without
     /// their end.
     pub fn finish(&mut self, now: Time) -> Update {
         self.first_call.get_or_insert(now);
-        self.scan_folder(now);
+        self.scan_folder(now, &mut FolderListings::default());
         let mut update = self.read_files(now, true);
         let mut batch = Batch::default();
         self.reading = Source::Output;
@@ -335,7 +365,7 @@ impl Collector {
     }
 
     /// Searches the job's folder for files to follow.
-    fn scan_folder(&mut self, now: Time) {
+    fn scan_folder(&mut self, now: Time, listings: &mut FolderListings) {
         self.next_scan = now + self.scan_pace;
         self.reading = Source::Tensorboard;
         let wants_events = matches!(self.spec.source, Source::Auto | Source::Tensorboard);
@@ -348,7 +378,7 @@ impl Collector {
             self.count_failure();
             return;
         };
-        let found = discover::scan(root, under, self.started);
+        let found = listings.scan(now, root, under, self.started);
         let mut is_news = false;
         for path in found.events {
             let foreign = self.spec.source == Source::Auto

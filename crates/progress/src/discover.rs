@@ -10,9 +10,12 @@
 
 use crate::root::Root;
 use crate::words::{is_event_file, is_foreign_folder, is_metrics_file};
+use gainshare_core::model::{Span, Time};
 use nix::dir::Type;
+use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// Levels of folders; `lightning_logs/version_0/checkpoints` has three.
@@ -24,6 +27,9 @@ const MAX_ENTRIES: usize = 3000;
 /// File systems stamp with a clock that lags a little behind.
 const CLOCK_SLACK: Duration = Duration::from_millis(50);
 
+/// A listing is used for this long, also for other jobs in the same folder.
+const LISTING_AGE: Span = Span::from_secs(1);
+
 /// The files that a scan found, as paths relative to the root.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct FolderScan {
@@ -32,11 +38,59 @@ pub(crate) struct FolderScan {
     pub(crate) metrics: Vec<PathBuf>,
 }
 
-/// Scans the folder `under` for files changed since `since`, the start of the job.
-pub(crate) fn scan(root: &Root, under: &Path, since: SystemTime) -> FolderScan {
+/// A file that may be a job's event or metrics file.
+#[derive(Debug)]
+struct Candidate {
+    path: PathBuf,
+    is_event_file: bool,
+    modified: Option<SystemTime>,
+    born: Option<SystemTime>,
+}
+
+/// Identifies a folder whatever its name: device and inode of the root, and the path below it.
+type FolderKey = (u64, u64, PathBuf);
+
+/// Listings of folders that jobs share. Hundreds of jobs often run in one folder, and each of them searches
+/// it: without sharing, the work would grow with the square of the number of jobs.
+#[derive(Debug, Default)]
+pub struct FolderListings {
+    listings: BTreeMap<FolderKey, (Time, Arc<Vec<Candidate>>)>,
+}
+
+impl FolderListings {
+    /// Scans the folder `under` for files changed since `since`, the start of the job. A listing of the same
+    /// folder that is younger than [`LISTING_AGE`] is used again.
+    pub(crate) fn scan(&mut self, now: Time, root: &Root, under: &Path, since: SystemTime) -> FolderScan {
+        self.listings.retain(|_, (made, _)| now >= *made && now.since(*made) < LISTING_AGE);
+        let Ok((device, inode)) = root.identity() else { return select(&list(root, under), since) };
+        let made = || (now, Arc::new(list(root, under)));
+        let (_, listing) = self.listings.entry((device, inode, under.to_path_buf())).or_insert_with(made);
+        select(listing, since)
+    }
+}
+
+/// The candidates that changed since the start of a job.
+fn select(candidates: &[Candidate], since: SystemTime) -> FolderScan {
     let since = since.checked_sub(CLOCK_SLACK).unwrap_or(since);
     let mut found = FolderScan::default();
     let mut metrics = Vec::new();
+    for candidate in candidates.iter().filter(|c| c.modified.is_some_and(|t| t >= since)) {
+        let born = candidate.born.unwrap_or(since);
+        if candidate.is_event_file {
+            found.events.push(candidate.path.clone());
+        } else if born >= since {
+            metrics.push((born, candidate.path.clone()));
+        }
+    }
+    metrics.sort();
+    found.events.sort();
+    found.metrics = metrics.into_iter().map(|(_, path)| path).collect();
+    found
+}
+
+/// The event files and metrics files below a folder, level by level.
+fn list(root: &Root, under: &Path) -> Vec<Candidate> {
+    let mut candidates = Vec::new();
     let mut level = vec![under.to_path_buf()];
     let mut left = MAX_ENTRIES;
     for _ in 0..MAX_DEPTH {
@@ -49,7 +103,7 @@ pub(crate) fn scan(root: &Root, under: &Path, since: SystemTime) -> FolderScan {
                     continue;
                 }
                 if left == 0 {
-                    break;
+                    return candidates;
                 }
                 left -= 1;
                 let path = || folder.join(std::ffi::OsStr::from_bytes(name));
@@ -58,13 +112,9 @@ pub(crate) fn scan(root: &Root, under: &Path, since: SystemTime) -> FolderScan {
                     // Some file systems do not give the kind; the file is checked before it is read.
                     Some(Type::File) | None if is_event_file(name) || is_metrics_file(name) => {
                         let Ok(meta) = root.peek(&path()).and_then(|f| f.metadata()) else { continue };
-                        let changed = meta.modified().is_ok_and(|t| t >= since);
-                        let born = meta.created().or(meta.modified()).unwrap_or(since);
-                        if changed && is_event_file(name) {
-                            found.events.push(path());
-                        } else if changed && born >= since {
-                            metrics.push((born, path()));
-                        }
+                        let (is_event_file, modified) = (is_event_file(name), meta.modified().ok());
+                        let born = meta.created().ok().or(modified);
+                        candidates.push(Candidate { path: path(), is_event_file, modified, born });
                     }
                     _ => {}
                 }
@@ -72,10 +122,7 @@ pub(crate) fn scan(root: &Root, under: &Path, since: SystemTime) -> FolderScan {
         }
         level = next;
     }
-    metrics.sort();
-    found.events.sort();
-    found.metrics = metrics.into_iter().map(|(_, path)| path).collect();
-    found
+    candidates
 }
 
 /// The process that created an event file: `….tfevents.<time>.<host>.<pid>.<n>`, with `.v2` behind it by TensorFlow.
@@ -91,6 +138,27 @@ pub(crate) fn writer_pid(path: &Path) -> Option<u32> {
 mod tests {
     use super::*;
     use std::fs;
+
+    fn scan(root: &Root, under: &Path, since: SystemTime) -> FolderScan {
+        FolderListings::default().scan(Time::ZERO, root, under, since)
+    }
+
+    #[test]
+    fn jobs_in_one_folder_share_a_listing_for_a_second() {
+        let temporary = tempfile::tempdir().unwrap();
+        let count = |listings: &mut FolderListings, now: Time| {
+            // Each job opens the folder for itself.
+            let root = Root::open(temporary.path()).unwrap();
+            listings.scan(now, &root, Path::new(""), SystemTime::UNIX_EPOCH).metrics.len()
+        };
+        let mut listings = FolderListings::default();
+        assert_eq!(count(&mut listings, Time(5_000_000)), 0);
+        fs::write(temporary.path().join("metrics.csv"), "").unwrap();
+        assert_eq!(count(&mut listings, Time(5_900_000)), 0, "the listing is used again");
+        assert_eq!(count(&mut listings, Time(6_000_000)), 1, "it is too old");
+        assert_eq!(count(&mut listings, Time(1_000_000)), 1, "a listing of the future is not used");
+        assert_eq!(listings.listings.len(), 1);
+    }
 
     #[test]
     fn finds_what_is_new_and_leaves_the_rest() {

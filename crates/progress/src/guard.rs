@@ -13,6 +13,7 @@
 
 use crate::collector::{Collector, CollectorState};
 use crate::reading::Counters;
+use crate::run_length::RunLength;
 use crate::spec::{MetricSpec, MetricSpecError, Source};
 use gainshare_core::model::Time;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -54,6 +55,13 @@ impl GuardedCollector {
                 guarded.switch_off(spec.source);
                 Ok(guarded)
             }
+        }
+    }
+
+    /// As [`Collector::set_run_length`].
+    pub fn set_run_length(&mut self, claim: RunLength) {
+        if let Some(collector) = &mut self.collector {
+            collector.set_run_length(claim);
         }
     }
 

@@ -9,6 +9,7 @@ use crate::line;
 use crate::number::Number;
 use crate::pattern::{BudgetedPattern, Pattern};
 use crate::reading::{Batch, Counters, Reading};
+use crate::run_length::RunLength;
 use crate::steps::RunSteps;
 use crate::terminal::Terminal;
 use gainshare_core::model::Time;
@@ -45,6 +46,12 @@ impl OutputParser {
     /// Continues where `state` was taken.
     pub fn resume(pattern: Option<Pattern>, state: OutputState) -> OutputParser {
         OutputParser { pattern: pattern.map(BudgetedPattern::new), state, counters: Counters::default() }
+    }
+
+    /// Takes what the job's command claims about the length of the run. To be called before the first
+    /// line.
+    pub fn set_run_length(&mut self, claim: RunLength) {
+        self.state.steps.set_claim(claim);
     }
 
     pub fn state(&self) -> &OutputState {

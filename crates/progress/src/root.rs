@@ -31,6 +31,12 @@ impl Root {
         &self.path
     }
 
+    /// Device and inode of the folder.
+    pub(crate) fn identity(&self) -> io::Result<(u64, u64)> {
+        let status = nix::sys::stat::fstat(&self.dir)?;
+        Ok((status.st_dev, status.st_ino))
+    }
+
     /// `path` relative to the folder: relative paths as they are, absolute ones if they lie below it.
     pub fn relative<'a>(&self, path: &'a Path) -> Option<&'a Path> {
         let relative = if path.is_absolute() { path.strip_prefix(&self.path).ok()? } else { path };
@@ -124,6 +130,52 @@ mod tests {
             assert!(walked(bad).is_err(), "walk {bad}");
         }
         assert!(walked("sub/inside").is_ok() && walked("./sub").is_ok() && walked(".").is_ok());
+    }
+
+    /// A path is swapped between a file of the job and a link out of its folder while it is opened.
+    #[test]
+    fn a_link_swapped_in_while_opening_leads_nowhere() {
+        const ROUNDS: u32 = 3000;
+        let temporary = tempfile::tempdir().unwrap();
+        let job = temporary.path().join("job");
+        fs::create_dir_all(job.join("real")).unwrap();
+        fs::create_dir(temporary.path().join("outside")).unwrap();
+        fs::write(temporary.path().join("outside/file"), "secret").unwrap();
+        fs::write(job.join("real/file"), "own").unwrap();
+        symlink("../outside", job.join("link")).unwrap();
+        symlink("../outside/file", job.join("link-to-file")).unwrap();
+        fs::write(job.join("file"), "own").unwrap();
+        let root = Root::open(&job).unwrap();
+        let swap = |a: &str, b: &str| {
+            use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+            renameat2(AT_FDCWD, &job.join(a), AT_FDCWD, &job.join(b), RenameFlags::RENAME_EXCHANGE).unwrap();
+        };
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        let mut read = [0u32; 2];
+        std::thread::scope(|scope| {
+            let swaps = scope.spawn(|| {
+                let mut count = 0u32;
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    swap("real", "link");
+                    swap("file", "link-to-file");
+                    count += 2;
+                }
+                count
+            });
+            for _ in 0..ROUNDS {
+                for path in ["real/file", "link/file", "file", "link-to-file"] {
+                    let opened = root.file(Path::new(path)).and_then(std::io::read_to_string);
+                    let is_secret = opened.as_ref().is_ok_and(|text| text != "own");
+                    read[usize::from(is_secret)] += 1;
+                    let walked = root.walk(Path::new(path), OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK);
+                    let walked = walked.map_err(io::Error::from).and_then(|fd| std::io::read_to_string(File::from(fd)));
+                    read[usize::from(walked.is_ok_and(|text| text != "own"))] += 1;
+                }
+            }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            println!("fault: injected={} violations={}", swaps.join().unwrap(), read[1]);
+        });
+        assert_eq!(read[1], 0, "a file outside was read");
     }
 
     #[test]

@@ -4,12 +4,14 @@
 //! that only grows. So a bar within `Epoch 3/10` becomes a step of the whole run (with 200 batches
 //! each, `37/200` is step 437 of 2000), and a bar that starts over without any word about epochs is
 //! counted as another pass of unknown number. Bars of other lengths (validation, evaluation) do not
-//! disturb it.
+//! disturb it. Where the job prints no number of epochs or steps, the one in its command counts
+//! ([`crate::run_length`]), until the job goes beyond it.
 //!
 //! **Properties.** `step` never exceeds `total`. All arithmetic saturates.
 
 use crate::facts::{Count, Epoch, Facts};
 use crate::reading::{Progress, Unit};
+use crate::run_length::RunLength;
 use serde::{Deserialize, Serialize};
 
 /// Bars of different lengths that are remembered. A job has one for training, perhaps two for
@@ -27,6 +29,12 @@ pub(crate) struct RunSteps {
     /// The job reports epochs such as 0.5, as Hugging Face does. Then its whole epochs too are a
     /// measure of time, not a count.
     fractional: bool,
+    /// What the command claims about the length of the run.
+    #[serde(default, skip_serializing_if = "RunLength::is_empty")]
+    claim: RunLength,
+    /// The number of the job's first epoch, 0 or 1, where the claim is needed to place epochs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    first_epoch: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -60,14 +68,20 @@ pub(crate) struct LineStep {
 }
 
 impl RunSteps {
+    /// Takes what the command claims about the length of the run. To be called before the first line.
+    pub(crate) fn set_claim(&mut self, claim: RunLength) {
+        self.claim = claim;
+    }
+
     pub(crate) fn take_line(&mut self, facts: &Facts) -> LineStep {
         self.fractional |= facts.fractional_epoch;
-        let epoch = facts.epoch.and_then(|e| self.take_epoch(e));
+        let on_line = facts.epoch.map(|e| self.complete_epoch(e));
+        let epoch = on_line.and_then(|e| self.take_epoch(e));
         let own = match facts.step {
             Some(count) => match count.total {
                 // A step that stands alone counts the whole run.
-                None => Some(Progress { step: count.at, total: None, unit: Unit::Step }),
-                Some(length) => self.take_bar(count, length, facts.epoch),
+                None => Some(Progress { step: count.at, total: self.claimed_steps(count.at), unit: Unit::Step }),
+                Some(length) => self.take_bar(count, length, on_line),
             },
             None => None,
         };
@@ -76,6 +90,32 @@ impl RunSteps {
         let place = if facts.step.is_some() { own } else { self.last_step.or(epoch) };
         let progress = own.map(|own| self.furthest(own)).or(epoch.filter(|_| self.last_step.is_none()));
         LineStep { step: place.map(|p| p.step), total: place.and_then(|p| p.total), progress }
+    }
+
+    /// The number of steps by the command, dropped for good once the job is beyond it.
+    fn claimed_steps(&mut self, at: u64) -> Option<u64> {
+        self.claim.steps = self.claim.steps.filter(|&steps| at <= steps);
+        self.claim.steps
+    }
+
+    /// Adds the number of epochs by the command to an epoch that is written without one.
+    fn complete_epoch(&mut self, epoch: Epoch) -> Epoch {
+        if epoch.total.is_some() || self.fractional {
+            return epoch;
+        }
+        if self.first_epoch.is_none() {
+            if self.claim.epochs.is_none() {
+                return epoch;
+            }
+            self.first_epoch = Some(epoch.at.min(1));
+        }
+        // An epoch 0 after an epoch 1 is another run in the same output; places stay as they were.
+        let over = epoch.at.saturating_sub(self.first_epoch.unwrap_or(0));
+        self.claim.epochs = self.claim.epochs.filter(|&epochs| over < epochs);
+        match self.claim.epochs {
+            Some(epochs) => Epoch { at: over.saturating_add(1), total: Some(epochs), over },
+            None => Epoch { over, ..epoch },
+        }
     }
 
     fn take_epoch(&mut self, epoch: Epoch) -> Option<Progress> {
@@ -128,6 +168,10 @@ impl RunSteps {
                 return Some(Progress { step: at, total: Some(length), unit: Unit::Step });
             }
             let step = step_of(epoch.over);
+            // Lightning sets the bar back to zero before it names the next epoch.
+            if let Some(last) = self.last_step.filter(|last| at == 0 && last.step > step) {
+                return Some(last);
+            }
             let total = epoch.total.saturating_mul(length).max(step);
             return Some(Progress { step, total: Some(total), unit: Unit::Step });
         }
@@ -150,7 +194,11 @@ impl RunSteps {
         }
         bar.at = bar.at.max(at);
         let step = bar.passes.saturating_mul(length).saturating_add(at);
-        let total = (bar.passes == 0).then_some(length);
+        // The first pass may be the whole run; after it the bar is known to be one of an epoch.
+        let total = match bar.passes {
+            0 => Some(length),
+            passes => self.claim.epochs.filter(|&n| passes < n).map(|n| n.saturating_mul(length)),
+        };
         longest.then_some(Progress { step, total, unit: Unit::Step })
     }
 }

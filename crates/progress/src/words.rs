@@ -177,6 +177,65 @@ pub(crate) fn count_word(word: &str, in_fraction: bool) -> Option<CountWord> {
     }
 }
 
+/// The unit in which an option of a command gives the length of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LengthWord {
+    Epochs,
+    Steps,
+}
+
+/// What an option of a training script or a key of its configuration gives, if that is the length of
+/// the whole run. Names such as `save_steps` and `steps_per_epoch` are no such options.
+pub(crate) fn length_word(name: &str) -> Option<LengthWord> {
+    const EPOCHS: [&str; 11] = [
+        "epoch",
+        "epochs",
+        "n_epoch",
+        "n_epochs",
+        "nb_epochs",
+        "num_epoch",
+        "num_epochs",
+        "max_epoch",
+        "max_epochs",
+        "total_epochs",
+        "num_train_epochs",
+    ];
+    const STEPS: [&str; 18] = [
+        "steps",
+        "n_steps",
+        "num_steps",
+        "max_step",
+        "max_steps",
+        "total_steps",
+        "train_steps",
+        "num_train_steps",
+        "max_train_steps",
+        "training_steps",
+        "num_training_steps",
+        "iterations",
+        "num_iterations",
+        "max_iterations",
+        "train_iters",
+        "max_iters",
+        "max_iter",
+        "max_update",
+    ];
+    let name = name.replace('-', "_").to_ascii_lowercase();
+    if EPOCHS.contains(&name.as_str()) {
+        Some(LengthWord::Epochs)
+    } else if STEPS.contains(&name.as_str()) {
+        Some(LengthWord::Steps)
+    } else {
+        None
+    }
+}
+
+/// Whether an option of a command names a configuration file.
+pub(crate) fn is_config_option(name: &str) -> bool {
+    let name = name.replace('-', "_");
+    ["config", "config_file", "config_path", "cfg", "cfg_file", "hparams"].contains(&name.as_str())
+}
+
 /// Endings of the names of Prometheus gauges that count steps.
 pub(crate) const STEP_GAUGES: [&str; 4] = ["step", "steps", "iteration", "iterations"];
 

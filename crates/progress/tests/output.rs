@@ -3,7 +3,7 @@
 //! The texts have the form in which the frameworks print them, shortened; `real_frameworks.rs` runs
 //! the frameworks themselves.
 
-use gainshare_progress::{Batch, OutputParser, Pattern, Progress, Unit};
+use gainshare_progress::{Batch, OutputParser, Pattern, Progress, Reading, RunLength, Unit};
 use proptest::prelude::*;
 
 /// Parses `input` at once and byte by byte, which must not differ, and shows the readings as
@@ -256,4 +256,50 @@ proptest! {
         prop_assert_eq!(batch, expected);
         prop_assert_eq!(parser.counters(), whole.counters());
     }
+}
+
+/// Readings and progress with a length of the run from the command.
+fn parse_with_claim(claim: RunLength, text: &str) -> (Vec<String>, Option<Progress>) {
+    let mut parser = OutputParser::new(None);
+    parser.set_run_length(claim);
+    let mut batch = Batch::default();
+    parser.feed(text.as_bytes(), &mut batch);
+    parser.finish(&mut batch);
+    let total = |r: &Reading| r.total.map_or(String::new(), |t| format!("/{t}"));
+    let readings = batch.readings.iter().map(|r| format!("{}@{}{}", r.value, r.step.unwrap_or(0), total(r)));
+    (readings.collect(), batch.progress)
+}
+
+#[test]
+fn the_command_gives_the_total_that_the_output_lacks() {
+    let epochs = |n| RunLength { epochs: Some(n), steps: None };
+    // PyTorch's own example counts from 1.
+    let torch = "Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.5\nTrain Epoch: 2 [0/60000 (0%)]\tLoss: 0.5\n";
+    let (readings, progress) = parse_with_claim(epochs(14), torch);
+    assert_eq!(readings, ["2.5@640/840000", "0.5@60000/840000"]);
+    assert_eq!(progress, Some(Progress { step: 60_000, total: Some(840_000), unit: Unit::Step }));
+    // Lightning counts from 0, and sets its bar back before it names the next epoch.
+    let lightning = "Epoch 0:  99%|█| 99/100 [00:01<00:00, 9it/s, loss=2]\n\
+                     Epoch 0:   0%| | 0/100 [00:00<?, ?it/s]\n\
+                     Epoch 1:  50%|█| 50/100 [00:01<00:00, 9it/s, loss=1]\n";
+    assert_eq!(parse_with_claim(epochs(3), lightning).0, ["2@99/300", "1@150/300"]);
+    // Lines that have only an epoch.
+    assert_eq!(parse_with_claim(epochs(5), "epoch=3 loss=0.25\n").0, ["0.25@3/5"]);
+    let steps = RunLength { epochs: None, steps: Some(1000) };
+    assert_eq!(parse_with_claim(steps, "epoch=1 step=5 loss=4\n").0, ["4@5/1000"]);
+}
+
+#[test]
+fn a_claim_of_the_command_never_beats_the_output() {
+    let claim = RunLength { epochs: Some(2), steps: Some(10) };
+    assert_eq!(parse_with_claim(claim, "Epoch 3/10\nloss: 1\n").1.unwrap().total, Some(10));
+    assert_eq!(parse_with_claim(claim, "step 30/60 loss: 3\n").0, ["3@30/60"]);
+    // A job that goes beyond the claim is one without a total, and its places stay as they were.
+    assert_eq!(parse_with_claim(claim, "step=10 loss=2\nstep=11 loss=1\n").0, ["2@10/10", "1@11"]);
+    let beyond = "Epoch: 2 [5/10 (50%)] loss: 2\nEpoch: 3 [5/10 (50%)] loss: 1\nEpoch: 2 [9/10 (90%)] loss: 0.5\n";
+    assert_eq!(parse_with_claim(claim, beyond).0, ["2@15/20", "1@25", "0.5@19"]);
+    // A bar without a word about epochs may be the whole run; its second pass shows that it is not.
+    let bar = "10%|█ | 1/10 [00:01<00:05, 9it/s, loss=2]\r90%|█ | 9/10 [00:01<00:05, 9it/s, loss=1.5]\r\
+               10%|█ | 1/10 [00:01<00:05, 9it/s, loss=1]\r";
+    assert_eq!(parse_with_claim(claim, bar).0, ["2@1/10", "1.5@9/10", "1@11/20"]);
 }

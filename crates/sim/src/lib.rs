@@ -25,5 +25,6 @@ pub mod scenario;
 pub mod simulate;
 pub mod study;
 pub mod summary;
+pub mod tasks;
 pub mod trace;
 pub mod world;

@@ -15,6 +15,7 @@
 mod conditions;
 mod flowcon;
 mod flowcon2;
+pub mod operator;
 pub mod qos;
 mod setup;
 mod specon;

@@ -22,7 +22,13 @@ pub(crate) struct Args {
     /// How long CPU use is measured.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// How many times the latency is measured.
+    /// A program that is built already; without it the program is built as users get it.
+    #[arg(long)]
+    program: Option<PathBuf>,
+    /// The policy of the daemon whose cost is measured.
+    #[arg(long, default_value = "gainshare")]
+    policy: String,
+    /// How many times the latency is measured; 0 leaves it out.
     #[arg(long, default_value_t = 200)]
     rounds: usize,
 }
@@ -34,8 +40,11 @@ const REPORTER: &str = "i=100000; while :; do i=$((i-7)); echo \"step $((100000-
 const ECHO: &str = "while read line; do echo \"$line\"; i=0; while [ $i -lt 6000 ]; do i=$((i+1)); done; done < \"$0\"";
 
 pub(crate) fn run(args: &Args) -> Result<Value> {
-    let mut lab = Lab::new()?;
-    lab.up(&[])?;
+    let mut lab = match &args.program {
+        Some(program) => Lab::with_program(program.clone())?,
+        None => Lab::new()?,
+    };
+    lab.up(&["--policy", &args.policy])?;
     let mut file = String::new();
     for i in 0..args.jobs {
         file += &format!("[[job]]\nname = \"reporter-{i}\"\ncommand = [\"sh\", \"-c\", {}]\n", json!(REPORTER));
@@ -54,15 +63,17 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
     let mut writers: Vec<File> =
         fifos.iter().map(|f| OpenOptions::new().read(true).write(true).open(f)).collect::<Result<_, _>>()?;
     let all = args.jobs + 2;
-    wait_until_running(&lab, all, Duration::from_secs(30))?;
+    wait_until_running(&lab, all, Duration::from_secs(120))?;
     eprintln!("{all} jobs run; measuring the daemon for {} s", args.seconds);
     std::thread::sleep(Duration::from_secs(5));
 
     let pid = lab.pid()?;
-    let (cpu_before, began) = (cpu_seconds(pid)?, Instant::now());
+    let (cpu_before, written_before, began) = (cpu_seconds(pid)?, written_bytes(pid)?, Instant::now());
     std::thread::sleep(Duration::from_secs(args.seconds));
     let cpu_core_fraction = (cpu_seconds(pid)? - cpu_before) / began.elapsed().as_secs_f64();
+    let written_bytes_s = (written_bytes(pid)? - written_before) / began.elapsed().as_secs_f64();
     let rss_mib = rss_mib(pid)?;
+    let journal_bytes = journal_bytes(&lab);
 
     lab.kill()?;
     let began = Instant::now();
@@ -70,11 +81,17 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
     wait_until_running(&lab, all, Duration::from_secs(30))?;
     let restart_s = began.elapsed().as_secs_f64();
 
-    let latencies = latencies(&lab, &mut writers, args.rounds)?;
-    let at = |q: f64| latencies[((latencies.len() - 1) as f64 * q).round() as usize];
+    let latencies = match args.rounds {
+        0 => Vec::new(),
+        rounds => latencies(&lab, &mut writers, rounds)?,
+    };
+    let at = |q: f64| latencies.get((latencies.len().saturating_sub(1) as f64 * q).round() as usize);
     let figures = json!({
         "jobs": all,
         "cpu_core_fraction": cpu_core_fraction,
+        "cpu_core_percent_per_job": 100.0 * cpu_core_fraction / all as f64,
+        "journal_bytes": journal_bytes,
+        "journal_written_bytes_per_job_hour": written_bytes_s * 3600.0 / all as f64,
         "rss_mib": rss_mib,
         "latency_p50_ms": at(0.50),
         "latency_p99_ms": at(0.99),
@@ -186,6 +203,19 @@ fn cpu_seconds(pid: u32) -> Result<f64> {
     // SAFETY: sysconf has no preconditions.
     let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
     Ok((ticks(11)? + ticks(12)?) / per_second)
+}
+
+/// Bytes that the process has caused to be written to disks.
+fn written_bytes(pid: u32) -> Result<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/io"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("write_bytes: ")).context("odd /proc/PID/io")?;
+    Ok(line.trim().parse()?)
+}
+
+/// The size of the journal's files.
+fn journal_bytes(lab: &Lab) -> u64 {
+    let names = ["journal.db", "journal.db-wal"];
+    names.iter().filter_map(|name| std::fs::metadata(lab.path("state").join(name)).ok()).map(|meta| meta.len()).sum()
 }
 
 fn rss_mib(pid: u32) -> Result<f64> {

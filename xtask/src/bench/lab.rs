@@ -1,4 +1,5 @@
-//! One daemon of its own for a benchmark: the released program, in temporary folders, ended when the benchmark ends.
+//! One daemon of its own for a benchmark or a story: the released program, in temporary folders, ended when the
+//! benchmark ends.
 
 use crate::programs::target_dir;
 use crate::sh;
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-pub(super) struct Lab {
+pub(crate) struct Lab {
     program: PathBuf,
     dir: tempfile::TempDir,
     daemon: Option<Child>,
@@ -16,27 +17,27 @@ pub(super) struct Lab {
 
 impl Lab {
     /// Builds the program as users get it.
-    pub(super) fn new() -> Result<Lab> {
+    pub(crate) fn new() -> Result<Lab> {
         Lab::build()?;
         Lab::with_program(target_dir()?.join("release/gainshare"))
     }
 
     /// Builds the program and the library that lies beside it.
-    pub(super) fn build() -> Result<()> {
+    pub(crate) fn build() -> Result<()> {
         sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare", "--package", "gainshare-inside"]))
     }
 
     /// Uses a program that is built already.
-    pub(super) fn with_program(program: PathBuf) -> Result<Lab> {
+    pub(crate) fn with_program(program: PathBuf) -> Result<Lab> {
         Ok(Lab { program, dir: tempfile::Builder::new().prefix("gainshare-bench-").tempdir()?, daemon: None })
     }
 
-    pub(super) fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// The program with this lab's folders.
-    pub(super) fn gainshare(&self) -> Command {
+    pub(crate) fn gainshare(&self) -> Command {
         let mut command = Command::new(&self.program);
         command
             .env("GAINSHARE_STATE_DIR", self.path("state"))
@@ -46,7 +47,7 @@ impl Lab {
     }
 
     /// Starts a daemon and waits until it answers; returns how long that took.
-    pub(super) fn up(&mut self, flags: &[&str]) -> Result<Duration> {
+    pub(crate) fn up(&mut self, flags: &[&str]) -> Result<Duration> {
         let started = Instant::now();
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("daemon.log"))?;
         let daemon =
@@ -62,12 +63,12 @@ impl Lab {
         Ok(started.elapsed())
     }
 
-    pub(super) fn pid(&self) -> Result<u32> {
+    pub(crate) fn pid(&self) -> Result<u32> {
         Ok(self.daemon.as_ref().context("no daemon runs")?.id())
     }
 
     /// `kill -9`.
-    pub(super) fn kill(&mut self) -> Result<()> {
+    pub(crate) fn kill(&mut self) -> Result<()> {
         let mut daemon = self.daemon.take().context("no daemon runs")?;
         daemon.kill()?;
         daemon.wait()?;
@@ -75,7 +76,7 @@ impl Lab {
     }
 
     /// Ends the daemon, and its jobs if there are any.
-    pub(super) fn down(&mut self) -> Result<()> {
+    pub(crate) fn down(&mut self) -> Result<()> {
         if let Some(mut daemon) = self.daemon.take() {
             let asked = sh::output(self.gainshare().args(["down", "--stop-jobs"]));
             if asked.is_err() {
@@ -88,13 +89,13 @@ impl Lab {
     }
 
     /// Runs a command that prints JSON.
-    pub(super) fn ask(&self, words: &[&str]) -> Result<Value> {
+    pub(crate) fn ask(&self, words: &[&str]) -> Result<Value> {
         let text = sh::output(self.gainshare().args(words).args(["-o", "json"]))?;
         serde_json::from_str(&text).with_context(|| format!("`gainshare {}` printed no JSON: {text}", words.join(" ")))
     }
 
     /// The live jobs.
-    pub(super) fn jobs(&self) -> Result<Vec<Value>> {
+    pub(crate) fn jobs(&self) -> Result<Vec<Value>> {
         let answer = self.ask(&["ps"])?;
         let jobs = answer.get("jobs").unwrap_or(&answer).as_array().context("`ps` printed no list")?;
         Ok(jobs.clone())

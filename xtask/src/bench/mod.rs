@@ -9,13 +9,14 @@ mod gpu;
 mod inside;
 mod kube;
 mod kube_move;
-mod lab;
+pub(crate) mod lab;
 mod threads;
 mod torch;
 
 use crate::sh;
 use anyhow::{Context, Result};
 use clap::{Subcommand, ValueEnum};
+pub(crate) use lab::Lab;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -108,7 +109,7 @@ fn table(value: &serde_json::Value, depth: usize) {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -15,7 +15,7 @@ struct Generated {
     help_page: Option<&'static str>,
 }
 
-const FILES: [Generated; 5] = [
+const FILES: [Generated; 6] = [
     Generated { file: "docs/reference/cli.md", program: "gainshare", arguments: &["reference"], help_page: None },
     Generated { file: "docs/policies.md", program: "gainshare", arguments: &["policies"], help_page: None },
     Generated {
@@ -34,6 +34,12 @@ const FILES: [Generated; 5] = [
         file: "deploy/chart/crds/gainshare.yaml",
         program: "gainshare-operator",
         arguments: &["crd"],
+        help_page: None,
+    },
+    Generated {
+        file: "deploy/chart/files/tfjob.yaml",
+        program: "gainshare-operator",
+        arguments: &["crd", "--tfjobs"],
         help_page: None,
     },
 ];

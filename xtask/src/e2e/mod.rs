@@ -1,9 +1,12 @@
-//! `cargo xtask e2e`: whole stories on a real cluster, with the figures they measured.
+//! `cargo xtask e2e`: whole stories on a real cluster or a real machine, with the figures they measured.
 
 mod attempts;
+mod deadline;
 mod kube;
+mod kube_deadline;
 mod kube_move;
 mod kube_share;
+mod local_deadline;
 mod trace;
 mod train;
 
@@ -33,19 +36,34 @@ enum Story {
     /// policy, while a watcher sees to it that no job is ever alive twice. Prints what was measured; fails
     /// if a promise was broken.
     KubeMove(kube_move::Args),
+    /// Pods with deadlines on a real cluster: the same mix under the default policy and under `qos`.
+    ///
+    /// Brings up a test bed of two nodes and runs ten real training pods on one of them, once under each
+    /// policy. Prints which deadlines were met and how well ends were predicted; fails if `qos` misses a
+    /// feasible deadline.
+    KubeDeadline(kube_deadline::Args),
+    /// Jobs with deadlines on this machine, without Kubernetes: the same mix with equal shares and under `qos`.
+    ///
+    /// Measures how fast the machine trains, derives lengths and deadlines from that, and runs ten real
+    /// training jobs on one core, once under each policy. Prints which deadlines were met and how well ends
+    /// were predicted; fails if `qos` misses a feasible deadline.
+    LocalDeadline(local_deadline::Args),
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
     match args.story {
         Story::KubeShare(args) => kube_share::run(&args),
         Story::KubeMove(args) => kube_move::run(&args),
+        Story::KubeDeadline(args) => kube_deadline::run(&args),
+        Story::LocalDeadline(args) => local_deadline::run(&args),
     }
 }
 
 /// The shorter stories that belong to `cargo xtask test`.
 pub(crate) fn short(programs: &Programs) -> Result<()> {
     kube_share::run(&kube_share::Args::short(programs))?;
-    kube_move::run(&kube_move::Args::short(programs))
+    kube_move::run(&kube_move::Args::short(programs))?;
+    local_deadline::run(&local_deadline::Args::short(programs))
 }
 
 /// The programs in a folder that the user named, or newly built ones.

@@ -8,7 +8,7 @@
 //! Both forms use the release profile: the same build serves the tests, the demo, the benchmarks and the
 //! test bed's image.
 
-mod runner;
+pub(crate) mod runner;
 
 use crate::programs::Programs;
 use crate::setup::{self, Step};

@@ -20,7 +20,7 @@ const STARTED_BY_OTHERS: [&str; 3] = ["inner_", "keeper_main", "daemon_main"];
 
 /// Programs of tests whose package and target contain one of these start engines, machines or
 /// clusters: one test at a time.
-const ALONE: [&str; 8] = [
+const ALONE: [&str; 9] = [
     "docker",
     "qemu",
     "real_frameworks",
@@ -29,6 +29,7 @@ const ALONE: [&str; 8] = [
     "xtask operator",
     "operator jobs",
     "operator kills",
+    "operator outages",
 ];
 
 /// A program that takes longer hangs.
@@ -45,18 +46,27 @@ pub(super) struct Selection<'a> {
 
 /// A program of tests.
 #[derive(Debug, PartialEq)]
-struct TestProgram {
+pub(crate) struct TestProgram {
     /// The package and the name of the target.
-    name: String,
+    pub(crate) name: String,
     executable: PathBuf,
     /// Tests run in the folder of their package.
     folder: PathBuf,
 }
 
+impl TestProgram {
+    /// The program in its folder.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.executable);
+        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        command
+    }
+}
+
 /// What the test harness counts at its end.
 #[derive(Debug, Default, PartialEq)]
-struct Counts {
-    passed: u32,
+pub(crate) struct Counts {
+    pub(crate) passed: u32,
     failed: u32,
     ignored: u32,
 }
@@ -112,25 +122,30 @@ fn run_one(
     environment: &[(&str, OsString)],
     log: &Path,
 ) -> Result<Option<String>> {
-    let log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-    let mut command = Command::new(&program.executable);
+    let mut command = program.command();
     command.args(harness_arguments(&program.name, selection));
-    command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
     command.envs(environment.iter().map(|(name, value)| (name, value)));
+    run_logged(&mut command, log, PATIENCE)
+}
+
+/// Runs a program of tests with its output in a file; returns why it failed. After `patience` all its
+/// processes are ended.
+pub(crate) fn run_logged(command: &mut Command, log: &Path, patience: Duration) -> Result<Option<String>> {
+    let log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     // A group of its own, so that all its processes can be ended together.
-    let mut child = command.process_group(0).spawn().with_context(|| format!("cannot start {}", program.name))?;
+    let mut child = command.process_group(0).spawn().context("cannot start a program of tests")?;
     let began = Instant::now();
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok((!status.success()).then(|| status.to_string()));
         }
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > patience {
             let group = nix::unistd::Pid::from_raw(child.id() as i32);
             // The group may end by itself at this moment.
             let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
             child.wait()?;
-            return Ok(Some(format!("ended after {} min", PATIENCE.as_secs() / 60)));
+            return Ok(Some(format!("ended after {} min", patience.as_secs() / 60)));
         }
         std::thread::sleep(POLL);
     }
@@ -149,7 +164,7 @@ fn harness_arguments(name: &str, selection: &Selection) -> Vec<String> {
 }
 
 /// The programs of tests that cargo names in its messages.
-fn programs(messages: &str) -> Vec<TestProgram> {
+pub(crate) fn programs(messages: &str) -> Vec<TestProgram> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let tests = messages.filter(|m| m["reason"] == "compiler-artifact" && m["profile"]["test"] == true);
     tests
@@ -166,7 +181,7 @@ fn programs(messages: &str) -> Vec<TestProgram> {
 }
 
 /// Reads `test result: ok. 14 passed; 0 failed; 1 ignored; …`.
-fn counts(text: &str) -> Option<Counts> {
+pub(crate) fn counts(text: &str) -> Option<Counts> {
     let line = text.lines().rev().find_map(|line| line.strip_prefix("test result: "))?;
     let number = |what: &str| {
         let words: Vec<&str> = line.split([' ', ';']).filter(|word| !word.is_empty()).collect();

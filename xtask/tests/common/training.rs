@@ -134,6 +134,19 @@ impl Operator {
     pub(crate) fn with(bed: &Bed, fail_at: Option<&str>, args: &[&str]) -> Operator {
         // An operator that was killed holds its lease for 15 s, and no other operator runs here.
         bed.kubectl(&["delete", "lease", "gainshare-operator", "-n", SYSTEM, "--ignore-not-found"]);
+        Operator::spawn(bed, fail_at, args)
+    }
+
+    /// A second operator, which leads when the first one does not.
+    pub(crate) fn standby(bed: &Bed) -> Operator {
+        Operator::spawn(bed, None, &[])
+    }
+
+    pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.0.id() as i32), signal).unwrap();
+    }
+
+    fn spawn(bed: &Bed, fail_at: Option<&str>, args: &[&str]) -> Operator {
         let log = fs::File::options().create(true).append(true).open(bed.folder.path().join("operator.log")).unwrap();
         let mut command = Command::new(program("gainshare-operator"));
         command.args(["--namespace", SYSTEM, "--listen", &bed.listen, "--plain-listen", "127.0.0.1:0"]);

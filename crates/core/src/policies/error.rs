@@ -21,6 +21,8 @@ pub enum PolicyError {
     Deadline { name: &'static str, value: f64, largest: f64 },
     #[error("the looks of the deadline rule must be longer than zero, the shortest no longer than the longest")]
     DeadlineLooks,
+    #[error("{name} of the elastic rule must lie above 0 and at most at 1, not {value}")]
+    Elastic { name: &'static str, value: f64 },
     #[error("the deadband must lie between 0 and 1, not {0}")]
     Deadband(f64),
 }

@@ -15,6 +15,7 @@
 //! predicts of it.
 
 pub mod deadline;
+pub mod elastic;
 pub(crate) mod error;
 pub mod flowcon;
 pub mod gain;

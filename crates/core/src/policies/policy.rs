@@ -6,6 +6,7 @@
 
 use super::Silence;
 use super::deadline::Finish;
+use super::elastic::Elastic;
 use super::error::PolicyError;
 use super::flowcon::Flowcon;
 use super::gain::{Gain, GainMove};
@@ -37,6 +38,8 @@ pub enum ScaleRule {
     Fixed,
     /// As large as its deadline needs.
     Deadline(Finish),
+    /// The tasks of parameter-server jobs grow into idle resources, and return them when others wait.
+    Elastic(Elastic),
 }
 
 /// How the jobs of one node split it.
@@ -67,6 +70,8 @@ pub enum PlaceRule {
     Kubernetes { seed: u64 },
     /// Where it will grow most.
     Growth,
+    /// The tasks of a job on as few nodes as possible, servers beside their workers. A job without tasks is spread.
+    Affinity,
 }
 
 /// Which running job should live elsewhere.
@@ -135,8 +140,10 @@ impl Policy {
             MoveRule::Specon(numbers) => numbers.validate()?,
             MoveRule::Gain(numbers) => numbers.validate()?,
         }
-        if let ScaleRule::Deadline(numbers) = &self.scale {
-            numbers.validate()?;
+        match &self.scale {
+            ScaleRule::Fixed => {}
+            ScaleRule::Deadline(numbers) => numbers.validate()?,
+            ScaleRule::Elastic(numbers) => numbers.validate()?,
         }
         match &self.share {
             ShareRule::Flowcon(numbers) => numbers.validate(),

@@ -7,8 +7,8 @@ use super::order::{Fifo, Requests};
 use super::place::{Growth, Kubernetes, Spread};
 use super::policy::{MoveRule, OrderRule, PlaceRule, Policy, ScaleRule, ShareRule};
 use super::{
-    Claim, Group, Order, Place, Relocate, Reservations, Scale, Share, deadline, fair, flowcon, gain, rank, specon,
-    weigh,
+    Claim, Group, Order, Place, Relocate, Reservations, Scale, Share, deadline, elastic, fair, flowcon, gain, rank,
+    specon, weigh,
 };
 use crate::model::{JobId, Span};
 use crate::plan::{Move, Plan};
@@ -20,6 +20,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct RuleMemory {
     #[serde(default)]
     deadline: deadline::Memory,
+    #[serde(default)]
+    elastic: elastic::Memory,
     #[serde(default)]
     flowcon: flowcon::Memory,
     #[serde(default)]
@@ -35,11 +37,13 @@ pub(crate) struct Rules<'a> {
     pub(crate) share: Box<dyn Share + 'a>,
     pub(crate) relocate: Box<dyn Relocate + 'a>,
     pub(crate) scale: Box<dyn Scale + 'a>,
+    /// `place` and `scale` for jobs of several tasks.
+    pub(crate) tasks: elastic::Rule<'a>,
 }
 
 impl RuleMemory {
     pub(crate) fn bind<'a>(&'a mut self, policy: &'a Policy) -> Rules<'a> {
-        let RuleMemory { deadline, flowcon, gain, specon } = self;
+        let RuleMemory { deadline, elastic, flowcon, gain, specon } = self;
         let silence = policy.silence();
         Rules {
             order: match policy.order {
@@ -48,7 +52,7 @@ impl RuleMemory {
                 OrderRule::Deadline => Box::new(deadline::ByDeadline),
             },
             place: match policy.place {
-                PlaceRule::Spread => Box::new(Spread),
+                PlaceRule::Spread | PlaceRule::Affinity => Box::new(Spread),
                 PlaceRule::Kubernetes { seed } => Box::new(Kubernetes { seed }),
                 PlaceRule::Growth => Box::new(Growth {
                     beta: match &policy.share {
@@ -70,10 +74,23 @@ impl RuleMemory {
                 MoveRule::Gain(numbers) => Box::new(gain::MoveRule { numbers }),
             },
             scale: match &policy.scale {
-                ScaleRule::Fixed => Box::new(Fixed),
+                ScaleRule::Fixed | ScaleRule::Elastic(_) => Box::new(Fixed),
                 ScaleRule::Deadline(numbers) => Box::new(deadline::Rule { numbers, memory: deadline }),
             },
+            tasks: elastic::Rule {
+                numbers: match &policy.scale {
+                    ScaleRule::Elastic(numbers) => Some(numbers),
+                    ScaleRule::Fixed | ScaleRule::Deadline(_) => None,
+                },
+                together: policy.place == PlaceRule::Affinity,
+                memory: elastic,
+            },
         }
+    }
+
+    /// What the rule of jobs with several tasks remembers.
+    pub(crate) fn tasks(&self) -> &elastic::Memory {
+        &self.elastic
     }
 
     /// The largest part of its node that a job was seen able to use, where the share rule measures

@@ -4,6 +4,7 @@
 //! test that holds the enums of the custom resources against it are made of this table.
 
 use super::deadline::Finish;
+use super::elastic::Elastic;
 use super::flowcon::Flowcon;
 use super::gain::{Gain, GainMove};
 use super::policy::{MoveRule, OrderRule, PlaceRule, Policy, ScaleRule, ShareRule};
@@ -177,11 +178,24 @@ table! {
         name: "qos",
         summary: "Jobs end by their deadlines with the least that is enough; all others share the rest by gain.",
         source: "A QoS-oriented scheduling and autoscaling framework, IJCNN 2019; docs/deadlines.md.",
-        scope: MACHINE,
+        scope: Scope::Production { share_policy: Some("qos"), training_job: false },
         policy: || Policy {
             order: OrderRule::Deadline,
             share: ShareRule::Gain(Gain::default()),
             scale: ScaleRule::Deadline(Finish::default()),
+            ..Policy::default()
+        },
+    },
+    Operator: PolicyInfo {
+        name: "operator",
+        summary: "Parameter-server jobs: tasks start together, sit together, grow into idle CPU and return it when others wait.",
+        source: "A dynamic resource adjustment operator for parameter-server training, with Optimus's speed model; docs/elastic.md.",
+        scope: Scope::SimulatorOnly {
+            because: "no driver runs jobs of several tasks yet, and jobs of one task would share as under `na`",
+        },
+        policy: || Policy {
+            place: PlaceRule::Affinity,
+            scale: ScaleRule::Elastic(Elastic::default()),
             ..Policy::default()
         },
     },
@@ -238,10 +252,10 @@ impl Preset {
         self.info().name
     }
 
-    /// Whether the policy goes by what only some jobs have, deadlines or requests. Without them it is
+    /// Whether the policy goes by what only some jobs have: deadlines, requests or tasks. Without them it is
     /// another policy of the table under a second name.
     pub fn needs_deadlines(self) -> bool {
-        matches!(self, Preset::Qos | Preset::Edf | Preset::Elasticflow | Preset::Requests)
+        matches!(self, Preset::Qos | Preset::Edf | Preset::Elasticflow | Preset::Requests | Preset::Operator)
     }
 
     /// Refuses a policy that may not decide on real jobs, with the reason.
@@ -298,6 +312,7 @@ impl PolicyInfo {
                 PlaceRule::Spread => "spread",
                 PlaceRule::Kubernetes { .. } => "kubernetes",
                 PlaceRule::Growth => "growth",
+                PlaceRule::Affinity => "affinity",
             },
             share: match policy.share {
                 ShareRule::Fair => "fair",
@@ -321,6 +336,7 @@ impl PolicyInfo {
             scale: match policy.scale {
                 ScaleRule::Fixed => "fixed",
                 ScaleRule::Deadline(_) => "deadline",
+                ScaleRule::Elastic(_) => "elastic",
             },
         }
     }
@@ -392,8 +408,8 @@ mod tests {
     fn what_serves_jobs_one_after_the_other_is_for_the_simulator_only() {
         for preset in Preset::ALL {
             let ranks = matches!(Policy::from(preset).share, ShareRule::Rank(_));
-            let is_told = matches!(preset, Preset::Elasticflow | Preset::Requests);
-            assert_eq!(preset.for_real_jobs().is_err(), ranks || is_told, "{preset:?}");
+            let lacks = matches!(preset, Preset::Elasticflow | Preset::Requests | Preset::Operator);
+            assert_eq!(preset.for_real_jobs().is_err(), ranks || lacks, "{preset:?}");
         }
         let refused = Preset::Srpt.for_real_jobs().unwrap_err();
         assert!(refused.contains("starves") && refused.contains("gainshare sim"), "{refused}");

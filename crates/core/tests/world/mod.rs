@@ -46,6 +46,7 @@ impl World {
             known_left_s: None,
             history: vec![],
             deadline: None,
+            tasks: None,
         };
         &mut self.jobs.entry(JobId(id)).or_insert((view, Tracker::default())).0
     }

@@ -30,6 +30,9 @@ use std::path::Path;
 /// With less than this part of the machine idle, a job that used little may have wanted more.
 const SPARE: f64 = 0.1;
 
+/// Counters younger than this are good enough for predictions. A little less than the time between two beats.
+const USAGE_AGE: Span = Span::from_millis(900);
+
 /// Every warning of a predicted miss begins so.
 const WARNING: &str = "its deadline will be missed";
 
@@ -59,9 +62,11 @@ impl Driver {
         }
     }
 
-    /// Once a second.
+    /// Once a second. Counters that a decision has read within that second are not read again.
     pub(super) fn look_at_deadlines(&mut self) {
-        for id in self.jobs.ids(|j| j.record.state == JobState::Running) {
+        let now = self.now();
+        let is_old = |j: &Job| now.since(j.usage_read) >= USAGE_AGE;
+        for id in self.jobs.ids(|j| j.record.state == JobState::Running && is_old(j)) {
             self.read_usage(id);
         }
         self.measure_paces();

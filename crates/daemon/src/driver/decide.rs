@@ -15,10 +15,17 @@ use gainshare_limits::usage::NodeResources;
 use gainshare_limits::{Capacity, RuntimeKind, machine};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How often unchanged limits are read back.
-const APPLY_PACE: Span = Span::from_secs(1);
+const APPLY_PACE: Span = Span::from_secs(2);
+
+/// Time for the starts of one round. A start takes tens of milliseconds (a commit, a new process); a plan that
+/// starts hundreds of jobs must not keep the lease from being renewed.
+const START_BUDGET: Duration = Duration::from_millis(300);
+
+/// While jobs of a plan are being started, decisions wait for this long.
+const START_PAUSE: Span = Span::from_secs(2);
 
 /// Decisions kept for `explain`.
 const DECISIONS_KEPT: usize = 5;
@@ -75,18 +82,22 @@ impl Driver {
             pinned: false,
             usable: None,
             known_left_s: None,
-            history: vec![],
+            history: job.history.clone(),
             deadline: self.deadline(&r.spec),
+            tasks: None,
         }
     }
 
     /// Decides if anything is due, and carries the decision out.
     pub(super) fn decide(&mut self) {
-        let due = self.control.due().is_some_and(|due| self.now() >= due);
-        if self.timeline.ending.is_some() || !(self.plans.is_wanted || due) {
+        let now = self.now();
+        let due = self.control.due().is_some_and(|due| now >= due);
+        let is_starting = !self.plans.due.is_empty() && now < self.plans.decided_at + START_PAUSE;
+        if self.timeline.ending.is_some() || is_starting || !(self.plans.is_wanted || due) {
             return;
         }
         self.plans.is_wanted = false;
+        self.plans.decided_at = now;
         let begun = Instant::now();
         let view = self.view();
         let outcome = self.control.decide_recorded(view);
@@ -136,15 +147,29 @@ impl Driver {
         self.plans.current = Some(plan.clone());
         self.note_verdicts(at, plan);
         self.note_record(&decision);
-        // Unchanged limits are read back once a second, to notice another program that writes them.
+        // Unchanged limits are read back now and then, to notice another program that writes them.
         if changes || at.time >= self.plans.applied_at + APPLY_PACE {
             self.apply();
         }
         fail::point("plan-after-apply");
         self.publish_plan(at, plan);
-        let starts: Vec<JobId> = plan.starts.iter().map(|s| s.job).collect();
-        for id in starts {
+        // A job of an earlier plan that is not started yet still waits, so the new plan names it again.
+        self.plans.due = plan.starts.iter().map(|s| s.job).collect();
+        self.start_jobs();
+    }
+
+    /// Starts jobs of the newest plan, as many as fit into the time of one round.
+    pub(super) fn start_jobs(&mut self) {
+        if self.timeline.ending.is_some() {
+            // Jobs that wait stay in the queue of the next daemon.
+            self.plans.due.clear();
+        }
+        let begun = Instant::now();
+        while let Some(id) = self.plans.due.pop_front() {
             self.try_start(id);
+            if begun.elapsed() >= START_BUDGET {
+                return;
+            }
         }
     }
 
@@ -169,9 +194,8 @@ impl Driver {
         if let Some(decision) = self.plans.held.take() {
             self.carry_out(decision);
         }
-        for id in std::mem::take(&mut self.plans.starts) {
-            self.try_start(id);
-        }
+        self.plans.due.extend(std::mem::take(&mut self.plans.starts));
+        self.start_jobs();
     }
 
     fn note_verdicts(&mut self, at: Moment, plan: &Plan) {

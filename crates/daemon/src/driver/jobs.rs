@@ -9,6 +9,7 @@ use crate::types::{DecisionInfo, ErrorCode, JobState};
 use gainshare_core::model::{JobId, OwnerId, Time};
 use gainshare_core::plan::Verdict;
 use gainshare_core::replay::RecordedDecision;
+use gainshare_core::view::FinishedRun;
 use gainshare_limits::{AppliedLimits, JobHandle, RuntimeKind};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Deref, DerefMut};
@@ -22,6 +23,8 @@ pub(super) struct Job {
     pub(super) reports: Option<Reports>,
     /// Copies a container's output.
     pub(super) pump: Option<Pump>,
+    /// Earlier runs of the same program, the newest last.
+    pub(super) history: Vec<FinishedRun>,
     pub(super) verdict: Option<Verdict>,
     pub(super) in_force: Option<AppliedLimits>,
     pub(super) apply_error: Option<String>,
@@ -48,6 +51,8 @@ pub(super) struct Job {
     pub(super) dirty: bool,
     pub(super) next_look: Time,
     pub(super) last_look: Time,
+    /// When its counters were last read.
+    pub(super) usage_read: Time,
     /// When a sample was last put on the event stream.
     pub(super) sample_sent: Time,
     /// The position changed since it was last committed.
@@ -62,6 +67,7 @@ impl Job {
             progress: Progress::default(),
             reports: None,
             pump: None,
+            history: Vec::new(),
             verdict: None,
             in_force: None,
             apply_error: None,
@@ -76,6 +82,7 @@ impl Job {
             dirty: true,
             next_look: now,
             last_look: Time::ZERO,
+            usage_read: Time::ZERO,
             sample_sent: Time::ZERO,
             unsaved: false,
         }

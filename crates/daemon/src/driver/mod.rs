@@ -28,6 +28,7 @@ mod decide;
 mod docker;
 mod docker_link;
 mod handle;
+mod history;
 mod inside;
 mod intake;
 mod jobs;
@@ -61,6 +62,7 @@ use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{Decider, Decision};
 use gainshare_core::model::{JobId, NodeId, Span, Time};
 use gainshare_core::replay::RecordedDecision;
+use gainshare_progress::FolderListings;
 use handle::Inbox;
 use jobs::{Job, JobTable};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -108,6 +110,8 @@ struct Plans {
     is_wanted: bool,
     /// A plan that waits for the disk.
     held: Option<Decision>,
+    /// Jobs that the newest plan starts, in order. Each round starts some of them.
+    due: VecDeque<JobId>,
     /// Jobs that the plan started but that could not be started yet.
     starts: Vec<JobId>,
     /// The last plan that was carried out.
@@ -116,6 +120,8 @@ struct Plans {
     last_record: Option<Arc<RecordedDecision>>,
     /// When limits were last written or found to be as wanted.
     applied_at: Time,
+    /// When the last decision began.
+    decided_at: Time,
     /// Newest first.
     recent: VecDeque<PlanInfo>,
 }
@@ -140,6 +146,8 @@ pub(crate) struct Driver {
     lease: Lease,
     guard: GuardKeeper,
     supervisors: Vec<(JobId, Child)>,
+    /// Of the folders in which jobs run.
+    listings: FolderListings,
     /// When the machine's idle time was last read, and what it was in node-seconds.
     idle_seen: Option<(Time, f64)>,
     push_access: PushAccess,
@@ -191,10 +199,12 @@ impl Driver {
             plans: Plans {
                 is_wanted: true,
                 held: None,
+                due: VecDeque::new(),
                 starts: Vec::new(),
                 current: None,
                 last_record: None,
                 applied_at: Time::ZERO,
+                decided_at: Time::ZERO,
                 recent: VecDeque::new(),
             },
             jobs: JobTable::new(loaded.owners),
@@ -204,6 +214,7 @@ impl Driver {
             lease,
             guard: GuardKeeper::new(),
             supervisors: Vec::new(),
+            listings: FolderListings::default(),
             idle_seen: None,
             push_access: PushAccess { listen, token },
             timeline: Timeline { began: now, next_beat: now, idle_since: now, ending: None, failure: None },
@@ -238,6 +249,7 @@ impl Driver {
                 self.beat();
             }
             self.decide();
+            self.start_jobs();
             if self.timeline.failure.is_some() || self.is_over() {
                 break;
             }
@@ -283,7 +295,7 @@ impl Driver {
             until = until.min(look);
             until = job.kill_at.map_or(until, |at| until.min(at));
         }
-        if self.plans.is_wanted || self.inbox.has_more() {
+        if self.plans.is_wanted || !self.plans.due.is_empty() || self.inbox.has_more() {
             until = now;
         }
         // Rounded up: waking a fraction of a millisecond early would only mean to sleep again.

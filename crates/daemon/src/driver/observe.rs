@@ -35,6 +35,7 @@ const KILL_PACE: Span = Span::from_secs(5);
 impl Driver {
     /// Follows a job's directory and reports from now on.
     pub(super) fn begin_watching(&mut self, id: JobId) {
+        self.find_earlier_runs(id);
         let dir = self.paths.job(id.0);
         let Some(job) = self.jobs.get_mut(&id).filter(|j| j.reports.is_none()) else { return };
         self.watch.add(id, &dir);
@@ -43,7 +44,7 @@ impl Driver {
         let folder = record.spec.cwd.as_deref();
         let began_s = record.started.unwrap_or(self.clock.moment()).unix_s;
         let position = std::mem::take(&mut job.progress.position);
-        match Reports::open(&record.spec.metric, &dir, folder, began_s, position) {
+        match Reports::open(&record.spec.metric, &record.spec.command, &dir, folder, began_s, position) {
             Ok(reports) => job.reports = Some(reports),
             Err(e) => {
                 tracing::warn!(job = %id, "its reports cannot be read: {e}");
@@ -198,7 +199,7 @@ impl Driver {
         job.last_look = now;
         let files = (now >= job.next_look && !last).then(|| {
             job.next_look = now + LOOK_PACE;
-            reports.read_files(now, pids(&job.record))
+            reports.read_files(now, pids(&job.record), &mut self.listings)
         });
         let endpoint = reports.fetch_due(now).filter(|_| !last);
         self.take_look(id, look);
@@ -314,6 +315,7 @@ impl Driver {
         let Some(handle) = job.handle() else { return };
         if let Ok(counters) = self.runtimes.process().and_then(|r| r.read(&handle)) {
             job.progress.meter.record(now, counters, &whole);
+            job.usage_read = now;
         }
     }
 

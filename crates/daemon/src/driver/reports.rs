@@ -12,7 +12,8 @@ use gainshare_limits::usage::Meter;
 use gainshare_progress::prometheus::{Endpoint, FetchError};
 use gainshare_progress::push::PushError;
 use gainshare_progress::{
-    self, Change, CollectorState, Counters, FileTail, GuardedCollector, MetricSpec, MetricSpecError, Root, Update,
+    self, Change, CollectorState, Counters, FileTail, FolderListings, GuardedCollector, MetricSpec, MetricSpecError,
+    Root, RunLength, Update,
 };
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -65,13 +66,15 @@ impl Reports {
     /// `started_s` Unix seconds.
     pub(super) fn open(
         spec: &MetricSpec,
+        command: &[String],
         dir: &Path,
         folder: Option<&Path>,
         started_s: f64,
         position: Position,
     ) -> Result<Reports, MetricSpecError> {
         let started = SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(started_s).unwrap_or_default();
-        let collector = GuardedCollector::new(spec, folder, started, position.collector)?;
+        let mut collector = GuardedCollector::new(spec, folder, started, position.collector)?;
+        collector.set_run_length(RunLength::read(command, folder));
         let root = Root::open(dir).inspect_err(|e| tracing::warn!("cannot open {}: {e}", dir.display())).ok();
         let tail = root.map(|root| FileTail::new(Arc::new(root), Path::new("output.log"), position.output, true));
         Ok(Reports { tail, collector })
@@ -115,12 +118,12 @@ impl Reports {
     }
 
     /// Looks at the job's own files; `pids` are its processes, as far as they are known.
-    pub(super) fn read_files(&mut self, now: Time, pids: Vec<u32>) -> Look {
+    pub(super) fn read_files(&mut self, now: Time, pids: Vec<u32>, listings: &mut FolderListings) -> Look {
         self.collector.begin_round(now);
         let mut look = Look::default();
         look.add(self.collector.read(|collector| {
             collector.own_pids(pids);
-            collector.poll(now)
+            collector.poll_with(now, listings)
         }));
         self.noted(look)
     }

@@ -259,6 +259,8 @@ impl Job {
             },
             share: None,
             reason: String::new(),
+            forecast: None,
+            standing: None,
             signal: Some(Signal {
                 reports: self.reports,
                 first: Some(Report { value: FIRST, at_us: self.first_us }),

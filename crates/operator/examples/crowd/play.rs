@@ -338,5 +338,7 @@ fn job(pod: &PodOnNode, mates: usize) -> JobState {
         share: Some(1.0 / mates.max(1) as f64),
         reason: "its growth of 0.02 is a tenth of all".to_owned(),
         signal: None,
+        forecast: None,
+        standing: None,
     }
 }

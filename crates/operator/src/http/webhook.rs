@@ -5,7 +5,8 @@
 //!
 //! **How.** In namespaces labelled `gainshare.dev/start=tuned`, containers of new pods get the same environment
 //! variables as jobs that `gainshare run` starts (one list, in `gainshare-limits`), sized by the container's
-//! own CPU request, and a resize policy that does not restart them. An annotation names everything that was
+//! own CPU request, and a resize policy that does not restart them. A container without a CPU request gets a
+//! small one, so that it can be resized at all. An annotation names everything that was
 //! added.
 //!
 //! **Properties.** `never_overrides`: what the author wrote stays. A container whose variables come from
@@ -16,7 +17,14 @@ use gainshare_kube_api::names::{SHARE_LABEL, START_ANNOTATION};
 use gainshare_kube_api::quantity;
 use gainshare_limits::process::start::tuned_env;
 use k8s_openapi::api::core::v1::{Container, ContainerResizePolicy, EnvVar, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
+use std::collections::BTreeMap;
+
+/// The CPU request of a container whose author gave it none.
+const GIVEN_CPU: &str = "50m";
+/// The note about it.
+const GIVEN: &str = "requests.cpu=";
 
 /// The answer to a review, and whether it changes the pod.
 pub(crate) struct ReviewAnswer {
@@ -54,10 +62,13 @@ fn tune(pod: &Pod) -> Option<Pod> {
     if out(&pod.metadata.labels, SHARE_LABEL, "disabled") || out(&pod.metadata.annotations, START_ANNOTATION, "plain") {
         return None;
     }
+    let notes = pod.metadata.annotations.as_ref();
+    let was_given_request = notes.and_then(|notes| notes.get(START_ANNOTATION)).is_some_and(|n| n.contains(GIVEN));
     let mut tuned = pod.clone();
     let mut added: Vec<String> = Vec::new();
     for container in &mut tuned.spec.as_mut()?.containers {
-        let mut what = add_env(container);
+        let mut what = add_env(container, was_given_request);
+        what.extend(add_request(container));
         what.extend(add_resize_policy(container));
         if !what.is_empty() {
             added.push(format!("{}: {}", container.name, what.join(" ")));
@@ -71,13 +82,27 @@ fn tune(pod: &Pod) -> Option<Pod> {
     Some(tuned)
 }
 
-fn add_env(container: &mut Container) -> Vec<String> {
+/// A small CPU request for a container without one: Kubernetes resizes no container that requests nothing. A
+/// container with a CPU limit has a request already, because the API server copies the limit.
+fn add_request(container: &mut Container) -> Option<String> {
+    let resources = container.resources.get_or_insert_default();
+    let has_cpu = |map: &Option<BTreeMap<String, Quantity>>| map.as_ref().is_some_and(|map| map.contains_key("cpu"));
+    if has_cpu(&resources.requests) || has_cpu(&resources.limits) {
+        return None;
+    }
+    resources.requests.get_or_insert_default().insert("cpu".to_owned(), Quantity(GIVEN_CPU.to_owned()));
+    Some(format!("{GIVEN}{GIVEN_CPU}"))
+}
+
+/// `was_given_request`: an earlier review gave the pod a CPU request, which says nothing about its cores.
+fn add_env(container: &mut Container, was_given_request: bool) -> Vec<String> {
     if container.env_from.as_ref().is_some_and(|from| !from.is_empty()) {
         return Vec::new();
     }
     let env = container.env.clone().unwrap_or_default();
     let set = |name: &str| env.iter().find(|var| var.name == name).map(|var| var.value.clone().unwrap_or_default());
     let request = quantity::resources(container.resources.as_ref()).requests.cpu_milli;
+    let request = request.filter(|_| !was_given_request);
     let cores = request.map(|milli| milli.div_ceil(1000) as f64);
     let mut wanted = tuned_env(set, cores.unwrap_or(1.0), 1);
     if cores.is_none() {

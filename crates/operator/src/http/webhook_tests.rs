@@ -80,6 +80,9 @@ fn without_a_cpu_request_thread_pools_are_left_alone() {
     let env = env(&admitted(&bare));
     assert_eq!(env["OMP_WAIT_POLICY"], "PASSIVE");
     assert!(!env.contains_key("OMP_NUM_THREADS"), "{env:?}");
+    let after = admitted(&bare);
+    assert_eq!(after["spec"]["containers"][0]["resources"]["requests"]["cpu"], "50m", "so that it can be resized");
+    assert_eq!(admitted(&after), after, "a second review finds nothing to add");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use super::batch_job::BatchJobs;
 use super::fail_point::FailPoint;
 use super::pods::PodRequests;
 use super::queue::Queue;
+use super::task_job::{Line, TaskJobs, TfJobKind, TrainingJobKind};
 use super::training_job::TrainingJobs;
 use super::workload::{ActionError, EventText, Workload};
 use crate::isolate::catch_future;
@@ -63,11 +64,15 @@ struct Controller {
     pods: PodRequests,
     training_jobs: TrainingJobs,
     batch_jobs: BatchJobs,
+    task_jobs: TaskJobs<TrainingJobKind>,
+    tfjobs: TaskJobs<TfJobKind>,
 }
 
 /// Starts the controller as a task that ends with the set.
 pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, recorder: Recorder, fail_at: FailPoint) {
     let pods = PodRequests::new(client.clone(), leader.clone());
+    // Jobs of both kinds wait in one line.
+    let line = Arc::new(Line::default());
     let controller = Arc::new(Controller {
         leader: leader.clone(),
         orders: leader.orders.clone(),
@@ -76,6 +81,8 @@ pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, re
         queue: Mutex::default(),
         training_jobs: TrainingJobs::new(client.clone(), leader.clone(), pods.clone()),
         batch_jobs: BatchJobs::new(client.clone(), leader.clone(), pods.clone()),
+        task_jobs: TaskJobs::new(client.clone(), leader.clone(), pods.clone(), line.clone()),
+        tfjobs: TaskJobs::new(client.clone(), leader.clone(), pods.clone(), line),
         pods,
     });
     tasks.spawn("the controller of jobs", controller.run());
@@ -162,6 +169,8 @@ impl Controller {
         match key.kind {
             WorkloadKind::TrainingJob => self.settle(&self.training_jobs, key, is_off).await,
             WorkloadKind::Job => self.settle(&self.batch_jobs, key, is_off).await,
+            WorkloadKind::TaskJob => self.settle(&self.task_jobs, key, is_off).await,
+            WorkloadKind::TfJob => self.settle(&self.tfjobs, key, is_off).await,
         }
     }
 
@@ -252,6 +261,8 @@ impl Controller {
         match key.kind {
             WorkloadKind::TrainingJob => self.report_panic(&self.training_jobs, key, panic).await,
             WorkloadKind::Job => self.report_panic(&self.batch_jobs, key, panic).await,
+            WorkloadKind::TaskJob => self.report_panic(&self.task_jobs, key, panic).await,
+            WorkloadKind::TfJob => self.report_panic(&self.tfjobs, key, panic).await,
         }
     }
 

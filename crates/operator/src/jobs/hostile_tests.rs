@@ -3,7 +3,8 @@
 //! (`any_objects_pass`). The named tests below are the inputs that once stopped the operator.
 
 use super::batch_job::test_step as batch_step;
-use super::training_job::action::{Action, PodFault, Snapshot};
+use super::pods::PodFault;
+use super::training_job::action::{Action, Snapshot};
 use super::training_job::machine::{asked, movable, step};
 use super::training_job::pod;
 use crate::state::orders::{Order, OrderKind};
@@ -24,8 +25,11 @@ use serde_json::{Value, json};
 
 const CONTAINERS: usize = 19;
 
+/// Arbitrary sets of objects.
+const CASES: u32 = 200;
+
 /// The object, if the API server's types can hold it at all.
-fn read<T: DeserializeOwned>(value: &Value) -> Option<T> {
+pub(super) fn read<T: DeserializeOwned>(value: &Value) -> Option<T> {
     serde_json::from_value(value.clone()).ok()
 }
 
@@ -53,7 +57,7 @@ fn share(pods: &[Value]) {
     let list = world.list("node-a");
     let shares: Vec<_> = list.iter().zip([0.9, 0.0, 1.0, f64::NAN].into_iter().cycle()).collect();
     let largest = Amounts { cpu_milli: Some(u64::MAX), memory_bytes: Some(u64::MAX) };
-    let mut wanted = resize::changes(&shares);
+    let mut wanted = resize::changes(&shares, 0);
     wanted.extend((0..list.len()).map(|i| (i, Resources { requests: largest, limits: largest })));
     for (i, to) in wanted {
         let _ = resize::vet(&list[i], &to);
@@ -98,6 +102,7 @@ fn work_on(job: &Value, pods: &[Value]) {
                     order: Some(&order),
                     fault: fault.as_ref(),
                     progress: Some(("growing", Some(u32::MAX))),
+                    finish: None,
                 };
                 let next = step(&snapshot);
                 for action in next.actions {
@@ -127,12 +132,12 @@ fn work_on_batch(job: &Value, pods: &[Value]) {
     }
 }
 
-fn containers(requests: &Value, limits: &Value) -> Vec<Value> {
+pub(super) fn containers(requests: &Value, limits: &Value) -> Vec<Value> {
     let container = |i: usize| json!({"name": format!("c{i}"), "image": "i", "resources": {"requests": requests, "limits": limits}});
     (0..CONTAINERS).map(container).collect()
 }
 
-fn training_job(template: Value) -> Value {
+pub(super) fn training_job(template: Value) -> Value {
     json!({
         "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob",
         "metadata": {"namespace": "team", "name": "run", "uid": "u", "finalizers": ["gainshare.dev/training-job"]},
@@ -140,7 +145,7 @@ fn training_job(template: Value) -> Value {
     })
 }
 
-fn running_pod(uid: &str, containers: &[Value]) -> Value {
+pub(super) fn running_pod(uid: &str, containers: &[Value]) -> Value {
     let statuses: Vec<Value> = containers
         .iter()
         .map(|container| {
@@ -264,7 +269,7 @@ fn amounts() -> impl Strategy<Value = Value> {
     })
 }
 
-fn integer() -> impl Strategy<Value = i64> {
+pub(super) fn integer() -> impl Strategy<Value = i64> {
     prop_oneof![
         Just(i64::MIN),
         Just(i64::MAX),
@@ -277,7 +282,7 @@ fn integer() -> impl Strategy<Value = i64> {
     ]
 }
 
-fn time() -> impl Strategy<Value = String> {
+pub(super) fn time() -> impl Strategy<Value = String> {
     prop::sample::select(vec![
         "2026-11-15T12:00:00Z",
         "1970-01-01T00:00:00Z",
@@ -288,7 +293,7 @@ fn time() -> impl Strategy<Value = String> {
     .prop_map(str::to_owned)
 }
 
-fn word() -> impl Strategy<Value = String> {
+pub(super) fn word() -> impl Strategy<Value = String> {
     prop_oneof![
         prop::sample::select(vec![
             "",
@@ -336,7 +341,7 @@ fn annotations() -> impl Strategy<Value = Value> {
     )
 }
 
-fn any_pod() -> impl Strategy<Value = Value> {
+pub(super) fn any_pod() -> impl Strategy<Value = Value> {
     let ends = (any::<bool>(), integer(), time(), integer());
     let phase = prop::sample::select(vec!["Pending", "Running", "Succeeded", "Failed", "Odd"]);
     let containers = prop::collection::vec((amounts(), amounts()), 0..CONTAINERS + 2);
@@ -378,7 +383,7 @@ fn any_pod() -> impl Strategy<Value = Value> {
     )
 }
 
-fn any_training_job() -> impl Strategy<Value = Value> {
+pub(super) fn any_training_job() -> impl Strategy<Value = Value> {
     let numbers = (integer(), integer(), integer(), integer(), any::<u32>(), any::<u32>(), any::<u32>());
     let template = prop_oneof![
         prop::collection::vec((amounts(), amounts()), 0..CONTAINERS + 2).prop_map(|all| {
@@ -490,7 +495,7 @@ fn any_rules() -> impl Strategy<Value = [Value; 4]> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: CASES, ..ProptestConfig::default() })]
 
     #[test]
     fn any_objects_pass(
@@ -524,7 +529,7 @@ proptest! {
         }
         let list = world.list("node-a");
         let shares: Vec<_> = list.iter().map(|pod| (pod, 0.5)).collect();
-        for (i, to) in resize::changes(&shares) {
+        for (i, to) in resize::changes(&shares, 0) {
             let _ = (resize::vet(&list[i], &to), world.pool(&list[i], "node-a", &to), world.quota("team", &list[i].now, &to));
         }
     }

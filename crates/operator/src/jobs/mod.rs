@@ -9,8 +9,8 @@
 //! [`Orders`](crate::state::orders::Orders). The [`controller`] takes the order as a wish, and
 //! carries it out if the job can still be moved. One controller with one [`queue`] runs all kinds of
 //! workloads; each kind is an adapter ([`workload`]): [`training_job`] makes pods itself,
-//! [`batch_job`] moves `batch/v1` Jobs. What a move has in common for all kinds is in [`moves`]. An
-//! adapter reads facts from the caches of `crate::state` (or from the API server, where a copy is not
+//! [`batch_job`] moves `batch/v1` Jobs, [`task_job`] starts the tasks of distributed jobs together.
+//! What a move has in common for all kinds is in [`moves`]. An adapter reads facts from the caches of `crate::state` (or from the API server, where a copy is not
 //! good enough), and its pure state machine answers with actions.
 //!
 //! **One object cannot hurt others.** A reconcile that panics is caught ([`crate::isolate`]), reported
@@ -23,10 +23,13 @@ mod batch_job;
 mod controller;
 mod fail_point;
 #[cfg(test)]
+mod hostile_task_tests;
+#[cfg(test)]
 mod hostile_tests;
 mod moves;
 mod pods;
 mod queue;
+mod task_job;
 mod training_job;
 mod waiting;
 mod workload;

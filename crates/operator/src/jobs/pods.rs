@@ -3,13 +3,19 @@
 
 use super::workload::ActionError;
 use crate::state::lead::Leader;
+use crate::state::snapshot::{NodeState, Nodes};
+use axum::http;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{ATTEMPT_FINALIZER, FIELD_MANAGER};
-use k8s_openapi::api::core::v1::Pod;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use kube::core::Status;
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What a request changed, for our cache.
 #[derive(Debug)]
@@ -17,6 +23,14 @@ pub(super) enum PodEffect {
     Pod(Box<PodFacts>),
     Gone { uid: String },
     Nothing,
+}
+
+/// Why a pod could not be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PodFault {
+    /// No retry helps, as the job is written.
+    pub(crate) for_good: bool,
+    pub(crate) message: String,
 }
 
 #[derive(Clone)]
@@ -32,6 +46,82 @@ impl PodRequests {
 
     pub(super) fn api(&self, namespace: &str) -> Api<Pod> {
         Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Makes a pod. A pod of this name that the job owns is as good.
+    pub(super) async fn create(
+        &self,
+        namespace: &str,
+        name: &str,
+        owner_uid: &str,
+        pod: &Value,
+    ) -> Result<Result<PodEffect, PodFault>, ActionError> {
+        // Strict: the API server refuses a misspelt field of the template instead of dropping it.
+        let path = format!("/api/v1/namespaces/{namespace}/pods?fieldManager={FIELD_MANAGER}&fieldValidation=Strict");
+        let body = serde_json::to_vec(pod).map_err(|error| ActionError::Again(error.to_string()))?;
+        let request = http::Request::post(path)
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .body(body)
+            .map_err(|error| ActionError::Again(error.to_string()))?;
+        match self.client.request::<Pod>(request).await {
+            Ok(made) => Ok(Ok(pod_done(&made))),
+            Err(kube::Error::Api(status)) => self.not_created(namespace, name, owner_uid, &status).await,
+            Err(error) => Err(ActionError::Again(error.to_string())),
+        }
+    }
+
+    /// Why a pod was not made: it exists, it never can, or not now.
+    async fn not_created(
+        &self,
+        namespace: &str,
+        name: &str,
+        owner_uid: &str,
+        status: &Status,
+    ) -> Result<Result<PodEffect, PodFault>, ActionError> {
+        let refused = |for_good, message: String| Ok(Err(PodFault { for_good, message }));
+        match status.code {
+            409 if status.reason == "AlreadyExists" => {
+                let found = self.api(namespace).get(name).await;
+                let found = found.map_err(|error| ActionError::Again(error.to_string()))?;
+                if found.metadata.owner_references.iter().flatten().any(|owner| owner.uid == owner_uid) {
+                    return Ok(Ok(pod_done(&found)));
+                }
+                refused(false, format!("there is a pod {name} that is not this job's: delete it, or rename the job"))
+            }
+            400 | 422 => refused(true, format!("the API server refuses the pod: {}", status.message)),
+            403 if !status.message.contains("forbidden: User ") => {
+                refused(false, format!("the API server refuses the pod for now: {}", status.message))
+            }
+            _ => Err(ActionError::Again(status.message.clone())),
+        }
+    }
+
+    /// The states of these nodes, and when a missing one of them counts as off. "Off" and "missing" are believed
+    /// only if the API server itself answers so now.
+    pub(super) async fn nodes(
+        &self,
+        names: impl IntoIterator<Item = String>,
+        now: Timestamp,
+    ) -> kube::Result<(Nodes, Option<Timestamp>)> {
+        let (mut nodes, mut wake) = (Nodes::new(), None);
+        for name in names.into_iter().collect::<BTreeSet<String>>() {
+            let known = self.leader.read(|world| world.nodes().state(&name));
+            let node = match known {
+                Some(node) => node,
+                None => match Api::<Node>::all(self.client.clone()).get_opt(&name).await? {
+                    Some(found) => NodeState::of(&found),
+                    None => {
+                        let (node, left) = self.leader.missing_node(&name, Instant::now());
+                        let left = left.and_then(|left| SignedDuration::try_from(left).ok());
+                        let at = left.and_then(|left| now.saturating_add(left).ok());
+                        wake = wake.into_iter().chain(at).min();
+                        node
+                    }
+                },
+            };
+            nodes.insert(name, node);
+        }
+        Ok((nodes, wake))
     }
 
     /// Updates the cache with what a request has changed.

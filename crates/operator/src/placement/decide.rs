@@ -224,5 +224,9 @@ fn median(values: &mut [f64]) -> Option<f64> {
 mod tests;
 
 #[cfg(test)]
+#[path = "hostile_tests.rs"]
+mod hostile_tests;
+
+#[cfg(test)]
 #[path = "pass_tests.rs"]
 mod pass_tests;

@@ -75,6 +75,8 @@ fn pod(index: usize) -> PodFacts {
 /// The `round`-th message of a node's agent.
 fn message(at: usize, round: u64) -> SyncRequest {
     let job = |index: usize| wire::JobState {
+        forecast: None,
+        standing: None,
         uid: pod_uid(index),
         container: "main".to_owned(),
         category: Category::Growing,

@@ -14,6 +14,7 @@ use crate::isolate::skip_on_panic;
 use crate::state::agents::Agents;
 use crate::state::events::{self, Subject, Text};
 use futures_util::StreamExt;
+use gainshare_kube_api::deadline::Standing;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names;
 use gainshare_kube_api::pod_note::{CONTESTED, PodNote};
@@ -109,6 +110,11 @@ pub(crate) async fn pass(shares: &Shares, recorder: &Recorder, uids: impl IntoIt
 
 /// Publishes an event about a change of the note. A lost event is harmless.
 async fn publish_event(recorder: &Recorder, pod: &PodFacts, before: &PodNote, after: &PodNote) {
+    let subject =
+        || Subject { api_version: "v1", kind: "Pod", namespace: &pod.namespace, name: &pod.name, uid: Some(&pod.uid) };
+    for (reason, note) in deadline_warnings(before, after) {
+        events::publish(recorder, subject(), Text { warns: true, reason, note: &note, action: "Share" }).await;
+    }
     let (warns, reason, note) = match (&after.blocked, &after.pending, after.category) {
         (Some(blocked), ..) if before.blocked.as_ref() != Some(blocked) => {
             (true, "NotResizable", blocked.message.clone())
@@ -123,7 +129,41 @@ async fn publish_event(recorder: &Recorder, pod: &PodFacts, before: &PodNote, af
         }
         _ => return,
     };
-    let subject =
-        Subject { api_version: "v1", kind: "Pod", namespace: &pod.namespace, name: &pod.name, uid: Some(&pod.uid) };
-    events::publish(recorder, subject, Text { warns, reason, note: &note, action: "Share" }).await;
+    events::publish(recorder, subject(), Text { warns, reason, note: &note, action: "Share" }).await;
+}
+
+/// What is new about a pod's deadline and worth a warning.
+fn deadline_warnings(before: &PodNote, after: &PodNote) -> Vec<(&'static str, String)> {
+    let mut warnings = Vec::new();
+    if let Some(error) = after.deadline_error.as_ref().filter(|error| before.deadline_error.as_ref() != Some(error)) {
+        warnings.push(("BadDeadline", error.clone()));
+    }
+    let warns = |note: &PodNote| note.standing.is_some_and(Standing::warns);
+    if warns(after) && !warns(before) {
+        let due = after.deadline.as_deref().unwrap_or_default();
+        let done = after.done.as_ref().map_or_else(String::new, |done| format!(", the pod will be done at {done}"));
+        warnings.push((
+            "DeadlineAtRisk",
+            format!("its deadline {due} will be missed{done}: {}; it goes on as best effort", after.reason),
+        ));
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_miss_and_a_bad_deadline_are_warned_of_once() {
+        let at_risk = PodNote { standing: Some(Standing::AtRisk), done: Some("later".into()), ..PodNote::default() };
+        let warnings = deadline_warnings(&PodNote::default(), &at_risk);
+        assert_eq!(warnings[0].0, "DeadlineAtRisk");
+        assert!(warnings[0].1.contains("done at later"), "{warnings:?}");
+        let missed = PodNote { standing: Some(Standing::Missed), ..PodNote::default() };
+        assert!(deadline_warnings(&at_risk, &missed).is_empty());
+        let bad = PodNote { deadline_error: Some("write 2h".into()), ..PodNote::default() };
+        assert_eq!(deadline_warnings(&PodNote::default(), &bad), [("BadDeadline", "write 2h".to_owned())]);
+        assert!(deadline_warnings(&bad, &bad).is_empty());
+    }
 }

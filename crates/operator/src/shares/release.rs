@@ -15,6 +15,7 @@ use crate::state::watch::SWITCH_KEY;
 use crate::{Config, OperatorError};
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{ATTEMPT_FINALIZER, FIELD_MANAGER, JOB_FINALIZER, JOB_LABEL, ORIGINAL_ANNOTATION};
+use gainshare_kube_api::tfjob::TfJob;
 use gainshare_kube_api::training_job::TrainingJob;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
@@ -50,6 +51,9 @@ pub async fn release(config: &Config, client: &Client) -> Result<usize, Operator
     let jobs_pods = ListParams::default().labels(JOB_LABEL);
     let mut failures = remove_finalizer::<Pod>(client, jobs_pods, ATTEMPT_FINALIZER).await?;
     failures.extend(remove_finalizer::<TrainingJob>(client, ListParams::default(), JOB_FINALIZER).await?);
+    if config.tfjobs {
+        failures.extend(remove_finalizer::<TfJob>(client, ListParams::default(), JOB_FINALIZER).await?);
+    }
     failures.extend(crate::jobs::give_back(client).await?);
     let restored = restored?;
     if failures.is_empty() {

@@ -8,6 +8,7 @@
 //! saturate anyway. What is remembered of an agent is bounded by the pods of its node.
 
 use crate::state::clock::AgentClock;
+use gainshare_kube_api::deadline::{Forecast, Standing};
 use gainshare_kube_api::wire::{Beat, Category, JobState, Report, Signal, SyncRequest};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -101,8 +102,8 @@ impl Agents {
         agent.jobs = uids;
         ended.iter().for_each(|uid| drop(self.jobs.remove(uid)));
         for job in jobs {
-            let same =
-                |old: &JobState| old.category == job.category && old.share == job.share && old.reason == job.reason;
+            let gist = |job: &JobState| (job.category, job.share, job.standing, job.forecast);
+            let same = |old: &JobState| gist(old) == gist(&job) && old.reason == job.reason;
             if !self.jobs.get(&job.uid).is_some_and(same) {
                 heard.changed.push(job.uid.clone());
             }
@@ -164,6 +165,15 @@ impl Agents {
         }
     }
 
+    /// Jobs with a deadline, by how the deadline stands.
+    pub(crate) fn standings(&self) -> BTreeMap<Standing, u32> {
+        let mut counts: BTreeMap<Standing, u32> = BTreeMap::new();
+        for standing in self.jobs.values().filter_map(|job| job.standing) {
+            *counts.entry(standing).or_default() += 1;
+        }
+        counts
+    }
+
     /// Jobs by category, as the agents that are not silent counted them.
     pub(crate) fn counts(&self, now: Instant) -> BTreeMap<Category, u32> {
         let mut counts: BTreeMap<Category, u32> = BTreeMap::new();
@@ -219,6 +229,20 @@ fn clamp(job: &JobState) -> JobState {
         share: job.share.filter(|share| share.is_finite()).map(|share| share.clamp(0.0, 1.0)),
         reason: short(&job.reason),
         signal: job.signal.map(clamp_signal),
+        forecast: job.forecast.map(clamp_forecast),
+        standing: job.standing,
+    }
+}
+
+/// The year 2200, in milliseconds since 1970: a job that ends later ends never.
+const LATEST_END_MS: u64 = 7_258_118_400_000;
+
+fn clamp_forecast(forecast: Forecast) -> Forecast {
+    let within = |ms: u64| ms.min(LATEST_END_MS);
+    Forecast {
+        done_ms: within(forecast.done_ms),
+        earliest_ms: within(forecast.earliest_ms),
+        latest_ms: within(forecast.latest_ms),
     }
 }
 
@@ -262,6 +286,8 @@ mod tests {
             share: None,
             reason: String::new(),
             signal: None,
+            forecast: None,
+            standing: None,
         };
         SyncRequest {
             node: "n".into(),

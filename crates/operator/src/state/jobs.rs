@@ -1,10 +1,11 @@
-//! The cache of jobs: TrainingJobs as they were read, and the names of the `batch/v1` Jobs that the operator
+//! The cache of jobs: TrainingJobs and TFJobs as they were read, and the names of the `batch/v1` Jobs that the operator
 //! follows. It also keeps which workloads have changed, until the controller of jobs reads that.
 //!
 //! Copies may be old. An older version of an object never replaces a newer one, so that the watch
 //! does not undo the result of our own write while it lags behind.
 
 use super::snapshot::{JobSnapshot, is_older};
+use super::task_job::TaskJobSnapshot;
 use super::workload::{WorkloadKey, WorkloadKind};
 use gainshare_kube_api::adopted::BatchJobSnapshot;
 use gainshare_kube_api::facts::PodFacts;
@@ -15,6 +16,8 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(crate) struct JobCache {
     training_jobs: BTreeMap<NamespacedName, Arc<JobSnapshot>>,
+    /// Jobs of several tasks, of both kinds.
+    task_jobs: BTreeMap<WorkloadKey, Arc<TaskJobSnapshot>>,
     /// The uids of the Jobs that the operator follows. Everything else about a Job is read from the API server
     /// before each step.
     batch_jobs: BTreeMap<NamespacedName, String>,
@@ -42,7 +45,12 @@ fn training(name: &NamespacedName) -> WorkloadKey {
 /// The workload whose attempt the pod is.
 pub(super) fn workload_of(pod: &PodFacts) -> Option<WorkloadKey> {
     let attempt = pod.attempt.as_ref()?;
-    let kind = if attempt.epoch.is_some() { WorkloadKind::TrainingJob } else { WorkloadKind::Job };
+    let kind = match (attempt.epoch, attempt.task) {
+        (None, _) => WorkloadKind::Job,
+        (Some(_), None) => WorkloadKind::TrainingJob,
+        (Some(_), Some(_)) if attempt.of_tfjob => WorkloadKind::TfJob,
+        (Some(_), Some(_)) => WorkloadKind::TaskJob,
+    };
     Some(WorkloadKey::new(kind, NamespacedName::new(&pod.namespace, pod.labels.get(JOB_LABEL)?)))
 }
 
@@ -70,7 +78,53 @@ impl JobCache {
     /// All workloads.
     pub(crate) fn keys(&self) -> impl Iterator<Item = WorkloadKey> {
         let batch = self.batch_jobs.keys().map(|name| WorkloadKey::new(WorkloadKind::Job, name.clone()));
-        self.training_jobs.keys().map(training).chain(batch)
+        self.training_jobs.keys().map(training).chain(batch).chain(self.task_jobs.keys().cloned())
+    }
+
+    pub(crate) fn task_job(&self, key: &WorkloadKey) -> Option<&Arc<TaskJobSnapshot>> {
+        self.task_jobs.get(key)
+    }
+
+    pub(crate) fn task_jobs(&self) -> impl Iterator<Item = &Arc<TaskJobSnapshot>> {
+        self.task_jobs.values()
+    }
+
+    pub(crate) fn put_task_job(&mut self, job: TaskJobSnapshot) {
+        let known = self.task_jobs.get(&job.key);
+        if known.is_some_and(|known| known.uid == job.uid && is_older(&job.resource_version, &known.resource_version)) {
+            return;
+        }
+        if known.is_none_or(|known| **known != job) {
+            let is_new = known.is_none() && job.status.journal.epoch == 0;
+            let change = if is_new { JobChange::New } else { JobChange::Changed };
+            self.changes.push((job.key.clone(), change));
+            if let Some(known) = known.filter(|known| known.uid != job.uid) {
+                self.gone.push(known.uid.clone());
+            }
+            self.task_jobs.insert(job.key.clone(), Arc::new(job));
+        }
+    }
+
+    pub(crate) fn remove_task_job(&mut self, key: &WorkloadKey) {
+        if let Some(job) = self.task_jobs.remove(key) {
+            self.gone.push(job.uid.clone());
+        }
+        // Its pods may still be held by our finalizer.
+        self.changes.push((key.clone(), JobChange::Gone));
+    }
+
+    /// All jobs of several tasks of this kind that exist, after a start of the watch.
+    pub(crate) fn list_task_jobs(&mut self, kind: WorkloadKind, jobs: Vec<TaskJobSnapshot>) {
+        let alive: BTreeSet<WorkloadKey> = jobs.iter().map(|job| job.key.clone()).collect();
+        let of_kind = self.task_jobs.keys().filter(|key| key.kind == kind);
+        let gone: Vec<WorkloadKey> = of_kind.filter(|key| !alive.contains(*key)).cloned().collect();
+        gone.iter().for_each(|key| self.remove_task_job(key));
+        jobs.into_iter().for_each(|job| self.put_task_job(job));
+    }
+
+    /// Queues a job again: something that it waits for has happened.
+    pub(crate) fn mark(&mut self, key: WorkloadKey) {
+        self.changes.push((key, JobChange::Changed));
     }
 
     pub(crate) fn put_training_job(&mut self, job: JobSnapshot) {
@@ -154,7 +208,7 @@ impl JobCache {
                 }
             }
             // A Job itself changes whenever one of its pods goes.
-            if old.kind == WorkloadKind::TrainingJob {
+            if old.kind != WorkloadKind::Job {
                 self.changes.push((old.clone(), JobChange::Changed));
             }
         }
@@ -170,19 +224,20 @@ impl JobCache {
     fn concerns_job(&self, key: &WorkloadKey, pod: &PodFacts) -> bool {
         let Some(attempt) = &pod.attempt else { return false };
         match key.kind {
-            WorkloadKind::TrainingJob => true,
+            WorkloadKind::TrainingJob | WorkloadKind::TaskJob | WorkloadKind::TfJob => true,
             WorkloadKind::Job => attempt.has_finalizer && self.batch_job(&key.name) != attempt.owner.as_deref(),
         }
     }
 
-    /// Marks the TrainingJobs on these nodes as changed, by their pods and by their journals: a pod may be gone.
+    /// Marks the jobs on these nodes whose pods we make as changed, by their pods and by their journals: a pod may
+    /// be gone.
     pub(super) fn mark_nodes<'a>(&mut self, nodes: &BTreeSet<String>, node_of: impl Fn(&str) -> Option<&'a String>) {
         if nodes.is_empty() {
             return;
         }
         let is_there = |uids: &BTreeSet<String>| uids.iter().filter_map(|uid| node_of(uid)).any(|n| nodes.contains(n));
-        let of_training_jobs = self.pods.iter().filter(|(key, _)| key.kind == WorkloadKind::TrainingJob);
-        let by_pod = of_training_jobs.filter(|(_, uids)| is_there(uids)).map(|(key, _)| key.clone());
+        let of_own_kinds = self.pods.iter().filter(|(key, _)| key.kind != WorkloadKind::Job);
+        let by_pod = of_own_kinds.filter(|(_, uids)| is_there(uids)).map(|(key, _)| key.clone());
         let journal_node = |job: &JobSnapshot| job.status.attempt.as_ref().and_then(|attempt| attempt.node.clone());
         let by_journal = self.training_jobs.iter();
         let by_journal = by_journal.filter(|(_, job)| journal_node(job).is_some_and(|node| nodes.contains(&node)));

@@ -39,6 +39,7 @@ pub(crate) struct Metrics {
     pub(crate) pods: Gauge,
     pub(crate) blocked: Gauge,
     pub(crate) jobs: Family<CategoryLabels, Gauge>,
+    pub(crate) deadlines: Family<StateLabels, Gauge>,
     pub(crate) agents: Gauge,
     pub(crate) to_restore: Gauge,
     pub(crate) writes: Family<WriteLabels, Counter>,
@@ -61,6 +62,7 @@ impl Metrics {
             pods: Gauge::default(),
             blocked: Gauge::default(),
             jobs: Family::default(),
+            deadlines: Family::default(),
             agents: Gauge::default(),
             to_restore: Gauge::default(),
             writes: Family::default(),
@@ -79,6 +81,8 @@ impl Metrics {
         registry.register("pods", "Running pods that a policy selects", metrics.pods.clone());
         registry.register("pods_blocked", "Selected pods that cannot be resized", metrics.blocked.clone());
         registry.register("jobs", "Jobs by category, as the node agents count them", metrics.jobs.clone());
+        let deadlines = "Running jobs with a deadline, by how it stands: Unknown, OnTime, AtRisk, Missed";
+        registry.register("deadlines", deadlines, metrics.deadlines.clone());
         registry.register("agents", "Node agents that reported within the last 40 s", metrics.agents.clone());
         registry.register("pods_to_restore", "Pods whose own resources are to be restored", metrics.to_restore.clone());
         registry.register("writes", "Writes to the API server", metrics.writes.clone());

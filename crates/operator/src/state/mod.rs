@@ -3,6 +3,7 @@
 pub(crate) mod agents;
 pub(crate) mod clock;
 pub(crate) mod events;
+mod growth;
 pub(crate) mod jobs;
 pub(crate) mod lead;
 pub(crate) mod lease;
@@ -10,6 +11,7 @@ pub(crate) mod metrics;
 pub(crate) mod nodes;
 pub(crate) mod orders;
 pub(crate) mod snapshot;
+pub(crate) mod task_job;
 pub(crate) mod watch;
 pub(crate) mod workload;
 pub(crate) mod world;

@@ -16,6 +16,7 @@ pub(crate) use gainshare_kube_api::attempt::{Exit, Phase};
 pub(crate) use gainshare_kube_api::bounds::NodeState;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{JOB_FINALIZER, JOB_LABEL, NODE_ANNOTATION, NamespacedName, STOPPED_ANNOTATION};
+use gainshare_kube_api::tasks::TaskId;
 use gainshare_kube_api::training_job::{MOVES_KEPT, TrainingJob, TrainingJobSpec, TrainingJobStatus};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -56,6 +57,12 @@ pub(crate) struct PodSnapshot {
     pub(crate) job: String,
     pub(crate) owner: Option<String>,
     pub(crate) epoch: u32,
+    /// The task, for pods of a job of several tasks.
+    pub(crate) task: Option<TaskId>,
+    /// How often its kubelet has restarted its containers.
+    pub(crate) restarts: u32,
+    /// It was asked to end, and its object stays.
+    pub(crate) ending: bool,
     pub(crate) created: Timestamp,
     pub(crate) gated: bool,
     pub(crate) has_finalizer: bool,
@@ -145,6 +152,9 @@ impl PodSnapshot {
             job: pod.labels.get(JOB_LABEL).cloned().unwrap_or_default(),
             owner: attempt.owner,
             epoch: attempt.epoch.unwrap_or_default(),
+            task: attempt.task,
+            restarts: attempt.restarts,
+            ending: attempt.ending,
             created: attempt.created,
             gated: attempt.gated,
             has_finalizer: attempt.has_finalizer,

@@ -11,6 +11,8 @@
 use super::lead::{Leader, Lists};
 use super::metrics::Metrics;
 use super::snapshot::JobSnapshot;
+use super::task_job::TaskJobSnapshot;
+use super::workload::WorkloadKind;
 use super::world::World;
 use crate::isolate::skip_on_panic;
 use crate::tasks::Tasks;
@@ -21,6 +23,7 @@ use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::NamespacedName;
 use gainshare_kube_api::select::PolicyFacts;
 use gainshare_kube_api::share_policy::SharePolicy;
+use gainshare_kube_api::tfjob::TfJob;
 use gainshare_kube_api::training_job::TrainingJob;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, LimitRange, Namespace, Node, Pod, ResourceQuota};
@@ -53,7 +56,13 @@ enum Change<F> {
 type Key = (String, String);
 
 /// Starts all watches; they end with the set.
-pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, namespace: &str, config_map: &str) {
+pub(crate) fn start(
+    tasks: &mut Tasks,
+    leader: &Arc<Leader>,
+    client: &Client,
+    (namespace, config_map): (&str, &str),
+    with_tfjobs: bool,
+) {
     let mut watch = Watches { tasks, leader, lists: |leader| &leader.lists };
     let all = watcher::Config::default;
     watch.spawn(
@@ -136,13 +145,38 @@ pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, na
     watch.spawn(
         Api::<TrainingJob>::all(client.clone()),
         all(),
-        |job| JobSnapshot::of(&job),
+        |job| AnyTrainingJob::of(&job),
         |world, change| match change {
-            Change::Applied(job) => world.jobs.put_training_job(job),
-            Change::Deleted(job) => world.jobs.remove_training_job(&job.key()),
-            Change::Listed(jobs) => world.jobs.list_training_jobs(jobs),
+            Change::Applied(AnyTrainingJob::OnePod(job)) => world.jobs.put_training_job(*job),
+            Change::Applied(AnyTrainingJob::Tasks(job)) => world.jobs.put_task_job(*job),
+            Change::Deleted(AnyTrainingJob::OnePod(job)) => world.jobs.remove_training_job(&job.key()),
+            Change::Deleted(AnyTrainingJob::Tasks(job)) => world.jobs.remove_task_job(&job.key),
+            Change::Listed(jobs) => {
+                let (mut plain, mut of_tasks) = (Vec::new(), Vec::new());
+                for job in jobs {
+                    match job {
+                        AnyTrainingJob::OnePod(job) => plain.push(*job),
+                        AnyTrainingJob::Tasks(job) => of_tasks.push(*job),
+                    }
+                }
+                world.jobs.list_training_jobs(plain);
+                world.jobs.list_task_jobs(WorkloadKind::TaskJob, of_tasks);
+            }
         },
     );
+    // The kind may not exist, or Kubeflow may own it.
+    if with_tfjobs {
+        watch.spawn(
+            Api::<TfJob>::all(client.clone()),
+            all(),
+            |job| TaskJobSnapshot::of_tfjob(&job),
+            |world, change| match change {
+                Change::Applied(job) => world.jobs.put_task_job(job),
+                Change::Deleted(job) => world.jobs.remove_task_job(&job.key),
+                Change::Listed(jobs) => world.jobs.list_task_jobs(WorkloadKind::TfJob, jobs),
+            },
+        );
+    }
     watch.spawn(
         Api::<Job>::all(client.clone()),
         all(),
@@ -153,6 +187,21 @@ pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, na
             Change::Listed(jobs) => world.jobs.list_batch_jobs(&jobs),
         },
     );
+}
+
+/// A TrainingJob, by the adapter that runs it.
+enum AnyTrainingJob {
+    OnePod(Box<JobSnapshot>),
+    Tasks(Box<TaskJobSnapshot>),
+}
+
+impl AnyTrainingJob {
+    fn of(job: &TrainingJob) -> Option<AnyTrainingJob> {
+        if job.spec.has_tasks() {
+            return TaskJobSnapshot::of_training_job(job).map(Box::new).map(AnyTrainingJob::Tasks);
+        }
+        JobSnapshot::of(job).map(Box::new).map(AnyTrainingJob::OnePod)
+    }
 }
 
 fn key<K: ResourceExt>(object: &K) -> Key {

@@ -8,6 +8,10 @@ use std::fmt;
 pub(crate) enum WorkloadKind {
     /// Our own kind: the operator makes its pods.
     TrainingJob,
+    /// A TrainingJob of several tasks.
+    TaskJob,
+    /// Kubeflow's kind, which is a job of several tasks, too.
+    TfJob,
     /// A `batch/v1` Job that the operator may move.
     Job,
 }
@@ -15,7 +19,8 @@ pub(crate) enum WorkloadKind {
 impl WorkloadKind {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            WorkloadKind::TrainingJob => "TrainingJob",
+            WorkloadKind::TrainingJob | WorkloadKind::TaskJob => "TrainingJob",
+            WorkloadKind::TfJob => "TFJob",
             WorkloadKind::Job => "Job",
         }
     }

@@ -20,6 +20,7 @@ use super::nodes::NodeCache;
 use super::snapshot::{NodeState, PodSnapshot, is_older};
 use super::workload::WorkloadKey;
 use gainshare_kube_api::bounds::{self, NodeFacts, QuotaFacts, RangeFacts};
+use gainshare_kube_api::deadline_input;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{JOB_LABEL, ORIGINAL_ANNOTATION};
 use gainshare_kube_api::quantity::total;
@@ -137,6 +138,11 @@ impl World {
         self.jobs.pods(key).filter_map(|uid| self.pods.get(uid)).filter_map(PodSnapshot::of_facts).collect()
     }
 
+    /// The facts about the pods of a workload.
+    pub(crate) fn pod_facts_of_job(&self, key: &WorkloadKey) -> impl Iterator<Item = &PodFacts> {
+        self.jobs.pods(key).filter_map(|uid| self.pods.get(uid))
+    }
+
     pub(crate) fn nodes(&self) -> &NodeCache {
         &self.nodes
     }
@@ -159,7 +165,8 @@ impl World {
 
     pub(crate) fn list(&self, node: &str) -> Vec<PodOnNode> {
         let uids = self.shared_of_node.get(node).into_iter().flatten();
-        uids.filter_map(|uid| self.shared.get(uid)).cloned().collect()
+        let pods = uids.filter_map(|uid| self.shared.get(uid));
+        pods.map(|pod| PodOnNode { room_milli: self.room_milli(pod, node), ..pod.clone() }).collect()
     }
 
     /// Pods that carry original values although no policy selects them any more: they are to be
@@ -197,12 +204,17 @@ impl World {
         }
         self.pods_of_namespace.entry(facts.namespace.clone()).or_default().insert(facts.uid.clone());
         let uid = facts.uid.clone();
+        let node = facts.node.clone();
+        let has_other_requests = self.pods.get(&uid).and_then(requests_of) != requests_of(&facts);
         self.count_in(&facts);
         self.jobs.link_pod(self.pods.get(&uid), Some(&facts));
         if let Some(before) = self.pods.insert(uid.clone(), facts) {
             self.count_out(&before);
         }
         self.derive(&uid);
+        if has_other_requests && let Some(node) = node {
+            self.bump_growing(node);
+        }
     }
 
     pub(crate) fn remove_pod(&mut self, uid: &str) {
@@ -211,6 +223,9 @@ impl World {
         self.forged.remove(uid);
         let Some(pod) = self.pods.remove(uid) else { return };
         self.count_out(&pod);
+        if let Some(node) = pod.node.clone() {
+            self.bump_growing(node);
+        }
         self.jobs.link_pod(Some(&pod), None);
         if let Some(uids) = self.pods_of_namespace.get_mut(&pod.namespace) {
             uids.remove(uid);
@@ -356,21 +371,14 @@ impl World {
     /// than before our first change.
     pub(crate) fn pool(&self, pod: &PodOnNode, node: &str, to: &Resources) -> Result<(), Refusal> {
         let Some(asked_for) = to.requests.cpu_milli else { return Ok(()) };
-        let mates = || {
-            let uids = self.shared_of_node.get(node).into_iter().flatten();
-            uids.filter_map(|uid| self.shared.get(uid)).filter(|mate| {
-                let same = (&mate.namespace, &mate.policy) == (&pod.namespace, &pod.policy);
-                // Count running containers only, as the node agent does: a pod whose container has
-                // exited no longer reserves part of the pool.
-                same && mate.blocked.is_none() && mate.started_ms.is_some()
-            })
-        };
+        let mates = || self.mates(pod, node);
         let sum = |pick: fn(&PodOnNode) -> Option<u64>| total(mates().filter_map(pick));
         let pool = sum(|mate| mate.original.requests.cpu_milli);
         let now = sum(|mate| mate.now.requests.cpu_milli);
         let own = pod.now.requests.cpu_milli.unwrap_or(0);
         // Every pod may have the least request, also where its original was smaller.
         let slack = mates().count() as u64 * gainshare_kube_api::resize::LEAST_CPU_MILLI;
+        let slack = slack.saturating_add(self.room_milli(pod, node));
         let after = now.saturating_sub(own).saturating_add(asked_for);
         if asked_for > own && after > pool.saturating_add(slack) {
             return Err(Refusal::Pool {
@@ -432,6 +440,33 @@ impl World {
         }
     }
 
+    /// Other requests on the node change how far its pods may grow.
+    fn bump_growing(&mut self, node: String) {
+        if self.has_growing(&node) {
+            self.bump(node);
+        }
+    }
+
+    /// The pods on a node that a policy selects.
+    pub(super) fn shared_on(&self, node: &str) -> impl Iterator<Item = &PodOnNode> {
+        self.shared_of_node.get(node).into_iter().flatten().filter_map(|uid| self.shared.get(uid))
+    }
+
+    /// The pods that share the node with `pod` by the same policy, itself included. Only running containers count,
+    /// as for the node agent: a pod whose container has exited no longer reserves part of the pool.
+    pub(super) fn mates<'a>(&'a self, pod: &'a PodOnNode, node: &str) -> impl Iterator<Item = &'a PodOnNode> {
+        self.shared_on(node).filter(|mate| {
+            let same = (&mate.namespace, &mate.policy) == (&pod.namespace, &pod.policy);
+            same && mate.blocked.is_none() && mate.started_ms.is_some()
+        })
+    }
+
+    /// How much more CPU the namespace's quotas let its pods request.
+    pub(super) fn quota_left_milli(&self, namespace: &str) -> u64 {
+        let quotas = self.quotas.get(namespace).into_iter().flat_map(BTreeMap::values);
+        quotas.filter_map(QuotaFacts::cpu_requests_left_milli).min().unwrap_or(u64::MAX)
+    }
+
     fn bump(&mut self, node: String) {
         self.next_revision += 1;
         self.revisions.insert(node.clone(), self.next_revision);
@@ -481,13 +516,15 @@ impl World {
             .and_then(|originals| originals.containers.get(&container).map(|written| written.resources()))
             .unwrap_or(now);
         let ranges = self.ranges.get(&pod.namespace).into_iter().flat_map(BTreeMap::values);
+        let started_ms = facts.and_then(|c| c.started_ms);
+        let (deadline, deadline_error) = started_ms.map(|ms| deadline_input::of_pod(pod, ms)).unwrap_or_default();
         Some(PodOnNode {
             uid: pod.uid.clone(),
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             policy: name,
             owner: select::owner_name(pod),
-            started_ms: facts.and_then(|c| c.started_ms),
+            started_ms,
             settings: select::settings(spec, pod),
             original,
             now,
@@ -497,7 +534,11 @@ impl World {
             resize: pod.resize.clone(),
             noted: digest(&pod.notes),
             follow: pod.labels.contains_key(JOB_LABEL),
+            command: facts.map(|c| c.command.clone()).unwrap_or_default(),
             container,
+            deadline,
+            deadline_error: deadline_error.map(|error| error.to_string()),
+            room_milli: 0,
         })
     }
 }

@@ -1,8 +1,10 @@
 //! What a step of the state machine reads and answers: the snapshot, journal entries, and actions.
 
+use crate::jobs::pods::PodFault;
 use crate::jobs::workload::JournalStep;
 use crate::state::orders::Order;
 use crate::state::snapshot::{JobSnapshot, Nodes, PodSnapshot};
+use gainshare_kube_api::deadline::{Forecast, Standing};
 use gainshare_kube_api::training_job::{Attempt, TrainingJobStatus};
 use jiff::Timestamp;
 
@@ -21,6 +23,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) fault: Option<&'a PodFault>,
     /// The node agent's last report: category and share in percent.
     pub(crate) progress: Option<(&'static str, Option<u32>)>,
+    /// The node agent's last prediction.
+    pub(crate) finish: Option<PodFinish>,
 }
 
 impl<'a> Snapshot<'a> {
@@ -39,12 +43,11 @@ impl<'a> Snapshot<'a> {
     }
 }
 
-/// Why a pod could not be made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PodFault {
-    /// No retry helps, as the job is written.
-    pub(crate) for_good: bool,
-    pub(crate) message: String,
+/// The node agent's prediction for the pod of the attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PodFinish {
+    pub(crate) forecast: Option<Forecast>,
+    pub(crate) standing: Option<Standing>,
 }
 
 /// One action. All are harmless if repeated, or if the snapshot they were decided on is old.

@@ -1,18 +1,15 @@
 //! Executes actions. Each is one API request, guarded by the resourceVersion or uid it was decided
 //! on.
 
-use super::action::{Action, PodFault};
+use super::action::Action;
 use super::pod;
-use crate::jobs::pods::{PodEffect, PodRequests, classify, only, params, pod_done};
+use crate::jobs::pods::{PodEffect, PodFault, PodRequests, classify, only, params, pod_done};
 use crate::jobs::workload::ActionError;
 use crate::state::snapshot::{JobSnapshot, PodSnapshot};
-use axum::http;
-use gainshare_kube_api::names::{FIELD_MANAGER, JOB_FINALIZER, JOB_LABEL};
+use gainshare_kube_api::names::{JOB_FINALIZER, JOB_LABEL};
 use gainshare_kube_api::training_job::{TrainingJob, TrainingJobStatus};
-use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch};
-use kube::core::Status;
 use serde_json::{Value, json};
 
 /// What an action changed, for our cache.
@@ -107,42 +104,9 @@ impl Executor {
     }
 
     async fn create(&self, job: &JobSnapshot, epoch: u32) -> Result<Effect, ActionError> {
-        let pod = pod::build(job, epoch);
-        // Strict: the API server refuses a misspelt field of the template instead of dropping it.
-        let path =
-            format!("/api/v1/namespaces/{}/pods?fieldManager={FIELD_MANAGER}&fieldValidation=Strict", job.namespace);
-        let body = serde_json::to_vec(&pod).map_err(|error| ActionError::Again(error.to_string()))?;
-        let request = http::Request::post(path)
-            .header(http::header::CONTENT_TYPE, "application/json")
-            .body(body)
-            .map_err(|error| ActionError::Again(error.to_string()))?;
-        match self.client.request::<Pod>(request).await {
-            Ok(made) => Ok(Effect::Pod(pod_done(&made))),
-            Err(kube::Error::Api(status)) => self.not_created(job, epoch, &status).await,
-            Err(error) => Err(ActionError::Again(error.to_string())),
-        }
-    }
-
-    /// Why a pod was not made: it exists, it never can, or not now.
-    async fn not_created(&self, job: &JobSnapshot, epoch: u32, status: &Status) -> Result<Effect, ActionError> {
-        let refused = |for_good, message: String| Ok(Effect::Refused(PodFault { for_good, message }));
         let name = format!("{}-{epoch}", job.name);
-        match status.code {
-            409 if status.reason == "AlreadyExists" => {
-                let found = self.pods.api(&job.namespace).get(&name).await;
-                let found = found.map_err(|error| ActionError::Again(error.to_string()))?;
-                let ours = found.metadata.owner_references.iter().flatten().any(|owner| owner.uid == job.uid);
-                if ours {
-                    return Ok(Effect::Pod(pod_done(&found)));
-                }
-                refused(false, format!("there is a pod {name} that is not this job's: delete it, or rename the job"))
-            }
-            400 | 422 => refused(true, format!("the API server refuses the pod: {}", status.message)),
-            403 if !status.message.contains("forbidden: User ") => {
-                refused(false, format!("the API server refuses the pod for now: {}", status.message))
-            }
-            _ => Err(ActionError::Again(status.message.clone())),
-        }
+        let created = self.pods.create(&job.namespace, &name, &job.uid, &pod::build(job, epoch)).await?;
+        Ok(created.map_or_else(Effect::Refused, Effect::Pod))
     }
 
     async fn open(&self, namespace: &str, name: &str, uid: &str, node: Option<&str>) -> Result<PodEffect, ActionError> {

@@ -18,6 +18,7 @@
 
 use super::action::{Action, Snapshot, Step};
 use super::ending;
+use super::finish;
 use super::status::{StatusText, set_status};
 use crate::jobs::moves::{begin_move, close, own_share_until, proof_of_stop, proof_without_pod};
 use crate::jobs::waiting::{missing_node_sentence, overdue, removed_sentence, silent_sentence};
@@ -440,6 +441,9 @@ fn running(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Ste
             next.category = Some(category.to_owned());
             next.share_percent = share;
         }
+    }
+    if let Some(reported) = snapshot.finish {
+        finish::predict(&mut next, reported);
     }
     let text = if snapshot.nodes.get(&node) == Some(&NodeState::Silent) {
         StatusText::new(State::Running, "NodeSilent", silent_sentence(&node))

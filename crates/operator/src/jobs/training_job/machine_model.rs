@@ -281,6 +281,7 @@ impl Executor {
             order: world.order.as_ref(),
             fault: None,
             progress: None,
+            finish: None,
         })
     }
 

@@ -6,7 +6,8 @@ mod faults;
 mod model;
 
 use super::{movable, step};
-use crate::jobs::training_job::action::{Action, PodFault, Snapshot};
+use crate::jobs::pods::PodFault;
+use crate::jobs::training_job::action::{Action, Snapshot};
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{NodeState, Nodes};
 use gainshare_core::invariants::Invariants;
@@ -295,6 +296,7 @@ fn an_impossible_template_fails_with_its_reason() {
             order: None,
             fault: Some(&fault),
             progress: None,
+            finish: None,
         };
         if let Some(Action::Write(_, status)) = step(&snapshot).actions.first() {
             world.change_job(|job| job.status = (**status).clone());

@@ -7,38 +7,35 @@
 pub(super) mod action;
 mod apply;
 mod ending;
+mod finish;
 pub(super) mod machine;
 mod off;
 pub(super) mod pod;
 mod status;
 
-use super::pods::PodRequests;
+use super::pods::{PodFault, PodRequests};
 use super::waiting::check_not_kept;
 use super::workload::{ActionError, EventText, JournalStep, Turn, Workload};
 use crate::isolate::skip_on_panic;
 use crate::state::lead::Leader;
 use crate::state::orders::{JobFacts, JobState};
-use crate::state::snapshot::{JobSnapshot, NodeState, Nodes, PodSnapshot};
+use crate::state::snapshot::{JobSnapshot, Nodes, PodSnapshot};
 use crate::state::workload::{WorkloadKey, WorkloadKind};
-use action::{Action, PodFault, Snapshot};
+use action::{Action, PodFinish, Snapshot};
 use apply::{Effect, Executor};
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{API_VERSION, CONTROLLER, NamespacedName};
 use gainshare_kube_api::quantity::template_requests;
 use gainshare_kube_api::training_job::{JobPolicy, State};
-use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::Node;
+use jiff::Timestamp;
 use kube::Client;
-use kube::api::Api;
 use machine::{REFUSAL_PAUSE, asked, movable, step};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// The adapter of TrainingJobs.
 pub(super) struct TrainingJobs {
-    client: Client,
     leader: Arc<Leader>,
     pods: PodRequests,
     executor: Executor,
@@ -52,8 +49,8 @@ fn key_of(name: &NamespacedName) -> WorkloadKey {
 
 impl TrainingJobs {
     pub(super) fn new(client: Client, leader: Arc<Leader>, pods: PodRequests) -> TrainingJobs {
-        let executor = Executor::new(client.clone(), pods.clone());
-        TrainingJobs { client, leader, pods, executor, faults: Mutex::default() }
+        let executor = Executor::new(client, pods.clone());
+        TrainingJobs { leader, pods, executor, faults: Mutex::default() }
     }
 
     fn job(&self, name: &NamespacedName) -> Option<Arc<JobSnapshot>> {
@@ -126,8 +123,7 @@ impl TrainingJobs {
         Ok(!is_it)
     }
 
-    /// The nodes of this job, and when a missing one of them counts as off. "Off" and "missing" are
-    /// believed only if the API server itself answers so now.
+    /// The nodes of this job, and when a missing one of them counts as off.
     async fn nodes(
         &self,
         job: &JobSnapshot,
@@ -135,26 +131,7 @@ impl TrainingJobs {
         now: Timestamp,
     ) -> kube::Result<(Nodes, Option<Timestamp>)> {
         let named = job.status.attempt.as_ref().and_then(|attempt| attempt.node.clone());
-        let names = pods.iter().filter_map(|pod| pod.node.clone()).chain(named);
-        let (mut nodes, mut wake) = (Nodes::new(), None);
-        for name in names {
-            let known = self.leader.read(|world| world.nodes().state(&name));
-            let node = match known {
-                Some(node) => node,
-                None => match Api::<Node>::all(self.client.clone()).get_opt(&name).await? {
-                    Some(found) => NodeState::of(&found),
-                    None => {
-                        let (node, left) = self.leader.missing_node(&name, Instant::now());
-                        let left = left.and_then(|left| SignedDuration::try_from(left).ok());
-                        let at = left.and_then(|left| now.saturating_add(left).ok());
-                        wake = wake.into_iter().chain(at).min();
-                        node
-                    }
-                },
-            };
-            nodes.insert(name, node);
-        }
-        Ok((nodes, wake))
+        self.pods.nodes(pods.iter().filter_map(|pod| pod.node.clone()).chain(named), now).await
     }
 
     /// The category and the share in percent that the node agent reported last for this pod.
@@ -164,6 +141,15 @@ impl TrainingJobs {
         let report = agents.job(pod_uid)?;
         let category = judged.unwrap_or(report.category).name();
         Some((category, report.share.map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32)))
+    }
+}
+
+impl TrainingJobs {
+    /// The prediction that the node agent reported last for this pod.
+    fn finish(&self, pod_uid: &str) -> Option<PodFinish> {
+        let agents = self.leader.agents.lock();
+        let report = agents.job(pod_uid)?;
+        Some(PodFinish { forecast: report.forecast, standing: report.standing })
     }
 }
 
@@ -199,6 +185,7 @@ impl Workload for TrainingJobs {
             order: order.as_ref(),
             fault: fault.as_ref(),
             progress: pod_uid.as_ref().and_then(|uid| self.progress(&job, uid)),
+            finish: pod_uid.as_ref().and_then(|uid| self.finish(uid)),
         });
         next.wake = next.wake.into_iter().chain(node_wake).min();
         if is_off {
@@ -289,6 +276,9 @@ impl Workload for TrainingJobs {
     fn event(job: &Arc<JobSnapshot>, action: &Action) -> Option<EventText> {
         let Action::Write(step, new) = action else { return None };
         let old = &job.status;
+        if let Some(note) = finish::new_warning(old, new) {
+            return Some(EventText { warns: true, reason: finish::AT_RISK.to_owned(), note });
+        }
         if (old.state, &old.message) == (new.state, &new.message) {
             return None;
         }

@@ -10,11 +10,14 @@
 //!
 //! **Property.** No template makes these functions panic: see `hostile_tests`.
 
+use super::finish;
 use crate::state::snapshot::JobSnapshot;
 use gainshare_kube_api::names::{
-    self, ATTEMPT_FINALIZER, CHECKPOINT_VOLUME as VOLUME, EPOCH_LABEL, JOB_LABEL, PLACE_GATE, POLICY_ANNOTATION,
+    self, ATTEMPT_FINALIZER, CHECKPOINT_VOLUME as VOLUME, EPOCH_LABEL, INDEX_LABEL, JOB_LABEL, PLACE_GATE,
+    POLICY_ANNOTATION, ROLE_LABEL,
 };
-use gainshare_kube_api::training_job::TrainingJob;
+use gainshare_kube_api::share_policy::{CollectorSpec, Objective};
+use gainshare_kube_api::training_job::{Checkpoint, JobPolicy, TrainingJob};
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
 use kube::Resource;
 use serde_json::{Map, Value, json};
@@ -89,11 +92,16 @@ pub(crate) fn check(job: &JobSnapshot) -> Result<PodTemplateSpec, TemplateError>
     if job.name.len() > LONGEST_NAME {
         return Err(TemplateError::NameTooLong);
     }
-    let template: PodTemplateSpec = serde_json::from_str(&job.template)?;
+    check_template(&job.template, job.spec.checkpoint.as_ref())
+}
+
+/// The template, if pods can be made from it.
+pub(crate) fn check_template(text: &str, checkpoint: Option<&Checkpoint>) -> Result<PodTemplateSpec, TemplateError> {
+    let template: PodTemplateSpec = serde_json::from_str(text)?;
     let spec = template.spec.as_ref().filter(|spec| !spec.containers.is_empty());
     check_isolation(spec.ok_or(TemplateError::NoContainers)?)?;
     let volumes = template.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    if let Some(checkpoint) = &job.spec.checkpoint
+    if let Some(checkpoint) = checkpoint
         && volumes.into_iter().any(|volume| volume.name == VOLUME)
     {
         return Err(TemplateError::VolumeName { claim: checkpoint.claim_name.clone() });
@@ -167,7 +175,14 @@ pub(crate) fn build(job: &JobSnapshot, epoch: u32) -> Value {
     metadata.insert("name".to_owned(), json!(format!("{}-{epoch}", job.name)));
     metadata.insert("namespace".to_owned(), json!(job.namespace));
     metadata.insert("labels".to_owned(), labels(job, &template, epoch));
-    metadata.insert("annotations".to_owned(), annotations(job, &template));
+    let (objective, collector) = (job.spec.objective.as_ref(), job.spec.metrics_collector.as_ref());
+    let mut notes = annotations(&template, objective, collector, Some(job.spec.policy));
+    let deadline = [
+        (names::DEADLINE_ANNOTATION, finish::for_pod(job)),
+        (names::DEADLINE_TOLERANCE_ANNOTATION, job.spec.deadline_tolerance.clone()),
+    ];
+    add_missing(&mut notes, deadline);
+    metadata.insert("annotations".to_owned(), notes);
     metadata.insert("finalizers".to_owned(), json!([ATTEMPT_FINALIZER]));
     metadata.insert(
         "ownerReferences".to_owned(),
@@ -182,31 +197,35 @@ pub(crate) fn build(job: &JobSnapshot, epoch: u32) -> Value {
         spec["terminationGracePeriodSeconds"] = json!(job.spec.run_policy.termination_grace_period_seconds);
     }
     push(&mut spec["schedulingGates"], json!({"name": PLACE_GATE}));
-    if let Some(checkpoint) = &job.spec.checkpoint {
-        push(
-            &mut spec["volumes"],
-            json!({"name": VOLUME, "persistentVolumeClaim": {"claimName": checkpoint.claim_name}}),
-        );
-    }
-    for container in spec["containers"].as_array_mut().into_iter().flatten().filter(|container| container.is_object()) {
-        fit_out(container, job, epoch);
-    }
+    fit_out(&mut spec, job.spec.checkpoint.as_ref(), &job.name, epoch);
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 }
 
-fn fit_out(container: &mut Value, job: &JobSnapshot, epoch: u32) {
-    // A variable that the author has set stays.
-    let set = |container: &mut Value, name: &str, value: &str| {
-        if container["env"].as_array().into_iter().flatten().all(|one| one["name"] != name) {
-            push(&mut container["env"], json!({"name": name, "value": value}));
-        }
-    };
-    set(container, "GAINSHARE_ATTEMPT", &epoch.to_string());
-    let Some(checkpoint) = &job.spec.checkpoint else { return };
-    set(container, "GAINSHARE_CHECKPOINT_DIR", &checkpoint.path);
+/// Adds the checkpoint claim and the variables of an attempt to a pod.
+pub(crate) fn fit_out(spec: &mut Value, checkpoint: Option<&Checkpoint>, job: &str, epoch: u32) {
+    if let Some(checkpoint) = checkpoint {
+        let claim = json!({"name": VOLUME, "persistentVolumeClaim": {"claimName": checkpoint.claim_name}});
+        push(&mut spec["volumes"], claim);
+    }
+    for container in spec["containers"].as_array_mut().into_iter().flatten().filter(|container| container.is_object()) {
+        fit_out_container(container, checkpoint, job, epoch);
+    }
+}
+
+/// Sets a variable of a container, unless its author has set it.
+pub(crate) fn set_variable(container: &mut Value, name: &str, value: &str) {
+    if container["env"].as_array().into_iter().flatten().all(|one| one["name"] != name) {
+        push(&mut container["env"], json!({"name": name, "value": value}));
+    }
+}
+
+fn fit_out_container(container: &mut Value, checkpoint: Option<&Checkpoint>, job: &str, epoch: u32) {
+    set_variable(container, "GAINSHARE_ATTEMPT", &epoch.to_string());
+    let Some(checkpoint) = checkpoint else { return };
+    set_variable(container, "GAINSHARE_CHECKPOINT_DIR", &checkpoint.path);
     let mounted = container["volumeMounts"].as_array().into_iter().flatten().any(|m| m["mountPath"] == checkpoint.path);
     if !mounted {
-        let sub_path = checkpoint.sub_path.as_ref().unwrap_or(&job.name);
+        let sub_path = checkpoint.sub_path.as_deref().unwrap_or(job);
         push(
             &mut container["volumeMounts"],
             json!({"name": VOLUME, "mountPath": checkpoint.path, "subPath": sub_path}),
@@ -215,11 +234,11 @@ fn fit_out(container: &mut Value, job: &JobSnapshot, epoch: u32) {
 }
 
 /// The object, or an empty one: fields of it can be set whatever the author wrote.
-fn object(value: &Value) -> Value {
+pub(crate) fn object(value: &Value) -> Value {
     if value.is_object() { value.clone() } else { json!({}) }
 }
 
-fn push(list: &mut Value, item: Value) {
+pub(crate) fn push(list: &mut Value, item: Value) {
     match list {
         Value::Array(items) => items.push(item),
         other => *other = json!([item]),
@@ -230,23 +249,15 @@ fn labels(job: &JobSnapshot, template: &Value, epoch: u32) -> Value {
     let mut labels = object(&template["metadata"]["labels"]);
     labels[JOB_LABEL] = json!(job.name);
     labels[EPOCH_LABEL] = json!(epoch.to_string());
+    // With these it would be taken for a task of a distributed job.
+    if let Some(labels) = labels.as_object_mut() {
+        labels.retain(|key, _| key != ROLE_LABEL && key != INDEX_LABEL);
+    }
     labels
 }
 
-/// The job's objective, as annotations for the node agent. The template's own annotations stay.
-fn annotations(job: &JobSnapshot, template: &Value) -> Value {
-    let mut notes = object(&template["metadata"]["annotations"]);
-    let objective = job.spec.objective.clone().unwrap_or_default();
-    let collector = job.spec.metrics_collector.clone();
-    let word = |value: Value| value.as_str().map(str::to_owned);
-    let ours = [
-        (names::METRIC_ANNOTATION, objective.metric),
-        (names::OBJECTIVE_ANNOTATION, objective.kind.and_then(|direction| word(json!(direction)))),
-        (names::COLLECTOR_ANNOTATION, collector.as_ref().and_then(|collector| word(json!(collector.kind)))),
-        (names::PATTERN_ANNOTATION, collector.as_ref().and_then(|collector| collector.pattern.clone())),
-        (names::PATH_ANNOTATION, collector.and_then(|collector| collector.path)),
-        (POLICY_ANNOTATION, Some(job.spec.policy.name().to_owned())),
-    ];
+/// Adds the annotations that the template does not have.
+fn add_missing<const N: usize>(notes: &mut Value, ours: [(&str, Option<String>); N]) {
     for (key, value) in ours {
         if let Some(value) = value
             && notes[key].is_null()
@@ -254,6 +265,28 @@ fn annotations(job: &JobSnapshot, template: &Value) -> Value {
             notes[key] = json!(value);
         }
     }
+}
+
+/// The job's objective, as annotations for the node agent. The template's own annotations stay.
+pub(crate) fn annotations(
+    template: &Value,
+    objective: Option<&Objective>,
+    collector: Option<&CollectorSpec>,
+    policy: Option<JobPolicy>,
+) -> Value {
+    let mut notes = object(&template["metadata"]["annotations"]);
+    let objective = objective.cloned().unwrap_or_default();
+    let collector = collector.cloned();
+    let word = |value: Value| value.as_str().map(str::to_owned);
+    let ours = [
+        (names::METRIC_ANNOTATION, objective.metric),
+        (names::OBJECTIVE_ANNOTATION, objective.kind.and_then(|direction| word(json!(direction)))),
+        (names::COLLECTOR_ANNOTATION, collector.as_ref().and_then(|collector| word(json!(collector.kind)))),
+        (names::PATTERN_ANNOTATION, collector.as_ref().and_then(|collector| collector.pattern.clone())),
+        (names::PATH_ANNOTATION, collector.and_then(|collector| collector.path)),
+        (POLICY_ANNOTATION, policy.map(|policy| policy.name().to_owned())),
+    ];
+    add_missing(&mut notes, ours);
     notes
 }
 
@@ -286,8 +319,8 @@ pub(crate) fn open(pod: &Value, node: Option<&str>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gainshare_kube_api::share_policy::{CollectorSpec, Direction, Objective};
-    use gainshare_kube_api::training_job::{Checkpoint, TrainingJobSpec};
+    use gainshare_kube_api::share_policy::Direction;
+    use gainshare_kube_api::training_job::TrainingJobSpec;
 
     fn job(template: Value) -> JobSnapshot {
         let spec = TrainingJobSpec {

@@ -1,6 +1,7 @@
 //! A job's published state: one word, one sentence, and the conditions that tools wait for.
 
 use super::action::Snapshot;
+use super::finish;
 use gainshare_kube_api::training_job::{State, TrainingJobStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -56,6 +57,8 @@ pub(super) fn set_status(
             }
         })
         .collect();
+    status.conditions.extend(before.into_iter().filter(|known| known.type_ == finish::AT_RISK));
+    finish::update(&mut status, text.state, snapshot);
     status.observed_generation = Some(snapshot.job.generation);
     status.state = text.state;
     status.message = text.message;
@@ -111,6 +114,7 @@ mod tests {
             order: None,
             fault: None,
             progress: None,
+            finish: None,
         };
         let next = set_status(other, StatusText::new(State::Waiting, "Planned", "soon".to_owned()), &snapshot);
         assert!(next.conditions.iter().all(|condition| condition.type_ != "ReconcileFailed"));

@@ -1,0 +1,91 @@
+//! Earlier runs of a job's program: the best predictor of how long the next one takes.
+//!
+//! Two jobs run the same program if they have one owner and commands of one shape: the same words,
+//! numbers apart, and the same length of the run where the command names one. So the runs of a sweep
+//! over learning rates are alike, and `--epochs 5` and `--epochs 50` are not. Only runs that ended well
+//! count; the journal keeps them, so a restarted daemon knows them too.
+
+use super::Driver;
+use super::jobs::Job;
+use crate::types::JobState;
+use gainshare_core::model::JobId;
+use gainshare_core::view::FinishedRun;
+use gainshare_progress::RunLength;
+
+/// So many of the newest runs are handed to the rules.
+const MAX_RUNS: usize = 8;
+
+/// What two commands of one shape have in common.
+#[derive(PartialEq, Eq)]
+struct Shape {
+    words: Vec<String>,
+    length: RunLength,
+}
+
+impl Shape {
+    fn of(command: &[String]) -> Shape {
+        Shape { words: command.iter().map(|word| blank_number(word)).collect(), length: RunLength::read(command, None) }
+    }
+}
+
+/// The word with its number, or the number after its `=`, left out.
+fn blank_number(word: &str) -> String {
+    let is_number = |text: &str| text.parse::<f64>().is_ok();
+    match word.split_once('=') {
+        _ if is_number(word) => "#".to_owned(),
+        Some((name, value)) if is_number(value) => format!("{name}=#"),
+        _ => word.to_owned(),
+    }
+}
+
+impl Driver {
+    /// Looks up the earlier runs of a job that is about to be followed.
+    pub(super) fn find_earlier_runs(&mut self, id: JobId) {
+        let cores = self.whole().capacity.cores;
+        let Some(job) = self.jobs.get(&id) else { return };
+        let shape = Shape::of(&job.record.spec.command);
+        // A container that brings its own command is known by its image alone, which says too little.
+        if shape.words.is_empty() {
+            return;
+        }
+        let alike = |past: &&Job| {
+            past.record.state == JobState::Done
+                && past.record.owner == job.record.owner
+                && past.record.spec.runtime == job.record.spec.runtime
+                && past.record.spec.command.len() == job.record.spec.command.len()
+                && Shape::of(&past.record.spec.command) == shape
+        };
+        let newest = self.jobs.values().rev().filter(alike).take(MAX_RUNS);
+        let mut runs: Vec<FinishedRun> = newest.filter_map(|past| finished_run(past, cores)).collect();
+        runs.reverse();
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.history = runs;
+        }
+    }
+}
+
+fn finished_run(job: &Job, cores: f64) -> Option<FinishedRun> {
+    let signal = job.progress.tracker.signal();
+    let steps = (signal.reports > 0).then(|| signal.position() as u64).filter(|steps| *steps > 0);
+    let core_s = job.progress.meter.consumed().cpu * cores;
+    (core_s > 0.0).then_some(FinishedRun { steps, claimed: signal.total, core_s })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn alike(a: &str, b: &str) -> bool {
+        let shape = |text: &str| Shape::of(&text.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        shape(a) == shape(b)
+    }
+
+    #[test]
+    fn runs_of_a_sweep_are_alike_and_runs_of_other_lengths_are_not() {
+        assert!(alike("python t.py --lr 0.1 --epochs 5", "python t.py --lr 0.01 --epochs 5"));
+        assert!(alike("python t.py lr=0.1", "python t.py lr=1e-3"));
+        assert!(!alike("python t.py --lr 0.1 --epochs 5", "python t.py --lr 0.1 --epochs 50"));
+        assert!(!alike("python t.py --model small", "python t.py --model large"));
+        assert!(!alike("python t.py", "python other.py"));
+    }
+}

@@ -1,0 +1,135 @@
+//! Too much of everything: clients that are stuck or slow, output without end, costly patterns, hundreds of
+//! jobs at once. The lease is renewed and other clients are answered.
+
+mod common;
+
+use common::{Daemon, read, sh, wait_until};
+use gainshare_daemon::api::types::JobState;
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// Watches the lease until the daemon was watched for `seconds`; the longest time without a renewal, in seconds.
+fn longest_without_renewal_s(d: &Daemon, seconds: u64, mut also: impl FnMut()) -> f64 {
+    let lease = d.run_dir().join("lease");
+    let (began, mut last, mut since, mut longest) = (Instant::now(), read(&lease), Instant::now(), 0.0_f64);
+    while began.elapsed() < Duration::from_secs(seconds) {
+        also();
+        let content = read(&lease);
+        if content != last {
+            (last, since) = (content, Instant::now());
+        }
+        longest = longest.max(since.elapsed().as_secs_f64());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    longest
+}
+
+/// Connections that send half a request, or ask for a stream and never read it.
+#[test]
+fn stuck_and_slow_clients_hold_up_nobody() {
+    const EACH: usize = 40;
+    let d = Daemon::start("");
+    d.submit(vec![sh("prints", "while :; do echo loss=1.5; sleep 0.05; done")]).unwrap();
+    d.wait_state("prints", JobState::Running);
+    let address = read(&d.run_dir().join("address")).trim().to_owned();
+    let token = read(&d.state().join("token")).trim().to_owned();
+    let mut stuck: Vec<Box<dyn Write>> = Vec::new();
+    for i in 0..EACH {
+        let mut half = TcpStream::connect(&address).unwrap();
+        write!(half, "POST /v1/jobs HTTP/1.1\r\nhost: {address}\r\ncontent-length: 100000\r\nauth").unwrap();
+        let mut silent = UnixStream::connect(d.run_dir().join("api.sock")).unwrap();
+        write!(silent, "GET /v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+        let mut follows = TcpStream::connect(&address).unwrap();
+        write!(
+            follows,
+            "GET /v1/jobs/prints/logs?follow=true HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {token}\r\n\r\n"
+        )
+        .unwrap();
+        let mut slow = TcpStream::connect(&address).unwrap();
+        write!(slow, "G").unwrap();
+        stuck.extend([Box::new(half) as Box<dyn Write>, Box::new(silent), Box::new(follows)]);
+        if i % 2 == 0 {
+            stuck.push(Box::new(slow));
+        }
+    }
+    let (mut answers, mut slowest_s) = (0, 0.0_f64);
+    let without_s = longest_without_renewal_s(&d, 6, || {
+        let began = Instant::now();
+        assert_eq!(d.call(d.client.health()).unwrap().status, "ok");
+        slowest_s = slowest_s.max(began.elapsed().as_secs_f64());
+        answers += 1;
+    });
+    assert!(answers > 20, "{answers} answers in 6 s");
+    assert!(!d.run_dir().join("lapsed").exists(), "the lease lapsed: {without_s} s without a renewal");
+    println!("fault: injected={} violations=0 recovery_s={slowest_s:.3}", stuck.len());
+}
+
+/// A pattern whose matching costs much, and output made for it.
+#[test]
+fn a_pattern_bomb_starves_no_heartbeat() {
+    let d = Daemon::start("lease = \"5s\"");
+    let mut job = sh(
+        "bomb",
+        "line=$(head -c 8000 /dev/zero | tr '\\0' 1); i=0; while [ $i -lt 400 ]; do echo \"$line\"; i=$((i+1)); done; sleep 60",
+    );
+    job.metric.pattern = Some("(?P<value>1[01]{200})2".to_owned());
+    // A pattern that is refused at once is as good as one that is stopped.
+    let is_refused = d.submit(vec![job]).is_err();
+    if !is_refused {
+        d.wait_state("bomb", JobState::Running);
+    }
+    let without_s = longest_without_renewal_s(&d, 6, || assert!(d.call(d.client.health()).is_ok()));
+    assert!(!d.run_dir().join("lapsed").exists(), "the lease lapsed: {without_s} s without a renewal");
+    println!("fault: injected={} violations=0 recovery_s={without_s:.1}", if is_refused { 1 } else { 400 });
+}
+
+fn cpu_s(pid: i32) -> f64 {
+    let stat = read(format!("/proc/{pid}/stat").as_ref());
+    let fields: Vec<f64> =
+        stat.rsplit_once(") ").unwrap().1.split(' ').skip(11).take(2).map(|f| f.parse().unwrap()).collect();
+    // SAFETY: sysconf has no preconditions.
+    (fields[0] + fields[1]) / unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64
+}
+
+/// A job that prints 10,000 lines a second.
+#[test]
+fn ten_thousand_lines_a_second_cost_little() {
+    const SECONDS: u64 = 8;
+    let d = Daemon::start("");
+    let burst = "i=0; while [ $i -lt 1000 ]; do i=$((i+1)); echo \"step $i loss=0.$i of this flood of lines\"; done";
+    d.submit(vec![sh("floods", &format!("{burst} > burst; while :; do cat burst; sleep 0.1; done"))]).unwrap();
+    d.wait("floods", "reporting", |j| j.metric.is_some());
+    let (before_s, began) = (cpu_s(d.pid().as_raw()), Instant::now());
+    let without_s = longest_without_renewal_s(&d, SECONDS, || {});
+    let used = (cpu_s(d.pid().as_raw()) - before_s) / began.elapsed().as_secs_f64();
+    assert!(!d.run_dir().join("lapsed").exists(), "the lease lapsed: {without_s} s without a renewal");
+    println!("fault: injected={} violations=0 cpu_percent={:.1}", SECONDS * 10_000, used * 100.0);
+    // CPU time, so that other work on this machine hardly matters; code that is not optimised takes many times as much.
+    assert!(cfg!(debug_assertions) || used < 0.05, "the daemon used {:.1} % of a core", used * 100.0);
+}
+
+/// Hundreds of jobs in one file: each start takes a commit and a process, and the lease is renewed between them.
+#[test]
+fn hundreds_of_starts_starve_no_heartbeat() {
+    const JOBS: usize = 120;
+    let mut d = Daemon::new("slots = 1000\nlease = \"4s\"");
+    // A slow disk makes the starts take 12 s.
+    d.up_with(&[("GAINSHARE_SLOW_COMMIT_MS", "100")]);
+    d.wait_up();
+    let jobs = (0..JOBS).map(|i| sh(&format!("job-{i}"), "sleep 60")).collect();
+    d.submit(jobs).unwrap();
+    let lease = d.run_dir().join("lease");
+    let mut renewals = BTreeSet::new();
+    wait_until("all jobs run", 60, || {
+        renewals.insert(read(&lease));
+        let list = d.call(d.client.jobs(false)).unwrap();
+        list.iter().filter(|j| j.state == JobState::Running).count() == JOBS
+    });
+    assert!(!d.run_dir().join("lapsed").exists(), "the lease lapsed; log:\n{}", d.log());
+    assert!(!d.log().contains("stood still"), "{}", d.log());
+    assert!(renewals.len() > 3, "the lease was renewed {} times", renewals.len());
+    println!("fault: injected={JOBS} violations=0");
+}

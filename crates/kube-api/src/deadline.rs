@@ -1,0 +1,121 @@
+//! What is published about deadlines: the deadline itself, the predicted end, and how the deadline stands.
+//!
+//! **How.** The operator reads deadlines ([`crate::deadline_input`]) and hands them to the node agent. The node
+//! agent predicts the end ([`Forecast`]) and how the deadline stands ([`Standing`]). The operator publishes both
+//! ([`FinishStatus`] on a TrainingJob, the pod's note on a pod).
+//!
+//! **Units.** Milliseconds since 1970 (`at_ms`), milliseconds (`tolerance_ms`).
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// When a pod must be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deadline {
+    /// Milliseconds since 1970.
+    pub at_ms: u64,
+    /// So much lateness is tolerated.
+    #[serde(default)]
+    pub tolerance_ms: u64,
+}
+
+impl Deadline {
+    /// The last moment that still counts as in time.
+    pub fn latest_ms(&self) -> u64 {
+        self.at_ms.saturating_add(self.tolerance_ms)
+    }
+}
+
+/// A moment for people and programs: RFC 3339, in whole seconds.
+pub fn moment_text(at_ms: u64) -> String {
+    let seconds = i64::try_from(at_ms / 1000).unwrap_or(i64::MAX);
+    Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX).to_string()
+}
+
+/// A predicted end, with the middle 80 % of the prediction. Milliseconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forecast {
+    pub done_ms: u64,
+    pub earliest_ms: u64,
+    pub latest_ms: u64,
+}
+
+impl Forecast {
+    /// Whether `newer` is news for people: the end moved out of the interval that was published.
+    pub fn is_outdated_by(&self, newer: &Forecast) -> bool {
+        !(self.earliest_ms..=self.latest_ms).contains(&newer.done_ms)
+    }
+}
+
+/// How a deadline stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema)]
+pub enum Standing {
+    /// Nothing can be predicted yet.
+    #[default]
+    Unknown,
+    /// The deadline will be met, as far as can be predicted.
+    OnTime,
+    /// The deadline will be missed, as far as can be predicted.
+    AtRisk,
+    /// The job succeeded in time.
+    Met,
+    /// The deadline passed, or the job failed.
+    Missed,
+}
+
+impl Standing {
+    pub fn name(self) -> &'static str {
+        match self {
+            Standing::Unknown => "Unknown",
+            Standing::OnTime => "OnTime",
+            Standing::AtRisk => "AtRisk",
+            Standing::Met => "Met",
+            Standing::Missed => "Missed",
+        }
+    }
+
+    /// Whether a user should be warned.
+    pub fn warns(self) -> bool {
+        matches!(self, Standing::AtRisk | Standing::Missed)
+    }
+}
+
+/// When a TrainingJob will be done, and how its deadline stands.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FinishStatus {
+    /// The deadline, moved by the time for which the job was suspended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<String>,
+    /// Whether the deadline will be met, or was.
+    #[serde(default)]
+    pub standing: Standing,
+    /// When the job will be done, as predicted from its own reports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<String>,
+    /// Four times in five the job ends between `earliest` and `latest`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earliest: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latest: Option<String>,
+    /// For how long the job was suspended, in seconds; the suspension of now is not counted yet.
+    #[serde(default)]
+    pub suspended_seconds: i64,
+    /// When the suspension of now began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspended_since: Option<MicroTime>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forecast_is_news_when_the_end_leaves_the_published_interval() {
+        let old = Forecast { done_ms: 100, earliest_ms: 80, latest_ms: 130 };
+        let new = |done_ms| Forecast { done_ms, earliest_ms: 0, latest_ms: 1000 };
+        assert!(!old.is_outdated_by(&new(130)) && old.is_outdated_by(&new(131)) && old.is_outdated_by(&new(79)));
+    }
+}

@@ -1,0 +1,91 @@
+use super::*;
+use crate::tasks::{RestartPolicy, Role};
+use kube::CustomResourceExt;
+use serde_json::json;
+
+/// A manifest as people have them.
+fn manifest() -> Value {
+    let template = json!({"spec": {"containers": [{"name": "tensorflow", "image": "example/dist-mnist:1.0"}]}});
+    json!({
+        "apiVersion": "kubeflow.org/v1", "kind": "TFJob",
+        "metadata": {"name": "dist-mnist", "namespace": "team", "labels": {"app": "mnist"}, "uid": "u"},
+        "spec": {
+            "runPolicy": {"cleanPodPolicy": "None", "suspend": true, "schedulingPolicy": {"minAvailable": 2, "queue": "q"}},
+            "tfReplicaSpecs": {
+                "PS": {"replicas": 2, "restartPolicy": "Never", "template": template},
+                "Worker": {"replicas": 4, "restartPolicy": "ExitCode", "template": template},
+            },
+        },
+    })
+}
+
+#[test]
+fn a_published_manifest_is_read_with_the_defaults_of_the_contract() {
+    let job: TfJob = serde_json::from_value(manifest()).unwrap();
+    let read = job.spec.task_job("dist-mnist").unwrap();
+    assert_eq!(read.roles[&Role::Worker].restart, Some(RestartPolicy::ExitCode));
+    let options = &read.options;
+    assert!(options.is_tfjob && options.suspend && !options.is_foreign && !options.dynamic_workers);
+    assert_eq!((options.run.clean, options.run.backoff_limit), (CleanPodPolicy::None, None));
+    assert_eq!(options.run.min_available, Some(2));
+    assert_eq!(options.success, SuccessPolicy::FirstWorker);
+}
+
+#[test]
+fn wrong_words_are_answered_with_the_right_ones() {
+    for (path, word, helps) in [
+        ("/spec/runPolicy/cleanPodPolicy", "Some", "None, Running or All"),
+        ("/spec/successPolicy", "Half", "AllWorkers"),
+        ("/spec/tfReplicaSpecs/PS/restartPolicy", "Maybe", "ExitCode"),
+    ] {
+        let mut job = manifest();
+        job["spec"]["successPolicy"] = json!("");
+        *job.pointer_mut(path).unwrap() = json!(word);
+        let job: TfJob = serde_json::from_value(job).unwrap();
+        let said = job.spec.task_job("x").unwrap_err().to_string();
+        assert!(said.contains(helps), "{path}: {said}");
+    }
+}
+
+#[test]
+fn jobs_of_other_managers_are_left_to_them() {
+    for (manager, is_foreign) in [
+        (json!(null), false),
+        (json!(""), false),
+        (json!("kubeflow.org/training-operator"), false),
+        (json!("kueue.x-k8s.io/multikueue"), true),
+    ] {
+        let mut job = manifest();
+        job["spec"]["runPolicy"]["managedBy"] = manager.clone();
+        let job: TfJob = serde_json::from_value(job).unwrap();
+        assert_eq!(job.spec.is_foreign(), is_foreign, "{manager}");
+    }
+}
+
+#[test]
+fn a_converted_job_describes_the_same_tasks() {
+    let job: TfJob = serde_json::from_value(manifest()).unwrap();
+    let (converted, notes) = to_training_job(&job).unwrap();
+    assert_eq!(notes.len(), 2, "{notes:?}");
+    let text = serde_json::to_value(&converted).unwrap();
+    assert_eq!((&text["apiVersion"], &text["kind"]), (&json!("gainshare.dev/v1alpha1"), &json!("TrainingJob")));
+    assert!(text["metadata"]["uid"].is_null() && text["status"].is_null() && text["spec"]["template"].is_null());
+    assert_eq!(text["metadata"]["labels"]["app"], "mnist");
+    let (before, after) = (job.spec.task_job("dist-mnist").unwrap(), converted.spec.task_job("dist-mnist").unwrap());
+    assert_eq!(before.roles, after.roles);
+    assert!(after.options.suspend);
+}
+
+#[test]
+fn the_definition_has_the_names_and_columns_of_kubeflow() {
+    let crd = serde_json::to_value(TfJob::crd()).unwrap();
+    assert_eq!(crd["metadata"]["name"], "tfjobs.kubeflow.org");
+    assert_eq!(crd["spec"]["names"]["kind"], "TFJob");
+    let version = &crd["spec"]["versions"][0];
+    let columns = version["additionalPrinterColumns"].as_array().unwrap();
+    let columns: Vec<&str> = columns.iter().map(|column| column["name"].as_str().unwrap()).collect();
+    assert_eq!(columns, ["State", "Age", "Progress"]);
+    let spec = &version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
+    let role = &spec["tfReplicaSpecs"]["additionalProperties"]["properties"];
+    assert_eq!(role["template"]["x-kubernetes-preserve-unknown-fields"], true);
+}

@@ -1,0 +1,192 @@
+//! Which waiting job may start next, and on which nodes its tasks run. Pure: no I/O, no clock.
+//!
+//! **Problem.** A distributed job with half of its tasks running makes no progress and holds what it has. Two such
+//! jobs can hold what the other needs, for ever. So a job starts with all tasks of its gang or with none.
+//!
+//! **How.** Jobs that need room stand in one line. [`choose`] takes the first whose tasks fit what is free, and no
+//! other one is chosen before the nodes of this one are in its journal; from then on its room counts as taken. A job
+//! that has waited for [`STARVES_AFTER`] and would fit an empty cluster holds up all jobs behind it, so that small
+//! jobs do not starve a large one.
+//!
+//! **The line.** First tasks that replace lost ones of jobs that run, because these jobs hold room already. Then
+//! gangs, by priority and age. Last, tasks by which jobs grow: jobs that wait go first.
+//!
+//! **Placement.** [`pack`] uses as few nodes as possible. Servers and workers are placed in turns, so that each
+//! node gets both and their traffic stays on the node. Where that order does not fit, the largest tasks go first.
+//!
+//! **Properties.** `never_more_than_free`; `all_or_nothing`; `fewest_nodes_first`; `no_job_overtakes_a_starving_one`.
+
+use crate::state::workload::WorkloadKey;
+use gainshare_kube_api::quantity::total;
+use gainshare_kube_api::tasks::TaskId;
+use jiff::{SignedDuration, Timestamp};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+/// A gang that has waited so long is not overtaken any more.
+pub(super) const STARVES_AFTER: SignedDuration = SignedDuration::from_secs(300);
+
+/// Where each task is to run.
+pub(crate) type Placement = BTreeMap<TaskId, String>;
+
+/// What a node has: thousandths of a core, and bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NodeRoom {
+    pub(crate) name: String,
+    /// What no pod requests, less what is promised to tasks on their way.
+    pub(crate) free: (u64, u64),
+    /// What jobs could have if no job ran.
+    pub(crate) size: (u64, u64),
+}
+
+/// What a task requests: thousandths of a core, and bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TaskNeed {
+    pub(crate) task: TaskId,
+    pub(crate) requests: (u64, u64),
+}
+
+/// What a job waits for, in the order of the line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Class {
+    Replacement,
+    Gang,
+    Growth,
+}
+
+/// A job that needs room.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RoomRequest {
+    pub(crate) key: WorkloadKey,
+    pub(crate) uid: String,
+    pub(crate) class: Class,
+    pub(crate) priority: i32,
+    pub(crate) since: Timestamp,
+    /// All of them, or none.
+    pub(crate) needs: Vec<TaskNeed>,
+    /// Those that still fit.
+    pub(crate) optional: Vec<TaskNeed>,
+    /// Nodes that did not take a task of the job just now.
+    pub(crate) avoid: Vec<String>,
+}
+
+/// The first job of the line that fits, and where its tasks go.
+pub(crate) fn choose(
+    rooms: &[NodeRoom],
+    mut requests: Vec<RoomRequest>,
+    now: Timestamp,
+) -> Option<(RoomRequest, Placement)> {
+    let order = |one: &RoomRequest| (one.class, Reverse(one.priority), one.since, one.key.clone());
+    requests.sort_by_cached_key(order);
+    let gangs: Vec<Vec<TaskNeed>> =
+        requests.iter().filter(|one| one.class == Class::Gang).map(|one| one.needs.clone()).collect();
+    for request in requests {
+        // A job that grows now would take what a waiting job needs next.
+        if request.class == Class::Growth && gangs.iter().any(|needs| fits_empty(rooms, needs)) {
+            return None;
+        }
+        let usable: Vec<NodeRoom> = rooms.iter().filter(|room| !request.avoid.contains(&room.name)).cloned().collect();
+        if let Some(mut placement) = pack(&usable, &request.needs) {
+            add_optional(&usable, &request, &mut placement);
+            return Some((request, placement));
+        }
+        let starves = request.class == Class::Gang && now.duration_since(request.since) >= STARVES_AFTER;
+        if starves && fits_empty(rooms, &request.needs) {
+            return None;
+        }
+    }
+    None
+}
+
+/// Whether the tasks would fit if no job ran.
+pub(crate) fn fits_empty(rooms: &[NodeRoom], needs: &[TaskNeed]) -> bool {
+    let empty: Vec<NodeRoom> = rooms.iter().map(|room| NodeRoom { free: room.size, ..room.clone() }).collect();
+    pack(&empty, needs).is_some()
+}
+
+fn add_optional(rooms: &[NodeRoom], request: &RoomRequest, placement: &mut Placement) {
+    let mut left: Vec<NodeRoom> = rooms.to_vec();
+    for need in &request.needs {
+        let node = placement.get(&need.task);
+        left.iter_mut().filter(|room| Some(&room.name) == node).for_each(|room| take(room, need));
+    }
+    // Nodes that the job uses already come first.
+    left.sort_by_key(|room| !placement.values().any(|node| *node == room.name));
+    for need in &request.optional {
+        if let Some(room) = left.iter_mut().find(|room| fits(room, need)) {
+            take(room, need);
+            placement.insert(need.task, room.name.clone());
+        }
+    }
+}
+
+fn fits(room: &NodeRoom, need: &TaskNeed) -> bool {
+    need.requests.0 <= room.free.0 && need.requests.1 <= room.free.1
+}
+
+fn take(room: &mut NodeRoom, need: &TaskNeed) {
+    room.free = (room.free.0.saturating_sub(need.requests.0), room.free.1.saturating_sub(need.requests.1));
+}
+
+/// A place for every task, on as few nodes as possible; `None` if there is none.
+pub(crate) fn pack(rooms: &[NodeRoom], needs: &[TaskNeed]) -> Option<Placement> {
+    let wanted = (total(needs.iter().map(|need| need.requests.0)), total(needs.iter().map(|need| need.requests.1)));
+    let holds = |free: (u64, u64)| wanted.0 <= free.0 && wanted.1 <= free.1;
+    // One node: the smallest that holds all, so that larger ones stay whole.
+    let one = rooms.iter().filter(|room| holds(room.free)).min_by_key(|room| (room.free, room.name.clone()));
+    if let Some(room) = one {
+        return Some(needs.iter().map(|need| (need.task, room.name.clone())).collect());
+    }
+    let mut largest: Vec<NodeRoom> = rooms.to_vec();
+    largest.sort_by_key(|room| (Reverse(room.free), room.name.clone()));
+    let mixed = mixed(needs);
+    let mut by_size = needs.to_vec();
+    by_size.sort_by_key(|need| (Reverse(need.requests), need.task));
+    let mut count = 2;
+    while count <= largest.len() {
+        let nodes = &largest[..count];
+        let sum = (total(nodes.iter().map(|room| room.free.0)), total(nodes.iter().map(|room| room.free.1)));
+        if holds(sum)
+            && let Some(placement) = first_fit(nodes, &mixed).or_else(|| first_fit(nodes, &by_size))
+        {
+            return Some(placement);
+        }
+        // Large clusters are searched in larger strides; the last stride ends at the last node.
+        let next = count + (count / 8).max(1);
+        count = if next > largest.len() && count < largest.len() { largest.len() } else { next };
+    }
+    None
+}
+
+/// The tasks in turns of their roles, each role evenly spread over the order.
+fn mixed(needs: &[TaskNeed]) -> Vec<TaskNeed> {
+    let mut counts = BTreeMap::new();
+    for need in needs {
+        *counts.entry(need.task.role).or_insert(0_u32) += 1;
+    }
+    let mut seen = BTreeMap::new();
+    let mut order: Vec<(f64, TaskNeed)> = Vec::with_capacity(needs.len());
+    for need in needs {
+        let index = seen.entry(need.task.role).or_insert(0_u32);
+        let count = counts.get(&need.task.role).copied().unwrap_or(1).max(1);
+        order.push(((f64::from(*index) + 0.5) / f64::from(count), *need));
+        *index += 1;
+    }
+    order.sort_by(|(a, one), (b, other)| a.total_cmp(b).then(one.task.cmp(&other.task)));
+    order.into_iter().map(|(_, need)| need).collect()
+}
+
+fn first_fit(rooms: &[NodeRoom], needs: &[TaskNeed]) -> Option<Placement> {
+    let mut left: Vec<NodeRoom> = rooms.to_vec();
+    let mut placement = Placement::new();
+    for need in needs {
+        let room = left.iter_mut().find(|room| fits(room, need))?;
+        take(room, need);
+        placement.insert(need.task, room.name.clone());
+    }
+    Some(placement)
+}
+
+#[cfg(test)]
+#[path = "gang_tests.rs"]
+mod tests;

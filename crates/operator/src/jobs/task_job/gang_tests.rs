@@ -1,0 +1,166 @@
+use super::*;
+use crate::state::workload::WorkloadKind;
+use gainshare_kube_api::names::NamespacedName;
+use gainshare_kube_api::tasks::Role;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+fn room(name: &str, cores: u64) -> NodeRoom {
+    NodeRoom { name: name.to_owned(), free: (cores * 1000, cores << 30), size: (cores * 1000, cores << 30) }
+}
+
+fn need(role: Role, index: u32, cores: u64) -> TaskNeed {
+    TaskNeed { task: TaskId { role, index }, requests: (cores * 1000, 1 << 20) }
+}
+
+fn request(name: &str, since_s: i64, needs: Vec<TaskNeed>) -> RoomRequest {
+    RoomRequest {
+        key: WorkloadKey::new(WorkloadKind::TaskJob, NamespacedName::new("team", name)),
+        uid: name.to_owned(),
+        class: Class::Gang,
+        priority: 0,
+        since: Timestamp::from_second(since_s).unwrap(),
+        needs,
+        optional: Vec::new(),
+        avoid: Vec::new(),
+    }
+}
+
+fn chosen(rooms: &[NodeRoom], requests: &[RoomRequest], now_s: i64) -> Option<String> {
+    choose(rooms, requests.to_vec(), Timestamp::from_second(now_s).unwrap()).map(|(request, _)| request.uid)
+}
+
+#[test]
+fn fewest_nodes_first() {
+    let rooms = [room("small", 4), room("large", 16), room("middle", 8)];
+    let two = [need(Role::Ps, 0, 2), need(Role::Worker, 0, 2)];
+    let placement = pack(&rooms, &two).unwrap();
+    assert!(placement.values().all(|node| node == "small"), "the smallest node that holds all: {placement:?}");
+    let four: Vec<TaskNeed> = (0..4).map(|index| need(Role::Worker, index, 5)).collect();
+    let nodes: BTreeSet<String> = pack(&rooms, &four).unwrap().into_values().collect();
+    assert_eq!(nodes, ["large", "middle"].map(str::to_owned).into());
+}
+
+#[test]
+fn servers_run_beside_workers() {
+    let rooms = [room("a", 6), room("b", 6)];
+    let mut needs: Vec<TaskNeed> = (0..2).map(|index| need(Role::Ps, index, 1)).collect();
+    needs.extend((0..4).map(|index| need(Role::Worker, index, 2)));
+    let placement = pack(&rooms, &needs).unwrap();
+    let number =
+        |node: &str, role: Role| placement.iter().filter(|(task, there)| *there == node && task.role == role).count();
+    let pairs: usize = ["a", "b"].map(|node| number(node, Role::Ps) * number(node, Role::Worker)).iter().sum();
+    assert_eq!(pairs, 4, "as many pairs as these nodes allow talk without the network: {placement:?}");
+}
+
+#[test]
+fn all_or_nothing() {
+    let rooms = [room("a", 2), room("b", 2)];
+    let three: Vec<TaskNeed> = (0..3).map(|index| need(Role::Worker, index, 2)).collect();
+    assert_eq!(pack(&rooms, &three), None);
+    assert_eq!(chosen(&rooms, &[request("large", 0, three)], 1), None);
+}
+
+#[test]
+fn the_line_goes_by_class_then_priority_then_age() {
+    let rooms = [room("a", 4)];
+    let one = || vec![need(Role::Worker, 0, 1)];
+    let old = request("old", 0, one());
+    let young = request("young", 5, one());
+    assert_eq!(chosen(&rooms, &[young.clone(), old.clone()], 9).as_deref(), Some("old"));
+    let urgent = RoomRequest { priority: 7, ..young };
+    assert_eq!(chosen(&rooms, &[old.clone(), urgent.clone()], 9).as_deref(), Some("young"));
+    let growth = RoomRequest { class: Class::Growth, priority: 99, ..request("grows", 0, one()) };
+    assert_eq!(chosen(&rooms, &[growth, old.clone()], 9).as_deref(), Some("old"));
+    let large = request("large", 0, (0..2).map(|index| need(Role::Worker, index, 4)).collect());
+    let two = [room("a", 4), NodeRoom { free: (0, 0), ..room("b", 4) }];
+    let growth = RoomRequest { class: Class::Growth, ..request("grows", 0, one()) };
+    assert_eq!(chosen(&two, &[growth.clone(), large], 9), None, "no job grows while another one waits");
+    assert_eq!(chosen(&two, &[growth], 9).as_deref(), Some("grows"));
+    let replaced = RoomRequest { class: Class::Replacement, ..request("replaced", 8, one()) };
+    assert_eq!(chosen(&rooms, &[urgent, old, replaced], 9).as_deref(), Some("replaced"));
+}
+
+#[test]
+fn no_job_overtakes_a_starving_one() {
+    let mut rooms = [room("a", 4), room("b", 4)];
+    rooms[0].free = (1000, 1 << 30);
+    let large = request("large", 0, (0..2).map(|index| need(Role::Worker, index, 4)).collect());
+    let small = request("small", 10, vec![need(Role::Worker, 0, 1)]);
+    let impossible = request("impossible", 0, vec![need(Role::Worker, 0, 64)]);
+    assert_eq!(chosen(&rooms, &[large.clone(), small.clone()], 60).as_deref(), Some("small"));
+    assert_eq!(chosen(&rooms, &[large, small.clone()], 301), None, "room is kept for the large one");
+    assert_eq!(chosen(&rooms, &[impossible, small], 301).as_deref(), Some("small"), "no room helps the other one");
+}
+
+#[test]
+fn optional_tasks_take_what_is_left() {
+    let rooms = [room("a", 3)];
+    let mut elastic = request("elastic", 0, vec![need(Role::Worker, 0, 2)]);
+    elastic.optional = vec![need(Role::Worker, 1, 2), need(Role::Worker, 2, 1)];
+    let (_, placement) = choose(&rooms, vec![elastic], Timestamp::UNIX_EPOCH).unwrap();
+    assert_eq!(placement.keys().map(|task| task.index).collect::<Vec<_>>(), [0, 2]);
+}
+
+#[test]
+fn nodes_that_refused_are_avoided() {
+    let rooms = [room("a", 4), room("b", 4)];
+    let mut job = request("job", 0, vec![need(Role::Worker, 0, 1)]);
+    job.avoid = vec!["a".to_owned()];
+    let (_, placement) = choose(&rooms, vec![job], Timestamp::UNIX_EPOCH).unwrap();
+    assert_eq!(placement.into_values().collect::<Vec<_>>(), ["b"]);
+}
+
+/// Jobs that contend for a cluster that holds few of them: each runs for one turn when it is chosen. All run, and no
+/// job ever runs with a part of its tasks.
+#[test]
+fn a_hundred_contending_jobs_all_run() {
+    let needs = || vec![need(Role::Ps, 0, 2), need(Role::Worker, 0, 2), need(Role::Worker, 1, 2)];
+    let mut waiting: Vec<RoomRequest> = (0..100).map(|n| request(&format!("job-{n}"), n, needs())).collect();
+    let mut rooms = vec![room("a", 7), room("b", 6), room("c", 5)];
+    let mut running: Vec<Placement> = Vec::new();
+    let mut turns = 0;
+    while !waiting.is_empty() {
+        turns += 1;
+        assert!(turns < 1000, "{} jobs never ran", waiting.len());
+        match choose(&rooms, waiting.clone(), Timestamp::from_second(turns).unwrap()) {
+            Some((request, placement)) => {
+                assert_eq!(placement.len(), 3);
+                for node in placement.values() {
+                    let there = rooms.iter_mut().find(|room| room.name == *node).unwrap();
+                    there.free.0 = there.free.0.checked_sub(2000).unwrap();
+                }
+                waiting.retain(|one| one.uid != request.uid);
+                running.push(placement);
+            }
+            None => {
+                assert!(!running.is_empty(), "nothing runs and nothing starts");
+                for node in running.remove(0).values() {
+                    rooms.iter_mut().find(|room| room.name == *node).unwrap().free.0 += 2000;
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn never_more_than_free(
+        free in prop::collection::vec((0..9000_u64, 0..9_u64), 0..6),
+        tasks in prop::collection::vec((0..4000_u64, 0..4_u64), 1..9),
+    ) {
+        let rooms: Vec<NodeRoom> = free.iter().enumerate().map(|(i, free)| NodeRoom { name: i.to_string(), free: *free, size: *free }).collect();
+        let needs: Vec<TaskNeed> = tasks.iter().zip(0..).map(|(requests, index)| {
+            let role = if index % 3 == 0 { Role::Ps } else { Role::Worker };
+            TaskNeed { task: TaskId { role, index }, requests: *requests }
+        }).collect();
+        if let Some(placement) = pack(&rooms, &needs) {
+            prop_assert_eq!(placement.len(), needs.len());
+            for room in &rooms {
+                let there = || needs.iter().filter(|need| placement[&need.task] == room.name);
+                prop_assert!(there().map(|need| need.requests.0).sum::<u64>() <= room.free.0);
+                prop_assert!(there().map(|need| need.requests.1).sum::<u64>() <= room.free.1);
+            }
+        }
+    }
+}

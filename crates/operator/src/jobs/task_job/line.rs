@@ -1,0 +1,178 @@
+//! The line of jobs that need room: reads from the operator's copy of the cluster who waits and what is free, and
+//! keeps the one answer that is not in a journal yet.
+//!
+//! One grant at a time: the next job is chosen only when the nodes of the last one are in its journal, where
+//! [`rooms`] counts them as taken until the pods themselves hold them. A new leader finds the same in the journals.
+
+use super::gang::{Class, NodeRoom, Placement, RoomRequest, TaskNeed, choose, fits_empty};
+use crate::state::lead::Leader;
+use crate::state::task_job::TaskJobSnapshot;
+use crate::state::world::World;
+use gainshare_kube_api::attempt::{AttemptFacts, Phase};
+use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::tasks::{TaskId, TaskJobSpec, tasks};
+use gainshare_kube_api::training_job::State;
+use jiff::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A grant that is not in its job's journal after this time is given up.
+const GRANT_STANDS: SignedDuration = SignedDuration::from_secs(5);
+
+/// The line is not worked out more often than this.
+const PASS_EVERY: SignedDuration = SignedDuration::from_millis(100);
+
+#[derive(Debug, Default)]
+pub(crate) struct Line {
+    state: Mutex<LineState>,
+}
+
+#[derive(Debug, Default)]
+struct LineState {
+    grant: Option<Grant>,
+    passed: Option<Timestamp>,
+}
+
+#[derive(Debug)]
+struct Grant {
+    request: RoomRequest,
+    placement: Placement,
+    at: Timestamp,
+}
+
+impl Line {
+    /// The nodes for tasks of this job, if it is its turn. Another job whose turn it is gets queued.
+    pub(super) fn ask(&self, leader: &Leader, job: &TaskJobSnapshot, now: Timestamp) -> Option<Placement> {
+        leader.read(|world| request(world, job, now))?;
+        // The line's lock is never taken while the world's is held.
+        let mut state = self.state.lock();
+        if let Some(grant) = &state.grant {
+            let stands = now.duration_since(grant.at) < GRANT_STANDS;
+            if stands && leader.read(|world| is_open(world, grant)) {
+                return (grant.request.uid == job.uid).then(|| grant.placement.clone());
+            }
+            state.grant = None;
+        } else if state.passed.is_some_and(|passed| now.duration_since(passed) < PASS_EVERY) {
+            return None;
+        }
+        state.passed = Some(now);
+        let (rooms, requests) = leader.read(|world| (rooms(world), requests(world, now)));
+        let (request, placement) = choose(&rooms, requests, now)?;
+        let is_own = request.uid == job.uid;
+        if !is_own {
+            leader.change(|world| world.jobs.mark(request.key.clone()));
+        }
+        state.grant = Some(Grant { request, placement: placement.clone(), at: now });
+        is_own.then_some(placement)
+    }
+}
+
+/// Whether the job still waits for what it was granted.
+fn is_open(world: &World, grant: &Grant) -> bool {
+    let Some(job) = world.jobs.task_job(&grant.request.key).filter(|job| job.uid == grant.request.uid) else {
+        return false;
+    };
+    let journal = &job.status.journal;
+    !journal.restarting && !grant.request.needs.iter().all(|need| journal.nodes.contains_key(&need.task.to_string()))
+}
+
+/// Whether the gang would not even fit an empty cluster.
+pub(super) fn never_fits(world: &World, job: &TaskJobSnapshot) -> bool {
+    let Ok(spec) = &job.spec else { return false };
+    let rooms = rooms(world);
+    !rooms.is_empty() && !fits_empty(&rooms, &needs(spec, spec.gang()))
+}
+
+fn needs(spec: &TaskJobSpec, tasks: impl IntoIterator<Item = TaskId>) -> Vec<TaskNeed> {
+    let need = |task: TaskId| Some(TaskNeed { task, requests: spec.roles.get(&task.role)?.requests });
+    tasks.into_iter().filter_map(need).collect()
+}
+
+/// The pods of the job's present attempt, by task.
+fn current<'a>(world: &'a World, job: &TaskJobSnapshot) -> BTreeMap<TaskId, (&'a PodFacts, &'a AttemptFacts)> {
+    let journal = &job.status.journal;
+    let pods = world.pod_facts_of_job(&job.key).filter_map(|pod| Some((pod, pod.attempt.as_deref()?)));
+    let ours = pods.filter(|(pod, attempt)| {
+        let is_own = attempt.owner.as_ref() == Some(&job.uid);
+        is_own && attempt.epoch == Some(journal.epoch) && !journal.replaced.contains(&pod.uid)
+    });
+    ours.filter_map(|(pod, attempt)| Some((attempt.task?, (pod, attempt)))).collect()
+}
+
+/// What each node has for tasks: all that no pod requests, less what is promised to tasks on their way.
+pub(super) fn rooms(world: &World) -> Vec<NodeRoom> {
+    let mut promised: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    let jobs = world.jobs.task_jobs().filter(|job| job.status.journal.admitted && !is_over(job));
+    for job in jobs {
+        let Ok(spec) = &job.spec else { continue };
+        let pods = current(world, job);
+        for (task, node) in &job.status.journal.nodes {
+            let Some(task) = TaskId::parse(task) else { continue };
+            let Some(role) = spec.roles.get(&task.role) else { continue };
+            // A pod with a node is among what pods request, until it ends.
+            if pods.get(&task).is_none_or(|(pod, attempt)| pod.node.is_none() && attempt.phase == Phase::Pending) {
+                let sum = promised.entry(node).or_default();
+                *sum = (sum.0.saturating_add(role.requests.0), sum.1.saturating_add(role.requests.1));
+            }
+        }
+    }
+    let open = world.nodes().iter().filter(|(_, facts)| facts.open);
+    open.map(|(name, facts)| {
+        let all = (facts.cpu_milli.unwrap_or(0), facts.memory_bytes.unwrap_or(0));
+        let asked = world.requested(name);
+        let less = |from: (u64, u64), what: (u64, u64)| (from.0.saturating_sub(what.0), from.1.saturating_sub(what.1));
+        let size = less(all, asked.others);
+        let free = less(less(size, asked.jobs), promised.get(name.as_str()).copied().unwrap_or_default());
+        NodeRoom { name: name.clone(), free, size }
+    })
+    .collect()
+}
+
+fn is_over(job: &TaskJobSnapshot) -> bool {
+    let journal = &job.status.journal;
+    matches!(journal.state, State::Succeeded | State::Failed | State::Suspended) || journal.restarting
+}
+
+fn requests(world: &World, now: Timestamp) -> Vec<RoomRequest> {
+    world.jobs.task_jobs().filter_map(|job| request(world, job, now)).collect()
+}
+
+/// What the job waits for: its whole gang, or one task of a gang that runs.
+fn request(world: &World, job: &TaskJobSnapshot, now: Timestamp) -> Option<RoomRequest> {
+    let spec = job.spec.as_ref().ok()?;
+    let journal = &job.status.journal;
+    let is_out = job.is_foreign || job.deleting || spec.options.suspend || is_over(job) || journal.epoch == 0;
+    if is_out {
+        return None;
+    }
+    let pods = current(world, job);
+    let is_ready = |task: &TaskId| {
+        let pod = pods.get(task).filter(|(_, attempt)| attempt.gated && attempt.deleted.is_none());
+        pod.is_some() && !journal.nodes.contains_key(&task.to_string())
+    };
+    let gang: BTreeSet<TaskId> = spec.gang().into_iter().collect();
+    let wanted = job.wanted();
+    let others = || tasks(&wanted).filter(|task| !gang.contains(task) && is_ready(task));
+    let (class, needed, optional) = if journal.admitted {
+        match (gang.iter().find(|task| is_ready(task)), others().next()) {
+            (Some(task), _) => (Class::Replacement, vec![*task], Vec::new()),
+            (None, Some(task)) => (Class::Growth, vec![task], Vec::new()),
+            (None, None) => return None,
+        }
+    } else if gang.iter().all(is_ready) {
+        (Class::Gang, gang.iter().copied().collect(), others().collect())
+    } else {
+        return None;
+    };
+    let is_avoiding = journal.tried_until.as_ref().is_some_and(|until| until.0 > now);
+    Some(RoomRequest {
+        key: job.key.clone(),
+        uid: job.uid.clone(),
+        class,
+        priority: pods.values().map(|(_, attempt)| attempt.priority).max().unwrap_or(0),
+        since: job.created,
+        needs: needs(spec, needed),
+        optional: needs(spec, optional),
+        avoid: if is_avoiding { journal.tried.clone() } else { Vec::new() },
+    })
+}

@@ -1,0 +1,124 @@
+//! The published state of a job of tasks: conditions as Kubeflow's tools expect them, counts by role, one sentence.
+//!
+//! Conditions follow the training operator: each has an entry once it has held, the newest is the last in the list,
+//! `Running` and `Restarting` replace each other, and `Running` is false after the end.
+
+use crate::state::task_job::TaskJobStatus;
+use crate::state::workload::WorkloadKind;
+use gainshare_kube_api::tasks::TaskCondition;
+use gainshare_kube_api::training_job::State;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// The condition of a job whose reconcile panicked. [`set_state`] removes it.
+const RECONCILE_FAILED: &str = "ReconcileFailed";
+const RUNNING: &str = "Running";
+const RESTARTING: &str = "Restarting";
+const SUSPENDED: &str = "Suspended";
+const TRUE: &str = "True";
+const FALSE: &str = "False";
+
+/// Sets state, sentence and conditions.
+pub(super) fn set_state(status: &mut TaskJobStatus, kind: WorkloadKind, state: State, message: &str, now: Timestamp) {
+    status.journal.state = state;
+    message.clone_into(&mut status.message);
+    status.conditions.retain(|known| known.type_ != RECONCILE_FAILED);
+    put(status, kind, "Created", "the job was accepted", now, false);
+    let type_ = match state {
+        State::Waiting | State::Migrating => {
+            turn_off(status, SUSPENDED, now);
+            return;
+        }
+        State::Running => RUNNING,
+        State::Restarting => RESTARTING,
+        State::Suspended => SUSPENDED,
+        State::Succeeded => "Succeeded",
+        State::Failed => "Failed",
+    };
+    let replaced = match type_ {
+        RUNNING => RESTARTING,
+        RESTARTING => RUNNING,
+        _ => "",
+    };
+    status.conditions.retain(|known| known.type_ != replaced);
+    if type_ != RUNNING {
+        turn_off(status, RUNNING, now);
+    }
+    if type_ != SUSPENDED {
+        turn_off(status, SUSPENDED, now);
+    }
+    put(status, kind, type_, message, now, true);
+}
+
+/// The condition holds. It goes to the end of the list when it begins to hold.
+fn put(status: &mut TaskJobStatus, kind: WorkloadKind, type_: &str, message: &str, now: Timestamp, renew: bool) {
+    let known = status.conditions.iter_mut().find(|known| known.type_ == type_ && known.status == TRUE);
+    if let Some(known) = known {
+        if renew && known.message != message {
+            message.clone_into(&mut known.message);
+            known.last_update_time = Some(Time(now));
+        }
+        return;
+    }
+    status.conditions.retain(|known| known.type_ != type_);
+    status.conditions.push(TaskCondition {
+        type_: type_.to_owned(),
+        status: TRUE.to_owned(),
+        reason: format!("{}{type_}", kind.name()),
+        message: message.to_owned(),
+        last_update_time: Some(Time(now)),
+        last_transition_time: Some(Time(now)),
+    });
+}
+
+fn turn_off(status: &mut TaskJobStatus, type_: &str, now: Timestamp) {
+    for known in status.conditions.iter_mut().filter(|known| known.type_ == type_ && known.status == TRUE) {
+        FALSE.clone_into(&mut known.status);
+        known.last_update_time = Some(Time(now));
+        known.last_transition_time = Some(Time(now));
+    }
+}
+
+/// The status of a job whose reconcile panicked; `None` if it says so already.
+pub(super) fn with_reconcile_failure(status: &TaskJobStatus, message: &str, now: Timestamp) -> Option<TaskJobStatus> {
+    let mut status = status.clone();
+    if status.conditions.iter().any(|known| known.type_ == RECONCILE_FAILED && known.message == message) {
+        return None;
+    }
+    status.conditions.retain(|known| known.type_ != RECONCILE_FAILED);
+    status.conditions.push(TaskCondition {
+        type_: RECONCILE_FAILED.to_owned(),
+        status: TRUE.to_owned(),
+        reason: "Panic".to_owned(),
+        message: message.to_owned(),
+        last_update_time: Some(Time(now)),
+        last_transition_time: Some(Time(now)),
+    });
+    Some(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn types(status: &TaskJobStatus) -> Vec<(&str, &str)> {
+        status.conditions.iter().map(|one| (one.type_.as_str(), one.status.as_str())).collect()
+    }
+
+    #[test]
+    fn the_last_condition_is_the_state() {
+        let mut status = TaskJobStatus::default();
+        let mut set = |state| {
+            set_state(&mut status, WorkloadKind::TfJob, state, "m", Timestamp::UNIX_EPOCH);
+            types(&status).into_iter().map(|(a, b)| format!("{a}={b}")).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(set(State::Waiting), "Created=True");
+        assert_eq!(set(State::Running), "Created=True Running=True");
+        assert_eq!(set(State::Restarting), "Created=True Restarting=True");
+        assert_eq!(set(State::Running), "Created=True Running=True");
+        assert_eq!(set(State::Suspended), "Created=True Running=False Suspended=True");
+        assert_eq!(set(State::Running), "Created=True Suspended=False Running=True");
+        assert_eq!(set(State::Succeeded), "Created=True Suspended=False Running=False Succeeded=True");
+        assert_eq!(status.conditions.last().unwrap().reason, "TFJobSucceeded");
+    }
+}

@@ -1,0 +1,231 @@
+//! When a TrainingJob will be done, and how its deadline stands: the part `finish` of its status, and the
+//! condition `DeadlineAtRisk`.
+//!
+//! **Suspension.** A suspended job cannot work, so its deadline moves by the time for which it was suspended.
+//! The status keeps since when the job is suspended, and for how long it was suspended before. Every pod gets
+//! the deadline that holds when the pod is made; a job that is resumed has a new pod.
+//!
+//! **Judgement.** A job that succeeded by its deadline, its tolerance included, has met it, whatever happens
+//! afterwards. A job that failed, or is late, has missed it.
+
+use super::action::{PodFinish, Snapshot};
+use crate::state::snapshot::JobSnapshot;
+use gainshare_kube_api::deadline::{FinishStatus, Forecast, Standing, moment_text};
+use gainshare_kube_api::deadline_input;
+use gainshare_kube_api::training_job::{State, TrainingJobStatus};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, Time};
+
+/// The condition of a job whose deadline will be missed, or was.
+pub(super) const AT_RISK: &str = "DeadlineAtRisk";
+
+/// When the job must be done, by what its status says about suspensions that are over.
+pub(super) fn moment(job: &JobSnapshot) -> Option<Timestamp> {
+    let suspended_s = job.status.finish.as_ref().map_or(0, |finish| finish.suspended_seconds);
+    deadline_input::of_training_job(&job.spec, job.created, suspended_s)
+}
+
+/// The deadline for the annotation of a new pod. A deadline that was in the past when the job was created is no
+/// deadline: the job runs as best effort.
+pub(super) fn for_pod(job: &JobSnapshot) -> Option<String> {
+    moment(job).filter(|moment| *moment > job.created).map(|moment| moment.to_string())
+}
+
+/// Takes in the prediction of the node agent. Small changes are not worth a write.
+pub(super) fn predict(status: &mut TrainingJobStatus, reported: PodFinish) {
+    let Some(forecast) = reported.forecast else { return };
+    let known = status.finish.clone().unwrap_or_default();
+    let parse = |text: &Option<String>| text.as_ref()?.parse::<Timestamp>().ok().map(|at| at.as_millisecond().max(0));
+    let is_news = match (parse(&known.earliest), parse(&known.latest)) {
+        (Some(earliest), Some(latest)) => {
+            let published =
+                Forecast { done_ms: 0, earliest_ms: earliest.unsigned_abs(), latest_ms: latest.unsigned_abs() };
+            published.is_outdated_by(&forecast)
+        }
+        _ => true,
+    };
+    let standing = reported.standing.unwrap_or_default();
+    if is_news || standing != known.standing {
+        status.finish = Some(FinishStatus {
+            standing,
+            predicted: Some(moment_text(forecast.done_ms)),
+            earliest: Some(moment_text(forecast.earliest_ms)),
+            latest: Some(moment_text(forecast.latest_ms)),
+            ..known
+        });
+    }
+}
+
+/// Brings the deadline, its standing and its condition up to date for a job that goes into `state`.
+pub(super) fn update(status: &mut TrainingJobStatus, state: State, snapshot: &Snapshot<'_>) {
+    let job = snapshot.job;
+    if job.spec.deadline.is_none() && job.spec.deadline_seconds.is_none() {
+        return;
+    }
+    let mut finish = status.finish.clone().unwrap_or_default();
+    count_suspension(&mut finish, state, snapshot.now);
+    let at = deadline_input::of_training_job(&job.spec, job.created, finish.suspended_seconds);
+    finish.deadline = at.map(|at| at.to_string());
+    let latest = at.and_then(|at| at.saturating_add(deadline_input::tolerance(&job.spec)).ok());
+    let is_past = at.is_none_or(|at| at <= job.created);
+    let is_late = latest.is_none_or(|latest| snapshot.now > latest);
+    finish.standing = match state {
+        // How the job ended was judged when it ended.
+        State::Succeeded | State::Failed if matches!(finish.standing, Standing::Met | Standing::Missed) => {
+            finish.standing
+        }
+        State::Succeeded if !is_late => Standing::Met,
+        State::Succeeded | State::Failed => Standing::Missed,
+        State::Suspended => Standing::Unknown,
+        _ if is_past || is_late => Standing::Missed,
+        _ => finish.standing,
+    };
+    let (reason, message) = match finish.standing {
+        _ if is_past => (
+            "DeadlineInPast",
+            "the deadline is no moment after the creation of the job: create the job again with a later deadline; it \
+             runs as best effort"
+                .to_owned(),
+        ),
+        Standing::AtRisk => (
+            "MissPredicted",
+            format!(
+                "the job will be done at {}, after its deadline {}: it goes on as best effort",
+                finish.predicted.as_deref().unwrap_or("an unknown time"),
+                finish.deadline.as_deref().unwrap_or_default()
+            ),
+        ),
+        Standing::Missed => {
+            ("Missed", format!("the deadline {} was missed", finish.deadline.as_deref().unwrap_or_default()))
+        }
+        Standing::Met => ("Met", "the job succeeded in time".to_owned()),
+        Standing::OnTime => ("OnTime", "the job will be done in time, as far as can be predicted".to_owned()),
+        Standing::Unknown => ("NotPredicted", "the end of the job cannot be predicted yet".to_owned()),
+    };
+    let holds = if finish.standing.warns() { "True" } else { "False" };
+    let known = status.conditions.iter().find(|known| known.type_ == AT_RISK);
+    // The sentence of a warning stays as it was written: the prediction changes all the time.
+    let repeated = known.filter(|known| known.status == holds && known.reason == reason);
+    let condition = Condition {
+        type_: AT_RISK.to_owned(),
+        status: holds.to_owned(),
+        reason: reason.to_owned(),
+        message: repeated.map_or(message, |known| known.message.clone()),
+        observed_generation: Some(job.generation),
+        last_transition_time: known
+            .filter(|known| known.status == holds)
+            .map_or(Time(snapshot.now), |known| known.last_transition_time.clone()),
+    };
+    status.conditions.retain(|known| known.type_ != AT_RISK);
+    status.conditions.push(condition);
+    status.finish = Some(finish);
+}
+
+fn count_suspension(finish: &mut FinishStatus, state: State, now: Timestamp) {
+    match (state == State::Suspended, &finish.suspended_since) {
+        (true, None) => finish.suspended_since = Some(MicroTime(now)),
+        (false, Some(since)) => {
+            let seconds = now.duration_since(since.0).as_secs().max(0);
+            finish.suspended_seconds = finish.suspended_seconds.saturating_add(seconds);
+            finish.suspended_since = None;
+        }
+        _ => {}
+    }
+}
+
+/// The warning that a new status brings, if the old one did not have it.
+pub(super) fn new_warning(old: &TrainingJobStatus, new: &TrainingJobStatus) -> Option<String> {
+    let warning = |status: &TrainingJobStatus| {
+        let at_risk = status.conditions.iter().find(|known| known.type_ == AT_RISK && known.status == "True");
+        at_risk.map(|known| known.message.clone())
+    };
+    warning(new).filter(|_| warning(old).is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::snapshot::Nodes;
+    use jiff::SignedDuration;
+
+    fn job(seconds: Option<i64>) -> JobSnapshot {
+        let mut job = JobSnapshot { created: Timestamp::from_second(1_000_000).unwrap(), ..JobSnapshot::default() };
+        job.spec.deadline_seconds = seconds;
+        job
+    }
+
+    /// The job's status after it went into a state, so many seconds after its creation.
+    fn after(job: &JobSnapshot, state: State, at_s: i64) -> TrainingJobStatus {
+        let nodes = Nodes::new();
+        let now = job.created.saturating_add(SignedDuration::from_secs(at_s)).unwrap();
+        let snapshot = Snapshot {
+            now,
+            job,
+            pods: &[],
+            pod_is_missing: false,
+            nodes: &nodes,
+            order: None,
+            fault: None,
+            progress: None,
+            finish: None,
+        };
+        let mut status = job.status.clone();
+        update(&mut status, state, &snapshot);
+        status
+    }
+
+    #[test]
+    fn suspended_time_does_not_count() {
+        let mut job = job(Some(100));
+        job.status = after(&job, State::Running, 10);
+        assert_eq!(moment(&job).unwrap().as_second(), 1_000_100);
+        job.status = after(&job, State::Suspended, 20);
+        assert_eq!(moment(&job).unwrap().as_second(), 1_000_100, "the suspension is not over");
+        // Later steps of a suspended job do not begin it again.
+        job.status = after(&job, State::Suspended, 200);
+        assert!(!job.status.finish.as_ref().unwrap().standing.warns(), "a suspended job is not late");
+        job.status = after(&job, State::Waiting, 320);
+        assert_eq!(moment(&job).unwrap().as_second(), 1_000_400);
+        job.status = after(&job, State::Succeeded, 399);
+        assert_eq!(job.status.finish.as_ref().unwrap().standing, Standing::Met);
+        // The judgement stands, whenever the object is looked at again.
+        assert_eq!(after(&job, State::Succeeded, 9_000).finish.unwrap().standing, Standing::Met);
+    }
+
+    #[test]
+    fn success_counts_within_the_tolerance_only() {
+        let mut job = job(Some(100));
+        assert_eq!(after(&job, State::Succeeded, 101).finish.unwrap().standing, Standing::Missed);
+        job.spec.deadline_tolerance = Some("10s".to_owned());
+        assert_eq!(after(&job, State::Succeeded, 109).finish.unwrap().standing, Standing::Met);
+        assert_eq!(after(&job, State::Failed, 50).finish.unwrap().standing, Standing::Missed);
+    }
+
+    #[test]
+    fn a_predicted_miss_is_a_condition_and_one_warning() {
+        let mut job = job(Some(100));
+        job.status = after(&job, State::Running, 1);
+        let before = job.status.clone();
+        let forecast = Forecast { done_ms: 1_000_500_000, earliest_ms: 1_000_400_000, latest_ms: 1_000_600_000 };
+        predict(&mut job.status, PodFinish { forecast: Some(forecast), standing: Some(Standing::AtRisk) });
+        let status = after(&job, State::Running, 2);
+        let warning = new_warning(&before, &status).unwrap();
+        assert!(warning.contains("1970-01-12T13:55:00Z") && warning.contains("best effort"), "{warning}");
+        assert_eq!(new_warning(&status, &status), None);
+        // A prediction within the published interval is no news.
+        job.status = status.clone();
+        let near = Forecast { done_ms: 1_000_550_000, ..forecast };
+        predict(&mut job.status, PodFinish { forecast: Some(near), standing: Some(Standing::AtRisk) });
+        assert_eq!(job.status, status);
+    }
+
+    #[test]
+    fn a_deadline_in_the_past_warns_and_leaves_best_effort() {
+        let mut job = job(None);
+        job.spec.deadline = Some("1970-01-01T00:00:00Z".to_owned());
+        let status = after(&job, State::Waiting, 0);
+        assert_eq!(for_pod(&job), None);
+        assert!(new_warning(&job.status, &status).unwrap().contains("later deadline"));
+        assert_eq!(after(&self::job(None), State::Running, 5), TrainingJobStatus::default(), "no deadline, no status");
+    }
+}

@@ -1,0 +1,192 @@
+//! A job of several tasks as it was read: a TrainingJob with `replicaSpecs`, or a Kubeflow TFJob.
+
+use super::workload::{WorkloadKey, WorkloadKind};
+use gainshare_kube_api::names::{JOB_FINALIZER, NamespacedName, REPLICAS_ANNOTATION, STOPPED_ANNOTATION};
+use gainshare_kube_api::tasks::{ReplicaStatus, Role, SpecProblem, TaskCondition, TaskJobSpec, TaskJournal};
+use gainshare_kube_api::tfjob::{TfJob, TfJobStatus};
+use gainshare_kube_api::training_job::{TrainingJob, TrainingJobStatus};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, ObjectMeta, Time};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct TaskJobSnapshot {
+    pub(crate) key: WorkloadKey,
+    pub(crate) uid: String,
+    pub(crate) resource_version: String,
+    pub(crate) generation: i64,
+    pub(crate) created: Timestamp,
+    pub(crate) deleting: bool,
+    pub(crate) has_finalizer: bool,
+    /// The pod that an administrator declares to have stopped.
+    pub(crate) declared_stopped: Option<String>,
+    /// How many tasks of a role are wanted now ([`REPLICAS_ANNOTATION`]).
+    pub(crate) asked: BTreeMap<Role, u32>,
+    /// Another controller runs the job.
+    pub(crate) is_foreign: bool,
+    pub(crate) spec: Result<TaskJobSpec, SpecProblem>,
+    pub(crate) status: TaskJobStatus,
+}
+
+/// What the operator publishes and remembers about a job of tasks, for both kinds.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct TaskJobStatus {
+    pub(crate) conditions: Vec<TaskCondition>,
+    pub(crate) replicas: BTreeMap<String, ReplicaStatus>,
+    pub(crate) start_time: Option<MicroTime>,
+    pub(crate) completion_time: Option<MicroTime>,
+    pub(crate) message: String,
+    pub(crate) progress: Option<String>,
+    pub(crate) journal: TaskJournal,
+}
+
+impl TaskJobSnapshot {
+    pub(crate) fn of_training_job(job: &TrainingJob) -> Option<TaskJobSnapshot> {
+        let status = job.status.clone().unwrap_or_default();
+        let spec = job.spec.task_job(job.metadata.name.as_deref()?);
+        let is_foreign = spec.as_ref().is_ok_and(|spec| spec.options.is_foreign);
+        TaskJobSnapshot::read(
+            WorkloadKind::TaskJob,
+            &job.metadata,
+            spec,
+            is_foreign,
+            TaskJobStatus::of_training(status),
+        )
+    }
+
+    pub(crate) fn of_tfjob(job: &TfJob) -> Option<TaskJobSnapshot> {
+        let status = job.status.clone().unwrap_or_default();
+        let spec = job.spec.task_job(job.metadata.name.as_deref()?);
+        let status = TaskJobStatus {
+            conditions: status.conditions,
+            replicas: status.replica_statuses,
+            start_time: status.start_time,
+            completion_time: status.completion_time,
+            message: status.message,
+            progress: status.progress,
+            journal: status.tasks.unwrap_or_default(),
+        };
+        TaskJobSnapshot::read(WorkloadKind::TfJob, &job.metadata, spec, job.spec.is_foreign(), status)
+    }
+
+    fn read(
+        kind: WorkloadKind,
+        meta: &ObjectMeta,
+        spec: Result<TaskJobSpec, SpecProblem>,
+        is_foreign: bool,
+        status: TaskJobStatus,
+    ) -> Option<TaskJobSnapshot> {
+        let note = |key: &str| meta.annotations.as_ref().and_then(|notes| notes.get(key)).cloned();
+        let name = NamespacedName::new(meta.namespace.clone()?, meta.name.clone()?);
+        Some(TaskJobSnapshot {
+            key: WorkloadKey::new(kind, name),
+            uid: meta.uid.clone()?,
+            resource_version: meta.resource_version.clone().unwrap_or_default(),
+            generation: meta.generation.unwrap_or_default(),
+            created: meta.creation_timestamp.as_ref().map(|time| time.0).unwrap_or_default(),
+            deleting: meta.deletion_timestamp.is_some(),
+            has_finalizer: meta.finalizers.iter().flatten().any(|one| one == JOB_FINALIZER),
+            declared_stopped: note(STOPPED_ANNOTATION),
+            asked: note(REPLICAS_ANNOTATION).map(|text| asked_counts(&text)).unwrap_or_default(),
+            is_foreign,
+            spec,
+            status,
+        })
+    }
+
+    /// How many tasks of each role are wanted now.
+    pub(crate) fn wanted(&self) -> BTreeMap<Role, u32> {
+        self.spec.as_ref().map(|spec| spec.wanted_counts(&self.asked)).unwrap_or_default()
+    }
+}
+
+/// Reads `Worker=4,PS=2`. What cannot be read is left out.
+fn asked_counts(text: &str) -> BTreeMap<Role, u32> {
+    let pair = |part: &str| {
+        let (role, count) = part.split_once('=')?;
+        Some((Role::parse(role.trim())?, count.trim().parse().ok()?))
+    };
+    text.split(',').filter_map(pair).collect()
+}
+
+impl TaskJobStatus {
+    fn of_training(status: TrainingJobStatus) -> TaskJobStatus {
+        let condition = |condition: Condition| TaskCondition {
+            type_: condition.type_,
+            status: condition.status,
+            reason: condition.reason,
+            message: condition.message,
+            last_update_time: None,
+            last_transition_time: Some(condition.last_transition_time),
+        };
+        TaskJobStatus {
+            conditions: status.conditions.into_iter().map(condition).collect(),
+            replicas: status.replica_statuses,
+            start_time: status.start_time,
+            completion_time: status.completion_time,
+            message: status.message,
+            progress: None,
+            journal: status.tasks.unwrap_or_default(),
+        }
+    }
+
+    /// The status as the object has it.
+    pub(crate) fn to_value(&self, kind: WorkloadKind, generation: i64) -> Value {
+        let status = self.clone();
+        if kind == WorkloadKind::TfJob {
+            return json!(TfJobStatus {
+                conditions: status.conditions,
+                replica_statuses: status.replicas,
+                start_time: status.start_time,
+                completion_time: status.completion_time,
+                message: status.message,
+                progress: status.progress,
+                tasks: Some(status.journal),
+            });
+        }
+        let condition = |condition: TaskCondition| Condition {
+            type_: condition.type_,
+            status: condition.status,
+            reason: condition.reason,
+            message: condition.message,
+            observed_generation: Some(generation),
+            last_transition_time: condition.last_transition_time.unwrap_or(Time(Timestamp::UNIX_EPOCH)),
+        };
+        json!(TrainingJobStatus {
+            observed_generation: Some(generation),
+            state: status.journal.state,
+            message: status.message,
+            conditions: status.conditions.into_iter().map(condition).collect(),
+            failures: status.journal.failures,
+            start_time: status.start_time,
+            completion_time: status.completion_time,
+            replica_statuses: status.replicas,
+            tasks: Some(status.journal),
+            ..TrainingJobStatus::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn asked_counts_are_read_and_nonsense_is_left_out() {
+        assert_eq!(asked_counts("worker=4, PS = 2"), [(Role::Worker, 4), (Role::Ps, 2)].into());
+        assert_eq!(asked_counts("worker, =, x=1, worker=-1, chief=99999999999"), BTreeMap::new());
+    }
+
+    #[test]
+    fn a_status_survives_its_way_through_the_object() {
+        let mut status = TaskJobStatus { message: "waits".to_owned(), ..TaskJobStatus::default() };
+        status.journal.epoch = 3;
+        status.journal.nodes.insert("ps-0".to_owned(), "n".to_owned());
+        status.replicas.insert("PS".to_owned(), ReplicaStatus { active: 1, ..ReplicaStatus::default() });
+        let read: TrainingJobStatus = serde_json::from_value(status.to_value(WorkloadKind::TaskJob, 1)).unwrap();
+        assert_eq!(TaskJobStatus::of_training(read), status);
+        let read: TfJobStatus = serde_json::from_value(status.to_value(WorkloadKind::TfJob, 1)).unwrap();
+        assert_eq!((read.tasks, read.replica_statuses), (Some(status.journal), status.replicas));
+    }
+}

@@ -1,0 +1,396 @@
+//! The mix of jobs that the deadline stories run, and how a story is judged.
+//!
+//! **Problem.** A story that holds on any machine cannot name seconds: it must know how fast the machine
+//! trains, and how much of a core other programs leave.
+//!
+//! **How.** [`Machine::measure`] trains for a few seconds. [`mix`] derives from that the steps of each job and
+//! its deadline. Times in the mix are parts of one *horizon*. All feasible deadlines need at most 60 % of the
+//! jobs' cores when the most urgent job runs first. With equal shares, eight jobs at once are too slow for
+//! every deadline that is not loose.
+//!
+//! **Use.** CPU that was allocated and not used counts as wasted only as far as the machine was idle: what other
+//! programs of the machine take is no fault of a policy.
+//!
+//! **Prediction.** A [`Sample`] is what Gainshare published about one job at one moment. [`Prediction`]
+//! compares the sample after a tenth of each run with the actual end.
+//!
+//! **Terms and units.** Seconds (`_s`). *Work* is in seconds of one core. Errors are parts of the run's length.
+
+use super::train::steps_per_second;
+use anyhow::{Result, ensure};
+use serde::Serialize;
+use std::path::Path;
+
+/// A job that is told so after more than this was told too late.
+const TOLD_WITHIN_S: f64 = 60.0;
+
+/// The part of what was allocated that must be used.
+const LEAST_USED: f64 = 0.9;
+
+/// A machine that gives less than this part of a core is too busy for the story.
+const LEAST_CORE: f64 = 0.1;
+
+/// The work of the run that measures how much of a core is free.
+const CALIBRATION_S: f64 = 5.0;
+
+/// One job of the mix.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct MixJob {
+    pub(super) name: &'static str,
+    pub(super) model: &'static str,
+    pub(super) arrives_s: f64,
+    pub(super) work_s: f64,
+    pub(super) steps: u64,
+    pub(super) report_every: u64,
+    /// Seconds from the arrival.
+    pub(super) deadline_s: Option<f64>,
+    /// The deadline can be met.
+    pub(super) feasible: bool,
+}
+
+impl MixJob {
+    /// The words after `gainshare`, with the format of the reports.
+    pub(super) fn words(&self, format: &str) -> Vec<String> {
+        let (steps, every) = (self.steps.to_string(), self.report_every.to_string());
+        let words = ["train", self.model, "--steps", &steps, "--report-every", &every, "--format", format];
+        words.map(str::to_owned).to_vec()
+    }
+}
+
+/// What the machine does in a second.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Machine {
+    /// The part of a core that one busy program gets beside all other programs.
+    pub(super) core: f64,
+    /// Steps of each model per second of CPU time.
+    pub(super) steps_per_s: Vec<(&'static str, f64)>,
+}
+
+impl Machine {
+    /// `run` lets `gainshare` with these words run where the jobs of the story will run, and returns how many
+    /// seconds that took.
+    pub(super) fn measure(program: &Path, run: impl FnOnce(&[String]) -> Result<f64>) -> Result<Machine> {
+        let models = ["vae", "mlp", "gru"];
+        let rates: Result<Vec<_>> = models.iter().map(|m| Ok((*m, steps_per_second(program, m)?))).collect();
+        let steps_per_s = rates?;
+        let (model, rate) = steps_per_s[1];
+        let steps = ((rate * CALIBRATION_S) as u64).max(1).to_string();
+        let words = ["train", model, "--steps", &steps, "--format", "quiet"].map(str::to_owned);
+        let core = (CALIBRATION_S / run(&words)?.max(1e-3)).min(1.0);
+        ensure!(core >= LEAST_CORE, "other programs leave only {core:.2} of a core: try again on a quieter machine");
+        Ok(Machine { core, steps_per_s })
+    }
+
+    fn rate(&self, model: &str) -> f64 {
+        self.steps_per_s.iter().find(|(m, _)| *m == model).map_or(1.0, |(_, rate)| *rate)
+    }
+}
+
+/// Ten jobs for one core. `horizon_s` is about how long a round takes on an idle machine.
+pub(super) fn mix(machine: &Machine, horizon_s: f64) -> Vec<MixJob> {
+    // Name, model, arrival, work and deadline (both as parts of the horizon), feasible.
+    let rows = [
+        ("loose-1", "vae", 0.00, 0.14, Some(1.30), true),
+        ("loose-2", "mlp", 0.00, 0.12, Some(1.25), true),
+        ("rest", "gru", 0.00, 0.10, None, true),
+        ("loose-3", "gru", 0.03, 0.10, Some(1.20), true),
+        ("middle-1", "mlp", 0.06, 0.08, Some(0.55), true),
+        ("middle-2", "vae", 0.10, 0.07, Some(0.60), true),
+        ("tight-1", "mlp", 0.15, 0.08, Some(0.38), true),
+        ("impossible", "vae", 0.20, 0.20, Some(0.28), false),
+        ("tight-2", "gru", 0.30, 0.07, Some(0.60), true),
+        ("tight-3", "vae", 0.50, 0.07, Some(0.80), true),
+    ];
+    // On a busy machine everything takes longer, but the jobs stay as large as they are.
+    let wall_s = horizon_s / machine.core;
+    let job = |(name, model, arrives, work, deadline, feasible): (_, _, f64, f64, Option<f64>, _)| {
+        let rate = machine.rate(model);
+        let work_s = work * horizon_s;
+        MixJob {
+            name,
+            model,
+            arrives_s: arrives * wall_s,
+            work_s,
+            steps: ((rate * work_s) as u64).max(20),
+            // Twenty reports a second on an idle core: a job that shares with ten others still reports twice a second.
+            report_every: ((rate / 20.0) as u64).max(1),
+            deadline_s: deadline.map(|d| (d - arrives) * wall_s),
+            feasible,
+        }
+    };
+    rows.map(job).to_vec()
+}
+
+/// Sums up how much of the allocated CPU was used.
+#[derive(Debug, Default)]
+pub(super) struct Use {
+    used_s: f64,
+    wasted_s: f64,
+}
+
+impl Use {
+    /// Adds an interval, in core-seconds: what was allocated, what was used of it, and how long cores were idle.
+    pub(super) fn add(&mut self, allocated_s: f64, used_s: f64, idle_s: f64) {
+        let used_s = used_s.clamp(0.0, allocated_s);
+        self.used_s += used_s;
+        self.wasted_s += idle_s.clamp(0.0, allocated_s - used_s);
+    }
+
+    /// The part that was used.
+    pub(super) fn part(&self) -> f64 {
+        self.used_s / (self.used_s + self.wasted_s).max(1e-9)
+    }
+}
+
+/// What was published about a job at one moment, in seconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Sample {
+    pub(super) at_s: f64,
+    pub(super) done_s: f64,
+    pub(super) earliest_s: f64,
+    pub(super) latest_s: f64,
+}
+
+/// How one job fared. Times are seconds since the job's arrival.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct JobResult {
+    pub(super) name: &'static str,
+    pub(super) work_s: f64,
+    pub(super) deadline_s: Option<f64>,
+    pub(super) feasible: bool,
+    pub(super) ended_s: f64,
+    pub(super) met: Option<bool>,
+    pub(super) restarts: u64,
+    /// When the job was warned of a miss.
+    pub(super) warned_s: Option<f64>,
+    /// What was predicted after a tenth of the run, less the actual end, as a part of the run.
+    pub(super) error: Option<f64>,
+    pub(super) inside: Option<bool>,
+}
+
+impl JobResult {
+    /// Judges a job from the moments (since 1970) of its arrival, its start and its end.
+    pub(super) fn new(job: &MixJob, moments_s: [f64; 3], due_s: Option<f64>, samples: &[Sample]) -> JobResult {
+        let [arrived_s, started_s, ended_s] = moments_s;
+        let run_s = (ended_s - started_s).max(1e-3);
+        let tenth = samples.iter().find(|s| s.at_s >= started_s + 0.1 * run_s && s.at_s < ended_s);
+        JobResult {
+            name: job.name,
+            work_s: job.work_s,
+            deadline_s: job.deadline_s,
+            feasible: job.feasible,
+            ended_s: ended_s - arrived_s,
+            met: due_s.map(|due_s| ended_s <= due_s),
+            restarts: 0,
+            warned_s: None,
+            error: tenth.map(|s| (s.done_s - ended_s) / run_s),
+            inside: tenth.map(|s| (s.earliest_s..=s.latest_s).contains(&ended_s)),
+        }
+    }
+}
+
+/// How well ends were predicted after a tenth of each run.
+#[derive(Debug, Default, Clone, Serialize)]
+pub(super) struct Prediction {
+    pub(super) jobs: usize,
+    pub(super) median_error: f64,
+    pub(super) ninetieth_error: f64,
+    /// The part of the ends that lay inside the predicted 80 %.
+    pub(super) inside: f64,
+}
+
+impl Prediction {
+    fn of(jobs: &[JobResult]) -> Prediction {
+        let mut errors: Vec<f64> = jobs.iter().filter_map(|j| j.error).map(f64::abs).collect();
+        errors.sort_by(f64::total_cmp);
+        let at = |part: f64| errors.get(((errors.len() as f64 * part) as usize).min(errors.len().max(1) - 1)).copied();
+        let inside = jobs.iter().filter(|j| j.inside == Some(true)).count();
+        Prediction {
+            jobs: errors.len(),
+            median_error: at(0.5).unwrap_or_default(),
+            ninetieth_error: at(0.9).unwrap_or_default(),
+            inside: inside as f64 / errors.len().max(1) as f64,
+        }
+    }
+}
+
+/// The mix under one policy.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Round {
+    pub(super) policy: &'static str,
+    /// Feasible deadlines, and those of them that were met.
+    pub(super) feasible: usize,
+    pub(super) met: usize,
+    /// The part of what was allocated that was used.
+    pub(super) used: f64,
+    pub(super) restarts: u64,
+    pub(super) prediction: Prediction,
+    pub(super) jobs: Vec<JobResult>,
+}
+
+impl Round {
+    pub(super) fn new(policy: &'static str, used: f64, jobs: Vec<JobResult>) -> Round {
+        let is_feasible = |j: &&JobResult| j.feasible && j.deadline_s.is_some();
+        Round {
+            policy,
+            feasible: jobs.iter().filter(is_feasible).count(),
+            met: jobs.iter().filter(is_feasible).filter(|j| j.met == Some(true)).count(),
+            used,
+            restarts: jobs.iter().map(|j| j.restarts).sum(),
+            prediction: Prediction::of(&jobs),
+            jobs,
+        }
+    }
+}
+
+/// What a story measured.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) machine: Machine,
+    pub(super) default: Round,
+    pub(super) qos: Round,
+    pub(super) took_s: f64,
+}
+
+impl Report {
+    pub(super) fn print(&self) {
+        println!("{:<11} {:>7} {:>9} {:>16} {:>16}", "job", "work", "deadline", self.default.policy, self.qos.policy);
+        for (a, b) in self.default.jobs.iter().zip(&self.qos.jobs) {
+            let cell = |j: &JobResult| {
+                let word = match j.met {
+                    Some(true) => "met",
+                    Some(false) => "missed",
+                    None => "",
+                };
+                format!("{:>6.1} s {word:<7}", j.ended_s)
+            };
+            let due = a.deadline_s.map_or("none".to_owned(), |d| format!("{d:.1} s"));
+            println!("{:<11} {:>5.1} s {due:>9} {:>16} {:>16}", a.name, a.work_s, cell(a), cell(b));
+        }
+        for r in [&self.default, &self.qos] {
+            println!(
+                "{}: {} of {} feasible deadlines met, {} restarts, {:.0} % of the allocated CPU used",
+                r.policy,
+                r.met,
+                r.feasible,
+                r.restarts,
+                100.0 * r.used
+            );
+            println!(
+                "  ends predicted after 10 % of {} runs: median error {:.0} %, 90th percentile {:.0} %, {:.0} % inside the interval",
+                r.prediction.jobs,
+                100.0 * r.prediction.median_error,
+                100.0 * r.prediction.ninetieth_error,
+                100.0 * r.prediction.inside
+            );
+        }
+        println!("other programs left {:.2} of a core; {:.0} s in all", self.machine.core, self.took_s);
+    }
+
+    /// Every promise that was broken, in one error. The short form belongs to the tests and runs on busy
+    /// machines: figures of speed are printed there, and not judged.
+    pub(super) fn judge(&self, short: bool) -> Result<()> {
+        let mut broken = Vec::new();
+        let (default, qos) = (&self.default, &self.qos);
+        if default.restarts + qos.restarts > 0 {
+            broken.push(format!("{} restarts", default.restarts + qos.restarts));
+        }
+        if qos.met < default.met {
+            broken.push(format!("`qos` met {} deadlines, `{}` met {}", qos.met, default.policy, default.met));
+        }
+        for job in qos.jobs.iter().filter(|j| !j.feasible) {
+            match job.warned_s {
+                Some(s) if s <= TOLD_WITHIN_S => {}
+                Some(s) => broken.push(format!("{} was warned after {s:.0} s", job.name)),
+                None => broken.push(format!("{} was never warned", job.name)),
+            }
+        }
+        if !short {
+            if qos.met < qos.feasible {
+                broken.push(format!("{} of {} feasible deadlines met under `qos`", qos.met, qos.feasible));
+            }
+            if default.met >= qos.met {
+                broken.push(format!("`{}` met as many deadlines as `qos`", default.policy));
+            }
+            if qos.used < LEAST_USED {
+                broken.push(format!("only {:.0} % of the allocated CPU was used", 100.0 * qos.used));
+            }
+        }
+        ensure!(broken.is_empty(), "promises were broken: {}", broken.join("; "));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine { core: 0.5, steps_per_s: vec![("vae", 10.0), ("mlp", 100.0), ("gru", 1000.0)] }
+    }
+
+    #[test]
+    fn the_most_urgent_first_meets_every_feasible_deadline_with_room_to_spare() {
+        let jobs = mix(&machine(), 100.0);
+        assert!(jobs.iter().filter(|j| j.deadline_s.is_some()).count() >= 8);
+        let due = |j: &MixJob| j.deadline_s.map(|d| j.arrives_s + d);
+        let mut feasible: Vec<&MixJob> = jobs.iter().filter(|j| j.feasible && j.deadline_s.is_some()).collect();
+        feasible.sort_by(|a, b| due(a).partial_cmp(&due(b)).unwrap());
+        // What must be done between any arrival and any deadline fits into 60 % of half a core.
+        for from in &feasible {
+            for to in &feasible {
+                let inside = feasible.iter().filter(|j| j.arrives_s >= from.arrives_s && due(j) <= due(to));
+                let work_s: f64 = inside.map(|j| j.work_s).sum();
+                let room_s = 0.5 * (due(to).unwrap() - from.arrives_s);
+                assert!(room_s < 0.0 || work_s == 0.0 || work_s <= 0.6 * room_s, "{from:?} to {to:?}: {work_s}");
+            }
+        }
+        let impossible = jobs.iter().find(|j| !j.feasible).unwrap();
+        assert!(impossible.work_s > 2.0 * 0.5 * impossible.deadline_s.unwrap());
+    }
+
+    #[test]
+    fn equal_shares_miss_some_deadlines() {
+        let jobs = mix(&machine(), 100.0);
+        let mut left: Vec<f64> = jobs.iter().map(|j| j.work_s).collect();
+        let mut ended = vec![f64::INFINITY; jobs.len()];
+        let (step_s, mut now_s) = (0.1, 0.0);
+        while left.iter().any(|l| *l > 0.0) {
+            let live: Vec<usize> = (0..jobs.len()).filter(|&i| jobs[i].arrives_s <= now_s && left[i] > 0.0).collect();
+            now_s += step_s;
+            for &i in &live {
+                left[i] -= 0.5 * step_s / live.len() as f64;
+                if left[i] <= 0.0 {
+                    ended[i] = now_s;
+                }
+            }
+        }
+        let missed = jobs
+            .iter()
+            .zip(&ended)
+            .filter(|(j, end)| j.feasible && j.deadline_s.is_some_and(|d| **end > j.arrives_s + d));
+        assert!(missed.count() >= 4, "{ended:?}");
+    }
+
+    #[test]
+    fn cpu_that_other_programs_take_is_not_wasted() {
+        let mut all = Use::default();
+        all.add(1.0, 0.4, 0.0);
+        assert!((all.part() - 1.0).abs() < 1e-9);
+        all.add(1.0, 0.5, 2.0);
+        assert!((all.part() - 0.9 / 1.4).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_sample_after_a_tenth_of_the_run_counts() {
+        let job = &mix(&machine(), 100.0)[0];
+        let sample = |at_s, done_s| Sample { at_s, done_s, earliest_s: done_s - 5.0, latest_s: done_s + 5.0 };
+        let samples = [sample(10.0, 500.0), sample(30.0, 120.0), sample(60.0, 110.0)];
+        let result = JobResult::new(job, [5.0, 10.0, 110.0], Some(100.0), &samples);
+        assert_eq!((result.met, result.inside), (Some(false), Some(false)));
+        assert!((result.error.unwrap() - 0.1).abs() < 1e-9);
+        let round = Round::new("qos", 1.0, vec![result]);
+        assert_eq!((round.met, round.feasible, round.prediction.jobs), (0, 1, 1));
+        assert!((round.prediction.median_error - 0.1).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,221 @@
+//! `cargo xtask e2e kube-deadline`: real training pods with deadlines on a real cluster, once under the default
+//! policy and once under `qos`.
+//!
+//! The mix of [`super::deadline`] runs on one node with one core; the operator runs on another one. Deadlines are
+//! annotations of plain pods. What Gainshare publishes is read from the pods' notes twice a second: predicted
+//! ends, and how deadlines stand. Ends are those of the pods' logs.
+
+use super::deadline::{JobResult, Machine, MixJob, Report, Round, Sample, Use, mix};
+use super::kube::{Kube, Pod, idle_s, log_lines, unix_s, wait_for};
+use super::kube_share::install;
+use super::train::IMAGE;
+use crate::programs::Programs;
+use crate::testbed::{Spec, Testbed};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// The node where the pods train; the operator runs on the other one.
+const NODE: &str = "train";
+const OTHER: &str = "other";
+/// What every training pod requests: together less than the node, so that every pod finds room when it comes.
+const REQUEST: &str = "40m";
+const LABEL: &str = "story=kube-deadline";
+/// A progress bar has no line ends, so container runtimes keep it back. The total is in the command.
+const FORMAT: &str = "kv";
+/// Between two readings of the pods.
+const PACE: Duration = Duration::from_millis(500);
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Rounds of half a minute. Deadlines met are printed, and not judged.
+    #[arg(long)]
+    short: bool,
+    /// Leave the cluster up, to look around.
+    #[arg(long)]
+    keep: bool,
+    /// The programs in this folder instead of newly built ones.
+    #[arg(long, value_name = "FOLDER")]
+    programs: Option<PathBuf>,
+    /// As JSON.
+    #[arg(short, long, value_parser = ["json"])]
+    output: Option<String>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let programs = super::programs(args.programs.as_deref())?;
+    let testbed = Testbed::up(&Spec::new("kube-deadline", &[(NODE, 1.0), (OTHER, 0.6)])?)?;
+    let kube = Kube { testbed };
+    let report = measure(&kube, args, &programs);
+    kube.end(args.keep)?;
+    let report = report?;
+    match args.output {
+        Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
+        None => report.print(),
+    }
+    report.judge(args.short)
+}
+
+fn measure(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
+    let began = Instant::now();
+    kube.testbed.load_image(&programs.files(), IMAGE)?;
+    let node = format!("operator.nodeSelector.kubernetes\\.io/hostname={OTHER}");
+    install(kube, &["--set", &node])?;
+    namespace(kube, "calibration")?;
+    let machine = Machine::measure(&programs.gainshare(), |words| calibrate(kube, words))?;
+    eprintln!("e2e: the node gives {:.2} of a core", machine.core);
+    let jobs = mix(&machine, if args.short { 30.0 } else { 60.0 });
+    let default = play(kube, "gainshare", &jobs)?;
+    let qos = play(kube, "qos", &jobs)?;
+    let impossible: Vec<&str> = jobs.iter().filter(|j| !j.feasible).map(|j| j.name).collect();
+    warned_by_event(kube, &impossible)?;
+    Ok(Report { machine, default, qos, took_s: began.elapsed().as_secs_f64() })
+}
+
+fn namespace(kube: &Kube, name: &str) -> Result<()> {
+    kube.apply(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } }))
+}
+
+fn create(kube: &Kube, namespace: &str, name: &str, words: &[String], due: Option<String>) -> Result<()> {
+    let (key, value) = LABEL.split_once('=').context("a label has a value")?;
+    let notes = due.map_or(json!({}), |due| json!({ "gainshare.dev/deadline": due }));
+    kube.create(&json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": name, "namespace": namespace, "labels": { key: value }, "annotations": notes },
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "nodeSelector": { "kubernetes.io/hostname": NODE },
+            "containers": [{
+                "name": "train",
+                "image": IMAGE,
+                "imagePullPolicy": "Never",
+                "args": words,
+                "resources": { "requests": { "cpu": REQUEST, "memory": "32Mi" } },
+            }],
+        },
+    }))?;
+    Ok(())
+}
+
+/// Runs a pod alone on the node, and returns how many seconds it trained.
+fn calibrate(kube: &Kube, words: &[String]) -> Result<f64> {
+    create(kube, "calibration", "calibration", words, None)?;
+    wait_for("the end of the calibration", Duration::from_secs(120), || {
+        let pods = kube.pods("calibration", LABEL)?;
+        let pod = pods.first().context("the pod is gone")?;
+        ensure!(pod.phase() == "Succeeded", "the pod is {}", pod.phase());
+        let lines = log_lines(&pod.log_file(kube))?;
+        // The trainer's last line: `… 900 steps in 5.04 s (…)`.
+        let line = lines.iter().rev().find_map(|(_, line)| line.split_once(" steps in ")).context("no last line")?;
+        let seconds = line.1.split(' ').next().unwrap_or_default();
+        seconds.parse().with_context(|| format!("`{seconds}` is no number"))
+    })
+}
+
+/// What is known of one pod while the round is played.
+#[derive(Default)]
+struct Track {
+    arrived_s: f64,
+    due_s: Option<f64>,
+    warned_s: Option<f64>,
+    samples: Vec<Sample>,
+}
+
+impl Track {
+    fn observe(&mut self, pod: &Pod) {
+        let now_s = unix_s();
+        let note = pod.annotation("gainshare.dev/status").unwrap_or_default();
+        let Ok(note) = serde_json::from_str::<Value>(note) else { return };
+        let seconds = |key: &str| note["forecast"][key].as_f64().map(|ms| ms / 1e3);
+        if let [Some(done_s), Some(earliest_s), Some(latest_s)] =
+            [seconds("done_ms"), seconds("earliest_ms"), seconds("latest_ms")]
+        {
+            self.samples.push(Sample { at_s: now_s, done_s, earliest_s, latest_s });
+        }
+        if self.warned_s.is_none() && (note["standing"] == "AtRisk" || note["standing"] == "Missed") {
+            self.warned_s = Some(now_s - self.arrived_s);
+        }
+    }
+}
+
+/// Runs the mix in a namespace of its own, named after the policy.
+fn play(kube: &Kube, policy: &'static str, jobs: &[MixJob]) -> Result<Round> {
+    namespace(kube, policy)?;
+    let (key, value) = LABEL.split_once('=').context("a label has a value")?;
+    kube.apply(&json!({
+        "apiVersion": "gainshare.dev/v1alpha1",
+        "kind": "SharePolicy",
+        "metadata": { "name": "train", "namespace": policy },
+        "spec": { "selector": { "matchLabels": { key: value } }, "policy": policy },
+    }))?;
+    let began = Instant::now();
+    let longest_s = jobs.iter().map(|j| j.arrives_s + j.deadline_s.unwrap_or(0.0)).fold(0.0, f64::max);
+    let patience = Duration::from_secs_f64(3.0 * longest_s + 60.0);
+    let mut tracks: BTreeMap<&str, Track> = BTreeMap::new();
+    let mut waiting = jobs.iter().peekable();
+    let mut cpu = Use::default();
+    let mut before = (Instant::now(), idle_s()?, node_s(kube)?);
+    let pods = loop {
+        while let Some(job) = waiting.next_if(|j| began.elapsed().as_secs_f64() >= j.arrives_s) {
+            let arrived_s = unix_s();
+            let due_s = job.deadline_s.map(|d| arrived_s + d);
+            let due = due_s.map(|s| jiff::Timestamp::from_millisecond((s * 1e3) as i64)).transpose()?;
+            create(kube, policy, job.name, &job.words(FORMAT), due.map(|due| due.to_string()))?;
+            tracks.insert(job.name, Track { arrived_s, due_s, ..Track::default() });
+            eprintln!("e2e: {policy}: {:5.1} s: {} arrives", began.elapsed().as_secs_f64(), job.name);
+        }
+        let pods = kube.pods(policy, LABEL)?;
+        let running: Vec<&Pod> = pods.iter().filter(|p| p.phase() == "Running").collect();
+        for pod in &running {
+            if let Some(track) = tracks.get_mut(pod.name()) {
+                track.observe(pod);
+            }
+        }
+        let now = (Instant::now(), idle_s()?, node_s(kube)?);
+        if !running.is_empty() {
+            cpu.add((now.0 - before.0).as_secs_f64(), now.2 - before.2, now.1 - before.1);
+        }
+        before = now;
+        if let Some(failed) = pods.iter().find(|p| p.phase() == "Failed") {
+            anyhow::bail!("{} failed: see {}", failed.name(), failed.log_file(kube).display());
+        }
+        if waiting.peek().is_none() && pods.len() == jobs.len() && pods.iter().all(|p| p.phase() == "Succeeded") {
+            break pods;
+        }
+        ensure!(began.elapsed() < patience, "the pods did not end within {} s", patience.as_secs());
+        std::thread::sleep(PACE);
+    };
+    let mut results = Vec::new();
+    for job in jobs {
+        let pod = pods.iter().find(|p| p.name() == job.name).with_context(|| format!("{} has no pod", job.name))?;
+        let track = &tracks[job.name];
+        let lines = log_lines(&pod.log_file(kube))?;
+        let moments = lines.first().zip(lines.last()).with_context(|| format!("{} printed nothing", job.name))?;
+        let moments = [track.arrived_s, moments.0.0, moments.1.0];
+        let result = JobResult::new(job, moments, track.due_s, &track.samples);
+        results.push(JobResult { restarts: pod.restarts(), warned_s: track.warned_s, ..result });
+    }
+    Ok(Round::new(policy, cpu.part(), results))
+}
+
+/// CPU seconds of all pods of the training node since its start.
+fn node_s(kube: &Kube) -> Result<f64> {
+    let file = kube.testbed.node_cgroup(NODE, "cpuacct")?.join("kubepods/cpuacct.usage");
+    let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(text.trim().parse::<f64>()? / 1e9)
+}
+
+/// Every impossible deadline must have an event on its pod.
+fn warned_by_event(kube: &Kube, names: &[&str]) -> Result<()> {
+    let events = kube.get(&["events", "-n", "qos"])?;
+    for name in names {
+        let about = |event: &Value| event["reason"] == "DeadlineAtRisk" && event["involvedObject"]["name"] == **name;
+        let found = events["items"].as_array().into_iter().flatten().any(about);
+        ensure!(found, "no event DeadlineAtRisk was published about {name}");
+    }
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! The tables of `docs/faults.md`: rows with the tests that inject their fault.
+//!
+//! The document is the only list. A test is written as `` `path/to/file.rs::name` ``. What a test needs is
+//! read from its `#[ignore = "needs …"]` in the source.
+
+use anyhow::{Context, Result, bail};
+use std::path::Path;
+
+/// Where the tables are.
+pub(super) const DOCUMENT: &str = "docs/faults.md";
+
+/// A test as the document names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NamedTest {
+    /// From the root of the checkout.
+    pub(super) file: String,
+    pub(super) name: String,
+}
+
+/// A fault or an attack.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Row {
+    pub(super) id: String,
+    pub(super) fault: String,
+    pub(super) tests: Vec<NamedTest>,
+}
+
+/// The rows of all tables that have the columns of a fault: row, fault, what must hold, tests.
+pub(super) fn rows(document: &str) -> Vec<Row> {
+    let lines = document.lines().filter_map(cells).filter(|cells| cells.len() == 4);
+    let is_row = |id: &str| !id.is_empty() && id != "row" && id.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+    lines
+        .filter(|cells| is_row(&cells[0]) && !cells[0].starts_with('-'))
+        .map(|cells| Row { id: cells[0].clone(), fault: cells[1].clone(), tests: tests(&cells[3]) })
+        .collect()
+}
+
+/// The cells of a line of a table.
+fn cells(line: &str) -> Option<Vec<String>> {
+    let inner = line.trim().strip_prefix('|')?.strip_suffix('|')?;
+    Some(inner.split('|').map(|cell| cell.trim().to_owned()).collect())
+}
+
+/// Every test that a text names.
+pub(super) fn tests(text: &str) -> Vec<NamedTest> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    quoted
+        .filter_map(|words| words.split_once(".rs::"))
+        .map(|(file, name)| NamedTest { file: format!("{file}.rs"), name: name.to_owned() })
+        .collect()
+}
+
+impl NamedTest {
+    /// The package and the target that contain the test, as the runner names programs. Unit tests of a
+    /// package are in its library, or in its program where it has no library.
+    pub(super) fn programs(&self) -> Result<Vec<String>> {
+        let mut parts = self.file.split('/').peekable();
+        parts.next_if_eq(&"crates");
+        let package = parts.next().with_context(|| format!("{} is no path", self.file))?;
+        Ok(match (parts.next(), parts.next()) {
+            (Some("tests"), Some(file)) => vec![format!("{package} {}", file.trim_end_matches(".rs"))],
+            (Some("src"), _) => vec![format!("{package} lib"), format!("{package} bin")],
+            _ => bail!("{} is neither in `src` nor in `tests`", self.file),
+        })
+    }
+
+    /// The folder of the package, from the root of the checkout.
+    pub(super) fn package_folder(&self) -> &str {
+        let end = self.file.find("/src/").or_else(|| self.file.find("/tests/")).unwrap_or(self.file.len());
+        &self.file[..end]
+    }
+
+    /// What the test needs beyond Rust, in the words of its `#[ignore]`; an error if the test does not exist.
+    pub(super) fn needs(&self, root: &Path) -> Result<Option<String>> {
+        let path = root.join(&self.file);
+        let source = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let Some(at) = source.find(&format!("fn {}(", self.name)) else {
+            bail!("{} has no test `{}`", self.file, self.name);
+        };
+        // The attributes of a function follow the end of whatever is before it.
+        let before = &source[..at];
+        let attributes = before.rfind(['}', ';']).map_or(before, |end| &before[end..]);
+        if !attributes.contains("test]") && !attributes.contains("test(") {
+            bail!("`{}` in {} is a function, but no test", self.name, self.file);
+        }
+        let reason = attributes.split_once("#[ignore = \"").and_then(|(_, rest)| rest.split_once('"'));
+        Ok(reason.map(|(reason, _)| reason.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sh;
+
+    fn document() -> String {
+        std::fs::read_to_string(sh::root().join(DOCUMENT)).unwrap()
+    }
+
+    #[test]
+    fn every_test_that_the_document_names_exists() {
+        let named = tests(&document());
+        assert!(named.len() > 100, "the document names {} tests", named.len());
+        let errors: Vec<String> = named
+            .iter()
+            .filter_map(|test| test.needs(&sh::root()).and_then(|_| test.programs()).err())
+            .map(|e| format!("{e:#}"))
+            .collect();
+        assert!(errors.is_empty(), "{}", errors.join("\n"));
+    }
+
+    #[test]
+    fn every_row_has_a_name_of_its_own_and_a_test() {
+        let rows = rows(&document());
+        let names: std::collections::BTreeSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
+        assert_eq!(names.len(), rows.len(), "two rows have the same name");
+        let without: Vec<&str> = rows.iter().filter(|row| row.tests.is_empty()).map(|row| row.id.as_str()).collect();
+        assert!(without.is_empty() && rows.len() > 30, "rows without a test: {without:?}");
+        let text = document();
+        let referred = text.split('`').skip(1).step_by(2).filter(|words| names.contains(words)).count();
+        assert!(referred > 5, "the list of defects refers to rows");
+    }
+
+    #[test]
+    fn rows_and_tests_are_read() {
+        let text = "| row | fault | what must hold | tests |\n|---|---|---|---|\n\
+                    | disk-full | no room | refused | `crates/a/tests/b.rs::c` and `crates/a/src/d/e.rs::f` |\n\
+                    | defect | `crates/a/src/x.rs::y` |\n";
+        let rows = rows(text);
+        assert_eq!((rows.len(), rows[0].id.as_str(), rows[0].tests.len()), (1, "disk-full", 2));
+        assert_eq!(rows[0].tests[0].programs().unwrap(), ["a b"]);
+        assert_eq!(rows[0].tests[1].programs().unwrap(), ["a lib", "a bin"]);
+        assert_eq!(rows[0].tests[1].package_folder(), "crates/a");
+        assert_eq!(tests(text).len(), 3);
+    }
+}
