@@ -113,7 +113,10 @@ unsafe extern "C" fn open(
         // SAFETY: a file that was opened has a table of functions.
         let (address, found) = unsafe { ((*file).pMethods as usize, *(*file).pMethods) };
         let first = real().methods.get_or_init(|| found);
-        assert!(first.xWrite == found.xWrite && first.xSync == found.xSync && first.xTruncate == found.xTruncate);
+        let addresses = |m: &ffi::sqlite3_io_methods| {
+            (m.xWrite.map(|f| f as usize), m.xSync.map(|f| f as usize), m.xTruncate.map(|f| f as usize))
+        };
+        assert_eq!(addresses(first), addresses(&found), "all files have the same functions");
         let mut replaced = real().replaced.lock().unwrap();
         let ours = *replaced.entry(address).or_insert_with(|| {
             let mut ours = found;

@@ -150,7 +150,7 @@ impl Machine {
             }
             self.check()?;
         }
-        // Whatever happened, one more start finds everything.
+        // After all faults, one more start finds everything.
         self.crash(true)?;
         self.check()
     }

@@ -151,7 +151,7 @@ impl Agent {
         let shares: Vec<f64> = self.pods.iter().map(|_| 1.0 + dice.below(20) as f64).collect();
         let sum: f64 = shares.iter().sum();
         let shared: Vec<(&PodOnNode, f64)> = self.pods.iter().zip(shares.iter().map(|share| share / sum)).collect();
-        let changes = resize::changes(&shared);
+        let changes = resize::changes(&shared, 0);
         let resize = |(i, to): (usize, _)| Resize {
             uid: self.pods[i].uid.clone(),
             container: self.pods[i].container.clone(),

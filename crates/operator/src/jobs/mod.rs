@@ -10,8 +10,9 @@
 //! carries it out if the job can still be moved. One controller with one [`queue`] runs all kinds of
 //! workloads; each kind is an adapter ([`workload`]): [`training_job`] makes pods itself,
 //! [`batch_job`] moves `batch/v1` Jobs, [`task_job`] starts the tasks of distributed jobs together.
-//! What a move has in common for all kinds is in [`moves`]. An adapter reads facts from the caches of `crate::state` (or from the API server, where a copy is not
-//! good enough), and its pure state machine answers with actions.
+//! What a move has in common for all kinds is in [`moves`]. An adapter reads facts from the caches of
+//! `crate::state` (or from the API server, where a copy is not good enough), and its pure state machine
+//! answers with actions.
 //!
 //! **One object cannot hurt others.** A reconcile that panics is caught ([`crate::isolate`]), reported
 //! on its own object, and retried with a growing pause. All other jobs go on.
