@@ -8,6 +8,7 @@
 //! stay readable; the training operator lets them run for ever. A server that fails restarts the job as a whole where
 //! its restart policy allows a restart, because its state is lost. `activeDeadlineSeconds` begins when the tasks
 //! start, and not while the job waits for room.
+#![allow(clippy::duplicated_attributes, reason = "every printed column has a type, and many have the same")]
 
 use crate::names::CONTROLLER;
 use crate::tasks::{

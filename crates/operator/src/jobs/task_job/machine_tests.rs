@@ -224,7 +224,7 @@ impl Bed {
     }
 
     fn wait(&mut self, seconds: i64) {
-        self.now = self.now + SignedDuration::from_secs(seconds);
+        self.now += SignedDuration::from_secs(seconds);
     }
 }
 
