@@ -3,8 +3,9 @@
 //!
 //! A run is a sequence of *attempts*, each one pod (or one pod per task, with `replicaSpecs`),
 //! numbered by an *epoch* that only grows. The controller writes to the status what it intends before
-//! it acts, so that the next leader continues from there after a crash. Field names follow related projects: `suspend`, `managedBy`
-//! and `runPolicy` as in Kubeflow, `objective` and `metricsCollector` as in Katib.
+//! it acts, so that the next leader continues from there after a crash. Field names follow related
+//! projects: `suspend`, `managedBy` and `runPolicy` as in Kubeflow, `objective` and `metricsCollector`
+//! as in Katib.
 //!
 //! The template is kept as the author wrote it. Fields that we do not know reach the API server
 //! unchanged, and a mistake in it makes one job fail with a sentence; the controller's watch goes
