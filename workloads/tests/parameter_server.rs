@@ -172,45 +172,6 @@ fn one_synchronous_worker_has_the_losses_of_the_ordinary_trainer() {
     }
 }
 
-/// All tasks are stopped, started again, stopped again; the losses are those of a run that was never stopped.
-#[test]
-fn a_stopped_job_of_two_workers_resumes_exactly() {
-    let dir = tempfile::tempdir().unwrap();
-    let whole = {
-        let job = Job { steps: 60, mode: "sync", workers: 2, checkpoints: None };
-        let (_tasks, addresses) = job.servers(2);
-        let mut first = job.worker(0, &addresses);
-        let _second = job.worker(1, &addresses);
-        first.rest()
-    };
-    assert_eq!(whole.len(), 60);
-    assert_ne!(whole, ordinary(60), "the second worker's gradients count");
-    let job = Job { steps: 60, mode: "sync", workers: 2, checkpoints: Some(dir.path()) };
-    let mut lines = vec![];
-    for stop_after in [Some(17), Some(12), None] {
-        let (mut tasks, addresses) = job.servers(2);
-        let mut workers = [job.worker(0, &addresses), job.worker(1, &addresses)];
-        match stop_after {
-            Some(count) => {
-                lines.extend((0..count).map(|_| workers[0].report()));
-                tasks.iter_mut().for_each(|task| task.end(Signal::SIGTERM));
-                tasks.iter().for_each(|task| assert!(task.messages().contains("stopped by SIGTERM")));
-                workers.iter_mut().for_each(|task| task.end(Signal::SIGTERM));
-                lines.extend(workers[0].rest());
-            }
-            None => {
-                lines.extend(workers[0].rest());
-                workers.iter_mut().for_each(|task| assert!(task.wait().success(), "{}", task.messages()));
-            }
-        }
-    }
-    // Steps after the newest common checkpoint are taken twice.
-    for line in &lines {
-        assert!(whole.contains(line), "{line} is not in the uninterrupted run");
-    }
-    assert!(whole.iter().all(|line| lines.contains(line)), "a step is missing");
-}
-
 /// A worker dies, another one joins: every step is reported once, in order, and the servers are never set back.
 #[test]
 fn workers_that_die_and_join_cost_no_step() {

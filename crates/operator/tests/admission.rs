@@ -22,6 +22,7 @@ fn policy(name: &str) -> Value {
     let filled = template
         .replace("{{ $account }}", &format!("system:serviceaccount:{SYSTEM}:gainshare-operator"))
         .replace("{{ $system }}", &format!("['kube-system', 'kube-public', 'kube-node-lease', '{SYSTEM}']"))
+        .replace("{{ $owners }}", "owner.kind == 'TrainingJob' && owner.apiVersion.startsWith('gainshare.dev/')")
         .replace("{{ .Release.Namespace }}", SYSTEM)
         .replace("{{- include \"gainshare.labels\" . | nindent 4 }}", "{}");
     let start = filled.find("apiVersion:").unwrap();
@@ -108,7 +109,13 @@ impl Request {
         context.add_variable_from_value("object", cel(&self.object));
         context.add_variable_from_value("oldObject", cel(&self.old));
         let user = json!({"username": format!("system:serviceaccount:{SYSTEM}:gainshare-operator")});
-        context.add_variable_from_value("request", cel(&json!({"namespace": self.namespace, "userInfo": user})));
+        let operation = match (self.object.is_null(), self.old.is_null()) {
+            (true, _) => "DELETE",
+            (false, true) => "CREATE",
+            (false, false) => "UPDATE",
+        };
+        let request = json!({"namespace": self.namespace, "userInfo": user, "operation": operation});
+        context.add_variable_from_value("request", cel(&request));
         let metadata = json!({
             "name": self.namespace, "labels": self.namespace_labels, "annotations": self.namespace_annotations,
         });
@@ -367,4 +374,51 @@ fn jobs_and_the_webhook_are_changed_as_intended_only() {
     denied(&request(hooks("new", "elsewhere", ""), before()), "webhook", words);
     denied(&request(hooks("new", "gainshare-operator", "*"), before()), "webhook", words);
     denied(&request(json!({"webhooks": []}), before()), "webhook", words);
+}
+
+/// A Service of a task as the operator creates it.
+fn service() -> Value {
+    json!({
+        "metadata": {
+            "name": "run-ps-0", "namespace": "team",
+            "ownerReferences": [{"apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob", "name": "run",
+                "uid": "0b0c7d3e-5a8e-4c5e-9d6f-3f1f9a1b2c3d", "controller": true}],
+        },
+        "spec": {"clusterIP": "None", "selector": {"gainshare.dev/job": "run", "gainshare.dev/role": "ps"}},
+    })
+}
+
+#[test]
+fn services_are_those_of_tasks_only() {
+    let changed = |change: fn(&mut Value)| {
+        let mut service = service();
+        change(&mut service);
+        request(service, Value::Null)
+    };
+    allowed(&changed(|_| {}), "services");
+    allowed(&request(Value::Null, service()), "services");
+    denied(&changed(|s| s["spec"]["clusterIP"] = json!("10.0.0.1")), "services", "headless Services");
+    denied(&changed(|s| s["spec"]["externalIPs"] = json!(["203.0.113.1"])), "services", "headless Services");
+    denied(&changed(|s| s["spec"]["selector"] = json!({"app": "bank"})), "services", "headless Services");
+    let foreign = json!({"metadata": {"name": "bank", "namespace": "team"}, "spec": {}});
+    denied(&request(Value::Null, foreign), "services", "distributed jobs only");
+    let outside = Request { namespace: "kube-system", ..changed(|_| {}) };
+    denied(&outside, "services", "cluster's own namespaces");
+    let refused = Request { namespace_labels: json!({}), ..changed(|_| {}) };
+    denied(&refused, "services", "gainshare.dev/jobs=enabled");
+}
+
+#[test]
+fn a_task_is_named_by_its_role_and_index() {
+    let task = |name: &'static str| {
+        creation(move |pod| {
+            pod["metadata"]["name"] = json!(name);
+            pod["metadata"]["labels"]["gainshare.dev/role"] = json!("worker");
+            pod["metadata"]["labels"]["gainshare.dev/index"] = json!("1");
+        })
+    };
+    let job = pod()["metadata"]["labels"]["gainshare.dev/job"].as_str().unwrap().to_owned();
+    assert_eq!(job, "run", "the names below belong to this job");
+    allowed(&task("run-worker-1"), "pods-create");
+    denied(&task("run-worker-2"), "pods-create", "pods of TrainingJobs only");
 }

@@ -103,7 +103,7 @@ fn dies_after_each_write(bed: &Bed, tally: &mut Tally) {
     };
     let mut node = eventually("the Job's first node", || bed.adopted("batch")["node"].as_str().map(str::to_owned));
     drop(operator);
-    for point in ["after-stopping", "after-suspend", "after-stopped", "after-resume"] {
+    for point in ["after-stopping", "after-suspend", "after-resume"] {
         let mut operator = Operator::start(bed, Some(point));
         eventually("the Job at rest", || runs_on(&node));
         node = other(&node).to_owned();
