@@ -1,5 +1,5 @@
 //! The control plane fails while jobs move: the API server or etcd is away, the leader stands still while a second
-//! operator waits, the operator dies after each write about a Job of the cluster's own kind.
+//! operator waits.
 //!
 //! A watcher reads from the kernel which attempts live: never two of one job. Every move ends on its target.
 //! An outage lasts 5 s, or the seconds in `GAINSHARE_OUTAGE_S` (360 is longer than the lease of any part).
@@ -7,7 +7,7 @@
 #[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
 
-use common::training::{COUNTS, Operator, batch_job, job};
+use common::training::{COUNTS, Operator, job};
 use common::{Bed, SYSTEM, Scenarios, Watch, eventually, text, within_a_minute};
 use std::time::{Duration, Instant};
 
@@ -92,32 +92,6 @@ fn stands_still(bed: &Bed) -> f64 {
     took_s
 }
 
-/// The operator dies after each write about an adopted Job.
-fn dies_after_each_write(bed: &Bed, tally: &mut Tally) {
-    let operator = Operator::start(bed, None);
-    bed.apply(batch_job("batch", COUNTS, "Failed"));
-    let runs_on = |node: &str| {
-        let journal = bed.adopted("batch");
-        let is_there = journal["node"] == node && journal["migration"].is_null();
-        is_there.then_some(journal["moves"].as_u64().unwrap_or(0))
-    };
-    let mut node = eventually("the Job's first node", || bed.adopted("batch")["node"].as_str().map(str::to_owned));
-    drop(operator);
-    for point in ["after-stopping", "after-suspend", "after-resume"] {
-        let mut operator = Operator::start(bed, Some(point));
-        eventually("the Job at rest", || runs_on(&node));
-        node = other(&node).to_owned();
-        bed.send("job/batch", &node);
-        operator.died();
-        let began = Instant::now();
-        let _operator = Operator::start(bed, None);
-        eventually("the Job on its target", || runs_on(&node));
-        tally.add(began.elapsed().as_secs_f64());
-    }
-    let counts = bed.resumed_at("batch");
-    assert!(counts.windows(2).all(|pair| pair[0] < pair[1]), "it did not resume: {counts:?}");
-}
-
 #[test]
 #[ignore = "needs root and a test bed"]
 fn the_control_plane_fails_while_jobs_move() {
@@ -133,7 +107,6 @@ fn the_control_plane_fails_while_jobs_move() {
     scenarios.run("the API server is away", || tally.add(is_away(&bed, "kube-apiserver")));
     scenarios.run("etcd is away", || tally.add(is_away(&bed, "etcd")));
     scenarios.run("the leader stands still", || tally.add(stands_still(&bed)));
-    scenarios.run("the operator dies after each write about a Job", || dies_after_each_write(&bed, &mut tally));
     let watched = watch.end();
     scenarios.run("no job ever lived twice", || assert!(watched.twice.is_empty(), "{:?}", watched.twice));
     let violations = watched.twice.len();

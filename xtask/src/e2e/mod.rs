@@ -11,7 +11,7 @@ mod trace;
 mod train;
 
 use crate::programs::Programs;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::path::Path;
 
 #[derive(clap::Args)]
@@ -68,5 +68,7 @@ pub(crate) fn short(programs: &Programs) -> Result<()> {
 
 /// The programs in a folder that the user named, or newly built ones.
 fn programs(folder: Option<&Path>) -> Result<Programs> {
-    folder.map_or_else(Programs::build, Programs::in_folder)
+    let Some(folder) = folder else { return Programs::build() };
+    // Jobs that are started from it have working folders of their own.
+    Programs::in_folder(&folder.canonicalize().with_context(|| format!("cannot find {}", folder.display()))?)
 }
