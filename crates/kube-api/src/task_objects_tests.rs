@@ -1,3 +1,5 @@
+//! The objects of tasks against TFJob's contract: `TF_CONFIG`, environment, names, labels and Services.
+
 use super::*;
 use crate::tfjob::TfJobSpec;
 use crate::training_job::TrainingJobSpec;

@@ -1,3 +1,5 @@
+//! Descriptions of distributed jobs: what is accepted, and the sentence for each mistake.
+
 use super::*;
 use serde_json::json;
 

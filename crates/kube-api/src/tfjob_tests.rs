@@ -1,3 +1,5 @@
+//! TFJob manifests as Kubeflow's users write them, and their conversion.
+
 use super::*;
 use crate::tasks::{RestartPolicy, Role};
 use kube::CustomResourceExt;

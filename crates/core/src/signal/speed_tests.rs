@@ -1,3 +1,5 @@
+//! The speed model on made-up jobs whose true speed is known.
+
 use super::*;
 use crate::model::Span;
 use crate::signal::{Sample, Tracker};

@@ -1,3 +1,5 @@
+//! Which gang starts next and where its tasks go, on made-up nodes and requests.
+
 use super::*;
 use crate::state::workload::WorkloadKind;
 use gainshare_kube_api::names::NamespacedName;
