@@ -8,7 +8,7 @@
 mod common;
 
 use common::training::Operator;
-use common::{Bed, SYSTEM, Scenarios, checkout, eventually, text};
+use common::{Bed, Scenarios, eventually, text};
 use serde_json::{Value, json};
 use std::fs;
 
