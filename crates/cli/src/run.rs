@@ -74,12 +74,13 @@ struct Start {
 impl Start {
     /// `command` is the job's own, whose words need not be text.
     fn of(spec: &JobSpec, command: &[OsString]) -> Start {
-        let program = std::env::current_exe().unwrap_or_else(|_| "gainshare".into());
-        let mut argv: Vec<OsString> = spec.argv(&program).into_iter().map(OsString::from).collect();
-        let own = argv.len().saturating_sub(command.len());
-        argv.truncate(own);
-        argv.extend(command.iter().cloned());
-        Start { command: argv, env: spec.start_env() }
+        let mut words = Vec::new();
+        if !spec.roles.is_empty() {
+            let program = std::env::current_exe().unwrap_or_else(|_| "gainshare".into());
+            words = vec![program.into_os_string(), "tasks".into(), "--".into()];
+        }
+        words.extend(command.iter().cloned());
+        Start { command: words, env: spec.start_env() }
     }
 }
 

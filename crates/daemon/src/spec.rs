@@ -29,9 +29,6 @@ use std::path::{Path, PathBuf};
 /// The variable that tells `gainshare tasks` the roles of a job, as JSON.
 pub const ROLES_VARIABLE: &str = "GAINSHARE_TASK_ROLES";
 
-/// The longest name of a job.
-const MAX_NAME: usize = 63;
-
 /// A sweep over more jobs than this is a mistake more often than a wish.
 pub const MAX_SWEEP: usize = 1000;
 
@@ -231,15 +228,6 @@ impl JobSpec {
             .collect();
         name.truncate(48);
         if name.is_empty() { "job".into() } else { name }
-    }
-
-    /// The command that the supervisor starts: the job's own, or `program`, which starts the tasks of all roles.
-    pub fn argv(&self, program: &Path) -> Vec<String> {
-        if self.roles.is_empty() {
-            return self.command.clone();
-        }
-        let words = [program.display().to_string(), "tasks".into(), "--".into()];
-        words.into_iter().chain(self.command.iter().cloned()).collect()
     }
 
     /// The variables that the supervisor sets. The roles are among them, because other users can read arguments.
@@ -488,7 +476,7 @@ fn is_interpreter(program: &str) -> bool {
 }
 
 fn check_name(name: &str) -> Result<(), SpecError> {
-    let ok = (1..=MAX_NAME).contains(&name.len())
+    let ok = (1..=63).contains(&name.len())
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.chars().all(is_name_char)
         // A number names a job by its id; a name made of digits would be ambiguous.
