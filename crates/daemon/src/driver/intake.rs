@@ -214,11 +214,8 @@ impl Driver {
             if written.len() > FEW_FILES {
                 return Ok(nix::unistd::syncfs(File::open(&jobs)?)?);
             }
-            for (file, dir) in &written {
-                file.sync_all()?;
-                jobdir::sync_dir(dir)?;
-            }
-            jobdir::sync_dir(&jobs)
+            let files = written.iter().map(|(file, dir)| (file, dir.as_path()));
+            jobdir::sync_new(&jobs, files, File::sync_all)
         };
         sync().map_err(|e| disk_refusal("sync", &jobs, e))
     }
