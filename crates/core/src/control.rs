@@ -377,3 +377,7 @@ fn merge(claims: &[Claim], of_rest: Vec<Opinion>, rest: f64, part: f64) -> Vec<O
     };
     claims.iter().filter_map(opinion).collect()
 }
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;
