@@ -159,31 +159,8 @@ impl Driver {
 
     /// A job that waits; its spec has a name.
     pub(super) fn new_record(&self, id: JobId, spec: JobSpec, attached: bool) -> JobRecord {
-        JobRecord {
-            id,
-            name: spec.label(),
-            owner: spec.owner.clone().unwrap_or_else(unix_user),
-            after: Vec::new(),
-            env_names: Vec::new(),
-            attached,
-            adopted: false,
-            state: JobState::Queued,
-            attempt: 0,
-            submitted: self.clock.moment(),
-            started: None,
-            ended: None,
-            order: None,
-            group: None,
-            leader: None,
-            container: None,
-            exit_code: None,
-            signal: None,
-            why: None,
-            stop_requested: false,
-            kill_at: None,
-            notes: Vec::new(),
-            spec,
-        }
+        let owner = spec.owner.clone().unwrap_or_else(unix_user);
+        JobRecord { attached, ..JobRecord::queued(id, spec, owner, self.clock.moment()) }
     }
 
     fn register_owner(&mut self, name: &str) -> Result<(), Refusal> {
