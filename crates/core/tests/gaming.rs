@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 enum Lie {
     /// The loss falls in large steps.
     Staircase,
-    /// The loss falls steeply and starts anew, as if a new model were trained.
+    /// The loss falls steeply and jumps back, as if another model were trained.
     Resets,
     /// The loss rises and falls.
     Sawtooth,
