@@ -20,6 +20,7 @@ const MUTATED: [(&str, &[&str]); 2] = [
         "gainshare-core",
         &[
             "crates/core/src/check.rs",
+            "crates/core/src/check/tasks.rs",
             "crates/core/src/decider.rs",
             "crates/core/src/control.rs",
             "crates/core/src/deal.rs",
@@ -28,7 +29,12 @@ const MUTATED: [(&str, &[&str]); 2] = [
     ),
     (
         "gainshare-operator",
-        &["crates/operator/src/jobs/training_job/machine.rs", "crates/operator/src/jobs/batch_job/machine.rs"],
+        &[
+            "crates/operator/src/jobs/moves.rs",
+            "crates/operator/src/jobs/training_job/machine.rs",
+            "crates/operator/src/jobs/training_job/ending.rs",
+            "crates/operator/src/jobs/batch_job/machine.rs",
+        ],
     ),
 ];
 

@@ -43,6 +43,8 @@ enum Chore {
     Mutants(faultsim::MutantArgs),
     /// Injects the faults of docs/faults.md and prints what held.
     Faults(faults::Args),
+    /// Feeds arbitrary input to everything that reads input from outside: see docs/testing.md.
+    Fuzz(faults::fuzz::Args),
     /// Writes the generated files: references of the programs, custom resources, plain YAML of the chart.
     Generate,
     /// Builds all programs and puts them into a container image, as an archive for `docker load` or `kind
@@ -66,6 +68,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Faultsim(args) => faultsim::run(&args),
         Chore::Mutants(args) => faultsim::run_mutants(&args),
         Chore::Faults(args) => faults::run(&args),
+        Chore::Fuzz(args) => faults::fuzz::run(&args),
         Chore::Generate => check::generate(),
         Chore::Image(args) => image::run(&args),
         Chore::Soak(args) => soak::run(&args),

@@ -111,6 +111,11 @@ fn starts_wait_for_their_jobs_and_go_to_known_nodes_with_room() {
         }),
         [crowded]
     );
+    let fits = found(|v, p| {
+        v.nodes[0].slots = Some(3);
+        p.starts = vec![start(3, 0)];
+    });
+    assert_eq!(fits, [], "the last slot may be used");
 }
 
 #[test]
@@ -186,6 +191,14 @@ fn floors_and_maxima_are_kept_where_floors_fit() {
     // Two floors of 0.8 do not fit one node: neither can be kept, and neither is asked for.
     let too_many = found(|v, _| v.jobs.iter_mut().for_each(|j| j.floor = Share::clamped(0.8)));
     assert_eq!(too_many, []);
+    let limited = found(|v, p| {
+        v.jobs[..2].iter_mut().for_each(|j| j.floor = Share::clamped(0.8));
+        p.verdicts.insert(JobId(1), verdict(target(0.5, 0.5)));
+    });
+    assert_eq!(limited, [], "nor is a limit that is as high");
+    // One floor of 0.8 does not fit half a node.
+    let beyond_its_part = found(|v, _| (v.jobs[1].owner, v.jobs[0].floor) = (OwnerId(1), Share::clamped(0.8)));
+    assert_eq!(beyond_its_part, []);
     // Beside another owner's job the part is a half, and a floor in it counts.
     let apart = found(|v, p| {
         (v.jobs[1].owner, v.jobs[0].floor) = (OwnerId(1), Share::clamped(0.4));
@@ -253,4 +266,10 @@ fn what_rounding_explains_is_tolerated() {
         at_least(p, 2, TOLERANCE, 1.0, TOLERANCE);
     });
     assert_eq!(whole, [], "a node, and what is promised of it");
+    let part = found(|v, p| {
+        v.jobs[1].owner = OwnerId(1);
+        at_least(p, 1, 0.5 + TOLERANCE, 1.0, 0.0);
+        at_least(p, 2, 0.5 - TOLERANCE, 1.0, 0.0);
+    });
+    assert_eq!(part, [], "an owner's part");
 }

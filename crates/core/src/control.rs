@@ -257,9 +257,9 @@ fn group(view: &View) -> Grouped<'_> {
 }
 
 /// How many reports the jobs of a group have made in all: when the number changed, a job has
-/// reported.
+/// reported. The numbers come from other machines, so the sum may not overflow.
 fn reports(jobs: &[&JobView]) -> u64 {
-    jobs.iter().map(|j| j.signal.reports).sum()
+    jobs.iter().fold(0, |sum: u64, job| sum.saturating_add(job.signal.reports))
 }
 
 impl Group {
@@ -377,3 +377,7 @@ fn merge(claims: &[Claim], of_rest: Vec<Opinion>, rest: f64, part: f64) -> Vec<O
     };
     claims.iter().filter_map(opinion).collect()
 }
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;

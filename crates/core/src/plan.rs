@@ -414,6 +414,33 @@ mod tests {
     }
 
     #[test]
+    fn tolerated_lateness_is_reported_where_there_is_some() {
+        let meets = |late_s| Reason::MeetsDeadline { least: Share::FULL, spare_s: 7.0, late_s }.to_string();
+        assert!(meets(0.0).starts_with("keeps its deadline with 7 s to spare"), "{}", meets(0.0));
+        assert!(meets(3.0).starts_with("keeps its deadline with the tolerated lateness of 3 s"), "{}", meets(3.0));
+        assert!(!meets(-1.0).contains("lateness"), "{}", meets(-1.0));
+    }
+
+    #[test]
+    fn a_promise_is_written_only_where_there_is_one() {
+        let mut verdict = crate::fixtures::verdict(Target::FREE);
+        let text = |verdict: &Verdict| serde_json::to_string(verdict).expect("it serialises");
+        assert!(!text(&verdict).contains("least"), "{}", text(&verdict));
+        verdict.least = Share::clamped(0.25);
+        assert!(text(&verdict).contains(r#""least":0.25"#), "{}", text(&verdict));
+        assert_eq!(serde_json::from_str::<Verdict>(&text(&verdict)).expect("it is read back"), verdict);
+    }
+
+    #[test]
+    fn the_distance_of_targets_is_their_largest_change() {
+        let mut other = Target::FREE;
+        assert_eq!(Target::FREE.distance(&other), 0.0);
+        other.share.memory = Share::clamped(0.75);
+        other.limit.cpu = Share::clamped(0.5);
+        assert_eq!((Target::FREE.distance(&other), other.distance(&Target::FREE)), (0.5, 0.5));
+    }
+
+    #[test]
     fn names_are_the_serialised_ones() {
         for reason in MoveReason::ALL {
             assert_eq!(serde_json::to_value(reason).expect("it serialises"), reason.name());
@@ -423,6 +450,10 @@ mod tests {
         for reason in [FewestJobs, BestScore, MostGrowth, HomeOrEmpty] {
             assert_eq!(serde_json::to_value(reason).expect("it serialises"), reason.name());
         }
+        let texts = [FewestJobs, BestScore, MostGrowth, HomeOrEmpty].map(|reason| reason.to_string());
+        assert!(texts.iter().all(|text| text.contains("there") || text.contains("the node")), "{texts:?}");
+        let reason = Reason::WaitsForSlot { ahead: 1 };
+        assert_eq!(serde_json::to_value(reason).expect("it serialises")["why"], reason.name());
         let moves = Reason::Moves { to: NodeId(3), because: MoveReason::SlowGrowth };
         assert_eq!(moves.to_string(), "the job has converged beside jobs that still grow: moves to node-3");
     }

@@ -122,6 +122,19 @@ impl Campaign {
         CampaignReport { json, failures }
     }
 
+    /// [`Campaign::run`] as a test: every seed must hold. Writes the report into the folder that
+    /// `GAINSHARE_FAULT_REPORTS` names, if it names one.
+    ///
+    /// # Panics
+    /// If a seed fails, with all failures and how to replay them, or if the report cannot be written.
+    pub fn must_hold(&self, setting: impl Fn(&str) -> Option<String>, run: impl Fn(u64) -> Result<u64, String> + Sync) {
+        let report = self.run(&setting, run);
+        if let Some(folder) = setting("GAINSHARE_FAULT_REPORTS") {
+            std::fs::write(format!("{folder}/{}.json", self.part), &report.json).expect("the report can be written");
+        }
+        assert!(report.failures.is_empty(), "{} seeds failed:\n{}", report.failures.len(), report.failures.join("\n"));
+    }
+
     fn failure_text(&self, seed: u64, failure: &str) -> String {
         let Campaign { package, test, kept_in, .. } = self;
         format!(
@@ -129,6 +142,16 @@ impl Campaign {
              {test}\n  keep: add the seed to {kept_in}"
         )
     }
+}
+
+/// The first failure among 200 seeds, for tests that turn a check off: a simulation that notices nothing then would
+/// find no defect either.
+///
+/// # Panics
+/// If no seed fails.
+pub fn first_failure(off: impl std::fmt::Debug, run: impl Fn(u64) -> Result<u64, String>) -> (u64, String) {
+    let found = (0..200).find_map(|seed| Some((seed, run(seed).err()?)));
+    found.unwrap_or_else(|| panic!("{off:?} is off, and 200 seeds notice nothing"))
 }
 
 /// The seeds of a committed list: one number a line, with a comment after `#`.
@@ -171,6 +194,21 @@ mod tests {
         assert_eq!(one.json, r#"{"part": "p", "seeds": 1, "injected": 2, "violations": 0}"#);
         let two = campaign.run(|name| (name == "GAINSHARE_FAULT_SEEDS").then(|| "1".to_owned()), run);
         assert!(two.json.contains(r#""seeds": 2"#), "the kept one, and one more");
+    }
+
+    #[test]
+    fn a_failing_seed_fails_the_test_and_the_report_is_written() {
+        let folder = std::env::temp_dir().join(format!("gainshare-seeds-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let campaign = Campaign { part: "p", package: "x", test: "t", kept: "", kept_in: "seeds.txt", few: 2 };
+        let setting = |name: &str| (name == "GAINSHARE_FAULT_REPORTS").then(|| folder.to_str().unwrap().to_owned());
+        campaign.must_hold(setting, |_| Ok(1));
+        let is_written = folder.join("p.json").exists();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(is_written);
+        let failed = std::panic::catch_unwind(|| campaign.must_hold(|_| None, |_| Err("broken".to_owned())));
+        assert!(failed.is_err());
+        assert_eq!(first_failure("x", |seed| if seed == 7 { Err("found".to_owned()) } else { Ok(0) }).0, 7);
     }
 
     #[test]

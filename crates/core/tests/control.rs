@@ -51,6 +51,20 @@ fn a_restarted_decider_never_numbers_its_plans_backwards() {
     assert_eq!(w.must_step().generation, 42);
 }
 
+/// Node agents report the counts, so they may be anything.
+#[test]
+fn counts_of_reports_do_not_overflow() {
+    let mut w = World::new(Policy { react_to_reports: true, ..Policy::default() });
+    w.arrive(1);
+    w.arrive(2);
+    let mut view = w.view();
+    for job in &mut view.jobs {
+        job.signal.reports = u64::MAX;
+    }
+    assert!(decide(&mut w.decider, view.clone()).is_some());
+    assert!(decide(&mut w.decider, view).is_none(), "nothing new was reported");
+}
+
 #[test]
 fn many_small_shares_make_room_for_another_owner() {
     // Each of 200 jobs has 0.5 % and would have 0.25 %: closer than the deadband, but together they

@@ -3,8 +3,10 @@
 //! `GAINSHARE_FAIL=POINT` aborts the process when it reaches that point for the first time,
 //! `POINT:N` at the Nth. A supervisor inherits the daemon's variables, so its points work the same
 //! way. `GAINSHARE_SLOW_COMMIT_MS=N` makes every commit of the journal N milliseconds slower, as a
-//! slow disk does. Without the variables a point costs one load. The points are always compiled in,
-//! so that the tested program is the shipped one.
+//! slow disk does. Without the variables a point costs one load.
+//!
+//! Release builds do not read the variables, unless the feature `fail-points` is on. Tests switch it
+//! on by their dev-dependencies.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,6 +37,9 @@ pub const DOCKER_POINTS: &[&str] = &["container-before-journal", "container-afte
 /// The supervisor's points around the fork.
 pub const SUPERVISOR_POINTS: &[&str] = &["supervise-before-fork", "supervise-before-started"];
 
+/// Whether this build reads the variables.
+const ENABLED: bool = cfg!(any(debug_assertions, feature = "fail-points"));
+
 struct Armed {
     point: String,
     left: AtomicU64,
@@ -49,6 +54,9 @@ pub fn point(name: &'static str) {
         [POINTS, DOCKER_POINTS, SUPERVISOR_POINTS].iter().any(|list| list.contains(&name)),
         "{name} is in no list of points"
     );
+    if !ENABLED {
+        return;
+    }
     let armed = ARMED.get_or_init(|| {
         let wanted = std::env::var("GAINSHARE_FAIL").ok()?;
         let (point, count) = wanted.split_once(':').unwrap_or((&wanted, "1"));
@@ -66,6 +74,9 @@ pub fn point(name: &'static str) {
 
 /// Sleeps as long as a slow disk would, if a test asks for it.
 pub(crate) fn slow_commit() {
+    if !ENABLED {
+        return;
+    }
     let pause = SLOW_COMMIT.get_or_init(|| {
         let ms = std::env::var("GAINSHARE_SLOW_COMMIT_MS").ok()?.parse().ok()?;
         Some(Duration::from_millis(ms))

@@ -218,6 +218,15 @@ mod tests {
         Holder::Daemon(Some(Address { host: "h".into(), boot_id: "b".into(), pid: 1, socket: socket.into() }))
     }
 
+    /// A stop of the unit, or a lack of memory in it, must not take the guard and the supervisors along.
+    #[test]
+    fn the_unit_of_systemd_ends_the_daemon_alone() {
+        let unit = include_str!("../../../deploy/systemd/gainshare.service");
+        for line in ["KillMode=process", "OOMPolicy=continue", "Restart=on-failure"] {
+            assert!(unit.lines().any(|one| one == line), "{line}");
+        }
+    }
+
     #[test]
     fn what_the_guard_makes_of_lock_and_lease() {
         let (young, old) = (Duration::from_secs(1), Duration::from_secs(60));

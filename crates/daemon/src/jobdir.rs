@@ -115,10 +115,25 @@ pub fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
+/// Makes new job directories and one file in each durable with `sync`: the file, the name of the file, and last the
+/// names of the directories. After a power cut every directory that was acknowledged is there with its file.
+pub fn sync_new<'a>(
+    jobs: &Path,
+    files: impl IntoIterator<Item = (&'a File, &'a Path)>,
+    mut sync: impl FnMut(&File) -> io::Result<()>,
+) -> io::Result<()> {
+    for (file, dir) in files {
+        sync(file)?;
+        sync(&File::open(dir)?)?;
+    }
+    sync(&File::open(jobs)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use nix::sys::stat::Mode;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn links_fifos_and_endless_files_are_refused_without_waiting() {
@@ -135,6 +150,25 @@ mod tests {
         std::fs::write(at("long"), vec![b' '; 2000]).unwrap();
         assert!(read_bounded(&at("long"), 1000).is_err());
         assert_eq!(read_bounded(&at("long"), 2000).unwrap().len(), 2000);
+    }
+
+    #[test]
+    fn a_new_directory_is_durable_with_its_file_and_its_name() {
+        let jobs = tempfile::tempdir().unwrap();
+        let dir = jobs.path().join("7");
+        std::fs::create_dir(&dir).unwrap();
+        let file = write_unsynced(&dir, SPEC, b"{}").unwrap();
+        let mut synced = Vec::new();
+        let note = |file: &File| -> io::Result<()> {
+            let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+            synced.push(path);
+            Ok(())
+        };
+        sync_new(jobs.path(), [(&file, dir.as_path())], note).unwrap();
+        let root = jobs.path().canonicalize().unwrap();
+        assert_eq!(synced, [root.join("7").join(SPEC), root.join("7"), root]);
+        let fails = |_: &File| Err(io::Error::from(io::ErrorKind::StorageFull));
+        assert!(sync_new(jobs.path(), [(&file, dir.as_path())], fails).is_err(), "an error is not passed over");
     }
 
     #[test]

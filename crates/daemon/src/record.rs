@@ -52,6 +52,37 @@ pub struct JobRecord {
     pub notes: Vec<String>,
 }
 
+impl JobRecord {
+    /// A job that has just been submitted and waits. It is named by its spec.
+    pub fn queued(id: JobId, spec: JobSpec, owner: String, submitted: Moment) -> JobRecord {
+        JobRecord {
+            id,
+            name: spec.label(),
+            owner,
+            after: Vec::new(),
+            env_names: Vec::new(),
+            attached: false,
+            adopted: false,
+            state: JobState::Queued,
+            attempt: 0,
+            submitted,
+            started: None,
+            ended: None,
+            order: None,
+            group: None,
+            leader: None,
+            container: None,
+            exit_code: None,
+            signal: None,
+            why: None,
+            stop_requested: false,
+            kill_at: None,
+            notes: Vec::new(),
+            spec,
+        }
+    }
+}
+
 /// What can happen; the tag is the journal's `kind`. It stands outside, because serde loses numeric
 /// keys of maps behind an inner tag.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

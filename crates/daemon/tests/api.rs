@@ -190,3 +190,34 @@ fn a_job_reports_by_itself_with_its_own_token() {
     assert_eq!((metric.value, metric.source.as_str()), (0.25, "push"));
     assert_eq!(d.call(d.client.samples("pushes", 0.0)).unwrap().samples.len(), 2);
 }
+
+/// Values of a job's environment may be secrets: they reach the job, and nothing that the daemon answers.
+#[test]
+fn no_event_and_no_metric_shows_a_value_of_the_environment() {
+    let d = Daemon::start("");
+    let mut job = sh("keeper", "echo loss=2; sleep 1; test ${#SECRET} = 12");
+    job.env.insert("SECRET".to_owned(), "canary-value".to_owned());
+    let seen = d.call(async {
+        let mut events = d.client.events().await.unwrap();
+        d.client.submit(vec![job], Default::default()).await.unwrap();
+        let mut seen = Vec::new();
+        while let Some(event) = events.next().await.unwrap() {
+            let over = matches!(&event, Event::Job { job } if job.state.is_final());
+            seen.push(format!("{event:?}"));
+            if over {
+                break;
+            }
+        }
+        seen
+    });
+    assert_eq!(d.job("keeper").state, JobState::Done, "the job has the value");
+    let (at, token) = (address(&d), common::read(&d.state().join("token")));
+    let bearer = format!("Bearer {}", token.trim());
+    let get = |path: &str| tcp(&at, "GET", path, &[("host", &at), ("authorization", &bearer)], "").1;
+    let mut answers = vec![get("/metrics"), get("/v1/jobs?all=true"), get("/v1/jobs/keeper"), d.log()];
+    assert!(answers[0].contains("gainshare_jobs") && answers[1].contains("SECRET"), "{answers:?}");
+    answers.extend(seen);
+    for answer in answers {
+        assert!(!answer.contains("canary"), "{answer}");
+    }
+}

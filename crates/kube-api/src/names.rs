@@ -88,6 +88,14 @@ pub const ADOPTED_ANNOTATION: &str = "gainshare.dev/adopted";
 
 /// The controller that takes jobs without `managedBy`, and the reporter of our events.
 pub const CONTROLLER: &str = "gainshare.dev/operator";
+/// The same controller, as jobs of version 0.1 name it. `managedBy` cannot change, so the name stays ours.
+const EARLIER_CONTROLLER: &str = "gainshare.dev/manager";
+
+/// Whether a job with this `managedBy` is ours.
+pub fn is_our_job(managed_by: Option<&str>) -> bool {
+    managed_by.is_none_or(|name| [CONTROLLER, EARLIER_CONTROLLER].contains(&name))
+}
+
 /// The writer, in the objects' managed fields.
 pub const FIELD_MANAGER: &str = "gainshare-operator";
 /// On the operator's pod that leads; the Service selects it.

@@ -428,7 +428,7 @@ impl Node {
         };
         for job in self.jobs.values() {
             beat.cpu_used_cores += job.meter.cores().unwrap_or(0.0);
-            beat.memory_used_bytes += job.meter.memory_bytes().unwrap_or(0);
+            beat.memory_used_bytes = beat.memory_used_bytes.saturating_add(job.meter.memory_bytes().unwrap_or(0));
             match job.state().category {
                 gainshare_kube_api::wire::Category::Growing => beat.growing += 1,
                 gainshare_kube_api::wire::Category::Watching => beat.watching += 1,

@@ -231,6 +231,48 @@ fn check_state(job: &Collector) -> Result<CollectorState, TestCaseError> {
     Ok(serde_json::from_str(&text).expect("a stored state can be read"))
 }
 
+/// Inputs that are kept: each was written against one parser, and every parser reads all of them, whole and cut
+/// off at each of some places.
+#[test]
+fn the_corpus_makes_nothing_panic() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
+    let mut files = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        let input = fs::read(entry.unwrap().path()).unwrap();
+        files += 1;
+        for end in (0..8).map(|eighth| input.len() - input.len() * eighth / 8) {
+            feed_everything(&input[..end]).unwrap();
+        }
+    }
+    assert!(files > 10, "{files} files");
+}
+
+fn feed_everything(input: &[u8]) -> Result<(), TestCaseError> {
+    let mut counters = Counters::default();
+    let answered = prometheus::parse(input, &mut counters);
+    let pushed = push::parse(input, &mut counters).unwrap_or_default();
+    prop_assert!(answered.readings.iter().chain(&pushed.readings).all(|r| r.value.is_finite()));
+    let folder = tempfile::tempdir().unwrap();
+    for name in [METRICS, EVENTS] {
+        fs::write(folder.path().join(name), input).unwrap();
+    }
+    for source in [Source::Auto, Source::File, Source::Tensorboard, Source::Output] {
+        let path = (source == Source::File).then(|| METRICS.to_owned());
+        let spec = MetricSpec { source, path, ..MetricSpec::default() };
+        let state = CollectorState::default();
+        let mut job = Collector::new(&spec, Some(folder.path()), SystemTime::UNIX_EPOCH, state).unwrap();
+        for second in [0.0, 20.0] {
+            let now = Time::from_secs_f64(second);
+            job.begin_round(now);
+            check_update(&job.output(now, input))?;
+            check_update(&job.poll(now))?;
+            check_state(&job)?;
+        }
+        check_update(&job.finish(Time::from_secs_f64(40.0)))?;
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

@@ -28,7 +28,12 @@ const LAYERS: [Layer; 15] = [
     layer("gainshare-progress", &["gainshare-core"], &[]),
     layer("gainshare-limits", &["gainshare-core"], &["gainshare-progress"]),
     layer("gainshare-sim", &["gainshare-core", "gainshare-figures"], &[]),
-    layer("gainshare-daemon", &["gainshare-core", "gainshare-limits", "gainshare-page", "gainshare-progress"], &[]),
+    // The tests of the daemon use its own fail points.
+    layer(
+        "gainshare-daemon",
+        &["gainshare-core", "gainshare-limits", "gainshare-page", "gainshare-progress"],
+        &["gainshare-daemon"],
+    ),
     layer("gainshare-kube-api", &["gainshare-core"], &[]),
     layer(
         "gainshare-node-agent",

@@ -9,6 +9,7 @@
 //! A row whose tests need more than this machine has is *not run*, with the reason. It is neither passed nor
 //! failed, and the end of the report counts such rows.
 
+pub(crate) mod fuzz;
 mod report;
 mod table;
 
@@ -61,7 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         return Ok(());
     }
-    let programs = build(&rows, &args.profile)?;
+    let programs = build(rows.iter().flat_map(|row| &row.tests), &args.profile)?;
     let mut reports = Vec::new();
     for row in &rows {
         let report = run_row(row, &programs, args.all)?;
@@ -90,9 +91,9 @@ fn needs_text(row: &Row) -> Result<String> {
     Ok(if list.is_empty() { list } else { format!(" [{list}]") })
 }
 
-/// Builds the tests of the packages that the rows name.
-fn build(rows: &[Row], profile: &str) -> Result<BTreeMap<String, TestProgram>> {
-    let folders: BTreeSet<&str> = rows.iter().flat_map(|row| &row.tests).map(NamedTest::package_folder).collect();
+/// Builds the packages of these tests.
+fn build<'a>(tests: impl Iterator<Item = &'a NamedTest>, profile: &str) -> Result<BTreeMap<String, TestProgram>> {
+    let folders: BTreeSet<&str> = tests.map(NamedTest::package_folder).collect();
     let mut packages = Vec::new();
     for folder in folders {
         packages.extend(["--package".to_owned(), package_name(folder)?]);

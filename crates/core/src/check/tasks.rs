@@ -88,3 +88,7 @@ fn check_job(job: &JobView, group: &TaskGroup, plan: &TaskPlan, found: &mut Vec<
         }
     }
 }
+
+#[cfg(test)]
+#[path = "tasks_tests.rs"]
+mod tests;

@@ -159,31 +159,8 @@ impl Driver {
 
     /// A job that waits; its spec has a name.
     pub(super) fn new_record(&self, id: JobId, spec: JobSpec, attached: bool) -> JobRecord {
-        JobRecord {
-            id,
-            name: spec.label(),
-            owner: spec.owner.clone().unwrap_or_else(unix_user),
-            after: Vec::new(),
-            env_names: Vec::new(),
-            attached,
-            adopted: false,
-            state: JobState::Queued,
-            attempt: 0,
-            submitted: self.clock.moment(),
-            started: None,
-            ended: None,
-            order: None,
-            group: None,
-            leader: None,
-            container: None,
-            exit_code: None,
-            signal: None,
-            why: None,
-            stop_requested: false,
-            kill_at: None,
-            notes: Vec::new(),
-            spec,
-        }
+        let owner = spec.owner.clone().unwrap_or_else(unix_user);
+        JobRecord { attached, ..JobRecord::queued(id, spec, owner, self.clock.moment()) }
     }
 
     fn register_owner(&mut self, name: &str) -> Result<(), Refusal> {
@@ -214,11 +191,8 @@ impl Driver {
             if written.len() > FEW_FILES {
                 return Ok(nix::unistd::syncfs(File::open(&jobs)?)?);
             }
-            for (file, dir) in &written {
-                file.sync_all()?;
-                jobdir::sync_dir(dir)?;
-            }
-            jobdir::sync_dir(&jobs)
+            let files = written.iter().map(|(file, dir)| (file, dir.as_path()));
+            jobdir::sync_new(&jobs, files, File::sync_all)
         };
         sync().map_err(|e| disk_refusal("sync", &jobs, e))
     }

@@ -5,7 +5,6 @@ use crate::clock::Moment;
 use crate::journal::LimitRow;
 use crate::record::JobRecord;
 use crate::spec::JobSpec;
-use crate::types::JobState;
 use gainshare_core::invariants::{BrokenInvariant, Guarantee, Invariants};
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Plan;
@@ -63,29 +62,6 @@ pub(super) fn limit_row(job: JobId) -> LimitRow {
 }
 
 pub(super) fn record(id: JobId, submitted: Moment) -> JobRecord {
-    JobRecord {
-        id,
-        name: format!("job-{}", id.0),
-        owner: "me".to_owned(),
-        spec: JobSpec::new(vec!["true".to_owned()]),
-        after: Vec::new(),
-        env_names: Vec::new(),
-        attached: false,
-        adopted: false,
-        state: JobState::Queued,
-        attempt: 0,
-        submitted,
-        started: None,
-        ended: None,
-        order: None,
-        group: None,
-        leader: None,
-        container: None,
-        exit_code: None,
-        signal: None,
-        why: None,
-        stop_requested: false,
-        kill_at: None,
-        notes: Vec::new(),
-    }
+    let spec = JobSpec { name: Some(format!("job-{}", id.0)), ..JobSpec::new(vec!["true".to_owned()]) };
+    JobRecord::queued(id, spec, "me".to_owned(), submitted)
 }

@@ -2,7 +2,6 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses another part")]
 
 use gainshare_core::model::{JobId, Time};
-use gainshare_daemon::api::types::JobState;
 use gainshare_daemon::clock::Moment;
 use gainshare_daemon::journal::{Batch, StoredSample};
 use gainshare_daemon::record::{Change, JobRecord};
@@ -16,31 +15,8 @@ pub fn moment(n: u64) -> Moment {
 }
 
 pub fn record(id: u64) -> JobRecord {
-    JobRecord {
-        id: JobId(id),
-        name: format!("job-{id}"),
-        owner: "me".into(),
-        spec: JobSpec::new(vec!["true".into()]),
-        after: vec![],
-        env_names: vec![],
-        attached: false,
-        adopted: false,
-        state: JobState::Queued,
-        attempt: 0,
-        submitted: moment(id),
-        started: None,
-        ended: None,
-        order: None,
-        group: None,
-        leader: None,
-        container: None,
-        exit_code: None,
-        signal: None,
-        why: None,
-        stop_requested: false,
-        kill_at: None,
-        notes: vec![],
-    }
+    let spec = JobSpec { name: Some(format!("job-{id}")), ..JobSpec::new(vec!["true".into()]) };
+    JobRecord::queued(JobId(id), spec, "me".into(), moment(id))
 }
 
 pub fn submitted(id: u64) -> Batch {

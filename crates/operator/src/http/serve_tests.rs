@@ -312,3 +312,19 @@ async fn health_names_the_stalled_task() {
     assert_eq!((status, body.as_str()), (StatusCode::SERVICE_UNAVAILABLE, "stalled: the decision\n"));
     assert_eq!(probe(health, "/readyz").await, (StatusCode::OK, "standby\n".to_owned()));
 }
+
+/// The plain port is for probes and metrics. What agents and the API server send is accepted with TLS only.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_plain_port_serves_probes_and_metrics_only() {
+    let (_leading, leading_seen) = watch::channel(None);
+    let (_ending, ending_seen) = watch::channel(false);
+    let served = Served::new(leading_seen, Arc::new(Metrics::new()), Health::new(), ending_seen);
+    let (listener, address) = listen().await;
+    tokio::spawn(async move { axum::serve(listener, plain(served)).await });
+    for path in [SYNC_PATH, "/mutate", "/v1/record"] {
+        assert!(ask(address, path, Some(GOOD), "{}").await.contains("404"), "{path}");
+    }
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert!(ask(address, path, None, "{}").await.contains("405"), "{path} is for reading");
+    }
+}

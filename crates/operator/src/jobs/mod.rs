@@ -32,6 +32,8 @@ mod pods;
 mod queue;
 mod task_job;
 mod training_job;
+#[cfg(test)]
+mod upgrade_tests;
 mod waiting;
 mod workload;
 

@@ -171,3 +171,73 @@ where
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::extract::{Path, Query, State};
+    use axum::http::StatusCode;
+    use axum::routing::{get, patch};
+    use axum::{Json, Router};
+    use gainshare_kube_api::names::ADOPTED_ANNOTATION;
+    use parking_lot::Mutex;
+    use serde_json::Value;
+    use std::collections::HashMap;
+
+    /// The objects that were changed, in order.
+    type Changed = Arc<Mutex<Vec<String>>>;
+
+    fn object(name: &str) -> Value {
+        json!({
+            "metadata": {
+                "namespace": "team", "name": name, "uid": name, "resourceVersion": "1",
+                "finalizers": [ATTEMPT_FINALIZER], "annotations": {ADOPTED_ANNOTATION: "{}"},
+            },
+            "spec": {"containers": [], "template": {"spec": {"containers": []}}},
+        })
+    }
+
+    /// Two pages: the first has an object that may not be changed.
+    async fn list(Query(query): Query<HashMap<String, String>>) -> Json<Value> {
+        let (names, rest) = match query.get("continue") {
+            None => (["locked", "first"], "page-2"),
+            Some(_) => (["second", "third"], ""),
+        };
+        Json(json!({"metadata": {"continue": rest}, "items": names.map(object)}))
+    }
+
+    async fn change(
+        State(changed): State<Changed>,
+        Path(name): Path<String>,
+    ) -> Result<Json<Value>, (StatusCode, Json<Value>)> {
+        if name == "locked" {
+            let status = json!({"kind": "Status", "status": "Failure", "code": 403, "message": "denied"});
+            return Err((StatusCode::FORBIDDEN, Json(status)));
+        }
+        changed.lock().push(name.clone());
+        Ok(Json(object(&name)))
+    }
+
+    #[tokio::test]
+    async fn an_object_that_cannot_be_changed_keeps_no_other_from_being_released() {
+        let changed = Changed::default();
+        let router = Router::new()
+            .route("/api/v1/pods", get(list))
+            .route("/api/v1/namespaces/team/pods/{name}", patch(change))
+            .route("/apis/batch/v1/jobs", get(list))
+            .route("/apis/batch/v1/namespaces/team/jobs/{name}", patch(change))
+            .with_state(changed.clone());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        let client = Client::try_from(kube::Config::new(format!("http://{address}").parse().unwrap())).unwrap();
+        let of_pods = remove_finalizer::<Pod>(&client, ListParams::default(), ATTEMPT_FINALIZER).await.unwrap();
+        assert_eq!(std::mem::take(&mut *changed.lock()), ["first", "second", "third"]);
+        let of_jobs = crate::jobs::give_back(&client).await.unwrap();
+        assert_eq!(*changed.lock(), ["first", "second", "third"]);
+        for failures in [of_pods, of_jobs] {
+            assert_eq!(failures.len(), 1, "{failures:?}");
+            assert!(failures[0].contains("team/locked") && failures[0].contains("denied"), "{failures:?}");
+        }
+    }
+}

@@ -315,3 +315,7 @@ pub(in crate::jobs) fn test_step(job: &BatchJobSnapshot, pods: &[PodSnapshot], n
 #[cfg(test)]
 #[path = "machine_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "step_tests.rs"]
+mod step_tests;

@@ -25,7 +25,7 @@ use crate::jobs::waiting::{missing_node_sentence, overdue, removed_sentence, sil
 use crate::jobs::workload::JournalStep;
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{JobSnapshot, NodeState, PodSnapshot, Stop};
-use gainshare_kube_api::names::CONTROLLER;
+use gainshare_kube_api::names::is_our_job;
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::{Attempt, CleanPodPolicy, JobPolicy, State, Stopping, TrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
@@ -48,7 +48,7 @@ const LAST_EPOCH: u32 = u32::MAX - 1;
 
 pub(crate) fn step(snapshot: &Snapshot<'_>) -> Step {
     let job = snapshot.job;
-    if job.spec.managed_by.as_deref().is_some_and(|name| name != CONTROLLER) {
+    if !is_our_job(job.spec.managed_by.as_deref()) {
         return Step::default();
     }
     if job.deleting {

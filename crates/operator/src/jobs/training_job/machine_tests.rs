@@ -4,6 +4,8 @@
 mod faults;
 #[path = "machine_model.rs"]
 mod model;
+#[path = "machine_step_tests.rs"]
+mod steps;
 
 use super::{movable, step};
 use crate::jobs::pods::PodFault;

@@ -24,7 +24,7 @@ use crate::state::workload::{WorkloadKey, WorkloadKind};
 use action::{Action, PodFinish, Snapshot};
 use apply::{Effect, Executor};
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::{API_VERSION, CONTROLLER, NamespacedName};
+use gainshare_kube_api::names::{API_VERSION, NamespacedName, is_our_job};
 use gainshare_kube_api::quantity::template_requests;
 use gainshare_kube_api::training_job::{JobPolicy, State};
 use jiff::Timestamp;
@@ -301,7 +301,7 @@ fn facts(
     pods: &[PodSnapshot],
     (cpu_request_milli, memory_request_bytes): (u64, u64),
 ) -> Option<JobFacts> {
-    if job.deleting || job.spec.managed_by.as_deref().is_some_and(|name| name != CONTROLLER) {
+    if job.deleting || !is_our_job(job.spec.managed_by.as_deref()) {
         return None;
     }
     let status = &job.status;

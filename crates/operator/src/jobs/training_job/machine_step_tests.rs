@@ -1,0 +1,217 @@
+//! Single steps of the machine, each with the border where another one begins.
+
+use super::super::{asked, step};
+use super::model::World;
+use super::{running, work};
+use crate::jobs::moves::{begin_move, exit_text, own_share_until, verdict};
+use crate::jobs::training_job::action::{Action, Snapshot, Step};
+use crate::state::orders::{Order, OrderKind};
+use crate::state::snapshot::{Exit, JobSnapshot, NodeState, Nodes, Phase, PodSnapshot, Stop};
+use gainshare_kube_api::placement_reason::PlacementReason;
+use gainshare_kube_api::run_policy::CleanPodPolicy;
+use gainshare_kube_api::training_job::{JobPolicy, State, Stopping};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+
+fn now() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).unwrap()
+}
+
+/// The job and its pods after some steps in the model.
+fn snapshot_of(world: &World) -> (JobSnapshot, Vec<PodSnapshot>) {
+    (world.job.clone().expect("the job is there"), world.pods.values().cloned().collect())
+}
+
+fn take(job: &JobSnapshot, pods: &[PodSnapshot], nodes: &Nodes, progress: Option<(&'static str, Option<u32>)>) -> Step {
+    step(&Snapshot {
+        now: now(),
+        job,
+        pods,
+        pod_is_missing: false,
+        nodes,
+        order: None,
+        fault: None,
+        progress,
+        finish: None,
+    })
+}
+
+fn ready() -> Nodes {
+    ["a", "b"].map(|node| (node.to_owned(), NodeState::Ready)).into()
+}
+
+#[test]
+fn the_node_annotation_is_an_order_once_and_only_where_it_can_be_followed() {
+    let (mut job, _) = snapshot_of(&running(143));
+    let ordered = |job: &JobSnapshot| asked(job).map(|order| (order.kind, order.node));
+    assert_eq!(ordered(&job), None);
+    job.wanted_node = Some("a".into());
+    assert_eq!(ordered(&job), None, "it runs there");
+    job.wanted_node = Some("b".into());
+    assert_eq!(ordered(&job), Some((OrderKind::Move, "b".to_owned())));
+    let mut followed = job.clone();
+    followed.status.asked_node = Some("b".into());
+    assert_eq!(ordered(&followed), None, "it was followed before");
+    let mut fixed = job.clone();
+    fixed.spec.policy = JobPolicy::Na;
+    assert_eq!(ordered(&fixed), None, "it may not move");
+    let mut stopping = job.clone();
+    stopping.status.attempt.as_mut().unwrap().stopping = Some(Stopping::Suspend);
+    assert_eq!(ordered(&stopping), None, "it is being stopped");
+    let mut new = snapshot_of(&World::new(143)).0;
+    new.wanted_node = Some("b".into());
+    assert_eq!(ordered(&new), Some((OrderKind::Place, "b".to_owned())));
+    let mut tried = job;
+    let attempt = tried.status.attempt.as_mut().unwrap();
+    (attempt.start_time, attempt.uid, attempt.pinned, attempt.tried) = (None, None, false, vec!["b".into()]);
+    assert_eq!(ordered(&tried), None, "that node had no room");
+    tried.status.attempt.as_mut().unwrap().tried.clear();
+    assert_eq!(ordered(&tried), Some((OrderKind::Place, "b".to_owned())));
+    tried.status.attempt.as_mut().unwrap().pinned = true;
+    assert_eq!(ordered(&tried), None, "it has a place");
+}
+
+#[test]
+fn a_deleted_job_goes_after_its_pods() {
+    let mut world = running(143);
+    world.change_job(|job| job.deleting = true);
+    assert_eq!(work(&mut world), ["delete run-1"]);
+    assert_eq!(work(&mut world), [] as [&str; 0], "the pod has not ended");
+    world.now += SignedDuration::from_secs(2);
+    world.kubelet("a");
+    let (job, pods) = snapshot_of(&world);
+    let go = take(&job, &pods, &ready(), None).actions;
+    assert!(matches!(&go[..], [Action::LetGo { pod, .. }] if pod == "run-1"), "{go:?}");
+    assert_eq!(take(&job, &[], &ready(), None).actions, [Action::Release]);
+    // A pod that has ended and one that has not: the job waits for the second.
+    let ends = PodSnapshot { name: "other".into(), uid: "other".into(), running: true, exit: None, ..pods[0].clone() };
+    let ends = PodSnapshot { phase: Phase::Running, ..ends };
+    let both = take(&job, &[pods[0].clone(), ends], &ready(), None).actions;
+    assert!(!both.contains(&Action::Release), "{both:?}");
+}
+
+/// A job that has succeeded, and its pod.
+fn finished() -> (JobSnapshot, PodSnapshot) {
+    let (mut job, pods) = snapshot_of(&running(143));
+    job.status.state = State::Succeeded;
+    job.status.completion_time = Some(MicroTime(now()));
+    job.status.attempt.as_mut().unwrap().ended = Some("it ended with code 0".into());
+    let exit = Some(Exit { code: 0, finished: now(), ..Exit::default() });
+    let pod = PodSnapshot { has_finalizer: false, running: false, phase: Phase::Succeeded, exit, ..pods[0].clone() };
+    (job, pod)
+}
+
+#[test]
+fn a_finished_job_lives_for_its_time() {
+    let (mut job, pod) = finished();
+    let at = |job: &JobSnapshot| take(job, std::slice::from_ref(&pod), &ready(), None);
+    assert_eq!((at(&job).actions, at(&job).wake), (vec![], None));
+    job.spec.run_policy.ttl_seconds_after_finished = Some(10);
+    assert_eq!((at(&job).actions, at(&job).wake), (vec![], Some(now() + SignedDuration::from_secs(10))));
+    job.status.completion_time = Some(MicroTime(now() - SignedDuration::from_secs(10)));
+    assert_eq!(at(&job).actions, [Action::DeleteJob], "exactly its time");
+}
+
+#[test]
+fn a_finished_job_cleans_up_as_it_was_told() {
+    let (mut job, stopped) = finished();
+    let running = PodSnapshot { running: true, phase: Phase::Running, exit: None, ..stopped.clone() };
+    let deleted = PodSnapshot { deleted: Some((now(), now())), ..running.clone() };
+    let mut clean = |policy: CleanPodPolicy, pod: &PodSnapshot| {
+        job.spec.run_policy.clean_pod_policy = policy;
+        let actions = take(&job, std::slice::from_ref(pod), &ready(), None).actions;
+        actions.iter().any(|action| matches!(action, Action::Delete { .. }))
+    };
+    assert!(clean(CleanPodPolicy::All, &stopped) && clean(CleanPodPolicy::Running, &running));
+    assert!(!clean(CleanPodPolicy::Running, &stopped) && !clean(CleanPodPolicy::None, &running));
+    assert!(!clean(CleanPodPolicy::All, &deleted), "it is being deleted");
+}
+
+#[test]
+fn progress_is_published_when_it_has_changed() {
+    let (mut job, pods) = snapshot_of(&running(143));
+    let mut publish = |progress: (&'static str, Option<u32>)| {
+        let actions = take(&job, &pods, &ready(), Some(progress)).actions;
+        let Some(Action::Write(_, status)) = actions.into_iter().next() else { return None };
+        job.status = *status;
+        Some((job.status.category.clone().unwrap(), job.status.share_percent))
+    };
+    assert_eq!(publish(("growing", Some(40))), Some(("growing".to_owned(), Some(40))));
+    assert_eq!(publish(("growing", Some(44))), None, "nearly the same");
+    assert_eq!(publish(("growing", Some(45))), Some(("growing".to_owned(), Some(45))));
+    assert_eq!(publish(("converged", Some(45))), Some(("converged".to_owned(), Some(45))));
+}
+
+#[test]
+fn a_pod_that_does_not_begin_is_explained() {
+    let (mut job, pods) = snapshot_of(&running(143));
+    let attempt = job.status.attempt.as_mut().unwrap();
+    (attempt.start_time, attempt.node) = (None, Some("a".into()));
+    let pod = PodSnapshot { running: false, phase: Phase::Pending, ..pods[0].clone() };
+    let said = |pod: &PodSnapshot, nodes: &Nodes| {
+        let actions = take(&job, std::slice::from_ref(pod), nodes, None).actions;
+        match actions.into_iter().next() {
+            Some(Action::Write(_, status)) => status.message,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(said(&pod, &ready()), "the pod run-1 begins on a");
+    let waits = PodSnapshot { waiting: Some("ImagePullBackOff".into()), ..pod.clone() };
+    assert_eq!(said(&waits, &ready()), "the pod run-1 does not begin: ImagePullBackOff");
+    let silent: Nodes = [("a".to_owned(), NodeState::Silent)].into();
+    assert!(said(&waits, &silent).starts_with("node a is silent"));
+    let claim = PodSnapshot {
+        node: None,
+        unschedulable: Some((now() - SignedDuration::from_hours(1), "persistentvolumeclaim \"c\" not found".into())),
+        ..pod
+    };
+    assert!(said(&claim, &ready()).starts_with("no node takes the pod run-1"), "every node lacks the claim");
+}
+
+#[test]
+fn a_pod_that_finds_room_is_not_replaced() {
+    let (mut job, pods) = snapshot_of(&running(143));
+    let attempt = job.status.attempt.as_mut().unwrap();
+    (attempt.stopping, attempt.stopping_since) = (Some(Stopping::Replace), Some(MicroTime(now())));
+    let stays = take(&job, &pods, &ready(), None).actions;
+    let Some(Action::Write(_, status)) = stays.first() else { panic!("{stays:?}") };
+    let attempt = status.attempt.as_ref().unwrap();
+    assert_eq!((attempt.stopping, attempt.stopping_since.is_none()), (None, true));
+    let roomless = PodSnapshot { node: None, running: false, phase: Phase::Pending, ..pods[0].clone() };
+    let deleted = take(&job, &[roomless], &ready(), None).actions;
+    assert!(matches!(deleted[..], [Action::Delete { .. }]), "{deleted:?}");
+}
+
+#[test]
+fn how_a_stop_is_judged() {
+    let order = Order { uid: "job".into(), node: "b".into(), kind: OrderKind::Move, reason: PlacementReason::Gain };
+    let migration = begin_move(&order, "a".into(), 1, now());
+    let until = now() + SignedDuration::from_secs(30);
+    let pod = PodSnapshot { deleted: Some((now(), until)), ..PodSnapshot::default() };
+    let judge = |code: i32, reason: &str, before_s: i64| {
+        let finished = until - SignedDuration::from_secs(before_s);
+        let exit = Exit { code, reason: reason.into(), finished, ..Exit::default() };
+        verdict(&Stop::Exited(exit), &migration, Some(&pod), "30 s")
+    };
+    assert!(judge(0, "", 0).0 && judge(143, "", 0).0 && !judge(1, "", 0).0);
+    let (moves, sentence) = judge(137, "Error", 2);
+    assert!(moves && sentence.contains("was killed on a while it saved itself"), "the node failed: {sentence}");
+    let (moves, sentence) = judge(137, "Error", 1);
+    assert!(!moves && sentence.contains("ignored SIGTERM"), "times are whole seconds: {sentence}");
+    let (moves, sentence) = judge(137, "OOMKilled", 20);
+    assert!(!moves && sentence.contains("saving on SIGTERM failed"), "{sentence}");
+    assert!(
+        verdict(&Stop::NodeOff("a".into()), &migration, None, "").0 && verdict(&Stop::Declared, &migration, None, "").0
+    );
+    let exit = Exit { code: 3, reason: "Error".into(), message: "no space".into(), ..Exit::default() };
+    assert_eq!(exit_text(&exit), "exit code 3: no space");
+}
+
+#[test]
+fn the_own_share_is_waited_for_two_seconds() {
+    let reshaped = PodSnapshot { reshaped: true, ..PodSnapshot::default() };
+    let since = now();
+    let after = |ms: i64| own_share_until(&reshaped, since, since + SignedDuration::from_millis(ms));
+    assert!(after(0).is_some() && after(1999).is_some() && after(2000).is_none());
+    assert!(own_share_until(&PodSnapshot::default(), since, since).is_none(), "it has its own share");
+}
