@@ -5,6 +5,8 @@
 //! [`rooms`] counts them as taken until the pods themselves hold them. A new leader finds the same in the journals.
 
 use super::gang::{Class, NodeRoom, Placement, RoomRequest, TaskNeed, choose, fits_empty};
+use super::machine::AVOID_FOR;
+use crate::jobs::waiting::bounded_wait;
 use crate::state::lead::Leader;
 use crate::state::task_job::TaskJobSnapshot;
 use crate::state::world::World;
@@ -164,7 +166,7 @@ fn request(world: &World, job: &TaskJobSnapshot, now: Timestamp) -> Option<RoomR
     } else {
         return None;
     };
-    let is_avoiding = journal.tried_until.as_ref().is_some_and(|until| until.0 > now);
+    let is_avoiding = journal.tried_until.as_ref().is_some_and(|until| bounded_wait(until.0, AVOID_FOR, now).is_some());
     Some(RoomRequest {
         key: job.key.clone(),
         uid: job.uid.clone(),

@@ -20,6 +20,8 @@ struct Bed {
     services_deleted: u32,
     pods_made: u32,
     gone: bool,
+    /// Pods stay in our copy although the API server has removed them.
+    keeps_removed: bool,
 }
 
 /// The status as it is read after it was written: what the object has no field for is lost.
@@ -77,6 +79,7 @@ impl Bed {
             services_deleted: 0,
             pods_made: 0,
             gone: false,
+            keeps_removed: false,
         }
     }
 
@@ -175,9 +178,10 @@ impl Bed {
                 *pod = PodSnapshot { ending: true, ..ended(pod, 143, now) };
             }
             Action::LetGo { uid, .. } => {
+                let keeps_removed = self.keeps_removed;
                 let pod = self.pod_mut(uid);
                 pod.has_finalizer = false;
-                if pod.deleted.is_some() {
+                if pod.deleted.is_some() && !keeps_removed {
                     let uid = pod.uid.clone();
                     self.pods.retain(|pod| pod.uid != uid);
                 }
@@ -305,6 +309,37 @@ fn a_server_that_dies_restarts_the_whole_job() {
     bed.settle();
     assert_eq!((bed.state(), bed.names().len(), bed.journal().failures), (State::Running, 3, 1));
     assert!(bed.pods.iter().all(|pod| pod.epoch == 2));
+}
+
+/// A pod that has ended, and whose removal was not read, must not hold up its job for ever.
+#[test]
+fn a_job_never_waits_without_an_alarm_for_pods_that_have_ended() {
+    for suspends in [false, true] {
+        let mut bed = small(json!({})).start();
+        bed.end("ps-0", 137);
+        bed.keeps_removed = true;
+        bed.settle();
+        bed.job.spec.as_mut().unwrap().options.suspend = suspends;
+        bed.settle();
+        assert_eq!((bed.names().len(), bed.journal().epoch, bed.state()), (3, 1, State::Restarting));
+        let wake = bed.step().wake.expect("the API server is asked again");
+        assert!(wake <= bed.now + SignedDuration::from_secs(5), "{wake}");
+        bed.pods.clear();
+        bed.settle();
+        let state = if suspends { State::Suspended } else { State::Restarting };
+        assert_eq!((bed.state(), bed.journal().epoch), (state, 2));
+    }
+}
+
+#[test]
+fn a_pause_written_with_a_wrong_clock_is_not_waited_for() {
+    let mut bed = small(json!({}));
+    bed.has_room = false;
+    bed.settle();
+    bed.pods.clear();
+    bed.job.status.journal.not_before = Some(MicroTime(bed.now + SignedDuration::from_secs(3600)));
+    bed.settle();
+    assert_eq!(bed.names().len(), 3);
 }
 
 #[test]
