@@ -30,7 +30,7 @@ use gainshare_kube_api::resize::Refusal;
 use gainshare_kube_api::resources::Resources;
 use gainshare_kube_api::select::{self, PolicyFacts};
 use gainshare_kube_api::share_policy::SharePolicySpec;
-use gainshare_kube_api::wire::{Blocked, PodOnNode};
+use gainshare_kube_api::wire::{Blocked, PodOnNode, WATCHED_ONLY};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -493,7 +493,7 @@ impl World {
         let Chosen { name, spec, watch_only } = self.chosen(pod)?;
         let spec = spec.as_ref();
         let watched = watch_only.then(|| Blocked {
-            reason: "WatchedOnly".to_owned(),
+            reason: WATCHED_ONLY.to_owned(),
             message: format!("{name}: its policy moves jobs, and leaves their shares as they are"),
         });
         let container = select::container_name(spec, pod);

@@ -233,6 +233,8 @@ fn next_epoch(status: &mut TaskJobStatus) {
     journal.admitted = false;
     journal.nodes.clear();
     journal.replaced.clear();
+    // The tasks of the next attempt begin with what their author requested.
+    journal.scale = None;
 }
 
 /// An attempt that is not being stopped.
@@ -244,6 +246,11 @@ fn run(snapshot: &Snapshot<'_>, spec: &TaskJobSpec) -> Step {
         Verdict::Succeeded(message) => return end(snapshot, State::Succeeded, &message),
         Verdict::Failed { reason, message } => return fail(snapshot, reason, &message),
         Verdict::Lost(loss) => return lose(snapshot, &loss),
+    }
+    if let Some(scale) = snapshot.scale.filter(|scale| Some(*scale) != status.journal.scale.as_ref()) {
+        let mut after = status.clone();
+        after.journal.scale = Some(scale.clone());
+        return Step::one(Action::Write(JournalStep::Scaled, Box::new(after)));
     }
     let wanted = snapshot.job.wanted();
     let gang: BTreeSet<TaskId> = spec.gang().into_iter().collect();

@@ -5,9 +5,13 @@ use crate::jobs::pods::PodFault;
 use crate::jobs::task_job::gang::Placement;
 use crate::state::snapshot::{Exit, NodeState, Nodes};
 use gainshare_kube_api::names::ATTEMPT_FINALIZER;
+use gainshare_kube_api::tasks::TaskScale;
 use gainshare_kube_api::tfjob::TfJob;
 use gainshare_kube_api::training_job::TrainingJob;
 use serde_json::{Value, json};
+
+#[path = "machine_size_tests.rs"]
+mod sizes;
 
 struct Bed {
     job: TaskJobSnapshot,
@@ -16,6 +20,7 @@ struct Bed {
     /// Room for the gang.
     has_room: bool,
     never_fits: bool,
+    scale: Option<TaskScale>,
     fault: Option<PodFault>,
     services_deleted: u32,
     pods_made: u32,
@@ -75,6 +80,7 @@ impl Bed {
             now,
             has_room: true,
             never_fits: false,
+            scale: None,
             fault: None,
             services_deleted: 0,
             pods_made: 0,
@@ -111,6 +117,7 @@ impl Bed {
             nodes: &nodes,
             grant: grant.as_ref(),
             never_fits: self.never_fits,
+            scale: self.scale.as_ref(),
             fault: self.fault.as_ref(),
         })
     }
@@ -277,6 +284,7 @@ fn a_grant_for_a_part_of_the_gang_is_not_taken() {
         nodes: &nodes,
         grant: Some(&part),
         never_fits: false,
+        scale: None,
         fault: None,
     });
     assert_eq!(next.actions, []);
@@ -309,37 +317,6 @@ fn a_server_that_dies_restarts_the_whole_job() {
     bed.settle();
     assert_eq!((bed.state(), bed.names().len(), bed.journal().failures), (State::Running, 3, 1));
     assert!(bed.pods.iter().all(|pod| pod.epoch == 2));
-}
-
-/// A pod that has ended, and whose removal was not read, must not hold up its job for ever.
-#[test]
-fn a_job_never_waits_without_an_alarm_for_pods_that_have_ended() {
-    for suspends in [false, true] {
-        let mut bed = small(json!({})).start();
-        bed.end("ps-0", 137);
-        bed.keeps_removed = true;
-        bed.settle();
-        bed.job.spec.as_mut().unwrap().options.suspend = suspends;
-        bed.settle();
-        assert_eq!((bed.names().len(), bed.journal().epoch, bed.state()), (3, 1, State::Restarting));
-        let wake = bed.step().wake.expect("the API server is asked again");
-        assert!(wake <= bed.now + SignedDuration::from_secs(5), "{wake}");
-        bed.pods.clear();
-        bed.settle();
-        let state = if suspends { State::Suspended } else { State::Restarting };
-        assert_eq!((bed.state(), bed.journal().epoch), (state, 2));
-    }
-}
-
-#[test]
-fn a_pause_written_with_a_wrong_clock_is_not_waited_for() {
-    let mut bed = small(json!({}));
-    bed.has_room = false;
-    bed.settle();
-    bed.pods.clear();
-    bed.job.status.journal.not_before = Some(MicroTime(bed.now + SignedDuration::from_secs(3600)));
-    bed.settle();
-    assert_eq!(bed.names().len(), 3);
 }
 
 #[test]
@@ -476,27 +453,6 @@ fn a_gang_that_finds_no_room_is_taken_back() {
     assert_eq!((journal.epoch, journal.admitted, journal.failures), (2, false, 0));
     assert_eq!(journal.tried, ["n"]);
     assert!(bed.pods.iter().all(|pod| pod.gated), "no part of the gang holds room");
-}
-
-#[test]
-fn the_number_of_workers_follows_what_is_asked_for() {
-    let mut bed = training(json!({"replicaSpecs": {
-        "PS": {"template": template()},
-        "Worker": {"replicas": 2, "minReplicas": 1, "maxReplicas": 4, "template": template()},
-    }}))
-    .start();
-    assert_eq!(bed.names().len(), 3);
-    bed.job.asked = [(Role::Worker, 9)].into();
-    bed.settle();
-    bed.run();
-    bed.settle();
-    assert_eq!(bed.names(), ["ps-0", "worker-0", "worker-1", "worker-2", "worker-3"]);
-    assert_eq!((bed.state(), bed.journal().epoch), (State::Running, 1));
-    bed.job.asked = [(Role::Worker, 1)].into();
-    bed.settle();
-    assert_eq!((bed.names(), bed.state()), (vec!["ps-0".to_owned(), "worker-0".to_owned()], State::Running));
-    assert_eq!(bed.journal().nodes.len(), 2);
-    assert_eq!(bed.job.status.replicas["Worker"].desired, 1);
 }
 
 #[test]

@@ -9,8 +9,8 @@
 //! it sees their pods as requests on nodes.
 
 pub(super) mod action;
-pub(super) mod gang;
-mod line;
+pub(crate) mod gang;
+pub(crate) mod line;
 pub(super) mod machine;
 pub(super) mod pod;
 mod status;
@@ -313,6 +313,8 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
         let grant = if is_off { None } else { self.line.ask(&self.leader, &job, now) };
         let waits = grant.is_none() && !job.status.journal.admitted;
         let never_fits = waits && self.leader.read(|world| line::never_fits(world, &job));
+        let scale = self.leader.scale_orders.lock().get(&job.uid).cloned();
+        let scale = scale.filter(|order| job.is_scaled() && order.epoch == job.status.journal.epoch);
         let mut next = step(&Snapshot {
             now,
             job: &job,
@@ -320,6 +322,7 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
             nodes: &nodes,
             grant: grant.as_ref(),
             never_fits,
+            scale: scale.as_ref().map(|order| &order.scale),
             fault: fault.as_ref(),
         });
         next.wake = next.wake.into_iter().chain(node_wake).min();
@@ -428,6 +431,12 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
     fn event(job: &Self::Job, action: &Action) -> Option<EventText> {
         let Action::Write(step, new) = action else { return None };
         let old = &job.status;
+        if *step == JournalStep::Scaled {
+            let change = |status: &TaskJobStatus| status.journal.scale.as_ref().map(|scale| scale.changed_at.clone());
+            let scale = new.journal.scale.as_ref().filter(|_| change(old).flatten() != change(new).flatten())?;
+            let note = scale.last_change.clone();
+            return Some(EventText { warns: false, reason: "Scaled".to_owned(), note });
+        }
         // Counts of running tasks are in the status; an event for each would bury the others.
         let is_count = *step == JournalStep::Noted && old.journal.state == State::Running;
         if is_count || (old.journal.state, &old.message) == (new.journal.state, &new.message) {

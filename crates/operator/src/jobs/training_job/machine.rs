@@ -27,7 +27,7 @@ use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{JobSnapshot, NodeState, PodSnapshot, Stop};
 use gainshare_kube_api::names::CONTROLLER;
 use gainshare_kube_api::placement_reason::PlacementReason;
-use gainshare_kube_api::training_job::{Attempt, CleanPodPolicy, JobPolicy, State, Stopping, TrainingJobStatus};
+use gainshare_kube_api::training_job::{Attempt, CleanPodPolicy, State, Stopping, TrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
@@ -349,8 +349,8 @@ fn place(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Step 
         (attempt.node.clone(), status.last_decision.clone())
     } else if let Some(order) = order {
         (Some(order.node.clone()), Some(order.sentence()))
-    } else if job.spec.policy == JobPolicy::Na {
-        (None, Some("policy na: the cluster's scheduler places".to_owned()))
+    } else if !job.spec.policy.places_pods() {
+        (None, Some(format!("policy {}: the cluster's scheduler places", job.spec.policy.name())))
     } else if let Some(patience_ends) = wait_end(attempt.since.0, DECISION_PATIENCE, snapshot.now) {
         return Step::at(patience_ends);
     } else {
@@ -487,7 +487,7 @@ pub(crate) fn movable(job: &JobSnapshot) -> Result<(), String> {
     }
     match (&job.status.unmovable, job.spec.policy) {
         (Some(why), _) => Err(why.clone()),
-        (None, JobPolicy::Na) => Err("its policy is na".to_owned()),
+        (None, policy) if !policy.places_pods() => Err(format!("its policy is {}", policy.name())),
         (None, _) => Ok(()),
     }
 }
