@@ -19,7 +19,9 @@ const LEAST_CORES: f64 = 0.05;
 /// Larger numbers of steps than a training run can have are read as this.
 const MOST_STEPS: u64 = 1 << 50;
 /// Seconds of CPU of a thousand cores over thirty years.
-const MOST_CPU_S: f64 = 1e12;
+const MOST_COUNT: f64 = 1e12;
+/// Node agents report every two seconds.
+const EXTRAPOLATED_S: f64 = 3.0;
 
 /// What shall change for a job, and why.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,27 +53,41 @@ pub(super) struct Sizes {
     jobs: BTreeMap<(String, u32), JobId>,
     next_job: u64,
     nodes: BTreeMap<String, NodeId>,
-    /// By pod: a node agent that starts again counts from zero.
+    /// CPU time by pod, and steps by job.
     counters: HashMap<String, Counter>,
     /// Plans that failed their check.
     pub(super) rejected: u64,
 }
 
-/// A counter that only grows, of parts that may start again.
+/// A counter that only grows, of reports that come every few seconds and may start again from zero.
+///
+/// Reports do not come at the moments of decisions. Between two reports the counter goes on with the last rate, for
+/// at most [`EXTRAPOLATED_S`]; without that, a measurement of some seconds would be wrong by a whole report.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counter {
     before: f64,
     last: f64,
+    at_s: f64,
+    rate: f64,
+    /// The largest value that was answered.
+    shown: f64,
 }
 
 impl Counter {
-    fn add(&mut self, now: f64) -> f64 {
-        let now = if now.is_finite() { now.clamp(0.0, MOST_CPU_S) } else { self.last };
-        if now < self.last {
+    fn value(&mut self, reported: f64, now_s: f64) -> f64 {
+        let reported = if reported.is_finite() { reported.clamp(0.0, MOST_COUNT) } else { self.last };
+        let elapsed_s = (now_s - self.at_s).max(0.0);
+        if reported < self.last {
             self.before += self.last;
+            (self.last, self.at_s) = (reported, now_s);
+        } else if reported > self.last {
+            let is_first = self.at_s <= 0.0;
+            self.rate = if is_first || elapsed_s <= 0.0 { 0.0 } else { (reported - self.last) / elapsed_s };
+            (self.last, self.at_s) = (reported, now_s);
         }
-        self.last = now;
-        self.before + self.last
+        let since_s = (now_s - self.at_s).clamp(0.0, EXTRAPOLATED_S);
+        self.shown = self.shown.max(self.before + self.last + self.rate * since_s);
+        self.shown
     }
 }
 
@@ -126,7 +142,8 @@ impl Sizes {
         self.jobs.retain(|key, _| alive.contains(key) || waiting.contains(key));
         let pods: BTreeSet<&str> =
             snapshot.running.iter().flat_map(|job| &job.tasks).map(|task| task.pod_uid.as_str()).collect();
-        self.counters.retain(|uid, _| pods.contains(uid.as_str()));
+        let job_uids: BTreeSet<&str> = snapshot.running.iter().map(|job| job.uid.as_str()).collect();
+        self.counters.retain(|uid, _| pods.contains(uid.as_str()) || job_uids.contains(uid.as_str()));
         // The tasks that take part have their part of a node beside what is free.
         let mut rooms: BTreeMap<NodeId, (u64, u64)> = BTreeMap::new();
         for (name, free) in &snapshot.free {
@@ -134,7 +151,7 @@ impl Sizes {
         }
         let mut jobs: Vec<JobView> = Vec::new();
         for job in &snapshot.running {
-            let view = self.running_view(job, &mut rooms);
+            let view = self.running_view(job, &mut rooms, now.as_secs_f64());
             jobs.extend(view);
         }
         for gang in &snapshot.waiting {
@@ -167,11 +184,16 @@ impl Sizes {
         View { now, nodes: rooms.into_iter().map(node).collect(), jobs }
     }
 
-    fn running_view(&mut self, job: &RunningJob, rooms: &mut BTreeMap<NodeId, (u64, u64)>) -> Option<JobView> {
+    fn running_view(
+        &mut self,
+        job: &RunningJob,
+        rooms: &mut BTreeMap<NodeId, (u64, u64)>,
+        now_s: f64,
+    ) -> Option<JobView> {
         let mut tasks = Vec::new();
         for task in &job.tasks {
             let node = self.node(&task.node);
-            let cpu_s = self.counters.entry(task.pod_uid.clone()).or_default().add(task.cpu_s);
+            let cpu_s = self.counters.entry(task.pod_uid.clone()).or_default().value(task.cpu_s, now_s);
             let memory_bytes = memory_in_view(task);
             // A node that takes no new pods keeps its tasks, and they keep what they have.
             let room = rooms.entry(node).or_default();
@@ -200,7 +222,7 @@ impl Sizes {
             servers: role_spec(job.servers, Some(of_role(true))),
             workers: role_spec(job.workers, Some(of_role(false))),
             tasks,
-            steps: step as f64,
+            steps: self.counters.entry(job.uid.clone()).or_default().value(step as f64, now_s),
             steps_left: job.total.map(|total| total.min(MOST_STEPS).saturating_sub(step) as f64),
             traffic: Vec::new(),
         };

@@ -265,9 +265,15 @@ fn nonsense_stops_nothing() {
 }
 
 #[test]
-fn a_node_agent_that_starts_again_does_not_turn_the_counter_back() {
+fn counters_only_grow_and_go_on_between_reports() {
     let mut counter = Counter::default();
-    assert_eq!([5.0, 9.0, 2.0, f64::NAN, 3.0].map(|now| counter.add(now)), [5.0, 9.0, 11.0, 11.0, 12.0]);
+    let mut at = |now_s: f64, reported: f64| counter.value(reported, now_s);
+    assert_eq!([at(10.0, 5.0), at(12.0, 9.0)], [5.0, 9.0]);
+    assert_eq!([at(13.0, 9.0), at(14.0, 13.0)], [11.0, 13.0], "it goes on with two a second");
+    assert_eq!([at(20.0, 13.0), at(30.0, f64::NAN)], [19.0, 19.0], "for three seconds");
+    // A node agent that starts again counts from zero.
+    assert_eq!(at(40.0, 2.0), 19.0);
+    assert_eq!(at(41.0, 9.0), 22.0);
 }
 
 #[test]

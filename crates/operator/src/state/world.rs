@@ -30,7 +30,7 @@ use gainshare_kube_api::resize::Refusal;
 use gainshare_kube_api::resources::Resources;
 use gainshare_kube_api::select::{self, PolicyFacts};
 use gainshare_kube_api::share_policy::SharePolicySpec;
-use gainshare_kube_api::wire::{Blocked, PodOnNode, WATCHED_ONLY};
+use gainshare_kube_api::wire::{Blocked, PodOnNode, SCALED_POLICY, WATCHED_ONLY};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -494,7 +494,11 @@ impl World {
         let spec = spec.as_ref();
         let watched = watch_only.then(|| Blocked {
             reason: WATCHED_ONLY.to_owned(),
-            message: format!("{name}: its policy moves jobs, and leaves their shares as they are"),
+            message: if name == SCALED_POLICY {
+                format!("{name}: the operator resizes it, not its node agent")
+            } else {
+                format!("{name}: its policy moves jobs, and leaves their shares as they are")
+            },
         });
         let container = select::container_name(spec, pod);
         let facts = pod.container(&container);

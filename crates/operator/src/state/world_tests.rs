@@ -239,9 +239,9 @@ fn a_pod_that_is_about_to_be_stopped_gets_its_own_values_back_and_keeps_them() {
     assert_eq!(world.let_go().iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), ["a"]);
     world.put_pod(touched(pod("a", "n1", 1), 500, 3));
     assert_eq!(names(&world, "n1"), ["b"], "no policy takes it again");
-    world.remove_pod("a");
+    world.keep_pods(&["b".to_owned()].into());
     world.put_pod(pod("a", "n1", 4));
-    assert_eq!(names(&world, "n1"), ["a", "b"], "but a new pod is a new pod");
+    assert_eq!(names(&world, "n1"), ["a", "b"], "a pod that was taken out begins anew");
 }
 
 #[test]
