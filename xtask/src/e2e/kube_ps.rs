@@ -183,7 +183,7 @@ fn play_round(kube: &Kube, round: &'static str, number: u64, jobs: &[PsJob], rep
     }
     let patience = Duration::from_secs(420);
     for job in jobs {
-        wait_for(&format!("the end of {}", job.name), patience, || finished(kube, &space, job))?;
+        wait_for(&format!("the end of {}", job.name), patience, || finished(kube, &space, job))??;
     }
     let used_s = pods_cpu_s(kube)? - cpu_before_s;
     let mut result = Round::default();
@@ -218,13 +218,18 @@ fn play_round(kube: &Kube, round: &'static str, number: u64, jobs: &[PsJob], rep
     Ok(result)
 }
 
-/// Whether worker 0 has ended well.
-fn finished(kube: &Kube, space: &str, job: &PsJob) -> Result<()> {
+/// Whether worker 0 has ended well. The inner error is final.
+fn finished(kube: &Kube, space: &str, job: &PsJob) -> Result<Result<()>> {
     let pods = kube.pods(space, &format!("{JOB_LABEL}={}", job.name))?;
     let name = format!("{}-worker-0", job.name);
     let pod = pods.iter().find(|pod| pod.name() == name).with_context(|| format!("{name} has no pod"))?;
     match pod.phase() {
-        "Succeeded" => Ok(()),
+        "Succeeded" => Ok(Ok(())),
+        "Failed" => {
+            let lines = log_lines(&pod.log_file(kube)).unwrap_or_default();
+            let last: Vec<&str> = lines.iter().rev().take(3).map(|(_, line)| line.as_str()).collect();
+            Ok(Err(anyhow::anyhow!("{name} failed: {}", last.join(" / "))))
+        }
         phase => bail!("{name} is {phase}"),
     }
 }

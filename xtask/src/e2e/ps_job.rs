@@ -88,7 +88,11 @@ impl PsJob {
         }
     }
 
-    fn container(&self, milli: u64) -> Value {
+    fn address(&self, namespace: &str, role: &str, index: u32) -> String {
+        format!("{}-{role}-{index}.{namespace}.svc:{PORT}", self.name)
+    }
+
+    fn container(&self, namespace: &str, milli: u64) -> Value {
         let mut words: Vec<String> =
             ["train-ps", self.model, "--format", "json", "--workers", "1"].map(str::to_owned).into();
         words.extend(["--steps".to_owned(), self.steps.to_string()]);
@@ -97,6 +101,9 @@ impl PsJob {
         if let Some(batch) = self.batch {
             words.extend(["--batch".to_owned(), batch.to_string()]);
         }
+        // The role and the number come from TF_CONFIG.
+        let servers: Vec<String> = (0..self.servers).map(|index| self.address(namespace, "ps", index)).collect();
+        words.extend(["--servers".to_owned(), servers.join(","), "--listen".to_owned(), format!("0.0.0.0:{PORT}")]);
         let cpu = format!("{milli}m");
         json!({
             "name": "tensorflow", "image": IMAGE, "imagePullPolicy": "Never", "args": words,
@@ -107,8 +114,7 @@ impl PsJob {
     /// The job under the policy `operator`.
     pub(super) fn training_job(&self, namespace: &str) -> Value {
         let labels = json!({ JOB_LABEL: self.name });
-        let template =
-            |milli: u64| json!({ "metadata": { "labels": labels }, "spec": { "containers": [self.container(milli)] } });
+        let template = |milli: u64| json!({ "metadata": { "labels": labels }, "spec": { "containers": [self.container(namespace, milli)] } });
         let (workers, min, max) = self.workers;
         let mode = if self.is_async { "async" } else { "sync" };
         json!({
@@ -132,8 +138,8 @@ impl PsJob {
 
     /// The same tasks as pods with Services, as a stock operator makes them.
     pub(super) fn stock_objects(&self, namespace: &str) -> Vec<Value> {
-        let address = |role: &str, index: u32| format!("{}-{role}-{index}.{namespace}.svc:{PORT}", self.name);
-        let hosts = |role: &str, count: u32| (0..count).map(|index| address(role, index)).collect::<Vec<_>>();
+        let hosts =
+            |role: &str, count: u32| (0..count).map(|index| self.address(namespace, role, index)).collect::<Vec<_>>();
         let cluster = json!({ "ps": hosts("ps", self.servers), "worker": hosts("worker", self.workers.0) });
         let mut objects = Vec::new();
         for (role, count, milli) in
@@ -143,7 +149,7 @@ impl PsJob {
                 let name = format!("{}-{role}-{index}", self.name);
                 let labels = json!({ JOB_LABEL: self.name, TASK_LABEL: name });
                 let config = json!({ "cluster": cluster, "task": { "type": role, "index": index } }).to_string();
-                let mut container = self.container(milli);
+                let mut container = self.container(namespace, milli);
                 container["env"] = json!([{ "name": "TF_CONFIG", "value": config }]);
                 objects.push(json!({
                     "apiVersion": "v1", "kind": "Service", "metadata": { "name": name, "namespace": namespace },
