@@ -299,8 +299,10 @@ fn what_is_published_names_the_cause_and_the_last_change() {
     let why = TaskReason::HotServer { index: 1 };
     let decision = ScaleDecision { uid: "u".to_owned(), why, workers: Some((2, 3)), resizes: vec![resize] };
     let done = [("p".to_owned(), ResizeOutcome::Done)].into();
-    let now = Timestamp::from_second(7).unwrap();
+    let now = Timestamp::from_nanosecond(7_123_456_789).unwrap();
     let scale = next_scale(TaskScale::default(), &decision, &done, now);
+    let read: TaskScale = serde_json::from_value(serde_json::json!(scale)).unwrap();
+    assert_eq!(read, scale, "what is read back is what was written");
     assert_eq!((scale.workers, scale.cause.as_str()), (Some(3), "hot-server"));
     assert!(scale.last_change.contains("ps-1: 0.30 to 0.60 cores, workers 2 to 3"), "{}", scale.last_change);
     let settled = ScaleDecision { why: TaskReason::Settled, workers: None, resizes: Vec::new(), ..decision.clone() };

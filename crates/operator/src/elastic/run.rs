@@ -135,7 +135,8 @@ pub(super) fn next_scale(
     let mut after = TaskScale { workers, cause: decision.why.name().to_owned(), message, ..before };
     if !changes.is_empty() {
         after.last_change = format!("{} ({})", decision.why, changes.join(", "));
-        after.changed_at = Some(MicroTime(now));
+        // The object keeps microseconds. A finer time would differ from what is read back, and be written again.
+        after.changed_at = Some(MicroTime(Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now)));
     }
     after
 }
