@@ -170,7 +170,7 @@ impl BatchJobSnapshot {
     pub fn movable(&self) -> Result<(), String> {
         match (&self.problem, &self.journal.unmovable) {
             (Some(why), _) | (None, Some(why)) => Err(why.clone()),
-            (None, None) if self.policy == JobPolicy::Na => Err("its policy is na".to_owned()),
+            (None, None) if !self.policy.places_pods() => Err(format!("its policy is {}", self.policy.name())),
             (None, None) => Ok(()),
         }
     }

@@ -66,6 +66,9 @@ pub const INDEX_LABEL: &str = "gainshare.dev/index";
 /// On a job of several tasks: how many tasks of each role are wanted now, such as `Worker=4`, within the bounds of
 /// the job's author.
 pub const REPLICAS_ANNOTATION: &str = "gainshare.dev/replicas";
+/// On a job of several tasks: `sync` (a step needs all workers) or `async` (every gradient is a step). The policy
+/// `operator` predicts speeds by it.
+pub const TRAINING_MODE_ANNOTATION: &str = "gainshare.dev/training-mode";
 /// The labels by which Kubeflow's tools find the pods and Services of a TFJob begin with this.
 pub const KUBEFLOW_PREFIX: &str = "training.kubeflow.org/";
 /// On a pod: the policy of its job, by which its node shares.

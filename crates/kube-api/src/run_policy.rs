@@ -42,15 +42,24 @@ pub enum JobPolicy {
     Flowcon2,
     #[default]
     Gainshare,
+    /// The tasks of a distributed job are resized and scaled while they run. The cluster's scheduler places jobs of
+    /// one pod.
+    Operator,
 }
 
 impl JobPolicy {
+    /// Whether the policy decides where jobs of one pod run.
+    pub fn places_pods(self) -> bool {
+        !matches!(self, JobPolicy::Na | JobPolicy::Operator)
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             JobPolicy::Na => "na",
             JobPolicy::Specon => "specon",
             JobPolicy::Flowcon2 => "flowcon2",
             JobPolicy::Gainshare => "gainshare",
+            JobPolicy::Operator => "operator",
         }
     }
 }

@@ -112,7 +112,7 @@ pub fn by_job(pod: &PodFacts) -> Option<JobShare> {
     let policy = pod.notes.get(POLICY_ANNOTATION).and_then(|word| from_word::<JobPolicy>(word)).unwrap_or_default();
     let has_deadline = pod.notes.contains_key(names::DEADLINE_ANNOTATION);
     let (kind, watch_only) = match policy {
-        JobPolicy::Na | JobPolicy::Specon => (PolicyKind::Fair, true),
+        JobPolicy::Na | JobPolicy::Specon | JobPolicy::Operator => (PolicyKind::Fair, true),
         JobPolicy::Flowcon2 => (PolicyKind::Flowcon, false),
         // Without deadlines on its node, `qos` shares by gain as well.
         JobPolicy::Gainshare if has_deadline => (PolicyKind::Qos, false),

@@ -176,6 +176,8 @@ pub struct RoleSpec {
     pub replicas: u32,
     pub min: u32,
     pub max: u32,
+    /// The author has set both bounds: the number of tasks may change while the job runs.
+    pub scales: bool,
     /// `None`: the operator replaces a failed task, up to the back-off limit.
     pub restart: Option<RestartPolicy>,
     /// The pod template as JSON text: parsed, the templates of a large cluster are most of the operator's memory.
@@ -393,6 +395,7 @@ fn read_role(role: Role, input: &RoleInput<'_>, is_tfjob: bool) -> Result<RoleSp
         replicas,
         min,
         max,
+        scales: input.min.is_some() && input.max.is_some(),
         restart,
         requests: template_requests(&template),
         port: port(main, is_tfjob),
@@ -496,6 +499,29 @@ pub struct TaskJournal {
     /// The job has ended, and its pods and Services are as `cleanPodPolicy` wants them.
     #[serde(default)]
     pub cleaned: bool,
+    /// What the policy `operator` has decided about the sizes of the tasks of this attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale: Option<TaskScale>,
+}
+
+/// A decision about the sizes of a job's tasks.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TaskScale {
+    /// So many workers are wanted; as many as the author wrote if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers: Option<u32>,
+    /// The cause in one word, such as `hot-server` or `settled`.
+    #[serde(default)]
+    pub cause: String,
+    /// The cause in one sentence.
+    #[serde(default)]
+    pub message: String,
+    /// What was changed last, and when.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub last_change: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed_at: Option<MicroTime>,
 }
 
 #[cfg(test)]

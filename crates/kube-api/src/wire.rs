@@ -164,6 +164,9 @@ pub struct Signal {
     pub consumed_cpu: f64,
     #[serde(default)]
     pub consumed_memory: f64,
+    /// Memory in use, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_used_bytes: Option<u64>,
     /// The largest part of the node that the job can use, 0 to 1; absent until it was measured. Older node
     /// agents call the field `most`.
     #[serde(default, alias = "most")]
@@ -294,6 +297,16 @@ pub struct PodOnNode {
     pub room_milli: u64,
 }
 
+/// Where the name of a policy would be, for pods whose tasks the policy `operator` resizes.
+pub const SCALED_POLICY: &str = "TrainingJob/operator";
+
+impl PodOnNode {
+    /// Whether the operator decides about the pod's resources: its use must reach the operator within seconds.
+    pub fn is_scaled(&self) -> bool {
+        self.follow && self.policy == SCALED_POLICY
+    }
+}
+
 /// What the kubelet makes of the pod's present spec.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "state")]
@@ -319,6 +332,9 @@ pub enum QosClass {
     Burstable,
     BestEffort,
 }
+
+/// The [`Blocked::reason`] of pods that are measured and keep their resources, as far as node agents are concerned.
+pub const WATCHED_ONLY: &str = "WatchedOnly";
 
 /// Why a pod cannot be resized, and what its author could do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -365,6 +365,7 @@ impl Job {
             outlook: signal.outlook.map(|o| [o.at, o.flat_at, o.gain_left]),
             consumed_cpu: consumed.cpu,
             consumed_memory: consumed.memory,
+            memory_used_bytes: self.meter.memory_bytes(),
             usable: self.usable,
         };
         wire::JobState {

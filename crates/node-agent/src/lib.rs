@@ -216,7 +216,8 @@ fn run_node(mut node: Node, inputs: &mpsc::Receiver<Input>, report: &watch::Send
             status.jobs.get_or_create(&[("category", category.name())]).set(count.into());
         }
         unsent_reports += step.reports;
-        let has_reports = node.has_followed_jobs() && unsent_reports > 0 && at.time >= sent_at + FOLLOW_PACE;
+        let is_awaited = node.has_scaled_jobs() || (node.has_followed_jobs() && unsent_reports > 0);
+        let has_reports = is_awaited && at.time >= sent_at + FOLLOW_PACE;
         if has_reports || step.is_urgent {
             (unsent_reports, sent_at) = (0, at.time);
         }

@@ -412,6 +412,11 @@ impl Node {
         self.jobs.values().any(|job| job.pod.follow)
     }
 
+    /// Whether the operator decides about the resources of any pod here, and so needs its use within seconds.
+    pub(crate) fn has_scaled_jobs(&self) -> bool {
+        self.jobs.values().any(|job| job.pod.is_scaled())
+    }
+
     /// Whether a resize is about to take effect, so that steps should follow each other quickly.
     pub(crate) fn awaits_effect(&self, now: Time) -> bool {
         let recent = |request: &ResizeRequest| !request.in_force && now.since(request.decided_at) < SETTLING;

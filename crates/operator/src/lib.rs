@@ -1,5 +1,5 @@
 //! The operator of a cluster: it reads pods and policies, sends each node agent the list of its node's pods,
-//! resizes pods for the agents, and starts and moves training jobs.
+//! resizes pods for the agents, starts and moves training jobs, and resizes the tasks of distributed ones.
 //!
 //! **Problem.** All nodes of a cluster share one set of policies, and moves of jobs concern several nodes. Node
 //! agents have no rights at the API server, so one program must write for all of them.
@@ -13,6 +13,7 @@
 //! an object carries the version it was decided on, so a replica that was stopped past its lease is refused by
 //! the API server.
 
+mod elastic;
 pub mod http;
 mod isolate;
 pub mod jobs;
@@ -98,6 +99,8 @@ pub struct Config {
     pub fail_at: crate::jobs::FailPoint,
     /// The parameters of the policy `specon` for training jobs.
     pub specon: gainshare_core::policy::Specon,
+    /// The parameters of the policy `operator` for the tasks of distributed jobs.
+    pub elastic: gainshare_core::policy::Elastic,
     /// Kubeflow's TFJobs are run, too. The kind must exist, and no other operator may run them.
     pub tfjobs: bool,
 }
@@ -234,6 +237,8 @@ fn lead(
     let recorder = Recorder::new(client.clone(), reporter);
     let decision = placement::run::run(leader.clone(), config.specon, records.clone());
     tasks.spawn_within("the decision about training jobs", DECISION_QUIET, decision);
+    let sizes = elastic::run::run(shares.clone(), config.elastic);
+    tasks.spawn_within("the decision about the sizes of tasks", DECISION_QUIET, sizes);
     crate::jobs::start(&mut tasks, &leader, client, recorder.clone(), config.fail_at.clone());
     tasks.spawn("the writer of pods' notes", note_loop(shares.clone(), recorder.clone()));
     tasks.spawn("the writer of policies' statuses", write_loop(shares.clone(), client.clone(), recorder));

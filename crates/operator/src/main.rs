@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use gainshare_core::model::Span;
-use gainshare_core::policy::{MoveRule, Policy, Specon};
+use gainshare_core::policy::{Elastic, MoveRule, Policy, ScaleRule, Specon};
 use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::tfjob::{TfJob, to_training_job};
 use gainshare_kube_api::training_job::TrainingJob;
@@ -90,6 +90,9 @@ pub struct OperatorArgs {
     /// SpeCon's alpha: a change of the loss below it, by its first value, counts as slow
     #[arg(long, value_name = "PART", default_value_t = Specon::default().alpha)]
     pub specon_alpha: f64,
+    /// How long tasks of the policy operator are measured before their sizes change
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30s")]
+    pub elastic_interval: Duration,
     /// Run Kubeflow's TFJobs, too: the cluster has that kind, and no other operator runs them
     #[arg(long)]
     pub tfjobs: bool,
@@ -160,7 +163,8 @@ fn run_operator(args: &OperatorArgs) -> Result<()> {
 
 async fn run(args: &OperatorArgs) -> Result<()> {
     let config = config(args);
-    Policy { moves: MoveRule::Specon(config.specon), ..Policy::default() }.validate()?;
+    let scale = ScaleRule::Elastic(config.elastic);
+    Policy { moves: MoveRule::Specon(config.specon), scale, ..Policy::default() }.validate()?;
     let client = gainshare_operator::client().await?;
     if args.release {
         let count = gainshare_operator::release(&config, &client).await?;
@@ -182,6 +186,10 @@ async fn run(args: &OperatorArgs) -> Result<()> {
 fn specon(args: &OperatorArgs) -> Specon {
     let interval = Span(args.specon_interval.as_micros() as u64);
     Specon { alpha: args.specon_alpha, interval, ..Specon::default() }
+}
+
+fn elastic(args: &OperatorArgs) -> Elastic {
+    Elastic { interval: Span(args.elastic_interval.as_micros() as u64), ..Elastic::default() }
 }
 
 /// Where the process ends, for tests that need an operator that dies at a known step. Release builds have no
@@ -217,6 +225,7 @@ fn config(args: &OperatorArgs) -> Config {
         authority_folders: args.authority.clone(),
         fail_at: fail_point(),
         specon: specon(args),
+        elastic: elastic(args),
         tfjobs: args.tfjobs,
     }
 }

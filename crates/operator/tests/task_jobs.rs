@@ -29,6 +29,8 @@ fn distributed_jobs_in_a_real_cluster() {
     scenarios.run("a job runs to completion and its servers' logs stay", || completes(&bed));
     scenarios.run("a TFJob runs as it is", || tfjob(&bed));
     scenarios.run("a worker that dies is replaced alone", || worker_dies(&bed));
+    scenarios.run("a server that dies restarts the job", || server_dies(&bed));
+    scenarios.run("no pod exists while a job is suspended", || suspends(&bed));
     scenarios.run("jobs that do not fit together all finish", || gangs(&bed));
     if std::thread::panicking() {
         eprintln!("{}", fs::read_to_string(bed.folder.path().join("operator.log")).unwrap_or_default());
@@ -116,6 +118,12 @@ fn tfjob(bed: &Bed) {
     assert_eq!(statuses["Chief"]["succeeded"], 1, "{statuses:#}");
 }
 
+/// Kills the processes of a task on whatever node it runs.
+fn kill(bed: &Bed, pod: &str, words: &str) {
+    let node = bed.get("pod", pod)["spec"]["nodeName"].as_str().unwrap().to_owned();
+    assert!(bed.kill_processes(&node, words) > 0, "{pod} has no process on {node}");
+}
+
 fn worker_dies(bed: &Bed) {
     bed.apply(job("hardy", "while :; do sleep 0.3; done # hardy", 50));
     bed.until("hardy", "Running", None);
@@ -129,7 +137,23 @@ fn worker_dies(bed: &Bed) {
     assert_eq!(bed.get("pod", "hardy-ps-0")["metadata"]["uid"], before[0]["metadata"]["uid"]);
     let job = bed.until("hardy", "Running", None);
     assert_eq!((&job["status"]["tasks"]["epoch"], &job["status"]["failures"]), (&json!(1), &json!(0)));
-    bed.kubectl(&["delete", "trainingjob", "hardy", "-n", "team", "--wait=false"]);
+}
+
+fn server_dies(bed: &Bed) {
+    kill(bed, "hardy-ps-0", "serves as");
+    eventually("the second attempt", || {
+        let job = bed.job("hardy");
+        let again = job["status"]["tasks"]["epoch"] == 2 && job["status"]["state"] == "Running";
+        again.then_some(())
+    });
+    assert_eq!(bed.job("hardy")["status"]["failures"], 1);
+}
+
+fn suspends(bed: &Bed) {
+    bed.kubectl(&["patch", "trainingjob", "hardy", "-n", "team", "--type=merge", "-p", r#"{"spec":{"suspend":true}}"#]);
+    bed.until("hardy", "Suspended", None);
+    assert!(bed.find("pod", "hardy-ps-0").is_none() && bed.find("pod", "hardy-worker-1").is_none());
+    bed.kubectl(&["delete", "trainingjob", "hardy", "-n", "team", "--timeout=60s"]);
 }
 
 fn gangs(bed: &Bed) {

@@ -64,7 +64,8 @@ pub(crate) enum TaskError {
 
 #[derive(Debug, Default, Deserialize)]
 struct TfConfig {
-    #[serde(default)]
+    /// Kubeflow's training operator gives the sparse form a name of its own.
+    #[serde(default, alias = "sparseCluster")]
     cluster: BTreeMap<String, Hosts>,
     #[serde(default)]
     task: TfTask,
@@ -167,6 +168,18 @@ mod tests {
     fn find(options: &[&str], config: Option<&str>) -> Result<Task, TaskError> {
         let words = ["program", "gru"].iter().chain(options).copied();
         Task::find(&Cli::parse_from(words).args, config)
+    }
+
+    /// As Kubeflow's training operator and ours write it for jobs whose number of workers changes.
+    #[test]
+    fn the_sparse_form_is_read_under_its_own_name() {
+        let worker = r#"{"sparseCluster":{"ps":["p0:2222","p1:2222"],"worker":{"1":"w1:2222"}},
+            "task":{"type":"worker","index":1}}"#;
+        let task = find(&[], Some(worker)).unwrap();
+        assert_eq!((task.role, task.index, task.servers.len(), task.reports), (Role::Worker, 1, 2, false));
+        let server = r#"{"sparseCluster":{"ps":["p1:2222"],"worker":{}},"task":{"type":"ps","index":1}}"#;
+        let task = find(&[], Some(server)).unwrap();
+        assert_eq!((task.role, task.index, task.listen.as_str()), (Role::Server, 1, "0.0.0.0:2222"));
     }
 
     const FULL: &str = r#"{"cluster":{"chief":["c:2222"],"ps":["p0:2222","p1:2223"],"worker":["w0:2222","w1:2222"]},

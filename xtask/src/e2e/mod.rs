@@ -5,8 +5,10 @@ mod deadline;
 mod kube;
 mod kube_deadline;
 mod kube_move;
+mod kube_ps;
 mod kube_share;
 mod local_deadline;
+mod ps_job;
 mod trace;
 mod train;
 
@@ -36,6 +38,12 @@ enum Story {
     /// policy, while a watcher sees to it that no job is ever alive twice. Prints what was measured; fails
     /// if a promise was broken.
     KubeMove(kube_move::Args),
+    /// Distributed jobs whose tasks are resized and scaled while they run, beside stock pods with fixed requests.
+    ///
+    /// Brings up a test bed of two nodes and lets real parameter-server jobs arrive over time, as stock pods and
+    /// under `operator`. Slows one server down by hand, and lets workers come and go. Prints what was measured;
+    /// fails if a task restarted or a step was lost.
+    KubePs(kube_ps::Args),
     /// Pods with deadlines on a real cluster: the same mix under the default policy and under `qos`.
     ///
     /// Brings up a test bed of two nodes and runs ten real training pods on one of them, once under each
@@ -54,6 +62,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     match args.story {
         Story::KubeShare(args) => kube_share::run(&args),
         Story::KubeMove(args) => kube_move::run(&args),
+        Story::KubePs(args) => kube_ps::run(&args),
         Story::KubeDeadline(args) => kube_deadline::run(&args),
         Story::LocalDeadline(args) => local_deadline::run(&args),
     }

@@ -188,11 +188,9 @@ table! {
     },
     Operator: PolicyInfo {
         name: "operator",
-        summary: "Parameter-server jobs: tasks start together, sit together, grow into idle CPU and return it when others wait.",
+        summary: "Parameter-server jobs: tasks start together, sit together, grow into idle CPU and return it when others wait. Jobs of one task share as under `na`.",
         source: "A dynamic resource adjustment operator for parameter-server training, with Optimus's speed model; docs/elastic.md.",
-        scope: Scope::SimulatorOnly {
-            because: "no driver runs jobs of several tasks yet, and jobs of one task would share as under `na`",
-        },
+        scope: Scope::Production { share_policy: None, training_job: true },
         policy: || Policy {
             place: PlaceRule::Affinity,
             scale: ScaleRule::Elastic(Elastic::default()),
@@ -408,7 +406,7 @@ mod tests {
     fn what_serves_jobs_one_after_the_other_is_for_the_simulator_only() {
         for preset in Preset::ALL {
             let ranks = matches!(Policy::from(preset).share, ShareRule::Rank(_));
-            let lacks = matches!(preset, Preset::Elasticflow | Preset::Requests | Preset::Operator);
+            let lacks = matches!(preset, Preset::Elasticflow | Preset::Requests);
             assert_eq!(preset.for_real_jobs().is_err(), ranks || lacks, "{preset:?}");
         }
         let refused = Preset::Srpt.for_real_jobs().unwrap_err();

@@ -45,6 +45,7 @@ fn work_on_tasks(job: &TaskJobSnapshot, pods: &[Value]) {
                     nodes: &nodes,
                     grant: grant.as_ref(),
                     never_fits: true,
+                    scale: None,
                     fault: None,
                 });
                 for action in next.actions {

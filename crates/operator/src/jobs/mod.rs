@@ -30,7 +30,7 @@ mod hostile_tests;
 mod moves;
 mod pods;
 mod queue;
-mod task_job;
+pub(crate) mod task_job;
 mod training_job;
 #[cfg(test)]
 mod upgrade_tests;

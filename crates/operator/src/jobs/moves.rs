@@ -3,6 +3,7 @@
 //!
 //! A move is a request to end, a proof of the stop, and a start elsewhere.
 
+use super::waiting::wait_end;
 use crate::state::orders::Order;
 use crate::state::snapshot::{Exit, NodeState, Nodes, PodSnapshot, Stop};
 use gainshare_kube_api::training_job::{MOVES_KEPT, Migration, Move, Phase, TrainingJobStatus};
@@ -34,7 +35,7 @@ pub(super) fn begin_move(order: &Order, from: String, epoch: u32, now: Timestamp
 /// Until when a pod that saves itself is not asked to end yet: on a small share it might not save itself in
 /// time, so its own share comes back first.
 pub(super) fn own_share_until(pod: &PodSnapshot, since: Timestamp, now: Timestamp) -> Option<Timestamp> {
-    since.checked_add(OWN_SHARE_WAIT).ok().filter(|until| pod.reshaped && *until > now)
+    wait_end(since, OWN_SHARE_WAIT, now).filter(|_| pod.reshaped)
 }
 
 /// The proof that a pod has stopped, if there is one. An administrator's declaration (`declared`, the name of a

@@ -9,6 +9,19 @@ use jiff::{SignedDuration, Timestamp};
 /// A kubelet that has not reported a pod's end so long after the grace period is called silent.
 const SILENCE: SignedDuration = SignedDuration::from_secs(10);
 
+/// The end of a wait that began at `since`, or nothing if it is over. A wait never lasts longer than `patience` from
+/// now: a `since` in the future was written with a wrong clock, and the wait counts as over.
+pub(super) fn wait_end(since: Timestamp, patience: SignedDuration, now: Timestamp) -> Option<Timestamp> {
+    let end = since.saturating_add(patience).ok()?;
+    bounded_wait(end, patience, now)
+}
+
+/// The same for a wait whose end was written down.
+pub(super) fn bounded_wait(end: Timestamp, longest: SignedDuration, now: Timestamp) -> Option<Timestamp> {
+    let latest = now.saturating_add(longest).unwrap_or(Timestamp::MAX);
+    (now < end && end <= latest).then_some(end)
+}
+
 /// The message about a pod whose object is gone although its end was never read.
 pub(super) fn removed_sentence(kind: &str, (namespace, name): (&str, &str), pod: &str, node: Option<&str>) -> String {
     let there = node.map(|node| format!(" on {node}")).unwrap_or_default();
@@ -57,4 +70,21 @@ pub(super) fn silent_sentence(node: &str) -> String {
 /// An error if the node annotation of a job keeps it where it is.
 pub(super) fn check_not_kept(node: Option<&str>) -> Result<(), String> {
     node.map_or(Ok(()), |node| Err(format!("the annotation {NODE_ANNOTATION} keeps it on {node}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_clock_does_not_prolong_a_wait() {
+        let at = |second: i64| Timestamp::from_second(second).unwrap();
+        let patience = SignedDuration::from_secs(10);
+        assert_eq!(wait_end(at(100), patience, at(104)), Some(at(110)));
+        assert_eq!(wait_end(at(100), patience, at(110)), None, "it is over");
+        assert_eq!(wait_end(at(3700), patience, at(100)), None, "written an hour ahead");
+        assert_eq!(wait_end(Timestamp::MAX, patience, at(100)), None);
+        assert_eq!(bounded_wait(at(130), SignedDuration::from_secs(300), at(100)), Some(at(130)));
+        assert_eq!(bounded_wait(at(3700), SignedDuration::from_secs(300), at(100)), None);
+    }
 }

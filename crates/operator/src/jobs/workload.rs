@@ -41,6 +41,8 @@ pub(crate) enum JournalStep {
     Failed,
     /// A move is given up.
     Cancelled,
+    /// Tasks have another size, or there is another number of them.
+    Scaled,
 }
 
 impl JournalStep {
@@ -54,6 +56,7 @@ impl JournalStep {
             JournalStep::Stopped => "stopped",
             JournalStep::Failed => "failed",
             JournalStep::Cancelled => "cancelled",
+            JournalStep::Scaled => "scaled",
         }
     }
 }

@@ -189,6 +189,7 @@ fn rules(policy: JobPolicy, specon: Specon) -> Policy {
         JobPolicy::Specon => Preset::Specon,
         JobPolicy::Flowcon2 => Preset::Flowcon2,
         JobPolicy::Gainshare => Preset::Gainshare,
+        JobPolicy::Operator => Preset::Operator,
     };
     let mut rules = Policy::from(preset);
     if let MoveRule::Specon(numbers) = &mut rules.moves {
@@ -202,7 +203,7 @@ fn start_reason(policy: JobPolicy) -> PlacementReason {
     match policy {
         JobPolicy::Flowcon2 => PlacementReason::MostGrowth,
         JobPolicy::Gainshare => PlacementReason::HomeOrEmpty,
-        JobPolicy::Na | JobPolicy::Specon => PlacementReason::FewestJobs,
+        JobPolicy::Na | JobPolicy::Specon | JobPolicy::Operator => PlacementReason::FewestJobs,
     }
 }
 

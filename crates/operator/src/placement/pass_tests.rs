@@ -94,6 +94,7 @@ fn message(at: usize, round: u64) -> SyncRequest {
             outlook: Some([100.0 * round as f64, 1e6, 10.0]),
             consumed_cpu: round as f64,
             consumed_memory: 0.0,
+            memory_used_bytes: None,
             usable: None,
         }),
     };

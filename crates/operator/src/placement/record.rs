@@ -87,7 +87,7 @@ impl Decision {
             return Some(Err(RecordError::UnknownJob { uid: uid.to_owned() }));
         };
         let (job, policy) = (memory.id, memory.facts.policy);
-        if policy == JobPolicy::Na {
+        if !policy.places_pods() {
             return Some(Err(RecordError::NotPlaced { policy }));
         }
         let has_job = |decision: &&Arc<RecordedPlan>| decision.view.jobs.binary_search_by_key(&job, |j| j.id).is_ok();

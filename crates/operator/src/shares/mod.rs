@@ -23,7 +23,7 @@ pub(crate) struct Shares {
     pub(crate) contests: Mutex<Contests>,
     /// The uids of pods whose last resize has an unknown outcome: it was sent, and no answer came.
     doubts: Mutex<BTreeSet<String>>,
-    writer: Writer,
+    pub(crate) writer: Writer,
 }
 
 impl Shares {

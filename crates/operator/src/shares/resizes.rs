@@ -86,7 +86,7 @@ async fn one(shares: &Shares, node: &str, epoch: u64, wanted: &Resize) -> Outcom
 
 /// Reads the node's pods whose last resize has an unknown outcome. Without that, a resize that was made although
 /// its answer was lost would not count, and the next one could exceed the pool.
-async fn settle_doubts(shares: &Shares, node: &str) -> Result<(), String> {
+pub(crate) async fn settle_doubts(shares: &Shares, node: &str) -> Result<(), String> {
     let leader = &shares.leader;
     let doubts: Vec<String> = shares.doubts.lock().iter().cloned().collect();
     for uid in doubts {
@@ -140,7 +140,8 @@ fn judge(shares: &Shares, node: &str, wanted: &Resize) -> Result<PodFacts, Outco
     })
 }
 
-async fn write(shares: &Shares, pod: PodFacts, container: &str, to: Resources) -> Result<(), WriteError> {
+/// Resizes one container. The pod's own values are written down before its first change.
+pub(crate) async fn write(shares: &Shares, pod: PodFacts, container: &str, to: Resources) -> Result<(), WriteError> {
     let leader = &shares.leader;
     let mut pod = pod;
     if let Some(originals) = notes::originals(&pod) {

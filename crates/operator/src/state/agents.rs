@@ -144,6 +144,11 @@ impl Agents {
         self.nodes.get(node).map(|agent| agent.clock)
     }
 
+    /// The cores of an agent's machine, by which it measures use.
+    pub(crate) fn cores(&self, node: &str) -> Option<f64> {
+        self.nodes.get(node).map(|agent| agent.beat.cores).filter(|cores| *cores > 0.0)
+    }
+
     pub(crate) fn is_heard(&self, node: &str, now: Instant) -> bool {
         self.nodes.get(node).is_some_and(|agent| now.saturating_duration_since(agent.heard) < SILENT_AFTER)
     }
@@ -262,6 +267,7 @@ fn clamp_signal(signal: Signal) -> Signal {
         outlook: signal.outlook.filter(finite).map(|outlook| outlook.map(|v| v.clamp(-LARGEST_VALUE, LARGEST_VALUE))),
         consumed_cpu: within(signal.consumed_cpu, MOST_CONSUMED),
         consumed_memory: within(signal.consumed_memory, MOST_CONSUMED),
+        memory_used_bytes: signal.memory_used_bytes.map(|bytes| bytes.min(MOST_BYTES)),
         usable: signal.usable.filter(|usable| usable.is_finite()).map(|usable| usable.clamp(0.0, 1.0)),
     }
 }

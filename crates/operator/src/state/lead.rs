@@ -9,6 +9,7 @@ use super::jobs::JobChange;
 use super::metrics::Metrics;
 use super::orders::Orders;
 use super::snapshot::NodeState;
+use super::task_job::ScaleOrder;
 use super::workload::WorkloadKey;
 use super::world::{PolicyKey, World};
 use parking_lot::Mutex;
@@ -23,6 +24,8 @@ pub(crate) struct Leader {
     pub(crate) agents: Mutex<Agents>,
     /// Between the decision about jobs and their controller.
     pub(crate) orders: Arc<Orders>,
+    /// Between the decision about the sizes of tasks and the controller, by the uid of the job.
+    pub(crate) scale_orders: Mutex<BTreeMap<String, ScaleOrder>>,
     pub(crate) metrics: Arc<Metrics>,
     /// One channel per node, to wake the agent's waiting request.
     bells: Mutex<BTreeMap<String, watch::Sender<u64>>>,
@@ -79,6 +82,7 @@ impl Leader {
             world: Mutex::new(World::new(first_revision)),
             agents: Mutex::default(),
             orders: Arc::default(),
+            scale_orders: Mutex::default(),
             metrics,
             bells: Mutex::default(),
             turns: Mutex::default(),

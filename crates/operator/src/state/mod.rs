@@ -10,6 +10,8 @@ pub(crate) mod lease;
 pub(crate) mod metrics;
 pub(crate) mod nodes;
 pub(crate) mod orders;
+mod removed;
+mod requested;
 pub(crate) mod snapshot;
 pub(crate) mod task_job;
 pub(crate) mod watch;

@@ -1,14 +1,23 @@
 //! A job of several tasks as it was read: a TrainingJob with `replicaSpecs`, or a Kubeflow TFJob.
 
 use super::workload::{WorkloadKey, WorkloadKind};
-use gainshare_kube_api::names::{JOB_FINALIZER, NamespacedName, REPLICAS_ANNOTATION, STOPPED_ANNOTATION};
-use gainshare_kube_api::tasks::{ReplicaStatus, Role, SpecProblem, TaskCondition, TaskJobSpec, TaskJournal};
+use gainshare_kube_api::names::{
+    JOB_FINALIZER, NamespacedName, REPLICAS_ANNOTATION, STOPPED_ANNOTATION, TRAINING_MODE_ANNOTATION,
+};
+use gainshare_kube_api::tasks::{ReplicaStatus, Role, SpecProblem, TaskCondition, TaskJobSpec, TaskJournal, TaskScale};
 use gainshare_kube_api::tfjob::{TfJob, TfJobStatus};
-use gainshare_kube_api::training_job::{TrainingJob, TrainingJobStatus};
+use gainshare_kube_api::training_job::{JobPolicy, TrainingJob, TrainingJobStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, ObjectMeta, Time};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+
+/// What is decided about the sizes of a job's tasks, for the attempt with this epoch.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ScaleOrder {
+    pub(crate) epoch: u32,
+    pub(crate) scale: TaskScale,
+}
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TaskJobSnapshot {
@@ -23,6 +32,8 @@ pub(crate) struct TaskJobSnapshot {
     pub(crate) declared_stopped: Option<String>,
     /// How many tasks of a role are wanted now ([`REPLICAS_ANNOTATION`]).
     pub(crate) asked: BTreeMap<Role, u32>,
+    /// Every gradient is a step ([`TRAINING_MODE_ANNOTATION`]).
+    pub(crate) is_async: bool,
     /// Another controller runs the job.
     pub(crate) is_foreign: bool,
     pub(crate) spec: Result<TaskJobSpec, SpecProblem>,
@@ -89,15 +100,27 @@ impl TaskJobSnapshot {
             has_finalizer: meta.finalizers.iter().flatten().any(|one| one == JOB_FINALIZER),
             declared_stopped: note(STOPPED_ANNOTATION),
             asked: note(REPLICAS_ANNOTATION).map(|text| asked_counts(&text)).unwrap_or_default(),
+            is_async: note(TRAINING_MODE_ANNOTATION).is_some_and(|mode| mode.eq_ignore_ascii_case("async")),
             is_foreign,
             spec,
             status,
         })
     }
 
-    /// How many tasks of each role are wanted now.
+    /// How many tasks of each role are wanted now: by the annotation, or by the policy `operator`, or by the author.
     pub(crate) fn wanted(&self) -> BTreeMap<Role, u32> {
-        self.spec.as_ref().map(|spec| spec.wanted_counts(&self.asked)).unwrap_or_default()
+        let Ok(spec) = &self.spec else { return BTreeMap::new() };
+        let mut asked = self.asked.clone();
+        let decided = self.status.journal.scale.as_ref().and_then(|scale| scale.workers);
+        if let Some(workers) = decided.filter(|_| self.is_scaled()) {
+            asked.entry(Role::Worker).or_insert(workers);
+        }
+        spec.wanted_counts(&asked)
+    }
+
+    /// Whether the policy `operator` decides about the sizes of its tasks.
+    pub(crate) fn is_scaled(&self) -> bool {
+        self.spec.as_ref().is_ok_and(|spec| spec.options.policy == Some(JobPolicy::Operator))
     }
 }
 

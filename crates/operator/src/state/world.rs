@@ -17,6 +17,8 @@
 
 use super::jobs::{JobCache, JobChange, workload_of};
 use super::nodes::NodeCache;
+use super::removed::RemovedPods;
+use super::requested::{Requested, requests_of};
 use super::snapshot::{NodeState, PodSnapshot, is_older};
 use super::workload::WorkloadKey;
 use gainshare_kube_api::bounds::{self, NodeFacts, QuotaFacts, RangeFacts};
@@ -28,7 +30,7 @@ use gainshare_kube_api::resize::Refusal;
 use gainshare_kube_api::resources::Resources;
 use gainshare_kube_api::select::{self, PolicyFacts};
 use gainshare_kube_api::share_policy::SharePolicySpec;
-use gainshare_kube_api::wire::{Blocked, PodOnNode};
+use gainshare_kube_api::wire::{Blocked, PodOnNode, SCALED_POLICY, WATCHED_ONLY};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -41,6 +43,7 @@ pub(crate) type PolicyKey = (String, String);
 #[derive(Debug, Default)]
 pub(crate) struct World {
     pods: BTreeMap<String, PodFacts>,
+    removed: RemovedPods,
     pods_of_namespace: BTreeMap<String, BTreeSet<String>>,
     /// By node.
     requested: HashMap<String, Requested>,
@@ -61,31 +64,6 @@ pub(crate) struct World {
     revisions: BTreeMap<String, u64>,
     next_revision: u64,
     touched: Touched,
-}
-
-/// What pods of training jobs, and all others, request: thousandths of a core, and bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Requested {
-    pub(crate) jobs: (u64, u64),
-    pub(crate) others: (u64, u64),
-}
-
-impl Requested {
-    fn with(self, other: Requested, put: fn(u64, u64) -> u64) -> Requested {
-        let both = |a: (u64, u64), b: (u64, u64)| (put(a.0, b.0), put(a.1, b.1));
-        Requested { jobs: both(self.jobs, other.jobs), others: both(self.others, other.others) }
-    }
-}
-
-/// What a pod that holds a part of a node requests of it.
-fn requests_of(pod: &PodFacts) -> Option<(&str, Requested)> {
-    let node = pod.node.as_deref().filter(|_| pod.holds_node)?;
-    let requests = || pod.containers.iter().map(|container| container.resources.requests);
-    let milli = total(requests().filter_map(|asked| asked.cpu_milli));
-    let bytes = total(requests().filter_map(|asked| asked.memory_bytes));
-    let mut asked = Requested::default();
-    *(if pod.labels.contains_key(JOB_LABEL) { &mut asked.jobs } else { &mut asked.others }) = (milli, bytes);
-    Some((node, asked))
 }
 
 /// What changed since [`World::take_touched`] was last called.
@@ -186,9 +164,12 @@ impl World {
         }
     }
 
-    /// Takes in a pod, unless a newer version of it is known. Checks its originals against the
+    /// Takes in a pod, unless a newer version of it is known or it was removed. Checks its originals against the
     /// version before.
     pub(crate) fn put_pod(&mut self, facts: PodFacts) {
+        if self.removed.contains(&facts.uid) {
+            return;
+        }
         if let Some(known) = self.pods.get(&facts.uid) {
             if is_older(&facts.resource_version, &known.resource_version) {
                 return;
@@ -217,7 +198,13 @@ impl World {
         }
     }
 
+    /// The pod does not exist any more: the API server or the watch said so.
     pub(crate) fn remove_pod(&mut self, uid: &str) {
+        self.removed.insert(uid);
+        self.take_out(uid);
+    }
+
+    fn take_out(&mut self, uid: &str) {
         self.unshare(uid);
         self.given_back.remove(uid);
         self.forged.remove(uid);
@@ -261,10 +248,11 @@ impl World {
         }
     }
 
-    /// The pods that exist, after a new start of the watch: those not among them are gone.
+    /// The pods that exist, after a new start of the watch: those not among them are taken out. The list may be older
+    /// than a pod that we have just made, so that a later event may bring a pod back.
     pub(crate) fn keep_pods(&mut self, alive: &BTreeSet<String>) {
         let gone: Vec<String> = self.pods.keys().filter(|uid| !alive.contains(*uid)).cloned().collect();
-        gone.iter().for_each(|uid| self.remove_pod(uid));
+        gone.iter().for_each(|uid| self.take_out(uid));
     }
 
     pub(crate) fn put_policy(&mut self, facts: PolicyFacts) {
@@ -505,8 +493,12 @@ impl World {
         let Chosen { name, spec, watch_only } = self.chosen(pod)?;
         let spec = spec.as_ref();
         let watched = watch_only.then(|| Blocked {
-            reason: "WatchedOnly".to_owned(),
-            message: format!("{name}: its policy moves jobs, and leaves their shares as they are"),
+            reason: WATCHED_ONLY.to_owned(),
+            message: if name == SCALED_POLICY {
+                format!("{name}: the operator resizes it, not its node agent")
+            } else {
+                format!("{name}: its policy moves jobs, and leaves their shares as they are")
+            },
         });
         let container = select::container_name(spec, pod);
         let facts = pod.container(&container);

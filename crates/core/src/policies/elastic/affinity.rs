@@ -8,24 +8,30 @@
 //! two tasks are made as long as they lower the traffic across nodes. Traffic between a server and a worker is the
 //! server's measured traffic, divided among the workers.
 //!
+//! The last part is left out for jobs of more than [`IMPROVED_TASKS`] tasks, because its cost grows with a high power
+//! of their number.
+//!
 //! **Properties.** All or none: a job that does not fit is not placed in part. The same view gives the same places.
 
 use super::FreeNode;
 use crate::model::NodeId;
 use crate::tasks::{TaskId, TaskRole};
 
+/// The places of jobs of more tasks than this are not improved.
+const IMPROVED_TASKS: usize = 24;
+
 /// What a task needs.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Need {
-    pub(crate) id: TaskId,
-    pub(crate) cores: f64,
-    pub(crate) memory_bytes: u64,
+pub struct Need {
+    pub id: TaskId,
+    pub cores: f64,
+    pub memory_bytes: u64,
     /// Traffic of a server; ignored for a worker.
-    pub(crate) traffic: f64,
+    pub traffic: f64,
 }
 
 /// A node for each task, in the order of `needs`, and nothing if not all fit.
-pub(crate) fn place(needs: &[Need], free: &[FreeNode]) -> Option<Vec<NodeId>> {
+pub fn place(needs: &[Need], free: &[FreeNode]) -> Option<Vec<NodeId>> {
     if needs.is_empty() {
         return None;
     }
@@ -35,7 +41,9 @@ pub(crate) fn place(needs: &[Need], free: &[FreeNode]) -> Option<Vec<NodeId>> {
         return Some(vec![node.id; needs.len()]);
     }
     let mut places = fill(needs, free)?;
-    improve(needs, free, &mut places);
+    if needs.len() <= IMPROVED_TASKS {
+        improve(needs, free, &mut places);
+    }
     Some(places.into_iter().map(|place| free[place].id).collect())
 }
 

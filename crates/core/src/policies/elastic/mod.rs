@@ -15,7 +15,7 @@
 //! `never_below_what_keeps_a_job_alive`, `no_thrash`, `memory_is_raised_before_it_runs_out`; the four cases are
 //! `too_little_cpu`, `few_servers_many_workers`, `too_much_everywhere` and `one_hot_server_among_equals`.
 
-pub(crate) mod affinity;
+pub mod affinity;
 mod grow;
 mod load;
 #[cfg(test)]
@@ -67,10 +67,10 @@ impl Elastic {
 
 /// What is free on a node.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct FreeNode {
-    pub(crate) id: NodeId,
-    pub(crate) cores: f64,
-    pub(crate) memory_bytes: u64,
+pub struct FreeNode {
+    pub id: NodeId,
+    pub cores: f64,
+    pub memory_bytes: u64,
 }
 
 impl FreeNode {

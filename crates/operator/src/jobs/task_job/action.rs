@@ -6,7 +6,7 @@ use crate::jobs::pods::PodFault;
 use crate::jobs::workload::JournalStep;
 use crate::state::snapshot::{Nodes, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
-use gainshare_kube_api::tasks::TaskId;
+use gainshare_kube_api::tasks::{TaskId, TaskScale};
 use gainshare_kube_api::training_job::State;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
@@ -23,6 +23,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) grant: Option<&'a Placement>,
     /// The gang would not even fit an empty cluster.
     pub(crate) never_fits: bool,
+    /// What is decided about the sizes of its tasks.
+    pub(crate) scale: Option<&'a TaskScale>,
     /// Why there can be no pod.
     pub(crate) fault: Option<&'a PodFault>,
 }

@@ -11,20 +11,27 @@
 //! **The line.** First tasks that replace lost ones of jobs that run, because these jobs hold room already. Then
 //! gangs, by priority and age. Last, tasks by which jobs grow: jobs that wait go first.
 //!
-//! **Placement.** [`pack`] uses as few nodes as possible. Servers and workers are placed in turns, so that each
-//! node gets both and their traffic stays on the node. Where that order does not fit, the largest tasks go first.
+//! **Placement.** [`pack`] uses as few nodes as possible. The core's rule `affinity` places servers beside the workers
+//! that they feed. It fills nodes without going back; where it finds no place, and for jobs of very many tasks,
+//! servers and workers are placed in turns, and if that does not fit either, the largest tasks go first.
 //!
 //! **Properties.** `never_more_than_free`; `all_or_nothing`; `fewest_nodes_first`; `no_job_overtakes_a_starving_one`.
 
 use crate::state::workload::WorkloadKey;
+use gainshare_core::model::NodeId;
+use gainshare_core::policy::{FreeNode, Need, place_tasks};
+use gainshare_core::tasks::TaskId as CoreTask;
 use gainshare_kube_api::quantity::total;
-use gainshare_kube_api::tasks::TaskId;
+use gainshare_kube_api::tasks::{Role, TaskId};
 use jiff::{SignedDuration, Timestamp};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// A gang that has waited so long is not overtaken any more.
 pub(super) const STARVES_AFTER: SignedDuration = SignedDuration::from_secs(300);
+
+/// Jobs of more tasks are placed by a simpler rule.
+const PLACED_BY_AFFINITY: usize = 64;
 
 /// Where each task is to run.
 pub(crate) type Placement = BTreeMap<TaskId, String>;
@@ -137,6 +144,15 @@ pub(crate) fn pack(rooms: &[NodeRoom], needs: &[TaskNeed]) -> Option<Placement> 
     if let Some(room) = one {
         return Some(needs.iter().map(|need| (need.task, room.name.clone())).collect());
     }
+    let all = (total(rooms.iter().map(|room| room.free.0)), total(rooms.iter().map(|room| room.free.1)));
+    if !holds(all) {
+        return None;
+    }
+    if needs.len() <= PLACED_BY_AFFINITY
+        && let Some(placement) = by_affinity(rooms, needs)
+    {
+        return Some(placement);
+    }
     let mut largest: Vec<NodeRoom> = rooms.to_vec();
     largest.sort_by_key(|room| (Reverse(room.free), room.name.clone()));
     let mixed = mixed(needs);
@@ -156,6 +172,28 @@ pub(crate) fn pack(rooms: &[NodeRoom], needs: &[TaskNeed]) -> Option<Placement> 
         count = if next > largest.len() && count < largest.len() { largest.len() } else { next };
     }
     None
+}
+
+/// The places that the core's rule `affinity` finds. All tasks but servers exchange gradients with every server.
+fn by_affinity(rooms: &[NodeRoom], needs: &[TaskNeed]) -> Option<Placement> {
+    let cores = |milli: u64| milli as f64 / 1000.0;
+    let free = |(at, room): (usize, &NodeRoom)| FreeNode {
+        id: NodeId(at as u32),
+        cores: cores(room.free.0),
+        memory_bytes: room.free.1,
+    };
+    let free: Vec<FreeNode> = rooms.iter().enumerate().map(free).collect();
+    let core_needs: Vec<Need> = (0_u32..)
+        .zip(needs)
+        .map(|(index, need)| {
+            let is_server = need.task.role == Role::Ps;
+            let id = if is_server { CoreTask::server(index) } else { CoreTask::worker(index) };
+            let traffic = if is_server { 1.0 } else { 0.0 };
+            Need { id, cores: cores(need.requests.0), memory_bytes: need.requests.1, traffic }
+        })
+        .collect();
+    let nodes = place_tasks(&core_needs, &free)?;
+    needs.iter().zip(nodes).map(|(need, node)| Some((need.task, rooms.get(node.0 as usize)?.name.clone()))).collect()
 }
 
 /// The tasks in turns of their roles, each role evenly spread over the order.

@@ -5,6 +5,8 @@
 //! [`rooms`] counts them as taken until the pods themselves hold them. A new leader finds the same in the journals.
 
 use super::gang::{Class, NodeRoom, Placement, RoomRequest, TaskNeed, choose, fits_empty};
+use super::machine::AVOID_FOR;
+use crate::jobs::waiting::bounded_wait;
 use crate::state::lead::Leader;
 use crate::state::task_job::TaskJobSnapshot;
 use crate::state::world::World;
@@ -89,7 +91,10 @@ fn needs(spec: &TaskJobSpec, tasks: impl IntoIterator<Item = TaskId>) -> Vec<Tas
 }
 
 /// The pods of the job's present attempt, by task.
-fn current<'a>(world: &'a World, job: &TaskJobSnapshot) -> BTreeMap<TaskId, (&'a PodFacts, &'a AttemptFacts)> {
+pub(crate) fn current<'a>(
+    world: &'a World,
+    job: &TaskJobSnapshot,
+) -> BTreeMap<TaskId, (&'a PodFacts, &'a AttemptFacts)> {
     let journal = &job.status.journal;
     let pods = world.pod_facts_of_job(&job.key).filter_map(|pod| Some((pod, pod.attempt.as_deref()?)));
     let ours = pods.filter(|(pod, attempt)| {
@@ -100,7 +105,7 @@ fn current<'a>(world: &'a World, job: &TaskJobSnapshot) -> BTreeMap<TaskId, (&'a
 }
 
 /// What each node has for tasks: all that no pod requests, less what is promised to tasks on their way.
-pub(super) fn rooms(world: &World) -> Vec<NodeRoom> {
+pub(crate) fn rooms(world: &World) -> Vec<NodeRoom> {
     let mut promised: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     let jobs = world.jobs.task_jobs().filter(|job| job.status.journal.admitted && !is_over(job));
     for job in jobs {
@@ -133,7 +138,8 @@ fn is_over(job: &TaskJobSnapshot) -> bool {
     matches!(journal.state, State::Succeeded | State::Failed | State::Suspended) || journal.restarting
 }
 
-fn requests(world: &World, now: Timestamp) -> Vec<RoomRequest> {
+/// All jobs that wait for room.
+pub(crate) fn requests(world: &World, now: Timestamp) -> Vec<RoomRequest> {
     world.jobs.task_jobs().filter_map(|job| request(world, job, now)).collect()
 }
 
@@ -164,7 +170,7 @@ fn request(world: &World, job: &TaskJobSnapshot, now: Timestamp) -> Option<RoomR
     } else {
         return None;
     };
-    let is_avoiding = journal.tried_until.as_ref().is_some_and(|until| until.0 > now);
+    let is_avoiding = journal.tried_until.as_ref().is_some_and(|until| bounded_wait(until.0, AVOID_FOR, now).is_some());
     Some(RoomRequest {
         key: job.key.clone(),
         uid: job.uid.clone(),

@@ -16,7 +16,7 @@
 use super::action::{Action, Snapshot, Step};
 use super::status::set_state;
 use super::verdict::{Loss, Verdict, judge};
-use crate::jobs::waiting::overdue;
+use crate::jobs::waiting::{bounded_wait, overdue};
 use crate::jobs::workload::JournalStep;
 use crate::state::snapshot::{Phase, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
@@ -33,8 +33,10 @@ const FIRST_PAUSE_S: i64 = 2;
 const LONGEST_PAUSE_S: i64 = 300;
 /// How long to wait before a pod that was refused (by a quota, for instance) is tried again.
 pub(super) const REFUSAL_PAUSE: SignedDuration = SignedDuration::from_secs(10);
+/// How long to wait before the API server is asked again whether a pod that has ended is gone.
+const REMOVAL_PAUSE: SignedDuration = SignedDuration::from_secs(2);
 /// A node that did not take a task is avoided for so long.
-const AVOID_FOR: SignedDuration = SignedDuration::from_secs(60);
+pub(super) const AVOID_FOR: SignedDuration = SignedDuration::from_secs(60);
 /// How often a job that waits for room asks again.
 const ROOM_PAUSE: SignedDuration = SignedDuration::from_secs(2);
 /// So many pods are made in one step.
@@ -79,8 +81,12 @@ fn stop<'a>(snapshot: &Snapshot<'a>, pods: impl Iterator<Item = &'a PodSnapshot>
         all_gone = false;
         if pod.deleted.is_none() {
             next.actions.push(delete(pod));
+        } else if snapshot.is_stopped(pod) && pod.has_finalizer {
+            next.actions.push(let_go(pod));
         } else if snapshot.is_stopped(pod) {
-            next.actions.extend(pod.has_finalizer.then(|| let_go(pod)));
+            // Its kubelet removes the object. Should the event be lost, the API server is asked.
+            let again = snapshot.now.saturating_add(REMOVAL_PAUSE).unwrap_or(snapshot.now);
+            next.wake = next.wake.into_iter().chain([again]).min();
         } else {
             let (message, wake) = overdue(pod, snapshot.nodes, snapshot.now);
             late = late.or(message);
@@ -227,6 +233,8 @@ fn next_epoch(status: &mut TaskJobStatus) {
     journal.admitted = false;
     journal.nodes.clear();
     journal.replaced.clear();
+    // The tasks of the next attempt begin with what their author requested.
+    journal.scale = None;
 }
 
 /// An attempt that is not being stopped.
@@ -238,6 +246,11 @@ fn run(snapshot: &Snapshot<'_>, spec: &TaskJobSpec) -> Step {
         Verdict::Succeeded(message) => return end(snapshot, State::Succeeded, &message),
         Verdict::Failed { reason, message } => return fail(snapshot, reason, &message),
         Verdict::Lost(loss) => return lose(snapshot, &loss),
+    }
+    if let Some(scale) = snapshot.scale.filter(|scale| Some(*scale) != status.journal.scale.as_ref()) {
+        let mut after = status.clone();
+        after.journal.scale = Some(scale.clone());
+        return Step::one(Action::Write(JournalStep::Scaled, Box::new(after)));
     }
     let wanted = snapshot.job.wanted();
     let gang: BTreeSet<TaskId> = spec.gang().into_iter().collect();
@@ -292,7 +305,9 @@ fn is_missing(snapshot: &Snapshot<'_>, task: TaskId) -> bool {
 }
 
 fn create(snapshot: &Snapshot<'_>, missing: &[TaskId]) -> (Vec<Action>, Option<Timestamp>) {
-    let after = snapshot.job.status.journal.not_before.as_ref().map(|at| at.0).filter(|at| *at > snapshot.now);
+    let not_before = snapshot.job.status.journal.not_before.as_ref();
+    let longest = SignedDuration::from_secs(LONGEST_PAUSE_S);
+    let after = not_before.and_then(|at| bounded_wait(at.0, longest, snapshot.now));
     if after.is_some() && !missing.is_empty() {
         return (Vec::new(), after);
     }

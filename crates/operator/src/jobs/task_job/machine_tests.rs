@@ -5,9 +5,13 @@ use crate::jobs::pods::PodFault;
 use crate::jobs::task_job::gang::Placement;
 use crate::state::snapshot::{Exit, NodeState, Nodes};
 use gainshare_kube_api::names::ATTEMPT_FINALIZER;
+use gainshare_kube_api::tasks::TaskScale;
 use gainshare_kube_api::tfjob::TfJob;
 use gainshare_kube_api::training_job::TrainingJob;
 use serde_json::{Value, json};
+
+#[path = "machine_size_tests.rs"]
+mod sizes;
 
 struct Bed {
     job: TaskJobSnapshot,
@@ -16,10 +20,13 @@ struct Bed {
     /// Room for the gang.
     has_room: bool,
     never_fits: bool,
+    scale: Option<TaskScale>,
     fault: Option<PodFault>,
     services_deleted: u32,
     pods_made: u32,
     gone: bool,
+    /// Pods stay in our copy although the API server has removed them.
+    keeps_removed: bool,
 }
 
 /// The status as it is read after it was written: what the object has no field for is lost.
@@ -73,10 +80,12 @@ impl Bed {
             now,
             has_room: true,
             never_fits: false,
+            scale: None,
             fault: None,
             services_deleted: 0,
             pods_made: 0,
             gone: false,
+            keeps_removed: false,
         }
     }
 
@@ -108,6 +117,7 @@ impl Bed {
             nodes: &nodes,
             grant: grant.as_ref(),
             never_fits: self.never_fits,
+            scale: self.scale.as_ref(),
             fault: self.fault.as_ref(),
         })
     }
@@ -175,9 +185,10 @@ impl Bed {
                 *pod = PodSnapshot { ending: true, ..ended(pod, 143, now) };
             }
             Action::LetGo { uid, .. } => {
+                let keeps_removed = self.keeps_removed;
                 let pod = self.pod_mut(uid);
                 pod.has_finalizer = false;
-                if pod.deleted.is_some() {
+                if pod.deleted.is_some() && !keeps_removed {
                     let uid = pod.uid.clone();
                     self.pods.retain(|pod| pod.uid != uid);
                 }
@@ -273,6 +284,7 @@ fn a_grant_for_a_part_of_the_gang_is_not_taken() {
         nodes: &nodes,
         grant: Some(&part),
         never_fits: false,
+        scale: None,
         fault: None,
     });
     assert_eq!(next.actions, []);
@@ -441,27 +453,6 @@ fn a_gang_that_finds_no_room_is_taken_back() {
     assert_eq!((journal.epoch, journal.admitted, journal.failures), (2, false, 0));
     assert_eq!(journal.tried, ["n"]);
     assert!(bed.pods.iter().all(|pod| pod.gated), "no part of the gang holds room");
-}
-
-#[test]
-fn the_number_of_workers_follows_what_is_asked_for() {
-    let mut bed = training(json!({"replicaSpecs": {
-        "PS": {"template": template()},
-        "Worker": {"replicas": 2, "minReplicas": 1, "maxReplicas": 4, "template": template()},
-    }}))
-    .start();
-    assert_eq!(bed.names().len(), 3);
-    bed.job.asked = [(Role::Worker, 9)].into();
-    bed.settle();
-    bed.run();
-    bed.settle();
-    assert_eq!(bed.names(), ["ps-0", "worker-0", "worker-1", "worker-2", "worker-3"]);
-    assert_eq!((bed.state(), bed.journal().epoch), (State::Running, 1));
-    bed.job.asked = [(Role::Worker, 1)].into();
-    bed.settle();
-    assert_eq!((bed.names(), bed.state()), (vec!["ps-0".to_owned(), "worker-0".to_owned()], State::Running));
-    assert_eq!(bed.journal().nodes.len(), 2);
-    assert_eq!(bed.job.status.replicas["Worker"].desired, 1);
 }
 
 #[test]

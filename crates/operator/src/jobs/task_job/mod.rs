@@ -9,8 +9,8 @@
 //! it sees their pods as requests on nodes.
 
 pub(super) mod action;
-pub(super) mod gang;
-mod line;
+pub(crate) mod gang;
+pub(crate) mod line;
 pub(super) mod machine;
 pub(super) mod pod;
 mod status;
@@ -20,7 +20,7 @@ use super::pods::{PodEffect, PodFault, PodRequests, classify, only, params};
 use super::training_job::pod::open;
 use super::workload::{ActionError, EventText, JournalStep, Turn, Workload};
 use crate::state::lead::Leader;
-use crate::state::snapshot::PodSnapshot;
+use crate::state::snapshot::{Phase, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
 use crate::state::workload::{WorkloadKey, WorkloadKind};
 use action::{Action, Snapshot};
@@ -257,6 +257,25 @@ impl<K: TaskKind> TaskJobs<K> {
         Ok(())
     }
 
+    /// Leaves out pods that are gone. A pod that has ended and that no finalizer of ours holds should be; the API
+    /// server is asked, because the watch may lag behind.
+    async fn leave_out_removed(&self, job: &TaskJobSnapshot, pods: &mut Vec<PodSnapshot>) -> Result<(), ActionError> {
+        let is_over = |pod: &PodSnapshot| {
+            let has_ended =
+                !pod.running && (matches!(pod.phase, Phase::Succeeded | Phase::Failed) || pod.node.is_none());
+            has_ended && pod.deleted.is_some() && !pod.has_finalizer && pod.owner.as_deref() == Some(&job.uid)
+        };
+        let mut gone = Vec::new();
+        for pod in pods.iter().filter(|pod| is_over(pod)) {
+            if let Err(effect) = self.pods.this_pod(&pod.namespace, &pod.name, &pod.uid).await? {
+                self.pods.record(effect);
+                gone.push(pod.uid.clone());
+            }
+        }
+        pods.retain(|pod| !gone.contains(&pod.uid));
+        Ok(())
+    }
+
     /// Changes one pod, if it is still the one that was decided on.
     async fn change_pod(
         &self,
@@ -284,13 +303,18 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
     async fn read(&self, name: &NamespacedName, is_off: bool) -> kube::Result<Option<Turn<Self::Job, Action>>> {
         let key = Self::key(name);
         let known = self.leader.read(|world| Some((world.jobs.task_job(&key)?.clone(), world.pods_of_job(&key))));
-        let Some((job, pods)) = known else { return Ok(None) };
+        let Some((job, mut pods)) = known else { return Ok(None) };
+        if let Err(error) = self.leave_out_removed(&job, &mut pods).await {
+            tracing::debug!(%key, %error, "cannot ask whether a pod is gone");
+        }
         let now = Timestamp::now();
         let (nodes, node_wake) = self.pods.nodes(pods.iter().filter_map(|pod| pod.node.clone()), now).await?;
         let fault = self.fault(&job, now);
         let grant = if is_off { None } else { self.line.ask(&self.leader, &job, now) };
         let waits = grant.is_none() && !job.status.journal.admitted;
         let never_fits = waits && self.leader.read(|world| line::never_fits(world, &job));
+        let scale = self.leader.scale_orders.lock().get(&job.uid).cloned();
+        let scale = scale.filter(|order| job.is_scaled() && order.epoch == job.status.journal.epoch);
         let mut next = step(&Snapshot {
             now,
             job: &job,
@@ -298,6 +322,7 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
             nodes: &nodes,
             grant: grant.as_ref(),
             never_fits,
+            scale: scale.as_ref().map(|order| &order.scale),
             fault: fault.as_ref(),
         });
         next.wake = next.wake.into_iter().chain(node_wake).min();
@@ -406,6 +431,12 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
     fn event(job: &Self::Job, action: &Action) -> Option<EventText> {
         let Action::Write(step, new) = action else { return None };
         let old = &job.status;
+        if *step == JournalStep::Scaled {
+            let change = |status: &TaskJobStatus| status.journal.scale.as_ref().map(|scale| scale.changed_at.clone());
+            let scale = new.journal.scale.as_ref().filter(|_| change(old).flatten() != change(new).flatten())?;
+            let note = scale.last_change.clone();
+            return Some(EventText { warns: false, reason: "Scaled".to_owned(), note });
+        }
         // Counts of running tasks are in the status; an event for each would bury the others.
         let is_count = *step == JournalStep::Noted && old.journal.state == State::Running;
         if is_count || (old.journal.state, &old.message) == (new.journal.state, &new.message) {

@@ -15,6 +15,7 @@
 
 use super::action::Snapshot;
 use crate::jobs::moves::{exit_text, proof_of_stop};
+use crate::jobs::waiting::wait_end;
 use crate::state::snapshot::{Phase, PodSnapshot, Stop};
 use gainshare_kube_api::tasks::{RestartPolicy, Role, SuccessPolicy, TaskId, TaskJobSpec};
 use jiff::SignedDuration;
@@ -157,8 +158,7 @@ fn lost_task(
     let is_server = task.role == Role::Ps;
     let lost = |counts: bool, message: String| LostTask { whole: is_server, counts, refused_by: None, message };
     if let Some((since, words)) = pod.unschedulable.as_ref().filter(|_| pod.node.is_none() && !pod.gated) {
-        let until = since.saturating_add(ROOM_PATIENCE).unwrap_or(snapshot.now);
-        if until > snapshot.now || pod.deleted.is_some() {
+        if wait_end(*since, ROOM_PATIENCE, snapshot.now).is_some() || pod.deleted.is_some() {
             return Ok(None);
         }
         let refused_by = snapshot.job.status.journal.nodes.get(&task.to_string()).cloned();

@@ -27,6 +27,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 /// The pause after the first failure; it doubles with each.
 const FIRST_PAUSE_S: i64 = 2;
 const LONGEST_PAUSE_S: i64 = 300;
+pub(super) const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(LONGEST_PAUSE_S);
 
 /// The status after the end of this attempt was proven.
 pub(super) fn ended(

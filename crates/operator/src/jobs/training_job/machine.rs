@@ -21,13 +21,13 @@ use super::ending;
 use super::finish;
 use super::status::{StatusText, set_status};
 use crate::jobs::moves::{begin_move, close, own_share_until, proof_of_stop, proof_without_pod};
-use crate::jobs::waiting::{missing_node_sentence, overdue, removed_sentence, silent_sentence};
+use crate::jobs::waiting::{bounded_wait, missing_node_sentence, overdue, removed_sentence, silent_sentence, wait_end};
 use crate::jobs::workload::JournalStep;
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{JobSnapshot, NodeState, PodSnapshot, Stop};
 use gainshare_kube_api::names::is_our_job;
 use gainshare_kube_api::placement_reason::PlacementReason;
-use gainshare_kube_api::training_job::{Attempt, CleanPodPolicy, JobPolicy, State, Stopping, TrainingJobStatus};
+use gainshare_kube_api::training_job::{Attempt, CleanPodPolicy, State, Stopping, TrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
@@ -200,8 +200,9 @@ fn not_made(snapshot: &Snapshot<'_>, attempt: &Attempt) -> Step {
             ending::ended(snapshot, attempt, Some(stopping), &Stop::NeverBegan("it had no pod yet".to_owned())),
         );
     }
-    if let Some(after) = attempt.not_before.as_ref().filter(|after| after.0 > snapshot.now) {
-        return Step::at(after.0);
+    let not_before = attempt.not_before.as_ref();
+    if let Some(after) = not_before.and_then(|at| bounded_wait(at.0, ending::LONGEST_PAUSE, snapshot.now)) {
+        return Step::at(after);
     }
     if let Some(fault) = snapshot.fault {
         if fault.for_good {
@@ -344,17 +345,16 @@ fn stopping(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> St
 fn place(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Step {
     let (job, status) = (snapshot.job, &snapshot.job.status);
     let order = snapshot.order.filter(|order| order.kind == OrderKind::Place && !attempt.tried.contains(&order.node));
-    let patience_ends = attempt.since.0.saturating_add(DECISION_PATIENCE).unwrap_or(snapshot.now);
     let (node, why) = if attempt.pinned {
         (attempt.node.clone(), status.last_decision.clone())
     } else if let Some(order) = order {
         (Some(order.node.clone()), Some(order.sentence()))
-    } else if job.spec.policy == JobPolicy::Na {
-        (None, Some("policy na: the cluster's scheduler places".to_owned()))
-    } else if patience_ends <= snapshot.now {
-        (None, Some("no node was decided on in time: the cluster's scheduler places".to_owned()))
-    } else {
+    } else if !job.spec.policy.places_pods() {
+        (None, Some(format!("policy {}: the cluster's scheduler places", job.spec.policy.name())))
+    } else if let Some(patience_ends) = wait_end(attempt.since.0, DECISION_PATIENCE, snapshot.now) {
         return Step::at(patience_ends);
+    } else {
+        (None, Some("no node was decided on in time: the cluster's scheduler places".to_owned()))
     };
     let mut next = status.clone();
     let pinned = node.is_some();
@@ -389,17 +389,17 @@ fn beginning(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> S
         let text = StatusText::new(status.state, "Beginning", message);
         return Step { actions: write_if_new(snapshot, JournalStep::Noted, status.clone(), text), wake: None };
     };
-    let patience_ends = since.saturating_add(ROOM_PATIENCE).unwrap_or(snapshot.now);
+    let patience_ends = wait_end(*since, ROOM_PATIENCE, snapshot.now);
     // A claim that is missing or not bound is so on every other node, too.
     let elsewhere = attempt.pinned && !words.to_lowercase().contains("persistentvolumeclaim");
-    if elsewhere && patience_ends <= snapshot.now {
+    if elsewhere && patience_ends.is_none() {
         let mut replaced = begin_stop(snapshot, attempt, Stopping::Replace);
         let node = attempt.node.clone().unwrap_or_default();
         replaced.last_decision = Some(format!("{node} had no room ({words}): another node is chosen"));
         return write(JournalStep::Stopping, replaced);
     }
     let text = StatusText::new(status.state, "Unschedulable", format!("no node takes the pod {}: {words}", pod.name));
-    let wake = elsewhere.then_some(patience_ends);
+    let wake = patience_ends.filter(|_| elsewhere);
     Step { actions: write_if_new(snapshot, JournalStep::Noted, status.clone(), text), wake }
 }
 
@@ -487,7 +487,7 @@ pub(crate) fn movable(job: &JobSnapshot) -> Result<(), String> {
     }
     match (&job.status.unmovable, job.spec.policy) {
         (Some(why), _) => Err(why.clone()),
-        (None, JobPolicy::Na) => Err("its policy is na".to_owned()),
+        (None, policy) if !policy.places_pods() => Err(format!("its policy is {}", policy.name())),
         (None, _) => Ok(()),
     }
 }

@@ -26,7 +26,7 @@ use apply::{Effect, Executor};
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{API_VERSION, NamespacedName, is_our_job};
 use gainshare_kube_api::quantity::template_requests;
-use gainshare_kube_api::training_job::{JobPolicy, State};
+use gainshare_kube_api::training_job::State;
 use jiff::Timestamp;
 use kube::Client;
 use machine::{REFUSAL_PAUSE, asked, movable, step};
@@ -314,7 +314,7 @@ fn facts(
         (_, Some(attempt)) if attempt.stopping.is_some() || deleted(&attempt.uid) => JobState::Moving,
         (_, Some(attempt)) => match (&attempt.start_time, &attempt.node) {
             (Some(since), Some(node)) => JobState::Running { node: node.clone(), epoch: attempt.epoch, since: since.0 },
-            _ if attempt.uid.is_none() && !attempt.pinned && job.spec.policy != JobPolicy::Na => JobState::Waiting,
+            _ if attempt.uid.is_none() && !attempt.pinned && job.spec.policy.places_pods() => JobState::Waiting,
             _ => JobState::Moving,
         },
     };

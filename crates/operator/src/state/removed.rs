@@ -1,0 +1,51 @@
+//! The pods that were removed lately.
+//!
+//! **Problem.** Pods come into the cache by the watch and by the answers to our own requests. The watch may deliver
+//! the removal of a pod before the answer to the request that removed it is read. That answer contains the pod, so
+//! the cache would hold a pod that does not exist, and no later event would take it out.
+//!
+//! **How.** A uid is never used again. So a pod whose removal is certain is not taken in any more. The number of uids
+//! is bounded; answers that are older than that many removals do not occur, because requests time out.
+
+use std::collections::{BTreeSet, VecDeque};
+
+/// So many removals are remembered.
+const MOST: usize = 10_000;
+
+#[derive(Debug, Default)]
+pub(super) struct RemovedPods {
+    order: VecDeque<String>,
+    uids: BTreeSet<String>,
+}
+
+impl RemovedPods {
+    pub(super) fn insert(&mut self, uid: &str) {
+        if !self.uids.insert(uid.to_owned()) {
+            return;
+        }
+        self.order.push_back(uid.to_owned());
+        if self.order.len() > MOST
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.uids.remove(&oldest);
+        }
+    }
+
+    pub(super) fn contains(&self, uid: &str) -> bool {
+        self.uids.contains(uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_removals_are_forgotten() {
+        let mut removed = RemovedPods::default();
+        (0..MOST + 2).for_each(|number| removed.insert(&number.to_string()));
+        removed.insert("5");
+        assert!(!removed.contains("1") && removed.contains("2") && removed.contains(&(MOST + 1).to_string()));
+        assert_eq!((removed.order.len(), removed.uids.len()), (MOST, MOST));
+    }
+}

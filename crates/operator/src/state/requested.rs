@@ -1,0 +1,30 @@
+//! What pods request of their nodes.
+
+use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::names::JOB_LABEL;
+use gainshare_kube_api::quantity::total;
+
+/// What pods of training jobs, and all others, request: thousandths of a core, and bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Requested {
+    pub(crate) jobs: (u64, u64),
+    pub(crate) others: (u64, u64),
+}
+
+impl Requested {
+    pub(super) fn with(self, other: Requested, put: fn(u64, u64) -> u64) -> Requested {
+        let both = |a: (u64, u64), b: (u64, u64)| (put(a.0, b.0), put(a.1, b.1));
+        Requested { jobs: both(self.jobs, other.jobs), others: both(self.others, other.others) }
+    }
+}
+
+/// What a pod that holds a part of a node requests of it.
+pub(super) fn requests_of(pod: &PodFacts) -> Option<(&str, Requested)> {
+    let node = pod.node.as_deref().filter(|_| pod.holds_node)?;
+    let requests = || pod.containers.iter().map(|container| container.resources.requests);
+    let milli = total(requests().filter_map(|asked| asked.cpu_milli));
+    let bytes = total(requests().filter_map(|asked| asked.memory_bytes));
+    let mut asked = Requested::default();
+    *(if pod.labels.contains_key(JOB_LABEL) { &mut asked.jobs } else { &mut asked.others }) = (milli, bytes);
+    Some((node, asked))
+}

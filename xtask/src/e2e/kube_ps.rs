@@ -1,0 +1,411 @@
+//! `cargo xtask e2e kube-ps`: distributed jobs whose tasks are resized and scaled while they run, on a real cluster
+//! of two nodes.
+//!
+//! 1. *Rounds.* Several real `train-ps` jobs, synchronous and asynchronous, arrive over time. Each arrival is played
+//!    twice: `stock` (the story makes one pod per task, the default scheduler places it, requests are fixed) and
+//!    `operator` (TrainingJobs with that policy). Jobs, requests and moments are the same.
+//! 2. *Hot server.* One of two servers gets a tenth of its CPU by hand, as if its node were slow. The policy finds
+//!    it and resizes it in place. The throughput is read from the log of worker 0, before and after.
+//! 3. *Workers come and go.* The number of workers of a running job is raised and lowered.
+//!
+//! No task may restart, and no step may be lost, by resizes and by workers that join or leave.
+//!
+//! **Fixed requests** are request and limit alike, so that a stock task cannot use what is idle. That is how shared
+//! clusters keep jobs apart, and it is the case of the paper.
+
+use super::kube::{Kube, Pod, log_lines, unix_s, wait_for};
+use super::kube_share::install;
+use super::ps_job::{self, JOB_LABEL, PsJob};
+use super::train::{IMAGE, steps_per_second};
+use crate::programs::Programs;
+use crate::testbed::{Spec, Testbed};
+use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Together less than the machine has, so that each node really has what it names.
+const NODES: [(&str, f64); 2] = [("one", 0.7), ("two", 0.7)];
+const ROUNDS: [&str; 2] = ["stock", "operator"];
+/// A hot server must bring so much when it is resized.
+const LEAST_SPEEDUP: f64 = 1.5;
+/// The CPU that the slow server gets, in thousandths of a core.
+const HOT_MILLI: u64 = 40;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// One arrival of few and short jobs: at most two minutes.
+    #[arg(long)]
+    short: bool,
+    /// How many arrivals are played, each with other moments.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=20))]
+    arrivals: u64,
+    /// The work of one job, in seconds of one core.
+    #[arg(long, value_name = "SECONDS")]
+    work: Option<f64>,
+    /// Leave the cluster up, to look around.
+    #[arg(long)]
+    keep: bool,
+    /// The programs in this folder instead of newly built ones.
+    #[arg(long, value_name = "FOLDER")]
+    programs: Option<PathBuf>,
+    /// As JSON.
+    #[arg(short, long, value_parser = ["json"])]
+    output: Option<String>,
+}
+
+/// What was measured.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    arrivals: Vec<Arrival>,
+    /// Medians over arrivals of `operator` as a part of `stock`: below 1 is better for times, above 1 for CPU.
+    mean_completion_to_stock: f64,
+    utilisation_to_stock: f64,
+    hot_server: HotServer,
+    /// The numbers of workers that ran one after the other.
+    workers: Vec<usize>,
+    restarts: u64,
+    steps_lost: u64,
+    took_s: f64,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Arrival {
+    /// By round.
+    rounds: BTreeMap<&'static str, Round>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Round {
+    mean_completion_s: f64,
+    makespan_s: f64,
+    /// CPU that all pods used, as a part of what the nodes had from the first arrival to the last end.
+    utilisation: f64,
+    completion_s: BTreeMap<String, f64>,
+    /// Decisions that changed a size.
+    changes: usize,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct HotServer {
+    steps_per_s_before: f64,
+    steps_per_s_after: f64,
+    speedup: f64,
+    milli_before: u64,
+    milli_after: u64,
+    /// The reason that the job's status gave.
+    why: String,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let began = Instant::now();
+    let programs = super::programs(args.programs.as_deref())?;
+    let kube = Kube { testbed: Testbed::up(&Spec::new("kube-ps", &NODES)?)? };
+    let played = play_story(&kube, args, &programs);
+    kube.end(args.keep)?;
+    let mut report = played?;
+    report.took_s = began.elapsed().as_secs_f64();
+    match args.output {
+        Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
+        None => print(&report),
+    }
+    judge(&report, args.short)
+}
+
+fn play_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
+    kube.testbed.load_image(&programs.files(), IMAGE)?;
+    let interval = if args.short { "4s" } else { "6s" };
+    let numbers = format!("operator.extraArgs={{--elastic-interval={interval}}}");
+    install(
+        kube,
+        &["--set", &numbers, "--set", "operator.replicas=1", "--set", "operator.resources.requests.cpu=20m"],
+    )?;
+    let work_s = args.work.unwrap_or(if args.short { 2.0 } else { 6.0 });
+    let rate = steps_per_second(&programs.gainshare(), "gru")?;
+    let mut report = Report::default();
+    for number in 0..if args.short { 1 } else { args.arrivals } {
+        let jobs = ps_job::schedule(number, rate, work_s, args.short);
+        let mut arrival = Arrival::default();
+        for round in ROUNDS {
+            eprintln!("e2e: arrival {} under {round}", number + 1);
+            arrival.rounds.insert(round, play_round(kube, round, number, &jobs, &mut report)?);
+        }
+        report.arrivals.push(arrival);
+    }
+    let parts = |of: fn(&Round) -> f64| {
+        let part = |arrival: &Arrival| of(&arrival.rounds["operator"]) / of(&arrival.rounds["stock"]);
+        median(report.arrivals.iter().map(part).collect())
+    };
+    (report.mean_completion_to_stock, report.utilisation_to_stock) =
+        (parts(|round| round.mean_completion_s), parts(|round| round.utilisation));
+    hot_server(kube, rate, &mut report)?;
+    breathe(kube, rate, &mut report)?;
+    Ok(report)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Seconds of CPU that the pods of all nodes have used.
+fn pods_cpu_s(kube: &Kube) -> Result<f64> {
+    let mut sum_s = 0.0;
+    for (node, _) in NODES {
+        let file = kube.testbed.node_cgroup(node, "cpuacct")?.join("kubepods/cpuacct.usage");
+        let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        sum_s += text.trim().parse::<f64>()? / 1e9;
+    }
+    Ok(sum_s)
+}
+
+fn namespace(kube: &Kube, name: &str) -> Result<()> {
+    let labels = json!({ "gainshare.dev/jobs": "enabled" });
+    kube.apply(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name, "labels": labels } }))
+}
+
+/// One round: the jobs come, and all of them end.
+fn play_round(kube: &Kube, round: &'static str, number: u64, jobs: &[PsJob], report: &mut Report) -> Result<Round> {
+    let space = format!("{round}-{number}");
+    namespace(kube, &space)?;
+    let (began, cpu_before_s) = (Instant::now(), pods_cpu_s(kube)?);
+    let mut created: BTreeMap<String, f64> = BTreeMap::new();
+    for job in jobs {
+        std::thread::sleep(Duration::from_secs_f64(job.arrives_s).saturating_sub(began.elapsed()));
+        created.insert(job.name.clone(), unix_s());
+        let objects = if round == "stock" { job.stock_objects(&space) } else { vec![job.training_job(&space)] };
+        for object in &objects {
+            kube.create(object)?;
+        }
+        eprintln!("e2e: {:5.1} s: {} came", began.elapsed().as_secs_f64(), job.name);
+    }
+    let patience = Duration::from_secs(420);
+    for job in jobs {
+        wait_for(&format!("the end of {}", job.name), patience, || finished(kube, &space, job))??;
+    }
+    let used_s = pods_cpu_s(kube)? - cpu_before_s;
+    let mut result = Round::default();
+    let mut last_end_s: f64 = 0.0;
+    let mut seen = Vec::new();
+    for job in jobs {
+        let pods = kube.pods(&space, &format!("{JOB_LABEL}={}", job.name))?;
+        let end_s = end_of(kube, &pods, job)?;
+        last_end_s = last_end_s.max(end_s);
+        result.completion_s.insert(job.name.clone(), end_s - created[&job.name]);
+        seen.extend(pods);
+    }
+    count_losses(kube, &seen, report)?;
+    if round == "operator" {
+        for job in kube.get(&["trainingjobs", "-n", &space])?["items"].as_array().into_iter().flatten() {
+            // A second attempt is a restart of all tasks.
+            report.restarts += job["status"]["tasks"]["epoch"].as_u64().unwrap_or(1).saturating_sub(1);
+        }
+        result.changes = events(kube, &space)?;
+    }
+    let first_s = created.values().copied().fold(f64::INFINITY, f64::min);
+    let cores: f64 = NODES.iter().map(|(_, cores)| cores).sum();
+    result.makespan_s = last_end_s - first_s;
+    result.mean_completion_s = result.completion_s.values().sum::<f64>() / jobs.len() as f64;
+    result.utilisation = used_s / (cores * result.makespan_s);
+    let (mean_s, makespan_s, part) = (result.mean_completion_s, result.makespan_s, result.utilisation * 100.0);
+    eprintln!(
+        "e2e: {round}: mean {mean_s:.1} s, makespan {makespan_s:.1} s, CPU {part:.0} %, {} changes",
+        result.changes
+    );
+    kube.kubectl(&["delete", "namespace", &space, "--wait=false"])?;
+    Ok(result)
+}
+
+/// Whether worker 0 has ended well. The inner error is final.
+fn finished(kube: &Kube, space: &str, job: &PsJob) -> Result<Result<()>> {
+    let pods = kube.pods(space, &format!("{JOB_LABEL}={}", job.name))?;
+    let name = format!("{}-worker-0", job.name);
+    let pod = pods.iter().find(|pod| pod.name() == name).with_context(|| format!("{name} has no pod"))?;
+    match pod.phase() {
+        "Succeeded" => Ok(Ok(())),
+        "Failed" => {
+            let lines = log_lines(&pod.log_file(kube)).unwrap_or_default();
+            let last: Vec<&str> = lines.iter().rev().take(3).map(|(_, line)| line.as_str()).collect();
+            Ok(Err(anyhow::anyhow!("{name} failed: {}", last.join(" / "))))
+        }
+        phase => bail!("{name} is {phase}"),
+    }
+}
+
+/// When worker 0 printed its last line.
+fn end_of(kube: &Kube, pods: &[Pod], job: &PsJob) -> Result<f64> {
+    let name = format!("{}-worker-0", job.name);
+    let pod = pods.iter().find(|pod| pod.name() == name).with_context(|| format!("{name} is gone"))?;
+    let lines = log_lines(&pod.log_file(kube))?;
+    let steps = lines.iter().rev().find_map(|(_, line)| step_of(line));
+    ensure!(steps >= Some(job.steps), "{name} ended at step {steps:?}, not {}", job.steps);
+    lines.last().map(|(at, _)| *at).with_context(|| format!("{name} printed nothing"))
+}
+
+/// Adds restarts of containers, and steps that a task reported as lost.
+fn count_losses(kube: &Kube, pods: &[Pod], report: &mut Report) -> Result<()> {
+    for pod in pods {
+        report.restarts += pod.restarts();
+        for (_, line) in log_lines(&pod.log_file(kube)).unwrap_or_default() {
+            if let Some(words) = line.strip_suffix(" steps lost") {
+                let number = words.rsplit(' ').next().and_then(|word| word.parse::<u64>().ok());
+                report.steps_lost += number.with_context(|| format!("cannot read: {line}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How many decisions have changed a size, by the events on jobs.
+fn events(kube: &Kube, space: &str) -> Result<usize> {
+    let list = kube.get(&["events", "-n", space, "--field-selector", "reason=Scaled"])?;
+    let count = |event: &Value| event["series"]["count"].as_u64().unwrap_or(1) as usize;
+    Ok(list["items"].as_array().into_iter().flatten().map(count).sum())
+}
+
+fn step_of(line: &str) -> Option<u64> {
+    serde_json::from_str::<Value>(line).ok()?.get("step")?.as_u64()
+}
+
+/// Steps per second of worker 0 in the last seconds of its log.
+fn throughput(kube: &Kube, space: &str, job: &PsJob, seconds: f64) -> Result<f64> {
+    let pods = kube.pods(space, &format!("{JOB_LABEL}={}", job.name))?;
+    let name = format!("{}-worker-0", job.name);
+    let pod = pods.iter().find(|pod| pod.name() == name).with_context(|| format!("{name} has no pod"))?;
+    let lines = log_lines(&pod.log_file(kube))?;
+    let since = unix_s() - seconds;
+    let steps: Vec<(f64, u64)> = lines.iter().filter_map(|(at, line)| Some((*at, step_of(line)?))).collect();
+    let window: Vec<&(f64, u64)> = steps.iter().filter(|(at, _)| *at >= since).collect();
+    let (Some(first), Some(last)) = (window.first(), window.last()) else { bail!("{name} has printed no steps") };
+    ensure!(last.0 - first.0 > seconds / 3.0, "{name} has printed too few steps");
+    Ok((last.1 - first.1) as f64 / (last.0 - first.0))
+}
+
+fn server(kube: &Kube, space: &str, name: &str) -> Result<Pod> {
+    let pods = kube.pods(space, JOB_LABEL)?;
+    pods.into_iter().find(|pod| pod.name() == name).with_context(|| format!("there is no {name}"))
+}
+
+/// A server that is much slower than the other one is found and resized in place.
+fn hot_server(kube: &Kube, rate: f64, report: &mut Report) -> Result<()> {
+    eprintln!("e2e: a hot server");
+    let space = "hot";
+    namespace(kube, space)?;
+    let job = PsJob::hot(rate);
+    kube.create(&job.training_job(space))?;
+    wait_for("the first steps", Duration::from_secs(60), || throughput(kube, space, &job, 1.0))?;
+    let resources =
+        json!({ "requests": { "cpu": format!("{HOT_MILLI}m") }, "limits": { "cpu": format!("{HOT_MILLI}m") } });
+    let patch = json!({ "spec": { "containers": [{ "name": "tensorflow", "resources": resources }] } }).to_string();
+    kube.kubectl(&["patch", "pod", "hot-ps-1", "-n", space, "--subresource", "resize", "-p", &patch])?;
+    let grown = |least: u64| {
+        let milli = server(kube, space, "hot-ps-1")?.request_milli().unwrap_or_default();
+        ensure!(milli > least, "hot-ps-1 has {milli}m");
+        Ok(milli)
+    };
+    // The slow server is measured until the decision acts.
+    let mut before = f64::INFINITY;
+    wait_for("the resize of the hot server", Duration::from_secs(60), || {
+        before = throughput(kube, space, &job, 3.0).unwrap_or(before).min(before);
+        grown(HOT_MILLI)
+    })?;
+    let why = wait_for("the reason in the status", Duration::from_secs(20), || {
+        let job = kube.get(&["trainingjob", "hot", "-n", space])?;
+        let change = job["status"]["tasks"]["scale"]["lastChange"].as_str().unwrap_or_default();
+        ensure!(change.contains("ps-1"), "the status names no change of ps-1");
+        Ok(change.to_owned())
+    })?;
+    // It doubles at most at once; some intervals later it has what it needs.
+    std::thread::sleep(Duration::from_secs(16));
+    let milli_after = grown(HOT_MILLI)?;
+    let after = throughput(kube, space, &job, 5.0)?;
+    count_losses(kube, &kube.pods(space, JOB_LABEL)?, report)?;
+    report.hot_server = HotServer {
+        steps_per_s_before: before,
+        steps_per_s_after: after,
+        speedup: after / before,
+        milli_before: HOT_MILLI,
+        milli_after,
+        why,
+    };
+    kube.kubectl(&["delete", "trainingjob", "hot", "-n", space, "--wait=false"])?;
+    Ok(())
+}
+
+/// Workers join and leave a running job by hand.
+fn breathe(kube: &Kube, rate: f64, report: &mut Report) -> Result<()> {
+    eprintln!("e2e: workers come and go");
+    let space = "breathe";
+    namespace(kube, space)?;
+    let job = PsJob::breathing(rate);
+    kube.create(&job.training_job(space))?;
+    for wanted in [1, 3, 1] {
+        let note = format!("gainshare.dev/replicas=Worker={wanted}");
+        kube.kubectl(&["annotate", "--overwrite", "trainingjob", "breathe", "-n", space, &note])?;
+        let running = wait_for("the number of workers", Duration::from_secs(60), || {
+            let pods = kube.pods(space, &format!("{JOB_LABEL}=breathe"))?;
+            let workers = pods.iter().filter(|pod| pod.name().contains("-worker-")).collect::<Vec<_>>();
+            let running = workers.iter().filter(|pod| pod.phase() == "Running").count();
+            ensure!(running == wanted && workers.len() == wanted, "{running} of {wanted} workers run");
+            Ok(running)
+        })?;
+        report.workers.push(running);
+        // Steps are taken with this number of workers.
+        wait_for("further steps", Duration::from_secs(30), || throughput(kube, space, &job, 2.0))?;
+    }
+    count_losses(kube, &kube.pods(space, JOB_LABEL)?, report)?;
+    let status = kube.get(&["trainingjob", "breathe", "-n", space])?;
+    report.restarts += status["status"]["tasks"]["epoch"].as_u64().unwrap_or(1).saturating_sub(1);
+    Ok(())
+}
+
+fn print(r: &Report) {
+    println!("{:<8} {:<10} {:>10} {:>10} {:>6} {:>8}", "arrival", "round", "mean", "makespan", "CPU", "changes");
+    for (number, arrival) in r.arrivals.iter().enumerate() {
+        for (name, round) in &arrival.rounds {
+            println!(
+                "{:<8} {name:<10} {:>8.1} s {:>8.1} s {:>4.0} % {:>8}",
+                number + 1,
+                round.mean_completion_s,
+                round.makespan_s,
+                round.utilisation * 100.0,
+                round.changes
+            );
+        }
+    }
+    let hot = &r.hot_server;
+    println!(
+        "operator to stock, medians: mean completion {:.2}, CPU {:.2}",
+        r.mean_completion_to_stock, r.utilisation_to_stock
+    );
+    println!(
+        "hot server: {:.1} steps/s, then {:.1} ({:.2} times) after {}m became {}m: {}",
+        hot.steps_per_s_before, hot.steps_per_s_after, hot.speedup, hot.milli_before, hot.milli_after, hot.why
+    );
+    println!("workers {:?}; {} restarts, {} steps lost; {:.0} s in all", r.workers, r.restarts, r.steps_lost, r.took_s);
+}
+
+/// Every promise that was broken, in one error.
+fn judge(r: &Report, short: bool) -> Result<()> {
+    let mut broken = Vec::new();
+    if r.restarts > 0 {
+        broken.push(format!("{} restarts", r.restarts));
+    }
+    if r.steps_lost > 0 {
+        broken.push(format!("{} steps lost", r.steps_lost));
+    }
+    // Figures of speed are for a quiet machine: the short form prints them and judges only what must always hold.
+    if !short {
+        if r.mean_completion_to_stock.is_nan() || r.mean_completion_to_stock >= 1.0 || r.utilisation_to_stock <= 1.0 {
+            let (mean, used) = (r.mean_completion_to_stock, r.utilisation_to_stock);
+            broken.push(format!("operator is not better than stock: mean completion {mean:.2}, CPU {used:.2}"));
+        }
+        if r.hot_server.speedup < LEAST_SPEEDUP {
+            broken.push(format!("the resized server made the job {:.2} times as fast", r.hot_server.speedup));
+        }
+    }
+    ensure!(broken.is_empty(), "promises were broken: {}", broken.join("; "));
+    Ok(())
+}
