@@ -92,6 +92,10 @@ impl Control {
         self.memory.rules.usable(job)
     }
 
+    pub(crate) fn target(&self, job: JobId) -> Option<Target> {
+        self.memory.standing.get(&job).map(|d| d.target)
+    }
+
     /// Decides if anything is due in this view. `before` is called first, while all that the plan
     /// depends on is still there.
     pub(crate) fn step(&mut self, view: &View, before: impl FnOnce(&Control)) -> Option<Plan> {

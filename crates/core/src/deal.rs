@@ -65,6 +65,32 @@ pub fn water_fill(caps: &[f64], capacity: f64) -> Vec<f64> {
     out
 }
 
+/// Deals `capacity` of a node out in proportion to `weights`, no job above its cap; what one job cannot
+/// use goes to the others. Weights of zero count only when no other job wants more. This is what the
+/// kernel does with weights.
+///
+/// Example: weights 1 and 1 with caps 0.19 and 1 give 0.19 and 0.81 of a whole node.
+pub fn deal_by_weight(weights: &[f64], caps: &[f64], capacity: f64) -> Vec<f64> {
+    let mut parts = vec![0.0; caps.len()];
+    let mut left = capacity;
+    let mut open: Vec<usize> = (0..caps.len()).filter(|&i| weights[i] > 0.0).collect();
+    // In the order in which they fill up, all jobs can be served in one pass.
+    open.sort_by(|&a, &b| (caps[a] / weights[a]).total_cmp(&(caps[b] / weights[b])).then(a.cmp(&b)));
+    let mut weight: f64 = open.iter().map(|&i| weights[i]).sum();
+    for &i in &open {
+        parts[i] = (left * weights[i] / weight).min(caps[i]);
+        left = (left - parts[i]).max(0.0);
+        weight = (weight - weights[i]).max(f64::MIN_POSITIVE);
+    }
+    let mut idle: Vec<usize> = (0..caps.len()).filter(|&i| weights[i] <= 0.0).collect();
+    idle.sort_by(|&a, &b| caps[a].total_cmp(&caps[b]).then(a.cmp(&b)));
+    for (done, &i) in idle.iter().enumerate() {
+        parts[i] = (left / (idle.len() - done) as f64).min(caps[i]);
+        left = (left - parts[i]).max(0.0);
+    }
+    parts
+}
+
 /// Lifts every job to its floor and takes it from the jobs above theirs, in proportion to what they
 /// have above it. Floors that together exceed the capacity are cut in proportion: a node cannot
 /// promise more than it has.
@@ -121,7 +147,28 @@ mod tests {
         close(&keep_floors(vec![0.9, 0.1], &[0.8, 0.8], 1.0), &[0.5, 0.5]);
     }
 
+    #[test]
+    fn what_one_job_cannot_use_goes_to_the_others() {
+        close(&deal_by_weight(&[1.0, 1.0], &[0.19, 1.0], 1.0), &[0.19, 0.81]);
+        close(&deal_by_weight(&[0.25, 0.75], &[1.0, 1.0], 0.8), &[0.2, 0.6]);
+        // The first takes its cap of 0.5; the jobs without weight share the rest.
+        close(&deal_by_weight(&[1.0, 0.0, 0.0], &[0.5, 1.0, 0.1], 1.0), &[0.5, 0.4, 0.1]);
+        close(&deal_by_weight(&[], &[], 1.0), &[]);
+    }
+
     proptest! {
+        #[test]
+        fn nothing_is_left_while_a_job_wants_it(
+            jobs in prop::collection::vec((0.0f64..1.0, 0.01f64..1.0), 1..10),
+            capacity in 0.1f64..=1.0,
+        ) {
+            let (weights, caps): (Vec<f64>, Vec<f64>) = jobs.into_iter().unzip();
+            let parts = deal_by_weight(&weights, &caps, capacity);
+            let (used, wanted): (f64, f64) = (parts.iter().sum(), caps.iter().sum());
+            prop_assert!((used - wanted.min(capacity)).abs() < 1e-9, "{parts:?}");
+            prop_assert!(parts.iter().zip(&caps).all(|(p, c)| *p <= c + 1e-12 && *p >= 0.0));
+        }
+
         /// The order of jobs does not matter. Only the last bits may differ, because sums are taken
         /// in another order.
         #[test]

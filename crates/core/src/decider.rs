@@ -18,7 +18,7 @@
 use crate::check::{CheckedPlan, UnsoundPlan, Violation, check};
 use crate::control::Control;
 use crate::model::{JobId, Span, Time};
-use crate::plan::Plan;
+use crate::plan::{Plan, Target};
 use crate::policy::Policy;
 use crate::replay::{FORMAT, RecordedDecision};
 use crate::view::View;
@@ -85,6 +85,11 @@ impl Decider {
     /// it.
     pub fn usable(&self, job: JobId) -> Option<f64> {
         self.control.usable(job)
+    }
+
+    /// What a running job may use by the last decision about it.
+    pub fn target(&self, job: JobId) -> Option<Target> {
+        self.control.target(job)
     }
 
     /// When to decide again, if nothing happens before.

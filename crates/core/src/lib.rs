@@ -19,6 +19,7 @@ pub mod deal;
 pub mod decider;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
+pub mod forecast;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod invariants;
 pub mod model;

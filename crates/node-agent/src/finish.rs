@@ -1,19 +1,24 @@
 //! When the jobs of a node will be done, and how their deadlines stand.
 //!
 //! **How.** At every step each job's counters and reports feed its
-//! [`gainshare_core::signal::speed::PaceTracker`], under every policy. The prediction assumes that the job goes
-//! on with the larger of its share and what it uses. A deadline that the policy has promised is on time, and
+//! [`gainshare_core::signal::speed::PaceTracker`], under every policy. About once a second the policy is played
+//! forward on the pods that it shares on this node until each has ended ([`gainshare_core::forecast`]). Pods of
+//! other policies, pods that wait for a node and moves between nodes are not part of it: the agent sees only its
+//! node. A deadline that the policy has promised is on time, and
 //! one that the policy cannot keep is at risk; without such a verdict the prediction decides.
 //!
 //! **Clocks.** Deadlines and predictions are moments of the wall clock (milliseconds since 1970). Views have
 //! deadlines on the boot clock ([`Moment::deadline`]).
 
 use super::job::{Job, Moment};
-use gainshare_core::model::Time;
+use gainshare_core::decider::Decider;
+use gainshare_core::forecast::Forecaster;
+use gainshare_core::model::{Span, Time};
 use gainshare_core::plan::Reason;
-use gainshare_core::signal::speed::{LEAST_SHARE, Reading};
+use gainshare_core::signal::Signal;
+use gainshare_core::signal::speed::Reading;
+use gainshare_core::view::View;
 use gainshare_kube_api::deadline::{Deadline, Forecast, Standing};
-use gainshare_limits::usage::NodeResources;
 
 /// With less than this part of the node idle, a job that used little may have wanted more.
 const SPARE: f64 = 0.1;
@@ -41,25 +46,48 @@ pub(super) fn is_scarce(
 /// Feeds the counters that were read last to the job's pace.
 pub(super) fn measure_pace(job: &mut Job, now: Time, scarce: bool) {
     let granted = job.verdict.as_ref().and_then(|v| v.target).map_or(1.0, |target| target.share.cpu.get());
-    let reading = Reading { now, consumed_s: job.meter.consumed().cpu, granted, scarce };
+    let consumed_s = job.meter.consumed().cpu;
+    // A pod may be at its limit while CPU of its node is idle, so idle CPU says nothing of what the pod can use.
+    let reading = Reading { now, consumed_s, granted, scarce, has_idle: false };
     let signal = job.signal();
     job.pace.observe(reading, &signal);
 }
 
-/// Predicts the end; `true` if the deadline stands differently now.
-pub(super) fn predict(job: &mut Job, now: Moment, whole: &NodeResources) -> bool {
-    job.forecast = forecast(job, now, whole);
-    let standing = job.pod.deadline.map(|deadline| standing(job, deadline, now));
-    std::mem::replace(&mut job.standing, standing) != standing
+/// The time between two forecasts of one policy.
+const FORECAST_PACE: Span = Span::from_secs(1);
+
+/// The ends that are predicted for the pods of one policy.
+#[derive(Default)]
+pub(super) struct Forecasts {
+    forecaster: Forecaster,
+    next: Time,
 }
 
-fn forecast(job: &Job, now: Moment, whole: &NodeResources) -> Option<Forecast> {
-    let share = job.verdict.as_ref().and_then(|v| v.target).map_or(0.0, |target| target.share.cpu.get());
-    let used = job.meter.cores().map_or(0.0, |cores| cores / whole.capacity.cores.max(1e-9));
-    let end = job.signal().ends_in_s(now.time, share.max(used).clamp(LEAST_SHARE, 1.0))?;
-    // Whole seconds: finer changes are no news. Casts of floats saturate.
-    let at_ms = |seconds: f64| (now.unix_ns / 1_000_000).saturating_add((seconds * 1e3) as u64) / 1000 * 1000;
-    Some(Forecast { done_ms: at_ms(end.mid), earliest_ms: at_ms(end.low), latest_ms: at_ms(end.high) })
+impl Forecasts {
+    pub(super) fn is_due(&self, now: Time) -> bool {
+        now >= self.next
+    }
+
+    /// A signal whose pace is that on a node as busy as this one is now.
+    pub(super) fn on_this_node(&self, signal: Signal) -> Signal {
+        Signal { pace: signal.pace.map(|pace| pace.with_available(self.forecaster.available())), ..signal }
+    }
+
+    pub(super) fn update(&mut self, decider: &Decider, view: &View, scarce: bool) {
+        self.next = view.now + FORECAST_PACE;
+        self.forecaster.update(decider, view, scarce);
+    }
+}
+
+/// Publishes the end that is predicted for a job; `true` if the deadline stands differently now.
+pub(super) fn predict(job: &mut Job, now: Moment, forecasts: &Forecasts) -> bool {
+    job.forecast = forecasts.forecaster.ends_in_s(job.id, now.time).map(|end| {
+        // Whole seconds: finer changes are no news. Casts of floats saturate.
+        let at_ms = |seconds: f64| (now.unix_ns / 1_000_000).saturating_add((seconds * 1e3) as u64) / 1000 * 1000;
+        Forecast { done_ms: at_ms(end.mid), earliest_ms: at_ms(end.low), latest_ms: at_ms(end.high) }
+    });
+    let standing = job.pod.deadline.map(|deadline| standing(job, deadline, now));
+    std::mem::replace(&mut job.standing, standing) != standing
 }
 
 fn standing(job: &Job, deadline: Deadline, now: Moment) -> Standing {

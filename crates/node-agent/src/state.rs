@@ -31,7 +31,7 @@ use gainshare_core::decider::{Decider, Decision, Outcome as DecisionOutcome};
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::{Plan, Reason, Verdict};
 use gainshare_core::policy::{MoveRule, Policy, Preset, ShareRule};
-use gainshare_core::view::{NodeView, View};
+use gainshare_core::view::{JobView, NodeView, View};
 use gainshare_kube_api::resize::{self, Resources};
 use gainshare_kube_api::wire::{
     Beat, JobState, Outcome, OutcomeState, PodOnNode, PolicyKind, Resize, ResizeState, Settings,
@@ -96,6 +96,7 @@ struct PolicyState {
     planned: Option<(Time, Arc<Decision>)>,
     /// The last decision, with what is needed to make its plan again.
     last: Option<Arc<Decision>>,
+    forecasts: finish::Forecasts,
 }
 
 /// A resize of one pod, from the decision to its effect.
@@ -195,8 +196,9 @@ impl Node {
             let is_unchanged = self.policies.get(&key).is_some_and(|state| state.policy == policy);
             if !is_unchanged {
                 let hold_until = (is_first && resized).then(|| now.time + hold_time(&policy));
-                let decider = Decider::new(policy.clone());
-                self.policies.insert(key, PolicyState { policy, decider, hold_until, planned: None, last: None });
+                let (decider, forecasts) = (Decider::new(policy.clone()), finish::Forecasts::default());
+                let state = PolicyState { policy, decider, hold_until, planned: None, last: None, forecasts };
+                self.policies.insert(key, state);
             }
         }
     }
@@ -344,8 +346,16 @@ impl Node {
                 job.measure(now, &self.whole, &mut self.scratch);
                 finish::measure_pace(job, now, scarce);
             }
-            let view = View { now, nodes: vec![node.clone()], jobs: members.iter().map(|j| j.view(moment)).collect() };
+            let view_of = |job: &Job| {
+                let view = job.view(moment);
+                JobView { signal: state.forecasts.on_this_node(view.signal), ..view }
+            };
+            let view = View { now, nodes: vec![node.clone()], jobs: members.iter().map(|j| view_of(j)).collect() };
+            let to_forecast = state.forecasts.is_due(now).then(|| view.clone());
             let outcome = state.decider.decide_recorded(view);
+            if let Some(view) = to_forecast {
+                state.forecasts.update(&state.decider, &view, scarce);
+            }
             if outcome != DecisionOutcome::NotDue {
                 step.plans += 1;
                 members.iter_mut().for_each(|job| job.usable = state.decider.usable(job.id));
@@ -379,7 +389,7 @@ impl Node {
                 }
             }
             for job in &mut members {
-                step.is_urgent |= finish::predict(job, moment, &self.whole);
+                step.is_urgent |= finish::predict(job, moment, &state.forecasts);
             }
             let is_ready = |since: Time| now >= ready_at(since, members.iter().map(|job| &**job));
             if let Some((_, decision)) = state.planned.take_if(|(since, _)| is_ready(*since)) {

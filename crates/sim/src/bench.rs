@@ -6,10 +6,12 @@
 use crate::trace::gang::GangOrder;
 use crate::trace::{Shape, offered_load, replay};
 use gainshare_core::decider::Decider;
+use gainshare_core::forecast::{Arrivals, forecast};
 use gainshare_core::model::{JobId, NodeId, PerResource, Span, Time};
 use gainshare_core::policy::{Policy, Preset};
-use gainshare_core::signal::{Sample, Tracker};
-use gainshare_core::view::{JobView, NodeView, Phase, View};
+use gainshare_core::signal::speed::Pace;
+use gainshare_core::signal::{Sample, Signal, Tracker};
+use gainshare_core::view::{Deadline, JobView, NodeView, Phase, View};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -36,6 +38,11 @@ pub fn run() -> Value {
         "event_cost_ns_by_jobs": per_event,
         "decision_over_1000_jobs_ms": {
             "flowcon": decision_ms(Preset::Flowcon), "gainshare": decision_ms(Preset::Gainshare), "na": decision_ms(Preset::Na),
+        },
+        "forecast_ms_by_jobs": {
+            "na": {"50": forecast_ms(Preset::Na, 50), "600": forecast_ms(Preset::Na, 600)},
+            "qos": {"50": forecast_ms(Preset::Qos, 50), "600": forecast_ms(Preset::Qos, 600)},
+            "gainshare": {"50": forecast_ms(Preset::Gainshare, 50), "600": forecast_ms(Preset::Gainshare, 600)},
         },
         "pass_over_5000_nodes_50000_jobs": {
             "specon": cluster_pass(Preset::Specon), "flowcon2": cluster_pass(Preset::Flowcon2),
@@ -94,6 +101,39 @@ fn decision_ms(preset: Preset) -> f64 {
         }
     }
     best
+}
+
+/// Milliseconds for the predicted ends of all jobs of one node, later arrivals included; the best of several.
+fn forecast_ms(preset: Preset, jobs: u64) -> f64 {
+    let node = NodeView { id: NodeId(0), cores: 64.0, speed: 1.0, memory_bytes: 1 << 38, slots: None, idle: None };
+    let mut arrivals = Arrivals::default();
+    let mut view = View { now: Time::ZERO, nodes: vec![node], jobs: vec![] };
+    for i in 0..jobs {
+        view.now = Time::ZERO + Span::from_secs(i);
+        let mut tracker = Tracker::default();
+        for step in 1..4 {
+            tracker.push(view.now, Sample { value: 1.0 / step as f64, step: Some(step), total: Some(50 + i % 30) });
+        }
+        let pace = Some(Pace::told(0.01, 0.1 + 0.01 * (i % 7) as f64, 0.5));
+        let due = view.now + Span::from_secs(50 * (i + 1));
+        view.jobs.push(JobView {
+            id: JobId(i),
+            arrived: view.now,
+            phase: Phase::Running { node: NodeId(0), since: view.now, attempt: 1 },
+            signal: Signal { pace, ..tracker.signal() },
+            deadline: i.is_multiple_of(2).then(|| Deadline::strict(due)),
+            ..JobView::default()
+        });
+        arrivals.observe(&view);
+    }
+    let mut decider = Decider::new(Policy::from(preset));
+    decider.decide(view.clone());
+    let once = || {
+        let begun = Instant::now();
+        std::hint::black_box(forecast(&decider, &view, &arrivals));
+        begun.elapsed().as_secs_f64() * 1e3
+    };
+    (0..5).map(|_| once()).fold(f64::INFINITY, f64::min)
 }
 
 /// Passes over a whole cluster: jobs on unequal nodes report, and turn about a twentieth of the nodes run

@@ -17,8 +17,9 @@
 
 use crate::outcome::{Course, JobOutcome, Migration, Outcome, Stay};
 use crate::random::Stream;
-use crate::world::{Actuator, Claim, Job, Node, World, appetite, deal, slowdowns};
+use crate::world::{Actuator, Claim, Job, Node, World, appetite, slowdowns};
 use gainshare_core::check::CheckedPlan;
+use gainshare_core::deal::deal_by_weight;
 use gainshare_core::decider::{self, Decider, Decision};
 use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Time};
 use gainshare_core::plan::Target;
@@ -58,6 +59,7 @@ enum Event {
     Finish { job: usize, version: u64 },
     Report { job: usize, version: u64 },
     Due,
+    Probe,
 }
 
 #[derive(Debug, Clone)]
@@ -95,6 +97,8 @@ struct Run<'a> {
     /// Some job has a deadline, so paces are measured.
     has_deadlines: bool,
     reacts: bool,
+    /// Nodes with idle CPU since the last event.
+    has_idle: Vec<bool>,
     now: Time,
     heap: BinaryHeap<Reverse<(Time, u64, Event)>>,
     sequence: u64,
@@ -107,11 +111,16 @@ struct Run<'a> {
     plans: u64,
     /// Gets every decision, recorded.
     observer: Option<&'a mut dyn FnMut(&Decision)>,
+    /// Gets the view and the decider at fixed times.
+    probe: Option<(Span, &'a mut dyn FnMut(&Decider, &View))>,
 }
 
 /// More rounds than any policy needs at one moment: starts change the view, which may lead to shares, which
 /// may lead to moves.
 const ROUNDS: usize = 16;
+
+/// A node of which less is used has idle CPU.
+const IDLE_BELOW: f64 = 0.9;
 
 /// The tracker of a job's reports, which knows what an epoch is where the job prints it.
 fn tracker(job: &Job) -> Tracker {
@@ -132,6 +141,21 @@ pub fn run(world: &World, policy: &Policy, record: Record) -> Result<Outcome, Si
 pub fn run_observed(world: &World, policy: &Policy, observer: &mut dyn FnMut(&Decision)) -> Result<Outcome, SimError> {
     let mut run = Run::new(world, policy, Record::default());
     run.observer = Some(observer);
+    run.run_until_done()
+}
+
+/// As [`run`], and shows the decider and the view to `probe` every `every`. Paces are measured then, whether or not
+/// a job has a deadline.
+pub fn run_probed(
+    world: &World,
+    policy: &Policy,
+    every: Span,
+    probe: &mut dyn FnMut(&Decider, &View),
+) -> Result<Outcome, SimError> {
+    let mut run = Run::new(world, policy, Record::default());
+    run.has_deadlines = true;
+    run.probe = Some((every, probe));
+    run.push(Time::ZERO + every, Event::Probe);
     run.run_until_done()
 }
 
@@ -168,6 +192,7 @@ impl<'a> Run<'a> {
             by_request: policy.order == OrderRule::Requests,
             has_deadlines: world.jobs.iter().any(|j| j.deadline.is_some()),
             reacts: policy.react_to_reports,
+            has_idle: vec![false; world.nodes.len()],
             decider: Decider::new(policy),
             now: Time::ZERO,
             heap: BinaryHeap::new(),
@@ -179,6 +204,7 @@ impl<'a> Run<'a> {
             events: 0,
             plans: 0,
             observer: None,
+            probe: None,
         };
         for (i, job) in world.jobs.iter().enumerate() {
             run.push(job.arrival, Event::Arrive(i));
@@ -197,6 +223,9 @@ impl<'a> Run<'a> {
             }
             if anything {
                 self.decide()?;
+            }
+            if self.has_deadlines {
+                self.note_idle();
             }
         }
         self.finish()
@@ -236,6 +265,10 @@ impl<'a> Run<'a> {
             Event::Due if self.due == Some(self.now) => {
                 self.due = None;
                 true
+            }
+            Event::Probe => {
+                self.run_probe();
+                false
             }
             Event::Finish { .. } | Event::Report { .. } | Event::Due => false,
         }
@@ -363,7 +396,7 @@ impl<'a> Run<'a> {
             weights.push(weight);
             caps.push(cap);
         }
-        let parts = deal(&weights, &caps);
+        let parts = deal_by_weight(&weights, &caps, 1.0);
         let appetites: Vec<f64> = jobs.iter().map(|&j| appetite(&self.world.jobs[j].model)).collect();
         let slows = slowdowns(self.world.law, self.world.interference, &parts, &appetites);
         for ((&j, part), slow) in jobs.iter().zip(parts).zip(slows) {
@@ -417,12 +450,24 @@ impl<'a> Run<'a> {
         View { now: self.now, nodes: nodes.collect(), jobs: jobs.collect() }
     }
 
+    /// Notes which nodes have idle CPU until the next event.
+    fn note_idle(&mut self) {
+        let mut used = vec![0.0; self.world.nodes.len()];
+        for live in self.active.iter().map(|&j| &self.jobs[j]) {
+            if let Phase::Running { node, .. } = live.phase {
+                used[node.0 as usize] += live.used;
+            }
+        }
+        self.has_idle = used.into_iter().map(|used| used < IDLE_BELOW).collect();
+    }
+
     fn measure_paces(&mut self) {
         for &j in &self.active {
             let live = &mut self.jobs[j];
-            if live.phase != Phase::Waiting {
-                let granted = live.target.share.cpu.get();
-                let reading = Reading { now: self.now, consumed_s: live.consumed.cpu, granted, scarce: false };
+            if let Phase::Running { node, .. } = live.phase {
+                let (granted, has_idle) = (live.target.share.cpu.get(), self.has_idle[node.0 as usize]);
+                let (now, consumed_s) = (self.now, live.consumed.cpu);
+                let reading = Reading { now, consumed_s, granted, scarce: false, has_idle };
                 live.pace.observe(reading, &live.tracker.signal());
             }
         }
@@ -439,6 +484,17 @@ impl<'a> Run<'a> {
             signal.pace = live.pace.pace();
         }
         signal
+    }
+
+    fn run_probe(&mut self) {
+        let view = self.view();
+        let Some((every, probe)) = &mut self.probe else { return };
+        probe(&self.decider, &view);
+        let at = self.now + *every;
+        // Without any other event the jobs are stuck, and the run ends.
+        if !self.heap.is_empty() {
+            self.push(at, Event::Probe);
+        }
     }
 
     fn decide(&mut self) -> Result<(), SimError> {

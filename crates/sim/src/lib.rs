@@ -15,6 +15,7 @@ pub mod bounds;
 pub mod curve;
 pub mod deadline;
 pub mod engine;
+pub mod forecast;
 pub mod models;
 pub mod outcome;
 pub mod paper;

@@ -263,31 +263,6 @@ pub enum Law {
     Bandwidth,
 }
 
-/// Deals a node out: parts of it in proportion to `weights`, nobody above their cap; what one cannot use
-/// goes to the others. Weights of zero count only when nobody else wants anything more.
-///
-/// Example: weights 1 and 1 with caps 0.19 and 1 give 0.19 and 0.81.
-pub fn deal(weights: &[f64], caps: &[f64]) -> Vec<f64> {
-    let mut parts = vec![0.0; caps.len()];
-    let mut left = 1.0;
-    let mut open: Vec<usize> = (0..caps.len()).filter(|&i| weights[i] > 0.0).collect();
-    // In the order in which they fill up, everyone can be served in one pass.
-    open.sort_by(|&a, &b| (caps[a] / weights[a]).total_cmp(&(caps[b] / weights[b])).then(a.cmp(&b)));
-    let mut weight: f64 = open.iter().map(|&i| weights[i]).sum();
-    for &i in &open {
-        parts[i] = (left * weights[i] / weight).min(caps[i]);
-        left = (left - parts[i]).max(0.0);
-        weight = (weight - weights[i]).max(f64::MIN_POSITIVE);
-    }
-    let mut idle: Vec<usize> = (0..caps.len()).filter(|&i| weights[i] <= 0.0).collect();
-    idle.sort_by(|&a, &b| caps[a].total_cmp(&caps[b]).then(a.cmp(&b)));
-    for (done, &i) in idle.iter().enumerate() {
-        parts[i] = (left / (idle.len() - done) as f64).min(caps[i]);
-        left = (left - parts[i]).max(0.0);
-    }
-    parts
-}
-
 /// How much of the memory bandwidth a model of this name needs, 0.3 to 1.7: its own number under the
 /// laws in which jobs differ.
 pub fn appetite(model: &str) -> f64 {
@@ -315,16 +290,6 @@ pub fn slowdown(interference: f64, parts: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn what_one_cannot_use_goes_to_the_others() {
-        assert_eq!(deal(&[1.0, 1.0], &[0.19, 1.0]), [0.19, 0.81]);
-        assert_eq!(deal(&[0.25, 0.75], &[1.0, 1.0]), [0.25, 0.75]);
-        // The first takes its cap of 0.5; the line behind it, without weight, shares the rest.
-        assert_eq!(deal(&[1.0, 0.0, 0.0], &[0.5, 1.0, 0.1]), [0.5, 0.4, 0.1]);
-        assert_eq!(deal(&[], &[]), Vec::<f64>::new());
-    }
 
     #[test]
     fn three_equal_neighbours_disturb_by_two_thirds_and_an_idle_one_not_at_all() {
@@ -350,16 +315,5 @@ mod tests {
         assert!((Speedup::Amdahl { parallel: 0.9 }.rate(9.0) - 5.0).abs() < 1e-12);
         let table = Speedup::Table { points: vec![(1.0, 1.0), (4.0, 2.5)] };
         assert_eq!([table.rate(0.5), table.rate(2.0), table.rate(9.0)], [0.5, 1.5, 2.5]);
-    }
-
-    proptest! {
-        #[test]
-        fn nothing_is_left_while_somebody_wants_it(jobs in prop::collection::vec((0.0f64..1.0, 0.01f64..1.0), 1..10)) {
-            let (weights, caps): (Vec<f64>, Vec<f64>) = jobs.into_iter().unzip();
-            let parts = deal(&weights, &caps);
-            let (used, wanted): (f64, f64) = (parts.iter().sum(), caps.iter().sum());
-            prop_assert!((used - wanted.min(1.0)).abs() < 1e-9, "{parts:?}");
-            prop_assert!(parts.iter().zip(&caps).all(|(p, c)| *p <= c + 1e-12 && *p >= 0.0));
-        }
     }
 }

@@ -13,8 +13,9 @@
 //! says how little is known of other shares.
 //!
 //! *Which share a window had.* It had what it used: on a machine that gives unused CPU away this may be
-//! more than its grant. A job that used less than its grant although CPU was idle could not use more:
-//! its use is the largest *usable* share, and a larger share makes no step shorter.
+//! more than its grant. A job that used less than its grant, or that left CPU idle which it was free to
+//! use, could not use more: its use is the largest *usable* share, and a larger share makes no step
+//! shorter.
 //!
 //! *A change of cost.* Two windows in a row that both take much longer, or much shorter, than
 //! fitted are no noise: the whole law is scaled to them, so that a job whose steps double in cost
@@ -39,6 +40,9 @@ const FADING: f64 = 0.97;
 /// The serial part of a step, as a part of the whole, before two different shares were seen: zero,
 /// give or take this much.
 const SERIAL_PRIOR: f64 = 0.2;
+
+/// Below this share a step says no more of the serial part than at this share.
+const SMALL_SHARE: f64 = 0.1;
 
 /// No law is known better than this, relative: machines vary, and training has pauses that short
 /// windows do not show.
@@ -95,6 +99,19 @@ impl Pace {
     /// A law that is known, not measured.
     pub fn told(serial_s: f64, parallel_s: f64, usable: f64) -> Pace {
         Pace { serial_s, parallel_s, variance: [0.0; 3], error: 0.0, usable, windows: 0 }
+    }
+
+    /// The law as a function of the granted share, where the jobs of a node get only `available` of what
+    /// they are granted, because other programs take the rest.
+    pub fn with_available(self, available: f64) -> Pace {
+        let a = available.clamp(0.01, 1.0);
+        let [serial, both, parallel] = self.variance;
+        Pace {
+            parallel_s: self.parallel_s / a,
+            variance: [serial, both / a, parallel / (a * a)],
+            usable: (self.usable / a).min(1.0),
+            ..self
+        }
     }
 
     /// Seconds per step at `share`.
@@ -169,6 +186,9 @@ pub struct Reading {
     pub granted: f64,
     /// Whether the node had no CPU to spare: a job that used little may then have wanted more.
     pub scarce: bool,
+    /// Whether CPU was idle since the last reading that the job was free to use: what it used was then
+    /// all it could.
+    pub has_idle: bool,
 }
 
 /// Measures windows and fits the law. It belongs to the driver, beside the [`super::Tracker`].
@@ -177,8 +197,9 @@ pub struct PaceTracker {
     last: Option<Counters>,
     /// The counters when the newest window ended.
     window: Option<(f64, Counters)>,
-    /// The node had no CPU to spare at some time within the window.
-    scarce: bool,
+    /// Readings since the window began.
+    #[serde(default)]
+    limited: Limited,
     sums: Sums,
     usable: Option<f64>,
     /// The relative length of the last window, if it was far from the law.
@@ -189,8 +210,6 @@ pub struct PaceTracker {
 struct Counters {
     at: Time,
     consumed_s: f64,
-    /// The integral of the granted share.
-    granted_s: f64,
 }
 
 impl Counters {
@@ -198,11 +217,37 @@ impl Counters {
         let span = b.at.since(a.at).as_secs_f64();
         let part = if span > 0.0 { (at.since(a.at).as_secs_f64() / span).min(1.0) } else { 1.0 };
         let mix = |x: f64, y: f64| x + part * (y - x);
-        Counters {
-            at: at.max(a.at).min(b.at),
-            consumed_s: mix(a.consumed_s, b.consumed_s),
-            granted_s: mix(a.granted_s, b.granted_s),
+        Counters { at: at.max(a.at).min(b.at), consumed_s: mix(a.consumed_s, b.consumed_s) }
+    }
+}
+
+/// How much of the time since a window began nothing but the job itself limited its use. The grant may change within
+/// a window, so that each reading is judged alone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+struct Limited {
+    all_s: f64,
+    limited_s: f64,
+    /// Node-seconds used in that time.
+    used_s: f64,
+}
+
+impl Limited {
+    fn add(&mut self, reading: &Reading, now: Counters, before: Counters) {
+        let seconds = now.at.since(before.at).as_secs_f64();
+        let used_s = now.consumed_s - before.consumed_s;
+        let left_over = !reading.scarce && used_s < UNUSED * reading.granted.min(1.0) * seconds;
+        self.all_s += seconds;
+        if left_over || reading.has_idle {
+            self.limited_s += seconds;
+            self.used_s += used_s;
         }
+    }
+
+    /// The share that the job can use, if it was limited by itself for most of the time: one pause tells
+    /// nothing.
+    fn usable(self) -> Option<f64> {
+        let is_most = self.limited_s > 0.5 * self.all_s;
+        is_most.then(|| (self.used_s / self.limited_s).clamp(LEAST_SHARE, 1.0))
     }
 }
 
@@ -222,17 +267,18 @@ impl PaceTracker {
     /// Takes in the job's counters and the signal of its reports so far.
     pub fn observe(&mut self, reading: Reading, signal: &Signal) {
         let before = self.last.filter(|l| reading.consumed_s >= l.consumed_s && reading.now >= l.at);
-        let granted_s = before.map_or(0.0, |l| l.granted_s + reading.granted * reading.now.since(l.at).as_secs_f64());
-        let now = Counters { at: reading.now, consumed_s: reading.consumed_s, granted_s };
+        let now = Counters { at: reading.now, consumed_s: reading.consumed_s };
         self.last = Some(now);
-        self.scarce |= reading.scarce;
+        if let Some(before) = before {
+            self.limited.add(&reading, now, before);
+        }
         let Some(report) = signal.last else { return };
         let position = signal.position();
         let same_attempt = self.window.filter(|(from, _)| before.is_some() && position >= *from);
         let (Some(before), Some((from, start))) = (before, same_attempt) else {
             // The first report, a new attempt, or a step back to a checkpoint.
             self.window = Some((position, before.map_or(now, |b| Counters::between(b, now, report.at))));
-            self.scarce = false;
+            self.limited = Limited::default();
             return;
         };
         let end = Counters::between(before, now, report.at);
@@ -241,20 +287,16 @@ impl PaceTracker {
             return;
         }
         let used = (end.consumed_s - start.consumed_s) / seconds;
-        let granted = ((end.granted_s - start.granted_s) / seconds).min(1.0);
-        self.window = Some((position, end));
-        let scarce = std::mem::replace(&mut self.scarce, reading.scarce);
         let used = used.clamp(LEAST_SHARE, 1.0);
-        let idle = !scarce && used < UNUSED * granted;
+        self.window = Some((position, end));
         let usable = self.usable.unwrap_or(1.0);
-        self.usable = Some(if idle {
-            if self.usable.is_some() { 0.5 * (usable + used) } else { used }
-        } else if used > MORE * usable {
+        self.usable = match std::mem::take(&mut self.limited).usable() {
+            Some(seen) if self.usable.is_some() => Some(0.5 * (usable + seen)),
+            Some(seen) => Some(seen),
             // It used all it had, and more than it was thought able to: it may well use more.
-            (1.25 * used).min(1.0)
-        } else {
-            usable
-        });
+            None if used > MORE * usable => Some((1.25 * used).min(1.0)),
+            None => self.usable,
+        };
         self.add(seconds / (position - from), used);
     }
 
@@ -315,10 +357,11 @@ impl Sums {
         if self.windows == 0 || self.x_x <= 0.0 {
             return None;
         }
-        let typical = self.n / self.one;
-        let prior = (SERIAL_PRIOR * typical).powi(-2);
         // The relative scatter around the linear law bounds the noise from above; it weighs the prior.
         let linear = self.x / self.x_x;
+        // A step at a very small share is long, but that does not make a long serial part likely.
+        let typical = (self.n / self.one).min(linear / SMALL_SHARE);
+        let prior = (SERIAL_PRIOR * typical).powi(-2);
         let scatter = |a: f64, b: f64| {
             let misfit = self.n - 2.0 * (a * self.one + b * self.x)
                 + a * a * self.one_one

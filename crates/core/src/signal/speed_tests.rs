@@ -43,7 +43,7 @@ impl Bench {
                 self.tracker.push(Time::from_secs_f64(at), sample);
             }
             let now = Time::from_secs_f64(self.now_s);
-            let reading = Reading { now, consumed_s: self.consumed, granted: share, scarce: false };
+            let reading = Reading { now, consumed_s: self.consumed, granted: share, scarce: false, has_idle: false };
             self.pace.observe(reading, &self.tracker.signal());
         }
     }
@@ -109,7 +109,7 @@ fn a_job_that_cannot_use_its_grant_shows_what_it_can_use() {
             tracker.push(Time::from_secs_f64(step as f64), sample);
         }
         let now = Time::from_secs_f64(second as f64 + 0.1);
-        let reading = Reading { now, consumed_s: 0.2 * second as f64, granted: 1.0, scarce: false };
+        let reading = Reading { now, consumed_s: 0.2 * second as f64, granted: 1.0, scarce: false, has_idle: false };
         pace.observe(reading, &tracker.signal());
     }
     let pace = pace.pace().expect("there are windows");
@@ -184,4 +184,15 @@ fn intervals_hold_four_in_five() {
     }
     let part = held as f64 / runs as f64;
     assert!((0.70..=0.90).contains(&part), "{part}");
+}
+
+#[test]
+fn on_a_busy_node_a_granted_share_is_worth_less() {
+    let pace = Pace { variance: [0.01, 0.0, 0.04], ..Pace::told(0.5, 1.0, 0.4) };
+    let busy = pace.with_available(0.5);
+    // Half of the node is granted, a quarter is what the job gets.
+    assert!((busy.step_s(0.5) - pace.step_s(0.25)).abs() < 1e-12);
+    assert!((busy.deviation_s(0.5) - pace.deviation_s(0.25)).abs() < 1e-12);
+    assert!((busy.usable - 0.8).abs() < 1e-12, "it needs twice the grant to use what it can");
+    assert_eq!(pace.with_available(1.0), pace);
 }

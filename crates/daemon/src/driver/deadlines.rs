@@ -4,9 +4,10 @@
 //! warned as soon as the deadline will be missed, whatever the policy.
 //!
 //! **How.** Once a second, and before every decision, each running job's counters feed its
-//! [`gainshare_core::signal::speed::PaceTracker`]. The prediction assumes that the job goes on with
-//! the larger of its share and what it uses. A predicted miss is noted once: in the journal, the log,
-//! the event stream and a metric. A job that ends is judged: an end with exit code 0 by the deadline,
+//! [`gainshare_core::signal::speed::PaceTracker`]. Then the policy is played forward until every job
+//! has ended ([`gainshare_core::forecast`]); in between, the last result stands. A job that has not
+//! reported yet is expected to go as the last run of the same command went. A predicted miss is noted
+//! once: in the journal, the log, the event stream and a metric. A job that ends is judged: an end with exit code 0 by the deadline,
 //! its tolerance included, has met it.
 //!
 //! **Terms.** Deadlines are moments of the wall clock. A view has them on the decisions' clock, shifted
@@ -19,13 +20,29 @@ use crate::record::Change;
 use crate::spec::{self, JobSpec};
 use crate::types::{DeadlineInfo, DeadlineStanding, ErrorCode, Forecast, JobState, PlanAnswer, PlanRequest};
 use gainshare_core::decider::Decider;
+use gainshare_core::forecast::{Forecaster, forecast};
 use gainshare_core::model::{JobId, Share, Span, Time};
 use gainshare_core::plan::{Plan, Reason};
 use gainshare_core::signal::Signal;
 use gainshare_core::signal::speed::{Interval, Reading};
 use gainshare_core::view::{Deadline, JobView, Phase, View};
-use gainshare_limits::machine;
+use gainshare_limits::{LimitMode, machine};
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Instant;
+
+/// When jobs end, in seconds from now.
+type Ends = BTreeMap<JobId, Interval>;
+
+/// What the driver knows of ends.
+#[derive(Default)]
+pub(super) struct Forecasts {
+    forecaster: Forecaster,
+    /// Not before this time they are made anew.
+    next: Time,
+    /// The machine had no CPU to spare when use was last read.
+    scarce: bool,
+}
 
 /// With less than this part of the machine idle, a job that used little may have wanted more.
 const SPARE: f64 = 0.1;
@@ -39,12 +56,16 @@ const WARNING: &str = "its deadline will be missed";
 /// A job that ends later than before by less than this part is not delayed.
 const SAME: f64 = 0.05;
 
-/// A job's signal with its pace.
-pub(super) fn signal(job: &Job) -> Signal {
-    Signal { pace: job.progress.pace.pace(), ..job.progress.tracker.signal() }
-}
+/// Forecasts may take this part of the time: with very many jobs they are made less often than once a second.
+const FORECAST_LOAD: u32 = 50;
 
 impl Driver {
+    /// A job's signal with its pace on a machine as busy as this one is now.
+    pub(super) fn signal(&self, job: &Job) -> Signal {
+        let pace = job.progress.pace.pace().map(|pace| pace.with_available(self.forecasts.forecaster.available()));
+        Signal { pace, ..job.progress.tracker.signal() }
+    }
+
     /// Feeds the counters that were read last to the jobs' pace trackers.
     pub(super) fn measure_paces(&mut self) {
         let now = self.now();
@@ -54,9 +75,13 @@ impl Driver {
             _ => true,
         };
         self.idle_seen = idle.map(|idle| (now, idle));
+        self.forecasts.scarce = scarce;
+        // With weights a job may use all that is idle; with quotas it may not.
+        let is_free = self.config.mode == LimitMode::Weight;
         for job in self.jobs.values_mut().filter(|j| j.record.state == JobState::Running) {
             let granted = job.verdict.as_ref().and_then(|v| v.target).map_or(1.0, |t| t.share.cpu.get());
-            let reading = Reading { now, consumed_s: job.progress.meter.consumed().cpu, granted, scarce };
+            let consumed_s = job.progress.meter.consumed().cpu;
+            let reading = Reading { now, consumed_s, granted, scarce, has_idle: !scarce && is_free };
             let signal = job.progress.tracker.signal();
             job.progress.pace.observe(reading, &signal);
         }
@@ -70,7 +95,37 @@ impl Driver {
             self.read_usage(id);
         }
         self.measure_paces();
+        self.update_forecasts();
         self.warn_of_misses();
+    }
+
+    /// Makes the forecasts anew, unless the last ones took so long that they must stand for a while.
+    fn update_forecasts(&mut self) {
+        let now = self.now();
+        if now < self.forecasts.next || self.jobs.live_count() == 0 {
+            return;
+        }
+        let begun = Instant::now();
+        let view = self.forecast_view();
+        self.forecasts.forecaster.update(&self.control, &view, self.forecasts.scarce);
+        self.forecasts.next = now + Span::from_secs_f64((begun.elapsed() * FORECAST_LOAD).as_secs_f64());
+    }
+
+    /// The view with what is known of jobs that have not reported yet: the last run of the same command.
+    fn forecast_view(&self) -> View {
+        let mut view = self.view_as_read();
+        if view.jobs.iter().all(|j| j.signal.pace.is_some()) {
+            return view;
+        }
+        let past = self.past_runs();
+        for job in view.jobs.iter_mut().filter(|j| j.signal.pace.is_none()) {
+            let Some(command) = self.jobs.get(&job.id).map(|j| &j.record.spec.command) else { continue };
+            if let Some((_, known)) = past.get(command) {
+                job.signal.total = job.signal.total.or(known.total);
+                job.signal.pace = known.pace;
+            }
+        }
+        view
     }
 
     /// The deadline of a job on the decisions' clock.
@@ -81,11 +136,9 @@ impl Driver {
         Some(Deadline { at, tolerance: Span::from_secs_f64(spec.tolerance_s()) })
     }
 
-    /// When a running job will be done if it goes on with what it has.
+    /// When a live job will be done, by the last forecast.
     pub(super) fn forecast(&self, job: &Job) -> Option<Forecast> {
-        let share = job.verdict.as_ref().and_then(|v| v.target).map_or(0.0, |t| t.share.cpu.get());
-        let used = job.progress.meter.cores().map_or(0.0, |cores| cores / self.cores().max(1e-9));
-        let end = signal(job).ends_in_s(self.now(), share.max(used).clamp(0.001, 1.0))?;
+        let end = self.forecasts.forecaster.ends_in_s(job.record.id, self.now())?;
         Some(forecast_at(unix_s(), end))
     }
 
@@ -178,12 +231,14 @@ impl Driver {
         }
         let here = crate::deadline::now();
         specs.iter_mut().try_for_each(|spec| spec.resolve(&here))?;
-        let view = self.view();
+        self.view();
+        let view = self.forecast_view();
         // Everything is decided on copies: once as it is, once with the new jobs running.
         let before = decide_copy(&self.control, view.clone(), self.now());
-        let mut with = view;
+        let mut with = view.clone();
         let next = self.jobs.keys().last().map_or(1, |id| id.0 + 1);
-        let likes: Vec<Option<(String, Signal)>> = specs.iter().map(|s| self.history(s)).collect();
+        let past = self.past_runs();
+        let likes: Vec<Option<(String, Signal)>> = specs.iter().map(|s| past.get(&s.command).cloned()).collect();
         for (i, (spec, like)) in specs.iter().zip(&likes).enumerate() {
             let mut job = JobView {
                 id: JobId(next + i as u64),
@@ -203,13 +258,15 @@ impl Driver {
             with.jobs.push(job);
         }
         let after = decide_copy(&self.control, with.clone(), self.now());
-        let delays = self.delays(&with, before.as_ref(), after.as_ref());
+        let arrivals = self.forecasts.forecaster.arrivals();
+        let ends_before = forecast(&self.control, &view, arrivals);
+        let ends = forecast(&self.control, &with, arrivals);
+        let delays = self.delays(&with, (before.as_ref(), &ends_before), (after.as_ref(), &ends));
         let answers = specs.iter().zip(likes).enumerate().map(|(i, (spec, like))| {
             let id = JobId(next + i as u64);
             let verdict = after.as_ref().and_then(|plan| plan.verdicts.get(&id));
             let share = verdict.and_then(|v| v.target).map(|t| t.share.cpu.get());
-            let known = like.as_ref().zip(share).and_then(|((_, signal), share)| signal.ends_in_s(with.now, share));
-            let done = known.map(|end| forecast_at(unix_s(), end));
+            let done = ends.get(&id).map(|end| forecast_at(unix_s(), *end));
             let deadline = spec.deadline_s().map(|at_s| {
                 let tolerance_s = spec.tolerance_s();
                 let standing = match (verdict.map(|v| v.reason), &done) {
@@ -228,28 +285,33 @@ impl Driver {
         Ok(answers.collect())
     }
 
-    /// The newest run of the same command that ended well and was measured, as a job that has not begun.
-    fn history(&self, spec: &JobSpec) -> Option<(String, Signal)> {
-        let alike = |j: &&Job| j.record.state == JobState::Done && j.record.spec.command == spec.command;
-        let past = self.jobs.values().filter(alike).max_by_key(|j| j.record.id)?;
-        let pace = past.progress.pace.pace()?;
-        let position = past.progress.tracker.signal().position();
-        let total = Some(position.max(1.0) as u64);
-        Some((past.record.name.clone(), Signal { total, pace: Some(pace), ..Signal::default() }))
+    /// Of each command the newest run that ended well and was measured, by name and as a job that has not begun.
+    fn past_runs(&self) -> BTreeMap<&Vec<String>, (String, Signal)> {
+        let mut runs = BTreeMap::new();
+        // Jobs are sorted by number, so a newer run replaces an older one.
+        for job in self.jobs.values().filter(|j| j.record.state == JobState::Done) {
+            let Some(pace) = job.progress.pace.pace() else { continue };
+            let total = Some(job.progress.tracker.signal().position().max(1.0) as u64);
+            let pace = Some(pace.with_available(self.forecasts.forecaster.available()));
+            let signal = Signal { total, pace, ..Signal::default() };
+            runs.insert(&job.record.spec.command, (job.record.name.clone(), signal));
+        }
+        runs
     }
 
     /// Running jobs that would end later, or whose deadlines could no longer be promised.
-    fn delays(&self, view: &View, before: Option<&Plan>, after: Option<&Plan>) -> Vec<String> {
-        let (Some(before), Some(after)) = (before, after) else { return Vec::new() };
+    fn delays(&self, view: &View, before: (Option<&Plan>, &Ends), after: (Option<&Plan>, &Ends)) -> Vec<String> {
+        let ((Some(before), ends_before), (Some(after), ends_after)) = (before, after) else { return Vec::new() };
         let mut names = Vec::new();
         for job in &view.jobs {
             let (Some(old), Some(new)) = (before.verdicts.get(&job.id), after.verdicts.get(&job.id)) else { continue };
-            let ends = |share: f64| job.signal.ends_in_s(view.now, share.max(0.001)).map(|e| e.mid);
-            let share = |v: &gainshare_core::plan::Verdict| v.target.map_or(0.0, |t| t.share.cpu.get());
             let breaks =
                 !matches!(old.reason, Reason::CannotMeet { .. }) && matches!(new.reason, Reason::CannotMeet { .. });
             let later = job.deadline.is_none()
-                && ends(share(new)).zip(ends(share(old))).is_some_and(|(new, old)| new > old * (1.0 + SAME));
+                && ends_after
+                    .get(&job.id)
+                    .zip(ends_before.get(&job.id))
+                    .is_some_and(|(new, old)| new.mid > old.mid * (1.0 + SAME));
             if breaks || later {
                 names.push(self.jobs.get(&job.id).map_or_else(|| job.id.to_string(), |j| j.record.name.clone()));
             }

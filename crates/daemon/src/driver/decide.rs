@@ -1,6 +1,5 @@
 //! Decisions: make the view, let control decide, check the plan, journal it, have it applied, publish it.
 
-use super::deadlines::signal;
 use super::{Driver, HERE, Job, RECENT_PLANS};
 use crate::clock::{Moment, rfc3339};
 use crate::fail;
@@ -43,6 +42,11 @@ impl Driver {
         }
         self.read_container_usage();
         self.measure_paces();
+        self.view_as_read()
+    }
+
+    /// The view of what was read last.
+    pub(super) fn view_as_read(&self) -> View {
         let capacity = self.whole().capacity;
         let node = NodeView {
             id: HERE,
@@ -73,7 +77,7 @@ impl Driver {
             owner: self.jobs.owner(&r.owner),
             arrived: r.submitted.time,
             phase,
-            signal: signal(job),
+            signal: self.signal(job),
             consumed: job.progress.meter.consumed(),
             floor: Share::clamped(r.spec.floor),
             max: Share::clamped(r.spec.max),

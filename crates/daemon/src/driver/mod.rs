@@ -150,6 +150,7 @@ pub(crate) struct Driver {
     listings: FolderListings,
     /// When the machine's idle time was last read, and what it was in node-seconds.
     idle_seen: Option<(Time, f64)>,
+    forecasts: deadlines::Forecasts,
     push_access: PushAccess,
     timeline: Timeline,
     /// What is wrong at the moment, for `health`.
@@ -216,6 +217,7 @@ impl Driver {
             supervisors: Vec::new(),
             listings: FolderListings::default(),
             idle_seen: None,
+            forecasts: deadlines::Forecasts::default(),
             push_access: PushAccess { listen, token },
             timeline: Timeline { began: now, next_beat: now, idle_since: now, ending: None, failure: None },
             problems: BTreeMap::new(),

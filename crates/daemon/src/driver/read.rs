@@ -81,7 +81,7 @@ impl Driver {
             growth: verdict.and_then(|v| v.growth.cpu),
             metric: metric(job),
             eta_s: if running { self.eta_s(job) } else { None },
-            done: if running { self.forecast(job) } else { None },
+            done: if r.is_live() { self.forecast(job) } else { None },
             deadline: self.deadline_info(job),
             cpu_cores: job.progress.meter.cores().filter(|_| running),
             memory_bytes: job.progress.meter.memory_bytes().filter(|_| running),

@@ -31,9 +31,11 @@
 //! `a_job_that_is_early_gives_back`; `without_deadlines_the_share_rule_decides_alone`.
 
 mod fill;
+mod nodes;
 mod numbers;
 mod order;
 
+pub use nodes::{LateJob, NodeKind, NodeNeed, nodes_needed};
 pub use numbers::{Admission, Finish};
 pub(crate) use order::ByDeadline;
 
