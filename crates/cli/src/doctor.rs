@@ -8,6 +8,7 @@ use crate::link::{Found, Link};
 use anyhow::Result;
 use gainshare_daemon::paths::Paths;
 use gainshare_figures::terminal::{Colour, Out, Side, Table, bytes, printable, seconds};
+use gainshare_limits::LimitMode;
 use gainshare_limits::cgroup::{BaseGroup, Controller, Hierarchy, Version};
 use gainshare_limits::docker::{Engine, default_socket};
 use serde::Serialize;
@@ -140,6 +141,7 @@ fn cgroups() -> Vec<Check> {
             Check::less(what, format!("no right to this controller: {without}"), remedy)
         });
     }
+    checks.push(share_mode(&base));
     checks.push(match (base.block_weight_file(), base.block_note()) {
         (Some(file), None) => Check::ok("block I/O", format!("shared by {file}")),
         (_, note) => Check::less(
@@ -150,6 +152,21 @@ fn cgroups() -> Vec<Check> {
     });
     base.remove();
     checks
+}
+
+/// How shares of the CPU become limits on this machine by default.
+fn share_mode(base: &BaseGroup) -> Check {
+    let cores = base.capacity().cores;
+    Check::ok(
+        "CPU shares",
+        match LimitMode::for_machine(cores, base.has(Controller::CpuSet)) {
+            LimitMode::Cores => {
+                let yields = if base.has_cpu_idle() { "cpu.idle" } else { "the smallest weight" };
+                format!("whole cores, because jobs may use {cores}; unused ones are lent ({yields}); --mode weight")
+            }
+            mode => format!("by {}, because jobs may use {cores} core(s); --mode cores gives whole cores", mode.name()),
+        },
+    )
 }
 
 fn pressure() -> Check {
@@ -230,9 +247,10 @@ fn daemon(link: &Link) -> Vec<Check> {
             match link.call(link.client.health()) {
                 Ok(health) => {
                     let found = format!(
-                        "pid {}, policy {}, {} live job(s), up for {}",
+                        "pid {}, policy {}, mode {}, {} live job(s), up for {}",
                         health.pid,
                         health.policy,
+                        health.mode,
                         health.live_jobs,
                         seconds(health.uptime_s)
                     );

@@ -23,7 +23,8 @@ pub struct DaemonConfig {
     pub interval: Option<Duration>,
     pub beta: Option<f64>,
     pub normalise: Option<Normalisation>,
-    pub mode: LimitMode,
+    /// How shares become limits; missing: whole cores where jobs may use at least eight, else weights.
+    pub mode: Option<LimitMode>,
     /// How many jobs may run at once; missing: as many as come.
     pub slots: Option<usize>,
     /// How many cores the jobs may use; missing: all.
@@ -65,7 +66,7 @@ impl Default for DaemonConfig {
             interval: None,
             beta: None,
             normalise: None,
-            mode: LimitMode::default(),
+            mode: None,
             slots: None,
             cores: None,
             expect: None,

@@ -141,6 +141,9 @@ pub struct JobInfo {
     pub deadline: Option<DeadlineInfo>,
     /// Cores in use, averaged since the last look.
     pub cpu_cores: Option<f64>,
+    /// Whole cores that the job has now, borrowed ones included, where jobs have cores of their own.
+    #[serde(default)]
+    pub whole_cores: Option<u32>,
     pub memory_bytes: Option<u64>,
     pub reason: Option<Why>,
     /// Things its owner should know, such as limits that this machine cannot set.

@@ -4,6 +4,7 @@
 //! the same run, and no test depends on them.
 
 mod build;
+mod cores;
 mod daemon;
 mod gpu;
 mod inside;
@@ -42,6 +43,8 @@ enum What {
     Torch(torch::Args),
     /// A PyTorch job on two cores that is left alone, and four together: teams that follow the share.
     Threads(threads::Args),
+    /// Three and six PyTorch jobs on a machine with at least eight cores, under several policies.
+    Cores(cores::Args),
     /// Two jobs that each fill a GPU, the second one paced. Needs an NVIDIA GPU, PyTorch and JAX.
     Gpu(gpu::Args),
     /// What the library inside jobs costs: the start of /bin/true, the speed of an OpenMP loop, its size.
@@ -62,6 +65,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         What::Daemon(a) => daemon::run(&a)?,
         What::Torch(a) => torch::run(&a)?,
         What::Threads(a) => threads::run(&a)?,
+        What::Cores(a) => cores::run(&a)?,
         What::Gpu(a) => gpu::run(&a)?,
         What::Inside(a) => inside::run(&a)?,
         What::Kube(a) => kube::run(&a)?,

@@ -104,7 +104,10 @@ impl Driver {
             let JobPage::Open { file, orders } = &mut job.page else { continue };
             let share = plan.and_then(|plan| plan.as_plan().verdicts.get(&id)?.target).map(|t| t.share.cpu.get());
             if let Some(share) = share {
-                *orders = Orders { generation, team: team_for(share * cores, orders.team), ..*orders };
+                // A job with cores of its own has a team for exactly these.
+                let own = job.in_force.as_ref().and_then(|limits| limits.team);
+                let team = own.unwrap_or_else(|| team_for(share * cores, orders.team));
+                *orders = Orders { generation, team, ..*orders };
             }
             let bytes = encode(orders, monotonic_ns());
             if let Err(e) = file.write_all_at(&bytes[..HEADER_BYTES], 0) {

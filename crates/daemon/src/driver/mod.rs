@@ -376,6 +376,7 @@ impl Driver {
         }
         self.lease.renew();
         self.guard.ensure(&self.paths, &self.config);
+        self.lend_cores();
         self.write_pages();
         self.reap_supervisors();
         self.check_live_jobs();

@@ -8,7 +8,7 @@
 use super::Driver;
 use super::intake::disk_refusal;
 use super::page::JobPage;
-use super::runtimes::kind_name;
+use super::runtimes::{first_cpus, kind_name};
 use crate::error::Refusal;
 use crate::fail;
 use crate::jobdir;
@@ -129,9 +129,8 @@ impl Driver {
 
     /// The cores that jobs may use, if not all.
     pub(super) fn cpus(&self) -> Option<String> {
-        let n = self.config.cores?;
-        let all = allowed_cpus();
-        (n < all.len()).then(|| all[..n].iter().map(|c| c.to_string()).collect::<Vec<_>>().join(","))
+        let cpus = first_cpus(self.config.cores?)?;
+        Some(cpus.iter().map(|cpu| cpu.to_string()).collect::<Vec<_>>().join(","))
     }
 
     pub(super) fn cores(&self) -> f64 {
@@ -193,11 +192,4 @@ pub(super) fn limit_row(group: &JobGroup) -> LimitRow {
         runtime: kind_name(RuntimeKind::Process).into(),
         original: serde_json::to_string(group).unwrap_or_default(),
     }
-}
-
-/// The CPUs this process may use.
-fn allowed_cpus() -> Vec<usize> {
-    let set = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0));
-    set.map(|s| (0..nix::sched::CpuSet::count()).filter(|&c| s.is_set(c).unwrap_or(false)).collect())
-        .unwrap_or_default()
 }
