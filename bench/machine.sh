@@ -34,8 +34,8 @@ for part in "$@"; do
         cores-three) cores "$part" --jobs three ;;
         cores-six) cores "$part" --jobs six --tuned-only ;;
         cores-quick) cores "$part" --jobs three --repeat 1 --modes cores,weight --tuned-only ;;
-        gpu-pace) bench "$part" gpu --library "$programs/libgainshare_inside.so" --python "$python" --seconds 3 ;;
-        gpu-gain) bench "$part" gpu --stories gain --program "$programs/gainshare" --python "$python" ;;
+        gpu-pace) bench "$part" gpu --stories pace --library "$programs/libgainshare_inside.so" --python "$python" --seconds 3 ;;
+        gpu-gain) bench "$part" gpu --stories gain --program "$programs/gainshare" --python "$python" --trace "$out/$part.trace" ;;
         doctor) "$programs/gainshare" doctor >"$out/doctor.log" 2>&1 ;;
         *) echo "unknown part: $part" >&2; false ;;
     esac

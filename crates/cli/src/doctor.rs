@@ -6,6 +6,7 @@
 
 use crate::link::{Found, Link};
 use anyhow::Result;
+use gainshare_daemon::LIBRARY_FILE;
 use gainshare_daemon::paths::Paths;
 use gainshare_figures::terminal::{Colour, Out, Side, Table, bytes, printable, seconds};
 use gainshare_limits::LimitMode;
@@ -57,6 +58,7 @@ pub fn doctor(link: &Link, out: &Out) -> Result<u8> {
     let mut checks = vec![machine()];
     checks.extend(cgroups());
     checks.push(pressure());
+    checks.push(gpu());
     checks.push(docker());
     checks.extend(directories(&link.paths));
     checks.push(space(&link.paths));
@@ -176,6 +178,23 @@ fn pressure() -> Check {
             "pressure",
             "no stall times (PSI) from this kernel: `explain` shows none",
             "boot with psi=1, or a kernel with CONFIG_PSI",
+        ),
+    }
+}
+
+/// GPUs of this machine, and whether the work of jobs on them can follow shares.
+fn gpu() -> Check {
+    let gpus = std::fs::read_dir("/proc/driver/nvidia/gpus").map(|entries| entries.count()).unwrap_or(0);
+    let library = std::env::current_exe().map(|program| program.with_file_name(LIBRARY_FILE));
+    match (gpus, library.is_ok_and(|library| library.is_file())) {
+        (0, _) => Check::ok("GPU", "no NVIDIA GPU"),
+        (count, true) => {
+            Check::ok("GPU", format!("{count}; work on them follows shares with `run --gpu` or `up --gpu`"))
+        }
+        (count, false) => Check::less(
+            "GPU",
+            format!("{count}; nothing is paced: {LIBRARY_FILE} is not beside gainshare"),
+            format!("install {LIBRARY_FILE} beside gainshare"),
         ),
     }
 }

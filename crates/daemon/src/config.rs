@@ -25,6 +25,8 @@ pub struct DaemonConfig {
     pub normalise: Option<Normalisation>,
     /// How shares become limits; missing: whole cores where jobs may use at least eight, else weights.
     pub mode: Option<LimitMode>,
+    /// Catch the GPU work of all jobs, so that it follows their shares; without it only of jobs that ask for it.
+    pub gpu: bool,
     /// How many jobs may run at once; missing: as many as come.
     pub slots: Option<usize>,
     /// How many cores the jobs may use; missing: all.
@@ -67,6 +69,7 @@ impl Default for DaemonConfig {
             beta: None,
             normalise: None,
             mode: None,
+            gpu: false,
             slots: None,
             cores: None,
             expect: None,

@@ -3,8 +3,8 @@
 //! **Problem.** Whole cores waste what a job does not use: a program that imports its libraries for ten seconds uses
 //! one of its eight cores.
 //!
-//! **Approach.** A holder that uses at most half of its cores *lends* the others. Holders that use nearly all of
-//! theirs *borrow* them, by share. The lender keeps the right to all of its cores. A borrower *yields*: the kernel
+//! **Approach.** A holder that uses at most half of its cores *lends* the others. Jobs that use nearly all of what
+//! they have *borrow* them, by share. The lender keeps the right to all of its cores. A borrower *yields*: the kernel
 //! runs the lender's threads first wherever both want a core (`cpu.idle`, or the smallest weight). On its own cores
 //! a borrower is alone, so yielding costs it nothing there. As soon as the lender uses more than it kept, it lends
 //! nothing for [`PAUSE`].
@@ -12,8 +12,8 @@
 //! **Terms.** *Used*: cores in use lately, measured over at least [`SHORTEST`].
 //!
 //! **Properties.** `only_idle_cores_are_lent`: a lender keeps what it uses and one core more. `lent_to_one`: a lent
-//! core goes to one borrower, or to those that share a border core of the lent ones. Jobs of the pool neither lend
-//! nor borrow.
+//! core goes to one borrower, or to those that share a border core or the pool of the lent ones. Jobs of the pool lend
+//! nothing.
 
 use crate::cores::{CoreSet, deal};
 use crate::cpus::CpuList;
@@ -25,7 +25,7 @@ const SMALLEST_LENDER: usize = 3;
 /// A job lends if it uses at most this part of its own cores.
 const IDLE_PART: f64 = 0.5;
 
-/// A job borrows if it uses at least this part of its own cores.
+/// A job borrows if it uses at least this part of its own cores, or of an equal part of the pool.
 const BUSY_PART: f64 = 0.7;
 
 /// A lender that needed its cores again keeps them for so long.
@@ -71,8 +71,8 @@ impl CoreUse {
         if lends { keeps } else { own }
     }
 
-    fn is_busy(&self, own: usize) -> bool {
-        own > 0 && self.used.is_some_and(|used| used >= BUSY_PART * own as f64)
+    fn is_busy(&self, cores: f64) -> bool {
+        self.used.is_some_and(|used| used >= BUSY_PART * cores)
     }
 }
 
@@ -87,11 +87,15 @@ pub(crate) fn lend(
     let mut borrowed = vec![CpuList::default(); sets.len()];
     let mut lent: Vec<u32> = Vec::new();
     let mut borrowers: Vec<usize> = Vec::new();
+    let in_pool = sets.iter().filter(|set| set.own.is_empty()).count();
     for (i, (set, job)) in sets.iter().zip(uses.iter_mut()).enumerate() {
         let keeps = job.keep(set.own.len(), now);
         if keeps < set.own.len() {
             lent.extend(cores.iter().filter(|cpu| set.own.contains(**cpu)).skip(keeps));
-        } else if job.is_busy(set.own.len()) {
+            continue;
+        }
+        let has = if set.own.is_empty() { set.shared.len() as f64 / in_pool as f64 } else { set.own.len() as f64 };
+        if job.is_busy(has) {
             borrowers.push(i);
         }
     }
@@ -161,10 +165,15 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_the_pool_neither_lend_nor_borrow() {
+    fn a_job_of_the_pool_borrows_and_lends_nothing() {
         let now = Instant::now();
-        let sets = deal(&[0, 1, 2, 3], &[0.8, 0.1, 0.1], &[]);
-        let uses = &mut [using(0.5, now), using(0.5, now), using(0.5, now)];
-        assert_eq!(lend_to(&sets, uses, now + Duration::from_secs(1)), ["", "", ""]);
+        let cores: Vec<u32> = (0..16).collect();
+        let sets = deal(&cores, &[0.94, 0.04, 0.02], &[]);
+        assert_eq!(sets[1].shared.to_string(), "15");
+        let after = now + Duration::from_secs(1);
+        let uses = &mut [using(1.0, now), using(0.8, now), using(0.1, now)];
+        assert_eq!(lend_to(&sets, uses, after), ["", "2-14", ""]);
+        let uses = &mut [using(15.0, now), using(0.1, now), using(0.1, now)];
+        assert_eq!(lend_to(&sets, uses, after), ["", "", ""]);
     }
 }

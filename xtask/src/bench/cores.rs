@@ -11,12 +11,11 @@
 
 use super::lab::Lab;
 use super::median;
-use anyhow::{Context, Result, bail, ensure};
+use super::training::{self, Job};
+use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::io::Write;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
@@ -110,19 +109,6 @@ const EVERY: usize = 10;
 /// The script, so that the benchmark needs no checkout.
 const SCRIPT: &str = include_str!("../../../bench/torch/train.py");
 
-/// What the script prints before its first step.
-const READY: &str = "ready to train";
-
-/// Variables of the caller's shell that would hide what the start does.
-const SHELL_SETTINGS: [&str; 6] = [
-    "OMP_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "GOMP_SPINCOUNT",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "GAINSHARE_INSIDE",
-];
-
 pub(crate) fn run(args: &Args) -> Result<Value> {
     let cores = std::thread::available_parallelism()?.get();
     ensure!(
@@ -193,17 +179,17 @@ impl Bench<'_> {
         self.lab.up(&["--policy", "na"])?;
         for model in Model::ALL {
             const STEPS: usize = 300;
-            let mut job = Job::start(self, "alone", model, STEPS, Start::Tuned)?;
-            ensure!(job.child.wait()?.success(), "a job alone failed: {}", job.tail());
-            let lines = job.into_lines();
-            let times: Vec<Instant> = lines.iter().filter(|l| l.text.contains("loss")).map(|l| l.at).collect();
-            // The first reports come from cold caches.
-            let (first, last) = times.get(4).zip(times.last()).context("a job alone reported nothing")?;
-            let steps = (times.len() - 5) * EVERY;
-            self.pace.push(steps as f64 / last.duration_since(*first).as_secs_f64().max(1e-3));
+            self.pace.push(self.start("alone", model, STEPS, Start::Tuned)?.pace(EVERY)?);
         }
         eprintln!("steps a second alone: vae {:.1}, conv {:.1}", self.pace[0], self.pace[1]);
         self.lab.down()
+    }
+
+    fn start(&self, name: &str, model: Model, steps: usize, start: Start) -> Result<Job> {
+        let flags: &[&str] = if start == Start::Plain { &["--plain"] } else { &[] };
+        let mut command = training::command(&self.lab, &self.args.python, &self.script, name, flags);
+        command.args(model.words()).args(["--every", &EVERY.to_string(), "--steps", &steps.to_string()]);
+        Job::spawn(command)
     }
 
     fn steps(&self, plan: &JobPlan) -> usize {
@@ -257,13 +243,10 @@ impl Bench<'_> {
         let mut traced_s = 0.0;
         while ended_s.iter().any(Option::is_none) && elapsed() < self.args.limit_s {
             if let Some(plan) = plans.get(jobs.len()).filter(|plan| elapsed() >= plan.arrives_s) {
-                jobs.push(Job::start(self, plan.name, plan.model, self.steps(plan), start)?);
+                jobs.push(self.start(plan.name, plan.model, self.steps(plan), start)?);
             }
             for (i, job) in jobs.iter_mut().enumerate() {
-                if ended_s[i].is_none()
-                    && let Some(status) = job.child.try_wait()?
-                {
-                    ensure!(status.success(), "{} failed: {status}\n{}", plans[i].name, job.tail());
+                if ended_s[i].is_none() && job.has_ended()? {
                     ended_s[i] = Some(elapsed());
                 }
             }
@@ -324,83 +307,4 @@ impl Medians {
             makespan_s: over(&|round| round.makespan_s),
         }
     }
-}
-
-struct Line {
-    at: Instant,
-    text: String,
-}
-
-/// A training job that runs, and what it has printed.
-struct Job {
-    child: Child,
-    lines: Arc<Mutex<Vec<Line>>>,
-    reader: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Job {
-    fn start(bench: &Bench<'_>, name: &str, model: Model, steps: usize, start: Start) -> Result<Job> {
-        let mut command = command(&bench.lab, &bench.args.python, &bench.script, name, start);
-        command.args(model.words()).args(["--every", &EVERY.to_string(), "--steps", &steps.to_string()]);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn()?;
-        let output = BufReader::new(child.stdout.take().context("no output")?);
-        let lines = Arc::new(Mutex::new(Vec::new()));
-        let kept = lines.clone();
-        let reader = std::thread::spawn(move || {
-            for text in output.lines().map_while(Result::ok) {
-                kept.lock().unwrap_or_else(PoisonError::into_inner).push(Line { at: Instant::now(), text });
-            }
-        });
-        Ok(Job { child, lines, reader: Some(reader) })
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Line>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// When the job began to train, in seconds after `began`.
-    fn ready_s(&self, began: Instant) -> Option<f64> {
-        let lines = self.lock();
-        let ready = lines.iter().find(|line| line.text.contains(READY))?;
-        Some(ready.at.duration_since(began).as_secs_f64())
-    }
-
-    fn tail(&self) -> String {
-        let lines = self.lock();
-        lines.iter().rev().take(20).rev().map(|line| line.text.clone() + "\n").collect()
-    }
-
-    /// All lines of a job that has ended.
-    fn into_lines(mut self) -> Vec<Line> {
-        if let Some(reader) = self.reader.take() {
-            let _ = reader.join();
-        }
-        std::mem::take(&mut *self.lock())
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        // A job that has ended is reaped already and gets no signal.
-        if let Ok(None) = self.child.try_wait() {
-            let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
-            // `gainshare run` passes the signal on to its job.
-            let _ = nix::sys::signal::kill(pid, nix::sys::signal::SIGTERM);
-            let _ = self.child.wait();
-        }
-    }
-}
-
-/// `gainshare run` in front of the script.
-fn command(lab: &Lab, python: &Path, script: &Path, name: &str, start: Start) -> Command {
-    let mut command = lab.gainshare();
-    for name in SHELL_SETTINGS {
-        command.env_remove(name);
-    }
-    command.args(["run", "--require-daemon", "--name", name]);
-    if start == Start::Plain {
-        command.arg("--plain");
-    }
-    command.arg("--").arg(python).arg(script);
-    command
 }

@@ -7,12 +7,14 @@ mod build;
 mod cores;
 mod daemon;
 mod gpu;
+mod gpu_gain;
 mod inside;
 mod kube;
 mod kube_move;
 pub(crate) mod lab;
 mod threads;
 mod torch;
+mod training;
 
 use crate::sh;
 use anyhow::{Context, Result};
@@ -45,7 +47,8 @@ enum What {
     Threads(threads::Args),
     /// Three and six PyTorch jobs on a machine with at least eight cores, under several policies.
     Cores(cores::Args),
-    /// Two jobs that each fill a GPU, the second one paced. Needs an NVIDIA GPU, PyTorch and JAX.
+    /// Two jobs that each fill a GPU, the second one paced, and three jobs by gain. Needs an NVIDIA GPU, PyTorch and
+    /// JAX.
     Gpu(gpu::Args),
     /// What the library inside jobs costs: the start of /bin/true, the speed of an OpenMP loop, its size.
     Inside(inside::Args),

@@ -85,6 +85,7 @@ impl Driver {
             deadline: self.deadline_info(job),
             cpu_cores: job.progress.meter.cores().filter(|_| running),
             whole_cores: job.in_force.as_ref().and_then(|limits| limits.team).filter(|_| running),
+            gpu_share: job.gpu.share.filter(|_| running),
             memory_bytes: job.progress.meter.memory_bytes().filter(|_| running),
             reason: self.why(job),
             notes,
@@ -159,6 +160,7 @@ impl Driver {
             self.runtimes.notes.iter().filter(|(kind, _)| *kind == job.record.spec.runtime).map(|(_, n)| n.clone()),
         );
         notes.extend(self.inside_note(id));
+        notes.extend(job.gpu.note());
         notes.sort();
         notes.dedup();
         Ok(Explanation {

@@ -6,6 +6,7 @@
 //! if none of this attempt announced that it forks (see [`crate::jobdir`]).
 
 use super::Driver;
+use super::gpu::GpuUse;
 use super::intake::disk_refusal;
 use super::page::JobPage;
 use super::runtimes::{first_cpus, kind_name};
@@ -64,6 +65,7 @@ impl Driver {
             job.record = record;
             job.heard = now;
             job.page = JobPage::Unknown;
+            job.gpu = GpuUse::default();
         }
         self.begin_watching(id);
         if !attached && let Err(why) = self.spawn_supervisor(id, &order) {
