@@ -64,6 +64,20 @@ pub(crate) fn deal(cores: &[u32], claims: &[f64], held: &[CoreSet]) -> Vec<CoreS
     hand_out(cores, &seats(cores.len(), &wanted), held)
 }
 
+/// The weight of each job, as a part of the whole: equal on all cores, so that a job with few cores loses none of
+/// them to other programs of the machine. The kernel spreads the weight of all jobs over the cores by the weights of
+/// the jobs there: a small share as the weight of a job with a core of its own would leave it next to nothing there.
+/// On shared cores the claims decide.
+pub(crate) fn weights(cores: usize, claims: &[f64], sets: &[CoreSet]) -> Vec<f64> {
+    let sharing: f64 = sets.iter().zip(claims).filter(|(set, _)| !set.shared.is_empty()).map(|(_, c)| c.max(0.0)).sum();
+    let sharers = sets.iter().filter(|set| !set.shared.is_empty()).count().max(1) as f64;
+    let weight = |(set, claim): (&CoreSet, &f64)| {
+        let part = if sharing > 0.0 { claim.max(0.0) / sharing } else { 1.0 / sharers };
+        (set.own.len() as f64 + part * set.shared.len() as f64) / cores.max(1) as f64
+    };
+    sets.iter().zip(claims).map(weight).collect()
+}
+
 /// What jobs have, as read from their lists of CPUs: a core in several lists is shared. A list of all cores is that
 /// of a job that no deal has reached.
 #[cfg(feature = "docker")]
@@ -306,6 +320,18 @@ mod tests {
         assert_eq!(deal_new(4, &[1.0]), ["0-3"]);
         // Claims beyond the whole are scaled down.
         assert_eq!(deal_new(4, &[1.0, 1.0]), ["0-1", "2-3"]);
+    }
+
+    #[test]
+    fn every_core_has_the_same_weight() {
+        let all: Vec<u32> = (0..16).collect();
+        let weights_of = |claims: &[f64]| weights(16, claims, &deal(&all, claims, &[]));
+        assert_eq!(weights_of(&[0.5, 0.5]), [0.5, 0.5]);
+        // The job with half a percent has a core of its own: a sixteenth.
+        assert_eq!(weights_of(&[0.995, 0.005]), [15.0 / 16.0, 1.0 / 16.0]);
+        let pool = weights_of(&[0.96, 0.03, 0.01]);
+        assert!((pool[1] - 0.75 / 16.0).abs() < 1e-12 && (pool[2] - 0.25 / 16.0).abs() < 1e-12, "{pool:?}");
+        assert_eq!(weights(4, &[0.0, 0.0], &deal(&[0], &[0.0, 0.0], &[])), [0.125, 0.125]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::traffic::Traffic;
 use crate::cgroup::file::BUFFER_BYTES;
 use crate::cgroup::limits::{self, GroupLimits, KernelFeatures, WriteRecord};
 use crate::cgroup::{BaseGroup, Controller, CpuList, Group, Hierarchy};
-use crate::cores::{CoreSet, deal};
+use crate::cores::{CoreSet, deal, weights};
 use crate::lending::{CoreUse, lend};
 use crate::machine::page_bytes;
 use crate::{AppliedLimits, Capacity, Counters, JobHandle, LimitMode, RuntimeError};
@@ -59,6 +59,8 @@ struct Job {
 struct DealtCores {
     set: CoreSet,
     borrowed: CpuList,
+    /// The part of the whole that the job's cores are.
+    weight: f64,
 }
 
 impl DealtCores {
@@ -269,13 +271,14 @@ impl CgroupJobs {
         let claims: Vec<f64> = live.iter().map(|(claim, _)| *claim).collect();
         let held: Vec<CoreSet> = live.iter().map(|(_, job)| job.cores.clone()).collect();
         let sets = deal(&cores, &claims, &held);
+        let weights = weights(cores.len(), &claims, &sets);
         let mut uses: Vec<&mut CoreUse> = live.iter_mut().map(|(_, job)| &mut job.core_use).collect();
         let borrowed = lend(&cores, &sets, &claims, &mut uses, now);
         let mut dealt: BTreeMap<String, DealtCores> = BTreeMap::new();
-        for (((_, mut job), set), borrowed) in live.into_iter().zip(sets).zip(borrowed) {
+        for ((((_, mut job), set), borrowed), weight) in live.into_iter().zip(sets).zip(borrowed).zip(weights) {
             let key = job.group.key().to_owned();
             job.cores = set.clone();
-            dealt.insert(key.clone(), DealtCores { set, borrowed });
+            dealt.insert(key.clone(), DealtCores { set, borrowed, weight });
             self.jobs.insert(key, job);
         }
         wanted.iter().map(|(handle, _)| dealt.remove(&handle.key).filter(|d| !d.all().is_empty())).collect()
@@ -298,12 +301,13 @@ impl CgroupJobs {
         let mut notes = self.notes.clone();
         notes.extend(cores.as_ref().map(DealtCores::note));
         let team = cores.as_ref().map(DealtCores::team);
+        let share = cores.as_ref().map_or(target.share.cpu.get(), |cores| cores.weight);
         let job = self.job_mut(handle)?;
         let below_whole = |limit: f64| (limit < WHOLE).then_some(limit);
         let asked = below_whole(target.limit.memory.get()).map(|l| (l * capacity.memory_bytes as f64) as u64);
         job.memory_asked_bytes = asked;
         job.wanted = GroupLimits {
-            cpu_share: (mode != LimitMode::Quota).then(|| target.share.cpu.get()),
+            cpu_share: (mode != LimitMode::Quota).then_some(share),
             cpu_cap_cores: match mode {
                 LimitMode::Quota => below_whole(target.limit.cpu.get()).map(|l| l * capacity.cores),
                 LimitMode::Weight | LimitMode::Cores => None,
