@@ -172,6 +172,49 @@ fn one_synchronous_worker_has_the_losses_of_the_ordinary_trainer() {
     }
 }
 
+/// All tasks are stopped, started again, stopped again; the losses are those of a run that was never stopped.
+#[test]
+fn a_stopped_job_of_two_workers_resumes_exactly() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = {
+        let job = Job { steps: 400, mode: "sync", workers: 2, checkpoints: None };
+        let (_tasks, addresses) = job.servers(2);
+        let mut first = job.worker(0, &addresses);
+        let _second = job.worker(1, &addresses);
+        first.rest()
+    };
+    assert_eq!(whole.len(), 400);
+    assert_ne!(whole, ordinary(400), "the second worker's gradients count");
+    let job = Job { steps: 400, mode: "sync", workers: 2, checkpoints: Some(dir.path()) };
+    let mut lines = vec![];
+    for stop_after in [Some(17), Some(12), None] {
+        let (mut tasks, addresses) = job.servers(2);
+        let mut workers = [job.worker(0, &addresses), job.worker(1, &addresses)];
+        match stop_after {
+            Some(count) => {
+                lines.extend((0..count).map(|_| workers[0].report()));
+                tasks.iter_mut().for_each(|task| task.end(Signal::SIGTERM));
+                tasks.iter().for_each(|task| drop(task.wait_for("stopped by SIGTERM")));
+                workers.iter_mut().for_each(|task| task.end(Signal::SIGTERM));
+                lines.extend(workers[0].rest());
+            }
+            None => {
+                lines.extend(workers[0].rest());
+                workers.iter_mut().for_each(|task| assert!(task.wait().success(), "{}", task.messages()));
+            }
+        }
+    }
+    // Steps after the newest common checkpoint are taken twice.
+    for line in &lines {
+        assert!(whole.contains(line), "{line} is not in the uninterrupted run");
+    }
+    // The report of the last step before a stop may be missing: the servers saved the step, and the worker was stopped
+    // before it could read the result.
+    let missing = whole.iter().filter(|line| !lines.contains(line)).count();
+    assert!(missing <= 2, "{missing} steps are missing");
+    assert_eq!(lines.last(), whole.last());
+}
+
 /// A worker dies, another one joins: every step is reported once, in order, and the servers are never set back.
 #[test]
 fn workers_that_die_and_join_cost_no_step() {
@@ -186,7 +229,9 @@ fn workers_that_die_and_join_cost_no_step() {
         let mut other = job.worker(index, &addresses);
         reports.extend((0..20).map(|_| first.report()));
         other.end(if index == 3 { Signal::SIGKILL } else { Signal::SIGTERM });
-        assert!(index == 3 || other.messages().contains("steps in"), "{}", other.messages());
+        if index != 3 {
+            other.wait_for("steps in");
+        }
     }
     let steps: Vec<u64> = reports.iter().map(|line| step_of(line)).collect();
     assert_eq!(steps, (1..=steps.len() as u64).collect::<Vec<_>>());
@@ -277,16 +322,14 @@ fn bad_bytes_cost_only_their_connection() {
         &[0; 4096],
     ] {
         let mut stream = TcpStream::connect(&addresses[0]).unwrap();
-        stream.write_all(bytes).unwrap();
-        stream.shutdown(std::net::Shutdown::Write).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut answer = vec![];
-        // The server closes the connection; unread bytes may turn the end into a reset.
-        let _ = stream.read_to_end(&mut answer);
+        // The server closes the connection; unread bytes may turn the end into a reset, also before all is written.
+        let _ = stream.write_all(bytes).and_then(|()| stream.shutdown(std::net::Shutdown::Write));
+        let _ = stream.read_to_end(&mut vec![]);
     }
     assert_eq!(worker.rest().len(), 399, "{}", worker.messages());
     assert!(worker.wait().success() && servers[0].wait().success());
-    assert!(servers[0].messages().contains("give both the same options"), "{}", servers[0].messages());
+    servers[0].wait_for("give both the same options");
 }
 
 /// Tasks that get everything from TF_CONFIG, in the full and in the sparse form.

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 
 use super::cluster::Task;
 use super::part::Part;
-use super::wire::{Hello, Reply, Request, WireError};
+use super::wire::{Hello, Reply, Request, Survey, WireError};
 use super::{Mode, PsArgs, settings};
 use crate::args::Resume;
 use crate::checkpoint::{CheckpointError, Store};
@@ -122,9 +122,12 @@ impl Shared {
     }
 
     /// Waits until the server has an answer to a pull.
-    fn wait_for_parameters(&self, above: Option<u64>) -> Reply {
+    fn wait_for_parameters(&self, generation: u64, above: Option<u64>) -> Reply {
         let mut state = self.lock();
         loop {
+            if state.generation != generation {
+                return Reply::Stale;
+            }
             if above.is_none_or(|above| state.step() > above) || state.finished() {
                 return state.parameters();
             }
@@ -168,21 +171,25 @@ impl Connection {
                         }
                     }
                 }
-                (Request::Pull { above }, Some(_)) => Some(shared.wait_for_parameters(above)),
-                (Request::Push { step, gradient }, Some(worker)) => {
+                (Request::Survey, Some(_)) => {
+                    let survey = shared.lock().survey().map_err(|error| io::Error::other(error.to_string()))?;
+                    Some(Reply::Survey(survey))
+                }
+                (Request::Pull { generation, above }, Some(_)) => Some(shared.wait_for_parameters(generation, above)),
+                (Request::Push { generation, step, gradient }, Some(worker)) => {
                     if gradient.len() != values || gradient.iter().any(|value| !value.is_finite()) {
                         return Err(io::Error::other("its gradient has the wrong length or is not finite").into());
                     }
-                    shared.lock().answer(worker, self.number, step, Answer::Gradient(gradient))?;
+                    shared.lock().answer(worker, self.number, generation, step, Answer::Gradient(gradient))?;
                     None
                 }
-                (Request::Skip { step }, Some(worker)) => {
-                    shared.lock().answer(worker, self.number, step, Answer::Skip)?;
+                (Request::Skip { generation, step }, Some(worker)) => {
+                    shared.lock().answer(worker, self.number, generation, step, Answer::Skip)?;
                     None
                 }
-                (Request::Rollback { step }, Some(_)) => {
-                    shared.lock().go_back(step).map_err(|error| io::Error::other(format!("{error:#}")))?;
-                    Some(Reply::RolledBack { step })
+                (Request::Rollback { generation, step }, Some(_)) => {
+                    let reply = shared.lock().begin_generation(generation, step);
+                    Some(reply.map_err(|error| io::Error::other(format!("{error:#}")))?)
                 }
                 _ => return Err(WireError::NoMessage),
             };
@@ -220,6 +227,9 @@ struct ServerState {
     checkpoint_every: u64,
     saved_at: Option<u64>,
     members: BTreeMap<u32, Member>,
+    /// How often the servers have gone back to a common step, and the step after which this generation began.
+    generation: u64,
+    generation_began_at: u64,
     connections: usize,
     /// The first step waits for so many workers, but not longer than the timeout after the first has come.
     expected_workers: usize,
@@ -255,6 +265,8 @@ impl ServerState {
             checkpoint_every: args.train.checkpoint_every,
             saved_at: None,
             members: BTreeMap::new(),
+            generation: 0,
+            generation_began_at: 0,
             connections: 0,
             expected_workers: task.expected_workers as usize,
             start_timeout: Duration::from_secs(args.worker_timeout),
@@ -326,13 +338,17 @@ impl ServerState {
         }
         self.first_join.get_or_insert_with(Instant::now);
         self.members.insert(hello.worker, Member { connection, answer: None });
+        Ok(Reply::Survey(self.survey()?))
+    }
+
+    fn survey(&self) -> Result<Survey, CheckpointError> {
         let mut restorable = vec![0, self.step()];
         if let Some(store) = &self.store {
             restorable.extend(store.steps()?);
         }
         restorable.sort_unstable();
         restorable.dedup();
-        Ok(Reply::Welcome { restorable })
+        Ok(Survey { generation: self.generation, restorable })
     }
 
     fn remove(&mut self, worker: u32, connection: u64) {
@@ -342,9 +358,10 @@ impl ServerState {
         }
     }
 
-    /// Takes a worker's answer for the step after `step`.
-    fn answer(&mut self, worker: u32, connection: u64, step: u64, answer: Answer) -> io::Result<()> {
-        if self.finished() {
+    /// Takes a worker's answer for the step after `step`. An answer of another generation has no effect; the reply to
+    /// the worker's next pull tells the worker.
+    fn answer(&mut self, worker: u32, connection: u64, generation: u64, step: u64, answer: Answer) -> io::Result<()> {
+        if self.finished() || generation != self.generation {
             return Ok(());
         }
         if self.mode == Mode::Async {
@@ -424,13 +441,23 @@ impl ServerState {
         Ok(())
     }
 
-    /// Goes back to the state after `step`. To stay where it is only clears the skips.
+    /// Begins a newer generation with the state after `step`. Several workers may ask for the same generation: the
+    /// first request counts. A worker that asks for another state, or for an older generation, is stale.
+    fn begin_generation(&mut self, generation: u64, step: u64) -> Result<Reply> {
+        if generation <= self.generation {
+            let is_same = (generation, step) == (self.generation, self.generation_began_at);
+            return Ok(if is_same { Reply::RolledBack } else { Reply::Stale });
+        }
+        self.go_back(step)?;
+        (self.generation, self.generation_began_at) = (generation, step);
+        self.members.values_mut().for_each(|member| member.answer = None);
+        Ok(Reply::RolledBack)
+    }
+
+    /// Goes back to the state after `step`.
     fn go_back(&mut self, step: u64) -> Result<()> {
         let before = self.step();
         if step == before {
-            if self.all_skipped() {
-                self.members.values_mut().for_each(|member| member.answer = None);
-            }
             return Ok(());
         }
         let saved = match &mut self.store {
@@ -444,7 +471,6 @@ impl ServerState {
             None => bail!("server {} has no checkpoint of step {step}", self.index),
         }
         self.saved_at = Some(step);
-        self.members.values_mut().for_each(|member| member.answer = None);
         let (index, lost) = (self.index, before.saturating_sub(step));
         print_message(format_args!("server {index} went back from step {before} to {step}: {lost} steps lost"));
         Ok(())

@@ -37,25 +37,41 @@ pub(crate) struct Hello {
     pub(crate) settings: BTreeMap<String, String>,
 }
 
-/// What a worker sends. Only a greeting, a pull and a rollback are answered.
+/// What a server reports about itself to a worker that joins, or that must find a common step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Survey {
+    /// How often the servers have gone back, as far as this server knows. A request of another generation has no
+    /// effect.
+    pub(crate) generation: u64,
+    /// The steps after which the server can restore its state.
+    pub(crate) restorable: Vec<u64>,
+}
+
+/// What a worker sends. A push and a skip are not answered.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Request {
     Hello(Hello),
+    /// Asks for the server's survey.
+    Survey,
     /// Asks for the parameters, once the server has taken more than `above` steps.
     Pull {
+        generation: u64,
         above: Option<u64>,
     },
     /// The gradient for the step after `step`.
     Push {
+        generation: u64,
         step: u64,
         gradient: Vec<f32>,
     },
     /// This worker has no gradient for the step after `step`.
     Skip {
+        generation: u64,
         step: u64,
     },
-    /// Go back to the state after `step`.
+    /// Go back to the state after `step`, as the beginning of this generation.
     Rollback {
+        generation: u64,
         step: u64,
     },
 }
@@ -63,10 +79,8 @@ pub(crate) enum Request {
 /// What a server answers.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Reply {
-    /// The worker is live from now on. The server can restore the state after each of these steps.
-    Welcome {
-        restorable: Vec<u64>,
-    },
+    /// The worker is live.
+    Survey(Survey),
     /// The connection ends, for this reason.
     Refused(String),
     Parameters {
@@ -78,9 +92,10 @@ pub(crate) enum Reply {
     AllSkipped {
         step: u64,
     },
-    RolledBack {
-        step: u64,
-    },
+    /// The server is at the beginning of the generation that the worker asked for.
+    RolledBack,
+    /// The server is of another generation than the request: the worker must ask for the surveys.
+    Stale,
 }
 
 const HELLO: u8 = 1;
@@ -88,11 +103,13 @@ const PULL: u8 = 2;
 const PUSH: u8 = 3;
 const SKIP: u8 = 4;
 const ROLLBACK: u8 = 5;
-const WELCOME: u8 = 65;
+const ASK_SURVEY: u8 = 6;
+const SURVEY: u8 = 65;
 const REFUSED: u8 = 66;
 const PARAMETERS: u8 = 67;
 const ALL_SKIPPED: u8 = 68;
 const ROLLED_BACK: u8 = 69;
+const STALE: u8 = 70;
 
 /// Stands for "no step" in a pull.
 const NO_STEP: u64 = u64::MAX;
@@ -115,9 +132,11 @@ fn read_frame(stream: &mut impl Read, values: usize) -> Result<Option<Frame>, Wi
     let kind = header[4];
     let bytes = u32::from_le_bytes([header[5], header[6], header[7], header[8]]) as usize;
     let limit = match kind {
-        HELLO | WELCOME | REFUSED => MAX_TEXT_BYTES,
-        PULL | SKIP | ROLLBACK | ALL_SKIPPED | ROLLED_BACK => 8,
-        PUSH => 8 + 4 * values,
+        HELLO | SURVEY | REFUSED => MAX_TEXT_BYTES,
+        ASK_SURVEY | ROLLED_BACK | STALE => 0,
+        ALL_SKIPPED => 8,
+        PULL | SKIP | ROLLBACK => 16,
+        PUSH => 16 + 4 * values,
         PARAMETERS => 9 + 4 * values,
         _ => return Err(WireError::NoMessage),
     };
@@ -141,8 +160,9 @@ fn write_frame(stream: &mut impl Write, kind: u8, parts: &[&[u8]]) -> io::Result
 }
 
 impl Frame {
-    fn step(&self) -> Result<u64, WireError> {
-        let bytes = self.body.get(..8).and_then(|bytes| bytes.try_into().ok());
+    /// The whole number at this byte.
+    fn number(&self, from: usize) -> Result<u64, WireError> {
+        let bytes = self.body.get(from..from + 8).and_then(|bytes| bytes.try_into().ok());
         bytes.map(u64::from_le_bytes).ok_or(WireError::Body { kind: self.kind })
     }
 
@@ -162,8 +182,13 @@ fn value_bytes(values: &[f32]) -> Vec<u8> {
 }
 
 /// The frame of a push, without a copy of the gradient into a [`Request`] first.
-pub(crate) fn write_push(stream: &mut impl Write, step: u64, gradient: &[f32]) -> io::Result<()> {
-    write_frame(stream, PUSH, &[&step.to_le_bytes(), &value_bytes(gradient)])
+pub(crate) fn write_push(stream: &mut impl Write, generation: u64, step: u64, gradient: &[f32]) -> io::Result<()> {
+    write_frame(stream, PUSH, &[&generation.to_le_bytes(), &step.to_le_bytes(), &value_bytes(gradient)])
+}
+
+/// A frame of a generation and a step.
+fn write_step(stream: &mut impl Write, kind: u8, generation: u64, step: u64) -> io::Result<()> {
+    write_frame(stream, kind, &[&generation.to_le_bytes(), &step.to_le_bytes()])
 }
 
 impl Request {
@@ -173,10 +198,11 @@ impl Request {
                 let text = serde_json::to_vec(hello).map_err(io::Error::other)?;
                 write_frame(stream, HELLO, &[&text])
             }
-            Request::Pull { above } => write_frame(stream, PULL, &[&above.unwrap_or(NO_STEP).to_le_bytes()]),
-            Request::Push { step, gradient } => write_push(stream, *step, gradient),
-            Request::Skip { step } => write_frame(stream, SKIP, &[&step.to_le_bytes()]),
-            Request::Rollback { step } => write_frame(stream, ROLLBACK, &[&step.to_le_bytes()]),
+            Request::Survey => write_frame(stream, ASK_SURVEY, &[]),
+            Request::Pull { generation, above } => write_step(stream, PULL, *generation, above.unwrap_or(NO_STEP)),
+            Request::Push { generation, step, gradient } => write_push(stream, *generation, *step, gradient),
+            Request::Skip { generation, step } => write_step(stream, SKIP, *generation, *step),
+            Request::Rollback { generation, step } => write_step(stream, ROLLBACK, *generation, *step),
         }
     }
 
@@ -185,10 +211,14 @@ impl Request {
         let Some(frame) = read_frame(stream, values)? else { return Ok(None) };
         Ok(Some(match frame.kind {
             HELLO => Request::Hello(frame.json()?),
-            PULL => Request::Pull { above: Some(frame.step()?).filter(|step| *step != NO_STEP) },
-            PUSH => Request::Push { step: frame.step()?, gradient: frame.values(8)? },
-            SKIP => Request::Skip { step: frame.step()? },
-            ROLLBACK => Request::Rollback { step: frame.step()? },
+            ASK_SURVEY => Request::Survey,
+            PULL => {
+                let above = Some(frame.number(8)?).filter(|step| *step != NO_STEP);
+                Request::Pull { generation: frame.number(0)?, above }
+            }
+            PUSH => Request::Push { generation: frame.number(0)?, step: frame.number(8)?, gradient: frame.values(16)? },
+            SKIP => Request::Skip { generation: frame.number(0)?, step: frame.number(8)? },
+            ROLLBACK => Request::Rollback { generation: frame.number(0)?, step: frame.number(8)? },
             _ => return Err(WireError::NoMessage),
         }))
     }
@@ -197,16 +227,17 @@ impl Request {
 impl Reply {
     pub(crate) fn write(&self, stream: &mut impl Write) -> io::Result<()> {
         match self {
-            Reply::Welcome { restorable } => {
-                let text = serde_json::to_vec(restorable).map_err(io::Error::other)?;
-                write_frame(stream, WELCOME, &[&text])
+            Reply::Survey(survey) => {
+                let text = serde_json::to_vec(survey).map_err(io::Error::other)?;
+                write_frame(stream, SURVEY, &[&text])
             }
             Reply::Refused(why) => write_frame(stream, REFUSED, &[why.as_bytes()]),
             Reply::Parameters { step, finished, values } => {
                 write_frame(stream, PARAMETERS, &[&step.to_le_bytes(), &[u8::from(*finished)], &value_bytes(values)])
             }
             Reply::AllSkipped { step } => write_frame(stream, ALL_SKIPPED, &[&step.to_le_bytes()]),
-            Reply::RolledBack { step } => write_frame(stream, ROLLED_BACK, &[&step.to_le_bytes()]),
+            Reply::RolledBack => write_frame(stream, ROLLED_BACK, &[]),
+            Reply::Stale => write_frame(stream, STALE, &[]),
         }
     }
 
@@ -214,14 +245,15 @@ impl Reply {
     pub(crate) fn read(stream: &mut impl Read, values: usize) -> Result<Option<Reply>, WireError> {
         let Some(frame) = read_frame(stream, values)? else { return Ok(None) };
         Ok(Some(match frame.kind {
-            WELCOME => Reply::Welcome { restorable: frame.json()? },
+            SURVEY => Reply::Survey(frame.json()?),
             REFUSED => Reply::Refused(String::from_utf8_lossy(&frame.body).into_owned()),
             PARAMETERS => {
                 let finished = *frame.body.get(8).ok_or(WireError::Body { kind: frame.kind })? != 0;
-                Reply::Parameters { step: frame.step()?, finished, values: frame.values(9)? }
+                Reply::Parameters { step: frame.number(0)?, finished, values: frame.values(9)? }
             }
-            ALL_SKIPPED => Reply::AllSkipped { step: frame.step()? },
-            ROLLED_BACK => Reply::RolledBack { step: frame.step()? },
+            ALL_SKIPPED => Reply::AllSkipped { step: frame.number(0)? },
+            ROLLED_BACK => Reply::RolledBack,
+            STALE => Reply::Stale,
             _ => return Err(WireError::NoMessage),
         }))
     }
@@ -236,11 +268,12 @@ mod tests {
         let hello = Hello { worker: 3, server: 1, servers: 2, settings: BTreeMap::from([("a".into(), "b".into())]) };
         for request in [
             Request::Hello(hello),
-            Request::Pull { above: None },
-            Request::Pull { above: Some(0) },
-            Request::Push { step: 7, gradient: vec![1.0, f32::MIN_POSITIVE, -0.0] },
-            Request::Skip { step: 8 },
-            Request::Rollback { step: 9 },
+            Request::Survey,
+            Request::Pull { generation: 1, above: None },
+            Request::Pull { generation: 2, above: Some(0) },
+            Request::Push { generation: 3, step: 7, gradient: vec![1.0, f32::MIN_POSITIVE, -0.0] },
+            Request::Skip { generation: 4, step: 8 },
+            Request::Rollback { generation: 5, step: 9 },
         ] {
             let mut bytes = Vec::new();
             request.write(&mut bytes).unwrap();
@@ -250,11 +283,12 @@ mod tests {
             }
         }
         for reply in [
-            Reply::Welcome { restorable: vec![0, 50] },
+            Reply::Survey(Survey { generation: 6, restorable: vec![0, 50] }),
             Reply::Refused("because".to_owned()),
             Reply::Parameters { step: 4, finished: true, values: vec![0.5; 3] },
             Reply::AllSkipped { step: 5 },
-            Reply::RolledBack { step: 6 },
+            Reply::RolledBack,
+            Reply::Stale,
         ] {
             let mut bytes = Vec::new();
             reply.write(&mut bytes).unwrap();
@@ -266,8 +300,8 @@ mod tests {
     #[test]
     fn a_body_that_is_too_long_is_rejected_before_it_is_read() {
         let mut bytes = Vec::new();
-        write_push(&mut bytes, 0, &[0.0; 4]).unwrap();
-        assert!(matches!(Request::read(&mut bytes.as_slice(), 3), Err(WireError::TooLong { limit: 20, .. })));
+        write_push(&mut bytes, 0, 0, &[0.0; 4]).unwrap();
+        assert!(matches!(Request::read(&mut bytes.as_slice(), 3), Err(WireError::TooLong { limit: 28, .. })));
         let mut huge = MARK.to_vec();
         huge.extend([HELLO, 255, 255, 255, 255]);
         assert!(matches!(Request::read(&mut huge.as_slice(), 3), Err(WireError::TooLong { .. })));

@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 use nix::sys::signal::Signal;
 
 use super::cluster::{Role, Task};
-use super::wire::{Hello, Reply, Request, WireError, write_push};
+use super::wire::{Hello, Reply, Request, Survey, WireError, write_push};
 use super::{Mode, PsArgs, part, settings};
 use crate::report::Progress;
 use crate::run::{Output, print_message, stopped_code};
@@ -138,20 +138,10 @@ impl<'a> Worker<'a> {
 
     /// Joins the servers and trains until all steps are taken.
     fn train(&mut self, args: &PsArgs) -> Result<(), LinkError> {
-        let (mut links, restorable) = self.join(args)?;
-        let mut heads = self.pull_all(&mut links, None)?;
-        if self.mode == Mode::Sync {
-            self.align(&mut links, &mut heads, &restorable)?;
-        }
+        let (mut links, surveys) = self.join(args)?;
+        let (mut generation, mut heads) = self.agree(&mut links, surveys)?;
         let mut step = lowest(&heads);
-        if let (Some(seen), Some(_)) = (self.seen_step, &self.output)
-            && step < seen
-        {
-            let lost = seen - step;
-            print_message(format_args!(
-                "the servers were at step {seen} and continue after step {step}: {lost} steps lost"
-            ));
-        }
+        self.print_lost_steps(step);
         let mut reported = step;
         loop {
             self.seen_step = Some(step);
@@ -164,12 +154,15 @@ impl<'a> Worker<'a> {
             self.replica.set_flat_parameters(step, &self.row);
             let (gradient, norm) = self.replica.flat_gradient(&self.stream)?;
             for ((link, range), head) in links.iter_mut().zip(&self.ranges).zip(&heads) {
-                link.send(|stream| write_push(stream, head.step, &gradient[range.clone()]))?;
+                link.send(|stream| write_push(stream, generation, head.step, &gradient[range.clone()]))?;
             }
             let above = (self.mode == Mode::Sync).then_some(step);
-            heads = self.pull_all(&mut links, above)?;
-            if self.mode == Mode::Sync && heads.iter().any(|head| head.skipped || head.step != heads[0].step) {
-                self.align(&mut links, &mut heads, &restorable)?;
+            heads = self.pull_all(&mut links, generation, above)?;
+            if !self.align(&mut links, &mut heads, generation)? {
+                let surveys = ask_surveys(&mut links)?;
+                (generation, heads) = self.agree(&mut links, surveys)?;
+                self.print_lost_steps(lowest(&heads));
+                reported = reported.min(lowest(&heads));
             }
             step = lowest(&heads);
             self.session_steps += 1;
@@ -179,6 +172,18 @@ impl<'a> Worker<'a> {
                 self.report(step, norm)?;
                 reported = step;
             }
+        }
+    }
+
+    /// The reporting worker prints how far the servers went back behind the newest step that it has seen.
+    fn print_lost_steps(&self, step: u64) {
+        if let (Some(seen), Some(_)) = (self.seen_step, &self.output)
+            && step < seen
+        {
+            let lost = seen - step;
+            print_message(format_args!(
+                "the servers were at step {seen} and continue after step {step}: {lost} steps lost"
+            ));
         }
     }
 
@@ -203,30 +208,26 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Connects to all servers and greets them; this worker is live on all of them afterwards. Also returns the
-    /// steps that each server can restore.
-    fn join(&self, args: &PsArgs) -> Result<(Vec<Link>, Vec<Vec<u64>>), LinkError> {
+    /// Connects to all servers and greets them; this worker is live on all of them afterwards.
+    fn join(&self, args: &PsArgs) -> Result<(Vec<Link>, Vec<Survey>), LinkError> {
         let servers = &self.task.servers;
         let mut links = Vec::new();
-        let mut restorable = Vec::new();
+        let mut surveys = Vec::new();
         for (index, address) in servers.iter().enumerate() {
             let mut link = Link::connect(index, address, self.ranges[index].len())?;
             let (worker, settings) = (self.id, settings(args));
             let hello = Hello { worker, server: index as u32, servers: servers.len() as u32, settings };
             link.send(|stream| Request::Hello(hello).write(stream))?;
-            match link.receive()? {
-                Reply::Welcome { restorable: steps } => restorable.push(steps),
-                _ => return Err(link.lost(WireError::NoMessage)),
-            }
+            surveys.push(link.receive_survey()?);
             links.push(link);
         }
-        Ok((links, restorable))
+        Ok((links, surveys))
     }
 
     /// Reads all parts into the row, and returns where each server is.
-    fn pull_all(&mut self, links: &mut [Link], above: Option<u64>) -> Result<Vec<Head>, LinkError> {
+    fn pull_all(&mut self, links: &mut [Link], generation: u64, above: Option<u64>) -> Result<Vec<Head>, LinkError> {
         for link in &mut *links {
-            link.send(|stream| Request::Pull { above }.write(stream))?;
+            link.send(|stream| Request::Pull { generation, above }.write(stream))?;
         }
         (0..links.len()).map(|index| self.receive_part(&mut links[index], index)).collect()
     }
@@ -235,39 +236,73 @@ impl<'a> Worker<'a> {
         match link.receive()? {
             Reply::Parameters { step, finished, values } if values.len() == self.ranges[index].len() => {
                 self.row[self.ranges[index].clone()].copy_from_slice(&values);
-                Ok(Head { step, finished, skipped: false })
+                Ok(Head { step, finished, is_lost: false })
             }
-            Reply::AllSkipped { step } => Ok(Head { step, finished: false, skipped: true }),
+            Reply::AllSkipped { step } => Ok(Head { step, finished: false, is_lost: true }),
+            Reply::Stale => Ok(Head { step: 0, finished: false, is_lost: true }),
             _ => Err(link.lost(WireError::NoMessage)),
         }
     }
 
-    /// Brings all servers to the same step; see the module documentation of [`super`].
-    fn align(&mut self, links: &mut [Link], heads: &mut Vec<Head>, restorable: &[Vec<u64>]) -> Result<(), LinkError> {
+    /// Brings all servers to the same generation and the same step; see the module documentation of [`super`].
+    /// This worker stays live on all servers meanwhile, so that no server takes a step without it.
+    fn agree(&mut self, links: &mut [Link], mut surveys: Vec<Survey>) -> Result<(u64, Vec<Head>), LinkError> {
         loop {
-            if heads.iter().any(|head| head.skipped) {
-                let lowest = lowest(heads);
-                let common = |step: &&u64| **step <= lowest && restorable.iter().all(|steps| steps.contains(step));
-                let target = restorable.first().and_then(|steps| steps.iter().rev().find(common)).copied().unwrap_or(0);
-                for link in &mut *links {
-                    link.send(|stream| Request::Rollback { step: target }.write(stream))?;
-                    match link.receive()? {
-                        Reply::RolledBack { .. } => {}
-                        _ => return Err(link.lost(WireError::NoMessage)),
-                    }
+            let generation = surveys.iter().map(|survey| survey.generation).max().unwrap_or(0);
+            let is_common = surveys.iter().all(|survey| survey.generation == generation);
+            if is_common || self.mode == Mode::Async {
+                let mut heads = self.pull_all(links, generation, None)?;
+                if self.align(links, &mut heads, generation)? {
+                    return Ok((generation, heads));
                 }
-                *heads = self.pull_all(links, None)?;
+                surveys = ask_surveys(links)?;
+                if surveys.iter().any(|survey| survey.generation != generation) {
+                    // Another worker begins a new generation.
+                    continue;
+                }
+            }
+            self.roll_back(links, &surveys, generation + 1)?;
+            surveys = ask_surveys(links)?;
+        }
+    }
+
+    /// Begins a new generation on all servers, with the newest step that all of them can restore. The first server
+    /// decides between workers that do this at the same time: the worker that comes late stops here.
+    fn roll_back(&mut self, links: &mut [Link], surveys: &[Survey], generation: u64) -> Result<(), LinkError> {
+        let is_common = |step: &&u64| surveys.iter().all(|survey| survey.restorable.contains(step));
+        let first = surveys.first().map_or(&[][..], |survey| &survey.restorable);
+        let step = first.iter().rev().find(is_common).copied().unwrap_or(0);
+        for link in links {
+            link.send(|stream| Request::Rollback { generation, step }.write(stream))?;
+            match link.receive()? {
+                Reply::RolledBack => {}
+                Reply::Stale => return Ok(()),
+                _ => return Err(link.lost(WireError::NoMessage)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Skips steps on the servers behind until all servers are at the same step. Returns false if that cannot be:
+    /// every live worker skips a step, or another worker has begun a new generation.
+    fn align(&mut self, links: &mut [Link], heads: &mut [Head], generation: u64) -> Result<bool, LinkError> {
+        if self.mode == Mode::Async {
+            return Ok(true);
+        }
+        loop {
+            if heads.iter().any(|head| head.is_lost) {
+                return Ok(false);
             }
             let newest = heads.iter().map(|head| head.step).max().unwrap_or(0);
-            if heads.iter().all(|head| head.step == newest && !head.skipped) {
-                return Ok(());
+            if heads.iter().all(|head| head.step == newest) {
+                return Ok(true);
             }
             for index in 0..links.len() {
                 let step = heads[index].step;
                 if step < newest {
                     links[index].send(|stream| {
-                        Request::Skip { step }.write(stream)?;
-                        Request::Pull { above: Some(step) }.write(stream)
+                        Request::Skip { generation, step }.write(stream)?;
+                        Request::Pull { generation, above: Some(step) }.write(stream)
                     })?;
                     heads[index] = self.receive_part(&mut links[index], index)?;
                 }
@@ -276,13 +311,22 @@ impl<'a> Worker<'a> {
     }
 }
 
+/// Asks all servers for their surveys.
+fn ask_surveys(links: &mut [Link]) -> Result<Vec<Survey>, LinkError> {
+    for link in &mut *links {
+        link.send(|stream| Request::Survey.write(stream))?;
+    }
+    links.iter_mut().map(Link::receive_survey).collect()
+}
+
 /// Where a server is.
 #[derive(Debug, Clone, Copy)]
 struct Head {
     step: u64,
     finished: bool,
-    /// Every live worker skipped the next step of this server.
-    skipped: bool,
+    /// The next step of this server cannot come: every live worker skipped it, or the server is of another
+    /// generation.
+    is_lost: bool,
 }
 
 fn lowest(heads: &[Head]) -> u64 {
@@ -320,6 +364,13 @@ impl Link {
     fn send(&mut self, write: impl FnOnce(&mut TcpStream) -> std::io::Result<()>) -> Result<(), LinkError> {
         let sent = write(&mut self.stream);
         sent.map_err(|error| self.lost(error))
+    }
+
+    fn receive_survey(&mut self) -> Result<Survey, LinkError> {
+        match self.receive()? {
+            Reply::Survey(survey) => Ok(survey),
+            _ => Err(self.lost(WireError::NoMessage)),
+        }
     }
 
     /// The next reply. A signal ends the wait.
