@@ -11,7 +11,7 @@
 //! **Properties.** `the_first_gpu_is_reported_and_a_second_one_ends_pacing`.
 
 use crate::attach::{report, report_once, variable};
-use crate::gpu::{NOT_FOUND, Pointer, Real, Result};
+use crate::cuda::{NOT_FOUND, Pointer, Real, Result};
 use gainshare_page::{GPU_ALL, GPU_ON, GPU_VARIABLE, ReportWord};
 use libc::c_int;
 use std::sync::atomic::Ordering::Relaxed;

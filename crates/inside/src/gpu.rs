@@ -10,20 +10,19 @@
 //! **GPU time.** While a job and its neighbours all have work, the driver gives each an equal slice. A quantum of
 //! wall time is therefore worth a quantum divided by the number of jobs on the GPU, which the page contains.
 //!
-//! **Properties.** Off unless `GAINSHARE_INSIDE_GPU` is set. Jobs on several GPUs are not paced (`devices`). A stream that records a graph is never waited for. Without
-//! orders, with a whole share and alone on its GPU a job does not wait. `pauses_fit_the_share`.
+//! **Properties.** Off unless `GAINSHARE_INSIDE_GPU` is set. Jobs on several GPUs are not paced (`devices`). A
+//! stream that records a graph is never waited for. Without orders, with a whole share and alone on its GPU a job
+//! does not wait. `pauses_fit_the_share`.
 
 use crate::attach::{count, is_attached, monotonic_ns, orders, report_hook};
+use crate::cuda::{NOT_FOUND, Pointer, Real, Result};
 use crate::devices;
 use crate::resolve::symbol;
 use gainshare_page::{Hook, Orders, ReportWord, WHOLE_GPU};
-use libc::{c_int, c_uint, c_void};
+use libc::{c_int, c_uint};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-
-pub(crate) type Pointer = *mut c_void;
-pub(crate) type Result = c_int;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// How long a job works before it pauses.
 const QUANTUM_NS: u64 = 5_000_000;
@@ -43,27 +42,6 @@ static QUANTUM_BEGAN_NS: AtomicU64 = AtomicU64::new(0);
 /// Whether a thread pauses for the whole program.
 static IS_PAUSING: AtomicBool = AtomicBool::new(false);
 
-/// A real function of the driver.
-pub(crate) struct Real(AtomicUsize);
-
-impl Real {
-    pub(crate) const fn new() -> Real {
-        Real(AtomicUsize::new(0))
-    }
-
-    /// Keeps the real function and returns ours.
-    fn replace(&self, real: usize, ours: usize) -> usize {
-        if real != ours {
-            self.0.store(real, Relaxed);
-        }
-        ours
-    }
-
-    pub(crate) fn address(&self) -> usize {
-        self.0.load(Relaxed)
-    }
-}
-
 /// The functions of one kind of default stream: [0] the legacy one, [1] one for each thread.
 static LAUNCH: [Real; 2] = [Real::new(), Real::new()];
 static LAUNCH_EX: [Real; 2] = [Real::new(), Real::new()];
@@ -76,9 +54,6 @@ static GET_ADDRESS_V2: Real = Real::new();
 
 /// Asks for the functions of a default stream per thread, in `cuGetProcAddress`.
 const PER_THREAD_FLAG: u64 = 2;
-
-/// `CUDA_ERROR_NOT_FOUND`.
-pub(crate) const NOT_FOUND: Result = 500;
 
 /// Read once, before the program's `main`.
 pub(crate) fn read_switch() {
@@ -109,12 +84,12 @@ pub(crate) fn answer(handle: Pointer, name: &CStr, real: usize) -> usize {
         };
         for (table, name) in [&SYNCHRONIZE, &IS_CAPTURING].into_iter().zip(names) {
             if let (Some(slot), Some(address)) = (table.get(which), symbol(handle, name)) {
-                slot.0.store(address, Relaxed);
+                slot.set(address);
             }
         }
     }
     if let Some(address) = symbol(handle, c"cuDeviceGetAttribute") {
-        devices::GET_ATTRIBUTE.replace(address, 0);
+        devices::GET_ATTRIBUTE.set(address);
     }
     report_hook(Hook::CudaDriver);
     ours

@@ -1,7 +1,8 @@
 //! GPU shares by pacing, in two stories.
 //!
-//! *pace*: two jobs that each fill a GPU, the second one paced by the library inside it. `bench/gpu/pace.py` starts the jobs (PyTorch and JAX) and writes the pages. It needs a machine with an NVIDIA GPU
-//! and a Python with both frameworks. Figures are parts of the speed of a job alone: favoured, paced.
+//! *pace*: two jobs that each fill a GPU, the second one paced by the library inside it. `bench/gpu/pace.py` starts
+//! the jobs (PyTorch and JAX) and writes the pages. It needs a machine with an NVIDIA GPU and a Python with both
+//! frameworks. Figures are parts of the speed of a job alone: favoured, paced.
 //!
 //! *gain*: three jobs under a real daemon (`gpu_gain`).
 

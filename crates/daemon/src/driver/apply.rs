@@ -18,6 +18,8 @@ impl Driver {
         for kind in self.runtimes.kinds() {
             self.apply_to(kind);
         }
+        // A job that came or went changes the shares of its GPU at once.
+        self.share_gpus();
         self.write_pages();
     }
 

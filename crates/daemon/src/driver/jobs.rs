@@ -1,6 +1,6 @@
 //! The table of jobs: the only owner of what is known of each job and of the numbers of owners.
 
-use super::gpu::GpuUse;
+use super::gpu_use::GpuUse;
 use super::page::JobPage;
 use super::pump::Pump;
 use super::reports::{Progress, Reports};

@@ -16,7 +16,8 @@
 //! and ends of jobs. [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses.
 //! [`deadlines`]: predicted ends and deadlines. [`read`]: what the API shows. [`docker`]:
 //! containers, their runtime's thread ([`docker_link`]) and their output ([`pump`]). [`inside`]:
-//! the library inside jobs, and their pages ([`page`]). [`gpu`]: shares of GPUs.
+//! the library inside jobs, and their pages ([`page`]). [`gpu`], [`gpu_use`]:
+//! shares of GPUs.
 //!
 //! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
 //! waits for the disk, but not for the container engine or for processes that die; the exceptions
@@ -28,6 +29,7 @@ mod decide;
 mod docker;
 mod docker_link;
 mod gpu;
+mod gpu_use;
 mod handle;
 mod history;
 mod inside;

@@ -6,7 +6,7 @@
 //! if none of this attempt announced that it forks (see [`crate::jobdir`]).
 
 use super::Driver;
-use super::gpu::GpuUse;
+use super::gpu_use::GpuUse;
 use super::intake::disk_refusal;
 use super::page::JobPage;
 use super::runtimes::{first_cpus, kind_name};
