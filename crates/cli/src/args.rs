@@ -1,12 +1,15 @@
 //! The command line: every command, option and help text. The reference in `docs/reference/cli.md` and the
 //! man pages are made of it.
 
+use anyhow::{Context, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use gainshare_core::policy::Preset;
 use gainshare_daemon::config::Listen;
 use gainshare_daemon::duration::parse_duration;
+use gainshare_daemon::spec::{ROLES_VARIABLE, Role, RoleSpec, Roles};
 use gainshare_figures::terminal::Format;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -150,6 +153,14 @@ pub enum Command {
         after_help = "Example:\n  gainshare train-ps gru --role server --listen 127.0.0.1:2222 &\n  gainshare train-ps gru --role worker --servers 127.0.0.1:2222"
     )]
     TrainPs(Box<gainshare_workloads::PsArgs>),
+
+    /// Run the tasks of a distributed job as processes of this machine, each with TF_CONFIG
+    ///
+    /// The output of the chief, or of the first worker, is the job's output, and its end is the job's end. A worker
+    /// that fails is started again alone. A parameter server that fails loses its state, so all tasks are started
+    /// again. `gainshare run --role` does the same as a job that shares the machine with others.
+    #[command(after_help = "Example:\n  gainshare tasks --role ps=1 --role worker=2 -- python3 train.py")]
+    Tasks(TasksArgs),
 
     /// Watch three training jobs share this machine: as it is, then by what each gains
     #[command(after_help = "Example:\n  gainshare demo\n  gainshare demo --seconds 120 --policy na,gainshare -o json")]
@@ -306,6 +317,10 @@ pub struct RunArgs {
     /// Fail if there is no daemon and none can be started, rather than run without sharing
     #[arg(long)]
     pub require_daemon: bool,
+    /// Run as a job of several processes: so many of a role (chief, ps, worker, evaluator), each with the addresses of
+    /// all in TF_CONFIG (may be repeated)
+    #[arg(long, value_name = "ROLE=COUNT")]
+    pub role: Vec<String>,
     /// What runs the job
     #[arg(long, value_enum, default_value_t = RuntimeChoice::Process, value_name = "RUNTIME")]
     pub runtime: RuntimeChoice,
@@ -315,6 +330,60 @@ pub struct RunArgs {
     /// The command and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
+}
+
+impl RunArgs {
+    /// The roles of `--role`.
+    pub fn roles(&self) -> anyhow::Result<Roles> {
+        parse_roles(&self.role)
+    }
+}
+
+/// Reads `ROLE=COUNT` words.
+fn parse_roles(words: &[String]) -> anyhow::Result<Roles> {
+    let mut roles = Roles::default();
+    for word in words {
+        let (name, count) = word.split_once('=').unwrap_or((word, "1"));
+        let role = Role::try_from(name.to_owned()).map_err(anyhow::Error::msg)?;
+        let replicas: u32 = count.parse().with_context(|| format!("--role {word}: `{count}` is no number of tasks"))?;
+        let spec = RoleSpec { replicas, command: Vec::new(), env: BTreeMap::new() };
+        if roles.0.insert(role, spec).is_some() {
+            bail!("--role {} is given twice; give one number", role.name());
+        }
+    }
+    Ok(roles)
+}
+
+/// The tasks of a distributed job.
+#[derive(Debug, Args)]
+pub struct TasksArgs {
+    /// So many tasks of a role: chief, ps, worker, evaluator (may be repeated)
+    #[arg(long, value_name = "ROLE=COUNT")]
+    pub role: Vec<String>,
+    /// How often failed tasks are started again, in all
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub restarts: u32,
+    /// Seconds that tasks have to end after SIGTERM
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(0..=86400))]
+    pub grace: u64,
+    /// The folder for the output of all tasks but the one that reports [default: a new one for temporary files]
+    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    pub logs: Option<PathBuf>,
+    /// The command of every task and its arguments
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
+    pub command: Vec<OsString>,
+}
+
+impl TasksArgs {
+    /// The roles of `--role`, or those that a supervisor left in the environment.
+    pub fn roles(&self) -> anyhow::Result<Roles> {
+        match std::env::var(ROLES_VARIABLE) {
+            Ok(text) if self.role.is_empty() => {
+                serde_json::from_str(&text).with_context(|| format!("{ROLES_VARIABLE} names no roles; unset it"))
+            }
+            _ => parse_roles(&self.role),
+        }
+    }
 }
 
 /// When a job must be done.

@@ -17,6 +17,7 @@ mod replay;
 mod run;
 mod simulate;
 mod supervise;
+mod tasks;
 mod up;
 
 use anyhow::Result;
@@ -58,6 +59,7 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
         // Before anything else could have started a thread: the trainer sets its thread pool through the environment.
         Command::Train(args) => return gainshare_workloads::train(&args),
         Command::TrainPs(args) => return gainshare_workloads::train_ps(&args),
+        Command::Tasks(args) => tasks::run(&args)?,
         Command::Run(args) => run::run(&args, out)?,
         Command::Up(args) => up::up(&args, out)?,
         Command::Down { stop_jobs } => up::down(stop_jobs, &link()?, out)?,

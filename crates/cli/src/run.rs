@@ -56,17 +56,35 @@ pub fn run(args: &RunArgs, out: &Out) -> Result<u8> {
     }
     let signals = Signals::install().context("cannot catch signals")?;
     match register(&link, &spec) {
-        Ok(job) => attached(&link, job, &args.command, &signals, out, true),
+        Ok(job) => attached(&link, job, &Start::of(&spec, &args.command), &signals, out, true),
         Err(error) if args.require_daemon || is_refusal(&error) => Err(error),
         Err(error) => {
             eprintln!("gainshare: warning: {error:#}; running the job without sharing");
-            Ok(plain(&args.command, &signals, out))
+            Ok(plain(&Start::of(&spec, &args.command), &signals, out))
         }
     }
 }
 
-fn plain(command: &[OsString], signals: &Signals, out: &Out) -> u8 {
-    let job = Job { command, cwd: None, base_env: None, env: &BTreeMap::new(), post: None };
+/// What the supervisor starts for a job: its own command, or this program, which starts the tasks of its roles.
+struct Start {
+    command: Vec<OsString>,
+    env: BTreeMap<String, String>,
+}
+
+impl Start {
+    /// `command` is the job's own, whose words need not be text.
+    fn of(spec: &JobSpec, command: &[OsString]) -> Start {
+        let program = std::env::current_exe().unwrap_or_else(|_| "gainshare".into());
+        let mut argv: Vec<OsString> = spec.argv(&program).into_iter().map(OsString::from).collect();
+        let own = argv.len().saturating_sub(command.len());
+        argv.truncate(own);
+        argv.extend(command.iter().cloned());
+        Start { command: argv, env: spec.start_env() }
+    }
+}
+
+fn plain(start: &Start, signals: &Signals, out: &Out) -> u8 {
+    let job = Job { command: &start.command, cwd: None, base_env: None, env: &start.env, post: None };
     supervise(&job, signals, true).unwrap_or_else(|error| {
         out.complain(&error.to_string());
         error.exit_code()
@@ -94,6 +112,7 @@ fn spec(args: &RunArgs) -> Result<JobSpec> {
         gpu: args.gpu,
         start: if args.plain { StartKind::Plain } else { StartKind::Tuned },
         metric,
+        roles: args.roles()?,
         ..JobSpec::default()
     };
     args.finish.apply(&mut spec);
@@ -139,14 +158,7 @@ enum Turn {
 }
 
 /// Waits for admission, then runs the registered job to its end.
-fn attached(
-    link: &Link,
-    job: JobInfo,
-    command: &[OsString],
-    signals: &Signals,
-    out: &Out,
-    terminal: bool,
-) -> Result<u8> {
+fn attached(link: &Link, job: JobInfo, start: &Start, signals: &Signals, out: &Out, terminal: bool) -> Result<u8> {
     let order = match wait_for_turn(link, &job, signals, terminal) {
         Turn::Start(order) => order,
         Turn::Never(code, why) => {
@@ -155,7 +167,7 @@ fn attached(
         }
         Turn::Alone(error) if terminal => {
             eprintln!("gainshare: warning: {error:#}; running the job without sharing");
-            return Ok(plain(command, signals, out));
+            return Ok(plain(start, signals, out));
         }
         Turn::Alone(error) => return Err(error),
     };
@@ -168,7 +180,7 @@ fn attached(
     }
     let (id, has_deadline) = (job.id, job.deadline.is_some());
     let post = Post { client: link.client.clone(), id, order };
-    let job = Job { command, cwd: None, base_env: None, env: &BTreeMap::new(), post: Some(&post) };
+    let job = Job { command: &start.command, cwd: None, base_env: None, env: &start.env, post: Some(&post) };
     let code = supervise(&job, signals, terminal).unwrap_or_else(|error| {
         out.complain(&error.to_string());
         error.exit_code()
@@ -339,7 +351,7 @@ fn supervise_attached(command: &[OsString], signals: &Signals, out: &Out) -> Res
     nix::unistd::dup2_stdin(&nowhere)?;
     nix::unistd::dup2_stdout(&nowhere)?;
     nix::unistd::dup2_stderr(&nowhere)?;
-    attached(&link, job, command, signals, out, false)
+    attached(&link, job, &Start::of(&spec, command), signals, out, false)
 }
 
 /// A job of `submit`, started by the daemon.
@@ -354,12 +366,13 @@ fn supervise_for_daemon(dir: &Path, attempt: u32, signals: &Signals) -> Result<u
         return Ok(SUPERSEDED);
     }
     let command: Vec<OsString> = file.spec.command.iter().map(OsString::from).collect();
+    let start = Start::of(&file.spec, &command);
     let post = Post { client: Client::new(file.socket), id: file.id, order: file.order };
     let job = Job {
-        command: &command,
+        command: &start.command,
         cwd: file.spec.cwd.as_deref(),
         base_env: (!file.base_env.is_empty()).then_some(&file.base_env),
-        env: &file.spec.env,
+        env: &start.env,
         post: Some(&post),
     };
     // The reason why it could not start is in exit.json; there is no terminal to print it on.

@@ -4,7 +4,7 @@
 //! file and a program; it must run unchanged as a process and as a container; and a mistake in it
 //! must be found before anything is submitted.
 //!
-//! **How.** [`load`] reads a file (one job, `[[job]]` tables, a YAML list or several documents),
+//! **How.** [`load`] reads a file (one job, `[[job]]` tables, a YAML list or several documents, TFJobs),
 //! [`JobSpec::expand`] turns a sweep into plain jobs, [`JobSpec::validate`] refuses what cannot
 //! run. Errors fit on one line and name the file, the line and the field.
 //!
@@ -12,19 +12,28 @@
 //! alphabetical order, the last one fastest. Values of the environment never leave through
 //! [`JobSpec::env_names`], which is all that the API shows.
 
+mod file;
+mod manifest;
+mod roles;
+
 use crate::deadline;
 use crate::duration::parse_duration;
+pub use file::{Format, load, parse};
 use gainshare_limits::RuntimeKind;
 pub use gainshare_progress::MetricSpec;
+pub use roles::{Role, RoleSpec, Roles, Task};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+/// The variable that tells `gainshare tasks` the roles of a job, as JSON.
+pub const ROLES_VARIABLE: &str = "GAINSHARE_TASK_ROLES";
+
+/// The longest name of a job.
+const MAX_NAME: usize = 63;
+
 /// A sweep over more jobs than this is a mistake more often than a wish.
 pub const MAX_SWEEP: usize = 1000;
-
-/// A job file larger than this is not a job file.
-const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// One job as its owner describes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -78,6 +87,10 @@ pub struct JobSpec {
     /// The job stops when its metric reaches this value, such as `loss=0.05`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
+    /// A job of several tasks: how many processes of each role (`chief`, `ps`, `worker`, `evaluator`).
+    #[serde(skip_serializing_if = "Roles::is_empty")]
+    #[schema(value_type = Object)]
+    pub roles: Roles,
     /// One job for each combination; `{name}` in command, environment values and job name is replaced.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(value_type = Object)]
@@ -105,6 +118,7 @@ impl Default for JobSpec {
             deadline: None,
             deadline_tolerance: None,
             target: None,
+            roles: Roles::default(),
             sweep: BTreeMap::new(),
         }
     }
@@ -179,6 +193,8 @@ pub enum SpecError {
     Deadline { job: String, what: String },
     #[error("job {job}: target {target} is about another metric than {metric}; name the same one in both")]
     OtherMetric { job: String, target: String, metric: String },
+    #[error("job {job}: {what}")]
+    Roles { job: String, what: String },
     #[error("job {job}: sweep.{parameter} has no values; give it at least one")]
     EmptyParameter { job: String, parameter: String },
     #[error(
@@ -221,13 +237,32 @@ impl JobSpec {
         if name.is_empty() { "job".into() } else { name }
     }
 
+    /// The command that the supervisor starts: the job's own, or `program`, which starts the tasks of all roles.
+    pub fn argv(&self, program: &Path) -> Vec<String> {
+        if self.roles.is_empty() {
+            return self.command.clone();
+        }
+        let words = [program.display().to_string(), "tasks".into(), "--".into()];
+        words.into_iter().chain(self.command.iter().cloned()).collect()
+    }
+
+    /// The variables that the supervisor sets. The roles are among them, because other users can read arguments.
+    pub fn start_env(&self) -> BTreeMap<String, String> {
+        let mut env = self.env.clone();
+        if !self.roles.is_empty() {
+            env.insert(ROLES_VARIABLE.to_owned(), serde_json::to_string(&self.roles).unwrap_or_default());
+        }
+        env
+    }
+
     pub fn env_names(&self) -> Vec<String> {
         self.env.keys().cloned().collect()
     }
 
     /// Keeps the names of the environment's variables and drops their values.
     pub fn hide_env_values(&mut self) {
-        self.env.values_mut().for_each(|value| *value = String::new());
+        let roles = self.roles.0.values_mut().flat_map(|role| role.env.values_mut());
+        self.env.values_mut().chain(roles).for_each(|value| *value = String::new());
     }
 
     /// Refuses what cannot run. Does not look at the machine (that the program exists is checked where it
@@ -243,6 +278,7 @@ impl JobSpec {
         if self.command.first().is_none_or(|c| c.is_empty()) && self.runtime == RuntimeKind::Process {
             return Err(SpecError::NoCommand { job });
         }
+        self.roles.validate(self.runtime).map_err(|what| SpecError::Roles { job: job.clone(), what })?;
         if self.command.iter().any(|a| a.contains('\0')) {
             return Err(SpecError::Nul { job, field: "command" });
         }
@@ -456,7 +492,7 @@ fn is_interpreter(program: &str) -> bool {
 }
 
 fn check_name(name: &str) -> Result<(), SpecError> {
-    let ok = (1..=63).contains(&name.len())
+    let ok = (1..=MAX_NAME).contains(&name.len())
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.chars().all(is_name_char)
         // A number names a job by its id; a name made of digits would be ambiguous.
@@ -492,100 +528,4 @@ pub fn prepare(specs: Vec<JobSpec>) -> Result<Vec<JobSpec>, SpecError> {
         }
     }
     Ok(jobs)
-}
-
-/// Reads a job file (`.toml`, `.yaml`, `.yml`, `.json`), expands sweeps, makes paths absolute and validates
-/// every job.
-pub fn load(path: &Path) -> Result<Vec<JobSpec>, SpecError> {
-    let name = path.display().to_string();
-    let read = |why: std::io::Error| SpecError::Read { path: name.clone(), why: why.to_string() };
-    let size = std::fs::metadata(path).map_err(read)?.len();
-    if size > MAX_FILE_BYTES {
-        return Err(SpecError::Read { path: name, why: format!("{size} bytes are too many for a job file") });
-    }
-    let text = std::fs::read_to_string(path).map_err(read)?;
-    let format = match path.extension().and_then(|e| e.to_str()) {
-        Some("yaml" | "yml" | "json") => Format::Yaml,
-        _ => Format::Toml,
-    };
-    let here = std::path::absolute(path).map_err(read)?;
-    parse(&text, format, &name, here.parent().unwrap_or(Path::new("/")))
-}
-
-/// JSON is YAML.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    Toml,
-    Yaml,
-}
-
-/// [`load`] for text that is already here; `base` is what relative paths are relative to, `name`
-/// how errors call the text.
-pub fn parse(text: &str, format: Format, name: &str, base: &Path) -> Result<Vec<JobSpec>, SpecError> {
-    let specs = match format {
-        Format::Toml => parse_toml(text),
-        Format::Yaml => parse_yaml(text),
-    };
-    let mut specs = specs.map_err(|what| SpecError::Syntax { path: name.to_owned(), what })?;
-    if specs.is_empty() {
-        return Err(SpecError::Empty { path: name.to_owned() });
-    }
-    for spec in &mut specs {
-        let cwd = spec.cwd.take().map_or_else(|| base.to_path_buf(), |c| base.join(c));
-        // `base/.` and `base` are the same directory; tables and logs should not show both.
-        spec.cwd = Some(cwd.components().collect());
-        for mount in &mut spec.mounts {
-            if mount.starts_with("./") || mount.starts_with("../") {
-                *mount = base.join(mount.as_str()).components().collect::<PathBuf>().display().to_string();
-            }
-        }
-    }
-    prepare(specs).map_err(|e| match e {
-        e @ (SpecError::Read { .. } | SpecError::Syntax { .. } | SpecError::Empty { .. }) => e,
-        other => SpecError::Syntax { path: name.to_owned(), what: other.to_string() },
-    })
-}
-
-/// Many jobs in one table.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Jobs {
-    job: Vec<JobSpec>,
-}
-
-fn parse_toml(text: &str) -> Result<Vec<JobSpec>, String> {
-    let line = |e: toml::de::Error| {
-        let line = e.span().map(|s| text[..s.start.min(text.len())].matches('\n').count() + 1);
-        let message = e.message().replace('\n', "; ");
-        line.map_or(message.clone(), |n| format!("line {n}: {message}"))
-    };
-    let table: toml::Table = toml::from_str(text).map_err(line)?;
-    if table.is_empty() {
-        return Ok(Vec::new());
-    }
-    if table.contains_key("job") {
-        toml::from_str::<Jobs>(text).map(|j| j.job).map_err(line)
-    } else {
-        toml::from_str::<JobSpec>(text).map(|j| vec![j]).map_err(line)
-    }
-}
-
-fn parse_yaml(text: &str) -> Result<Vec<JobSpec>, String> {
-    let line = |e: serde_saphyr::Error| first_line(&e.to_string());
-    let documents: Vec<serde_json::Value> = serde_saphyr::from_multiple(text).map_err(line)?;
-    match documents.as_slice() {
-        [] | [serde_json::Value::Null] => Ok(Vec::new()),
-        [serde_json::Value::Array(_)] => serde_saphyr::from_str(text).map_err(line),
-        [serde_json::Value::Object(o)] if o.contains_key("job") => {
-            serde_saphyr::from_str::<Jobs>(text).map(|j| j.job).map_err(line)
-        }
-        [_] => serde_saphyr::from_str(text).map(|j| vec![j]).map_err(line),
-        _ => serde_saphyr::from_multiple(text).map_err(line),
-    }
-}
-
-/// Parsers draw pictures of the place; one line is enough for us.
-fn first_line(message: &str) -> String {
-    let mut lines = message.lines().map(str::trim).filter(|l| !l.is_empty());
-    lines.next().unwrap_or("cannot be read").to_owned()
 }

@@ -22,7 +22,7 @@ const WORKER: &str = r#"echo "$TF_CONFIG" > "/keep/config-$HOSTNAME"; sleep 2"#;
 #[ignore = "needs root and a test bed"]
 fn distributed_jobs_in_a_real_cluster() {
     let bed = Bed::with_training("tasktest", &["left", "right"]);
-    serve_tfjobs(&bed);
+    bed.serve_tfjobs();
     let operator = Operator::with(&bed, None, &["--tfjobs"]);
     let mut scenarios = Scenarios::default();
     scenarios.run("mistakes are answered with help", || mistakes(&bed));
@@ -35,20 +35,6 @@ fn distributed_jobs_in_a_real_cluster() {
     }
     drop(operator);
     scenarios.finish();
-}
-
-/// The chart's objects with its value for TFJobs.
-fn serve_tfjobs(bed: &Bed) {
-    let chart = checkout().join("deploy/chart");
-    let chart = chart.to_str().unwrap();
-    let mut args = vec!["template", "gainshare", chart, "-n", SYSTEM, "--kube-version", "1.35.0"];
-    args.extend(["--set", "tfjob.enabled=true"]);
-    let shown = ["rbac", "admission", "tfjob"].map(|part| format!("templates/{part}.yaml"));
-    shown.iter().for_each(|part| args.extend(["--show-only", part]));
-    let rendered = bed.output("helm", &args, "");
-    assert!(rendered.status.success(), "{}", text(&rendered.stderr));
-    bed.apply(text(&rendered.stdout));
-    bed.kubectl(&["wait", "--for=condition=Established", "crd/tfjobs.kubeflow.org", "--timeout=30s"]);
 }
 
 fn template(name: &str, script: &str, milli: u32) -> Value {

@@ -3,7 +3,7 @@
 use super::{Bed, SYSTEM, checkout, program, text, within_a_minute};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// A job that counts ten times a second and saves its count. Its processes are those that have the file
@@ -18,9 +18,10 @@ while :; do i=$((i+1)); sleep 0.1; done
 "#;
 
 impl Bed {
-    /// A cluster with these nodes, of 0.6 cores each, and all that training jobs need.
+    /// A cluster with these nodes, of 0.6 cores each or as in `left=1.5`, and all that training jobs need.
     pub(crate) fn with_training(name: &'static str, nodes: &[&str]) -> Bed {
-        let nodes: Vec<String> = nodes.iter().map(|node| format!("{node}=0.6")).collect();
+        let sized = |node: &&str| if node.contains('=') { (*node).to_owned() } else { format!("{node}=0.6") };
+        let nodes: Vec<String> = nodes.iter().map(sized).collect();
         let args: Vec<&str> = nodes.iter().flat_map(|node| ["--node", node]).collect();
         let bed = Bed::up(name, &args);
         bed.prepare();
@@ -46,22 +47,40 @@ impl Bed {
         // A folder of the machine, which all nodes of the test bed see.
         let claim = self.folder.path().join("claim");
         fs::create_dir(&claim).unwrap();
-        let size = json!({"storage": "1Gi"});
-        self.apply(json!({
-            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "shared"},
-            "spec": {"capacity": size, "accessModes": ["ReadWriteMany"], "hostPath": {"path": claim}, "storageClassName": "none"},
-        }));
-        self.apply(json!({
-            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared", "namespace": "team"},
-            "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": size}, "storageClassName": "none", "volumeName": "shared"},
-        }));
-        self.kubectl(&["wait", "--for=jsonpath={.status.phase}=Bound", "pvc/shared", "-n", "team", "--timeout=60s"]);
+        self.claim("shared", &claim);
 
         let token = self.kubectl(&["create", "token", "gainshare-operator", "-n", SYSTEM]);
         let mut config: Value =
             serde_json::from_str(&self.kubectl(&["config", "view", "--raw", "-o", "json"])).unwrap();
         config["users"][0]["user"] = json!({"token": token.trim()});
         fs::write(self.folder.path().join("operator.kubeconfig"), config.to_string()).unwrap();
+    }
+
+    /// Applies the chart's objects with its value for TFJobs.
+    pub(crate) fn serve_tfjobs(&self) {
+        let chart = checkout().join("deploy/chart");
+        let chart = chart.to_str().unwrap();
+        let mut args = vec!["template", "gainshare", chart, "-n", SYSTEM, "--kube-version", "1.35.0"];
+        args.extend(["--set", "tfjob.enabled=true"]);
+        let shown = ["rbac", "admission", "tfjob"].map(|part| format!("templates/{part}.yaml"));
+        shown.iter().for_each(|part| args.extend(["--show-only", part]));
+        self.apply(self.run("helm", &args, ""));
+        self.kubectl(&["wait", "--for=condition=Established", "crd/tfjobs.kubeflow.org", "--timeout=30s"]);
+    }
+
+    /// Makes a folder of the machine a volume of the namespace `team`.
+    pub(crate) fn claim(&self, name: &str, folder: &Path) {
+        let size = json!({"storage": "1Gi"});
+        self.apply(json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+            "spec": {"capacity": size, "accessModes": ["ReadWriteMany"], "hostPath": {"path": folder}, "storageClassName": "none"},
+        }));
+        self.apply(json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "team"},
+            "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": size}, "storageClassName": "none", "volumeName": name},
+        }));
+        let claim = format!("pvc/{name}");
+        self.kubectl(&["wait", "--for=jsonpath={.status.phase}=Bound", &claim, "-n", "team", "--timeout=60s"]);
     }
 
     pub(crate) fn job(&self, name: &str) -> Value {

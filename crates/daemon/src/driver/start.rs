@@ -97,8 +97,13 @@ impl Driver {
         let waiting = self.jobs.values().filter(|j| j.record.state == JobState::Queued && j.record.id != record.id);
         let free = self.config.slots.map_or(usize::MAX, |s| s.saturating_sub(others + 1));
         let expected = (others + 1 + waiting.count().min(free)).max(self.config.expect.unwrap_or(1));
-        let mut tuned = start::tuned_env(user, self.cores(), expected);
-        let inside = self.start_inside(record, |name| user(name).is_some(), &mut tuned, expected);
+        let roles = &record.spec.roles;
+        let mut tuned = start::tuned_env(user, self.cores(), expected.saturating_mul(roles.computing_tasks()));
+        // The page of a job has one size of teams; processes that compute beside each other keep pools of a fixed size.
+        let inside = match roles.is_empty() {
+            true => self.start_inside(record, |name| user(name).is_some(), &mut tuned, expected),
+            false => Vec::new(),
+        };
         let tuned = tuned.into_iter().map(|t| StartVar { name: t.name.into(), value: t.value, why: t.why.into() });
         self.push_env(record).into_iter().filter(|v| user(&v.name).is_none()).chain(inside).chain(tuned).collect()
     }
