@@ -135,6 +135,37 @@ def run(jobs, during=lambda: None):
     return results
 
 
+def change_latencies(page):
+    """Milliseconds until a paced job that is set free waits no more, and until a free job that is paced waits."""
+
+    def last_pause_after(change, seconds):
+        began, pauses, last = time.monotonic(), page.report()["pauses"], 0.0
+        change()
+        while time.monotonic() - began < seconds:
+            if (now := page.report()["pauses"]) != pauses:
+                pauses, last = now, time.monotonic() - began
+            time.sleep(0.0005)
+        return last
+
+    def first_pause_after(change, seconds):
+        began, pauses = time.monotonic(), page.report()["pauses"]
+        change()
+        while time.monotonic() - began < seconds:
+            if page.report()["pauses"] != pauses:
+                return time.monotonic() - began
+            time.sleep(0.0005)
+        return None
+
+    to_free, to_paced = [], []
+    time.sleep(0.5)
+    for _ in range(5):
+        to_free.append(round(1000 * last_pause_after(lambda: page.set(0), 0.2), 1))
+        first = first_pause_after(lambda: page.set(333_333), 0.5)
+        to_paced.append(first and round(1000 * first, 1))
+        time.sleep(0.1)
+    return {"to_free_ms": to_free, "to_paced_ms": to_paced}
+
+
 def half_speeds(marks):
     middle = SECONDS / 2
     first = [n for t, n in marks if t <= middle]
@@ -159,6 +190,9 @@ def main():
             change = lambda: (time.sleep(SECONDS / 2), page.set(0))
             results = run([start(kind), start(kind, page)], change)
             of["floor_5_then_free"] = [[round(s / alone, 3) for s in half_speeds(marks)] for _, marks in results]
+            page, latencies = Page(333_333), {}
+            run([start(kind), start(kind, page)], lambda: latencies.update(change_latencies(page)))
+            of["change_in_force"] = latencies
         except Exception as error:
             figures[kind] = {**figures.get(kind, {}), "error": repr(error)[-1500:]}
         print(kind, json.dumps(figures[kind]), file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """An ordinary PyTorch training script: it knows nothing of Gainshare and prints its loss as scripts do.
 
-Models: a variational auto-encoder and a classifier, on digit-like images made from a seed (no download).
+Models: a variational auto-encoder, a classifier and a convolutional classifier, on digit-like images made from a seed (no download).
 """
 
 import argparse
@@ -51,9 +51,31 @@ class Mlp(nn.Module):
         return F.cross_entropy(self.layers(x), labels)
 
 
+class Conv(nn.Module):
+    def __init__(self, hidden):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * 14 * 14, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, 10),
+        )
+
+    def loss(self, x, labels):
+        return F.cross_entropy(self.layers(x.view(-1, 1, 28, 28)), labels)
+
+
+MODELS = {"vae": Vae, "mlp": Mlp, "conv": Conv}
+
+
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("model", choices=["vae", "mlp"])
+    p.add_argument("model", choices=MODELS)
     p.add_argument("--steps", type=int, default=1000)
     p.add_argument("--batch", type=int, default=128)
     p.add_argument("--hidden", type=int, default=400)
@@ -61,7 +83,8 @@ def main():
     args = p.parse_args()
     torch.manual_seed(1)
     x, labels = images(8192, seed=7)
-    model = (Vae if args.model == "vae" else Mlp)(args.hidden)
+    print("ready to train", flush=True)
+    model = MODELS[args.model](args.hidden)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     mean = 0.0
     for step in range(1, args.steps + 1):

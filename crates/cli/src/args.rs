@@ -308,6 +308,9 @@ pub struct RunArgs {
     /// Start it exactly as the shell would: no fitting thread pools, no passive waiting
     #[arg(long)]
     pub plain: bool,
+    /// Let the job's work on a GPU follow its share, too (NVIDIA)
+    #[arg(long, conflicts_with = "plain")]
+    pub gpu: bool,
     /// Run in the background; follow with `gainshare logs -f`
     #[arg(short, long)]
     pub detach: bool,
@@ -483,9 +486,13 @@ pub struct UpArgs {
     /// FlowCon: compare changes of the metric relative to its first value, or as they are [default: relative]
     #[arg(long, value_enum, value_name = "HOW")]
     pub normalise: Option<NormaliseChoice>,
-    /// How a share becomes a limit: relative weight, hard cap, or whole cores [default: weight]
+    /// How a share becomes a limit: relative weight, hard cap, or whole cores [default: cores from 8 cores on, else
+    /// weight]
     #[arg(long, value_enum)]
     pub mode: Option<ModeChoice>,
+    /// Let the work of all jobs on GPUs follow their shares, too (NVIDIA)
+    #[arg(long)]
+    pub gpu: bool,
     /// How many jobs may run at once; others wait [default: no limit]
     #[arg(long, value_name = "N")]
     pub slots: Option<usize>,

@@ -6,8 +6,10 @@
 
 use crate::link::{Found, Link};
 use anyhow::Result;
+use gainshare_daemon::LIBRARY_FILE;
 use gainshare_daemon::paths::Paths;
 use gainshare_figures::terminal::{Colour, Out, Side, Table, bytes, printable, seconds};
+use gainshare_limits::LimitMode;
 use gainshare_limits::cgroup::{BaseGroup, Controller, Hierarchy, Version};
 use gainshare_limits::docker::{Engine, default_socket};
 use serde::Serialize;
@@ -56,6 +58,7 @@ pub fn doctor(link: &Link, out: &Out) -> Result<u8> {
     let mut checks = vec![machine()];
     checks.extend(cgroups());
     checks.push(pressure());
+    checks.push(gpu());
     checks.push(docker());
     checks.extend(directories(&link.paths));
     checks.push(space(&link.paths));
@@ -140,6 +143,7 @@ fn cgroups() -> Vec<Check> {
             Check::less(what, format!("no right to this controller: {without}"), remedy)
         });
     }
+    checks.push(share_mode(&base));
     checks.push(match (base.block_weight_file(), base.block_note()) {
         (Some(file), None) => Check::ok("block I/O", format!("shared by {file}")),
         (_, note) => Check::less(
@@ -152,6 +156,21 @@ fn cgroups() -> Vec<Check> {
     checks
 }
 
+/// How shares of the CPU become limits on this machine by default.
+fn share_mode(base: &BaseGroup) -> Check {
+    let cores = base.capacity().cores;
+    Check::ok(
+        "CPU shares",
+        match LimitMode::for_machine(cores, base.has(Controller::CpuSet)) {
+            LimitMode::Cores => {
+                let yields = if base.has_cpu_idle() { "cpu.idle" } else { "the smallest weight" };
+                format!("whole cores, because jobs may use {cores}; unused ones are lent ({yields}); --mode weight")
+            }
+            mode => format!("by {}, because jobs may use {cores} core(s); --mode cores gives whole cores", mode.name()),
+        },
+    )
+}
+
 fn pressure() -> Check {
     match std::fs::read_to_string("/proc/pressure/cpu") {
         Ok(_) => Check::ok("pressure", "the kernel tells how long tasks wait (PSI)"),
@@ -159,6 +178,23 @@ fn pressure() -> Check {
             "pressure",
             "no stall times (PSI) from this kernel: `explain` shows none",
             "boot with psi=1, or a kernel with CONFIG_PSI",
+        ),
+    }
+}
+
+/// GPUs of this machine, and whether the work of jobs on them can follow shares.
+fn gpu() -> Check {
+    let gpus = std::fs::read_dir("/proc/driver/nvidia/gpus").map(|entries| entries.count()).unwrap_or(0);
+    let library = std::env::current_exe().map(|program| program.with_file_name(LIBRARY_FILE));
+    match (gpus, library.is_ok_and(|library| library.is_file())) {
+        (0, _) => Check::ok("GPU", "no NVIDIA GPU"),
+        (count, true) => {
+            Check::ok("GPU", format!("{count}; work on them follows shares with `run --gpu` or `up --gpu`"))
+        }
+        (count, false) => Check::less(
+            "GPU",
+            format!("{count}; nothing is paced: {LIBRARY_FILE} is not beside gainshare"),
+            format!("install {LIBRARY_FILE} beside gainshare"),
         ),
     }
 }
@@ -230,9 +266,10 @@ fn daemon(link: &Link) -> Vec<Check> {
             match link.call(link.client.health()) {
                 Ok(health) => {
                     let found = format!(
-                        "pid {}, policy {}, {} live job(s), up for {}",
+                        "pid {}, policy {}, mode {}, {} live job(s), up for {}",
                         health.pid,
                         health.policy,
+                        health.mode,
                         health.live_jobs,
                         seconds(health.uptime_s)
                     );

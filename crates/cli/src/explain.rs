@@ -134,6 +134,10 @@ fn resources(e: &Explanation, out: &Out) -> String {
             (optional(growth[i], number), Colour::Plain),
         ]);
     }
+    if let Some(share) = e.job.gpu_share {
+        let none = || (NOTHING.to_owned(), Colour::Plain);
+        table.row(vec![("GPU".into(), Colour::Plain), (percent(share), Colour::Plain), none(), none()]);
+    }
     table.render(out, 0)
 }
 

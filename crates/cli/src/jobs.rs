@@ -115,11 +115,14 @@ fn screenful(text: &str) -> String {
     format!("\x1b[H{}\x1b[K\n\x1b[J", lines.join("\x1b[K\n"))
 }
 
+/// Where the share of a GPU stands, after that of the CPU.
+const GPU_COLUMN: usize = 3;
+
 fn table(jobs: &[JobInfo], out: &Out) -> String {
     if jobs.is_empty() {
         return "no jobs; start one with `gainshare run -- CMD`\n".into();
     }
-    let mut table = Table::new(&[
+    let mut columns = vec![
         ("NAME", Side::Left),
         ("STATE", Side::Left),
         ("SHARE", Side::Right),
@@ -130,7 +133,13 @@ fn table(jobs: &[JobInfo], out: &Out) -> String {
         ("CATEGORY", Side::Left),
         ("TIME", Side::Right),
         ("DONE", Side::Left),
-    ]);
+    ];
+    // Most machines have no GPU.
+    let has_gpu = jobs.iter().any(|job| job.gpu_share.is_some());
+    if has_gpu {
+        columns.insert(GPU_COLUMN, ("GPU", Side::Right));
+    }
+    let mut table = Table::new(&columns);
     for job in jobs {
         let live = !job.state.is_final();
         let metric = job.metric.as_ref().map(|m| {
@@ -141,7 +150,7 @@ fn table(jobs: &[JobInfo], out: &Out) -> String {
             };
             format!("{}={}{step}", m.name, number(m.value))
         });
-        table.row(vec![
+        let mut row = vec![
             (job.name.clone(), Colour::Bold),
             (state(job), state_colour(job.state)),
             (optional(job.share.filter(|_| live), percent), Colour::Plain),
@@ -152,7 +161,11 @@ fn table(jobs: &[JobInfo], out: &Out) -> String {
             (optional(job.category.clone(), |name| name), category_colour(job.category.as_deref())),
             (optional(job.elapsed_s, seconds), Colour::Plain),
             done(job),
-        ]);
+        ];
+        if has_gpu {
+            row.insert(GPU_COLUMN, (optional(job.gpu_share.filter(|_| live), percent), Colour::Plain));
+        }
+        table.row(row);
     }
     table.render(out, 0)
 }

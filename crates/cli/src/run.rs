@@ -110,6 +110,7 @@ fn spec(args: &RunArgs) -> Result<JobSpec> {
         after: args.after.clone(),
         floor: args.floor,
         max: args.max,
+        gpu: args.gpu,
         start: if args.plain { StartKind::Plain } else { StartKind::Tuned },
         metric,
         roles: args.roles()?,

@@ -117,14 +117,12 @@ fn overlay(config: &mut DaemonConfig, args: &UpArgs) {
         }
     }
     set(&mut config.policy, args.policy);
-    set(
-        &mut config.mode,
-        args.mode.map(|choice| match choice {
-            ModeChoice::Weight => LimitMode::Weight,
-            ModeChoice::Quota => LimitMode::Quota,
-            ModeChoice::Cores => LimitMode::Cores,
-        }),
-    );
+    let mode = args.mode.map(|choice| match choice {
+        ModeChoice::Weight => LimitMode::Weight,
+        ModeChoice::Quota => LimitMode::Quota,
+        ModeChoice::Cores => LimitMode::Cores,
+    });
+    config.mode = mode.or(config.mode);
     set(
         &mut config.react,
         args.react.map(|choice| match choice {
@@ -144,6 +142,7 @@ fn overlay(config: &mut DaemonConfig, args: &UpArgs) {
     config.cores = args.cores.or(config.cores);
     config.expect = args.expect.or(config.expect);
     set(&mut config.runtime, args.runtime.as_ref().map(|choices| choices.iter().map(|&c| c.into()).collect()));
+    config.gpu |= args.gpu;
     config.docker_all |= args.docker_all;
     config.docker_socket = args.docker_socket.clone().or(config.docker_socket.take());
     set(&mut config.listen, args.listen);

@@ -23,7 +23,10 @@ pub struct DaemonConfig {
     pub interval: Option<Duration>,
     pub beta: Option<f64>,
     pub normalise: Option<Normalisation>,
-    pub mode: LimitMode,
+    /// How shares become limits; missing: whole cores where jobs may use at least eight, else weights.
+    pub mode: Option<LimitMode>,
+    /// Catch the GPU work of all jobs, so that it follows their shares; without it only of jobs that ask for it.
+    pub gpu: bool,
     /// How many jobs may run at once; missing: as many as come.
     pub slots: Option<usize>,
     /// How many cores the jobs may use; missing: all.
@@ -65,7 +68,8 @@ impl Default for DaemonConfig {
             interval: None,
             beta: None,
             normalise: None,
-            mode: LimitMode::default(),
+            mode: None,
+            gpu: false,
             slots: None,
             cores: None,
             expect: None,

@@ -30,3 +30,5 @@ mod restore;
 pub mod spec;
 mod token;
 pub mod types;
+
+pub use gainshare_page::LIBRARY_FILE;

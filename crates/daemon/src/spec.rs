@@ -66,6 +66,9 @@ pub struct JobSpec {
     /// The most it may have, 0…1.
     pub max: f64,
     pub start: StartKind,
+    /// Catch the job's GPU work, so that it follows the job's share.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub gpu: bool,
     /// The owner of the job; default: the Unix user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
@@ -106,6 +109,7 @@ impl Default for JobSpec {
             floor: 0.0,
             max: 1.0,
             start: StartKind::Tuned,
+            gpu: false,
             owner: None,
             metric: MetricSpec::default(),
             deadline: None,

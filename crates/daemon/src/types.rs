@@ -5,6 +5,10 @@
 //! the OpenAPI document that the daemon serves. Moments come twice: as RFC 3339 text in UTC for
 //! people (`…_at`), and as seconds for programs (`…_s`, Unix time unless said otherwise).
 
+mod health;
+
+pub use health::{Health, Liveness, LoopReport, RuntimeInfo};
+
 use crate::spec::JobSpec;
 use gainshare_core::model as core;
 use serde::{Deserialize, Serialize};
@@ -141,6 +145,12 @@ pub struct JobInfo {
     pub deadline: Option<DeadlineInfo>,
     /// Cores in use, averaged since the last look.
     pub cpu_cores: Option<f64>,
+    /// Whole cores that the job has now, borrowed ones included, where jobs have cores of their own.
+    #[serde(default)]
+    pub whole_cores: Option<u32>,
+    /// What the job gets of its GPU, 0…1, while it launches work there.
+    #[serde(default)]
+    pub gpu_share: Option<f64>,
     pub memory_bytes: Option<u64>,
     pub reason: Option<Why>,
     /// Things its owner should know, such as limits that this machine cannot set.
@@ -491,53 +501,6 @@ impl Event {
             Event::ShuttingDown => "shutting-down",
         }
     }
-}
-
-/// `GET /v1/health`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Health {
-    /// `ok`, or `degraded` with the reasons in `problems`.
-    pub status: String,
-    pub problems: Vec<String>,
-    /// When each loop of the daemon last came round.
-    #[serde(default)]
-    pub loops: Vec<LoopReport>,
-    pub pid: u32,
-    pub epoch: u64,
-    pub uptime_s: f64,
-    pub policy: String,
-    pub mode: String,
-    pub slots: Option<usize>,
-    pub cores: f64,
-    pub memory_bytes: u64,
-    pub live_jobs: usize,
-    pub state_dir: String,
-    /// The TCP listener, if there is one.
-    pub listen: Option<String>,
-    /// Which runtimes are there, and what they cannot do.
-    pub runtimes: Vec<RuntimeInfo>,
-}
-
-/// `GET /healthz`: 200 if every loop came round lately, else 503.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Liveness {
-    pub alive: bool,
-    pub loops: Vec<LoopReport>,
-}
-
-/// One long-lived loop of the daemon.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct LoopReport {
-    pub name: String,
-    /// Seconds since it last came round.
-    pub age_s: f64,
-    pub is_stuck: bool,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct RuntimeInfo {
-    pub kind: String,
-    pub notes: Vec<String>,
 }
 
 /// `GET /v1/version`.

@@ -73,6 +73,15 @@ pub(crate) fn report(word: ReportWord, value: u64) {
     }
 }
 
+/// Writes a word of the report if it is 0, and returns what it contains then.
+pub(crate) fn report_once(word: ReportWord, value: u64) -> u64 {
+    let Some(cell) = report_word(word) else { return value };
+    match cell.compare_exchange(0, value, Relaxed, Relaxed) {
+        Ok(_) => value,
+        Err(found) => found,
+    }
+}
+
 pub(crate) fn report_hook(hook: Hook) {
     if let Some(hooks) = report_word(ReportWord::Hooks) {
         hooks.fetch_or(hook as u64, Relaxed);

@@ -10,19 +10,19 @@
 //! **GPU time.** While a job and its neighbours all have work, the driver gives each an equal slice. A quantum of
 //! wall time is therefore worth a quantum divided by the number of jobs on the GPU, which the page contains.
 //!
-//! **Properties.** Off unless `GAINSHARE_INSIDE_GPU=1`. A stream that records a graph is never waited for. Without
-//! orders, with a whole share and alone on its GPU a job does not wait. `pauses_fit_the_share`.
+//! **Properties.** Off unless `GAINSHARE_INSIDE_GPU` is set. Jobs on several GPUs are not paced (`devices`). A
+//! stream that records a graph is never waited for. Without orders, with a whole share and alone on its GPU a job
+//! does not wait. `pauses_fit_the_share`.
 
-use crate::attach::{count, is_attached, monotonic_ns, orders, report_hook, variable};
+use crate::attach::{count, is_attached, monotonic_ns, orders, report_hook};
+use crate::cuda::{NOT_FOUND, Pointer, Real, Result};
+use crate::devices;
 use crate::resolve::symbol;
 use gainshare_page::{Hook, Orders, ReportWord, WHOLE_GPU};
-use libc::{c_int, c_uint, c_void};
+use libc::{c_int, c_uint};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-
-type Pointer = *mut c_void;
-type Result = c_int;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// How long a job works before it pauses.
 const QUANTUM_NS: u64 = 5_000_000;
@@ -42,27 +42,6 @@ static QUANTUM_BEGAN_NS: AtomicU64 = AtomicU64::new(0);
 /// Whether a thread pauses for the whole program.
 static IS_PAUSING: AtomicBool = AtomicBool::new(false);
 
-/// A real function of the driver.
-struct Real(AtomicUsize);
-
-impl Real {
-    const fn new() -> Real {
-        Real(AtomicUsize::new(0))
-    }
-
-    /// Keeps the real function and returns ours.
-    fn replace(&self, real: usize, ours: usize) -> usize {
-        if real != ours {
-            self.0.store(real, Relaxed);
-        }
-        ours
-    }
-
-    fn address(&self) -> usize {
-        self.0.load(Relaxed)
-    }
-}
-
 /// The functions of one kind of default stream: [0] the legacy one, [1] one for each thread.
 static LAUNCH: [Real; 2] = [Real::new(), Real::new()];
 static LAUNCH_EX: [Real; 2] = [Real::new(), Real::new()];
@@ -76,12 +55,9 @@ static GET_ADDRESS_V2: Real = Real::new();
 /// Asks for the functions of a default stream per thread, in `cuGetProcAddress`.
 const PER_THREAD_FLAG: u64 = 2;
 
-/// `CUDA_ERROR_NOT_FOUND`.
-const NOT_FOUND: Result = 500;
-
 /// Read once, before the program's `main`.
 pub(crate) fn read_switch() {
-    IS_ON.store(variable("GAINSHARE_INSIDE_GPU").is_some_and(|value| value == b"1"), Relaxed);
+    IS_ON.store(devices::read_switch(), Relaxed);
 }
 
 /// Whether `dlsym` should answer for this name.
@@ -108,9 +84,12 @@ pub(crate) fn answer(handle: Pointer, name: &CStr, real: usize) -> usize {
         };
         for (table, name) in [&SYNCHRONIZE, &IS_CAPTURING].into_iter().zip(names) {
             if let (Some(slot), Some(address)) = (table.get(which), symbol(handle, name)) {
-                slot.0.store(address, Relaxed);
+                slot.set(address);
             }
         }
+    }
+    if let Some(address) = symbol(handle, c"cuDeviceGetAttribute") {
+        devices::GET_ATTRIBUTE.set(address);
     }
     report_hook(Hook::CudaDriver);
     ours
@@ -123,6 +102,7 @@ fn replacement(name: &[u8], real: usize, is_per_thread: bool) -> usize {
         None => (name, is_per_thread),
     };
     let [legacy, per_thread]: [usize; 2] = match base {
+        b"cuDevicePrimaryCtxRetain" => return devices::RETAIN.replace(real, devices::retain as *const () as usize),
         b"cuLaunchKernel" => [launch::<0> as *const () as usize, launch::<1> as *const () as usize],
         b"cuLaunchKernelEx" => [launch_ex::<0> as *const () as usize, launch_ex::<1> as *const () as usize],
         b"cuLaunchCooperativeKernel" => {
@@ -325,7 +305,7 @@ unsafe extern "C" fn launch_graph<const KIND: usize>(graph: Pointer, stream: Poi
 
 /// The orders of a job that is to be paced.
 fn paced_orders() -> Option<Orders> {
-    orders().filter(|orders| (1..WHOLE_GPU).contains(&orders.gpu_share))
+    orders().filter(|orders| (1..WHOLE_GPU).contains(&orders.gpu_share) && devices::may_pace())
 }
 
 /// How long to pause after `busy_ns` of work beside the other jobs of the GPU.

@@ -21,6 +21,8 @@
 #![cfg_attr(any(test, not(target_arch = "x86_64")), allow(dead_code))]
 
 mod attach;
+mod cuda;
+mod devices;
 #[cfg(all(target_arch = "x86_64", not(test)))]
 mod entry;
 mod gpu;

@@ -3,7 +3,9 @@
 //! The programs are compiled with the C compiler that links Rust programs too. Each answers one line on its
 //! standard output for each line on its standard input, so that a test can change the page in between.
 
-use gainshare_page::{Orders, PAGE_BYTES, PAGE_VARIABLE, REPORT_SUFFIX, Report, SWITCH_VARIABLE};
+use gainshare_page::{
+    GPU_ALL, GPU_ON, GPU_VARIABLE, Orders, PAGE_BYTES, PAGE_VARIABLE, REPORT_SUFFIX, Report, SWITCH_VARIABLE,
+};
 use gainshare_page::{decode_report, empty_report, encode};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
@@ -380,4 +382,94 @@ fn a_bus_error_of_the_program_itself_still_ends_it() {
     let page = Page::new(1);
     let status = page.command("/bin/sh").args(["-c", "kill -BUS $$"]).status().unwrap();
     assert_eq!(status.signal(), Some(libc::SIGBUS));
+}
+
+/// The functions of a CUDA driver that a program finds, as far as this library catches them. Device n lies on bus n.
+const DRIVER: &str = r#"
+#include <string.h>
+#include <unistd.h>
+int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned h,
+                   void *stream, void **parameters, void **extra) { usleep(200); return 0; }
+int cuStreamSynchronize(void *stream) { return 0; }
+int cuStreamIsCapturing(void *stream, int *status) { *status = 0; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { return 0; }
+int cuDeviceGetAttribute(int *value, int which, int device) { *value = which == 33 ? device : 0; return 0; }
+int cuGetProcAddress_v2(const char *name, void **found, int version, unsigned long long flags, int *status) {
+    *found = !strcmp(name, "cuLaunchKernel") ? (void *)cuLaunchKernel
+           : !strcmp(name, "cuDevicePrimaryCtxRetain") ? (void *)cuDevicePrimaryCtxRetain : 0;
+    return *found ? 0 : 500;
+}
+"#;
+
+/// `r N` retains device N, `l N` launches N kernels; each answers with one line.
+const LAUNCHES: &str = r#"
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(int count, char **words) {
+    void *driver = dlopen(words[1], RTLD_NOW);
+    int (*get)(const char *, void **, int, unsigned long long, int *) = dlsym(driver, "cuGetProcAddress_v2");
+    int (*launch)(void *, int, int, int, int, int, int, int, void *, void **, void **);
+    int (*retain)(void **, int);
+    get("cuLaunchKernel", (void **)&launch, 12000, 0, 0);
+    get("cuDevicePrimaryCtxRetain", (void **)&retain, 12000, 0, 0);
+    char line[100];
+    while (fgets(line, sizeof line, stdin)) {
+        int number = atoi(line + 1), result = 0;
+        void *context;
+        if (line[0] == 'r') result = retain(&context, number);
+        else for (int i = 0; i < number; i++) result |= launch(0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0);
+        printf("%d\n", result);
+        fflush(stdout);
+    }
+}
+"#;
+
+/// The program above on its driver, with a page that grants a tenth of the GPU.
+fn launching(page: &Page, variables: &[(&str, &str)]) -> Dialogue {
+    let driver = compile(page.dir.path(), "libdriver.so", DRIVER, &["-shared", "-fPIC"]);
+    let program = compile(page.dir.path(), "launches", LAUNCHES, &["-ldl"]);
+    let orders = Orders { gpu_share: 100_000, gpu_jobs: 1, ..Orders::default() };
+    page.write(&encode(&orders, monotonic_ns()));
+    Dialogue::start(page.command(program).arg(driver).envs(variables.iter().copied()))
+}
+
+#[test]
+fn launches_on_one_gpu_are_paced_and_on_a_second_one_not() {
+    let page = Page::new(0);
+    let mut job = launching(&page, &[(GPU_VARIABLE, GPU_ON)]);
+    assert_eq!(job.ask("r 7"), "0");
+    assert_eq!(job.ask("l 100"), "0");
+    let paced = page.report();
+    assert_eq!((paced.launches, paced.gpus, paced.gpu & 0xffff_0000), (100, 1, 7 << 16));
+    assert!(paced.pauses > 0 && paced.paused_ns > 0, "{paced:?}");
+    assert_eq!(job.ask("r 8"), "0");
+    job.ask("l 100");
+    let several = page.report();
+    assert_eq!((several.launches, several.gpus, several.gpu), (200, 2, paced.gpu));
+    assert_eq!(several.pauses, paced.pauses, "a job on several GPUs does not wait");
+}
+
+#[test]
+fn ranks_are_paced_only_if_the_user_asks_for_it() {
+    for (switch, gpus, is_paced) in [(GPU_ON, 2, false), (GPU_ALL, 1, true), ("0", 0, false)] {
+        let page = Page::new(0);
+        let mut job = launching(&page, &[(GPU_VARIABLE, switch), ("WORLD_SIZE", "2")]);
+        assert_eq!((job.ask("r 0"), job.ask("l 100")), ("0".into(), "0".into()));
+        let report = page.report();
+        assert_eq!((report.gpus, report.pauses > 0), (gpus, is_paced), "{switch}");
+    }
+}
+
+#[test]
+fn a_share_of_the_whole_and_a_page_without_a_daemon_cause_no_pause() {
+    let page = Page::new(0);
+    let mut job = launching(&page, &[(GPU_VARIABLE, GPU_ON)]);
+    job.ask("r 0");
+    for bytes in [page_bytes(0), encode(&Orders { gpu_share: 100_000, gpu_jobs: 1, ..Orders::default() }, 1)] {
+        page.write(&bytes);
+        job.ask("l 50");
+        assert_eq!(page.report().pauses, 0);
+    }
+    assert_eq!(page.report().launches, 100);
 }

@@ -14,6 +14,8 @@ pub struct CpuList(Vec<u32>);
 pub(crate) const MAX_CPUS: u32 = 65_536;
 
 impl CpuList {
+    pub(crate) const EMPTY: CpuList = CpuList(Vec::new());
+
     pub fn new(mut cpus: Vec<u32>) -> CpuList {
         cpus.sort_unstable();
         cpus.dedup();

@@ -16,7 +16,7 @@
 //! | `process::fallback` | sharing without cgroup rights (feature `fallback`) |
 //! | `process::traffic` | network bytes of each job (feature `traffic`) |
 //! | `docker` | jobs that are Docker containers (feature `docker`) |
-//! | `cores`, `cpus` | whole cores dealt out by share; lists of CPUs |
+//! | `cores`, `lending`, `cpus` | whole cores dealt out by share; cores lent while unused; lists of CPUs |
 //! | [`usage`] | a job's counters as node-seconds |
 //! | [`machine`] | CPUs, memory and idle time of this machine |
 //! | [`backoff`] | pauses between retries, doubled each time |
@@ -42,6 +42,7 @@ mod cores;
 mod cpus;
 #[cfg(feature = "docker")]
 pub mod docker;
+mod lending;
 pub mod machine;
 pub mod process;
 pub mod usage;
@@ -63,13 +64,33 @@ pub enum RuntimeKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LimitMode {
-    /// Relative weights: CPU time that one job leaves unused goes to the others. The default.
+    /// Relative weights: CPU time that one job leaves unused goes to the others.
     #[default]
     Weight,
     /// Hard caps, as `docker update --cpus` sets them.
     Quota,
-    /// Whole cores by largest remainder, weights for the rest.
+    /// Whole cores for each job, as many as its share stands for; unused ones are lent.
     Cores,
+}
+
+impl LimitMode {
+    /// Machines with at least so many cores share by whole cores unless the user chose another mode. On fewer cores
+    /// a whole core is too coarse a unit, and weights bind.
+    pub const CORES_FROM: f64 = 8.0;
+
+    /// The mode of a machine whose jobs may use so many cores. `has_cpusets`: the kernel can bind jobs to cores.
+    pub fn for_machine(cores: f64, has_cpusets: bool) -> LimitMode {
+        if has_cpusets && cores >= LimitMode::CORES_FROM { LimitMode::Cores } else { LimitMode::Weight }
+    }
+
+    /// The name in flags and settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            LimitMode::Weight => "weight",
+            LimitMode::Quota => "quota",
+            LimitMode::Cores => "cores",
+        }
+    }
 }
 
 /// The name of one job within its runtime.
@@ -106,6 +127,10 @@ pub struct AppliedLimits {
     pub settings: Vec<(String, String)>,
     /// What this runtime could not limit and why, in one sentence each.
     pub notes: Vec<String>,
+    /// Threads that run at once without waiting for another job: the job's own and its borrowed cores. `None`
+    /// where jobs have no cores of their own.
+    #[serde(default)]
+    pub team: Option<u32>,
 }
 
 /// Writes the targets of a plan to jobs. See the module documentation.

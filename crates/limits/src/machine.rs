@@ -49,15 +49,41 @@ pub(crate) fn own_affinity() -> CpuList {
     (0..nix::sched::CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false)).map(|cpu| cpu as u32).collect()
 }
 
-/// Sorts so that hardware threads of one core, then cores of one package, are next to each other.
+/// Sorts so that hardware threads of one core, cores with a common last cache, and cores of one memory node and
+/// package are next to each other.
 pub(crate) fn by_topology(root: &Path, cpus: &CpuList) -> Vec<u32> {
-    let place = |cpu: u32, what: &str| -> i64 {
-        let path = root.join(format!("sys/devices/system/cpu/cpu{cpu}/topology/{what}"));
-        std::fs::read_to_string(path).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(cpu.into())
+    let system = root.join("sys/devices/system");
+    let read = |path: std::path::PathBuf| std::fs::read_to_string(path).ok();
+    let number = |cpu: u32, what: &str| -> Option<i64> {
+        read(system.join(format!("cpu/cpu{cpu}/{what}")))?.trim().parse().ok()
+    };
+    let nodes = memory_nodes(&system.join("node"));
+    let node = |cpu: u32| nodes.iter().position(|(_, cpus)| cpus.contains(cpu));
+    // The smallest CPU that shares the last cache names the cache.
+    let cache = |cpu: u32| -> Option<u32> {
+        CpuList::parse(&read(system.join(format!("cpu/cpu{cpu}/cache/index3/shared_cpu_list")))?)?.iter().next()
     };
     let mut sorted: Vec<u32> = cpus.iter().collect();
-    sorted.sort_by_cached_key(|&cpu| (place(cpu, "physical_package_id"), place(cpu, "core_id"), cpu));
+    sorted.sort_by_cached_key(|&cpu| {
+        let package = number(cpu, "topology/physical_package_id").unwrap_or(cpu.into());
+        let core = number(cpu, "topology/core_id").unwrap_or(cpu.into());
+        (node(cpu), package, cache(cpu), core, cpu)
+    });
     sorted
+}
+
+/// The memory nodes and their CPUs, by number.
+fn memory_nodes(dir: &Path) -> Vec<(u32, CpuList)> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let mut nodes: Vec<(u32, CpuList)> = entries
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            let number = entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()?;
+            Some((number, CpuList::parse(&std::fs::read_to_string(entry.path().join("cpulist")).ok()?)?))
+        })
+        .collect();
+    nodes.sort();
+    nodes
 }
 
 /// Whether any disk uses the bfq scheduler, the only one for which bfq's weights have an effect.
@@ -135,6 +161,27 @@ mod tests {
         let cpus: CpuList = (0..4).collect();
         assert_eq!(by_topology(tree(&files).path(), &cpus), [0, 2, 1, 3]);
         assert_eq!(by_topology(Path::new("/nonexistent"), &cpus), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn neighbours_by_memory_node_and_cache() {
+        let file = |cpu: u32, name: &str, text: &str| (format!("sys/devices/system/cpu/cpu{cpu}/{name}"), text.into());
+        let mut files: Vec<(String, String)> = Vec::new();
+        for cpu in 0..8u32 {
+            files.push(file(cpu, "topology/physical_package_id", "0"));
+            files.push(file(cpu, "topology/core_id", &(cpu / 2).to_string()));
+            // Two caches: even and odd pairs of CPUs.
+            let cache = if cpu / 2 % 2 == 0 { "0-1,4-5" } else { "2-3,6-7" };
+            files.push(file(cpu, "cache/index3/shared_cpu_list", cache));
+        }
+        let borrowed = |files: &[(String, String)]| -> Vec<u32> {
+            let files: Vec<(&str, &str)> = files.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+            by_topology(tree(&files).path(), &(0..8).collect())
+        };
+        assert_eq!(borrowed(&files), [0, 1, 4, 5, 2, 3, 6, 7], "by cache");
+        files.push(("sys/devices/system/node/node0/cpulist".into(), "4-7\n".into()));
+        files.push(("sys/devices/system/node/node1/cpulist".into(), "0-3\n".into()));
+        assert_eq!(borrowed(&files), [4, 5, 6, 7, 0, 1, 2, 3], "by memory node first");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use gainshare_core::fixtures::checked_target;
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;
 use gainshare_limits::cgroup::limits::{self, GroupLimits, KernelFeatures, WriteRecord};
-use gainshare_limits::cgroup::{BaseGroup, Controller, Group, Hierarchy, Version};
+use gainshare_limits::cgroup::{BaseGroup, Controller, CpuList, Group, Hierarchy, Version};
 use gainshare_limits::process::{Config, JobGroup, ProcessRuntime, restore};
 use gainshare_limits::{Counters, JobHandle, LimitMode, Runtime, RuntimeError};
 use std::path::{Path, PathBuf};
@@ -138,7 +138,7 @@ impl Tree {
     }
 
     fn runtime(&self, mode: LimitMode) -> ProcessRuntime {
-        let config = Config { mode, max_tasks: Some(99), ..Config::new("base") };
+        let config = Config { mode: Some(mode), max_tasks: Some(99), ..Config::new("base") };
         ProcessRuntime::on(self.hierarchy(), config).unwrap()
     }
 
@@ -157,6 +157,7 @@ fn group(tree: &Tree) -> (Group, KernelFeatures) {
     let features = KernelFeatures {
         version: tree.version,
         all_cpus: base.cpus().iter().copied().collect(),
+        has_cpu_idle: base.has_cpu_idle(),
         block_weight_file: base.block_weight_file(),
         page_bytes: 4096,
     };
@@ -507,5 +508,67 @@ fn older_plans_and_used_names_are_refused() {
     assert!(runtime.prepare(JobId(9), "a").unwrap_err().to_string().contains("use another name"));
     for name in ["../a", "cpu.weight", ""] {
         assert!(runtime.prepare(JobId(9), name).is_err(), "{name}");
+    }
+}
+
+/// Sixteen CPUs, and `cpu.idle` as kernels from 5.15 on have it.
+fn sixteen_cores(version: Version) -> Tree {
+    let tree = Tree::new(version);
+    for group in ["", "base", "base/a", "base/b"] {
+        tree.put(group, "cpu.idle", "0");
+        match version {
+            Version::V1 => tree.put(group, "cpuset.cpus", "0-15"),
+            Version::V2 => tree.put(group, "cpuset.cpus.effective", "0-15"),
+        }
+    }
+    tree
+}
+
+#[test]
+fn the_mode_fits_the_machine_unless_it_was_chosen() {
+    for version in BOTH {
+        let mode = |tree: &Tree, config: Config| ProcessRuntime::on(tree.hierarchy(), config).unwrap().mode();
+        let (small, large) = (Tree::new(version), sixteen_cores(version));
+        assert_eq!(mode(&small, Config::new("base")), LimitMode::Weight);
+        assert_eq!(mode(&large, Config::new("base")), LimitMode::Cores);
+        let chosen = Config { mode: Some(LimitMode::Weight), ..Config::new("base") };
+        assert_eq!(mode(&large, chosen), LimitMode::Weight);
+        let few = Config { cpus: CpuList::parse("0-3"), ..Config::new("base") };
+        assert_eq!(mode(&large, few), LimitMode::Weight, "jobs may use four cores only");
+    }
+}
+
+#[test]
+fn unused_cores_are_lent_to_a_job_that_yields() {
+    for version in BOTH {
+        let tree = sixteen_cores(version);
+        let mut runtime = tree.runtime(LimitMode::Cores);
+        let (_, jobs) = start(&mut runtime, &["a", "b"]);
+        let half = cpu_target(0.5, 0.5);
+        let plan = [(&jobs[0], half), (&jobs[1], half)];
+        let cpus = |settings: &[(String, String)]| {
+            settings.iter().find(|(name, _)| name == "cpuset.cpus").map(|(_, value)| value.clone()).unwrap()
+        };
+        let first = apply(&mut runtime, 1, &plan);
+        assert_eq!([cpus(&first[0]), cpus(&first[1])], ["0-7", "8-15"]);
+        // In the next half second job a uses all of its cores and job b one.
+        std::thread::sleep(Duration::from_millis(500));
+        for (group, ns) in [("base/a", 8_000_000_000_u64), ("base/b", 500_000_000)] {
+            match version {
+                Version::V1 => tree.put(group, "cpuacct.usage", &ns.to_string()),
+                Version::V2 => tree.put(group, "cpu.stat", &format!("usage_usec {}", ns / 1000)),
+            }
+        }
+        let lent = apply(&mut runtime, 1, &plan);
+        let borrowed = cpus(&lent[0]);
+        assert!(borrowed.starts_with("0-7,") && borrowed.ends_with("-15"), "{borrowed}");
+        assert_eq!(cpus(&lent[1]), "8-15", "the lender may use all of its cores");
+        assert_eq!((tree.get("base/a", "cpu.idle"), tree.get("base/b", "cpu.idle")), ("1".into(), "0".into()));
+        // The kernel has set the weight of a group that yields to its own value: that is no foreign write.
+        let weight = tree.weight(0.5).0;
+        tree.put("base/a", weight, "3");
+        let alone = apply(&mut runtime, 2, &[(&jobs[0], cpu_target(1.0, 1.0))]);
+        assert_eq!(cpus(&alone[0]), "0-15");
+        assert_eq!((tree.get("base/a", "cpu.idle"), tree.get("base/a", weight)), ("0".into(), tree.weight(1.0).1));
     }
 }

@@ -23,6 +23,16 @@ pub const PAGE_VARIABLE: &str = "GAINSHARE_INSIDE_PAGE";
 /// The environment variable that switches the library off if its value is `0`.
 pub const SWITCH_VARIABLE: &str = "GAINSHARE_INSIDE";
 
+/// The environment variable that lets the library catch GPU work: [`GPU_ON`], or [`GPU_ALL`] for jobs on several GPUs,
+/// too.
+pub const GPU_VARIABLE: &str = "GAINSHARE_INSIDE_GPU";
+
+/// Jobs on one GPU are paced.
+pub const GPU_ON: &str = "1";
+
+/// Jobs on several GPUs and of several ranks are paced, too.
+pub const GPU_ALL: &str = "all";
+
 /// The name of the library's file, which lies beside the program `gainshare`.
 pub const LIBRARY_FILE: &str = "libgainshare_inside.so";
 
@@ -162,6 +172,10 @@ pub enum ReportWord {
     Pauses = 8,
     /// The sum of these waits in nanoseconds.
     PausedNs = 9,
+    /// The GPU that the job uses: its place on the PCI bus, never 0.
+    Gpu = 10,
+    /// 0: none is known; 1: one GPU; more: several GPUs or several ranks, which are not to be paced.
+    Gpus = 11,
 }
 
 /// What the library reported.
@@ -175,6 +189,8 @@ pub struct Report {
     pub launches: u64,
     pub pauses: u64,
     pub paused_ns: u64,
+    pub gpu: u64,
+    pub gpus: u64,
 }
 
 /// The bytes of a report that contains nothing yet.
@@ -209,6 +225,8 @@ pub fn decode_report(bytes: &[u8]) -> Option<Report> {
         launches: word(ReportWord::Launches as usize)?,
         pauses: word(ReportWord::Pauses as usize)?,
         paused_ns: word(ReportWord::PausedNs as usize)?,
+        gpu: word(ReportWord::Gpu as usize)?,
+        gpus: word(ReportWord::Gpus as usize)?,
     })
 }
 

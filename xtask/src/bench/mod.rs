@@ -4,14 +4,17 @@
 //! the same run, and no test depends on them.
 
 mod build;
+mod cores;
 mod daemon;
 mod gpu;
+mod gpu_gain;
 mod inside;
 mod kube;
 mod kube_move;
 pub(crate) mod lab;
 mod threads;
 mod torch;
+mod training;
 
 use crate::sh;
 use anyhow::{Context, Result};
@@ -42,7 +45,10 @@ enum What {
     Torch(torch::Args),
     /// A PyTorch job on two cores that is left alone, and four together: teams that follow the share.
     Threads(threads::Args),
-    /// Two jobs that each fill a GPU, the second one paced. Needs an NVIDIA GPU, PyTorch and JAX.
+    /// Three and six PyTorch jobs on a machine with at least eight cores, under several policies.
+    Cores(cores::Args),
+    /// Two jobs that each fill a GPU, the second one paced, and three jobs by gain. Needs an NVIDIA GPU, PyTorch and
+    /// JAX.
     Gpu(gpu::Args),
     /// What the library inside jobs costs: the start of /bin/true, the speed of an OpenMP loop, its size.
     Inside(inside::Args),
@@ -62,6 +68,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         What::Daemon(a) => daemon::run(&a)?,
         What::Torch(a) => torch::run(&a)?,
         What::Threads(a) => threads::run(&a)?,
+        What::Cores(a) => cores::run(&a)?,
         What::Gpu(a) => gpu::run(&a)?,
         What::Inside(a) => inside::run(&a)?,
         What::Kube(a) => kube::run(&a)?,

@@ -8,7 +8,7 @@ use super::{Driver, Job};
 use crate::record::Change;
 use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::JobId;
-use gainshare_limits::{AppliedLimits, JobHandle, Runtime, RuntimeError, RuntimeKind};
+use gainshare_limits::{AppliedLimits, JobHandle, LimitMode, Runtime, RuntimeError, RuntimeKind};
 use std::collections::BTreeMap;
 
 impl Driver {
@@ -18,7 +18,17 @@ impl Driver {
         for kind in self.runtimes.kinds() {
             self.apply_to(kind);
         }
+        // A job that came or went changes the shares of its GPU at once.
+        self.share_gpus();
         self.write_pages();
+    }
+
+    /// Deals whole cores out again, so that cores which a job leaves unused are lent and come back.
+    pub(super) fn lend_cores(&mut self) {
+        let is_shared = self.jobs.values().filter(|job| job.record.holds_slot()).nth(1).is_some();
+        if is_shared && self.runtimes.mode(&self.config) == LimitMode::Cores {
+            self.apply_to(RuntimeKind::Process);
+        }
     }
 
     /// Writes the targets of one runtime's jobs. The results come to [`Driver::applied`], at once

@@ -23,8 +23,8 @@ use gainshare_core::model::JobId;
 use gainshare_limits::RuntimeKind;
 use gainshare_limits::process::start::{StartVariable, fitting_threads, let_teams_follow};
 use gainshare_page::{
-    HEADER_BYTES, LIBRARY_FILE, Orders, PAGE_BYTES, PAGE_VARIABLE, REPORT_SUFFIX, Report, SWITCH_VARIABLE,
-    decode_report, empty_report, encode,
+    GPU_ON, GPU_VARIABLE, HEADER_BYTES, LIBRARY_FILE, Orders, PAGE_BYTES, PAGE_VARIABLE, REPORT_SUFFIX, Report,
+    SWITCH_VARIABLE, decode_report, empty_report, encode,
 };
 use std::io::Read;
 use std::os::unix::fs::FileExt;
@@ -40,6 +40,8 @@ const TEAM_DEADBAND_PART: f64 = 0.1;
 struct InsideStart {
     library: PathBuf,
     page: PathBuf,
+    /// Whether launches on a GPU are caught.
+    has_gpu: bool,
 }
 
 impl Driver {
@@ -84,7 +86,8 @@ impl Driver {
             return Vec::new();
         }
         let_teams_follow(tuned, self.cores());
-        InsideStart { library, page: dir.join(PAGE_FILE) }.variables()
+        let has_gpu = (record.spec.gpu || self.config.gpu) && !is_set(GPU_VARIABLE);
+        InsideStart { library, page: dir.join(PAGE_FILE), has_gpu }.variables()
     }
 
     /// Writes the team of the current plan into the page of every process job, and renews its heartbeat.
@@ -104,8 +107,12 @@ impl Driver {
             let JobPage::Open { file, orders } = &mut job.page else { continue };
             let share = plan.and_then(|plan| plan.as_plan().verdicts.get(&id)?.target).map(|t| t.share.cpu.get());
             if let Some(share) = share {
-                *orders = Orders { generation, team: team_for(share * cores, orders.team), ..*orders };
+                // A job with cores of its own has a team for exactly these.
+                let own = job.in_force.as_ref().and_then(|limits| limits.team);
+                let team = own.unwrap_or_else(|| team_for(share * cores, orders.team));
+                *orders = Orders { generation, team, ..*orders };
             }
+            (orders.gpu_share, orders.gpu_jobs) = job.gpu.order;
             let bytes = encode(orders, monotonic_ns());
             if let Err(e) = file.write_all_at(&bytes[..HEADER_BYTES], 0) {
                 tracing::warn!(job = %id, "cannot write its page: {e}");
@@ -122,7 +129,8 @@ impl Driver {
         }
         let order = job.record.order.as_ref()?;
         if !order.env.iter().any(|variable| variable.name == PAGE_VARIABLE) {
-            return self.inside_library().err();
+            let unpaced = if job.record.spec.gpu || self.config.gpu { "; GPU work is not paced" } else { "" };
+            return self.inside_library().err().map(|why| why + unpaced);
         }
         let report = self.paths.job(id.0).join(format!("{PAGE_FILE}{REPORT_SUFFIX}"));
         Some(describe(&read_report(&report)?))
@@ -136,10 +144,14 @@ impl InsideStart {
             value: value.display().to_string(),
             why: why.into(),
         };
-        vec![
+        let mut variables = vec![
             variable("LD_PRELOAD", &self.library, "thread teams follow the share while the job runs"),
             variable(PAGE_VARIABLE, &self.page, "where the library reads the wanted team size"),
-        ]
+        ];
+        if self.has_gpu {
+            variables.push(variable(GPU_VARIABLE, Path::new(GPU_ON), "launches on a GPU follow the share"));
+        }
+        variables
     }
 }
 
@@ -152,7 +164,7 @@ fn team_for(cores: f64, before: u32) -> u32 {
     (cores.round() as u32).max(1)
 }
 
-fn read_report(path: &Path) -> Option<Report> {
+pub(super) fn read_report(path: &Path) -> Option<Report> {
     let mut bytes = Vec::new();
     jobdir::open_regular(path).ok()?.take(PAGE_BYTES as u64).read_to_end(&mut bytes).ok()?;
     decode_report(&bytes)

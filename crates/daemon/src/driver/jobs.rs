@@ -1,5 +1,6 @@
 //! The table of jobs: the only owner of what is known of each job and of the numbers of owners.
 
+use super::gpu_use::GpuUse;
 use super::page::JobPage;
 use super::pump::Pump;
 use super::reports::{Progress, Reports};
@@ -11,6 +12,7 @@ use gainshare_core::plan::Verdict;
 use gainshare_core::replay::RecordedDecision;
 use gainshare_core::view::FinishedRun;
 use gainshare_limits::{AppliedLimits, JobHandle, RuntimeKind};
+use gainshare_page::PAGE_VARIABLE;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -30,6 +32,7 @@ pub(super) struct Job {
     pub(super) apply_error: Option<String>,
     /// The page of the library inside this job.
     pub(super) page: JobPage,
+    pub(super) gpu: GpuUse,
     /// Newest last.
     pub(super) decisions: VecDeque<DecisionInfo>,
     /// The last decision about this job, for replay. Jobs that are decided together share it. Kept while
@@ -72,6 +75,7 @@ impl Job {
             in_force: None,
             apply_error: None,
             page: JobPage::Unknown,
+            gpu: GpuUse::default(),
             decisions: VecDeque::new(),
             record_of_decision: None,
             kills: 0,
@@ -86,6 +90,12 @@ impl Job {
             sample_sent: Time::ZERO,
             unsaved: false,
         }
+    }
+
+    /// Whether the library inside was given to this attempt.
+    pub(super) fn has_inside(&self) -> bool {
+        let order = self.record.order.as_ref();
+        order.is_some_and(|order| order.env.iter().any(|variable| variable.name == PAGE_VARIABLE))
     }
 
     /// How its runtime knows it, once there is something to know.

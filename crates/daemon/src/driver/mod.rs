@@ -16,7 +16,8 @@
 //! and ends of jobs. [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses.
 //! [`deadlines`]: predicted ends and deadlines. [`read`]: what the API shows. [`docker`]:
 //! containers, their runtime's thread ([`docker_link`]) and their output ([`pump`]). [`inside`]:
-//! the library inside jobs, and their pages ([`page`]).
+//! the library inside jobs, and their pages ([`page`]). [`gpu`], [`gpu_use`]:
+//! shares of GPUs.
 //!
 //! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
 //! waits for the disk, but not for the container engine or for processes that die; the exceptions
@@ -27,6 +28,8 @@ mod deadlines;
 mod decide;
 mod docker;
 mod docker_link;
+mod gpu;
+mod gpu_use;
 mod handle;
 mod history;
 mod inside;
@@ -142,6 +145,7 @@ pub(crate) struct Driver {
     jobs: JobTable,
     store: Store,
     runtimes: runtimes::Runtimes,
+    gpus: gpu::Gpus,
     watch: watch::Watch,
     lease: Lease,
     guard: GuardKeeper,
@@ -211,6 +215,7 @@ impl Driver {
             jobs: JobTable::new(loaded.owners),
             store: Store::new(journal, metrics.clone()),
             runtimes,
+            gpus: gpu::Gpus::default(),
             watch: watch::Watch::new(),
             lease,
             guard: GuardKeeper::new(),
@@ -378,6 +383,8 @@ impl Driver {
         }
         self.lease.renew();
         self.guard.ensure(&self.paths, &self.config);
+        self.lend_cores();
+        self.share_gpus();
         self.write_pages();
         self.reap_supervisors();
         self.check_live_jobs();

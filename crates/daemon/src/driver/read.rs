@@ -11,7 +11,7 @@ use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::Plan;
 use gainshare_core::policy::Preset;
 use gainshare_core::replay::RecordedDecision;
-use gainshare_limits::{LimitMode, RuntimeKind};
+use gainshare_limits::RuntimeKind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,6 +84,8 @@ impl Driver {
             done: if r.is_live() { self.forecast(job) } else { None },
             deadline: self.deadline_info(job),
             cpu_cores: job.progress.meter.cores().filter(|_| running),
+            whole_cores: job.in_force.as_ref().and_then(|limits| limits.team).filter(|_| running),
+            gpu_share: job.gpu.share.filter(|_| running),
             memory_bytes: job.progress.meter.memory_bytes().filter(|_| running),
             reason: self.why(job),
             notes,
@@ -147,14 +149,18 @@ impl Driver {
                 }
             })
             .collect();
-        let in_force =
-            job.in_force.clone().unwrap_or(gainshare_limits::AppliedLimits { settings: vec![], notes: vec![] });
+        let in_force = job.in_force.clone().unwrap_or(gainshare_limits::AppliedLimits {
+            settings: vec![],
+            notes: vec![],
+            team: None,
+        });
         let mut notes = job.record.order.as_ref().map(|o| o.notes.clone()).unwrap_or_default();
         notes.extend(job.record.notes.iter().chain(&in_force.notes).chain(&job.apply_error).cloned());
         notes.extend(
             self.runtimes.notes.iter().filter(|(kind, _)| *kind == job.record.spec.runtime).map(|(_, n)| n.clone()),
         );
         notes.extend(self.inside_note(id));
+        notes.extend(job.gpu.note());
         notes.sort();
         notes.dedup();
         Ok(Explanation {
@@ -266,7 +272,7 @@ impl Driver {
             epoch: self.store.journal.epoch(),
             uptime_s: self.now().since(self.timeline.began).as_secs_f64(),
             policy: preset_name(self.config.policy),
-            mode: mode_name(self.config.mode).into(),
+            mode: self.runtimes.mode(&self.config).name().into(),
             slots: self.config.slots,
             cores: self.cores(),
             memory_bytes: capacity.memory_bytes,
@@ -304,14 +310,6 @@ pub(crate) fn loop_reports(pulses: &Pulses) -> Vec<LoopReport> {
 
 fn preset_name(preset: Preset) -> String {
     preset.name().to_owned()
-}
-
-fn mode_name(mode: LimitMode) -> &'static str {
-    match mode {
-        LimitMode::Weight => "weight",
-        LimitMode::Quota => "quota",
-        LimitMode::Cores => "cores",
-    }
 }
 
 fn metric(job: &Job) -> Option<MetricInfo> {

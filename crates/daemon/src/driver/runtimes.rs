@@ -10,8 +10,9 @@ use crate::error::DaemonError;
 use crate::launch::program;
 use crate::paths::Paths;
 use gainshare_core::model::Time;
+use gainshare_limits::cgroup::CpuList;
 use gainshare_limits::process::{self, ProcessRuntime};
-use gainshare_limits::{Capacity, Runtime, RuntimeError, RuntimeKind};
+use gainshare_limits::{Capacity, LimitMode, Runtime, RuntimeError, RuntimeKind};
 use std::path::Path;
 
 pub(crate) struct Runtimes {
@@ -50,6 +51,12 @@ impl Runtimes {
         self.process.as_mut().ok_or_else(|| RuntimeError::Unsupported(missing.into()))
     }
 
+    /// How shares of processes become limits.
+    pub(super) fn mode(&self, config: &DaemonConfig) -> LimitMode {
+        let process = self.process.as_ref().map(ProcessRuntime::mode);
+        process.or(config.mode).unwrap_or_default()
+    }
+
     pub(super) fn docker(&mut self) -> Result<&mut DockerLink, RuntimeError> {
         let missing = "no Docker engine is connected: start the engine, and the daemon with --runtime process,docker";
         self.docker.as_mut().ok_or_else(|| RuntimeError::Unsupported(missing.into()))
@@ -72,8 +79,17 @@ impl Runtimes {
 pub(crate) fn process_config(config: &DaemonConfig, paths: &Paths) -> process::Config {
     let mut process = process::Config::new(base_name(&paths.state));
     process.mode = config.mode;
+    process.cpus = config.cores.and_then(first_cpus);
     process.keeper = Some(vec![program(config).into(), "keep".into()]);
     process
+}
+
+/// The first so many CPUs that this process may use; `None` if those are all.
+pub(super) fn first_cpus(count: usize) -> Option<CpuList> {
+    let set = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).ok()?;
+    let all = (0..nix::sched::CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false));
+    let all: Vec<u32> = all.map(|cpu| cpu as u32).collect();
+    (count < all.len()).then(|| all.into_iter().take(count).collect())
 }
 
 /// What distinguishes the groups and containers of one daemon from those of others: a hash of its state directory.

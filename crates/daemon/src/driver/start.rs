@@ -6,9 +6,10 @@
 //! if none of this attempt announced that it forks (see [`crate::jobdir`]).
 
 use super::Driver;
+use super::gpu_use::GpuUse;
 use super::intake::disk_refusal;
 use super::page::JobPage;
-use super::runtimes::kind_name;
+use super::runtimes::{first_cpus, kind_name};
 use crate::error::Refusal;
 use crate::fail;
 use crate::jobdir;
@@ -64,6 +65,7 @@ impl Driver {
             job.record = record;
             job.heard = now;
             job.page = JobPage::Unknown;
+            job.gpu = GpuUse::default();
         }
         self.begin_watching(id);
         if !attached && let Err(why) = self.spawn_supervisor(id, &order) {
@@ -134,9 +136,8 @@ impl Driver {
 
     /// The cores that jobs may use, if not all.
     pub(super) fn cpus(&self) -> Option<String> {
-        let n = self.config.cores?;
-        let all = allowed_cpus();
-        (n < all.len()).then(|| all[..n].iter().map(|c| c.to_string()).collect::<Vec<_>>().join(","))
+        let cpus = first_cpus(self.config.cores?)?;
+        Some(cpus.iter().map(|cpu| cpu.to_string()).collect::<Vec<_>>().join(","))
     }
 
     pub(super) fn cores(&self) -> f64 {
@@ -198,11 +199,4 @@ pub(super) fn limit_row(group: &JobGroup) -> LimitRow {
         runtime: kind_name(RuntimeKind::Process).into(),
         original: serde_json::to_string(group).unwrap_or_default(),
     }
-}
-
-/// The CPUs this process may use.
-fn allowed_cpus() -> Vec<usize> {
-    let set = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0));
-    set.map(|s| (0..nix::sched::CpuSet::count()).filter(|&c| s.is_set(c).unwrap_or(false)).collect())
-        .unwrap_or_default()
 }

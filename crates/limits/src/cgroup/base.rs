@@ -18,7 +18,7 @@ pub struct BaseGroup {
     hierarchy: Hierarchy,
     name: String,
     dirs: BTreeMap<Controller, PathBuf>,
-    /// In the order in which they are dealt out: by package, core, then hardware thread.
+    /// In the order in which they are dealt out: by memory node, package, cache, core, then hardware thread.
     cpus: Vec<u32>,
     capacity: Capacity,
     block_weight: Option<&'static str>,
@@ -58,6 +58,11 @@ impl BaseGroup {
 
     pub fn has(&self, controller: Controller) -> bool {
         self.dirs.contains_key(&controller)
+    }
+
+    /// Whether groups can yield to all others by `cpu.idle`.
+    pub fn has_cpu_idle(&self) -> bool {
+        self.dirs.get(&Controller::Cpu).is_some_and(|dir| dir.join("cpu.idle").exists())
     }
 
     /// The file that carries a group's block-I/O weight, if this kernel has one.

@@ -51,6 +51,9 @@ pub struct GroupLimits {
     pub cpu_share: Option<f64>,
     /// Hard cap in cores.
     pub cpu_cap_cores: Option<f64>,
+    /// The kernel runs the threads of every other group first (`cpu.idle`); where it cannot, the group has the
+    /// smallest weight.
+    pub yields: bool,
     /// Only these CPUs.
     pub cpus: Option<CpuList>,
     /// Soft memory limit, already checked against use by [`memory_limit_bytes`].
@@ -67,9 +70,13 @@ pub struct GroupLimits {
 pub struct KernelFeatures {
     pub version: Version,
     pub all_cpus: CpuList,
+    /// Whether groups have the file `cpu.idle`.
+    pub has_cpu_idle: bool,
     pub block_weight_file: Option<&'static str>,
     pub page_bytes: u64,
 }
+
+const IDLE_FILE: &str = "cpu.idle";
 
 /// One file and the text it should hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,12 +87,20 @@ pub struct Setting {
 
 /// The files for `wanted`, in the order in which they should be written.
 pub fn settings(on: &KernelFeatures, wanted: &GroupLimits) -> Vec<Setting> {
-    let mut out = Vec::with_capacity(7);
+    let mut out = Vec::with_capacity(8);
     let mut set = |file, value| out.push(Setting { file, value });
     let page = on.page_bytes.max(1);
+    if on.has_cpu_idle {
+        set(IDLE_FILE, u8::from(wanted.yields).to_string());
+    }
+    // The kernel takes no weight for a group that yields by `cpu.idle`.
+    let has_weight = !(wanted.yields && on.has_cpu_idle);
+    let cpu_share = if wanted.yields { Some(0.0) } else { wanted.cpu_share };
     match on.version {
         Version::V1 => {
-            set("cpu.shares", wanted.cpu_share.map_or(DEFAULT_SHARES_V1, shares_v1).to_string());
+            if has_weight {
+                set("cpu.shares", cpu_share.map_or(DEFAULT_SHARES_V1, shares_v1).to_string());
+            }
             set("cpu.cfs_period_us", PERIOD_US.to_string());
             set("cpu.cfs_quota_us", wanted.cpu_cap_cores.map_or("-1".into(), |c| quota_us(c).to_string()));
             set("cpuset.cpus", wanted.cpus.as_ref().unwrap_or(&on.all_cpus).to_string());
@@ -94,7 +109,9 @@ pub fn settings(on: &KernelFeatures, wanted: &GroupLimits) -> Vec<Setting> {
             set("memory.soft_limit_in_bytes", soft.to_string());
         }
         Version::V2 => {
-            set("cpu.weight", wanted.cpu_share.map_or(DEFAULT_WEIGHT_V2, weight_v2).to_string());
+            if has_weight {
+                set("cpu.weight", cpu_share.map_or(DEFAULT_WEIGHT_V2, weight_v2).to_string());
+            }
             let quota = wanted.cpu_cap_cores.map_or("max".into(), |c| quota_us(c).to_string());
             set("cpu.max", format!("{quota} {PERIOD_US}"));
             set("cpuset.cpus", wanted.cpus.as_ref().map_or(String::new(), CpuList::to_string));
@@ -235,6 +252,11 @@ pub fn enforce(
             }
         };
         let back = group.get(file).map(|t| first_line(&t)).map_err(|e| group.error("read", file, e))?;
+        if *file == IDLE_FILE {
+            // The kernel has changed the weight with it.
+            record.written.remove("cpu.weight");
+            record.written.remove("cpu.shares");
+        }
         if back == value {
             record.written.insert(file, back.clone());
         } else {
@@ -295,7 +317,13 @@ mod tests {
 
     fn on(version: Version) -> KernelFeatures {
         let block_weight_file = Some(if version == Version::V1 { "blkio.bfq.weight" } else { "io.weight" });
-        KernelFeatures { version, all_cpus: CpuList::new(vec![0, 1, 2, 3]), block_weight_file, page_bytes: 4096 }
+        KernelFeatures {
+            version,
+            all_cpus: CpuList::new(vec![0, 1, 2, 3]),
+            has_cpu_idle: false,
+            block_weight_file,
+            page_bytes: 4096,
+        }
     }
 
     fn value(settings: &[Setting], file: &str) -> String {
@@ -307,6 +335,7 @@ mod tests {
         let wanted = GroupLimits {
             cpu_share: Some(0.25),
             cpu_cap_cores: Some(1.5),
+            yields: false,
             cpus: Some(CpuList::new(vec![2, 3])),
             memory_limit_bytes: Some(10_000),
             memory_spared_bytes: 4096,
@@ -326,6 +355,22 @@ mod tests {
         assert_eq!(value(&v2, "memory.low"), "4096");
         assert_eq!(value(&v2, "io.weight"), "default 5000");
         assert_eq!(value(&v2, "pids.max"), "4096");
+    }
+
+    #[test]
+    fn a_group_that_yields_has_no_weight_or_the_smallest() {
+        let wanted = GroupLimits { yields: true, cpu_share: Some(0.5), ..GroupLimits::default() };
+        assert_eq!(value(&settings(&on(Version::V1), &wanted), "cpu.shares"), "2");
+        assert_eq!(value(&settings(&on(Version::V2), &wanted), "cpu.weight"), "1");
+        for version in [Version::V1, Version::V2] {
+            let on = KernelFeatures { has_cpu_idle: true, ..on(version) };
+            let yielding = settings(&on, &wanted);
+            assert_eq!(value(&yielding, "cpu.idle"), "1");
+            assert!(!yielding.iter().any(|s| matches!(s.file, "cpu.weight" | "cpu.shares")));
+            let back = settings(&on, &GroupLimits { yields: false, ..wanted.clone() });
+            assert_eq!((back[0].file, back[0].value.as_str()), ("cpu.idle", "0"), "before the weight");
+            assert!(back.iter().any(|s| matches!(s.file, "cpu.weight" | "cpu.shares")));
+        }
     }
 
     #[test]

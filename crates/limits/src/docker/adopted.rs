@@ -256,7 +256,7 @@ impl AdoptedContainer {
                 self.found.iter().map(|(limit, value)| (limit.to_string(), value.to_string())).collect()
             }
         };
-        AppliedLimits { settings, notes }
+        AppliedLimits { settings, notes, team: None }
     }
 }
 

@@ -7,7 +7,7 @@ use super::limits::{
     update_body, values_of,
 };
 use super::usage::ContainerGroup;
-use crate::cores::deal;
+use crate::cores::{deal, split};
 use crate::cpus::CpuList;
 use crate::machine::ROOT;
 use crate::{AppliedLimits, Capacity, Counters, JobHandle, LimitMode, Runtime, RuntimeError, RuntimeKind};
@@ -195,10 +195,10 @@ impl DockerRuntime {
         };
         let ours: Vec<(usize, &(JobHandle, CheckedTarget))> = wanted.iter().enumerate().filter(is_ours).collect();
         let claims: Vec<f64> = ours.iter().map(|(_, (_, target))| target.share.cpu.get()).collect();
-        let held: Vec<CpuList> = ours.iter().map(|(_, (job, _))| cpus_in(&self.adopted[&job.key].found)).collect();
+        let found: Vec<CpuList> = ours.iter().map(|(_, (job, _))| cpus_in(&self.adopted[&job.key].found)).collect();
         let all: Vec<u32> = CpuList::parse(&self.machine.all_cpus).unwrap_or_default().iter().collect();
-        for ((i, _), cpus) in ours.iter().zip(deal(&all, &claims, &held)) {
-            dealt[*i] = Some(cpus).filter(|cpus| !cpus.is_empty());
+        for ((i, _), cpus) in ours.iter().zip(deal(&all, &claims, &split(&found, all.len()))) {
+            dealt[*i] = Some(cpus.all()).filter(|cpus| !cpus.is_empty());
         }
         dealt
     }

@@ -2,6 +2,9 @@
 //!
 //! The mode decides which of the group's files carry the CPU share; memory and block I/O are the same in all
 //! modes. A new job gets the average weight of the other jobs until the first plan that has a target for it.
+//!
+//! In `cores` mode jobs get whole cores (`cores`), and cores that a job leaves unused are lent (`lending`). The jobs
+//! that borrow yield wherever another job wants the same core.
 
 use super::config::{Config, JobGroup};
 use super::identity::Identity;
@@ -9,7 +12,8 @@ use super::traffic::Traffic;
 use crate::cgroup::file::BUFFER_BYTES;
 use crate::cgroup::limits::{self, GroupLimits, KernelFeatures, WriteRecord};
 use crate::cgroup::{BaseGroup, Controller, CpuList, Group, Hierarchy};
-use crate::cores::deal;
+use crate::cores::{CoreSet, deal, weights};
+use crate::lending::{CoreUse, lend};
 use crate::machine::page_bytes;
 use crate::{AppliedLimits, Capacity, Counters, JobHandle, LimitMode, RuntimeError};
 use gainshare_core::check::CheckedTarget;
@@ -30,6 +34,7 @@ const WHOLE: f64 = 1.0 - 1e-6;
 pub(super) struct CgroupJobs {
     base: BaseGroup,
     config: Config,
+    mode: LimitMode,
     features: KernelFeatures,
     jobs: BTreeMap<String, Job>,
     notes: Vec<String>,
@@ -45,11 +50,56 @@ struct Job {
     wanted: GroupLimits,
     /// The memory limit of the plan, before the working set was taken into account.
     memory_asked_bytes: Option<u64>,
+    /// What the job was dealt last, in `cores` mode.
+    cores: CoreSet,
+    core_use: CoreUse,
+}
+
+/// The cores of one job in `cores` mode.
+struct DealtCores {
+    set: CoreSet,
+    borrowed: CpuList,
+    /// The part of the whole that the job's cores are.
+    weight: f64,
+}
+
+impl DealtCores {
+    fn all(&self) -> CpuList {
+        self.set.all().iter().chain(self.borrowed.iter()).collect()
+    }
+
+    /// Threads that run at once.
+    fn team(&self) -> u32 {
+        let own: CpuList = self.set.own.iter().chain(self.borrowed.iter()).collect();
+        own.len().max(1) as u32
+    }
+
+    fn note(&self) -> String {
+        let CoreSet { own, shared } = &self.set;
+        let mut text = match own.is_empty() {
+            true => format!("whole cores by share: less than one core, shares cores {shared}"),
+            false => format!("whole cores by share: {} of its own ({own})", own.len()),
+        };
+        if !own.is_empty() && !shared.is_empty() {
+            text += &format!(", shares core {shared}");
+        }
+        if !self.borrowed.is_empty() {
+            text += &format!(", borrows {} while their jobs leave them unused", self.borrowed);
+        }
+        text
+    }
 }
 
 impl std::fmt::Debug for CgroupJobs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CgroupJobs").field("base", &self.base).field("jobs", &self.jobs.keys()).finish_non_exhaustive()
+    }
+}
+
+impl Job {
+    fn new(group: Group, leader: Option<Identity>, writes: WriteRecord, wanted: GroupLimits) -> Job {
+        let (cores, core_use) = (CoreSet::default(), CoreUse::default());
+        Job { group, leader, writes, wanted, memory_asked_bytes: None, cores, core_use }
     }
 }
 
@@ -65,6 +115,7 @@ pub fn restore(record: &JobGroup) -> Result<(), RuntimeError> {
     let features = KernelFeatures {
         version,
         all_cpus: group.parent_cpus().unwrap_or_default(),
+        has_cpu_idle: group.has("cpu.idle"),
         block_weight_file: candidates.into_iter().find(|file| group.has(file)),
         page_bytes: page_bytes(),
     };
@@ -85,6 +136,7 @@ impl CgroupJobs {
         let features = KernelFeatures {
             version: base.version(),
             all_cpus: base.cpus().iter().copied().collect(),
+            has_cpu_idle: base.has_cpu_idle(),
             block_weight_file: base.block_weight_file(),
             page_bytes: page_bytes(),
         };
@@ -103,9 +155,13 @@ impl CgroupJobs {
                 notes.push(note.into());
             }
         }
+        let cores = config.cpus.as_ref().map_or(base.capacity().cores, |cpus| cpus.len() as f64);
+        let fitting = LimitMode::for_machine(cores.min(base.capacity().cores), base.has(Controller::CpuSet));
+        let mode = config.mode.unwrap_or(fitting);
         Ok(CgroupJobs {
             base,
             config,
+            mode,
             features,
             jobs: BTreeMap::new(),
             notes,
@@ -118,6 +174,10 @@ impl CgroupJobs {
         &self.notes
     }
 
+    pub(super) fn mode(&self) -> LimitMode {
+        self.mode
+    }
+
     pub(super) fn capacity(&self) -> Capacity {
         self.base.capacity()
     }
@@ -128,7 +188,7 @@ impl CgroupJobs {
         }
         let group = self.base.create(name)?;
         let wanted = GroupLimits {
-            cpu_share: (self.config.mode != LimitMode::Quota).then(|| self.average_share()),
+            cpu_share: (self.mode != LimitMode::Quota).then(|| self.average_share()),
             max_tasks: self.config.max_tasks,
             ..GroupLimits::default()
         };
@@ -145,7 +205,7 @@ impl CgroupJobs {
             dirs: group.dirs().to_vec(),
             procs_files: group.procs_files(),
         };
-        self.jobs.insert(name.to_owned(), Job { group, leader: None, writes, wanted, memory_asked_bytes: None });
+        self.jobs.insert(name.to_owned(), Job::new(group, None, writes, wanted));
         self.base.set_weight_for(self.jobs.len());
         Ok(record)
     }
@@ -171,7 +231,7 @@ impl CgroupJobs {
             return Err(gone());
         }
         let writes = WriteRecord::adopt(&group, &self.features);
-        let job = Job { group, leader: Some(leader), writes, wanted: GroupLimits::default(), memory_asked_bytes: None };
+        let job = Job::new(group, Some(leader), writes, GroupLimits::default());
         self.jobs.insert(key.clone(), job);
         self.base.set_weight_for(self.jobs.len());
         Ok(())
@@ -184,55 +244,76 @@ impl CgroupJobs {
     pub(super) fn apply(&mut self, wanted: &[(JobHandle, CheckedTarget)]) -> Vec<Result<AppliedLimits, RuntimeError>> {
         let dealt = self.deal_cores(wanted);
         let results: Vec<_> =
-            wanted.iter().zip(dealt).map(|((handle, target), cpus)| self.apply_one(handle, target, cpus)).collect();
+            wanted.iter().zip(dealt).map(|((handle, target), cores)| self.apply_one(handle, target, cores)).collect();
         let spared: u64 = self.jobs.values().map(|j| j.wanted.memory_spared_bytes).fold(0, u64::saturating_add);
         self.base.protect_memory(spared.min((self.capacity().memory_bytes as f64 * MAX_SPARED) as u64));
         results
     }
 
     /// In `cores` mode, the cores of each job; else `None` for all.
-    fn deal_cores(&self, wanted: &[(JobHandle, CheckedTarget)]) -> Vec<Option<CpuList>> {
-        if self.config.mode != LimitMode::Cores || !self.base.has(Controller::CpuSet) {
-            return vec![None; wanted.len()];
+    fn deal_cores(&mut self, wanted: &[(JobHandle, CheckedTarget)]) -> Vec<Option<DealtCores>> {
+        if self.mode != LimitMode::Cores || !self.base.has(Controller::CpuSet) {
+            return wanted.iter().map(|_| None).collect();
         }
+        let is_usable = |cpu: &u32| self.config.cpus.as_ref().is_none_or(|cpus| cpus.contains(*cpu));
+        let cores: Vec<u32> = self.base.cpus().iter().copied().filter(is_usable).collect();
+        let now = Instant::now();
         // Only jobs that still exist: no core is kept for an ended job.
-        let live: Vec<usize> = (0..wanted.len()).filter(|&i| self.jobs.contains_key(&wanted[i].0.key)).collect();
-        let claims: Vec<f64> = live.iter().map(|&i| wanted[i].1.share.cpu.get()).collect();
-        let held: Vec<CpuList> =
-            live.iter().map(|&i| self.jobs[&wanted[i].0.key].wanted.cpus.clone().unwrap_or_default()).collect();
-        let mut dealt = vec![None; wanted.len()];
-        for (&i, cpus) in live.iter().zip(deal(self.base.cpus(), &claims, &held)) {
-            dealt[i] = Some(cpus).filter(|c| !c.is_empty());
+        let mut live: Vec<(f64, Job)> = Vec::new();
+        for (handle, target) in wanted {
+            if let Some(mut job) = self.jobs.remove(&handle.key) {
+                if let Ok(counters) = job.group.usage(&mut self.scratch) {
+                    job.core_use.record(now, counters.cpu_ns);
+                }
+                live.push((target.share.cpu.get(), job));
+            }
         }
-        dealt
+        let claims: Vec<f64> = live.iter().map(|(claim, _)| *claim).collect();
+        let held: Vec<CoreSet> = live.iter().map(|(_, job)| job.cores.clone()).collect();
+        let sets = deal(&cores, &claims, &held);
+        let weights = weights(cores.len(), &claims, &sets);
+        let mut uses: Vec<&mut CoreUse> = live.iter_mut().map(|(_, job)| &mut job.core_use).collect();
+        let borrowed = lend(&cores, &sets, &claims, &mut uses, now);
+        let mut dealt: BTreeMap<String, DealtCores> = BTreeMap::new();
+        for ((((_, mut job), set), borrowed), weight) in live.into_iter().zip(sets).zip(borrowed).zip(weights) {
+            let key = job.group.key().to_owned();
+            job.cores = set.clone();
+            dealt.insert(key.clone(), DealtCores { set, borrowed, weight });
+            self.jobs.insert(key, job);
+        }
+        wanted.iter().map(|(handle, _)| dealt.remove(&handle.key).filter(|d| !d.all().is_empty())).collect()
     }
 
     fn apply_one(
         &mut self,
         handle: &JobHandle,
         target: &Target,
-        cpus: Option<CpuList>,
+        cores: Option<DealtCores>,
     ) -> Result<AppliedLimits, RuntimeError> {
         let capacity = self.base.capacity();
-        let mode = self.config.mode;
+        let mode = self.mode;
         let max_tasks = self.config.max_tasks;
         let working_set_bytes = match target.limit.memory.get() < WHOLE && self.base.has(Controller::Memory) {
             true => self.read(handle)?.memory_bytes,
             false => 0,
         };
         let features = self.features.clone();
-        let notes = self.notes.clone();
+        let mut notes = self.notes.clone();
+        notes.extend(cores.as_ref().map(DealtCores::note));
+        let team = cores.as_ref().map(DealtCores::team);
+        let share = cores.as_ref().map_or(target.share.cpu.get(), |cores| cores.weight);
         let job = self.job_mut(handle)?;
         let below_whole = |limit: f64| (limit < WHOLE).then_some(limit);
         let asked = below_whole(target.limit.memory.get()).map(|l| (l * capacity.memory_bytes as f64) as u64);
         job.memory_asked_bytes = asked;
         job.wanted = GroupLimits {
-            cpu_share: (mode != LimitMode::Quota).then(|| target.share.cpu.get()),
+            cpu_share: (mode != LimitMode::Quota).then_some(share),
             cpu_cap_cores: match mode {
                 LimitMode::Quota => below_whole(target.limit.cpu.get()).map(|l| l * capacity.cores),
                 LimitMode::Weight | LimitMode::Cores => None,
             },
-            cpus,
+            yields: cores.as_ref().is_some_and(|cores| !cores.borrowed.is_empty()),
+            cpus: cores.map(|cores| cores.all()),
             memory_limit_bytes: asked.map(|asked| limits::memory_limit_bytes(asked, working_set_bytes)),
             memory_spared_bytes: asked.map_or(0, |_| (target.share.memory.get() * capacity.memory_bytes as f64) as u64),
             block_share: Some(target.share.block_io.get()),
@@ -240,7 +321,7 @@ impl CgroupJobs {
         };
         let settings = limits::settings(&features, &job.wanted);
         match limits::enforce(&job.group, &settings, &mut job.writes, Instant::now()) {
-            Ok(report) => Ok(AppliedLimits { settings: report.in_force, notes: [notes, report.notes].concat() }),
+            Ok(report) => Ok(AppliedLimits { settings: report.in_force, notes: [notes, report.notes].concat(), team }),
             Err(RuntimeError::Io { action, path, source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
                 // The likely cause: a quota above the base became smaller than the wanted one. The next plan
                 // sees the new capacity.

@@ -3,7 +3,7 @@
 #[cfg(feature = "fallback")]
 use std::ffi::OsString;
 
-use crate::cgroup::{GroupDir, Version};
+use crate::cgroup::{CpuList, GroupDir, Version};
 use crate::{JobHandle, LimitMode, machine};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -13,7 +13,10 @@ use std::path::PathBuf;
 pub struct Config {
     /// The name of the base group: one for each daemon, so that two of them never share a group.
     pub base: String,
-    pub mode: LimitMode,
+    /// `None`: what fits the machine ([`LimitMode::for_machine`]).
+    pub mode: Option<LimitMode>,
+    /// The CPUs that jobs may use; `None`: all that the base group has.
+    pub cpus: Option<CpuList>,
     /// The largest number of processes and threads of one job; contains a fork bomb. `None`: as many as the
     /// machine allows.
     pub max_tasks: Option<u32>,
@@ -27,7 +30,8 @@ impl Config {
     pub fn new(base: impl Into<String>) -> Config {
         Config {
             base: base.into(),
-            mode: LimitMode::default(),
+            mode: None,
+            cpus: None,
             max_tasks: Some(machine::default_max_tasks()),
             #[cfg(feature = "fallback")]
             keeper: None,

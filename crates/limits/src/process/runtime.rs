@@ -6,7 +6,7 @@ use super::config::{Config, JobGroup};
 use super::fallback::FallbackJobs;
 use super::identity::Identity;
 use crate::cgroup::Hierarchy;
-use crate::{AppliedLimits, Capacity, Counters, JobHandle, Runtime, RuntimeError, RuntimeKind};
+use crate::{AppliedLimits, Capacity, Counters, JobHandle, LimitMode, Runtime, RuntimeError, RuntimeKind};
 use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::JobId;
 
@@ -105,6 +105,11 @@ impl ProcessRuntime {
             #[cfg(feature = "fallback")]
             Backend::Fallback(_) => {}
         }
+    }
+
+    /// How shares become limits here: the chosen mode, or the one that fits the machine.
+    pub fn mode(&self) -> LimitMode {
+        either!(&self.jobs, jobs => jobs.mode())
     }
 
     /// What this runtime cannot do on this machine, in a sentence each.

@@ -25,7 +25,7 @@ mod table;
 use super::config::{Config, JobGroup};
 use super::identity::{Identity, ProcessStat, ticks_per_second};
 use super::traffic::Traffic;
-use crate::cores::deal;
+use crate::cores::{CoreSet, deal};
 use crate::cpus::CpuList;
 use crate::{AppliedLimits, Capacity, Counters, JobHandle, LimitMode, RuntimeError, machine};
 use duty::{Claim, Window};
@@ -47,6 +47,7 @@ const NICE_STEP: f64 = 1.25;
 #[derive(Debug)]
 pub(super) struct FallbackJobs {
     config: Config,
+    mode: LimitMode,
     capacity: Capacity,
     cpus: Vec<u32>,
     /// Whether the kernel schedules sessions, so that their priority is a weight.
@@ -67,6 +68,8 @@ struct Job {
     window: Window,
     nice: i32,
     cpus: Option<CpuList>,
+    /// The same, own and shared ones apart.
+    cores: Option<CoreSet>,
     demand_cores: f64,
     /// When `used` was last taken for the demand, and what it was.
     measured: Option<(Instant, u64)>,
@@ -79,10 +82,12 @@ impl FallbackJobs {
     pub(super) fn open(config: Config, why: &str) -> FallbackJobs {
         let cpus: Vec<u32> = machine::own_affinity().iter().collect();
         let cores = std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64);
-        let by_session = config.mode == LimitMode::Weight && sessions_are_scheduled();
+        // Without cgroups no core can be lent, so that whole cores are a choice of the user only.
+        let mode = config.mode.unwrap_or(LimitMode::Weight);
+        let by_session = mode == LimitMode::Weight && sessions_are_scheduled();
         let link = config.keeper.as_ref().and_then(|command| KeeperLink::start(command).ok());
         let mut notes = vec![format!("no cgroups: {why}")];
-        notes.push(match (&link, config.mode) {
+        notes.push(match (&link, mode) {
             (_, LimitMode::Cores) => {
                 "CPUs are given by binding the job's threads to them; jobs on the same CPU compete freely".into()
             }
@@ -100,6 +105,7 @@ impl FallbackJobs {
             capacity: Capacity { cores, memory_bytes: machine::memory_bytes(Path::new(machine::ROOT)) },
             ticks_per_second: ticks_per_second(),
             config,
+            mode,
             cpus,
             by_session,
             link,
@@ -112,6 +118,10 @@ impl FallbackJobs {
 
     pub(super) fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    pub(super) fn mode(&self) -> LimitMode {
+        self.mode
     }
 
     pub(super) fn capacity(&self) -> Capacity {
@@ -138,6 +148,7 @@ impl FallbackJobs {
             window: Window::ALWAYS,
             nice: 0,
             cpus: None,
+            cores: None,
             // A job that was not measured yet counts as one that uses every core.
             demand_cores: self.capacity.cores,
             measured: None,
@@ -183,13 +194,14 @@ impl FallbackJobs {
         let mut settings = Vec::new();
         if self.by_session {
             settings.push(("autogroup.nice".into(), job.nice.to_string()));
-        } else if self.config.mode != LimitMode::Cores {
+        } else if self.mode != LimitMode::Cores {
             settings.push(("duty-cycle".into(), format!("{:.0}%", job.window.on * 100.0)));
         }
         if let Some(cpus) = &job.cpus {
             settings.push(("affinity".into(), cpus.to_string()));
         }
-        Ok(AppliedLimits { settings, notes: self.notes.clone() })
+        let team = job.cores.as_ref().map(|set| set.own.len().max(1) as u32);
+        Ok(AppliedLimits { settings, notes: self.notes.clone(), team })
     }
 
     /// Takes stock of all jobs' processes.
@@ -217,7 +229,7 @@ impl FallbackJobs {
     fn rebalance(&mut self) {
         let cores = self.capacity.cores;
         let by_session = self.by_session;
-        let mode = self.config.mode;
+        let mode = self.mode;
         let mut live: Vec<&mut Job> = self.jobs.values_mut().filter(|j| j.target.is_some() && !j.is_over()).collect();
         let share = |job: &Job| job.target.map_or(1.0, |t| t.share.cpu.get());
         if by_session {
@@ -278,17 +290,19 @@ impl FallbackJobs {
     }
 
     fn deal_cores(&mut self) {
-        if self.config.mode != LimitMode::Cores {
+        if self.mode != LimitMode::Cores {
             return;
         }
         let keys: Vec<String> =
             self.jobs.iter().filter(|(_, j)| j.target.is_some() && !j.is_over()).map(|(key, _)| key.clone()).collect();
         let claims: Vec<f64> = keys.iter().map(|k| self.jobs[k].target.map_or(1.0, |t| t.share.cpu.get())).collect();
-        let held: Vec<CpuList> = keys.iter().map(|k| self.jobs[k].cpus.clone().unwrap_or_default()).collect();
-        for (key, cpus) in keys.iter().zip(deal(&self.cpus, &claims, &held)) {
+        let held: Vec<CoreSet> = keys.iter().map(|k| self.jobs[k].cores.clone().unwrap_or_default()).collect();
+        for (key, set) in keys.iter().zip(deal(&self.cpus, &claims, &held)) {
             let job = self.jobs.get_mut(key).expect("the key is from the map");
+            let cpus = set.all();
             bind(&job.members, &cpus);
             job.cpus = Some(cpus);
+            job.cores = Some(set);
         }
     }
 

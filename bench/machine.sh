@@ -1,0 +1,47 @@
+#!/bin/bash
+# Runs the benchmarks of docs/machines.md on a machine without Rust, from programs that were built elsewhere.
+#
+#   bench/machine.sh PROGRAMS OUT PART...
+#
+# PROGRAMS is a folder with `gainshare`, `libgainshare_inside.so` and `xtask` (release builds, may be stripped).
+# Every part writes its figures to OUT/PART.json, its messages to OUT/PART.log and, for the parts about cores, the
+# shares to OUT/PART.trace. A part that fails does not stop the others. PYTHON names the Python with PyTorch
+# (default: python3).
+#
+# part             what                                                                   about
+# cores-three      three jobs under na, flowcon and gainshare, three rounds, plain start    8 minutes
+# cores-six        six jobs, the same without the plain start                               8 minutes
+# cores-quick      three jobs, one round, modes cores and weight                            5 minutes
+# gpu-pace         two jobs that fill the GPU, the second one paced                         4 minutes
+# gpu-gain         three jobs on the GPU, unmanaged and under gainshare                     4 minutes
+# doctor           what `gainshare doctor` prints                                           1 second
+set -u
+if [ $# -lt 3 ]; then sed -n '2,18p' "$0"; exit 2; fi
+programs=$(realpath "$1"); mkdir -p "$2"; out=$(realpath "$2"); shift 2
+python=$(command -v "${PYTHON:-python3}")
+failed=0
+bench() { # PART ARGUMENTS...
+    local part=$1; shift
+    "$programs/xtask" bench "$@" -o json >"$out/$part.json" 2>"$out/$part.log"
+}
+cores() { # PART ARGUMENTS...
+    local part=$1; shift
+    bench "$part" cores --program "$programs/gainshare" --python "$python" --trace "$out/$part.trace" "$@"
+}
+for part in "$@"; do
+    began=$SECONDS
+    case $part in
+        cores-three) cores "$part" --jobs three ;;
+        cores-six) cores "$part" --jobs six --tuned-only ;;
+        cores-quick) cores "$part" --jobs three --repeat 1 --modes cores,weight --tuned-only ;;
+        gpu-pace) bench "$part" gpu --stories pace --library "$programs/libgainshare_inside.so" --python "$python" --seconds 3 ;;
+        gpu-gain) bench "$part" gpu --stories gain --program "$programs/gainshare" --python "$python" --trace "$out/$part.trace" ;;
+        doctor) "$programs/gainshare" doctor >"$out/doctor.log" 2>&1 ;;
+        *) echo "unknown part: $part" >&2; false ;;
+    esac
+    code=$?
+    [ $code = 0 ] || failed=1
+    echo "$part ended with code $code after $((SECONDS - began)) s"
+    tail -n 20 "$out/$part.log" 2>/dev/null
+done
+exit $failed
