@@ -486,8 +486,7 @@ pub struct UpArgs {
     /// FlowCon: compare changes of the metric relative to its first value, or as they are [default: relative]
     #[arg(long, value_enum, value_name = "HOW")]
     pub normalise: Option<NormaliseChoice>,
-    /// How a share becomes a limit: relative weight, hard cap, or whole cores [default: cores from 8 cores on, else
-    /// weight]
+    /// How a share becomes a limit: relative weight, hard cap, or whole cores [default: weight]
     #[arg(long, value_enum)]
     pub mode: Option<ModeChoice>,
     /// Let the work of all jobs on GPUs follow their shares, too (NVIDIA)

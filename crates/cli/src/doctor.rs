@@ -159,16 +159,12 @@ fn cgroups() -> Vec<Check> {
 /// How shares of the CPU become limits on this machine by default.
 fn share_mode(base: &BaseGroup) -> Check {
     let cores = base.capacity().cores;
-    Check::ok(
-        "CPU shares",
-        match LimitMode::for_machine(cores, base.has(Controller::CpuSet)) {
-            LimitMode::Cores => {
-                let yields = if base.has_cpu_idle() { "cpu.idle" } else { "the smallest weight" };
-                format!("whole cores, because jobs may use {cores}; unused ones are lent ({yields}); --mode weight")
-            }
-            mode => format!("by {}, because jobs may use {cores} core(s); --mode cores gives whole cores", mode.name()),
-        },
-    )
+    let whole = match (base.has(Controller::CpuSet), base.has_cpu_idle()) {
+        (true, true) => "--mode cores gives whole cores, and lends unused ones (cpu.idle)",
+        (true, false) => "--mode cores gives whole cores, and lends unused ones (the smallest weight)",
+        (false, _) => "whole cores cannot be given: no cpuset controller",
+    };
+    Check::ok("CPU shares", format!("by {} on {cores} core(s); {whole}", LimitMode::default().name()))
 }
 
 fn pressure() -> Check {

@@ -117,12 +117,14 @@ fn overlay(config: &mut DaemonConfig, args: &UpArgs) {
         }
     }
     set(&mut config.policy, args.policy);
-    let mode = args.mode.map(|choice| match choice {
-        ModeChoice::Weight => LimitMode::Weight,
-        ModeChoice::Quota => LimitMode::Quota,
-        ModeChoice::Cores => LimitMode::Cores,
-    });
-    config.mode = mode.or(config.mode);
+    set(
+        &mut config.mode,
+        args.mode.map(|choice| match choice {
+            ModeChoice::Weight => LimitMode::Weight,
+            ModeChoice::Quota => LimitMode::Quota,
+            ModeChoice::Cores => LimitMode::Cores,
+        }),
+    );
     set(
         &mut config.react,
         args.react.map(|choice| match choice {

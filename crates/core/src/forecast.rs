@@ -58,7 +58,7 @@ pub fn forecast(decider: &Decider, view: &View, arrivals: &Arrivals) -> BTreeMap
         return BTreeMap::new();
     }
     let alone = project(decider, view, arrivals, &[]);
-    let later = arrivals.expected(view, alone.iter().map(|(_, e)| e.ends_s).fold(0.0, f64::max));
+    let later = arrivals.expected(view, alone.values().map(|e| e.ends_s).fold(0.0, f64::max));
     let crowded = if later.is_empty() { None } else { Some(project(decider, view, arrivals, &later)) };
     alone
         .iter()

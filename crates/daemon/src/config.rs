@@ -23,8 +23,7 @@ pub struct DaemonConfig {
     pub interval: Option<Duration>,
     pub beta: Option<f64>,
     pub normalise: Option<Normalisation>,
-    /// How shares become limits; missing: whole cores where jobs may use at least eight, else weights.
-    pub mode: Option<LimitMode>,
+    pub mode: LimitMode,
     /// Catch the GPU work of all jobs, so that it follows their shares; without it only of jobs that ask for it.
     pub gpu: bool,
     /// How many jobs may run at once; missing: as many as come.
@@ -68,7 +67,7 @@ impl Default for DaemonConfig {
             interval: None,
             beta: None,
             normalise: None,
-            mode: None,
+            mode: LimitMode::default(),
             gpu: false,
             slots: None,
             cores: None,

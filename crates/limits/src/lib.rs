@@ -74,15 +74,6 @@ pub enum LimitMode {
 }
 
 impl LimitMode {
-    /// Machines with at least so many cores share by whole cores unless the user chose another mode. On fewer cores
-    /// a whole core is too coarse a unit, and weights bind.
-    pub const CORES_FROM: f64 = 8.0;
-
-    /// The mode of a machine whose jobs may use so many cores. `has_cpusets`: the kernel can bind jobs to cores.
-    pub fn for_machine(cores: f64, has_cpusets: bool) -> LimitMode {
-        if has_cpusets && cores >= LimitMode::CORES_FROM { LimitMode::Cores } else { LimitMode::Weight }
-    }
-
     /// The name in flags and settings.
     pub fn name(self) -> &'static str {
         match self {

@@ -138,7 +138,7 @@ impl Tree {
     }
 
     fn runtime(&self, mode: LimitMode) -> ProcessRuntime {
-        let config = Config { mode: Some(mode), max_tasks: Some(99), ..Config::new("base") };
+        let config = Config { mode, max_tasks: Some(99), ..Config::new("base") };
         ProcessRuntime::on(self.hierarchy(), config).unwrap()
     }
 
@@ -522,20 +522,6 @@ fn sixteen_cores(version: Version) -> Tree {
         }
     }
     tree
-}
-
-#[test]
-fn the_mode_fits_the_machine_unless_it_was_chosen() {
-    for version in BOTH {
-        let mode = |tree: &Tree, config: Config| ProcessRuntime::on(tree.hierarchy(), config).unwrap().mode();
-        let (small, large) = (Tree::new(version), sixteen_cores(version));
-        assert_eq!(mode(&small, Config::new("base")), LimitMode::Weight);
-        assert_eq!(mode(&large, Config::new("base")), LimitMode::Cores);
-        let chosen = Config { mode: Some(LimitMode::Weight), ..Config::new("base") };
-        assert_eq!(mode(&large, chosen), LimitMode::Weight);
-        let few = Config { cpus: CpuList::parse("0-3"), ..Config::new("base") };
-        assert_eq!(mode(&large, few), LimitMode::Weight, "jobs may use four cores only");
-    }
 }
 
 #[test]

@@ -311,7 +311,7 @@ impl Bench {
         let role = format!("{ROLE}=keeper").into();
         let keeper: [OsString; 7] =
             ["env".into(), role, me, test.into(), "--exact".into(), "--ignored".into(), "--nocapture".into()];
-        let config = Config { mode: Some(mode), keeper: Some(keeper.into()), ..Config::new("gainshare-test-nobody") };
+        let config = Config { mode, keeper: Some(keeper.into()), ..Config::new("gainshare-test-nobody") };
         let runtime = ProcessRuntime::detect(config).expect("the fallback needs no right");
         assert!(runtime.notes()[0].starts_with("no cgroups: "), "nobody may not make cgroups: {:?}", runtime.notes());
         println!("notes: {:?}", runtime.notes());

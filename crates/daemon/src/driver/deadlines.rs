@@ -77,7 +77,7 @@ impl Driver {
         self.idle_seen = idle.map(|idle| (now, idle));
         self.forecasts.scarce = scarce;
         // With weights a job may use all that is idle; with quotas it may not.
-        let is_free = self.config.mode == LimitMode::Weight;
+        let is_free = self.runtimes.mode(&self.config) == LimitMode::Weight;
         for job in self.jobs.values_mut().filter(|j| j.record.state == JobState::Running) {
             let granted = job.verdict.as_ref().and_then(|v| v.target).map_or(1.0, |t| t.share.cpu.get());
             let consumed_s = job.progress.meter.consumed().cpu;

@@ -54,7 +54,7 @@ impl Runtimes {
     /// How shares of processes become limits.
     pub(super) fn mode(&self, config: &DaemonConfig) -> LimitMode {
         let process = self.process.as_ref().map(ProcessRuntime::mode);
-        process.or(config.mode).unwrap_or_default()
+        process.unwrap_or(config.mode)
     }
 
     pub(super) fn docker(&mut self) -> Result<&mut DockerLink, RuntimeError> {

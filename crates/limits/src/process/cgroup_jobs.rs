@@ -155,9 +155,7 @@ impl CgroupJobs {
                 notes.push(note.into());
             }
         }
-        let cores = config.cpus.as_ref().map_or(base.capacity().cores, |cpus| cpus.len() as f64);
-        let fitting = LimitMode::for_machine(cores.min(base.capacity().cores), base.has(Controller::CpuSet));
-        let mode = config.mode.unwrap_or(fitting);
+        let mode = config.mode;
         Ok(CgroupJobs {
             base,
             config,

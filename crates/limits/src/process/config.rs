@@ -13,8 +13,7 @@ use std::path::PathBuf;
 pub struct Config {
     /// The name of the base group: one for each daemon, so that two of them never share a group.
     pub base: String,
-    /// `None`: what fits the machine ([`LimitMode::for_machine`]).
-    pub mode: Option<LimitMode>,
+    pub mode: LimitMode,
     /// The CPUs that jobs may use; `None`: all that the base group has.
     pub cpus: Option<CpuList>,
     /// The largest number of processes and threads of one job; contains a fork bomb. `None`: as many as the
@@ -30,7 +29,7 @@ impl Config {
     pub fn new(base: impl Into<String>) -> Config {
         Config {
             base: base.into(),
-            mode: None,
+            mode: LimitMode::default(),
             cpus: None,
             max_tasks: Some(machine::default_max_tasks()),
             #[cfg(feature = "fallback")]

@@ -25,7 +25,7 @@ impl Bench {
     pub(crate) fn new(mode: LimitMode) -> Bench {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let config = Config { mode: Some(mode), ..Config::new(format!("gainshare-test-{}-{n}", std::process::id())) };
+        let config = Config { mode, ..Config::new(format!("gainshare-test-{}-{n}", std::process::id())) };
         let hierarchy = Hierarchy::detect().expect("these tests need the right to make cgroups (root)");
         let runtime = ProcessRuntime::on(hierarchy, config.clone()).expect("a base group");
         Bench { runtime, config, jobs: BTreeMap::new(), next: 0 }

@@ -92,8 +92,7 @@ impl Driver {
         runtimes.is_connecting = true;
         runtimes.next_connect = now + CONNECT_PACE;
         let socket = self.config.docker_socket.clone().unwrap_or_else(default_socket);
-        // Cores of containers are not lent, so that whole cores are a choice of the user only.
-        let mode = self.config.mode.unwrap_or_default();
+        let mode = self.config.mode;
         let connect = move || DockerRuntime::connect(&socket, mode);
         self.off_thread("docker-connect", connect, |driver, result| driver.docker_connected(result));
     }

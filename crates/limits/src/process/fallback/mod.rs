@@ -83,7 +83,7 @@ impl FallbackJobs {
         let cpus: Vec<u32> = machine::own_affinity().iter().collect();
         let cores = std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64);
         // Without cgroups no core can be lent, so that whole cores are a choice of the user only.
-        let mode = config.mode.unwrap_or(LimitMode::Weight);
+        let mode = config.mode;
         let by_session = mode == LimitMode::Weight && sessions_are_scheduled();
         let link = config.keeper.as_ref().and_then(|command| KeeperLink::start(command).ok());
         let mut notes = vec![format!("no cgroups: {why}")];
