@@ -170,6 +170,7 @@ fn operator_config(listen: SocketAddr) -> operator::Config {
         authority_folders: Vec::new(),
         fail_at: gainshare_operator::jobs::FailPoint::default(),
         specon: Default::default(),
+        elastic: Default::default(),
         tfjobs: false,
     }
 }

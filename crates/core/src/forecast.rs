@@ -42,12 +42,12 @@ use crate::view::View;
 use project::{Ending, project};
 use std::collections::BTreeMap;
 
-/// Where between the projection without arrivals (0) and the one with them (1) the end is expected.
-/// Measured in the simulator (`crates/sim/examples/forecast.rs`).
+/// Where between the projection without arrivals (0) and the one with them (1) the end is expected. Chosen, not fitted;
+/// `crates/sim/examples/forecast.rs` measures the errors it leads to.
 const EXPECTED: f64 = 0.5;
 
 /// The part of the predicted time by which it is wrong because neighbours go on otherwise than
-/// predicted: half the width of the middle 80 %. Measured likewise.
+/// predicted: half the width of the middle 80 %. Chosen, not fitted.
 const OTHERS: f64 = 0.08;
 
 /// When each job will end, in seconds from the view's present, for jobs whose pace and steps left are

@@ -8,7 +8,7 @@ use gainshare_core::fixtures::checked_target;
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;
 use gainshare_limits::cgroup::limits::{self, GroupLimits, KernelFeatures, WriteRecord};
-use gainshare_limits::cgroup::{BaseGroup, Controller, CpuList, Group, Hierarchy, Version};
+use gainshare_limits::cgroup::{BaseGroup, Controller, Group, Hierarchy, Version};
 use gainshare_limits::process::{Config, JobGroup, ProcessRuntime, restore};
 use gainshare_limits::{Counters, JobHandle, LimitMode, Runtime, RuntimeError};
 use std::path::{Path, PathBuf};

@@ -17,7 +17,7 @@
 
 use crate::outcome::{Course, JobOutcome, Migration, Outcome, Stay};
 use crate::random::Stream;
-use crate::world::{Actuator, Claim, Job, Node, World, appetite, slowdowns};
+use crate::world::{Actuator, Job, Node, World, appetite, slowdowns};
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::deal::deal_by_weight;
 use gainshare_core::decider::{self, Decider, Decision};
@@ -111,9 +111,11 @@ struct Run<'a> {
     plans: u64,
     /// Gets every decision, recorded.
     observer: Option<&'a mut dyn FnMut(&Decision)>,
-    /// Gets the view and the decider at fixed times.
-    probe: Option<(Span, &'a mut dyn FnMut(&Decider, &View))>,
+    probe: Option<Probe<'a>>,
 }
+
+/// A function that gets the decider and the view, and how often.
+type Probe<'a> = (Span, &'a mut dyn FnMut(&Decider, &View));
 
 /// More rounds than any policy needs at one moment: starts change the view, which may lead to shares, which
 /// may lead to moves.
@@ -121,15 +123,6 @@ const ROUNDS: usize = 16;
 
 /// A node of which less is used has idle CPU.
 const IDLE_BELOW: f64 = 0.9;
-
-/// The tracker of a job's reports, which knows what an epoch is where the job prints it.
-fn tracker(job: &Job) -> Tracker {
-    let mut tracker = Tracker::default();
-    if let Claim::Epochs { reports } = job.claim {
-        tracker.set_epoch_steps(reports);
-    }
-    tracker
-}
 
 /// Runs `world` to its end under `policy`.
 pub fn run(world: &World, policy: &Policy, record: Record) -> Result<Outcome, SimError> {
@@ -179,7 +172,7 @@ impl<'a> Run<'a> {
             version: 0,
             reports: 0,
             noise: Stream::new(world.seed, i as u64, "report noise"),
-            tracker: tracker(job),
+            tracker: job.tracker(),
             pace: PaceTracker::default(),
             consumed: PerResource::default(),
             outcome: JobOutcome::new(job, &world.nodes),

@@ -17,6 +17,7 @@
 use crate::curve::Curve;
 use crate::random::Stream;
 use gainshare_core::model::{Span, Time};
+use gainshare_core::signal::Tracker;
 use gainshare_core::signal::speed::Pace;
 use gainshare_core::view::{Deadline, FinishedRun};
 use serde::{Deserialize, Serialize};
@@ -150,6 +151,15 @@ pub struct Roughness {
 }
 
 impl Job {
+    /// The tracker of the job's reports, which knows what an epoch is where the job prints it.
+    pub(crate) fn tracker(&self) -> Tracker {
+        let mut tracker = Tracker::default();
+        if let Claim::Epochs { reports } = self.claim {
+            tracker.set_epoch_steps(reports);
+        }
+        tracker
+    }
+
     /// How many reports it set out to make.
     pub fn planned(&self) -> u64 {
         let made = if self.report_positions.is_empty() {

@@ -7,8 +7,8 @@
 //! [`gainshare_core::signal::speed::PaceTracker`]. Then the policy is played forward until every job
 //! has ended ([`gainshare_core::forecast`]); in between, the last result stands. A job that has not
 //! reported yet is expected to go as the last run of the same command went. A predicted miss is noted
-//! once: in the journal, the log, the event stream and a metric. A job that ends is judged: an end with exit code 0 by the deadline,
-//! its tolerance included, has met it.
+//! once: in the journal, the log, the event stream and a metric. A job that ends is judged: an end with
+//! exit code 0 by the deadline, its tolerance included, has met it.
 //!
 //! **Terms.** Deadlines are moments of the wall clock. A view has them on the decisions' clock, shifted
 //! by the present difference between the two, so that setting the wall clock moves them along.

@@ -97,7 +97,7 @@ fn a_job_at_rest_writes_nothing_and_removes_orders_that_do_not_apply() {
     assert_eq!(take(&job(), &[pod("p")], Some(&place)).actions, [Action::RemoveOrder], "it has a place");
     // A step that does something else keeps the order for the next one.
     let unmarked = PodSnapshot { job: String::new(), ..pod("p") };
-    assert_eq!(take(&job(), &[unmarked.clone()], Some(&here)).actions, [Action::Mark(id(&unmarked), true)]);
+    assert_eq!(take(&job(), std::slice::from_ref(&unmarked), Some(&here)).actions, [Action::Mark(id(&unmarked), true)]);
     let elsewhere = order(OrderKind::Move, "b");
     let begun = take(&job(), &[pod("p")], Some(&elsewhere)).actions;
     assert_eq!((written(&begun).0, begun.last()), (JournalStep::Stopping, Some(&Action::RemoveOrder)));
