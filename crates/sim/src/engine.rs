@@ -17,7 +17,7 @@
 
 use crate::outcome::{Course, JobOutcome, Migration, Outcome, Stay};
 use crate::random::Stream;
-use crate::world::{Actuator, Job, Node, World, appetite, slowdowns};
+use crate::world::{Actuator, Node, World, appetite, slowdowns};
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::deal::deal_by_weight;
 use gainshare_core::decider::{self, Decider, Decision};
