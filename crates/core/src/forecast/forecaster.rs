@@ -7,7 +7,7 @@ use crate::signal::speed::Interval;
 use crate::view::View;
 use std::collections::BTreeMap;
 
-/// The time in which what is available is learned anew, in seconds: a mean over this long.
+/// What is available is a mean over so many seconds.
 const MEMORY_S: f64 = 20.0;
 
 /// A shorter interval between two views says little of what is available.

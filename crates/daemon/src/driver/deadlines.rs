@@ -38,7 +38,7 @@ type Ends = BTreeMap<JobId, Interval>;
 #[derive(Default)]
 pub(super) struct Forecasts {
     forecaster: Forecaster,
-    /// Not before this time they are made anew.
+    /// No new forecasts are made before this time.
     next: Time,
     /// The machine had no CPU to spare when use was last read.
     scarce: bool,
@@ -99,7 +99,7 @@ impl Driver {
         self.warn_of_misses();
     }
 
-    /// Makes the forecasts anew, unless the last ones took so long that they must stand for a while.
+    /// Makes new forecasts, unless the last ones took so long that they must stand for a while.
     fn update_forecasts(&mut self) {
         let now = self.now();
         if now < self.forecasts.next || self.jobs.live_count() == 0 {
