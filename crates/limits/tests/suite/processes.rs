@@ -96,6 +96,7 @@ impl Subject for Bench {
             "cpu.weight",
             "cpu.max",
             "cpuset.cpus",
+            "cpu.idle",
             "memory.soft_limit_in_bytes",
             "memory.high",
             "memory.low",
