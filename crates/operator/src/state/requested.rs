@@ -1,7 +1,7 @@
 //! What pods request of their nodes.
 
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::JOB_LABEL;
+use gainshare_kube_api::names::{JOB_LABEL, PLACEHOLDER_LABEL};
 use gainshare_kube_api::quantity::total;
 
 /// What pods of training jobs, and all others, request: thousandths of a core, and bytes.
@@ -18,9 +18,10 @@ impl Requested {
     }
 }
 
-/// What a pod that holds a part of a node requests of it.
+/// What a pod that holds a part of a node requests of it. Placeholders count as nothing: they give way.
 pub(super) fn requests_of(pod: &PodFacts) -> Option<(&str, Requested)> {
-    let node = pod.node.as_deref().filter(|_| pod.holds_node)?;
+    let gives_way = pod.labels.contains_key(PLACEHOLDER_LABEL);
+    let node = pod.node.as_deref().filter(|_| pod.holds_node && !gives_way)?;
     let requests = || pod.containers.iter().map(|container| container.resources.requests);
     let milli = total(requests().filter_map(|asked| asked.cpu_milli));
     let bytes = total(requests().filter_map(|asked| asked.memory_bytes));

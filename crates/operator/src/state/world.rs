@@ -85,6 +85,15 @@ impl World {
         std::mem::take(&mut self.touched)
     }
 
+    pub(crate) fn pods(&self) -> impl Iterator<Item = &PodFacts> {
+        self.pods.values()
+    }
+
+    /// The pods of a namespace.
+    pub(crate) fn pods_in<'a>(&'a self, namespace: &str) -> impl Iterator<Item = &'a PodFacts> {
+        self.pods_of_namespace.get(namespace).into_iter().flatten().filter_map(|uid| self.pods.get(uid))
+    }
+
     pub(crate) fn pod(&self, uid: &str) -> Option<&PodFacts> {
         self.pods.get(uid)
     }
