@@ -129,7 +129,10 @@ fn main() -> Result<()> {
 
 fn pause() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.context("cannot start the asynchronous runtime")?.block_on(async { Ok(end()?.await) })
+    runtime.context("cannot start the asynchronous runtime")?.block_on(async {
+        end()?.await;
+        Ok(())
+    })
 }
 
 /// Resolves when the process is asked to end.

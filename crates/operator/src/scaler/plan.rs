@@ -4,7 +4,7 @@ use super::kinds::{Kinds, SeenKind};
 use super::snapshot::NeedSnapshot;
 use gainshare_core::policies::deadline::{NodeKind, nodes_needed};
 use gainshare_kube_api::deadline::NodesNeeded;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A new node is there after about this time: until then it helps no job.
 const ARRIVES_IN_S: f64 = 120.0;
@@ -36,8 +36,7 @@ pub(super) fn plan(snapshot: &NeedSnapshot, kinds: &Kinds) -> NeedPlan {
     let mut plan = NeedPlan::default();
     for need in nodes_needed(&late, &snapshot.free, &core_kinds, ARRIVES_IN_S) {
         let (name, kind) = known[need.kind];
-        let is_hidden =
-            |node: &&std::collections::BTreeSet<usize>| node.iter().any(|job| !snapshot.late[*job].is_visible);
+        let is_hidden = |node: &&BTreeSet<usize>| node.iter().any(|job| !snapshot.late[*job].is_visible);
         let hidden = need.nodes.iter().filter(is_hidden).count();
         plan.kinds.insert(name.clone(), KindNeed { count: need.nodes.len(), hidden });
         for (at, late) in snapshot.late.iter().enumerate() {

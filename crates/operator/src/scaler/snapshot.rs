@@ -18,7 +18,7 @@ use crate::state::lead::Leader;
 use crate::state::orders::{JobFacts, JobState};
 use crate::state::workload::WorkloadKey;
 use crate::state::world::World;
-use gainshare_core::policies::deadline::{LateJob, NodeKind, WorkLeft};
+use gainshare_core::policies::deadline::{LateJob, NodeKind, Room, WorkLeft};
 use gainshare_kube_api::deadline::{Deadline, Standing};
 use gainshare_kube_api::deadline_input;
 use gainshare_kube_api::facts::PodFacts;
@@ -154,7 +154,7 @@ fn is_choosy(pod: &PodFacts) -> bool {
     pod.attempt.as_ref().is_some_and(|attempt| attempt.choosy)
 }
 
-fn requests(job: &JobFacts) -> gainshare_core::policies::deadline::Room {
+fn requests(job: &JobFacts) -> Room {
     to_core_room((job.cpu_request_milli, job.memory_request_bytes))
 }
 
