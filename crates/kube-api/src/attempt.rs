@@ -1,7 +1,8 @@
 //! The facts about a job's pod by which the life of the job is decided: who owns it, whether it runs, how it
 //! ended, and what it waits for.
 //!
-//! Only pods that carry a job's label have these facts; the operator holds tens of thousands of pods in memory.
+//! Few pods have these facts ([`crate::facts::PodFacts::attempt`]); the operator holds tens of thousands of pods in
+//! memory.
 //!
 //! **Terms.** *Attempt*: one start of a job. *Epoch*: the number of an attempt of a TrainingJob.
 

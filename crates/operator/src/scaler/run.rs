@@ -106,6 +106,8 @@ impl Scaler {
                 (need.count, need.hidden) = (need.count + 1, need.hidden + 1);
             }
         });
+        // This process may have led before.
+        leader.metrics.nodes_needed.clear();
         Scaler {
             leader,
             client,
@@ -146,13 +148,14 @@ impl Scaler {
         }
         let values = self.jobs.values();
         self.keys.retain(|uid, _| values.contains_key(uid) || late.contains_key(uid.as_str()));
-        if !self.needs.observe(&plan.kinds).is_empty() {
-            let metric = &self.leader.metrics.nodes_needed;
-            metric.clear();
-            for (kind, need) in self.needs.values() {
-                let labels = NodeKindLabels { kind: kind.clone() };
-                metric.get_or_create(&labels).set(i64::try_from(need.count).unwrap_or(i64::MAX));
-            }
+        let changed = self.needs.observe(&plan.kinds);
+        let metric = &self.leader.metrics.nodes_needed;
+        for kind in changed.into_iter().filter(|kind| !self.needs.values().contains_key(kind)) {
+            metric.remove(&NodeKindLabels { kind });
+        }
+        for (kind, need) in self.needs.values() {
+            let labels = NodeKindLabels { kind: kind.clone() };
+            metric.get_or_create(&labels).set(i64::try_from(need.count).unwrap_or(i64::MAX));
         }
     }
 

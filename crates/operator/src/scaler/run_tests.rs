@@ -222,6 +222,7 @@ async fn placeholders_of_an_earlier_leader_are_kept_or_removed() {
     let mut next = bench(settings(5), kind).await;
     next.passes(20).await;
     assert_eq!(next.take().0, [NEEDS], "the placeholder is kept, and no other one is made");
+    assert_eq!(next.metric(), r#"gainshare_operator_nodes_needed{kind="4000m-16384mi"} 1"#);
     // The scaler was switched off meanwhile.
     let mut off = bench(None, kind).await;
     off.passes(1).await;

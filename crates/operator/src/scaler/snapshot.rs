@@ -63,8 +63,11 @@ pub(super) fn read(leader: &Leader, now: Timestamp) -> NeedSnapshot {
 fn snapshot(world: &World, agents: &Agents, facts: &[Arc<JobFacts>], now: Timestamp) -> NeedSnapshot {
     let now_ms = now.as_millisecond().max(0).unsigned_abs();
     let mut late: Vec<LateWorkload> = gangs(world, now, now_ms);
+    let waiting_pods = waiting_pods(world);
     late.extend(
-        facts.iter().filter_map(|job| waiting(world, job, now_ms).or_else(|| running(world, agents, job, now_ms))),
+        facts.iter().filter_map(|job| {
+            waiting(world, &waiting_pods, job, now_ms).or_else(|| running(world, agents, job, now_ms))
+        }),
     );
     if late.is_empty() {
         return NeedSnapshot::default();
@@ -112,12 +115,24 @@ fn gangs(world: &World, now: Timestamp, now_ms: u64) -> Vec<LateWorkload> {
     late.collect()
 }
 
+/// Pods of `batch/v1` Jobs that wait for a node, by the uid of the Job: such a pod is marked only when it runs.
+fn waiting_pods(world: &World) -> BTreeMap<&str, &PodFacts> {
+    let of_jobs = world.pods().filter_map(|pod| {
+        let attempt = pod.attempt.as_ref().filter(|attempt| attempt.epoch.is_none() && pod.node.is_none())?;
+        Some((attempt.owner.as_deref()?, pod))
+    });
+    of_jobs.collect()
+}
+
 /// A job of one pod for which the cluster's scheduler finds no node.
-fn waiting(world: &World, job: &JobFacts, now_ms: u64) -> Option<LateWorkload> {
+fn waiting(world: &World, pods: &BTreeMap<&str, &PodFacts>, job: &JobFacts, now_ms: u64) -> Option<LateWorkload> {
     if job.state == JobState::Done {
         return None;
     }
-    let pod = world.pod(job.pod_uid.as_deref()?)?;
+    let pod = match &job.pod_uid {
+        Some(uid) => world.pod(uid)?,
+        None => *pods.get(job.uid.as_str())?,
+    };
     let attempt =
         pod.attempt.as_ref().filter(|attempt| attempt.unschedulable.is_some() && attempt.deleted.is_none())?;
     if pod.node.is_some() || attempt.choosy {

@@ -95,6 +95,19 @@ fn a_job_that_finds_no_node_is_late() {
 }
 
 #[test]
+fn a_waiting_pod_of_an_adopted_job_is_found_by_its_owner() {
+    let of_job = |pod: &mut Value| {
+        pod["metadata"]["labels"] = json!({});
+        pod["metadata"]["ownerReferences"][0]["kind"] = json!("Job");
+    };
+    let adopted = JobFacts { kind: WorkloadKind::Job, pod_uid: None, ..facts(JobState::Moving) };
+    let late = read_one(&world(pod(None, of_job)), &Agents::default(), adopted.clone()).unwrap();
+    assert_eq!((late.key.kind, late.is_visible), (WorkloadKind::Job, true));
+    let other = JobFacts { uid: "other".to_owned(), ..adopted };
+    assert_eq!(read_one(&world(pod(None, of_job)), &Agents::default(), other), None);
+}
+
+#[test]
 fn deadlines_that_are_over_or_have_not_begun_need_no_nodes() {
     let with = |deadline: &str| {
         let deadline = json!(deadline);
