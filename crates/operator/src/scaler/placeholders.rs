@@ -24,8 +24,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// than what the node then has.
 const REQUESTED_PERCENT: u64 = 90;
 
-/// For so long after a placeholder has got a node, no other one of its kind is made.
-const REST: SignedDuration = SignedDuration::from_secs(120);
+/// For so long after a placeholder has got a node, no other one of its kind is made. It is longer than a need takes to
+/// vanish.
+const REST: SignedDuration = SignedDuration::from_secs(60);
 
 /// How placeholders are made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -201,9 +202,9 @@ mod tests {
         let changes = reconcile(&existing, &wanted(&[("a", 2)]), 10, &mut arrivals, at(0));
         assert_eq!((deleted(&changes), created(&changes)), (vec![name("a", 0).as_str()], vec![]));
         // For a while no other one is made, even if the need seems to be the same.
-        let changes = reconcile(&existing[1..], &wanted(&[("a", 2)]), 10, &mut arrivals, at(119));
+        let changes = reconcile(&existing[1..], &wanted(&[("a", 2)]), 10, &mut arrivals, at(59));
         assert_eq!(changes, Changes::default());
-        let changes = reconcile(&existing[1..], &wanted(&[("a", 2)]), 10, &mut arrivals, at(121));
+        let changes = reconcile(&existing[1..], &wanted(&[("a", 2)]), 10, &mut arrivals, at(61));
         assert_eq!(created(&changes), [name("a", 0)]);
     }
 
