@@ -230,6 +230,7 @@ fn lead(
 ) -> Tasks {
     let reviewer = http::auth::Reviewer::new(client.clone(), &config.namespace, &config.agent_account);
     let leader = Arc::new(Leader::new(metrics.clone(), started()));
+    leader.change(|world| world.own_namespace.clone_from(&config.namespace));
     let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics.clone()));
     let mut tasks = Tasks::new(health.clone());
     state::watch::start(&mut tasks, &leader, client, (&config.namespace, &config.config_map), config.tfjobs);

@@ -11,6 +11,7 @@ use crate::state::events::{Subject, Text, publish};
 use crate::state::lead::Leader;
 use crate::state::metrics::NodeKindLabels;
 use crate::state::workload::{WorkloadKey, WorkloadKind};
+use crate::state::world::World;
 use gainshare_kube_api::deadline::{FinishStatus, NodesNeeded, moment_text};
 use gainshare_kube_api::names::{API_VERSION, FIELD_MANAGER};
 use jiff::{SignedDuration, Timestamp};
@@ -66,6 +67,11 @@ pub(crate) async fn run(leader: Arc<Leader>, client: Client, recorder: Recorder,
     }
 }
 
+fn placeholders<'a>(world: &'a World, namespace: &str) -> impl Iterator<Item = Placeholder> + use<'a> {
+    let namespace = namespace.to_owned();
+    world.pods().filter(move |pod| pod.namespace == namespace).filter_map(Placeholder::of)
+}
+
 struct Scaler {
     leader: Arc<Leader>,
     client: Client,
@@ -101,7 +107,7 @@ impl Scaler {
             for job in world.jobs.task_jobs() {
                 published(&job.uid, job.key.clone(), job.status.finish.as_ref());
             }
-            for one in world.pods_in(&settings.namespace).filter_map(Placeholder::of) {
+            for one in placeholders(world, &settings.namespace) {
                 let need = needs.entry(one.kind).or_default();
                 (need.count, need.hidden) = (need.count + 1, need.hidden + 1);
             }
@@ -176,7 +182,7 @@ impl Scaler {
 
     async fn keep_placeholders(&mut self, is_off: bool, now: Timestamp) {
         let existing: Vec<Placeholder> =
-            self.leader.read(|world| world.pods_in(&self.settings.namespace).filter_map(Placeholder::of).collect());
+            self.leader.read(|world| placeholders(world, &self.settings.namespace).collect());
         self.leader.metrics.placeholders.set(i64::try_from(existing.len()).unwrap_or(i64::MAX));
         let config = self.settings.placeholders.clone().filter(|_| !is_off);
         let wanted: BTreeMap<String, usize> = match config {

@@ -62,6 +62,7 @@ struct Bench {
 async fn bench(placeholders: Option<ScalerConfig>, fill: impl FnOnce(&Leader)) -> Bench {
     let (client, requests) = api_server().await;
     let leader = Arc::new(Leader::new(Arc::new(Metrics::new()), 1));
+    leader.change(|world| world.own_namespace = SYSTEM.to_owned());
     fill(&leader);
     let recorder = Recorder::new(client.clone(), Reporter { controller: CONTROLLER.to_owned(), instance: None });
     let settings = Settings { namespace: SYSTEM.to_owned(), config_map: "gainshare-operator".to_owned(), placeholders };
