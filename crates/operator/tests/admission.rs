@@ -446,6 +446,7 @@ fn placeholder() -> Value {
             "automountServiceAccountToken": false, "enableServiceLinks": false, "dnsPolicy": "ClusterFirst",
             "securityContext": {"runAsNonRoot": true, "runAsUser": 65532},
             "tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}],
+            "affinity": {"nodeAffinity": {}},
             "containers": [{
                 "name": "placeholder", "image": "gainshare:1", "command": ["/usr/local/bin/gainshare-operator", "pause"],
                 "resources": {"requests": {"cpu": "3600m", "memory": "1"}},

@@ -77,7 +77,12 @@ fn job_gets_a_node(bed: &Bed) {
     let mut patient = job("patient", 2, 3600);
     patient["spec"].as_object_mut().unwrap().remove("deadlineSeconds");
     bed.apply(patient);
-    let pending = wait_for_placeholders(bed, 1).remove(0);
+    wait_for_placeholders(bed, 1);
+    let pending = eventually("a placeholder that the scheduler has refused", || {
+        let found = placeholders(bed).pop()?;
+        let conditions = found["status"]["conditions"].as_array()?.clone();
+        conditions.iter().any(|one| one["reason"] == "Unschedulable").then_some(found)
+    });
     assert_eq!(
         (&pending["status"]["phase"], &pending["spec"]["priority"]),
         (&json!("Pending"), &json!(-10)),

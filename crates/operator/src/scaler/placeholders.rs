@@ -4,6 +4,10 @@
 //! place until such a node comes, so programs that add nodes read it as a request. [`reconcile`] (pure) compares the
 //! placeholders that exist with those that are wanted.
 //!
+//! **Nodes that exist.** A node that exists may have room for a placeholder and be no help for the job: the job runs
+//! there already, or only a part of a gang fits. The placeholder excludes those nodes by name, and only those:
+//! Karpenter ignores pods that name nodes.
+//!
 //! **When one goes.** At once when it has a node, because the node is for jobs; when its kind is not needed any more;
 //! and when sharing is switched off. For [`REST`] after a placeholder has got a node, no other one of its kind is
 //! made: the jobs take their time to start on the node that has come.
@@ -13,7 +17,8 @@
 //! annotation by which cluster-autoscaler may evict it, and it belongs to the operator's ConfigMap: an uninstall
 //! removes it.
 
-use super::kinds::SeenKind;
+use super::kinds::{SeenKind, to_core_room};
+use gainshare_core::policies::deadline::NodeKind;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{PLACEHOLDER_LABEL, PLACEHOLDER_PREFIX, SHARE_LABEL};
 use jiff::{SignedDuration, Timestamp};
@@ -27,6 +32,9 @@ const REQUESTED_PERCENT: u64 = 90;
 /// For so long after a placeholder has got a node, no other one of its kind is made. It is longer than a need takes to
 /// vanish.
 const REST: SignedDuration = SignedDuration::from_secs(60);
+
+/// More nodes are not excluded: a cluster with so much free room is asked for nothing.
+const MOST_EXCLUDED: usize = 100;
 
 /// How placeholders are made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,6 +122,20 @@ pub(super) fn reconcile(
     changes
 }
 
+/// What a placeholder of this kind requests: thousandths of a core, and bytes.
+fn requests(kind: &SeenKind) -> (u64, u64) {
+    let (milli, bytes) = kind.room();
+    (milli / 100 * REQUESTED_PERCENT, bytes / 100 * REQUESTED_PERCENT)
+}
+
+/// The nodes that have room for a placeholder of this kind; `None` if there are too many to exclude.
+pub(super) fn excluded(kind: &SeenKind, free: &[NodeKind]) -> Option<Vec<String>> {
+    let wanted = to_core_room(requests(kind));
+    let holds = |node: &&NodeKind| node.room.cores >= wanted.cores && node.room.memory_bytes >= wanted.memory_bytes;
+    let names: Vec<String> = free.iter().filter(holds).map(|node| node.name.clone()).collect();
+    (names.len() <= MOST_EXCLUDED).then_some(names)
+}
+
 /// The object that owns placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Owner {
@@ -122,11 +144,16 @@ pub(super) struct Owner {
     pub(super) uid: String,
 }
 
-/// The manifest of a placeholder.
-pub(super) fn manifest(name: &str, kind_name: &str, kind: &SeenKind, owner: &Owner, config: &ScalerConfig) -> Value {
-    let (milli, bytes) = kind.room();
-    let part = |whole: u64| whole / 100 * REQUESTED_PERCENT;
-    json!({
+/// The manifest of a placeholder that runs on none of the excluded nodes.
+pub(super) fn manifest(
+    (name, kind_name): (&str, &str),
+    kind: &SeenKind,
+    excluded: &[String],
+    owner: &Owner,
+    config: &ScalerConfig,
+) -> Value {
+    let (milli, bytes) = requests(kind);
+    let mut pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -156,13 +183,20 @@ pub(super) fn manifest(name: &str, kind_name: &str, kind: &SeenKind, owner: &Own
                 "name": "placeholder",
                 "image": config.image,
                 "command": ["/usr/local/bin/gainshare-operator", "pause"],
-                "resources": {"requests": {"cpu": format!("{}m", part(milli)), "memory": part(bytes).to_string()}},
+                "resources": {"requests": {"cpu": format!("{milli}m"), "memory": bytes.to_string()}},
                 "securityContext": {
                     "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
                 },
             }],
         },
-    })
+    });
+    if !excluded.is_empty() {
+        let other = |node: &String| json!({"key": "metadata.name", "operator": "NotIn", "values": [node]});
+        let others: Vec<Value> = excluded.iter().map(other).collect();
+        let required = json!({"nodeSelectorTerms": [{"matchFields": others}]});
+        pod["spec"]["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
+    }
+    pod
 }
 
 #[cfg(test)]
@@ -238,12 +272,22 @@ mod tests {
         let owner =
             Owner { namespace: "system".to_owned(), config_map: "gainshare-operator".to_owned(), uid: "u".to_owned() };
         let config = ScalerConfig { image: "g:1".to_owned(), priority_class: "low".to_owned(), most_nodes: 3 };
-        let value = manifest(&name("a", 0), "a", &kind, &owner, &config);
+        let value = manifest((&name("a", 0), "a"), &kind, &["n".to_owned()], &owner, &config);
         let pod: Pod = serde_json::from_value(value.clone()).unwrap();
         assert_eq!(serde_json::to_value(&pod).unwrap(), value, "every field is one of a pod");
         let requests = &value["spec"]["containers"][0]["resources"]["requests"];
         assert_eq!((requests["cpu"].as_str(), requests["memory"].as_str()), (Some("2700m"), Some("15461882190")));
         assert!(value["metadata"]["finalizers"].is_null());
+        let roomy = |name: &str, milli: u64| NodeKind {
+            name: name.to_owned(),
+            room: to_core_room((milli, 16 << 30)),
+            speed: 1.0,
+        };
+        let free = [roomy("full", 2600), roomy("empty", 2700)];
+        assert_eq!(excluded(&kind, &free), Some(vec!["empty".to_owned()]));
+        assert_eq!(excluded(&kind, &vec![roomy("n", 4000); MOST_EXCLUDED + 1]), None);
+        let unhindered = manifest((&name("a", 0), "a"), &kind, &[], &owner, &config);
+        assert!(unhindered["spec"]["affinity"].is_null(), "Karpenter ignores pods that name nodes");
         let notes = pod.metadata.annotations.unwrap();
         assert_eq!(notes["cluster-autoscaler.kubernetes.io/safe-to-evict"], "true");
         assert_eq!(pod.metadata.owner_references.unwrap()[0].block_owner_deletion, None);

@@ -2,7 +2,7 @@
 
 use super::damper::Damper;
 use super::kinds::Kinds;
-use super::placeholders::{Arrivals, Changes, Owner, Placeholder, ScalerConfig, manifest, reconcile};
+use super::placeholders::{Arrivals, Changes, Owner, Placeholder, ScalerConfig, excluded, manifest, reconcile};
 use super::plan::{KindNeed, NeedPlan, plan};
 use super::snapshot::{LateWorkload, NeedSnapshot, read};
 use crate::Config;
@@ -12,6 +12,7 @@ use crate::state::lead::Leader;
 use crate::state::metrics::NodeKindLabels;
 use crate::state::workload::{WorkloadKey, WorkloadKind};
 use crate::state::world::World;
+use gainshare_core::policies::deadline::NodeKind;
 use gainshare_kube_api::deadline::{FinishStatus, NodesNeeded, moment_text};
 use gainshare_kube_api::names::{API_VERSION, FIELD_MANAGER};
 use jiff::{SignedDuration, Timestamp};
@@ -136,7 +137,7 @@ impl Scaler {
         let snapshot = if is_off { NeedSnapshot::default() } else { read(&self.leader, now) };
         let plan = plan(&snapshot, &self.kinds);
         self.publish(&snapshot, &plan).await;
-        self.keep_placeholders(is_off, now).await;
+        self.keep_placeholders(is_off, now, &snapshot, &plan).await;
     }
 
     async fn publish(&mut self, snapshot: &NeedSnapshot, plan: &NeedPlan) {
@@ -180,7 +181,7 @@ impl Scaler {
         }
     }
 
-    async fn keep_placeholders(&mut self, is_off: bool, now: Timestamp) {
+    async fn keep_placeholders(&mut self, is_off: bool, now: Timestamp, snapshot: &NeedSnapshot, plan: &NeedPlan) {
         let existing: Vec<Placeholder> =
             self.leader.read(|world| placeholders(world, &self.settings.namespace).collect());
         self.leader.metrics.placeholders.set(i64::try_from(existing.len()).unwrap_or(i64::MAX));
@@ -190,14 +191,16 @@ impl Scaler {
             None => BTreeMap::new(),
         };
         let most = config.as_ref().map_or(0, |config| config.most_nodes);
-        let changes = reconcile(&existing, &wanted, most, &mut self.arrivals, now);
+        let mut changes = reconcile(&existing, &wanted, most, &mut self.arrivals, now);
+        // A need that is about to vanish keeps its placeholders and gets no new ones.
+        changes.create.retain(|(_, kind)| plan.kinds.contains_key(kind));
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.settings.namespace);
         for (name, uid) in &changes.delete {
             self.delete(&pods, name, uid).await;
         }
         if let Some(config) = config.filter(|_| self.not_before.is_none_or(|at| at <= now))
             && !changes.create.is_empty()
-            && let Err(error) = self.create(&pods, &changes, &config).await
+            && let Err(error) = self.create(&pods, &changes, &snapshot.free, &config).await
         {
             tracing::warn!(error, "a placeholder for a needed node is not made; retried in a minute");
             self.not_before = now.saturating_add(REFUSAL_PAUSE).ok();
@@ -216,11 +219,18 @@ impl Scaler {
         }
     }
 
-    async fn create(&self, pods: &Api<Pod>, changes: &Changes, config: &ScalerConfig) -> Result<(), String> {
+    async fn create(
+        &self,
+        pods: &Api<Pod>,
+        changes: &Changes,
+        free: &[NodeKind],
+        config: &ScalerConfig,
+    ) -> Result<(), String> {
         let owner = self.owner().await?;
         for (name, kind_name) in &changes.create {
             let Some(kind) = self.kinds.get(kind_name) else { continue };
-            let pod = manifest(name, kind_name, kind, &owner, config);
+            let excluded = excluded(kind, free).ok_or("too many nodes have room for it")?;
+            let pod = manifest((name, kind_name), kind, &excluded, &owner, config);
             let pod: Pod = serde_json::from_value(pod).map_err(|error| error.to_string())?;
             let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
             match tokio::time::timeout(REQUEST_TIMEOUT, pods.create(&params, &pod)).await {

@@ -185,6 +185,10 @@ async fn a_gang_without_room_gets_placeholders_until_the_node_has_come() {
         (&json!(NAME), &json!("gainshare-placeholder"))
     );
     assert_eq!(placeholder["metadata"]["ownerReferences"][0]["uid"], "map");
+    // The node that exists has room for the placeholder, and is no help for the whole gang.
+    let affinity = &placeholder["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let other = json!({"key": "metadata.name", "operator": "NotIn", "values": ["n"]});
+    assert_eq!(affinity["nodeSelectorTerms"], json!([{"matchFields": [other]}]));
     assert_eq!(bench.leader.nodes_needed("job", None).unwrap().count, 1);
     assert_eq!(bench.metric(), r#"gainshare_operator_nodes_needed{kind="4000m-16384mi"} 1"#);
 
