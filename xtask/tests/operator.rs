@@ -172,6 +172,7 @@ fn operator_config(listen: SocketAddr) -> operator::Config {
         specon: Default::default(),
         elastic: Default::default(),
         tfjobs: false,
+        scaler: None,
     }
 }
 

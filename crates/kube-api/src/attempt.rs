@@ -1,7 +1,8 @@
 //! The facts about a job's pod by which the life of the job is decided: who owns it, whether it runs, how it
 //! ended, and what it waits for.
 //!
-//! Only pods that carry a job's label have these facts; the operator holds tens of thousands of pods in memory.
+//! Few pods have these facts ([`crate::facts::PodFacts::attempt`]); the operator holds tens of thousands of pods in
+//! memory.
 //!
 //! **Terms.** *Attempt*: one start of a job. *Epoch*: the number of an attempt of a TrainingJob.
 
@@ -11,7 +12,7 @@ use crate::names::{
 use crate::quantity;
 use crate::tasks::{Role, TaskId};
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodSpec};
 
 /// A grace period is a number that tenants write. A longer one than this is read as this (about a
 /// century).
@@ -41,6 +42,8 @@ pub struct AttemptFacts {
     pub created: Timestamp,
     /// The operator's scheduling gate is closed.
     pub gated: bool,
+    /// It selects its nodes, or needs more of them than CPU and memory: not every node with room can run it.
+    pub choosy: bool,
     /// The operator's finalizer keeps the object until the pod's end was read.
     pub has_finalizer: bool,
     /// When it was asked to end, and when its grace period is over.
@@ -125,6 +128,7 @@ impl AttemptFacts {
             priority: spec.priority.unwrap_or_default(),
             created: meta.creation_timestamp.as_ref().map(|time| time.0).unwrap_or_default(),
             gated: spec.scheduling_gates.iter().flatten().any(|gate| gate.name == PLACE_GATE),
+            choosy: is_choosy(spec),
             has_finalizer: meta.finalizers.iter().flatten().any(|one| one == ATTEMPT_FINALIZER),
             deleted: meta.deletion_timestamp.as_ref().map(|time| {
                 let asked = time.0.saturating_sub(grace).unwrap_or(time.0);
@@ -146,6 +150,23 @@ impl AttemptFacts {
             }),
         })
     }
+}
+
+/// Whether the author has restricted the nodes on which the pod can run. The operator's own choice of a node is a
+/// field (`matchFields`), and does not count.
+fn is_choosy(spec: &PodSpec) -> bool {
+    let selects = spec.node_selector.as_ref().is_some_and(|labels| !labels.is_empty());
+    let affinity = spec.affinity.as_ref();
+    let required = affinity.and_then(|affinity| {
+        affinity.node_affinity.as_ref()?.required_during_scheduling_ignored_during_execution.as_ref()
+    });
+    let mut terms = required.into_iter().flat_map(|required| &required.node_selector_terms);
+    let by_label = terms.any(|term| term.match_expressions.as_ref().is_some_and(|all| !all.is_empty()));
+    let other_resources = spec.containers.iter().chain(spec.init_containers.iter().flatten()).any(|container| {
+        let requests = container.resources.iter().flat_map(|resources| resources.requests.iter().flatten());
+        requests.into_iter().any(|(name, _)| !matches!(name.as_str(), "cpu" | "memory"))
+    });
+    selects || by_label || other_resources || spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty())
 }
 
 /// Whether the pod carries an annotation with its own values, or its kubelet has not applied its

@@ -84,8 +84,11 @@ impl NodeState {
     }
 }
 
+/// The label that says which kind of machine a node is.
+const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
+
 /// What a node can give to pods, and whether it works.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeFacts {
     pub cpu_milli: Option<u64>,
     pub memory_bytes: Option<u64>,
@@ -93,6 +96,8 @@ pub struct NodeFacts {
     pub open: bool,
     /// How fast its cores are, in hundredths of an ordinary one: the label [`names::SPEED_LABEL`].
     pub speed_percent: u32,
+    /// Which kind of machine it is, if its labels say so.
+    pub instance_type: Option<String>,
     pub state: NodeState,
 }
 
@@ -104,13 +109,15 @@ impl NodeFacts {
         let tainted = spec.taints.iter().flatten().any(|t| t.effect == "NoSchedule" || t.effect == "NoExecute");
         let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let ready = conditions.clone().any(|c| c.type_ == "Ready" && c.status == "True");
-        let speed = node.metadata.labels.as_ref().and_then(|labels| labels.get(names::SPEED_LABEL));
+        let label = |name: &str| node.metadata.labels.as_ref().and_then(|labels| labels.get(name));
+        let speed = label(names::SPEED_LABEL);
         let speed = speed.and_then(|text| text.parse::<f64>().ok()).filter(|speed| (0.01..=100.0).contains(speed));
         NodeFacts {
             open: ready && !tainted && !spec.unschedulable.unwrap_or(false),
             speed_percent: (speed.unwrap_or(1.0) * 100.0).round() as u32,
             cpu_milli: get("cpu").and_then(quantity::cpu_milli),
             memory_bytes: get("memory").and_then(quantity::whole),
+            instance_type: label(INSTANCE_TYPE).cloned(),
             state: NodeState::of(node),
         }
     }

@@ -2,14 +2,18 @@
 //!
 //! **How.** The operator reads deadlines ([`crate::deadline_input`]) and hands them to the node agent. The node
 //! agent predicts the end ([`Forecast`]) and how the deadline stands ([`Standing`]). The operator publishes both
-//! ([`FinishStatus`] on a TrainingJob, the pod's note on a pod).
+//! ([`FinishStatus`] on a TrainingJob, the pod's note on a pod). Where new nodes would keep the deadline, the status
+//! names them, too ([`NodesNeeded`]).
 //!
 //! **Units.** Milliseconds since 1970 (`at_ms`), milliseconds (`tolerance_ms`).
 
+use crate::quantity;
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// When a pod must be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,6 +110,41 @@ pub struct FinishStatus {
     /// When the suspension of now began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspended_since: Option<MicroTime>,
+    /// New nodes with which the deadline could be kept; absent if it can be kept without them, or if no node that
+    /// is known would help.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes_needed: Option<NodesNeeded>,
+}
+
+/// New nodes with which a deadline could be kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodesNeeded {
+    /// How many nodes the job needs. Other jobs may need the same nodes.
+    pub count: u32,
+    /// What such a node can give to pods, such as 3920m.
+    pub cpu: String,
+    /// The same for memory, such as 15360Mi.
+    pub memory: String,
+    /// The label node.kubernetes.io/instance-type of the nodes that were seen of this kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance_type: Option<String>,
+}
+
+/// For people: `2 more nodes of 4 cores / 16 GiB (m5.xlarge)`.
+impl fmt::Display for NodesNeeded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tenths = |number: f64| {
+            let text = format!("{number:.1}");
+            text.strip_suffix(".0").map(str::to_owned).unwrap_or(text)
+        };
+        let milli = quantity::cpu_milli(&Quantity(self.cpu.clone())).unwrap_or(0);
+        let bytes = quantity::whole(&Quantity(self.memory.clone())).unwrap_or(0);
+        let nodes = if self.count == 1 { "node" } else { "nodes" };
+        let (cores, gib) = (tenths(milli as f64 / 1e3), tenths(bytes as f64 / f64::from(1 << 30)));
+        write!(f, "{} more {nodes} of {cores} cores / {gib} GiB", self.count)?;
+        self.instance_type.as_ref().map_or(Ok(()), |name| write!(f, " ({name})"))
+    }
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ pub struct PodFacts {
     /// Resources are given for the pod as a whole.
     pub pod_level: bool,
     pub resize: ResizeState,
-    /// For pods that carry a job's label.
+    /// For pods that carry a job's label, and for pods of a `batch/v1` Job that have a deadline and wait for a node.
     pub attempt: Option<Box<AttemptFacts>>,
 }
 
@@ -131,6 +131,8 @@ impl PodFacts {
         if notes.contains_key(names::DEADLINE_ANNOTATION) {
             containers.iter_mut().zip(&spec.containers).for_each(|(facts, c)| facts.command = command(c));
         }
+        let waits_for_deadline = spec.node_name.is_none() && notes.contains_key(names::DEADLINE_ANNOTATION);
+        let of_waiting = || AttemptFacts::of_batch(pod).filter(|attempt| waits_for_deadline && attempt.owner.is_some());
         Some(PodFacts {
             uid: meta.uid.clone()?,
             namespace: meta.namespace.clone()?,
@@ -166,7 +168,7 @@ impl PodFacts {
             windows: spec.os.as_ref().is_some_and(|os| os.name == "windows"),
             pod_level: spec.resources.is_some(),
             resize: resize_state(&status, meta.generation.unwrap_or_default()),
-            attempt: AttemptFacts::of(pod).map(Box::new),
+            attempt: AttemptFacts::of(pod).or_else(of_waiting).map(Box::new),
         })
     }
 

@@ -103,6 +103,10 @@ pub fn is_our_job(managed_by: Option<&str>) -> bool {
 pub const FIELD_MANAGER: &str = "gainshare-operator";
 /// On the operator's pod that leads; the Service selects it.
 pub const LEADER_LABEL: &str = "gainshare.dev/leader";
+/// On a pod that stands for a node that is needed: the kind of the node. It gives way to every other pod.
+pub const PLACEHOLDER_LABEL: &str = "gainshare.dev/placeholder";
+/// The names of such pods begin with this. The chart's PriorityClass has it without the hyphen at the end.
+pub const PLACEHOLDER_PREFIX: &str = "gainshare-placeholder-";
 /// The volume that holds a TrainingJob's checkpoint claim.
 pub const CHECKPOINT_VOLUME: &str = "gainshare-checkpoint";
 
@@ -144,7 +148,7 @@ mod tests {
         };
         assert!(read("webhook.yaml").contains(START_LABEL));
         let admission = read("admission.yaml");
-        for name in [PLACE_GATE, ADOPT_ANNOTATION, ADOPTED_ANNOTATION] {
+        for name in [PLACE_GATE, ADOPT_ANNOTATION, ADOPTED_ANNOTATION, PLACEHOLDER_LABEL, PLACEHOLDER_PREFIX] {
             assert!(admission.contains(name), "{name}");
         }
     }

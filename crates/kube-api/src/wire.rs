@@ -171,6 +171,20 @@ pub struct Signal {
     /// agents call the field `most`.
     #[serde(default, alias = "most")]
     pub usable: Option<f64>,
+    /// What the job has left to do; absent until it can be predicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left: Option<WorkLeft>,
+}
+
+/// What a job has left to do, as its own reports predict it.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct WorkLeft {
+    /// Node-seconds that become shorter with the share.
+    pub parallel_node_s: f64,
+    /// Seconds that no share makes shorter.
+    pub serial_s: f64,
+    /// The largest part of its node that the job can use, 0 to 1.
+    pub usable: f64,
 }
 
 /// A value and when it was reported, on the agent's clock.

@@ -9,6 +9,7 @@ use gainshare_figures::file::{self, Drawing};
 use gainshare_figures::terminal::{Colour, Out, Side, Table};
 use gainshare_figures::{Bar, Gantt, Row};
 use gainshare_kube_api::adopted::AdoptedJob;
+use gainshare_kube_api::deadline::FinishStatus;
 use gainshare_kube_api::training_job::{Move, TrainingJob};
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
@@ -48,6 +49,8 @@ struct JobReport {
     last_decision: Option<String>,
     /// Why it is not moved, if so.
     unmovable: Option<String>,
+    /// Its deadline, the predicted end, and the nodes that are needed, for a job with a deadline.
+    finish: Option<FinishStatus>,
     moves: u32,
     last_moves: Vec<Move>,
     /// When it first ran, and when it ended.
@@ -104,6 +107,7 @@ fn report_of(job: &TrainingJob) -> JobReport {
         share_percent: status.share_percent,
         last_decision: status.last_decision,
         unmovable,
+        finish: status.finish.filter(|finish| finish.deadline.is_some()),
         moves: status.moves,
         last_moves: status.last_moves,
         began: status.start_time.map(|time| time.0),
@@ -125,6 +129,7 @@ fn report_of_adopted(job: AdoptedJob) -> JobReport {
         share_percent: None,
         last_decision: job.last_moves.last().map(|made| made.message.clone()),
         unmovable: job.unmovable,
+        finish: None,
         moves: job.moves,
         last_moves: job.last_moves,
         began: job.began,
@@ -144,6 +149,14 @@ fn sentences(report: &JobReport, out: &Out) -> String {
         let share =
             report.share_percent.map_or(String::new(), |s| format!(", {s}% of what the jobs of its node share"));
         line("category", &format!("{category}{share}"));
+    }
+    if let Some(finish) = &report.finish {
+        let end = finish.predicted.as_ref().map(|end| format!(", done at {end} as predicted")).unwrap_or_default();
+        let deadline = finish.deadline.as_deref().unwrap_or_default();
+        line("deadline", &format!("{deadline} ({}{end})", finish.standing.name()));
+        if let Some(needed) = &finish.nodes_needed {
+            line("needs", &format!("{needed} to finish in time"));
+        }
     }
     line("decided", report.last_decision.as_deref().unwrap_or("nothing yet about where it runs"));
     for made in &report.last_moves {
@@ -311,6 +324,23 @@ mod tests {
         assert_eq!(bars, [("a", 0, Some(41), ""), ("b", 43, Some(100), "-M")]);
         let svg = picture(&stays, Timestamp::now()).svg();
         assert!(svg.contains("vae-M") && svg.contains(">a<") && svg.contains(">b<"), "{svg}");
+    }
+
+    #[test]
+    fn a_deadline_is_explained_with_the_nodes_that_it_needs() {
+        let needed = json!({"count": 2, "cpu": "3920m", "memory": "16384Mi", "instanceType": "m5.xlarge"});
+        let finish = json!({
+            "deadline": "2026-03-01T17:00:00Z", "standing": "AtRisk", "predicted": "2026-03-01T18:10:00Z",
+            "nodesNeeded": needed,
+        });
+        let report = report_of(&job(json!({"state": "Running", "finish": finish})));
+        let text = sentences(&report, &Out::new(gainshare_figures::terminal::Format::Table));
+        assert!(text.contains("2026-03-01T17:00:00Z (AtRisk, done at 2026-03-01T18:10:00Z as predicted)"), "{text}");
+        assert!(text.contains("2 more nodes of 3.9 cores / 16 GiB (m5.xlarge) to finish in time"), "{text}");
+        assert!(
+            !sentences(&report_of(&moved()), &Out::new(gainshare_figures::terminal::Format::Table))
+                .contains("deadline")
+        );
     }
 
     #[test]

@@ -344,7 +344,7 @@ impl Job {
 
     /// The job's state for the operator.
     pub(crate) fn state(&self) -> wire::JobState {
-        let signal = self.tracker.signal();
+        let signal = self.signal();
         let verdict = self.published.as_ref();
         let reason = match (&self.pod.blocked, &self.read_error, verdict) {
             (Some(blocked), ..) => blocked.message.clone(),
@@ -367,6 +367,7 @@ impl Job {
             consumed_memory: consumed.memory,
             memory_used_bytes: self.meter.memory_bytes(),
             usable: self.usable,
+            left: work_left(&signal),
         };
         wire::JobState {
             uid: self.pod.uid.clone(),
@@ -386,6 +387,16 @@ impl Job {
             standing: self.standing,
         }
     }
+}
+
+/// What the job has left to do, where its pace and its steps left are known.
+fn work_left(signal: &Signal) -> Option<wire::WorkLeft> {
+    let (pace, steps) = (signal.pace?, signal.steps_left()?.mid);
+    Some(wire::WorkLeft {
+        parallel_node_s: pace.parallel_s * steps,
+        serial_s: pace.serial_s * steps,
+        usable: pace.usable,
+    })
 }
 
 /// Where and how the job's metric is read.

@@ -526,6 +526,18 @@ fn a_late_pod_gets_what_its_deadline_needs() {
 }
 
 #[test]
+fn the_operator_learns_what_a_followed_job_has_left_to_do() {
+    let mut w = with_deadline(34, 6);
+    assert!(w.state("due").signal.is_none(), "no other pods are followed");
+    w.pods[1].follow = true;
+    w.list();
+    w.train(7, [("other", 1.0), ("due", 1.0)]);
+    let left = w.state("due").signal.and_then(|signal| signal.left).expect("its pace and its length are known");
+    // 33 steps are left, each of half a node-second.
+    assert!((10.0..25.0).contains(&(left.parallel_node_s + left.serial_s)), "{left:?}");
+}
+
+#[test]
 fn a_deadline_that_cannot_be_met_is_reported_at_once_and_harms_no_other_pod() {
     let w = with_deadline(8, 4);
     let due = w.state("due");

@@ -18,10 +18,12 @@ pub mod http;
 mod isolate;
 pub mod jobs;
 mod placement;
+mod scaler;
 mod shares;
 mod state;
 mod tasks;
 
+pub use scaler::ScalerConfig;
 pub use shares::release::release;
 
 use crate::http::peers::{Limits, Peers};
@@ -103,6 +105,8 @@ pub struct Config {
     pub elastic: gainshare_core::policy::Elastic,
     /// Kubeflow's TFJobs are run, too. The kind must exist, and no other operator may run them.
     pub tfjobs: bool,
+    /// Placeholders ask for nodes that deadlines need. Without it, the need is published only.
+    pub scaler: Option<ScalerConfig>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -226,6 +230,7 @@ fn lead(
 ) -> Tasks {
     let reviewer = http::auth::Reviewer::new(client.clone(), &config.namespace, &config.agent_account);
     let leader = Arc::new(Leader::new(metrics.clone(), started()));
+    leader.change(|world| world.own_namespace.clone_from(&config.namespace));
     let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics.clone()));
     let mut tasks = Tasks::new(health.clone());
     state::watch::start(&mut tasks, &leader, client, (&config.namespace, &config.config_map), config.tfjobs);
@@ -239,6 +244,8 @@ fn lead(
     tasks.spawn_within("the decision about training jobs", DECISION_QUIET, decision);
     let sizes = elastic::run::run(shares.clone(), config.elastic);
     tasks.spawn_within("the decision about the sizes of tasks", DECISION_QUIET, sizes);
+    let nodes = scaler::run::run(leader.clone(), client.clone(), recorder.clone(), scaler::run::Settings::of(config));
+    tasks.spawn_within("the decision about new nodes", DECISION_QUIET, nodes);
     crate::jobs::start(&mut tasks, &leader, client, recorder.clone(), config.fail_at.clone());
     tasks.spawn("the writer of pods' notes", note_loop(shares.clone(), recorder.clone()));
     tasks.spawn("the writer of policies' statuses", write_loop(shares.clone(), client.clone(), recorder));

@@ -7,8 +7,8 @@ use gainshare_core::policy::{Elastic, MoveRule, Policy, ScaleRule, Specon};
 use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::tfjob::{TfJob, to_training_job};
 use gainshare_kube_api::training_job::TrainingJob;
-use gainshare_operator::Config;
 use gainshare_operator::jobs::FailPoint;
+use gainshare_operator::{Config, ScalerConfig};
 use kube::CustomResourceExt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -37,6 +37,9 @@ enum Command {
         #[arg(long)]
         tfjobs: bool,
     },
+    /// Wait until asked to end: the command of pods that stand for needed nodes
+    #[command(hide = true)]
+    Pause,
     /// Print TFJobs as TrainingJobs, for clusters where Kubeflow owns the kind TFJob
     #[command(after_help = "Example:\n  gainshare-operator convert tfjob.yaml | kubectl apply -f -")]
     Convert {
@@ -96,6 +99,19 @@ pub struct OperatorArgs {
     /// Run Kubeflow's TFJobs, too: the cluster has that kind, and no other operator runs them
     #[arg(long)]
     pub tfjobs: bool,
+    /// Ask for nodes that deadlines need: by pods that find no place, which cluster-autoscaler, Karpenter or
+    /// Cluster API answer with new nodes
+    #[arg(long, requires = "scaler_image")]
+    pub scaler: bool,
+    /// The image of those pods, which contains this program
+    #[arg(long, value_name = "IMAGE")]
+    pub scaler_image: Option<String>,
+    /// The PriorityClass of those pods
+    #[arg(long, value_name = "NAME", default_value = "gainshare-placeholder")]
+    pub scaler_priority_class: String,
+    /// How many nodes are asked for at a time, at most
+    #[arg(long, value_name = "NUMBER", default_value_t = 10)]
+    pub scaler_max_nodes: usize,
     /// Restore every pod's own resources, release training jobs, and end; for an uninstall
     #[arg(long)]
     pub release: bool,
@@ -106,8 +122,29 @@ fn main() -> Result<()> {
     match cli.command {
         Some(Command::Crd { tfjobs }) => print_definitions(tfjobs),
         Some(Command::Convert { file }) => convert(&file),
+        Some(Command::Pause) => pause(),
         None => run_operator(&cli.operator),
     }
+}
+
+fn pause() -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("cannot start the asynchronous runtime")?.block_on(async {
+        end()?.await;
+        Ok(())
+    })
+}
+
+/// Resolves when the process is asked to end.
+fn end() -> Result<impl Future<Output = ()>> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+    })
 }
 
 fn print_definitions(tfjobs: bool) -> Result<()> {
@@ -171,15 +208,7 @@ async fn run(args: &OperatorArgs) -> Result<()> {
         println!("every pod has its own resources ({count} pods were restored)");
         return Ok(());
     }
-    let mut term = signal(SignalKind::terminate())?;
-    let mut int = signal(SignalKind::interrupt())?;
-    let end = async move {
-        tokio::select! {
-            _ = term.recv() => {}
-            _ = int.recv() => {}
-        }
-    };
-    gainshare_operator::run(config, client, end).await?;
+    gainshare_operator::run(config, client, end()?).await?;
     Ok(())
 }
 
@@ -227,5 +256,10 @@ fn config(args: &OperatorArgs) -> Config {
         specon: specon(args),
         elastic: elastic(args),
         tfjobs: args.tfjobs,
+        scaler: args.scaler_image.clone().filter(|_| args.scaler).map(|image| ScalerConfig {
+            image,
+            priority_class: args.scaler_priority_class.clone(),
+            most_nodes: args.scaler_max_nodes,
+        }),
     }
 }

@@ -24,6 +24,7 @@ fn policy(name: &str) -> Value {
         .replace("{{ $system }}", &format!("['kube-system', 'kube-public', 'kube-node-lease', '{SYSTEM}']"))
         .replace("{{ $owners }}", "owner.kind == 'TrainingJob' && owner.apiVersion.startsWith('gainshare.dev/')")
         .replace("{{ .Release.Namespace }}", SYSTEM)
+        .replace("{{ include \"gainshare.image\" . }}", "gainshare:1")
         .replace("{{- include \"gainshare.labels\" . | nindent 4 }}", "{}");
     let start = filled.find("apiVersion:").unwrap();
     let end = filled.find("{{- $policies :=").unwrap();
@@ -120,8 +121,12 @@ impl Request {
             "name": self.namespace, "labels": self.namespace_labels, "annotations": self.namespace_annotations,
         });
         context.add_variable_from_value("namespaceObject", cel(&json!({"metadata": metadata})));
-        let condition = policy["matchConditions"][0]["expression"].as_str().unwrap();
-        assert_eq!(evaluate(condition, &context), Ok(Cel::Bool(true)), "the policy is about the operator");
+        let conditions = policy["matchConditions"].as_array().unwrap();
+        let holds = |condition: &Value| evaluate(condition["expression"].as_str().unwrap(), &context);
+        assert_eq!(holds(&conditions[0]), Ok(Cel::Bool(true)), "the policy is about the operator");
+        if conditions.iter().any(|condition| holds(condition) == Ok(Cel::Bool(false))) {
+            return vec![format!("{name} does not apply")];
+        }
         let mut variables: HashMap<Key, Cel> = HashMap::new();
         for variable in policy["variables"].as_array().into_iter().flatten() {
             context.add_variable_from_value("variables", Cel::from(variables.clone()));
@@ -266,7 +271,7 @@ fn foreign_pods_are_not_deleted() {
     let mut unlabelled = pod();
     unlabelled["metadata"].as_object_mut().unwrap().remove("labels");
     for pod in [foreign, of_a_set, unlabelled] {
-        denied(&request(Value::Null, pod), "pods-delete", "pods of TrainingJobs only");
+        denied(&request(Value::Null, pod), "pods-delete", "its placeholders and pods of TrainingJobs only");
     }
 }
 
@@ -421,4 +426,73 @@ fn a_task_is_named_by_its_role_and_index() {
     assert_eq!(job, "run", "the names below belong to this job");
     allowed(&task("run-worker-1"), "pods-create");
     denied(&task("run-worker-2"), "pods-create", "pods of TrainingJobs only");
+}
+
+/// A placeholder as the operator creates it and as the API server completes it.
+fn placeholder() -> Value {
+    json!({
+        "metadata": {
+            "name": "gainshare-placeholder-a-0", "namespace": SYSTEM,
+            "labels": {"gainshare.dev/placeholder": "a", "gainshare.dev/share": "disabled"},
+            "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"},
+            "ownerReferences": [{
+                "apiVersion": "v1", "kind": "ConfigMap", "name": "gainshare-operator",
+                "uid": "0b54d1c2-9f51-4a8e-8e2f-0d5a7b1c2d3e",
+            }],
+        },
+        "spec": {
+            "priorityClassName": "gainshare-placeholder", "priority": -10, "preemptionPolicy": "Never",
+            "restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "serviceAccountName": "default",
+            "automountServiceAccountToken": false, "enableServiceLinks": false, "dnsPolicy": "ClusterFirst",
+            "securityContext": {"runAsNonRoot": true, "runAsUser": 65532},
+            "tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}],
+            "affinity": {"nodeAffinity": {}},
+            "containers": [{
+                "name": "placeholder", "image": "gainshare:1", "command": ["/usr/local/bin/gainshare-operator", "pause"],
+                "resources": {"requests": {"cpu": "3600m", "memory": "1"}},
+                "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+            }],
+        },
+    })
+}
+
+#[test]
+fn placeholders_do_nothing_and_stay_in_the_operators_namespace() {
+    let system = |object: Value, old: Value| Request { namespace: SYSTEM, ..request(object, old) };
+    allowed(&system(placeholder(), Value::Null), "placeholders");
+    denied(&system(placeholder(), Value::Null), "pods-create", "pods-create does not apply");
+    allowed(&system(Value::Null, placeholder()), "pods-delete");
+    // Elsewhere, the label is worth nothing.
+    assert!(!request(placeholder(), Value::Null).denials("pods-create").is_empty());
+    denied(&request(Value::Null, placeholder()), "pods-delete", "its placeholders and pods of TrainingJobs only");
+    let mut other = placeholder();
+    other["metadata"]["labels"] = json!({"app": "operator"});
+    denied(&system(Value::Null, other.clone()), "pods-delete", "its placeholders and pods of TrainingJobs only");
+    assert!(!system(other, Value::Null).denials("pods-create").is_empty());
+    // No pod becomes a placeholder that may be deleted.
+    let mut labelled = pod();
+    labelled["metadata"]["labels"]["gainshare.dev/placeholder"] = json!("a");
+    denied(&system(labelled, pod()), "pods-update", "its own label");
+    type Case = (fn(&mut Value), &'static str);
+    let cases: [Case; 14] = [
+        (|pod| pod["metadata"]["name"] = json!("coredns"), "are named"),
+        (|pod| pod["metadata"]["ownerReferences"][0]["kind"] = json!("Deployment"), "belong to the ConfigMap"),
+        (|pod| pod["metadata"]["finalizers"] = json!(["a/b"]), "no finalizers"),
+        (|pod| pod["spec"]["priorityClassName"] = json!("system-node-critical"), "PriorityClass"),
+        (|pod| pod["spec"]["volumes"] = json!([{"name": "s", "secret": {"secretName": "x"}}]), "no volumes"),
+        (|pod| pod["spec"]["hostNetwork"] = json!(true), "no volumes"),
+        (|pod| pod["spec"]["nodeName"] = json!("n"), "no volumes"),
+        (|pod| pod["spec"]["initContainers"] = json!([{"name": "i", "image": "x"}]), "no volumes"),
+        (|pod| pod["spec"]["automountServiceAccountToken"] = json!(true), "no token"),
+        (|pod| pod["spec"]["serviceAccountName"] = json!("gainshare-operator"), "no account"),
+        (|pod| container(pod)["image"] = json!("evil"), "the command pause"),
+        (|pod| container(pod)["command"] = json!(["sh"]), "the command pause"),
+        (|pod| container(pod)["env"] = json!([{"name": "A", "value": "1"}]), "the command pause"),
+        (|pod| container(pod)["securityContext"] = json!({"privileged": true}), "the command pause"),
+    ];
+    for (change, words) in cases {
+        let mut object = placeholder();
+        change(&mut object);
+        denied(&system(object, Value::Null), "placeholders", words);
+    }
 }

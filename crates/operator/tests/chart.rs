@@ -53,6 +53,18 @@ fn the_namespace_admits_node_agents() {
     assert!(notes.contains("pod-security.kubernetes.io/enforce=privileged"), "helm does not label namespaces");
 }
 
+/// New nodes cost money: they are asked for only where an administrator wants it.
+#[test]
+fn no_nodes_are_asked_for_by_default() {
+    let all = manifests();
+    assert!(all.iter().all(|one| one["kind"] != "PriorityClass"));
+    let operator = find(&all, "Deployment", "gainshare-operator");
+    let args = operator["spec"]["template"]["spec"]["containers"][0]["args"].to_string();
+    assert!(args.contains("--record-listen") && !args.contains("--scaler"), "{args}");
+    let created = find(&all, "ValidatingAdmissionPolicy", "gainshare-operator-pods-create");
+    assert_eq!(created["spec"]["matchConditions"].as_array().map(Vec::len), Some(1), "it applies to every pod");
+}
+
 /// Records of decisions are served on the pod's own loopback interface only.
 #[test]
 fn records_are_not_reached_from_other_pods() {

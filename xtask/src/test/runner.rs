@@ -20,7 +20,7 @@ const STARTED_BY_OTHERS: [&str; 3] = ["inner_", "keeper_main", "daemon_main"];
 
 /// Programs of tests whose package and target contain one of these start engines, machines or
 /// clusters: one test at a time.
-const ALONE: [&str; 10] = [
+const ALONE: [&str; 11] = [
     "docker",
     "qemu",
     "real_frameworks",
@@ -31,6 +31,7 @@ const ALONE: [&str; 10] = [
     "operator kills",
     "operator outages",
     "operator crashes",
+    "operator nodes",
 ];
 
 /// A program that takes longer hangs.

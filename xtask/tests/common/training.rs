@@ -28,6 +28,13 @@ impl Bed {
         bed
     }
 
+    /// A cluster with this many make-believe nodes, and all that training jobs need.
+    pub(crate) fn with_kwok_training(name: &'static str, nodes: u32) -> Bed {
+        let bed = Bed::up(name, &["--nodes", "0", "--kwok", &nodes.to_string()]);
+        bed.prepare();
+        bed
+    }
+
     fn prepare(&self) {
         for namespace in [SYSTEM, "team"] {
             self.kubectl(&["create", "namespace", namespace]);
@@ -54,6 +61,19 @@ impl Bed {
             serde_json::from_str(&self.kubectl(&["config", "view", "--raw", "-o", "json"])).unwrap();
         config["users"][0]["user"] = json!({"token": token.trim()});
         fs::write(self.folder.path().join("operator.kubeconfig"), config.to_string()).unwrap();
+    }
+
+    /// Applies the chart's objects with its value for placeholders, and the ConfigMap that owns them. Placeholders run
+    /// the image `gainshare:local`.
+    pub(crate) fn serve_scaler(&self) {
+        let chart = checkout().join("deploy/chart");
+        let chart = chart.to_str().unwrap();
+        let mut args = vec!["template", "gainshare", chart, "-n", SYSTEM, "--kube-version", "1.35.0"];
+        args.extend(["--set", "scaler.enabled=true", "--set", "image.tag=local"]);
+        let shown = ["rbac", "admission", "scaler"].map(|part| format!("templates/{part}.yaml"));
+        shown.iter().for_each(|part| args.extend(["--show-only", part]));
+        self.apply(self.run("helm", &args, ""));
+        self.kubectl(&["create", "configmap", "gainshare-operator", "-n", SYSTEM]);
     }
 
     /// Applies the chart's objects with its value for TFJobs.

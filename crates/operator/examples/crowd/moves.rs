@@ -272,6 +272,7 @@ impl Job {
                 consumed_cpu: seconds * 0.02,
                 consumed_memory: seconds * 0.001,
                 usable: None,
+                left: None,
                 memory_used_bytes: None,
             }),
         }

@@ -73,7 +73,7 @@ fn judge(shares: &Shares, wanted: &TaskResize) -> Result<(PodFacts, String, Reso
             more(pod.now.requests.memory_bytes, to.requests.memory_bytes),
         );
         let asked = world.requested(&wanted.node);
-        let node = world.nodes().get(&wanted.node).copied().unwrap_or_default();
+        let node = world.nodes().get(&wanted.node).cloned().unwrap_or_default();
         let free =
             |whole: Option<u64>, jobs: u64, others: u64| whole.unwrap_or(0).saturating_sub(jobs.saturating_add(others));
         if milli > free(node.cpu_milli, asked.jobs.0, asked.others.0)

@@ -103,6 +103,7 @@ fn work_on(job: &Value, pods: &[Value]) {
                     fault: fault.as_ref(),
                     progress: Some(("growing", Some(u32::MAX))),
                     finish: None,
+                    nodes_needed: None,
                 };
                 let next = step(&snapshot);
                 for action in next.actions {

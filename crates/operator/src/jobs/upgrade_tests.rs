@@ -38,6 +38,7 @@ fn next(job: &JobSnapshot, pod: &Value) -> Step {
         fault: None,
         progress: None,
         finish: None,
+        nodes_needed: None,
     })
 }
 

@@ -96,6 +96,7 @@ fn message(at: usize, round: u64) -> SyncRequest {
             consumed_memory: 0.0,
             memory_used_bytes: None,
             usable: None,
+            left: None,
         }),
     };
     SyncRequest {

@@ -9,7 +9,7 @@
 
 use crate::state::clock::AgentClock;
 use gainshare_kube_api::deadline::{Forecast, Standing};
-use gainshare_kube_api::wire::{Beat, Category, JobState, Report, Signal, SyncRequest};
+use gainshare_kube_api::wire::{Beat, Category, JobState, Report, Signal, SyncRequest, WorkLeft};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
@@ -269,6 +269,11 @@ fn clamp_signal(signal: Signal) -> Signal {
         consumed_memory: within(signal.consumed_memory, MOST_CONSUMED),
         memory_used_bytes: signal.memory_used_bytes.map(|bytes| bytes.min(MOST_BYTES)),
         usable: signal.usable.filter(|usable| usable.is_finite()).map(|usable| usable.clamp(0.0, 1.0)),
+        left: signal.left.map(|left| WorkLeft {
+            parallel_node_s: within(left.parallel_node_s, MOST_CONSUMED),
+            serial_s: within(left.serial_s, MOST_CONSUMED),
+            usable: within(left.usable, 1.0),
+        }),
     }
 }
 
@@ -417,6 +422,7 @@ mod tests {
             outlook: Some([f64::INFINITY, 0.0, 0.0]),
             consumed_cpu: f64::MAX,
             usable: Some(-3.0),
+            left: Some(WorkLeft { parallel_node_s: f64::NAN, serial_s: -1.0, usable: 7.0 }),
             ..Signal::default()
         });
         let (mut agents, now) = (Agents::default(), Instant::now());
@@ -430,5 +436,6 @@ mod tests {
         assert_eq!((signal.reports, signal.first, signal.outlook), (MOST_STEPS, None, None));
         assert_eq!(signal.last, Some(Report { value: LARGEST_VALUE, at_us: LATEST_US }));
         assert_eq!((signal.longest_gap_us, signal.consumed_cpu, signal.usable), (LATEST_US, MOST_CONSUMED, Some(0.0)));
+        assert_eq!(signal.left, Some(WorkLeft { parallel_node_s: 0.0, serial_s: 0.0, usable: 1.0 }));
     }
 }

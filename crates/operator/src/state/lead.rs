@@ -12,6 +12,7 @@ use super::snapshot::NodeState;
 use super::task_job::ScaleOrder;
 use super::workload::WorkloadKey;
 use super::world::{PolicyKey, World};
+use gainshare_kube_api::deadline::{FinishStatus, NodesNeeded};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,6 +27,8 @@ pub(crate) struct Leader {
     pub(crate) orders: Arc<Orders>,
     /// Between the decision about the sizes of tasks and the controller, by the uid of the job.
     pub(crate) scale_orders: Mutex<BTreeMap<String, ScaleOrder>>,
+    /// The new nodes with which deadlines could be kept, by the uid of the job; absent until they are known.
+    pub(crate) nodes_needed: Mutex<Option<BTreeMap<String, NodesNeeded>>>,
     pub(crate) metrics: Arc<Metrics>,
     /// One channel per node, to wake the agent's waiting request.
     bells: Mutex<BTreeMap<String, watch::Sender<u64>>>,
@@ -83,6 +86,7 @@ impl Leader {
             agents: Mutex::default(),
             orders: Arc::default(),
             scale_orders: Mutex::default(),
+            nodes_needed: Mutex::default(),
             metrics,
             bells: Mutex::default(),
             turns: Mutex::default(),
@@ -122,6 +126,14 @@ impl Leader {
 
     pub(crate) fn read<T>(&self, read: impl FnOnce(&World) -> T) -> T {
         read(&self.world.lock())
+    }
+
+    /// The new nodes with which a job could keep its deadline; `published` as long as that is not known.
+    pub(crate) fn nodes_needed(&self, uid: &str, published: Option<&FinishStatus>) -> Option<NodesNeeded> {
+        match &*self.nodes_needed.lock() {
+            Some(needed) => needed.get(uid).cloned(),
+            None => published.and_then(|finish| finish.nodes_needed.clone()),
+        }
     }
 
     /// Changes when the node's list changes or [`Leader::ring`] is called for the node.

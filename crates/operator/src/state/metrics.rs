@@ -32,6 +32,11 @@ pub(crate) struct OrderLabels {
     pub(crate) kind: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct NodeKindLabels {
+    pub(crate) kind: String,
+}
+
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
@@ -52,6 +57,8 @@ pub(crate) struct Metrics {
     pub(crate) pass_seconds: Histogram,
     pub(crate) orders: Family<OrderLabels, Counter>,
     pub(crate) plans_rejected: Counter,
+    pub(crate) nodes_needed: Family<NodeKindLabels, Gauge>,
+    pub(crate) placeholders: Gauge,
 }
 
 impl Metrics {
@@ -75,6 +82,8 @@ impl Metrics {
             pass_seconds: Histogram::new(PASS_SECONDS),
             orders: Family::default(),
             plans_rejected: Counter::default(),
+            nodes_needed: Family::default(),
+            placeholders: Gauge::default(),
         };
         let mut registry = Registry::with_prefix("gainshare_operator");
         registry.register("leader", "1 if this replica leads", metrics.leader.clone());
@@ -99,6 +108,10 @@ impl Metrics {
         registry.register("orders", "Orders for training jobs: places and moves", metrics.orders.clone());
         let rejected = "Decisions about training jobs that failed their check and were not carried out";
         registry.register("plans_rejected", rejected, metrics.plans_rejected.clone());
+        let needed = "New nodes with which deadlines could be kept, by kind of node";
+        registry.register("nodes_needed", needed, metrics.nodes_needed.clone());
+        let placeholders = "Pods that wait for new nodes on behalf of jobs with deadlines";
+        registry.register("node_placeholders", placeholders, metrics.placeholders.clone());
         metrics.registry = registry;
         metrics
     }

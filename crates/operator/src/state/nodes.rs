@@ -38,11 +38,13 @@ impl NodeCache {
     /// Takes in a node. Answers whether anything about it is new.
     pub(super) fn put(&mut self, name: &str, facts: NodeFacts) -> bool {
         self.missing.remove(name);
-        let known = self.nodes.insert(name.to_owned(), facts);
+        let known = self.nodes.get(name);
         if known.map(|known| known.state) != Some(facts.state) {
             self.changed.insert(name.to_owned());
         }
-        known != Some(facts)
+        let is_new = known != Some(&facts);
+        self.nodes.insert(name.to_owned(), facts);
+        is_new
     }
 
     pub(super) fn remove(&mut self, name: &str, now: Instant) {

@@ -1,6 +1,8 @@
 //! A job of several tasks as it was read: a TrainingJob with `replicaSpecs`, or a Kubeflow TFJob.
 
 use super::workload::{WorkloadKey, WorkloadKind};
+use gainshare_kube_api::deadline::{Deadline, FinishStatus};
+use gainshare_kube_api::deadline_input;
 use gainshare_kube_api::names::{
     JOB_FINALIZER, NamespacedName, REPLICAS_ANNOTATION, STOPPED_ANNOTATION, TRAINING_MODE_ANNOTATION,
 };
@@ -34,6 +36,8 @@ pub(crate) struct TaskJobSnapshot {
     pub(crate) asked: BTreeMap<Role, u32>,
     /// Every gradient is a step ([`TRAINING_MODE_ANNOTATION`]).
     pub(crate) is_async: bool,
+    /// When the job must be done. Only TrainingJobs have deadlines.
+    pub(crate) deadline: Option<Deadline>,
     /// Another controller runs the job.
     pub(crate) is_foreign: bool,
     pub(crate) spec: Result<TaskJobSpec, SpecProblem>,
@@ -50,6 +54,8 @@ pub(crate) struct TaskJobStatus {
     pub(crate) message: String,
     pub(crate) progress: Option<String>,
     pub(crate) journal: TaskJournal,
+    /// The deadline, and the nodes that are needed for it.
+    pub(crate) finish: Option<FinishStatus>,
 }
 
 impl TaskJobSnapshot {
@@ -57,13 +63,14 @@ impl TaskJobSnapshot {
         let status = job.status.clone().unwrap_or_default();
         let spec = job.spec.task_job(job.metadata.name.as_deref()?);
         let is_foreign = spec.as_ref().is_ok_and(|spec| spec.options.is_foreign);
-        TaskJobSnapshot::read(
-            WorkloadKind::TaskJob,
-            &job.metadata,
-            spec,
-            is_foreign,
-            TaskJobStatus::of_training(status),
-        )
+        let status = TaskJobStatus::of_training(status);
+        let mut snapshot = TaskJobSnapshot::read(WorkloadKind::TaskJob, &job.metadata, spec, is_foreign, status)?;
+        let moment = deadline_input::of_training_job(&job.spec, snapshot.created, 0);
+        snapshot.deadline = moment.filter(|moment| *moment > snapshot.created).map(|moment| Deadline {
+            at_ms: moment.as_millisecond().max(0).unsigned_abs(),
+            tolerance_ms: deadline_input::tolerance(&job.spec).as_millis().max(0) as u64,
+        });
+        Some(snapshot)
     }
 
     pub(crate) fn of_tfjob(job: &TfJob) -> Option<TaskJobSnapshot> {
@@ -77,6 +84,7 @@ impl TaskJobSnapshot {
             message: status.message,
             progress: status.progress,
             journal: status.tasks.unwrap_or_default(),
+            finish: None,
         };
         TaskJobSnapshot::read(WorkloadKind::TfJob, &job.metadata, spec, job.spec.is_foreign(), status)
     }
@@ -101,6 +109,7 @@ impl TaskJobSnapshot {
             declared_stopped: note(STOPPED_ANNOTATION),
             asked: note(REPLICAS_ANNOTATION).map(|text| asked_counts(&text)).unwrap_or_default(),
             is_async: note(TRAINING_MODE_ANNOTATION).is_some_and(|mode| mode.eq_ignore_ascii_case("async")),
+            deadline: None,
             is_foreign,
             spec,
             status,
@@ -151,6 +160,7 @@ impl TaskJobStatus {
             message: status.message,
             progress: None,
             journal: status.tasks.unwrap_or_default(),
+            finish: status.finish,
         }
     }
 
@@ -186,6 +196,7 @@ impl TaskJobStatus {
             completion_time: status.completion_time,
             replica_statuses: status.replicas,
             tasks: Some(status.journal),
+            finish: status.finish,
             ..TrainingJobStatus::default()
         })
     }

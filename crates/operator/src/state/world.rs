@@ -47,6 +47,8 @@ pub(crate) struct World {
     pods_of_namespace: BTreeMap<String, BTreeSet<String>>,
     /// By node.
     requested: HashMap<String, Requested>,
+    /// The operator's namespace, where placeholders are. It is set before the first pod is read.
+    pub(crate) own_namespace: String,
     pub(crate) policies: BTreeMap<PolicyKey, PolicyFacts>,
     namespaces: BTreeMap<String, BTreeMap<String, String>>,
     nodes: NodeCache,
@@ -83,6 +85,10 @@ impl World {
 
     pub(crate) fn take_touched(&mut self) -> Touched {
         std::mem::take(&mut self.touched)
+    }
+
+    pub(crate) fn pods(&self) -> impl Iterator<Item = &PodFacts> {
+        self.pods.values()
     }
 
     pub(crate) fn pod(&self, uid: &str) -> Option<&PodFacts> {
@@ -186,7 +192,8 @@ impl World {
         self.pods_of_namespace.entry(facts.namespace.clone()).or_default().insert(facts.uid.clone());
         let uid = facts.uid.clone();
         let node = facts.node.clone();
-        let has_other_requests = self.pods.get(&uid).and_then(requests_of) != requests_of(&facts);
+        let requests = |pod| requests_of(pod, &self.own_namespace);
+        let has_other_requests = self.pods.get(&uid).and_then(requests) != requests(&facts);
         self.count_in(&facts);
         self.jobs.link_pod(self.pods.get(&uid), Some(&facts));
         if let Some(before) = self.pods.insert(uid.clone(), facts) {
@@ -231,14 +238,14 @@ impl World {
     }
 
     fn count_in(&mut self, pod: &PodFacts) {
-        if let Some((node, asked)) = requests_of(pod) {
+        if let Some((node, asked)) = requests_of(pod, &self.own_namespace) {
             let sum = self.requested.entry(node.to_owned()).or_default();
             *sum = sum.with(asked, u64::saturating_add);
         }
     }
 
     fn count_out(&mut self, pod: &PodFacts) {
-        if let Some((node, asked)) = requests_of(pod)
+        if let Some((node, asked)) = requests_of(pod, &self.own_namespace)
             && let Some(sum) = self.requested.get_mut(node)
         {
             *sum = sum.with(asked, u64::saturating_sub);

@@ -35,7 +35,7 @@ mod nodes;
 mod numbers;
 mod order;
 
-pub use nodes::{LateJob, NodeKind, NodeNeed, nodes_needed};
+pub use nodes::{LateJob, NodeKind, NodeNeed, Room, WorkLeft, nodes_needed};
 pub use numbers::{Admission, Finish};
 pub(crate) use order::ByDeadline;
 

@@ -6,6 +6,7 @@ use crate::jobs::pods::PodFault;
 use crate::jobs::workload::JournalStep;
 use crate::state::snapshot::{Nodes, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
+use gainshare_kube_api::deadline::NodesNeeded;
 use gainshare_kube_api::tasks::{TaskId, TaskScale};
 use gainshare_kube_api::training_job::State;
 use jiff::Timestamp;
@@ -25,6 +26,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) never_fits: bool,
     /// What is decided about the sizes of its tasks.
     pub(crate) scale: Option<&'a TaskScale>,
+    /// The new nodes with which it could keep its deadline.
+    pub(crate) nodes_needed: Option<&'a NodesNeeded>,
     /// Why there can be no pod.
     pub(crate) fault: Option<&'a PodFault>,
 }

@@ -21,6 +21,7 @@ use crate::jobs::workload::JournalStep;
 use crate::state::snapshot::{Phase, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
 use crate::state::workload::WorkloadKind;
+use gainshare_kube_api::deadline::{FinishStatus, moment_text};
 use gainshare_kube_api::task_objects::TaskJobRef;
 use gainshare_kube_api::tasks::{ReplicaStatus, Role, TaskId, TaskJobSpec, tasks};
 use gainshare_kube_api::training_job::{CleanPodPolicy, State};
@@ -252,6 +253,10 @@ fn run(snapshot: &Snapshot<'_>, spec: &TaskJobSpec) -> Step {
         after.journal.scale = Some(scale.clone());
         return Step::one(Action::Write(JournalStep::Scaled, Box::new(after)));
     }
+    if let Some(finish) = new_finish(snapshot) {
+        let after = TaskJobStatus { finish: Some(finish), ..status.clone() };
+        return Step::one(Action::Write(JournalStep::Noted, Box::new(after)));
+    }
     let wanted = snapshot.job.wanted();
     let gang: BTreeSet<TaskId> = spec.gang().into_iter().collect();
     if let Some(placed) = place(snapshot, &wanted, &gang, &pods) {
@@ -297,6 +302,18 @@ fn run(snapshot: &Snapshot<'_>, spec: &TaskJobSpec) -> Step {
         next.actions.insert(0, write);
     }
     next
+}
+
+/// What is published about the deadline, if that has changed.
+fn new_finish(snapshot: &Snapshot<'_>) -> Option<FinishStatus> {
+    let deadline = snapshot.job.deadline?;
+    let known = snapshot.job.status.finish.clone().unwrap_or_default();
+    let finish = FinishStatus {
+        deadline: Some(moment_text(deadline.at_ms)),
+        nodes_needed: snapshot.nodes_needed.cloned(),
+        ..known.clone()
+    };
+    (finish != known).then_some(finish)
 }
 
 /// No pod, of whatever attempt, has the task's name.
@@ -507,6 +524,9 @@ fn end(snapshot: &Snapshot<'_>, state: State, message: &str) -> Step {
     let job = snapshot.job;
     let mut status = job.status.clone();
     status.completion_time = Some(MicroTime(snapshot.now));
+    if let Some(finish) = &mut status.finish {
+        finish.nodes_needed = None;
+    }
     if let Ok(spec) = &job.spec {
         let (wanted, pods) = (job.wanted(), snapshot.current_pods());
         status.replicas = replica_statuses(job, spec, &wanted, &pods);

@@ -88,3 +88,25 @@ fn the_number_of_workers_follows_the_decision() {
     bed.settle();
     assert_eq!((bed.journal().epoch, &bed.journal().scale), (2, &None), "the next attempt begins as it was requested");
 }
+
+/// The nodes that a deadline needs are in the status as long as they are needed.
+#[test]
+fn needed_nodes_are_published_with_the_deadline() {
+    let mut bed = small(json!({"deadlineSeconds": 3600}));
+    bed.has_room = false;
+    bed.settle();
+    let finish = |bed: &Bed| bed.job.status.finish.clone().unwrap();
+    assert!(finish(&bed).deadline.is_some() && finish(&bed).nodes_needed.is_none());
+    let needed = NodesNeeded { count: 2, cpu: "4000m".to_owned(), memory: "16384Mi".to_owned(), instance_type: None };
+    bed.nodes_needed = Some(needed.clone());
+    let writes = bed.settle();
+    assert_eq!((writes.len(), finish(&bed).nodes_needed), (1, Some(needed)), "{writes:?}");
+    assert_eq!(bed.settle(), [], "it is written once");
+    bed.nodes_needed = None;
+    bed.settle();
+    assert_eq!(finish(&bed).nodes_needed, None);
+    // A job without a deadline has nothing of this.
+    let mut other = small(json!({}));
+    other.settle();
+    assert_eq!(other.job.status.finish, None);
+}

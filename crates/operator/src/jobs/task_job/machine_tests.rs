@@ -4,6 +4,7 @@ use super::*;
 use crate::jobs::pods::PodFault;
 use crate::jobs::task_job::gang::Placement;
 use crate::state::snapshot::{Exit, NodeState, Nodes};
+use gainshare_kube_api::deadline::NodesNeeded;
 use gainshare_kube_api::names::ATTEMPT_FINALIZER;
 use gainshare_kube_api::tasks::TaskScale;
 use gainshare_kube_api::tfjob::TfJob;
@@ -21,6 +22,7 @@ struct Bed {
     has_room: bool,
     never_fits: bool,
     scale: Option<TaskScale>,
+    nodes_needed: Option<NodesNeeded>,
     fault: Option<PodFault>,
     services_deleted: u32,
     pods_made: u32,
@@ -81,6 +83,7 @@ impl Bed {
             has_room: true,
             never_fits: false,
             scale: None,
+            nodes_needed: None,
             fault: None,
             services_deleted: 0,
             pods_made: 0,
@@ -118,6 +121,7 @@ impl Bed {
             grant: grant.as_ref(),
             never_fits: self.never_fits,
             scale: self.scale.as_ref(),
+            nodes_needed: self.nodes_needed.as_ref(),
             fault: self.fault.as_ref(),
         })
     }
@@ -285,6 +289,7 @@ fn a_grant_for_a_part_of_the_gang_is_not_taken() {
         grant: Some(&part),
         never_fits: false,
         scale: None,
+        nodes_needed: None,
         fault: None,
     });
     assert_eq!(next.actions, []);

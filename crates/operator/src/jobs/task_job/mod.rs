@@ -315,6 +315,7 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
         let never_fits = waits && self.leader.read(|world| line::never_fits(world, &job));
         let scale = self.leader.scale_orders.lock().get(&job.uid).cloned();
         let scale = scale.filter(|order| job.is_scaled() && order.epoch == job.status.journal.epoch);
+        let nodes_needed = self.leader.nodes_needed(&job.uid, job.status.finish.as_ref());
         let mut next = step(&Snapshot {
             now,
             job: &job,
@@ -323,6 +324,7 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
             grant: grant.as_ref(),
             never_fits,
             scale: scale.as_ref().map(|order| &order.scale),
+            nodes_needed: nodes_needed.as_ref(),
             fault: fault.as_ref(),
         });
         next.wake = next.wake.into_iter().chain(node_wake).min();

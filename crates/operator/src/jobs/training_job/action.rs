@@ -4,7 +4,7 @@ use crate::jobs::pods::PodFault;
 use crate::jobs::workload::JournalStep;
 use crate::state::orders::Order;
 use crate::state::snapshot::{JobSnapshot, Nodes, PodSnapshot};
-use gainshare_kube_api::deadline::{Forecast, Standing};
+use gainshare_kube_api::deadline::{Forecast, NodesNeeded, Standing};
 use gainshare_kube_api::training_job::{Attempt, TrainingJobStatus};
 use jiff::Timestamp;
 
@@ -25,6 +25,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) progress: Option<(&'static str, Option<u32>)>,
     /// The node agent's last prediction.
     pub(crate) finish: Option<PodFinish>,
+    /// The new nodes with which the job could keep its deadline.
+    pub(crate) nodes_needed: Option<&'a NodesNeeded>,
 }
 
 impl<'a> Snapshot<'a> {

@@ -66,6 +66,8 @@ pub(super) fn update(status: &mut TrainingJobStatus, state: State, snapshot: &Sn
     count_suspension(&mut finish, state, snapshot.now);
     let at = deadline_input::of_training_job(&job.spec, job.created, finish.suspended_seconds);
     finish.deadline = at.map(|at| at.to_string());
+    let has_ended = matches!(state, State::Succeeded | State::Failed);
+    finish.nodes_needed = snapshot.nodes_needed.filter(|_| !has_ended).cloned();
     let latest = at.and_then(|at| at.saturating_add(deadline_input::tolerance(&job.spec)).ok());
     let is_past = at.is_none_or(|at| at <= job.created);
     let is_late = latest.is_none_or(|latest| snapshot.now > latest);
@@ -146,6 +148,7 @@ pub(super) fn new_warning(old: &TrainingJobStatus, new: &TrainingJobStatus) -> O
 mod tests {
     use super::*;
     use crate::state::snapshot::Nodes;
+    use gainshare_kube_api::deadline::NodesNeeded;
     use jiff::SignedDuration;
 
     fn job(seconds: Option<i64>) -> JobSnapshot {
@@ -156,6 +159,10 @@ mod tests {
 
     /// The job's status after it went into a state, so many seconds after its creation.
     fn after(job: &JobSnapshot, state: State, at_s: i64) -> TrainingJobStatus {
+        after_with(job, state, at_s, None)
+    }
+
+    fn after_with(job: &JobSnapshot, state: State, at_s: i64, needed: Option<&NodesNeeded>) -> TrainingJobStatus {
         let nodes = Nodes::new();
         let now = job.created.saturating_add(SignedDuration::from_secs(at_s)).unwrap();
         let snapshot = Snapshot {
@@ -168,6 +175,7 @@ mod tests {
             fault: None,
             progress: None,
             finish: None,
+            nodes_needed: needed,
         };
         let mut status = job.status.clone();
         update(&mut status, state, &snapshot);
@@ -217,6 +225,18 @@ mod tests {
         let near = Forecast { done_ms: 1_000_550_000, ..forecast };
         predict(&mut job.status, PodFinish { forecast: Some(near), standing: Some(Standing::AtRisk) });
         assert_eq!(job.status, status);
+    }
+
+    #[test]
+    fn needed_nodes_are_published_until_they_are_not_needed() {
+        let mut job = job(Some(100));
+        let needed = NodesNeeded { count: 1, cpu: "4000m".into(), memory: "8192Mi".into(), instance_type: None };
+        let of = |status: &TrainingJobStatus| status.finish.as_ref().and_then(|finish| finish.nodes_needed.clone());
+        job.status = after_with(&job, State::Waiting, 1, Some(&needed));
+        assert_eq!(of(&job.status), Some(needed.clone()));
+        assert_eq!(of(&after_with(&job, State::Running, 2, Some(&needed))), Some(needed.clone()));
+        assert_eq!(of(&after_with(&job, State::Running, 2, None)), None);
+        assert_eq!(of(&after_with(&job, State::Succeeded, 2, Some(&needed))), None);
     }
 
     #[test]

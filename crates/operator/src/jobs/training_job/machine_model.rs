@@ -282,6 +282,7 @@ impl Executor {
             fault: None,
             progress: None,
             finish: None,
+            nodes_needed: None,
         })
     }
 

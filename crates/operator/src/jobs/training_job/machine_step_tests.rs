@@ -33,6 +33,7 @@ fn take(job: &JobSnapshot, pods: &[PodSnapshot], nodes: &Nodes, progress: Option
         fault: None,
         progress,
         finish: None,
+        nodes_needed: None,
     })
 }
 

@@ -299,6 +299,7 @@ fn an_impossible_template_fails_with_its_reason() {
             fault: Some(&fault),
             progress: None,
             finish: None,
+            nodes_needed: None,
         };
         if let Some(Action::Write(_, status)) = step(&snapshot).actions.first() {
             world.change_job(|job| job.status = (**status).clone());

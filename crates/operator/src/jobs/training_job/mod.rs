@@ -176,6 +176,7 @@ impl Workload for TrainingJobs {
         // The annotation, which a person wrote, goes before the decision.
         let order = asked(&job).or_else(|| self.leader.orders.order(&job.uid));
         let pod_uid = job.status.attempt.as_ref().and_then(|attempt| attempt.uid.clone());
+        let nodes_needed = self.leader.nodes_needed(&job.uid, job.status.finish.as_ref());
         let mut next = step(&Snapshot {
             now,
             job: &job,
@@ -186,6 +187,7 @@ impl Workload for TrainingJobs {
             fault: fault.as_ref(),
             progress: pod_uid.as_ref().and_then(|uid| self.progress(&job, uid)),
             finish: pod_uid.as_ref().and_then(|uid| self.finish(uid)),
+            nodes_needed: nodes_needed.as_ref(),
         });
         next.wake = next.wake.into_iter().chain(node_wake).min();
         if is_off {

@@ -115,6 +115,7 @@ mod tests {
             fault: None,
             progress: None,
             finish: None,
+            nodes_needed: None,
         };
         let next = set_status(other, StatusText::new(State::Waiting, "Planned", "soon".to_owned()), &snapshot);
         assert!(next.conditions.iter().all(|condition| condition.type_ != "ReconcileFailed"));

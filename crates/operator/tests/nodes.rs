@@ -1,0 +1,136 @@
+//! Nodes for deadlines on a real API server and scheduler, with make-believe nodes: a job that cannot keep its deadline
+//! asks for a node, a node joins, and the job runs there.
+//!
+//! The test itself is the program that adds nodes. The operator is the real program with the rights that the chart
+//! gives it.
+
+#[path = "../../../xtask/tests/common/mod.rs"]
+mod common;
+
+use common::training::Operator;
+use common::{Bed, SYSTEM, Scenarios, eventually};
+use serde_json::{Value, json};
+
+const PLACEHOLDER: &str = "gainshare.dev/placeholder";
+/// What marks a node as one of kwok's.
+const MARK: &str = "kwok.x-k8s.io/node";
+
+#[test]
+#[ignore = "needs root and a test bed"]
+fn deadlines_get_nodes() {
+    let bed = Bed::with_kwok_training("nodestest", 1);
+    bed.serve_scaler();
+    let operator = Operator::with(&bed, None, &["--scaler", "--scaler-image", "gainshare:local"]);
+    let mut scenarios = Scenarios::default();
+    scenarios.run("a job with a deadline gets a node", || job_gets_a_node(&bed));
+    scenarios.run("nothing keeps a node that is not needed any more", || node_is_free_again(&bed));
+    scenarios.run("a need that goes takes its placeholder along", || need_goes(&bed));
+    scenarios.run("placeholders go with the ConfigMap", || uninstall(&bed, operator));
+    scenarios.finish();
+}
+
+/// A job of so many workers, each of which takes most of a node of 32 cores.
+fn job(name: &str, workers: u32, deadline_s: u32) -> Value {
+    let container = json!({
+        "name": "tensorflow", "image": "busybox:local", "command": ["sleep", "600"],
+        "resources": {"requests": {"cpu": "20", "memory": "1Gi"}},
+    });
+    json!({
+        "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": "team"},
+        "spec": {
+            "policy": "na", "deadlineSeconds": deadline_s,
+            "runPolicy": {"terminationGracePeriodSeconds": 2},
+            "replicaSpecs": {"Worker": {"replicas": workers, "template": {"spec": {"containers": [container]}}}},
+        },
+    })
+}
+
+/// A make-believe node like those of the test bed.
+fn join_node(bed: &Bed, name: &str) {
+    let size = json!({"cpu": "32", "memory": "256Gi", "pods": "110"});
+    bed.apply(json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {
+            "name": name, "annotations": {MARK: "fake", "node.alpha.kubernetes.io/ttl": "0"},
+            "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "type": "kwok"},
+        },
+        "status": {"allocatable": size, "capacity": size},
+    }));
+    bed.kubectl(&["wait", "--for=condition=Ready", &format!("node/{name}"), "--timeout=60s"]);
+}
+
+/// The placeholders that exist.
+fn placeholders(bed: &Bed) -> Vec<Value> {
+    let list = bed.kubectl(&["get", "pods", "-n", SYSTEM, "-l", PLACEHOLDER, "-o", "json"]);
+    let mut list: Value = serde_json::from_str(&list).unwrap();
+    serde_json::from_value(list["items"].take()).unwrap()
+}
+
+fn wait_for_placeholders(bed: &Bed, count: usize) -> Vec<Value> {
+    eventually(&format!("{count} placeholders"), || Some(placeholders(bed)).filter(|found| found.len() == count))
+}
+
+fn job_gets_a_node(bed: &Bed) {
+    bed.apply(job("due", 2, 3600));
+    // A job without a deadline waits like any other.
+    let mut patient = job("patient", 2, 3600);
+    patient["spec"].as_object_mut().unwrap().remove("deadlineSeconds");
+    bed.apply(patient);
+    wait_for_placeholders(bed, 1);
+    let pending = eventually("a placeholder that the scheduler has refused", || {
+        let found = placeholders(bed).pop()?;
+        let conditions = found["status"]["conditions"].as_array()?.clone();
+        conditions.iter().any(|one| one["reason"] == "Unschedulable").then_some(found)
+    });
+    assert_eq!(
+        (&pending["status"]["phase"], &pending["spec"]["priority"]),
+        (&json!("Pending"), &json!(-10)),
+        "{pending:#}"
+    );
+    assert_eq!(pending["spec"]["containers"][0]["resources"]["requests"]["cpu"], "28800m");
+    let finish = eventually("the need in the status", || {
+        Some(bed.job("due")["status"]["finish"].clone()).filter(|finish| finish["nodesNeeded"].is_object())
+    });
+    assert_eq!(finish["nodesNeeded"], json!({"count": 1, "cpu": "32000m", "memory": "262144Mi"}));
+    let events = bed.kubectl(&["get", "events", "-n", "team", "--field-selector=reason=NodesNeeded", "-o", "json"]);
+    let events: Value = serde_json::from_str(&events).unwrap();
+    let of = |name: &str| {
+        let all = events["items"].as_array().unwrap();
+        all.iter().filter(|event| event["involvedObject"]["name"] == name).cloned().collect::<Vec<Value>>()
+    };
+    assert_eq!((of("due").len(), of("patient").len()), (1, 0), "{events:#}");
+    let note = of("due")[0]["message"].as_str().unwrap().to_owned();
+    assert!(note.starts_with("needs 1 more node of 32 cores / 256 GiB to finish by 2"), "{note}");
+
+    join_node(bed, "kwok-new");
+    wait_for_placeholders(bed, 0);
+    bed.until("due", "Running", None);
+    let nodes = ["due-worker-0", "due-worker-1"].map(|pod| bed.get("pod", pod)["spec"]["nodeName"].clone());
+    assert!(nodes.contains(&json!("kwok-new")) && nodes.contains(&json!("kwok-0")), "{nodes:?}");
+    eventually("the end of the need", || bed.job("due")["status"]["finish"]["nodesNeeded"].is_null().then_some(()));
+    assert_eq!(placeholders(bed), Vec::<Value>::new(), "no other node is asked for");
+    bed.kubectl(&["delete", "trainingjob", "patient", "-n", "team", "--timeout=60s"]);
+}
+
+fn node_is_free_again(bed: &Bed) {
+    bed.kubectl(&["delete", "trainingjob", "due", "-n", "team", "--timeout=60s"]);
+    let all = ["get", "pods", "-A", "--field-selector=spec.nodeName=kwok-new", "-o", "name"];
+    eventually("an empty node", || bed.kubectl(&all).trim().is_empty().then_some(()));
+    bed.kubectl(&["delete", "node", "kwok-new", "--timeout=30s"]);
+}
+
+fn need_goes(bed: &Bed) {
+    bed.apply(job("short", 2, 3600));
+    wait_for_placeholders(bed, 1);
+    bed.kubectl(&["delete", "trainingjob", "short", "-n", "team", "--timeout=60s"]);
+    wait_for_placeholders(bed, 0);
+}
+
+fn uninstall(bed: &Bed, operator: Operator) {
+    bed.apply(job("last", 2, 3600));
+    wait_for_placeholders(bed, 1);
+    drop(operator);
+    bed.kubectl(&["delete", "configmap", "gainshare-operator", "-n", SYSTEM]);
+    wait_for_placeholders(bed, 0);
+}
