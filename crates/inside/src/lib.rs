@@ -23,6 +23,7 @@
 #![cfg_attr(any(test, not(target_arch = "x86_64")), allow(dead_code))]
 
 mod attach;
+mod backlog;
 mod cuda;
 mod devices;
 #[cfg(all(target_arch = "x86_64", not(test)))]

@@ -466,9 +466,14 @@ fn a_bus_error_of_the_program_itself_still_ends_it() {
 const DRIVER: &str = r#"
 #include <string.h>
 #include <unistd.h>
+static int waits;
 int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned h,
                    void *stream, void **parameters, void **extra) { usleep(200); return 0; }
 int cuStreamSynchronize(void *stream) { return 0; }
+int cuEventCreate(void **event, unsigned flags) { *event = &waits; return 0; }
+int cuEventRecord(void *event, void *stream) { return 0; }
+int cuEventSynchronize(void *event) { waits++; return 0; }
+int waited(void) { return waits; }
 int cuStreamIsCapturing(void *stream, int *status) { *status = 0; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { return 0; }
 int cuDeviceGetAttribute(int *value, int which, int device) { *value = which == 33 ? device : 0; return 0; }
@@ -479,7 +484,7 @@ int cuGetProcAddress_v2(const char *name, void **found, int version, unsigned lo
 }
 "#;
 
-/// `r N` retains device N, `l N` launches N kernels; each answers with one line.
+/// `r N` retains device N, `l N` launches N kernels, `w` counts waits for events; each answers with one line.
 const LAUNCHES: &str = r#"
 #include <dlfcn.h>
 #include <stdio.h>
@@ -496,6 +501,7 @@ int main(int count, char **words) {
         int number = atoi(line + 1), result = 0;
         void *context;
         if (line[0] == 'r') result = retain(&context, number);
+        else if (line[0] == 'w') result = ((int (*)(void))dlsym(driver, "waited"))();
         else for (int i = 0; i < number; i++) result |= launch(0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0);
         printf("%d\n", result);
         fflush(stdout);
@@ -550,6 +556,19 @@ fn a_share_of_the_whole_and_a_page_without_a_daemon_cause_no_pause() {
         assert_eq!(page.report().pauses, 0);
     }
     assert_eq!(page.report().launches, 100);
+}
+
+#[test]
+fn only_a_job_that_shares_its_gpu_waits_for_events() {
+    let page = Page::new(0);
+    let mut job = launching(&page, &[(GPU_VARIABLE, GPU_ON)]);
+    job.ask("r 0");
+    for (gpu_jobs, has_waited) in [(1, false), (2, true)] {
+        page.write(&encode(&Orders { gpu_share: 0, gpu_jobs, ..Orders::default() }, monotonic_ns()));
+        assert_eq!(job.ask("l 100"), "0");
+        assert_eq!(job.ask("w") != "0", has_waited, "{gpu_jobs} jobs");
+    }
+    assert_eq!(page.report().pauses, 0, "waiting for events is no pause");
 }
 
 #[test]
