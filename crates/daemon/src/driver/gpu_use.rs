@@ -15,12 +15,12 @@ use gainshare_page::{Report, WHOLE_GPU};
 /// A job that launched nothing for so long does not use its GPU: it is no longer part of the decisions.
 const SILENT_AFTER: Span = Span::from_secs(15);
 
-/// A job that launched nothing for so long leaves its share to the others, for example while it starts, validates or
-/// writes a checkpoint.
-const IDLE_AFTER: Span = Span::from_millis(1500);
+/// A job has work if it launched some in so many readings in a row. A single reading may be the start of a program, which
+/// launches a little and then prepares for seconds. A job without work leaves its share to the others.
+const READINGS_WITH_WORK: u32 = 2;
 
-/// Over less time than this the counters of a report say nothing.
-const SHORTEST_READING: Span = Span::from_millis(200);
+/// Over less time than this the counters of a report say nothing: a paced job pauses for up to half a second.
+const SHORTEST_READING: Span = Span::from_millis(700);
 
 /// Shares closer than this to the largest one are as large.
 const SAME_SHARE: f64 = 0.02;
@@ -39,6 +39,8 @@ pub(super) struct GpuUse {
     paused_ns: u64,
     read_at: Option<Time>,
     launched_at: Option<Time>,
+    /// The last readings in a row in which the job launched work.
+    readings_with_work: u32,
     /// The working part since the report before the last one.
     pub(super) working: f64,
     /// GPU time used, in seconds of a whole GPU.
@@ -62,6 +64,9 @@ impl GpuUse {
         let has_launched = report.launches > launches;
         if has_launched {
             self.launched_at = Some(now);
+            self.readings_with_work = self.readings_with_work.saturating_add(1);
+        } else {
+            self.readings_with_work = 0;
         }
         let paused_s = (report.paused_ns - paused_ns) as f64 / 1e9;
         self.working = match elapsed.map(Span::as_secs_f64) {
@@ -75,7 +80,7 @@ impl GpuUse {
 
     /// Whether the job has work for its GPU now.
     pub(super) fn is_busy(&self, now: Time) -> bool {
-        self.is_active(now) && self.launched_at.is_some_and(|at| now.since(at) < IDLE_AFTER)
+        self.is_active(now) && self.readings_with_work >= READINGS_WITH_WORK
     }
 
     pub(super) fn is_active(&self, now: Time) -> bool {
@@ -219,18 +224,17 @@ mod tests {
         let report = |launches, paused_ns| Report { launches, paused_ns, gpu: 5, gpus: 1, ..Report::default() };
         let at = Time::from_secs_f64;
         job.record(&report(10, 0), at(1.0));
-        assert!(job.is_active(at(1.0)) && job.is_busy(at(1.0)));
+        assert!(job.is_active(at(1.0)) && !job.is_busy(at(1.0)), "it may only be starting");
         job.record(&report(20, 800_000_000), at(2.0));
-        assert!((job.working - 0.2).abs() < 1e-9);
-        job.record(&report(20, 800_000_000), at(2.1));
-        assert!((job.working - 0.2).abs() < 1e-9, "too soon after the last report");
+        assert!((job.working - 0.2).abs() < 1e-9 && job.is_busy(at(2.0)));
+        job.record(&report(20, 800_000_000), at(2.5));
+        assert!((job.working - 0.2).abs() < 1e-9 && job.is_busy(at(2.5)), "too soon after the last report");
         job.record(&report(20, 800_000_000), at(3.0));
-        assert!(job.working == 0.0 && job.is_busy(at(3.0)), "nothing was launched in this second");
-        assert!(job.is_active(at(6.0)) && !job.is_busy(at(6.0)), "no launch for some seconds");
+        assert!(job.working == 0.0 && job.is_active(at(3.0)) && !job.is_busy(at(3.0)), "nothing was launched");
         job.record(&report(20, 800_000_000), at(18.0));
         assert!(!job.is_active(at(18.0)), "no launch for long");
         job.record(&report(3, 0), at(19.0));
-        assert!(job.is_busy(at(19.0)), "another attempt");
+        assert!(job.is_active(at(19.0)), "another attempt");
         job.record(&Report { gpus: 2, ..report(9, 0) }, at(20.0));
         assert!(!job.is_active(at(20.0)));
         assert!(job.note().is_some_and(|note| note.contains("several GPUs")));
