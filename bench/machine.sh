@@ -12,11 +12,13 @@
 # cores-three      three jobs under na, flowcon and gainshare, three rounds, plain start    8 minutes
 # cores-six        six jobs, the same without the plain start                               8 minutes
 # cores-quick      three jobs, one round, modes cores and weight                            5 minutes
-# gpu-pace         two jobs that fill the GPU, the second one paced                         4 minutes
+# gpu-pace         two jobs of PyTorch that fill the GPU, the second one paced              3 minutes
+# gpu-pace-jax     the same with JAX                                                        2 minutes
 # gpu-gain         three jobs on the GPU, unmanaged and under gainshare                     4 minutes
+# stress           thread teams of PyTorch that change every few milliseconds               2 minutes
 # doctor           what `gainshare doctor` prints                                           1 second
 set -u
-if [ $# -lt 3 ]; then sed -n '2,18p' "$0"; exit 2; fi
+if [ $# -lt 3 ]; then sed -n '2,20p' "$0"; exit 2; fi
 programs=$(realpath "$1"); mkdir -p "$2"; out=$(realpath "$2"); shift 2
 python=$(command -v "${PYTHON:-python3}")
 failed=0
@@ -28,13 +30,19 @@ cores() { # PART ARGUMENTS...
     local part=$1; shift
     bench "$part" cores --program "$programs/gainshare" --python "$python" --trace "$out/$part.trace" "$@"
 }
+pace() { # PART KINDS
+    bench "$1" gpu --stories pace --jobs "$2" --library "$programs/libgainshare_inside.so" --python "$python" --seconds 3
+}
+stress=$(dirname "$(realpath "$0")")/../crates/inside/tests/stress.py
 for part in "$@"; do
     began=$SECONDS
     case $part in
         cores-three) cores "$part" --jobs three ;;
         cores-six) cores "$part" --jobs six --tuned-only ;;
         cores-quick) cores "$part" --jobs three --repeat 1 --modes cores,weight --tuned-only ;;
-        gpu-pace) bench "$part" gpu --stories pace --library "$programs/libgainshare_inside.so" --python "$python" --seconds 3 ;;
+        gpu-pace) pace "$part" mlp,transformer ;;
+        gpu-pace-jax) pace "$part" jax ;;
+        stress) "$python" "$stress" "$programs/libgainshare_inside.so" 120 >"$out/stress.log" 2>&1 ;;
         gpu-gain) bench "$part" gpu --stories gain --program "$programs/gainshare" --python "$python" --trace "$out/$part.trace" ;;
         doctor) "$programs/gainshare" doctor >"$out/doctor.log" 2>&1 ;;
         *) echo "unknown part: $part" >&2; false ;;

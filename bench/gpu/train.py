@@ -16,6 +16,9 @@ class Mlp(nn.Module):
         width = 4096
         layers = [layer for _ in range(6) for layer in (nn.Linear(width, width), nn.GELU())]
         self.layers = nn.Sequential(*layers, nn.Linear(width, 10))
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear):
+                nn.init.kaiming_normal_(layer.weight)
 
     def forward(self, x):
         return self.layers(x)
@@ -31,7 +34,8 @@ class Transformer(nn.Module):
         return self.out(self.layers(x.view(len(x), -1, 512)).mean(1))
 
 
-MODELS = {"mlp": (Mlp, 4096, 4096), "transformer": (Transformer, 64, 128 * 512)}
+# The model, its batch, its number of features, and a rate with which its loss falls and stays a number.
+MODELS = {"mlp": (Mlp, 4096, 4096, 0.001), "transformer": (Transformer, 64, 128 * 512, 0.01)}
 
 
 def main():
@@ -40,16 +44,16 @@ def main():
     p.add_argument("--steps", type=int, default=1000)
     p.add_argument("--every", type=int, default=10, help="steps between two printed losses")
     args = p.parse_args()
-    kind, batch, features = MODELS[args.model]
+    kind, batch, features, rate = MODELS[args.model]
     torch.manual_seed(1)
     model = kind().cuda().bfloat16()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     # A few prototypes with noise: quick to learn, never exactly.
     prototypes = torch.randn(10, features, device="cuda")
     print("ready to train", flush=True)
     for step in range(1, args.steps + 1):
         labels = torch.randint(0, 10, (batch,), device="cuda")
-        x = (prototypes[labels] + 4 * torch.randn(batch, features, device="cuda")).bfloat16()
+        x = (prototypes[labels] / 4 + torch.randn(batch, features, device="cuda")).bfloat16()
         loss = F.cross_entropy(model(x).float(), labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -36,11 +36,11 @@ pub(crate) fn orders() -> Option<Orders> {
     let page = PAGE.load(Acquire);
     // SAFETY: a page that is not null was mapped for the rest of the process's life.
     let page = unsafe { page.as_ref() }?;
-    read(page, now_ns())
+    read(page, coarse_ns())
 }
 
-/// The machine's monotonic clock; a coarse reading is enough and costs a few nanoseconds.
-fn now_ns() -> u64 {
+/// The machine's monotonic clock, a few milliseconds late; a reading costs a few nanoseconds.
+pub(crate) fn coarse_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC_COARSE)
 }
 

@@ -17,7 +17,7 @@ extern "C" fn prepare(return_address: usize, number: usize) -> usize {
     let (object, is_new) = resolve::caller(return_address, function);
     let real = match object {
         Some(object) => {
-            teams::follow(object, function, is_new);
+            teams::prepare_region(object, function, is_new);
             object.real(function)
         }
         None => None,
@@ -29,7 +29,6 @@ extern "C" fn prepare(return_address: usize, number: usize) -> usize {
 fn stand_in(function: Function) -> usize {
     match function {
         Function(0) => serial_region as *const () as usize,
-        GET_MAX_THREADS => one_thread as *const () as usize,
         _ => missing as *const () as usize,
     }
 }
@@ -39,10 +38,6 @@ extern "C" fn serial_region(region: Option<extern "C" fn(*mut c_void)>, data: *m
     if let Some(region) = region {
         region(data);
     }
-}
-
-extern "C" fn one_thread() -> c_int {
-    1
 }
 
 /// Without this library the dynamic linker would have ended the program for the same reason.
@@ -57,7 +52,7 @@ extern "C" fn missing() {
 
 macro_rules! entries {
     ($($name:ident = $number:literal,)*) => {$(
-        const _: () = assert!($number < GET_MAX_THREADS.0 + 2);
+        const _: () = assert!($number < GET_MAX_THREADS.0);
 
         /// Prepares the team and jumps to the real function.
         #[unsafe(no_mangle)]
@@ -100,8 +95,34 @@ entries! {
     GOMP_parallel_loop_runtime_start = 16,
     __kmpc_fork_call = 17,
     __kmpc_fork_call_if = 18,
-    omp_get_max_threads = 19,
-    omp_get_max_threads_ = 20,
+}
+
+/// `omp_get_max_threads` with the caller's return address as argument.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn omp_get_max_threads() -> c_int {
+    naked_asm!("mov rdi, [rsp]", "jmp {answer}", answer = sym answer)
+}
+
+/// The same in Fortran.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn omp_get_max_threads_() -> c_int {
+    naked_asm!("mov rdi, [rsp]", "jmp {answer}", answer = sym answer)
+}
+
+extern "C" fn answer(return_address: usize) -> c_int {
+    let (object, is_new) = resolve::caller(return_address, GET_MAX_THREADS);
+    if let Some(threads) = object.and_then(|object| teams::max_threads(object, is_new)) {
+        return threads;
+    }
+    let real = object.and_then(|object| object.real(GET_MAX_THREADS));
+    let Some(address) = real.or_else(|| resolve::without_object(GET_MAX_THREADS)) else {
+        // Programs may ask for a function that they link weakly, in a process without OpenMP.
+        return 1;
+    };
+    // SAFETY: the address is that of OpenMP's function of this type.
+    unsafe { std::mem::transmute::<usize, extern "C" fn() -> c_int>(address)() }
 }
 
 /// `omp_set_num_threads` with the caller's return address as second argument.

@@ -12,9 +12,11 @@
 //!
 //! **Properties.** Off unless `GAINSHARE_INSIDE_GPU` is set. Jobs on several GPUs are not paced (`devices`). A
 //! stream that records a graph is never waited for. Without orders, with a whole share and alone on its GPU a job
-//! does not wait. `pauses_fit_the_share`.
+//! does not wait. `pauses_fit_the_share`. A job that shares its GPU launches only a little ahead ([`backlog`]), so
+//! that a smaller share is in force soon.
 
 use crate::attach::{count, is_attached, monotonic_ns, orders, report_hook};
+use crate::backlog;
 use crate::cuda::{NOT_FOUND, Pointer, Real, Result};
 use crate::devices;
 use crate::resolve::symbol;
@@ -91,6 +93,7 @@ pub(crate) fn answer(handle: Pointer, name: &CStr, real: usize) -> usize {
     if let Some(address) = symbol(handle, c"cuDeviceGetAttribute") {
         devices::GET_ATTRIBUTE.set(address);
     }
+    backlog::find_functions(handle);
     report_hook(Hook::CudaDriver);
     ours
 }
@@ -305,7 +308,11 @@ unsafe extern "C" fn launch_graph<const KIND: usize>(graph: Pointer, stream: Poi
 
 /// The orders of a job that is to be paced.
 fn paced_orders() -> Option<Orders> {
-    orders().filter(|orders| (1..WHOLE_GPU).contains(&orders.gpu_share) && devices::may_pace())
+    orders().filter(|orders| is_paced(orders) && devices::may_pace())
+}
+
+fn is_paced(orders: &Orders) -> bool {
+    (1..WHOLE_GPU).contains(&orders.gpu_share)
 }
 
 /// How long to pause after `busy_ns` of work beside the other jobs of the GPU.
@@ -318,8 +325,12 @@ fn pause_ns(busy_ns: u64, orders: &Orders) -> u64 {
 /// Called before each launch on a stream.
 fn pace<const KIND: usize>(stream: Pointer) {
     count(ReportWord::Launches, 1);
-    if paced_orders().is_none() {
+    let orders = orders().filter(|_| devices::may_pace());
+    if !orders.as_ref().is_some_and(is_paced) {
         QUANTUM_BEGAN_NS.store(0, Relaxed);
+        if orders.is_some_and(|orders| orders.gpu_jobs > 1) {
+            backlog::bound::<KIND>(stream, || is_capturing::<KIND>(stream));
+        }
         return;
     }
     // Another thread pauses for all: this one waits with it.
@@ -327,12 +338,10 @@ fn pace<const KIND: usize>(stream: Pointer) {
         nap(NAP_NS / 5);
     }
     let now_ns = monotonic_ns();
-    let began_ns = QUANTUM_BEGAN_NS.load(Relaxed);
-    if began_ns == 0 {
-        QUANTUM_BEGAN_NS.store(now_ns, Relaxed);
-        return;
-    }
-    if now_ns.saturating_sub(began_ns) < QUANTUM_NS || is_capturing::<KIND>(stream) {
+    let known_ns = QUANTUM_BEGAN_NS.load(Relaxed);
+    // A job that was free until now has work in the queue and waits for it at once.
+    let began_ns = if known_ns == 0 { now_ns } else { known_ns };
+    if (known_ns != 0 && now_ns.saturating_sub(began_ns) < QUANTUM_NS) || is_capturing::<KIND>(stream) {
         return;
     }
     if IS_PAUSING.swap(true, Relaxed) {
@@ -341,16 +350,19 @@ fn pace<const KIND: usize>(stream: Pointer) {
     if synchronize::<KIND>(stream) {
         let worked_ns = monotonic_ns();
         let busy_ns = worked_ns.saturating_sub(began_ns);
-        let mut now_ns = worked_ns;
+        let (mut now_ns, mut is_counted) = (worked_ns, false);
         while let Some(orders) = paced_orders() {
             let end_ns = worked_ns.saturating_add(pause_ns(busy_ns, &orders));
             if now_ns >= end_ns {
                 break;
             }
+            if !is_counted {
+                count(ReportWord::Pauses, 1);
+                is_counted = true;
+            }
             nap(end_ns.saturating_sub(now_ns).min(NAP_NS));
             now_ns = monotonic_ns();
         }
-        count(ReportWord::Pauses, 1);
         count(ReportWord::PausedNs, now_ns.saturating_sub(worked_ns));
     }
     QUANTUM_BEGAN_NS.store(monotonic_ns(), Relaxed);

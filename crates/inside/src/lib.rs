@@ -4,9 +4,11 @@
 //! only from inside the process, and no user should have to change a program for it.
 //!
 //! **How.** The dynamic linker loads this library before all others (`LD_PRELOAD`). The library defines some
-//! functions of OpenMP ([`entry`]). Each of them first sets the team size that the daemon wants ([`teams`]), as if
-//! the program had called `omp_set_num_threads` itself, and then jumps to the real function ([`resolve`]). The
-//! wanted numbers come from a page of shared memory ([`attach`], `gainshare-page`), without a system call.
+//! functions of OpenMP ([`entry`]). Each of them first sets the team size that is in force ([`teams`]), as if the
+//! program had called `omp_set_num_threads` itself, and then jumps to the real function ([`resolve`]). The wanted
+//! numbers come from a page of shared memory ([`attach`], `gainshare-page`), without a system call. The size in force
+//! changes only between two operations of a Python program ([`interpreter`]): libraries allocate memory for as many
+//! threads as they were told, and a larger team in the midst of an operation would write beyond it.
 //!
 //! In the same way the library answers for functions of the CUDA driver that launch work ([`gpu`]), if the user
 //! allows it.
@@ -21,11 +23,13 @@
 #![cfg_attr(any(test, not(target_arch = "x86_64")), allow(dead_code))]
 
 mod attach;
+mod backlog;
 mod cuda;
 mod devices;
 #[cfg(all(target_arch = "x86_64", not(test)))]
 mod entry;
 mod gpu;
+mod interpreter;
 mod resolve;
 mod teams;
 

@@ -15,7 +15,7 @@
 use libc::{c_char, c_int, c_void};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
 /// A function that this library defines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +74,13 @@ pub(crate) struct Object {
     real: [AtomicUsize; NAMES.len()],
     /// The number of its OpenMP runtime.
     runtime: AtomicUsize,
+    /// Whether its file name is one of [`ELASTIC_FILES`].
+    is_elastic: AtomicBool,
 }
+
+/// Parts of the file names of libraries whose thread number may change between two operations, as their documents
+/// say: PyTorch, oneDNN and MKL.
+const ELASTIC_FILES: [&[u8]; 3] = [b"libtorch", b"libdnnl", b"libmkl"];
 
 const MOST_OBJECTS: usize = 60;
 /// A process has few OpenMP runtimes: one is usual, two are seen.
@@ -91,6 +97,7 @@ static OBJECTS: [Object; MOST_OBJECTS] = [const {
         handle: AtomicUsize::new(0),
         real: [const { AtomicUsize::new(0) }; NAMES.len()],
         runtime: AtomicUsize::new(0),
+        is_elastic: AtomicBool::new(false),
     }
 }; MOST_OBJECTS];
 static OBJECTS_TAKEN: AtomicUsize = AtomicUsize::new(0);
@@ -115,6 +122,11 @@ impl Object {
 
     pub(crate) fn runtime(&self) -> usize {
         self.runtime.load(Relaxed)
+    }
+
+    /// Whether the object's operations bear another number of threads than the operations before.
+    pub(crate) fn is_elastic(&self) -> bool {
+        self.is_elastic.load(Relaxed)
     }
 }
 
@@ -161,8 +173,33 @@ fn object_at(address: usize) -> Option<usize> {
     object.handle.store(handle as usize, Relaxed);
     let identity = object.real(SET_NUM_THREADS).unwrap_or(NONE);
     object.runtime.store(runtime_of(identity), Relaxed);
+    // SAFETY: as above.
+    let file = unsafe { file_name(search.name) };
+    object.is_elastic.store(ELASTIC_FILES.iter().any(|part| contains(file, part)), Relaxed);
     object.key.store(key, Release);
     Some(index)
+}
+
+/// All objects that called functions of ours.
+pub(crate) fn objects() -> impl Iterator<Item = &'static Object> {
+    OBJECTS.iter().filter(|object| object.key.load(Acquire) != 0)
+}
+
+/// The last part of a path; empty for null.
+///
+/// # Safety
+/// A path that is not null ends in NUL and outlives the result.
+unsafe fn file_name<'a>(path: *const c_char) -> &'a [u8] {
+    if path.is_null() {
+        return b"";
+    }
+    // SAFETY: by the contract of this function.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|window| window == part)
 }
 
 /// The number of the runtime with this `omp_set_num_threads`. Runtimes beyond the table share the last number.
@@ -262,8 +299,7 @@ fn own_address(name: &CStr) -> usize {
 
 /// The real function for a caller in no object, such as code that was compiled at run time.
 pub(crate) fn without_object(function: Function) -> Option<usize> {
-    let known = OBJECTS.iter().filter(|object| object.key.load(Acquire) != 0);
-    known.filter_map(|object| object.real(function)).next().or_else(|| find(std::ptr::null_mut(), function))
+    objects().filter_map(|object| object.real(function)).next().or_else(|| find(std::ptr::null_mut(), function))
 }
 
 /// Calls `each` with a handle of every loaded object whose file name contains `part`.
@@ -291,12 +327,7 @@ unsafe extern "C" fn visit_names(info: *mut libc::dl_phdr_info, _size: usize, na
     // SAFETY: the dynamic linker passes a valid description, and `names` is the structure of `for_objects`.
     unsafe {
         let (info, names) = (&*info, &mut *names.cast::<Names>());
-        if info.dlpi_name.is_null() {
-            return 0;
-        }
-        let name = CStr::from_ptr(info.dlpi_name).to_bytes();
-        let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or(name);
-        if file.windows(names.part.len()).any(|window| window == names.part)
+        if contains(file_name(info.dlpi_name), names.part)
             && let Some(slot) = names.found.get_mut(names.count)
         {
             *slot = info.dlpi_name;

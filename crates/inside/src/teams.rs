@@ -1,17 +1,24 @@
-//! Sets the size of thread teams before a parallel region is opened.
+//! Decides how many threads the parallel regions of a program have.
 //!
-//! **How.** [`follow`] compares the size that OpenMP would take with the size that the page wants, and sets the
-//! latter if they differ and no region is open. The size that the program asked for (`OMP_NUM_THREADS`,
-//! `omp_set_num_threads`) is an upper bound. A region with a size of its own is not changed. OpenBLAS and MKL are
-//! set at the same moment, if they have threads of their own.
+//! **How.** The size that a program sees is our answer to `omp_get_max_threads`, and a region without a size of its own
+//! gets the same size. What the program asked for (`OMP_NUM_THREADS`, `omp_set_num_threads`) is an upper bound. A
+//! region with a size of its own is not changed.
 //!
-//! **Properties.** `the_program_asks_for_the_most`: no team is larger than what the program asked for. Without
-//! orders the program's own size is put back.
+//! The size changes only where no memory can have been allocated for another one:
+//! - *Elastic* libraries (PyTorch, oneDNN, MKL), called by the main thread of a Python program, follow the page. The
+//!   size in force changes between two operations ([`crate::interpreter`]), with that of MKL and OpenBLAS.
+//! - On other threads they keep the size that the page had when the thread first asked.
+//! - All other libraries and programs keep the size that the page had when the first of them asked. Many of them
+//!   allocate memory for each thread once and use it until their end.
+//!
+//! **Properties.** `the_program_asks_for_the_most`: no team is larger than what the program asked for. Between two
+//! changes every answer and every region has the same size. Without orders the program's own size is in force.
 
 use crate::attach::{count, is_attached, orders, report, report_hook};
+use crate::interpreter::{is_main_thread, request_change};
 use crate::resolve::{
     FIRST_LLVM, Function, GET_MAX_THREADS, IN_PARALLEL, MKL_SET_LOCAL, MOST_RUNTIMES, Object, SET_NUM_THREADS,
-    for_objects, symbol,
+    for_objects, objects, symbol,
 };
 use gainshare_page::{Hook, Orders, ReportWord};
 use libc::c_int;
@@ -24,13 +31,22 @@ type Get = extern "C" fn() -> c_int;
 type Set = extern "C" fn(c_int);
 type SetLocal = extern "C" fn(c_int) -> c_int;
 
-thread_local! {
-    /// What the program asked for on this thread, by runtime; 0: not known yet. OpenMP keeps the same per thread.
-    static ASKED: [Cell<u32>; MOST_RUNTIMES] = const { [const { Cell::new(0) }; MOST_RUNTIMES] };
+/// A number for each runtime; 0: not known.
+type PerRuntime = [Cell<u32>; MOST_RUNTIMES];
 
-    /// Calls of this thread before the program asked for a size.
+thread_local! {
+    /// What the program asked for on this thread. OpenMP keeps the same per thread.
+    static ASKED: PerRuntime = const { [const { Cell::new(0) }; MOST_RUNTIMES] };
+
+    /// The size in force for elastic libraries on this thread.
+    static IN_FORCE: PerRuntime = const { [const { Cell::new(0) }; MOST_RUNTIMES] };
+
+    /// Calls of this thread before the program called `omp_set_num_threads`.
     static CALLS: Cell<u32> = const { Cell::new(0) };
 }
+
+/// The bound for libraries that are not elastic, by runtime, from the first call on; 0: not known.
+static FIXED: [AtomicU32; MOST_RUNTIMES] = [const { AtomicU32::new(0) }; MOST_RUNTIMES];
 
 /// How many calls of a thread pass before an object with MKL is followed that has asked for no size. PyTorch asks
 /// MKL for its number first and then sets OpenMP to the answer: an answer that we had lowered would become the
@@ -51,40 +67,104 @@ fn team(wanted: Option<u32>, asked: u32) -> u32 {
     }
 }
 
-/// Brings the team size of this thread up to date. `is_new`: this object or call site was not seen before.
-pub(crate) fn follow(object: &Object, function: Function, is_new: bool) {
+fn wanted_team() -> Option<u32> {
+    orders().map(|orders| orders.team)
+}
+
+/// Called before a parallel region is opened. `is_new`: this object or call site was not seen before.
+pub(crate) fn prepare_region(object: &Object, function: Function, is_new: bool) {
     if !is_attached() {
         return;
     }
-    if function.0 < GET_MAX_THREADS.0 {
-        count(ReportWord::Regions, 1);
-    }
+    count(ReportWord::Regions, 1);
     if is_new {
-        // A library that was loaded since may have brought OpenBLAS along.
-        BLAS_TEAM.store(0, Relaxed);
-        if function.0 < GET_MAX_THREADS.0 {
-            report_hook(if function.0 < FIRST_LLVM { Hook::GnuOpenMp } else { Hook::LlvmOpenMp });
+        report_hook(if function.0 < FIRST_LLVM { Hook::GnuOpenMp } else { Hook::LlvmOpenMp });
+    }
+    let Some(size) = size_in_force(object, is_new) else { return };
+    if get_max_threads(object).is_some_and(|now| now != size) && !is_in_parallel(object) {
+        set_num_threads(object, to_c(size));
+        report(ReportWord::Team, size.into());
+    }
+}
+
+/// The answer to `omp_get_max_threads`; `None`: that of the real function.
+pub(crate) fn max_threads(object: &Object, is_new: bool) -> Option<c_int> {
+    if !is_attached() {
+        return None;
+    }
+    size_in_force(object, is_new).map(to_c)
+}
+
+/// The size that this object sees on this thread. `None`: the real one, as inside of a parallel region.
+fn size_in_force(object: &Object, is_new: bool) -> Option<u32> {
+    let runtime = object.runtime();
+    let asked = match get(&ASKED, runtime) {
+        Some(asked) => asked,
+        None if is_in_parallel(object) => return None,
+        None => {
+            let asked = get_max_threads(object)?;
+            set(&ASKED, runtime, asked);
+            asked
+        }
+    };
+    if !object.is_elastic() {
+        return Some(fixed_bound(runtime).min(asked));
+    }
+    let is_followed = is_main_thread();
+    let size = get(&IN_FORCE, runtime).unwrap_or_else(|| {
+        let size = if is_followed { asked } else { team(wanted_team(), asked) };
+        set(&IN_FORCE, runtime, size);
+        size
+    });
+    if is_followed {
+        if is_new {
+            // A library that was loaded since may have brought OpenBLAS along.
+            BLAS_TEAM.store(0, Relaxed);
+        }
+        let orders = orders();
+        let is_blas_due = || orders.is_some_and(|orders| orders.team > 0 && BLAS_TEAM.load(Relaxed) != orders.team);
+        if !is_early(object) && (team(orders.map(|orders| orders.team), asked) != size || is_blas_due()) {
+            request_change();
         }
     }
-    let Some(now) = get_max_threads(object) else { return };
-    let orders = orders();
-    let asked = match asked(object.runtime()) {
-        Some(asked) => asked,
-        None if is_early(object) => return,
-        None => now,
-    };
-    let wanted = team(orders.map(|orders| orders.team), asked);
-    if wanted != now && !is_in_parallel(object) {
-        remember_asked(object.runtime(), asked);
-        set_num_threads(object, wanted);
-        count(ReportWord::Changes, 1);
-        report(ReportWord::Team, wanted.into());
+    Some(size)
+}
+
+/// The bound for libraries that are not elastic.
+fn fixed_bound(runtime: usize) -> u32 {
+    let Some(cell) = FIXED.get(runtime) else { return u32::MAX };
+    let known = cell.load(Relaxed);
+    if known != 0 {
+        return known;
     }
-    if let Some(orders) = orders
-        && orders.team > 0
-        && BLAS_TEAM.load(Relaxed) != orders.team
-        && !is_in_parallel(object)
-    {
+    let orders = orders();
+    let first = team(orders.map(|orders| orders.team), u32::MAX);
+    match cell.compare_exchange(0, first, Relaxed, Relaxed) {
+        Ok(_) => {
+            // A program with an interpreter has better moments for it.
+            if let Some(orders) = orders.filter(|orders| orders.team > 0 && !is_main_thread()) {
+                set_blas(&orders);
+            }
+            first
+        }
+        Err(known) => known,
+    }
+}
+
+/// Brings the sizes of this thread up to date, between two operations of the program.
+pub(crate) fn change() {
+    let orders = orders();
+    for object in objects().filter(|object| object.is_elastic()) {
+        let runtime = object.runtime();
+        let (Some(asked), Some(before)) = (get(&ASKED, runtime), get(&IN_FORCE, runtime)) else { continue };
+        let size = team(orders.map(|orders| orders.team), asked);
+        if size != before {
+            set(&IN_FORCE, runtime, size);
+            count(ReportWord::Changes, 1);
+        }
+        set_mkl(object, size);
+    }
+    if let Some(orders) = orders.filter(|orders| orders.team > 0) {
         set_blas(&orders);
     }
 }
@@ -93,12 +173,22 @@ pub(crate) fn follow(object: &Object, function: Function, is_new: bool) {
 pub(crate) fn ask(object: &Object, threads: c_int) {
     // OpenMP takes no other numbers; what it makes of them is its own affair.
     let Some(asked) = u32::try_from(threads).ok().filter(|threads| *threads > 0 && is_attached()) else {
-        return set_raw(object, threads);
+        return set_num_threads(object, threads);
     };
-    if !is_in_parallel(object) {
-        remember_asked(object.runtime(), asked);
+    if is_in_parallel(object) {
+        return set_num_threads(object, threads);
     }
-    set_num_threads(object, team(orders().map(|orders| orders.team), asked));
+    let runtime = object.runtime();
+    set(&ASKED, runtime, asked);
+    CALLS.set(CALLS_BEFORE_MKL);
+    // The next call sets elastic libraries to what is wanted then.
+    let size = if object.is_elastic() { team(wanted_team(), asked) } else { fixed_bound(runtime).min(asked) };
+    set(&IN_FORCE, runtime, team(wanted_team(), asked));
+    set_num_threads(object, to_c(size));
+    if object.is_elastic() && is_main_thread() {
+        // PyTorch sets MKL to the same number after this call.
+        request_change();
+    }
 }
 
 /// Whether a program with MKL may still be about to ask for a size.
@@ -111,16 +201,20 @@ fn is_early(object: &Object) -> bool {
     true
 }
 
-fn asked(runtime: usize) -> Option<u32> {
-    ASKED.with(|asked| asked.get(runtime).map(Cell::get)).filter(|asked| *asked > 0)
+fn get(cells: &'static std::thread::LocalKey<PerRuntime>, runtime: usize) -> Option<u32> {
+    cells.with(|cells| cells.get(runtime).map(Cell::get)).filter(|number| *number > 0)
 }
 
-fn remember_asked(runtime: usize, threads: u32) {
-    ASKED.with(|asked| {
-        if let Some(cell) = asked.get(runtime) {
-            cell.set(threads);
+fn set(cells: &'static std::thread::LocalKey<PerRuntime>, runtime: usize, number: u32) {
+    cells.with(|cells| {
+        if let Some(cell) = cells.get(runtime) {
+            cell.set(number);
         }
     });
+}
+
+fn to_c(number: u32) -> c_int {
+    c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
 fn get_max_threads(object: &Object) -> Option<u32> {
@@ -137,21 +231,21 @@ fn is_in_parallel(object: &Object) -> bool {
     real() != 0
 }
 
-fn set_num_threads(object: &Object, threads: u32) {
-    set_raw(object, c_int::try_from(threads).unwrap_or(c_int::MAX));
-    if let Some(address) = object.real(MKL_SET_LOCAL) {
-        // SAFETY: the address is that of MKL's function of this type.
-        let real = unsafe { std::mem::transmute::<usize, SetLocal>(address) };
-        real(c_int::try_from(threads).unwrap_or(c_int::MAX));
-        report_hook(Hook::Mkl);
-    }
-}
-
-fn set_raw(object: &Object, threads: c_int) {
+fn set_num_threads(object: &Object, threads: c_int) {
     if let Some(address) = object.real(SET_NUM_THREADS) {
         // SAFETY: the address is that of OpenMP's function of this type.
         let real = unsafe { std::mem::transmute::<usize, Set>(address) };
         real(threads);
+    }
+}
+
+/// Sets the threads of MKL for this thread, between two operations.
+fn set_mkl(object: &Object, threads: u32) {
+    if let Some(address) = object.real(MKL_SET_LOCAL) {
+        // SAFETY: the address is that of MKL's function of this type.
+        let real = unsafe { std::mem::transmute::<usize, SetLocal>(address) };
+        real(to_c(threads));
+        report_hook(Hook::Mkl);
     }
 }
 
@@ -192,7 +286,7 @@ fn set_blas(orders: &Orders) {
             let most = if orders.blas_may_grow { u32::MAX } else { BLAS_BEFORE.load(Relaxed) };
             let wanted = team(Some(orders.team), most);
             if wanted != now {
-                set(c_int::try_from(wanted).unwrap_or(c_int::MAX));
+                set(to_c(wanted));
             }
             report_hook(Hook::OpenBlas);
         }
@@ -214,10 +308,11 @@ mod tests {
 
     #[test]
     fn what_a_thread_asks_for_is_its_own() {
-        remember_asked(1, 5);
-        assert_eq!(asked(1), Some(5));
-        assert_eq!(asked(0), None, "another runtime");
-        assert_eq!(asked(MOST_RUNTIMES), None, "no such runtime");
-        assert_eq!(std::thread::spawn(|| asked(1)).join().unwrap(), None, "another thread");
+        set(&ASKED, 1, 5);
+        assert_eq!(get(&ASKED, 1), Some(5));
+        assert_eq!(get(&ASKED, 0), None, "another runtime");
+        assert_eq!(get(&IN_FORCE, 1), None, "another number");
+        assert_eq!(get(&ASKED, MOST_RUNTIMES), None, "no such runtime");
+        assert_eq!(std::thread::spawn(|| get(&ASKED, 1)).join().unwrap(), None, "another thread");
     }
 }

@@ -134,7 +134,73 @@ impl Drop for Dialogue {
     }
 }
 
-/// The answer of [`TEAMS`] for a team of this size: a region with a size of its own has three threads.
+/// An *elastic* library, as PyTorch is: an operation asks for the number of threads before it opens a region.
+const LIBTORCH: &str = r#"
+#include <omp.h>
+#ifdef WITH_MKL
+int mkl_get_max_threads(void);
+int MKL_Set_Num_Threads_Local(int);
+void begin(void) { omp_get_max_threads(); omp_set_num_threads(mkl_get_max_threads()); }
+int third(void) { return mkl_get_max_threads(); }
+#else
+void begin(void) {}
+int third(void) { int n = 0;
+    #pragma omp parallel num_threads(3) reduction(+ : n)
+    n += 1;
+    return n; }
+#endif
+void choose(int threads) { omp_set_num_threads(threads); }
+int most(void) { return omp_get_max_threads(); }
+int region(void) { int n = 0;
+    #pragma omp parallel reduction(+ : n)
+    n += 1;
+    return n; }
+"#;
+
+/// A program with pending calls as the interpreter of Python has them: they run between two operations.
+const INTERPRETER: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+void begin(void), choose(int);
+int most(void), region(void), third(void);
+static int (*pending)(void *);
+static void *argument;
+int Py_IsInitialized(void) { return 1; }
+int Py_AddPendingCall(int (*call)(void *), void *data) { pending = call, argument = data; return 0; }
+static void between(void) {
+    int (*call)(void *) = pending;
+    pending = 0;
+    if (call) call(argument);
+}
+int main(void) {
+    char line[100];
+    begin();
+    while (fgets(line, sizeof line, stdin)) {
+        if (line[0] == 's') choose(atoi(line + 1));
+        if (line[0] == 'o') {
+            // An operation whose second half follows the next line.
+            int expected = most();
+            printf("%d\n", expected);
+            fflush(stdout);
+            fgets(line, sizeof line, stdin);
+            printf("%d\n", region());
+        } else {
+            most(), region(), between();
+            printf("%d %d %d\n", region(), third(), most());
+        }
+        fflush(stdout);
+        between();
+    }
+}
+"#;
+
+/// The interpreter with the elastic library, ready to be started.
+fn interpreter(page: &Page) -> PathBuf {
+    let library = compile(page.dir.path(), "libtorch_test.so", LIBTORCH, &["-shared", "-fPIC", "-fopenmp"]);
+    compile(page.dir.path(), "interpreter", INTERPRETER, &["-rdynamic", library.to_str().unwrap()])
+}
+
+/// The answer for a team of this size: a region with a size of its own has three threads.
 fn teams(team: u32) -> String {
     format!("{team} 3 {team}")
 }
@@ -142,8 +208,7 @@ fn teams(team: u32) -> String {
 #[test]
 fn the_team_follows_the_page_both_ways_within_the_users_bound() {
     let page = Page::new(2);
-    let program = compile(page.dir.path(), "teams", TEAMS, &["-fopenmp"]);
-    let mut job = Dialogue::start(&mut page.command(&program));
+    let mut job = Dialogue::start(&mut page.command(interpreter(&page)));
     assert_eq!(job.ask(""), teams(2));
     for (wanted, expected) in [(3, 3), (1, 1), (4, 4), (9, 4), (0, 4), (2, 2)] {
         page.set_team(wanted);
@@ -151,20 +216,48 @@ fn the_team_follows_the_page_both_ways_within_the_users_bound() {
     }
     let report = page.report();
     assert_eq!((report.hooks, report.programs, report.team), (vec!["GNU OpenMP"], 1, 2));
-    assert_eq!(report.regions, 14, "two regions for each line");
+    assert_eq!(report.regions, 21, "three regions for each line");
+    assert_eq!(report.changes, 5, "2, 3, 1, 4 and 2");
+}
+
+#[test]
+fn the_team_never_changes_within_an_operation() {
+    let page = Page::new(1);
+    let mut job = Dialogue::start(&mut page.command(interpreter(&page)));
+    assert_eq!(job.ask(""), teams(1));
+    let mut size = 1;
+    for wanted in [4, 2, 3, 1, 4] {
+        assert_eq!(job.ask("o"), size.to_string());
+        page.set_team(wanted);
+        assert_eq!(job.ask(""), size.to_string(), "memory for {size} threads, {wanted} wanted now");
+        assert_eq!(job.ask(""), teams(wanted));
+        size = wanted;
+    }
 }
 
 #[test]
 fn what_the_program_asks_for_is_a_bound() {
     let page = Page::new(2);
-    let program = compile(page.dir.path(), "teams", TEAMS, &["-fopenmp"]);
-    let mut job = Dialogue::start(&mut page.command(&program));
+    let mut job = Dialogue::start(&mut page.command(interpreter(&page)));
     assert_eq!(job.ask("s1"), teams(1));
     page.set_team(4);
     assert_eq!(job.ask(""), teams(1), "the program asked for one");
     assert_eq!(job.ask("s3"), teams(3));
     page.set_team(2);
     assert_eq!(job.ask("s8"), teams(2));
+}
+
+#[test]
+fn programs_that_are_not_elastic_keep_their_first_size() {
+    let page = Page::new(2);
+    let program = compile(page.dir.path(), "teams", TEAMS, &["-fopenmp"]);
+    let mut job = Dialogue::start(&mut page.command(&program));
+    assert_eq!(job.ask(""), teams(2));
+    for wanted in [4, 1, 0] {
+        page.set_team(wanted);
+        assert_eq!(job.ask(""), teams(2), "memory for two threads, {wanted} wanted now");
+    }
+    assert_eq!((job.ask("s1"), job.ask("s8")), (teams(1), teams(2)));
 }
 
 #[test]
@@ -194,7 +287,7 @@ fn bad_pages_and_the_switch_change_nothing() {
 #[test]
 fn a_job_whose_daemon_is_gone_uses_what_it_asked_for() {
     let page = Page::new(1);
-    let program = compile(page.dir.path(), "teams", TEAMS, &["-fopenmp"]);
+    let program = interpreter(&page);
     let mut job = Dialogue::start(&mut page.command(&program));
     assert_eq!(job.ask(""), teams(1));
     page.write(&encode(&Orders { team: 1, ..Orders::default() }, 1));
@@ -208,7 +301,7 @@ fn a_job_whose_daemon_is_gone_uses_what_it_asked_for() {
 #[test]
 fn a_page_that_is_truncated_or_removed_does_not_end_the_job() {
     let page = Page::new(1);
-    let program = compile(page.dir.path(), "teams", TEAMS, &["-fopenmp"]);
+    let program = interpreter(&page);
     let mut job = Dialogue::start(&mut page.command(&program));
     let mut other = Dialogue::start(&mut page.command(&program));
     assert_eq!((job.ask(""), other.ask("")), (teams(1), teams(1)));
@@ -288,32 +381,17 @@ static int local;
 int MKL_Set_Num_Threads_Local(int n) { int before = local; local = n; return before; }
 int mkl_get_max_threads(void) { return local ? local : omp_get_max_threads(); }
 "#;
-    const PROGRAM: &str = r#"
-#include <omp.h>
-#include <stdio.h>
-int mkl_get_max_threads(void);
-int MKL_Set_Num_Threads_Local(int);
-int main(void) {
-    char line[100];
-    omp_get_max_threads();
-    omp_set_num_threads(mkl_get_max_threads());
-    while (fgets(line, sizeof line, stdin)) {
-        int team = 0;
-        #pragma omp parallel reduction(+ : team)
-        team += 1;
-        printf("%d %d\n", team, mkl_get_max_threads());
-        fflush(stdout);
-    }
-    return MKL_Set_Num_Threads_Local(0) < 0;
-}
-"#;
     let page = Page::new(1);
-    let mkl = compile(page.dir.path(), "libmkl.so", MKL, &["-shared", "-fPIC", "-fopenmp"]);
-    let program = compile(page.dir.path(), "program", PROGRAM, &["-fopenmp", mkl.to_str().unwrap()]);
+    let build = |name, source, flags: &[&str]| compile(page.dir.path(), name, source, flags);
+    let shared = ["-shared", "-fPIC", "-fopenmp", "-DWITH_MKL"];
+    let mkl = build("libmkl.so", MKL, &shared);
+    let library =
+        build("libtorch_test.so", LIBTORCH, &[&shared[..], &["-Wl,--no-as-needed", mkl.to_str().unwrap()]].concat());
+    let program = build("interpreter", INTERPRETER, &["-rdynamic", library.to_str().unwrap()]);
     let mut job = Dialogue::start(&mut page.command(program));
-    assert_eq!(job.ask(""), "1 1");
+    assert_eq!(job.ask(""), "1 1 1");
     page.set_team(4);
-    assert_eq!(job.ask(""), "4 4");
+    assert_eq!(job.ask(""), "4 4 4");
     assert_eq!(page.report().hooks, ["GNU OpenMP", "MKL"]);
 }
 
@@ -388,9 +466,14 @@ fn a_bus_error_of_the_program_itself_still_ends_it() {
 const DRIVER: &str = r#"
 #include <string.h>
 #include <unistd.h>
+static int waits;
 int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned h,
                    void *stream, void **parameters, void **extra) { usleep(200); return 0; }
 int cuStreamSynchronize(void *stream) { return 0; }
+int cuEventCreate(void **event, unsigned flags) { *event = &waits; return 0; }
+int cuEventRecord(void *event, void *stream) { return 0; }
+int cuEventSynchronize(void *event) { waits++; return 0; }
+int waited(void) { return waits; }
 int cuStreamIsCapturing(void *stream, int *status) { *status = 0; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { return 0; }
 int cuDeviceGetAttribute(int *value, int which, int device) { *value = which == 33 ? device : 0; return 0; }
@@ -401,7 +484,7 @@ int cuGetProcAddress_v2(const char *name, void **found, int version, unsigned lo
 }
 "#;
 
-/// `r N` retains device N, `l N` launches N kernels; each answers with one line.
+/// `r N` retains device N, `l N` launches N kernels, `w` counts waits for events; each answers with one line.
 const LAUNCHES: &str = r#"
 #include <dlfcn.h>
 #include <stdio.h>
@@ -418,6 +501,7 @@ int main(int count, char **words) {
         int number = atoi(line + 1), result = 0;
         void *context;
         if (line[0] == 'r') result = retain(&context, number);
+        else if (line[0] == 'w') result = ((int (*)(void))dlsym(driver, "waited"))();
         else for (int i = 0; i < number; i++) result |= launch(0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0);
         printf("%d\n", result);
         fflush(stdout);
@@ -472,4 +556,25 @@ fn a_share_of_the_whole_and_a_page_without_a_daemon_cause_no_pause() {
         assert_eq!(page.report().pauses, 0);
     }
     assert_eq!(page.report().launches, 100);
+}
+
+#[test]
+fn only_a_job_that_shares_its_gpu_waits_for_events() {
+    let page = Page::new(0);
+    let mut job = launching(&page, &[(GPU_VARIABLE, GPU_ON)]);
+    job.ask("r 0");
+    for (gpu_jobs, has_waited) in [(1, false), (2, true)] {
+        page.write(&encode(&Orders { gpu_share: 0, gpu_jobs, ..Orders::default() }, monotonic_ns()));
+        assert_eq!(job.ask("l 100"), "0");
+        assert_eq!(job.ask("w") != "0", has_waited, "{gpu_jobs} jobs");
+    }
+    assert_eq!(page.report().pauses, 0, "waiting for events is no pause");
+}
+
+#[test]
+#[ignore = "needs PyTorch"]
+fn teams_that_change_every_few_milliseconds_damage_no_memory() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stress.py");
+    let output = Command::new("/usr/bin/python3").arg(script).arg(library()).arg("30").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }

@@ -5,6 +5,7 @@
 //! each other, and the same ones for as long as possible.
 //!
 //! **Approach.** [`deal`] is a pure function of claims and of what the jobs have now.
+//! - Where there are two cores or more for each job, no job gets less than half of an equal part.
 //! - A job whose claim is at least one core is a *holder*. Jobs with less share a *pool* by weight.
 //! - With a pool, holders and pool get whole cores by largest remainder. A pool that would be empty takes a core
 //!   from the holder that is furthest above its claim; if every holder has one core, the smallest joins the pool.
@@ -18,7 +19,8 @@
 //! one job, *shared* cores those of the pool or the border.
 //!
 //! **Properties.** `every_core_dealt`: with at least one job, each core belongs to a holder or is shared.
-//! `every_job_has_one`: each job has at least one core. `apart`: own cores belong to one job only. `close`: a holder
+//! `every_job_has_one`: each job has at least one core. `half_of_an_equal_part`: on many cores each job has at least
+//! half of an equal part, rounded down. `apart`: own cores belong to one job only. `close`: a holder
 //! has at most one core more and one core less than its claim, where all jobs are holders. `stable`: the same claims,
 //! and claims that moved a little, change nothing. `near`: jobs that are dealt cores for the first time get
 //! neighbours.
@@ -46,6 +48,13 @@ const WHOLE_FROM: f64 = 0.75;
 
 /// The cores stay as they are while each claim is at most so many cores away from what its job has.
 const KEPT_WITHIN_CORES: f64 = 1.0;
+
+/// Where an equal part is at least so many cores, each job gets at least [`FLOOR_PART`] of it.
+const FLOOR_FROM_CORES: f64 = 2.0;
+
+/// A policy may give nearly all to one job, and on one core that costs nothing: the others come later. On many cores
+/// the last cores of a large team bring little, and a job with a single core falls far behind.
+const FLOOR_PART: f64 = 0.5;
 
 /// Rounding of sums: a hair below a whole core is a whole core.
 const HAIR: f64 = 1e-9;
@@ -94,10 +103,25 @@ pub(crate) fn split(lists: &[CpuList], cores: usize) -> Vec<CoreSet> {
 /// The claims in cores; they sum to all cores.
 fn wanted_cores(cores: usize, claims: &[f64]) -> Vec<f64> {
     let sum: f64 = claims.iter().map(|c| c.max(0.0)).sum();
-    match sum > 0.0 {
+    let equal = cores as f64 / claims.len().max(1) as f64;
+    let wanted = match sum > 0.0 {
         true => claims.iter().map(|c| c.max(0.0) / sum * cores as f64).collect(),
-        false => vec![cores as f64 / claims.len() as f64; claims.len()],
+        false => vec![equal; claims.len()],
+    };
+    if equal < FLOOR_FROM_CORES { wanted } else { lift(wanted, FLOOR_PART * equal) }
+}
+
+/// Lifts every claim to `floor` and takes that from the claims above it, in proportion to what they have above it.
+/// `floor` times their number must not exceed their sum.
+fn lift(mut wanted: Vec<f64>, floor: f64) -> Vec<f64> {
+    let missing: f64 = wanted.iter().map(|w| (floor - w).max(0.0)).sum();
+    let spare: f64 = wanted.iter().map(|w| (w - floor).max(0.0)).sum();
+    if missing > 0.0 && spare > 0.0 {
+        for w in &mut wanted {
+            *w = floor + (*w - floor).max(0.0) * (1.0 - missing / spare);
+        }
     }
+    wanted
 }
 
 /// Whether `held` deals out all these cores, and near enough to what is wanted.
@@ -310,8 +334,12 @@ mod tests {
         assert_eq!(deal_new(4, &[0.7, 0.3]), ["0-2", "3"]);
         // 5.33 each: five whole cores, and one border core for all three.
         assert_eq!(deal_new(16, &[1.0, 1.0, 1.0]), ["0-4+15", "5-9+15", "10-14+15"]);
-        // 11.2, 2.4 and 2.4: the border core serves the fractions.
-        assert_eq!(deal_new(16, &[0.7, 0.15, 0.15]), ["0-10+15", "11-12+15", "13-14+15"]);
+        // 10.4, 2.8 and 2.8: the remainders of the small ones are the largest.
+        assert_eq!(deal_new(16, &[0.65, 0.175, 0.175]), ["0-9", "10-12", "13-15"]);
+        // Half of an equal part is the least: 3 of 12 for two jobs, 2 of 16 for four.
+        assert_eq!(deal_new(12, &[0.995, 0.005]), ["0-8", "9-11"]);
+        assert_eq!(deal_new(16, &[0.97, 0.01, 0.01, 0.01]), ["0-9", "10-11", "12-13", "14-15"]);
+        assert_eq!(deal_new(16, &[1.0, 0.0, 0.0, 0.0]), ["0-9", "10-11", "12-13", "14-15"]);
         // 2.67 each of eight cores: two cores are left; the first job gets one, the others share one.
         assert_eq!(deal_new(8, &[1.0, 1.0, 1.0]), ["0-2", "3-4+7", "5-6+7"]);
         // One core for three jobs: all of them in the pool.
@@ -327,10 +355,11 @@ mod tests {
         let all: Vec<u32> = (0..16).collect();
         let weights_of = |claims: &[f64]| weights(16, claims, &deal(&all, claims, &[]));
         assert_eq!(weights_of(&[0.5, 0.5]), [0.5, 0.5]);
-        // The job with half a percent has a core of its own: a sixteenth.
-        assert_eq!(weights_of(&[0.995, 0.005]), [15.0 / 16.0, 1.0 / 16.0]);
-        let pool = weights_of(&[0.96, 0.03, 0.01]);
-        assert!((pool[1] - 0.75 / 16.0).abs() < 1e-12 && (pool[2] - 0.25 / 16.0).abs() < 1e-12, "{pool:?}");
+        // The job with half a percent has four cores of its own.
+        assert_eq!(weights_of(&[0.995, 0.005]), [12.0 / 16.0, 4.0 / 16.0]);
+        let claims = [0.92, 0.06, 0.02];
+        let pool = weights(4, &claims, &deal(&all[..4], &claims, &[]));
+        assert!((pool[1] - 0.75 / 4.0).abs() < 1e-12 && (pool[2] - 0.25 / 4.0).abs() < 1e-12, "{pool:?}");
         assert_eq!(weights(4, &[0.0, 0.0], &deal(&[0], &[0.0, 0.0], &[])), [0.125, 0.125]);
     }
 
@@ -393,6 +422,11 @@ mod tests {
                     prop_assert_eq!(count, 1, "every_core_dealt and apart: core {}", core);
                 }
                 let wanted = wanted_cores(cores as usize, claims);
+                let equal = f64::from(cores) / claims.len() as f64;
+                if equal >= FLOOR_FROM_CORES {
+                    let least = (FLOOR_PART * equal - HAIR) as usize;
+                    prop_assert!(dealt.iter().all(|set| set.all().len() >= least), "half_of_an_equal_part");
+                }
                 if wanted.iter().all(|w| *w >= 1.0) {
                     for (set, wanted) in dealt.iter().zip(&wanted) {
                         let away = (set.own.len() as f64 - wanted).abs();

@@ -167,9 +167,9 @@ mod tests {
     #[test]
     fn a_job_of_the_pool_borrows_and_lends_nothing() {
         let now = Instant::now();
-        let cores: Vec<u32> = (0..16).collect();
-        let sets = deal(&cores, &[0.94, 0.04, 0.02], &[]);
-        assert_eq!(sets[1].shared.to_string(), "15");
+        let pool = CoreSet { own: CpuList::default(), shared: CpuList::new(vec![15]) };
+        let holder = CoreSet { own: (0..15).collect(), shared: CpuList::default() };
+        let sets = [holder, pool.clone(), pool];
         let after = now + Duration::from_secs(1);
         let uses = &mut [using(1.0, now), using(0.8, now), using(0.1, now)];
         assert_eq!(lend_to(&sets, uses, after), ["", "2-14", ""]);

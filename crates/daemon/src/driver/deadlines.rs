@@ -27,6 +27,7 @@ use gainshare_core::signal::Signal;
 use gainshare_core::signal::speed::{Interval, Reading};
 use gainshare_core::view::{Deadline, JobView, Phase, View};
 use gainshare_limits::{LimitMode, machine};
+use gainshare_progress::{Progress, Unit};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
@@ -63,7 +64,8 @@ impl Driver {
     /// A job's signal with its pace on a machine as busy as this one is now.
     pub(super) fn signal(&self, job: &Job) -> Signal {
         let pace = job.progress.pace.pace().map(|pace| pace.with_available(self.forecasts.forecaster.available()));
-        Signal { pace, ..job.progress.tracker.signal() }
+        let signal = Signal { pace, ..job.progress.tracker.signal() };
+        advance(signal, job.progress.course, self.now())
     }
 
     /// Feeds the counters that were read last to the jobs' pace trackers.
@@ -370,4 +372,38 @@ fn answer_text(
         format!("would delay {}", delays.join(", "))
     };
     format!("{verdict} (as {like} ran); {delays}")
+}
+
+/// A job whose value is no longer a number makes steps all the same: its position is then that of the output.
+fn advance(signal: Signal, course: Option<Progress>, now: Time) -> Signal {
+    let (Some(course), Some(last), Some(step)) = (course, signal.last, signal.step) else { return signal };
+    let is_silent = now.since(last.at).as_secs_f64() > 1.0 + 2.0 * signal.longest_gap.as_secs_f64();
+    let is_same_count = course.unit == Unit::Step && course.total == signal.total;
+    if is_silent && is_same_count && course.step > step { Signal { step: Some(course.step), ..signal } } else { signal }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gainshare_core::signal::Report;
+
+    #[test]
+    fn steps_count_on_when_the_value_is_no_longer_a_number() {
+        let at = Time::from_secs_f64;
+        let signal = Signal {
+            reports: 2,
+            last: Some(Report { value: 2.3, at: at(10.0) }),
+            longest_gap: Span::from_millis(100),
+            step: Some(20),
+            total: Some(100),
+            ..Signal::default()
+        };
+        let course = |step, total| Some(Progress { step, total: Some(total), unit: Unit::Step });
+        let step = |course, now| advance(signal, course, at(now)).step;
+        assert_eq!(step(course(60, 100), 13.0), Some(60));
+        assert_eq!(step(course(60, 100), 11.0), Some(20), "the next value may be on its way");
+        assert_eq!(step(course(60, 70), 13.0), Some(20), "another count");
+        assert_eq!(step(course(10, 100), 13.0), Some(20), "never back");
+        assert_eq!(step(None, 13.0), Some(20));
+    }
 }

@@ -6,7 +6,8 @@
 //! **How.** Once a second the driver reads the report of each job's library. For every GPU there is a decider of its
 //! own, with the policy of the daemon: its view is a node with one GPU as the only core, whose jobs are those that
 //! launch work there. Growth efficiency and gain are so computed for GPU time exactly as for CPU time. The job with
-//! the largest share is never paced: it takes all that the others leave. A job alone on its GPU is not paced. Jobs on
+//! the largest share is never paced: it takes all that the others leave. A job alone on its GPU is not paced. A job
+//! that launches nothing for some time leaves its share to the others, but the policy remembers the job. Jobs on
 //! several GPUs, or of several ranks, are not paced and not counted.
 
 use super::gpu_use::{orders, slices};
@@ -94,7 +95,9 @@ impl Driver {
         }
         let shares: Vec<f64> =
             ids.iter().map(|id| self.jobs.get(id).and_then(|job| job.gpu.share).unwrap_or(1.0)).collect();
-        for (id, order) in ids.iter().zip(orders(&shares)) {
+        let is_busy: Vec<bool> =
+            ids.iter().map(|id| self.jobs.get(id).is_some_and(|job| job.gpu.is_busy(now))).collect();
+        for (id, order) in ids.iter().zip(orders(&shares, &is_busy)) {
             if let Some(job) = self.jobs.get_mut(id) {
                 job.gpu.order = order;
             }

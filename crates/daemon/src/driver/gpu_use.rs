@@ -7,13 +7,20 @@
 //! **Terms.** *Working part*: the part of the wall time in which a job works. Shares and working parts are 0..1.
 //!
 //! **Properties.** `slices_of_the_working_jobs_sum_to_what_is_used`, `working_parts_give_the_shares`,
-//! `the_largest_share_is_not_paced`, `a_job_alone_is_not_paced`.
+//! `the_largest_share_is_not_paced`, `a_job_alone_is_not_paced`, `a_job_without_work_leaves_its_share_to_the_others`.
 
 use gainshare_core::model::{Span, Time};
 use gainshare_page::{Report, WHOLE_GPU};
 
-/// A job that launched nothing for so long does not use its GPU.
-const SILENT_AFTER: Span = Span::from_secs(3);
+/// A job that launched nothing for so long does not use its GPU: it is no longer part of the decisions.
+const SILENT_AFTER: Span = Span::from_secs(15);
+
+/// A job has work if it launched some in so many readings in a row. A single reading may be the start of a program, which
+/// launches a little and then prepares for seconds. A job without work leaves its share to the others.
+const READINGS_WITH_WORK: u32 = 2;
+
+/// Over less time than this the counters of a report say nothing: a paced job pauses for up to half a second.
+const SHORTEST_READING: Span = Span::from_millis(700);
 
 /// Shares closer than this to the largest one are as large.
 const SAME_SHARE: f64 = 0.02;
@@ -32,6 +39,8 @@ pub(super) struct GpuUse {
     paused_ns: u64,
     read_at: Option<Time>,
     launched_at: Option<Time>,
+    /// The last readings in a row in which the job launched work.
+    readings_with_work: u32,
     /// The working part since the report before the last one.
     pub(super) working: f64,
     /// GPU time used, in seconds of a whole GPU.
@@ -45,18 +54,33 @@ pub(super) struct GpuUse {
 impl GpuUse {
     /// Takes in a report.
     pub(super) fn record(&mut self, report: &Report, now: Time) {
-        let elapsed_s = self.read_at.map_or(0.0, |at| now.since(at).as_secs_f64());
         // Counters that fell belong to another attempt.
         let is_new = report.launches < self.launches || report.paused_ns < self.paused_ns;
+        let elapsed = self.read_at.map(|at| now.since(at));
+        if !is_new && elapsed.is_some_and(|elapsed| elapsed < SHORTEST_READING) {
+            return;
+        }
         let (launches, paused_ns) = if is_new { (0, 0) } else { (self.launches, self.paused_ns) };
-        if report.launches > launches {
+        let has_launched = report.launches > launches;
+        if has_launched {
             self.launched_at = Some(now);
+            self.readings_with_work = self.readings_with_work.saturating_add(1);
+        } else {
+            self.readings_with_work = 0;
         }
         let paused_s = (report.paused_ns - paused_ns) as f64 / 1e9;
-        self.working = if elapsed_s > 0.0 { (1.0 - paused_s / elapsed_s).clamp(0.0, 1.0) } else { 0.0 };
+        self.working = match elapsed.map(Span::as_secs_f64) {
+            Some(elapsed_s) if has_launched && elapsed_s > 0.0 => (1.0 - paused_s / elapsed_s).clamp(0.0, 1.0),
+            _ => 0.0,
+        };
         (self.launches, self.paused_ns) = (report.launches, report.paused_ns);
         (self.gpu, self.is_several) = (report.gpu, report.gpus > 1);
         self.read_at = Some(now);
+    }
+
+    /// Whether the job has work for its GPU now.
+    pub(super) fn is_busy(&self, now: Time) -> bool {
+        self.is_active(now) && self.readings_with_work >= READINGS_WITH_WORK
     }
 
     pub(super) fn is_active(&self, now: Time) -> bool {
@@ -113,20 +137,26 @@ fn working_parts(shares: &[f64], is_paced: &[bool]) -> Vec<f64> {
     working
 }
 
-/// What goes into the page of each job: the part of GPU time in millionths and the number of jobs. Zeros: not paced.
+/// What goes into the page of each job: the part of GPU time in millionths, and the number of jobs with work. A part of
+/// 0: not paced.
 ///
-/// The library takes a quantum of work beside n jobs for an n-th of it. Jobs that are paced leave more, so the
-/// part in the page is the one with which the library works for the right part of the wall time.
-pub(super) fn orders(shares: &[f64]) -> Vec<(u32, u32)> {
-    let jobs = shares.len();
-    let largest = shares.iter().copied().fold(0.0, f64::max);
-    let is_paced: Vec<bool> = shares.iter().map(|share| largest - share > SAME_SHARE).collect();
-    let working = working_parts(shares, &is_paced);
-    let order = |(is_paced, working): (bool, f64)| {
+/// Jobs without work leave their shares to the others and are not paced, so that they can begin at once. The library
+/// takes a quantum of work beside n jobs for an n-th of it. Jobs that are paced leave more, so the part in the page is
+/// the one with which the library works for the right part of the wall time.
+pub(super) fn orders(shares: &[f64], is_busy: &[bool]) -> Vec<(u32, u32)> {
+    let busy: Vec<usize> = (0..shares.len()).filter(|&i| is_busy[i]).collect();
+    let jobs = busy.len();
+    let whole: f64 = busy.iter().map(|&i| shares[i]).sum();
+    let parts: Vec<f64> = busy.iter().map(|&i| if whole > 0.0 { shares[i] / whole } else { 1.0 }).collect();
+    let largest = parts.iter().copied().fold(0.0, f64::max);
+    let is_paced: Vec<bool> = parts.iter().map(|part| largest - part > SAME_SHARE).collect();
+    let working = working_parts(&parts, &is_paced);
+    let mut orders = vec![(0, 0); shares.len()];
+    for ((i, is_paced), working) in busy.into_iter().zip(is_paced).zip(working) {
         let part = (working / jobs as f64 * f64::from(WHOLE_GPU)).round() as u32;
-        if is_paced { (part.clamp(1, WHOLE_GPU - 1), jobs as u32) } else { (0, 0) }
-    };
-    is_paced.into_iter().zip(working).map(order).collect()
+        orders[i] = (if is_paced { part.clamp(1, WHOLE_GPU - 1) } else { 0 }, jobs as u32);
+    }
+    orders
 }
 
 #[cfg(test)]
@@ -158,22 +188,34 @@ mod tests {
         }
     }
 
+    fn orders_of_busy(shares: &[f64]) -> Vec<(u32, u32)> {
+        orders(shares, &vec![true; shares.len()])
+    }
+
     #[test]
     fn the_largest_share_is_not_paced() {
         // Beside one job, the library's pause for a share of a tenth is what the page says.
-        assert_eq!(orders(&[0.9, 0.1]), [(0, 0), (100_000, 2)]);
-        assert_eq!(orders(&[0.34, 0.33, 0.33]), [(0, 0); 3], "equal shares need no pace");
-        let three = orders(&[0.15, 0.7, 0.15]);
-        assert_eq!(three[1], (0, 0));
+        assert_eq!(orders_of_busy(&[0.9, 0.1]), [(0, 2), (100_000, 2)]);
+        assert_eq!(orders_of_busy(&[0.34, 0.33, 0.33]), [(0, 3); 3], "equal shares need no pace");
+        let three = orders_of_busy(&[0.15, 0.7, 0.15]);
+        assert_eq!(three[1], (0, 3));
         // With two paced jobs each works beside fewer than three.
         assert!(three[0] == three[2] && (100_000..150_000).contains(&three[0].0), "{three:?}");
     }
 
     #[test]
     fn a_job_alone_is_not_paced() {
-        assert_eq!(orders(&[1.0]), [(0, 0)]);
-        assert_eq!(orders(&[0.2]), [(0, 0)]);
-        assert_eq!(orders(&[]), []);
+        assert_eq!(orders_of_busy(&[1.0]), [(0, 1)]);
+        assert_eq!(orders_of_busy(&[0.2]), [(0, 1)]);
+        assert_eq!(orders_of_busy(&[]), []);
+    }
+
+    #[test]
+    fn a_job_without_work_leaves_its_share_to_the_others() {
+        assert_eq!(orders(&[0.05, 0.95], &[true, false]), [(0, 1), (0, 0)]);
+        let [first, second, idle] = orders(&[0.09, 0.01, 0.9], &[true, true, false])[..] else { panic!("three jobs") };
+        assert_eq!((first, second, idle), ((0, 2), (100_000, 2), (0, 0)));
+        assert_eq!(orders(&[0.0, 0.0], &[true, true]), [(0, 2); 2]);
     }
 
     #[test]
@@ -182,15 +224,19 @@ mod tests {
         let report = |launches, paused_ns| Report { launches, paused_ns, gpu: 5, gpus: 1, ..Report::default() };
         let at = Time::from_secs_f64;
         job.record(&report(10, 0), at(1.0));
-        assert!(job.is_active(at(1.0)));
+        assert!(job.is_active(at(1.0)) && !job.is_busy(at(1.0)), "it may only be starting");
         job.record(&report(20, 800_000_000), at(2.0));
-        assert!((job.working - 0.2).abs() < 1e-9);
-        job.record(&report(20, 800_000_000), at(6.0));
-        assert!(!job.is_active(at(6.0)), "no launch for long");
-        job.record(&report(3, 0), at(7.0));
-        assert!(job.is_active(at(7.0)), "another attempt");
-        job.record(&Report { gpus: 2, ..report(9, 0) }, at(8.0));
-        assert!(!job.is_active(at(8.0)));
+        assert!((job.working - 0.2).abs() < 1e-9 && job.is_busy(at(2.0)));
+        job.record(&report(20, 800_000_000), at(2.5));
+        assert!((job.working - 0.2).abs() < 1e-9 && job.is_busy(at(2.5)), "too soon after the last report");
+        job.record(&report(20, 800_000_000), at(3.0));
+        assert!(job.working == 0.0 && job.is_active(at(3.0)) && !job.is_busy(at(3.0)), "nothing was launched");
+        job.record(&report(20, 800_000_000), at(18.0));
+        assert!(!job.is_active(at(18.0)), "no launch for long");
+        job.record(&report(3, 0), at(19.0));
+        assert!(job.is_active(at(19.0)), "another attempt");
+        job.record(&Report { gpus: 2, ..report(9, 0) }, at(20.0));
+        assert!(!job.is_active(at(20.0)));
         assert!(job.note().is_some_and(|note| note.contains("several GPUs")));
     }
 }

@@ -179,7 +179,7 @@ fn describe(report: &Report) -> String {
         return "threads: no OpenMP library was used yet".into();
     }
     let Report { regions, changes, .. } = report;
-    format!("threads follow the share ({}): {regions} regions, {changes} changes of the team", report.hooks.join(", "))
+    format!("threads: {}; {regions} regions, {changes} changes of the team", report.hooks.join(", "))
 }
 
 /// The machine's monotonic clock, which the library reads too.
@@ -213,10 +213,7 @@ mod tests {
     #[test]
     fn the_note_names_what_was_hooked() {
         let report = Report { hooks: vec!["GNU OpenMP", "OpenBLAS"], programs: 1, regions: 9, ..Report::default() };
-        assert_eq!(
-            describe(&report),
-            "threads follow the share (GNU OpenMP, OpenBLAS): 9 regions, 0 changes of the team"
-        );
+        assert_eq!(describe(&report), "threads: GNU OpenMP, OpenBLAS; 9 regions, 0 changes of the team");
         assert!(describe(&Report::default()).contains("was not loaded"));
     }
 }

@@ -139,14 +139,17 @@ impl Job {
             self.granted += if scarce { used } else { self.share * elapsed_s };
             self.granted_s += elapsed_s;
         }
-        if view.signal.reports == self.reports {
+        let step = position(view);
+        let has_reported = view.signal.reports != self.reports;
+        // A job whose value is no longer a number goes on with its steps.
+        if !has_reported && step <= self.step {
             disturbance.observe(&mut self.company, used, shared, None);
             return;
         }
         // The report came some time ago; what was consumed since then went into later steps.
-        let since_report = view.signal.last.map_or(0.0, |l| now.since(l.at).as_secs_f64());
+        let reported = view.signal.last.filter(|_| has_reported);
+        let since_report = reported.map_or(0.0, |l| now.since(l.at).as_secs_f64());
         let part = if elapsed_s > 0.0 { (since_report / elapsed_s).min(1.0) } else { 0.0 };
-        let step = position(view);
         // A job that begins at a later step than the first has made those before it elsewhere, or
         // has not been listened to: nothing is known of their cost.
         let midst = std::mem::take(&mut self.midst) || (self.reports == 0 && step > 1.0);
@@ -227,4 +230,30 @@ pub(super) struct Interval {
 /// How far a job is: steps, or reports where it counts no steps.
 fn position(view: &JobView) -> f64 {
     view.signal.step.unwrap_or(view.signal.reports) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{node, running};
+    use crate::model::NodeId;
+
+    #[test]
+    fn steps_without_a_value_tell_what_is_left() {
+        let mut view = running(1, 0);
+        (view.signal.reports, view.signal.step, view.signal.total) = (3, Some(30), Some(100));
+        let mut job = Job::new(&view, NodeId(0));
+        let mut disturbance = Disturbance::default();
+        for second in 1..=4 {
+            view.consumed.cpu = f64::from(second);
+            view.signal.step = Some(30 + 10 * second as u64);
+            let now = Time::from_secs_f64(f64::from(second));
+            let since = Interval { now, elapsed_s: 1.0, shared: 0.0, scarce: true };
+            job.observe(&view, &since, &mut disturbance);
+        }
+        // A step costs a tenth of a second, and 30 steps are left.
+        assert_eq!(job.per_step(), Some(0.1));
+        let left = job.predict(&Gain::default(), &view, Some(&node(0))).expect("the total is known");
+        assert!((left.mean_s - 3.0).abs() < 1e-9, "{left:?}");
+    }
 }
