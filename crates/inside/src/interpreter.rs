@@ -13,11 +13,9 @@
 
 use crate::attach::coarse_ns;
 use crate::resolve::symbol;
-use crate::teams;
 use libc::{c_int, c_void};
 use std::cell::Cell;
 use std::ffi::CStr;
-use std::ptr::null_mut;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
@@ -67,8 +65,8 @@ pub(crate) fn is_main_thread() -> bool {
     is_main
 }
 
-/// Lets the interpreter change the teams as soon as the current operation is over. Only on the main thread.
-pub(crate) fn request_change() {
+/// Lets the interpreter call `change` as soon as the current operation is over. Only on the main thread.
+pub(crate) fn request_call(change: fn()) {
     let (now_ns, requested_ns) = (coarse_ns(), REQUESTED_NS.load(Relaxed));
     if requested_ns != 0 && now_ns.saturating_sub(requested_ns) < REPEAT_NS {
         return;
@@ -84,7 +82,7 @@ pub(crate) fn request_change() {
             return;
         }
         REQUESTED_NS.store(now_ns.max(1), Relaxed);
-        if add(change, null_mut()) != 0 {
+        if add(call, change as *mut c_void) != 0 {
             // The queue is full: the next operation requests again.
             REQUESTED_NS.store(0, Relaxed);
         }
@@ -92,10 +90,12 @@ pub(crate) fn request_change() {
 }
 
 /// Runs between two instructions of the program.
-extern "C" fn change(_: *mut c_void) -> c_int {
+extern "C" fn call(change: *mut c_void) -> c_int {
     REQUESTED_NS.store(0, Relaxed);
     if is_main_thread() {
-        teams::change();
+        // SAFETY: `request_call` passes a function of this type.
+        let change = unsafe { std::mem::transmute::<*mut c_void, fn()>(change) };
+        change();
     }
     0
 }

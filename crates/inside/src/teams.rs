@@ -15,7 +15,7 @@
 //! changes every answer and every region has the same size. Without orders the program's own size is in force.
 
 use crate::attach::{count, is_attached, orders, report, report_hook};
-use crate::interpreter::{is_main_thread, request_change};
+use crate::interpreter::{is_main_thread, request_call};
 use crate::resolve::{
     FIRST_LLVM, Function, GET_MAX_THREADS, IN_PARALLEL, MKL_SET_LOCAL, MOST_RUNTIMES, Object, SET_NUM_THREADS,
     for_objects, objects, symbol,
@@ -124,7 +124,7 @@ fn size_in_force(object: &Object, is_new: bool) -> Option<u32> {
         let orders = orders();
         let is_blas_due = || orders.is_some_and(|orders| orders.team > 0 && BLAS_TEAM.load(Relaxed) != orders.team);
         if !is_early(object) && (team(orders.map(|orders| orders.team), asked) != size || is_blas_due()) {
-            request_change();
+            request_call(change);
         }
     }
     Some(size)
@@ -152,7 +152,7 @@ fn fixed_bound(runtime: usize) -> u32 {
 }
 
 /// Brings the sizes of this thread up to date, between two operations of the program.
-pub(crate) fn change() {
+fn change() {
     let orders = orders();
     for object in objects().filter(|object| object.is_elastic()) {
         let runtime = object.runtime();
@@ -187,7 +187,7 @@ pub(crate) fn ask(object: &Object, threads: c_int) {
     set_num_threads(object, to_c(size));
     if object.is_elastic() && is_main_thread() {
         // PyTorch sets MKL to the same number after this call.
-        request_change();
+        request_call(change);
     }
 }
 

@@ -15,8 +15,8 @@ use gainshare_page::{Report, WHOLE_GPU};
 /// A job that launched nothing for so long does not use its GPU: it is no longer part of the decisions.
 const SILENT_AFTER: Span = Span::from_secs(15);
 
-/// A job has work if it launched some in so many readings in a row. A single reading may be the start of a program, which
-/// launches a little and then prepares for seconds. A job without work leaves its share to the others.
+/// A job has work if it launched some in so many readings in a row. A single reading may be the start of a program,
+/// which launches a little and then prepares for seconds. A job without work leaves its share to the others.
 const READINGS_WITH_WORK: u32 = 2;
 
 /// Over less time than this the counters of a report say nothing: a paced job pauses for up to half a second.
