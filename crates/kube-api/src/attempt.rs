@@ -99,6 +99,14 @@ impl AttemptFacts {
         AttemptFacts::read(pod, "Job", None)
     }
 
+    /// Corrects the time since which the scheduler refuses the pod. The API keeps the time at which a pod became "not
+    /// scheduled", which for a gated pod is its creation. `before` is what was known about the pod until `now`.
+    pub fn date_refusal(&mut self, before: &AttemptFacts, now: Timestamp) {
+        let Some((since, _)) = &mut self.unschedulable else { return };
+        let first_seen = before.unschedulable.as_ref().map_or(now, |(since, _)| *since);
+        *since = first_seen.max(*since);
+    }
+
     fn read(pod: &Pod, owner_kind: &str, epoch: Option<u32>) -> Option<AttemptFacts> {
         let meta = &pod.metadata;
         let (spec, status) = (pod.spec.as_ref()?, pod.status.clone().unwrap_or_default());

@@ -172,7 +172,7 @@ impl World {
 
     /// Takes in a pod, unless a newer version of it is known or it was removed. Checks its originals against the
     /// version before.
-    pub(crate) fn put_pod(&mut self, facts: PodFacts) {
+    pub(crate) fn put_pod(&mut self, mut facts: PodFacts) {
         if self.removed.contains(&facts.uid) {
             return;
         }
@@ -184,6 +184,9 @@ impl World {
                 self.forged.insert(facts.uid.clone());
             } else {
                 self.forged.remove(&facts.uid);
+            }
+            if let (Some(attempt), Some(before)) = (&mut facts.attempt, &known.attempt) {
+                attempt.date_refusal(before, jiff::Timestamp::now());
             }
             if known.node != facts.node {
                 self.unshare(&facts.uid);

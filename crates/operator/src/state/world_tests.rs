@@ -276,3 +276,24 @@ fn forged_originals_do_not_enlarge_the_pool() {
     world.put_pod(pod("forger", "n1", 3));
     assert_eq!(world.shared("forger").unwrap().blocked, None);
 }
+
+#[test]
+fn a_gated_pod_is_refused_only_since_its_gate_is_open() {
+    use gainshare_kube_api::attempt::AttemptFacts;
+    use jiff::{SignedDuration, Timestamp};
+    let created = Timestamp::now() - SignedDuration::from_mins(5);
+    let attempt = |refused: bool| {
+        let unschedulable = refused.then(|| (created, "0/2 nodes are available".to_owned()));
+        Some(Box::new(AttemptFacts { unschedulable, ..AttemptFacts::default() }))
+    };
+    let mut world = World::default();
+    let mut since = |version, refused| {
+        world.put_pod(PodFacts { attempt: attempt(refused), ..pod("p", "", version) });
+        let attempt = world.pod("p").unwrap().attempt.clone().unwrap();
+        attempt.unschedulable.map(|(since, _)| since)
+    };
+    assert_eq!(since(1, false), None, "gated");
+    let first = since(2, true).unwrap();
+    assert!(Timestamp::now().duration_since(first) < SignedDuration::from_mins(1), "{first}");
+    assert_eq!(since(3, true), Some(first), "the time stays while the scheduler goes on refusing");
+}
