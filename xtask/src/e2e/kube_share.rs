@@ -204,8 +204,8 @@ pub(super) fn install(kube: &Kube, more: &[&str]) -> Result<()> {
             .arg(chart)
             .args(["--create-namespace", "--wait", "--timeout", "120s"])
             .args(["--set", &format!("image.repository={name},image.tag={tag},image.pullPolicy=Never")])
-            // A node of the test bed has less than a core, and the kernel refuses a group more than its parent has.
-            .args(["--set", "agent.resources.limits.cpu=200m"])
+            // Nodes of the test bed are smaller than the limit of the agents, and the kernel refuses that.
+            .args(["--set", "agent.resources.limits.cpu=null"])
             .args(more),
     )?;
     wait_for("an agent on every node", Duration::from_secs(60), || {
