@@ -1,5 +1,5 @@
-//! Objects as the previous version wrote them (`fixtures/v0.1`): the operator reads them, and goes on where the previous
-//! version stopped. A fixture is never changed; a change of the format adds another folder.
+//! Objects as the previous version wrote them (`fixtures/v0.1`). The operator reads them and goes on where the
+//! previous version stopped. A fixture is never changed; a change of the format adds another folder.
 
 use super::batch_job::test_step as batch_step;
 use super::training_job::action::{Action, Snapshot, Step};
