@@ -99,6 +99,11 @@ impl Reports {
 
     /// Reads what was printed since the last look.
     pub(super) fn read_output(&mut self, now: Time) -> Look {
+        self.read_tail(now, false)
+    }
+
+    /// Reads output. `follow`: also what another file of the same name holds, after the end of this one.
+    fn read_tail(&mut self, now: Time, follow: bool) -> Look {
         let Some(tail) = &mut self.tail else { return Look::default() };
         self.collector.begin_round(now);
         let look = self.collector.read(|collector| {
@@ -110,6 +115,9 @@ impl Reports {
                 }
                 look.add(collector.output(now, tail.data()));
                 tail.consume(tail.data().len());
+                if !follow && tail.is_at_end() {
+                    return look;
+                }
             }
             look.more = true;
             look
@@ -117,12 +125,19 @@ impl Reports {
         self.noted(look)
     }
 
-    /// Looks at the job's own files; `pids` are its processes, as far as they are known.
-    pub(super) fn read_files(&mut self, now: Time, pids: Vec<u32>, listings: &mut FolderListings) -> Look {
+    /// Looks at the job's own files; `pids` reads which processes are the job's, as far as they are known.
+    pub(super) fn read_files(
+        &mut self,
+        now: Time,
+        pids: impl FnOnce() -> Vec<u32>,
+        listings: &mut FolderListings,
+    ) -> Look {
         self.collector.begin_round(now);
         let mut look = Look::default();
         look.add(self.collector.read(|collector| {
-            collector.own_pids(pids);
+            if collector.wants_pids(now) {
+                collector.own_pids(pids());
+            }
             collector.poll_with(now, listings)
         }));
         self.noted(look)
@@ -130,7 +145,7 @@ impl Reports {
 
     /// The job is over.
     pub(super) fn finish(&mut self, now: Time) -> Look {
-        let mut look = self.read_output(now);
+        let mut look = self.read_tail(now, true);
         look.add(self.collector.read(|collector| collector.finish(now)));
         self.noted(look)
     }
