@@ -38,7 +38,7 @@ enum Format {
 
 #[derive(Subcommand)]
 enum What {
-    /// The daemon with 50 live jobs that report once a second: CPU, memory, latency, restart.
+    /// The daemon with 50, 200 and 600 jobs that report once a second: CPU, memory, journal, latency, restart.
     #[command(alias = "agent")]
     Daemon(daemon::Args),
     /// Three real PyTorch jobs, started plainly and as `gainshare run` starts them, under `na` and `flowcon`.
