@@ -194,7 +194,7 @@ impl Story<'_> {
             let job = self.bed.job(&self.name(role));
             let status = &job["status"];
             // A job that is resumed may start on any node.
-            let node = if role == "resumed" { &Value::Null } else { &status["attempt"]["node"] };
+            let node = if role == "resumed" { Value::Null } else { status["attempt"]["node"].clone() };
             json!({
                 "state": status["state"], "node": node, "epoch": status["attempt"]["epoch"],
                 "moves": status["moves"], "failures": status["failures"], "finalizers": job["metadata"]["finalizers"],

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub(crate) struct Args {
     /// How many jobs; for several numbers, separated by commas, the cost is measured at each. Restart and latency
     /// are measured at the first one.
-    #[arg(long, value_delimiter = ',', default_values_t = [50, 200, 600])]
+    #[arg(long, value_delimiter = ',', default_values_t = [50usize, 200, 600])]
     jobs: Vec<usize>,
     /// How long CPU use is measured.
     #[arg(long, default_value_t = 60)]
@@ -132,7 +132,8 @@ fn measure(args: &Args, jobs: usize, rounds: usize) -> Result<(Value, Value)> {
 
 fn wait_until_running(lab: &Lab, count: usize, patience: Duration) -> Result<()> {
     let began = Instant::now();
-    let mut pause = Duration::from_millis(20);
+    // Asking costs more with many jobs, and their start takes longer.
+    let pause = Duration::from_millis(if count < 100 { 20 } else { 500 });
     loop {
         // A daemon that starts hundreds of jobs may answer late.
         let jobs = lab.jobs().or_else(|e| if began.elapsed() > patience { Err(e) } else { Ok(Vec::new()) })?;
@@ -144,7 +145,6 @@ fn wait_until_running(lab: &Lab, count: usize, patience: Duration) -> Result<()>
             bail!("only {running} of {count} jobs run after {} s", patience.as_secs());
         }
         std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_secs(1));
     }
 }
 
