@@ -285,7 +285,7 @@ pub struct PodOnNode {
     pub class: QosClass,
     /// Why it cannot be resized; absent if it can.
     #[serde(default)]
-    pub blocked: Option<Blocked>,
+    pub blocked: Option<ResizeObstacle>,
     /// Between which values the resources may move (LimitRange, node, floor). Quotas are judged
     /// when a resize is asked for.
     pub allowed: Bounds,
@@ -347,12 +347,12 @@ pub enum QosClass {
     BestEffort,
 }
 
-/// The [`Blocked::reason`] of pods that are measured and keep their resources, as far as node agents are concerned.
+/// The [`ResizeObstacle::reason`] of pods that a node agent measures and does not resize.
 pub const WATCHED_ONLY: &str = "WatchedOnly";
 
 /// Why a pod cannot be resized, and what its author could do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Blocked {
+pub struct ResizeObstacle {
     /// A word for programs, e.g. `BestEffort`.
     pub reason: String,
     /// Sentences for people.

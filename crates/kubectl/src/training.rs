@@ -169,7 +169,7 @@ fn sentences(report: &JobReport, out: &Out) -> String {
         }
     }
     match (&report.unmovable, report.policy) {
-        (_, "na" | "flowcon2") => line("stays", "its policy moves nobody"),
+        (_, "na" | "flowcon2" | "operator") => line("stays", "its policy moves no job"),
         (Some(why), _) => line("stays", why),
         (None, "specon") if report.last_moves.is_empty() && report.category.as_deref() != Some("converged") => {
             line("stays", "it has not converged yet: only jobs that have make room for others");

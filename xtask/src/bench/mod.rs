@@ -24,7 +24,7 @@ pub(crate) use lab::Lab;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Benchmark,
     /// How to print the figures.
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
     output: Format,
@@ -37,7 +37,7 @@ enum Format {
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Benchmark {
     /// The daemon with 50 live jobs that report once a second: CPU, memory, latency, restart.
     #[command(alias = "agent")]
     Daemon(daemon::Args),
@@ -65,16 +65,16 @@ enum What {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let figures = match args.what {
-        What::Daemon(a) => daemon::run(&a)?,
-        What::Torch(a) => torch::run(&a)?,
-        What::Threads(a) => threads::run(&a)?,
-        What::Cores(a) => cores::run(&a)?,
-        What::Gpu(a) => gpu::run(&a)?,
-        What::Inside(a) => inside::run(&a)?,
-        What::Kube(a) => kube::run(&a)?,
-        What::KubeMove(a) => kube_move::run(&a)?,
-        What::Build => build::run()?,
-        What::Sim => simulator()?,
+        Benchmark::Daemon(a) => daemon::run(&a)?,
+        Benchmark::Torch(a) => torch::run(&a)?,
+        Benchmark::Threads(a) => threads::run(&a)?,
+        Benchmark::Cores(a) => cores::run(&a)?,
+        Benchmark::Gpu(a) => gpu::run(&a)?,
+        Benchmark::Inside(a) => inside::run(&a)?,
+        Benchmark::Kube(a) => kube::run(&a)?,
+        Benchmark::KubeMove(a) => kube_move::run(&a)?,
+        Benchmark::Build => build::run()?,
+        Benchmark::Sim => simulator()?,
     };
     match args.output {
         Format::Json => println!("{}", serde_json::to_string_pretty(&figures)?),

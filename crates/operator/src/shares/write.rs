@@ -3,7 +3,7 @@
 //! did.
 
 use crate::state::metrics::{Metrics, WriteLabels};
-use gainshare_kube_api::facts::{Originals, PodFacts, Written};
+use gainshare_kube_api::facts::{Originals, PodFacts, WrittenResources};
 use gainshare_kube_api::names::{self, FIELD_MANAGER};
 use gainshare_kube_api::quantity;
 use gainshare_kube_api::resources::Resources;
@@ -140,6 +140,6 @@ impl Writer {
 }
 
 /// Whether the container's resources differ from its original ones. A container that is gone needs nothing.
-fn differs(pod: &PodFacts, name: &str, written: &Written) -> bool {
+fn differs(pod: &PodFacts, name: &str, written: &WrittenResources) -> bool {
     pod.container(name).is_some_and(|container| container.resources != written.resources())
 }

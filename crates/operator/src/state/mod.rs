@@ -11,7 +11,7 @@ pub(crate) mod metrics;
 pub(crate) mod nodes;
 pub(crate) mod orders;
 mod removed;
-mod requested;
+mod request_totals;
 pub(crate) mod snapshot;
 pub(crate) mod task_job;
 pub(crate) mod watch;

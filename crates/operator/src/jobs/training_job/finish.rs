@@ -165,18 +165,7 @@ mod tests {
     fn after_with(job: &JobSnapshot, state: State, at_s: i64, needed: Option<&NodesNeeded>) -> TrainingJobStatus {
         let nodes = Nodes::new();
         let now = job.created.saturating_add(SignedDuration::from_secs(at_s)).unwrap();
-        let snapshot = Snapshot {
-            now,
-            job,
-            pods: &[],
-            pod_is_missing: false,
-            nodes: &nodes,
-            order: None,
-            fault: None,
-            progress: None,
-            finish: None,
-            nodes_needed: needed,
-        };
+        let snapshot = Snapshot { nodes_needed: needed, ..Snapshot::plain(now, job, &[], &nodes) };
         let mut status = job.status.clone();
         update(&mut status, state, &snapshot);
         status
