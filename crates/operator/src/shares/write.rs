@@ -2,6 +2,7 @@
 //! was stopped past its lease, or that has read an old state, instead of letting it undo what a newer leader
 //! did.
 
+use crate::state::api_error::lacks_right;
 use crate::state::metrics::{Metrics, WriteLabels};
 use gainshare_kube_api::facts::{Originals, PodFacts, WrittenResources};
 use gainshare_kube_api::names::{self, FIELD_MANAGER};
@@ -43,9 +44,7 @@ impl From<kube::Error> for WriteError {
                 // Too many requests, or an error of the server.
                 429 | 500.. => WriteError::Again(status.message),
                 401 => WriteError::Again(status.message),
-                // An API server that has just started does not know our rights yet. Quotas and policies use
-                // other words.
-                403 if status.message.contains("forbidden: User ") => WriteError::Again(status.message),
+                _ if lacks_right(&status) => WriteError::Again(status.message),
                 _ => WriteError::Refused(status.message),
             },
             other => WriteError::Again(format!("the API server did not answer: {other}")),

@@ -1,6 +1,7 @@
 //! What the leader knows: the cluster's objects, the node agents' reports, and the watches that keep both current.
 
 pub(crate) mod agents;
+pub(crate) mod api_error;
 pub(crate) mod clock;
 pub(crate) mod events;
 mod growth;
