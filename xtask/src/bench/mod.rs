@@ -41,7 +41,7 @@ enum Benchmark {
     /// The daemon with 50 live jobs that report once a second: CPU, memory, latency, restart.
     #[command(alias = "agent")]
     Daemon(daemon::Args),
-    /// Three real PyTorch jobs, started plainly and as `gainshare run` starts them, under `na` and `flowcon`.
+    /// Six real PyTorch jobs of different kinds under `na`, `flowcon` and `gainshare`, and once with a plain start.
     Torch(torch::Args),
     /// A PyTorch job on two cores that is left alone, and four together: teams that follow the share.
     Threads(threads::Args),
