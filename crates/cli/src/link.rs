@@ -32,9 +32,9 @@ pub struct Link {
 /// Whether a daemon answers at the socket.
 pub enum DaemonState {
     Running,
-    Nobody,
+    Absent,
     /// A process has the socket but does not answer.
-    Mute,
+    Silent,
 }
 
 impl Link {
