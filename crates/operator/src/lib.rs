@@ -247,6 +247,8 @@ fn lead(
     let nodes = scaler::run::run(leader.clone(), client.clone(), recorder.clone(), scaler::run::Settings::of(config));
     tasks.spawn_within("the decision about new nodes", DECISION_QUIET, nodes);
     crate::jobs::start(&mut tasks, &leader, client, recorder.clone(), config.fail_at.clone());
+    let invalid = state::invalid_objects::run(leader.invalid.clone(), recorder.clone());
+    tasks.spawn("the reporter of invalid objects", invalid);
     tasks.spawn("the writer of pods' notes", note_loop(shares.clone(), recorder.clone()));
     tasks.spawn("the writer of policies' statuses", write_loop(shares.clone(), client.clone(), recorder));
     leading.send_replace(Some(Arc::new(Leading { leader, shares, reviewer })));

@@ -38,7 +38,7 @@ enum Format {
 
 #[derive(Subcommand)]
 enum Benchmark {
-    /// The daemon with 50 live jobs that report once a second: CPU, memory, latency, restart.
+    /// The daemon with 50, 200 and 600 jobs that report once a second: CPU, memory, journal, latency, restart.
     #[command(alias = "agent")]
     Daemon(daemon::Args),
     /// Six real PyTorch jobs of different kinds under `na`, `flowcon` and `gainshare`, and once with a plain start.

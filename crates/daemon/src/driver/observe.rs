@@ -55,7 +55,7 @@ impl Driver {
 
     /// Reads what supervisors wrote since the last round.
     pub(super) fn read_watched_files(&mut self) {
-        for (id, changed) in self.watch.read() {
+        for (id, changed) in self.watch.read(self.clock.now()) {
             if changed.output
                 && let Some(job) = self.jobs.get_mut(&id)
             {
@@ -128,6 +128,7 @@ impl Driver {
         fail::point("ended-before-journal");
         self.fact(Some(id), Change::Ended { state, exit_code, signal, why });
         self.judge_deadline(id);
+        self.store.flush(id);
         let _ = self.save();
         fail::point("ended-before-release");
         self.release_limits(id);
@@ -194,12 +195,18 @@ impl Driver {
         let now = self.now();
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let Some(reports) = &mut job.reports else { return };
-        let reading = if last { reports.finish(now) } else { reports.read_output(now) };
+        // The watch has reported no new output.
+        let is_silent = !job.dirty && !self.watch.unwatched().contains(&id);
+        let reading = match (last, is_silent) {
+            (true, _) => reports.finish(now),
+            (false, true) => ProgressReading::default(),
+            (false, false) => reports.read_output(now),
+        };
         job.dirty = reading.more;
         job.last_read = now;
         let files = (now >= job.next_read && !last).then(|| {
             job.next_read = now + FILES_PACE;
-            reports.read_files(now, pids(&job.record), &mut self.listings)
+            reports.read_files(now, || pids(&job.record), &mut self.listings)
         });
         let endpoint = reports.fetch_due(now).filter(|_| !last);
         self.record_reading(id, reading);
@@ -299,6 +306,7 @@ impl Driver {
         match reports.pushed(now, body) {
             Ok(reading) => {
                 self.record_reading(id, reading);
+                self.store.flush(id);
                 self.store.acknowledge_later(reply);
             }
             Err(e) => drop(reply.send(Err(Refusal::new(ErrorCode::BadRequest, e.to_string())))),

@@ -187,6 +187,7 @@ impl Driver {
 
     pub(crate) fn samples(&mut self, id: JobId, since_s: f64) -> Result<SampleList, Refusal> {
         // What the disk does not have yet belongs to the history too.
+        self.store.flush(id);
         let _ = self.save();
         let job = self.jobs.job(id)?;
         let origin = job.record.started.unwrap_or(job.record.submitted);

@@ -99,6 +99,11 @@ impl Reports {
 
     /// Reads what was printed since the last reading.
     pub(super) fn read_output(&mut self, now: Time) -> ProgressReading {
+        self.read_tail(now, false)
+    }
+
+    /// Reads output. `follow`: also what another file of the same name holds, after the end of this one.
+    fn read_tail(&mut self, now: Time, follow: bool) -> ProgressReading {
         let Some(tail) = &mut self.tail else { return ProgressReading::default() };
         self.collector.begin_round(now);
         let reading = self.collector.read(|collector| {
@@ -110,6 +115,9 @@ impl Reports {
                 }
                 reading.add(collector.output(now, tail.data()));
                 tail.consume(tail.data().len());
+                if !follow && tail.is_at_end() {
+                    return reading;
+                }
             }
             reading.more = true;
             reading
@@ -117,12 +125,19 @@ impl Reports {
         self.noted(reading)
     }
 
-    /// Looks at the job's own files; `pids` are its processes, as far as they are known.
-    pub(super) fn read_files(&mut self, now: Time, pids: Vec<u32>, listings: &mut FolderListings) -> ProgressReading {
+    /// Looks at the job's own files; `pids` reads which processes are the job's, as far as they are known.
+    pub(super) fn read_files(
+        &mut self,
+        now: Time,
+        pids: impl FnOnce() -> Vec<u32>,
+        listings: &mut FolderListings,
+    ) -> ProgressReading {
         self.collector.begin_round(now);
         let mut reading = ProgressReading::default();
         reading.add(self.collector.read(|collector| {
-            collector.own_pids(pids);
+            if collector.wants_pids(now) {
+                collector.own_pids(pids());
+            }
             collector.poll_with(now, listings)
         }));
         self.noted(reading)
@@ -130,7 +145,7 @@ impl Reports {
 
     /// The job is over.
     pub(super) fn finish(&mut self, now: Time) -> ProgressReading {
-        let mut reading = self.read_output(now);
+        let mut reading = self.read_tail(now, true);
         reading.add(self.collector.read(|collector| collector.finish(now)));
         self.noted(reading)
     }

@@ -5,6 +5,7 @@
 //! the process anyway (see [`crate::tasks`]). Where two locks are held together, the world's is taken first.
 
 use super::agents::Agents;
+use super::invalid_objects::InvalidObjects;
 use super::jobs::JobChange;
 use super::metrics::Metrics;
 use super::orders::Orders;
@@ -30,6 +31,8 @@ pub(crate) struct Leader {
     /// The new nodes with which deadlines could be kept, by the uid of the job; absent until they are known.
     pub(crate) nodes_needed: Mutex<Option<BTreeMap<String, NodesNeeded>>>,
     pub(crate) metrics: Arc<Metrics>,
+    /// Objects with values that no cluster can have, for the task that publishes them.
+    pub(crate) invalid: Arc<InvalidObjects>,
     /// One channel per node, to wake the agent's waiting request.
     bells: Mutex<BTreeMap<String, watch::Sender<u64>>>,
     /// One lock per node: its resizes are carried out one request after the other.
@@ -88,6 +91,7 @@ impl Leader {
             scale_orders: Mutex::default(),
             nodes_needed: Mutex::default(),
             metrics,
+            invalid: Arc::default(),
             bells: Mutex::default(),
             turns: Mutex::default(),
             lists: Lists::default(),

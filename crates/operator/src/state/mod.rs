@@ -5,6 +5,7 @@ pub(crate) mod api_error;
 pub(crate) mod clock;
 pub(crate) mod events;
 mod growth;
+pub(crate) mod invalid_objects;
 pub(crate) mod jobs;
 pub(crate) mod lead;
 pub(crate) mod lease;
