@@ -18,6 +18,7 @@ pub mod http;
 mod isolate;
 pub mod jobs;
 mod placement;
+pub mod rehearsal;
 mod scaler;
 mod shares;
 mod state;

@@ -12,6 +12,7 @@ mod inside;
 mod kube;
 mod kube_move;
 pub(crate) mod lab;
+mod tasks;
 mod threads;
 mod torch;
 mod training;
@@ -57,6 +58,8 @@ enum Benchmark {
     /// The operator of a cluster of 5,000 simulated nodes and 50,000 training jobs: passes, placements,
     /// moves, a change of the leader. Needs root.
     KubeMove(kube_move::Args),
+    /// The operator's decisions about 1,000 distributed jobs of 8 tasks on 1,000 nodes, in one process.
+    Tasks(tasks::Args),
     /// A build of the demo's program from nothing: time, number of crates, size of the program.
     Build,
     /// The simulator: replay of 80,000 jobs, cost of a decision and of an event, memory.
@@ -73,6 +76,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Benchmark::Inside(a) => inside::run(&a)?,
         Benchmark::Kube(a) => kube::run(&a)?,
         Benchmark::KubeMove(a) => kube_move::run(&a)?,
+        Benchmark::Tasks(a) => tasks::run(&a)?,
         Benchmark::Build => build::run()?,
         Benchmark::Sim => simulator()?,
     };

@@ -18,7 +18,7 @@ use gainshare_kube_api::deadline::Standing;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names;
 use gainshare_kube_api::pod_note::{CONTESTED, PodNote};
-use gainshare_kube_api::wire::{Category, PodOnNode};
+use gainshare_kube_api::wire::{Category, PodOnNode, WATCHED_ONLY};
 use kube::runtime::events::Recorder;
 use std::time::Instant;
 
@@ -116,7 +116,8 @@ async fn publish_event(recorder: &Recorder, pod: &PodFacts, before: &PodNote, af
         events::publish(recorder, subject(), Text { warns: true, reason, note: &note, action: "Share" }).await;
     }
     let (warns, reason, note) = match (&after.blocked, &after.pending, after.category) {
-        (Some(blocked), ..) if before.blocked.as_ref() != Some(blocked) => {
+        // A pod that is only measured is as its author wanted it: that is no warning.
+        (Some(blocked), ..) if blocked.reason != WATCHED_ONLY && before.blocked.as_ref() != Some(blocked) => {
             (true, "NotResizable", blocked.message.clone())
         }
         (_, Some(pending), _) if before.pending.as_ref() != Some(pending) => {

@@ -30,7 +30,7 @@ use gainshare_kube_api::resize::Refusal;
 use gainshare_kube_api::resources::Resources;
 use gainshare_kube_api::select::{self, PolicyFacts};
 use gainshare_kube_api::share_policy::SharePolicySpec;
-use gainshare_kube_api::wire::{PodOnNode, ResizeObstacle, SCALED_POLICY, WATCHED_ONLY};
+use gainshare_kube_api::wire::{PodOnNode, ResizeObstacle, SCALED_POLICY};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -483,17 +483,23 @@ impl World {
         if self.off || self.given_back.contains(&pod.uid) {
             return None;
         }
-        let policies = self.policies.range((pod.namespace.clone(), String::new())..);
-        let of_namespace =
-            policies.take_while(|((namespace, _), _)| *namespace == pod.namespace).map(|(_, policy)| policy);
-        if let Some(policy) = select::choose(of_namespace, pod) {
+        let from = self.policies.range((pod.namespace.clone(), String::new())..);
+        let of_namespace = from.take_while(|((namespace, _), _)| *namespace == pod.namespace);
+        if let Some(policy) = select::choose(of_namespace.map(|(_, policy)| policy), pod) {
             return Some(PodPolicy { name: policy.name.clone(), spec: Cow::Borrowed(&policy.spec), watch_only: false });
         }
+        let by_job = |job: select::JobShare| PodPolicy {
+            name: job.name,
+            spec: Cow::Owned(job.spec),
+            watch_only: job.watch_only,
+        };
         if let Some(job) = select::by_job(pod) {
-            return Some(PodPolicy { name: job.name, spec: Cow::Owned(job.spec), watch_only: job.watch_only });
+            return Some(by_job(job));
         }
-        let by_label = select::by_namespace(self.namespaces.get(&pod.namespace)?, pod);
-        by_label.then(|| PodPolicy { name: String::new(), spec: Cow::Owned(label_policy()), watch_only: false })
+        if self.namespaces.get(&pod.namespace).is_some_and(|labels| select::by_namespace(labels, pod)) {
+            return Some(PodPolicy { name: String::new(), spec: Cow::Owned(label_policy()), watch_only: false });
+        }
+        select::by_tfjob(pod).map(by_job)
     }
 
     /// What the node agent gets about the pod, if a policy selects it.
@@ -502,15 +508,11 @@ impl World {
         let node = pod.node.as_ref()?;
         let PodPolicy { name, spec, watch_only } = self.chosen(pod)?;
         let spec = spec.as_ref();
-        let watched = watch_only.then(|| ResizeObstacle {
-            reason: WATCHED_ONLY.to_owned(),
-            message: if name == SCALED_POLICY {
-                format!("{name}: the operator resizes it, not its node agent")
-            } else {
-                format!("{name}: its policy moves jobs, and leaves their shares as they are")
-            },
-        });
+        let watched = watch_only.then(|| ResizeObstacle::watched(&name));
         let container = select::container_name(spec, pod);
+        let obstacle = pod.blocked(&container).or_else(|| self.forged.contains(uid).then(forged_originals));
+        // Only a pod that may be resized has an obstacle.
+        let blocked = if name == SCALED_POLICY { obstacle.or(watched) } else { watched.or(obstacle) };
         let facts = pod.container(&container);
         let now = facts.map(|c| c.resources).unwrap_or_default();
         let originals = pod.originals().filter(|_| !self.forged.contains(uid));
@@ -531,7 +533,7 @@ impl World {
             original,
             now,
             class: pod.class,
-            blocked: pod.blocked(&container).or_else(|| self.forged.contains(uid).then(forged_originals)).or(watched),
+            blocked,
             allowed: bounds::bounds(pod, &container, &original, ranges, self.nodes.get(node)),
             resize: pod.resize.clone(),
             noted: digest(&pod.notes),

@@ -62,11 +62,12 @@ impl<'a> Snapshot<'a> {
     }
 }
 
-/// The node agent's prediction for the pod of the attempt.
+/// The node agent's prediction for the pod of the attempt, and how much of the training is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PodFinish {
     pub(crate) forecast: Option<Forecast>,
     pub(crate) standing: Option<Standing>,
+    pub(crate) percent: Option<u32>,
 }
 
 /// One action. All are harmless if repeated, or if the snapshot they were decided on is old.
