@@ -141,9 +141,10 @@ def main():
     args = p.parse_args()
     torch.manual_seed(1)
     x, labels = images(8192, seed=7)
-    print("ready to train", flush=True)
     model = MODELS[args.model](args.hidden)
+    # The first optimizer of a program imports much of PyTorch, on one core.
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    print("ready to train", flush=True)
     mean = 0.0
     for step in range(1, args.steps + 1):
         pick = torch.randint(0, len(x), (args.batch,))
