@@ -12,13 +12,14 @@
 use crate::attach::monotonic_ns;
 use crate::cuda::{Pointer, Real, Result};
 use crate::resolve::symbol;
+use crate::waits::counted;
 use libc::c_uint;
 use std::ffi::CStr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
 /// How long a program launches before it records an event. The GPU often needs several times as long for it.
-const SEGMENT_NS: u64 = 2_000_000;
+const SEGMENT_NS: u64 = 3_000_000;
 
 /// Options of an event: a thread that waits for it sleeps, and no time is recorded.
 const BLOCKING: c_uint = 1;
@@ -99,7 +100,8 @@ fn end_segment<const KIND: usize>(stream: Pointer) -> Option<()> {
         }
         RECORDED.store(recorded.wrapping_add(1), Relaxed);
         let before = older.load(Relaxed) as Pointer;
-        if !before.is_null() && std::mem::transmute::<usize, Synchronize>(synchronize)(before) != 0 {
+        let wait = || std::mem::transmute::<usize, Synchronize>(synchronize)(before);
+        if !before.is_null() && counted(wait) != 0 {
             return None;
         }
     }

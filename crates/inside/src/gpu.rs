@@ -12,7 +12,8 @@
 //!
 //! **Properties.** Off unless `GAINSHARE_INSIDE_GPU` is set. Jobs on several GPUs are not paced (`devices`). A
 //! stream that records a graph is never waited for. Without orders, with a whole share and alone on its GPU a job
-//! does not wait. `pauses_fit_the_share`. A job that shares its GPU launches only a little ahead ([`backlog`]), so
+//! does not wait. How long a program waits for the GPU is reported ([`waits`]): a job that does not wait does not fill
+//! its GPU. `pauses_fit_the_share`. A job that shares its GPU launches only a little ahead ([`backlog`]), so
 //! that a smaller share is in force soon.
 
 use crate::attach::{count, is_attached, monotonic_ns, orders, report_hook};
@@ -20,6 +21,7 @@ use crate::backlog;
 use crate::cuda::{NOT_FOUND, Pointer, Real, Result};
 use crate::devices;
 use crate::resolve::symbol;
+use crate::waits::{self, IS_CAPTURING, SYNCHRONIZE, is_capturing, synchronize};
 use gainshare_page::{Hook, Orders, ReportWord, WHOLE_GPU};
 use libc::{c_int, c_uint};
 use std::ffi::CStr;
@@ -49,8 +51,6 @@ static LAUNCH: [Real; 2] = [Real::new(), Real::new()];
 static LAUNCH_EX: [Real; 2] = [Real::new(), Real::new()];
 static LAUNCH_COOPERATIVE: [Real; 2] = [Real::new(), Real::new()];
 static LAUNCH_GRAPH: [Real; 2] = [Real::new(), Real::new()];
-static SYNCHRONIZE: [Real; 2] = [Real::new(), Real::new()];
-static IS_CAPTURING: [Real; 2] = [Real::new(), Real::new()];
 static GET_ADDRESS: Real = Real::new();
 static GET_ADDRESS_V2: Real = Real::new();
 
@@ -105,6 +105,9 @@ fn replacement(name: &[u8], real: usize, is_per_thread: bool) -> usize {
         None => (name, is_per_thread),
     };
     let [legacy, per_thread]: [usize; 2] = match base {
+        b"cuStreamSynchronize" | b"cuEventSynchronize" | b"cuCtxSynchronize" => {
+            return waits::replacement(base, real, is_per_thread);
+        }
         b"cuDevicePrimaryCtxRetain" => return devices::RETAIN.replace(real, devices::retain as *const () as usize),
         b"cuLaunchKernel" => [launch::<0> as *const () as usize, launch::<1> as *const () as usize],
         b"cuLaunchKernelEx" => [launch_ex::<0> as *const () as usize, launch_ex::<1> as *const () as usize],
@@ -367,26 +370,6 @@ fn pace<const KIND: usize>(stream: Pointer) {
     }
     QUANTUM_BEGAN_NS.store(monotonic_ns(), Relaxed);
     IS_PAUSING.store(false, Relaxed);
-}
-
-/// Whether a stream records a graph: waiting for it would break the recording. Unknown counts as yes.
-fn is_capturing<const KIND: usize>(stream: Pointer) -> bool {
-    type IsCapturing = unsafe extern "C" fn(Pointer, *mut c_int) -> Result;
-    let real = IS_CAPTURING.get(KIND).map(Real::address);
-    let Some(address) = real.filter(|address| *address != 0) else { return true };
-    let mut status: c_int = 1;
-    // SAFETY: the address is that of the driver's function of this type.
-    let result = unsafe { std::mem::transmute::<usize, IsCapturing>(address)(stream, &raw mut status) };
-    result != 0 || status != 0
-}
-
-/// Waits for the work on a stream; whether that succeeded.
-fn synchronize<const KIND: usize>(stream: Pointer) -> bool {
-    type Synchronize = unsafe extern "C" fn(Pointer) -> Result;
-    let real = SYNCHRONIZE.get(KIND).map(Real::address);
-    let Some(address) = real.filter(|address| *address != 0) else { return false };
-    // SAFETY: the address is that of the driver's function of this type.
-    unsafe { std::mem::transmute::<usize, Synchronize>(address)(stream) == 0 }
 }
 
 fn nap(ns: u64) {

@@ -10,8 +10,8 @@
 //! changes only between two operations of a Python program ([`interpreter`]): libraries allocate memory for as many
 //! threads as they were told, and a larger team in the midst of an operation would write beyond it.
 //!
-//! In the same way the library answers for functions of the CUDA driver that launch work ([`gpu`]), if the user
-//! allows it.
+//! In the same way the library answers for functions of the CUDA driver that launch work ([`gpu`]) or wait for it
+//! ([`waits`]), if the user allows it.
 //!
 //! **Terms.** The *real* function is the one that the program would have called without this library. An *object*
 //! is a loaded program or shared library.
@@ -32,6 +32,7 @@ mod gpu;
 mod interpreter;
 mod resolve;
 mod teams;
+mod waits;
 
 #[cfg(not(test))]
 #[used]

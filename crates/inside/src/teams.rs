@@ -11,10 +11,16 @@
 //! - All other libraries and programs keep the size that the page had when the first of them asked. Many of them
 //!   allocate memory for each thread once and use it until their end.
 //!
+//! **Echoes.** PyTorch asks MKL for its number and sets OpenMP to the answer, more than once. The answer may be the size
+//! that we had set, or the number of CPUs that the job has now. Such an *echo* is no wish of the program, and the bound
+//! stays. A wish (`torch.set_num_threads`) sets MKL, too, an echo does not: we take our own number away from MKL at each
+//! request, and read between two operations whether it has a number again.
+//!
 //! **Properties.** `the_program_asks_for_the_most`: no team is larger than what the program asked for. Between two
 //! changes every answer and every region has the same size. Without orders the program's own size is in force.
+//! `an_echo_is_no_bound`.
 
-use crate::attach::{count, is_attached, orders, report, report_hook};
+use crate::attach::{count, is_attached, orders, report, report_hook, variable};
 use crate::interpreter::{is_main_thread, request_call};
 use crate::resolve::{
     FIRST_LLVM, Function, GET_MAX_THREADS, IN_PARALLEL, MKL_SET_LOCAL, MOST_RUNTIMES, Object, SET_NUM_THREADS,
@@ -43,6 +49,9 @@ thread_local! {
 
     /// Calls of this thread before the program called `omp_set_num_threads`.
     static CALLS: Cell<u32> = const { Cell::new(0) };
+
+    /// The bound before the last request, by runtime, while it is open whether the request is an echo; 0: it is not.
+    static BEFORE: PerRuntime = const { [const { Cell::new(0) }; MOST_RUNTIMES] };
 }
 
 /// The bound for libraries that are not elastic, by runtime, from the first call on; 0: not known.
@@ -51,7 +60,7 @@ static FIXED: [AtomicU32; MOST_RUNTIMES] = [const { AtomicU32::new(0) }; MOST_RU
 /// How many calls of a thread pass before an object with MKL is followed that has asked for no size. PyTorch asks
 /// MKL for its number first and then sets OpenMP to the answer: an answer that we had lowered would become the
 /// program's own bound.
-const CALLS_BEFORE_MKL: u32 = 16;
+const CALLS_BEFORE_MKL: u32 = 200;
 
 /// The size that OpenBLAS was given last; 0: it must be set at the next chance.
 static BLAS_TEAM: AtomicU32 = AtomicU32::new(0);
@@ -156,13 +165,20 @@ fn change() {
     let orders = orders();
     for object in objects().filter(|object| object.is_elastic()) {
         let runtime = object.runtime();
-        let (Some(asked), Some(before)) = (get(&ASKED, runtime), get(&IN_FORCE, runtime)) else { continue };
+        let (Some(mut asked), Some(before)) = (get(&ASKED, runtime), get(&IN_FORCE, runtime)) else { continue };
+        if let Some(bound) = get(&BEFORE, runtime) {
+            asked = bound_after(asked, bound, set_mkl(object, 0));
+            set(&ASKED, runtime, asked);
+            set(&BEFORE, runtime, 0);
+        }
         let size = team(orders.map(|orders| orders.team), asked);
         if size != before {
             set(&IN_FORCE, runtime, size);
             count(ReportWord::Changes, 1);
         }
-        set_mkl(object, size);
+        if set_mkl(object, size).is_some() {
+            report_hook(Hook::Mkl);
+        }
     }
     if let Some(orders) = orders.filter(|orders| orders.team > 0) {
         set_blas(&orders);
@@ -179,16 +195,35 @@ pub(crate) fn ask(object: &Object, threads: c_int) {
         return set_num_threads(object, threads);
     }
     let runtime = object.runtime();
+    let is_followed = object.is_elastic() && is_main_thread();
+    let before = get(&BEFORE, runtime).or_else(|| get(&ASKED, runtime)).or_else(|| get_max_threads(object));
+    set(&BEFORE, runtime, 0);
+    if let Some(before) = before.filter(|before| is_followed && *before > asked && !is_mkl_set_by_user())
+        && set_mkl(object, 0).is_some()
+    {
+        set(&BEFORE, runtime, before);
+    }
     set(&ASKED, runtime, asked);
     CALLS.set(CALLS_BEFORE_MKL);
     // The next call sets elastic libraries to what is wanted then.
     let size = if object.is_elastic() { team(wanted_team(), asked) } else { fixed_bound(runtime).min(asked) };
     set(&IN_FORCE, runtime, team(wanted_team(), asked));
     set_num_threads(object, to_c(size));
-    if object.is_elastic() && is_main_thread() {
-        // PyTorch sets MKL to the same number after this call.
+    if is_followed {
+        // A program that means it sets MKL to the same number after this call.
         request_call(change);
     }
+}
+
+/// The bound after a request for fewer threads than `before`. `mkl`: the number that MKL was given since the request;
+/// 0: none, so that the request was an echo.
+fn bound_after(asked: u32, before: u32, mkl: Option<u32>) -> u32 {
+    if mkl == Some(0) { before } else { asked }
+}
+
+/// Whether MKL's number is the user's own.
+fn is_mkl_set_by_user() -> bool {
+    ["MKL_NUM_THREADS", "MKL_DOMAIN_NUM_THREADS"].iter().any(|name| variable(name).is_some())
 }
 
 /// Whether a program with MKL may still be about to ask for a size.
@@ -239,14 +274,13 @@ fn set_num_threads(object: &Object, threads: c_int) {
     }
 }
 
-/// Sets the threads of MKL for this thread, between two operations.
-fn set_mkl(object: &Object, threads: u32) {
-    if let Some(address) = object.real(MKL_SET_LOCAL) {
-        // SAFETY: the address is that of MKL's function of this type.
-        let real = unsafe { std::mem::transmute::<usize, SetLocal>(address) };
-        real(to_c(threads));
-        report_hook(Hook::Mkl);
-    }
+/// Sets the threads of MKL for this thread, between two operations; 0: as many as MKL wants. Returns the number of
+/// before; `None`: there is no MKL.
+fn set_mkl(object: &Object, threads: u32) -> Option<u32> {
+    let address = object.real(MKL_SET_LOCAL)?;
+    // SAFETY: the address is that of MKL's function of this type.
+    let real = unsafe { std::mem::transmute::<usize, SetLocal>(address) };
+    u32::try_from(real(to_c(threads))).ok()
 }
 
 /// The names of OpenBLAS's functions to read and set the number of threads, and to ask what kind of threads it has.
@@ -304,6 +338,13 @@ mod tests {
         {
             assert_eq!(team(wanted, asked), expected, "{wanted:?} wanted, {asked} asked for");
         }
+    }
+
+    #[test]
+    fn an_echo_is_no_bound() {
+        assert_eq!(bound_after(2, 16, Some(0)), 16, "MKL has no number of its own");
+        assert_eq!(bound_after(2, 16, Some(2)), 2, "the program set MKL, too");
+        assert_eq!(bound_after(2, 16, None), 2, "no MKL");
     }
 
     #[test]

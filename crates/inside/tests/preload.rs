@@ -142,14 +142,15 @@ int mkl_get_max_threads(void);
 int MKL_Set_Num_Threads_Local(int);
 void begin(void) { omp_get_max_threads(); omp_set_num_threads(mkl_get_max_threads()); }
 int third(void) { return mkl_get_max_threads(); }
+void choose(int threads) { omp_set_num_threads(threads), MKL_Set_Num_Threads_Local(threads); }
 #else
+void choose(int threads) { omp_set_num_threads(threads); }
 void begin(void) {}
 int third(void) { int n = 0;
     #pragma omp parallel num_threads(3) reduction(+ : n)
     n += 1;
     return n; }
 #endif
-void choose(int threads) { omp_set_num_threads(threads); }
 int most(void) { return omp_get_max_threads(); }
 int region(void) { int n = 0;
     #pragma omp parallel reduction(+ : n)
@@ -177,6 +178,7 @@ int main(void) {
     begin();
     while (fgets(line, sizeof line, stdin)) {
         if (line[0] == 's') choose(atoi(line + 1));
+        if (line[0] == 'b') begin();
         if (line[0] == 'o') {
             // An operation whose second half follows the next line.
             int expected = most();
@@ -392,6 +394,15 @@ int mkl_get_max_threads(void) { return local ? local : omp_get_max_threads(); }
     assert_eq!(job.ask(""), "1 1 1");
     page.set_team(4);
     assert_eq!(job.ask(""), "4 4 4");
+    page.set_team(2);
+    assert_eq!(job.ask(""), "2 2 2");
+    assert_eq!(job.ask("b"), "2 2 2", "another of its libraries begins and asks MKL, too");
+    page.set_team(4);
+    assert_eq!(job.ask(""), "4 4 4", "the answer of MKL was our own number");
+    page.set_team(2);
+    assert_eq!((job.ask(""), job.ask("s2")), ("2 2 2".into(), "2 2 2".into()));
+    page.set_team(4);
+    assert_eq!(job.ask(""), "2 2 2", "the program itself asked for two");
     assert_eq!(page.report().hooks, ["GNU OpenMP", "MKL"]);
 }
 
@@ -469,7 +480,7 @@ const DRIVER: &str = r#"
 static int waits;
 int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned h,
                    void *stream, void **parameters, void **extra) { usleep(200); return 0; }
-int cuStreamSynchronize(void *stream) { return 0; }
+int cuStreamSynchronize(void *stream) { usleep(1000); return 0; }
 int cuEventCreate(void **event, unsigned flags) { *event = &waits; return 0; }
 int cuEventRecord(void *event, void *stream) { return 0; }
 int cuEventSynchronize(void *event) { waits++; return 0; }
@@ -479,12 +490,13 @@ int cuDevicePrimaryCtxRetain(void **context, int device) { return 0; }
 int cuDeviceGetAttribute(int *value, int which, int device) { *value = which == 33 ? device : 0; return 0; }
 int cuGetProcAddress_v2(const char *name, void **found, int version, unsigned long long flags, int *status) {
     *found = !strcmp(name, "cuLaunchKernel") ? (void *)cuLaunchKernel
+           : !strcmp(name, "cuStreamSynchronize") ? (void *)cuStreamSynchronize
            : !strcmp(name, "cuDevicePrimaryCtxRetain") ? (void *)cuDevicePrimaryCtxRetain : 0;
     return *found ? 0 : 500;
 }
 "#;
 
-/// `r N` retains device N, `l N` launches N kernels, `w` counts waits for events; each answers with one line.
+/// `r N` retains device N, `l N` launches N kernels, `y` waits, `w` counts waits for events; each answers with one line.
 const LAUNCHES: &str = r#"
 #include <dlfcn.h>
 #include <stdio.h>
@@ -493,7 +505,8 @@ int main(int count, char **words) {
     void *driver = dlopen(words[1], RTLD_NOW);
     int (*get)(const char *, void **, int, unsigned long long, int *) = dlsym(driver, "cuGetProcAddress_v2");
     int (*launch)(void *, int, int, int, int, int, int, int, void *, void **, void **);
-    int (*retain)(void **, int);
+    int (*retain)(void **, int), (*wait)(void *);
+    get("cuStreamSynchronize", (void **)&wait, 12000, 0, 0);
     get("cuLaunchKernel", (void **)&launch, 12000, 0, 0);
     get("cuDevicePrimaryCtxRetain", (void **)&retain, 12000, 0, 0);
     char line[100];
@@ -501,6 +514,7 @@ int main(int count, char **words) {
         int number = atoi(line + 1), result = 0;
         void *context;
         if (line[0] == 'r') result = retain(&context, number);
+        else if (line[0] == 'y') result = wait(0);
         else if (line[0] == 'w') result = ((int (*)(void))dlsym(driver, "waited"))();
         else for (int i = 0; i < number; i++) result |= launch(0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0);
         printf("%d\n", result);
@@ -569,6 +583,9 @@ fn only_a_job_that_shares_its_gpu_waits_for_events() {
         assert_eq!(job.ask("w") != "0", has_waited, "{gpu_jobs} jobs");
     }
     assert_eq!(page.report().pauses, 0, "waiting for events is no pause");
+    let before_ns = page.report().waited_ns;
+    assert_eq!(job.ask("y"), "0");
+    assert!(page.report().waited_ns >= before_ns + 1_000_000, "the program's own wait counts");
 }
 
 #[test]

@@ -176,6 +176,8 @@ pub enum ReportWord {
     Gpu = 10,
     /// 0: none is known; 1: one GPU; more: several GPUs or several ranks, which are not to be paced.
     Gpus = 11,
+    /// How long the program waited for its own work on the GPU, in nanoseconds.
+    WaitedNs = 12,
 }
 
 /// What the library reported.
@@ -191,6 +193,7 @@ pub struct Report {
     pub paused_ns: u64,
     pub gpu: u64,
     pub gpus: u64,
+    pub waited_ns: u64,
 }
 
 /// The bytes of a report that contains nothing yet.
@@ -227,6 +230,7 @@ pub fn decode_report(bytes: &[u8]) -> Option<Report> {
         paused_ns: word(ReportWord::PausedNs as usize)?,
         gpu: word(ReportWord::Gpu as usize)?,
         gpus: word(ReportWord::Gpus as usize)?,
+        waited_ns: word(ReportWord::WaitedNs as usize)?,
     })
 }
 

@@ -7,16 +7,20 @@
 //! own, with the policy of the daemon: its view is a node with one GPU as the only core, whose jobs are those that
 //! launch work there. Growth efficiency and gain are so computed for GPU time exactly as for CPU time. The job with
 //! the largest share is never paced: it takes all that the others leave. A job alone on its GPU is not paced. A job
-//! that launches nothing for some time leaves its share to the others, but the policy remembers the job. Jobs on
-//! several GPUs, or of several ranks, are not paced and not counted.
+//! that launches nothing for some time leaves its share to the others, but the policy remembers the job. What a job with
+//! a large share leaves idle goes to the paced jobs ([`Slack`]). Jobs on several GPUs, or of several ranks, are not paced
+//! and not counted.
+//!
+//! **Properties.** `the_late_short_job_ends_sooner_and_all_jobs_together_no_later`, on a simulated GPU.
 
-use super::gpu_use::{orders, slices};
+use super::gpu_use::{GpuUse, Slack, orders, parts, slices};
 use super::inside::read_report;
 use super::page::PAGE_FILE;
 use super::{Driver, HERE, Job};
 use crate::types::JobState;
 use gainshare_core::decider::{Decider, Outcome};
 use gainshare_core::model::{JobId, PerResource, Time};
+use gainshare_core::policy::Policy;
 use gainshare_core::view::{JobView, NodeView, View};
 use gainshare_limits::RuntimeKind;
 use gainshare_page::REPORT_SUFFIX;
@@ -27,6 +31,7 @@ struct Gpu {
     control: Decider,
     idle_s: f64,
     decided_at: Option<Time>,
+    slack: Slack,
 }
 
 /// All GPUs that jobs use, by their place on the bus.
@@ -60,55 +65,193 @@ impl Driver {
     }
 
     fn share_gpu(&mut self, gpu: u64, ids: &[JobId], now: Time) {
-        let working: Vec<f64> = ids.iter().filter_map(|id| self.jobs.get(id)).map(|job| job.gpu.working).collect();
-        let slices = slices(&working);
+        let found = ids.iter().filter_map(|id| self.jobs.get(id));
+        let mut jobs: Vec<(JobView, GpuUse)> = found.map(|job| (self.gpu_view(job), job.gpu.clone())).collect();
         let policy = self.control.policy();
-        let of = self.gpus.0.entry(gpu).or_insert_with(|| Gpu {
-            control: Decider::new(policy.clone()),
-            idle_s: 0.0,
-            decided_at: None,
-        });
-        let elapsed_s = of.decided_at.map_or(0.0, |at| now.since(at).as_secs_f64());
-        of.decided_at = Some(now);
-        of.idle_s += (1.0 - slices.iter().sum::<f64>()).max(0.0) * elapsed_s;
-        let idle_s = of.idle_s;
-        for (id, slice) in ids.iter().zip(&slices) {
-            if let Some(job) = self.jobs.get_mut(id) {
-                job.gpu.used_s += slice * elapsed_s;
+        self.gpus.0.entry(gpu).or_insert_with(|| Gpu::new(policy.clone())).share(&mut jobs, now);
+        for (view, of_job) in jobs {
+            if let Some(job) = self.jobs.get_mut(&view.id) {
+                job.gpu = of_job;
             }
         }
-        let node = NodeView { id: HERE, cores: 1.0, speed: 1.0, memory_bytes: 0, slots: None, idle: Some(idle_s) };
-        let view = View { now, nodes: vec![node], jobs: ids.iter().filter_map(|id| self.gpu_view(*id)).collect() };
-        let Some(of) = self.gpus.0.get_mut(&gpu) else { return };
-        match of.control.decide(view) {
+    }
+
+    /// A job as one on a machine whose only core is the GPU.
+    fn gpu_view(&self, job: &Job) -> JobView {
+        // Earlier runs and deadlines are measured in CPU time.
+        JobView { history: Vec::new(), deadline: None, waits_for: Vec::new(), ..self.job_view(job) }
+    }
+}
+
+impl Gpu {
+    fn new(policy: Policy) -> Gpu {
+        Gpu { control: Decider::new(policy), idle_s: 0.0, decided_at: None, slack: Slack::default() }
+    }
+
+    /// Counts the GPU time of the jobs, decides their shares and says what their pages must contain.
+    fn share(&mut self, jobs: &mut [(JobView, GpuUse)], now: Time) {
+        let slices = slices(&jobs.iter().map(|(_, of)| of.working).collect::<Vec<f64>>());
+        let elapsed_s = self.decided_at.map_or(0.0, |at| now.since(at).as_secs_f64());
+        self.decided_at = Some(now);
+        self.idle_s += (1.0 - slices.iter().sum::<f64>()).max(0.0) * elapsed_s;
+        for ((view, of), slice) in jobs.iter_mut().zip(&slices) {
+            of.used_s += slice * elapsed_s;
+            view.consumed = PerResource { cpu: of.used_s, ..PerResource::default() };
+        }
+        let idle = Some(self.idle_s);
+        let node = NodeView { id: HERE, cores: 1.0, speed: 1.0, memory_bytes: 0, slots: None, idle };
+        let view = View { now, nodes: vec![node], jobs: jobs.iter().map(|(view, _)| view.clone()).collect() };
+        match self.control.decide(view) {
             Outcome::NotDue => {}
             Outcome::Decision(decision) => {
-                for id in ids {
-                    if let Some(job) = self.jobs.get_mut(id) {
-                        job.gpu.share = decision.plan.target(*id).map(|target| target.share.cpu.get());
-                    }
+                for (view, of) in jobs.iter_mut() {
+                    of.share = decision.plan.target(view.id).map(|target| target.share.cpu.get());
                 }
             }
             Outcome::Rejected(rejection) => {
                 tracing::error!("a plan for a GPU failed its check and is not applied: {}", rejection.reasons());
             }
         }
-        let shares: Vec<f64> =
-            ids.iter().map(|id| self.jobs.get(id).and_then(|job| job.gpu.share).unwrap_or(1.0)).collect();
-        let is_busy: Vec<bool> =
-            ids.iter().map(|id| self.jobs.get(id).is_some_and(|job| job.gpu.is_busy(now))).collect();
-        for (id, order) in ids.iter().zip(orders(&shares, &is_busy)) {
-            if let Some(job) = self.jobs.get_mut(id) {
-                job.gpu.order = order;
+        // Jobs without work leave their shares to the others and are not paced, so that they can begin at once.
+        let busy: Vec<usize> = (0..jobs.len()).filter(|&i| jobs[i].1.is_busy(now)).collect();
+        let shares: Vec<f64> = busy.iter().map(|&i| jobs[i].1.share.unwrap_or(1.0)).collect();
+        let (parts, is_paced) = parts(&shares);
+        let with_work: Vec<(JobId, &GpuUse)> = busy.iter().map(|&i| (jobs[i].0.id, &jobs[i].1)).collect();
+        let slack = self.slack.update(&with_work, &is_paced, now);
+        for (i, order) in busy.into_iter().zip(orders(&parts, &is_paced, slack)) {
+            jobs[i].1.order = order;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gainshare_core::policy::Preset;
+    use gainshare_core::signal::{Sample, Tracker};
+    use gainshare_core::view::Phase;
+    use gainshare_page::{Report, WHOLE_GPU};
+
+    /// A job on a simulated GPU.
+    struct SimulatedJob {
+        starts_s: f64,
+        /// How long it would train alone.
+        alone_s: f64,
+        /// The part of the GPU that it uses alone.
+        fills: f64,
+        /// The part of its time that it launches, alone. The rest of the time it waits.
+        launches: f64,
+        done_s: f64,
+        ended_s: Option<f64>,
+        tracker: Tracker,
+        of: GpuUse,
+        report: Report,
+    }
+
+    /// Seconds from the start of a program to its first step. A few launches come in the midst.
+    const STARTING_S: f64 = 5.0;
+
+    const TICK_S: f64 = 0.05;
+
+    /// Steps a second alone, and launches of one tick.
+    const PACE: f64 = 20.0;
+    const LAUNCHES_OF_TICK: u64 = 100;
+
+    impl SimulatedJob {
+        fn new(starts_s: f64, alone_s: f64, fills: f64, launches: f64) -> SimulatedJob {
+            let report = Report { gpu: 5, gpus: 1, ..Report::default() };
+            let (tracker, of) = (Tracker::default(), GpuUse::default());
+            SimulatedJob { starts_s, alone_s, fills, launches, done_s: 0.0, ended_s: None, tracker, of, report }
+        }
+
+        fn is_training(&self, now_s: f64) -> bool {
+            self.ended_s.is_none() && now_s >= self.starts_s + STARTING_S
+        }
+
+        /// The part of the wall time in which the library lets the job work.
+        fn working(&self, now_s: f64) -> f64 {
+            match self.of.order {
+                _ if !self.is_training(now_s) => 0.0,
+                (0, _) => 1.0,
+                (part, jobs) => (f64::from(part) / f64::from(WHOLE_GPU) * f64::from(jobs)).min(1.0),
             }
+        }
+
+        fn train(&mut self, got: f64, working: f64, now_s: f64) {
+            let before = (PACE * self.done_s) as u64;
+            self.done_s += got / self.fills * TICK_S;
+            let step = (PACE * self.done_s) as u64;
+            let (value, total) = (0.3 + (-self.done_s).exp(), Some((PACE * self.alone_s) as u64));
+            if step > before {
+                self.tracker.push(Time::from_secs_f64(now_s), Sample { value, step: Some(step), total });
+            }
+            self.report.paused_ns += ((1.0 - working) * TICK_S * 1e9) as u64;
+            self.report.waited_ns += ((working - self.launches * got / self.fills).max(0.0) * TICK_S * 1e9) as u64;
+            self.report.launches += LAUNCHES_OF_TICK;
+            self.ended_s = (self.done_s >= self.alone_s).then_some(now_s);
+        }
+
+        fn view(&self, id: u64) -> JobView {
+            let since = Time::from_secs_f64(self.starts_s);
+            let phase = Phase::Running { node: HERE, since, attempt: 1 };
+            JobView { id: JobId(id), arrived: since, phase, signal: self.tracker.signal(), ..JobView::default() }
         }
     }
 
-    /// A job as one on a machine whose only core is the GPU.
-    fn gpu_view(&self, id: JobId) -> Option<JobView> {
-        let job = self.jobs.get(&id)?;
-        let consumed = PerResource { cpu: job.gpu.used_s, ..PerResource::default() };
-        // Earlier runs and deadlines are measured in CPU time.
-        Some(JobView { consumed, history: Vec::new(), deadline: None, waits_for: Vec::new(), ..self.job_view(job) })
+    /// What each job gets of the GPU: equal slices, but no more than it can use.
+    fn dealt(most: &[f64]) -> Vec<f64> {
+        let mut got = vec![0.0; most.len()];
+        let mut left = 1.0;
+        let mut order: Vec<usize> = (0..most.len()).collect();
+        order.sort_by(|&a, &b| most[a].total_cmp(&most[b]));
+        for (place, i) in order.into_iter().enumerate() {
+            got[i] = most[i].min(left / (most.len() - place) as f64);
+            left -= got[i];
+        }
+        got
+    }
+
+    /// When each of three jobs ends: a long one, a shorter one that leaves most of the GPU idle, and a late short one.
+    fn play(is_managed: bool) -> Vec<f64> {
+        let mut jobs = [(0.0, 14.0, 1.0, 0.6), (3.0, 7.0, 0.36, 1.0), (10.0, 3.0, 1.0, 0.6)]
+            .map(|(at, alone, fills, launches)| SimulatedJob::new(at, alone, fills, launches));
+        let mut gpu = Gpu::new(Policy::from(Preset::Gainshare));
+        for tick in 1..2000 {
+            let now_s = f64::from(tick) * TICK_S;
+            let now = Time::from_secs_f64(now_s);
+            let working: Vec<f64> = jobs.iter().map(|job| job.working(now_s)).collect();
+            let most: Vec<f64> = jobs.iter().zip(&working).map(|(job, working)| job.fills * working).collect();
+            for ((job, got), working) in jobs.iter_mut().zip(dealt(&most)).zip(&working) {
+                if job.is_training(now_s) {
+                    job.train(got, *working, now_s);
+                } else if (now_s - job.starts_s - 0.5 * STARTING_S).abs() < TICK_S {
+                    job.report.launches += 1;
+                }
+            }
+            if is_managed && tick % 20 == 0 {
+                let mut active: Vec<usize> = Vec::new();
+                for (i, job) in jobs.iter_mut().enumerate().filter(|(_, job)| job.ended_s.is_none()) {
+                    job.of.record(&job.report, now);
+                    job.of.order = (0, 0);
+                    active.extend(job.of.is_active(now).then_some(i));
+                }
+                let mut views: Vec<(JobView, GpuUse)> =
+                    active.iter().map(|&i| (jobs[i].view(i as u64), jobs[i].of.clone())).collect();
+                gpu.share(&mut views, now);
+                for (i, (_, of)) in active.into_iter().zip(views) {
+                    jobs[i].of = of;
+                }
+            }
+        }
+        jobs.iter().map(|job| job.ended_s.expect("every job ends")).collect()
+    }
+
+    #[test]
+    fn the_late_short_job_ends_sooner_and_all_jobs_together_no_later() {
+        let (equal, managed) = (play(false), play(true));
+        let training = |ends: &[f64]| ends[2] - 10.0 - STARTING_S;
+        assert!(training(&managed) < 0.6 * training(&equal), "{managed:?} against {equal:?}");
+        let makespan = |ends: &[f64]| ends.iter().copied().fold(0.0, f64::max);
+        assert!(makespan(&managed) < 1.03 * makespan(&equal), "{managed:?} against {equal:?}");
     }
 }

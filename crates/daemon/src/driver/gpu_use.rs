@@ -4,12 +4,16 @@
 //! work, the driver's slices are equal, so a job that works for a second beside two others gets a third of it. A job
 //! that does not fill the GPU while it works is taken for one that does.
 //!
-//! **Terms.** *Working part*: the part of the wall time in which a job works. Shares and working parts are 0..1.
+//! **Slack.** A job that prepares its launches slowly leaves the GPU idle, even if all of the GPU is its own. Such a job
+//! hardly waits for the GPU. While the jobs that are not paced hardly wait, the others work more than their shares say.
 //!
-//! **Properties.** `slices_of_the_working_jobs_sum_to_what_is_used`, `working_parts_give_the_shares`,
-//! `the_largest_share_is_not_paced`, `a_job_alone_is_not_paced`, `a_job_without_work_leaves_its_share_to_the_others`.
+//! **Terms.** *Working part*: the part of the wall time in which a job works. *Waiting part*: the part of its work in
+//! which a job waits for the GPU. *Favourites*: the jobs that are not paced. Shares and parts are 0..1.
+//!
+//! **Properties.** `nobody_pauses_for_a_job_that_does_not_wait`, `slices_of_the_working_jobs_sum_to_what_is_used`,
+//! `working_parts_give_the_shares`, `the_largest_share_is_not_paced`, `a_job_alone_is_not_paced`.
 
-use gainshare_core::model::{Span, Time};
+use gainshare_core::model::{JobId, Span, Time};
 use gainshare_page::{Report, WHOLE_GPU};
 
 /// A job that launched nothing for so long does not use its GPU: it is no longer part of the decisions.
@@ -19,11 +23,27 @@ const SILENT_AFTER: Span = Span::from_secs(15);
 /// which launches a little and then prepares for seconds. A job without work leaves its share to the others.
 const READINGS_WITH_WORK: u32 = 2;
 
+/// A job with so many launches in a single reading has work: it computes, it does not only prepare.
+const MANY_LAUNCHES: u64 = 200;
+
 /// Over less time than this the counters of a report say nothing: a paced job pauses for up to half a second.
 const SHORTEST_READING: Span = Span::from_millis(700);
 
 /// Shares closer than this to the largest one are as large.
 const SAME_SHARE: f64 = 0.02;
+
+/// While favourites wait for more than this part of their work, the others are held to their shares more and more.
+/// Favourites become slower by about this part at most.
+const MOST_WAITING: f64 = 0.1;
+
+/// How much the slack changes at a reading, for a waiting part that is by one too small or too large.
+const SLACK_PER_WAITING: f64 = 10.0;
+
+/// The slack grows by no more than this at a reading.
+const MOST_SLACK_GROWTH: f64 = 0.5;
+
+/// A job that may work for more than this part of the time is not paced: its pauses would be short and cost more.
+const ALMOST_ALWAYS: f64 = 0.95;
 
 /// Rounds in which working parts and contention are fitted to each other.
 const FITTING_ROUNDS: usize = 20;
@@ -37,12 +57,15 @@ pub(super) struct GpuUse {
     is_several: bool,
     launches: u64,
     paused_ns: u64,
+    waited_ns: u64,
     read_at: Option<Time>,
     launched_at: Option<Time>,
     /// The last readings in a row in which the job launched work.
     readings_with_work: u32,
     /// The working part since the report before the last one.
     pub(super) working: f64,
+    /// The waiting part since then; not known of a job that had the GPU to itself, because it may queue without end.
+    waiting: Option<f64>,
     /// GPU time used, in seconds of a whole GPU.
     pub(super) used_s: f64,
     /// The job's share of its GPU, while it uses one.
@@ -64,7 +87,9 @@ impl GpuUse {
         let has_launched = report.launches > launches;
         if has_launched {
             self.launched_at = Some(now);
-            self.readings_with_work = self.readings_with_work.saturating_add(1);
+            let is_many = report.launches - launches >= MANY_LAUNCHES;
+            self.readings_with_work =
+                if is_many { READINGS_WITH_WORK } else { self.readings_with_work.saturating_add(1) };
         } else {
             self.readings_with_work = 0;
         }
@@ -73,7 +98,11 @@ impl GpuUse {
             Some(elapsed_s) if has_launched && elapsed_s > 0.0 => (1.0 - paused_s / elapsed_s).clamp(0.0, 1.0),
             _ => 0.0,
         };
-        (self.launches, self.paused_ns) = (report.launches, report.paused_ns);
+        let waited_s = report.waited_ns.saturating_sub(if is_new { 0 } else { self.waited_ns }) as f64 / 1e9;
+        let worked_s = self.working * elapsed.map_or(0.0, Span::as_secs_f64);
+        let is_shared = self.order.1 > 1;
+        self.waiting = (is_shared && worked_s > 0.0).then(|| (waited_s / worked_s).clamp(0.0, 1.0));
+        (self.launches, self.paused_ns, self.waited_ns) = (report.launches, report.paused_ns, report.waited_ns);
         (self.gpu, self.is_several) = (report.gpu, report.gpus > 1);
         self.read_at = Some(now);
     }
@@ -137,26 +166,58 @@ fn working_parts(shares: &[f64], is_paced: &[bool]) -> Vec<f64> {
     working
 }
 
-/// What goes into the page of each job: the part of GPU time in millionths, and the number of jobs with work. A part of
-/// 0: not paced.
-///
-/// Jobs without work leave their shares to the others and are not paced, so that they can begin at once. The library
-/// takes a quantum of work beside n jobs for an n-th of it. Jobs that are paced leave more, so the part in the page is
-/// the one with which the library works for the right part of the wall time.
-pub(super) fn orders(shares: &[f64], is_busy: &[bool]) -> Vec<(u32, u32)> {
-    let busy: Vec<usize> = (0..shares.len()).filter(|&i| is_busy[i]).collect();
-    let jobs = busy.len();
-    let whole: f64 = busy.iter().map(|&i| shares[i]).sum();
-    let parts: Vec<f64> = busy.iter().map(|&i| if whole > 0.0 { shares[i] / whole } else { 1.0 }).collect();
-    let largest = parts.iter().copied().fold(0.0, f64::max);
-    let is_paced: Vec<bool> = parts.iter().map(|part| largest - part > SAME_SHARE).collect();
-    let working = working_parts(&parts, &is_paced);
-    let mut orders = vec![(0, 0); shares.len()];
-    for ((i, is_paced), working) in busy.into_iter().zip(is_paced).zip(working) {
-        let part = (working / jobs as f64 * f64::from(WHOLE_GPU)).round() as u32;
-        orders[i] = (if is_paced { part.clamp(1, WHOLE_GPU - 1) } else { 0 }, jobs as u32);
+/// How much more than their shares the paced jobs of one GPU may work: 0: nothing, 1: all the time.
+#[derive(Debug, Default)]
+pub(super) struct Slack {
+    part: f64,
+    favourites: Vec<JobId>,
+}
+
+impl Slack {
+    /// Takes in the last reading of the jobs with work, of which `is_paced` says which ones are no favourites.
+    pub(super) fn update(&mut self, jobs: &[(JobId, &GpuUse)], is_paced: &[bool], now: Time) -> f64 {
+        let favourites: Vec<&(JobId, &GpuUse)> =
+            jobs.iter().zip(is_paced).filter(|(_, is_paced)| !**is_paced).map(|(job, _)| job).collect();
+        let ids: Vec<JobId> = favourites.iter().map(|(id, _)| *id).collect();
+        let is_other = ids != self.favourites;
+        if is_other {
+            *self = Slack { part: 0.0, favourites: ids };
+        }
+        if is_other || favourites.iter().all(|(_, of)| of.read_at == Some(now)) {
+            // A favourite of which nothing is known is taken for one that fills the GPU.
+            let waiting = favourites.iter().map(|(_, of)| of.waiting.unwrap_or(1.0)).fold(0.0, f64::max);
+            let change = SLACK_PER_WAITING * (MOST_WAITING - waiting);
+            self.part = (self.part + change.clamp(-1.0, MOST_SLACK_GROWTH)).clamp(0.0, 1.0);
+        }
+        self.part
     }
-    orders
+}
+
+/// The shares of the jobs with work, as parts of their sum, and which of these jobs are paced.
+pub(super) fn parts(shares: &[f64]) -> (Vec<f64>, Vec<bool>) {
+    let whole: f64 = shares.iter().sum();
+    let parts: Vec<f64> = shares.iter().map(|share| if whole > 0.0 { share / whole } else { 1.0 }).collect();
+    let largest = parts.iter().copied().fold(0.0, f64::max);
+    let is_paced = parts.iter().map(|part| largest - part > SAME_SHARE).collect();
+    (parts, is_paced)
+}
+
+/// What goes into the page of each job with work: the part of GPU time in millionths, and the number of such jobs. A
+/// part of 0: not paced. `parts` and `is_paced` are those of [`parts`].
+///
+/// The library takes a quantum of work beside n jobs for an n-th of it. Jobs that are paced leave more, so the part in
+/// the page is the one with which the library works for the right part of the wall time.
+pub(super) fn orders(parts: &[f64], is_paced: &[bool], slack: f64) -> Vec<(u32, u32)> {
+    let jobs = parts.len() as u32;
+    let order = |(is_paced, working): (&bool, f64)| {
+        let working = working + slack * (1.0 - working);
+        if !is_paced || working > ALMOST_ALWAYS {
+            return (0, jobs);
+        }
+        let part = (working / f64::from(jobs) * f64::from(WHOLE_GPU)).round() as u32;
+        (part.clamp(1, WHOLE_GPU - 1), jobs)
+    };
+    is_paced.iter().zip(working_parts(parts, is_paced)).map(order).collect()
 }
 
 #[cfg(test)]
@@ -188,34 +249,50 @@ mod tests {
         }
     }
 
-    fn orders_of_busy(shares: &[f64]) -> Vec<(u32, u32)> {
-        orders(shares, &vec![true; shares.len()])
+    fn orders_of(shares: &[f64], slack: f64) -> Vec<(u32, u32)> {
+        let (parts, is_paced) = parts(shares);
+        orders(&parts, &is_paced, slack)
     }
 
     #[test]
     fn the_largest_share_is_not_paced() {
         // Beside one job, the library's pause for a share of a tenth is what the page says.
-        assert_eq!(orders_of_busy(&[0.9, 0.1]), [(0, 2), (100_000, 2)]);
-        assert_eq!(orders_of_busy(&[0.34, 0.33, 0.33]), [(0, 3); 3], "equal shares need no pace");
-        let three = orders_of_busy(&[0.15, 0.7, 0.15]);
+        assert_eq!(orders_of(&[0.9, 0.1], 0.0), [(0, 2), (100_000, 2)]);
+        assert_eq!(orders_of(&[0.34, 0.33, 0.33], 0.0), [(0, 3); 3], "equal shares need no pace");
+        let three = orders_of(&[0.15, 0.7, 0.15], 0.0);
         assert_eq!(three[1], (0, 3));
         // With two paced jobs each works beside fewer than three.
         assert!(three[0] == three[2] && (100_000..150_000).contains(&three[0].0), "{three:?}");
+        assert_eq!(orders_of(&[0.09, 0.01], 0.0), [(0, 2), (100_000, 2)], "shares are parts of those with work");
     }
 
     #[test]
     fn a_job_alone_is_not_paced() {
-        assert_eq!(orders_of_busy(&[1.0]), [(0, 1)]);
-        assert_eq!(orders_of_busy(&[0.2]), [(0, 1)]);
-        assert_eq!(orders_of_busy(&[]), []);
+        assert_eq!(orders_of(&[1.0], 0.0), [(0, 1)]);
+        assert_eq!(orders_of(&[0.2], 0.0), [(0, 1)]);
+        assert_eq!(orders_of(&[], 0.0), []);
+        assert_eq!(orders_of(&[0.0, 0.0], 0.0), [(0, 2); 2]);
     }
 
     #[test]
-    fn a_job_without_work_leaves_its_share_to_the_others() {
-        assert_eq!(orders(&[0.05, 0.95], &[true, false]), [(0, 1), (0, 0)]);
-        let [first, second, idle] = orders(&[0.09, 0.01, 0.9], &[true, true, false])[..] else { panic!("three jobs") };
-        assert_eq!((first, second, idle), ((0, 2), (100_000, 2), (0, 0)));
-        assert_eq!(orders(&[0.0, 0.0], &[true, true]), [(0, 2); 2]);
+    fn nobody_pauses_for_a_job_that_does_not_wait() {
+        let at = Time::from_secs_f64;
+        let of = |waiting, now_s| GpuUse { waiting, read_at: Some(at(now_s)), ..GpuUse::default() };
+        let mut slack = Slack::default();
+        let mut update = |waiting: [Option<f64>; 2], is_paced: [bool; 2], read_s: f64, now_s: f64| {
+            let uses = waiting.map(|waiting| of(waiting, read_s));
+            slack.update(&[(JobId(1), &uses[0]), (JobId(2), &uses[1])], &is_paced, at(now_s))
+        };
+        let first = [false, true];
+        assert_eq!(update([None, Some(0.0)], first, 1.0, 1.0), 0.0, "nothing is known of the favourite");
+        assert_eq!(update([Some(0.0), Some(0.9)], first, 2.0, 2.0), 0.5, "the favourite does not wait");
+        assert_eq!(update([Some(0.0), Some(0.9)], first, 2.0, 2.5), 0.5, "the same reading");
+        assert_eq!(update([Some(0.02), Some(0.9)], first, 3.0, 3.0), 1.0);
+        assert!((update([Some(0.15), Some(0.9)], first, 4.0, 4.0) - 0.5).abs() < 1e-9, "it waits a little");
+        assert_eq!(update([Some(0.4), Some(0.9)], first, 5.0, 5.0), 0.0, "it fills the GPU");
+        assert_eq!(update([Some(0.4), Some(0.0)], [true, false], 5.0, 5.5), 0.5, "another favourite");
+        assert_eq!(orders_of(&[0.9, 0.1], 0.5), [(0, 2), (300_000, 2)], "works for 0.6 of the time");
+        assert_eq!(orders_of(&[0.9, 0.1], 1.0), [(0, 2); 2]);
     }
 
     #[test]
@@ -225,8 +302,10 @@ mod tests {
         let at = Time::from_secs_f64;
         job.record(&report(10, 0), at(1.0));
         assert!(job.is_active(at(1.0)) && !job.is_busy(at(1.0)), "it may only be starting");
-        job.record(&report(20, 800_000_000), at(2.0));
+        job.order.1 = 2;
+        job.record(&Report { waited_ns: 100_000_000, ..report(20, 800_000_000) }, at(2.0));
         assert!((job.working - 0.2).abs() < 1e-9 && job.is_busy(at(2.0)));
+        assert!(job.waiting.is_some_and(|waiting| (waiting - 0.5).abs() < 1e-9), "half of its work");
         job.record(&report(20, 800_000_000), at(2.5));
         assert!((job.working - 0.2).abs() < 1e-9 && job.is_busy(at(2.5)), "too soon after the last report");
         job.record(&report(20, 800_000_000), at(3.0));
@@ -234,9 +313,11 @@ mod tests {
         job.record(&report(20, 800_000_000), at(18.0));
         assert!(!job.is_active(at(18.0)), "no launch for long");
         job.record(&report(3, 0), at(19.0));
-        assert!(job.is_active(at(19.0)), "another attempt");
-        job.record(&Report { gpus: 2, ..report(9, 0) }, at(20.0));
-        assert!(!job.is_active(at(20.0)));
+        assert!(job.is_active(at(19.0)) && !job.is_busy(at(19.0)), "another attempt");
+        job.record(&report(3 + MANY_LAUNCHES, 0), at(20.0));
+        assert!(job.is_busy(at(20.0)), "it computes");
+        job.record(&Report { gpus: 2, ..report(999, 0) }, at(21.0));
+        assert!(!job.is_active(at(21.0)));
         assert!(job.note().is_some_and(|note| note.contains("several GPUs")));
     }
 }

@@ -87,7 +87,7 @@ const OUTPUT_PACE: Span = Span::from_millis(25);
 const WATCH_PACE: Span = Span::from_millis(50);
 
 /// Files that are not watched (the job's own, and all of a job without a watch) are read so often.
-const LOOK_PACE: Span = Span::from_secs(1);
+const FILES_PACE: Span = Span::from_secs(1);
 
 /// A daemon has one node: its machine.
 const HERE: NodeId = NodeId(0);
@@ -303,8 +303,8 @@ impl Driver {
             until = until.min(due);
         }
         for job in self.jobs.values().filter(|j| j.reports.is_some()) {
-            let look = if job.dirty { job.last_look + OUTPUT_PACE } else { job.next_look };
-            until = until.min(look);
+            let next = if job.dirty { job.last_read + OUTPUT_PACE } else { job.next_read };
+            until = until.min(next);
             until = job.kill_at.map_or(until, |at| until.min(at));
         }
         if self.plans.is_wanted || !self.plans.due.is_empty() || self.inbox.has_more() {
@@ -403,7 +403,7 @@ impl Driver {
         self.connect_docker();
         self.read_container_usage();
         self.retry_starts();
-        self.look_at_deadlines();
+        self.check_deadlines();
         self.store.flush_when_due(self.clock.now());
         if !self.store.is_clean(&self.jobs) {
             crate::fail::point("samples-before-journal");

@@ -69,7 +69,7 @@ fn share(pods: &[Value]) {
         let _ = world.quota("team", &list[i].now, &to);
         let _ = resize::memory_request(&list[i], u64::MAX);
     }
-    let _ = (world.requested("node-a"), world.let_go(), world.take_touched());
+    let _ = (world.requested("node-a"), world.let_go(), world.take_changed_objects());
     let uids: Vec<String> = list.iter().map(|pod| pod.uid.clone()).collect();
     uids.iter().for_each(|uid| world.remove_pod(uid));
 }
@@ -101,16 +101,11 @@ fn work_on(job: &Value, pods: &[Value]) {
             let order = Order { uid: job.uid.clone(), node: "b".to_owned(), kind, reason: PlacementReason::Gain };
             for _ in 0..4 {
                 let snapshot = Snapshot {
-                    now,
-                    job: &job,
-                    pods: &pods,
                     pod_is_missing: pods.is_empty(),
-                    nodes: &nodes,
                     order: Some(&order),
                     fault: fault.as_ref(),
                     progress: Some(("growing", Some(u32::MAX))),
-                    finish: None,
-                    nodes_needed: None,
+                    ..Snapshot::plain(now, &job, &pods, &nodes)
                 };
                 let next = step(&snapshot);
                 for action in next.actions {

@@ -79,12 +79,12 @@ struct InvalidObject {
 /// The invalid objects that a leader has found.
 #[derive(Debug, Default)]
 pub(crate) struct InvalidObjects {
-    found: Mutex<Found>,
+    found: Mutex<EventQueue>,
     is_new: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Found {
+struct EventQueue {
     queue: VecDeque<InvalidObject>,
     /// The generation of each object that was queued, by uid.
     queued: BTreeMap<String, i64>,

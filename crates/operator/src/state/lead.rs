@@ -41,7 +41,7 @@ pub(crate) struct Leader {
     pub(crate) lists: Lists,
     /// The lists that only jobs need: shares do not wait for them.
     pub(crate) job_lists: Lists,
-    dirty: Mutex<Dirty>,
+    dirty: Mutex<UnreadChanges>,
     /// Pods with a new report, for the controller of jobs.
     progressed: Mutex<BTreeSet<String>>,
     /// Wakes the controller of jobs: a workload, one of its pods or a node has changed.
@@ -77,7 +77,7 @@ impl Lists {
 
 /// What the workers have not read yet.
 #[derive(Debug, Default)]
-pub(crate) struct Dirty {
+pub(crate) struct UnreadChanges {
     pub(crate) policies: BTreeSet<PolicyKey>,
     pub(crate) pods: BTreeSet<String>,
 }
@@ -108,7 +108,7 @@ impl Leader {
         let (result, touched, gone_jobs, has_job_changes) = {
             let mut world = self.world.lock();
             let result = change(&mut world);
-            (result, world.take_touched(), world.jobs.take_gone(), world.has_job_changes())
+            (result, world.take_changed_objects(), world.jobs.take_gone(), world.has_job_changes())
         };
         gone_jobs.iter().for_each(|uid| self.orders.forget(uid));
         if has_job_changes {
