@@ -74,7 +74,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "PATH")]
     pub metrics_file: Option<PathBuf>,
 
-    /// Format of the metrics file, whatever its name
+    /// Format of the metrics file [default: by its name]
     #[arg(long, value_enum, value_name = "FORMAT", requires = "metrics_file")]
     pub metrics_format: Option<MetricsFormat>,
 
@@ -87,7 +87,7 @@ pub struct TrainArgs {
     pub checkpoint_every: u64,
 
     /// What to do with checkpoints in the directory: continue from the newest whole one (auto), insist on one
-    /// (must), or start anew and replace them (never)
+    /// (must), or start from the first step and replace them (never)
     #[arg(
         long,
         value_enum,

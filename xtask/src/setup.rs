@@ -49,14 +49,14 @@ pub(crate) fn steps() -> Result<Vec<Step>> {
 }
 
 /// What was installed, for the commands that use it.
-pub(crate) struct Installed {
+pub(crate) struct TestTools {
     /// Folders to put in front of PATH.
     pub(crate) bin: Vec<PathBuf>,
     /// The Python environment with the frameworks.
     pub(crate) venv: PathBuf,
 }
 
-impl Installed {
+impl TestTools {
     /// Lets `command` find the tools and the frameworks.
     pub(crate) fn equip(&self, command: &mut Command) {
         command.envs(self.environment());
@@ -71,12 +71,12 @@ impl Installed {
     }
 }
 
-pub(crate) fn everything() -> Result<Installed> {
+pub(crate) fn everything() -> Result<TestTools> {
     packages::install_all()?;
     let bin = tools(&[CARGO_DENY])?;
     let venv = venv()?;
     testbed::programs()?;
-    Ok(Installed { bin, venv })
+    Ok(TestTools { bin, venv })
 }
 
 fn tool_home((name, version): Tool) -> Result<PathBuf> {

@@ -452,6 +452,10 @@ fn webhook(bed: &Bed, address: SocketAddr) {
 }
 
 fn given_back(bed: &Bed, runtime: &tokio::runtime::Runtime, client: &Client, agent: &mut Agent) {
+    let set_suspend = |suspend: bool| {
+        let patch = format!(r#"{{"spec":{{"suspend":{suspend}}}}}"#);
+        bed.kubectl(&["patch", "sharepolicy", "training", "-n", "team", "--type=merge", "-p", &patch]);
+    };
     let restored = |what: &str, name: &str| {
         eventually(what, || {
             let pod = bed.get("pod", name);
@@ -459,30 +463,12 @@ fn given_back(bed: &Bed, runtime: &tokio::runtime::Runtime, client: &Client, age
             (clean && cpu(&pod) == "500m").then_some(())
         });
     };
-    bed.kubectl(&[
-        "patch",
-        "sharepolicy",
-        "training",
-        "-n",
-        "team",
-        "--type=merge",
-        "-p",
-        r#"{"spec":{"suspend":true}}"#,
-    ]);
+    set_suspend(true);
     restored("values given back by a suspended policy", "a");
     restored("values given back by a suspended policy", "b");
     assert!(bed.get("pod", "a")["metadata"]["annotations"]["gainshare.dev/status"].is_null());
 
-    bed.kubectl(&[
-        "patch",
-        "sharepolicy",
-        "training",
-        "-n",
-        "team",
-        "--type=merge",
-        "-p",
-        r#"{"spec":{"suspend":false}}"#,
-    ]);
+    set_suspend(false);
     let uid = bed.get("pod", "a")["metadata"]["uid"].as_str().unwrap().to_owned();
     eventually("the pod back on the list", || agent.list().iter().any(|pod| pod.uid == uid).then_some(()));
     assert_eq!(agent.resize(&uid, 10, 100), OutcomeState::Done);

@@ -18,8 +18,8 @@ const EXIT_CODES: &str = "\
 Exit codes: `run` ends with the code of its job (128 + n if signal n ended it; 126 if the program cannot be run, 127 if it is not \
 found). All other commands: 0 done, 1 failed, 2 wrong usage.
 
-Environment: GAINSHARE_STATE_DIR and GAINSHARE_RUNTIME_DIR say where the daemon keeps its things, GAINSHARE_SOCKET where to find a \
-daemon, GAINSHARE_LOG how much the daemon logs (such as `debug`), NO_COLOR switches colours off.";
+Environment: GAINSHARE_STATE_DIR and GAINSHARE_RUNTIME_DIR name the daemon's directories, GAINSHARE_SOCKET the socket of a running \
+daemon, GAINSHARE_LOG how much the daemon logs (such as `debug`); NO_COLOR switches colours off.";
 
 /// Shares a machine among training jobs by what each job gains from its share.
 ///
@@ -55,7 +55,7 @@ pub enum Command {
     #[command(after_help = "Example:\n  gainshare up --detach --slots 4 --policy gainshare")]
     Up(Box<UpArgs>),
 
-    /// End the daemon; its jobs go on without limits unless told otherwise
+    /// End the daemon; its jobs go on without limits, unless --stop-jobs is given
     #[command(after_help = "Example:\n  gainshare down --stop-jobs")]
     Down {
         /// Stop all jobs first
@@ -70,7 +70,7 @@ pub enum Command {
     #[command(after_help = "Example:\n  gainshare submit sweep.toml --dry-run")]
     Submit(SubmitArgs),
 
-    /// Would these jobs make their deadlines if they were submitted now, and whom would they delay?
+    /// Predict whether jobs would make their deadlines if they were submitted now, and which jobs they would delay
     ///
     /// The answer rests on the last run of the same command that ended well on this machine. Without one,
     /// nothing is known before the job's first steps. Nothing is submitted.
@@ -80,10 +80,10 @@ pub enum Command {
     /// List jobs
     #[command(after_help = "Example:\n  gainshare ps --watch")]
     Ps {
-        /// Also those that have ended
+        /// Also list jobs that have ended
         #[arg(short, long)]
         all: bool,
-        /// Show the list anew every second
+        /// Print the list again every second
         #[arg(short, long)]
         watch: bool,
     },
@@ -93,7 +93,7 @@ pub enum Command {
     Logs {
         /// Name or number of the job
         job: String,
-        /// Go on as the job prints, until it ends
+        /// Print what the job prints from now on, too, until it ends
         #[arg(short, long)]
         follow: bool,
         /// Begin with the last N lines
@@ -101,7 +101,7 @@ pub enum Command {
         tail: Option<usize>,
     },
 
-    /// Ask jobs to end (SIGTERM), and kill those that have not after a while
+    /// Stop jobs: SIGTERM first, and SIGKILL for those that still run after --grace
     #[command(after_help = "Example:\n  gainshare stop --grace 30s vae mlp-2")]
     Stop {
         /// Names or numbers of the jobs
@@ -115,7 +115,7 @@ pub enum Command {
         no_wait: bool,
     },
 
-    /// Say why a job has the share it has
+    /// Explain why a job has the share it has
     #[command(after_help = "Example:\n  gainshare explain vae\n  gainshare explain vae --dump decision.json")]
     Explain {
         /// Name or number of the job
@@ -136,11 +136,11 @@ pub enum Command {
         file: PathBuf,
     },
 
-    /// Print what happens, as it happens: jobs that come, go and report, and decisions
+    /// Print events as they happen: jobs that start, end and report, and decisions
     #[command(after_help = "Example:\n  gainshare events -o json")]
     Events,
 
-    /// Look at what this machine can do for jobs, and say how to get what is missing
+    /// Check what this machine can do for jobs, and how to get what is missing
     #[command(after_help = "Example:\n  gainshare doctor")]
     Doctor,
 
@@ -162,15 +162,15 @@ pub enum Command {
     #[command(after_help = "Example:\n  gainshare tasks --role ps=1 --role worker=2 -- python3 train.py")]
     Tasks(TasksArgs),
 
-    /// Watch three training jobs share this machine: as it is, then by what each gains
+    /// Watch three training jobs share this machine, once under each policy
     #[command(after_help = "Example:\n  gainshare demo\n  gainshare demo --seconds 120 --policy na,gainshare -o json")]
     Demo(crate::demo::DemoArgs),
 
-    /// Would this policy help my jobs? Simulate a scenario under several policies
+    /// Simulate a scenario under several policies: would they help my jobs?
     ///
-    /// Every seed draws the scenario's jobs anew; all policies face the same draws. Times are medians over
-    /// seeds. The policies are the code that the daemon runs, except that `srpt` knows how much work is
-    /// left, which nobody does: it shows how much there is to gain.
+    /// Every seed makes its own draw of the scenario's jobs, and all policies face the same draws. Times are
+    /// medians over seeds. The policies are the code that the daemon runs. `srpt` alone knows how much work is
+    /// left, which no real policy can know: it shows how much there is to gain.
     #[command(
         after_help = "Example:\n  gainshare sim lab.toml --policy na,flowcon,gainshare,srpt --seeds 100 --figure lab.html"
     )]
@@ -178,27 +178,27 @@ pub enum Command {
 
     /// Repeat an experiment of the papers and print it beside the published figures
     #[command(
-        after_help = "Example:\n  gainshare paper --list\n  gainshare paper table-6.2\n  gainshare paper specon-30 --figure who-ran-where.svg"
+        after_help = "Example:\n  gainshare paper --list\n  gainshare paper table-6.2\n  gainshare paper specon-30 --figure nodes.svg"
     )]
     Paper(crate::simulate::PaperArgs),
 
-    /// Where is this loss or accuracy going? Fit a curve, forecast it, draw it
+    /// Forecast a loss or an accuracy: fit a curve to its values, and draw it
     ///
-    /// The fit is the daemon's own: an average over many shapes, so that noise, spikes and drops of the
-    /// learning rate mislead less. The interval holds the truth about four times out of five.
+    /// The fit is the one that the daemon uses: an average over many shapes, so that noise, spikes and drops of
+    /// the learning rate mislead less. The interval contains the true value about four times out of five.
     #[command(
         after_help = "Example:\n  gainshare predict metrics.csv --horizon 100 --figure forecast.svg\n  gainshare predict losses.txt --target 0.1\n  gainshare predict finished-run.csv --back-test\n  gainshare predict finished-runs/ --back-test -o json"
     )]
     Predict(crate::predict::PredictArgs),
 
-    /// Read, make up and replay traces of clusters
+    /// Read, generate and replay traces of clusters
     #[command(after_help = "Example:\n  gainshare trace replay philly.csv.gz --policy fifo,tiresias")]
     Trace {
         #[command(subcommand)]
         command: crate::simulate::TraceCommand,
     },
 
-    /// Run the operator of a Kubernetes cluster: becomes the program gainshare-operator
+    /// Run the operator of a Kubernetes cluster: executes the program gainshare-operator
     ///
     /// `gainshare operator --help` prints that program's own help.
     #[command(disable_help_flag = true)]
@@ -220,7 +220,7 @@ pub enum Command {
         file: PathBuf,
     },
 
-    /// Run the agent of one node of a cluster: becomes the program gainshare-node-agent
+    /// Run the node agent of one node of a cluster: executes the program gainshare-node-agent
     ///
     /// `gainshare agent --help` prints that program's own help.
     #[command(disable_help_flag = true)]
@@ -256,11 +256,11 @@ pub enum Command {
     #[command(hide = true)]
     Policies,
 
-    /// Be the parent of one detached job
+    /// Run as the parent of one detached job
     #[command(hide = true)]
     Supervise(SuperviseArgs),
 
-    /// Put limits back should the daemon die
+    /// Put limits back if the daemon dies
     #[command(hide = true)]
     Guard {
         #[arg(long)]
@@ -271,24 +271,24 @@ pub enum Command {
         lease: Duration,
     },
 
-    /// Stop and continue jobs on a machine without cgroups, and let go of them should the daemon die
+    /// Stop and continue jobs on a machine without cgroups, and continue all if the daemon dies
     #[command(hide = true)]
     Keep,
 }
 
-/// What describes a job on the command line; also handed to a detached supervisor.
+/// The description of a job on the command line. A detached supervisor gets it, too.
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// Name of the job [default: the program's name and a number]
     #[arg(short, long)]
     pub name: Option<String>,
-    /// Among waiting jobs, larger goes first
+    /// Waiting jobs with a larger number start first
     #[arg(short, long, value_name = "P", default_value_t = 0, allow_negative_numbers = true)]
     pub priority: i32,
-    /// Start only after this job has ended well (may be repeated)
+    /// Start only after this job has ended with exit code 0 (may be repeated)
     #[arg(long, value_name = "JOB")]
     pub after: Vec<String>,
-    /// The metric that says how the job does, by the name under which it is printed [default: found by itself]
+    /// The metric that shows the job's progress, by the name under which it is printed [default: chosen from the output]
     #[arg(short, long, value_name = "NAME")]
     pub metric: Option<String>,
     /// A regular expression for output that nothing else understands; its group named `value` is the metric
@@ -297,15 +297,15 @@ pub struct RunArgs {
     /// The file (CSV, JSON lines or text) below the current directory into which the job writes its metrics
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub metrics_file: Option<PathBuf>,
-    /// The least share of the CPU it is given when others want it too, 0 to 1
+    /// The least share of the CPU that the job gets while other jobs want it too, 0 to 1
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     pub floor: f64,
-    /// The largest share of the CPU it may have, 0 to 1
+    /// The largest share of the CPU that the job may have, 0 to 1
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     pub max: f64,
     #[command(flatten)]
     pub finish: FinishArgs,
-    /// Start it exactly as the shell would: no fitting thread pools, no passive waiting
+    /// Start the job exactly as the shell would: no fitted thread pools, no passive waiting
     #[arg(long)]
     pub plain: bool,
     /// Let the job's work on a GPU follow its share, too (NVIDIA)
@@ -317,14 +317,14 @@ pub struct RunArgs {
     /// Fail if there is no daemon and none can be started, rather than run without sharing
     #[arg(long)]
     pub require_daemon: bool,
-    /// Run as a job of several processes: so many of a role (chief, ps, worker, evaluator), each with the addresses of
-    /// all in TF_CONFIG (may be repeated)
+    /// Run COUNT processes of a role (chief, ps, worker, evaluator), each with the addresses of all in TF_CONFIG (may be
+    /// repeated)
     #[arg(long, value_name = "ROLE=COUNT")]
     pub role: Vec<String>,
     /// What runs the job
     #[arg(long, value_enum, default_value_t = RuntimeChoice::Process, value_name = "RUNTIME")]
     pub runtime: RuntimeChoice,
-    /// The image to run it in, with --runtime docker
+    /// The image of the container, with --runtime docker
     #[arg(long, required_if_eq("runtime", "docker"))]
     pub image: Option<String>,
     /// The command and its arguments
@@ -357,7 +357,7 @@ fn parse_roles(words: &[String]) -> anyhow::Result<Roles> {
 /// The tasks of a distributed job.
 #[derive(Debug, Args)]
 pub struct TasksArgs {
-    /// So many tasks of a role: chief, ps, worker, evaluator (may be repeated)
+    /// Run COUNT tasks of a role: chief, ps, worker, evaluator (may be repeated)
     #[arg(long, value_name = "ROLE=COUNT")]
     pub role: Vec<String>,
     /// How often failed tasks are started again, in all
@@ -389,11 +389,11 @@ impl TasksArgs {
 /// When a job must be done.
 #[derive(Debug, Args)]
 pub struct FinishArgs {
-    /// When it must be done: `18:00`, `tomorrow 9:00`, `friday noon`, `2h`, or RFC 3339. The policy `qos` sees to
-    /// it; every policy predicts the end and warns of a miss
+    /// When the job must be done: `18:00`, `tomorrow 9:00`, `friday noon`, `2h`, or RFC 3339. The policy `qos` keeps
+    /// deadlines; under every policy the end is predicted and a predicted miss is announced
     #[arg(long, value_name = "WHEN")]
     pub deadline: Option<String>,
-    /// So much lateness is tolerated, such as 10m; without it the deadline is strict
+    /// How late the job may be, such as 10m; without it the deadline is strict
     #[arg(long, value_name = "TIME")]
     pub deadline_tolerance: Option<String>,
     /// The job stops when its metric reaches this value, such as loss=0.05: for jobs that do not print how many
@@ -440,7 +440,7 @@ pub struct SubmitArgs {
     /// Job files
     #[arg(required = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub files: Vec<PathBuf>,
-    /// Run all of them under this runtime, whatever the files say
+    /// Run all jobs under this runtime instead of the one that the files name
     #[arg(long, value_enum, value_name = "RUNTIME")]
     pub runtime: Option<RuntimeChoice>,
     #[command(flatten)]
@@ -498,16 +498,16 @@ pub struct UpArgs {
     /// How many cores the jobs may use [default: all]
     #[arg(long, value_name = "N")]
     pub cores: Option<usize>,
-    /// How many jobs at once the thread pools of a tuned start leave room for [default: those that are there]
+    /// How many jobs at once the thread pools of a tuned start leave room for [default: the jobs that run at the moment]
     #[arg(long, value_name = "N")]
     pub expect: Option<usize>,
-    /// What runs jobs; `docker` also adopts containers labelled for it [default: process]
+    /// What runs jobs; `docker` also adopts containers with the label gainshare.enable=true [default: process]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "RUNTIME")]
     pub runtime: Option<Vec<RuntimeChoice>>,
     /// Adopt every container, not only labelled ones
     #[arg(long)]
     pub docker_all: bool,
-    /// The Docker engine's socket [default: that of DOCKER_HOST or the current context]
+    /// The Docker engine's socket [default: that of DOCKER_HOST, of a rootless engine, or /var/run/docker.sock]
     #[arg(long, value_name = "PATH")]
     pub docker_socket: Option<PathBuf>,
     /// Loopback address for programs and the push protocol, or `none` [default: 127.0.0.1:0, any free port]
@@ -534,7 +534,7 @@ pub struct UpArgs {
     /// Run in the background; return when it is ready
     #[arg(short, long)]
     pub detach: bool,
-    /// Started by another command: be content with a daemon that runs, and end when idle
+    /// Started by another command: succeed if a daemon runs already, and end when idle
     #[arg(long, hide = true)]
     pub on_demand: bool,
 }
@@ -563,7 +563,7 @@ pub struct SuperviseArgs {
     /// The job's directory, for a job that the daemon starts
     #[arg(required_unless_present = "attached")]
     pub dir: Option<PathBuf>,
-    /// Which start this is
+    /// The number of the attempt
     #[arg(long, default_value_t = 0)]
     pub attempt: u32,
     /// Register the job itself; its description comes on standard input

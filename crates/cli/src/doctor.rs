@@ -4,7 +4,7 @@
 //! disk, a daemon that answers); without it the exit code is 1. Everything else is a degree of service:
 //! jobs run, only with less to share by.
 
-use crate::link::{Found, Link};
+use crate::link::{DaemonState, Link};
 use anyhow::Result;
 use gainshare_daemon::LIBRARY_FILE;
 use gainshare_daemon::paths::Paths;
@@ -57,14 +57,13 @@ impl Check {
 pub fn doctor(link: &Link, out: &Out) -> Result<u8> {
     let mut checks = vec![machine()];
     checks.extend(cgroups());
-    checks.push(pressure());
     checks.push(gpu());
     checks.push(docker());
     checks.extend(directories(&link.paths));
     checks.push(space(&link.paths));
     for check in daemon(link) {
-        // The daemon sees the same machine: what was said above is not said again.
-        if !checks.iter().any(|said| check.found.ends_with(&said.found)) {
+        // The daemon runs on the same machine, so some of its notes repeat a line above.
+        if !checks.iter().any(|earlier| check.found.ends_with(&earlier.found)) {
             checks.push(check);
         }
     }
@@ -111,7 +110,7 @@ fn machine() -> Check {
     Check::ok("machine", format!("{cores} core(s), {memory} of memory"))
 }
 
-/// Makes a group of our own, looks at what it can do, and removes it again.
+/// Makes a group of our own, reads what it can do, and removes it again.
 fn cgroups() -> Vec<Check> {
     const WITHOUT: &str = "jobs are shared by priority and by stopping and continuing them, which is coarse";
     let base = Hierarchy::detect().and_then(|found| {
@@ -165,17 +164,6 @@ fn share_mode(base: &BaseGroup) -> Check {
         (false, _) => "whole cores cannot be given: no cpuset controller",
     };
     Check::ok("CPU shares", format!("by {} on {cores} core(s); {whole}", LimitMode::default().name()))
-}
-
-fn pressure() -> Check {
-    match std::fs::read_to_string("/proc/pressure/cpu") {
-        Ok(_) => Check::ok("pressure", "the kernel tells how long tasks wait (PSI)"),
-        Err(_) => Check::less(
-            "pressure",
-            "no stall times (PSI) from this kernel: `explain` shows none",
-            "boot with psi=1, or a kernel with CONFIG_PSI",
-        ),
-    }
 }
 
 /// GPUs of this machine, and whether the work of jobs on them can follow shares.
@@ -247,7 +235,7 @@ fn space(paths: &Paths) -> Check {
             format!("free some space on the disk of {}", paths.state.display()),
         ),
         Some(free) => Check::ok("free disk", format!("{} for journal and logs", bytes(free))),
-        None => Check::less("free disk", "cannot be told", format!("see `df {}`", paths.state.display())),
+        None => Check::less("free disk", "cannot be measured", format!("see `df {}`", paths.state.display())),
     }
 }
 
@@ -257,8 +245,8 @@ fn free_bytes(dir: &Path) -> Option<u64> {
 }
 
 fn daemon(link: &Link) -> Vec<Check> {
-    match link.look() {
-        Found::Running => {
+    match link.probe() {
+        DaemonState::Running => {
             match link.call(link.client.health()) {
                 Ok(health) => {
                     let found = format!(
@@ -283,7 +271,7 @@ fn daemon(link: &Link) -> Vec<Check> {
                 Err(error) => vec![Check::fails("daemon", error.to_string(), "try again")],
             }
         }
-        Found::Mute => vec![Check::fails(
+        DaemonState::Silent => vec![Check::fails(
             "daemon",
             format!("it has {} but does not answer", link.client.socket().display()),
             format!(
@@ -291,7 +279,7 @@ fn daemon(link: &Link) -> Vec<Check> {
                 link.paths.lock().display()
             ),
         )],
-        Found::Nobody => {
+        DaemonState::Absent => {
             let mut checks = vec![Check::ok("daemon", "not running; `run` and `submit` start it")];
             if link.paths.socket().exists() {
                 let text = "a daemon ended without cleaning up; the next one does it and takes its jobs over";

@@ -29,12 +29,12 @@ pub struct Link {
     runtime: tokio::runtime::Runtime,
 }
 
-/// What a look for a daemon found.
-pub enum Found {
+/// Whether a daemon answers at the socket.
+pub enum DaemonState {
     Running,
-    Nobody,
-    /// Something has the socket but does not answer.
-    Mute,
+    Absent,
+    /// A process has the socket but does not answer.
+    Silent,
 }
 
 impl Link {
@@ -63,16 +63,16 @@ impl Link {
         })
     }
 
-    pub fn look(&self) -> Found {
+    pub fn probe(&self) -> DaemonState {
         match self.call_within(HEALTH_TIMEOUT, self.client.health()) {
-            Ok(_) => Found::Running,
-            Err(ClientError::Timeout { .. }) => Found::Mute,
-            Err(_) => Found::Nobody,
+            Ok(_) => DaemonState::Running,
+            Err(ClientError::Timeout { .. }) => DaemonState::Silent,
+            Err(_) => DaemonState::Absent,
         }
     }
 
-    /// What to say about [`Found::Mute`].
-    pub fn mute(&self) -> anyhow::Error {
+    /// The error for [`DaemonState::Silent`].
+    pub fn silent_daemon(&self) -> anyhow::Error {
         let socket = self.client.socket().display();
         anyhow::anyhow!("the daemon at {socket} does not answer: it is stopped or stuck; see `gainshare doctor`")
     }
@@ -80,13 +80,13 @@ impl Link {
     /// Makes sure that a daemon answers, starting one if need be.
     pub fn ensure(&self) -> Result<()> {
         let socket = self.client.socket().display();
-        match self.look() {
-            Found::Running => return Ok(()),
-            Found::Mute => return Err(self.mute()),
-            Found::Nobody if std::env::var_os("GAINSHARE_SOCKET").is_some_and(|v| !v.is_empty()) => {
+        match self.probe() {
+            DaemonState::Running => return Ok(()),
+            DaemonState::Silent => return Err(self.silent_daemon()),
+            DaemonState::Absent if std::env::var_os("GAINSHARE_SOCKET").is_some_and(|v| !v.is_empty()) => {
                 bail!("no daemon answers at {socket}, which GAINSHARE_SOCKET names; correct or unset it")
             }
-            Found::Nobody => {}
+            DaemonState::Absent => {}
         }
         let starter = own_program()?
             .args(["up", "--detach", "--on-demand"])
@@ -107,7 +107,7 @@ impl Link {
     /// For commands that only look: a daemon is started if there is anything it could know, so that
     /// jobs whose daemon died are watched again. `false`: there has never been one here.
     pub fn ensure_if_used(&self) -> Result<bool> {
-        if matches!(self.look(), Found::Nobody) && !self.paths.journal().exists() {
+        if matches!(self.probe(), DaemonState::Absent) && !self.paths.journal().exists() {
             return Ok(false);
         }
         self.ensure().map(|()| true)
@@ -140,10 +140,10 @@ pub fn detach(command: &mut Command) -> &mut Command {
 pub fn start_in_background(link: &Link, arguments: &[std::ffi::OsString]) -> Result<bool> {
     link.paths.create()?;
     let _lock = start_lock(&link.paths)?;
-    match link.look() {
-        Found::Running => return Ok(false),
-        Found::Mute => return Err(link.mute()),
-        Found::Nobody => {}
+    match link.probe() {
+        DaemonState::Running => return Ok(false),
+        DaemonState::Silent => return Err(link.silent_daemon()),
+        DaemonState::Absent => {}
     }
     let log_path = link.paths.daemon_log();
     let log = OpenOptions::new().append(true).create(true).mode(0o600).open(&log_path);
@@ -177,7 +177,7 @@ fn wait_until_ready(link: &Link, child: &mut Child) -> Result<(), String> {
     let mut pause = Duration::from_millis(5);
     let mut ended: Option<Instant> = None;
     loop {
-        if matches!(link.look(), Found::Running) {
+        if matches!(link.probe(), DaemonState::Running) {
             return Ok(());
         }
         match child.try_wait() {

@@ -27,7 +27,7 @@ pub struct PredictArgs {
     #[arg(long)]
     horizon: Option<f64>,
 
-    /// A value to wait for: when is it met?
+    /// Predict when this value is reached
     #[arg(long, allow_negative_numbers = true)]
     target: Option<f64>,
 
@@ -39,9 +39,9 @@ pub struct PredictArgs {
     #[arg(long, value_name = "NAME")]
     step_column: Option<String>,
 
-    /// Take the file for a whole run (a folder for many): forecast the end from the first 20, 40 and 60 %
-    /// and report the errors of our own and of other forms. Of sub-folders each is left out in turn: its runs
-    /// are forecast with weights learnt from the other sub-folders
+    /// Treat the file as a finished run (a folder as many): forecast its end from the first 20, 40 and 60 %, and
+    /// print the errors of our own and of other forms. Each sub-folder is left out in turn: its runs are forecast
+    /// with weights learnt from the other sub-folders
     #[arg(long, visible_alias = "score", conflicts_with_all = ["horizon", "target", "figure"])]
     back_test: bool,
 

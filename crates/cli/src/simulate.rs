@@ -54,7 +54,7 @@ pub struct PaperArgs {
     #[arg(long, default_value_t = paper::SEEDS, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     seeds: u64,
 
-    /// Of elasticflow-itp, only this cluster
+    /// Run only this cluster of elasticflow-itp
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10))]
     cluster: Option<u32>,
 
@@ -62,8 +62,8 @@ pub struct PaperArgs {
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
     first_seed: u64,
 
-    /// What jobs say of how many reports they will make; `as-printed`: what the public example
-    /// script of each model prints
+    /// Whether jobs report how many reports they will make: all do (`told`), none does (`hidden`), or each model
+    /// prints what its public example script prints (`as-printed`)
     #[arg(long, default_value = "as-printed", value_parser = ["told", "hidden", "as-printed"], value_name = "TOTALS")]
     totals: String,
 
@@ -71,7 +71,7 @@ pub struct PaperArgs {
     #[arg(long, conflicts_with = "totals")]
     hide_totals: bool,
 
-    /// How many runs of each program ended before
+    /// How many earlier runs of each program are known
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100), value_name = "RUNS")]
     history: u32,
 
@@ -92,11 +92,11 @@ pub struct PaperArgs {
     #[arg(long)]
     rough: bool,
 
-    /// The fair world of our own policy breaks ties by dice of its own
+    /// Let the fair world of our own policy break ties with random numbers of its own
     #[arg(long)]
     own_dice: bool,
 
-    /// Only these policies, and the baseline
+    /// Run only these policies, and the baseline
     #[arg(long, value_delimiter = ',', value_parser = crate::args::policy(), value_name = "POLICY,…")]
     policy: Vec<Preset>,
 
@@ -148,7 +148,7 @@ pub enum TraceCommand {
         to: Option<PathBuf>,
     },
 
-    /// Make up a trace
+    /// Generate a trace
     #[command(after_help = "Example:\n  gainshare trace generate --jobs 10000 --like philly.csv.gz --to made-up.csv")]
     Generate {
         #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]

@@ -5,7 +5,7 @@
 //! crash goes on with the same slots, policy and so on; a clean end removes the record.
 
 use crate::args::{ModeChoice, NormaliseChoice, ReactChoice, UpArgs};
-use crate::link::{self, Found, Link};
+use crate::link::{self, DaemonState, Link};
 use anyhow::{Context, Result, bail};
 use gainshare_core::signal::Normalisation;
 use gainshare_daemon::config::{DaemonConfig, React};
@@ -181,10 +181,10 @@ pub fn down(stop_jobs: bool, link: &Link, out: &Out) -> Result<u8> {
     let say = |was_running: bool, text: &str| {
         if out.is_json() { out.json(&json!({"was_running": was_running})) } else { out.text(&format!("{text}\n")) }
     };
-    match link.look() {
-        Found::Running => {}
-        Found::Mute => return Err(link.mute()),
-        Found::Nobody => {
+    match link.probe() {
+        DaemonState::Running => {}
+        DaemonState::Silent => return Err(link.silent_daemon()),
+        DaemonState::Absent => {
             say(false, "no daemon is running")?;
             return Ok(0);
         }

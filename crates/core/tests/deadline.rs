@@ -26,7 +26,7 @@ fn job(id: u64, steps: u64, left_s: Option<f64>) -> JobView {
             last: report,
             step: Some(1),
             total: Some(steps + 1),
-            pace: Some(Pace::told(0.0, 1.0, 1.0)),
+            pace: Some(Pace::from_law(0.0, 1.0, 1.0)),
             ..Signal::default()
         },
         deadline: left_s.map(|s| Deadline::strict(NOW + Span::from_secs_f64(s))),

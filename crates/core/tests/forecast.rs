@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 fn job(id: u64, work: u64) -> JobView {
     let mut job = running(id, 0);
     job.signal.total = Some(work);
-    job.signal.pace = Some(Pace::told(0.0, 1.0, 1.0));
+    job.signal.pace = Some(Pace::from_law(0.0, 1.0, 1.0));
     job
 }
 
@@ -56,7 +56,7 @@ fn a_waiting_job_starts_when_a_slot_is_free() {
 #[test]
 fn a_job_that_cannot_use_its_share_leaves_the_rest_to_the_others() {
     let mut narrow = job(1, 10);
-    narrow.signal.pace = Some(Pace::told(0.0, 1.0, 0.1));
+    narrow.signal.pace = Some(Pace::from_law(0.0, 1.0, 0.1));
     let view = view(0, node(0), vec![narrow, job(2, 90)]);
     close(&ends(&predict(Preset::Na, &view)), &[100.0, 100.0]);
 }

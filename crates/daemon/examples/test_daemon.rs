@@ -5,7 +5,7 @@
 //! started.json, output.log, exit.json.
 
 use gainshare_daemon::api::client::Client;
-use gainshare_daemon::api::types::{Exited, Started, SuperviseFile};
+use gainshare_daemon::api::types::{ExitReport, StartReport, SuperviseFile};
 use gainshare_daemon::config::DaemonConfig;
 use gainshare_daemon::duration::parse_duration;
 use gainshare_daemon::fail;
@@ -76,14 +76,14 @@ fn supervise(dir: &Path, attempt: u32) -> ExitCode {
     start::enter(&mut command, &procs, None).unwrap();
     let mut child = command.spawn().unwrap();
     let identity = Identity::of(child.id() as i32).unwrap();
-    let started = Started { attempt, pid: identity.pid, start_ticks: identity.start_ticks, notes: vec![] };
+    let started = StartReport { attempt, pid: identity.pid, start_ticks: identity.start_ticks, notes: vec![] };
     fail::point("supervise-before-started");
     write_json(dir, jobdir::STARTED, &started).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let client = Client::new(&file.socket);
     let _ = runtime.block_on(client.started(file.id, &started));
     let status = child.wait().unwrap();
-    let exited = Exited { attempt, code: status.code(), signal: status.signal(), ..Exited::default() };
+    let exited = ExitReport { attempt, code: status.code(), signal: status.signal(), ..ExitReport::default() };
     write_json(dir, jobdir::EXIT, &exited).unwrap();
     let _ = runtime.block_on(client.exited(file.id, &exited));
     ExitCode::SUCCESS

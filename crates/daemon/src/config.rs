@@ -34,7 +34,7 @@ pub struct DaemonConfig {
     /// missing: those that are there.
     pub expect: Option<usize>,
     pub runtime: Vec<RuntimeKind>,
-    /// AdoptionRule every container, not only labelled ones.
+    /// Adopt every container, not only labelled ones.
     pub docker_all: bool,
     /// Believe the labels `gainshare.owner` and `gainshare.floor` of adopted containers. Without
     /// this they are ignored, and such containers belong to the daemon's user: a label that a

@@ -40,12 +40,12 @@ pub const SUPERVISOR_POINTS: &[&str] = &["supervise-before-fork", "supervise-bef
 /// Whether this build reads the variables.
 const ENABLED: bool = cfg!(any(debug_assertions, feature = "fail-points"));
 
-struct Armed {
+struct ArmedPoint {
     point: String,
     left: AtomicU64,
 }
 
-static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
+static ARMED: OnceLock<Option<ArmedPoint>> = OnceLock::new();
 static SLOW_COMMIT: OnceLock<Option<Duration>> = OnceLock::new();
 
 /// Dies here, if a test asks for it.
@@ -60,7 +60,7 @@ pub fn point(name: &'static str) {
     let armed = ARMED.get_or_init(|| {
         let wanted = std::env::var("GAINSHARE_FAIL").ok()?;
         let (point, count) = wanted.split_once(':').unwrap_or((&wanted, "1"));
-        Some(Armed { point: point.to_owned(), left: AtomicU64::new(count.parse().unwrap_or(1)) })
+        Some(ArmedPoint { point: point.to_owned(), left: AtomicU64::new(count.parse().unwrap_or(1)) })
     });
     if let Some(armed) = armed
         && armed.point == name

@@ -128,7 +128,7 @@ pub struct Entry {
 
 /// Everything a starting daemon needs.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct JournalContents {
     pub jobs: Vec<(JobRecord, Option<String>)>,
     pub control: Option<Decider>,
     pub plans: Vec<(Moment, Plan)>,
@@ -222,7 +222,7 @@ impl Journal {
     }
 
     /// What earlier daemons left.
-    pub fn load(&self) -> Result<Loaded, JournalError> {
+    pub fn load(&self) -> Result<JournalContents, JournalError> {
         let fail = |e| explain(&self.path, e);
         let bad = |what: serde_json::Error| JournalError::Damaged { path: self.path.clone(), what: what.to_string() };
         let mut jobs = Vec::new();
@@ -255,7 +255,13 @@ impl Journal {
             .map_err(fail)?;
         let unclean = last.is_some_and(|kind| kind != "closed");
         // A control of another version is no loss: shares are measured again.
-        Ok(Loaded { jobs, control: control.and_then(|c| serde_json::from_str(&c).ok()), plans, owners, unclean })
+        Ok(JournalContents {
+            jobs,
+            control: control.and_then(|c| serde_json::from_str(&c).ok()),
+            plans,
+            owners,
+            unclean,
+        })
     }
 
     /// Makes the whole batch true, or nothing of it.

@@ -80,7 +80,7 @@ impl<A, B: From<A>> From<core::PerResource<A>> for Resources<B> {
 
 /// Why something is as it is: a stable name for programs and a sentence for people.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Why {
+pub struct ReasonInfo {
     pub why: String,
     pub text: String,
 }
@@ -152,7 +152,7 @@ pub struct JobInfo {
     #[serde(default)]
     pub gpu_share: Option<f64>,
     pub memory_bytes: Option<u64>,
-    pub reason: Option<Why>,
+    pub reason: Option<ReasonInfo>,
     /// Things its owner should know, such as limits that this machine cannot set.
     pub notes: Vec<String>,
 }
@@ -262,9 +262,9 @@ pub enum Admission {
     /// Start now.
     Start { start: StartOrder },
     /// Ask again.
-    Waiting { reason: Option<Why> },
+    Waiting { reason: Option<ReasonInfo> },
     /// The job ended before it began: stopped, or a job it depends on failed.
-    Refused { state_now: JobState, reason: Option<Why> },
+    Refused { state_now: JobState, reason: Option<ReasonInfo> },
 }
 
 /// How a supervisor starts one attempt.
@@ -294,7 +294,7 @@ pub struct StartVar {
 
 /// `POST /v1/jobs/{job}/started`, and the content of JOBDIR/started.json.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
-pub struct Started {
+pub struct StartReport {
     pub attempt: u32,
     pub pid: i32,
     /// Field 22 of /proc/PID/stat: with the pid it names one process for ever.
@@ -306,7 +306,7 @@ pub struct Started {
 /// `POST /v1/jobs/{job}/exited`, and the content of JOBDIR/exit.json: `code` or `signal`, or `error` if it
 /// never began.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
-pub struct Exited {
+pub struct ExitReport {
     pub attempt: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<i32>,
@@ -410,7 +410,7 @@ pub struct DecisionInfo {
     pub limit: Option<f64>,
     pub growth: Option<f64>,
     pub category: Option<String>,
-    pub reason: Why,
+    pub reason: ReasonInfo,
     /// What could not be applied, if so.
     pub error: Option<String>,
 }
@@ -450,7 +450,7 @@ pub struct PlanJob {
     pub limit: Option<f64>,
     pub growth: Option<f64>,
     pub category: String,
-    pub reason: Why,
+    pub reason: ReasonInfo,
     pub error: Option<String>,
 }
 

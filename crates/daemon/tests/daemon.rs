@@ -142,14 +142,14 @@ fn an_attached_supervisor_is_admitted_and_fenced() {
         std::fs::write(file, child.id().to_string()).unwrap();
     }
     let me = Identity::of(child.id() as i32).unwrap();
-    let stale = Started { attempt: 7, pid: me.pid, start_ticks: me.start_ticks, notes: vec![] };
+    let stale = StartReport { attempt: 7, pid: me.pid, start_ticks: me.start_ticks, notes: vec![] };
     assert_eq!(refused(d.call(d.client.started(mine.id, &stale))).0, ErrorCode::WrongState);
-    let started = Started { attempt: 1, ..stale };
+    let started = StartReport { attempt: 1, ..stale };
     assert_eq!(d.call(d.client.started(mine.id, &started)).unwrap().state, JobState::Running);
     assert_eq!(d.call(d.client.started(mine.id, &started)).unwrap().pid, Some(me.pid), "told twice is told once");
     child.kill().unwrap();
     child.wait().unwrap();
-    let exited = Exited { attempt: 1, signal: Some(9), ..Exited::default() };
+    let exited = ExitReport { attempt: 1, signal: Some(9), ..ExitReport::default() };
     let info = d.call(d.client.exited(mine.id, &exited)).unwrap();
     assert_eq!((info.state, info.signal), (JobState::Failed, Some(9)));
     let dir = std::path::Path::new(&start.procs_files[0]).parent().unwrap();

@@ -1,4 +1,4 @@
-//! Who ran where and when: one row for each machine (or job), bars stacked in lanes where they overlap.
+//! Where and when each job ran: one row for each machine (or job), bars stacked in lanes where they overlap.
 
 use super::axis::{Axis, label};
 use super::{colour, escape, open};

@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn every_chart_is_well_formed_and_draws_no_nan() {
         let gantt = Gantt {
-            title: "who ran where".into(),
+            title: "where each job ran".into(),
             x_label: "s".into(),
             rows: vec![Row {
                 label: "Worker-1".into(),

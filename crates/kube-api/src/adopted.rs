@@ -77,6 +77,16 @@ impl Journal {
         }
         Ok(journal)
     }
+
+    /// What in the annotation the operator cannot have written, if anything.
+    pub fn fault(text: &str) -> Option<String> {
+        let written = match serde_json::from_str::<Journal>(text) {
+            Ok(written) => written,
+            Err(error) => return Some(format!("it cannot be read ({error})")),
+        };
+        let bounded = Journal::read(text).ok()?;
+        (written != bounded).then(|| "it holds numbers that the operator never writes".to_owned())
+    }
 }
 
 /// A Job as it was read.

@@ -8,7 +8,7 @@ use crate::attempt::AttemptFacts;
 use crate::names::{self, PREFIX};
 use crate::quantity;
 use crate::resources::Resources;
-use crate::wire::{Blocked, QosClass, ResizeState};
+use crate::wire::{QosClass, ResizeObstacle, ResizeState};
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, ResourceRequirements};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -60,7 +60,7 @@ pub struct ContainerFacts {
     pub name: String,
     pub resources: Resources,
     /// As written, so that exactly this can be put back.
-    pub written: Written,
+    pub written: WrittenResources,
     /// A new CPU value restarts it.
     pub restarts_for_cpu: bool,
     pub started_ms: Option<u64>,
@@ -70,22 +70,22 @@ pub struct ContainerFacts {
 
 /// Requests and limits as the author wrote them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Written {
+pub struct WrittenResources {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub requests: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<String, String>,
 }
 
-impl Written {
-    fn of(requirements: Option<&ResourceRequirements>) -> Written {
+impl WrittenResources {
+    fn of(requirements: Option<&ResourceRequirements>) -> WrittenResources {
         // Only what we may change: other resources (GPUs, ephemeral storage) are never put back by
         // us.
         let copy = |map: Option<&BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>| {
             let ours = map.into_iter().flatten().filter(|(name, _)| matches!(name.as_str(), "cpu" | "memory"));
             ours.map(|(name, quantity)| (name.clone(), quantity.0.clone())).collect()
         };
-        Written {
+        WrittenResources {
             requests: copy(requirements.and_then(|r| r.requests.as_ref())),
             limits: copy(requirements.and_then(|r| r.limits.as_ref())),
         }
@@ -111,7 +111,7 @@ impl Written {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Originals {
     pub uid: String,
-    pub containers: BTreeMap<String, Written>,
+    pub containers: BTreeMap<String, WrittenResources>,
 }
 
 impl PodFacts {
@@ -190,8 +190,8 @@ impl PodFacts {
     }
 
     /// Why the container cannot be resized, and what its author could do about it.
-    pub fn blocked(&self, container: &str) -> Option<Blocked> {
-        let blocked = |reason: &str, message: String| Some(Blocked { reason: reason.to_owned(), message });
+    pub fn blocked(&self, container: &str) -> Option<ResizeObstacle> {
+        let blocked = |reason: &str, message: String| Some(ResizeObstacle { reason: reason.to_owned(), message });
         let Some(facts) = self.container(container) else {
             let names: Vec<&str> = self.containers.iter().map(|c| c.name.as_str()).collect();
             return blocked(
@@ -270,7 +270,7 @@ impl ContainerFacts {
         ContainerFacts {
             name: container.name.clone(),
             resources: quantity::resources(container.resources.as_ref()),
-            written: Written::of(container.resources.as_ref()),
+            written: WrittenResources::of(container.resources.as_ref()),
             restarts_for_cpu,
             started_ms: running.map(|time| time.0.as_millisecond().max(0) as u64),
             command: Vec::new(),

@@ -2,6 +2,8 @@
 //! `fixtures`.
 
 use crate::facts::PodFacts;
+use crate::resources::{Bounds, Resources};
+use crate::wire::{Collector, Mode, PodOnNode, PolicyKind, QosClass, ResizeState, Settings};
 use serde_json::{Value, json};
 
 /// A running pod of one container, selected by nothing yet.
@@ -36,4 +38,44 @@ pub fn manifest() -> Value {
 /// The facts of such a pod.
 pub fn facts(manifest: &Value) -> PodFacts {
     PodFacts::of(&serde_json::from_value(manifest.clone()).expect("a pod")).expect("facts")
+}
+
+/// A pod with these resources, as the operator describes it to its node agent: selected by the FlowCon policy `p`
+/// with all defaults, never resized.
+pub fn pod_on_node(name: &str, resources: Resources) -> PodOnNode {
+    PodOnNode {
+        uid: format!("uid-{name}"),
+        namespace: "team".to_owned(),
+        name: name.to_owned(),
+        policy: "p".to_owned(),
+        container: "main".to_owned(),
+        owner: format!("Pod/{name}"),
+        started_ms: None,
+        settings: Settings {
+            policy: PolicyKind::Flowcon,
+            alpha: None,
+            beta: None,
+            interval_ms: None,
+            mode: Mode::Weight,
+            memory: false,
+            floor: 0.0,
+            metric: None,
+            maximize: None,
+            collector: Collector::Stdout,
+            pattern: None,
+            path: None,
+        },
+        original: resources,
+        now: resources,
+        class: QosClass::Burstable,
+        blocked: None,
+        allowed: Bounds::default(),
+        noted: 0,
+        follow: false,
+        resize: ResizeState::Settled,
+        deadline: None,
+        command: Vec::new(),
+        deadline_error: None,
+        room_milli: 0,
+    }
 }

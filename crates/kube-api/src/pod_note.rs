@@ -7,7 +7,7 @@
 use crate::deadline::{Forecast, Standing, moment_text};
 use crate::facts::PodFacts;
 use crate::names;
-use crate::wire::{Blocked, Category, JobState, PodOnNode, ResizeState};
+use crate::wire::{Category, JobState, PodOnNode, ResizeObstacle, ResizeState};
 use serde::{Deserialize, Serialize};
 
 /// The text of [`PodNote::pending`] while another program changes the pod, too.
@@ -31,7 +31,7 @@ pub struct PodNote {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub blocked: Option<Blocked>,
+    pub blocked: Option<ResizeObstacle>,
     /// Why the share is not in force: `Deferred` or `Infeasible`, in the kubelet's words, or
     /// `Contested`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

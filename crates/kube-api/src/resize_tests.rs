@@ -1,7 +1,8 @@
 //! Tests of [`super`]: hand-worked cases, then the properties over random pods.
 
 use super::*;
-use crate::wire::{Blocked, Collector, PolicyKind, ResizeState, Settings};
+use crate::fixtures::pod_on_node;
+use crate::wire::ResizeObstacle;
 use proptest::prelude::*;
 
 const GIB: u64 = 1 << 30;
@@ -11,42 +12,7 @@ fn amounts(cpu_milli: Option<u64>, memory_bytes: Option<u64>) -> Amounts {
 }
 
 fn pod(class: QosClass, requests: Amounts, limits: Amounts) -> PodOnNode {
-    let original = Resources { requests, limits };
-    PodOnNode {
-        uid: "u".into(),
-        namespace: "team".into(),
-        name: "p".into(),
-        policy: "all".into(),
-        container: "main".into(),
-        owner: "Job/p".into(),
-        started_ms: None,
-        settings: Settings {
-            policy: PolicyKind::Flowcon,
-            alpha: None,
-            beta: None,
-            interval_ms: None,
-            mode: Mode::Weight,
-            memory: false,
-            floor: 0.0,
-            metric: None,
-            maximize: None,
-            collector: Collector::Stdout,
-            pattern: None,
-            path: None,
-        },
-        original,
-        now: original,
-        class,
-        blocked: None,
-        allowed: Bounds::default(),
-        noted: 0,
-        follow: false,
-        resize: ResizeState::Settled,
-        deadline: None,
-        command: Vec::new(),
-        deadline_error: None,
-        room_milli: 0,
-    }
+    PodOnNode { class, ..pod_on_node("p", Resources { requests, limits }) }
 }
 
 fn changes(pods: &[(&PodOnNode, f64)]) -> Vec<(usize, Resources)> {
@@ -122,7 +88,7 @@ fn a_burstable_pod_does_not_become_guaranteed_by_accident() {
 #[test]
 fn blocked_pods_neither_move_nor_count() {
     let mut still = open();
-    still.blocked = Some(Blocked { reason: "RestartContainer".into(), message: "it would restart".into() });
+    still.blocked = Some(ResizeObstacle { reason: "RestartContainer".into(), message: "it would restart".into() });
     let plan = changes(&[(&still, 0.5), (&open(), 0.25), (&open(), 0.25)]);
     assert_eq!(cpu(&plan), [], "the two others have equal parts of their own 1000m already");
     assert!(vet(&still, &Resources::default()).is_err());

@@ -48,6 +48,10 @@ pub enum JobPolicy {
 }
 
 impl JobPolicy {
+    /// All of them, in the order in which the operator decides for them.
+    pub const ALL: [JobPolicy; 5] =
+        [JobPolicy::Na, JobPolicy::Specon, JobPolicy::Flowcon2, JobPolicy::Gainshare, JobPolicy::Operator];
+
     /// Whether the policy decides where jobs of one pod run.
     pub fn places_pods(self) -> bool {
         !matches!(self, JobPolicy::Na | JobPolicy::Operator)

@@ -122,6 +122,14 @@ pub fn by_job(pod: &PodFacts) -> Option<JobShare> {
     Some(JobShare { name: format!("TrainingJob/{}", policy.name()), spec, watch_only })
 }
 
+/// Pods of a TFJob are measured and keep their resources, unless a policy or the namespace's label selects them: the
+/// job's status shows how far it is.
+pub fn by_tfjob(pod: &PodFacts) -> Option<JobShare> {
+    let is_ours = pod.attempt.as_ref().is_some_and(|attempt| attempt.of_tfjob && attempt.epoch.is_some());
+    let spec = SharePolicySpec { policy: PolicyKind::Fair, ..SharePolicySpec::default() };
+    (is_ours && !is_out(pod)).then(|| JobShare { name: "TFJob/na".to_owned(), spec, watch_only: true })
+}
+
 fn made_by(target: &TargetRef, pod: &PodFacts) -> bool {
     let direct = pod.owners.iter().any(|owner| {
         owner.kind == target.kind

@@ -46,6 +46,22 @@ fn selectors_as_the_api_server_means_them() {
 }
 
 #[test]
+fn pods_of_our_tfjobs_are_measured_and_keep_their_resources() {
+    let labels = |more: Value| {
+        let mut labels =
+            json!({JOB_LABEL: "mnist", names::EPOCH_LABEL: "1", names::ROLE_LABEL: "ps", names::INDEX_LABEL: "0"});
+        labels.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        labels
+    };
+    let tfjob = |labels: Value| owned("kubeflow.org/v1", "TFJob", "mnist", labels);
+    let share = by_tfjob(&tfjob(labels(json!({})))).unwrap();
+    assert!(share.watch_only && share.name == "TFJob/na");
+    assert_eq!(by_tfjob(&tfjob(labels(json!({names::SHARE_LABEL: "disabled"})))), None);
+    assert_eq!(by_tfjob(&tfjob(json!({}))), None, "another operator's");
+    assert_eq!(by_tfjob(&owned("gainshare.dev/v1alpha1", "TrainingJob", "mnist", labels(json!({})))), None);
+}
+
+#[test]
 fn owners_of_any_kind() {
     let job = owned("batch/v1", "Job", "train", json!({}));
     assert!(target("Job", "train").selects(&job) && !target("Job", "other").selects(&job));

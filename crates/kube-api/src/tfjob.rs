@@ -43,7 +43,9 @@ const TRAINING_OPERATOR: &str = "kubeflow.org/training-operator";
     doc = "A TensorFlow job of several tasks, as Kubeflow's training operator defined it.",
     printcolumn(name = "State", type_ = "string", json_path = ".status.conditions[-1:].type"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    printcolumn(name = "Progress", type_ = "string", json_path = ".status.progress")
+    printcolumn(name = "Tasks", type_ = "string", json_path = ".status.runningTasks"),
+    printcolumn(name = "Progress", type_ = "string", json_path = ".status.progress"),
+    printcolumn(name = "Time Left", type_ = "string", json_path = ".status.timeLeft")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct TfJobSpec {
@@ -136,7 +138,13 @@ pub struct TfJobStatus {
     pub message: String,
     /// How many of the tasks run, or have ended well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub running_tasks: Option<String>,
+    /// How much of the training is done, such as 40%, where a task reports its steps and their number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<String>,
+    /// How long the training will take from now on, such as 1h20m; published again when it has changed by a quarter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_left: Option<String>,
     /// The operator's journal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tasks: Option<TaskJournal>,

@@ -86,7 +86,7 @@ fn the_definition_has_the_names_and_columns_of_kubeflow() {
     let version = &crd["spec"]["versions"][0];
     let columns = version["additionalPrinterColumns"].as_array().unwrap();
     let columns: Vec<&str> = columns.iter().map(|column| column["name"].as_str().unwrap()).collect();
-    assert_eq!(columns, ["State", "Age", "Progress"]);
+    assert_eq!(columns, ["State", "Age", "Tasks", "Progress", "Time Left"]);
     let spec = &version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
     let role = &spec["tfReplicaSpecs"]["additionalProperties"]["properties"];
     assert_eq!(role["template"]["x-kubernetes-preserve-unknown-fields"], true);

@@ -54,6 +54,18 @@ pub const MOVES_KEPT: usize = 10;
     ),
     printcolumn(name = "Category", type_ = "string", json_path = ".status.category"),
     printcolumn(
+        name = "Progress",
+        type_ = "string",
+        json_path = ".status.progress",
+        description = "How much of the training is done"
+    ),
+    printcolumn(
+        name = "Time Left",
+        type_ = "string",
+        json_path = ".status.timeLeft",
+        description = "How long a job of several tasks will take from now on"
+    ),
+    printcolumn(
         name = "Done",
         type_ = "string",
         json_path = ".status.finish.predicted",
@@ -268,6 +280,13 @@ pub struct TrainingJobStatus {
     pub start_time: Option<MicroTime>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<MicroTime>,
+    /// How much of the training is done, such as 40%, where the job reports its steps and their number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<String>,
+    /// For a job of several tasks: how long the training will take from now on, such as 1h20m. It is published again
+    /// when it has changed by a quarter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_left: Option<String>,
     /// For a job of several tasks: how many of each role run or have ended.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub replica_statuses: BTreeMap<String, ReplicaStatus>,
@@ -438,7 +457,10 @@ mod tests {
         let version = &crd["spec"]["versions"][0];
         let columns = version["additionalPrinterColumns"].as_array().unwrap();
         let columns: Vec<&str> = columns.iter().map(|column| column["name"].as_str().unwrap()).collect();
-        assert_eq!(columns, ["State", "Node", "Attempt", "Category", "Done", "Deadline", "Moves", "Message", "Age"]);
+        let shares = ["State", "Node", "Attempt", "Category", "Progress", "Time Left"];
+        assert_eq!(columns, [&shares[..], &["Done", "Deadline", "Moves", "Message", "Age"]].concat());
+        let status = &version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"];
+        assert!(status["progress"].is_object() && status["timeLeft"].is_object());
         let spec = &version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
         assert_eq!(spec["policy"]["default"], "gainshare");
         assert_eq!(spec["template"]["x-kubernetes-preserve-unknown-fields"], true);

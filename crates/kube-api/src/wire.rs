@@ -207,6 +207,15 @@ pub struct Progress {
     pub value: Option<f64>,
 }
 
+impl Progress {
+    /// How much of the run is done, in whole percent; `None` where its length is not known.
+    pub fn percent(&self) -> Option<u32> {
+        let (step, total) = (self.step?, self.total.filter(|total| *total > 0)?);
+        let percent = u128::from(step.min(total)) * 100 / u128::from(total);
+        u32::try_from(percent).ok()
+    }
+}
+
 /// New resources for one pod's container. Absent values stay as they are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resize {
@@ -285,7 +294,7 @@ pub struct PodOnNode {
     pub class: QosClass,
     /// Why it cannot be resized; absent if it can.
     #[serde(default)]
-    pub blocked: Option<Blocked>,
+    pub blocked: Option<ResizeObstacle>,
     /// Between which values the resources may move (LimitRange, node, floor). Quotas are judged
     /// when a resize is asked for.
     pub allowed: Bounds,
@@ -347,16 +356,27 @@ pub enum QosClass {
     BestEffort,
 }
 
-/// The [`Blocked::reason`] of pods that are measured and keep their resources, as far as node agents are concerned.
+/// The [`ResizeObstacle::reason`] of pods that a node agent measures and does not resize.
 pub const WATCHED_ONLY: &str = "WatchedOnly";
 
 /// Why a pod cannot be resized, and what its author could do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Blocked {
+pub struct ResizeObstacle {
     /// A word for programs, e.g. `BestEffort`.
     pub reason: String,
     /// Sentences for people.
     pub message: String,
+}
+
+impl ResizeObstacle {
+    /// For a pod of this policy that is measured and keeps its resources.
+    pub fn watched(policy: &str) -> ResizeObstacle {
+        let why = match policy {
+            SCALED_POLICY => "the operator resizes it, not its node agent",
+            _ => "it is measured, and keeps the resources that its author requested",
+        };
+        ResizeObstacle { reason: WATCHED_ONLY.to_owned(), message: format!("{policy}: {why}") }
+    }
 }
 
 /// What a policy asks for, resolved for one pod: preset and the pod's annotations are in it.

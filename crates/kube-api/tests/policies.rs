@@ -2,7 +2,7 @@
 
 use gainshare_core::policies::{Preset, Scope};
 use gainshare_kube_api::share_policy::SharePolicy;
-use gainshare_kube_api::training_job::TrainingJob;
+use gainshare_kube_api::training_job::{JobPolicy, TrainingJob};
 use kube::CustomResourceExt;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -36,4 +36,5 @@ fn a_training_job_takes_the_policies_of_the_table() {
     let (values, default) = policies(TrainingJob::crd());
     assert_eq!(values, table(|preset, _, training_job| training_job.then(|| preset.name())));
     assert_eq!(default, Preset::default().name());
+    assert_eq!(values, JobPolicy::ALL.map(|policy| policy.name().to_owned()).into());
 }

@@ -18,7 +18,7 @@ use gainshare_kube_api::pod_note::PodNote;
 use gainshare_kube_api::resources::Resources;
 use gainshare_kube_api::select::{self, PolicyFacts};
 use gainshare_kube_api::share_policy::SharePolicy;
-use gainshare_kube_api::wire::{Blocked, Category};
+use gainshare_kube_api::wire::{Category, ResizeObstacle};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -39,8 +39,8 @@ pub struct PluginCli {
 }
 
 #[derive(Debug, Args)]
-struct Where {
-    /// The namespace to look at [default: that of your context]
+struct ClusterArgs {
+    /// The namespace to read [default: that of your context]
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
     /// The context of your kubeconfig to use
@@ -59,12 +59,12 @@ enum PluginCommand {
     /// List the pods that share
     Ps {
         #[command(flatten)]
-        at: Where,
-        /// Of all namespaces
+        at: ClusterArgs,
+        /// In all namespaces
         #[arg(short = 'A', long)]
         all_namespaces: bool,
     },
-    /// Say why a pod has what it has, or why a TrainingJob moved or stayed
+    /// Explain why a pod has what it has, or why a TrainingJob moved or stayed
     #[command(
         after_help = "Example:\n  kubectl gainshare explain vae\n  kubectl gainshare explain vae --dump decision.json"
     )]
@@ -83,27 +83,27 @@ enum PluginCommand {
         #[arg(long, value_name = "NAME", default_value = SYSTEM_NAMESPACE)]
         system_namespace: String,
         #[command(flatten)]
-        at: Where,
+        at: ClusterArgs,
     },
     /// Show where TrainingJobs ran, moves included
     Gantt {
         #[command(flatten)]
-        at: Where,
-        /// Of all namespaces
+        at: ClusterArgs,
+        /// In all namespaces
         #[arg(short = 'A', long)]
         all_namespaces: bool,
-        /// Draw it into this file, as .svg
+        /// Draw the chart into this file, as .svg
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         figure: Option<PathBuf>,
     },
-    /// Show what each node shares, again and again
+    /// Show what each node shares, every two seconds
     Top {
         #[command(flatten)]
-        at: Where,
-        /// Of all namespaces
+        at: ClusterArgs,
+        /// In all namespaces
         #[arg(short = 'A', long)]
         all_namespaces: bool,
-        /// Show it once
+        /// Print once and end
         #[arg(long)]
         once: bool,
     },
@@ -134,7 +134,7 @@ pub struct Row {
     reason: String,
     original: Resources,
     now: Resources,
-    blocked: Option<Blocked>,
+    blocked: Option<ResizeObstacle>,
     pending: Option<String>,
 }
 
@@ -223,7 +223,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    async fn connect(at: &Where, all_namespaces: bool) -> Result<Cluster> {
+    async fn connect(at: &ClusterArgs, all_namespaces: bool) -> Result<Cluster> {
         let options = KubeConfigOptions { context: at.context.clone(), ..KubeConfigOptions::default() };
         let config = match &at.kubeconfig {
             Some(path) => {

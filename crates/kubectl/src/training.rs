@@ -46,6 +46,9 @@ struct JobReport {
     attempt: u32,
     category: Option<String>,
     share_percent: Option<u32>,
+    /// How much of the training is done, and how long the rest takes.
+    progress: Option<String>,
+    time_left: Option<String>,
     last_decision: Option<String>,
     /// Why it is not moved, if so.
     unmovable: Option<String>,
@@ -105,6 +108,8 @@ fn report_of(job: &TrainingJob) -> JobReport {
         attempt: status.attempt.map_or(0, |attempt| attempt.epoch),
         category: status.category,
         share_percent: status.share_percent,
+        progress: status.progress,
+        time_left: status.time_left,
         last_decision: status.last_decision,
         unmovable,
         finish: status.finish.filter(|finish| finish.deadline.is_some()),
@@ -127,6 +132,8 @@ fn report_of_adopted(job: AdoptedJob) -> JobReport {
         attempt: job.moves.saturating_add(1),
         category: None,
         share_percent: None,
+        progress: None,
+        time_left: None,
         last_decision: job.last_moves.last().map(|made| made.message.clone()),
         unmovable: job.unmovable,
         finish: None,
@@ -150,6 +157,10 @@ fn sentences(report: &JobReport, out: &Out) -> String {
             report.share_percent.map_or(String::new(), |s| format!(", {s}% of what the jobs of its node share"));
         line("category", &format!("{category}{share}"));
     }
+    if let Some(progress) = &report.progress {
+        let left = report.time_left.as_ref().map_or(String::new(), |left| format!(", {left} left"));
+        line("progress", &format!("{progress}{left}"));
+    }
     if let Some(finish) = &report.finish {
         let end = finish.predicted.as_ref().map(|end| format!(", done at {end} as predicted")).unwrap_or_default();
         let deadline = finish.deadline.as_deref().unwrap_or_default();
@@ -169,7 +180,7 @@ fn sentences(report: &JobReport, out: &Out) -> String {
         }
     }
     match (&report.unmovable, report.policy) {
-        (_, "na" | "flowcon2") => line("stays", "its policy moves nobody"),
+        (_, "na" | "flowcon2" | "operator") => line("stays", "its policy moves no job"),
         (Some(why), _) => line("stays", why),
         (None, "specon") if report.last_moves.is_empty() && report.category.as_deref() != Some("converged") => {
             line("stays", "it has not converged yet: only jobs that have make room for others");
@@ -333,9 +344,11 @@ mod tests {
             "deadline": "2026-03-01T17:00:00Z", "standing": "AtRisk", "predicted": "2026-03-01T18:10:00Z",
             "nodesNeeded": needed,
         });
-        let report = report_of(&job(json!({"state": "Running", "finish": finish})));
+        let status = json!({"state": "Running", "finish": finish, "progress": "40%", "timeLeft": "1h20m"});
+        let report = report_of(&job(status));
         let text = sentences(&report, &Out::new(gainshare_figures::terminal::Format::Table));
         assert!(text.contains("2026-03-01T17:00:00Z (AtRisk, done at 2026-03-01T18:10:00Z as predicted)"), "{text}");
+        assert!(text.contains("40%, 1h20m left"), "{text}");
         assert!(text.contains("2 more nodes of 3.9 cores / 16 GiB (m5.xlarge) to finish in time"), "{text}");
         assert!(
             !sentences(&report_of(&moved()), &Out::new(gainshare_figures::terminal::Format::Table))

@@ -62,7 +62,7 @@ impl RecordRequest {
     }
 }
 
-struct Served {
+struct RecordServer {
     inputs: mpsc::Sender<Input>,
     turn: Semaphore,
 }
@@ -73,11 +73,11 @@ struct RecordQuery {
 }
 
 pub(crate) fn router(inputs: mpsc::Sender<Input>) -> Router {
-    let served = Served { inputs, turn: Semaphore::new(1) };
+    let served = RecordServer { inputs, turn: Semaphore::new(1) };
     Router::new().route(RECORD_PATH, get(decision)).with_state(Arc::new(served))
 }
 
-async fn decision(State(served): State<Arc<Served>>, Query(query): Query<RecordQuery>) -> Response {
+async fn decision(State(served): State<Arc<RecordServer>>, Query(query): Query<RecordQuery>) -> Response {
     let refuse = |code: StatusCode, why: String| (code, why + "\n").into_response();
     let Ok(_turn) = served.turn.acquire().await else {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "the node agent ends".into());

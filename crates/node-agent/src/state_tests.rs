@@ -2,8 +2,9 @@
 //! test moves.
 
 use super::*;
-use gainshare_kube_api::resize::{Amounts, Bounds};
-use gainshare_kube_api::wire::{Blocked, Collector, Mode, QosClass};
+use gainshare_kube_api::fixtures::pod_on_node;
+use gainshare_kube_api::resize::Amounts;
+use gainshare_kube_api::wire::{Collector, ResizeObstacle};
 use std::io::Write;
 
 const SECOND: u64 = 1_000_000;
@@ -50,41 +51,10 @@ impl World {
             requests: Amounts { cpu_milli: Some(1000), memory_bytes: Some(64 << 20) },
             limits: Amounts::default(),
         };
-        self.pods.push(PodOnNode {
-            uid,
-            namespace: "team".into(),
-            name: name.into(),
-            policy: "p".into(),
-            container: "main".into(),
-            owner: format!("Pod/{name}"),
-            started_ms: Some(self.now().unix_ns / 1_000_000),
-            settings: Settings {
-                policy: PolicyKind::Flowcon,
-                alpha: Some(0.05),
-                beta: None,
-                interval_ms: Some(2000),
-                mode: Mode::Weight,
-                memory: false,
-                floor: 0.0,
-                metric: None,
-                maximize: None,
-                collector: Collector::Stdout,
-                pattern: None,
-                path: None,
-            },
-            original,
-            now: original,
-            class: QosClass::Burstable,
-            blocked: None,
-            allowed: Bounds::default(),
-            noted: 0,
-            follow: false,
-            resize: ResizeState::Settled,
-            deadline: None,
-            command: Vec::new(),
-            deadline_error: None,
-            room_milli: 0,
-        });
+        let mut pod = pod_on_node(name, original);
+        pod.started_ms = Some(self.now().unix_ns / 1_000_000);
+        (pod.settings.alpha, pod.settings.interval_ms) = (Some(0.05), Some(2000));
+        self.pods.push(pod);
     }
 
     fn group(&self, uid: &str) -> PathBuf {
@@ -379,7 +349,7 @@ fn blocked_pods_are_reported_and_left_out() {
     w.add("flat");
     w.add("grows");
     w.add("best-effort");
-    w.pods[2].blocked = Some(Blocked { reason: "BestEffort".into(), message: "it requests nothing".into() });
+    w.pods[2].blocked = Some(ResizeObstacle { reason: "BestEffort".into(), message: "it requests nothing".into() });
     w.list();
     w.live(7, loss);
     assert_eq!(w.state("best-effort").reason, "it requests nothing");
@@ -490,7 +460,7 @@ fn the_last_decision_about_a_pod_replays() {
     world.add("late");
     world.list();
     assert!(matches!(world.node.last_decision("uid-late"), Err(RecordError::Undecided { .. })));
-    world.pods[0].blocked = Some(Blocked { reason: "BestEffort".into(), message: "it requests no CPU".into() });
+    world.pods[0].blocked = Some(ResizeObstacle { reason: "BestEffort".into(), message: "it requests no CPU".into() });
     world.list();
     let blocked = world.node.last_decision("uid-flat").unwrap_err().to_string();
     assert!(blocked.contains("it requests no CPU"), "{blocked}");

@@ -8,11 +8,9 @@ use axum::{Json, Router};
 use axum_server::tls_rustls::RustlsConfig;
 use gainshare_core::replay::RecordedDecision;
 use gainshare_kube_api::decision_record::{JOB_HEADER, RECORD_PATH};
-use gainshare_kube_api::resize::{Amounts, Bounds, Resources};
-use gainshare_kube_api::wire::{
-    Answer, Collector, Mode, Outcome, OutcomeState, PodOnNode, PolicyKind, QosClass, ResizeState, SYNC_PATH, Settings,
-    SyncRequest,
-};
+use gainshare_kube_api::fixtures::pod_on_node;
+use gainshare_kube_api::resize::{Amounts, Resources};
+use gainshare_kube_api::wire::{Answer, Outcome, OutcomeState, PodOnNode, SYNC_PATH, SyncRequest};
 use gainshare_node_agent::{AgentConfig, run};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::io::Write;
@@ -145,41 +143,10 @@ impl Drop for Node {
 fn pod(name: &str) -> PodOnNode {
     let original =
         Resources { requests: Amounts { cpu_milli: Some(500), memory_bytes: None }, limits: Amounts::default() };
-    PodOnNode {
-        uid: format!("uid-{name}"),
-        namespace: "team".into(),
-        name: name.into(),
-        policy: "p".into(),
-        container: "main".into(),
-        owner: format!("Pod/{name}"),
-        started_ms: Some(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64),
-        settings: Settings {
-            policy: PolicyKind::Flowcon,
-            alpha: None,
-            beta: None,
-            interval_ms: Some(1000),
-            mode: Mode::Weight,
-            memory: false,
-            floor: 0.0,
-            metric: None,
-            maximize: None,
-            collector: Collector::Stdout,
-            pattern: None,
-            path: None,
-        },
-        original,
-        now: original,
-        class: QosClass::Burstable,
-        blocked: None,
-        allowed: Bounds::default(),
-        resize: ResizeState::Settled,
-        deadline: None,
-        command: Vec::new(),
-        deadline_error: None,
-        room_milli: 0,
-        noted: 0,
-        follow: false,
-    }
+    let mut pod = pod_on_node(name, original);
+    pod.started_ms = Some(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64);
+    pod.settings.interval_ms = Some(1000);
+    pod
 }
 
 async fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {

@@ -18,6 +18,7 @@ pub mod http;
 mod isolate;
 pub mod jobs;
 mod placement;
+pub mod rehearsal;
 mod scaler;
 mod shares;
 mod state;
@@ -29,7 +30,7 @@ pub use shares::release::release;
 use crate::http::peers::{Limits, Peers};
 use crate::http::tls::{Authority, TlsError};
 use gainshare_kube_api::deadline::Standing;
-use http::serve::{Leading, Served};
+use http::serve::{Leading, ServerState};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
@@ -144,7 +145,7 @@ pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) 
     let authority = Arc::new(Authority::load_or_make(&config.authority_folders)?);
     let (leading, leading_seen) = watch::channel(None::<Arc<Leading>>);
     let (ending, ending_seen) = watch::channel(false);
-    let served = Served::new(leading_seen.clone(), metrics.clone(), health.clone(), ending_seen.clone());
+    let served = ServerState::new(leading_seen.clone(), metrics.clone(), health.clone(), ending_seen.clone());
     let records = Arc::new(RecordRequests::default());
 
     let secure = listen(config.listen).await?;
@@ -247,6 +248,8 @@ fn lead(
     let nodes = scaler::run::run(leader.clone(), client.clone(), recorder.clone(), scaler::run::Settings::of(config));
     tasks.spawn_within("the decision about new nodes", DECISION_QUIET, nodes);
     crate::jobs::start(&mut tasks, &leader, client, recorder.clone(), config.fail_at.clone());
+    let invalid = state::invalid_objects::run(leader.invalid.clone(), recorder.clone());
+    tasks.spawn("the reporter of invalid objects", invalid);
     tasks.spawn("the writer of pods' notes", note_loop(shares.clone(), recorder.clone()));
     tasks.spawn("the writer of policies' statuses", write_loop(shares.clone(), client.clone(), recorder));
     leading.send_replace(Some(Arc::new(Leading { leader, shares, reviewer })));

@@ -87,7 +87,7 @@ pub struct OperatorArgs {
     /// Folders in which its certificate authority may be kept, the first that has one or can be written
     #[arg(long, value_name = "DIR")]
     pub authority: Vec<PathBuf>,
-    /// SpeCon's interval: how often jobs of that policy are judged
+    /// SpeCon's interval: the time between two decisions about jobs of that policy
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30s")]
     pub specon_interval: Duration,
     /// SpeCon's alpha: a change of the loss below it, by its first value, counts as slow

@@ -98,14 +98,14 @@ impl Health {
 }
 
 /// A task that stamps its pulse at each poll.
-struct Stamped<F> {
+struct MonitoredTask<F> {
     future: Pin<Box<F>>,
     number: u64,
     pulse: Arc<Pulse>,
     health: Arc<Health>,
 }
 
-impl<F: Future<Output = ()>> Future for Stamped<F> {
+impl<F: Future<Output = ()>> Future for MonitoredTask<F> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -118,7 +118,7 @@ impl<F: Future<Output = ()>> Future for Stamped<F> {
     }
 }
 
-impl<F> Drop for Stamped<F> {
+impl<F> Drop for MonitoredTask<F> {
     fn drop(&mut self) {
         self.health.forget(self.number);
     }
@@ -150,7 +150,7 @@ impl Tasks {
     ) {
         let name = name.into();
         let (number, pulse) = self.health.register(name.clone(), quiet_after, Instant::now());
-        let stamped = Stamped { future: Box::pin(task), number, pulse, health: self.health.clone() };
+        let stamped = MonitoredTask { future: Box::pin(task), number, pulse, health: self.health.clone() };
         let id = self.set.spawn(stamped).id();
         self.names.insert(id, name);
     }

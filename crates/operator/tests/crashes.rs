@@ -83,6 +83,16 @@ fn hostile_objects() -> Vec<Value> {
     vec![training, suspended, bound, limited, endless, forged]
 }
 
+/// The warning that the operator published about an invalid object.
+fn warning_about(bed: &Bed, kind: &str, name: &str) -> Option<Value> {
+    let events: Value = serde_json::from_str(&bed.kubectl(&["get", "events", "-n", "team", "-o", "json"])).unwrap();
+    let is_about = |event: &&Value| {
+        let (object, reason) = (&event["involvedObject"], event["reason"].as_str().unwrap_or_default());
+        object["kind"] == kind && object["name"] == name && event["type"] == "Warning" && reason.starts_with("Invalid")
+    };
+    events["items"].as_array()?.iter().find(is_about).cloned()
+}
+
 /// Another tenant's job runs beside the hostile objects. Returns how many there were, and the seconds until it ran.
 fn serves_another_tenant(bed: &Bed) -> (u32, f64) {
     let _operator = Operator::start(bed, None);
@@ -101,6 +111,11 @@ fn serves_another_tenant(bed: &Bed) -> (u32, f64) {
     let message = bed.job("hostile-training")["status"]["message"].as_str().unwrap_or_default().to_owned();
     assert!(!message.is_empty(), "the hostile job is reported on itself");
     println!("the job with huge requests: {message}");
+    for object in &objects {
+        let (kind, name) = (object["kind"].as_str().unwrap(), object["metadata"]["name"].as_str().unwrap());
+        let event = eventually(&format!("an event that names {kind} {name}"), || warning_about(bed, kind, name));
+        println!("{kind} {name}: {}: {}", event["reason"], event["message"]);
+    }
     (objects.len() as u32, took_s)
 }
 

@@ -254,14 +254,19 @@ impl Collector {
     }
 
     /// Sets which processes are the job's, so that the event files of a neighbour in the same folder
-    /// are left out. To be called before each poll. While none is known, every event file below the
-    /// folder counts as the job's own.
+    /// are left out. To be called before each poll while [`Collector::wants_pids`]. While none is known, every
+    /// event file below the folder counts as the job's own.
     pub fn own_pids(&mut self, pids: impl IntoIterator<Item = u32>) {
         for pid in pids {
             if self.pids.len() < MAX_PIDS {
                 self.pids.insert(pid);
             }
         }
+    }
+
+    /// Whether [`Collector::own_pids`] matters at `now`: files of the folder could become the job's source.
+    pub fn wants_pids(&self, now: Time) -> bool {
+        self.spec.source == Source::Auto && self.root.is_some() && !self.is_settled_without_events(now)
     }
 
     /// Takes the next bytes that the job printed.

@@ -127,6 +127,11 @@ impl FileTail {
         self.last_stamp.map_or(0, |(size, ..)| size.saturating_sub(self.position.offset))
     }
 
+    /// Whether everything was consumed that the file held at the last read.
+    pub fn is_at_end(&self) -> bool {
+        self.last_stamp.is_some() && self.unread() == 0
+    }
+
     /// Moves the position over the first `n` bytes of [`Self::data`], or over all of it.
     pub fn consume(&mut self, n: usize) {
         let n = n.min(self.data().len());
@@ -188,8 +193,9 @@ impl FileTail {
             }
         }
         let Some(meta) = self.file.as_ref().map(File::metadata).transpose()? else { return Ok(Change::Same) };
-        if self.last_stamp != Some(stamp(&meta)) || self.advanced {
-            match self.read(Change::More)? {
+        // What was consumed to the end is read again only when the file has changed.
+        if self.last_stamp != Some(stamp(&meta)) || (self.advanced && !self.is_at_end()) {
+            match self.read_as(Change::More, &meta)? {
                 Change::Same => {}
                 change => return Ok(change),
             }
@@ -248,7 +254,7 @@ impl FileTail {
         self.last_stamp = None;
         self.buffer.clear();
         self.position = there;
-        if change == Change::Rewritten && usize::from(there.mark_len) == MARK && self.load()? {
+        if change == Change::Rewritten && usize::from(there.mark_len) == MARK && self.load(meta.len())? {
             return Ok(Change::More);
         }
         self.position = Position::start_of(meta);
@@ -257,15 +263,19 @@ impl FileTail {
 
     /// Reads what follows the position. `Same` if there is nothing.
     fn read(&mut self, change: Change) -> io::Result<Change> {
-        let Some(file) = &self.file else { return Ok(Change::Same) };
-        let meta = file.metadata()?;
-        self.last_stamp = Some(stamp(&meta));
+        let Some(meta) = self.file.as_ref().map(File::metadata).transpose()? else { return Ok(Change::Same) };
+        self.read_as(change, &meta)
+    }
+
+    /// [`Self::read`] of an open file whose metadata was read just before.
+    fn read_as(&mut self, change: Change, meta: &Metadata) -> io::Result<Change> {
+        self.last_stamp = Some(stamp(meta));
         self.advanced = false;
         let mut change = change;
-        if meta.len() < self.position.offset || !self.load()? {
-            self.position = Position::start_of(&meta);
+        if meta.len() < self.position.offset || !self.load(meta.len())? {
+            self.position = Position::start_of(meta);
             change = Change::Rewritten;
-            self.load()?;
+            self.load(meta.len())?;
         }
         if self.data().is_empty() && change == Change::More {
             return Ok(Change::Same);
@@ -275,11 +285,11 @@ impl FileTail {
 
     /// Fills the buffer with the mark and the bytes after it; `false` if the mark is not what was read.
     /// One system call reads both, so that a file that is being rewritten cannot change between them.
-    fn load(&mut self) -> io::Result<bool> {
+    fn load(&mut self, length: u64) -> io::Result<bool> {
         let Some(file) = &self.file else { return Ok(true) };
         let mark_len = usize::from(self.position.mark_len);
         let start = self.position.offset.saturating_sub(mark_len as u64);
-        let size = file.metadata()?.len().saturating_sub(self.position.offset);
+        let size = length.saturating_sub(self.position.offset);
         let wanted = mark_len + usize::try_from(size).unwrap_or(WINDOW).min(WINDOW);
         self.buffer.resize(wanted, 0);
         let n = loop {
@@ -316,6 +326,26 @@ mod tests {
         assert_eq!(tail.fill().unwrap(), Change::More);
         tail.consume(usize::MAX);
         tail.position()
+    }
+
+    #[test]
+    fn a_file_read_to_its_end_is_followed_when_it_grows_and_when_it_is_rotated() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        std::fs::write(&path, "one\n").unwrap();
+        let mut tail = follow(dir.path(), Position::default());
+        assert!(!tail.is_at_end());
+        assert_eq!((tail.fill().unwrap(), tail.data()), (Change::More, &b"one\n"[..]));
+        assert!(!tail.is_at_end(), "nothing was consumed");
+        tail.consume(4);
+        assert!(tail.is_at_end());
+        assert_eq!(tail.fill().unwrap(), Change::Same);
+        std::fs::write(&path, "one\ntwo\n").unwrap();
+        assert_eq!((tail.fill().unwrap(), tail.data()), (Change::More, &b"two\n"[..]));
+        tail.consume(4);
+        std::fs::rename(&path, dir.path().join("f.1")).unwrap();
+        std::fs::write(&path, "three\n").unwrap();
+        assert_eq!((tail.fill().unwrap(), tail.data()), (Change::Rotated, &b"three\n"[..]));
     }
 
     #[test]

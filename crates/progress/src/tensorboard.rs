@@ -141,7 +141,7 @@ fn head(bytes: &[u8]) -> Option<u64> {
 
 /// How far [`read_records`] came.
 #[derive(Debug, Default, PartialEq)]
-struct Consumed {
+struct ReadPosition {
     bytes: usize,
     /// Length of a large record that begins there and is to be skipped.
     skip: u64,
@@ -154,7 +154,7 @@ fn read_records(
     search: &mut usize,
     counters: &mut Counters,
     mut take: impl FnMut(&[u8]) -> bool,
-) -> Consumed {
+) -> ReadPosition {
     let mut at = 0;
     while data.len() - at >= HEAD {
         let rest = &data[at..];
@@ -172,7 +172,7 @@ fn read_records(
             continue;
         };
         if length > MAX_RECORD {
-            return Consumed { bytes: at, skip: length + 16 };
+            return ReadPosition { bytes: at, skip: length + 16 };
         }
         let end = HEAD + length as usize;
         let Some(crc) = rest.get(end..).and_then(|tail| tail.first_chunk()) else { break };
@@ -184,7 +184,7 @@ fn read_records(
             break;
         }
     }
-    Consumed { bytes: at, skip: 0 }
+    ReadPosition { bytes: at, skip: 0 }
 }
 
 /// What one call may still do.
@@ -363,7 +363,7 @@ mod tests {
         [&length[..], &masked_crc(&length).to_le_bytes(), body, &masked_crc(body).to_le_bytes()].concat()
     }
 
-    fn bodies(data: &[u8]) -> (Vec<Vec<u8>>, Consumed, Counters) {
+    fn bodies(data: &[u8]) -> (Vec<Vec<u8>>, ReadPosition, Counters) {
         let (mut out, mut counters) = (Vec::new(), Counters::default());
         let done = read_records(data, &mut (1 << 30), &mut counters, |body| {
             out.push(body.to_vec());
@@ -415,7 +415,7 @@ mod tests {
     fn record_bombs_cost_nothing() {
         let length = (MAX_RECORD + 1).to_le_bytes();
         let large = [&length[..], &masked_crc(&length).to_le_bytes(), b"xxxxxxxx"].concat();
-        assert_eq!(bodies(&large).1, Consumed { bytes: 0, skip: MAX_RECORD + 17 });
+        assert_eq!(bodies(&large).1, ReadPosition { bytes: 0, skip: MAX_RECORD + 17 });
         let length = (1u64 << 60).to_le_bytes();
         let bomb = [&length[..], &masked_crc(&length).to_le_bytes(), &record(b"after")[..]].concat();
         assert_eq!(bodies(&bomb).0, [b"after".to_vec()]);

@@ -114,7 +114,7 @@ fn forecast_ms(preset: Preset, jobs: u64) -> f64 {
         for step in 1..4 {
             tracker.push(view.now, Sample { value: 1.0 / step as f64, step: Some(step), total: Some(50 + i % 30) });
         }
-        let pace = Some(Pace::told(0.01, 0.1 + 0.01 * (i % 7) as f64, 0.5));
+        let pace = Some(Pace::from_law(0.01, 0.1 + 0.01 * (i % 7) as f64, 0.5));
         let due = view.now + Span::from_secs(50 * (i + 1));
         view.jobs.push(JobView {
             id: JobId(i),

@@ -63,7 +63,7 @@ enum Event {
 }
 
 #[derive(Debug, Clone)]
-struct Live {
+struct LiveJob {
     phase: Phase,
     /// No work before this moment: the job starts or is being restored.
     ready: Time,
@@ -103,7 +103,7 @@ struct Run<'a> {
     heap: BinaryHeap<Reverse<(Time, u64, Event)>>,
     sequence: u64,
     due: Option<Time>,
-    jobs: Vec<Live>,
+    jobs: Vec<LiveJob>,
     /// Arrived and not ended, in order of id.
     active: Vec<usize>,
     migrations: Vec<Migration>,
@@ -159,7 +159,7 @@ impl<'a> Run<'a> {
         if let PlaceRule::Kubernetes { seed } = &mut policy.place {
             *seed ^= world.seed;
         }
-        let jobs = world.jobs.iter().enumerate().map(|(i, job)| Live {
+        let jobs = world.jobs.iter().enumerate().map(|(i, job)| LiveJob {
             phase: Phase::Waiting,
             ready: Time::ZERO,
             target: Target::FREE,

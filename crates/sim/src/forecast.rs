@@ -102,10 +102,10 @@ fn mix(seed: u64) -> World {
     world
 }
 
-/// What was predicted of one job after a tenth of its run.
+/// How good the prediction of one job's end was after a tenth of its run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Judged {
-    /// Of the forecast, and of the rule that a job keeps its share.
+pub struct ForecastScore {
+    /// Errors of the forecast, and of the rule that a job keeps its share, as parts of the run's length.
     pub error: f64,
     pub kept_share_error: f64,
     pub is_inside: bool,
@@ -126,8 +126,8 @@ pub struct Accuracy {
 }
 
 impl Accuracy {
-    pub fn of<'a>(jobs: impl Iterator<Item = &'a Judged>) -> Accuracy {
-        let jobs: Vec<&Judged> = jobs.collect();
+    pub fn of<'a>(jobs: impl Iterator<Item = &'a ForecastScore>) -> Accuracy {
+        let jobs: Vec<&ForecastScore> = jobs.collect();
         let errors: Vec<f64> = jobs.iter().map(|j| j.error.abs()).collect();
         let kept: Vec<f64> = jobs.iter().map(|j| j.kept_share_error.abs()).collect();
         let count = jobs.len().max(1) as f64;
@@ -145,8 +145,8 @@ impl Accuracy {
 /// One moment's forecasts, and what the rule of the kept share predicts.
 type Probe = (Time, BTreeMap<JobId, (Interval, f64)>);
 
-/// The forecasts of one world under one policy, judged.
-pub fn judge(world: &World, preset: Preset) -> Result<Vec<Judged>, SimError> {
+/// Compares the forecasts in one world under one policy with the ends of its jobs.
+pub fn score(world: &World, preset: Preset) -> Result<Vec<ForecastScore>, SimError> {
     let cores: f64 = world.nodes.iter().map(|n| n.cores * n.speed).sum();
     let last_arrival_s = world.jobs.iter().map(|j| j.arrival.as_secs_f64()).fold(0.0, f64::max);
     let length_s = last_arrival_s.max(world.jobs.iter().map(|j| j.work).sum::<f64>() / cores);
@@ -163,7 +163,7 @@ pub fn judge(world: &World, preset: Preset) -> Result<Vec<Judged>, SimError> {
         });
         probes.push((view.now, with_kept.collect()));
     })?;
-    let mut judged = vec![];
+    let mut scores = vec![];
     for (i, job) in outcome.jobs.iter().enumerate() {
         let (Some(stay), Some(finished)) = (job.stays.first(), job.finished) else { continue };
         let (began_s, ended_s) = (stay.from.as_secs_f64(), finished.as_secs_f64());
@@ -176,12 +176,12 @@ pub fn judge(world: &World, preset: Preset) -> Result<Vec<Judged>, SimError> {
             continue;
         }
         let left_s = ended_s - at_s;
-        judged.push(Judged {
+        scores.push(ForecastScore {
             error: (end.mid - left_s) / run_s,
             kept_share_error: (kept_s - left_s) / run_s,
             is_inside: (end.low..=end.high).contains(&left_s),
             is_undisturbed: !world.jobs.iter().any(|j| j.arrival > *at && j.arrival < finished),
         });
     }
-    Ok(judged)
+    Ok(scores)
 }

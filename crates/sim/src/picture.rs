@@ -1,4 +1,4 @@
-//! From outcomes to figures: who took how long, who had which part of a node when, who ran where.
+//! From outcomes to figures: how long each job took, its part of a node over time, and where it ran.
 
 use crate::outcome::Outcome;
 use crate::world::World;
@@ -66,7 +66,7 @@ pub fn losses(title: &str, world: &World, outcome: &Outcome) -> Figure {
     Figure { caption: "Loss of each job as it reported it.".into(), svg: chart.svg() }
 }
 
-/// Who ran where: bars marked -M were moved for slow growth, -R to rebalance, as in the thesis's Figure
+/// Where each job ran: bars marked -M were moved for slow growth, -R to rebalance, as in the thesis's Figure
 /// 6.22; our own moves likewise, by gain and home.
 pub fn gantt(title: &str, world: &World, outcome: &Outcome) -> Figure {
     let mut rows: Vec<Row> = world.nodes.iter().map(|n| Row { label: n.name.clone(), bars: vec![] }).collect();

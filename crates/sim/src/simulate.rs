@@ -76,7 +76,7 @@ pub fn figures(scenario: &Scenario, policies: &[(String, Policy)]) -> Result<Vec
         if world.nodes.len() == 1 {
             figures.push(picture::shares(&format!("CPU usage, {name}"), &world, outcome, 0));
         } else {
-            figures.push(picture::gantt(&format!("Who ran where, {name}"), &world, outcome));
+            figures.push(picture::gantt(&format!("Where each job ran, {name}"), &world, outcome));
         }
         figures.push(picture::losses(&format!("Losses, {name}"), &world, outcome));
     }

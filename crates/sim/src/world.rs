@@ -231,7 +231,7 @@ impl Job {
             }
             Speedup::Table { .. } => (0.0, 1.0 / self.speedup.rate(1.0)),
         };
-        Pace::told(step_s * serial, step_s * parallel / node.cores, most / node.cores)
+        Pace::from_law(step_s * serial, step_s * parallel / node.cores, most / node.cores)
     }
 
     /// Seconds it would take alone on `node`, from its first work on.

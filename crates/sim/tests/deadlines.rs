@@ -1,9 +1,9 @@
 //! Elastic GPU jobs with deadlines: are promises kept, and are as many deadlines met as we publish?
 
 use gainshare_sim::deadline::qos::{JobView, Planner};
-use gainshare_sim::deadline::replay::{Told, replay, replay_apart};
+use gainshare_sim::deadline::replay::{JobKnowledge, replay, replay_apart};
 use gainshare_sim::deadline::report::{figure_8a, itp};
-use gainshare_sim::deadline::timeline::{Need, Period, Timeline};
+use gainshare_sim::deadline::timeline::{JobDemand, Period, Timeline};
 use gainshare_sim::deadline::{Cluster, GpuJob, Kind, Level, data, efficient_levels, useful_levels};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -15,8 +15,8 @@ fn levels(speeds: &[f64]) -> Vec<Level> {
     speeds.iter().enumerate().map(|(i, &speed)| Level { gpus: 1 << i, speed }).collect()
 }
 
-fn need(levels: &[Level], left: f64, deadline_s: i64) -> Need<'_> {
-    Need { left, deadline_s, levels, gpus: 0, restart_left_s: 0, held_until_s: 0, held_speed: 0.0 }
+fn need(levels: &[Level], left: f64, deadline_s: i64) -> JobDemand<'_> {
+    JobDemand { left, deadline_s, levels, gpus: 0, restart_left_s: 0, held_until_s: 0, held_speed: 0.0 }
 }
 
 #[test]
@@ -52,17 +52,17 @@ fn the_small_itp_clusters_meet_more_than_published_and_keep_every_promise() {
 #[test]
 fn ours_meets_more_also_with_decisions_a_minute_apart() {
     let (jobs, cluster) = data::figure_8a().expect("sound data");
-    let qos = replay_apart(&jobs, cluster, Told::Tables, 60);
+    let qos = replay_apart(&jobs, cluster, JobKnowledge::Tables, 60);
     assert!(qos.met >= 160 && qos.admitted_missed == 0, "{qos:?}");
-    let learned = replay_apart(&jobs, cluster, Told::Nothing, 60);
+    let learned = replay_apart(&jobs, cluster, JobKnowledge::Nothing, 60);
     assert!(learned.met >= 150, "{learned:?}");
 }
 
 #[test]
 fn the_same_trace_gives_the_same_outcome() {
     let (jobs, cluster) = data::figure_8a().expect("sound data");
-    for told in [Told::Tables, Told::Nothing] {
-        assert_eq!(replay(&jobs, cluster, told), replay(&jobs, cluster, told));
+    for knowledge in [JobKnowledge::Tables, JobKnowledge::Nothing] {
+        assert_eq!(replay(&jobs, cluster, knowledge), replay(&jobs, cluster, knowledge));
     }
 }
 
@@ -172,10 +172,10 @@ proptest! {
             job.levels = table.clone();
         }
         let cluster = Cluster { nodes: 4, gpus_per_node: 4 };
-        let outcome = replay(&jobs, cluster, Told::Tables);
+        let outcome = replay(&jobs, cluster, JobKnowledge::Tables);
         prop_assert_eq!(outcome.admitted_missed, 0);
         prop_assert!(outcome.met >= outcome.admitted);
-        let learned = replay(&jobs, cluster, Told::Nothing);
+        let learned = replay(&jobs, cluster, JobKnowledge::Nothing);
         prop_assert_eq!(learned.admitted_missed, learned.missed_by_prediction);
     }
 

@@ -41,7 +41,7 @@ pub(crate) fn run(args: &PsArgs, task: &Task) -> Result<ExitCode> {
         .with_context(|| format!("cannot listen at {}; give another --listen address", task.listen))?;
     let address = listener.local_addr().context("the listening socket has no address")?;
     print_message(format_args!("server {} listens at {address}", task.index));
-    let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+    let shared = Arc::new(SharedState { state: Mutex::new(state), changed: Condvar::new() });
     let timeout = Duration::from_secs(args.worker_timeout);
     {
         let shared = Arc::clone(&shared);
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &PsArgs, task: &Task) -> Result<ExitCode> {
     wait_for_end(&shared)
 }
 
-fn wait_for_end(shared: &Shared) -> Result<ExitCode> {
+fn wait_for_end(shared: &SharedState) -> Result<ExitCode> {
     let mut idle_since = None;
     loop {
         thread::sleep(POLL);
@@ -79,7 +79,7 @@ fn wait_for_end(shared: &Shared) -> Result<ExitCode> {
     }
 }
 
-fn accept(listener: &TcpListener, shared: &Arc<Shared>, timeout: Duration) {
+fn accept(listener: &TcpListener, shared: &Arc<SharedState>, timeout: Duration) {
     let mut number = 0;
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
@@ -110,12 +110,12 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, timeout: Duration) {
     }
 }
 
-struct Shared {
+struct SharedState {
     state: Mutex<ServerState>,
     changed: Condvar,
 }
 
-impl Shared {
+impl SharedState {
     /// A thread that panicked has changed the state only between whole steps, so the state is still sound.
     fn lock(&self) -> MutexGuard<'_, ServerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -148,7 +148,7 @@ struct Connection {
 }
 
 impl Connection {
-    fn serve(&mut self, shared: &Shared, timeout: Duration) -> Result<(), WireError> {
+    fn serve(&mut self, shared: &SharedState, timeout: Duration) -> Result<(), WireError> {
         self.stream.set_nodelay(true)?;
         self.stream.set_read_timeout(Some(timeout))?;
         self.stream.set_write_timeout(Some(timeout))?;

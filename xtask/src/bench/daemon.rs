@@ -1,7 +1,9 @@
 //! What the daemon itself costs, and how fast it is.
 //!
-//! 50 jobs print a loss once a second. *CPU* and *memory* of the daemon are read from `/proc` over a minute
-//! under the default settings. *Restart*: `kill -9`, start again, until every job is there and running.
+//! 50, 200 and 600 jobs print a loss once a second. *CPU* and *memory* of the daemon are read from `/proc` over a
+//! minute under the default settings. The cost of one job must be at most [`BAR_PERCENT_PER_JOB`] of a core at each
+//! size. *Journal*: the size of its files, how much they grow and how much is written for an hour of a job.
+//! *Restart*: `kill -9`, start again, until every job is there and running.
 //! *Latency*: a daemon that decides at every report (`--react sample`); two of the jobs take turns in
 //! growing, and the clock runs from the moment a job is handed its line to print until its CPU weight in
 //! the kernel is another.
@@ -16,9 +18,10 @@ use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How many jobs.
-    #[arg(long, default_value_t = 50)]
-    jobs: usize,
+    /// How many jobs; for several numbers, separated by commas, the cost is measured at each. Restart and latency
+    /// are measured at the first one.
+    #[arg(long, value_delimiter = ',', default_values_t = [50, 200, 600])]
+    jobs: Vec<usize>,
     /// How long CPU use is measured.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
@@ -33,21 +36,41 @@ pub(crate) struct Args {
     rounds: usize,
 }
 
-/// A job that reports once a second and does next to nothing else.
-const REPORTER: &str = "i=100000; while :; do i=$((i-7)); echo \"step $((100000-i))/100000 loss: 0.$i\"; sleep 1; done";
+/// What one job may cost, in percent of a core.
+const BAR_PERCENT_PER_JOB: f64 = 0.03;
+
+/// A job that reports once a second and does next to nothing else. It waits without starting a program: hundreds of
+/// new processes a second would be most of the load.
+const REPORTER: &str = "exec 3<> <(:); i=100000; \
+    while :; do i=$((i-7)); echo \"step $((100000-i))/100000 loss: 0.$i\"; read -t 1 -u 3; done";
 
 /// A job that prints the lines it is handed, and burns some CPU for each so that its growth per CPU can be measured.
 const ECHO: &str = "while read line; do echo \"$line\"; i=0; while [ $i -lt 6000 ]; do i=$((i+1)); done; done < \"$0\"";
 
 pub(crate) fn run(args: &Args) -> Result<Value> {
+    let (&first, others) = args.jobs.split_first().context("give at least one number of jobs")?;
+    let (cost, mut figures) = measure(args, first, args.rounds)?;
+    let mut sizes = vec![cost];
+    for &jobs in others {
+        sizes.push(measure(args, jobs, 0)?.0);
+    }
+    let most = sizes.iter().filter_map(|size| size["ratio_to_bar"].as_f64()).fold(0.0, f64::max);
+    figures["sizes"] = json!(sizes);
+    figures["bar_percent_per_job"] = json!(BAR_PERCENT_PER_JOB);
+    figures["largest_ratio_to_bar"] = json!(most);
+    Ok(figures)
+}
+
+/// The cost at one number of jobs, and all figures with restart and latency.
+fn measure(args: &Args, jobs: usize, rounds: usize) -> Result<(Value, Value)> {
     let mut lab = match &args.program {
         Some(program) => Lab::with_program(program.clone())?,
         None => Lab::new()?,
     };
     lab.up(&["--policy", &args.policy])?;
     let mut file = String::new();
-    for i in 0..args.jobs {
-        file += &format!("[[job]]\nname = \"reporter-{i}\"\ncommand = [\"sh\", \"-c\", {}]\n", json!(REPORTER));
+    for i in 0..jobs {
+        file += &format!("[[job]]\nname = \"reporter-{i}\"\ncommand = [\"bash\", \"-c\", {}]\n", json!(REPORTER));
     }
     let fifos: Vec<PathBuf> = ["left", "right"].iter().map(|name| lab.path(name)).collect();
     for (fifo, name) in fifos.iter().zip(["left", "right"]) {
@@ -62,58 +85,66 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
     // other to come.
     let mut writers: Vec<File> =
         fifos.iter().map(|f| OpenOptions::new().read(true).write(true).open(f)).collect::<Result<_, _>>()?;
-    let all = args.jobs + 2;
-    wait_until_running(&lab, all, Duration::from_secs(120))?;
+    let all = jobs + 2;
+    wait_until_running(&lab, all, Duration::from_secs(60 + jobs as u64))?;
     eprintln!("{all} jobs run; measuring the daemon for {} s", args.seconds);
-    std::thread::sleep(Duration::from_secs(5));
+    std::thread::sleep(Duration::from_secs(15));
 
     let pid = lab.pid()?;
-    let (cpu_before, written_before, began) = (cpu_seconds(pid)?, written_bytes(pid)?, Instant::now());
+    let began = Instant::now();
+    let (cpu_before, written_before, journal_before) = (cpu_seconds(pid)?, written_bytes(pid)?, journal_bytes(&lab));
     std::thread::sleep(Duration::from_secs(args.seconds));
+    let per_job_hour = |change: f64| change / began.elapsed().as_secs_f64() * 3600.0 / all as f64;
     let cpu_core_fraction = (cpu_seconds(pid)? - cpu_before) / began.elapsed().as_secs_f64();
-    let written_bytes_s = (written_bytes(pid)? - written_before) / began.elapsed().as_secs_f64();
-    let rss_mib = rss_mib(pid)?;
+    let percent_per_job = 100.0 * cpu_core_fraction / all as f64;
     let journal_bytes = journal_bytes(&lab);
+    let cost = json!({
+        "jobs": all,
+        "cpu_core_fraction": cpu_core_fraction,
+        "cpu_core_percent_per_job": percent_per_job,
+        "ratio_to_bar": percent_per_job / BAR_PERCENT_PER_JOB,
+        "journal_bytes": journal_bytes,
+        "journal_grown_bytes_per_job_hour": per_job_hour(journal_bytes as f64 - journal_before as f64),
+        "journal_written_bytes_per_job_hour": per_job_hour(written_bytes(pid)? - written_before),
+        "rss_mib": rss_mib(pid)?,
+    });
+    eprintln!("{all} jobs cost {percent_per_job:.4} % of a core each; the bar is {BAR_PERCENT_PER_JOB} %");
 
+    let mut figures = cost.clone();
     lab.kill()?;
     let began = Instant::now();
     lab.up(&["--policy", "flowcon", "--react", "sample", "--alpha", "0"])?;
-    wait_until_running(&lab, all, Duration::from_secs(30))?;
-    let restart_s = began.elapsed().as_secs_f64();
+    wait_until_running(&lab, all, Duration::from_secs(30 + jobs as u64 / 10))?;
+    figures["restart_s"] = json!(began.elapsed().as_secs_f64());
 
-    let latencies = match args.rounds {
+    let latencies = match rounds {
         0 => Vec::new(),
         rounds => latencies(&lab, &mut writers, rounds)?,
     };
     let at = |q: f64| latencies.get((latencies.len().saturating_sub(1) as f64 * q).round() as usize);
-    let figures = json!({
-        "jobs": all,
-        "cpu_core_fraction": cpu_core_fraction,
-        "cpu_core_percent_per_job": 100.0 * cpu_core_fraction / all as f64,
-        "journal_bytes": journal_bytes,
-        "journal_written_bytes_per_job_hour": written_bytes_s * 3600.0 / all as f64,
-        "rss_mib": rss_mib,
-        "latency_p50_ms": at(0.50),
-        "latency_p99_ms": at(0.99),
-        "latency_max_ms": at(1.0),
-        "latency_rounds": latencies.len(),
-        "restart_s": restart_s,
-    });
+    figures["latency_p50_ms"] = json!(at(0.50));
+    figures["latency_p99_ms"] = json!(at(0.99));
+    figures["latency_max_ms"] = json!(at(1.0));
+    figures["latency_rounds"] = json!(latencies.len());
     lab.down()?;
-    Ok(figures)
+    Ok((cost, figures))
 }
 
 fn wait_until_running(lab: &Lab, count: usize, patience: Duration) -> Result<()> {
     let began = Instant::now();
+    let mut pause = Duration::from_millis(20);
     loop {
-        let running = lab.jobs()?.iter().filter(|j| j["state"] == "running").count();
+        // A daemon that starts hundreds of jobs may answer late.
+        let jobs = lab.jobs().or_else(|e| if began.elapsed() > patience { Err(e) } else { Ok(Vec::new()) })?;
+        let running = jobs.iter().filter(|j| j["state"] == "running").count();
         if running == count {
             return Ok(());
         }
         if began.elapsed() > patience {
             bail!("only {running} of {count} jobs run after {} s", patience.as_secs());
         }
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_secs(1));
     }
 }
 
@@ -194,15 +225,19 @@ fn read(file: &mut File) -> Result<String> {
     Ok(text)
 }
 
+/// CPU time of a process, also of its threads that have ended, in nanoseconds as the scheduler counts it. The ticks in
+/// `/proc/PID/stat` are too coarse for a process that runs for a fraction of a tick at a time.
 fn cpu_seconds(pid: u32) -> Result<f64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let after_name = stat.rsplit_once(')').context("odd /proc/PID/stat")?.1;
-    let ticks = |i: usize| -> Result<f64> {
-        Ok(after_name.split_whitespace().nth(i).context("short /proc/PID/stat")?.parse::<f64>()?)
+    let mut clock: libc::clockid_t = 0;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: both calls write to variables of this function only.
+    let failed = unsafe {
+        libc::clock_getcpuclockid(i32::try_from(pid)?, &mut clock) != 0 || libc::clock_gettime(clock, &mut time) != 0
     };
-    // SAFETY: sysconf has no preconditions.
-    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
-    Ok((ticks(11)? + ticks(12)?) / per_second)
+    if failed {
+        bail!("cannot read the CPU time of process {pid}: it has ended");
+    }
+    Ok(time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
 }
 
 /// Bytes that the process has caused to be written to disks.

@@ -12,6 +12,7 @@ mod inside;
 mod kube;
 mod kube_move;
 pub(crate) mod lab;
+mod tasks;
 mod threads;
 mod torch;
 mod training;
@@ -24,7 +25,7 @@ pub(crate) use lab::Lab;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Benchmark,
     /// How to print the figures.
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
     output: Format,
@@ -37,11 +38,11 @@ enum Format {
 }
 
 #[derive(Subcommand)]
-enum What {
-    /// The daemon with 50 live jobs that report once a second: CPU, memory, latency, restart.
+enum Benchmark {
+    /// The daemon with 50, 200 and 600 jobs that report once a second: CPU, memory, journal, latency, restart.
     #[command(alias = "agent")]
     Daemon(daemon::Args),
-    /// Three real PyTorch jobs, started plainly and as `gainshare run` starts them, under `na` and `flowcon`.
+    /// Six real PyTorch jobs of different kinds under `na`, `flowcon` and `gainshare`, and once with a plain start.
     Torch(torch::Args),
     /// A PyTorch job on two cores that is left alone, and four together: teams that follow the share.
     Threads(threads::Args),
@@ -57,6 +58,8 @@ enum What {
     /// The operator of a cluster of 5,000 simulated nodes and 50,000 training jobs: passes, placements,
     /// moves, a change of the leader. Needs root.
     KubeMove(kube_move::Args),
+    /// The operator's decisions about 1,000 distributed jobs of 8 tasks on 1,000 nodes, in one process.
+    Tasks(tasks::Args),
     /// A build of the demo's program from nothing: time, number of crates, size of the program.
     Build,
     /// The simulator: replay of 80,000 jobs, cost of a decision and of an event, memory.
@@ -65,16 +68,17 @@ enum What {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let figures = match args.what {
-        What::Daemon(a) => daemon::run(&a)?,
-        What::Torch(a) => torch::run(&a)?,
-        What::Threads(a) => threads::run(&a)?,
-        What::Cores(a) => cores::run(&a)?,
-        What::Gpu(a) => gpu::run(&a)?,
-        What::Inside(a) => inside::run(&a)?,
-        What::Kube(a) => kube::run(&a)?,
-        What::KubeMove(a) => kube_move::run(&a)?,
-        What::Build => build::run()?,
-        What::Sim => simulator()?,
+        Benchmark::Daemon(a) => daemon::run(&a)?,
+        Benchmark::Torch(a) => torch::run(&a)?,
+        Benchmark::Threads(a) => threads::run(&a)?,
+        Benchmark::Cores(a) => cores::run(&a)?,
+        Benchmark::Gpu(a) => gpu::run(&a)?,
+        Benchmark::Inside(a) => inside::run(&a)?,
+        Benchmark::Kube(a) => kube::run(&a)?,
+        Benchmark::KubeMove(a) => kube_move::run(&a)?,
+        Benchmark::Tasks(a) => tasks::run(&a)?,
+        Benchmark::Build => build::run()?,
+        Benchmark::Sim => simulator()?,
     };
     match args.output {
         Format::Json => println!("{}", serde_json::to_string_pretty(&figures)?),

@@ -1,203 +1,299 @@
-//! Three unmodified PyTorch jobs on this machine: what the start is worth, and what the policy is worth,
-//! apart from each other.
+//! Six real PyTorch jobs of different kinds on this machine: what the policy is worth, and what the start is worth.
 //!
-//! A VAE at 0 s, a classifier later, a short classifier last; completion counts from arrival. The rounds: a
-//! *plain* start (what users have today, once each) and the *tuned* start of `gainshare run` (three times,
-//! medians), under `na` and under `flowcon`. Sizes are set by how fast the machine trains one job alone, so
-//! that the three meet on slow and fast machines alike.
+//! Each job prints what public scripts of its kind print; half of them never say how long they will train. Every
+//! policy runs the same jobs with the tuned start of `gainshare run`, several times, the policies in turn, so that a
+//! machine that slows down for a while slows all of them. One round with a *plain* start shows what users have
+//! without Gainshare. Sizes are set by how fast each model trains alone, so that the jobs meet on slow and fast
+//! machines alike.
 //!
-//! A plain PyTorch starts as many threads as it believes there are cores. On some virtual machines it
-//! believes in half of them; there the plain rounds ask for one thread a core, as PyTorch does elsewhere by
-//! itself, and the report says so (`threads`).
+//! **Terms.** *Completion*: seconds from a job's arrival to its end. Changes are parts of what `na` (equal shares)
+//! gives: −0.25 is a quarter less. They compare medians over the rounds; all rounds are printed too.
+//!
+//! A plain PyTorch starts as many threads as it believes there are cores. On some virtual machines it believes in
+//! half of them. There the plain round asks for one thread a core, as PyTorch does elsewhere by itself, and the
+//! report says so (`threads`).
 
 use super::lab::Lab;
 use super::median;
+use super::training::{self, Job};
 use crate::{packages, sh};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Leave out the rounds with a plain start (they take longest).
+    /// Leave out the round with a plain start (it takes longest).
     #[arg(long)]
     tuned_only: bool,
     /// Repeat the rounds with a tuned start so many times, one policy after the other, and report medians.
     #[arg(long, default_value_t = 3)]
     repeat: usize,
+    /// The policies; changes are against the first one.
+    #[arg(long, value_delimiter = ',', default_values = ["na", "flowcon", "gainshare"])]
+    policies: Vec<String>,
+    /// The length of all jobs, relative to the usual one.
+    #[arg(long, default_value_t = 1.0)]
+    scale: f64,
+    /// FlowCon's threshold of growth.
     #[arg(long, default_value = "0.1")]
     alpha: String,
+    /// FlowCon's interval.
     #[arg(long, default_value = "4s")]
     interval: String,
+    /// Do not build, but use this `gainshare`, with the library beside it.
+    #[arg(long)]
+    program: Option<PathBuf>,
 }
 
-/// Name, model of bench/torch/train.py, arrival in seconds, and how long it would train alone.
-const JOBS: [(&str, &str, f64, f64); 3] =
-    [("vae", "vae", 0.0, 32.0), ("mlp", "mlp", 10.0, 16.0), ("late-mlp", "mlp", 20.0, 5.0)];
+/// A job: its name, the model and the style of bench/torch/train.py, whether it says how long it will train, when it
+/// arrives, and how long it would train alone.
+struct JobPlan {
+    name: &'static str,
+    model: &'static str,
+    style: &'static str,
+    tells_total: bool,
+    arrives_s: f64,
+    alone_s: f64,
+}
+
+const fn told(name: &'static str, model: &'static str, style: &'static str, arrives_s: f64, alone_s: f64) -> JobPlan {
+    JobPlan { name, model, style, tells_total: true, arrives_s, alone_s }
+}
+
+const fn untold(name: &'static str, model: &'static str, style: &'static str, arrives_s: f64, alone_s: f64) -> JobPlan {
+    JobPlan { name, model, style, tells_total: false, arrives_s, alone_s }
+}
+
+const JOBS: [JobPlan; 6] = [
+    untold("vae", "vae", "examples", 0.0, 26.0),
+    told("conv", "conv", "keras", 4.0, 16.0),
+    untold("rnn", "rnn", "language", 8.0, 10.0),
+    told("mlp", "mlp", "json", 12.0, 8.0),
+    untold("transformer", "transformer", "trainer", 18.0, 6.0),
+    told("late-mlp", "mlp", "steps", 24.0, 3.0),
+];
+
+/// Steps between two printed losses.
+const EVERY: usize = 20;
 
 /// Debian's Python: the one python3-torch belongs to, whatever else is first in PATH.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// What the caller's shell set would hide what a plain and a tuned start do.
-const SHELL_SETTINGS: [&str; 5] =
-    ["OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"];
-
 pub(crate) fn run(args: &Args) -> Result<Value> {
+    ensure!(!args.policies.is_empty() && args.repeat > 0, "at least one policy and one round are needed");
     packages::install_all()?;
-    let mut lab = Lab::new()?;
-    let machine = Machine::measure(&mut lab)?;
-    // The policies take turns, so that a machine that slows down for some minutes slows both.
-    let plain = if args.tuned_only { 0 } else { 1 };
-    let starts = std::iter::repeat_n("tuned", args.repeat).chain(std::iter::repeat_n("plain", plain));
-    let mut rounds = Vec::new();
-    for (start, policy) in starts.flat_map(|start| [(start, "na"), (start, "flowcon")]) {
-        rounds.push(round(&mut lab, &machine, start, policy, args)?);
+    let lab = args.program.as_ref().map_or_else(Lab::new, |program| Lab::with_program(program.clone()))?;
+    let mut bench = Bench { lab, args, threads: Threads::measure()?, steps: Vec::new() };
+    bench.measure_steps()?;
+    let mut rounds: Vec<Vec<Round>> = args.policies.iter().map(|_| Vec::new()).collect();
+    for _ in 0..args.repeat {
+        for (of_policy, policy) in rounds.iter_mut().zip(&args.policies) {
+            of_policy.push(bench.round(policy, None)?);
+        }
     }
-    let find = |start: &str, policy: &str| {
-        let of = |r: &&Round| r.start == start && r.policy == policy;
-        rounds.iter().filter(of).collect::<Vec<_>>()
-    };
-    let completion = |start: &str, policy: &str, job: usize| {
-        median(find(start, policy).iter().map(|r| r.completion_s[job]).collect())
-    };
-    let makespan = |start: &str, policy: &str| median(find(start, policy).iter().map(|r| r.makespan_s).collect());
-    let change = |job: usize| completion("tuned", "flowcon", job) / completion("tuned", "na", job) - 1.0;
+    let base = Medians::of(&rounds[0]);
     let mut figures = json!({
-        "late_job_change": change(2),
-        "worst_change": (0..JOBS.len()).map(change).fold(f64::MIN, f64::max),
-        "makespan_change": makespan("tuned", "flowcon") / makespan("tuned", "na") - 1.0,
-        "rounds": rounds.iter().map(Round::json).collect::<Vec<_>>(),
-        "steps": machine.steps,
-        "threads": {"cores": machine.cores, "pytorch_by_itself": machine.threads_by_itself, "plain_rounds": machine.plain_threads()},
+        "jobs": JOBS.iter().zip(&bench.steps).map(|(job, steps)| job.json(*steps)).collect::<Vec<_>>(),
+        "threads": {
+            "cores": bench.threads.cores,
+            "pytorch_by_itself": bench.threads.by_itself,
+            "plain_round": bench.threads.plain(),
+        },
     });
+    for (policy, rounds) in args.policies.iter().zip(&rounds) {
+        figures["policies"][policy] = Medians::of(rounds).json(&base, rounds);
+    }
     if !args.tuned_only {
-        figures["tuned_start_speedup"] = json!(makespan("plain", "na") / makespan("tuned", "na"));
-        let each = (0..JOBS.len()).map(|j| completion("plain", "na", j) / completion("tuned", "na", j));
-        figures["tuned_start_speedup_per_job"] = json!(each.collect::<Vec<_>>());
+        let plain = bench.round(&args.policies[0], Some(bench.threads.plain()))?;
+        figures["plain"] = plain.json();
+        figures["tuned_start_speedup"] = json!(plain.makespan_s / base.makespan_s);
     }
     Ok(figures)
 }
 
+impl JobPlan {
+    fn json(&self, steps: usize) -> Value {
+        json!({
+            "name": self.name, "model": self.model, "style": self.style, "tells_total": self.tells_total,
+            "arrives_s": self.arrives_s, "steps": steps,
+        })
+    }
+}
+
+/// How many threads PyTorch starts.
+struct Threads {
+    cores: usize,
+    by_itself: usize,
+}
+
+impl Threads {
+    fn measure() -> Result<Threads> {
+        let mut ask = Command::new(PYTHON);
+        ask.args(["-c", "import os, torch; print(len(os.sched_getaffinity(0)), torch.get_num_threads())"]);
+        training::clear_settings(&mut ask);
+        let answer = sh::output(&mut ask)?;
+        let mut numbers = answer.split_whitespace().filter_map(|n| n.parse().ok());
+        let (cores, by_itself) = numbers.next().zip(numbers.next()).context("Python did not answer")?;
+        Ok(Threads { cores, by_itself })
+    }
+
+    fn plain(&self) -> usize {
+        self.cores.max(self.by_itself)
+    }
+}
+
+struct Bench<'a> {
+    lab: Lab,
+    args: &'a Args,
+    threads: Threads,
+    /// Steps of each job.
+    steps: Vec<usize>,
+}
+
+/// What one round gave.
 struct Round {
-    start: &'static str,
-    policy: &'static str,
     completion_s: Vec<f64>,
     makespan_s: f64,
 }
 
 impl Round {
+    fn mean_s(&self) -> f64 {
+        self.completion_s.iter().sum::<f64>() / self.completion_s.len() as f64
+    }
+
     fn json(&self) -> Value {
-        let jobs = JOBS.iter().zip(&self.completion_s);
-        let jobs =
-            jobs.map(|((name, _, arrived, _), done)| json!({"name": name, "arrived_s": arrived, "completion_s": done}));
-        json!({"start": self.start, "policy": self.policy, "makespan_s": self.makespan_s, "jobs": jobs.collect::<Vec<_>>()})
+        json!({"completion_s": self.completion_s, "mean_s": self.mean_s(), "makespan_s": self.makespan_s})
     }
 }
 
-/// What this machine makes of the jobs.
-struct Machine {
-    cores: usize,
-    /// Threads that PyTorch starts by default.
-    threads_by_itself: usize,
-    /// Steps of each job.
-    steps: Vec<usize>,
-}
-
-impl Machine {
-    fn measure(lab: &mut Lab) -> Result<Machine> {
-        let mut ask = Command::new(PYTHON);
-        ask.args(["-c", "import os, torch; print(len(os.sched_getaffinity(0)), torch.get_num_threads())"]);
-        for name in SHELL_SETTINGS {
-            ask.env_remove(name);
-        }
-        let answer = sh::output(&mut ask)?;
-        let mut numbers = answer.split_whitespace().filter_map(|n| n.parse().ok());
-        let (cores, threads_by_itself) = numbers.next().zip(numbers.next()).context("Python did not answer")?;
+impl Bench<'_> {
+    /// Sets the length of each job by the speed of its model alone.
+    fn measure_steps(&mut self) -> Result<()> {
+        const STEPS: usize = 240;
         eprintln!("measuring how fast each model trains alone");
-        lab.up(&["--policy", "na"])?;
-        let pace = [("vae", pace(lab, "vae")?), ("mlp", pace(lab, "mlp")?)];
-        lab.down()?;
-        let of = |model: &str| pace.iter().find(|(m, _)| *m == model).map_or(1.0, |(_, pace)| *pace);
-        // Whole reports: the script prints every 20 steps.
-        let steps = JOBS.iter().map(|(_, model, _, alone_s)| ((of(model) * alone_s / 20.0) as usize).max(3) * 20);
-        Ok(Machine { cores, threads_by_itself, steps: steps.collect() })
-    }
-
-    fn plain_threads(&self) -> usize {
-        self.cores.max(self.threads_by_itself)
-    }
-}
-
-/// Steps a second of one job alone, by the times of its first and last report: loading PyTorch does not count.
-fn pace(lab: &Lab, model: &str) -> Result<f64> {
-    const STEPS: usize = 200;
-    let mut job = job(lab, &format!("{model}-alone"), model, STEPS, None).stdout(Stdio::piped()).spawn()?;
-    let mut times = Vec::new();
-    for line in BufReader::new(job.stdout.take().context("no output")?).lines() {
-        if line?.contains("loss") {
-            times.push(Instant::now());
-        }
-    }
-    let (Some(first), Some(last)) = (times.first(), times.last()) else {
-        bail!("{model} reported nothing: {}", job.wait()?);
-    };
-    job.wait()?;
-    let reports = (times.len() - 1) as f64;
-    Ok(reports * 20.0 / last.duration_since(*first).as_secs_f64().max(1e-3))
-}
-
-fn round(lab: &mut Lab, machine: &Machine, start: &'static str, policy: &'static str, args: &Args) -> Result<Round> {
-    eprintln!("round: {start} start, policy {policy}");
-    let mut flags = vec!["--policy", policy];
-    if policy == "flowcon" {
-        flags.extend(["--alpha", &args.alpha, "--interval", &args.interval]);
-    }
-    lab.up(&flags)?;
-    let plain_threads = (start == "plain").then(|| machine.plain_threads());
-    let began = Instant::now();
-    let mut children: Vec<Child> = Vec::new();
-    let mut ended: Vec<Option<f64>> = vec![None; JOBS.len()];
-    while ended.iter().any(Option::is_none) {
-        let now = began.elapsed().as_secs_f64();
-        if let Some(&(name, model, arrives, _)) = JOBS.get(children.len())
-            && now >= arrives
-        {
-            let log = std::fs::OpenOptions::new().create(true).append(true).open(lab.path("jobs.log"))?;
-            let mut job = job(lab, name, model, machine.steps[children.len()], plain_threads);
-            children.push(job.stdout(log.try_clone()?).stderr(log).spawn().context("cannot start `gainshare run`")?);
-        }
-        for (i, child) in children.iter_mut().enumerate() {
-            if ended[i].is_none()
-                && let Some(status) = child.try_wait()?
-            {
-                if !status.success() {
-                    bail!("{} failed: {status}; see {}", JOBS[i].0, lab.path("jobs.log").display());
-                }
-                ended[i] = Some(now);
-                eprintln!("  {} done after {:.1} s", JOBS[i].0, now - JOBS[i].2);
+        self.lab.up(&["--policy", "na"])?;
+        let mut paces: Vec<(&str, f64)> = Vec::new();
+        for job in &JOBS {
+            if paces.iter().all(|(model, _)| *model != job.model) {
+                let told = JobPlan { tells_total: true, style: "steps", ..*job };
+                paces.push((job.model, self.start(&told, STEPS, None)?.pace(EVERY)?));
             }
         }
-        std::thread::sleep(Duration::from_millis(20));
+        self.lab.down()?;
+        let pace_of = |model: &str| paces.iter().find(|(m, _)| *m == model).map_or(1.0, |(_, pace)| *pace);
+        let whole_reports = |steps: f64| ((steps / EVERY as f64) as usize).max(3) * EVERY;
+        let scale = self.args.scale;
+        self.steps = JOBS.iter().map(|job| whole_reports(pace_of(job.model) * job.alone_s * scale)).collect();
+        Ok(())
     }
-    lab.down()?;
-    let ended: Vec<f64> = ended.into_iter().flatten().collect();
-    let completion_s = ended.iter().zip(JOBS).map(|(end, (_, _, arrived, _))| end - arrived).collect();
-    Ok(Round { start, policy, completion_s, makespan_s: ended.iter().copied().fold(0.0, f64::max) })
+
+    /// `gainshare run` in front of a training script; started plain, with so many threads, if a number is given.
+    fn start(&self, job: &JobPlan, steps: usize, plain_threads: Option<usize>) -> Result<Job> {
+        let flags: &[&str] = if plain_threads.is_some() { &["--plain"] } else { &[] };
+        let script = sh::root().join("bench/torch/train.py");
+        let mut command = training::command(&self.lab, Path::new(PYTHON), &script, job.name, flags);
+        command.args([job.model, "--style", job.style, "--every", &EVERY.to_string()]);
+        if job.tells_total {
+            command.args(["--steps", &steps.to_string()]);
+        } else {
+            command.env("TRAIN_STEPS", steps.to_string());
+        }
+        if let Some(threads) = plain_threads {
+            command.env("OMP_NUM_THREADS", threads.to_string());
+        }
+        Job::spawn(command)
+    }
+
+    fn round(&mut self, policy: &str, plain_threads: Option<usize>) -> Result<Round> {
+        let mut flags = vec!["--policy", policy];
+        if policy == "flowcon" {
+            flags.extend(["--alpha", &self.args.alpha, "--interval", &self.args.interval]);
+        }
+        self.lab.up(&flags)?;
+        let began = Instant::now();
+        let mut jobs: Vec<Job> = Vec::new();
+        let mut ended_s: Vec<Option<f64>> = vec![None; JOBS.len()];
+        while ended_s.iter().any(Option::is_none) {
+            let now_s = began.elapsed().as_secs_f64();
+            if let Some(plan) = JOBS.get(jobs.len()).filter(|plan| now_s >= plan.arrives_s * self.args.scale) {
+                jobs.push(self.start(plan, self.steps[jobs.len()], plain_threads)?);
+            }
+            for (end_s, job) in ended_s.iter_mut().zip(&mut jobs) {
+                if end_s.is_none() && job.has_ended()? {
+                    *end_s = Some(now_s);
+                }
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.lab.down()?;
+        let ended_s: Vec<f64> = ended_s.into_iter().flatten().collect();
+        let since_arrival = |(end_s, job): (&f64, &JobPlan)| end_s - job.arrives_s * self.args.scale;
+        let round = Round {
+            completion_s: ended_s.iter().zip(&JOBS).map(since_arrival).collect(),
+            makespan_s: ended_s.iter().copied().fold(0.0, f64::max),
+        };
+        let start = if plain_threads.is_some() { "plain" } else { "tuned" };
+        eprintln!(
+            "{start} start, {policy}: completion {:.1?}, mean {:.1}, makespan {:.1}",
+            round.completion_s,
+            round.mean_s(),
+            round.makespan_s
+        );
+        Ok(round)
+    }
 }
 
-/// `gainshare run` in front of a training script; started plain, with so many threads, if a number is given.
-fn job(lab: &Lab, name: &str, model: &str, steps: usize, plain_threads: Option<usize>) -> Command {
-    let mut command = lab.gainshare();
-    for name in SHELL_SETTINGS {
-        command.env_remove(name);
+/// Medians over rounds, by job.
+struct Medians {
+    completion_s: Vec<f64>,
+    mean_s: f64,
+    makespan_s: f64,
+}
+
+impl Medians {
+    fn of(rounds: &[Round]) -> Medians {
+        let over = |of: &dyn Fn(&Round) -> f64| median(rounds.iter().map(of).collect());
+        Medians {
+            completion_s: (0..JOBS.len()).map(|i| over(&|round| round.completion_s[i])).collect(),
+            mean_s: over(&Round::mean_s),
+            makespan_s: over(&|round| round.makespan_s),
+        }
     }
-    command.args(["run", "--require-daemon", "--name", name]);
-    if let Some(threads) = plain_threads {
-        command.arg("--plain").env("OMP_NUM_THREADS", threads.to_string());
+
+    fn json(&self, base: &Medians, rounds: &[Round]) -> Value {
+        let changes: Vec<f64> =
+            self.completion_s.iter().zip(&base.completion_s).map(|(now, before)| now / before - 1.0).collect();
+        json!({
+            "mean_change": self.mean_s / base.mean_s - 1.0,
+            "worst_change": changes.iter().copied().fold(f64::MIN, f64::max),
+            "late_job_change": changes[JOBS.len() - 1],
+            "makespan_change": self.makespan_s / base.makespan_s - 1.0,
+            "completion_s": self.completion_s,
+            "mean_s": self.mean_s,
+            "makespan_s": self.makespan_s,
+            "rounds": rounds.iter().map(Round::json).collect::<Vec<_>>(),
+        })
     }
-    command.args(["--", PYTHON]).arg(sh::root().join("bench/torch/train.py"));
-    command.args([model, "--steps", &steps.to_string()]).stdin(Stdio::null());
-    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_the_jobs_do_not_say_how_long_they_train() {
+        assert_eq!(JOBS.iter().filter(|job| job.tells_total).count(), JOBS.len() / 2);
+    }
+
+    #[test]
+    fn changes_compare_medians() {
+        let round = |late_s: f64| Round { completion_s: vec![10.0, 10.0, 10.0, 10.0, 10.0, late_s], makespan_s: 40.0 };
+        let base = Medians::of(&[round(8.0), round(10.0), round(90.0)]);
+        let figures = Medians::of(&[round(5.0)]).json(&base, &[round(5.0)]);
+        assert_eq!(figures["late_job_change"], -0.5);
+        assert_eq!(figures["worst_change"], 0.0);
+    }
 }

@@ -24,12 +24,17 @@ const SHELL_SETTINGS: [&str; 7] = [
     "GAINSHARE_INSIDE_GPU",
 ];
 
-/// `gainshare run` with these flags in front of a script.
-pub(super) fn command(lab: &Lab, python: &Path, script: &Path, name: &str, flags: &[&str]) -> Command {
-    let mut command = lab.gainshare();
+/// Takes the settings of the caller's shell off a command.
+pub(super) fn clear_settings(command: &mut Command) {
     for name in SHELL_SETTINGS {
         command.env_remove(name);
     }
+}
+
+/// `gainshare run` with these flags in front of a script.
+pub(super) fn command(lab: &Lab, python: &Path, script: &Path, name: &str, flags: &[&str]) -> Command {
+    let mut command = lab.gainshare();
+    clear_settings(&mut command);
     command.args(["run", "--require-daemon", "--name", name]).args(flags).arg("--").arg(python).arg(script);
     command
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use std::process::Command;
 
 /// A committed file and the program that writes it.
-struct Generated {
+struct GeneratedFile {
     file: &'static str,
     program: &'static str,
     arguments: &'static [&'static str],
@@ -15,28 +15,28 @@ struct Generated {
     help_page: Option<&'static str>,
 }
 
-const FILES: [Generated; 6] = [
-    Generated { file: "docs/reference/cli.md", program: "gainshare", arguments: &["reference"], help_page: None },
-    Generated { file: "docs/policies.md", program: "gainshare", arguments: &["policies"], help_page: None },
-    Generated {
+const FILES: [GeneratedFile; 6] = [
+    GeneratedFile { file: "docs/reference/cli.md", program: "gainshare", arguments: &["reference"], help_page: None },
+    GeneratedFile { file: "docs/policies.md", program: "gainshare", arguments: &["policies"], help_page: None },
+    GeneratedFile {
         file: "docs/reference/operator.md",
         program: "gainshare-operator",
         arguments: &["--help"],
         help_page: Some("Options of the operator"),
     },
-    Generated {
+    GeneratedFile {
         file: "docs/reference/node-agent.md",
         program: "gainshare-node-agent",
         arguments: &["--help"],
         help_page: Some("Options of the node agent"),
     },
-    Generated {
+    GeneratedFile {
         file: "deploy/chart/crds/gainshare.yaml",
         program: "gainshare-operator",
         arguments: &["crd"],
         help_page: None,
     },
-    Generated {
+    GeneratedFile {
         file: "deploy/chart/files/tfjob.yaml",
         program: "gainshare-operator",
         arguments: &["crd", "--tfjobs"],
@@ -48,7 +48,7 @@ const FILES: [Generated; 6] = [
 /// where Helm is installed.
 const MANIFESTS: &str = "deploy/gainshare.yaml";
 
-impl Generated {
+impl GeneratedFile {
     fn content(&self, programs: &Programs) -> Result<String> {
         // Help is wrapped to the width of the terminal unless a width is given.
         let printed = sh::output(programs.command(self.program).args(self.arguments).env("COLUMNS", "100"))?;

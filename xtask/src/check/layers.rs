@@ -62,12 +62,6 @@ const LAYERS: [Layer; 15] = [
     layer("xtask", &[], &["gainshare-kube-api", "gainshare-operator"]),
 ];
 
-/// EXCEPTIONS, to be deleted: arrows that the table above forbids and that exist until the code is moved.
-const EXCEPTIONS: [(&str, &str); 1] = [
-    // The plugin reads `PodNote` and parts of TrainingJob reports that still lie in the operator.
-    ("kubectl-gainshare", "gainshare-operator"),
-];
-
 /// Crates whose direct dependencies are all listed, ours included.
 const ONLY: [(&str, &[&str]); 1] = [("gainshare-core", &["serde", "thiserror"])];
 
@@ -96,9 +90,7 @@ pub(super) fn check(metadata: &Value) -> Vec<String> {
         for dependency in package["dependencies"].as_array().into_iter().flatten() {
             let (to, kind) = (dependency["name"].as_str().unwrap_or_default(), &dependency["kind"]);
             let ours = members.values().any(|member| member["name"] == to);
-            let allowed = layer.normal.contains(&to)
-                || (*kind == "dev" && layer.dev.contains(&to))
-                || EXCEPTIONS.contains(&(name, to));
+            let allowed = layer.normal.contains(&to) || (*kind == "dev" && layer.dev.contains(&to));
             if ours && !allowed {
                 let kind = if *kind == "dev" { "in tests " } else { "" };
                 findings.push(format!("{name} depends {kind}on {to}, which its layer forbids: see ARCHITECTURE.md"));

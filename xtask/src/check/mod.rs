@@ -19,7 +19,7 @@ mod tree;
 pub(crate) use generated::generate;
 
 use crate::programs::Programs;
-use crate::setup::{self, Installed};
+use crate::setup::{self, TestTools};
 use crate::sh;
 use anyhow::{Context, Result, bail};
 use tree::SourceTree;
@@ -39,14 +39,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.text || args.tighten {
         return Ok(());
     }
-    let installed = Installed { bin: setup::tools(&[setup::CARGO_DENY])?, venv: Default::default() };
+    let installed = TestTools { bin: setup::tools(&[setup::CARGO_DENY])?, venv: Default::default() };
     lints()?;
     dependencies(&installed)?;
     generated::check_fresh(&Programs::build()?)
 }
 
 /// All rules, with programs and tools that are there already.
-pub(crate) fn run_with(installed: &Installed, programs: &Programs) -> Result<()> {
+pub(crate) fn run_with(installed: &TestTools, programs: &Programs) -> Result<()> {
     text_rules(false)?;
     lints()?;
     dependencies(installed)?;
@@ -78,7 +78,7 @@ fn lints() -> Result<()> {
 
 /// Licences, bans and sources come with the crates. Advisories need a database from the network: without a
 /// network they are not checked, and a line says so.
-fn dependencies(installed: &Installed) -> Result<()> {
+fn dependencies(installed: &TestTools) -> Result<()> {
     let deny = |args: &[&str]| {
         let mut deny = sh::cargo();
         deny.arg("deny").args(args);

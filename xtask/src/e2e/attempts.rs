@@ -19,7 +19,7 @@ const PACE: Duration = Duration::from_millis(50);
 
 /// One attempt of a job, as the kernel saw it.
 #[derive(Debug, Default)]
-pub(super) struct Ran {
+pub(super) struct ObservedAttempt {
     pub(super) job: String,
     /// The pod's uid.
     pub(super) pod: String,
@@ -33,7 +33,7 @@ pub(super) struct Ran {
     log: Option<File>,
 }
 
-impl Ran {
+impl ObservedAttempt {
     pub(super) fn last_loss(&self) -> Option<f64> {
         self.lines.iter().rev().find_map(|line| word(line, "loss"))
     }
@@ -73,7 +73,7 @@ fn word(line: &str, name: &str) -> Option<f64> {
 /// Watches until it is ended.
 pub(super) struct Attempts {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Vec<Ran>>,
+    thread: JoinHandle<Vec<ObservedAttempt>>,
 }
 
 impl Attempts {
@@ -86,26 +86,26 @@ impl Attempts {
         let stop = Arc::new(AtomicBool::new(false));
         let stop_there = stop.clone();
         let thread = std::thread::spawn(move || {
-            let mut ran: BTreeMap<String, Ran> = BTreeMap::new();
+            let mut ran: BTreeMap<String, ObservedAttempt> = BTreeMap::new();
             while !stop_there.load(Ordering::Relaxed) {
-                places.iter().for_each(|(groups, logs)| look(groups, logs, &mut ran));
+                places.iter().for_each(|(groups, logs)| read_processes(groups, logs, &mut ran));
                 std::thread::sleep(PACE);
             }
-            ran.values_mut().for_each(Ran::read);
+            ran.values_mut().for_each(ObservedAttempt::read);
             ran.into_values().collect()
         });
         Ok(Attempts { stop, thread })
     }
 
     /// All attempts that were seen.
-    pub(super) fn end(self) -> Result<Vec<Ran>> {
+    pub(super) fn end(self) -> Result<Vec<ObservedAttempt>> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the watch over the attempts has panicked"))
     }
 }
 
 /// The processes of all pods below a node's group.
-fn look(groups: &Path, logs: &Path, ran: &mut BTreeMap<String, Ran>) {
+fn read_processes(groups: &Path, logs: &Path, ran: &mut BTreeMap<String, ObservedAttempt>) {
     for class in ["burstable", "besteffort", ""] {
         for pod in std::fs::read_dir(groups.join(class)).into_iter().flatten().flatten() {
             let name = pod.file_name();
@@ -113,14 +113,14 @@ fn look(groups: &Path, logs: &Path, ran: &mut BTreeMap<String, Ran>) {
             for group in std::fs::read_dir(pod.path()).into_iter().flatten().flatten() {
                 let pids = std::fs::read_to_string(group.path().join("cgroup.procs")).unwrap_or_default();
                 for pid in pids.lines() {
-                    see(pid, uid, logs, ran);
+                    record_process(pid, uid, logs, ran);
                 }
             }
         }
     }
 }
 
-fn see(pid: &str, uid: &str, logs: &Path, ran: &mut BTreeMap<String, Ran>) {
+fn record_process(pid: &str, uid: &str, logs: &Path, ran: &mut BTreeMap<String, ObservedAttempt>) {
     // A process that has ended shows no environment any more.
     let Ok(environment) = std::fs::read(format!("/proc/{pid}/environ")) else { return };
     let variable = |name: &str| {
@@ -131,7 +131,15 @@ fn see(pid: &str, uid: &str, logs: &Path, ran: &mut BTreeMap<String, Ran>) {
     let now = unix_s();
     let seen = ran.entry(uid.to_owned()).or_insert_with(|| {
         let attempt = attempt.parse().unwrap_or(0);
-        Ran { job, pod: uid.to_owned(), attempt, first_s: now, last_s: now, lines: vec![], log: log_of(logs, uid) }
+        ObservedAttempt {
+            job,
+            pod: uid.to_owned(),
+            attempt,
+            first_s: now,
+            last_s: now,
+            lines: vec![],
+            log: log_of(logs, uid),
+        }
     });
     seen.last_s = now;
     if seen.log.is_none() {

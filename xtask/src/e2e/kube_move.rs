@@ -6,7 +6,7 @@
 //! twenty times a second: two attempts of one job must never live at once. Every job has a twin with the
 //! same seed in the round without moves: both must end with the same loss.
 
-use super::attempts::{Attempts, Ran};
+use super::attempts::{Attempts, ObservedAttempt};
 use super::kube::{Bystanders, Kube, unix_s, wait_for};
 use super::kube_share::install;
 use super::train::{IMAGE, steps_per_second};
@@ -105,7 +105,7 @@ struct Round {
     makespan_s: f64,
     completion_s: BTreeMap<String, f64>,
     last_loss: BTreeMap<String, f64>,
-    moves: Vec<Moved>,
+    moves: Vec<MoveRecord>,
     /// What the machine did beside the three nodes.
     bystanders_cores: f64,
     /// What the nodes had of the processors. The work is the same in every round: where this differs, the
@@ -114,7 +114,7 @@ struct Round {
 }
 
 #[derive(Debug, Clone, Serialize)]
-struct Moved {
+struct MoveRecord {
     job: String,
     from: String,
     to: String,
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
     let programs = super::programs(args.programs.as_deref())?;
     let kube = Kube { testbed: Testbed::up(&Spec::new("kube-move", &NODES)?)? };
-    let told = tell(&kube, args, &programs);
+    let told = run_story(&kube, args, &programs);
     kube.end(args.keep)?;
     let mut report = told?;
     report.took_s = began.elapsed().as_secs_f64();
@@ -138,7 +138,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     judge(&report, args.short || !args.only.is_empty())
 }
 
-fn tell(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
+fn run_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
     kube.testbed.load_image(&programs.files(), IMAGE)?;
     let program = &programs.gainshare();
     let jobs = if args.short {
@@ -159,7 +159,7 @@ fn tell(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
     for policy in policies {
         eprintln!("e2e: under {policy}");
         let round = play(kube, programs, policy, &jobs, &mut report)?;
-        look_back(kube, programs, policy, &round, args.figures.as_deref())?;
+        check_figures(kube, programs, policy, &round, args.figures.as_deref())?;
         let namespace = format!("under-{policy}");
         kube.kubectl(&["delete", "trainingjobs", "--all", "-n", &namespace, "--wait=false"])?;
         report.rounds.insert(policy, round);
@@ -265,7 +265,7 @@ fn play(kube: &Kube, programs: &Programs, policy: &'static str, jobs: &[Job], re
         let loss = last.last_loss().with_context(|| format!("{} printed no loss", job.name))?;
         round.last_loss.insert(job.name.clone(), loss);
         let moves = status["lastMoves"].as_array().into_iter().flatten();
-        round.moves.extend(moves.filter(|m| m["from"] != m["to"]).map(|m| moved(&job.name, m)));
+        round.moves.extend(moves.filter(|m| m["from"] != m["to"]).map(|m| move_record(&job.name, m)));
     }
     round.mean_s = round.completion_s.values().sum::<f64>() / jobs.len() as f64;
     let first = created.values().copied().fold(f64::INFINITY, f64::min);
@@ -278,7 +278,7 @@ fn play(kube: &Kube, programs: &Programs, policy: &'static str, jobs: &[Job], re
 }
 
 /// What people are shown of a round: every move in the Gantt chart, with its mark, and in the words about its job.
-fn look_back(kube: &Kube, programs: &Programs, policy: &str, round: &Round, figures: Option<&Path>) -> Result<()> {
+fn check_figures(kube: &Kube, programs: &Programs, policy: &str, round: &Round, figures: Option<&Path>) -> Result<()> {
     let namespace = format!("under-{policy}");
     let plugin = |words: &[&str]| {
         let mut command = programs.command("kubectl-gainshare");
@@ -302,11 +302,11 @@ fn look_back(kube: &Kube, programs: &Programs, policy: &str, round: &Round, figu
     Ok(())
 }
 
-fn moved(job: &str, m: &Value) -> Moved {
+fn move_record(job: &str, m: &Value) -> MoveRecord {
     let text = |key: &str| m[key].as_str().unwrap_or_default().to_owned();
     let number = |key: &str| m[key].as_f64().unwrap_or(f64::NAN);
     let (save_s, restore_s) = (number("saveS"), number("restoreS"));
-    Moved { job: job.to_owned(), from: text("from"), to: text("to"), why: text("message"), save_s, restore_s }
+    MoveRecord { job: job.to_owned(), from: text("from"), to: text("to"), why: text("message"), save_s, restore_s }
 }
 
 /// A namespace with a claim on a folder that all nodes see.
@@ -368,7 +368,7 @@ fn training_job(namespace: &str, policy: &str, job: &Job) -> Value {
 }
 
 /// Attempts of one job whose lives overlapped.
-fn two_alive(ran: &[Ran]) -> Vec<String> {
+fn two_alive(ran: &[ObservedAttempt]) -> Vec<String> {
     let mut found = vec![];
     for (i, a) in ran.iter().enumerate() {
         for b in ran[i + 1..].iter().filter(|b| b.job == a.job && b.pod != a.pod) {
@@ -381,7 +381,7 @@ fn two_alive(ran: &[Ran]) -> Vec<String> {
 }
 
 /// Attempts after the first that did not begin with the step at which the one before was saved.
-fn not_continued(ran: &[Ran]) -> Vec<String> {
+fn not_continued(ran: &[ObservedAttempt]) -> Vec<String> {
     let mut found = vec![];
     for later in ran {
         let before = ran.iter().filter(|r| r.job == later.job && r.attempt < later.attempt).max_by_key(|r| r.attempt);

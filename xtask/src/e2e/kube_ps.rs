@@ -17,6 +17,7 @@ use super::kube::{Kube, Pod, log_lines, unix_s, wait_for};
 use super::kube_share::install;
 use super::ps_job::{self, JOB_LABEL, PsJob};
 use super::train::{IMAGE, steps_per_second};
+use crate::bench::median;
 use crate::programs::Programs;
 use crate::testbed::{Spec, Testbed};
 use anyhow::{Context, Result, bail, ensure};
@@ -143,11 +144,6 @@ fn play_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
     hot_server(kube, rate, &mut report)?;
     breathe(kube, rate, &mut report)?;
     Ok(report)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Seconds of CPU that the pods of all nodes have used.

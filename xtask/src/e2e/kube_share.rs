@@ -12,7 +12,7 @@
 
 use super::kube::{Bystanders, Kube, Pod, wait_for};
 use super::trace::{Level, Watch};
-use super::train::{self, IMAGE, LABEL, Maker, REQUEST_MILLI, Run, Took, Work};
+use super::train::{self, IMAGE, LABEL, Maker, REQUEST_MILLI, Run, RunResult, Work};
 use crate::programs::Programs;
 use crate::sh;
 use crate::testbed::{Spec, Testbed};
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let programs = super::programs(args.programs.as_deref())?;
     let testbed = Testbed::up(&Spec::new("kube-share", &[(NODE, 1.0), (OTHER, 0.6)])?)?;
     let kube = Kube { testbed };
-    let told = tell(&kube, args, &programs);
+    let told = run_story(&kube, args, &programs);
     kube.end(args.keep)?;
     let mut report = told?;
     report.took_s = began.elapsed().as_secs_f64();
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     judge(&report, args.short)
 }
 
-fn tell(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
+fn run_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
     kube.testbed.load_image(&programs.files(), IMAGE)?;
     let program = &programs.gainshare();
     kube.apply(&train::unknown_kind())?;
@@ -343,7 +343,7 @@ fn keep_logs(kube: &Kube, pods: &[Pod]) -> Result<()> {
     Ok(())
 }
 
-fn seconds(took: &[Took]) -> BTreeMap<&'static str, f64> {
+fn seconds(took: &[RunResult]) -> BTreeMap<&'static str, f64> {
     took.iter().map(|t| (t.name, (t.seconds * 10.0).round() / 10.0)).collect()
 }
 

@@ -20,13 +20,13 @@ const PACE: Duration = Duration::from_millis(20);
 #[derive(Debug, Default)]
 struct Weights {
     /// When each was seen for the first time.
-    seen: Vec<Seen>,
+    seen: Vec<WeightReading>,
     /// When the pod's group was last there.
     last_s: f64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Seen {
+struct WeightReading {
     at_s: f64,
     shares: u64,
 }
@@ -38,7 +38,7 @@ pub(super) enum Level {
     Pod,
 }
 
-type Seens = BTreeMap<(String, Level), Weights>;
+type PodWeights = BTreeMap<(String, Level), Weights>;
 
 /// A decision about a pod that ends within this time may come too late; a pod's group outlives its
 /// container by some seconds.
@@ -49,7 +49,7 @@ const SLOW_S: f64 = 0.8;
 
 /// Watches until it is dropped.
 pub(super) struct Watch {
-    seen: Arc<Mutex<Seens>>,
+    seen: Arc<Mutex<PodWeights>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -58,11 +58,11 @@ impl Watch {
     /// Watches every pod of a node.
     pub(super) fn start(kube: &Kube, node: &str) -> Result<Watch> {
         let pods = kube.testbed.node_cgroup(node, "cpu")?.join("kubepods/burstable");
-        let (seen, stop) = (Arc::new(Mutex::new(Seens::new())), Arc::new(AtomicBool::new(false)));
-        let (seen_there, stop_there) = (seen.clone(), stop.clone());
+        let (seen, stop) = (Arc::new(Mutex::new(PodWeights::new())), Arc::new(AtomicBool::new(false)));
+        let (readings_there, stop_there) = (seen.clone(), stop.clone());
         let thread = std::thread::spawn(move || {
             while !stop_there.load(Ordering::Relaxed) {
-                look(&pods, &seen_there);
+                read_weights(&pods, &readings_there);
                 std::thread::sleep(PACE);
             }
         });
@@ -109,7 +109,7 @@ impl Drop for Watch {
     }
 }
 
-fn look(pods: &Path, seen: &Mutex<Seens>) {
+fn read_weights(pods: &Path, seen: &Mutex<PodWeights>) {
     for entry in std::fs::read_dir(pods).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let Some(uid) = name.to_str().and_then(|n| n.strip_prefix("pod")) else { continue };
@@ -121,7 +121,7 @@ fn look(pods: &Path, seen: &Mutex<Seens>) {
             let weights = seen.entry((uid.to_owned(), level)).or_default();
             weights.last_s = unix_s();
             if weights.seen.last().is_none_or(|last| last.shares != shares) {
-                weights.seen.push(Seen { at_s: weights.last_s, shares });
+                weights.seen.push(WeightReading { at_s: weights.last_s, shares });
             }
         }
     }

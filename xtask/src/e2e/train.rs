@@ -45,9 +45,9 @@ pub(super) enum Work {
     Writes { script: &'static str, path: &'static str },
 }
 
-/// When a run came and went.
+/// How long a run took, and how often it was restarted.
 #[derive(Debug, Clone)]
-pub(super) struct Took {
+pub(super) struct RunResult {
     pub(super) name: &'static str,
     pub(super) seconds: f64,
     pub(super) restarts: u64,
@@ -202,7 +202,13 @@ pub(super) fn pod_of<'p>(pods: &'p [Pod], run: &str) -> Option<&'p Pod> {
 }
 
 /// Plays the schedule in a namespace and waits for the end of the last run.
-pub(super) fn play(kube: &Kube, namespace: &str, node: &str, runs: &[Run], patience: Duration) -> Result<Vec<Took>> {
+pub(super) fn play(
+    kube: &Kube,
+    namespace: &str,
+    node: &str,
+    runs: &[Run],
+    patience: Duration,
+) -> Result<Vec<RunResult>> {
     let began = Instant::now();
     let mut created = Vec::new();
     for run in runs {
@@ -230,7 +236,7 @@ pub(super) fn play(kube: &Kube, namespace: &str, node: &str, runs: &[Run], patie
         let lines = log_lines(&pod.log_file(kube))?;
         let (ended, _) = lines.last().with_context(|| format!("{} printed nothing", run.name))?;
         eprintln!("e2e: {} took {:.1} s", run.name, ended - created);
-        took.push(Took { name: run.name, seconds: ended - created, restarts: pod.restarts() });
+        took.push(RunResult { name: run.name, seconds: ended - created, restarts: pod.restarts() });
     }
     Ok(took)
 }

@@ -58,7 +58,7 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Runs every round and prints who finished when.
+/// Runs every round and prints when each job finished.
 pub fn demo(args: &DemoArgs, out: &Out) -> Result<u8> {
     file::check(args.figure.as_deref(), false)?;
     if !args.no_report {

@@ -17,7 +17,7 @@ pub(super) fn html(rounds: &[Outcome], cores: usize) -> String {
         .html()
 }
 
-/// The whole demo in one picture: who had which share when, one panel for each policy over one time axis.
+/// The whole demo in one picture: the share of each job over time, one panel for each policy.
 pub(super) fn picture(rounds: &[Outcome]) -> String {
     let panel = |round: &Outcome| Panel {
         name: round.policy.to_owned(),
@@ -67,7 +67,7 @@ fn gantt(round: &Outcome) -> String {
         bars: vec![Bar { from: job.arrived_s, to: job.ended_s, label: format!("{:.1} s", job.completion_s()), tone }],
     };
     Gantt {
-        title: format!("{}: who ran when", round.policy),
+        title: format!("{}: when each job ran", round.policy),
         x_label: "seconds since the start of the round".to_owned(),
         rows: round.jobs.iter().enumerate().map(row).collect(),
     }

@@ -157,7 +157,7 @@ impl Daemon {
         while client.health().await.is_err() {
             if self.child.try_wait()?.is_some() || began.elapsed() > Duration::from_secs(10) {
                 let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-                bail!("the demo's daemon did not come up: {}", log.lines().last().unwrap_or("it said nothing"));
+                bail!("the demo's daemon did not come up: {}", log.lines().last().unwrap_or("it logged nothing"));
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

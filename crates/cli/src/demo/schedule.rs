@@ -1,4 +1,4 @@
-//! Who arrives when, and how much work each brings.
+//! When each job of the demo arrives, and how much work it brings.
 //!
 //! The thesis runs VAE (259.6 s of work alone) at 0 s, MNIST on PyTorch (106.1 s) at 40 s and MNIST on
 //! TensorFlow (28.2 s) at 80 s; together 393.9 s of a whole machine. We keep these proportions and fit them

@@ -33,7 +33,7 @@ pub struct Launch<'a> {
 }
 
 /// A started process.
-pub struct Spawned {
+pub struct ChildProcess {
     pub pid: Pid,
     /// The job's output and where each belongs (1 or 2).
     pub pipes: Vec<(OwnedFd, i32)>,
@@ -112,7 +112,7 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// Marks, in the pipe from the child, trouble with the CPUs rather than with a file.
 const CPUS: u8 = u8::MAX;
 
-pub fn spawn(launch: &Launch, streams: &Streams) -> Result<Spawned, StartError> {
+pub fn spawn(launch: &Launch, streams: &Streams) -> Result<ChildProcess, StartError> {
     let program = launch.command[0].to_string_lossy().into_owned();
     let other = |source: io::Error| StartError::Other { program: program.clone(), source };
     let mut notes = Vec::new();
@@ -203,7 +203,7 @@ pub fn spawn(launch: &Launch, streams: &Streams) -> Result<Spawned, StartError> 
     let mut pipes = Vec::new();
     pipes.extend(child.stdout.take().map(|out| (OwnedFd::from(out), 1)));
     pipes.extend(child.stderr.take().map(|err| (OwnedFd::from(err), 2)));
-    Ok(Spawned { pid: Pid::from_raw(child.id() as i32), pipes, pty: pty.map(|(pty, _)| pty), notes })
+    Ok(ChildProcess { pid: Pid::from_raw(child.id() as i32), pipes, pty: pty.map(|(pty, _)| pty), notes })
 }
 
 fn set_environment(command: &mut Command, launch: &Launch) {
@@ -288,7 +288,7 @@ mod tests {
         Launch { command, cwd: None, base_env: None, env, env_if_absent: vec![], procs_files: files, cpus: None }
     }
 
-    fn output(spawned: &mut Spawned) -> String {
+    fn output(spawned: &mut ChildProcess) -> String {
         let mut text = String::new();
         File::from(spawned.pipes.remove(0).0).read_to_string(&mut text).unwrap();
         nix::sys::wait::waitpid(spawned.pid, None).unwrap();

@@ -23,9 +23,9 @@ pub mod record;
 pub mod signals;
 mod terminal;
 
-use child::{Launch, Spawned, StartError, Streams};
+use child::{ChildProcess, Launch, StartError, Streams};
 use gainshare_daemon::api::client::{Client, ClientError};
-use gainshare_daemon::api::types::{Exited, StartOrder, Started};
+use gainshare_daemon::api::types::{ExitReport, StartOrder, StartReport};
 use gainshare_daemon::fail;
 use gainshare_daemon::jobdir::{self, Intent, write_json};
 use nix::fcntl::{Flock, FlockArg};
@@ -63,7 +63,7 @@ pub struct Job<'a> {
 
 /// Runs the job to its end and returns the exit code to pass on.
 pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, StartError> {
-    let standard = Standard::look();
+    let standard = Standard::detect();
     let user = (attached && standard.wants_pty()).then(|| UserTerminal::new(standard));
     let order = job.post.map(|post| &post.order);
     let launch = Launch {
@@ -85,12 +85,12 @@ pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, Sta
         Err(error) => {
             if let Some(post) = job.post {
                 let code = Some(i32::from(error.exit_code()));
-                report_exit(post, Exited { code, error: Some(error.to_string()), ..Exited::default() });
+                report_exit(post, ExitReport { code, error: Some(error.to_string()), ..ExitReport::default() });
             }
             return Err(error);
         }
     };
-    let Spawned { pid, pipes, pty, notes } = spawned;
+    let ChildProcess { pid, pipes, pty, notes } = spawned;
     let report = job.post.map(|post| report_start(post, pid.as_raw(), notes));
     let log = order.map(|o| log::Log::open(Path::new(&o.dir)));
     let mut pump = pump::Pump::new(signals, pid, log);
@@ -114,7 +114,7 @@ pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, Sta
         if let Some(report) = report {
             let _ = report.join();
         }
-        report_exit(post, Exited { code, signal, ..Exited::default() });
+        report_exit(post, ExitReport { code, signal, ..ExitReport::default() });
     }
     Ok(ending.exit_code())
 }
@@ -133,7 +133,7 @@ fn announce_fork(order: &StartOrder) {
 /// Records the start and reports it to the daemon from a thread of its own: output must flow even
 /// if the daemon does not answer.
 fn report_start(post: &Post, pid: i32, notes: Vec<String>) -> std::thread::JoinHandle<()> {
-    let started = Started { attempt: post.order.attempt, pid, start_ticks: start_ticks(pid), notes };
+    let started = StartReport { attempt: post.order.attempt, pid, start_ticks: start_ticks(pid), notes };
     fail::point("supervise-before-started");
     if let Err(error) = write_json(Path::new(&post.order.dir), jobdir::STARTED, &started) {
         eprintln!("gainshare: cannot write {}/started.json: {error}; the job goes on", post.order.dir);
@@ -144,8 +144,8 @@ fn report_start(post: &Post, pid: i32, notes: Vec<String>) -> std::thread::JoinH
     })
 }
 
-fn report_exit(post: &Post, exited: Exited) {
-    let exited = Exited { attempt: post.order.attempt, ended_s: now_unix_s(), ..exited };
+fn report_exit(post: &Post, exited: ExitReport) {
+    let exited = ExitReport { attempt: post.order.attempt, ended_s: now_unix_s(), ..exited };
     if let Err(error) = write_json(Path::new(&post.order.dir), jobdir::EXIT, &exited) {
         eprintln!("gainshare: cannot write {}/exit.json: {error}; free some space", post.order.dir);
     }
@@ -197,7 +197,7 @@ impl Fence {
 
 /// How many lines the user's terminal shows.
 pub fn terminal_rows() -> Option<usize> {
-    let size = UserTerminal::new(Standard::look()).size()?;
+    let size = UserTerminal::new(Standard::detect()).size()?;
     (size.ws_row > 0).then_some(usize::from(size.ws_row))
 }
 

@@ -303,11 +303,11 @@ impl<'a> Pump<'a> {
                 None => self.send(Signal::SIGINT),
             },
             Signal::SIGTERM => {
-                self.say("second Ctrl-C: asked the job to terminate (SIGTERM); once more kills it");
+                self.print_message("second Ctrl-C: asked the job to terminate (SIGTERM); once more kills it");
                 self.send(Signal::SIGTERM);
             }
             _ => {
-                self.say("third Ctrl-C: killed the job (SIGKILL)");
+                self.print_message("third Ctrl-C: killed the job (SIGKILL)");
                 self.send(Signal::SIGKILL);
             }
         }
@@ -320,7 +320,7 @@ impl<'a> Pump<'a> {
         }
     }
 
-    fn say(&self, text: &str) {
+    fn print_message(&self, text: &str) {
         if std::io::IsTerminal::is_terminal(&io::stderr()) {
             let raw = self.terminals.as_ref().is_some_and(|(_, user)| user.is_raw());
             eprint!("\r\ngainshare: {text}{}", if raw { "\r\n" } else { "\n" });

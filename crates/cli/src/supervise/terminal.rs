@@ -27,7 +27,7 @@ pub struct Standard {
 }
 
 impl Standard {
-    pub fn look() -> Standard {
+    pub fn detect() -> Standard {
         Standard {
             input: io::stdin().is_terminal(),
             output: io::stdout().is_terminal(),

@@ -34,7 +34,7 @@ struct Arrival {
 
 /// A job that is expected to come.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Later {
+pub(super) struct FutureJob {
     pub(super) in_s: f64,
     pub(super) job: JobView,
     pub(super) steps: f64,
@@ -79,7 +79,7 @@ impl Arrivals {
     }
 
     /// The jobs that are expected to come within `horizon_s`, the first one first.
-    pub(super) fn expected(&self, view: &View, horizon_s: f64) -> Vec<Later> {
+    pub(super) fn expected(&self, view: &View, horizon_s: f64) -> Vec<FutureJob> {
         let mut moments: Vec<Time> = self.jobs.iter().map(|a| a.at).collect();
         moments.sort_unstable();
         // Jobs that came together are one event.
@@ -122,7 +122,7 @@ impl Arrivals {
                 deadline,
                 ..JobView::default()
             };
-            found.push(Later { in_s, job, steps });
+            found.push(FutureJob { in_s, job, steps });
         }
         found
     }

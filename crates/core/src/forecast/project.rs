@@ -3,7 +3,7 @@
 //! **Cost.** At most [`MOST_DECISIONS`] decisions, however many jobs there are. Where there are more
 //! jobs than that, several end between two decisions, and the rest is dealt by the weights in force.
 
-use super::arrivals::{Arrivals, Later, work_s};
+use super::arrivals::{Arrivals, FutureJob, work_s};
 use crate::deal::deal_by_weight;
 use crate::decider::{Decider, Outcome};
 use crate::model::{JobId, NodeId, Span, Time};
@@ -51,7 +51,7 @@ struct Track {
     since_report_s: f64,
     weight: f64,
     /// Its mean share until now.
-    seen_share: f64,
+    mean_share_used: f64,
     used: f64,
     rate: f64,
     /// The integral of its share, and the time it ran.
@@ -65,7 +65,7 @@ impl Track {
         let position = signal.position();
         let reports = signal.reports.max(1) as f64;
         let since_report_s = signal.last.map_or(0.0, |l| now.since(l.at).as_secs_f64());
-        let node_seconds = Pace::told(0.0, 1.0, job.usable.unwrap_or(1.0));
+        let node_seconds = Pace::from_law(0.0, 1.0, job.usable.unwrap_or(1.0));
         let consumed = job.consumed.cpu;
         let (left, pace, steps) = match (signal.pace, signal.steps_left()) {
             (Some(pace), Some(steps)) => (steps.mid, pace, Some(steps)),
@@ -94,7 +94,7 @@ impl Track {
             unreported: 0.0,
             since_report_s,
             weight: 0.0,
-            seen_share: seen_share(job, now),
+            mean_share_used: mean_share_used(job, now),
             used: 0.0,
             rate: 0.0,
             share_s: 0.0,
@@ -104,7 +104,7 @@ impl Track {
 
     fn cap(&self, job: &JobView, typical_usable: f64) -> f64 {
         // A job that was never seen short of its grant is believed to be like the others.
-        let usable = if self.pace.usable >= 1.0 { typical_usable.max(self.seen_share) } else { self.pace.usable };
+        let usable = if self.pace.usable >= 1.0 { typical_usable.max(self.mean_share_used) } else { self.pace.usable };
         usable.min(job.max.get())
     }
 
@@ -165,7 +165,7 @@ impl Track {
 }
 
 /// The mean part of its node that a job has used since it started.
-fn seen_share(job: &JobView, now: Time) -> f64 {
+fn mean_share_used(job: &JobView, now: Time) -> f64 {
     match job.phase {
         Phase::Running { since, .. } => job.consumed.cpu / now.since(since).as_secs_f64().max(1e-3),
         Phase::Waiting => 0.0,
@@ -181,13 +181,18 @@ struct Projection<'a> {
     elapsed_s: f64,
     /// What jobs can use of a node, in the median of those of which it is known.
     typical_usable: f64,
-    later: &'a [Later],
+    later: &'a [FutureJob],
     decisions: usize,
     endings: BTreeMap<JobId, Ending>,
 }
 
 /// When the jobs of `view` end, where their steps and pace are known, if the jobs of `later` come.
-pub(super) fn project(decider: &Decider, view: &View, arrivals: &Arrivals, later: &[Later]) -> BTreeMap<JobId, Ending> {
+pub(super) fn project(
+    decider: &Decider,
+    view: &View,
+    arrivals: &Arrivals,
+    later: &[FutureJob],
+) -> BTreeMap<JobId, Ending> {
     let core_s = view.nodes.first().map_or(1.0, |n| n.cores * n.speed);
     let typical = arrivals.mean_work_s().or_else(|| mean_known_work_s(view));
     let tracks = view.jobs.iter().map(|job| Track::new(job, view.now, core_s, typical)).collect();

@@ -11,7 +11,7 @@
 //! well.
 
 use super::curve::Curve;
-use super::predict::{Weighed, fit, solve};
+use super::predict::{WeightedPoint, fit, solve};
 use serde::{Deserialize, Serialize};
 
 /// A way to forecast a curve.
@@ -48,7 +48,7 @@ impl Form {
     /// The value at `horizon`; `None` for an empty curve.
     pub fn forecast(self, curve: &Curve, horizon: f64) -> Option<f64> {
         let last = curve.points().last()?;
-        let points: Vec<Weighed> = curve.points().map(|p| Weighed { x: p.x, y: p.y, w: 1.0 }).collect();
+        let points: Vec<WeightedPoint> = curve.points().map(|p| WeightedPoint { x: p.x, y: p.y, w: 1.0 }).collect();
         let end = last.x.max(f64::MIN_POSITIVE);
         let found = match self {
             Form::Gainshare => return fit(curve, Some(horizon)).map(|f| f.value_at(horizon).mid),
@@ -63,7 +63,7 @@ impl Form {
 }
 
 /// Both of SLAQ's forms over a history in which newer points weigh more; the better one answers.
-fn slaq(mut points: Vec<Weighed>, end: f64, horizon: f64) -> Option<(f64, f64)> {
+fn slaq(mut points: Vec<WeightedPoint>, end: f64, horizon: f64) -> Option<(f64, f64)> {
     let n = points.len();
     for (i, p) in points.iter_mut().enumerate() {
         // The paper's decay of 0.95 per iteration, over at most the last hundred of them.
@@ -81,7 +81,7 @@ const STEPS: usize = 24;
 
 /// The forecast at `horizon` of the best fit of `form(shape, x)`, and its misfit.
 fn best(
-    points: &[Weighed],
+    points: &[WeightedPoint],
     horizon: f64,
     (mut low, mut high): (f64, f64),
     form: impl Fn(f64, f64) -> f64,

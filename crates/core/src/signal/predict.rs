@@ -155,7 +155,7 @@ pub struct Fit {
 
 /// A point as the solver sees it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Weighed {
+pub(super) struct WeightedPoint {
     pub(super) x: f64,
     pub(super) y: f64,
     pub(super) w: f64,
@@ -165,9 +165,9 @@ pub(super) struct Weighed {
 /// a curve without any report.
 pub fn fit(curve: &Curve, horizon: Option<f64>) -> Option<Fit> {
     let end = curve.at()?;
-    let mut points: Vec<Weighed> = curve
+    let mut points: Vec<WeightedPoint> = curve
         .points()
-        .map(|p| Weighed { x: p.x, y: p.y, w: f64::from(p.reports).sqrt() * (NEWNESS + p.x / end) })
+        .map(|p| WeightedPoint { x: p.x, y: p.y, w: f64::from(p.reports).sqrt() * (NEWNESS + p.x / end) })
         .collect();
     let range = natural_range(&points);
     let noise = discount_strays(&mut points);
@@ -192,7 +192,7 @@ pub fn fit(curve: &Curve, horizon: Option<f64>) -> Option<Fit> {
 }
 
 /// A curve without a slope: one report, or always the same value.
-fn flat(points: &[Weighed], end: f64, range: (f64, f64), jump: Option<Jump>) -> Fit {
+fn flat(points: &[WeightedPoint], end: f64, range: (f64, f64), jump: Option<Jump>) -> Fit {
     let y = points[points.len() - 1].y;
     // One report says nothing about what is to come; the usual relative change over a run stands in
     // as the spread.
@@ -203,7 +203,7 @@ fn flat(points: &[Weighed], end: f64, range: (f64, f64), jump: Option<Jump>) -> 
 
 /// The newest report. A report that lies far from where the two before it lead (a spike, a torn
 /// number) is moved towards them.
-fn newest_value(points: &[Weighed], noise: f64) -> f64 {
+fn newest_value(points: &[WeightedPoint], noise: f64) -> f64 {
     let n = points.len();
     let y = points[n - 1].y;
     if n < 4 {
@@ -221,7 +221,7 @@ const OLD: f64 = 0.35;
 
 /// The slope of ln |y| over ln x from [`OLD`] on, over at least the last three points; 0 where
 /// there is none.
-fn recent_power(points: &[Weighed]) -> f64 {
+fn recent_power(points: &[WeightedPoint]) -> f64 {
     let end = points[points.len() - 1].x;
     let old = points.iter().take_while(|p| p.x < OLD * end).count();
     let recent = &points[old.min(points.len().saturating_sub(3))..];
@@ -239,7 +239,7 @@ fn recent_power(points: &[Weighed]) -> f64 {
 
 /// Values that never left 0…1 or 0…100 are taken for fractions or percentages. A loss may fall into
 /// it too; then the bound does no harm, because losses do not become negative.
-fn natural_range(points: &[Weighed]) -> (f64, f64) {
+fn natural_range(points: &[WeightedPoint]) -> (f64, f64) {
     let within = |l: f64, h: f64| points.iter().all(|p| (l..=h).contains(&p.y));
     if within(0.0, 1.0) {
         (0.0, 1.0)
@@ -254,7 +254,7 @@ fn natural_range(points: &[Weighed]) -> (f64, f64) {
 
 /// Lowers the weight of points far from the line between their neighbours; returns how far points
 /// usually are.
-fn discount_strays(points: &mut [Weighed]) -> f64 {
+fn discount_strays(points: &mut [WeightedPoint]) -> f64 {
     let n = points.len();
     if n < 4 {
         return 0.0;
@@ -284,7 +284,7 @@ const REACH: usize = 3;
 
 /// Finds the largest change of level that is sudden (much more than the changes right before and
 /// after it) and stays, and moves everything before it by its height.
-fn align_jump(points: &mut [Weighed], noise: f64) -> Option<Jump> {
+fn align_jump(points: &mut [WeightedPoint], noise: f64) -> Option<Jump> {
     let n = points.len();
     if n < 4 * REACH {
         return None;
@@ -328,7 +328,7 @@ const MOST_INDEPENDENT: f64 = 24.0;
 /// negative loss. Not zero: sometimes all do.
 const IMPOSSIBLE: f64 = 0.01;
 
-fn ensemble(points: &[Weighed], end: f64, horizon: Option<f64>, range: (f64, f64), noise: f64) -> Vec<Member> {
+fn ensemble(points: &[WeightedPoint], end: f64, horizon: Option<f64>, range: (f64, f64), noise: f64) -> Vec<Member> {
     let n = points.len() as f64;
     let independent = n.min(MOST_INDEPENDENT);
     let mut members = Vec::with_capacity((SCALES.len() + 1) * Tail::ALL.len());
@@ -383,7 +383,7 @@ fn prior(scale: f64, end: f64, horizon: Option<f64>) -> f64 {
 
 /// Weighted least squares for `y = limit + span · form(x)`: limit, span, and the mean squared
 /// misfit.
-pub(super) fn solve(points: &[Weighed], form: impl Fn(f64) -> f64) -> Option<(f64, f64, f64)> {
+pub(super) fn solve(points: &[WeightedPoint], form: impl Fn(f64) -> f64) -> Option<(f64, f64, f64)> {
     let (mut w, mut wf, mut wy) = (0.0, 0.0, 0.0);
     let (mut wff, mut wfy, mut wyy) = (0.0, 0.0, 0.0);
     // Sums relative to the last point, so that nothing is lost when a large value changes little.
@@ -409,7 +409,7 @@ pub(super) fn solve(points: &[Weighed], form: impl Fn(f64) -> f64) -> Option<(f6
 }
 
 /// Where the curve is now: the members' value corrected by the mean of the last residuals.
-fn recent_level(points: &[Weighed], members: &[Member]) -> Option<f64> {
+fn recent_level(points: &[WeightedPoint], members: &[Member]) -> Option<f64> {
     let end = points.last()?.x;
     let value = |x: f64| members.iter().map(|m| m.weight * m.at(x)).sum::<f64>();
     let recent = &points[points.len() - points.len().min(2 + points.len() / 8)..];

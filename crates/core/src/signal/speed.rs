@@ -91,13 +91,13 @@ pub struct Pace {
     pub error: f64,
     /// The largest share that the job was seen able to use.
     pub usable: f64,
-    /// Windows measured so far; 0 for a law that was told.
+    /// Windows measured so far; 0 for a law that was given.
     pub windows: u32,
 }
 
 impl Pace {
-    /// A law that is known, not measured.
-    pub fn told(serial_s: f64, parallel_s: f64, usable: f64) -> Pace {
+    /// A law that is given, not measured.
+    pub fn from_law(serial_s: f64, parallel_s: f64, usable: f64) -> Pace {
         Pace { serial_s, parallel_s, variance: [0.0; 3], error: 0.0, usable, windows: 0 }
     }
 
@@ -199,7 +199,7 @@ pub struct PaceTracker {
     window: Option<(f64, Counters)>,
     /// Readings since the window began.
     #[serde(default)]
-    limited: Limited,
+    limited: SelfLimitedTime,
     sums: Sums,
     usable: Option<f64>,
     /// The relative length of the last window, if it was far from the law.
@@ -221,17 +221,17 @@ impl Counters {
     }
 }
 
-/// How much of the time since a window began nothing but the job itself limited its use. The grant may change within
-/// a window, so that each reading is judged alone.
+/// For how much of the time since a window began only the job itself limited its use. The grant may change within
+/// a window, so each reading is classified alone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-struct Limited {
+struct SelfLimitedTime {
     all_s: f64,
     limited_s: f64,
     /// Node-seconds used in that time.
     used_s: f64,
 }
 
-impl Limited {
+impl SelfLimitedTime {
     fn add(&mut self, reading: &Reading, now: Counters, before: Counters) {
         let seconds = now.at.since(before.at).as_secs_f64();
         let used_s = now.consumed_s - before.consumed_s;
@@ -243,7 +243,7 @@ impl Limited {
         }
     }
 
-    /// The share that the job can use, if it was limited by itself for most of the time: one pause tells
+    /// The share that the job can use, if it was limited by itself for most of the time: one pause proves
     /// nothing.
     fn usable(self) -> Option<f64> {
         let is_most = self.limited_s > 0.5 * self.all_s;
@@ -278,7 +278,7 @@ impl PaceTracker {
         let (Some(before), Some((from, start))) = (before, same_attempt) else {
             // The first report, a new attempt, or a step back to a checkpoint.
             self.window = Some((position, before.map_or(now, |b| Counters::between(b, now, report.at))));
-            self.limited = Limited::default();
+            self.limited = SelfLimitedTime::default();
             return;
         };
         let end = Counters::between(before, now, report.at);

@@ -188,7 +188,7 @@ fn intervals_hold_four_in_five() {
 
 #[test]
 fn on_a_busy_node_a_granted_share_is_worth_less() {
-    let pace = Pace { variance: [0.01, 0.0, 0.04], ..Pace::told(0.5, 1.0, 0.4) };
+    let pace = Pace { variance: [0.01, 0.0, 0.04], ..Pace::from_law(0.5, 1.0, 0.4) };
     let busy = pace.with_available(0.5);
     // Half of the node is granted, a quarter is what the job gets.
     assert!((busy.step_s(0.5) - pace.step_s(0.25)).abs() < 1e-12);

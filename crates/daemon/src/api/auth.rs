@@ -13,14 +13,14 @@ use std::net::SocketAddr;
 
 /// Through which listener a request came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Door {
+pub(super) enum ApiListener {
     Unix,
     Tcp { address: SocketAddr },
 }
 
 /// Refuses a request that may not come in through this door.
-pub(super) fn check(door: Door, token: &Token, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
-    let host = one(headers, header::HOST).filter(|h| is_ours(h, door)).ok_or_else(|| {
+pub(super) fn check(listener: ApiListener, token: &Token, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
+    let host = one(headers, header::HOST).filter(|h| is_ours(h, listener)).ok_or_else(|| {
         Refusal::new(
             ErrorCode::ForbiddenHost,
             "the Host header names no host of this daemon: use localhost or 127.0.0.1",
@@ -35,7 +35,7 @@ pub(super) fn check(door: Door, token: &Token, path: &str, headers: &HeaderMap) 
             ));
         }
     }
-    if door == Door::Unix {
+    if listener == ApiListener::Unix {
         return Ok(());
     }
     let given = one(headers, header::AUTHORIZATION).and_then(|a| a.strip_prefix("Bearer ")).unwrap_or("");
@@ -56,15 +56,15 @@ fn one(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     values.next().is_none().then_some(value)
 }
 
-fn is_ours(host: &str, door: Door) -> bool {
+fn is_ours(host: &str, listener: ApiListener) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.contains(']') => (name, Some(port)),
         _ => (host, None),
     };
     let is_common = ["localhost", "127.0.0.1", "[::1]"].iter().any(|h| name.eq_ignore_ascii_case(h));
-    match door {
-        Door::Unix => is_common,
-        Door::Tcp { address } => {
+    match listener {
+        ApiListener::Unix => is_common,
+        ApiListener::Tcp { address } => {
             // Another loopback address may be listened on, such as 127.9.9.9.
             let is_here = host.parse() == Ok(address);
             is_here || (is_common && port.and_then(|p| p.parse::<u16>().ok()) == Some(address.port()))
@@ -81,7 +81,8 @@ fn pushed_job(path: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    const TCP: Door = Door::Tcp { address: SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8080) };
+    const TCP: ApiListener =
+        ApiListener::Tcp { address: SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8080) };
 
     fn headers(list: &[(header::HeaderName, &str)]) -> HeaderMap {
         let mut map = HeaderMap::new();
@@ -96,7 +97,7 @@ mod tests {
         let token = Token::of_text("a".repeat(64));
         let bearer = format!("Bearer {}", "a".repeat(64));
         let auth = (header::AUTHORIZATION, bearer.as_str());
-        let code = |door, list: &[_]| check(door, &token, "/v1/jobs", &headers(list)).map_err(|e| e.code);
+        let code = |listener, list: &[_]| check(listener, &token, "/v1/jobs", &headers(list)).map_err(|e| e.code);
         for host in ["localhost:8080", "127.0.0.1:8080", "[::1]:8080", "LOCALHOST:8080"] {
             assert_eq!(code(TCP, &[(header::HOST, host), auth.clone()]), Ok(()), "{host}");
         }
@@ -120,19 +121,19 @@ mod tests {
             let list = [host.clone(), (header::ORIGIN, origin), auth.clone()];
             assert_eq!(code(TCP, &list), Err(ErrorCode::ForbiddenOrigin), "{origin}");
         }
-        assert_eq!(code(Door::Unix, &[(header::HOST, "localhost")]), Ok(()));
-        assert_eq!(code(Door::Unix, &[(header::HOST, "evil.example")]), Err(ErrorCode::ForbiddenHost));
-        assert_eq!(code(Door::Unix, &[]), Err(ErrorCode::ForbiddenHost));
+        assert_eq!(code(ApiListener::Unix, &[(header::HOST, "localhost")]), Ok(()));
+        assert_eq!(code(ApiListener::Unix, &[(header::HOST, "evil.example")]), Err(ErrorCode::ForbiddenHost));
+        assert_eq!(code(ApiListener::Unix, &[]), Err(ErrorCode::ForbiddenHost));
     }
 
     #[test]
     fn the_address_that_is_listened_on_is_a_host() {
         let token = Token::of_text("a".repeat(64));
         let bearer = format!("Bearer {}", "a".repeat(64));
-        let door = Door::Tcp { address: "127.9.9.9:8080".parse().unwrap() };
+        let listener = ApiListener::Tcp { address: "127.9.9.9:8080".parse().unwrap() };
         let is_ok = |host: &str| {
             let list = [(header::HOST, host), (header::AUTHORIZATION, bearer.as_str())];
-            check(door, &token, "/v1/jobs", &headers(&list)).is_ok()
+            check(listener, &token, "/v1/jobs", &headers(&list)).is_ok()
         };
         assert!(is_ok("127.9.9.9:8080") && is_ok("localhost:8080"));
         assert!(!is_ok("127.9.9.8:8080") && !is_ok("127.9.9.9:81") && !is_ok("127.9.9.9"));

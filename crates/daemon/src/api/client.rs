@@ -144,11 +144,11 @@ impl Client {
         self.post(&format!("/v1/jobs/{job}/admission"), &(), LONG_POLL_TIMEOUT).await
     }
 
-    pub async fn started(&self, job: u64, started: &Started) -> Result<JobInfo> {
+    pub async fn started(&self, job: u64, started: &StartReport) -> Result<JobInfo> {
         self.post(&format!("/v1/jobs/{job}/started"), started, CALL_TIMEOUT).await
     }
 
-    pub async fn exited(&self, job: u64, exited: &Exited) -> Result<JobInfo> {
+    pub async fn exited(&self, job: u64, exited: &ExitReport) -> Result<JobInfo> {
         self.post(&format!("/v1/jobs/{job}/exited"), exited, CALL_TIMEOUT).await
     }
 

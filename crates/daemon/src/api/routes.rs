@@ -106,9 +106,9 @@ fn table() -> Vec<Route> {
             post(admission),
         ),
         route("post", "/v1/jobs/{job}/started", "A supervisor started the job", json::<JobInfo>(), post(started))
-            .takes(schema::<Started>()),
+            .takes(schema::<StartReport>()),
         route("post", "/v1/jobs/{job}/exited", "A supervisor saw the job end", json::<JobInfo>(), post(exited))
-            .takes(schema::<Exited>()),
+            .takes(schema::<ExitReport>()),
         route("post", "/v1/jobs/{job}/stop", "SIGTERM, then SIGKILL", json::<JobInfo>(), post(stop))
             .takes(schema::<StopRequest>()),
         route("get", "/v1/jobs/{job}/explain", "Why the job has what it has", json::<Explanation>(), get(explain)),
@@ -239,12 +239,12 @@ async fn admission(State(api): State<Api>, Path(job): Path<String>) -> Answer {
 }
 
 async fn started(State(api): State<Api>, Path(job): Path<String>, bytes: Bytes) -> Answer {
-    let started: Started = required(&bytes)?;
+    let started: StartReport = required(&bytes)?;
     Ok(Json(api.about(job, move |d, id| d.started(id, &started)).await?).into_response())
 }
 
 async fn exited(State(api): State<Api>, Path(job): Path<String>, bytes: Bytes) -> Answer {
-    let exited: Exited = required(&bytes)?;
+    let exited: ExitReport = required(&bytes)?;
     Ok(Json(api.about(job, move |d, id| d.exited(id, &exited)).await?).into_response())
 }
 

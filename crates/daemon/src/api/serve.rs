@@ -1,7 +1,7 @@
 //! The two listeners, and what holds for every request on them: limits on size, time and number,
 //! and the check of [`auth`].
 
-use super::auth::{self, Door};
+use super::auth::{self, ApiListener};
 use super::context::Api;
 use super::routes;
 use crate::error::Refusal;
@@ -33,14 +33,14 @@ const MAX_CONNECTIONS: usize = 512;
 
 /// Serves until `stop` is sent or dropped, then lets answers that are under way finish.
 pub(crate) async fn serve(api: Api, unix: UnixListener, tcp: Option<TcpListener>, stop: watch::Receiver<()>) {
-    let router = |door| {
-        let guarded = middleware::from_fn_with_state((door, api.token.clone()), guard);
+    let router = |listener| {
+        let guarded = middleware::from_fn_with_state((listener, api.token.clone()), guard);
         routes::router(api.clone()).layer(DefaultBodyLimit::max(MAX_BODY_BYTES)).layer(guarded)
     };
-    let on_unix = accept(router(Door::Unix), unix, stop.clone());
+    let on_unix = accept(router(ApiListener::Unix), unix, stop.clone());
     match tcp.as_ref().map(TcpListener::local_addr) {
         Some(Ok(address)) => {
-            let router = router(Door::Tcp { address });
+            let router = router(ApiListener::Tcp { address });
             let on_tcp = async {
                 if let Some(tcp) = tcp {
                     accept(router, tcp, stop).await;
@@ -74,8 +74,8 @@ async fn accept<L: Listener>(router: Router, mut listener: L, mut stop: watch::R
     connections.shutdown().await;
 }
 
-async fn guard(State((door, token)): State<(Door, Token)>, request: Request, next: Next) -> Response {
-    if let Err(refusal) = auth::check(door, &token, request.uri().path(), request.headers()) {
+async fn guard(State((listener, token)): State<(ApiListener, Token)>, request: Request, next: Next) -> Response {
+    if let Err(refusal) = auth::check(listener, &token, request.uri().path(), request.headers()) {
         return refusal.into_response();
     }
     match tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await {

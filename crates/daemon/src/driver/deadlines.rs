@@ -90,7 +90,7 @@ impl Driver {
     }
 
     /// Once a second. Counters that a decision has read within that second are not read again.
-    pub(super) fn look_at_deadlines(&mut self) {
+    pub(super) fn check_deadlines(&mut self) {
         let now = self.now();
         let is_old = |j: &Job| now.since(j.usage_read) >= USAGE_AGE;
         for id in self.jobs.ids(|j| j.record.state == JobState::Running && is_old(j)) {

@@ -5,7 +5,7 @@ use crate::clock::{Moment, rfc3339};
 use crate::fail;
 use crate::journal::Batch;
 use crate::record::Change;
-use crate::types::{DecisionInfo, Event, JobState, Why};
+use crate::types::{DecisionInfo, Event, JobState, ReasonInfo};
 use gainshare_core::decider::{Decision, Outcome};
 use gainshare_core::model::{JobId, Share, Span};
 use gainshare_core::plan::{Plan, Standing, Verdict};
@@ -257,10 +257,10 @@ pub(super) fn decision(at: Moment, generation: u64, verdict: &Verdict) -> Decisi
 }
 
 /// The reason as the API shows it: a decision that changed nothing says so.
-pub(super) fn why(verdict: &Verdict) -> Why {
+pub(super) fn why(verdict: &Verdict) -> ReasonInfo {
     let text = match verdict.standing {
         Standing::InsideDeadband => format!("{}; as before", verdict.reason),
         Standing::New | Standing::NotDue => verdict.reason.to_string(),
     };
-    Why { why: verdict.reason.name().to_owned(), text }
+    ReasonInfo { why: verdict.reason.name().to_owned(), text }
 }

@@ -26,7 +26,6 @@ use gainshare_page::{
     GPU_ON, GPU_VARIABLE, HEADER_BYTES, LIBRARY_FILE, Orders, PAGE_BYTES, PAGE_VARIABLE, REPORT_SUFFIX, Report,
     SWITCH_VARIABLE, decode_report, empty_report, encode,
 };
-use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -165,9 +164,9 @@ fn team_for(cores: f64, before: u32) -> u32 {
 }
 
 pub(super) fn read_report(path: &Path) -> Option<Report> {
-    let mut bytes = Vec::new();
-    jobdir::open_regular(path).ok()?.take(PAGE_BYTES as u64).read_to_end(&mut bytes).ok()?;
-    decode_report(&bytes)
+    let mut bytes = [0; PAGE_BYTES];
+    let length = jobdir::open_regular(path).ok()?.read_at(&mut bytes, 0).ok()?;
+    decode_report(&bytes[..length])
 }
 
 fn describe(report: &Report) -> String {

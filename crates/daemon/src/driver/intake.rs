@@ -253,7 +253,7 @@ impl Driver {
     }
 
     /// A supervisor reports that the job's process is there.
-    pub(crate) fn started(&mut self, id: JobId, started: &Started) -> Result<JobInfo, Refusal> {
+    pub(crate) fn started(&mut self, id: JobId, started: &StartReport) -> Result<JobInfo, Refusal> {
         let job = self.jobs.job(id)?;
         let (state, attempt) = (job.record.state, job.record.attempt);
         let leader = Identity { pid: started.pid, start_ticks: started.start_ticks };
@@ -292,7 +292,7 @@ impl Driver {
     }
 
     /// A supervisor reports that the job is over.
-    pub(crate) fn exited(&mut self, id: JobId, exited: &Exited) -> Result<JobInfo, Refusal> {
+    pub(crate) fn exited(&mut self, id: JobId, exited: &ExitReport) -> Result<JobInfo, Refusal> {
         let job = self.jobs.job(id)?;
         if exited.attempt != job.record.attempt {
             let message = format!("attempt {} of {} is not the present one", exited.attempt, job.record.name);

@@ -50,10 +50,10 @@ pub(super) struct Job {
     pub(super) heard: Time,
     /// When its leader, or its supervisor before the start, was first found dead without a record of the end.
     pub(super) missed: Option<Time>,
-    /// Output was written since the last look.
+    /// Output was written since it was last read.
     pub(super) dirty: bool,
-    pub(super) next_look: Time,
-    pub(super) last_look: Time,
+    pub(super) next_read: Time,
+    pub(super) last_read: Time,
     /// When its counters were last read.
     pub(super) usage_read: Time,
     /// When a sample was last put on the event stream.
@@ -84,8 +84,8 @@ impl Job {
             heard: now,
             missed: None,
             dirty: true,
-            next_look: now,
-            last_look: Time::ZERO,
+            next_read: now,
+            last_read: Time::ZERO,
             usage_read: Time::ZERO,
             sample_sent: Time::ZERO,
             unsaved: false,

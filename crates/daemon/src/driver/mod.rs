@@ -7,7 +7,9 @@
 //! **How.** The loop sleeps in `poll(2)` until a supervisor writes a file (inotify), a task arrives
 //! (an event descriptor), or the next thing is due. Each round runs a bounded number of tasks,
 //! commits what they pushed, reads files and reports, decides if a decision is due, and once a
-//! second renews the lease, commits samples and checks which jobs are still alive. What may block
+//! second renews the lease and checks which jobs are still alive. Samples of files are committed
+//! every few seconds. Output of many jobs is read together: after a change of their files, further
+//! changes are waited for a moment. What may block
 //! (the container engine, a kill, an endpoint) runs on other threads, whose results come back as
 //! tasks.
 //!
@@ -75,14 +77,17 @@ use std::process::Child;
 use std::sync::Arc;
 use store::Store;
 
-/// How often the lease is renewed, samples are committed and live jobs are checked.
+/// How often the lease is renewed and live jobs are checked.
 const HEARTBEAT: Span = Span::from_secs(1);
 
 /// A job's output is read at most so often: enough for any reaction, and a flood costs little.
 const OUTPUT_PACE: Span = Span::from_millis(25);
 
+/// Where no decision waits for a report, changes of watched files are read so often, for all jobs together.
+const WATCH_PACE: Span = Span::from_millis(50);
+
 /// Files that are not watched (the job's own, and all of a job without a watch) are read so often.
-const LOOK_PACE: Span = Span::from_secs(1);
+const FILES_PACE: Span = Span::from_secs(1);
 
 /// A daemon has one node: its machine.
 const HERE: NodeId = NodeId(0);
@@ -298,19 +303,26 @@ impl Driver {
             until = until.min(due);
         }
         for job in self.jobs.values().filter(|j| j.reports.is_some()) {
-            let look = if job.dirty { job.last_look + OUTPUT_PACE } else { job.next_look };
-            until = until.min(look);
+            let next = if job.dirty { job.last_read + OUTPUT_PACE } else { job.next_read };
+            until = until.min(next);
             until = job.kill_at.map_or(until, |at| until.min(at));
         }
         if self.plans.is_wanted || !self.plans.due.is_empty() || self.inbox.has_more() {
             until = now;
         }
-        // Rounded up: waking a fraction of a millisecond early would only mean to sleep again.
-        let ms = until.since(now).0.div_ceil(1000);
-        let timeout = PollTimeout::from(u16::try_from(ms).unwrap_or(u16::MAX));
-        let mut fds = vec![PollFd::new(self.inbox.fd(), PollFlags::POLLIN)];
-        fds.extend(self.watch.fd().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-        let _ = poll(&mut fds, timeout);
+        // Files that change at different moments are read in one round.
+        let pace = if self.control.policy().react_to_reports { Span::ZERO } else { WATCH_PACE };
+        let together = until.min(self.watch.changed_at() + pace);
+        let mut has_task = false;
+        if together > now {
+            let mut fds = [PollFd::new(self.inbox.fd(), PollFlags::POLLIN)];
+            has_task = poll(&mut fds, timeout(now, together)).is_ok_and(|ready| ready > 0);
+        }
+        if !has_task {
+            let mut fds = vec![PollFd::new(self.inbox.fd(), PollFlags::POLLIN)];
+            fds.extend(self.watch.fd().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+            let _ = poll(&mut fds, timeout(self.now(), until));
+        }
         self.inbox.clear_wake();
     }
 
@@ -391,7 +403,8 @@ impl Driver {
         self.connect_docker();
         self.read_container_usage();
         self.retry_starts();
-        self.look_at_deadlines();
+        self.check_deadlines();
+        self.store.flush_when_due(self.clock.now());
         if !self.store.is_clean(&self.jobs) {
             crate::fail::point("samples-before-journal");
             let _ = self.save();
@@ -400,4 +413,10 @@ impl Driver {
         self.forget_old();
         self.end_when_idle();
     }
+}
+
+/// Rounded up: waking a fraction of a millisecond early would only mean to sleep again.
+fn timeout(now: Time, until: Time) -> PollTimeout {
+    let ms = until.since(now).0.div_ceil(1000);
+    PollTimeout::from(u16::try_from(ms).unwrap_or(u16::MAX))
 }

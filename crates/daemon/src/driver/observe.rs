@@ -5,16 +5,16 @@
 //! process is gone is *lost*, and one whose supervisor died before it wrote its intent to fork
 //! never began.
 
-use super::reports::{Look, Reports};
+use super::reports::{ProgressReading, Reports};
 use super::store::Acknowledgement;
-use super::{Driver, Job, LOOK_PACE, OUTPUT_PACE};
+use super::{Driver, FILES_PACE, Job, OUTPUT_PACE};
 use crate::error::Refusal;
 use crate::fail;
 use crate::instance::is_locked;
 use crate::jobdir::{self, read_json};
 use crate::journal::{SAMPLES_KEPT, StoredSample};
 use crate::record::{Change, JobRecord};
-use crate::types::{ErrorCode, Event, Exited, JobState, Started};
+use crate::types::{ErrorCode, Event, ExitReport, JobState, StartReport};
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_limits::cgroup::Group;
 use gainshare_limits::process::Identity;
@@ -55,7 +55,7 @@ impl Driver {
 
     /// Reads what supervisors wrote since the last round.
     pub(super) fn read_watched_files(&mut self) {
-        for (id, changed) in self.watch.read() {
+        for (id, changed) in self.watch.read(self.clock.now()) {
             if changed.output
                 && let Some(job) = self.jobs.get_mut(&id)
             {
@@ -77,7 +77,7 @@ impl Driver {
         if job.record.state != JobState::Starting {
             return false;
         }
-        match read_json::<Started>(&path) {
+        match read_json::<StartReport>(&path) {
             Some(started) if started.attempt == job.record.attempt => self.started(id, &started).is_ok(),
             _ => false,
         }
@@ -90,7 +90,7 @@ impl Driver {
         if !job.record.is_live() {
             return false;
         }
-        match read_json::<Exited>(&path) {
+        match read_json::<ExitReport>(&path) {
             Some(exited) if exited.attempt == job.record.attempt => {
                 self.read_start(id);
                 self.take_exit(id, &exited);
@@ -101,7 +101,7 @@ impl Driver {
     }
 
     /// A job is over; its supervisor knows how.
-    pub(super) fn take_exit(&mut self, id: JobId, exited: &Exited) {
+    pub(super) fn take_exit(&mut self, id: JobId, exited: &ExitReport) {
         let Some(job) = self.jobs.get(&id) else { return };
         let state = match (job.record.stop_requested, exited.code, &exited.error) {
             (true, _, _) => JobState::Stopped,
@@ -128,6 +128,7 @@ impl Driver {
         fail::point("ended-before-journal");
         self.fact(Some(id), Change::Ended { state, exit_code, signal, why });
         self.judge_deadline(id);
+        self.store.flush(id);
         let _ = self.save();
         fail::point("ended-before-release");
         self.release_limits(id);
@@ -184,7 +185,7 @@ impl Driver {
     pub(super) fn read_reports(&mut self) {
         let now = self.now();
         let is_due =
-            |j: &Job| j.reports.is_some() && ((j.dirty && now >= j.last_look + OUTPUT_PACE) || now >= j.next_look);
+            |j: &Job| j.reports.is_some() && ((j.dirty && now >= j.last_read + OUTPUT_PACE) || now >= j.next_read);
         for id in self.jobs.ids(is_due) {
             self.read_report(id, false);
         }
@@ -194,17 +195,23 @@ impl Driver {
         let now = self.now();
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let Some(reports) = &mut job.reports else { return };
-        let look = if last { reports.finish(now) } else { reports.read_output(now) };
-        job.dirty = look.more;
-        job.last_look = now;
-        let files = (now >= job.next_look && !last).then(|| {
-            job.next_look = now + LOOK_PACE;
-            reports.read_files(now, pids(&job.record), &mut self.listings)
+        // The watch has reported no new output.
+        let is_silent = !job.dirty && !self.watch.unwatched().contains(&id);
+        let reading = match (last, is_silent) {
+            (true, _) => reports.finish(now),
+            (false, true) => ProgressReading::default(),
+            (false, false) => reports.read_output(now),
+        };
+        job.dirty = reading.more;
+        job.last_read = now;
+        let files = (now >= job.next_read && !last).then(|| {
+            job.next_read = now + FILES_PACE;
+            reports.read_files(now, || pids(&job.record), &mut self.listings)
         });
         let endpoint = reports.fetch_due(now).filter(|_| !last);
-        self.take_look(id, look);
-        if let Some(look) = files {
-            self.take_look(id, look);
+        self.record_reading(id, reading);
+        if let Some(reading) = files {
+            self.record_reading(id, reading);
         }
         if let Some(endpoint) = endpoint {
             self.fetch(id, endpoint);
@@ -219,29 +226,29 @@ impl Driver {
             move |driver, answer| {
                 let now = driver.now();
                 if let Some(reports) = driver.jobs.get_mut(&id).and_then(|j| j.reports.as_mut()) {
-                    let look = reports.fetched(now, answer);
-                    driver.take_look(id, look);
+                    let reading = reports.fetched(now, answer);
+                    driver.record_reading(id, reading);
                 }
             },
         );
     }
 
     /// Feeds samples to the job's tracker and keeps them for the journal.
-    fn take_look(&mut self, id: JobId, look: Look) {
+    fn record_reading(&mut self, id: JobId, reading: ProgressReading) {
         let now = self.now();
-        if let Some(note) = &look.note {
+        if let Some(note) = &reading.note {
             tracing::warn!(job = %id, "{note}");
             self.fact(Some(id), Change::Noted { note: note.clone() });
         }
         let Some(job) = self.jobs.get_mut(&id) else { return };
         // That a collector was switched off must be known after a restart, too.
-        job.unsaved |= look.note.is_some();
-        job.progress.course = look.progress.or(job.progress.course);
-        let samples = &look.samples;
+        job.unsaved |= reading.note.is_some();
+        job.progress.course = reading.progress.or(job.progress.course);
+        let samples = &reading.samples;
         if samples.is_empty() {
             return;
         }
-        if look.forget {
+        if reading.forget {
             job.progress.tracker = Default::default();
             job.progress.pace = Default::default();
             self.store.clear_samples(id);
@@ -297,8 +304,9 @@ impl Driver {
             return drop(reply.send(Err(refusal)));
         };
         match reports.pushed(now, body) {
-            Ok(look) => {
-                self.take_look(id, look);
+            Ok(reading) => {
+                self.record_reading(id, reading);
+                self.store.flush(id);
                 self.store.acknowledge_later(reply);
             }
             Err(e) => drop(reply.send(Err(Refusal::new(ErrorCode::BadRequest, e.to_string())))),
@@ -393,7 +401,7 @@ impl Driver {
         if let Some(leader) = leader_in_group(&job.record) {
             let note = "its supervisor died when it started: its output is lost, and its exit code will be".to_owned();
             let (pid, start_ticks) = (leader.pid, leader.start_ticks);
-            let started = Started { attempt: job.record.attempt, pid, start_ticks, notes: vec![note] };
+            let started = StartReport { attempt: job.record.attempt, pid, start_ticks, notes: vec![note] };
             let _ = self.started(id, &started);
             return;
         }

@@ -19,21 +19,21 @@ const BASE: &str = "output.base";
 
 /// How far a container's output was copied: the engine's cursor and the number of bytes written before it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Copied {
+pub(super) struct CopyPosition {
     pub(super) cursor: LogCursor,
     bytes: u64,
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct Pump {
-    copied: Arc<Mutex<Copied>>,
+    copied: Arc<Mutex<CopyPosition>>,
     has_ended: Arc<AtomicBool>,
 }
 
 impl Pump {
     /// Continues after `from`. Bytes that the file has beyond it were copied by a daemon that died
     /// before it could record so; the engine hands out the same bytes again, and they are skipped.
-    pub(super) fn start(engine: &Engine, container: &str, dir: &Path, from: Copied) -> std::io::Result<Pump> {
+    pub(super) fn start(engine: &Engine, container: &str, dir: &Path, from: CopyPosition) -> std::io::Result<Pump> {
         let mut file = jobdir::append_regular(&dir.join(OUTPUT))?;
         let mut length = file.metadata()?.len();
         let mut total = read_base(dir).saturating_add(length);
@@ -59,7 +59,7 @@ impl Pump {
                 }
                 if skip == 0 {
                     *shared.copied.lock().unwrap_or_else(PoisonError::into_inner) =
-                        Copied { cursor: chunk.cursor, bytes: total };
+                        CopyPosition { cursor: chunk.cursor, bytes: total };
                 }
             }
             shared.has_ended.store(true, Ordering::Release);
@@ -68,7 +68,7 @@ impl Pump {
         Ok(pump)
     }
 
-    pub(super) fn copied(&self) -> Copied {
+    pub(super) fn copied(&self) -> CopyPosition {
         *self.copied.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -104,16 +104,16 @@ impl Driver {
             None => (signal.step?, signal.total?),
         };
         let since = job.record.started?.time;
-        let at = signal.last.map_or(job.last_look, |last| last.at);
+        let at = signal.last.map_or(job.last_read, |last| last.at);
         let pace = step as f64 / at.since(since).as_secs_f64();
         let left = total.saturating_sub(step) as f64 / pace - self.now().since(at).as_secs_f64();
         (pace > 0.0 && left.is_finite()).then_some(left.max(0.0))
     }
 
     /// Why the job is where it is.
-    pub(super) fn why(&self, job: &Job) -> Option<Why> {
+    pub(super) fn why(&self, job: &Job) -> Option<ReasonInfo> {
         if let Some(text) = &job.record.why {
-            return Some(Why { why: job.record.state.name().to_owned(), text: text.clone() });
+            return Some(ReasonInfo { why: job.record.state.name().to_owned(), text: text.clone() });
         }
         if !job.record.is_live() {
             return None;
@@ -187,6 +187,7 @@ impl Driver {
 
     pub(crate) fn samples(&mut self, id: JobId, since_s: f64) -> Result<SampleList, Refusal> {
         // What the disk does not have yet belongs to the history too.
+        self.store.flush(id);
         let _ = self.save();
         let job = self.jobs.job(id)?;
         let origin = job.record.started.unwrap_or(job.record.submitted);

@@ -261,6 +261,7 @@ impl Driver {
             process.close();
         }
         let at = self.clock.moment();
+        self.store.flush_all();
         let closed = self.save_with(Batch { changes: vec![(at, None, Change::Closed)], ..Batch::default() });
         if let Err(e) = closed {
             tracing::error!("{e}");

@@ -4,7 +4,7 @@
 //! an endpoint, pushes) is the collector's business. Positions are committed together with the samples read
 //! before them.
 
-use super::pump::Copied;
+use super::pump::CopyPosition;
 use gainshare_core::model::Time;
 use gainshare_core::signal::speed::PaceTracker;
 use gainshare_core::signal::{Sample, Tracker};
@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Output read in one look; what is left is read in the next, after others had their turn.
+/// Output that one reading takes in. The rest is read next time, after the output of other jobs.
 const MOST_WINDOWS: usize = 8;
 
 /// Follows one live job.
@@ -37,20 +37,20 @@ pub(super) struct Position {
     collector: CollectorState,
 }
 
-/// What one look gave.
+/// What was read from a job's output, files or pushes at one moment.
 #[derive(Debug, Default)]
-pub(super) struct Look {
+pub(super) struct ProgressReading {
     /// Earlier samples belong to another metric.
     pub(super) forget: bool,
     pub(super) samples: Vec<Sample>,
     pub(super) progress: Option<gainshare_progress::Progress>,
-    /// There is more output than one look may read.
+    /// There is more output than one reading may read.
     pub(super) more: bool,
     /// A sentence for people about the job's reports.
     pub(super) note: Option<String>,
 }
 
-impl Look {
+impl ProgressReading {
     fn add(&mut self, update: Update) {
         if update.forget {
             self.samples.clear();
@@ -97,50 +97,65 @@ impl Reports {
         self.collector.counters()
     }
 
-    /// Reads what was printed since the last look.
-    pub(super) fn read_output(&mut self, now: Time) -> Look {
-        let Some(tail) = &mut self.tail else { return Look::default() };
-        self.collector.begin_round(now);
-        let look = self.collector.read(|collector| {
-            let mut look = Look::default();
-            for _ in 0..MOST_WINDOWS {
-                match tail.fill() {
-                    Ok(Change::Same) | Err(_) => return look,
-                    Ok(Change::More | Change::Rotated | Change::Rewritten) => {}
-                }
-                look.add(collector.output(now, tail.data()));
-                tail.consume(tail.data().len());
-            }
-            look.more = true;
-            look
-        });
-        self.noted(look)
+    /// Reads what was printed since the last reading.
+    pub(super) fn read_output(&mut self, now: Time) -> ProgressReading {
+        self.read_tail(now, false)
     }
 
-    /// Looks at the job's own files; `pids` are its processes, as far as they are known.
-    pub(super) fn read_files(&mut self, now: Time, pids: Vec<u32>, listings: &mut FolderListings) -> Look {
+    /// Reads output. `follow`: also what another file of the same name holds, after the end of this one.
+    fn read_tail(&mut self, now: Time, follow: bool) -> ProgressReading {
+        let Some(tail) = &mut self.tail else { return ProgressReading::default() };
         self.collector.begin_round(now);
-        let mut look = Look::default();
-        look.add(self.collector.read(|collector| {
-            collector.own_pids(pids);
+        let reading = self.collector.read(|collector| {
+            let mut reading = ProgressReading::default();
+            for _ in 0..MOST_WINDOWS {
+                match tail.fill() {
+                    Ok(Change::Same) | Err(_) => return reading,
+                    Ok(Change::More | Change::Rotated | Change::Rewritten) => {}
+                }
+                reading.add(collector.output(now, tail.data()));
+                tail.consume(tail.data().len());
+                if !follow && tail.is_at_end() {
+                    return reading;
+                }
+            }
+            reading.more = true;
+            reading
+        });
+        self.noted(reading)
+    }
+
+    /// Looks at the job's own files; `pids` reads which processes are the job's, as far as they are known.
+    pub(super) fn read_files(
+        &mut self,
+        now: Time,
+        pids: impl FnOnce() -> Vec<u32>,
+        listings: &mut FolderListings,
+    ) -> ProgressReading {
+        self.collector.begin_round(now);
+        let mut reading = ProgressReading::default();
+        reading.add(self.collector.read(|collector| {
+            if collector.wants_pids(now) {
+                collector.own_pids(pids());
+            }
             collector.poll_with(now, listings)
         }));
-        self.noted(look)
+        self.noted(reading)
     }
 
     /// The job is over.
-    pub(super) fn finish(&mut self, now: Time) -> Look {
-        let mut look = self.read_output(now);
-        look.add(self.collector.read(|collector| collector.finish(now)));
-        self.noted(look)
+    pub(super) fn finish(&mut self, now: Time) -> ProgressReading {
+        let mut reading = self.read_tail(now, true);
+        reading.add(self.collector.read(|collector| collector.finish(now)));
+        self.noted(reading)
     }
 
-    pub(super) fn pushed(&mut self, now: Time, body: &[u8]) -> Result<Look, PushError> {
-        let mut look = Look::default();
+    pub(super) fn pushed(&mut self, now: Time, body: &[u8]) -> Result<ProgressReading, PushError> {
+        let mut reading = ProgressReading::default();
         if let Some(update) = self.collector.read(|collector| Some(collector.pushed(now, body))) {
-            look.add(update?);
+            reading.add(update?);
         }
-        Ok(self.noted(look))
+        Ok(self.noted(reading))
     }
 
     /// The endpoint to ask now, elsewhere, because asking blocks.
@@ -148,15 +163,15 @@ impl Reports {
         self.collector.read(|collector| collector.fetch_due(now))
     }
 
-    pub(super) fn fetched(&mut self, now: Time, answer: Result<Vec<u8>, FetchError>) -> Look {
-        let mut look = Look::default();
-        look.add(self.collector.read(|collector| collector.fetched(now, answer)));
-        self.noted(look)
+    pub(super) fn fetched(&mut self, now: Time, answer: Result<Vec<u8>, FetchError>) -> ProgressReading {
+        let mut reading = ProgressReading::default();
+        reading.add(self.collector.read(|collector| collector.fetched(now, answer)));
+        self.noted(reading)
     }
 
     /// Adds what people should know about the job's reports, once.
-    fn noted(&mut self, look: Look) -> Look {
-        Look { note: self.collector.take_note().or(look.note), ..look }
+    fn noted(&mut self, reading: ProgressReading) -> ProgressReading {
+        ProgressReading { note: self.collector.take_note().or(reading.note), ..reading }
     }
 }
 
@@ -167,7 +182,7 @@ pub(super) struct Progress {
     pub(super) tracker: Tracker,
     pub(super) position: Position,
     /// For a container.
-    pub(super) copied: Copied,
+    pub(super) copied: CopyPosition,
     pub(super) meter: Meter,
     /// How long its steps take at which share.
     pub(super) pace: PaceTracker,
@@ -186,7 +201,7 @@ impl Default for Progress {
         Progress {
             tracker: Tracker::default(),
             position: Position::default(),
-            copied: Copied::default(),
+            copied: CopyPosition::default(),
             meter: Meter::default(),
             pace: PaceTracker::default(),
             course: None,

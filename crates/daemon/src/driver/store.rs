@@ -4,21 +4,34 @@
 //! *Intents* (a submission, a plan, a start) become true by being written: without the disk they
 //! are refused or put off. Pushed reports are committed together, once for all pushes of a round,
 //! and acknowledged after that commit.
+//!
+//! Samples of files and the positions up to which the files were read are *held*: they are
+//! committed every [`FLUSH_PACE`], because a job that reports every second would else cost several
+//! pages of the journal every second. A daemon that is killed reads its files again from the last
+//! position. A job's samples and its position are always committed together. Numbers of samples are
+//! part of the position, so a sample that is read again replaces itself.
 
-use super::jobs::JobTable;
+use super::jobs::{Job, JobTable};
 use crate::clock::Moment;
 use crate::error::Refusal;
 use crate::journal::{Batch, Journal, StoredSample};
 use crate::metrics::Metrics;
 use crate::record::Change;
 use gainshare_core::decider::Decider;
-use gainshare_core::model::JobId;
+use gainshare_core::model::{JobId, Span, Time};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
 /// Samples held back while the disk takes none; beyond this the oldest go.
 const MAX_UNSAVED_SAMPLES: usize = 50_000;
+
+/// How often held samples and positions are committed.
+pub(super) const FLUSH_PACE: Span = Span::from_secs(5);
+
+/// So many held samples are committed at the next beat.
+const MAX_HELD_SAMPLES: usize = 5_000;
 
 /// The answer to a push, sent after its commit.
 pub(super) type Acknowledgement = oneshot::Sender<Result<(), Refusal>>;
@@ -27,14 +40,67 @@ pub(super) struct Store {
     pub(super) journal: Journal,
     /// Facts and samples that the disk does not have yet.
     unsaved: Batch,
+    held: HeldSamples,
+    /// Jobs whose held samples go with the next commit.
+    flushed: BTreeSet<JobId>,
+    /// Everything that is held goes with the next commit.
+    flushes_all: bool,
+    next_flush: Time,
     control_changed: bool,
     unacknowledged: Vec<Acknowledgement>,
     metrics: Arc<Metrics>,
 }
 
+/// Changes of samples that wait for the next flush, as in [`Batch`].
+#[derive(Default)]
+struct HeldSamples {
+    cleared: Vec<JobId>,
+    samples: Vec<(JobId, StoredSample)>,
+    thin: Vec<(JobId, u64)>,
+}
+
+/// Moves the entries of one list that are wanted to the end of another one.
+fn transfer<T>(from: &mut Vec<T>, to: &mut Vec<T>, is_wanted: impl Fn(&T) -> bool) {
+    let (wanted, kept): (Vec<T>, Vec<T>) = std::mem::take(from).into_iter().partition(is_wanted);
+    *from = kept;
+    to.extend(wanted);
+}
+
 impl Store {
     pub(super) fn new(journal: Journal, metrics: Arc<Metrics>) -> Store {
-        Store { journal, unsaved: Batch::default(), control_changed: false, unacknowledged: Vec::new(), metrics }
+        Store {
+            journal,
+            unsaved: Batch::default(),
+            held: HeldSamples::default(),
+            flushed: BTreeSet::new(),
+            flushes_all: false,
+            next_flush: Time::ZERO,
+            control_changed: false,
+            unacknowledged: Vec::new(),
+            metrics,
+        }
+    }
+
+    /// The samples and the position of this job go with the next commit.
+    pub(super) fn flush(&mut self, id: JobId) {
+        self.flushed.insert(id);
+    }
+
+    /// The samples and positions of all jobs, and the state of the decisions, go with the next commit.
+    pub(super) fn flush_all(&mut self) {
+        self.flushes_all = true;
+    }
+
+    /// [`Store::flush_all`] if it is time.
+    pub(super) fn flush_when_due(&mut self, now: Time) {
+        if now >= self.next_flush || self.held.samples.len() >= MAX_HELD_SAMPLES {
+            self.next_flush = now + FLUSH_PACE;
+            self.flush_all();
+        }
+    }
+
+    fn is_flushed(&self, id: JobId) -> bool {
+        self.flushes_all || self.flushed.contains(&id)
     }
 
     /// Records what has happened: it is true at once, and on disk as soon as the disk takes it.
@@ -65,21 +131,25 @@ impl Store {
     /// The job's earlier samples belong to another metric.
     pub(super) fn clear_samples(&mut self, id: JobId) {
         self.unsaved.samples.retain(|(owner, _)| *owner != id);
-        self.unsaved.cleared.push(id);
+        self.held.samples.retain(|(owner, _)| *owner != id);
+        self.held.cleared.push(id);
     }
 
     pub(super) fn add_sample(&mut self, id: JobId, sample: StoredSample) {
-        self.unsaved.samples.push((id, sample));
-        let surplus = self.unsaved.samples.len().saturating_sub(MAX_UNSAVED_SAMPLES);
+        self.held.samples.push((id, sample));
+        let count = self.unsaved.samples.len() + self.held.samples.len();
+        let surplus = count.saturating_sub(MAX_UNSAVED_SAMPLES);
         if surplus > 0 {
-            self.unsaved.samples.drain(..surplus);
+            let oldest = surplus.min(self.unsaved.samples.len());
+            self.unsaved.samples.drain(..oldest);
+            self.held.samples.drain(..surplus - oldest);
             self.metrics.samples_dropped.inc_by(surplus as u64);
         }
     }
 
     /// From now on only every `stride`th sample is kept.
     pub(super) fn thin_samples(&mut self, id: JobId, stride: u64) {
-        self.unsaved.thin.push((id, stride));
+        self.held.thin.push((id, stride));
     }
 
     /// To be answered by [`Store::acknowledge`].
@@ -98,8 +168,10 @@ impl Store {
         }
     }
 
+    /// Whether a commit now would write nothing.
     pub(super) fn is_clean(&self, jobs: &JobTable) -> bool {
-        self.unsaved.is_empty() && !self.control_changed && !jobs.values().any(|j| j.unsaved)
+        let is_held = |j: &Job| !j.unsaved || !self.is_flushed(j.record.id);
+        self.unsaved.is_empty() && !(self.control_changed && self.flushes_all) && jobs.values().all(is_held)
     }
 
     /// Writes an intent together with everything unsaved before it. On failure the intent did not
@@ -116,9 +188,16 @@ impl Store {
         }
         self.unsaved.limits.extend(limits);
         self.unsaved.released.extend(released);
-        self.unsaved.control = self.control_changed.then(|| control.clone());
-        let positions = jobs.iter().filter(|(_, j)| j.unsaved).filter_map(|(id, j)| Some((*id, j.position()?)));
-        self.unsaved.positions.extend(positions);
+        // The state of the decisions belongs to a plan; without one it can wait like samples.
+        let has_plan = self.unsaved.changes.iter().any(|(_, _, change)| matches!(change, Change::Plan { .. }));
+        let has_control = self.control_changed && (has_plan || self.flushes_all);
+        self.unsaved.control = has_control.then(|| control.clone());
+        let is_flushed = |id: &JobId| self.flushes_all || self.flushed.contains(id);
+        transfer(&mut self.held.cleared, &mut self.unsaved.cleared, is_flushed);
+        transfer(&mut self.held.samples, &mut self.unsaved.samples, |(id, _)| is_flushed(id));
+        transfer(&mut self.held.thin, &mut self.unsaved.thin, |(id, _)| is_flushed(id));
+        let positions = jobs.iter().filter(|(id, j)| j.unsaved && is_flushed(id));
+        self.unsaved.positions.extend(positions.filter_map(|(id, j)| Some((*id, j.position()?))));
         if self.unsaved.is_empty() {
             return Ok(());
         }
@@ -128,8 +207,10 @@ impl Store {
         match result {
             Ok(()) => {
                 self.unsaved = Batch::default();
-                self.control_changed = false;
-                jobs.values_mut().for_each(|j| j.unsaved = false);
+                self.control_changed &= !has_control;
+                jobs.values_mut().filter(|j| self.is_flushed(j.record.id)).for_each(|j| j.unsaved = false);
+                self.flushed.clear();
+                self.flushes_all = false;
                 Ok(())
             }
             Err(e) => {
@@ -142,5 +223,107 @@ impl Store {
                 Err(e.into())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::JobRecord;
+    use crate::spec::JobSpec;
+    use gainshare_core::policy::Policy;
+
+    struct Bench {
+        store: Store,
+        jobs: JobTable,
+        control: Decider,
+        _dir: tempfile::TempDir,
+    }
+
+    fn bench() -> Bench {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Journal::open(&dir.path().join("journal.db")).unwrap();
+        let moment = journal.clock().moment();
+        let mut store = Store::new(journal, Arc::new(Metrics::new()));
+        let mut jobs = JobTable::new(Default::default());
+        for id in [JobId(1), JobId(2)] {
+            let record = JobRecord::queued(id, JobSpec::default(), "me".into(), moment);
+            store.unsaved.changes.push((moment, Some(id), Change::Submitted { record: record.clone().into() }));
+            jobs.insert(id, Job::new(record, moment.time));
+        }
+        Bench { store, jobs, control: Decider::new(Policy::default()), _dir: dir }
+    }
+
+    impl Bench {
+        fn report(&mut self, id: JobId, seq: u64) {
+            let sample = StoredSample { seq, time: Time(seq + 1), step: None, value: 1.0 };
+            self.store.add_sample(id, sample);
+            let job = self.jobs.get_mut(&id).unwrap();
+            job.progress.next_seq = seq + 1;
+            job.unsaved = true;
+        }
+
+        fn save(&mut self) {
+            self.store.save_with(&mut self.jobs, &self.control, Batch::default()).unwrap();
+        }
+
+        /// The samples of a job that are on the disk, and the number of the next one by its position there.
+        fn kept(&self, id: JobId) -> (usize, Option<u64>) {
+            let samples = self.store.journal.samples(id, Time::ZERO).unwrap().len();
+            let loaded = self.store.journal.load().unwrap();
+            let position = loaded.jobs.into_iter().find(|(record, _)| record.id == id).and_then(|(_, text)| text);
+            let position: Option<super::super::reports::Progress> =
+                position.map(|text| serde_json::from_str(&text).unwrap());
+            (samples, position.map(|position| position.next_seq))
+        }
+    }
+
+    #[test]
+    fn samples_and_their_position_wait_for_a_flush_and_are_committed_together() {
+        let (mut bench, [one, two]) = (bench(), [JobId(1), JobId(2)]);
+        bench.save();
+        for seq in 0..3 {
+            bench.report(one, seq);
+            bench.report(two, seq);
+        }
+        assert!(bench.store.is_clean(&bench.jobs));
+        bench.save();
+        assert_eq!((bench.kept(one), bench.kept(two)), ((0, None), (0, None)));
+        bench.store.flush(one);
+        assert!(!bench.store.is_clean(&bench.jobs));
+        bench.save();
+        assert_eq!((bench.kept(one), bench.kept(two)), ((3, Some(3)), (0, None)));
+        bench.report(one, 3);
+        bench.store.flush_when_due(Time::ZERO);
+        bench.save();
+        assert_eq!((bench.kept(one), bench.kept(two)), ((4, Some(4)), (3, Some(3))));
+        assert!(bench.store.is_clean(&bench.jobs));
+    }
+
+    #[test]
+    fn a_flush_is_due_every_few_seconds_and_with_many_samples() {
+        let mut bench = bench();
+        bench.store.flush_when_due(Time::ZERO);
+        bench.save();
+        bench.report(JobId(1), 0);
+        bench.store.flush_when_due(Time::ZERO + Span::from_secs(4));
+        assert!(!bench.store.flushes_all);
+        bench.store.flush_when_due(Time::ZERO + FLUSH_PACE);
+        assert!(bench.store.flushes_all);
+        bench.save();
+        (1..=MAX_HELD_SAMPLES as u64).for_each(|seq| bench.report(JobId(1), seq));
+        bench.store.flush_when_due(Time::ZERO + FLUSH_PACE + Span::from_secs(1));
+        assert!(bench.store.flushes_all);
+    }
+
+    #[test]
+    fn samples_of_another_metric_leave_before_they_were_committed() {
+        let mut bench = bench();
+        bench.report(JobId(1), 0);
+        bench.store.clear_samples(JobId(1));
+        bench.report(JobId(1), 1);
+        bench.store.flush_all();
+        bench.save();
+        assert_eq!(bench.kept(JobId(1)), (1, Some(2)));
     }
 }

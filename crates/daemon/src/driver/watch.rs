@@ -5,7 +5,7 @@
 //! Where a watch cannot be had (the user's limit is reached), the job's files are polled instead.
 
 use crate::jobdir;
-use gainshare_core::model::JobId;
+use gainshare_core::model::{JobId, Time};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
@@ -24,6 +24,8 @@ pub(super) struct Watch {
     inotify: Option<Inotify>,
     jobs: BTreeMap<WatchDescriptor, JobId>,
     unwatched: BTreeSet<JobId>,
+    /// When a change was last read.
+    changed_at: Time,
 }
 
 impl Watch {
@@ -31,7 +33,7 @@ impl Watch {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
             .inspect_err(|e| tracing::warn!("no inotify ({e}): the jobs' output is polled"))
             .ok();
-        Watch { inotify, jobs: BTreeMap::new(), unwatched: BTreeSet::new() }
+        Watch { inotify, jobs: BTreeMap::new(), unwatched: BTreeSet::new(), changed_at: Time::ZERO }
     }
 
     pub(super) fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
@@ -68,8 +70,13 @@ impl Watch {
         &self.unwatched
     }
 
+    /// When [`Watch::read`] last returned a change.
+    pub(super) fn changed_at(&self) -> Time {
+        self.changed_at
+    }
+
     /// Everything since the last call.
-    pub(super) fn read(&mut self) -> BTreeMap<JobId, ChangedFiles> {
+    pub(super) fn read(&mut self, now: Time) -> BTreeMap<JobId, ChangedFiles> {
         let mut changed: BTreeMap<JobId, ChangedFiles> = BTreeMap::new();
         let Some(inotify) = &self.inotify else { return changed };
         while let Ok(events) = inotify.read_events() {
@@ -89,6 +96,9 @@ impl Watch {
                     _ => {}
                 }
             }
+        }
+        if !changed.is_empty() {
+            self.changed_at = now;
         }
         changed
     }

@@ -15,6 +15,9 @@ use std::path::Path;
 /// The largest file that is read is `memory.stat` with some 3 KiB; a busy `io.stat` has a line for each device.
 pub(crate) const BUFFER_BYTES: usize = 16 * 1024;
 
+/// The kernel returns a file that is shorter than a page by one read.
+const SHORT_BYTES: usize = 4096;
+
 /// The whole file without the line end. Meant for files of one or few lines.
 pub(crate) fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
@@ -50,7 +53,8 @@ impl OpenFile {
         OpenFile(file)
     }
 
-    /// The file's text now; `buffer` is the caller's to reuse. What is longer than the buffer is cut off.
+    /// The file's text now; `buffer` is the caller's to reuse. What is longer than the buffer is cut off. The files
+    /// of cgroups that are read every second consist of one record, which the kernel returns as a whole.
     pub(crate) fn read<'b>(&self, buffer: &'b mut [u8; BUFFER_BYTES]) -> io::Result<&'b str> {
         let mut length = 0;
         // The kernel may hand out a long file page by page.
@@ -58,6 +62,9 @@ impl OpenFile {
             match self.0.read_at(&mut buffer[length..], length as u64)? {
                 0 => break,
                 n => length += n,
+            }
+            if length < SHORT_BYTES {
+                break;
             }
         }
         std::str::from_utf8(&buffer[..length]).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))

@@ -12,7 +12,7 @@ use crate::{Counters, RuntimeError};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -37,6 +37,7 @@ pub struct Group {
     cpu: Option<OpenFile>,
     memory_usage: Option<OpenFile>,
     memory_stat: Option<OpenFile>,
+    block: Option<OpenFile>,
 }
 
 impl Group {
@@ -82,7 +83,7 @@ impl Group {
     }
 
     fn new(key: &str, version: Version, dirs: Vec<GroupDir>) -> Group {
-        Group { key: key.to_owned(), version, dirs, cpu: None, memory_usage: None, memory_stat: None }
+        Group { key: key.to_owned(), version, dirs, cpu: None, memory_usage: None, memory_stat: None, block: None }
     }
 
     pub fn key(&self) -> &str {
@@ -130,10 +131,8 @@ impl Group {
 
     /// The file's text without the line end.
     pub fn get(&self, name: &str) -> io::Result<String> {
-        let mut text = String::new();
-        self.open(name, false)?.read_to_string(&mut text)?;
-        text.truncate(text.trim_end().len());
-        Ok(text)
+        let mut buffer = [0; BUFFER_BYTES];
+        Ok(OpenFile::new(self.open(name, false)?).read(&mut buffer)?.trim_end().to_owned())
     }
 
     pub fn put(&self, name: &str, value: &str) -> io::Result<()> {
@@ -188,10 +187,11 @@ impl Group {
         let stat = self.hot(|g| &mut g.memory_stat, "memory.stat", scratch)?;
         // Cached file pages that were not used for a while can be dropped at any time: the job does not need them.
         let idle_cache = stat.and_then(|t| file::keyed(t, inactive)).unwrap_or(0);
+        let block_bytes = self.block_bytes(scratch)?;
         Ok(Counters {
             cpu_ns,
             memory_bytes: usage.unwrap_or(0).saturating_sub(idle_cache),
-            block_bytes: self.block_bytes(),
+            block_bytes,
             net_bytes: None,
         })
     }
@@ -217,13 +217,23 @@ impl Group {
         }
     }
 
-    fn block_bytes(&self) -> Option<u64> {
-        match self.version {
-            Version::V2 => Some(file::io_stat_bytes(&self.get("io.stat").ok()?)),
-            Version::V1 => ["blkio.throttle.io_service_bytes_recursive", "blkio.throttle.io_service_bytes"]
-                .iter()
-                .find_map(|name| file::blkio_total_bytes(&self.get(name).ok()?)),
+    fn block_bytes(&mut self, scratch: &mut [u8; BUFFER_BYTES]) -> Result<Option<u64>, RuntimeError> {
+        let (names, total): (&[&str], fn(&str) -> Option<u64>) = match self.version {
+            Version::V2 => (&["io.stat"], |text| Some(file::io_stat_bytes(text))),
+            Version::V1 => (
+                &["blkio.throttle.io_service_bytes_recursive", "blkio.throttle.io_service_bytes"],
+                file::blkio_total_bytes,
+            ),
+        };
+        for name in names {
+            match self.hot(|g| &mut g.block, name, scratch) {
+                Ok(text) if text.and_then(total).is_some() => return Ok(text.and_then(total)),
+                Err(gone @ RuntimeError::Gone { .. }) => return Err(gone),
+                // Block I/O is counted where the kernel counts it: the next file is tried.
+                _ => self.block = None,
+            }
         }
+        Ok(None)
     }
 
     /// Whether any process is in the group or below it.

@@ -5,6 +5,7 @@
 //! check.
 
 use serde::{Deserialize, Serialize};
+use std::io::Read;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Identity {
@@ -49,7 +50,10 @@ impl ProcessStat {
         if pid <= 0 {
             return None;
         }
-        ProcessStat::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+        // The line is some 400 bytes long, and the kernel gives all of it to the first read.
+        let mut line = [0; 1024];
+        let length = std::fs::File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut line).ok()?;
+        ProcessStat::parse(&String::from_utf8_lossy(&line[..length]))
     }
 
     /// The program's name stands in parentheses and may itself hold blanks and parentheses: fields count from the

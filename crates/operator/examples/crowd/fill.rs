@@ -149,7 +149,7 @@ async fn begin(plan: &Plan, client: &Client, index: usize) -> Result<()> {
     // As the operator would have written it.
     let mut note = json!({"policy": format!("TrainingJob/{}", policy.name()), "category": "growing"});
     if policy == JobPolicy::Specon {
-        let message = "TrainingJob/specon: its policy moves jobs, and leaves their shares as they are";
+        let message = "TrainingJob/specon: it is measured, and keeps the resources that its author requested";
         note["blocked"] = json!({"reason": "WatchedOnly", "message": message});
     }
     let mut spec = template;

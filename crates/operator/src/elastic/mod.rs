@@ -24,3 +24,25 @@ mod apply;
 mod decide;
 pub(crate) mod run;
 mod snapshot;
+
+use crate::state::lead::Leader;
+use gainshare_core::model::Time;
+use gainshare_core::policy::Elastic;
+use jiff::Timestamp;
+
+/// Decisions that are measured and not carried out ([`crate::rehearsal`]).
+pub(crate) struct SizeRehearsal(decide::Sizes);
+
+impl Default for SizeRehearsal {
+    fn default() -> SizeRehearsal {
+        SizeRehearsal(decide::Sizes::new(Elastic::default()))
+    }
+}
+
+impl SizeRehearsal {
+    /// Reads the cluster and decides. Answers for how many jobs something was decided.
+    pub(crate) fn pass(&mut self, leader: &Leader, now: Timestamp, clock_s: f64) -> usize {
+        let snapshot = snapshot::read(leader, now);
+        self.0.decide(&snapshot, Time::from_secs_f64(clock_s)).len()
+    }
+}

@@ -56,7 +56,7 @@ pub(crate) struct Reviewer {
     /// `system:serviceaccount:<namespace>:<name>`.
     account: String,
     hasher: RandomState,
-    remembered: Mutex<Remembered>,
+    remembered: Mutex<ReviewCache>,
     reviews: Semaphore,
 }
 
@@ -64,12 +64,12 @@ pub(crate) struct Reviewer {
 type TokenHash = (u64, u64);
 
 #[derive(Default)]
-struct Remembered {
+struct ReviewCache {
     accepted: HashMap<TokenHash, (String, Instant)>,
     refused: HashMap<TokenHash, (AuthError, Instant)>,
 }
 
-impl Remembered {
+impl ReviewCache {
     fn find(&self, hash: &TokenHash, now: Instant) -> Option<Result<String, AuthError>> {
         if let Some((node, _)) = self.accepted.get(hash).filter(|(_, until)| *until > now) {
             return Some(Ok(node.clone()));

@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 /// SpeCon decides every 30 s by default, and a large cluster records only the next decision.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-struct Served {
+struct RecordServer {
     leading: LeadingReceiver,
     requests: Arc<RecordRequests>,
     turn: Semaphore,
@@ -36,7 +36,7 @@ struct RecordQuery {
 }
 
 pub(crate) fn router(leading: LeadingReceiver, requests: Arc<RecordRequests>) -> Router {
-    let served = Served { leading, requests, turn: Semaphore::new(1) };
+    let served = RecordServer { leading, requests, turn: Semaphore::new(1) };
     Router::new().route(RECORD_PATH, get(decision)).with_state(Arc::new(served))
 }
 
@@ -44,7 +44,7 @@ fn refuse(code: StatusCode, why: &str) -> Response {
     (code, format!("{why}\n")).into_response()
 }
 
-async fn decision(State(served): State<Arc<Served>>, Query(query): Query<RecordQuery>) -> Response {
+async fn decision(State(served): State<Arc<RecordServer>>, Query(query): Query<RecordQuery>) -> Response {
     let Ok(_turn) = served.turn.acquire().await else {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "the operator ends");
     };

@@ -52,7 +52,7 @@ pub(crate) struct Leading {
 pub(crate) type LeadingReceiver = watch::Receiver<Option<Arc<Leading>>>;
 
 #[derive(Clone)]
-pub(crate) struct Served {
+pub(crate) struct ServerState {
     pub(crate) leading: LeadingReceiver,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) health: Arc<Health>,
@@ -61,24 +61,24 @@ pub(crate) struct Served {
     bodies: Arc<Semaphore>,
 }
 
-impl Served {
+impl ServerState {
     pub(crate) fn new(
         leading: LeadingReceiver,
         metrics: Arc<Metrics>,
         health: Arc<Health>,
         ending: watch::Receiver<bool>,
-    ) -> Served {
-        Served { leading, metrics, health, ending, bodies: Arc::new(Semaphore::new(SYNCS_READ_AT_ONCE)) }
+    ) -> ServerState {
+        ServerState { leading, metrics, health, ending, bodies: Arc::new(Semaphore::new(SYNCS_READ_AT_ONCE)) }
     }
 }
 
 /// For node agents and the API server.
-pub(crate) fn secure(served: Served) -> Router {
+pub(crate) fn secure(served: ServerState) -> Router {
     Router::new().route(SYNC_PATH, post(sync)).route("/mutate", post(mutate)).with_state(served)
 }
 
 /// For the kubelet and Prometheus.
-pub(crate) fn plain(served: Served) -> Router {
+pub(crate) fn plain(served: ServerState) -> Router {
     Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
@@ -87,7 +87,7 @@ pub(crate) fn plain(served: Served) -> Router {
 }
 
 /// Healthy: every task of the process makes progress. The kubelet restarts a process that is not.
-async fn healthz(State(served): State<Served>) -> Response {
+async fn healthz(State(served): State<ServerState>) -> Response {
     let stalled = served.health.stalled(Instant::now());
     if stalled.is_empty() {
         return "ok\n".into_response();
@@ -97,7 +97,7 @@ async fn healthz(State(served): State<Served>) -> Response {
 
 /// Ready: leading with the whole cluster in view, or standby. A process that ends, or that still reads the
 /// cluster, is not.
-async fn readyz(State(served): State<Served>) -> Response {
+async fn readyz(State(served): State<ServerState>) -> Response {
     if *served.ending.borrow() {
         return (StatusCode::SERVICE_UNAVAILABLE, "ending\n").into_response();
     }
@@ -108,12 +108,12 @@ async fn readyz(State(served): State<Served>) -> Response {
     }
 }
 
-async fn metrics(State(served): State<Served>) -> Response {
+async fn metrics(State(served): State<ServerState>) -> Response {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], served.metrics.text()).into_response()
 }
 
-async fn mutate(State(served): State<Served>, Extension(seat): Extension<Arc<Seat>>, body: Body) -> Response {
+async fn mutate(State(served): State<ServerState>, Extension(seat): Extension<Arc<Seat>>, body: Body) -> Response {
     let (own, all) = seat.admissions();
     let permits = async {
         let own = match own {
@@ -169,7 +169,7 @@ async fn discard(body: Body) {
 }
 
 async fn sync(
-    State(served): State<Served>,
+    State(served): State<ServerState>,
     Extension(seat): Extension<Arc<Seat>>,
     headers: HeaderMap,
     body: Body,
@@ -184,7 +184,7 @@ async fn sync(
 
 /// The request of an agent that has proven its node; or the answer to any other, and what it is counted as.
 async fn accept(
-    served: &Served,
+    served: &ServerState,
     seat: &Seat,
     headers: &HeaderMap,
     body: Body,
@@ -228,7 +228,7 @@ fn refuse_token(error: &AuthError) -> (Response, &'static str) {
     (refuse(code, &error.to_string()), "refused")
 }
 
-async fn answer(served: &Served, leading: &Leading, sync: &SyncRequest) -> Answer {
+async fn answer(served: &ServerState, leading: &Leading, sync: &SyncRequest) -> Answer {
     let leader = &leading.leader;
     let mut bell = leader.bell(&sync.node);
     let heard = take_in(leader, sync);
@@ -315,7 +315,7 @@ fn touch(leader: &Leader, uids: Vec<String>) {
     leader.mark_pods(uids);
 }
 
-async fn wait_for_news(served: &Served, leader: &Leader, sync: &SyncRequest, bell: &mut watch::Receiver<u64>) {
+async fn wait_for_news(served: &ServerState, leader: &Leader, sync: &SyncRequest, bell: &mut watch::Receiver<u64>) {
     let wait = Duration::from_millis(sync.wait_ms.min(LONGEST_WAIT_MS).into());
     let until = tokio::time::Instant::now() + wait;
     let (mut leading, mut ending) = (served.leading.clone(), served.ending.clone());

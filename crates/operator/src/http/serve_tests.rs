@@ -75,7 +75,7 @@ async fn bench(limits: Limits, tls: Option<TlsAcceptor>) -> Bench {
     let leads = Arc::new(Leading { leader: leader.clone(), shares, reviewer });
     let (leading, leading_seen) = watch::channel(Some(leads));
     let (ending, ending_seen) = watch::channel(false);
-    let served = Served::new(leading_seen, metrics.clone(), Health::new(), ending_seen.clone());
+    let served = ServerState::new(leading_seen, metrics.clone(), Health::new(), ending_seen.clone());
     let (listener, address) = listen().await;
     let peers = Peers::new(limits);
     tokio::spawn(listen::serve(listener, secure(served), tls, peers, metrics.clone(), ending_seen));
@@ -290,7 +290,7 @@ async fn a_real_agent_connects_with_tls() {
 async fn probe(health: Arc<Health>, path: &str) -> (StatusCode, String) {
     let (_leading, leading_seen) = watch::channel(None);
     let (_ending, ending_seen) = watch::channel(false);
-    let served = Served::new(leading_seen, Arc::new(Metrics::new()), health, ending_seen.clone());
+    let served = ServerState::new(leading_seen, Arc::new(Metrics::new()), health, ending_seen.clone());
     let response = match path {
         "/healthz" => healthz(State(served)).await,
         _ => readyz(State(served)).await,
@@ -318,7 +318,7 @@ async fn health_names_the_stalled_task() {
 async fn the_plain_port_serves_probes_and_metrics_only() {
     let (_leading, leading_seen) = watch::channel(None);
     let (_ending, ending_seen) = watch::channel(false);
-    let served = Served::new(leading_seen, Arc::new(Metrics::new()), Health::new(), ending_seen);
+    let served = ServerState::new(leading_seen, Arc::new(Metrics::new()), Health::new(), ending_seen);
     let (listener, address) = listen().await;
     tokio::spawn(async move { axum::serve(listener, plain(served)).await });
     for path in [SYNC_PATH, "/mutate", "/v1/record"] {

@@ -206,7 +206,7 @@ struct Wire {
     server: Arc<Mutex<Server>>,
     client: kube::Client,
     metrics: Arc<Metrics>,
-    served: Served,
+    served: ServerState,
     leading: Arc<Leading>,
     leading_sender: watch::Sender<Option<Arc<Leading>>>,
     /// Rings when the operator has died.
@@ -288,7 +288,7 @@ impl Wire {
         Wire {
             server,
             client,
-            served: Served::new(leading, metrics.clone(), Health::new(), ending_seen),
+            served: ServerState::new(leading, metrics.clone(), Health::new(), ending_seen),
             metrics,
             leading: leads,
             leading_sender,

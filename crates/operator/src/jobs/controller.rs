@@ -157,10 +157,10 @@ impl Controller {
         ordered.into_iter().for_each(|(change, key)| queue.put(key, change));
     }
 
-    /// Queues the TrainingJobs whose published progress may be old. Jobs have no place for it.
+    /// Queues the TrainingJobs and TFJobs whose published progress may be old. Jobs have no place for it.
     fn queue_progress(&self) {
         let progressed = self.leader.take_progressed().into_iter().chain(self.orders.take_category_changes());
-        let progressed = progressed.filter(|key| key.kind == WorkloadKind::TrainingJob);
+        let progressed = progressed.filter(|key| key.kind != WorkloadKind::Job);
         let mut queue = self.queue.lock();
         progressed.for_each(|key| queue.put_last(key));
     }

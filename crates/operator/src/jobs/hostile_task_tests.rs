@@ -47,6 +47,7 @@ fn work_on_tasks(job: &TaskJobSnapshot, pods: &[Value]) {
                     never_fits: true,
                     scale: None,
                     nodes_needed: None,
+                    progress: Default::default(),
                     fault: None,
                 });
                 for action in next.actions {

@@ -7,6 +7,7 @@ use super::pods::PodFault;
 use super::training_job::action::{Action, Snapshot};
 use super::training_job::machine::{asked, movable, step};
 use super::training_job::pod;
+use crate::state::invalid_objects::InvalidObjects;
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{JobSnapshot, NodeState, Nodes, PodSnapshot};
 use crate::state::world::World;
@@ -49,6 +50,9 @@ fn world() -> World {
 fn share(pods: &[Value]) {
     let mut world = world();
     for pod in pods {
+        if let Some(pod) = read(pod) {
+            InvalidObjects::default().check_pod(&pod);
+        }
         if let Some(facts) = read(pod).as_ref().and_then(PodFacts::of) {
             world.put_pod(facts.clone());
             world.put_pod(PodFacts { resource_version: "9999".to_owned(), ..facts });
@@ -65,7 +69,7 @@ fn share(pods: &[Value]) {
         let _ = world.quota("team", &list[i].now, &to);
         let _ = resize::memory_request(&list[i], u64::MAX);
     }
-    let _ = (world.requested("node-a"), world.let_go(), world.take_touched());
+    let _ = (world.requested("node-a"), world.let_go(), world.take_changed_objects());
     let uids: Vec<String> = list.iter().map(|pod| pod.uid.clone()).collect();
     uids.iter().for_each(|uid| world.remove_pod(uid));
 }
@@ -73,6 +77,9 @@ fn share(pods: &[Value]) {
 /// Everything that is done to a TrainingJob and its pods, several steps on, with every order and
 /// node state.
 fn work_on(job: &Value, pods: &[Value]) {
+    if let Some(job) = read(job) {
+        InvalidObjects::default().check_training_job(&job);
+    }
     let Some(mut job) = read(job).as_ref().and_then(JobSnapshot::of) else { return };
     let pods: Vec<PodSnapshot> = pods.iter().filter_map(|pod| read(pod).as_ref().and_then(PodSnapshot::of)).collect();
     let fault = match pod::check(&job) {
@@ -94,16 +101,11 @@ fn work_on(job: &Value, pods: &[Value]) {
             let order = Order { uid: job.uid.clone(), node: "b".to_owned(), kind, reason: PlacementReason::Gain };
             for _ in 0..4 {
                 let snapshot = Snapshot {
-                    now,
-                    job: &job,
-                    pods: &pods,
                     pod_is_missing: pods.is_empty(),
-                    nodes: &nodes,
                     order: Some(&order),
                     fault: fault.as_ref(),
                     progress: Some(("growing", Some(u32::MAX))),
-                    finish: None,
-                    nodes_needed: None,
+                    ..Snapshot::plain(now, &job, &pods, &nodes)
                 };
                 let next = step(&snapshot);
                 for action in next.actions {
@@ -121,6 +123,7 @@ fn work_on(job: &Value, pods: &[Value]) {
 /// The same for a Job and its pods.
 fn work_on_batch(job: &Value, pods: &[Value]) {
     let Some(read_job) = read(job) else { return };
+    InvalidObjects::default().check_job(&read_job);
     let _ = AdoptedJob::of(&read_job);
     let Some(job) = BatchJobSnapshot::of(&read_job) else { return };
     let pods: Vec<PodSnapshot> = pods.iter().filter_map(|pod| PodSnapshot::of_batch(&read(pod)?)).collect();

@@ -29,6 +29,7 @@ mod hostile_task_tests;
 mod hostile_tests;
 mod moves;
 mod pods;
+pub(crate) mod progress;
 mod queue;
 pub(crate) mod task_job;
 mod training_job;

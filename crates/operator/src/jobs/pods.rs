@@ -2,6 +2,7 @@
 //! resourceVersion or uid it was decided on.
 
 use super::workload::ActionError;
+use crate::state::api_error::lacks_right;
 use crate::state::lead::Leader;
 use crate::state::snapshot::{NodeState, Nodes};
 use axum::http;
@@ -89,7 +90,7 @@ impl PodRequests {
                 refused(false, format!("there is a pod {name} that is not this job's: delete it, or rename the job"))
             }
             400 | 422 => refused(true, format!("the API server refuses the pod: {}", status.message)),
-            403 if !status.message.contains("forbidden: User ") => {
+            403 if !lacks_right(status) => {
                 refused(false, format!("the API server refuses the pod for now: {}", status.message))
             }
             _ => Err(ActionError::Again(status.message.clone())),

@@ -28,18 +28,7 @@ fn next(job: &JobSnapshot, pod: &Value) -> Step {
     let pods = [PodSnapshot::of(&pod).expect("a pod of a training job")];
     let nodes: Nodes = ["left", "right"].map(|node| (node.to_owned(), NodeState::Ready)).into();
     let now: Timestamp = "2026-10-02T09:31:00Z".parse().unwrap();
-    step(&Snapshot {
-        now,
-        job,
-        pods: &pods,
-        pod_is_missing: false,
-        nodes: &nodes,
-        order: None,
-        fault: None,
-        progress: None,
-        finish: None,
-        nodes_needed: None,
-    })
+    step(&Snapshot::plain(now, job, &pods, &nodes))
 }
 
 /// Carries out what is written, until nothing more is; answers all other actions.

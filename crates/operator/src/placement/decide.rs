@@ -56,8 +56,8 @@ impl Decision {
     /// The orders of this pass.
     pub(crate) fn decide(&mut self, snapshot: &ClusterSnapshot) -> Vec<Order> {
         self.learn(snapshot);
-        let policies = [JobPolicy::Specon, JobPolicy::Flowcon2, JobPolicy::Gainshare];
-        policies.into_iter().flat_map(|policy| self.decide_for(policy, snapshot)).collect()
+        let policies = JobPolicy::ALL.into_iter().filter(|policy| policy.places_pods());
+        policies.flat_map(|policy| self.decide_for(policy, snapshot)).collect()
     }
 
     /// Takes in the jobs and their reports.

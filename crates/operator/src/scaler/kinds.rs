@@ -33,7 +33,7 @@ const LONGEST_NAME: usize = 40;
 
 /// What nodes of one kind have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct SeenKind {
+pub(super) struct KindSize {
     pub(super) instance_type: Option<String>,
     /// What a node can give to pods.
     pub(super) size: (u64, u64),
@@ -42,7 +42,7 @@ pub(super) struct SeenKind {
     pub(super) speed_percent: u32,
 }
 
-impl SeenKind {
+impl KindSize {
     /// What jobs can have of a node.
     pub(super) fn room(&self) -> (u64, u64) {
         (self.size.0.saturating_sub(self.overhead.0), self.size.1.saturating_sub(self.overhead.1))
@@ -73,18 +73,18 @@ pub(super) fn to_core_room((milli, bytes): (u64, u64)) -> Room {
 /// The kinds of nodes, by name, and when a node of each was read last.
 #[derive(Debug, Default)]
 pub(super) struct Kinds {
-    known: BTreeMap<String, (SeenKind, Timestamp)>,
+    known: BTreeMap<String, (KindSize, Timestamp)>,
 }
 
 impl Kinds {
     /// Takes in the nodes that exist now.
     pub(super) fn observe(&mut self, world: &World, now: Timestamp) {
         let overheads = overheads(world);
-        let mut present: BTreeMap<String, SeenKind> = BTreeMap::new();
+        let mut present: BTreeMap<String, KindSize> = BTreeMap::new();
         for (node, facts) in world.nodes().iter().filter(|(_, facts)| facts.open) {
             let (Some(milli), Some(bytes)) = (facts.cpu_milli, facts.memory_bytes) else { continue };
             let overhead = overheads.get(node.as_str()).copied().unwrap_or_default();
-            let one = SeenKind {
+            let one = KindSize {
                 instance_type: facts.instance_type.clone(),
                 size: (milli, bytes),
                 overhead,
@@ -106,11 +106,11 @@ impl Kinds {
         self.known.retain(|_, (_, at)| now.duration_since(*at) < REMEMBERED);
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &SeenKind)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &KindSize)> {
         self.known.iter().map(|(name, (kind, _))| (name, kind))
     }
 
-    pub(super) fn get(&self, name: &str) -> Option<&SeenKind> {
+    pub(super) fn get(&self, name: &str) -> Option<&KindSize> {
         self.known.get(name).map(|(kind, _)| kind)
     }
 }

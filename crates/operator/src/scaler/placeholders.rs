@@ -17,7 +17,7 @@
 //! annotation by which cluster-autoscaler may evict it, and it belongs to the operator's ConfigMap: an uninstall
 //! removes it.
 
-use super::kinds::{SeenKind, to_core_room};
+use super::kinds::{KindSize, to_core_room};
 use gainshare_core::policies::deadline::NodeKind;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{PLACEHOLDER_LABEL, PLACEHOLDER_PREFIX, SHARE_LABEL};
@@ -123,13 +123,13 @@ pub(super) fn reconcile(
 }
 
 /// What a placeholder of this kind requests: thousandths of a core, and bytes.
-fn requests(kind: &SeenKind) -> (u64, u64) {
+fn requests(kind: &KindSize) -> (u64, u64) {
     let (milli, bytes) = kind.room();
     (milli / 100 * REQUESTED_PERCENT, bytes / 100 * REQUESTED_PERCENT)
 }
 
 /// The nodes that have room for a placeholder of this kind; `None` if there are too many to exclude.
-pub(super) fn excluded(kind: &SeenKind, free: &[NodeKind]) -> Option<Vec<String>> {
+pub(super) fn excluded(kind: &KindSize, free: &[NodeKind]) -> Option<Vec<String>> {
     let wanted = to_core_room(requests(kind));
     let holds = |node: &&NodeKind| node.room.cores >= wanted.cores && node.room.memory_bytes >= wanted.memory_bytes;
     let names: Vec<String> = free.iter().filter(holds).map(|node| node.name.clone()).collect();
@@ -147,7 +147,7 @@ pub(super) struct Owner {
 /// The manifest of a placeholder that runs on none of the excluded nodes.
 pub(super) fn manifest(
     (name, kind_name): (&str, &str),
-    kind: &SeenKind,
+    kind: &KindSize,
     excluded: &[String],
     owner: &Owner,
     config: &ScalerConfig,
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_manifest_is_a_pod_that_keeps_no_node() {
-        let kind = SeenKind { instance_type: None, size: (4000, 16 << 30), overhead: (1000, 0), speed_percent: 100 };
+        let kind = KindSize { instance_type: None, size: (4000, 16 << 30), overhead: (1000, 0), speed_percent: 100 };
         let owner =
             Owner { namespace: "system".to_owned(), config_map: "gainshare-operator".to_owned(), uid: "u".to_owned() };
         let config = ScalerConfig { image: "g:1".to_owned(), priority_class: "low".to_owned(), most_nodes: 3 };

@@ -1,6 +1,6 @@
 //! What is needed: by job for people, and by kind of node for programs that add nodes. Pure: no I/O, no clock.
 
-use super::kinds::{Kinds, SeenKind};
+use super::kinds::{KindSize, Kinds};
 use super::snapshot::NeedSnapshot;
 use gainshare_core::policies::deadline::{NodeKind, nodes_needed};
 use gainshare_kube_api::deadline::NodesNeeded;
@@ -30,7 +30,7 @@ pub(super) fn plan(snapshot: &NeedSnapshot, kinds: &Kinds) -> NeedPlan {
     if snapshot.late.is_empty() {
         return NeedPlan::default();
     }
-    let known: Vec<(&String, &SeenKind)> = kinds.iter().collect();
+    let known: Vec<(&String, &KindSize)> = kinds.iter().collect();
     let core_kinds: Vec<NodeKind> = known.iter().map(|(name, kind)| kind.to_core(name)).collect();
     let late: Vec<_> = snapshot.late.iter().map(|late| late.job.clone()).collect();
     let mut plan = NeedPlan::default();

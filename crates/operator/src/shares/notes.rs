@@ -18,7 +18,7 @@ use gainshare_kube_api::deadline::Standing;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names;
 use gainshare_kube_api::pod_note::{CONTESTED, PodNote};
-use gainshare_kube_api::wire::{Category, PodOnNode};
+use gainshare_kube_api::wire::{Category, PodOnNode, WATCHED_ONLY};
 use kube::runtime::events::Recorder;
 use std::time::Instant;
 
@@ -29,7 +29,7 @@ const AT_ONCE: usize = 16;
 const MOST_IN_A_PASS: usize = 1000;
 
 /// What is to be written on one pod.
-struct Due {
+struct PodWrite {
     pod: PodFacts,
     /// The note it carries and the one it should carry.
     note: Option<(PodNote, PodNote)>,
@@ -63,7 +63,7 @@ fn wanted(pod: &PodFacts, on_node: &PodOnNode, agents: &Agents, contested: bool)
 pub(crate) async fn pass(shares: &Shares, recorder: &Recorder, uids: impl IntoIterator<Item = String>) {
     let leader = &shares.leader;
     let now = Instant::now();
-    let mut due: Vec<Due> = leader.read(|world| {
+    let mut due: Vec<PodWrite> = leader.read(|world| {
         let agents = leader.agents.lock();
         let contests = shares.contests.lock();
         let due = |uid: &String| {
@@ -76,14 +76,14 @@ pub(crate) async fn pass(shares: &Shares, recorder: &Recorder, uids: impl IntoIt
                 Some((_, note)) => note.blocked.is_none(),
                 None => world.is_coming(uid),
             });
-            (note.is_some() || originals.is_some()).then(|| Due { pod: pod.clone(), note, originals })
+            (note.is_some() || originals.is_some()).then(|| PodWrite { pod: pod.clone(), note, originals })
         };
         uids.into_iter().filter_map(|uid| skip_on_panic("Pod", &uid, || due(&uid)).flatten()).collect()
     });
     let later = due.split_off(due.len().min(MOST_IN_A_PASS));
     leader.mark_pods(later.into_iter().map(|due| due.pod.uid));
     let results: Vec<Option<String>> = futures_util::stream::iter(due)
-        .map(|Due { pod, note, originals }| async move {
+        .map(|PodWrite { pod, note, originals }| async move {
             let text = note.as_ref().map(|(_, after)| serde_json::to_string(after)).transpose().ok()?;
             let annotations: Vec<_> =
                 originals.into_iter().chain(text.map(|text| (names::STATUS_ANNOTATION, Some(text)))).collect();
@@ -116,7 +116,8 @@ async fn publish_event(recorder: &Recorder, pod: &PodFacts, before: &PodNote, af
         events::publish(recorder, subject(), Text { warns: true, reason, note: &note, action: "Share" }).await;
     }
     let (warns, reason, note) = match (&after.blocked, &after.pending, after.category) {
-        (Some(blocked), ..) if before.blocked.as_ref() != Some(blocked) => {
+        // A pod that is only measured is as its author wanted it: that is no warning.
+        (Some(blocked), ..) if blocked.reason != WATCHED_ONLY && before.blocked.as_ref() != Some(blocked) => {
             (true, "NotResizable", blocked.message.clone())
         }
         (_, Some(pending), _) if before.pending.as_ref() != Some(pending) => {

@@ -2,8 +2,9 @@
 //! was stopped past its lease, or that has read an old state, instead of letting it undo what a newer leader
 //! did.
 
+use crate::state::api_error::lacks_right;
 use crate::state::metrics::{Metrics, WriteLabels};
-use gainshare_kube_api::facts::{Originals, PodFacts, Written};
+use gainshare_kube_api::facts::{Originals, PodFacts, WrittenResources};
 use gainshare_kube_api::names::{self, FIELD_MANAGER};
 use gainshare_kube_api::quantity;
 use gainshare_kube_api::resources::Resources;
@@ -43,9 +44,7 @@ impl From<kube::Error> for WriteError {
                 // Too many requests, or an error of the server.
                 429 | 500.. => WriteError::Again(status.message),
                 401 => WriteError::Again(status.message),
-                // An API server that has just started does not know our rights yet. Quotas and policies use
-                // other words.
-                403 if status.message.contains("forbidden: User ") => WriteError::Again(status.message),
+                _ if lacks_right(&status) => WriteError::Again(status.message),
                 _ => WriteError::Refused(status.message),
             },
             other => WriteError::Again(format!("the API server did not answer: {other}")),
@@ -140,6 +139,6 @@ impl Writer {
 }
 
 /// Whether the container's resources differ from its original ones. A container that is gone needs nothing.
-fn differs(pod: &PodFacts, name: &str, written: &Written) -> bool {
+fn differs(pod: &PodFacts, name: &str, written: &WrittenResources) -> bool {
     pod.container(name).is_some_and(|container| container.resources != written.resources())
 }

@@ -59,7 +59,7 @@ struct Agent {
 pub(crate) struct ReportEffect {
     /// A newer one has come already: this one is ignored.
     pub(crate) stale: bool,
-    /// Pods whose category, share or reason differ from before.
+    /// Pods whose category, share, progress, prediction or reason differ from before.
     pub(crate) changed: Vec<String>,
     /// How many job states were dropped because their pods are not on the agent's node.
     pub(crate) foreign: usize,
@@ -102,7 +102,7 @@ impl Agents {
         agent.jobs = uids;
         ended.iter().for_each(|uid| drop(self.jobs.remove(uid)));
         for job in jobs {
-            let gist = |job: &JobState| (job.category, job.share, job.standing, job.forecast);
+            let gist = |job: &JobState| (job.category, job.share, job.standing, job.forecast, job.progress.percent());
             let same = |old: &JobState| gist(old) == gist(&job) && old.reason == job.reason;
             if !self.jobs.get(&job.uid).is_some_and(same) {
                 heard.changed.push(job.uid.clone());

@@ -5,6 +5,7 @@
 //! the process anyway (see [`crate::tasks`]). Where two locks are held together, the world's is taken first.
 
 use super::agents::Agents;
+use super::invalid_objects::InvalidObjects;
 use super::jobs::JobChange;
 use super::metrics::Metrics;
 use super::orders::Orders;
@@ -30,6 +31,8 @@ pub(crate) struct Leader {
     /// The new nodes with which deadlines could be kept, by the uid of the job; absent until they are known.
     pub(crate) nodes_needed: Mutex<Option<BTreeMap<String, NodesNeeded>>>,
     pub(crate) metrics: Arc<Metrics>,
+    /// Objects with values that no cluster can have, for the task that publishes them.
+    pub(crate) invalid: Arc<InvalidObjects>,
     /// One channel per node, to wake the agent's waiting request.
     bells: Mutex<BTreeMap<String, watch::Sender<u64>>>,
     /// One lock per node: its resizes are carried out one request after the other.
@@ -38,7 +41,7 @@ pub(crate) struct Leader {
     pub(crate) lists: Lists,
     /// The lists that only jobs need: shares do not wait for them.
     pub(crate) job_lists: Lists,
-    dirty: Mutex<Dirty>,
+    dirty: Mutex<UnreadChanges>,
     /// Pods with a new report, for the controller of jobs.
     progressed: Mutex<BTreeSet<String>>,
     /// Wakes the controller of jobs: a workload, one of its pods or a node has changed.
@@ -74,7 +77,7 @@ impl Lists {
 
 /// What the workers have not read yet.
 #[derive(Debug, Default)]
-pub(crate) struct Dirty {
+pub(crate) struct UnreadChanges {
     pub(crate) policies: BTreeSet<PolicyKey>,
     pub(crate) pods: BTreeSet<String>,
 }
@@ -88,6 +91,7 @@ impl Leader {
             scale_orders: Mutex::default(),
             nodes_needed: Mutex::default(),
             metrics,
+            invalid: Arc::default(),
             bells: Mutex::default(),
             turns: Mutex::default(),
             lists: Lists::default(),
@@ -104,7 +108,7 @@ impl Leader {
         let (result, touched, gone_jobs, has_job_changes) = {
             let mut world = self.world.lock();
             let result = change(&mut world);
-            (result, world.take_touched(), world.jobs.take_gone(), world.has_job_changes())
+            (result, world.take_changed_objects(), world.jobs.take_gone(), world.has_job_changes())
         };
         gone_jobs.iter().for_each(|uid| self.orders.forget(uid));
         if has_job_changes {

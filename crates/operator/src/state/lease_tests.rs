@@ -127,25 +127,25 @@ fn identities_differ() {
 
 /// One thing that happens to a replica.
 #[derive(Debug, Clone, Copy)]
-enum Happens {
+enum ReplicaEvent {
     Send(usize),
     Arrive(usize),
     Wait(u16),
     Away(bool),
 }
 
-fn happens() -> impl Strategy<Value = Happens> {
+fn replica_event() -> impl Strategy<Value = ReplicaEvent> {
     prop_oneof![
-        4 => (0..3usize).prop_map(Happens::Send),
-        4 => (0..3usize).prop_map(Happens::Arrive),
-        4 => (0..4000u16).prop_map(Happens::Wait),
-        1 => any::<bool>().prop_map(Happens::Away),
+        4 => (0..3usize).prop_map(ReplicaEvent::Send),
+        4 => (0..3usize).prop_map(ReplicaEvent::Arrive),
+        4 => (0..4000u16).prop_map(ReplicaEvent::Wait),
+        1 => any::<bool>().prop_map(ReplicaEvent::Away),
     ]
 }
 
 /// Plays what happens; answers who led after each event. An attempt that takes longer than its time is given
 /// up, as the loop does.
-fn play(events: &[Happens], skews_s: [i64; 3]) -> Vec<Vec<usize>> {
+fn play(events: &[ReplicaEvent], skews_s: [i64; 3]) -> Vec<Vec<usize>> {
     let mut store = Store::default();
     let mut replicas = ["a", "b", "c"].map(|name| Replica::new(name, 0));
     replicas.iter_mut().zip(skews_s).for_each(|(replica, skew_s)| replica.skew_s = skew_s);
@@ -156,8 +156,8 @@ fn play(events: &[Happens], skews_s: [i64; 3]) -> Vec<Vec<usize>> {
         let now = start + passed;
         let wall_s = 1_800_000_000 + passed.as_secs() as i64;
         match *event {
-            Happens::Send(i) => replicas[i].send(&store, now, wall_s),
-            Happens::Arrive(i) => {
+            ReplicaEvent::Send(i) => replicas[i].send(&store, now, wall_s),
+            ReplicaEvent::Arrive(i) => {
                 let late = |(_, sent): &(Lease, Instant)| now.duration_since(*sent) > ATTEMPT_TIMEOUT;
                 if replicas[i].in_flight.as_ref().is_some_and(late) {
                     // The write takes effect, but its answer is not waited for.
@@ -166,8 +166,8 @@ fn play(events: &[Happens], skews_s: [i64; 3]) -> Vec<Vec<usize>> {
                 }
                 replicas[i].arrive(&mut store);
             }
-            Happens::Wait(ms) => passed += Duration::from_millis(ms.into()),
-            Happens::Away(away) => store.away = away,
+            ReplicaEvent::Wait(ms) => passed += Duration::from_millis(ms.into()),
+            ReplicaEvent::Away(away) => store.away = away,
         }
         let now = start + passed;
         led.push((0..3).filter(|i| replicas[*i].election.is_leading(now)).collect());
@@ -177,7 +177,7 @@ fn play(events: &[Happens], skews_s: [i64; 3]) -> Vec<Vec<usize>> {
 
 proptest! {
     #[test]
-    fn two_replicas_never_lead_together(events in prop::collection::vec(happens(), 0..300)) {
+    fn two_replicas_never_lead_together(events in prop::collection::vec(replica_event(), 0..300)) {
         for led in play(&events, [0; 3]) {
             prop_assert!(led.len() <= 1, "{led:?} lead together");
         }
@@ -185,7 +185,7 @@ proptest! {
 
     #[test]
     fn a_wrong_wall_clock_changes_nothing(
-        events in prop::collection::vec(happens(), 0..200),
+        events in prop::collection::vec(replica_event(), 0..200),
         skews_s in prop::array::uniform3(-3600i64..=3600),
     ) {
         prop_assert_eq!(play(&events, skews_s), play(&events, [0; 3]));

@@ -1,9 +1,11 @@
 //! What the leader knows: the cluster's objects, the node agents' reports, and the watches that keep both current.
 
 pub(crate) mod agents;
+pub(crate) mod api_error;
 pub(crate) mod clock;
 pub(crate) mod events;
 mod growth;
+pub(crate) mod invalid_objects;
 pub(crate) mod jobs;
 pub(crate) mod lead;
 pub(crate) mod lease;
@@ -11,7 +13,7 @@ pub(crate) mod metrics;
 pub(crate) mod nodes;
 pub(crate) mod orders;
 mod removed;
-mod requested;
+mod request_totals;
 pub(crate) mod snapshot;
 pub(crate) mod task_job;
 pub(crate) mod watch;

@@ -52,7 +52,12 @@ pub(crate) struct TaskJobStatus {
     pub(crate) start_time: Option<MicroTime>,
     pub(crate) completion_time: Option<MicroTime>,
     pub(crate) message: String,
+    /// How many tasks run. Only TFJobs have the field: the message of a TrainingJob has the same number.
+    pub(crate) running_tasks: Option<String>,
+    /// How much of the training is done, such as `40%`.
     pub(crate) progress: Option<String>,
+    /// How long it will take from now on, such as `1h20m`.
+    pub(crate) time_left: Option<String>,
     pub(crate) journal: TaskJournal,
     /// The deadline, and the nodes that are needed for it.
     pub(crate) finish: Option<FinishStatus>,
@@ -82,7 +87,9 @@ impl TaskJobSnapshot {
             start_time: status.start_time,
             completion_time: status.completion_time,
             message: status.message,
+            running_tasks: status.running_tasks,
             progress: status.progress,
+            time_left: status.time_left,
             journal: status.tasks.unwrap_or_default(),
             finish: None,
         };
@@ -158,7 +165,9 @@ impl TaskJobStatus {
             start_time: status.start_time,
             completion_time: status.completion_time,
             message: status.message,
-            progress: None,
+            running_tasks: None,
+            progress: status.progress,
+            time_left: status.time_left,
             journal: status.tasks.unwrap_or_default(),
             finish: status.finish,
         }
@@ -174,7 +183,9 @@ impl TaskJobStatus {
                 start_time: status.start_time,
                 completion_time: status.completion_time,
                 message: status.message,
+                running_tasks: status.running_tasks,
                 progress: status.progress,
+                time_left: status.time_left,
                 tasks: Some(status.journal),
             });
         }
@@ -197,6 +208,8 @@ impl TaskJobStatus {
             replica_statuses: status.replicas,
             tasks: Some(status.journal),
             finish: status.finish,
+            progress: status.progress,
+            time_left: status.time_left,
             ..TrainingJobStatus::default()
         })
     }
@@ -215,12 +228,14 @@ mod tests {
     #[test]
     fn a_status_survives_its_way_through_the_object() {
         let mut status = TaskJobStatus { message: "waits".to_owned(), ..TaskJobStatus::default() };
+        (status.progress, status.time_left) = (Some("40%".to_owned()), Some("1h20m".to_owned()));
         status.journal.epoch = 3;
         status.journal.nodes.insert("ps-0".to_owned(), "n".to_owned());
         status.replicas.insert("PS".to_owned(), ReplicaStatus { active: 1, ..ReplicaStatus::default() });
         let read: TrainingJobStatus = serde_json::from_value(status.to_value(WorkloadKind::TaskJob, 1)).unwrap();
         assert_eq!(TaskJobStatus::of_training(read), status);
         let read: TfJobStatus = serde_json::from_value(status.to_value(WorkloadKind::TfJob, 1)).unwrap();
+        assert_eq!((read.progress, read.time_left), (status.progress, status.time_left));
         assert_eq!((read.tasks, read.replica_statuses), (Some(status.journal), status.replicas));
     }
 }

@@ -5,6 +5,8 @@
 //! been read before anything is decided: without its policies, every pod would look as if it were
 //! to be restored.
 //!
+//! Objects with values that no cluster can have are found here, too ([`super::invalid_objects`]).
+//!
 //! An object that makes its reader panic is logged and skipped ([`skip_on_panic`]); the watch and
 //! all other objects go on.
 
@@ -65,10 +67,14 @@ pub(crate) fn start(
 ) {
     let mut watch = Watches { tasks, leader, lists: |leader| &leader.lists };
     let all = watcher::Config::default;
+    let invalid = leader.invalid.clone();
     watch.spawn(
         Api::<Pod>::all(client.clone()),
         all(),
-        |pod| PodFacts::of(&pod),
+        move |pod| {
+            invalid.check_pod(&pod);
+            PodFacts::of(&pod)
+        },
         |world, change| match change {
             Change::Applied(pod) => world.put_pod(pod),
             Change::Deleted(pod) => world.remove_pod(&pod.uid),
@@ -142,10 +148,14 @@ pub(crate) fn start(
         });
     });
     watch.lists = |leader| &leader.job_lists;
+    let invalid = leader.invalid.clone();
     watch.spawn(
         Api::<TrainingJob>::all(client.clone()),
         all(),
-        |job| AnyTrainingJob::of(&job),
+        move |job| {
+            invalid.check_training_job(&job);
+            AnyTrainingJob::of(&job)
+        },
         |world, change| match change {
             Change::Applied(AnyTrainingJob::OnePod(job)) => world.jobs.put_training_job(*job),
             Change::Applied(AnyTrainingJob::Tasks(job)) => world.jobs.put_task_job(*job),
@@ -177,10 +187,14 @@ pub(crate) fn start(
             },
         );
     }
+    let invalid = leader.invalid.clone();
     watch.spawn(
         Api::<Job>::all(client.clone()),
         all(),
-        |job| BatchJobSnapshot::of(&job),
+        move |job| {
+            invalid.check_job(&job);
+            BatchJobSnapshot::of(&job)
+        },
         |world, change| match change {
             Change::Applied(job) => world.jobs.put_batch_job(&job),
             Change::Deleted(job) => world.jobs.remove_batch_job(&NamespacedName::new(&job.namespace, &job.name)),

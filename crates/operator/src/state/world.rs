@@ -18,7 +18,7 @@
 use super::jobs::{JobCache, JobChange, workload_of};
 use super::nodes::NodeCache;
 use super::removed::RemovedPods;
-use super::requested::{Requested, requests_of};
+use super::request_totals::{RequestTotals, requests_of};
 use super::snapshot::{NodeState, PodSnapshot, is_older};
 use super::workload::WorkloadKey;
 use gainshare_kube_api::bounds::{self, NodeFacts, QuotaFacts, RangeFacts};
@@ -30,7 +30,7 @@ use gainshare_kube_api::resize::Refusal;
 use gainshare_kube_api::resources::Resources;
 use gainshare_kube_api::select::{self, PolicyFacts};
 use gainshare_kube_api::share_policy::SharePolicySpec;
-use gainshare_kube_api::wire::{Blocked, PodOnNode, SCALED_POLICY, WATCHED_ONLY};
+use gainshare_kube_api::wire::{PodOnNode, ResizeObstacle, SCALED_POLICY};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -46,7 +46,7 @@ pub(crate) struct World {
     removed: RemovedPods,
     pods_of_namespace: BTreeMap<String, BTreeSet<String>>,
     /// By node.
-    requested: HashMap<String, Requested>,
+    requested: HashMap<String, RequestTotals>,
     /// The operator's namespace, where placeholders are. It is set before the first pod is read.
     pub(crate) own_namespace: String,
     pub(crate) policies: BTreeMap<PolicyKey, PolicyFacts>,
@@ -65,12 +65,12 @@ pub(crate) struct World {
     shared_of_node: BTreeMap<String, BTreeSet<String>>,
     revisions: BTreeMap<String, u64>,
     next_revision: u64,
-    touched: Touched,
+    touched: ChangedObjects,
 }
 
-/// What changed since [`World::take_touched`] was last called.
+/// What changed since [`World::take_changed_objects`] was last called.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Touched {
+pub(crate) struct ChangedObjects {
     pub(crate) nodes: BTreeSet<String>,
     pub(crate) policies: BTreeSet<PolicyKey>,
     /// Pods that a policy will select as soon as they run.
@@ -83,7 +83,7 @@ impl World {
         World { next_revision: first_revision.max(1), ..World::default() }
     }
 
-    pub(crate) fn take_touched(&mut self) -> Touched {
+    pub(crate) fn take_changed_objects(&mut self) -> ChangedObjects {
         std::mem::take(&mut self.touched)
     }
 
@@ -138,7 +138,7 @@ impl World {
     }
 
     /// What the pods of a node request together.
-    pub(crate) fn requested(&self, node: &str) -> Requested {
+    pub(crate) fn requested(&self, node: &str) -> RequestTotals {
         self.requested.get(node).copied().unwrap_or_default()
     }
 
@@ -252,7 +252,7 @@ impl World {
             && let Some(sum) = self.requested.get_mut(node)
         {
             *sum = sum.with(asked, u64::saturating_sub);
-            if *sum == Requested::default() {
+            if *sum == RequestTotals::default() {
                 self.requested.remove(node);
             }
         }
@@ -479,38 +479,40 @@ impl World {
     }
 
     /// The policy that applies to the pod, or will apply when it runs.
-    fn chosen(&self, pod: &PodFacts) -> Option<Chosen<'_>> {
+    fn chosen(&self, pod: &PodFacts) -> Option<PodPolicy<'_>> {
         if self.off || self.given_back.contains(&pod.uid) {
             return None;
         }
-        let policies = self.policies.range((pod.namespace.clone(), String::new())..);
-        let of_namespace =
-            policies.take_while(|((namespace, _), _)| *namespace == pod.namespace).map(|(_, policy)| policy);
-        if let Some(policy) = select::choose(of_namespace, pod) {
-            return Some(Chosen { name: policy.name.clone(), spec: Cow::Borrowed(&policy.spec), watch_only: false });
+        let from = self.policies.range((pod.namespace.clone(), String::new())..);
+        let of_namespace = from.take_while(|((namespace, _), _)| *namespace == pod.namespace);
+        if let Some(policy) = select::choose(of_namespace.map(|(_, policy)| policy), pod) {
+            return Some(PodPolicy { name: policy.name.clone(), spec: Cow::Borrowed(&policy.spec), watch_only: false });
         }
+        let by_job = |job: select::JobShare| PodPolicy {
+            name: job.name,
+            spec: Cow::Owned(job.spec),
+            watch_only: job.watch_only,
+        };
         if let Some(job) = select::by_job(pod) {
-            return Some(Chosen { name: job.name, spec: Cow::Owned(job.spec), watch_only: job.watch_only });
+            return Some(by_job(job));
         }
-        let by_label = select::by_namespace(self.namespaces.get(&pod.namespace)?, pod);
-        by_label.then(|| Chosen { name: String::new(), spec: Cow::Owned(label_policy()), watch_only: false })
+        if self.namespaces.get(&pod.namespace).is_some_and(|labels| select::by_namespace(labels, pod)) {
+            return Some(PodPolicy { name: String::new(), spec: Cow::Owned(label_policy()), watch_only: false });
+        }
+        select::by_tfjob(pod).map(by_job)
     }
 
     /// What the node agent gets about the pod, if a policy selects it.
     fn entry(&self, uid: &str) -> Option<PodOnNode> {
         let pod = self.pods.get(uid).filter(|pod| pod.running)?;
         let node = pod.node.as_ref()?;
-        let Chosen { name, spec, watch_only } = self.chosen(pod)?;
+        let PodPolicy { name, spec, watch_only } = self.chosen(pod)?;
         let spec = spec.as_ref();
-        let watched = watch_only.then(|| Blocked {
-            reason: WATCHED_ONLY.to_owned(),
-            message: if name == SCALED_POLICY {
-                format!("{name}: the operator resizes it, not its node agent")
-            } else {
-                format!("{name}: its policy moves jobs, and leaves their shares as they are")
-            },
-        });
+        let watched = watch_only.then(|| ResizeObstacle::watched(&name));
         let container = select::container_name(spec, pod);
+        let obstacle = pod.blocked(&container).or_else(|| self.forged.contains(uid).then(forged_originals));
+        // Only a pod that may be resized has an obstacle.
+        let blocked = if name == SCALED_POLICY { obstacle.or(watched) } else { watched.or(obstacle) };
         let facts = pod.container(&container);
         let now = facts.map(|c| c.resources).unwrap_or_default();
         let originals = pod.originals().filter(|_| !self.forged.contains(uid));
@@ -531,7 +533,7 @@ impl World {
             original,
             now,
             class: pod.class,
-            blocked: pod.blocked(&container).or_else(|| self.forged.contains(uid).then(forged_originals)).or(watched),
+            blocked,
             allowed: bounds::bounds(pod, &container, &original, ranges, self.nodes.get(node)),
             resize: pod.resize.clone(),
             noted: digest(&pod.notes),
@@ -557,15 +559,15 @@ fn is_forged(known: &PodFacts, now: &PodFacts, was_forged: bool) -> bool {
     }
 }
 
-fn forged_originals() -> Blocked {
-    Blocked {
+fn forged_originals() -> ResizeObstacle {
+    ResizeObstacle {
         reason: "ForgedOriginals".to_owned(),
         message: format!("the annotation {ORIGINAL_ANNOTATION} was not written by the operator: remove it"),
     }
 }
 
 /// The policy that applies to a pod.
-struct Chosen<'a> {
+struct PodPolicy<'a> {
     /// The policy's name (empty: the namespace's label), or the training job's.
     name: String,
     spec: Cow<'a, SharePolicySpec>,

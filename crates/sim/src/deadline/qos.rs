@@ -18,7 +18,7 @@
 //! changing back; the job then keeps them for that time. So every job is always at least as far as its plan.
 //! This holds as far as speeds and lengths are true; [`super::learned`] can be wrong about them.
 
-use super::timeline::{Need, Period, Reservation, SLOT_S, Timeline, slot_boundary};
+use super::timeline::{JobDemand, Period, Reservation, SLOT_S, Timeline, slot_boundary};
 use super::{Cluster, Level};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
@@ -145,7 +145,7 @@ impl Planner {
     }
 
     fn fill(&self, job: &JobView, now_s: i64, timeline: &Timeline) -> Option<Reservation> {
-        let need = |levels| Need {
+        let need = |levels| JobDemand {
             left: job.left(),
             deadline_s: job.deadline_s,
             levels,

@@ -2,7 +2,7 @@
 //!
 //! **Approach.** Between two events every job works at the constant speed of its GPUs, so the clock jumps
 //! from event to event: a submission, the end of a job, a change that the scheduler planned. A job that
-//! changes its GPUs loses [`Cluster::restart_s`] seconds. The scheduler sees what it is told ([`Told`]);
+//! changes its GPUs loses [`Cluster::restart_s`] seconds. What the scheduler knows is a [`JobKnowledge`];
 //! progress always comes from the true speeds.
 //!
 //! **Properties.** The replay checks every decision: never more GPUs than exist, and powers of two
@@ -15,9 +15,9 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What the scheduler is told of a job at its submission, besides its deadline.
+/// What the scheduler knows of a job at its submission, besides its deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
+pub enum JobKnowledge {
     /// The speed table and the number of iterations.
     Tables,
     /// The model and the batch size only; speeds and lengths are learned.
@@ -94,13 +94,13 @@ impl Run {
 }
 
 /// Runs `jobs` (in order of submission) under our rule, with a decision at every event.
-pub fn replay(jobs: &[GpuJob], cluster: Cluster, told: Told) -> Outcome {
-    replay_apart(jobs, cluster, told, 0)
+pub fn replay(jobs: &[GpuJob], cluster: Cluster, knowledge: JobKnowledge) -> Outcome {
+    replay_apart(jobs, cluster, knowledge, 0)
 }
 
 /// The same with decisions at least `apart_s` seconds apart; an event in between waits. The planner does not
 /// know about the wait, so its promises are certain only if `apart_s` is zero.
-pub fn replay_apart(jobs: &[GpuJob], cluster: Cluster, told: Told, apart_s: i64) -> Outcome {
+pub fn replay_apart(jobs: &[GpuJob], cluster: Cluster, knowledge: JobKnowledge, apart_s: i64) -> Outcome {
     let mut planner = Planner::new(cluster);
     let mut beliefs = Beliefs::default();
     let mut tables: BTreeMap<&super::Kind, [Arc<[Level]>; 2]> = BTreeMap::new();
@@ -128,7 +128,10 @@ pub fn replay_apart(jobs: &[GpuJob], cluster: Cluster, told: Told, apart_s: i64)
             let job = &jobs[run.id];
             run.ended_s = run.end_s(job, since_s).filter(|end_s| *end_s <= now_s);
             run.advance(job, now_s - since_s);
-            if told == Told::Nothing && run.worked_s >= REPORT_S && beliefs.lacks(run.id, &job.kind, run.gpus) {
+            if knowledge == JobKnowledge::Nothing
+                && run.worked_s >= REPORT_S
+                && beliefs.lacks(run.id, &job.kind, run.gpus)
+            {
                 beliefs.report(run.id, job, run.gpus, run.speed(job));
             }
         }
@@ -156,9 +159,9 @@ pub fn replay_apart(jobs: &[GpuJob], cluster: Cluster, told: Told, apart_s: i64)
         let mut wrong = vec![false; runs.len()];
         let mut view = |(i, run): (usize, &Run)| {
             let job = &jobs[run.id];
-            let (left, [useful, efficient]) = match told {
-                Told::Tables => (Some(run.left), tables[&job.kind].clone()),
-                Told::Nothing => {
+            let (left, [useful, efficient]) = match knowledge {
+                JobKnowledge::Tables => (Some(run.left), tables[&job.kind].clone()),
+                JobKnowledge::Nothing => {
                     let counts = job.levels.iter().map(|l| l.gpus).filter(|g| *g <= cluster.gpus());
                     let belief = beliefs.belief(run.id, &job.kind, counts);
                     let done = job.iterations - run.left;
@@ -177,7 +180,8 @@ pub fn replay_apart(jobs: &[GpuJob], cluster: Cluster, told: Told, apart_s: i64)
         }
         apply(&mut runs, &decision, cluster);
         let report_s = |r: &Run| now_s + (r.restart_left_s + REPORT_S - r.worked_s).ceil() as i64;
-        let news = runs.iter().filter(|r| told == Told::Nothing && beliefs.lacks(r.id, &jobs[r.id].kind, r.gpus));
+        let news =
+            runs.iter().filter(|r| knowledge == JobKnowledge::Nothing && beliefs.lacks(r.id, &jobs[r.id].kind, r.gpus));
         wake_s = news.map(report_s).chain(decision.wake_s).min();
     }
     outcome.admitted = promised.iter().filter(|p| **p).count();

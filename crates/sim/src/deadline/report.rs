@@ -1,6 +1,6 @@
 //! The deadline experiments of ElasticFlow's paper: published results beside ours.
 
-use super::replay::{Outcome, Told, replay};
+use super::replay::{JobKnowledge, Outcome, replay};
 use super::{Cluster, GpuJob, baseline, data, elasticflow};
 use gainshare_figures::Table;
 use serde::Serialize;
@@ -43,8 +43,8 @@ impl Scheduler {
             Scheduler::Edf => baseline::edf(jobs, cluster),
             Scheduler::Tiresias => baseline::tiresias(jobs, cluster),
             Scheduler::ElasticFlow => elasticflow::elasticflow(jobs, cluster),
-            Scheduler::Qos => replay(jobs, cluster, Told::Tables),
-            Scheduler::QosLearned => replay(jobs, cluster, Told::Nothing),
+            Scheduler::Qos => replay(jobs, cluster, JobKnowledge::Tables),
+            Scheduler::QosLearned => replay(jobs, cluster, JobKnowledge::Nothing),
         }
     }
 }

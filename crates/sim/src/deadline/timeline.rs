@@ -67,7 +67,7 @@ impl Reservation {
 
 /// What a plan must know of a job.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Need<'a> {
+pub struct JobDemand<'a> {
     pub left: f64,
     pub deadline_s: i64,
     /// Ascending in GPUs and in speed.
@@ -150,7 +150,7 @@ impl Timeline {
 
     /// The reservation with which the job makes its deadline, using at most `high` until `switch_s` and at
     /// most `low` after it; none if it does not make it.
-    fn course(&self, need: &Need, high: usize, low: Option<usize>, switch_s: i64) -> Option<Reservation> {
+    fn course(&self, need: &JobDemand, high: usize, low: Option<usize>, switch_s: i64) -> Option<Reservation> {
         let mut out = Reservation::default();
         let (mut left, mut gpus, mut restart_s) = (need.left, need.gpus, need.restart_left_s);
         let mut at_s = self.steps[0].0;
@@ -193,7 +193,7 @@ impl Timeline {
     }
 
     /// The moment from which on the lower level is enough, if restarts cost nothing.
-    fn switch_s(&self, need: &Need, high: usize, low: Option<usize>) -> i64 {
+    fn switch_s(&self, need: &JobDemand, high: usize, low: Option<usize>) -> i64 {
         let speed = |cap: Option<usize>, free: u32| {
             cap.and_then(|c| level_within(need.levels, c, free)).map_or(0.0, |l| l.speed)
         };
@@ -225,7 +225,7 @@ impl Timeline {
 
     /// The job's minimum satisfactory share as a reservation (not yet taken), or none if no level makes the
     /// deadline.
-    pub fn fill(&self, need: &Need) -> Option<Reservation> {
+    pub fn fill(&self, need: &JobDemand) -> Option<Reservation> {
         let now_s = self.steps[0].0;
         let window_s = (need.deadline_s - now_s) as f64;
         for high in 0..need.levels.len() {

@@ -33,7 +33,7 @@ pub struct Replay {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Live {
+struct LiveJob {
     left: Span,
     started: Option<Time>,
     /// Restoring ends here; work begins.
@@ -46,8 +46,8 @@ struct Live {
 /// Replays `jobs`, which are in order of submission. A job that was preempted takes `restore` longer.
 pub fn replay(jobs: &[TraceJob], devices: u32, order: GangOrder, restore: Span) -> Replay {
     let mut gang = Gang::new(order, devices);
-    let mut live: Vec<Live> =
-        jobs.iter().map(|j| Live { left: Span::from_secs_f64(j.duration_s), ..Live::default() }).collect();
+    let mut live: Vec<LiveJob> =
+        jobs.iter().map(|j| LiveJob { left: Span::from_secs_f64(j.duration_s), ..LiveJob::default() }).collect();
     let mut ends: BinaryHeap<Reverse<(Time, u32, u32)>> = BinaryHeap::new();
     let mut next = 0;
     let (mut events, mut preemptions, mut longest_queue, mut impossible) = (0u64, 0u64, 0, 0);

@@ -42,7 +42,7 @@ impl Task {
 
 /// What one job takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Need {
+pub(super) struct Allocation {
     /// Its share now.
     pub(super) now: f64,
     pub(super) ends_s: f64,
@@ -90,7 +90,7 @@ impl Free {
     }
 
     /// Takes what `task` needs at `level` out of the free capacity.
-    fn take(&mut self, task: &Task, level: f64) -> Need {
+    fn take(&mut self, task: &Task, level: f64) -> Allocation {
         let ends_s = self.ends_s(task, level);
         let level = level.min(task.cap);
         let now = self.pieces.first().map_or(0.0, |(_, free)| level.min(*free));
@@ -109,12 +109,12 @@ impl Free {
             from = until;
         }
         self.pieces = pieces;
-        Need { now, ends_s }
+        Allocation { now, ends_s }
     }
 }
 
 /// What each task needs, if all of them can end in time; `order` lists them by deadline.
-pub(super) fn fill(tasks: &[Task], order: &[usize], capacity: f64) -> Option<Vec<(usize, Need)>> {
+pub(super) fn fill(tasks: &[Task], order: &[usize], capacity: f64) -> Option<Vec<(usize, Allocation)>> {
     let mut free = Free::new(capacity);
     let mut needs = Vec::with_capacity(order.len());
     for &i in order {
@@ -167,7 +167,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn linear(work: f64, left_s: f64) -> Task {
-        Task { pace: Pace::told(0.0, 1.0, 1.0), steps: work, left_s, cap: 1.0, caution: 0.0 }
+        Task { pace: Pace::from_law(0.0, 1.0, 1.0), steps: work, left_s, cap: 1.0, caution: 0.0 }
     }
 
     #[test]
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn spare_capacity_goes_where_it_does_most() {
-        let serial = Task { pace: Pace::told(0.9, 0.1, 1.0), ..linear(10.0, 20.0) };
+        let serial = Task { pace: Pace::from_law(0.9, 0.1, 1.0), ..linear(10.0, 20.0) };
         let dealt = deal_spare(&[(serial, 0.2), (linear(10.0, 99.0), 0.2)], 0.4);
         assert!((dealt[0] - 0.2).abs() < 1e-9 && (dealt[1] - 0.6).abs() < 1e-9, "{dealt:?}");
     }
@@ -204,7 +204,7 @@ mod tests {
             capacity in 0.2f64..=1.0,
         ) {
             let tasks: Vec<Task> = jobs.iter().map(|&(work, left_s, serial, cap)| Task {
-                pace: Pace::told(serial, 1.0 - serial, 1.0), cap, ..linear(work, left_s)
+                pace: Pace::from_law(serial, 1.0 - serial, 1.0), cap, ..linear(work, left_s)
             }).collect();
             let mut order: Vec<usize> = (0..tasks.len()).collect();
             order.sort_by(|&a, &b| tasks[a].left_s.total_cmp(&tasks[b].left_s));

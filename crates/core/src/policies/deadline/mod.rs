@@ -43,7 +43,7 @@ use super::{Claim, Group, Reservations, Scale};
 use crate::model::{JobId, Share, Span, Time};
 use crate::plan::Reason;
 use crate::view::{Deadline, JobView, View};
-use fill::{Need, Task, deal_spare, earliest_s, fill};
+use fill::{Allocation, Task, deal_spare, earliest_s, fill};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -281,7 +281,12 @@ impl Rule<'_> {
 
     /// What is reserved for each promised task, and whether it gave something back: never less than
     /// it needs, and not much less than it had.
-    fn damp(&self, candidates: &[Candidate<'_>], needs: &[(usize, Need)], capacity: f64) -> Vec<(usize, (f64, bool))> {
+    fn damp(
+        &self,
+        candidates: &[Candidate<'_>],
+        needs: &[(usize, Allocation)],
+        capacity: f64,
+    ) -> Vec<(usize, (f64, bool))> {
         let wanted: Vec<(usize, f64, f64, bool)> = needs
             .iter()
             .map(|&(i, need)| {

@@ -211,7 +211,7 @@ impl Bin {
     fn task(&self, left: &WorkLeft, left_s: f64) -> Task {
         let usable = (left.usable_cores / self.room.cores).clamp(0.0, 1.0);
         let parallel_s = left.work_core_s.max(0.0) / (self.room.cores * self.speed);
-        let pace = Pace::told(left.serial_s.max(0.0) / self.speed, parallel_s, usable);
+        let pace = Pace::from_law(left.serial_s.max(0.0) / self.speed, parallel_s, usable);
         Task { pace, steps: 1.0, left_s, cap: usable.min(USABLE_PART), caution: 0.0 }
     }
 }

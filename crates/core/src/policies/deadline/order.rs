@@ -57,7 +57,7 @@ mod tests {
         // Job 3 needs 80 s of its 100: it is the most urgent. Job 4 needs 40 of its 30.
         for (i, steps) in [(2, 80), (3, 40)] {
             jobs[i].signal.total = Some(steps);
-            jobs[i].signal.pace = Some(Pace::told(0.0, 1.0, 1.0));
+            jobs[i].signal.pace = Some(Pace::from_law(0.0, 1.0, 1.0));
         }
         let view = View { now: Time::ZERO, jobs, ..View::default() };
         let order: Vec<u64> = ByDeadline.queue(&view).ready.iter().map(|j| j.id.0).collect();

@@ -23,9 +23,9 @@ pub(crate) struct Task {
     pub(crate) rate: f64,
 }
 
-/// What became of one task.
+/// When one task ends, and what it was served.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Fate {
+pub(crate) struct TaskResult {
     /// Seconds from now to its end; infinite if it is not known.
     pub(crate) ends_s: f64,
     /// Work it gets done until the moment asked for.
@@ -42,8 +42,8 @@ pub(crate) fn slowdown(disturbance: f64, used: f64, squares: f64) -> f64 {
 /// Simulates `tasks` on a machine that does `capacity` of work in a second while they do not
 /// disturb each other: until all tasks finish, or for `until_s` seconds. `served` counts the work
 /// within that time; unfinished tasks get `ends_s = ∞`.
-pub(crate) fn run(tasks: &[Task], capacity: f64, disturbance: f64, until_s: Option<f64>) -> Vec<Fate> {
-    let mut fates = vec![Fate { ends_s: f64::INFINITY, served: 0.0 }; tasks.len()];
+pub(crate) fn run(tasks: &[Task], capacity: f64, disturbance: f64, until_s: Option<f64>) -> Vec<TaskResult> {
+    let mut results = vec![TaskResult { ends_s: f64::INFINITY, served: 0.0 }; tasks.len()];
     // Heaps, because a short run looks at few of the jobs.
     let heap = |key: fn(&Task) -> f64| -> BinaryHeap<Reverse<(Key, usize)>> {
         tasks.iter().enumerate().map(|(i, t)| Reverse((Key(key(t)), i))).collect::<Vec<_>>().into()
@@ -100,7 +100,7 @@ pub(crate) fn run(tasks: &[Task], capacity: f64, disturbance: f64, until_s: Opti
         let queue = if next_level <= next_capped { &mut by_left } else { &mut at_rate };
         let Some(Reverse((_, i))) = queue.pop() else { break };
         ended[i] = true;
-        fates[i].ends_s = clock;
+        results[i].ends_s = clock;
         if capped[i].is_some() {
             taken = (taken - tasks[i].rate).max(0.0);
             squares = (squares - tasks[i].rate * tasks[i].rate).max(0.0);
@@ -109,14 +109,14 @@ pub(crate) fn run(tasks: &[Task], capacity: f64, disturbance: f64, until_s: Opti
         }
     }
     let (until, at_level) = mark.unwrap_or((now, integral));
-    for ((fate, task), capped) in fates.iter_mut().zip(tasks).zip(capped) {
+    for ((fate, task), capped) in results.iter_mut().zip(tasks).zip(capped) {
         let got = match capped {
             Some((since, got)) if until > since => got + (until - since) * task.rate,
             _ => at_level,
         };
         fate.served = got.min(task.left.max(0.0));
     }
-    fates
+    results
 }
 
 #[cfg(test)]
@@ -184,14 +184,14 @@ mod tests {
         ) {
             let tasks: Vec<Task> = jobs.iter().map(|&(left, rate)| Task { left, rate }).collect();
             let ends = run(&tasks, capacity, 0.0, None);
-            let mut fates = run(&tasks, capacity, 0.0, Some(until));
-            for (fate, end) in fates.iter_mut().zip(ends) {
+            let mut results = run(&tasks, capacity, 0.0, Some(until));
+            for (fate, end) in results.iter_mut().zip(ends) {
                 prop_assert!(fate.ends_s.is_infinite() || fate.ends_s == end.ends_s);
                 fate.ends_s = end.ends_s;
             }
-            let served: f64 = fates.iter().map(|f| f.served).sum();
+            let served: f64 = results.iter().map(|f| f.served).sum();
             prop_assert!(served <= capacity * until + 1e-6);
-            for (task, fate) in tasks.iter().zip(&fates) {
+            for (task, fate) in tasks.iter().zip(&results) {
                 prop_assert!(fate.served <= task.left + 1e-9 && fate.served <= task.rate * until + 1e-9);
                 prop_assert!(fate.ends_s >= task.left / task.rate - 1e-6);
                 // A task that ended in time has got all its work; one that ends later has some
@@ -206,7 +206,7 @@ mod tests {
             // machine was full.
             let widest = tasks.iter().map(|t| t.left / t.rate).fold(0.0, f64::max);
             let work: f64 = tasks.iter().map(|t| t.left).sum();
-            let last = fates.iter().map(|f| f.ends_s).fold(0.0, f64::max);
+            let last = results.iter().map(|f| f.ends_s).fold(0.0, f64::max);
             prop_assert!(last <= widest + work / capacity + 1e-6);
         }
     }

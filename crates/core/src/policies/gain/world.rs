@@ -16,7 +16,7 @@
 //! unequal nodes.
 
 use super::super::{Homes, Prediction};
-use super::machine::{self, Fate, Task};
+use super::machine::{self, Task, TaskResult};
 use crate::model::{JobId, NodeId, OwnerId, Span, Time};
 use crate::view::{NodeView, View};
 use serde::{Deserialize, Serialize};
@@ -150,9 +150,9 @@ impl FairWorld {
 
     /// Runs the machine of every node and owner, to the end or for so many seconds: what becomes of
     /// each job, in their order.
-    fn machines(&self, view: &View, until_s: Option<f64>) -> Vec<Fate> {
+    fn machines(&self, view: &View, until_s: Option<f64>) -> Vec<TaskResult> {
         let mut parts: BTreeMap<(NodeId, OwnerId), (Vec<usize>, Vec<Task>)> = BTreeMap::new();
-        let mut fates = vec![Fate { ends_s: f64::INFINITY, served: 0.0 }; self.jobs.len()];
+        let mut results = vec![TaskResult { ends_s: f64::INFINITY, served: 0.0 }; self.jobs.len()];
         for (place, job) in self.jobs.values().enumerate() {
             let Some(node) = view.node(job.home) else { continue };
             let (places, tasks) = parts.entry((job.home, job.owner)).or_default();
@@ -168,10 +168,10 @@ impl FairWorld {
             let capacity = node.cores * node.speed / owners[&home] as f64;
             let run = machine::run(&tasks, capacity, self.disturbance, until_s);
             for (place, fate) in places.into_iter().zip(run) {
-                fates[place] = fate;
+                results[place] = fate;
             }
         }
-        fates
+        results
     }
 }
 

@@ -3,6 +3,7 @@
 use super::gang::Placement;
 use crate::jobs::moves::proof_of_stop;
 use crate::jobs::pods::PodFault;
+use crate::jobs::progress::TaskProgress;
 use crate::jobs::workload::JournalStep;
 use crate::state::snapshot::{Nodes, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
@@ -28,6 +29,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) scale: Option<&'a TaskScale>,
     /// The new nodes with which it could keep its deadline.
     pub(crate) nodes_needed: Option<&'a NodesNeeded>,
+    /// What is reported about its tasks.
+    pub(crate) progress: TaskProgress,
     /// Why there can be no pod.
     pub(crate) fault: Option<&'a PodFault>,
 }

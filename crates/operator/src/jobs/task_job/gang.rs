@@ -3,10 +3,9 @@
 //! **Problem.** A distributed job with half of its tasks running makes no progress and holds what it has. Two such
 //! jobs can hold what the other needs, for ever. So a job starts with all tasks of its gang or with none.
 //!
-//! **How.** Jobs that need room stand in one line. [`choose`] takes the first whose tasks fit what is free, and no
-//! other one is chosen before the nodes of this one are in its journal; from then on its room counts as taken. A job
-//! that has waited for [`STARVES_AFTER`] and would fit an empty cluster holds up all jobs behind it, so that small
-//! jobs do not starve a large one.
+//! **How.** Jobs that need room stand in one line. [`choose`] goes through the line and takes each job whose tasks all
+//! fit what is free. What one job takes is not free for those behind it. A job that has waited for [`STARVES_AFTER`]
+//! and would fit an empty cluster holds up all jobs behind it, so that small jobs do not starve a large one.
 //!
 //! **The line.** First tasks that replace lost ones of jobs that run, because these jobs hold room already. Then
 //! gangs, by priority and age. Last, tasks by which jobs grow: jobs that wait go first.
@@ -15,7 +14,7 @@
 //! that they feed. It fills nodes without going back; where it finds no place, and for jobs of very many tasks,
 //! servers and workers are placed in turns, and if that does not fit either, the largest tasks go first.
 //!
-//! **Properties.** `never_more_than_free`; `all_or_nothing`; `fewest_nodes_first`; `no_job_overtakes_a_starving_one`.
+//! **Properties.** `never_more_than_free`; `a_hundred_contending_jobs_all_run`; `all_or_nothing`; `fewest_nodes_first`; `no_job_overtakes_a_starving_one`.
 
 use crate::state::workload::WorkloadKey;
 use gainshare_core::model::NodeId;
@@ -25,7 +24,7 @@ use gainshare_kube_api::quantity::total;
 use gainshare_kube_api::tasks::{Role, TaskId};
 use jiff::{SignedDuration, Timestamp};
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A gang that has waited so long is not overtaken any more.
 pub(super) const STARVES_AFTER: SignedDuration = SignedDuration::from_secs(300);
@@ -77,32 +76,81 @@ pub(crate) struct RoomRequest {
     pub(crate) avoid: Vec<String>,
 }
 
-/// The first job of the line that fits, and where its tasks go.
+/// The jobs of the line that start now, at most `most`, and where their tasks go.
 pub(crate) fn choose(
     rooms: &[NodeRoom],
     mut requests: Vec<RoomRequest>,
     now: Timestamp,
-) -> Option<(RoomRequest, Placement)> {
+    most: usize,
+) -> Vec<(RoomRequest, Placement)> {
     let order = |one: &RoomRequest| (one.class, Reverse(one.priority), one.since, one.key.clone());
     requests.sort_by_cached_key(order);
-    let gangs: Vec<Vec<TaskNeed>> =
-        requests.iter().filter(|one| one.class == Class::Gang).map(|one| one.needs.clone()).collect();
+    let mut left = rooms.to_vec();
+    let mut chosen: Vec<(RoomRequest, Placement)> = Vec::new();
+    let mut waiting: Vec<Vec<TaskNeed>> = Vec::new();
+    // Room only becomes less here, so what found none finds none again.
+    let mut failed: BTreeSet<Vec<(u64, u64)>> = BTreeSet::new();
     for request in requests {
         // A job that grows now would take what a waiting job needs next.
-        if request.class == Class::Growth && gangs.iter().any(|needs| fits_empty(rooms, needs)) {
-            return None;
+        if request.class == Class::Growth && waiting.iter().any(|needs| fits_empty(rooms, needs)) {
+            break;
         }
-        let usable: Vec<NodeRoom> = rooms.iter().filter(|room| !request.avoid.contains(&room.name)).cloned().collect();
-        if let Some(mut placement) = pack(&usable, &request.needs) {
-            add_optional(&usable, &request, &mut placement);
-            return Some((request, placement));
+        let shape: Vec<(u64, u64)> = request.needs.iter().map(|need| need.requests).collect();
+        let placement = if failed.contains(&shape) { None } else { place(&left, &request) };
+        if let Some(placement) = placement {
+            take_all(&mut left, request.needs.iter().chain(&request.optional), &placement);
+            chosen.push((request, placement));
+            if chosen.len() >= most {
+                break;
+            }
+            continue;
         }
-        let starves = request.class == Class::Gang && now.duration_since(request.since) >= STARVES_AFTER;
-        if starves && fits_empty(rooms, &request.needs) {
-            return None;
+        if request.class == Class::Gang {
+            let starves = now.duration_since(request.since) >= STARVES_AFTER;
+            if starves && fits_empty(rooms, &request.needs) {
+                break;
+            }
+            waiting.push(request.needs);
+        }
+        if request.avoid.is_empty() {
+            failed.insert(shape);
         }
     }
-    None
+    chosen
+}
+
+/// Places for the tasks that the request needs, and for those of its optional tasks that still fit.
+fn place(rooms: &[NodeRoom], request: &RoomRequest) -> Option<Placement> {
+    let least = |part: fn(&(u64, u64)) -> u64| request.needs.iter().map(|need| part(&need.requests)).min().unwrap_or(0);
+    let least = (least(|both| both.0), least(|both| both.1));
+    // Most nodes of a full cluster could not hold a single task: they are left out first.
+    let usable = rooms.iter().filter(|room| least.0 <= room.free.0 && least.1 <= room.free.1);
+    let usable: Vec<NodeRoom> = usable.filter(|room| !request.avoid.contains(&room.name)).cloned().collect();
+    let mut placement = pack(&usable, &request.needs)?;
+    if !request.optional.is_empty() {
+        let all: Vec<NodeRoom> = rooms.iter().filter(|room| !request.avoid.contains(&room.name)).cloned().collect();
+        add_optional(&all, request, &mut placement);
+    }
+    Some(placement)
+}
+
+/// Takes what a placement uses out of the free room.
+pub(super) fn take_all<'a>(
+    rooms: &mut [NodeRoom],
+    needs: impl IntoIterator<Item = &'a TaskNeed>,
+    placement: &Placement,
+) {
+    let mut taken: BTreeMap<&str, Vec<&TaskNeed>> = BTreeMap::new();
+    for need in needs {
+        if let Some(node) = placement.get(&need.task) {
+            taken.entry(node).or_default().push(need);
+        }
+    }
+    for room in rooms.iter_mut() {
+        for need in taken.get(room.name.as_str()).into_iter().flatten() {
+            take(room, need);
+        }
+    }
 }
 
 /// Whether the tasks would fit if no job ran.
@@ -113,10 +161,7 @@ pub(crate) fn fits_empty(rooms: &[NodeRoom], needs: &[TaskNeed]) -> bool {
 
 fn add_optional(rooms: &[NodeRoom], request: &RoomRequest, placement: &mut Placement) {
     let mut left: Vec<NodeRoom> = rooms.to_vec();
-    for need in &request.needs {
-        let node = placement.get(&need.task);
-        left.iter_mut().filter(|room| Some(&room.name) == node).for_each(|room| take(room, need));
-    }
+    take_all(&mut left, &request.needs, placement);
     // Nodes that the job uses already come first.
     left.sort_by_key(|room| !placement.values().any(|node| *node == room.name));
     for need in &request.optional {
@@ -140,7 +185,7 @@ pub(crate) fn pack(rooms: &[NodeRoom], needs: &[TaskNeed]) -> Option<Placement> 
     let wanted = (total(needs.iter().map(|need| need.requests.0)), total(needs.iter().map(|need| need.requests.1)));
     let holds = |free: (u64, u64)| wanted.0 <= free.0 && wanted.1 <= free.1;
     // One node: the smallest that holds all, so that larger ones stay whole.
-    let one = rooms.iter().filter(|room| holds(room.free)).min_by_key(|room| (room.free, room.name.clone()));
+    let one = rooms.iter().filter(|room| holds(room.free)).min_by_key(|room| (room.free, &room.name));
     if let Some(room) = one {
         return Some(needs.iter().map(|need| (need.task, room.name.clone())).collect());
     }

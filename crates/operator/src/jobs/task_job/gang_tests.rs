@@ -29,7 +29,8 @@ fn request(name: &str, since_s: i64, needs: Vec<TaskNeed>) -> RoomRequest {
 }
 
 fn chosen(rooms: &[NodeRoom], requests: &[RoomRequest], now_s: i64) -> Option<String> {
-    choose(rooms, requests.to_vec(), Timestamp::from_second(now_s).unwrap()).map(|(request, _)| request.uid)
+    let chosen = choose(rooms, requests.to_vec(), Timestamp::from_second(now_s).unwrap(), 1);
+    chosen.into_iter().next().map(|(request, _)| request.uid)
 }
 
 #[test]
@@ -100,7 +101,7 @@ fn optional_tasks_take_what_is_left() {
     let rooms = [room("a", 3)];
     let mut elastic = request("elastic", 0, vec![need(Role::Worker, 0, 2)]);
     elastic.optional = vec![need(Role::Worker, 1, 2), need(Role::Worker, 2, 1)];
-    let (_, placement) = choose(&rooms, vec![elastic], Timestamp::UNIX_EPOCH).unwrap();
+    let (_, placement) = choose(&rooms, vec![elastic], Timestamp::UNIX_EPOCH, 1).pop().unwrap();
     assert_eq!(placement.keys().map(|task| task.index).collect::<Vec<_>>(), [0, 2]);
 }
 
@@ -109,36 +110,76 @@ fn nodes_that_refused_are_avoided() {
     let rooms = [room("a", 4), room("b", 4)];
     let mut job = request("job", 0, vec![need(Role::Worker, 0, 1)]);
     job.avoid = vec!["a".to_owned()];
-    let (_, placement) = choose(&rooms, vec![job], Timestamp::UNIX_EPOCH).unwrap();
+    let (_, placement) = choose(&rooms, vec![job], Timestamp::UNIX_EPOCH, 1).pop().unwrap();
     assert_eq!(placement.into_values().collect::<Vec<_>>(), ["b"]);
 }
 
-/// Jobs that contend for a cluster that holds few of them: each runs for one turn when it is chosen. All run, and no
-/// job ever runs with a part of its tasks.
+#[test]
+fn one_pass_takes_all_that_fit_in_the_order_of_the_line() {
+    let rooms = [room("a", 4), room("b", 4)];
+    let job = |name: &str, since_s, cores| request(name, since_s, vec![need(Role::Worker, 0, cores)]);
+    let line = [job("first", 0, 3), job("large", 1, 5), job("second", 2, 3), job("third", 3, 3), job("small", 4, 1)];
+    let names = |most| {
+        let chosen = choose(&rooms, line.to_vec(), Timestamp::from_second(9).unwrap(), most);
+        chosen.into_iter().map(|(request, _)| request.uid).collect::<Vec<_>>()
+    };
+    assert_eq!(names(10), ["first", "second", "small"], "what one job takes is not free for those behind it");
+    assert_eq!(names(2), ["first", "second"]);
+    let growth = RoomRequest { class: Class::Growth, ..job("grows", 0, 1) };
+    let mut all = line.to_vec();
+    all.truncate(1);
+    all.push(growth);
+    let chosen = choose(&rooms, all, Timestamp::from_second(9).unwrap(), 10);
+    assert_eq!(chosen.len(), 2, "a job may grow in the pass in which the last gang starts");
+}
+
+/// Numbers that look random, the same for the same seed.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+/// Jobs that contend for a cluster that holds about three of them, with other sizes, ages, priorities and running times
+/// for each seed. All run, none with a part of its tasks, and no node ever holds more than it has.
 #[test]
 fn a_hundred_contending_jobs_all_run() {
-    let needs = || vec![need(Role::Ps, 0, 2), need(Role::Worker, 0, 2), need(Role::Worker, 1, 2)];
-    let mut waiting: Vec<RoomRequest> = (0..100).map(|n| request(&format!("job-{n}"), n, needs())).collect();
-    let mut rooms = vec![room("a", 7), room("b", 6), room("c", 5)];
-    let mut running: Vec<Placement> = Vec::new();
-    let mut turns = 0;
-    while !waiting.is_empty() {
-        turns += 1;
-        assert!(turns < 1000, "{} jobs never ran", waiting.len());
-        match choose(&rooms, waiting.clone(), Timestamp::from_second(turns).unwrap()) {
-            Some((request, placement)) => {
-                assert_eq!(placement.len(), 3);
-                for node in placement.values() {
-                    let there = rooms.iter_mut().find(|room| room.name == *node).unwrap();
-                    there.free.0 = there.free.0.checked_sub(2000).unwrap();
+    for seed in 0..20 {
+        let mut numbers = Numbers(seed);
+        let mut rooms = vec![room("a", 7), room("b", 6), room("c", 5)];
+        let mut waiting: Vec<RoomRequest> = (0..100)
+            .map(|n| {
+                let (workers, cores) = (1 + numbers.below(4) as u32, 1 + numbers.below(2));
+                let mut needs = vec![need(Role::Ps, 0, 1)];
+                needs.extend((0..workers).map(|index| need(Role::Worker, index, cores)));
+                RoomRequest { priority: numbers.below(3) as i32, ..request(&format!("job-{n}"), n, needs) }
+            })
+            .collect();
+        let mut running: Vec<(i64, RoomRequest, Placement)> = Vec::new();
+        let mut now_s = 100;
+        while !waiting.is_empty() {
+            now_s += 1;
+            assert!(now_s < 5000, "seed {seed}: {} jobs never ran", waiting.len());
+            for (request, placement) in choose(&rooms, waiting.clone(), Timestamp::from_second(now_s).unwrap(), 100) {
+                assert_eq!(placement.len(), request.needs.len(), "seed {seed}: a part of {} starts", request.uid);
+                for need in &request.needs {
+                    let there = rooms.iter_mut().find(|room| room.name == placement[&need.task]).unwrap();
+                    there.free.0 = there.free.0.checked_sub(need.requests.0).expect("the node holds it");
+                    there.free.1 = there.free.1.checked_sub(need.requests.1).expect("the node holds it");
                 }
                 waiting.retain(|one| one.uid != request.uid);
-                running.push(placement);
+                running.push((now_s + 1 + numbers.below(9) as i64, request, placement));
             }
-            None => {
-                assert!(!running.is_empty(), "nothing runs and nothing starts");
-                for node in running.remove(0).values() {
-                    rooms.iter_mut().find(|room| room.name == *node).unwrap().free.0 += 2000;
+            assert!(!running.is_empty(), "seed {seed}: nothing runs and nothing starts");
+            let (over, still): (Vec<_>, Vec<_>) = running.into_iter().partition(|(end_s, ..)| *end_s <= now_s);
+            running = still;
+            for (_, request, placement) in over {
+                for need in &request.needs {
+                    let there = rooms.iter_mut().find(|room| room.name == placement[&need.task]).unwrap();
+                    there.free = (there.free.0 + need.requests.0, there.free.1 + need.requests.1);
                 }
             }
         }

@@ -1,10 +1,11 @@
-//! The line of jobs that need room: reads from the operator's copy of the cluster who waits and what is free, and
-//! keeps the one answer that is not in a journal yet.
+//! The line of jobs that need room: reads from the operator's copy of the cluster which jobs wait and what is free, and
+//! keeps the answers that are not in a journal yet.
 //!
-//! One grant at a time: the next job is chosen only when the nodes of the last one are in its journal, where
-//! [`rooms`] counts them as taken until the pods themselves hold them. A new leader finds the same in the journals.
+//! **How.** A pass chooses all jobs that fit ([`GRANTS_AT_ONCE`] at most) and keeps a grant for each. The room of a
+//! grant counts as taken until its nodes are in the job's journal. From then on [`rooms`] counts them as taken, until
+//! the pods themselves hold them. A new leader finds the same in the journals.
 
-use super::gang::{Class, NodeRoom, Placement, RoomRequest, TaskNeed, choose, fits_empty};
+use super::gang::{Class, NodeRoom, Placement, RoomRequest, TaskNeed, choose, fits_empty, take_all};
 use super::machine::AVOID_FOR;
 use crate::jobs::waiting::bounded_wait;
 use crate::state::lead::Leader;
@@ -24,6 +25,12 @@ const GRANT_STANDS: SignedDuration = SignedDuration::from_secs(5);
 /// The line is not worked out more often than this.
 const PASS_EVERY: SignedDuration = SignedDuration::from_millis(100);
 
+/// So many grants are made in one pass: more could not be written to journals while they stand.
+const GRANTS_AT_ONCE: usize = 100;
+
+/// The sizes of the nodes are read again after this time, to find jobs that could never fit.
+const SIZES_STAND: SignedDuration = SignedDuration::from_secs(1);
+
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     state: Mutex<LineState>,
@@ -31,8 +38,12 @@ pub(crate) struct Line {
 
 #[derive(Debug, Default)]
 struct LineState {
-    grant: Option<Grant>,
+    /// By the uid of the job.
+    grants: BTreeMap<String, Grant>,
     passed: Option<Timestamp>,
+    /// What jobs could have of each node if no job ran, and when that was read.
+    sizes: Vec<NodeRoom>,
+    sizes_read: Option<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -43,29 +54,58 @@ struct Grant {
 }
 
 impl Line {
-    /// The nodes for tasks of this job, if it is its turn. Another job whose turn it is gets queued.
-    pub(super) fn ask(&self, leader: &Leader, job: &TaskJobSnapshot, now: Timestamp) -> Option<Placement> {
+    /// The nodes for tasks of this job, if it is its turn. Other jobs whose turn it is are queued.
+    pub(crate) fn ask(&self, leader: &Leader, job: &TaskJobSnapshot, now: Timestamp) -> Option<Placement> {
         leader.read(|world| request(world, job, now))?;
         // The line's lock is never taken while the world's is held.
         let mut state = self.state.lock();
-        if let Some(grant) = &state.grant {
-            let stands = now.duration_since(grant.at) < GRANT_STANDS;
-            if stands && leader.read(|world| is_open(world, grant)) {
-                return (grant.request.uid == job.uid).then(|| grant.placement.clone());
+        if let Some(grant) = state.grants.get(&job.uid) {
+            if leader.read(|world| grant.stands(world, now)) {
+                return Some(grant.placement.clone());
             }
-            state.grant = None;
+            state.grants.remove(&job.uid);
         } else if state.passed.is_some_and(|passed| now.duration_since(passed) < PASS_EVERY) {
             return None;
         }
         state.passed = Some(now);
-        let (rooms, requests) = leader.read(|world| (rooms(world), requests(world, now)));
-        let (request, placement) = choose(&rooms, requests, now)?;
-        let is_own = request.uid == job.uid;
-        if !is_own {
-            leader.change(|world| world.jobs.mark(request.key.clone()));
+        let grants = &mut state.grants;
+        let (rooms, requests) = leader.read(|world| {
+            // In one read of the world: what is granted is either among the grants or in a journal.
+            grants.retain(|_, grant| grant.stands(world, now));
+            let mut rooms = rooms(world);
+            for grant in grants.values() {
+                take_all(&mut rooms, grant.request.needs.iter().chain(&grant.request.optional), &grant.placement);
+            }
+            let mut requests = requests(world, now);
+            requests.retain(|request| !grants.contains_key(&request.uid));
+            (rooms, requests)
+        });
+        let chosen = choose(&rooms, requests, now, GRANTS_AT_ONCE);
+        let others: Vec<_> =
+            chosen.iter().filter(|(one, _)| one.uid != job.uid).map(|(one, _)| one.key.clone()).collect();
+        if !others.is_empty() {
+            leader.change(|world| others.into_iter().for_each(|key| world.jobs.mark(key)));
         }
-        state.grant = Some(Grant { request, placement: placement.clone(), at: now });
-        is_own.then_some(placement)
+        let new = chosen.into_iter();
+        grants.extend(new.map(|(request, placement)| (request.uid.clone(), Grant { request, placement, at: now })));
+        grants.get(&job.uid).map(|grant| grant.placement.clone())
+    }
+
+    /// Whether the gang would not even fit an empty cluster.
+    pub(super) fn never_fits(&self, leader: &Leader, job: &TaskJobSnapshot, now: Timestamp) -> bool {
+        let Ok(spec) = &job.spec else { return false };
+        let mut state = self.state.lock();
+        if state.sizes_read.is_none_or(|read| now.duration_since(read) >= SIZES_STAND) {
+            state.sizes = leader.read(sizes);
+            state.sizes_read = Some(now);
+        }
+        !state.sizes.is_empty() && !fits_empty(&state.sizes, &needs(spec, spec.gang()))
+    }
+}
+
+impl Grant {
+    fn stands(&self, world: &World, now: Timestamp) -> bool {
+        now.duration_since(self.at) < GRANT_STANDS && is_open(world, self)
     }
 }
 
@@ -76,13 +116,6 @@ fn is_open(world: &World, grant: &Grant) -> bool {
     };
     let journal = &job.status.journal;
     !journal.restarting && !grant.request.needs.iter().all(|need| journal.nodes.contains_key(&need.task.to_string()))
-}
-
-/// Whether the gang would not even fit an empty cluster.
-pub(super) fn never_fits(world: &World, job: &TaskJobSnapshot) -> bool {
-    let Ok(spec) = &job.spec else { return false };
-    let rooms = rooms(world);
-    !rooms.is_empty() && !fits_empty(&rooms, &needs(spec, spec.gang()))
 }
 
 fn needs(spec: &TaskJobSpec, tasks: impl IntoIterator<Item = TaskId>) -> Vec<TaskNeed> {
@@ -121,16 +154,27 @@ pub(crate) fn rooms(world: &World) -> Vec<NodeRoom> {
             }
         }
     }
+    let mut rooms = sizes(world);
+    for room in &mut rooms {
+        let promised = promised.get(room.name.as_str()).copied().unwrap_or_default();
+        room.free = less(less(room.size, world.requested(&room.name).jobs), promised);
+    }
+    rooms
+}
+
+/// What jobs could have of each node if no job ran: size and free room are the same.
+fn sizes(world: &World) -> Vec<NodeRoom> {
     let open = world.nodes().iter().filter(|(_, facts)| facts.open);
     open.map(|(name, facts)| {
         let all = (facts.cpu_milli.unwrap_or(0), facts.memory_bytes.unwrap_or(0));
-        let asked = world.requested(name);
-        let less = |from: (u64, u64), what: (u64, u64)| (from.0.saturating_sub(what.0), from.1.saturating_sub(what.1));
-        let size = less(all, asked.others);
-        let free = less(less(size, asked.jobs), promised.get(name.as_str()).copied().unwrap_or_default());
-        NodeRoom { name: name.clone(), free, size }
+        let size = less(all, world.requested(name).others);
+        NodeRoom { name: name.clone(), free: size, size }
     })
     .collect()
+}
+
+fn less(from: (u64, u64), what: (u64, u64)) -> (u64, u64) {
+    (from.0.saturating_sub(what.0), from.1.saturating_sub(what.1))
 }
 
 fn is_over(job: &TaskJobSnapshot) -> bool {

@@ -16,6 +16,7 @@
 use super::action::{Action, Snapshot, Step};
 use super::status::set_state;
 use super::verdict::{Loss, Verdict, judge};
+use crate::jobs::progress::percent_text;
 use crate::jobs::waiting::{bounded_wait, overdue};
 use crate::jobs::workload::JournalStep;
 use crate::state::snapshot::{Phase, PodSnapshot};
@@ -236,6 +237,7 @@ fn next_epoch(status: &mut TaskJobStatus) {
     journal.replaced.clear();
     // The tasks of the next attempt begin with what their author requested.
     journal.scale = None;
+    status.time_left = None;
 }
 
 /// An attempt that is not being stopped.
@@ -446,7 +448,8 @@ fn publish(
         status.start_time.get_or_insert(MicroTime(snapshot.now));
     }
     status.replicas = replica_statuses(job, spec, wanted, pods);
-    status.progress = progress(job, alive, wanted_count);
+    status.running_tasks = running_tasks(job, alive, wanted_count);
+    snapshot.progress.publish(&mut status, state, snapshot.now);
     set_state(&mut status, job.key.kind, state, &message, snapshot.now);
     let step = if state == State::Running && job.status.journal.state != state {
         JournalStep::Running
@@ -474,9 +477,9 @@ fn waits_sentence(snapshot: &Snapshot<'_>, spec: &TaskJobSpec, gang: &BTreeSet<T
     format!("waits until there is room for all of its {need} at once")
 }
 
-/// The column of a TFJob. A TrainingJob has no such field: its message says the same.
-fn progress(job: &TaskJobSnapshot, alive: usize, wanted: usize) -> Option<String> {
-    (job.key.kind == WorkloadKind::TfJob).then(|| format!("{alive}/{wanted} tasks"))
+/// The column of a TFJob. A TrainingJob has no such field: its message has the same number.
+fn running_tasks(job: &TaskJobSnapshot, alive: usize, wanted: usize) -> Option<String> {
+    (job.key.kind == WorkloadKind::TfJob).then(|| format!("{alive}/{wanted}"))
 }
 
 fn count(number: usize, noun: &str) -> String {
@@ -531,7 +534,11 @@ fn end(snapshot: &Snapshot<'_>, state: State, message: &str) -> Step {
         let (wanted, pods) = (job.wanted(), snapshot.current_pods());
         status.replicas = replica_statuses(job, spec, &wanted, &pods);
         let done = pods.values().filter(|pod| pod.running || pod.phase == Phase::Succeeded).count();
-        status.progress = progress(job, done, tasks(&wanted).count());
+        status.running_tasks = running_tasks(job, done, tasks(&wanted).count());
+    }
+    status.time_left = None;
+    if state == State::Succeeded {
+        status.progress = Some(percent_text(100));
     }
     let step = if state == State::Failed { JournalStep::Failed } else { JournalStep::Stopped };
     write(snapshot, step, status, state, message)

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::jobs::pods::PodFault;
+use crate::jobs::progress::TaskProgress;
 use crate::jobs::task_job::gang::Placement;
 use crate::state::snapshot::{Exit, NodeState, Nodes};
 use gainshare_kube_api::deadline::NodesNeeded;
@@ -23,6 +24,7 @@ struct Bed {
     never_fits: bool,
     scale: Option<TaskScale>,
     nodes_needed: Option<NodesNeeded>,
+    progress: TaskProgress,
     fault: Option<PodFault>,
     services_deleted: u32,
     pods_made: u32,
@@ -84,6 +86,7 @@ impl Bed {
             never_fits: false,
             scale: None,
             nodes_needed: None,
+            progress: TaskProgress::default(),
             fault: None,
             services_deleted: 0,
             pods_made: 0,
@@ -122,6 +125,7 @@ impl Bed {
             never_fits: self.never_fits,
             scale: self.scale.as_ref(),
             nodes_needed: self.nodes_needed.as_ref(),
+            progress: self.progress,
             fault: self.fault.as_ref(),
         })
     }
@@ -290,6 +294,7 @@ fn a_grant_for_a_part_of_the_gang_is_not_taken() {
         never_fits: false,
         scale: None,
         nodes_needed: None,
+        progress: TaskProgress::default(),
         fault: None,
     });
     assert_eq!(next.actions, []);
@@ -505,6 +510,26 @@ fn deadlines_and_times_to_live_are_followed() {
     bed.wait(11);
     bed.settle();
     assert!(bed.job.deleting && bed.gone);
+}
+
+#[test]
+fn progress_is_published_while_the_job_runs() {
+    let roles = json!({"Chief": {"template": template()}, "PS": {"template": template()}});
+    for mut bed in [tfjob(json!({"tfReplicaSpecs": roles})), training(json!({"replicaSpecs": roles}))] {
+        bed.settle();
+        bed.run();
+        let done_ms = (bed.now + SignedDuration::from_secs(4800)).as_millisecond().unsigned_abs();
+        bed.progress = TaskProgress { percent: Some(40), done_ms: Some(done_ms) };
+        bed.settle();
+        let published = |bed: &Bed| (bed.job.status.progress.clone(), bed.job.status.time_left.clone());
+        assert_eq!(published(&bed), (Some("40%".to_owned()), Some("1h20m".to_owned())));
+        bed.progress.percent = Some(42);
+        bed.wait(60);
+        assert_eq!(bed.settle(), [], "small changes are not written");
+        bed.end("chief-0", 0);
+        bed.settle();
+        assert_eq!((bed.state(), published(&bed)), (State::Succeeded, (Some("100%".to_owned()), None)));
+    }
 }
 
 #[test]

@@ -8,19 +8,20 @@
 //! where; [`pod`] builds pods. The decision about moves of other jobs (`crate::placement`) does not know these jobs:
 //! it sees their pods as requests on nodes.
 
-pub(super) mod action;
+pub(crate) mod action;
 pub(crate) mod gang;
 pub(crate) mod line;
 pub(super) mod machine;
-pub(super) mod pod;
+pub(crate) mod pod;
 mod status;
 mod verdict;
 
 use super::pods::{PodEffect, PodFault, PodRequests, classify, only, params};
+use super::progress::{ProgressField, TaskProgress};
 use super::training_job::pod::open;
-use super::workload::{ActionError, EventText, JournalStep, Turn, Workload};
+use super::workload::{self, ActionError, EventText, JournalStep, Turn, Workload};
 use crate::state::lead::Leader;
-use crate::state::snapshot::{Phase, PodSnapshot};
+use crate::state::snapshot::{Nodes, Phase, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
 use crate::state::workload::{WorkloadKey, WorkloadKind};
 use action::{Action, Snapshot};
@@ -34,7 +35,7 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Service;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PostParams};
 use kube::{Client, Resource, ResourceExt};
-pub(super) use line::Line;
+pub(crate) use line::Line;
 use machine::{REFUSAL_PAUSE, step};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
@@ -92,6 +93,7 @@ pub(super) struct TaskJobs<K> {
     line: Arc<Line>,
     /// Pods that the API server refused, and until when there is no point in trying again.
     faults: Mutex<BTreeMap<NamespacedName, (PodFault, Timestamp)>>,
+    progress_field: ProgressField,
     /// The training operator's variable for clusters with a domain of their own.
     cluster_domain: Option<String>,
     kind: PhantomData<K>,
@@ -100,7 +102,8 @@ pub(super) struct TaskJobs<K> {
 impl<K: TaskKind> TaskJobs<K> {
     pub(super) fn new(client: Client, leader: Arc<Leader>, pods: PodRequests, line: Arc<Line>) -> TaskJobs<K> {
         let cluster_domain = std::env::var("CUSTOM_CLUSTER_DOMAIN").ok();
-        TaskJobs { client, leader, pods, line, faults: Mutex::default(), cluster_domain, kind: PhantomData }
+        let (faults, progress_field) = (Mutex::default(), ProgressField::default());
+        TaskJobs { client, leader, pods, line, faults, progress_field, cluster_domain, kind: PhantomData }
     }
 
     fn key(name: &NamespacedName) -> WorkloadKey {
@@ -148,6 +151,9 @@ impl<K: TaskKind> TaskJobs<K> {
         let name = &job.key.name;
         let written =
             self.jobs(&name.namespace).patch_status(&name.name, &params(), &Patch::<Value>::Json(patch)).await;
+        if let Some(answered) = written.as_ref().ok().and_then(K::snapshot) {
+            self.progress_field.check(K::KIND, status.progress.as_deref(), answered.status.progress.as_deref());
+        }
         self.record(job, written)
     }
 
@@ -230,8 +236,8 @@ impl<K: TaskKind> TaskJobs<K> {
     }
 
     fn fault(&self, job: &TaskJobSnapshot, now: Timestamp) -> Option<PodFault> {
-        if let Some((role, error)) = job.spec.as_ref().ok().and_then(|spec| pod::check(spec).err()) {
-            return Some(PodFault { for_good: true, message: format!("{}: {error}", role.name()) });
+        if let Some(fault) = template_fault(job) {
+            return Some(fault);
         }
         let mut faults = self.faults.lock();
         if faults.get(&job.key.name).is_some_and(|(_, until)| *until <= now) {
@@ -292,6 +298,49 @@ impl<K: TaskKind> TaskJobs<K> {
     }
 }
 
+/// What was read about a job for one turn.
+pub(crate) struct JobTurn<'a> {
+    pub(crate) now: Timestamp,
+    pub(crate) job: &'a TaskJobSnapshot,
+    pub(crate) pods: &'a [PodSnapshot],
+    pub(crate) nodes: &'a Nodes,
+    pub(crate) progress: TaskProgress,
+}
+
+/// What to do about a job now. No request is sent: everything else that counts is in the operator's memory.
+pub(crate) fn next_step(
+    leader: &Leader,
+    line: &Line,
+    turn: &JobTurn<'_>,
+    fault: Option<&PodFault>,
+) -> workload::Step<Action> {
+    let JobTurn { now, job, pods, nodes, progress } = *turn;
+    let grant = line.ask(leader, job, now);
+    let waits = grant.is_none() && !job.status.journal.admitted;
+    let never_fits = waits && line.never_fits(leader, job, now);
+    let scale = leader.scale_orders.lock().get(&job.uid).cloned();
+    let scale = scale.filter(|order| job.is_scaled() && order.epoch == job.status.journal.epoch);
+    let nodes_needed = leader.nodes_needed(&job.uid, job.status.finish.as_ref());
+    step(&Snapshot {
+        now,
+        job,
+        pods,
+        nodes,
+        grant: grant.as_ref(),
+        never_fits,
+        scale: scale.as_ref().map(|order| &order.scale),
+        nodes_needed: nodes_needed.as_ref(),
+        progress,
+        fault,
+    })
+}
+
+/// Why no pods can be made from the job's templates.
+pub(crate) fn template_fault(job: &TaskJobSnapshot) -> Option<PodFault> {
+    let (role, error) = job.spec.as_ref().ok().and_then(|spec| pod::check(spec).err())?;
+    Some(PodFault { for_good: true, message: format!("{}: {error}", role.name()) })
+}
+
 impl<K: TaskKind> Workload for TaskJobs<K> {
     const KIND: WorkloadKind = K::KIND;
     const API_VERSION: &'static str = K::API_VERSION;
@@ -310,28 +359,16 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
         let now = Timestamp::now();
         let (nodes, node_wake) = self.pods.nodes(pods.iter().filter_map(|pod| pod.node.clone()), now).await?;
         let fault = self.fault(&job, now);
-        let grant = if is_off { None } else { self.line.ask(&self.leader, &job, now) };
-        let waits = grant.is_none() && !job.status.journal.admitted;
-        let never_fits = waits && self.leader.read(|world| line::never_fits(world, &job));
-        let scale = self.leader.scale_orders.lock().get(&job.uid).cloned();
-        let scale = scale.filter(|order| job.is_scaled() && order.epoch == job.status.journal.epoch);
-        let nodes_needed = self.leader.nodes_needed(&job.uid, job.status.finish.as_ref());
-        let mut next = step(&Snapshot {
-            now,
-            job: &job,
-            pods: &pods,
-            nodes: &nodes,
-            grant: grant.as_ref(),
-            never_fits,
-            scale: scale.as_ref().map(|order| &order.scale),
-            nodes_needed: nodes_needed.as_ref(),
-            fault: fault.as_ref(),
-        });
-        next.wake = next.wake.into_iter().chain(node_wake).min();
         // While sharing is switched off, only deletions are completed.
-        if is_off && !job.deleting {
-            next = action::Step::default();
-        }
+        let mut next = if is_off && !job.deleting {
+            action::Step::default()
+        } else {
+            let progress = TaskProgress::read(&self.leader.agents.lock(), &job, &pods);
+            let progress = if self.progress_field.exists() { progress } else { TaskProgress::default() };
+            let turn = JobTurn { now, job: &job, pods: &pods, nodes: &nodes, progress };
+            next_step(&self.leader, &self.line, &turn, fault.as_ref())
+        };
+        next.wake = next.wake.into_iter().chain(node_wake).min();
         Ok(Some(Turn { job, facts: None, saving_pods: Vec::new(), step: next }))
     }
 
@@ -439,7 +476,7 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
             let note = scale.last_change.clone();
             return Some(EventText { warns: false, reason: "Scaled".to_owned(), note });
         }
-        // Counts of running tasks are in the status; an event for each would bury the others.
+        // Counts of running tasks and progress are in the status; an event for each would bury the others.
         let is_count = *step == JournalStep::Noted && old.journal.state == State::Running;
         if is_count || (old.journal.state, &old.message) == (new.journal.state, &new.message) {
             return None;

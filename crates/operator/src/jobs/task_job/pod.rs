@@ -6,7 +6,7 @@
 
 use crate::jobs::training_job::pod::{TemplateError, annotations, check_template, fit_out, object, push, set_variable};
 use crate::state::task_job::TaskJobSnapshot;
-use gainshare_kube_api::names::{ATTEMPT_FINALIZER, PLACE_GATE};
+use gainshare_kube_api::names::{ATTEMPT_FINALIZER, CONTAINER_ANNOTATION, PLACE_GATE};
 use gainshare_kube_api::task_objects::TaskJobRef;
 use gainshare_kube_api::tasks::{DEFAULT_PORT, PORT_NAME, Role, TaskId, TaskJobSpec};
 use serde_json::{Value, json};
@@ -48,7 +48,12 @@ pub(crate) fn build(job: &TaskJobRef<'_>, task: TaskId) -> Option<Value> {
     for (key, value) in job.pod_labels(task) {
         labels[key] = json!(value);
     }
-    let notes = annotations(&template, options.objective.as_ref(), options.metrics_collector.as_ref(), options.policy);
+    let mut notes =
+        annotations(&template, options.objective.as_ref(), options.metrics_collector.as_ref(), options.policy);
+    // Without it the first container is the one that is measured and resized.
+    if template["spec"]["containers"][0]["name"] != *role.main_container && notes[CONTAINER_ANNOTATION].is_null() {
+        notes[CONTAINER_ANNOTATION] = json!(role.main_container);
+    }
     let mut spec = object(&template["spec"]);
     spec["restartPolicy"] = json!(role.restart.map_or("Never", |restart| restart.of_pod()));
     let defaults = [

@@ -30,6 +30,23 @@ pub(crate) struct Snapshot<'a> {
 }
 
 impl<'a> Snapshot<'a> {
+    /// Pods and nodes only: without an order, a fault, a report or a prediction.
+    #[cfg(test)]
+    pub(crate) fn plain(now: Timestamp, job: &'a JobSnapshot, pods: &'a [PodSnapshot], nodes: &'a Nodes) -> Self {
+        Snapshot {
+            now,
+            job,
+            pods,
+            pod_is_missing: false,
+            nodes,
+            order: None,
+            fault: None,
+            progress: None,
+            finish: None,
+            nodes_needed: None,
+        }
+    }
+
     /// The pods that this job owns, by uid.
     pub(super) fn own_pods(&self) -> impl Iterator<Item = &'a PodSnapshot> + use<'a> {
         let uid = self.job.uid.as_str();
@@ -45,11 +62,12 @@ impl<'a> Snapshot<'a> {
     }
 }
 
-/// The node agent's prediction for the pod of the attempt.
+/// The node agent's prediction for the pod of the attempt, and how much of the training is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PodFinish {
     pub(crate) forecast: Option<Forecast>,
     pub(crate) standing: Option<Standing>,
+    pub(crate) percent: Option<u32>,
 }
 
 /// One action. All are harmless if repeated, or if the snapshot they were decided on is old.

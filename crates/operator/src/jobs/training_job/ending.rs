@@ -19,6 +19,7 @@
 use super::action::Snapshot;
 use super::status::{StatusText, set_status};
 use crate::jobs::moves::{TERMINATED, close, continue_move, exit_text, verdict};
+use crate::jobs::progress::percent_text;
 use crate::state::snapshot::Stop;
 use gainshare_kube_api::training_job::{Attempt, Phase, State, Stopping, TrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
@@ -198,7 +199,8 @@ pub(super) fn suspended_sentence(status: &TrainingJobStatus) -> String {
     format!("suspended: {how}; set spec.suspend to false to resume")
 }
 
-fn succeed(snapshot: &Snapshot<'_>, status: TrainingJobStatus) -> TrainingJobStatus {
+fn succeed(snapshot: &Snapshot<'_>, mut status: TrainingJobStatus) -> TrainingJobStatus {
+    status.progress = Some(percent_text(100));
     let node = status.attempt.as_ref().and_then(|attempt| attempt.node.clone()).unwrap_or_default();
     let message = format!("ended with exit code 0 on {node}");
     finish(snapshot, status, StatusText::new(State::Succeeded, "Completed", message))

@@ -9,6 +9,7 @@
 //! afterwards. A job that failed, or is late, has missed it.
 
 use super::action::{PodFinish, Snapshot};
+use crate::jobs::progress::newer_progress;
 use crate::state::snapshot::JobSnapshot;
 use gainshare_kube_api::deadline::{FinishStatus, Forecast, Standing, moment_text};
 use gainshare_kube_api::deadline_input;
@@ -31,8 +32,10 @@ pub(super) fn for_pod(job: &JobSnapshot) -> Option<String> {
     moment(job).filter(|moment| *moment > job.created).map(|moment| moment.to_string())
 }
 
-/// Takes in the prediction of the node agent. Small changes are not worth a write.
+/// Takes in the prediction and the progress that the node agent reports. Small changes are not worth a write.
 pub(super) fn predict(status: &mut TrainingJobStatus, reported: PodFinish) {
+    let percent = reported.percent.and_then(|percent| newer_progress(status.progress.as_deref(), percent));
+    status.progress = percent.or(status.progress.take());
     let Some(forecast) = reported.forecast else { return };
     let known = status.finish.clone().unwrap_or_default();
     let parse = |text: &Option<String>| text.as_ref()?.parse::<Timestamp>().ok().map(|at| at.as_millisecond().max(0));
@@ -165,18 +168,7 @@ mod tests {
     fn after_with(job: &JobSnapshot, state: State, at_s: i64, needed: Option<&NodesNeeded>) -> TrainingJobStatus {
         let nodes = Nodes::new();
         let now = job.created.saturating_add(SignedDuration::from_secs(at_s)).unwrap();
-        let snapshot = Snapshot {
-            now,
-            job,
-            pods: &[],
-            pod_is_missing: false,
-            nodes: &nodes,
-            order: None,
-            fault: None,
-            progress: None,
-            finish: None,
-            nodes_needed: needed,
-        };
+        let snapshot = Snapshot { nodes_needed: needed, ..Snapshot::plain(now, job, &[], &nodes) };
         let mut status = job.status.clone();
         update(&mut status, state, &snapshot);
         status
@@ -215,7 +207,10 @@ mod tests {
         job.status = after(&job, State::Running, 1);
         let before = job.status.clone();
         let forecast = Forecast { done_ms: 1_000_500_000, earliest_ms: 1_000_400_000, latest_ms: 1_000_600_000 };
-        predict(&mut job.status, PodFinish { forecast: Some(forecast), standing: Some(Standing::AtRisk) });
+        predict(
+            &mut job.status,
+            PodFinish { forecast: Some(forecast), standing: Some(Standing::AtRisk), percent: Some(40) },
+        );
         let status = after(&job, State::Running, 2);
         let warning = new_warning(&before, &status).unwrap();
         assert!(warning.contains("1970-01-12T13:55:00Z") && warning.contains("best effort"), "{warning}");
@@ -223,8 +218,14 @@ mod tests {
         // A prediction within the published interval is no news.
         job.status = status.clone();
         let near = Forecast { done_ms: 1_000_550_000, ..forecast };
-        predict(&mut job.status, PodFinish { forecast: Some(near), standing: Some(Standing::AtRisk) });
-        assert_eq!(job.status, status);
+        predict(
+            &mut job.status,
+            PodFinish { forecast: Some(near), standing: Some(Standing::AtRisk), percent: Some(44) },
+        );
+        assert_eq!((&job.status, job.status.progress.as_deref()), (&status, Some("40%")));
+        let silent = PodFinish { forecast: None, standing: None, percent: Some(45) };
+        predict(&mut job.status, silent);
+        assert_eq!(job.status.progress.as_deref(), Some("45%"), "progress needs no prediction");
     }
 
     #[test]

@@ -273,16 +273,9 @@ impl Executor {
             _ => {}
         }
         step(&Snapshot {
-            now: world.now + self.clock_is_off_by,
-            job: &job,
-            pods,
             pod_is_missing,
-            nodes: &nodes,
             order: world.order.as_ref(),
-            fault: None,
-            progress: None,
-            finish: None,
-            nodes_needed: None,
+            ..Snapshot::plain(world.now + self.clock_is_off_by, &job, pods, &nodes)
         })
     }
 

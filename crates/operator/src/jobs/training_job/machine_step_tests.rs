@@ -23,18 +23,7 @@ fn snapshot_of(world: &World) -> (JobSnapshot, Vec<PodSnapshot>) {
 }
 
 fn take(job: &JobSnapshot, pods: &[PodSnapshot], nodes: &Nodes, progress: Option<(&'static str, Option<u32>)>) -> Step {
-    step(&Snapshot {
-        now: now(),
-        job,
-        pods,
-        pod_is_missing: false,
-        nodes,
-        order: None,
-        fault: None,
-        progress,
-        finish: None,
-        nodes_needed: None,
-    })
+    step(&Snapshot { progress, ..Snapshot::plain(now(), job, pods, nodes) })
 }
 
 fn ready() -> Nodes {

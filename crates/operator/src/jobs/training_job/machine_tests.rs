@@ -201,15 +201,16 @@ fn a_full_target_is_left_for_another() {
     assert_eq!(world.state(), State::Running);
 }
 
-#[test]
-fn a_silent_node_is_waited_for_and_a_gone_one_is_left() {
+/// A job is about to leave a node of which the stop of its pod cannot be proven: it waits with this message, and goes
+/// on elsewhere when the node is off.
+fn waits_until_the_node_is_off(state: NodeState, expected: &str) {
     let mut world = running(143);
     order(&mut world, OrderKind::Move, "b");
     work(&mut world);
-    world.nodes.insert("a".to_owned(), NodeState::Silent);
+    world.nodes.insert("a".to_owned(), state);
     world.now += SignedDuration::from_secs(300);
     work(&mut world);
-    assert!(message(&world).contains("out-of-service"), "{}", message(&world));
+    assert!(message(&world).contains(expected), "{}", message(&world));
     assert_eq!(world.pods.len(), 1, "nothing is started while the stop is not proven");
     world.switch_off("a");
     work(&mut world);
@@ -217,6 +218,11 @@ fn a_silent_node_is_waited_for_and_a_gone_one_is_left() {
     world.kubelet("b");
     work(&mut world);
     assert_eq!((world.state(), world.live.len()), (State::Running, 1));
+}
+
+#[test]
+fn a_silent_node_is_waited_for_and_a_gone_one_is_left() {
+    waits_until_the_node_is_off(NodeState::Silent, "out-of-service");
 }
 
 #[test]
@@ -289,18 +295,8 @@ fn an_impossible_template_fails_with_its_reason() {
     for _ in 0..2 {
         let job = world.job.clone().unwrap();
         let (nodes, pods) = (Nodes::new(), []);
-        let snapshot = Snapshot {
-            now: world.now,
-            job: &job,
-            pods: &pods,
-            pod_is_missing: true,
-            nodes: &nodes,
-            order: None,
-            fault: Some(&fault),
-            progress: None,
-            finish: None,
-            nodes_needed: None,
-        };
+        let snapshot =
+            Snapshot { pod_is_missing: true, fault: Some(&fault), ..Snapshot::plain(world.now, &job, &pods, &nodes) };
         if let Some(Action::Write(_, status)) = step(&snapshot).actions.first() {
             world.change_job(|job| job.status = (**status).clone());
         }
@@ -310,20 +306,7 @@ fn an_impossible_template_fails_with_its_reason() {
 
 #[test]
 fn a_missing_node_object_is_no_proof_of_stop() {
-    let mut world = running(143);
-    order(&mut world, OrderKind::Move, "b");
-    work(&mut world);
-    world.nodes.insert("a".to_owned(), NodeState::Missing);
-    world.now += SignedDuration::from_secs(300);
-    work(&mut world);
-    assert!(message(&world).contains("the Node object of a is gone"), "{}", message(&world));
-    assert_eq!(world.pods.len(), 1, "nothing is started while the stop is not proven");
-    world.switch_off("a");
-    work(&mut world);
-    world.schedule();
-    world.kubelet("b");
-    work(&mut world);
-    assert_eq!((world.state(), world.live.len()), (State::Running, 1));
+    waits_until_the_node_is_off(NodeState::Missing, "the Node object of a is gone");
 }
 
 #[test]

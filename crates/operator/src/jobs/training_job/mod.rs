@@ -14,6 +14,7 @@ pub(super) mod pod;
 mod status;
 
 use super::pods::{PodFault, PodRequests};
+use super::progress::ProgressField;
 use super::waiting::check_not_kept;
 use super::workload::{ActionError, EventText, JournalStep, Turn, Workload};
 use crate::isolate::skip_on_panic;
@@ -41,6 +42,7 @@ pub(super) struct TrainingJobs {
     executor: Executor,
     /// Pods that the API server refused, and until when there is no point in trying again.
     faults: Mutex<BTreeMap<NamespacedName, (PodFault, Timestamp)>>,
+    progress_field: ProgressField,
 }
 
 fn key_of(name: &NamespacedName) -> WorkloadKey {
@@ -50,7 +52,7 @@ fn key_of(name: &NamespacedName) -> WorkloadKey {
 impl TrainingJobs {
     pub(super) fn new(client: Client, leader: Arc<Leader>, pods: PodRequests) -> TrainingJobs {
         let executor = Executor::new(client, pods.clone());
-        TrainingJobs { leader, pods, executor, faults: Mutex::default() }
+        TrainingJobs { leader, pods, executor, faults: Mutex::default(), progress_field: ProgressField::default() }
     }
 
     fn job(&self, name: &NamespacedName) -> Option<Arc<JobSnapshot>> {
@@ -149,7 +151,8 @@ impl TrainingJobs {
     fn finish(&self, pod_uid: &str) -> Option<PodFinish> {
         let agents = self.leader.agents.lock();
         let report = agents.job(pod_uid)?;
-        Some(PodFinish { forecast: report.forecast, standing: report.standing })
+        let percent = report.progress.percent().filter(|_| self.progress_field.exists());
+        Some(PodFinish { forecast: report.forecast, standing: report.standing, percent })
     }
 }
 
@@ -200,7 +203,13 @@ impl Workload for TrainingJobs {
 
     async fn act(&self, job: &Arc<JobSnapshot>, action: &Action) -> Result<(), ActionError> {
         match self.executor.send(job, action).await? {
-            Effect::Job(written) => self.put(*written),
+            Effect::Job(written) => {
+                if let Action::Write(_, status) = action {
+                    let (sent, answered) = (status.progress.as_deref(), written.status.progress.as_deref());
+                    self.progress_field.check(WorkloadKind::TrainingJob, sent, answered);
+                }
+                self.put(*written);
+            }
             Effect::JobGone => self.remove(job),
             Effect::Pod(effect) => self.pods.record(effect),
             Effect::Refused(fault) => {

@@ -105,18 +105,7 @@ mod tests {
         let other = with_reconcile_failure(&failed, 3, "another", now).unwrap();
         assert_eq!(other.conditions.len(), 1);
         let (job, nodes) = (JobSnapshot::default(), Nodes::new());
-        let snapshot = Snapshot {
-            now,
-            job: &job,
-            pods: &[],
-            pod_is_missing: false,
-            nodes: &nodes,
-            order: None,
-            fault: None,
-            progress: None,
-            finish: None,
-            nodes_needed: None,
-        };
+        let snapshot = Snapshot::plain(now, &job, &[], &nodes);
         let next = set_status(other, StatusText::new(State::Waiting, "Planned", "soon".to_owned()), &snapshot);
         assert!(next.conditions.iter().all(|condition| condition.type_ != "ReconcileFailed"));
     }
