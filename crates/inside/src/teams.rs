@@ -11,10 +11,10 @@
 //! - All other libraries and programs keep the size that the page had when the first of them asked. Many of them
 //!   allocate memory for each thread once and use it until their end.
 //!
-//! **Echoes.** PyTorch asks MKL for its number and sets OpenMP to the answer, more than once. The answer may be the size
-//! that we had set, or the number of CPUs that the job has now. Such an *echo* is no wish of the program, and the bound
-//! stays. A wish (`torch.set_num_threads`) sets MKL, too, an echo does not: we take our own number away from MKL at each
-//! request, and read between two operations whether it has a number again.
+//! **Echoes.** PyTorch asks MKL for its number and sets OpenMP to the answer, more than once. The answer may be the
+//! size that we had set, or the number of CPUs that the job has now. Such an *echo* is no wish of the program, and the
+//! bound stays. A wish (`torch.set_num_threads`) sets MKL, too, an echo does not: we take our own number away from MKL
+//! at each request, and read between two operations whether it has a number again.
 //!
 //! **Properties.** `the_program_asks_for_the_most`: no team is larger than what the program asked for. Between two
 //! changes every answer and every region has the same size. Without orders the program's own size is in force.

@@ -3,8 +3,8 @@
 //! **Problem.** A job that prepares its launches more slowly than the GPU carries them out leaves the GPU idle. Other
 //! jobs must not be paced for the sake of such a job. The daemon cannot see that from outside.
 //!
-//! **How.** A job that fills its GPU waits for it again and again. All its waits are counted in the report: those of the
-//! program (for streams, events and the whole context), at the end of a quantum, and at the end of a segment
+//! **How.** A job that fills its GPU waits for it again and again. All its waits are counted in the report: those of
+//! the program (for streams, events and the whole context), at the end of a quantum, and at the end of a segment
 //! ([`crate::backlog`]). Only the outermost wait of all threads counts, so that no time is counted twice.
 
 use crate::attach::{count, monotonic_ns};

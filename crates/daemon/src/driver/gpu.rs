@@ -7,9 +7,9 @@
 //! own, with the policy of the daemon: its view is a node with one GPU as the only core, whose jobs are those that
 //! launch work there. Growth efficiency and gain are so computed for GPU time exactly as for CPU time. The job with
 //! the largest share is never paced: it takes all that the others leave. A job alone on its GPU is not paced. A job
-//! that launches nothing for some time leaves its share to the others, but the policy remembers the job. What a job with
-//! a large share leaves idle goes to the paced jobs ([`Slack`]). Jobs on several GPUs, or of several ranks, are not paced
-//! and not counted.
+//! that launches nothing for some time leaves its share to the others, but the policy remembers the job. What a job
+//! with a large share leaves idle goes to the paced jobs ([`Slack`]). Jobs on several GPUs, or of several ranks, are
+//! not paced and not counted.
 //!
 //! **Properties.** `the_late_short_job_ends_sooner_and_all_jobs_together_no_later`, on a simulated GPU.
 

@@ -4,8 +4,9 @@
 //! work, the driver's slices are equal, so a job that works for a second beside two others gets a third of it. A job
 //! that does not fill the GPU while it works is taken for one that does.
 //!
-//! **Slack.** A job that prepares its launches slowly leaves the GPU idle, even if all of the GPU is its own. Such a job
-//! hardly waits for the GPU. While the jobs that are not paced hardly wait, the others work more than their shares say.
+//! **Slack.** A job that prepares its launches slowly leaves the GPU idle, even if all of the GPU is its own. Such a
+//! job hardly waits for the GPU. While the jobs that are not paced hardly wait, the others work more than their shares
+//! say.
 //!
 //! **Terms.** *Working part*: the part of the wall time in which a job works. *Waiting part*: the part of its work in
 //! which a job waits for the GPU. *Favourites*: the jobs that are not paced. Shares and parts are 0..1.
