@@ -288,7 +288,7 @@ pub struct RunArgs {
     /// Start only after this job has ended with exit code 0 (may be repeated)
     #[arg(long, value_name = "JOB")]
     pub after: Vec<String>,
-    /// The metric that shows the job's progress, by the name under which it is printed [default: chosen from the output]
+    /// The metric that shows progress, by the name under which it is printed [default: chosen from the output]
     #[arg(short, long, value_name = "NAME")]
     pub metric: Option<String>,
     /// A regular expression for output that nothing else understands; its group named `value` is the metric
@@ -317,8 +317,8 @@ pub struct RunArgs {
     /// Fail if there is no daemon and none can be started, rather than run without sharing
     #[arg(long)]
     pub require_daemon: bool,
-    /// Run COUNT processes of a role (chief, ps, worker, evaluator), each with the addresses of all in TF_CONFIG (may be
-    /// repeated)
+    /// Run COUNT processes of a role (chief, ps, worker, evaluator), each with the addresses of all in TF_CONFIG
+    /// (may be repeated)
     #[arg(long, value_name = "ROLE=COUNT")]
     pub role: Vec<String>,
     /// What runs the job
@@ -498,7 +498,7 @@ pub struct UpArgs {
     /// How many cores the jobs may use [default: all]
     #[arg(long, value_name = "N")]
     pub cores: Option<usize>,
-    /// How many jobs at once the thread pools of a tuned start leave room for [default: the jobs that run at the moment]
+    /// How many jobs at once the thread pools of a tuned start leave room for [default: the jobs that run now]
     #[arg(long, value_name = "N")]
     pub expect: Option<usize>,
     /// What runs jobs; `docker` also adopts containers with the label gainshare.enable=true [default: process]

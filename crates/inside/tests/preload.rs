@@ -498,7 +498,7 @@ int cuGetProcAddress_v2(const char *name, void **found, int version, unsigned lo
 }
 "#;
 
-/// `r N` retains device N, `l N` launches N kernels, `y` waits, `w` counts waits for events; each answers with one line.
+/// `r N` retains device N, `l N` launches N kernels, `y` waits, `w` counts waits for events; each answers by one line.
 const LAUNCHES: &str = r#"
 #include <dlfcn.h>
 #include <stdio.h>

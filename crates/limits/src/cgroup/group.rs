@@ -218,12 +218,14 @@ impl Group {
     }
 
     fn block_bytes(&mut self, scratch: &mut [u8; BUFFER_BYTES]) -> Result<Option<u64>, RuntimeError> {
-        let (names, total): (&[&str], fn(&str) -> Option<u64>) = match self.version {
-            Version::V2 => (&["io.stat"], |text| Some(file::io_stat_bytes(text))),
-            Version::V1 => (
-                &["blkio.throttle.io_service_bytes_recursive", "blkio.throttle.io_service_bytes"],
-                file::blkio_total_bytes,
-            ),
+        let names: &[&str] = match self.version {
+            Version::V2 => &["io.stat"],
+            Version::V1 => &["blkio.throttle.io_service_bytes_recursive", "blkio.throttle.io_service_bytes"],
+        };
+        let version = self.version;
+        let total = |text: &str| match version {
+            Version::V2 => Some(file::io_stat_bytes(text)),
+            Version::V1 => file::blkio_total_bytes(text),
         };
         for name in names {
             match self.hot(|g| &mut g.block, name, scratch) {
