@@ -146,6 +146,16 @@ impl FileTail {
         self.position.mark_len = (end - start) as u16;
         self.buffer.drain(..start);
         self.advanced = true;
+        if self.is_at_end() {
+            self.release_memory();
+        }
+    }
+
+    /// Memory for a window is kept only while there is a backlog.
+    fn release_memory(&mut self) {
+        if self.buffer.len() < self.buffer.capacity() / 4 {
+            self.buffer.shrink_to(4096.max(self.buffer.len()));
+        }
     }
 
     /// Moves the position over `n` bytes without reading them; `false` if the file does not have them
@@ -299,10 +309,7 @@ impl FileTail {
             }
         };
         self.buffer.truncate(n);
-        // Memory for a window is kept only while there is a backlog.
-        if self.buffer.len() < self.buffer.capacity() / 4 {
-            self.buffer.shrink_to(4096.max(n));
-        }
+        self.release_memory();
         Ok(self.buffer.get(..mark_len).is_some_and(|mark| crc32c::crc32c(mark) == self.position.mark))
     }
 }
