@@ -156,17 +156,29 @@ fn run_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
         (true, false) => ALL.to_vec(),
         (false, _) => ALL.into_iter().filter(|policy| args.only.iter().any(|only| only == policy)).collect(),
     };
+    let most_rounds = if args.short { SHORT_ROUNDS } else { 1 };
     for policy in policies {
-        eprintln!("e2e: under {policy}");
-        let round = play(kube, programs, policy, &jobs, &mut report)?;
-        check_figures(kube, programs, policy, &round, args.figures.as_deref())?;
-        let namespace = format!("under-{policy}");
-        kube.kubectl(&["delete", "trainingjobs", "--all", "-n", &namespace, "--wait=false"])?;
-        report.rounds.insert(policy, round);
+        for number in 1..=most_rounds {
+            eprintln!("e2e: under {policy}");
+            let namespace = if number == 1 { format!("under-{policy}") } else { format!("under-{policy}-{number}") };
+            let round = play(kube, programs, (policy, &namespace), &jobs, &mut report)?;
+            check_figures(kube, programs, &namespace, &round, args.figures.as_deref())?;
+            // The next round begins without pods of this one.
+            kube.kubectl(&["delete", "trainingjobs", "--all", "-n", &namespace, "--timeout=90s"])?;
+            let has_moved = !round.moves.is_empty();
+            report.rounds.insert(policy, round);
+            if has_moved {
+                break;
+            }
+        }
     }
     compare(&mut report);
     Ok(report)
 }
+
+/// Most rounds of the short form. SpeCon decides by noisy losses: in one of five rounds no job has to move, and
+/// what the story checks needs a move.
+const SHORT_ROUNDS: usize = 3;
 
 /// Models, and how each prints.
 const MODELS: [(&str, &str); 3] = [("vae", "keras"), ("mlp", "json"), ("gru", "json")];
@@ -217,10 +229,15 @@ fn schedule(program: &Path, seed: u64, work_s: f64) -> Result<Vec<Job>> {
     jobs.collect()
 }
 
-/// One round: the jobs come, and all of them end.
-fn play(kube: &Kube, programs: &Programs, policy: &'static str, jobs: &[Job], report: &mut Report) -> Result<Round> {
-    let namespace = format!("under-{policy}");
-    prepare(kube, &namespace)?;
+/// One round under a policy, in a namespace of its own: the jobs come, and all of them end.
+fn play(
+    kube: &Kube,
+    programs: &Programs,
+    (policy, namespace): (&'static str, &str),
+    jobs: &[Job],
+    report: &mut Report,
+) -> Result<Round> {
+    prepare(kube, namespace)?;
     let nodes: Vec<&str> = NODES.iter().map(|(name, _)| *name).collect();
     let attempts = Attempts::watch(kube, &nodes)?;
     let bystanders = Bystanders::watch(kube, &nodes)?;
@@ -229,19 +246,19 @@ fn play(kube: &Kube, programs: &Programs, policy: &'static str, jobs: &[Job], re
     for job in jobs {
         std::thread::sleep(Duration::from_secs_f64(job.arrives_s).saturating_sub(began.elapsed()));
         created.insert(job.name.clone(), unix_s());
-        kube.create(&training_job(&namespace, policy, job))?;
+        kube.create(&training_job(namespace, policy, job))?;
         eprintln!("e2e: {:5.1} s: {} came", began.elapsed().as_secs_f64(), job.name);
     }
     if let Some(job) = jobs.last().filter(|_| policy != "na") {
         // The operator decides where it runs about once a second.
         wait_for("the recorded decision about a job", Duration::from_secs(30), || {
-            kube.replay(programs, &namespace, &job.name)
+            kube.replay(programs, namespace, &job.name)
         })?;
     }
     let total: f64 = jobs.last().map_or(0.0, |job| job.arrives_s);
     let patience = Duration::from_secs_f64(total * 4.0 + 300.0);
     let ended = wait_for("the end of the jobs", patience, || {
-        let list = kube.get(&["trainingjobs", "-n", &namespace])?;
+        let list = kube.get(&["trainingjobs", "-n", namespace])?;
         for job in list["items"].as_array().into_iter().flatten() {
             let name = job["metadata"]["name"].as_str().unwrap_or_default();
             match job["status"]["state"].as_str() {
@@ -278,11 +295,16 @@ fn play(kube: &Kube, programs: &Programs, policy: &'static str, jobs: &[Job], re
 }
 
 /// What people are shown of a round: every move in the Gantt chart, with its mark, and in the words about its job.
-fn check_figures(kube: &Kube, programs: &Programs, policy: &str, round: &Round, figures: Option<&Path>) -> Result<()> {
-    let namespace = format!("under-{policy}");
+fn check_figures(
+    kube: &Kube,
+    programs: &Programs,
+    namespace: &str,
+    round: &Round,
+    figures: Option<&Path>,
+) -> Result<()> {
     let plugin = |words: &[&str]| {
         let mut command = programs.command("kubectl-gainshare");
-        command.args(words).args(["-n", &namespace]);
+        command.args(words).args(["-n", namespace]);
         sh::output(command.env("KUBECONFIG", kube.testbed.kubeconfig()))
     };
     let stays: Value = serde_json::from_str(&plugin(&["gantt", "-o", "json"])?).context("the plugin prints JSON")?;
