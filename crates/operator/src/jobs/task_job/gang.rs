@@ -14,7 +14,8 @@
 //! that they feed. It fills nodes without going back; where it finds no place, and for jobs of very many tasks,
 //! servers and workers are placed in turns, and if that does not fit either, the largest tasks go first.
 //!
-//! **Properties.** `never_more_than_free`; `a_hundred_contending_jobs_all_run`; `all_or_nothing`; `fewest_nodes_first`; `no_job_overtakes_a_starving_one`.
+//! **Properties.** `never_more_than_free`; `a_hundred_contending_jobs_all_run`; `all_or_nothing`;
+//! `fewest_nodes_first`; `no_job_overtakes_a_starving_one`.
 
 use crate::state::workload::WorkloadKey;
 use gainshare_core::model::NodeId;

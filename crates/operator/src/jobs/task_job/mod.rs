@@ -20,6 +20,7 @@ use super::pods::{PodEffect, PodFault, PodRequests, classify, only, params};
 use super::progress::{ProgressField, TaskProgress};
 use super::training_job::pod::open;
 use super::workload::{self, ActionError, EventText, JournalStep, Turn, Workload};
+use crate::state::api_error::lacks_right;
 use crate::state::lead::Leader;
 use crate::state::snapshot::{Nodes, Phase, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
@@ -215,7 +216,7 @@ impl<K: TaskKind> TaskJobs<K> {
                     return Err(self.refuse(job, PodFault { for_good: false, message }));
                 }
             }
-            Err(kube::Error::Api(status)) if status.code == 403 && !status.message.contains("forbidden: User ") => {
+            Err(kube::Error::Api(status)) if status.code == 403 && !lacks_right(&status) => {
                 let message = format!("the API server refuses the Service {name} for now: {}", status.message);
                 return Err(self.refuse(job, PodFault { for_good: false, message }));
             }
