@@ -20,7 +20,7 @@ const STARTED_BY_OTHERS: [&str; 3] = ["inner_", "keeper_main", "daemon_main"];
 
 /// Programs of tests whose package and target contain one of these start engines, machines or
 /// clusters: one test at a time.
-const ALONE: [&str; 12] = [
+const ALONE: [&str; 13] = [
     "docker",
     "qemu",
     "real_frameworks",
@@ -33,6 +33,7 @@ const ALONE: [&str; 12] = [
     "operator crashes",
     "operator nodes",
     "operator watches",
+    "operator gangs",
 ];
 
 /// A program that takes longer hangs.

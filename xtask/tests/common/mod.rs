@@ -137,8 +137,13 @@ impl Bed {
         testbed(self.name, args)
     }
 
+    /// A program of the test bed, such as kubectl.
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        self.bin.join(name)
+    }
+
     pub(crate) fn output(&self, program: &str, args: &[&str], stdin: &str) -> Output {
-        let mut command = Command::new(self.bin.join(program));
+        let mut command = Command::new(self.program(program));
         command.args(args).env("KUBECONFIG", &self.kubeconfig);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
