@@ -1,8 +1,8 @@
-//! A TFJob with TensorFlow itself: the framework's own reader of `TF_CONFIG` trains with parameter servers on real
-//! kubelets.
+//! TFJobs with TensorFlow itself: the framework's own reader of `TF_CONFIG` trains with parameter servers on real
+//! kubelets, and workers that know only the servers train by themselves.
 //!
 //! The pods have no image of TensorFlow: the machine's `/usr` and the Python environment of the tests are volumes.
-//! TensorFlow starts four times in this test, which takes a minute on two idle cores.
+//! TensorFlow starts seven times in this test, which takes about two minutes on two idle cores.
 
 #[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
@@ -14,6 +14,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// A job ends within so many minutes, or it hangs.
+const PATIENCE_MIN: usize = 4;
+
 #[test]
 #[ignore = "needs root, a test bed and Python frameworks"]
 fn tensorflow_trains_with_parameter_servers() {
@@ -22,33 +25,36 @@ fn tensorflow_trains_with_parameter_servers() {
     bed.serve_tfjobs();
     bed.claim("usr", Path::new("/usr"));
     bed.claim("python", &venv);
-    let script = fs::read_to_string(checkout().join("crates/operator/tests/tensorflow/train.py")).unwrap();
+    let folder = checkout().join("crates/operator/tests/tensorflow");
+    let script = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
     bed.apply(json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code", "namespace": "team"},
-        "data": {"train.py": script},
+        "data": {"train.py": script("train.py"), "sessions.py": script("sessions.py")},
     }));
     let operator = Operator::with(&bed, None, &["--tfjobs"]);
     let mut scenarios = Scenarios::default();
-    scenarios.run("a TFJob trains to its end, and its logs stay", || trains(&bed, &venv));
+    scenarios.run("a chief trains with servers and workers, and the logs stay", || chief_trains(&bed, &venv));
+    scenarios.run("workers that know only the servers all train to the end", || workers_train(&bed, &venv));
     drop(operator);
     scenarios.finish();
 }
 
 /// The Python environment with TensorFlow. It is read-only in the pods, so TensorFlow is imported once here: Python
-/// keeps what it has compiled, and the four tasks need not compile some thousand files each.
+/// keeps what it has compiled, and the tasks need not compile some thousand files each.
 fn environment() -> PathBuf {
     let output = Command::new(checkout().join("crates/progress/tests/frameworks/make-venv")).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(output.status.success(), "the Python environment cannot be made:\n{}", text(&output.stderr));
     let venv = PathBuf::from(text(&output.stdout).trim());
     let mut import = Command::new(venv.join("bin/python"));
-    import.args(["-c", "import tensorflow; tensorflow.keras.Sequential"]).env("TF_USE_LEGACY_KERAS", "1");
+    import.args(["-c", "import tensorflow; tensorflow.keras.Sequential; tensorflow.compat.v1.Session"]);
+    import.env("TF_USE_LEGACY_KERAS", "1").env_remove("PYTHONDONTWRITEBYTECODE");
     let output = import.output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     venv
 }
 
-/// The template of every role, as users of Kubeflow have it.
-fn template(venv: &Path) -> Value {
+/// The template of a role, as users of Kubeflow have it.
+fn template(venv: &Path, arguments: &[&str]) -> Value {
     let mounts = json!([
         {"name": "usr", "mountPath": "/usr", "readOnly": true},
         {"name": "usr", "mountPath": "/lib", "subPath": "lib", "readOnly": true},
@@ -59,7 +65,7 @@ fn template(venv: &Path) -> Value {
     json!({"spec": {
         "containers": [{
             "name": "tensorflow", "image": "busybox:local", "imagePullPolicy": "Never",
-            "command": [venv.join("bin/python"), "/code/train.py", "--epochs", "4", "--steps", "50"],
+            "command": [venv.join("bin/python")], "args": arguments,
             "env": [{"name": "TF_CPP_MIN_LOG_LEVEL", "value": "2"}, {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
             "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
             "volumeMounts": mounts,
@@ -72,43 +78,75 @@ fn template(venv: &Path) -> Value {
     }})
 }
 
-fn trains(bed: &Bed, venv: &Path) {
+/// Waits until the job has succeeded.
+fn succeeds(bed: &Bed, name: &str) {
+    let ended = || {
+        let job = bed.find("tfjob", name)?;
+        let conditions = job["status"]["conditions"].as_array()?.clone();
+        let is_end = |c: &Value| c["status"] == "True" && (c["type"] == "Succeeded" || c["type"] == "Failed");
+        conditions.into_iter().find(is_end)
+    };
+    let end = (0..PATIENCE_MIN).find_map(|_| common::within_a_minute(ended));
+    if end.as_ref().is_none_or(|end| end["type"] != "Succeeded") {
+        let pods = bed.kubectl(&["get", "pods", "-n", "team", "-o", "wide"]);
+        let selector = format!("gainshare.dev/job={name}");
+        let logs = bed.kubectl(&["logs", "-n", "team", "-l", &selector, "--prefix", "--tail=20"]);
+        panic!("{name} has not succeeded in {PATIENCE_MIN} min: {end:?}\n{pods}\n{logs}");
+    }
+    let shown = bed.kubectl(&["get", "tfjob", name, "-n", "team"]);
+    assert!(shown.contains("STATE") && shown.contains("AGE") && shown.contains("Succeeded"), "{shown}");
+}
+
+/// Waits until a task that never ends by itself was stopped, and returns its log.
+fn log_of_stopped(bed: &Bed, pod: &str) -> String {
+    eventually("the end of a task that served", || {
+        let found = bed.find("pod", pod)?;
+        matches!(found["status"]["phase"].as_str(), Some("Failed" | "Succeeded")).then_some(())
+    });
+    bed.kubectl(&["logs", pod, "-n", "team"])
+}
+
+/// TensorFlow's `ParameterServerStrategy`: the chief sends functions to the workers, and the server has the variables.
+fn chief_trains(bed: &Bed, venv: &Path) {
+    let template = template(venv, &["/code/train.py", "--epochs", "4", "--steps", "50"]);
     bed.apply(json!({
         "apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": {"name": "points", "namespace": "team"},
         "spec": {
             "runPolicy": {"cleanPodPolicy": "Running"},
             "tfReplicaSpecs": {
-                "Chief": {"replicas": 1, "restartPolicy": "Never", "template": template(venv)},
-                "PS": {"replicas": 1, "restartPolicy": "Never", "template": template(venv)},
-                "Worker": {"replicas": 2, "restartPolicy": "ExitCode", "template": template(venv)},
+                "Chief": {"replicas": 1, "restartPolicy": "Never", "template": template},
+                "PS": {"replicas": 1, "restartPolicy": "Never", "template": template},
+                "Worker": {"replicas": 2, "restartPolicy": "ExitCode", "template": template},
             },
         },
     }));
-    let ended = || {
-        let job = bed.find("tfjob", "points")?;
-        let conditions = job["status"]["conditions"].as_array()?.clone();
-        let is_end = |c: &Value| c["status"] == "True" && (c["type"] == "Succeeded" || c["type"] == "Failed");
-        conditions.into_iter().find(is_end)
-    };
-    // Each step of the wait is a minute.
-    let Some(end) = (0..4).find_map(|_| common::within_a_minute(ended)) else {
-        let pods = bed.kubectl(&["get", "pods", "-n", "team", "-o", "wide"]);
-        let logs = bed.kubectl(&["logs", "-n", "team", "-l", "gainshare.dev/job=points", "--prefix", "--tail=20"]);
-        panic!("the job does not end:\n{pods}\n{logs}");
-    };
+    succeeds(bed, "points");
     let log = bed.kubectl(&["logs", "points-chief-0", "-n", "team"]);
-    assert_eq!(end["type"], "Succeeded", "{end:#}\n{log}");
     assert!(log.contains("Epoch 4/4") && log.contains("the loss fell"), "{log}");
-
-    // Servers and workers of TensorFlow never end by themselves.
-    for (name, role) in [("points-ps-0", "ps 0 of"), ("points-worker-1", "worker 1 of")] {
-        eventually("a task that served has ended", || {
-            let pod = bed.find("pod", name)?;
-            matches!(pod["status"]["phase"].as_str(), Some("Failed" | "Succeeded")).then_some(())
-        });
-        let log = bed.kubectl(&["logs", name, "-n", "team"]);
-        assert!(log.contains(role) && log.contains("points-chief-0.team.svc"), "{log}");
+    for (pod, task) in [("points-ps-0", "ps 0 of"), ("points-worker-1", "worker 1 of")] {
+        let log = log_of_stopped(bed, pod);
+        assert!(log.contains(task) && log.contains("points-chief-0.team.svc"), "{log}");
     }
-    let shown = bed.kubectl(&["get", "tfjob", "points", "-n", "team"]);
-    assert!(shown.contains("STATE") && shown.contains("AGE") && shown.contains("Succeeded"), "{shown}");
+}
+
+/// Training between sessions, as with TensorFlow 1: no chief, and the sparse form of `TF_CONFIG`.
+fn workers_train(bed: &Bed, venv: &Path) {
+    let template = template(venv, &["/code/sessions.py", "--steps", "400"]);
+    bed.apply(json!({
+        "apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": {"name": "sparse", "namespace": "team"},
+        "spec": {
+            "enableDynamicWorker": true, "successPolicy": "AllWorkers",
+            "tfReplicaSpecs": {
+                "ps": {"restartPolicy": "Never", "template": template},
+                "worker": {"replicas": 2, "restartPolicy": "ExitCode", "template": template},
+            },
+        },
+    }));
+    succeeds(bed, "sparse");
+    for index in 0..2 {
+        let log = bed.kubectl(&["logs", &format!("sparse-worker-{index}"), "-n", "team"]);
+        assert!(log.contains(&format!("worker {index} made ")), "{log}");
+        assert!(!log.contains(&format!("sparse-worker-{}.team.svc", 1 - index)), "it knows the other worker: {log}");
+    }
+    assert!(log_of_stopped(bed, "sparse-ps-0").contains("ps 0 of"), "the server's log stays");
 }

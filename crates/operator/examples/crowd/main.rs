@@ -14,7 +14,8 @@
 //! not by the operator.
 //!
 //! `crowd fill`, `crowd moves`, `crowd come` and `crowd return` are the same for `cargo xtask bench
-//! kube-move`: training jobs instead of pods, see [`fill`] and [`moves`].
+//! kube-move`: training jobs instead of pods, see [`fill`] and [`moves`]. `crowd tasks` and `crowd
+//! tasks-return` are those of `cargo xtask bench tasks --cluster`, see [`tasks`].
 
 mod fill;
 mod log;
@@ -22,6 +23,7 @@ mod measure;
 mod moves;
 mod play;
 mod prepare;
+mod tasks;
 
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -87,7 +89,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let usage = "crowd prepare|play|fill|moves|come|return PLAN.json: called by `cargo xtask bench`";
+    let usage = "crowd prepare|play|fill|moves|come|return|tasks|tasks-return PLAN.json: called by `cargo xtask bench`";
     let mut words = std::env::args().skip(1);
     let (Some(what), Some(file)) = (words.next(), words.next()) else { return Err(usage.into()) };
     let plan: Plan = serde_json::from_slice(&std::fs::read(&file)?)?;
@@ -101,6 +103,8 @@ async fn main() -> Result<()> {
         "moves" => moves::run(&plan, &client).await?,
         "come" => moves::come(&plan, &client, "late").await.map(|()| serde_json::Value::Null)?,
         "return" => moves::after_return(&plan, &client).await?,
+        "tasks" => tasks::run(&plan, &client).await?,
+        "tasks-return" => tasks::after_return(&plan, &client).await?,
         _ => return Err(usage.into()),
     };
     println!("{figures}");

@@ -105,11 +105,13 @@ impl Writes {
 pub(super) struct Counts(BTreeMap<&'static str, f64>);
 
 /// Verb, resource and subresource of what is counted, and whether only the operator does it.
-const KINDS: [(&str, &str, &str, &str, bool); 8] = [
+const KINDS: [(&str, &str, &str, &str, bool); 10] = [
     ("job_marks", "PATCH", "trainingjobs", "", true),
     ("job_journals", "PATCH", "trainingjobs", "status", true),
     ("pod_creations", "POST", "pods", "", true),
     ("pod_patches", "PATCH", "pods", "", true),
+    ("pod_resizes", "PATCH", "pods", "resize", true),
+    ("service_creations", "POST", "services", "", true),
     ("pod_bindings", "POST", "pods", "binding", false),
     ("pod_deletions", "DELETE", "pods", "", false),
     ("events", "POST", "events", "", false),

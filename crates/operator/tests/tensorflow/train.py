@@ -12,6 +12,10 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"
 
 import tensorflow as tf  # noqa: E402
 
+# Threads that run operations. TensorFlow takes one for each processor that the task may use. On a node with one
+# processor that is too few: the only thread of a worker waits for a tensor that the same thread would have to make.
+THREADS = 8
+
 
 def dataset(context):
     """Points of two classes, in an endless order that differs between workers."""
@@ -23,7 +27,15 @@ def dataset(context):
     return tf.data.Dataset.counter().map(batch)
 
 
+def serve(resolver):
+    """Serves for ever. Settings of `tf.config` do not reach this server: it has settings of its own."""
+    settings = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=THREADS)
+    spec, kind, index = resolver.cluster_spec(), resolver.task_type, resolver.task_id
+    tf.distribute.Server(spec, job_name=kind, task_index=index, protocol="grpc", config=settings).join()
+
+
 def train(resolver, epochs, steps):
+    tf.config.threading.set_inter_op_parallelism_threads(THREADS)
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     with strategy.scope():
         layers = [tf.keras.layers.Dense(32, activation="relu"), tf.keras.layers.Dense(2)]
@@ -43,14 +55,10 @@ def main():
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=50, help="steps of an epoch")
     arguments = parser.parse_args()
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    # Operations of the input wait for each other: with two threads all of them can wait at once.
-    tf.config.threading.set_inter_op_parallelism_threads(8)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     print(f"{resolver.task_type} {resolver.task_id} of {resolver.cluster_spec().as_dict()}", flush=True)
     if resolver.task_type in ("worker", "ps"):
-        spec, kind, index = resolver.cluster_spec(), resolver.task_type, resolver.task_id
-        tf.distribute.Server(spec, job_name=kind, task_index=index, protocol="grpc").join()
+        serve(resolver)
     else:
         train(resolver, arguments.epochs, arguments.steps)
 
