@@ -5,7 +5,7 @@
 //! too: [`Journal::read`] bounds every number in it, and an unreadable one makes the Job unmovable,
 //! with a sentence that says what to remove.
 
-use crate::names::{self, ADOPTED_ANNOTATION, POLICY_ANNOTATION};
+use crate::names::{self, ADOPTED_ANNOTATION, POLICY_ANNOTATION, QUEUE_LABEL};
 use crate::quantity;
 use crate::training_job::{JobPolicy, MOVES_KEPT, Migration, Move};
 use jiff::Timestamp;
@@ -16,8 +16,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 const JOB_CONTROLLER: &str = "kubernetes.io/job-controller";
-/// On Jobs whose suspension another queue decides about.
-const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
 /// What the API server uses if a template gives no grace period.
 const DEFAULT_GRACE_S: i64 = 30;
 /// The strongest preference there is.

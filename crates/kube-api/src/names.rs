@@ -56,6 +56,10 @@ pub const DEADLINE_ANNOTATION: &str = "gainshare.dev/deadline";
 /// On a pod: so much lateness is tolerated, such as `15m`.
 pub const DEADLINE_TOLERANCE_ANNOTATION: &str = "gainshare.dev/deadline-tolerance";
 
+/// On a distributed job: the queue in which it waits. On a Job of the cluster's own kind: Kueue decides about its
+/// suspension.
+pub const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
+
 /// On a pod: the TrainingJob, or the adopted Job, that it is an attempt of.
 pub const JOB_LABEL: &str = "gainshare.dev/job";
 /// On a pod: which attempt it is.

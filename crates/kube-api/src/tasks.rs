@@ -222,6 +222,8 @@ pub struct TaskJobOptions {
     pub metrics_collector: Option<CollectorSpec>,
     /// `None`: the job's pods get no share policy of their own.
     pub policy: Option<JobPolicy>,
+    /// The queue in which the job waits.
+    pub queue: Option<String>,
 }
 
 /// A job of tasks that can run.

@@ -106,7 +106,7 @@ pub struct TfSchedulingPolicy {
     /// So many tasks are enough to start; all if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_available: Option<i32>,
-    /// Accepted without effect: jobs wait in one line, by priority and age.
+    /// The queue in which the job waits, if the operator has a queue of this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
     /// Accepted without effect: the requests of the templates count.
@@ -184,6 +184,7 @@ impl TfJobSpec {
             },
             suspend: run.suspend == Some(true),
             is_foreign: self.is_foreign(),
+            queue: scheduling.queue.filter(|name| !name.is_empty()),
             ..TaskJobOptions::default()
         };
         let roles = self.tf_replica_specs.iter().map(|(name, role)| RoleInput {
@@ -221,7 +222,8 @@ pub fn to_training_job(job: &TfJob) -> Result<(TrainingJob, Vec<String>), SpecPr
         && (policy.queue.is_some() || policy.min_available.is_some() || policy.priority_class.is_some())
     {
         notes.push(
-            "schedulingPolicy is left out: write priorityClassName into the templates, and minReplicas for a smaller gang"
+            "schedulingPolicy is left out: write priorityClassName into the templates, minReplicas for a smaller gang, \
+             and the queue as a label kueue.x-k8s.io/queue-name"
                 .to_owned(),
         );
     }

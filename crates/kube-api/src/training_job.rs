@@ -213,6 +213,7 @@ impl TrainingJobSpec {
             objective: self.objective.clone(),
             metrics_collector: self.metrics_collector.clone(),
             policy: Some(self.policy),
+            queue: None,
         };
         let roles = self.replica_specs.iter().map(|(name, role)| RoleInput {
             name,

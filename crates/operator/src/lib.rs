@@ -104,6 +104,8 @@ pub struct Config {
     pub specon: gainshare_core::policy::Specon,
     /// The parameters of the policy `operator` for the tasks of distributed jobs.
     pub elastic: gainshare_core::policy::Elastic,
+    /// The queues of distributed jobs.
+    pub queues: crate::jobs::QueueWeights,
     /// Kubeflow's TFJobs are run, too. The kind must exist, and no other operator may run them.
     pub tfjobs: bool,
     /// Placeholders ask for nodes that deadlines need. Without it, the need is published only.
@@ -247,7 +249,8 @@ fn lead(
     tasks.spawn_within("the decision about the sizes of tasks", DECISION_QUIET, sizes);
     let nodes = scaler::run::run(leader.clone(), client.clone(), recorder.clone(), scaler::run::Settings::of(config));
     tasks.spawn_within("the decision about new nodes", DECISION_QUIET, nodes);
-    crate::jobs::start(&mut tasks, &leader, client, recorder.clone(), config.fail_at.clone());
+    let settings = (config.fail_at.clone(), config.queues.clone());
+    crate::jobs::start(&mut tasks, &leader, client, recorder.clone(), settings);
     let invalid = state::invalid_objects::run(leader.invalid.clone(), recorder.clone());
     tasks.spawn("the reporter of invalid objects", invalid);
     tasks.spawn("the writer of pods' notes", note_loop(shares.clone(), recorder.clone()));

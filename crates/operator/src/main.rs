@@ -16,6 +16,9 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
+/// The largest weight of a queue.
+const MOST_WEIGHT: u32 = 1_000_000;
+
 /// Runs the operator of a Kubernetes cluster: watches pods and policies, and resizes on behalf of the node agents
 #[derive(Debug, Parser)]
 #[command(name = "gainshare-operator", version, max_term_width = 110)]
@@ -96,6 +99,9 @@ pub struct OperatorArgs {
     /// How long tasks of the policy operator are measured before their sizes change
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30s")]
     pub elastic_interval: Duration,
+    /// A queue of distributed jobs and its weight, such as research=3; may be given again
+    #[arg(long, value_name = "NAME=WEIGHT", value_parser = parse_queue)]
+    pub queue: Vec<(String, u32)>,
     /// Run Kubeflow's TFJobs, too: the cluster has that kind, and no other operator runs them
     #[arg(long)]
     pub tfjobs: bool,
@@ -186,6 +192,14 @@ fn parse_duration(text: &str) -> Result<Duration, jiff::Error> {
     text.parse::<jiff::SignedDuration>().and_then(Duration::try_from)
 }
 
+fn parse_queue(text: &str) -> Result<(String, u32), String> {
+    let (name, weight) = text.split_once('=').unwrap_or((text, "1"));
+    match weight.parse() {
+        Ok(weight @ 1..=MOST_WEIGHT) if !name.is_empty() => Ok((name.to_owned(), weight)),
+        _ => Err(format!("write NAME=WEIGHT, such as research=3: the weight is a number from 1 to {MOST_WEIGHT}")),
+    }
+}
+
 /// Logs go to standard error, which the cluster keeps. `GAINSHARE_LOG` sets the level.
 fn start_logging(default_filter: &str) {
     let filter = EnvFilter::try_from_env("GAINSHARE_LOG").unwrap_or_else(|_| EnvFilter::new(default_filter));
@@ -255,6 +269,7 @@ fn config(args: &OperatorArgs) -> Config {
         fail_at: fail_point(),
         specon: specon(args),
         elastic: elastic(args),
+        queues: args.queue.iter().cloned().collect(),
         tfjobs: args.tfjobs,
         scaler: args.scaler_image.clone().filter(|_| args.scaler).map(|image| ScalerConfig {
             image,

@@ -3,8 +3,8 @@
 //! A job takes part if all its servers and at least one worker run, the node agents of all its tasks report, and
 //! every task can be resized. The requests of all other jobs count as taken.
 
-use crate::jobs::task_job::gang::Class;
 use crate::jobs::task_job::line;
+use crate::jobs::task_job::request::Class;
 use crate::state::agents::Agents;
 use crate::state::lead::Leader;
 use crate::state::task_job::TaskJobSnapshot;

@@ -13,7 +13,7 @@ use super::batch_job::BatchJobs;
 use super::fail_point::FailPoint;
 use super::pods::PodRequests;
 use super::queue::Queue;
-use super::task_job::{Line, TaskJobs, TfJobKind, TrainingJobKind};
+use super::task_job::{Line, QueueWeights, TaskJobs, TfJobKind, TrainingJobKind};
 use super::training_job::TrainingJobs;
 use super::workload::{ActionError, EventText, Workload};
 use crate::isolate::catch_future;
@@ -69,10 +69,16 @@ struct Controller {
 }
 
 /// Starts the controller as a task that ends with the set.
-pub(crate) fn start(tasks: &mut Tasks, leader: &Arc<Leader>, client: &Client, recorder: Recorder, fail_at: FailPoint) {
+pub(crate) fn start(
+    tasks: &mut Tasks,
+    leader: &Arc<Leader>,
+    client: &Client,
+    recorder: Recorder,
+    (fail_at, queues): (FailPoint, QueueWeights),
+) {
     let pods = PodRequests::new(client.clone(), leader.clone());
     // Jobs of both kinds wait in one line.
-    let line = Arc::new(Line::default());
+    let line = Arc::new(Line::new(queues));
     let controller = Arc::new(Controller {
         leader: leader.clone(),
         orders: leader.orders.clone(),

@@ -41,3 +41,4 @@ mod workload;
 pub(crate) use batch_job::give_back;
 pub(crate) use controller::start;
 pub use fail_point::{FAIL_POINT_EXIT, FailPoint};
+pub use task_job::QueueWeights;

@@ -11,8 +11,8 @@
 //! **Units.** Milliseconds since 1970 (`_ms`), core-seconds of a core of speed 1.
 
 use super::kinds::to_core_room;
-use crate::jobs::task_job::gang::Class;
 use crate::jobs::task_job::line;
+use crate::jobs::task_job::request::Class;
 use crate::state::agents::Agents;
 use crate::state::lead::Leader;
 use crate::state::orders::{JobFacts, JobState};

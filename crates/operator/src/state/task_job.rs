@@ -4,7 +4,7 @@ use super::workload::{WorkloadKey, WorkloadKind};
 use gainshare_kube_api::deadline::{Deadline, FinishStatus};
 use gainshare_kube_api::deadline_input;
 use gainshare_kube_api::names::{
-    JOB_FINALIZER, NamespacedName, REPLICAS_ANNOTATION, STOPPED_ANNOTATION, TRAINING_MODE_ANNOTATION,
+    JOB_FINALIZER, NamespacedName, QUEUE_LABEL, REPLICAS_ANNOTATION, STOPPED_ANNOTATION, TRAINING_MODE_ANNOTATION,
 };
 use gainshare_kube_api::tasks::{ReplicaStatus, Role, SpecProblem, TaskCondition, TaskJobSpec, TaskJournal, TaskScale};
 use gainshare_kube_api::tfjob::{TfJob, TfJobStatus};
@@ -13,6 +13,9 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, ObjectMeta, Time};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+
+/// A longer name of a queue is no label's value, and is left out.
+const LONGEST_QUEUE: usize = 63;
 
 /// What is decided about the sizes of a job's tasks, for the attempt with this epoch.
 #[derive(Debug, Clone, PartialEq)]
@@ -105,6 +108,11 @@ impl TaskJobSnapshot {
     ) -> Option<TaskJobSnapshot> {
         let note = |key: &str| meta.annotations.as_ref().and_then(|notes| notes.get(key)).cloned();
         let name = NamespacedName::new(meta.namespace.clone()?, meta.name.clone()?);
+        let label = meta.labels.as_ref().and_then(|labels| labels.get(QUEUE_LABEL)).cloned();
+        let spec = spec.map(|mut spec| {
+            spec.options.queue = spec.options.queue.or(label).filter(|queue| queue.len() <= LONGEST_QUEUE);
+            spec
+        });
         Some(TaskJobSnapshot {
             key: WorkloadKey::new(kind, name),
             uid: meta.uid.clone()?,

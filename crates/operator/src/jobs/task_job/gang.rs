@@ -4,11 +4,12 @@
 //! jobs can hold what the other needs, for ever. So a job starts with all tasks of its gang or with none.
 //!
 //! **How.** Jobs that need room stand in one line. [`choose`] goes through the line and takes each job whose tasks all
-//! fit what is free. What one job takes is not free for those behind it. A job that has waited for [`STARVES_AFTER`]
-//! and would fit an empty cluster holds up all jobs behind it, so that small jobs do not starve a large one.
+//! fit what is free. What one job takes is not free for those behind it. A job that has waited for long
+//! ([`RoomRequest::starves`]) and would fit an empty cluster holds up all jobs behind it, so that small jobs do not
+//! starve a large one.
 //!
 //! **The line.** First tasks that replace lost ones of jobs that run, because these jobs hold room already. Then
-//! gangs, by priority and age. Last, tasks by which jobs grow: jobs that wait go first.
+//! gangs, by priority, queue ([`Turns`]) and age. Last, tasks by which jobs grow: jobs that wait go first.
 //!
 //! **Placement.** [`pack`] uses as few nodes as possible. The core's rule `affinity` places servers beside the workers
 //! that they feed. It fills nodes without going back; where it finds no place, and for jobs of very many tasks,
@@ -17,18 +18,16 @@
 //! **Properties.** `never_more_than_free`; `a_hundred_contending_jobs_all_run`; `all_or_nothing`;
 //! `fewest_nodes_first`; `no_job_overtakes_a_starving_one`.
 
-use crate::state::workload::WorkloadKey;
+use super::request::{Class, RoomRequest, TaskNeed};
+use super::turns::Turns;
 use gainshare_core::model::NodeId;
 use gainshare_core::policy::{FreeNode, Need, place_tasks};
 use gainshare_core::tasks::TaskId as CoreTask;
 use gainshare_kube_api::quantity::total;
 use gainshare_kube_api::tasks::{Role, TaskId};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// A gang that has waited so long is not overtaken any more.
-pub(super) const STARVES_AFTER: SignedDuration = SignedDuration::from_secs(300);
 
 /// Jobs of more tasks are placed by a simpler rule.
 const PLACED_BY_AFFINITY: usize = 64;
@@ -46,46 +45,15 @@ pub(crate) struct NodeRoom {
     pub(crate) size: (u64, u64),
 }
 
-/// What a task requests: thousandths of a core, and bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TaskNeed {
-    pub(crate) task: TaskId,
-    pub(crate) requests: (u64, u64),
-}
-
-/// What a job waits for, in the order of the line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Class {
-    Replacement,
-    Gang,
-    Growth,
-}
-
-/// A job that needs room.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct RoomRequest {
-    pub(crate) key: WorkloadKey,
-    pub(crate) uid: String,
-    pub(crate) class: Class,
-    pub(crate) priority: i32,
-    pub(crate) since: Timestamp,
-    /// All of them, or none.
-    pub(crate) needs: Vec<TaskNeed>,
-    /// Those that still fit.
-    pub(crate) optional: Vec<TaskNeed>,
-    /// Nodes that did not take a task of the job just now.
-    pub(crate) avoid: Vec<String>,
-}
-
 /// The jobs of the line that start now, at most `most`, and where their tasks go.
 pub(crate) fn choose(
     rooms: &[NodeRoom],
     mut requests: Vec<RoomRequest>,
+    turns: Turns,
     now: Timestamp,
     most: usize,
 ) -> Vec<(RoomRequest, Placement)> {
-    let order = |one: &RoomRequest| (one.class, Reverse(one.priority), one.since, one.key.clone());
-    requests.sort_by_cached_key(order);
+    turns.sort(&mut requests, now);
     let mut left = rooms.to_vec();
     let mut chosen: Vec<(RoomRequest, Placement)> = Vec::new();
     let mut waiting: Vec<Vec<TaskNeed>> = Vec::new();
@@ -107,8 +75,7 @@ pub(crate) fn choose(
             continue;
         }
         if request.class == Class::Gang {
-            let starves = now.duration_since(request.since) >= STARVES_AFTER;
-            if starves && fits_empty(rooms, &request.needs) {
+            if request.starves(now) && fits_empty(rooms, &request.needs) {
                 break;
             }
             waiting.push(request.needs);

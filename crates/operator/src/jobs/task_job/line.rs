@@ -5,14 +5,17 @@
 //! grant counts as taken until its nodes are in the job's journal. From then on [`rooms`] counts them as taken, until
 //! the pods themselves hold them. A new leader finds the same in the journals.
 
-use super::gang::{Class, NodeRoom, Placement, RoomRequest, TaskNeed, choose, fits_empty, take_all};
+use super::gang::{NodeRoom, Placement, choose, fits_empty, take_all};
 use super::machine::AVOID_FOR;
+use super::request::{Class, RoomRequest, TaskNeed};
+use super::turns::{QueueWeights, Turns};
 use crate::jobs::waiting::bounded_wait;
 use crate::state::lead::Leader;
 use crate::state::task_job::TaskJobSnapshot;
 use crate::state::world::World;
 use gainshare_kube_api::attempt::{AttemptFacts, Phase};
 use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::quantity::total;
 use gainshare_kube_api::tasks::{TaskId, TaskJobSpec, tasks};
 use gainshare_kube_api::training_job::State;
 use jiff::{SignedDuration, Timestamp};
@@ -33,6 +36,7 @@ const SIZES_STAND: SignedDuration = SignedDuration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(crate) struct Line {
+    queues: QueueWeights,
     state: Mutex<LineState>,
 }
 
@@ -54,6 +58,10 @@ struct Grant {
 }
 
 impl Line {
+    pub(crate) fn new(queues: QueueWeights) -> Line {
+        Line { queues, state: Mutex::default() }
+    }
+
     /// The nodes for tasks of this job, if it is its turn. Other jobs whose turn it is are queued.
     pub(crate) fn ask(&self, leader: &Leader, job: &TaskJobSnapshot, now: Timestamp) -> Option<Placement> {
         leader.read(|world| request(world, job, now))?;
@@ -69,18 +77,20 @@ impl Line {
         }
         state.passed = Some(now);
         let grants = &mut state.grants;
-        let (rooms, requests) = leader.read(|world| {
+        let (rooms, requests, turns) = leader.read(|world| {
             // In one read of the world: what is granted is either among the grants or in a journal.
             grants.retain(|_, grant| grant.stands(world, now));
             let mut rooms = rooms(world);
+            let mut turns = turns(world, &self.queues);
             for grant in grants.values() {
+                turns.hold(grant.request.queue.as_deref(), grant.request.milli());
                 take_all(&mut rooms, grant.request.needs.iter().chain(&grant.request.optional), &grant.placement);
             }
             let mut requests = requests(world, now);
             requests.retain(|request| !grants.contains_key(&request.uid));
-            (rooms, requests)
+            (rooms, requests, turns)
         });
-        let chosen = choose(&rooms, requests, now, GRANTS_AT_ONCE);
+        let chosen = choose(&rooms, requests, turns, now, GRANTS_AT_ONCE);
         let others: Vec<_> =
             chosen.iter().filter(|(one, _)| one.uid != job.uid).map(|(one, _)| one.key.clone()).collect();
         if !others.is_empty() {
@@ -162,6 +172,21 @@ pub(crate) fn rooms(world: &World) -> Vec<NodeRoom> {
     rooms
 }
 
+/// What the jobs of each queue hold: the requests of their tasks that have nodes.
+fn turns(world: &World, queues: &QueueWeights) -> Turns {
+    let mut turns = Turns::new(queues);
+    if queues.is_empty() {
+        return turns;
+    }
+    for job in world.jobs.task_jobs().filter(|job| job.status.journal.admitted && !is_over(job)) {
+        let Ok(spec) = &job.spec else { continue };
+        let tasks = job.status.journal.nodes.keys().filter_map(|task| TaskId::parse(task));
+        let milli = tasks.filter_map(|task| Some(spec.roles.get(&task.role)?.requests.0));
+        turns.hold(spec.options.queue.as_deref(), total(milli));
+    }
+    turns
+}
+
 /// What jobs could have of each node if no job ran: size and free room are the same.
 fn sizes(world: &World) -> Vec<NodeRoom> {
     let open = world.nodes().iter().filter(|(_, facts)| facts.open);
@@ -220,6 +245,7 @@ fn request(world: &World, job: &TaskJobSnapshot, now: Timestamp) -> Option<RoomR
         uid: job.uid.clone(),
         class,
         priority: pods.values().map(|(_, attempt)| attempt.priority).max().unwrap_or(0),
+        queue: spec.options.queue.clone(),
         since: job.created,
         needs: needs(spec, needed),
         optional: needs(spec, optional),

@@ -4,8 +4,8 @@
 //! other, and be restarted by rules that depend on their role.
 //!
 //! **How.** One adapter serves both kinds ([`TaskKind`]). The pure [`machine`] decides from the job's journal and its
-//! pods; [`verdict`] says what the end of a task means; [`gang`] and [`line`] decide which job may start next and
-//! where; [`pod`] builds pods. The decision about moves of other jobs (`crate::placement`) does not know these jobs:
+//! pods; [`verdict`] says what the end of a task means; [`gang`], [`turns`] and [`line`] decide which job may start next
+//! and where; [`pod`] builds pods. The decision about moves of other jobs (`crate::placement`) does not know these jobs:
 //! it sees their pods as requests on nodes.
 
 pub(crate) mod action;
@@ -13,7 +13,9 @@ pub(crate) mod gang;
 pub(crate) mod line;
 pub(super) mod machine;
 pub(crate) mod pod;
+pub(crate) mod request;
 mod status;
+mod turns;
 mod verdict;
 
 use super::pods::{PodEffect, PodFault, PodRequests, classify, only, params};
@@ -45,6 +47,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::sync::Arc;
+pub use turns::QueueWeights;
 
 /// A custom resource that describes a job of tasks.
 pub(super) trait TaskKind: Send + Sync + 'static {

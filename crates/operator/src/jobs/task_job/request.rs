@@ -1,0 +1,54 @@
+//! What a job of tasks waits for.
+
+use crate::state::workload::WorkloadKey;
+use gainshare_kube_api::quantity::total;
+use gainshare_kube_api::tasks::TaskId;
+use jiff::{SignedDuration, Timestamp};
+
+/// A gang that has waited so long is not overtaken any more.
+const STARVES_AFTER: SignedDuration = SignedDuration::from_secs(300);
+
+/// What a task requests: thousandths of a core, and bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TaskNeed {
+    pub(crate) task: TaskId,
+    pub(crate) requests: (u64, u64),
+}
+
+/// What a job waits for, in the order of the line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Class {
+    Replacement,
+    Gang,
+    Growth,
+}
+
+/// A job that needs room.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RoomRequest {
+    pub(crate) key: WorkloadKey,
+    pub(crate) uid: String,
+    pub(crate) class: Class,
+    pub(crate) priority: i32,
+    /// The queue that its author has named.
+    pub(crate) queue: Option<String>,
+    pub(crate) since: Timestamp,
+    /// All of them, or none.
+    pub(crate) needs: Vec<TaskNeed>,
+    /// Those that still fit.
+    pub(crate) optional: Vec<TaskNeed>,
+    /// Nodes that did not take a task of the job just now.
+    pub(crate) avoid: Vec<String>,
+}
+
+impl RoomRequest {
+    /// Whether the gang has waited so long that no other one overtakes it.
+    pub(super) fn starves(&self, now: Timestamp) -> bool {
+        self.class == Class::Gang && now.duration_since(self.since) >= STARVES_AFTER
+    }
+
+    /// What the tasks that it needs request together, in thousandths of a core.
+    pub(super) fn milli(&self) -> u64 {
+        total(self.needs.iter().map(|need| need.requests.0))
+    }
+}
