@@ -10,7 +10,7 @@
 //! start, and not while the job waits for room.
 #![allow(clippy::duplicated_attributes, reason = "every printed column has a type, and many have the same")]
 
-use crate::names::CONTROLLER;
+use crate::names::{CONTROLLER, QUEUE_LABEL};
 use crate::tasks::{
     ReplicaStatus, RoleInput, SpecProblem, SuccessPolicy, TaskCondition, TaskJobOptions, TaskJobSpec, TaskJournal,
     TaskRunPolicy, check_name,
@@ -219,11 +219,11 @@ pub fn to_training_job(job: &TfJob) -> Result<(TrainingJob, Vec<String>), SpecPr
         ));
     }
     if let Some(policy) = &run.scheduling_policy
-        && (policy.queue.is_some() || policy.min_available.is_some() || policy.priority_class.is_some())
+        && (policy.min_available.is_some() || policy.priority_class.is_some())
     {
         notes.push(
-            "schedulingPolicy is left out: write priorityClassName into the templates, minReplicas for a smaller gang, \
-             and the queue as a label kueue.x-k8s.io/queue-name"
+            "minAvailable and priorityClass are left out: write priorityClassName into the templates, and minReplicas \
+             for a smaller gang"
                 .to_owned(),
         );
     }
@@ -261,6 +261,9 @@ pub fn to_training_job(job: &TfJob) -> Result<(TrainingJob, Vec<String>), SpecPr
         annotations: job.metadata.annotations.clone(),
         ..ObjectMeta::default()
     };
+    if let Some(queue) = read.options.queue {
+        converted.metadata.labels.get_or_insert_default().insert(QUEUE_LABEL.to_owned(), queue);
+    }
     Ok((converted, notes))
 }
 

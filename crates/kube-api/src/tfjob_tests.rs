@@ -29,7 +29,7 @@ fn a_published_manifest_is_read_with_the_defaults_of_the_contract() {
     let options = &read.options;
     assert!(options.is_tfjob && options.suspend && !options.is_foreign && !options.dynamic_workers);
     assert_eq!((options.run.clean, options.run.backoff_limit), (CleanPodPolicy::None, None));
-    assert_eq!(options.run.min_available, Some(2));
+    assert_eq!((options.run.min_available, options.queue.as_deref()), (Some(2), Some("q")));
     assert_eq!(options.success, SuccessPolicy::FirstWorker);
 }
 
@@ -72,7 +72,7 @@ fn a_converted_job_describes_the_same_tasks() {
     let text = serde_json::to_value(&converted).unwrap();
     assert_eq!((&text["apiVersion"], &text["kind"]), (&json!("gainshare.dev/v1alpha1"), &json!("TrainingJob")));
     assert!(text["metadata"]["uid"].is_null() && text["status"].is_null() && text["spec"]["template"].is_null());
-    assert_eq!(text["metadata"]["labels"]["app"], "mnist");
+    assert_eq!(text["metadata"]["labels"], json!({"app": "mnist", QUEUE_LABEL: "q"}));
     let (before, after) = (job.spec.task_job("dist-mnist").unwrap(), converted.spec.task_job("dist-mnist").unwrap());
     assert_eq!(before.roles, after.roles);
     assert!(after.options.suspend);

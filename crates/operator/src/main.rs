@@ -278,3 +278,17 @@ fn config(args: &OperatorArgs) -> Config {
         }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_are_read_and_mistakes_are_answered_with_the_form() {
+        assert_eq!(parse_queue("research=3"), Ok(("research".to_owned(), 3)));
+        assert_eq!(parse_queue("nightly"), Ok(("nightly".to_owned(), 1)));
+        for wrong in ["", "=3", "a=0", "a=-1", "a=x", "a=1000001", "a=1=2"] {
+            assert!(parse_queue(wrong).is_err_and(|answer| answer.contains("NAME=WEIGHT")), "{wrong}");
+        }
+    }
+}

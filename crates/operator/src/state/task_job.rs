@@ -234,6 +234,25 @@ mod tests {
     }
 
     #[test]
+    fn the_queue_is_read_from_the_tfjob_or_from_the_label() {
+        let template = json!({"spec": {"containers": [{"name": "tensorflow", "image": "i"}]}});
+        let queue = |label: &str, policy: Value| {
+            let job: TfJob = serde_json::from_value(json!({
+                "metadata": {"name": "a", "namespace": "team", "uid": "u", "labels": {QUEUE_LABEL: label}},
+                "spec": {
+                    "runPolicy": {"schedulingPolicy": policy},
+                    "tfReplicaSpecs": {"Worker": {"replicas": 2, "template": template}},
+                },
+            }))
+            .unwrap();
+            TaskJobSnapshot::of_tfjob(&job).unwrap().spec.unwrap().options.queue
+        };
+        assert_eq!(queue("label", json!({"queue": "policy"})).as_deref(), Some("policy"));
+        assert_eq!(queue("label", json!({})).as_deref(), Some("label"));
+        assert_eq!(queue("label", json!({"queue": "long".repeat(100)})), None, "no label could name such a queue");
+    }
+
+    #[test]
     fn a_status_survives_its_way_through_the_object() {
         let mut status = TaskJobStatus { message: "waits".to_owned(), ..TaskJobStatus::default() };
         (status.progress, status.time_left) = (Some("40%".to_owned()), Some("1h20m".to_owned()));
