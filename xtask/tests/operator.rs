@@ -171,6 +171,7 @@ fn operator_config(listen: SocketAddr) -> operator::Config {
         fail_at: gainshare_operator::jobs::FailPoint::default(),
         specon: Default::default(),
         elastic: Default::default(),
+        queues: Default::default(),
         tfjobs: false,
         scaler: None,
     }

@@ -1,7 +1,7 @@
 //! Which gang starts next and where its tasks go, on made-up nodes and requests.
 
 use super::*;
-use crate::state::workload::WorkloadKind;
+use crate::state::workload::{WorkloadKey, WorkloadKind};
 use gainshare_kube_api::names::NamespacedName;
 use gainshare_kube_api::tasks::Role;
 use proptest::prelude::*;
