@@ -83,7 +83,7 @@ fn job(name: &str) -> Value {
             "policy": "na", "successPolicy": "AllWorkers", "runPolicy": {"terminationGracePeriodSeconds": 2},
             "replicaSpecs": {
                 "PS": {"template": template(json!({}))},
-                "Worker": {"replicas": 3, "template": template(json!({"testbed.gainshare.dev/completes": "true"}))},
+                "Worker": {"replicas": 3, "template": template(json!({"example.com/completes": "true"}))},
             },
         },
     })

@@ -58,8 +58,8 @@ enum Benchmark {
     /// The operator of a cluster of 5,000 simulated nodes and 50,000 training jobs: passes, placements,
     /// moves, a change of the leader. Needs root.
     KubeMove(kube_move::Args),
-    /// The operator's decisions about 1,000 distributed jobs of 8 tasks, in one process or, with `--cluster`, in front of
-    /// a real API server.
+    /// The operator's decisions about 1,000 distributed jobs of 8 tasks, in one process; with `--cluster`, in front
+    /// of a real API server.
     Tasks(tasks::Args),
     /// A build of the demo's program from nothing: time, number of crates, size of the program.
     Build,

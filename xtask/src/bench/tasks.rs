@@ -1,8 +1,8 @@
 //! What distributed jobs cost the operator: a thousand jobs of eight tasks on a thousand nodes.
 //!
 //! There are two forms. Without `--cluster` the cluster is in the memory of one process
-//! (`crates/operator/src/rehearsal.rs`), and the code that decides is the operator's own: only the deciding is measured.
-//! With `--cluster` the nodes are simulated by kwok, every job, pod and Service is an object in a real API server, and
+//! (`crates/operator/src/rehearsal.rs`), and the code that decides is the operator's own: only the deciding is
+//! measured. With `--cluster` the nodes are simulated by kwok, every job, pod and Service is an object in a real API server, and
 //! the operator is the released program with the chart's rights (`crates/operator/examples/crowd/tasks.rs`): the
 //! processor time is that of the whole program, and the API server counts the writes.
 //!

@@ -144,8 +144,8 @@ impl Numbers {
     }
 }
 
-/// Jobs that contend for a cluster that holds about three of them, with other sizes, ages, priorities, queues and running
-/// times for each seed. All run, none with a part of its tasks, and no node ever holds more than it has.
+/// Jobs that contend for a cluster that holds about three of them, with other sizes, ages, priorities, queues and
+/// running times for each seed. All run, none with a part of its tasks, and no node ever holds more than it has.
 #[test]
 fn a_hundred_contending_jobs_all_run() {
     for seed in 0..20 {

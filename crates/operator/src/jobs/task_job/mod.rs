@@ -4,9 +4,9 @@
 //! other, and be restarted by rules that depend on their role.
 //!
 //! **How.** One adapter serves both kinds ([`TaskKind`]). The pure [`machine`] decides from the job's journal and its
-//! pods; [`verdict`] says what the end of a task means; [`gang`], [`turns`] and [`line`] decide which job may start next
-//! and where; [`pod`] builds pods. The decision about moves of other jobs (`crate::placement`) does not know these jobs:
-//! it sees their pods as requests on nodes.
+//! pods; [`verdict`] says what the end of a task means; [`gang`], [`turns`] and [`line`] decide which job may start
+//! next and where; [`pod`] builds pods. The decision about moves of other jobs (`crate::placement`) does not know these
+//! jobs: it sees their pods as requests on nodes.
 
 pub(crate) mod action;
 pub(crate) mod gang;

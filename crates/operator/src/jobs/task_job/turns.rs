@@ -5,9 +5,9 @@
 //!
 //! **How.** The administrator names queues with weights (`--queue research=3`), and a job names its queue. Jobs that
 //! name no queue, or one that does not exist, are in one queue of weight 1. Among gangs of the same priority, the queue
-//! goes first that holds least by its weight: what its running jobs request, and what its waiting jobs further in front
-//! would add. Within a queue the older job goes first. A gang that starves ([`RoomRequest::starves`]) goes before all that
-//! do not, so no queue holds up a job of another one for ever.
+//! goes first that holds least by its weight: what its running jobs request, and what its waiting jobs further in
+//! front would add. Within a queue the older job goes first. A gang that starves ([`RoomRequest::starves`]) goes before
+//! all that do not, so no queue holds up a job of another one for ever.
 //!
 //! A weight is no bound: a queue may use the whole cluster while no job of another queue waits.
 //!
