@@ -2,9 +2,10 @@
 //!
 //! There are two forms. Without `--cluster` the cluster is in the memory of one process
 //! (`crates/operator/src/rehearsal.rs`), and the code that decides is the operator's own: only the deciding is
-//! measured. With `--cluster` the nodes are simulated by kwok, every job, pod and Service is an object in a real API server, and
-//! the operator is the released program with the chart's rights (`crates/operator/examples/crowd/tasks.rs`): the
-//! processor time is that of the whole program, and the API server counts the writes.
+//! measured. With `--cluster` the nodes are simulated by kwok, every job, pod and Service is an object in a real
+//! API server, and the operator is the released program with the chart's rights
+//! (`crates/operator/examples/crowd/tasks.rs`): the processor time is that of the whole program, and the API server
+//! counts the writes.
 //!
 //! Every threshold is printed as the ratio of the measured value to the allowed value: above 1 it is broken, and the
 //! command fails.
