@@ -85,6 +85,8 @@ impl Driver {
             waits_for: r.after.iter().copied().filter(|id| !done(id)).collect(),
             pinned: false,
             usable: None,
+            serial: None,
+            on_one_core: false,
             known_left_s: None,
             history: job.history.clone(),
             deadline: self.deadline(&r.spec),
