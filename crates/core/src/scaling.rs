@@ -41,10 +41,7 @@ mod tests {
                 let serial = serial_part(busy, team).unwrap();
                 for (other, expected) in job {
                     let found = busy_cores(serial, f64::from(other));
-                    assert!(
-                        (found / expected - 1.0).abs() < 0.1,
-                        "{found} and not {expected}, from {team} to {other}"
-                    );
+                    assert!((found / expected - 1.0).abs() < 0.1, "{found} and not {expected}, from {team} to {other}");
                 }
             }
         }
