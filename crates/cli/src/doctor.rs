@@ -163,7 +163,9 @@ fn share_mode(base: &BaseGroup) -> Check {
         (true, false) => "--mode cores gives whole cores, and lends unused ones (the smallest weight)",
         (false, _) => "whole cores cannot be given: no cpuset controller",
     };
-    Check::ok("CPU shares", format!("by {} on {cores} core(s); {whole}", LimitMode::default().name()))
+    // See the module `teams` of the daemon's driver.
+    let teams = if cores >= 4.0 { ", thread teams of all jobs together fit these cores" } else { "" };
+    Check::ok("CPU shares", format!("by {} on {cores} core(s){teams}; {whole}", LimitMode::default().name()))
 }
 
 /// GPUs of this machine, and whether the work of jobs on them can follow shares.

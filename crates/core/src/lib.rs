@@ -27,6 +27,7 @@ pub mod plan;
 pub mod policies;
 pub mod policy;
 pub mod replay;
+pub mod scaling;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod seeds;
 pub mod signal;

@@ -82,6 +82,13 @@ pub struct JobView {
     /// the node agents; other drivers leave it empty, and the share rule measures it.
     #[serde(default)]
     pub usable: Option<f64>,
+    /// The part of its work that this job does on one thread, 0…1, where the driver sets the job's team of threads and
+    /// measures its use ([`crate::scaling`]). Such a job uses less than its share, because its team follows the share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<f64>,
+    /// It keeps no more than one core busy at the moment, though it has more: it imports, loads data or validates.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub on_one_core: bool,
     /// The work left, in node-seconds. Only the simulator knows it, for the policy that bounds all
     /// others; a real driver leaves it empty.
     #[serde(default)]
@@ -145,6 +152,8 @@ impl Default for JobView {
             pinned: false,
             waits_for: vec![],
             usable: None,
+            serial: None,
+            on_one_core: false,
             known_left_s: None,
             history: vec![],
             deadline: None,

@@ -148,6 +148,9 @@ pub struct JobInfo {
     /// Whole cores that the job has now, borrowed ones included, where jobs have cores of their own.
     #[serde(default)]
     pub whole_cores: Option<u32>,
+    /// Threads of the job's parallel regions, where they follow its share.
+    #[serde(default)]
+    pub team: Option<u32>,
     /// What the job gets of its GPU, 0…1, while it launches work there.
     #[serde(default)]
     pub gpu_share: Option<f64>,

@@ -434,6 +434,8 @@ impl<'a> Run<'a> {
                 waits_for: vec![],
                 pinned: false,
                 usable: None,
+                serial: None,
+                on_one_core: false,
                 known_left_s: self.clairvoyant.then_some(left),
                 history: job.history.clone(),
                 deadline: job.deadline,

@@ -42,7 +42,7 @@ pub(super) struct Forecasts {
     /// No new forecasts are made before this time.
     next: Time,
     /// The machine had no CPU to spare when use was last read.
-    scarce: bool,
+    pub(super) scarce: bool,
 }
 
 /// With less than this part of the machine idle, a job that used little may have wanted more.

@@ -1,5 +1,6 @@
 //! Decisions: make the view, let control decide, check the plan, journal it, have it applied, publish it.
 
+use super::page::JobPage;
 use super::{Driver, HERE, Job, RECENT_PLANS};
 use crate::clock::{Moment, rfc3339};
 use crate::fail;
@@ -11,7 +12,7 @@ use gainshare_core::model::{JobId, Share, Span};
 use gainshare_core::plan::{Plan, Standing, Verdict};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
 use gainshare_limits::usage::NodeResources;
-use gainshare_limits::{Capacity, RuntimeKind, machine};
+use gainshare_limits::{Capacity, LimitMode, RuntimeKind, machine};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -71,6 +72,8 @@ impl Driver {
             }
             _ => Phase::Waiting,
         };
+        let is_measured = self.runtimes.mode(&self.config) != LimitMode::Quota;
+        let has_team = is_measured && matches!(job.page, JobPage::Open { .. });
         let done = |id: &JobId| self.jobs.get(id).is_none_or(|j| j.record.state == JobState::Done);
         JobView {
             id: r.id,
@@ -85,6 +88,8 @@ impl Driver {
             waits_for: r.after.iter().copied().filter(|id| !done(id)).collect(),
             pinned: false,
             usable: None,
+            serial: job.team_use.serial().filter(|_| has_team),
+            on_one_core: job.team_use.is_serial() || (has_team && !job.team_use.is_measured()),
             known_left_s: None,
             history: job.history.clone(),
             deadline: self.deadline(&r.spec),

@@ -78,8 +78,9 @@ impl Driver {
 
     /// A job as one on a machine whose only core is the GPU.
     fn gpu_view(&self, job: &Job) -> JobView {
-        // Earlier runs and deadlines are measured in CPU time.
-        JobView { history: Vec::new(), deadline: None, waits_for: Vec::new(), ..self.job_view(job) }
+        // Earlier runs and deadlines are measured in CPU time, and threads are not those of the GPU.
+        let view = JobView { history: Vec::new(), deadline: None, waits_for: Vec::new(), ..self.job_view(job) };
+        JobView { serial: None, on_one_core: false, ..view }
     }
 }
 

@@ -1,27 +1,29 @@
 //! The daemon's side of the library inside jobs (`libgainshare_inside.so`): the page that a job's library reads.
 //!
 //! **How.** A process job with a tuned start gets the library by `LD_PRELOAD` and a page in its folder. Every plan
-//! writes the team size that the job's share stands for, and every beat renews the page's heartbeat. If the daemon
-//! ends, the heartbeat stops, and the library lets the job use what the program asked for.
+//! and every beat deals the teams out anew ([`super::teams`]) and writes them into the pages, and every beat renews
+//! the pages' heartbeat. If the daemon ends, the heartbeat stops, and the library lets the job use what the program
+//! asked for.
 //!
 //! The page is written with `pwrite` and never mapped here: the job's owner can truncate the file, and a mapping of
 //! a truncated file ends the process that reads it.
 //!
 //! **Terms.** *Team*: the number of threads of one parallel region.
 //!
-//! **Properties.** `teams_change_only_when_the_share_does`: a share that moves by less than three quarters of a
-//! core changes no team. Without the library jobs get fixed pools, and `explain` has a note.
+//! **Properties.** Without the library jobs get fixed pools, and `explain` has a note.
 
 use super::page::{JobPage, PAGE_FILE};
+use super::teams::{TURN, TeamClaim, deal_teams};
 use super::{Driver, Job};
 use crate::jobdir;
 use crate::launch::program;
 use crate::record::JobRecord;
 use crate::spec::StartKind;
-use crate::types::StartVar;
-use gainshare_core::model::JobId;
-use gainshare_limits::RuntimeKind;
+use crate::types::{JobState, StartVar};
+use gainshare_core::model::{JobId, Span};
+use gainshare_core::scaling::busy_cores;
 use gainshare_limits::process::start::{StartVariable, fitting_threads, let_teams_follow};
+use gainshare_limits::{LimitMode, RuntimeKind};
 use gainshare_page::{
     GPU_ON, GPU_VARIABLE, HEADER_BYTES, LIBRARY_FILE, Orders, PAGE_BYTES, PAGE_VARIABLE, REPORT_SUFFIX, Report,
     SWITCH_VARIABLE, decode_report, empty_report, encode,
@@ -29,11 +31,8 @@ use gainshare_page::{
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// A team changes when the share is so many cores away from it.
-const TEAM_DEADBAND_CORES: f64 = 0.75;
-
-/// Large teams change when the share is such a part of the team away from it.
-const TEAM_DEADBAND_PART: f64 = 0.1;
+/// The use of jobs that work on one core is read so often, because they need their cores at once when they go on.
+const SERIAL_PACE: Span = Span::from_millis(250);
 
 /// What the library needs at the start of a job.
 struct InsideStart {
@@ -89,14 +88,74 @@ impl Driver {
         InsideStart { library, page: dir.join(PAGE_FILE), has_gpu }.variables()
     }
 
-    /// Writes the team of the current plan into the page of every process job, and renews its heartbeat.
+    /// Reads what all jobs with a team use. Once a second.
+    pub(super) fn measure_teams(&mut self) {
+        for id in self.jobs.ids(|job| job.record.state == JobState::Running && job.team > 0) {
+            self.measure_team(id);
+        }
+    }
+
+    /// Reads the use of jobs that work on one core. If one of them went on in parallel, it gets its cores back.
+    pub(super) fn watch_serial_jobs(&mut self) {
+        let now = self.now();
+        if now < self.timeline.next_serial_check {
+            return;
+        }
+        self.timeline.next_serial_check = now + SERIAL_PACE;
+        let mut went_on = false;
+        for id in self.jobs.ids(|job| job.record.state == JobState::Running && job.team_use.is_serial()) {
+            self.measure_team(id);
+            went_on |= self.jobs.get(&id).is_some_and(|job| !job.team_use.is_serial());
+        }
+        if went_on {
+            self.write_pages();
+        }
+    }
+
+    fn measure_team(&mut self, id: JobId) {
+        if self.runtimes.mode(&self.config) == LimitMode::Quota {
+            // Use shows the quota and not the job.
+            return;
+        }
+        self.read_usage(id);
+        let (cores, scarce) = (self.cores(), self.forecasts.scarce);
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let Some(at) = job.progress.meter.read_at() else { return };
+        job.team_use.record(at, job.progress.meter.consumed().cpu * cores, job.team, scarce);
+    }
+
+    /// Deals the teams of all jobs out by the shares of the current plan.
+    fn deal_teams(&mut self) {
+        let cores = self.cores();
+        let turn = (self.now().0 / TURN.0) as usize;
+        let Some(plan) = self.plans.current.as_ref() else { return };
+        // Whole cores are lent by the runtime.
+        let may_lend = self.runtimes.mode(&self.config) == LimitMode::Weight;
+        let mut jobs: Vec<&mut Job> = self.jobs.values_mut().filter(|job| job.record.holds_slot()).collect();
+        let share = |job: &Job| Some(plan.as_plan().verdicts.get(&job.record.id)?.target?.share.cpu.get());
+        jobs.retain(|job| share(job).is_some());
+        let claim = |job: &&mut Job| TeamClaim {
+            share: share(job).unwrap_or_default(),
+            team: job.team,
+            is_serial: may_lend && job.team_use.is_serial(),
+            is_new: matches!(job.page, JobPage::Open { .. }) && job.team_use.serial().is_none(),
+        };
+        let claims: Vec<TeamClaim> = jobs.iter().map(claim).collect();
+        self.timeline.has_serial_jobs = claims.len() > 1 && claims.iter().any(|claim| claim.is_serial);
+        let is_same_turn = std::mem::replace(&mut self.timeline.team_turn, turn) == turn;
+        for (job, team) in jobs.into_iter().zip(deal_teams(cores, &claims, turn, is_same_turn)) {
+            // A job with cores of its own has a team for exactly these.
+            job.team = job.in_force.as_ref().and_then(|limits| limits.team).unwrap_or(team);
+        }
+    }
+
+    /// Writes the team of every process job into its page, and renews the page's heartbeat.
     pub(super) fn write_pages(&mut self) {
         if self.lease.has_lapsed() {
             return;
         }
-        let cores = self.cores();
-        let plan = self.plans.current.as_ref();
-        let generation = plan.map_or(0, |plan| plan.generation);
+        self.deal_teams();
+        let generation = self.plans.current.as_ref().map_or(0, |plan| plan.generation);
         let has_page = |j: &&mut Job| j.record.holds_slot() && j.record.spec.runtime == RuntimeKind::Process;
         for job in self.jobs.values_mut().filter(has_page) {
             let id = job.record.id;
@@ -104,12 +163,8 @@ impl Driver {
                 job.page = JobPage::open(&self.paths.job(id.0));
             }
             let JobPage::Open { file, orders } = &mut job.page else { continue };
-            let share = plan.and_then(|plan| plan.as_plan().verdicts.get(&id)?.target).map(|t| t.share.cpu.get());
-            if let Some(share) = share {
-                // A job with cores of its own has a team for exactly these.
-                let own = job.in_force.as_ref().and_then(|limits| limits.team);
-                let team = own.unwrap_or_else(|| team_for(share * cores, orders.team));
-                *orders = Orders { generation, team, ..*orders };
+            if job.team > 0 {
+                *orders = Orders { generation, team: job.team, ..*orders };
             }
             (orders.gpu_share, orders.gpu_jobs) = job.gpu.order;
             let bytes = encode(orders, monotonic_ns());
@@ -132,7 +187,12 @@ impl Driver {
             return self.inside_library().err().map(|why| why + unpaced);
         }
         let report = self.paths.job(id.0).join(format!("{PAGE_FILE}{REPORT_SUFFIX}"));
-        Some(describe(&read_report(&report)?))
+        let mut note = describe(&read_report(&report)?);
+        if job.record.state == JobState::Running && job.team > 0 {
+            let is_serial = job.team_use.is_serial();
+            note += &describe_team(job.team, is_serial, job.team_use.serial(), self.cores());
+        }
+        Some(note)
     }
 }
 
@@ -154,15 +214,6 @@ impl InsideStart {
     }
 }
 
-/// The team for so many cores. The team of before stays unless the share is clearly another one.
-fn team_for(cores: f64, before: u32) -> u32 {
-    let deadband = TEAM_DEADBAND_CORES.max(TEAM_DEADBAND_PART * f64::from(before));
-    if before > 0 && (cores - f64::from(before)).abs() < deadband {
-        return before;
-    }
-    (cores.round() as u32).max(1)
-}
-
 pub(super) fn read_report(path: &Path) -> Option<Report> {
     let mut bytes = [0; PAGE_BYTES];
     let length = jobdir::open_regular(path).ok()?.read_at(&mut bytes, 0).ok()?;
@@ -181,6 +232,22 @@ fn describe(report: &Report) -> String {
     format!("threads: {}; {regions} regions, {changes} changes of the team", report.hooks.join(", "))
 }
 
+/// The rest of the note: the job's team, and what is known of the cores that it can use.
+fn describe_team(team: u32, is_serial: bool, serial: Option<f64>, cores: f64) -> String {
+    let mut text = format!("; teams of {team} now");
+    if let Some(serial) = serial {
+        text += &format!(
+            ", with all {cores:.0} cores it would keep about {:.1} busy ({:.0} % of its work runs on one thread)",
+            busy_cores(serial, cores),
+            100.0 * serial
+        );
+    }
+    if is_serial {
+        text += "; it works on one core at the moment, and other jobs use its other cores until it needs them";
+    }
+    text
+}
+
 /// The machine's monotonic clock, which the library reads too.
 fn monotonic_ns() -> u64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
@@ -192,27 +259,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn teams_change_only_when_the_share_does() {
-        for (cores, before, expected) in [
-            (0.5, 0, 1),
-            (2.0, 1, 2),
-            (1.4, 1, 1),
-            (1.4, 2, 2),
-            (1.2, 2, 1),
-            (0.5, 2, 1),
-            (16.0, 5, 16),
-            (15.0, 16, 16),
-            (13.0, 16, 13),
-            (0.01, 1, 1),
-        ] {
-            assert_eq!(team_for(cores, before), expected, "{cores} cores, {before} before");
-        }
-    }
-
-    #[test]
     fn the_note_names_what_was_hooked() {
         let report = Report { hooks: vec!["GNU OpenMP", "OpenBLAS"], programs: 1, regions: 9, ..Report::default() };
         assert_eq!(describe(&report), "threads: GNU OpenMP, OpenBLAS; 9 regions, 0 changes of the team");
         assert!(describe(&Report::default()).contains("was not loaded"));
+        let text = describe_team(5, true, Some(0.0625), 16.0);
+        assert!(text.starts_with("; teams of 5 now, with all 16 cores it would keep about 8.3 busy (6 %"), "{text}");
+        assert!(text.contains("use its other cores"));
+        assert_eq!(describe_team(5, false, None, 16.0), "; teams of 5 now");
     }
 }

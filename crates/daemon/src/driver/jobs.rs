@@ -4,6 +4,7 @@ use super::gpu_use::GpuUse;
 use super::page::JobPage;
 use super::pump::Pump;
 use super::reports::{Progress, Reports};
+use super::teams::TeamUse;
 use crate::error::Refusal;
 use crate::record::JobRecord;
 use crate::types::{DecisionInfo, ErrorCode, JobState};
@@ -32,6 +33,9 @@ pub(super) struct Job {
     pub(super) apply_error: Option<String>,
     /// The page of the library inside this job.
     pub(super) page: JobPage,
+    /// Threads of its parallel regions; 0 before the first plan.
+    pub(super) team: u32,
+    pub(super) team_use: TeamUse,
     pub(super) gpu: GpuUse,
     /// Newest last.
     pub(super) decisions: VecDeque<DecisionInfo>,
@@ -75,6 +79,8 @@ impl Job {
             in_force: None,
             apply_error: None,
             page: JobPage::Unknown,
+            team: 0,
+            team_use: TeamUse::default(),
             gpu: GpuUse::default(),
             decisions: VecDeque::new(),
             record_of_decision: None,

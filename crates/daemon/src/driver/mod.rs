@@ -18,8 +18,8 @@
 //! and ends of jobs. [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses.
 //! [`deadlines`]: predicted ends and deadlines. [`read`]: what the API shows. [`docker`]:
 //! containers, their runtime's thread ([`docker_link`]) and their output ([`pump`]). [`inside`]:
-//! the library inside jobs, and their pages ([`page`]). [`gpu`], [`gpu_use`]:
-//! shares of GPUs.
+//! the library inside jobs, their pages ([`page`]) and their teams of threads ([`teams`]). [`gpu`],
+//! [`gpu_use`]: shares of GPUs.
 //!
 //! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
 //! waits for the disk, but not for the container engine or for processes that die; the exceptions
@@ -46,6 +46,7 @@ mod reports;
 mod runtimes;
 mod start;
 mod store;
+mod teams;
 mod watch;
 
 pub(crate) use handle::DriverHandle;
@@ -106,6 +107,11 @@ struct Ending {
 struct Timeline {
     began: Time,
     next_beat: Time,
+    /// When the use of jobs that work on one core is read next, while there are any.
+    next_serial_check: Time,
+    has_serial_jobs: bool,
+    /// The last turn of the teams of threads.
+    team_turn: usize,
     idle_since: Time,
     ending: Option<Ending>,
     /// A part of the daemon ended unexpectedly.
@@ -229,7 +235,16 @@ impl Driver {
             idle_seen: None,
             forecasts: deadlines::Forecasts::default(),
             push_access: PushAccess { listen, token },
-            timeline: Timeline { began: now, next_beat: now, idle_since: now, ending: None, failure: None },
+            timeline: Timeline {
+                began: now,
+                next_beat: now,
+                next_serial_check: now,
+                has_serial_jobs: false,
+                team_turn: 0,
+                idle_since: now,
+                ending: None,
+                failure: None,
+            },
             problems: BTreeMap::new(),
             metrics,
             pulse: pulses.register("driver"),
@@ -259,6 +274,9 @@ impl Driver {
             if now >= self.timeline.next_beat {
                 self.timeline.next_beat = now + HEARTBEAT;
                 self.beat();
+            }
+            if self.timeline.has_serial_jobs {
+                self.watch_serial_jobs();
             }
             self.decide();
             self.start_jobs();
@@ -299,6 +317,9 @@ impl Driver {
     fn sleep(&mut self) {
         let now = self.now();
         let mut until = self.timeline.next_beat;
+        if self.timeline.has_serial_jobs {
+            until = until.min(self.timeline.next_serial_check);
+        }
         if let Some(due) = self.control.due() {
             until = until.min(due);
         }
@@ -397,6 +418,7 @@ impl Driver {
         self.guard.ensure(&self.paths, &self.config);
         self.lend_cores();
         self.share_gpus();
+        self.measure_teams();
         self.write_pages();
         self.reap_supervisors();
         self.check_live_jobs();

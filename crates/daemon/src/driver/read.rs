@@ -85,6 +85,7 @@ impl Driver {
             deadline: self.deadline_info(job),
             cpu_cores: job.progress.meter.cores().filter(|_| running),
             whole_cores: job.in_force.as_ref().and_then(|limits| limits.team).filter(|_| running),
+            team: Some(job.team).filter(|&team| team > 0 && running && job.has_inside()),
             gpu_share: job.gpu.share.filter(|_| running),
             memory_bytes: job.progress.meter.memory_bytes().filter(|_| running),
             reason: self.why(job),

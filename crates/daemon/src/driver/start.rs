@@ -10,6 +10,7 @@ use super::gpu_use::GpuUse;
 use super::intake::disk_refusal;
 use super::page::JobPage;
 use super::runtimes::{first_cpus, kind_name};
+use super::teams::TeamUse;
 use crate::error::Refusal;
 use crate::fail;
 use crate::jobdir;
@@ -65,6 +66,7 @@ impl Driver {
             job.record = record;
             job.heard = now;
             job.page = JobPage::Unknown;
+            (job.team, job.team_use) = (0, TeamUse::default());
             job.gpu = GpuUse::default();
         }
         self.begin_watching(id);

@@ -7,6 +7,7 @@
 use super::disturbance::{Company, Disturbance};
 use super::numbers::Gain;
 use crate::model::{NodeId, Time};
+use crate::scaling::busy_cores;
 use crate::signal::length::{self, Residual};
 use crate::view::{JobView, NodeView};
 use serde::{Deserialize, Serialize};
@@ -67,6 +68,9 @@ pub(super) struct Job {
     granted_s: f64,
     /// The largest part of the node it can use, as far as is known.
     pub(super) usable: f64,
+    /// The part of the node it uses with an equal share, in what it does at the moment.
+    #[serde(default = "whole")]
+    pub(super) usable_equally: f64,
     /// The least number of steps it ever claimed to be all.
     least_total: Option<u64>,
     /// Its share since the last run, and whether that was little more than the floor.
@@ -90,7 +94,7 @@ const MORE: f64 = 1.1;
 
 /// No job is believed to be unable to use this much: a pause for a checkpoint must not look like a
 /// small job.
-pub(super) const LEAST_USABLE: f64 = 0.02;
+const LEAST_USABLE: f64 = 0.02;
 
 /// A job that has made all its steps still saves and tidies up: this part of all it consumed.
 const EPILOGUE: f64 = 0.01;
@@ -115,6 +119,7 @@ impl Job {
             granted: 0.0,
             granted_s: 0.0,
             usable: 1.0,
+            usable_equally: 1.0,
             least_total: None,
             share: 0.0,
             throttled: false,
@@ -164,6 +169,29 @@ impl Job {
             (self.used, self.granted, self.granted_s) = (0.0, 0.0, 0.0);
         }
         self.measure();
+    }
+
+    /// Takes over what the driver knows of the job's use, where `jobs` run on its node.
+    ///
+    /// A job whose team of threads follows its share uses less than the share however large the share is. If that were
+    /// taken for all it can use, its share would shrink, then its team, then its use, and so on. Where the driver
+    /// measures the part of the work on one thread, Amdahl's law tells what the job would use with the whole node, and
+    /// what it uses with an equal share. A job that works on one core would do so in the fair world, too: a program
+    /// that imports its libraries would else be promised an end that no machine can keep.
+    pub(super) fn set_usable(&mut self, view: &JobView, node: Option<&NodeView>, jobs: usize) {
+        if let Some(usable) = view.usable {
+            self.usable = usable.clamp(LEAST_USABLE, 1.0);
+        }
+        self.usable_equally = self.usable;
+        let Some(cores) = node.map(|node| node.cores).filter(|cores| *cores > 0.0) else { return };
+        let part = |busy: f64| (busy / cores).clamp(LEAST_USABLE, 1.0);
+        if let Some(serial) = view.serial {
+            self.usable = part(busy_cores(serial, cores));
+            self.usable_equally = part(busy_cores(serial, cores / jobs.max(1) as f64));
+        }
+        if view.on_one_core {
+            self.usable_equally = part(1.0);
+        }
     }
 
     /// What a step costs on this node; before the first one here, what it cost so far.
@@ -217,6 +245,10 @@ impl Job {
     }
 }
 
+fn whole() -> f64 {
+    1.0
+}
+
 /// What a job's node saw since the last run.
 pub(super) struct Interval {
     pub(super) now: Time,
@@ -255,5 +287,40 @@ mod tests {
         assert_eq!(job.per_step(), Some(0.1));
         let left = job.predict(&Gain::default(), &view, Some(&node(0))).expect("the total is known");
         assert!((left.mean_s - 3.0).abs() < 1e-9, "{left:?}");
+    }
+
+    /// What a job is believed able to use after half a minute in which its team followed its share.
+    fn usable_of(serial: Option<f64>) -> (f64, f64) {
+        let node = NodeView { cores: 16.0, ..node(0) };
+        let mut view = JobView { serial, ..running(1, 0) };
+        let mut job = Job::new(&view, node.id);
+        for second in 1..30 {
+            job.share = (ROOM * job.usable).min(0.5);
+            // A team for the share keeps three quarters of its cores busy.
+            view.consumed.cpu += 0.75 * job.share;
+            (view.signal.reports, view.signal.step) = (second, Some(10 * second));
+            let now = Time::from_secs_f64(second as f64);
+            let since = Interval { now, elapsed_s: 1.0, shared: 0.0, scarce: false };
+            job.observe(&view, &since, &mut Disturbance::default());
+            job.set_usable(&view, Some(&node), 3);
+        }
+        (job.usable, job.usable_equally)
+    }
+
+    #[test]
+    fn a_team_that_follows_the_share_makes_no_job_small() {
+        assert!(usable_of(None).0 < 0.3, "use alone shows the team and not the job");
+        let (usable, equally) = usable_of(Some(0.055));
+        assert!((usable - 0.548).abs() < 0.01 && (equally - 0.269).abs() < 0.01, "{usable} {equally}");
+    }
+
+    #[test]
+    fn the_fair_world_gives_one_core_to_a_job_that_works_on_one() {
+        let node = NodeView { cores: 16.0, ..node(0) };
+        let view = JobView { serial: Some(0.055), on_one_core: true, ..running(1, 0) };
+        let mut job = Job::new(&view, node.id);
+        job.set_usable(&view, Some(&node), 3);
+        assert_eq!(job.usable_equally, 1.0 / 16.0);
+        assert!(job.usable > 0.5, "it will need its share again");
     }
 }

@@ -45,7 +45,7 @@ use crate::signal::Category;
 use crate::signal::predict::FLAT;
 use crate::view::{JobView, Phase, View};
 use disturbance::Disturbance;
-use estimate::{Interval, Job, LEAST_USABLE, ROOM, SPARE};
+use estimate::{Interval, Job, ROOM, SPARE};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use world::{FairWorld, Observation};
@@ -142,6 +142,7 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
     // What was used of each node since the last run, and the sum of the squares, which tells how
     // much jobs shared it.
     let mut uses: BTreeMap<NodeId, (f64, f64)> = BTreeMap::new();
+    let mut counts: BTreeMap<NodeId, usize> = BTreeMap::new();
     for seen in &view.jobs {
         let Some(node) = seen.node() else { continue };
         let job = jobs.entry(seen.id).or_insert_with(|| Job::new(seen, node));
@@ -155,6 +156,7 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
         let used = seen.consumed.cpu - job.counter;
         let (sum, squares) = uses.entry(node).or_default();
         (*sum, *squares) = (*sum + used, *squares + used * used);
+        *counts.entry(node).or_default() += 1;
     }
     let mut scarce: BTreeSet<NodeId> = BTreeSet::new();
     for node in &view.nodes {
@@ -171,12 +173,13 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
         let shared = if sum > 0.0 { (1.0 - squares / (sum * sum)).max(0.0) } else { 0.0 };
         let since = Interval { now: view.now, elapsed_s, shared, scarce: scarce.contains(&job.node) };
         job.observe(seen, &since, disturbance);
-        job.usable = seen.usable.map_or(job.usable, |usable| usable.clamp(LEAST_USABLE, 1.0));
-        job.left = job.predict(rule, seen, view.node(job.node));
+        let node = view.node(job.node);
+        job.set_usable(seen, node, counts[&job.node]);
+        job.left = job.predict(rule, seen, node);
     }
     let news = jobs.values().map(|job| Observation {
         done: job.newly,
-        prediction: job.left.map(|left| Prediction { left_s: left.guard_s, usable: job.usable }),
+        prediction: job.left.map(|left| Prediction { left_s: left.guard_s, usable: job.usable_equally }),
     });
     fair.step(view, disturbance.gamma(), news);
 }
