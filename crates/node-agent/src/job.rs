@@ -322,15 +322,8 @@ impl Job {
             signal: self.signal(),
             consumed: self.meter.consumed(),
             floor: Share::clamped(self.pod.settings.floor),
-            max: Share::FULL,
-            priority: 0,
-            waits_for: Vec::new(),
-            pinned: false,
-            usable: None,
-            known_left_s: None,
-            history: vec![],
             deadline: self.pod.deadline.map(|deadline| now.deadline(deadline)),
-            tasks: None,
+            ..JobView::default()
         }
     }
 

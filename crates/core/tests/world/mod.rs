@@ -36,17 +36,7 @@ impl World {
             arrived: self.now,
             phase: Phase::Running { node: NodeId(0), since: self.now, attempt: 1 },
             signal: Tracker::default().signal(),
-            consumed: PerResource::default(),
-            floor: Share::ZERO,
-            max: Share::FULL,
-            priority: 0,
-            waits_for: vec![],
-            pinned: false,
-            usable: None,
-            known_left_s: None,
-            history: vec![],
-            deadline: None,
-            tasks: None,
+            ..JobView::default()
         };
         &mut self.jobs.entry(JobId(id)).or_insert((view, Tracker::default())).0
     }
