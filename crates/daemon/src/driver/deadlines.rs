@@ -57,8 +57,9 @@ const WARNING: &str = "its deadline will be missed";
 /// A job that ends later than before by less than this part is not delayed.
 const SAME: f64 = 0.05;
 
-/// Forecasts may take this part of the time: with very many jobs they are made less often than once a second.
-const FORECAST_LOAD: u32 = 50;
+/// After a forecast the daemon waits for so many times as long as it took: with many jobs forecasts are made less
+/// often than once a second.
+const FORECAST_LOAD: u32 = 400;
 
 impl Driver {
     /// A job's signal with its pace on a machine as busy as this one is now.
