@@ -50,7 +50,7 @@ impl Default for Gain {
     fn default() -> Self {
         Gain {
             quality: 0.1,
-            guard: 0.3,
+            guard: 0.2,
             boldness: 1.0,
             aim: Aim::Finish,
             slack: 0.0,
