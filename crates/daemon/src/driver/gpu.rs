@@ -78,9 +78,11 @@ impl Driver {
 
     /// A job as one on a machine whose only core is the GPU.
     fn gpu_view(&self, job: &Job) -> JobView {
-        // Earlier runs and deadlines are measured in CPU time, and threads are not those of the GPU.
-        let view = JobView { history: Vec::new(), deadline: None, waits_for: Vec::new(), ..self.job_view(job) };
-        JobView { serial: None, on_one_core: false, ..view }
+        let mut view = self.job_view(job);
+        // Earlier runs and deadlines are measured in CPU time, and cores and threads are not those of the GPU.
+        (view.history, view.deadline, view.waits_for) = (Vec::new(), None, Vec::new());
+        (view.signal.pace, view.serial, view.on_one_core) = (None, None, false);
+        view
     }
 }
 
