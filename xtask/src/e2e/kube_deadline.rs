@@ -71,7 +71,7 @@ fn measure(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
     let qos = play(kube, "qos", &jobs)?;
     let impossible: Vec<&str> = jobs.iter().filter(|j| !j.feasible).map(|j| j.name).collect();
     warned_by_event(kube, &impossible)?;
-    Ok(Report { machine, default, qos, took_s: began.elapsed().as_secs_f64() })
+    Ok(Report { machine, default, qos, all_at_once: Vec::new(), took_s: began.elapsed().as_secs_f64() })
 }
 
 fn namespace(kube: &Kube, name: &str) -> Result<()> {
@@ -158,7 +158,7 @@ fn play(kube: &Kube, policy: &'static str, jobs: &[MixJob]) -> Result<Round> {
     let mut tracks: BTreeMap<&str, Track> = BTreeMap::new();
     let mut waiting = jobs.iter().peekable();
     let mut cpu = Use::default();
-    let mut before = (Instant::now(), idle_s()?, node_s(kube)?);
+    let mut before = (Instant::now(), idle_s()?, NodeUse::read(kube)?);
     let pods = loop {
         while let Some(job) = waiting.next_if(|j| began.elapsed().as_secs_f64() >= j.arrives_s) {
             let arrived_s = unix_s();
@@ -175,9 +175,10 @@ fn play(kube: &Kube, policy: &'static str, jobs: &[MixJob]) -> Result<Round> {
                 track.observe(pod);
             }
         }
-        let now = (Instant::now(), idle_s()?, node_s(kube)?);
+        let now = (Instant::now(), idle_s()?, NodeUse::read(kube)?);
         if !running.is_empty() {
-            cpu.add((now.0 - before.0).as_secs_f64(), now.2 - before.2, now.1 - before.1);
+            let allocatable_s = (now.0 - before.0).as_secs_f64() - (now.2.system_s - before.2.system_s);
+            cpu.add(allocatable_s.max(0.0), now.2.pods_s - before.2.pods_s, now.1 - before.1);
         }
         before = now;
         if let Some(failed) = pods.iter().find(|p| p.phase() == "Failed") {
@@ -202,11 +203,23 @@ fn play(kube: &Kube, policy: &'static str, jobs: &[MixJob]) -> Result<Round> {
     Ok(Round::new(policy, cpu.part(), results))
 }
 
-/// CPU seconds of all pods of the training node since its start.
-fn node_s(kube: &Kube) -> Result<f64> {
-    let file = kube.testbed.node_cgroup(NODE, "cpuacct")?.join("kubepods/cpuacct.usage");
-    let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-    Ok(text.trim().parse::<f64>()? / 1e9)
+/// CPU seconds of the training node since its start. The node has one core for its pods and its own programs.
+struct NodeUse {
+    pods_s: f64,
+    /// The kubelet and the container runtime.
+    system_s: f64,
+}
+
+impl NodeUse {
+    fn read(kube: &Kube) -> Result<NodeUse> {
+        let group = kube.testbed.node_cgroup(NODE, "cpuacct")?;
+        let seconds = |file: PathBuf| -> Result<f64> {
+            let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+            Ok(text.trim().parse::<f64>()? / 1e9)
+        };
+        let pods_s = seconds(group.join("kubepods/cpuacct.usage"))?;
+        Ok(NodeUse { pods_s, system_s: (seconds(group.join("cpuacct.usage"))? - pods_s).max(0.0) })
+    }
 }
 
 /// Every impossible deadline must have an event on its pod.
