@@ -1,7 +1,7 @@
 //! Moves in a cluster with node agents: one that the operator decides on its own, and some during which nodes die.
 //!
 //! First a Job of the cluster's own kind converges beside two jobs that still improve, and SpeCon moves it
-//! away. Then nodes die in the middle of moves: in each phase of a move the node agents of source and
+//! away, once and for good. Then nodes die in the middle of moves: in each phase of a move the node agents of source and
 //! target are killed, one of the two nodes loses its kubelet (its containers live on), and the other one
 //! its power.
 //!
@@ -104,8 +104,49 @@ fn the_decision_moves_an_adopted_job(bed: &Bed) {
     let watched = watch.end();
     assert!(watched.twice.is_empty() && watched.pods["flattens"].len() == 2, "{watched:?}");
     bed.kubectl(&["delete", "trainingjob", "grows-1", "grows-2", "-n", "team", "--timeout=60s"]);
-    // With its pod, so that the next watcher does not see it.
-    bed.kubectl(&["delete", "job", "flattens", "-n", "team", "--cascade=foreground", "--timeout=60s"]);
+}
+
+/// Longer than anything is remembered about a node that is not heard of.
+const ABSENCE: Duration = Duration::from_secs(95);
+
+/// SpeCon moves a job once. The node of the job that was just moved has no node agent for 90 s, and the operator is
+/// replaced. Then the same reasons to move hold again: they move another job, and this one stays.
+fn a_moved_job_is_not_moved_again(bed: &Bed) {
+    let agents_on = |node: Option<&str>| {
+        let selector = json!({"kubernetes.io/hostname": node});
+        let patch = json!({"spec": {"template": {"spec": {"nodeSelector": selector}}}}).to_string();
+        bed.kubectl(&["patch", "daemonset", "gainshare-agent", "-n", SYSTEM, "--type=merge", "-p", &patch]);
+        bed.kubectl(&["rollout", "status", "daemonset/gainshare-agent", "-n", SYSTEM, "--timeout=60s"]);
+    };
+    let first_operator = Operator::with(bed, None, &["--specon-interval", "2s"]);
+    agents_on(Some("left"));
+    std::thread::sleep(ABSENCE);
+    agents_on(None);
+    drop(first_operator);
+    let _second_operator = Operator::with(bed, None, &["--specon-interval", "2s"]);
+
+    bed.kubectl(&["cordon", "left"]);
+    let counts = |and: &str| COUNTS.replace("sleep 0.1", and);
+    bed.apply(job("grows-3", &counts(GROWS), json!({"policy": "specon"})));
+    bed.until("grows-3", "Running", Some("right"));
+    let mut fresh = batch_job("flattens-too", &counts(FLATTENS), "Failed");
+    fresh["metadata"]["annotations"]["gainshare.dev/policy"] = json!("specon");
+    bed.apply(fresh);
+    let runs_on = |name: &str, node: &str| {
+        let journal = bed.adopted(name);
+        (journal["node"] == node && journal["migration"].is_null()).then_some(())
+    };
+    eventually("the other Job on the right", || runs_on("flattens-too", "right"));
+    bed.kubectl(&["uncordon", "left"]);
+    eventually("the other Job on the left", || runs_on("flattens-too", "left"));
+    let moved_before = bed.adopted("flattens");
+    let moves = moved_before["lastMoves"].as_array().map_or(0, Vec::len);
+    assert_eq!((&moved_before["node"], moves), (&json!("right"), 1), "{moved_before:#}");
+    bed.kubectl(&["delete", "trainingjob", "grows-3", "-n", "team", "--timeout=60s"]);
+    // With their pods, so that the next watcher does not see them.
+    for name in ["flattens", "flattens-too"] {
+        bed.kubectl(&["delete", "job", name, "-n", "team", "--cascade=foreground", "--timeout=60s"]);
+    }
 }
 
 /// `kubectl gainshare explain NAME --dump FILE` with the rights of a kubeconfig.
@@ -199,6 +240,7 @@ fn nodes_and_agents_die_in_every_phase_of_a_move() {
     let bed = bed;
     let mut scenarios = Scenarios::default();
     scenarios.run("the decision moves an adopted job", || the_decision_moves_an_adopted_job(&bed));
+    scenarios.run("a moved job is not moved again", || a_moved_job_is_not_moved_again(&bed));
     scenarios.run("a share is dumped and replayed", || a_share_is_dumped_and_replayed(&bed));
     let watch = Watch::begin(&bed);
     // Being stopped; stopped, without a pod; starting, with a pod on its way to the target.
