@@ -1,8 +1,8 @@
 //! Shares that bind on many cores: real PyTorch jobs with teams of threads on a machine with at least eight cores.
 //!
-//! Sets of jobs: *three* (a VAE, a convolutional net, and a short convolutional net that comes last) and *six*. The jobs
-//! of *three* have the proportions of 3,000, 1,500 and 400 steps. In the set *short*, which earlier figures are about,
-//! the second job is much shorter and has often less left than the late job when that one begins to train.
+//! Sets of jobs: *three* (a VAE, a convolutional net, and a short convolutional net that comes last) and *six*. The
+//! jobs of *three* have the proportions of 3,000, 1,500 and 400 steps. In the set *short*, which earlier figures are
+//! about, the second job is much shorter and has often less left than the late job when that one begins to train.
 //! Every set runs with the tuned start under each policy, several times, the policies in turn, so that a machine that
 //! slows down for a while slows all of them; the figures are medians. One round with a plain start shows what users
 //! have without Gainshare. Sizes are set by how fast one job trains alone.

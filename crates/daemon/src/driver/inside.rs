@@ -1,8 +1,8 @@
 //! The daemon's side of the library inside jobs (`libgainshare_inside.so`): the page that a job's library reads.
 //!
 //! **How.** A process job with a tuned start gets the library by `LD_PRELOAD` and a page in its folder. Every plan
-//! and every beat deals the teams out anew ([`super::teams`]) and writes them into the pages, and every beat renews
-//! the pages' heartbeat. If the daemon ends, the heartbeat stops, and the library lets the job use what the program
+//! and every beat deals the teams out ([`super::teams`]) and writes them into the pages, and every beat renews the
+//! pages' heartbeat. If the daemon ends, the heartbeat stops, and the library lets the job use what the program
 //! asked for.
 //!
 //! The page is written with `pwrite` and never mapped here: the job's owner can truncate the file, and a mapping of

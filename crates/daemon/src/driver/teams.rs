@@ -22,8 +22,9 @@
 //! **Terms.** *Busy*: the number of cores in use by one job, on average. *Serial*: the part of a job's work that runs
 //! on one thread ([`gainshare_core::scaling`]).
 //!
-//! **Properties** (tests): `no_more_threads_than_cores`, `equal_jobs_take_turns`, `a_job_that_works_on_one_core_lends_the_others`,
-//! `teams_stay_while_shares_hardly_move`, `a_lender_gets_its_cores_back_at_once`.
+//! **Properties** (tests): `no_more_threads_than_cores`, `equal_jobs_take_turns`,
+//! `a_job_that_works_on_one_core_lends_the_others`, `teams_stay_while_shares_hardly_move`,
+//! `a_lender_gets_its_cores_back_at_once`.
 
 use gainshare_core::model::{Span, Time};
 use gainshare_core::scaling::serial_part;

@@ -68,7 +68,7 @@ impl Turns {
             })
             .collect();
         // Requests of the same rank stay in the order of their age.
-        ranked.sort_by(|(rank, _), (other, _)| rank.cmp(other));
+        ranked.sort_by_key(|(rank, _)| *rank);
         requests.extend(ranked.into_iter().map(|(_, one)| one));
     }
 
