@@ -2,12 +2,14 @@
 
     teams.py OUT SCENARIO...
 
-A scenario is `TEAMS[/WEIGHTS][/OPTION...]`, with one number for each job: `5,5,5` or `3,3,10/17,17,67/apart`. The jobs are three VAEs
-and three convolutional nets as in `cargo xtask bench cores` (VAE, net, net, VAE, net, VAE), each in a control group of its own; jobs
-without a team, or with a team of 0, pause. `apart` gives each job CPUs of its own, `yield` sets `cpu.idle` for all jobs but the
-third. Needs root, control groups of version 2 and PyTorch; the
-script train.py must lie beside this file. Every line of OUT is one scenario as JSON: steps a second and busy cores of each job, and
-idle cores. All jobs stay alive from scenario to scenario, with threads that wait passively, as `gainshare run` starts them.
+A scenario is `TEAMS[/WEIGHTS][/OPTION...]`, with one number for each job: `5,5,5` or
+`3,3,10/17,17,67/apart`. The jobs are three VAEs and three convolutional nets as in `cargo xtask
+bench cores` (VAE, net, net, VAE, net, VAE), each in a control group of its own; jobs without a
+team, or with a team of 0, pause. `apart` gives each job CPUs of its own, `yield` sets `cpu.idle`
+for all jobs but the third. Needs root, control groups of version 2 and PyTorch; the script train.py
+must lie beside this file. Every line of OUT is one scenario as JSON: steps a second and busy cores
+of each job, and idle cores. All jobs stay alive from scenario to scenario, with threads that wait
+passively, as `gainshare run` starts them.
 """
 
 import json

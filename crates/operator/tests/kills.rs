@@ -1,9 +1,9 @@
 //! Moves in a cluster with node agents: one that the operator decides on its own, and some during which nodes die.
 //!
 //! First a Job of the cluster's own kind converges beside two jobs that still improve, and SpeCon moves it
-//! away, once and for good. Then nodes die in the middle of moves: in each phase of a move the node agents of source and
-//! target are killed, one of the two nodes loses its kubelet (its containers live on), and the other one
-//! its power.
+//! away, once and for good. Then nodes die in the middle of moves: in each phase of a move the node agents of
+//! source and target are killed, one of the two nodes loses its kubelet (its containers live on), and the
+//! other one its power.
 //!
 //! The operator stops at a fail point, so that the phase is certain; then the nodes die, a new operator
 //! continues, and the nodes come back. A watcher reads from the kernel which attempts live: never two of
