@@ -82,6 +82,10 @@ pub struct JobView {
     /// the node agents; other drivers leave it empty, and the share rule measures it.
     #[serde(default)]
     pub usable: Option<f64>,
+    /// The driver sets the job's team of threads to the cores of its share, so that the job can work on one core and on
+    /// all of them. A further core then brings less than the first one ([`crate::scaling::next_core`]).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_team: bool,
     /// The part of its work that this job does on one thread, 0…1, where the driver sets the job's team of threads and
     /// measures its use ([`crate::scaling`]). Such a job uses less than its share, because its team follows the share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -152,6 +156,7 @@ impl Default for JobView {
             pinned: false,
             waits_for: vec![],
             usable: None,
+            has_team: false,
             serial: None,
             on_one_core: false,
             known_left_s: None,

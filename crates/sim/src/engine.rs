@@ -434,6 +434,7 @@ impl<'a> Run<'a> {
                 waits_for: vec![],
                 pinned: false,
                 usable: None,
+                has_team: false,
                 serial: None,
                 on_one_core: false,
                 known_left_s: self.clairvoyant.then_some(left),

@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Tests whose name contains one of these are programs that other tests start.
@@ -132,13 +132,36 @@ fn run_one(
     run_logged(&mut command, log, PATIENCE)
 }
 
-/// Runs a program of tests with its output in a file; returns why it failed. After `patience` all its
-/// processes are ended.
+/// Ends a process group when the process that made the guard ends, however it ends. Programs of tests have a group of
+/// their own, so neither Ctrl-C nor the end of the runner would reach them.
+struct Guard(Child);
+
+impl Guard {
+    fn of(group: u32) -> Result<Guard> {
+        // The shell waits until its input is closed, which the kernel does when this process ends.
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", "read _; kill -KILL -- -\"$0\"", &group.to_string()]).process_group(0);
+        let output = shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(Guard(output.spawn().context("cannot start /bin/sh")?))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // The program has ended, and its group may soon be another one's.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a program of tests with its output in a file; returns why it failed. After `patience`, or when this process
+/// ends, all its processes are ended.
 pub(crate) fn run_logged(command: &mut Command, log: &Path, patience: Duration) -> Result<Option<String>> {
     let log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     // A group of its own, so that all its processes can be ended together.
     let mut child = command.process_group(0).spawn().context("cannot start a program of tests")?;
+    let _guard = Guard::of(child.id())?;
     let began = Instant::now();
     loop {
         if let Some(status) = child.try_wait()? {
@@ -237,6 +260,17 @@ mod tests {
         std::fs::set_permissions(&executable, PermissionsExt::from_mode(0o755)).unwrap();
         let program = TestProgram { name: "a b".to_owned(), executable, folder: folder.path().to_path_buf() };
         (folder, program)
+    }
+
+    #[test]
+    fn processes_end_with_the_runner() {
+        let group = Command::new("/bin/sleep").arg("60").process_group(0).spawn();
+        let mut sleeping = group.unwrap();
+        let mut guard = Guard::of(sleeping.id()).unwrap();
+        // What the kernel does when the runner ends.
+        drop(guard.0.stdin.take());
+        let status = sleeping.wait().unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
     }
 
     #[test]

@@ -88,6 +88,7 @@ impl Driver {
             waits_for: r.after.iter().copied().filter(|id| !done(id)).collect(),
             pinned: false,
             usable: None,
+            has_team,
             serial: job.team_use.serial().filter(|_| has_team),
             on_one_core: job.team_use.is_serial() || (has_team && !job.team_use.is_measured()),
             known_left_s: None,

@@ -81,7 +81,7 @@ impl Driver {
         let mut view = self.job_view(job);
         // Earlier runs and deadlines are measured in CPU time, and cores and threads are not those of the GPU.
         (view.history, view.deadline, view.waits_for) = (Vec::new(), None, Vec::new());
-        (view.signal.pace, view.serial, view.on_one_core) = (None, None, false);
+        (view.signal.pace, view.has_team, view.serial, view.on_one_core) = (None, false, None, false);
         view
     }
 }

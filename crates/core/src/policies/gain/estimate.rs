@@ -71,6 +71,9 @@ pub(super) struct Job {
     /// The part of the node it uses with an equal share, in what it does at the moment.
     #[serde(default = "whole")]
     pub(super) usable_equally: f64,
+    /// The part of the node that one core is.
+    #[serde(default = "whole")]
+    pub(super) core: f64,
     /// The least number of steps it ever claimed to be all.
     least_total: Option<u64>,
     /// Its share since the last run, and whether that was little more than the floor.
@@ -120,6 +123,7 @@ impl Job {
             granted_s: 0.0,
             usable: 1.0,
             usable_equally: 1.0,
+            core: 1.0,
             least_total: None,
             share: 0.0,
             throttled: false,
@@ -184,6 +188,7 @@ impl Job {
         }
         self.usable_equally = self.usable;
         let Some(cores) = node.map(|node| node.cores).filter(|cores| *cores > 0.0) else { return };
+        self.core = (1.0 / cores).min(1.0);
         let part = |busy: f64| (busy / cores).clamp(LEAST_USABLE, 1.0);
         if let Some(serial) = view.serial {
             self.usable = part(busy_cores(serial, cores));

@@ -10,7 +10,8 @@
 //!    same program ([`crate::signal::length`]).
 //! 2. *Gain per unit*: finishing a job is worth 1, the part of its improvement still to come is
 //!    worth [`Gain::quality`] more; both divided by the work left ([`Gain::boldness`] says by which
-//!    number of its distribution). Jobs are served in this order, each as much as it can use.
+//!    number of its distribution). Jobs are served in this order, each as much as it can use, or,
+//!    where teams of threads follow the shares, core by core where a core gains most ([`cores`]).
 //!    Under [`Aim::Quality`] the work until nine tenths of the improvement takes the place of the
 //!    work left.
 //! 3. *Guard*: a world that shares equally is simulated beside the real one ([`world`]). When it
@@ -28,6 +29,7 @@
 //! **Terms.** Work and service are node-seconds of CPU. All times derive from the jobs' own, but
 //! for the bounds of the time between two looks and the patience with a silent job.
 
+mod cores;
 mod disturbance;
 mod estimate;
 mod machine;
@@ -130,6 +132,25 @@ struct Runner {
     deadline_s: f64,
     share: f64,
     owed: bool,
+    /// How it gains from further cores, where its team of threads follows its share.
+    team: Option<Team>,
+    /// It is a newcomer that is to be measured, and goes before all others.
+    is_new: bool,
+}
+
+/// How a job gains from further cores.
+#[derive(Clone, Copy)]
+struct Team {
+    /// The part of its work on one thread, once that was measured.
+    serial: Option<f64>,
+    /// The part of the node that one core is.
+    core: f64,
+}
+
+impl Team {
+    fn of(view: &JobView, job: &Job) -> Option<Team> {
+        (view.has_team && job.core < 1.0).then_some(Team { serial: view.serial, core: job.core })
+    }
 }
 
 /// Takes in a view, before shares are decided in it: how far each job is, what it has left, and
@@ -204,8 +225,13 @@ fn run(
     let mut shares = vec![equal; jobs.len()];
     let mut capacity = fair;
     if let Some((place, share)) = probe {
-        capacity -= share - equal;
-        shares[place] = share;
+        if let Some(team) = Team::of(pairs[place].0, &pairs[place].1) {
+            capacity += equal;
+            runners.push(Runner::newcomer(place, share, team));
+        } else {
+            capacity -= share - equal;
+            shares[place] = share;
+        }
     }
     serve(rule, &mut runners, capacity, fair, equal, wait_s);
 
@@ -215,8 +241,10 @@ fn run(
         .sort_by(|&a, &b| runners[b].share.total_cmp(&runners[a].share).then(runners[a].place.cmp(&runners[b].place)));
     for (ahead, r) in by_share.into_iter().map(|i| &runners[i]).enumerate() {
         shares[r.place] = r.share;
-        reasons[r.place] =
-            if r.owed { Reason::Owed { left_s: r.left } } else { Reason::Gaining { left_s: r.left, ahead } };
+        if !r.is_new {
+            reasons[r.place] =
+                if r.owed { Reason::Owed { left_s: r.left } } else { Reason::Gaining { left_s: r.left, ahead } };
+        }
     }
     let opinions = jobs.iter().zip(shares).zip(reasons).map(|((view, share), reason)| {
         let job = memory.jobs.get_mut(&view.id).expect("every job of the group was entered above");
@@ -312,8 +340,14 @@ fn line_up(
         if doubts[place].is_some() {
             return None;
         }
-        let served = job.share > 0.5 * job.usable.min(part);
-        let stay = if served { 1.0 + rule.switch } else { 1.0 };
+        let team = Team::of(view, job);
+        // Where several jobs have cores, the one with most of them stays first soonest.
+        let served = match team {
+            Some(_) => job.share / part,
+            None if job.share > 0.5 * job.usable.min(part) => 1.0,
+            None => 0.0,
+        };
+        let stay = 1.0 + rule.switch * served;
         // Slack is granted on the whole time the job would take with equal shares.
         let deadline_s = memory.fair.ends(view.id).map_or(f64::INFINITY, |(ends, since)| {
             let late_s = rule.slack * ends.since(since).as_secs_f64();
@@ -327,9 +361,28 @@ fn line_up(
             deadline_s,
             share: 0.0,
             owed: false,
+            team,
+            is_new: false,
         })
     };
     jobs.iter().enumerate().filter_map(runner).collect()
+}
+
+impl Runner {
+    /// A newcomer that may have up to `share` until its first report.
+    fn newcomer(place: usize, share: f64, team: Team) -> Runner {
+        Runner {
+            place,
+            left: 0.0,
+            usable: share / ROOM,
+            gain: f64::INFINITY,
+            deadline_s: f64::INFINITY,
+            share: 0.0,
+            owed: false,
+            team: Some(team),
+            is_new: true,
+        }
+    }
 }
 
 /// Deals `capacity` out to the runners: by gain where the deadlines before allow it, else by
@@ -353,6 +406,9 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
     let (mut sum, mut all_can_wait) = (0.0, true);
     for &i in &by_deadline {
         let r = &runners[i];
+        if r.is_new {
+            continue;
+        }
         may_pass[i] = all_can_wait;
         must_run[i] = r.usable < fair && r.deadline_s - r.left / r.usable <= wait_s;
         sum += r.left;
@@ -367,14 +423,22 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
     let urgent = by_deadline.iter().copied().filter(|&i| must_run[i]);
     let passing = by_gain.iter().copied().filter(|&i| !must_run[i] && may_pass[i]);
     let waiting = by_deadline.iter().copied().filter(|&i| !must_run[i] && !may_pass[i]);
-    let first = by_gain.first().copied();
-    for i in urgent.chain(passing).chain(waiting) {
+    let first = by_gain.iter().copied().find(|&i| !runners[i].is_new);
+    let order: Vec<usize> = urgent.chain(passing).chain(waiting).collect();
+    let most = |r: &Runner| (r.usable * ROOM - floor).max(0.0);
+    let urgent = must_run.iter().filter(|must| **must).count();
+    let claims = order.iter().enumerate().map(|(rank, &i)| cores::Claim {
+        most: most(&runners[i]),
+        team: runners[i].team.filter(|_| rank >= urgent),
+    });
+    let grants = cores::deal(&claims.collect::<Vec<_>>(), left);
+    for (i, grant) in order.into_iter().zip(grants) {
         let r = &mut runners[i];
-        let grant = (r.usable * ROOM - floor).clamp(0.0, left);
         r.share = floor + grant;
         r.owed = grant > 0.0 && first.is_some_and(|f| f != i && (must_run[i] || !may_pass[f]));
         left -= grant;
     }
+    let left = left.max(0.0);
     // What no job can use is split equally.
     for r in runners.iter_mut() {
         r.share += left / n as f64;

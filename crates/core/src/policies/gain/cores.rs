@@ -1,0 +1,118 @@
+//! Cores for jobs whose teams of threads follow their shares.
+//!
+//! **Problem.** The job that gains most is served first, with all that it can use. But a further core brings a job less
+//! than the first one did, and takes it from a job that would use all of it. If each job in turn has the whole machine,
+//! every job pays for that, and all of them together end later than with equal shares.
+//!
+//! **Approach.** Suppose that jobs are served in their order, each with the whole machine. Then every bit of work that
+//! is done now ends its job sooner, and all jobs behind it as well: it is worth the number of jobs that wait for it.
+//! So each core goes where that number, times what the core adds to the speed of the job ([`next_core`]), is largest.
+//! Only the order of the jobs counts, not how long each of them is. A job without a team gains from all that it can use.
+//!
+//! **Properties** (tests): `without_teams_jobs_are_served_one_after_the_other`, `two_cores_go_to_two_jobs`,
+//! `the_first_job_has_most_cores`, `no_more_is_dealt_than_there_is`.
+
+use super::Team;
+use crate::scaling::next_core;
+
+/// One job, in the order in which jobs are to be served.
+pub(super) struct Claim {
+    /// The most that it may get.
+    pub(super) most: f64,
+    /// How it gains from further cores; `None` if it gains from all that it can use alike.
+    pub(super) team: Option<Team>,
+}
+
+/// No machine is dealt out in smaller parts than this.
+const SMALLEST_PART: f64 = 1.0 / 512.0;
+
+/// What each job gets of `capacity`.
+pub(super) fn deal(claims: &[Claim], capacity: f64) -> Vec<f64> {
+    let mut grants = vec![0.0; claims.len()];
+    let mut left = capacity.max(0.0);
+    while left > 0.0 {
+        let value = |rank: usize| {
+            let waiting = (claims.len() - rank) as f64;
+            waiting * claims[rank].team.map_or(1.0, |team| next_core(team.serial, grants[rank] / team.core))
+        };
+        // Of equal ones the first: the iterator is turned round because `max_by` takes the last.
+        let open = (0..claims.len()).rev().filter(|&rank| grants[rank] < claims[rank].most);
+        let Some(rank) = open.max_by(|&a, &b| value(a).total_cmp(&value(b))) else { break };
+        let claim = &claims[rank];
+        let size = claim.team.map_or(f64::INFINITY, |team| team.core.max(SMALLEST_PART));
+        let (before, rest) = (grants[rank], claim.most - grants[rank]);
+        grants[rank] = if rest <= size.min(left) { claim.most } else { before + size.min(left) };
+        left -= rest.min(size).min(left);
+    }
+    grants
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn team(serial: f64, cores: f64) -> Option<Team> {
+        Some(Team { serial: Some(serial), core: 1.0 / cores })
+    }
+
+    fn in_cores(claims: &[Claim], cores: f64) -> Vec<f64> {
+        deal(claims, 1.0).into_iter().map(|grant| (grant * cores * 100.0).round() / 100.0).collect()
+    }
+
+    #[test]
+    fn without_teams_jobs_are_served_one_after_the_other() {
+        let claim = |most: f64| Claim { most, team: None };
+        assert_eq!(deal(&[claim(0.6), claim(0.3), claim(0.5)], 1.0), [0.6, 0.3, 1.0 - 0.6 - 0.3]);
+        assert_eq!(deal(&[claim(0.6), claim(0.3)], 1.0), [0.6, 0.3]);
+    }
+
+    #[test]
+    fn two_cores_go_to_two_jobs() {
+        for jobs in 2..7 {
+            let claims: Vec<Claim> =
+                (0..jobs).map(|_| Claim { most: 1.0, team: Some(Team { serial: None, core: 0.5 }) }).collect();
+            let mut expected = vec![0.0; jobs];
+            expected[..2].fill(1.0);
+            assert_eq!(in_cores(&claims, 2.0), expected);
+        }
+        let alone = [Claim { most: 1.0, team: Some(Team { serial: None, core: 0.5 }) }];
+        assert_eq!(in_cores(&alone, 2.0), [2.0]);
+    }
+
+    #[test]
+    fn the_first_job_has_most_cores() {
+        let claims = |jobs: usize| -> Vec<Claim> {
+            (0..jobs).map(|_| Claim { most: 0.7, team: team(0.07, 16.0) }).collect()
+        };
+        assert_eq!(in_cores(&claims(3), 16.0), [9.0, 6.0, 1.0]);
+        assert_eq!(in_cores(&claims(6), 16.0), [6.0, 4.0, 3.0, 1.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn a_job_that_can_use_little_leaves_the_rest() {
+        let claims =
+            [Claim { most: 0.05, team: team(0.07, 16.0) }, Claim { most: 0.3, team: None }, Claim { most: 1.0, team: None }];
+        let grants = deal(&claims, 1.0);
+        assert_eq!(grants[..2], [0.05, 0.3]);
+        assert!((grants[2] - 0.65).abs() < 1e-9, "{grants:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_more_is_dealt_than_there_is(
+            jobs in prop::collection::vec((0.0f64..1.3, prop::option::of(0.0f64..1.0)), 0..40),
+            cores in 1.5f64..2000.0,
+            capacity in 0.0f64..1.0,
+        ) {
+            let claims: Vec<Claim> =
+                jobs.iter().map(|&(most, serial)| Claim { most, team: serial.and_then(|s| team(s, cores)) }).collect();
+            let grants = deal(&claims, capacity);
+            prop_assert!(grants.iter().sum::<f64>() <= capacity + 1e-9);
+            prop_assert!(grants.iter().zip(&claims).all(|(grant, claim)| (0.0..=claim.most).contains(grant)));
+            // Nothing is left while somebody could use it.
+            let wanted: f64 = claims.iter().map(|claim| claim.most).sum();
+            prop_assert!(grants.iter().sum::<f64>() >= wanted.min(capacity) - 1e-9);
+        }
+    }
+}
