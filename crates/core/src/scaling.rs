@@ -31,7 +31,7 @@ pub fn serial_part(busy: f64, threads: u32) -> Option<f64> {
 }
 
 /// The part of the work on one thread, for a job of which nothing was measured yet.
-const TYPICAL_SERIAL: f64 = 0.1;
+pub const TYPICAL_SERIAL: f64 = 0.1;
 
 /// What the second core brings to a job with no work on one thread, where the first one brings 1. Measured with PyTorch
 /// on two machines: 0.06 to 0.6.
@@ -43,6 +43,14 @@ pub fn next_core(serial: Option<f64>, cores: f64) -> f64 {
     let waits = 1.0 + serial.unwrap_or(TYPICAL_SERIAL).clamp(0.0, 1.0) * cores.max(0.0);
     // Shares are sums of small parts: the last thousandth of a core is not another core.
     if cores < 0.999 { 1.0 } else { TEAM / (waits * waits) }
+}
+
+/// The speed of a job on `cores`, where one core has 1: the sum of what each core brings.
+pub fn speed(serial: Option<f64>, cores: f64) -> f64 {
+    // More cores than this no job is helped by.
+    let whole = cores.clamp(0.0, 4096.0).floor();
+    let sum: f64 = (0..whole as u32).map(|core| next_core(serial, f64::from(core))).sum();
+    sum + (cores - whole).clamp(0.0, 1.0) * next_core(serial, whole)
 }
 
 #[cfg(test)]
@@ -71,14 +79,14 @@ mod tests {
         let conv = (0.055, [(1, 4.2), (2, 6.7), (4, 12.0), (5, 14.7), (8, 21.8), (12, 27.4), (16, 32.6)]);
         let vae = (0.08, [(1, 17.7), (2, 25.3), (4, 42.1), (5, 51.0), (8, 61.7), (12, 74.0), (16, 71.5)]);
         for (serial, steps) in [conv, vae] {
-            let speed = |cores: u32| (0..cores).map(|n| next_core(Some(serial), f64::from(n))).sum::<f64>();
             for (cores, found) in steps {
-                let found = found / steps[0].1;
-                assert!((0.6..1.4).contains(&(speed(cores) / found)), "{cores} cores: {} and not {found}", speed(cores));
+                let (law, found) = (speed(Some(serial), f64::from(cores)), found / steps[0].1);
+                assert!((0.7..1.3).contains(&(law / found)), "{cores} cores: {law} and not {found}");
             }
         }
         assert_eq!((next_core(None, 0.0), next_core(Some(0.3), 0.5)), (1.0, 1.0));
         assert!(next_core(None, 1.0) < 0.5, "two jobs with a core each do more than one with two");
+        assert!((speed(None, 1.5) - 1.25).abs() < 0.01 && speed(None, 0.3) == 0.3 && speed(None, -1.0) == 0.0);
     }
 
     #[test]

@@ -8,6 +8,8 @@
 //! is done now ends its job sooner, and all jobs behind it as well: it is worth the number of jobs that wait for it.
 //! So each core goes where that number, times what the core adds to the speed of the job ([`next_core`]), is largest.
 //! Only the order of the jobs counts, not how long each of them is. A job without a team gains from all that it can use.
+//! A long job would be alone at the end, with many cores that bring it little. So a job has at least one core as soon as
+//! it needs as long with one core as all jobs together need with the whole machine.
 //!
 //! **Properties** (tests): `without_teams_jobs_are_served_one_after_the_other`, `two_cores_go_to_two_jobs`,
 //! `the_first_job_has_most_cores`, `no_more_is_dealt_than_there_is`.
@@ -19,6 +21,8 @@ use crate::scaling::next_core;
 pub(super) struct Claim {
     /// The most that it may get.
     pub(super) most: f64,
+    /// What it gets before all others.
+    pub(super) least: f64,
     /// How it gains from further cores; `None` if it gains from all that it can use alike.
     pub(super) team: Option<Team>,
 }
@@ -28,8 +32,13 @@ const SMALLEST_PART: f64 = 1.0 / 512.0;
 
 /// What each job gets of `capacity`.
 pub(super) fn deal(claims: &[Claim], capacity: f64) -> Vec<f64> {
-    let mut grants = vec![0.0; claims.len()];
     let mut left = capacity.max(0.0);
+    let mut grants = Vec::with_capacity(claims.len());
+    for claim in claims {
+        let grant = claim.least.min(claim.most).clamp(0.0, left);
+        grants.push(grant);
+        left -= grant;
+    }
     while left > 0.0 {
         let value = |rank: usize| {
             let waiting = (claims.len() - rank) as f64;
@@ -62,37 +71,43 @@ mod tests {
 
     #[test]
     fn without_teams_jobs_are_served_one_after_the_other() {
-        let claim = |most: f64| Claim { most, team: None };
+        let claim = |most: f64| Claim { most, least: 0.0, team: None };
         assert_eq!(deal(&[claim(0.6), claim(0.3), claim(0.5)], 1.0), [0.6, 0.3, 1.0 - 0.6 - 0.3]);
         assert_eq!(deal(&[claim(0.6), claim(0.3)], 1.0), [0.6, 0.3]);
+    }
+
+    fn claims_of_two_cores(jobs: usize) -> Vec<Claim> {
+        (0..jobs).map(|_| Claim { most: 1.0, least: 0.0, team: Some(Team { serial: None, core: 0.5 }) }).collect()
     }
 
     #[test]
     fn two_cores_go_to_two_jobs() {
         for jobs in 2..7 {
-            let claims: Vec<Claim> =
-                (0..jobs).map(|_| Claim { most: 1.0, team: Some(Team { serial: None, core: 0.5 }) }).collect();
+            let claims = claims_of_two_cores(jobs);
             let mut expected = vec![0.0; jobs];
             expected[..2].fill(1.0);
             assert_eq!(in_cores(&claims, 2.0), expected);
         }
-        let alone = [Claim { most: 1.0, team: Some(Team { serial: None, core: 0.5 }) }];
+        let mut claims = claims_of_two_cores(3);
+        claims[2].least = 0.5;
+        assert_eq!(in_cores(&claims, 2.0), [1.0, 0.0, 1.0], "a long job has a core before others");
+        let alone = claims_of_two_cores(1);
         assert_eq!(in_cores(&alone, 2.0), [2.0]);
     }
 
     #[test]
     fn the_first_job_has_most_cores() {
         let claims = |jobs: usize| -> Vec<Claim> {
-            (0..jobs).map(|_| Claim { most: 0.7, team: team(0.07, 16.0) }).collect()
+            (0..jobs).map(|_| Claim { most: 0.7, least: 0.0, team: team(0.07, 16.0) }).collect()
         };
-        assert_eq!(in_cores(&claims(3), 16.0), [9.0, 6.0, 1.0]);
-        assert_eq!(in_cores(&claims(6), 16.0), [6.0, 4.0, 3.0, 1.0, 1.0, 1.0]);
+        assert_eq!(in_cores(&claims(3), 16.0), [10.0, 5.0, 1.0]);
+        assert_eq!(in_cores(&claims(6), 16.0), [6.0, 5.0, 3.0, 1.0, 1.0, 0.0]);
     }
 
     #[test]
     fn a_job_that_can_use_little_leaves_the_rest() {
-        let claims =
-            [Claim { most: 0.05, team: team(0.07, 16.0) }, Claim { most: 0.3, team: None }, Claim { most: 1.0, team: None }];
+        let claim = |most: f64, team: Option<Team>| Claim { most, least: 0.0, team };
+        let claims = [claim(0.05, team(0.07, 16.0)), claim(0.3, None), claim(1.0, None)];
         let grants = deal(&claims, 1.0);
         assert_eq!(grants[..2], [0.05, 0.3]);
         assert!((grants[2] - 0.65).abs() < 1e-9, "{grants:?}");
@@ -101,12 +116,14 @@ mod tests {
     proptest! {
         #[test]
         fn no_more_is_dealt_than_there_is(
-            jobs in prop::collection::vec((0.0f64..1.3, prop::option::of(0.0f64..1.0)), 0..40),
+            jobs in prop::collection::vec((0.0f64..1.3, 0.0f64..0.1, prop::option::of(0.0f64..1.0)), 0..40),
             cores in 1.5f64..2000.0,
             capacity in 0.0f64..1.0,
         ) {
-            let claims: Vec<Claim> =
-                jobs.iter().map(|&(most, serial)| Claim { most, team: serial.and_then(|s| team(s, cores)) }).collect();
+            let claims: Vec<Claim> = jobs
+                .iter()
+                .map(|&(most, least, serial)| Claim { most, least, team: serial.and_then(|s| team(s, cores)) })
+                .collect();
             let grants = deal(&claims, capacity);
             prop_assert!(grants.iter().sum::<f64>() <= capacity + 1e-9);
             prop_assert!(grants.iter().zip(&claims).all(|(grant, claim)| (0.0..=claim.most).contains(grant)));

@@ -7,7 +7,7 @@
 use super::disturbance::{Company, Disturbance};
 use super::numbers::Gain;
 use crate::model::{NodeId, Time};
-use crate::scaling::busy_cores;
+use crate::scaling::{TYPICAL_SERIAL, busy_cores, speed};
 use crate::signal::length::{self, Residual};
 use crate::view::{JobView, NodeView};
 use serde::{Deserialize, Serialize};
@@ -68,9 +68,12 @@ pub(super) struct Job {
     granted_s: f64,
     /// The largest part of the node it can use, as far as is known.
     pub(super) usable: f64,
-    /// The part of the node it uses with an equal share, in what it does at the moment.
+    /// The work it does in a second with the whole node, in what it does at the moment.
     #[serde(default = "whole")]
-    pub(super) usable_equally: f64,
+    pub(super) rate: f64,
+    /// The work it does in a second with an equal share, where its team of threads would follow that share.
+    #[serde(default)]
+    pub(super) equal_rate: Option<f64>,
     /// The part of the node that one core is.
     #[serde(default = "whole")]
     pub(super) core: f64,
@@ -122,7 +125,8 @@ impl Job {
             granted: 0.0,
             granted_s: 0.0,
             usable: 1.0,
-            usable_equally: 1.0,
+            rate: 1.0,
+            equal_rate: None,
             core: 1.0,
             least_total: None,
             share: 0.0,
@@ -141,7 +145,7 @@ impl Job {
         let Interval { now, elapsed_s, shared, scarce } = *since;
         let used = (view.consumed.cpu - self.counter).max(0.0);
         self.counter = view.consumed.cpu;
-        self.newly = used / (1.0 + disturbance.gamma() * shared);
+        self.newly = used * self.worth_of_cores(view) / (1.0 + disturbance.gamma() * shared);
         self.consumed += self.newly;
         if !self.throttled {
             self.used += used;
@@ -160,8 +164,9 @@ impl Job {
         let since_report = reported.map_or(0.0, |l| now.since(l.at).as_secs_f64());
         let part = if elapsed_s > 0.0 { (since_report / elapsed_s).min(1.0) } else { 0.0 };
         // A job that begins at a later step than the first has made those before it elsewhere, or
-        // has not been listened to: nothing is known of their cost.
-        let midst = std::mem::take(&mut self.midst) || (self.reports == 0 && step > 1.0);
+        // does not print every step: little is known of their cost.
+        let is_first = self.reports == 0 && step > 1.0 && !self.midst;
+        let midst = std::mem::take(&mut self.midst) || is_first;
         let steps = if midst { 0.0 } else { step - self.step };
         disturbance.observe(&mut self.company, used, shared, Some((steps, used * part)));
         self.reports = view.signal.reports;
@@ -171,31 +176,49 @@ impl Job {
             // Nor does what it used show what it can use: most of it went into its start.
             (self.joined_with, self.joined_at_step) = (self.reported_with, self.step);
             (self.used, self.granted, self.granted_s) = (0.0, 0.0, 0.0);
+            if is_first && self.before.is_none() && first_report_tells(step, view.signal.total) {
+                self.before = Some(self.reported_with / step).filter(|cost| *cost > 0.0);
+            }
         }
         self.measure();
+    }
+
+    /// What a second of CPU is worth with the team that the job had, as work on one core.
+    fn worth_of_cores(&self, view: &JobView) -> f64 {
+        let cores = self.share / self.core;
+        // Teams are whole threads: with less than one and a half cores it has one.
+        if !view.has_team || view.on_one_core || cores < 1.5 {
+            return 1.0;
+        }
+        (speed(view.serial, cores) / busy_cores(view.serial.unwrap_or(TYPICAL_SERIAL), cores)).min(1.0)
     }
 
     /// Takes over what the driver knows of the job's use, where `jobs` run on its node.
     ///
     /// A job whose team of threads follows its share uses less than the share however large the share is. If that were
     /// taken for all it can use, its share would shrink, then its team, then its use, and so on. Where the driver
-    /// measures the part of the work on one thread, Amdahl's law tells what the job would use with the whole node, and
-    /// what it uses with an equal share. A job that works on one core would do so in the fair world, too: a program
-    /// that imports its libraries would else be promised an end that no machine can keep.
+    /// measures the part of the work on one thread, Amdahl's law tells what the job would use with the whole node. How
+    /// fast it is there and with an equal share follows from what each core brings. A job that works on one core would
+    /// do so in the fair world, too: a program that imports its libraries would else be promised an end that no machine
+    /// can keep.
     pub(super) fn set_usable(&mut self, view: &JobView, node: Option<&NodeView>, jobs: usize) {
         if let Some(usable) = view.usable {
             self.usable = usable.clamp(LEAST_USABLE, 1.0);
         }
-        self.usable_equally = self.usable;
+        (self.rate, self.equal_rate) = (self.usable, None);
         let Some(cores) = node.map(|node| node.cores).filter(|cores| *cores > 0.0) else { return };
         self.core = (1.0 / cores).min(1.0);
         let part = |busy: f64| (busy / cores).clamp(LEAST_USABLE, 1.0);
         if let Some(serial) = view.serial {
             self.usable = part(busy_cores(serial, cores));
-            self.usable_equally = part(busy_cores(serial, cores / jobs.max(1) as f64));
+            self.rate = self.usable;
+        }
+        if view.has_team {
+            self.rate = part(speed(view.serial, cores));
+            self.equal_rate = Some(part(speed(view.serial, cores / jobs.max(1) as f64)));
         }
         if view.on_one_core {
-            self.usable_equally = part(1.0);
+            self.rate = part(1.0);
         }
     }
 
@@ -264,6 +287,13 @@ pub(super) struct Interval {
     pub(super) scarce: bool,
 }
 
+/// Whether the first report of a job tells what a step costs, although the job's start is counted in. The error is small
+/// if a good part of the run is done by then. A first report from the second half of a run is rather that of a job that
+/// was restored. Without a total the work left is a multiple of the work done, whatever a step costs.
+fn first_report_tells(step: f64, total: Option<u64>) -> bool {
+    total.is_none_or(|total| (0.2..=0.5).contains(&(step / total as f64)))
+}
+
 /// How far a job is: steps, or reports where it counts no steps.
 fn position(view: &JobView) -> f64 {
     view.signal.step.unwrap_or(view.signal.reports) as f64
@@ -309,14 +339,14 @@ mod tests {
             job.observe(&view, &since, &mut Disturbance::default());
             job.set_usable(&view, Some(&node), 3);
         }
-        (job.usable, job.usable_equally)
+        (job.usable, job.rate)
     }
 
     #[test]
     fn a_team_that_follows_the_share_makes_no_job_small() {
         assert!(usable_of(None).0 < 0.3, "use alone shows the team and not the job");
-        let (usable, equally) = usable_of(Some(0.055));
-        assert!((usable - 0.548).abs() < 0.01 && (equally - 0.269).abs() < 0.01, "{usable} {equally}");
+        let (usable, rate) = usable_of(Some(0.055));
+        assert!((usable - 0.548).abs() < 0.01 && (rate - 0.548).abs() < 0.01, "{usable} {rate}");
     }
 
     #[test]
@@ -325,7 +355,7 @@ mod tests {
         let view = JobView { serial: Some(0.055), on_one_core: true, ..running(1, 0) };
         let mut job = Job::new(&view, node.id);
         job.set_usable(&view, Some(&node), 3);
-        assert_eq!(job.usable_equally, 1.0 / 16.0);
+        assert_eq!(job.rate, 1.0 / 16.0);
         assert!(job.usable > 0.5, "it will need its share again");
     }
 }

@@ -125,7 +125,13 @@ fn doubt(silence: Silence, now: Time, view: &JobView, job: &Job) -> Option<Reaso
 struct Runner {
     place: usize,
     left: f64,
+    /// The mean of what it has left.
+    mean: f64,
     usable: f64,
+    /// The work it does in a second with the whole node.
+    rate: f64,
+    /// The same with an equal share, where its team of threads would follow that.
+    equal_rate: Option<f64>,
     /// Gain per unit of work.
     gain: f64,
     /// Seconds from now.
@@ -200,7 +206,8 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
     }
     let news = jobs.values().map(|job| Observation {
         done: job.newly,
-        prediction: job.left.map(|left| Prediction { left_s: left.guard_s, usable: job.usable_equally }),
+        prediction: job.left.map(|left| Prediction { left_s: left.guard_s, usable: job.rate }),
+        equal_rate: job.equal_rate,
     });
     fair.step(view, disturbance.gamma(), news);
 }
@@ -233,7 +240,9 @@ fn run(
             shares[place] = share;
         }
     }
-    serve(rule, &mut runners, capacity, fair, equal, wait_s);
+    // How long jobs need that are not measured yet is not known: nothing is expected of them.
+    let unknown_s = if runners.iter().filter(|r| !r.is_new).count() < jobs.len() { f64::INFINITY } else { 0.0 };
+    serve(rule, &mut runners, capacity, fair, equal, wait_s, unknown_s);
 
     let mut reasons: Vec<Reason> = doubts.iter().map(|d| d.unwrap_or(Reason::NotYetMeasured)).collect();
     let mut by_share: Vec<usize> = (0..runners.len()).collect();
@@ -356,7 +365,10 @@ fn line_up(
         Some(Runner {
             place,
             left: left.guard_s,
+            mean: left.mean_s,
             usable: job.usable,
+            rate: job.rate,
+            equal_rate: job.equal_rate,
             gain: stay * gain_per_unit(rule, view, job, left.rank_s),
             deadline_s,
             share: 0.0,
@@ -374,7 +386,10 @@ impl Runner {
         Runner {
             place,
             left: 0.0,
+            mean: 0.0,
             usable: share / ROOM,
+            rate: share / ROOM,
+            equal_rate: None,
             gain: f64::INFINITY,
             deadline_s: f64::INFINITY,
             share: 0.0,
@@ -387,8 +402,8 @@ impl Runner {
 
 /// Deals `capacity` out to the runners: by gain where the deadlines before allow it, else by
 /// deadline. `fair` is what all of them together would have with equal shares, `equal` what one
-/// has.
-fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f64, wait_s: f64) {
+/// has. `unknown_s` is how long jobs may need that are no runners.
+fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f64, wait_s: f64, unknown_s: f64) {
     let n = runners.len();
     let floor = rule.floor * equal;
     // In order of deadline; ties (all that are late) by what is least left.
@@ -401,6 +416,7 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
     // others only while all of them can spare the time until the next look. A job that can use only
     // a part of the node cannot catch up by being served alone: it may have no time to spare long
     // before its deadline comes first, and then must run now.
+    let together = fair.min(runners.iter().filter(|r| !r.is_new).map(|r| r.equal_rate.unwrap_or(fair)).sum());
     let mut may_pass = vec![true; n];
     let mut must_run = vec![false; n];
     let (mut sum, mut all_can_wait) = (0.0, true);
@@ -410,9 +426,9 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
             continue;
         }
         may_pass[i] = all_can_wait;
-        must_run[i] = r.usable < fair && r.deadline_s - r.left / r.usable <= wait_s;
+        must_run[i] = r.rate < fair && r.deadline_s - r.left / r.rate <= wait_s;
         sum += r.left;
-        all_can_wait &= must_run[i] || r.deadline_s - sum / fair > wait_s;
+        all_can_wait &= must_run[i] || r.deadline_s - sum / together > wait_s;
     }
     let mut by_gain: Vec<usize> = (0..n).collect();
     by_gain.sort_by(|&a, &b| {
@@ -426,11 +442,12 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
     let first = by_gain.iter().copied().find(|&i| !runners[i].is_new);
     let order: Vec<usize> = urgent.chain(passing).chain(waiting).collect();
     let most = |r: &Runner| (r.usable * ROOM - floor).max(0.0);
-    let urgent = must_run.iter().filter(|must| **must).count();
-    let claims = order.iter().enumerate().map(|(rank, &i)| cores::Claim {
-        most: most(&runners[i]),
-        team: runners[i].team.filter(|_| rank >= urgent),
-    });
+    // A job that needs as long with one core as all jobs need with the whole machine must not wait for them.
+    let all_s = runners.iter().map(|r| r.mean).sum::<f64>() / together + unknown_s;
+    let least =
+        |r: &Runner| r.team.filter(|team| r.mean / team.core >= all_s && !r.is_new).map_or(0.0, |team| team.core);
+    let claims =
+        order.iter().map(|&i| &runners[i]).map(|r| cores::Claim { most: most(r), least: least(r), team: r.team });
     let grants = cores::deal(&claims.collect::<Vec<_>>(), left);
     for (i, grant) in order.into_iter().zip(grants) {
         let r = &mut runners[i];

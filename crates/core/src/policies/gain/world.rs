@@ -46,6 +46,9 @@ struct Job {
     /// Cores it can use; infinite if it never left any unused.
     #[serde(with = "infinite")]
     cores: f64,
+    /// Cores that its work would take with an equal share; infinite unless its team of threads follows its share.
+    #[serde(with = "infinite", default = "without_end")]
+    equal_cores: f64,
     ends: Option<Time>,
 }
 
@@ -68,6 +71,12 @@ pub(crate) struct Observation {
     /// Work it has done.
     pub(crate) done: f64,
     pub(crate) prediction: Option<Prediction>,
+    /// Work that it does in a second with an equal share, where its team of threads follows its share.
+    pub(crate) equal_rate: Option<f64>,
+}
+
+fn without_end() -> f64 {
+    f64::INFINITY
 }
 
 impl Homes for FairWorld {
@@ -102,7 +111,7 @@ impl FairWorld {
         self.advance(view);
         self.disturbance = disturbance;
         let running = view.jobs.iter().filter_map(|j| Some((j, view.node(j.node()?))));
-        for ((job, node), Observation { done, prediction }) in running.zip(news) {
+        for ((job, node), Observation { done, prediction, equal_rate }) in running.zip(news) {
             let Some(node) = node else { continue };
             let speed = node.cores * node.speed;
             let known = self.jobs.entry(job.id).or_insert_with(|| Job {
@@ -113,6 +122,7 @@ impl FairWorld {
                 given: 0.0,
                 total: None,
                 cores: f64::INFINITY,
+                equal_cores: f64::INFINITY,
                 ends: None,
             });
             if view.node(known.home).is_none() {
@@ -120,6 +130,7 @@ impl FairWorld {
             }
             known.done += done * speed;
             known.total = prediction.map(|p| known.done + p.left_s * speed);
+            known.equal_cores = equal_rate.map_or(f64::INFINITY, |rate| rate * node.cores);
             known.cores = prediction.filter(|p| p.usable < 1.0).map_or(f64::INFINITY, |p| p.usable * node.cores);
         }
         self.homes.retain(|id, _| view.job(*id).is_some());
@@ -151,21 +162,23 @@ impl FairWorld {
     /// Runs the machine of every node and owner, to the end or for so many seconds: what becomes of
     /// each job, in their order.
     fn machines(&self, view: &View, until_s: Option<f64>) -> Vec<TaskResult> {
-        let mut parts: BTreeMap<(NodeId, OwnerId), (Vec<usize>, Vec<Task>)> = BTreeMap::new();
+        let mut parts: BTreeMap<(NodeId, OwnerId), Part> = BTreeMap::new();
         let mut results = vec![TaskResult { ends_s: f64::INFINITY, served: 0.0 }; self.jobs.len()];
         for (place, job) in self.jobs.values().enumerate() {
             let Some(node) = view.node(job.home) else { continue };
-            let (places, tasks) = parts.entry((job.home, job.owner)).or_default();
-            places.push(place);
-            tasks.push(job.task(node));
+            let part = parts.entry((job.home, job.owner)).or_default();
+            part.places.push(place);
+            part.tasks.push(job.task(node));
+            part.cores += job.equal_cores;
         }
         let mut owners: BTreeMap<NodeId, usize> = BTreeMap::new();
         for (home, _) in parts.keys() {
             *owners.entry(*home).or_default() += 1;
         }
-        for ((home, _), (places, tasks)) in parts {
+        for ((home, _), Part { places, tasks, cores }) in parts {
             let Some(node) = view.node(home) else { continue };
-            let capacity = node.cores * node.speed / owners[&home] as f64;
+            // Teams of threads that share a machine do less than the machine could: cores wait for each other.
+            let capacity = (node.cores / owners[&home] as f64).min(cores) * node.speed;
             let run = machine::run(&tasks, capacity, self.disturbance, until_s);
             for (place, fate) in places.into_iter().zip(run) {
                 results[place] = fate;
@@ -173,6 +186,16 @@ impl FairWorld {
         }
         results
     }
+}
+
+/// The jobs of one owner on one node.
+#[derive(Default)]
+struct Part {
+    /// Their places among all jobs.
+    places: Vec<usize>,
+    tasks: Vec<Task>,
+    /// Cores that their work takes with equal shares.
+    cores: f64,
 }
 
 impl Job {
