@@ -169,6 +169,62 @@ fn the_job_that_grows_gets_what_the_flat_one_does_not_need() {
 }
 
 #[test]
+fn an_unsound_plan_resizes_no_pod_and_is_counted() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.list();
+    w.node.policies.values_mut().for_each(|state| state.decider.break_plans());
+    let mut rejected = 0;
+    for _ in 0..14 {
+        for name in ["flat", "grows"] {
+            w.burn(name, 0.5);
+            let age_s = w.clock as f64 / SECOND as f64 - 1000.0;
+            w.print(name, &format!("step {} loss: {}", (age_s * 2.0) as u64, loss(name, age_s)));
+        }
+        let step = w.tick();
+        assert_eq!(step.plans, step.bad_plans);
+        rejected += step.bad_plans;
+    }
+    assert!(rejected >= 3, "{rejected} plans were rejected");
+    assert!(w.requested().is_empty(), "{:?}", w.requested());
+    assert!(w.state("flat").share.is_none() && w.node.jobs["uid-flat"].verdict.is_none());
+    assert!(matches!(w.node.last_decision("uid-flat"), Err(RecordError::Undecided { .. })));
+}
+
+#[test]
+fn the_gain_policy_lets_the_shorter_job_go_first() {
+    let mut w = World::new();
+    w.add("long");
+    w.add("short");
+    for pod in &mut w.pods {
+        pod.settings.policy = PolicyKind::Gainshare;
+        (pod.settings.alpha, pod.settings.interval_ms) = (None, None);
+    }
+    w.list();
+    for step in 1..=30_u64 {
+        for _ in 0..2 {
+            ["long", "short"].map(|name| w.burn(name, 0.5));
+            w.tick();
+        }
+        for (name, total) in [("long", 4000), ("short", 60)] {
+            w.print(name, &format!("step {step}/{total} loss: {}", 10.0 * (-(step as f64) / 20.0).exp()));
+        }
+        w.answer(|_| OutcomeState::Done);
+    }
+    let (long, short) = (w.state("long"), w.state("short"));
+    let share = |state: &JobReport| state.share.expect("it was decided");
+    assert!(share(&short) > 0.7 && share(&short) + share(&long) <= 1.0 + 1e-9, "{short:?} {long:?}");
+    let milli = |name: &str| w.pods.iter().find(|pod| pod.name == name).unwrap().now.requests.cpu_milli.unwrap();
+    assert!(milli("short") > 1400 && milli("short") + milli("long") <= 2000, "{} {}", milli("short"), milli("long"));
+    assert!(short.reason.contains("highest gain"), "{}", short.reason);
+    assert!(long.reason.contains("gain more per unit of CPU"), "{}", long.reason);
+    // The decision is one that can be made again.
+    let record = w.node.last_decision("uid-short").unwrap().decision.record().unwrap();
+    assert_eq!(record.replay().unwrap().differences, []);
+}
+
+#[test]
 fn a_job_may_write_its_progress_into_a_volume() {
     let mut w = World::new();
     w.add("flat");

@@ -245,7 +245,7 @@ fn lead(
     let recorder = Recorder::new(client.clone(), reporter);
     let decision = placement::run::run(leader.clone(), config.specon, records.clone());
     tasks.spawn_within("the decision about training jobs", DECISION_QUIET, decision);
-    let sizes = elastic::run::run(shares.clone(), config.elastic);
+    let sizes = elastic::run::run(shares.clone(), config.elastic, records.clone());
     tasks.spawn_within("the decision about the sizes of tasks", DECISION_QUIET, sizes);
     let nodes = scaler::run::run(leader.clone(), client.clone(), recorder.clone(), scaler::run::Settings::of(config));
     tasks.spawn_within("the decision about new nodes", DECISION_QUIET, nodes);

@@ -313,3 +313,27 @@ fn what_is_published_names_the_cause_and_the_last_change() {
     let kept = next_scale(TaskScale::default(), &ScaleDecision { workers: None, ..decision }, &refused, now);
     assert!(kept.message.contains("quota") && kept.changed_at.is_none(), "{kept:?}");
 }
+
+#[test]
+fn an_unsound_plan_changes_no_task_and_is_counted() {
+    let mut bed = bed(8000, [0.01, 0.5], 0.05, 2);
+    bed.sizes.decider.break_plans();
+    for _ in 0..8 {
+        assert_eq!(bed.pass(), []);
+    }
+    assert!(bed.sizes.rejected > 0);
+    let record = bed.sizes.records()["job"].clone();
+    assert_eq!(record.err(), Some(RecordError::Undecided), "a plan that was not carried out is not a decision");
+}
+
+#[test]
+fn the_last_decision_about_the_sizes_of_a_job_replays() {
+    let mut bed = bed(8000, [0.01, 0.5], 0.05, 2);
+    let change = bed.next_change();
+    let JobDecision { job, decision } = bed.sizes.records()["job"].clone().expect("it is recorded");
+    let record = decision.record().expect("it is recorded");
+    assert_eq!(record.plan.tasks[&job].why, change.why);
+    assert_eq!(record.replay().unwrap().differences, []);
+    let text = serde_json::to_string(&record).unwrap();
+    assert!(!text.contains("\"n\"") && !text.contains("team"), "a record contains no names: {text}");
+}

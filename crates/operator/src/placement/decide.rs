@@ -2,6 +2,7 @@
 //! core view for every policy that jobs ask for, lets the core decide, and returns [`Order`]s with
 //! their reasons. Shares stay with the node agents.
 
+use super::RECORDED_JOBS;
 use super::memory::{JobMemory, Nodes};
 use super::snapshot::ClusterSnapshot;
 use crate::state::orders::{JobFacts, JobState, Order, OrderKind};
@@ -14,11 +15,6 @@ use gainshare_kube_api::training_job::JobPolicy;
 use gainshare_kube_api::wire;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-
-/// Decisions over no more jobs than this are always recorded, so that a plan that fails its check can
-/// be made again and a user who asks gets the last decision. Decisions over more jobs are recorded when
-/// a user asks.
-pub(super) const RECORDED_JOBS: usize = 2000;
 
 /// Bounds on the cost of a move. Tenants can write the status that it is read from.
 const MOVE_COST_S: std::ops::RangeInclusive<f64> = 1.0..=600.0;

@@ -303,3 +303,15 @@ fn the_cost_of_moves_is_bounded_and_an_owner_counts_once() {
     assert_eq!(costs(&[("forger", &[0.0, -5.0])]), Some(1.0));
     assert_eq!(costs(&[("forger", &[1e300])]), Some(600.0));
 }
+
+#[test]
+fn an_unsound_plan_places_and_moves_no_job_and_is_counted() {
+    let mut lab = crowded();
+    lab.wait("four", JobPolicy::Specon);
+    let mut decider = Decider::new(rules(JobPolicy::Specon, Specon::default()));
+    decider.break_plans();
+    lab.decision.deciders.insert(JobPolicy::Specon, decider);
+    assert_eq!(specon_story(&mut lab, 8), []);
+    assert!(lab.decision.rejected >= 8, "{} plans were rejected", lab.decision.rejected);
+    assert!(lab.decision.recorded.is_empty() && lab.decision.take_category_changes().is_empty());
+}
