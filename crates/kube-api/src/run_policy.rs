@@ -31,7 +31,7 @@ pub struct Checkpoint {
 }
 
 /// The policy that decides where a job runs and whether it moves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum JobPolicy {
     /// The cluster's scheduler places jobs, and no job is moved.

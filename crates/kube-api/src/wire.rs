@@ -414,7 +414,8 @@ pub struct Settings {
     pub path: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
+/// The policy of a SharePolicy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyKind {
     Fair,
@@ -422,6 +423,10 @@ pub enum PolicyKind {
     #[default]
     Gainshare,
     Qos,
+}
+
+impl PolicyKind {
+    pub const ALL: [PolicyKind; 4] = [PolicyKind::Fair, PolicyKind::Flowcon, PolicyKind::Gainshare, PolicyKind::Qos];
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
