@@ -1,19 +1,19 @@
 //! What the operator's and the node agents' accounts may do at a real API server: roles first, then the chart's
 //! admission policies.
 
-use crate::common::{Bed, SYSTEM, eventually, text};
+use crate::common::{Bed, SYSTEM, Scenarios, eventually, text};
 use serde_json::{Value, json};
 use std::process::Command;
 
 /// A uid that no object has, in the form that uids have.
 const SOME_UID: &str = "0b54d1c2-9f51-4a8e-8e2f-0d5a7b1c2d3e";
 
-pub(crate) fn check(bed: &Bed) {
-    roles(bed);
+pub(crate) fn check(scenarios: &mut Scenarios, bed: &Bed) {
+    scenarios.run("the roles grant what the work needs and no more", || roles(bed));
     let operator = Operator { bed, account: format!("--as=system:serviceaccount:{SYSTEM}:gainshare-operator") };
-    creation_of_pods(&operator);
-    changes_of_pods(&operator);
-    jobs_webhook_and_secrets(&operator);
+    scenarios.run("the operator creates pods of TrainingJobs only", || creation_of_pods(&operator));
+    scenarios.run("the operator changes no foreign pod", || changes_of_pods(&operator));
+    scenarios.run("the operator changes no foreign Job and reads no Secret", || jobs_webhook_and_secrets(&operator));
 }
 
 fn can(bed: &Bed, account: &str, verb: &str, what: &str) -> bool {

@@ -4,11 +4,12 @@
 //! its own ServiceAccount, so it has the rights that the chart grants and no others. This test plays the node
 //! agents, with tokens bound to the agents' pods. Needs root.
 
+#[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
-#[path = "operator/rights.rs"]
+#[path = "cluster/rights.rs"]
 mod rights;
 
-use common::{Bed, SYSTEM, eventually, text};
+use common::{Bed, SYSTEM, Scenarios, checkout, eventually, text};
 use gainshare_kube_api::names::ORIGINAL_ANNOTATION;
 use gainshare_kube_api::resize::{Amounts, Resources};
 use gainshare_kube_api::share_policy::SharePolicy;
@@ -22,7 +23,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 impl Bed {
     fn chart(&self, more: &[&str]) -> String {
@@ -223,9 +224,10 @@ fn the_operator_in_a_real_cluster() {
     bed.run("kubectl", &["apply", "-n", SYSTEM, "-f", "-"], &chart);
     bed.kubectl(&["wait", "--for=condition=Established", "crd/sharepolicies.gainshare.dev", "--timeout=30s"]);
 
-    plain_manifests_are_fresh(&bed);
-    rights::check(&bed);
-    mistakes_are_answered_with_help(&bed);
+    let mut scenarios = Scenarios::default();
+    scenarios.run("the plain manifests are fresh", || plain_manifests_are_fresh(&bed));
+    rights::check(&mut scenarios, &bed);
+    scenarios.run("mistakes are answered with help", || mistakes_are_answered_with_help(&bed));
 
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let token = bed.kubectl(&["create", "token", "gainshare-operator", "-n", SYSTEM]).trim().to_owned();
@@ -257,14 +259,37 @@ fn the_operator_in_a_real_cluster() {
     let mut agents = (agent("kwok-0", TOKEN_AUDIENCE), agent("kwok-1", TOKEN_AUDIENCE));
     eventually("an operator that answers", || agents.0.ask(None, Vec::new(), 0).ok());
 
-    who_may_ask(&bed, &agent, &mut agents.0);
-    resizes(&bed, &mut agents);
-    conditions(&bed, &mut agents);
-    webhook(&bed, address);
-    given_back(&bed, &runtime, &client, &mut agents.0);
+    share_pods(&bed);
+    scenarios.run("only a node agent may ask, and for its own node", || who_may_ask(&bed, &agent, &mut agents.0));
+    scenarios.run("pods are resized within their pool", || resizes(&bed, &mut agents));
+    scenarios.run("conditions and notes name what is wrong and what is decided", || conditions(&bed, &mut agents));
+    scenarios.run("pods start tuned where the namespace asks for it", || webhook(&bed, address));
+    scenarios.run("pods get their own values back", || given_back(&bed, &runtime, &client, &mut agents.0));
+    scenarios.run("an operator that ends frees the lease", || {
+        end.send(()).unwrap();
+        runtime.block_on(running).unwrap().unwrap();
+        ended_operator(&bed);
+    });
+    scenarios.finish();
+}
 
-    end.send(()).unwrap();
-    runtime.block_on(running).unwrap().unwrap();
+fn deploy(file: &str) -> String {
+    checkout().join("deploy").join(file).to_str().unwrap().to_owned()
+}
+
+/// The policy and the pods of the scenarios: two pods on the first node, one on the second.
+fn share_pods(bed: &Bed) {
+    bed.apply(policy("training", json!({"selector": {"matchLabels": {"role": "training"}}})));
+    for (name, node) in [("a", "kwok-0"), ("b", "kwok-0"), ("far", "kwok-1")] {
+        bed.apply(pod(name, node, burstable()));
+    }
+}
+
+fn burstable() -> Value {
+    json!({"requests": {"cpu": "500m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}})
+}
+
+fn ended_operator(bed: &Bed) {
     bed.apply(pod("unasked", "kwok-1", json!({})));
     assert!(
         bed.get("pod", "unasked")["spec"]["containers"][0]["env"].is_null(),
@@ -273,10 +298,6 @@ fn the_operator_in_a_real_cluster() {
     let lease =
         bed.kubectl(&["get", "lease", "gainshare-operator", "-n", SYSTEM, "-o", "jsonpath={.spec.holderIdentity}"]);
     assert_eq!(lease, "", "an operator that ends frees the lease for a standby");
-}
-
-fn deploy(file: &str) -> String {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(file).to_str().unwrap().to_owned()
 }
 
 fn plain_manifests_are_fresh(bed: &Bed) {
@@ -335,11 +356,6 @@ fn who_may_ask(bed: &Bed, agent: &dyn Fn(&str, &str) -> Agent, good: &mut Agent)
 }
 
 fn resizes(bed: &Bed, agents: &mut (Agent, Agent)) {
-    bed.apply(policy("training", json!({"selector": {"matchLabels": {"role": "training"}}})));
-    let burstable = json!({"requests": {"cpu": "500m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}});
-    for (name, node) in [("a", "kwok-0"), ("b", "kwok-0"), ("far", "kwok-1")] {
-        bed.apply(pod(name, node, burstable.clone()));
-    }
     let pods = eventually("two pods on the first node's list", || Some(agents.0.list()).filter(|pods| pods.len() == 2));
     assert_eq!((pods[0].policy.as_str(), pods[0].owner.starts_with("Pod/")), ("training", true));
     let uid = |name: &str| bed.get("pod", name)["metadata"]["uid"].as_str().unwrap().to_owned();
@@ -365,12 +381,15 @@ fn resizes(bed: &Bed, agents: &mut (Agent, Agent)) {
     assert_eq!(states, [OutcomeState::Done, OutcomeState::Done]);
     assert_eq!((cpu(&bed.get("pod", "a")), cpu(&bed.get("pod", "b"))), ("700m".into(), "300m".into()));
 
-    // A long poll ends when there is news, long before its time.
+    // A long poll ends when there is news. An answer that came because the time was over has no list.
     let seen = agents.1.list().len();
-    let started = Instant::now();
-    bed.apply(pod("late", "kwok-1", burstable.clone()));
-    while agents.1.ask(Some(Vec::new()), Vec::new(), 20_000).unwrap().pods.is_none_or(|pods| pods.len() == seen) {}
-    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+    bed.apply(pod("late", "kwok-1", burstable()));
+    let mut listed = seen;
+    while listed == seen {
+        let answer = agents.1.ask(Some(Vec::new()), Vec::new(), 20_000).unwrap();
+        listed = answer.pods.expect("the new pod ends the long poll").len();
+    }
+    assert_eq!(listed, seen + 1);
     bed.kubectl(&["delete", "pod", "late", "-n", "team", "--now", "--wait=false"]);
 }
 
@@ -481,9 +500,12 @@ fn given_back(bed: &Bed, runtime: &tokio::runtime::Runtime, client: &Client, age
         agent.list().iter().any(|pod| pod.uid == uid).then_some(())
     });
     assert_eq!(agent.resize(&uid, 11, 100), OutcomeState::Done);
-    let count = runtime.block_on(operator::release(&operator_config(([127, 0, 0, 1], 0).into()), client)).unwrap();
-    assert!(count <= 1, "the running operator may have restored it before the first list");
-    restored("values given back before an uninstall", "a");
+    runtime.block_on(operator::release(&operator_config(([127, 0, 0, 1], 0).into()), client)).unwrap();
+    for name in ["a", "b"] {
+        let pod = bed.get("pod", name);
+        assert_eq!(cpu(&pod), "500m", "{name} has its own values when the release returns");
+        assert!(pod["metadata"]["annotations"][ORIGINAL_ANNOTATION].is_null(), "{pod:#}");
+    }
     let restarts = bed.get("pod", "a")["status"]["containerStatuses"][0]["restartCount"].clone();
     assert_eq!(restarts, 0);
     assert!(agent.list().is_empty(), "switched off, nothing is shared");
