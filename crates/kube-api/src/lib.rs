@@ -30,6 +30,7 @@ pub mod decision_record;
 pub mod facts;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
+pub mod immovable;
 pub mod names;
 pub mod placement_reason;
 pub mod pod_note;

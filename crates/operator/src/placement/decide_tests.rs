@@ -7,6 +7,7 @@ use crate::state::workload::WorkloadKind;
 use gainshare_core::model::Time;
 use gainshare_core::signal::{Outlook, Report, Signal};
 use gainshare_core::view::Phase;
+use gainshare_kube_api::immovable::ImmovableReason;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -202,7 +203,7 @@ fn a_converged_job_leaves_those_that_grow_and_only_once() {
 #[test]
 fn jobs_that_cannot_move_or_whose_agent_is_silent_are_left_alone() {
     let mut lab = crowded();
-    lab.job("three").0.movable = Err("it has no checkpoint".to_owned());
+    lab.job("three").0.movable = Err(ImmovableReason::NoCheckpoint);
     assert_eq!(specon_story(&mut lab, 8), []);
     let mut lab = crowded();
     lab.snapshot.nodes.get_mut("a").unwrap().heard = false;

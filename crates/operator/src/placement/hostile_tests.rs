@@ -12,6 +12,7 @@ use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
 use crate::state::workload::WorkloadKind;
 use gainshare_kube_api::bounds::NodeFacts;
+use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::wire::SyncRequest;
 use serde_json::{Value, json};
@@ -152,7 +153,7 @@ impl Dice {
             arrived: since,
             policy: self.pick(&[JobPolicy::Specon, JobPolicy::Gainshare, JobPolicy::Flowcon2]),
             state,
-            movable: if self.roll(3) == 0 { Err("not now".to_owned()) } else { Ok(()) },
+            movable: if self.roll(3) == 0 { Err(ImmovableReason::NoCheckpoint) } else { Ok(()) },
             pod_uid: Some(format!("pod-{}", self.roll(PODS))),
             cpu_request_milli: self.pick(&[0, 500, u64::MAX]),
             memory_request_bytes: self.pick(&[0, 1 << 30, u64::MAX]),

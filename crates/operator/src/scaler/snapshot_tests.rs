@@ -3,6 +3,7 @@
 use super::*;
 use crate::state::workload::WorkloadKind;
 use gainshare_kube_api::bounds::NodeFacts;
+use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::names::{DEADLINE_ANNOTATION, EPOCH_LABEL, JOB_LABEL, POLICY_ANNOTATION};
 use gainshare_kube_api::training_job::JobPolicy;
 use gainshare_kube_api::wire::{self, Beat, Category, SyncRequest};
@@ -175,6 +176,6 @@ fn a_running_job_is_late_if_a_miss_is_predicted_and_it_can_be_moved() {
     assert_eq!(read_one(&world, &report(Some(Standing::OnTime), Some(left)), runs()), None);
     assert_eq!(read_one(&world, &report(None, Some(left)), runs()), None);
     assert_eq!(read_one(&world, &report(Some(Standing::AtRisk), None), runs()), None);
-    let stays = JobFacts { movable: Err("no checkpoint".to_owned()), ..runs() };
+    let stays = JobFacts { movable: Err(ImmovableReason::NoCheckpoint), ..runs() };
     assert_eq!(read_one(&world, &report(Some(Standing::AtRisk), Some(left)), stays), None);
 }

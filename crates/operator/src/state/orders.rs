@@ -7,6 +7,7 @@
 //! and no caller holds it for long.
 
 use super::workload::{WorkloadKey, WorkloadKind};
+use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::names::NamespacedName;
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::JobPolicy;
@@ -57,7 +58,7 @@ pub(crate) struct JobFacts {
     pub(crate) policy: JobPolicy,
     pub(crate) state: JobState,
     /// Why the job must stay where it is.
-    pub(crate) movable: Result<(), String>,
+    pub(crate) movable: Result<(), ImmovableReason>,
     /// The pod that runs, or waits for its place.
     pub(crate) pod_uid: Option<String>,
     /// What the pod requests, in thousandths of a core and in bytes.

@@ -25,6 +25,7 @@ use crate::jobs::waiting::{bounded_wait, missing_node_sentence, overdue, removed
 use crate::jobs::workload::JournalStep;
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{JobSnapshot, NodeState, PodSnapshot, Stop};
+use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::names::is_our_job;
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::{Attempt, CleanPodPolicy, State, Stopping, TrainingJobStatus};
@@ -481,13 +482,13 @@ pub(crate) fn asked(job: &JobSnapshot) -> Option<Order> {
 }
 
 /// Why the job must stay where it is.
-pub(crate) fn movable(job: &JobSnapshot) -> Result<(), String> {
+pub(crate) fn movable(job: &JobSnapshot) -> Result<(), ImmovableReason> {
     if job.spec.checkpoint.is_none() {
-        return Err("spec.checkpoint is missing, so it could not resume elsewhere".to_owned());
+        return Err(ImmovableReason::NoCheckpoint);
     }
     match (&job.status.unmovable, job.spec.policy) {
-        (Some(why), _) => Err(why.clone()),
-        (None, policy) if !policy.places_pods() => Err(format!("its policy is {}", policy.name())),
+        (Some(why), _) => Err(ImmovableReason::FailedMove(why.clone())),
+        (None, policy) if !policy.places_pods() => Err(ImmovableReason::Policy(policy)),
         (None, _) => Ok(()),
     }
 }

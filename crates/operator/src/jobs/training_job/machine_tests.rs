@@ -12,6 +12,7 @@ use crate::jobs::pods::PodFault;
 use crate::jobs::training_job::action::{Action, Snapshot};
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{NodeState, Nodes};
+use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_core::invariants::Invariants;
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::{State, Stopping};
@@ -172,7 +173,7 @@ fn a_job_that_cannot_save_stays_and_says_so() {
 fn without_a_checkpoint_nothing_is_moved() {
     let mut world = running(143);
     world.change_job(|job| job.spec.checkpoint = None);
-    assert!(movable(world.job.as_ref().unwrap()).unwrap_err().contains("spec.checkpoint"));
+    assert_eq!(movable(world.job.as_ref().unwrap()), Err(ImmovableReason::NoCheckpoint));
     order(&mut world, OrderKind::Move, "b");
     assert_eq!(work(&mut world), ["removeorder", "write noted"]);
     assert!(message(&world).contains("spec.checkpoint is missing"), "{}", message(&world));
