@@ -4,7 +4,7 @@
 use super::*;
 use gainshare_kube_api::fixtures::pod_on_node;
 use gainshare_kube_api::resize::Amounts;
-use gainshare_kube_api::wire::{Collector, ResizeObstacle};
+use gainshare_kube_api::wire::{CollectorKind, ResizeObstacle};
 use std::io::Write;
 
 const SECOND: u64 = 1_000_000;
@@ -133,7 +133,7 @@ impl World {
         self.list();
     }
 
-    fn state(&self, name: &str) -> JobState {
+    fn state(&self, name: &str) -> JobReport {
         self.node.states().into_iter().find(|s| s.uid == format!("uid-{name}")).unwrap()
     }
 }
@@ -159,8 +159,8 @@ fn the_job_that_grows_gets_what_the_flat_one_does_not_need() {
     assert!(requested["uid-flat"] <= 510 && requested["uid-grows"] >= 1490, "{requested:?}");
     assert!(requested.values().sum::<u64>() <= 2000, "{requested:?}");
     let flat = w.state("flat");
-    assert_eq!((flat.category, flat.growth), (gainshare_kube_api::wire::Category::Converged, Some(0.0)));
-    assert_eq!(w.state("grows").category, gainshare_kube_api::wire::Category::Growing);
+    assert_eq!((flat.category, flat.growth), (gainshare_kube_api::wire::ReportedCategory::Converged, Some(0.0)));
+    assert_eq!(w.state("grows").category, gainshare_kube_api::wire::ReportedCategory::Growing);
     assert_eq!(w.state("grows").progress.metric.as_deref(), Some("loss"));
     // The decrease comes first.
     assert_eq!(w.node.resizes()[0].uid, "uid-flat");
@@ -230,7 +230,7 @@ fn a_job_may_write_its_progress_into_a_volume() {
     w.add("flat");
     w.add("grows");
     let settings = &mut w.pods[1].settings;
-    (settings.collector, settings.path) = (Collector::File, Some("run/metrics.csv".into()));
+    (settings.collector, settings.path) = (CollectorKind::File, Some("run/metrics.csv".into()));
     w.list();
     w.live(2, loss);
     // Its output is not read, and the file does not exist yet.
@@ -249,7 +249,7 @@ fn a_job_may_write_its_progress_into_a_volume() {
     }
     let grows = w.state("grows");
     assert_eq!((grows.progress.metric.as_deref(), grows.progress.step), (Some("val_loss"), Some(20)));
-    assert_eq!(grows.category, gainshare_kube_api::wire::Category::Growing);
+    assert_eq!(grows.category, gainshare_kube_api::wire::ReportedCategory::Growing);
     assert!(w.requested()["uid-grows"] >= 1490, "{:?}", w.requested());
 }
 
@@ -351,7 +351,7 @@ fn a_new_agent_keeps_resized_pods_until_it_has_measured() {
     assert!(w.requested().is_empty(), "{:?}", w.requested());
     w.live(5, loss);
     // It has decided the same, so there is nothing to resize.
-    assert_eq!(w.state("flat").category, gainshare_kube_api::wire::Category::Converged);
+    assert_eq!(w.state("flat").category, gainshare_kube_api::wire::ReportedCategory::Converged);
     assert!(w.requested().is_empty(), "{:?}", w.requested());
 }
 
@@ -546,7 +546,7 @@ fn a_late_pod_gets_what_its_deadline_needs() {
     // With half of the node it would take 40 s; 28 s are left after 6.
     let w = with_deadline(34, 6);
     let due = w.state("due");
-    assert_eq!(due.standing, Some(gainshare_kube_api::deadline::Standing::OnTime), "{due:?}");
+    assert_eq!(due.standing, Some(gainshare_kube_api::deadline::DeadlineState::OnTime), "{due:?}");
     assert!(due.forecast.is_some() && due.share.is_some_and(|share| share > 0.55), "{due:?}");
     assert!(w.requested()["uid-due"] > 1100 && w.requested().values().sum::<u64>() <= 2000, "{:?}", w.requested());
 }
@@ -567,6 +567,6 @@ fn the_operator_learns_what_a_followed_job_has_left_to_do() {
 fn a_deadline_that_cannot_be_met_is_reported_at_once_and_harms_no_other_pod() {
     let w = with_deadline(8, 4);
     let due = w.state("due");
-    assert_eq!(due.standing, Some(gainshare_kube_api::deadline::Standing::AtRisk), "{due:?}");
+    assert_eq!(due.standing, Some(gainshare_kube_api::deadline::DeadlineState::AtRisk), "{due:?}");
     assert!(due.forecast.is_some() && due.share.is_some_and(|share| share < 0.5), "{due:?}");
 }

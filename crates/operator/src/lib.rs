@@ -29,7 +29,7 @@ pub use shares::release::release;
 
 use crate::http::peers::{Limits, Peers};
 use crate::http::tls::{Authority, TlsError};
-use gainshare_kube_api::deadline::Standing;
+use gainshare_kube_api::deadline::DeadlineState;
 use http::serve::{Leading, ServerState};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::runtime::events::{Recorder, Reporter};
@@ -316,7 +316,7 @@ fn count(shares: &Shares) {
     agents.forget_silent(now);
     leader.metrics.agents.set(agents.heard_count(now) as i64);
     let standings = agents.standings();
-    for standing in [Standing::Unknown, Standing::OnTime, Standing::AtRisk, Standing::Missed] {
+    for standing in [DeadlineState::Unknown, DeadlineState::OnTime, DeadlineState::AtRisk, DeadlineState::Missed] {
         let labels = state::metrics::StateLabels { state: standing.name() };
         let number = standings.get(&standing).copied().unwrap_or(0);
         leader.metrics.deadlines.get_or_create(&labels).set(number.into());

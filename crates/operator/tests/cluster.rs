@@ -15,7 +15,7 @@ use gainshare_kube_api::resize::{Amounts, Resources};
 use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::training_job::TrainingJob;
 use gainshare_kube_api::wire::{
-    Answer, Beat, Category, JobState, OutcomeState, Resize, SYNC_PATH, SyncRequest, TOKEN_AUDIENCE,
+    Answer, JobReport, NodeTotals, OutcomeState, ReportedCategory, Resize, SYNC_PATH, SyncRequest, TOKEN_AUDIENCE,
 };
 use gainshare_operator as operator;
 use kube::{Client, Config, CustomResourceExt, config};
@@ -73,7 +73,7 @@ struct Agent {
 
 impl Agent {
     /// The answer, or the code of the refusal.
-    fn ask(&mut self, jobs: Option<Vec<JobState>>, resizes: Vec<Resize>, wait_ms: u32) -> Result<Answer, String> {
+    fn ask(&mut self, jobs: Option<Vec<JobReport>>, resizes: Vec<Resize>, wait_ms: u32) -> Result<Answer, String> {
         self.seq += 1;
         let sync = SyncRequest {
             node: self.node.clone(),
@@ -81,7 +81,7 @@ impl Agent {
             seq: self.seq,
             seen: self.seen,
             wait_ms,
-            beat: Beat::default(),
+            beat: NodeTotals::default(),
             jobs,
             resizes,
         };
@@ -411,7 +411,7 @@ fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
     assert!(message("training", "Resizable", "True").contains("every selected pod"));
 
     let uid = bed.get("pod", "a")["metadata"]["uid"].as_str().unwrap().to_owned();
-    let job = |category, value| JobState {
+    let job = |category, value| JobReport {
         uid: uid.clone(),
         container: "main".to_owned(),
         category,
@@ -423,7 +423,7 @@ fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
         forecast: None,
         standing: None,
     };
-    agents.0.ask(Some(vec![job(Category::Growing, 3.0)]), Vec::new(), 0).unwrap();
+    agents.0.ask(Some(vec![job(ReportedCategory::Growing, 3.0)]), Vec::new(), 0).unwrap();
     let status = || bed.get("pod", "a")["metadata"]["annotations"]["gainshare.dev/status"].as_str().map(str::to_owned);
     let note = eventually("a note on the pod", || status().filter(|note| note.contains("growing")));
     assert!(note.contains("\"sharePercent\":70"), "{note}");
@@ -437,7 +437,7 @@ fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
     let version = |kind: &str, name: &str| bed.get(kind, name)["metadata"]["resourceVersion"].clone();
     let before = (version("pod", "a"), version("sharepolicy", "training"));
     for step in 0..10 {
-        agents.0.ask(Some(vec![job(Category::Growing, 2.0 - f64::from(step) / 10.0)]), Vec::new(), 0).unwrap();
+        agents.0.ask(Some(vec![job(ReportedCategory::Growing, 2.0 - f64::from(step) / 10.0)]), Vec::new(), 0).unwrap();
         std::thread::sleep(Duration::from_millis(200));
     }
     std::thread::sleep(Duration::from_secs(2));

@@ -4,7 +4,7 @@ use super::*;
 use crate::http::listen;
 use crate::http::peers::{Limits, Peers};
 use crate::http::tls::Authority;
-use gainshare_kube_api::wire::{Beat, Category, JobState, TOKEN_AUDIENCE};
+use gainshare_kube_api::wire::{JobReport, NodeTotals, ReportedCategory, TOKEN_AUDIENCE};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -100,7 +100,7 @@ fn sync_of(node: &str) -> SyncRequest {
         seq: 1,
         seen: 0,
         wait_ms: 0,
-        beat: Beat::default(),
+        beat: NodeTotals::default(),
         jobs: None,
         resizes: Vec::new(),
     }
@@ -247,10 +247,10 @@ async fn a_peer_without_proof_has_few_connections() {
 #[tokio::test(flavor = "multi_thread")]
 async fn foreign_reports_are_dropped_and_counted() {
     let bench = bench(limits(), None).await;
-    let job = JobState {
+    let job = JobReport {
         uid: "on-node-b".to_owned(),
         container: "main".to_owned(),
-        category: Category::Converged,
+        category: ReportedCategory::Converged,
         growth: None,
         progress: Default::default(),
         share: None,

@@ -20,7 +20,7 @@ use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::fixtures::manifest;
 use gainshare_kube_api::resize::{self, LEAST_CPU_MILLI};
 use gainshare_kube_api::select::PolicyFacts;
-use gainshare_kube_api::wire::{Beat, PodOnNode};
+use gainshare_kube_api::wire::{NodeTotals, PodOnNode};
 use parking_lot::Mutex;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -178,7 +178,7 @@ impl Agent {
             seq: self.seq,
             seen: self.seen,
             wait_ms: 0,
-            beat: Beat { at_us: self.seq, ..Beat::default() },
+            beat: NodeTotals { at_us: self.seq, ..NodeTotals::default() },
             jobs: Some(Vec::new()),
             resizes: self.wanted.clone(),
         };

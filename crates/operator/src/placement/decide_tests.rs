@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// A cluster in which time passes and orders can be carried out.
 struct Lab {
-    decision: Decision,
+    decision: Placements,
     snapshot: ClusterSnapshot,
 }
 
@@ -33,7 +33,7 @@ impl Lab {
     fn new(nodes: &[(&str, f64)]) -> Lab {
         let nodes = nodes.iter().map(|(name, cores)| ((*name).to_owned(), node(*cores))).collect();
         Lab {
-            decision: Decision::default(),
+            decision: Placements::default(),
             snapshot: ClusterSnapshot { now: Time::from_secs_f64(1e6), nodes, jobs: vec![] },
         }
     }
@@ -193,8 +193,12 @@ fn a_converged_job_leaves_those_that_grow_and_only_once() {
     let orders = specon_story(&mut lab, 8);
     assert_eq!(orders.len(), 1, "{orders:?}");
     assert_eq!((orders[0].1.as_str(), orders[0].2.as_str(), orders[0].3), ("three", "b", OrderKind::Move));
-    let categories: BTreeMap<String, wire::Category> = lab.decision.take_category_changes().into_iter().collect();
-    assert_eq!((categories["one"], categories["three"]), (wire::Category::Growing, wire::Category::Converged));
+    let categories: BTreeMap<String, wire::ReportedCategory> =
+        lab.decision.take_category_changes().into_iter().collect();
+    assert_eq!(
+        (categories["one"], categories["three"]),
+        (wire::ReportedCategory::Growing, wire::ReportedCategory::Converged)
+    );
     // The move was not carried out (the controller could not): it is not asked for again, because
     // the algorithm deals with each job once.
     assert_eq!(specon_story(&mut lab, 8), []);

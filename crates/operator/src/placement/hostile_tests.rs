@@ -12,8 +12,8 @@ use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
 use crate::state::workload::WorkloadKind;
 use gainshare_kube_api::bounds::NodeFacts;
-use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::wire::SyncRequest;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -184,7 +184,7 @@ fn run(seed: u64) -> u64 {
     let mut dice = Dice(seed);
     let leader = Leader::new(Arc::new(Metrics::new()), 1);
     let (began, mut taken) = (Instant::now(), 0);
-    let mut decision = Decision::new(Specon::default());
+    let mut decision = Placements::new(Specon::default());
     for round in 1..=ROUNDS {
         leader.change(|world| {
             for node in NODES {

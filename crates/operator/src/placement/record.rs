@@ -10,7 +10,7 @@
 //! about the sizes of tasks is put here when it is made ([`RecordRequests::put_sizes`]), and answered at once.
 
 use super::RECORDED_JOBS;
-use super::decide::Decision;
+use super::decide::Placements;
 use gainshare_core::decider::Decision as RecordedPlan;
 use gainshare_core::model::JobId;
 use gainshare_kube_api::training_job::JobPolicy;
@@ -75,7 +75,7 @@ impl RecordRequests {
     }
 
     /// Answers after a pass. Requests that need the next decision stay.
-    pub(super) fn answer(&self, decision: &mut Decision) {
+    pub(super) fn answer(&self, decision: &mut Placements) {
         let mut pending = self.pending.lock();
         for request in std::mem::take(&mut *pending) {
             // A user who does not wait any longer needs no answer.
@@ -97,7 +97,7 @@ impl RecordRequests {
     }
 }
 
-impl Decision {
+impl Placements {
     /// The last decision about a job; `None` if the next one will be recorded and the request has to wait.
     fn recorded_about(&mut self, uid: &str) -> Option<Result<JobDecision, RecordError>> {
         let Some(memory) = self.jobs.get(uid) else {

@@ -84,7 +84,7 @@ async fn a_placement_is_served_on_request_and_replays() {
     assert!(head.starts_with("HTTP/1.1 503") && body.contains("does not lead"), "{head} {body}");
 
     leading.send_replace(Some(leading_replica()));
-    let mut decision = Decision::new(Specon::default());
+    let mut decision = Placements::new(Specon::default());
     let jobs = vec![facts("vae", JobPolicy::Gainshare), facts("gru", JobPolicy::Specon), facts("own", JobPolicy::Na)];
     assert_eq!(decision.decide(&snapshot(jobs)).len(), 2);
     let passes = requests.clone();
@@ -116,7 +116,7 @@ async fn a_placement_is_served_on_request_and_replays() {
 #[test]
 fn a_large_cluster_records_the_next_decision_after_a_request() {
     let requests = RecordRequests::default();
-    let mut decision = Decision::new(Specon::default());
+    let mut decision = Placements::new(Specon::default());
     let mut jobs: Vec<JobFacts> =
         (0..=RECORDED_JOBS).map(|index| facts(&index.to_string(), JobPolicy::Gainshare)).collect();
     decision.decide(&snapshot(jobs.clone()));
