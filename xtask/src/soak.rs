@@ -5,7 +5,7 @@
 //! warm-up; a quantity is *flat* if its median over the last third is at most a little above its median over
 //! the second third.
 //!
-//! The daemon remembers the last [`JOBS_KEPT`] jobs. Before so many have ended, memory and journal grow as
+//! The daemon remembers the last [`JOBS_KEPT`] jobs. Before this number has ended, memory and journal grow as
 //! intended; they are judged only in a run that is long enough, and printed in any.
 
 use crate::bench::{self, Lab};
@@ -30,7 +30,7 @@ pub(crate) struct Args {
 /// The daemon remembers this many ended jobs.
 const JOBS_KEPT: u64 = 1000;
 
-/// Jobs are submitted so many at a time.
+/// The number of jobs that are submitted at a time.
 const BATCH: u32 = 10;
 
 /// A short job that reports.

@@ -64,7 +64,7 @@ pub struct StoppedPod {
 }
 
 impl Journal {
-    /// Reads the annotation. Whatever it says, counts and lists are within the bounds that the
+    /// Reads the annotation. For any content, counts and lists are within the bounds that the
     /// operator itself keeps.
     pub fn read(text: &str) -> Result<Journal, serde_json::Error> {
         let mut journal: Journal = serde_json::from_str(text)?;

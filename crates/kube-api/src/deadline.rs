@@ -20,7 +20,7 @@ use std::fmt;
 pub struct Deadline {
     /// Milliseconds since 1970.
     pub at_ms: u64,
-    /// So much lateness is tolerated.
+    /// The lateness that is tolerated.
     #[serde(default)]
     pub tolerance_ms: u64,
 }

@@ -97,7 +97,7 @@ pub struct SharePolicySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub container: Option<String>,
-    /// Which of the printed numbers says how the job does; found by itself if left out.
+    /// The metric to follow. Default: chosen from the output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objective: Option<Objective>,
     /// How progress is read.
@@ -144,7 +144,7 @@ pub struct Objective {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub metric: Option<String>,
-    /// Whether less or more of it is better; its name says if left out.
+    /// `minimize` or `maximize`. Default: by the metric's name.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<Direction>,
 }

@@ -1,5 +1,5 @@
-//! The policies that the custom resources take: the definitions have the names of the table in `gainshare-core`, and the
-//! programs have a variant for each name and no other.
+//! The policies that the custom resources take: the definitions have the names of the table in `gainshare-core`, and
+//! the programs have a variant for each name and no other.
 
 use gainshare_core::policies::Preset;
 use gainshare_kube_api::policy_names::{job_policies, share_policies};

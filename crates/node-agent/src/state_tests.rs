@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    /// A second passes, in which these pods use so much CPU evenly; then each reports the step.
+    /// A second passes, in which these pods use `cpu_s` evenly; then each reports the step.
     fn train(&mut self, step: u64, cpu_s: [(&str, f64); 2]) {
         for _ in 0..2 {
             cpu_s.iter().for_each(|(name, cpu_s)| self.burn(name, cpu_s / 2.0));
@@ -523,8 +523,8 @@ fn the_last_decision_about_a_pod_replays() {
     assert!(matches!(world.node.last_decision("uid-other"), Err(RecordError::NotShared { .. })));
 }
 
-/// Two pods of `qos` that make one step per second with half of the node; `due` has a deadline so many seconds
-/// from now, for its 40 steps.
+/// Two pods of `qos` that make one step per second with half of the node; `due` has a deadline in `due_s`, for its 40
+/// steps.
 fn with_deadline(due_s: u64, seconds: u64) -> World {
     let mut w = World::new();
     w.add("other");

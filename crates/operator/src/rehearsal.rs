@@ -30,7 +30,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A job that has not settled after so many steps never will.
+/// A job that has not settled after this number of steps never will.
 const MOST_STEPS: usize = 50;
 /// All jobs run after fewer rounds than this.
 const MOST_ROUNDS: usize = 500;
@@ -56,7 +56,7 @@ pub enum RehearsalError {
     NotRunning { waiting: usize, jobs: usize },
 }
 
-/// Measures so many jobs of eight tasks on so many nodes.
+/// Measures this number of jobs of eight tasks on this number of nodes.
 pub fn rehearse(jobs: usize, nodes: usize) -> Result<Value, RehearsalError> {
     let mut cluster = Cluster::new(nodes);
     // All jobs wait: no node takes pods yet.
@@ -133,7 +133,7 @@ impl Cluster {
         Cluster { leader, line, objects, pods, nodes, version: 1, now, writes: 0, decided_cpu_s: 0.0 }
     }
 
-    /// The first so many nodes take pods, and the others do not.
+    /// The number of nodes, from the first on, that take pods. The others do not.
     fn open_nodes(&mut self, all: usize, open: usize) -> Result<(), RehearsalError> {
         for index in 0..all {
             let size = json!({"cpu": NODE_CORES.to_string(), "memory": "256Gi", "pods": "110"});

@@ -24,7 +24,7 @@ const NODES: u32 = 6;
 const SLOTS: usize = 12;
 /// Longer than the time in which the gates of one gang are opened, one request after the other.
 const LONGEST_OPENING: Duration = Duration::from_secs(20);
-/// All jobs end within so many minutes, or they hang.
+/// All jobs end within this number of minutes, or they hang.
 const PATIENCE_MIN: usize = 6;
 
 #[test]

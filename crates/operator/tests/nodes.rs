@@ -29,7 +29,7 @@ fn deadlines_get_nodes() {
     scenarios.finish();
 }
 
-/// A job of so many workers, each of which takes most of a node of 32 cores.
+/// A job of this number of workers, each of which takes most of a node of 32 cores.
 fn job(name: &str, workers: u32, deadline_s: u32) -> Value {
     let container = json!({
         "name": "tensorflow", "image": "busybox:local", "command": ["sleep", "600"],

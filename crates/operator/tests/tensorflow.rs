@@ -14,7 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A job ends within so many minutes, or it hangs.
+/// A job ends within this number of minutes, or it hangs.
 const PATIENCE_MIN: usize = 4;
 
 #[test]

@@ -28,12 +28,12 @@ const SEED: u64 = 14;
 /// The first pieces of a connection are passed on: they set up the encryption.
 const SPARED: u32 = 3;
 
-/// For so long nothing arrives on a muted connection; then it is cut.
+/// How long nothing arrives on a muted connection; then it is cut.
 const MUTED: Duration = Duration::from_secs(3);
 
 const LONGEST_DELAY_MS: u64 = 600;
 
-/// Of a thousand pieces so many are late, cut and muted.
+/// How many of a thousand pieces are late, cut and muted.
 const LATE: u64 = 150;
 const CUT: u64 = 30;
 const MUTE: u64 = 20;

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 /// Together less than the machine has, so that each node really has what it names.
 const NODES: [(&str, f64); 2] = [("one", 0.7), ("two", 0.7)];
 const ROUNDS: [&str; 2] = ["stock", "operator"];
-/// A hot server must bring so much when it is resized.
+/// The least gain of resizing a hot server.
 const LEAST_SPEEDUP: f64 = 1.5;
 /// The CPU that the slow server gets, in thousandths of a core.
 const HOT_MILLI: u64 = 40;

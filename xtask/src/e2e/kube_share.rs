@@ -288,7 +288,7 @@ fn faults(kube: &Kube, short: bool, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Limits stay as they are for so long.
+/// How long limits stay as they are.
 fn hold(kube: &Kube, pods: &[Pod], before: &[u64], time: Duration, why: &str) -> Result<()> {
     let began = Instant::now();
     while began.elapsed() < time {

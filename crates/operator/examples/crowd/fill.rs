@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
-/// One node in so many has few jobs.
+/// One node in this number of nodes has few jobs.
 const LIGHT: usize = 50;
 /// How many it has.
 const LIGHT_LAYERS: usize = 4;

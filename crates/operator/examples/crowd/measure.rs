@@ -154,7 +154,7 @@ fn http_get(path: &str) -> Result<axum::http::Request<Vec<u8>>> {
     Ok(axum::http::Request::get(path).body(Vec::new())?)
 }
 
-/// Half, all but one in a hundred, and all of these were within so many milliseconds.
+/// Milliseconds within which half, all but one in a hundred, and all of these were.
 pub(super) fn spread(times: &mut [Duration]) -> Value {
     times.sort_unstable();
     let at = |part: f64| {

@@ -15,7 +15,7 @@ use gainshare_kube_api::tasks::{Role, TaskId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// A task keeps at least this part of its request, and at least so many cores.
+/// A task keeps at least this part of its request, and at least [`LEAST_CORES`].
 const LEAST_PART: f64 = 0.1;
 const LEAST_CORES: f64 = 0.05;
 /// Larger numbers of steps than a training run can have are read as this.

@@ -31,7 +31,7 @@ use tokio::sync::{Semaphore, watch};
 const MOST_SYNC_BYTES: usize = 2 << 20;
 /// A pod has seldom more than some tens of kilobytes. A larger one starts as its author wrote it.
 const MOST_REVIEW_BYTES: usize = 256 << 10;
-/// What is read, and thrown away, of a request that is refused: a client that may finish its request reads why.
+/// Bytes of a refused request that are drained, so that the client can read the error.
 const UNPROVEN_BYTES: usize = 64 << 10;
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 const UNPROVEN_TIMEOUT: Duration = Duration::from_secs(2);

@@ -57,7 +57,7 @@ struct Server {
     off: Option<Fence>,
     /// Whether a write was accepted on an old copy of the pod.
     has_old_write: bool,
-    /// The operator dies after so many more writes, if it dies.
+    /// After how many more writes the operator dies, if it dies.
     dies_after: Option<usize>,
     /// The operator has died: it gets no answer any more.
     has_died: bool,
@@ -399,13 +399,13 @@ impl Wire {
         }
         match answer {
             Some(answer) => self.answers.push(Answer { epoch: message.sync.epoch, ..answer }),
-            None => self.begin_anew(),
+            None => self.begin_again(),
         }
         Ok(())
     }
 
     /// The operator has died. Its connections and its watch end with it; another one leads.
-    fn begin_anew(&mut self) {
+    fn begin_again(&mut self) {
         self.deaths += 1;
         self.server.lock().has_died = false;
         self.under_way.clear();

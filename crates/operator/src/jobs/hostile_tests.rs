@@ -1,5 +1,5 @@
 //! Objects that tenants write, at their worst: extreme quantities, counts, times and annotations.
-//! Whatever they contain, the operator reads them, derives from them, and steps on without a panic
+//! The operator reads them, derives from them, and steps on without a panic, for any content
 //! (`any_objects_pass`). The named tests below are the inputs that once stopped the operator.
 
 use super::batch_job::test_step as batch_step;

@@ -16,7 +16,7 @@ use gainshare_kube_api::wire::JobReport;
 use jiff::Timestamp;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Progress is published again when it has changed by so many points.
+/// Progress is published again when it has changed by this number of points.
 const PERCENT_STEP: u32 = 5;
 /// A change of the time left by less is never worth a write.
 const LEAST_CHANGE_S: u64 = 5;

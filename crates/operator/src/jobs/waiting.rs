@@ -7,7 +7,7 @@ use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::names::STOPPED_ANNOTATION;
 use jiff::{SignedDuration, Timestamp};
 
-/// A kubelet that has not reported a pod's end so long after the grace period is called silent.
+/// A kubelet that has not reported a pod's end this long after the grace period is called silent.
 const SILENCE: SignedDuration = SignedDuration::from_secs(10);
 
 /// The end of a wait that began at `since`, or nothing if it is over. A wait never lasts longer than `patience` from

@@ -3,7 +3,7 @@
 //! A seeded generator writes JSON as it comes over the wire: missing and repeated fields, extreme numbers, jobs
 //! that are reported by several nodes, clocks that go backwards. Each seed is a small cluster over several
 //! rounds. A failure prints its seed; `GAINSHARE_FUZZ_SEED=N` runs that seed alone, `GAINSHARE_FUZZ_SEEDS=N`
-//! runs so many. Seeds that once failed are kept in [`KEPT`].
+//! runs N seeds. Seeds that once failed are kept in [`KEPT`].
 
 use super::*;
 use crate::placement::clock::Clock;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const FIRST_REST: Duration = Duration::from_secs(60);
 /// Each further time doubles the rest, up to this many doublings: about an hour.
 const MOST_DOUBLINGS: u32 = 6;
-/// So many lost answers of one pod are remembered.
+/// The number of lost answers of one pod that are remembered.
 const MOST_UNANSWERED: usize = 8;
 
 #[derive(Debug, Default)]

@@ -24,7 +24,7 @@ use std::time::Instant;
 
 const AT_ONCE: usize = 16;
 
-/// So many notes are written in one pass. When a large cluster changes at once, the statuses of its
+/// The number of notes that are written in one pass. When a large cluster changes at once, the statuses of its
 /// policies must not wait for every pod.
 const MOST_IN_A_PASS: usize = 1000;
 

@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// So many pods that cannot be resized are named one by one.
+/// The number of pods that cannot be resized and are named one by one.
 const NAMED: usize = 10;
 
 /// A condition before it has a time.

@@ -1,6 +1,6 @@
-//! A make-believe Job controller, kubelets and people around the real state machine, with two
-//! managers that die or dawdle between any two deeds. Whatever happens: `never_two_live_attempts`,
-//! and the Job always goes on.
+//! A simulated Job controller, kubelets and people around the real state machine, with two operators
+//! that die or are slow between any two actions. What always holds: `never_two_live_attempts`, and the
+//! Job always goes on.
 
 use super::*;
 use crate::state::snapshot::{Exit, NodeState, Phase as PodPhase};

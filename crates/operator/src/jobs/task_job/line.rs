@@ -28,7 +28,7 @@ const GRANT_STANDS: SignedDuration = SignedDuration::from_secs(5);
 /// The line is not worked out more often than this.
 const PASS_EVERY: SignedDuration = SignedDuration::from_millis(100);
 
-/// So many grants are made in one pass: more could not be written to journals while they stand.
+/// The number of grants that are made in one pass: more could not be written to journals while they stand.
 const GRANTS_AT_ONCE: usize = 100;
 
 /// The sizes of the nodes are read again after this time, to find jobs that could never fit.

@@ -165,7 +165,7 @@ impl<K: TaskKind> TaskJobs<K> {
         let (name, jobs) = (&job.key.name, self.jobs(&job.key.name.namespace));
         let now = match jobs.get(&name.name).await {
             Ok(now) if now.meta().uid.as_deref() == Some(&job.uid) => now,
-            Ok(_) => return Err(ActionError::Old("the job was made anew".to_owned())),
+            Ok(_) => return Err(ActionError::Old("the job was made again".to_owned())),
             Err(error) => {
                 classify(error, ())?;
                 self.remove(job);

@@ -46,7 +46,7 @@ impl Turns {
         name.filter(|name| self.weights.contains_key(*name)).unwrap_or(OTHERS)
     }
 
-    /// A job of this queue holds so much.
+    /// What a job of this queue holds.
     pub(super) fn hold(&mut self, queue: Option<&str>, milli: u64) {
         let queue = self.queue(queue).to_owned();
         let held = self.held_milli.entry(queue).or_default();

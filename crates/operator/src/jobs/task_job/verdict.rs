@@ -47,7 +47,7 @@ pub(super) enum Verdict {
 pub(super) struct Loss {
     /// All tasks start again.
     pub(super) whole: bool,
-    /// So many failures are counted.
+    /// The number of failures that are counted.
     pub(super) failures: u32,
     /// The uids and tasks of the pods that are replaced.
     pub(super) pods: Vec<(String, TaskId)>,

@@ -160,7 +160,7 @@ mod tests {
         job
     }
 
-    /// The job's status after it went into a state, so many seconds after its creation.
+    /// The job's status after it went into a state, this number of seconds after its creation.
     fn after(job: &JobSnapshot, state: State, at_s: i64) -> TrainingJobStatus {
         after_with(job, state, at_s, None)
     }

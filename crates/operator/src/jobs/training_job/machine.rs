@@ -41,7 +41,7 @@ pub(crate) const ROOM_PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 /// How long to wait before a pod that was refused (by a quota, for instance) is tried again.
 pub(crate) const REFUSAL_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 
-/// A share is published again when it has changed by so many hundredths.
+/// A share is published again when it has changed by this number of hundredths.
 const SHARE_STEP: u32 = 5;
 
 /// Epochs beyond this are not used: the number of an attempt must be able to grow.

@@ -1,4 +1,4 @@
-//! Tests of [`super`] in a model cluster. Whatever happens there: `never_two_live_attempts`, `always_ends`.
+//! Tests of [`super`] in a model cluster. What always holds there: `never_two_live_attempts`, `always_ends`.
 
 #[path = "machine_faults.rs"]
 mod faults;
