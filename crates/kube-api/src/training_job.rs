@@ -326,7 +326,7 @@ pub struct Attempt {
     pub start_time: Option<MicroTime>,
     /// It is being stopped, for what, and since when.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stopping: Option<Stopping>,
+    pub stopping: Option<StopReason>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopping_since: Option<MicroTime>,
     /// It has provably stopped, and how.
@@ -339,7 +339,7 @@ pub struct Attempt {
 
 /// Why an attempt is asked to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Stopping {
+pub enum StopReason {
     Migrate,
     /// The node cannot take it.
     Replace,

@@ -9,7 +9,7 @@ mod common;
 #[path = "cluster/rights.rs"]
 mod rights;
 
-use common::{Bed, SYSTEM, Scenarios, checkout, eventually, text};
+use common::{SYSTEM, Scenarios, TestBed, checkout, eventually, text};
 use gainshare_kube_api::names::ORIGINAL_ANNOTATION;
 use gainshare_kube_api::resize::{Amounts, Resources};
 use gainshare_kube_api::share_policy::SharePolicy;
@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-impl Bed {
+impl TestBed {
     fn chart(&self, more: &[&str]) -> String {
         let chart = deploy("chart");
         let args = ["template", "gainshare", &chart, "-n", SYSTEM, "--kube-version", "1.35.0", "--no-hooks"];
@@ -143,7 +143,7 @@ impl Agent {
     }
 }
 
-async fn client(bed: &Bed, token: &str) -> Client {
+async fn client(bed: &TestBed, token: &str) -> Client {
     let kubeconfig = config::Kubeconfig::read_from(&bed.kubeconfig).unwrap();
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.unwrap();
     config.auth_info = config::AuthInfo { token: Some(token.to_owned().into()), ..config::AuthInfo::default() };
@@ -179,7 +179,7 @@ fn operator_config(listen: SocketAddr) -> operator::Config {
 }
 
 /// A token bound to the agent's pod on a node, as the kubelet would mount it.
-fn agent_token(bed: &Bed, node: &str, audience: &str) -> String {
+fn agent_token(bed: &TestBed, node: &str, audience: &str) -> String {
     let field = format!("spec.nodeName={node}");
     let name = eventually("an agent on every node", || {
         let pods = bed.kubectl(&[
@@ -215,7 +215,7 @@ fn agent_token(bed: &Bed, node: &str, audience: &str) -> String {
 #[test]
 #[ignore = "needs root and a test bed"]
 fn the_operator_in_a_real_cluster() {
-    let bed = Bed::up("operatortest", &["--nodes", "0", "--kwok", "2"]);
+    let bed = TestBed::up("operatortest", &["--nodes", "0", "--kwok", "2"]);
     bed.kubectl(&["create", "namespace", SYSTEM]);
     bed.kubectl(&["create", "namespace", "team"]);
     bed.apply(serde_json::to_value(SharePolicy::crd()).unwrap());
@@ -278,7 +278,7 @@ fn deploy(file: &str) -> String {
 }
 
 /// The policy and the pods of the scenarios: two pods on the first node, one on the second.
-fn share_pods(bed: &Bed) {
+fn share_pods(bed: &TestBed) {
     bed.apply(policy("training", json!({"selector": {"matchLabels": {"role": "training"}}})));
     for (name, node) in [("a", "kwok-0"), ("b", "kwok-0"), ("far", "kwok-1")] {
         bed.apply(pod(name, node, burstable()));
@@ -289,7 +289,7 @@ fn burstable() -> Value {
     json!({"requests": {"cpu": "500m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}})
 }
 
-fn ended_operator(bed: &Bed) {
+fn ended_operator(bed: &TestBed) {
     bed.apply(pod("unasked", "kwok-1", json!({})));
     assert!(
         bed.get("pod", "unasked")["spec"]["containers"][0]["env"].is_null(),
@@ -300,7 +300,7 @@ fn ended_operator(bed: &Bed) {
     assert_eq!(lease, "", "an operator that ends frees the lease for a standby");
 }
 
-fn plain_manifests_are_fresh(bed: &Bed) {
+fn plain_manifests_are_fresh(bed: &TestBed) {
     let rendered = bed.chart(&["--include-crds", "--set", "authority.create=false"]);
     let committed = std::fs::read_to_string(deploy("gainshare.yaml")).unwrap();
     assert!(
@@ -317,7 +317,7 @@ fn plain_manifests_are_fresh(bed: &Bed) {
     bed.run("kubectl", &["apply", "--dry-run=server", "-f", "-"], &rendered);
 }
 
-fn mistakes_are_answered_with_help(bed: &Bed) {
+fn mistakes_are_answered_with_help(bed: &TestBed) {
     for (spec, helps) in [
         (json!({}), "give exactly one of selector"),
         (json!({"selector": {}, "targetRef": {"kind": "Job", "name": "a"}}), "give exactly one of selector"),
@@ -337,7 +337,7 @@ fn mistakes_are_answered_with_help(bed: &Bed) {
     assert!(said.contains("unknown field \"spec.intervall\""), "{said}");
 }
 
-fn who_may_ask(bed: &Bed, agent: &dyn Fn(&str, &str) -> Agent, good: &mut Agent) {
+fn who_may_ask(bed: &TestBed, agent: &dyn Fn(&str, &str) -> Agent, good: &mut Agent) {
     let mut nobody = agent("kwok-0", TOKEN_AUDIENCE);
     nobody.token = "nonsense".to_owned();
     assert!(nobody.ask(None, Vec::new(), 0).unwrap_err().starts_with("401"));
@@ -355,7 +355,7 @@ fn who_may_ask(bed: &Bed, agent: &dyn Fn(&str, &str) -> Agent, good: &mut Agent)
     assert!(good.ask(None, Vec::new(), 0).is_ok());
 }
 
-fn resizes(bed: &Bed, agents: &mut (Agent, Agent)) {
+fn resizes(bed: &TestBed, agents: &mut (Agent, Agent)) {
     let pods = eventually("two pods on the first node's list", || Some(agents.0.list()).filter(|pods| pods.len() == 2));
     assert_eq!((pods[0].policy.as_str(), pods[0].owner.starts_with("Pod/")), ("training", true));
     let uid = |name: &str| bed.get("pod", name)["metadata"]["uid"].as_str().unwrap().to_owned();
@@ -393,7 +393,7 @@ fn resizes(bed: &Bed, agents: &mut (Agent, Agent)) {
     bed.kubectl(&["delete", "pod", "late", "-n", "team", "--now", "--wait=false"]);
 }
 
-fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
+fn conditions(bed: &TestBed, agents: &mut (Agent, Agent)) {
     bed.apply(policy("nobody", json!({"selector": {"matchLabels": {"role": "absent"}}})));
     bed.apply(policy("orphan", json!({"targetRef": {"kind": "PyTorchJob", "name": "gone"}})));
     let message = |name: &str, kind: &str, wanted: &str| {
@@ -448,7 +448,7 @@ fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
 
 /// The API server sends admission reviews of new pods to the operator. The operator has no pod here that the
 /// Service could select, so the configuration names its address.
-fn webhook(bed: &Bed, address: SocketAddr) {
+fn webhook(bed: &TestBed, address: SocketAddr) {
     let patch = json!([
         {"op": "remove", "path": "/webhooks/0/clientConfig/service"},
         {"op": "add", "path": "/webhooks/0/clientConfig/url", "value": format!("https://{address}/mutate")},
@@ -471,7 +471,7 @@ fn webhook(bed: &Bed, address: SocketAddr) {
     assert!(admitted["metadata"]["annotations"]["gainshare.dev/start"].as_str().unwrap().starts_with("tuned; main: "));
 }
 
-fn given_back(bed: &Bed, runtime: &tokio::runtime::Runtime, client: &Client, agent: &mut Agent) {
+fn given_back(bed: &TestBed, runtime: &tokio::runtime::Runtime, client: &Client, agent: &mut Agent) {
     let set_suspend = |suspend: bool| {
         let patch = format!(r#"{{"spec":{{"suspend":{suspend}}}}}"#);
         bed.kubectl(&["patch", "sharepolicy", "training", "-n", "team", "--type=merge", "-p", &patch]);

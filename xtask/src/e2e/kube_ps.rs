@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
         None => print(&report),
     }
-    judge(&report, args.short)
+    check(&report, args.short)
 }
 
 fn play_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
@@ -384,7 +384,7 @@ fn print(r: &Report) {
 }
 
 /// Every promise that was broken, in one error.
-fn judge(r: &Report, short: bool) -> Result<()> {
+fn check(r: &Report, short: bool) -> Result<()> {
     let mut broken = Vec::new();
     if r.restarts > 0 {
         broken.push(format!("{} restarts", r.restarts));

@@ -49,7 +49,7 @@ pub(super) struct TaskResize {
 
 /// The decision, and what it remembers.
 #[derive(Debug)]
-pub(super) struct Sizes {
+pub(super) struct SizeDecider {
     decider: Decider,
     /// By uid and epoch: the measurements of one attempt say nothing about the next.
     jobs: BTreeMap<(String, u32), JobId>,
@@ -95,10 +95,10 @@ impl Counter {
     }
 }
 
-impl Sizes {
-    pub(super) fn new(numbers: Elastic) -> Sizes {
+impl SizeDecider {
+    pub(super) fn new(numbers: Elastic) -> SizeDecider {
         let policy = Policy { scale: ScaleRule::Elastic(numbers), ..Policy::from(Preset::Operator) };
-        Sizes {
+        SizeDecider {
             decider: Decider::new(policy),
             jobs: BTreeMap::new(),
             next_job: 0,

@@ -1,7 +1,7 @@
 //! The loop around the decision about the sizes of tasks.
 
 use super::apply::{ResizeOutcome, resize};
-use super::decide::{ScaleDecision, Sizes, TaskResize};
+use super::decide::{ScaleDecision, SizeDecider, TaskResize};
 use super::snapshot::{ElasticSnapshot, read};
 use crate::isolate::catch_future;
 use crate::placement::record::RecordRequests;
@@ -26,7 +26,7 @@ const NOT_RESIZABLE: &str = "not-resizable";
 /// Decides about the sizes of tasks for as long as this operator leads.
 pub(crate) async fn run(shares: Arc<Shares>, numbers: Elastic, records: Arc<RecordRequests>) {
     let origin = Instant::now();
-    let mut sizes = Sizes::new(numbers);
+    let mut sizes = SizeDecider::new(numbers);
     loop {
         tokio::time::sleep(PASS_EVERY).await;
         let leader = &shares.leader;
@@ -37,13 +37,13 @@ pub(crate) async fn run(shares: Arc<Shares>, numbers: Elastic, records: Arc<Reco
         if let Err(panic) = catch_future(pass(&shares, &mut sizes, &records, now)).await {
             // What was measured is lost with the pass. Tasks keep what they have until the next one.
             tracing::error!(panic, "a pass over the sizes of tasks panicked: the decision begins again");
-            sizes = Sizes::new(numbers);
+            sizes = SizeDecider::new(numbers);
             tokio::time::sleep(AFTER_PANIC).await;
         }
     }
 }
 
-async fn pass(shares: &Shares, sizes: &mut Sizes, records: &RecordRequests, now: Time) {
+async fn pass(shares: &Shares, sizes: &mut SizeDecider, records: &RecordRequests, now: Time) {
     let leader = &shares.leader;
     let snapshot = read(leader, Timestamp::now());
     let known: BTreeSet<&str> = snapshot.running.iter().map(|job| job.uid.as_str()).collect();

@@ -207,8 +207,8 @@ struct Wire {
     client: kube::Client,
     metrics: Arc<Metrics>,
     served: ServerState,
-    leading: Arc<Leading>,
-    leading_sender: watch::Sender<Option<Arc<Leading>>>,
+    leading: Arc<LeaderContext>,
+    leading_sender: watch::Sender<Option<Arc<LeaderContext>>>,
     /// Rings when the operator has died.
     death: Arc<Notify>,
     deaths: u64,
@@ -226,7 +226,7 @@ struct Wire {
 }
 
 /// An operator that has just begun to lead, with the pods that the API server lists.
-fn lead(server: &Mutex<Server>, client: &kube::Client, metrics: &Arc<Metrics>, epoch: u64) -> Arc<Leading> {
+fn lead(server: &Mutex<Server>, client: &kube::Client, metrics: &Arc<Metrics>, epoch: u64) -> Arc<LeaderContext> {
     let leader = Arc::new(Leader::new(metrics.clone(), epoch));
     let policy = json!({
         "apiVersion": "gainshare.dev/v1alpha1", "kind": "SharePolicy",
@@ -240,7 +240,7 @@ fn lead(server: &Mutex<Server>, client: &kube::Client, metrics: &Arc<Metrics>, e
     });
     let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics.clone()));
     let reviewer = Reviewer::new(client.clone(), "system", "agent");
-    Arc::new(Leading { leader, shares, reviewer })
+    Arc::new(LeaderContext { leader, shares, reviewer })
 }
 
 impl Wire {

@@ -13,7 +13,7 @@ use super::batch_job::BatchJobs;
 use super::fail_point::FailPoint;
 use super::pods::PodRequests;
 use super::queue::Queue;
-use super::task_job::{Line, QueueWeights, TaskJobs, TfJobKind, TrainingJobKind};
+use super::task_job::{GangQueue, QueueWeights, TaskJobs, TfJobKind, TrainingJobKind};
 use super::training_job::TrainingJobs;
 use super::workload::{ActionError, EventText, Workload};
 use crate::isolate::catch_future;
@@ -78,7 +78,7 @@ pub(crate) fn start(
 ) {
     let pods = PodRequests::new(client.clone(), leader.clone());
     // Jobs of both kinds wait in one line.
-    let line = Arc::new(Line::new(queues));
+    let line = Arc::new(GangQueue::new(queues));
     let controller = Arc::new(Controller {
         leader: leader.clone(),
         orders: leader.orders.clone(),

@@ -3,7 +3,7 @@
 use super::*;
 use crate::http::auth::Reviewer;
 use crate::http::record::router;
-use crate::http::serve::Leading;
+use crate::http::serve::LeaderContext;
 use crate::placement::snapshot::{ClusterSnapshot, NodeSnapshot};
 use crate::shares::Shares;
 use crate::state::lead::Leader;
@@ -53,13 +53,13 @@ fn snapshot(jobs: Vec<JobFacts>) -> ClusterSnapshot {
     ClusterSnapshot { now: Time::from_secs_f64(1e6), nodes, jobs }
 }
 
-fn leading_replica() -> Arc<Leading> {
+fn leading_replica() -> Arc<LeaderContext> {
     let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
     let client = kube::Client::try_from(nowhere).unwrap();
     let metrics = Arc::new(Metrics::new());
     let leader = Arc::new(Leader::new(metrics.clone(), 1));
     let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics));
-    Arc::new(Leading { leader, shares, reviewer: Reviewer::new(client, "system", "agent") })
+    Arc::new(LeaderContext { leader, shares, reviewer: Reviewer::new(client, "system", "agent") })
 }
 
 async fn get(address: SocketAddr, uid: &str) -> (String, String) {

@@ -15,7 +15,7 @@
 
 use super::action::{Action, Snapshot, Step};
 use super::status::set_state;
-use super::verdict::{Loss, Verdict, judge};
+use super::verdict::{Loss, Verdict, vet};
 use crate::jobs::progress::percent_text;
 use crate::jobs::waiting::{bounded_wait, overdue};
 use crate::jobs::workload::JournalStep;
@@ -244,7 +244,7 @@ fn next_epoch(status: &mut TaskJobStatus) {
 fn run(snapshot: &Snapshot<'_>, spec: &TaskJobSpec) -> Step {
     let status = &snapshot.job.status;
     let pods = snapshot.current_pods();
-    match judge(snapshot, spec, &pods) {
+    match vet(snapshot, spec, &pods) {
         Verdict::Continues => {}
         Verdict::Succeeded(message) => return end(snapshot, State::Succeeded, &message),
         Verdict::Failed { reason, message } => return fail(snapshot, reason, &message),

@@ -15,7 +15,7 @@ use crate::state::snapshot::{NodeState, Nodes};
 use gainshare_core::invariants::Invariants;
 use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::placement_reason::PlacementReason;
-use gainshare_kube_api::training_job::{State, Stopping};
+use gainshare_kube_api::training_job::{State, StopReason};
 use jiff::SignedDuration;
 use model::*;
 use proptest::prelude::*;
@@ -275,7 +275,7 @@ fn the_deadline_ends_a_job() {
     assert!(work(&mut world).is_empty());
     world.now += SignedDuration::from_secs(61);
     work(&mut world);
-    assert_eq!(world.job.as_ref().unwrap().status.attempt.as_ref().unwrap().stopping, Some(Stopping::Deadline));
+    assert_eq!(world.job.as_ref().unwrap().status.attempt.as_ref().unwrap().stopping, Some(StopReason::Deadline));
     world.kubelet("a");
     work(&mut world);
     assert_eq!(world.state(), State::Failed);
