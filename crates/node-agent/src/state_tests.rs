@@ -204,7 +204,7 @@ fn the_gain_policy_lets_the_shorter_job_go_first() {
     w.list();
     for step in 1..=30_u64 {
         for _ in 0..2 {
-            ["long", "short"].map(|name| w.burn(name, 0.5));
+            ["long", "short"].iter().for_each(|name| w.burn(name, 0.5));
             w.tick();
         }
         for (name, total) in [("long", 4000), ("short", 60)] {

@@ -12,7 +12,7 @@
 use crate::elastic::SizeRehearsal;
 use crate::jobs::progress::TaskProgress;
 use crate::jobs::task_job::action::Action;
-use crate::jobs::task_job::{JobTurn, Line, next_step, pod, template_fault};
+use crate::jobs::task_job::{JobTurn, GangQueue, next_step, pod, template_fault};
 use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
 use crate::state::snapshot::Nodes;
@@ -101,7 +101,7 @@ pub fn rehearse(jobs: usize, nodes: usize) -> Result<Value, RehearsalError> {
 /// The objects of the cluster, and the operator's state.
 struct Cluster {
     leader: Arc<Leader>,
-    line: Line,
+    line: GangQueue,
     objects: BTreeMap<WorkloadKey, TrainingJob>,
     pods: BTreeMap<String, Value>,
     nodes: usize,
@@ -129,7 +129,7 @@ impl Cluster {
         let leader = Arc::new(Leader::new(Arc::new(Metrics::new()), 1));
         let now = Timestamp::now();
         let (objects, pods) = (BTreeMap::new(), BTreeMap::new());
-        let line = Line::default();
+        let line = GangQueue::default();
         Cluster { leader, line, objects, pods, nodes, version: 1, now, writes: 0, decided_cpu_s: 0.0 }
     }
 

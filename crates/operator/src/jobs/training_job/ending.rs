@@ -90,7 +90,7 @@ pub(super) fn ended(
 
 /// Whether SIGTERM may have been the cause of the end. Times of pods are whole seconds.
 fn was_asked_before(snapshot: &Snapshot<'_>, attempt: &Attempt, finished: Timestamp) -> bool {
-    snapshot.pod_of(attempt).and_then(|pod| pod.deleted).is_some_and(|(requested_order, _)| finished >= asked)
+    snapshot.pod_of(attempt).and_then(|pod| pod.deleted).is_some_and(|(asked, _)| finished >= asked)
 }
 
 fn was_deleted(snapshot: &Snapshot<'_>, attempt: &Attempt) -> bool {
