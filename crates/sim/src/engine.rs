@@ -617,7 +617,8 @@ mod tests {
         for preset in [Preset::Na, Preset::Gainshare] {
             let mut run = Run::new(&world, &Policy::from(preset), Record::default());
             run.decider.break_plans();
-            (run.happen(Event::Arrive(0)), run.happen(Event::Arrive(1)));
+            run.happen(Event::Arrive(0));
+            run.happen(Event::Arrive(1));
             let error = run.decide().expect_err("the plan is unsound");
             assert!(matches!(&error, SimError::Unsound { what, .. } if what.contains("another moment")), "{error}");
             assert_eq!(run.plans, 0);

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::placement::clock::Clock;
-use crate::placement::run::thread_time;
 use crate::placement::snapshot::read;
 use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
@@ -111,7 +110,6 @@ fn message(at: usize, round: u64) -> SyncRequest {
     }
 }
 
-/// The time is printed, not asserted: it depends on the machine.
 #[tokio::test]
 async fn a_pass_over_5000_nodes_and_50000_jobs() {
     let leader = leader();
@@ -129,19 +127,12 @@ async fn a_pass_over_5000_nodes_and_50000_jobs() {
         let mut agents = leader.agents.lock();
         (0..NODES).for_each(|index| drop(agents.receive(&message(index, round), Instant::now(), |_| true)));
         drop(agents);
-        let (began, spent_before) = (Instant::now(), thread_time());
-        let snapshot = read(&leader, leader.orders.facts(), &clock);
-        let read_in = began.elapsed();
-        let orders = decision.decide(&snapshot);
-        let (took, spent) = (began.elapsed(), thread_time() - spent_before);
-        println!("round {round}: read {read_in:?}, all {took:?} ({spent:?} of a processor), {} orders", orders.len());
-        (began.elapsed(), orders)
+        decision.decide(&read(&leader, leader.orders.facts(), &clock))
     };
-    let first = pass(1).0;
-    let quiet = pass(2).0;
+    // The jobs that run are met for the first time, and then again.
+    pass(1);
+    pass(2);
     leader.orders.publish_all((RUNNING..RUNNING + WAITING).map(|index| facts(index, JobState::Waiting)).collect());
-    let (busy, orders) = pass(3);
+    let orders = pass(3);
     assert_eq!(orders.iter().filter(|order| order.kind == OrderKind::Place).count(), WAITING);
-    let rate = WAITING as f64 / busy.as_secs_f64();
-    println!("first {first:?}, quiet {quiet:?}, with {WAITING} places {busy:?}: {rate:.0} decisions a second");
 }

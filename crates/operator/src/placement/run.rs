@@ -74,6 +74,6 @@ pub(crate) async fn run(leader: Arc<Leader>, specon: Specon, records: Arc<Record
 }
 
 /// The processor time of this thread.
-pub(super) fn thread_time() -> Duration {
+fn thread_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
 }
