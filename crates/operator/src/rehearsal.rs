@@ -12,7 +12,7 @@
 use crate::elastic::SizeRehearsal;
 use crate::jobs::progress::TaskProgress;
 use crate::jobs::task_job::action::Action;
-use crate::jobs::task_job::{JobTurn, GangQueue, next_step, pod, template_fault};
+use crate::jobs::task_job::{GangQueue, JobTurn, next_step, pod, template_fault};
 use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
 use crate::state::snapshot::Nodes;

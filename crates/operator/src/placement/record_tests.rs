@@ -135,3 +135,21 @@ fn a_large_cluster_records_the_next_decision_after_a_request() {
     decision.decide(&snapshot(jobs));
     assert!(decision.recorded.is_empty());
 }
+
+#[test]
+fn a_decision_about_sizes_is_answered_without_a_pass() {
+    let requests = RecordRequests::default();
+    let mut decision = Placements::new(Specon::default());
+    decision.decide(&snapshot(vec![facts("ps", JobPolicy::Gainshare)]));
+    let (job, recorded) = (JobId(1), decision.recorded[&JobPolicy::Gainshare].clone());
+    let sizes = [
+        ("uid-ps".to_owned(), Ok(JobDecision { job, decision: recorded })),
+        ("uid-many".to_owned(), Err(RecordError::TooManyJobs)),
+    ];
+    requests.put_sizes(sizes.into());
+    assert_eq!(requests.ask("uid-ps".to_owned()).try_recv().unwrap().unwrap().job, job);
+    let many = requests.ask("uid-many".to_owned()).try_recv().unwrap().unwrap_err();
+    assert!(many.to_string().contains("at most 2000 jobs"), "{many}");
+    requests.put_sizes(HashMap::new());
+    assert!(requests.ask("uid-ps".to_owned()).try_recv().is_err(), "a pass over places answers");
+}
