@@ -5,7 +5,7 @@
 //! warm-up; a quantity is *flat* if its median over the last third is at most a little above its median over
 //! the second third.
 //!
-//! The daemon remembers the last [`JOBS_KEPT`] jobs. Before so many have ended, memory and journal grow as
+//! The daemon remembers the last [`JOBS_KEPT`] jobs. Before this number has ended, memory and journal grow as
 //! intended; they are judged only in a run that is long enough, and printed in any.
 
 use crate::bench::{self, Lab};
@@ -30,7 +30,7 @@ pub(crate) struct Args {
 /// The daemon remembers this many ended jobs.
 const JOBS_KEPT: u64 = 1000;
 
-/// Jobs are submitted so many at a time.
+/// The number of jobs that are submitted at a time.
 const BATCH: u32 = 10;
 
 /// A short job that reports.
@@ -87,7 +87,7 @@ fn job_groups(folder: &Path, depth: usize) -> usize {
 
 /// Whether a quantity stays: the medians of the second and the last third, and the verdict. `slack` is what
 /// may be added in any case.
-fn judge(values: &[f64], slack: f64) -> (f64, f64, bool) {
+fn check_flat(values: &[f64], slack: f64) -> (f64, f64, bool) {
     let third = values.len() / 3;
     let middle = bench::median(values[third..2 * third].to_vec());
     let last = bench::median(values[2 * third..].to_vec());
@@ -143,7 +143,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn report(readings: &[Reading], jobs: u64) -> Value {
     let is_long = jobs > 2 * JOBS_KEPT;
     let quantity = |read: fn(&Reading) -> f64, slack: f64, is_judged: bool| {
-        let (middle, last, flat) = judge(&readings.iter().map(read).collect::<Vec<_>>(), slack);
+        let (middle, last, flat) = check_flat(&readings.iter().map(read).collect::<Vec<_>>(), slack);
         json!({"middle": middle, "last": last, "flat": is_judged.then_some(flat)})
     };
     json!({
@@ -166,10 +166,10 @@ mod tests {
     #[test]
     fn growth_is_told_from_noise() {
         let flat: Vec<f64> = (0..30).map(|i| 100.0 + f64::from(i % 3)).collect();
-        assert!(judge(&flat, 0.0).2);
+        assert!(check_flat(&flat, 0.0).2);
         let grows: Vec<f64> = (0..30).map(|i| 100.0 + 3.0 * f64::from(i)).collect();
-        assert!(!judge(&grows, 0.0).2);
-        assert!(judge(&grows, 50.0).2, "within the slack");
+        assert!(!check_flat(&grows, 0.0).2);
+        assert!(check_flat(&grows, 50.0).2, "within the slack");
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //!
 //! **Approach.** [`check`] compares a plan with the view that it was made for. A sound plan becomes
 //! a [`CheckedPlan`], which nothing else can make; executors (the adapters of `crates/limits`, the
-//! node agent, the operator, the simulator) accept nothing but that, or a [`CheckedTarget`] taken
-//! from it.
+//! node agent, the operator, the simulator) accept nothing but that, or a [`CheckedTarget`] or
+//! [`CheckedTasks`] taken from it.
 //!
 //! **What is checked** (the promises of the design): each job has one verdict; a running job has a
 //! target and a waiting one has none; a job is started at most once, only while it waits and only
@@ -32,12 +32,20 @@
 //! use gainshare_core::{check::CheckedTarget, plan::Target};
 //! let unchecked: CheckedTarget = Target::FREE;
 //! ```
+//! ```compile_fail
+//! use gainshare_core::{check::CheckedTasks, tasks::TaskPlan};
+//! fn unchecked(plan: &TaskPlan) -> CheckedTasks<'_> { plan }
+//! ```
+//! ```compile_fail
+//! use gainshare_core::{check::CheckedTasks, tasks::TaskPlan};
+//! fn unchecked(plan: &TaskPlan) -> CheckedTasks<'_> { CheckedTasks(plan) }
+//! ```
 
 mod tasks;
 
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Resource};
 use crate::plan::{Plan, Target};
-use crate::tasks::TaskId;
+use crate::tasks::{TaskId, TaskPlan};
 use crate::view::{Phase, View};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -110,10 +118,19 @@ pub struct CheckedPlan(Plan);
 #[serde(transparent)]
 pub struct CheckedTarget(Target);
 
+/// The tasks of one job from a checked plan. It reads like the [`TaskPlan`] in it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CheckedTasks<'p>(&'p TaskPlan);
+
 impl CheckedPlan {
     /// What `job` may use from now on, if it runs.
     pub fn target(&self, job: JobId) -> Option<CheckedTarget> {
         self.0.verdicts.get(&job).and_then(|v| v.target).map(CheckedTarget)
+    }
+
+    /// What the tasks of `job` shall be from now on, if it has tasks and runs or starts.
+    pub fn tasks(&self, job: JobId) -> Option<CheckedTasks<'_>> {
+        self.0.tasks.get(&job).map(CheckedTasks)
     }
 
     pub fn as_plan(&self) -> &Plan {
@@ -125,6 +142,13 @@ impl Deref for CheckedPlan {
     type Target = Plan;
     fn deref(&self) -> &Plan {
         &self.0
+    }
+}
+
+impl Deref for CheckedTasks<'_> {
+    type Target = TaskPlan;
+    fn deref(&self) -> &TaskPlan {
+        self.0
     }
 }
 

@@ -223,7 +223,7 @@ fn an_earlier_plan_is_checked_for_the_jobs_that_still_run() {
         "orders are not repeated"
     );
     view.jobs[0].max = Share::clamped(0.25);
-    let unsound = check_again(&view, plan).expect_err("the job may no longer have so much");
+    let unsound = check_again(&view, plan).expect_err("the job may no longer have its share");
     assert!(matches!(unsound.violations[..], [Violation::LimitOutOfBounds { .. }]), "{unsound:?}");
 }
 

@@ -29,6 +29,10 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct Decider {
     control: Control,
+    /// Plans are made unsound before their check.
+    #[cfg(any(test, feature = "fixtures"))]
+    #[serde(skip)]
+    breaks_plans: bool,
 }
 
 /// What became of one view.
@@ -63,7 +67,11 @@ pub struct Rejection {
 
 impl Decider {
     pub fn new(policy: Policy) -> Decider {
-        Decider { control: Control::new(policy) }
+        Decider {
+            control: Control::new(policy),
+            #[cfg(any(test, feature = "fixtures"))]
+            breaks_plans: false,
+        }
     }
 
     pub fn policy(&self) -> &Policy {
@@ -108,16 +116,24 @@ impl Decider {
         self.run(view, true)
     }
 
+    /// Makes every plan from now on unsound, for tests which show that an executor does not carry such a plan out.
+    #[cfg(any(test, feature = "fixtures"))]
+    pub fn break_plans(&mut self) {
+        self.breaks_plans = true;
+    }
+
     fn run(&mut self, view: View, recorded: bool) -> Outcome {
         let mut before = None;
         let plan = self.control.step(&view, |control| before = recorded.then(|| control.clone()));
         let Some(plan) = plan else { return Outcome::NotDue };
-        judge(view, plan, before)
+        #[cfg(any(test, feature = "fixtures"))]
+        let plan = if self.breaks_plans { crate::fixtures::unsound(plan) } else { plan };
+        vet(view, plan, before)
     }
 }
 
 /// Checks a plan before anything can be done with it.
-fn judge(view: View, plan: Plan, before: Option<Control>) -> Outcome {
+fn vet(view: View, plan: Plan, before: Option<Control>) -> Outcome {
     match check(&view, plan) {
         Ok(plan) => Outcome::Decision(Decision { view, plan, before }),
         Err(unsound) => {
@@ -164,17 +180,32 @@ impl Rejection {
 mod tests {
     use super::*;
     use crate::fixtures::{node, running};
+    use crate::policy::Preset;
 
     #[test]
     fn an_unsound_plan_is_rejected_with_its_violations_and_its_record() {
         let view = View { now: Time(1), nodes: vec![node(0)], jobs: vec![running(1, 0)] };
         let plan = Plan { generation: 7, at: Time(1), ..Plan::default() };
         let before = Control::new(Policy::default());
-        let Outcome::Rejected(rejection) = judge(view, plan, Some(before)) else { panic!("a plan without verdicts") };
+        let Outcome::Rejected(rejection) = vet(view, plan, Some(before)) else { panic!("a plan without verdicts") };
         assert_eq!((rejection.generation, &rejection.violations[..]), (7, &[Violation::NoVerdict(JobId(1))][..]));
         assert_eq!(rejection.reasons(), "job-1 has no verdict");
         let replay = rejection.record.expect("it was recorded").replay().expect("it can be replayed");
         assert!(!replay.differences.is_empty(), "the policy makes another plan than the unsound one");
+    }
+
+    #[test]
+    fn a_decider_that_breaks_plans_is_always_rejected() {
+        let view = View { now: Time(1), nodes: vec![node(0)], jobs: vec![running(1, 0), running(2, 0)] };
+        let mut decider = Decider::new(Policy::from(Preset::Na));
+        decider.break_plans();
+        let Outcome::Rejected(rejection) = decider.decide(view) else { panic!("an unsound plan") };
+        assert!(rejection.violations.contains(&Violation::OtherMoment), "{rejection:?}");
+        let is_over = |violation: &Violation| matches!(violation, Violation::OverCapacity { sum, .. } if *sum > 1.9);
+        assert!(rejection.violations.iter().any(is_over), "{rejection:?}");
+        let kept: Decider =
+            serde_json::from_str(&serde_json::to_string(&decider).expect("it serialises")).expect("it is read back");
+        assert!(!kept.breaks_plans, "no driver keeps this");
     }
 
     #[test]

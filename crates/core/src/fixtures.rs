@@ -45,6 +45,20 @@ pub fn checked_plan(generation: u64, targets: &[(JobId, Target)]) -> CheckedPlan
     check(&view, plan).expect("a sound plan")
 }
 
+/// The plan as no policy may make it: it is of another moment than its view, every running job gets the whole of its
+/// node, and every task a thousand times its cores. Starts and moves stay, so that an executor that does not check
+/// would carry them out.
+pub(crate) fn unsound(mut plan: Plan) -> Plan {
+    plan.at = Time(plan.at.0.wrapping_add(1));
+    for verdict in plan.verdicts.values_mut() {
+        verdict.target = verdict.target.map(|_| Target::FREE);
+    }
+    for task in plan.tasks.values_mut().flat_map(|tasks| &mut tasks.tasks) {
+        task.cores *= 1000.0;
+    }
+    plan
+}
+
 /// `target` as the only one of its node.
 ///
 /// # Panics

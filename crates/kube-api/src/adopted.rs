@@ -5,6 +5,7 @@
 //! too: [`Journal::read`] bounds every number in it, and an unreadable one makes the Job unmovable,
 //! with a sentence that says what to remove.
 
+use crate::immovable::ImmovableReason;
 use crate::names::{self, ADOPTED_ANNOTATION, POLICY_ANNOTATION, QUEUE_LABEL};
 use crate::quantity;
 use crate::training_job::{JobPolicy, MOVES_KEPT, Migration, Move};
@@ -63,7 +64,7 @@ pub struct StoppedPod {
 }
 
 impl Journal {
-    /// Reads the annotation. Whatever it says, counts and lists are within the bounds that the
+    /// Reads the annotation. For any content, counts and lists are within the bounds that the
     /// operator itself keeps.
     pub fn read(text: &str) -> Result<Journal, serde_json::Error> {
         let mut journal: Journal = serde_json::from_str(text)?;
@@ -175,10 +176,11 @@ impl BatchJobSnapshot {
     }
 
     /// Why the Job must stay where it is.
-    pub fn movable(&self) -> Result<(), String> {
+    pub fn movable(&self) -> Result<(), ImmovableReason> {
         match (&self.problem, &self.journal.unmovable) {
-            (Some(why), _) | (None, Some(why)) => Err(why.clone()),
-            (None, None) if !self.policy.places_pods() => Err(format!("its policy is {}", self.policy.name())),
+            (Some(why), _) => Err(ImmovableReason::Unsuitable(why.clone())),
+            (None, Some(why)) => Err(ImmovableReason::FailedMove(why.clone())),
+            (None, None) if !self.policy.places_pods() => Err(ImmovableReason::Policy(self.policy)),
             (None, None) => Ok(()),
         }
     }
@@ -264,7 +266,7 @@ impl AdoptedJob {
             "Failed" => Some(("Failed", c.message.clone().unwrap_or_default(), c.last_transition_time.as_ref()?.0)),
             _ => None,
         });
-        let unmovable = snapshot.movable().err();
+        let unmovable = snapshot.movable().err().map(|reason| reason.to_string());
         let journal = snapshot.journal;
         let now = if snapshot.suspended { "Suspended" } else { "Running" };
         let (state, message, ended) =

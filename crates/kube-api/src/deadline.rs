@@ -1,7 +1,7 @@
 //! What is published about deadlines: the deadline itself, the predicted end, and how the deadline stands.
 //!
 //! **How.** The operator reads deadlines ([`crate::deadline_input`]) and hands them to the node agent. The node
-//! agent predicts the end ([`Forecast`]) and how the deadline stands ([`Standing`]). The operator publishes both
+//! agent predicts the end ([`Forecast`]) and how the deadline stands ([`DeadlineState`]). The operator publishes both
 //! ([`FinishStatus`] on a TrainingJob, the pod's note on a pod). Where new nodes would keep the deadline, the status
 //! names them, too ([`NodesNeeded`]).
 //!
@@ -20,7 +20,7 @@ use std::fmt;
 pub struct Deadline {
     /// Milliseconds since 1970.
     pub at_ms: u64,
-    /// So much lateness is tolerated.
+    /// The lateness that is tolerated.
     #[serde(default)]
     pub tolerance_ms: u64,
 }
@@ -55,7 +55,7 @@ impl Forecast {
 
 /// How a deadline stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema)]
-pub enum Standing {
+pub enum DeadlineState {
     /// Nothing can be predicted yet.
     #[default]
     Unknown,
@@ -69,20 +69,20 @@ pub enum Standing {
     Missed,
 }
 
-impl Standing {
+impl DeadlineState {
     pub fn name(self) -> &'static str {
         match self {
-            Standing::Unknown => "Unknown",
-            Standing::OnTime => "OnTime",
-            Standing::AtRisk => "AtRisk",
-            Standing::Met => "Met",
-            Standing::Missed => "Missed",
+            DeadlineState::Unknown => "Unknown",
+            DeadlineState::OnTime => "OnTime",
+            DeadlineState::AtRisk => "AtRisk",
+            DeadlineState::Met => "Met",
+            DeadlineState::Missed => "Missed",
         }
     }
 
     /// Whether a user should be warned.
     pub fn warns(self) -> bool {
-        matches!(self, Standing::AtRisk | Standing::Missed)
+        matches!(self, DeadlineState::AtRisk | DeadlineState::Missed)
     }
 }
 
@@ -95,7 +95,7 @@ pub struct FinishStatus {
     pub deadline: Option<String>,
     /// Whether the deadline will be met, or was.
     #[serde(default)]
-    pub standing: Standing,
+    pub standing: DeadlineState,
     /// When the job will be done, as predicted from its own reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<String>,

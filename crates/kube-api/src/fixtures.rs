@@ -3,7 +3,7 @@
 
 use crate::facts::PodFacts;
 use crate::resources::{Bounds, Resources};
-use crate::wire::{Collector, Mode, PodOnNode, PolicyKind, QosClass, ResizeState, Settings};
+use crate::wire::{CollectorKind, Mode, PodOnNode, PolicyKind, QosClass, ResizeState, Settings};
 use serde_json::{Value, json};
 
 /// A running pod of one container, selected by nothing yet.
@@ -61,7 +61,7 @@ pub fn pod_on_node(name: &str, resources: Resources) -> PodOnNode {
             floor: 0.0,
             metric: None,
             maximize: None,
-            collector: Collector::Stdout,
+            collector: CollectorKind::Stdout,
             pattern: None,
             path: None,
         },

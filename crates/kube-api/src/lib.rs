@@ -5,7 +5,8 @@
 //! upgraded.
 //!
 //! **How.** This crate holds types and pure functions only: the custom resources
-//! ([`share_policy::SharePolicy`], [`training_job::TrainingJob`], Kubeflow's [`tfjob::TfJob`]), jobs of several
+//! ([`share_policy::SharePolicy`], [`training_job::TrainingJob`], Kubeflow's [`tfjob::TfJob`]), the policies that they
+//! take ([`policy_names`]), jobs of several
 //! tasks ([`tasks`]) and the pods and Services of a task ([`task_objects`]), all names on objects
 //! ([`names`]), the annotations ([`pod_note`], [`adopted`], [`facts::Originals`]), the messages
 //! between node agent and operator ([`wire`]), where recorded decisions are served
@@ -29,9 +30,11 @@ pub mod decision_record;
 pub mod facts;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
+pub mod immovable;
 pub mod names;
 pub mod placement_reason;
 pub mod pod_note;
+pub mod policy_names;
 pub mod quantity;
 pub mod resize;
 pub mod resources;

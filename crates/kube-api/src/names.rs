@@ -53,7 +53,7 @@ pub const CONTAINER_ANNOTATION: &str = "gainshare.dev/container";
 
 /// On a pod: when it must be done, a moment (RFC 3339) or a length of time from its start (`2h`).
 pub const DEADLINE_ANNOTATION: &str = "gainshare.dev/deadline";
-/// On a pod: so much lateness is tolerated, such as `15m`.
+/// On a pod: the lateness that is tolerated, such as `15m`.
 pub const DEADLINE_TOLERANCE_ANNOTATION: &str = "gainshare.dev/deadline-tolerance";
 
 /// On a distributed job: the queue in which it waits. On a Job of the cluster's own kind: Kueue decides about its

@@ -4,10 +4,10 @@
 //! It is written when the category, the share, the policy or an obstacle changes, never for
 //! progress alone. The sentence of the reason and the growth are refreshed at those moments only.
 
-use crate::deadline::{Forecast, Standing, moment_text};
+use crate::deadline::{DeadlineState, Forecast, moment_text};
 use crate::facts::PodFacts;
 use crate::names;
-use crate::wire::{Category, JobState, PodOnNode, ResizeObstacle, ResizeState};
+use crate::wire::{JobReport, PodOnNode, ReportedCategory, ResizeObstacle, ResizeState};
 use serde::{Deserialize, Serialize};
 
 /// The text of [`PodNote::pending`] while another program changes the pod, too.
@@ -21,7 +21,7 @@ pub struct PodNote {
     #[serde(default)]
     pub policy: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub category: Option<Category>,
+    pub category: Option<ReportedCategory>,
     /// As last measured when one of the others changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub growth: Option<f64>,
@@ -44,7 +44,7 @@ pub struct PodNote {
     pub deadline_error: Option<String>,
     /// How the deadline stands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub standing: Option<Standing>,
+    pub standing: Option<DeadlineState>,
     /// When the pod will be done, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub done: Option<String>,
@@ -55,7 +55,7 @@ pub struct PodNote {
 
 impl PodNote {
     /// The note that the pod should carry now.
-    pub fn of(pod: &PodOnNode, job: Option<&JobState>, contested: bool) -> PodNote {
+    pub fn of(pod: &PodOnNode, job: Option<&JobReport>, contested: bool) -> PodNote {
         let pending = match &pod.resize {
             _ if contested => Some(CONTESTED.to_owned()),
             ResizeState::Deferred { message } => Some(format!("Deferred: {message}")),

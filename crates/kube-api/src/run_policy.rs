@@ -31,7 +31,7 @@ pub struct Checkpoint {
 }
 
 /// The policy that decides where a job runs and whether it moves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum JobPolicy {
     /// The cluster's scheduler places jobs, and no job is moved.
@@ -73,16 +73,16 @@ impl JobPolicy {
 #[serde(rename_all = "camelCase")]
 #[x_kube(cel)]
 pub struct RunPolicy {
-    /// So many failures are followed by another attempt; moves and lost nodes do not count.
+    /// How often a failed job is tried again. Moves and lost nodes do not count.
     #[serde(default = "three")]
     #[x_kube(validation = Rule::new("self >= 0 && self <= 1000").message("backoffLimit lies between 0 (never try again) and 1000"))]
     pub backoff_limit: i32,
-    /// The job fails if it has not ended so long after its first start; suspended time does not
+    /// Seconds after its first start until a job that has not ended fails. Suspended time does not
     /// count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self >= 1").message("activeDeadlineSeconds is at least 1"))]
     pub active_deadline_seconds: Option<i64>,
-    /// The whole job is deleted so long after its end; kept if left out.
+    /// Seconds after its end until the job is deleted. Default: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self >= 0").message("ttlSecondsAfterFinished is 0 or more"))]
     pub ttl_seconds_after_finished: Option<i64>,

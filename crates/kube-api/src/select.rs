@@ -12,7 +12,7 @@ use crate::facts::PodFacts;
 use crate::names::{self, JOB_LABEL, POLICY_ANNOTATION};
 use crate::share_policy::{Direction, SharePolicy, SharePolicySpec, SharePolicyStatus, TargetRef};
 use crate::training_job::JobPolicy;
-use crate::wire::{Collector, PolicyKind, Settings};
+use crate::wire::{CollectorKind, PolicyKind, Settings};
 use kube::core::{Selector, SelectorExt};
 use std::collections::BTreeMap;
 
@@ -188,7 +188,7 @@ pub fn settings(spec: &SharePolicySpec, pod: &PodFacts) -> Settings {
     if let Some(direction) = direction {
         settings.maximize = Some(direction == Direction::Maximize);
     }
-    if let Some(collector) = note(names::COLLECTOR_ANNOTATION).and_then(|text| from_word::<Collector>(&text)) {
+    if let Some(collector) = note(names::COLLECTOR_ANNOTATION).and_then(|text| from_word::<CollectorKind>(&text)) {
         settings.collector = collector;
     }
     if let Some(path) = note(names::PATH_ANNOTATION) {

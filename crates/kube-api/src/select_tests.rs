@@ -133,7 +133,10 @@ fn a_pods_annotations_are_over_the_policy() {
         "gainshare.dev/container": "side",
     });
     let said = settings(&spec, &facts(&pod));
-    assert_eq!((said.metric.as_deref(), said.maximize, said.collector), (Some("loss"), Some(true), Collector::None));
+    assert_eq!(
+        (said.metric.as_deref(), said.maximize, said.collector),
+        (Some("loss"), Some(true), CollectorKind::None)
+    );
     assert_eq!((said.pattern.as_deref(), container_name(&spec, &facts(&pod)).as_str()), (Some("b"), "side"));
     pod["metadata"]["annotations"] = json!({"gainshare.dev/objective": "sideways"});
     assert_eq!(settings(&spec, &facts(&pod)).maximize, Some(false), "a word nobody knows changes nothing");

@@ -7,7 +7,7 @@
 #![allow(clippy::duplicated_attributes, reason = "every printed column has a type, and many have the same")]
 #![allow(unreachable_pub, reason = "the schema macro makes private copies of public types")]
 
-use crate::wire::{Collector, Mode, PolicyKind, Settings};
+use crate::wire::{CollectorKind, Mode, PolicyKind, Settings};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -97,7 +97,7 @@ pub struct SharePolicySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub container: Option<String>,
-    /// Which of the printed numbers says how the job does; found by itself if left out.
+    /// The metric to follow. Default: chosen from the output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objective: Option<Objective>,
     /// How progress is read.
@@ -144,7 +144,7 @@ pub struct Objective {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub metric: Option<String>,
-    /// Whether less or more of it is better; its name says if left out.
+    /// `minimize` or `maximize`. Default: by the metric's name.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<Direction>,
 }
@@ -170,7 +170,7 @@ pub struct CollectorSpec {
     /// the pod's volumes, if node agents may read there (`agent.podFiles` of the chart). `none`:
     /// nothing is read, and the pod gets an equal part.
     #[serde(default)]
-    pub kind: Collector,
+    pub kind: CollectorKind,
     /// A metrics file (CSV, JSON lines, text), or a folder with TensorBoard's event files, below
     /// the root of the volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -24,7 +24,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// So many tasks a job may have. A larger number is a mistake or an attack.
+/// The most tasks that a job may have. A larger number is a mistake or an attack.
 pub const MOST_TASKS: u32 = 1000;
 
 /// The port on which tasks listen if their author names none; the contract of TFJob.
@@ -172,7 +172,7 @@ pub struct RoleInput<'a> {
 /// A role that can run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RoleSpec {
-    /// So many tasks are wanted, and at least and at most so many.
+    /// The number of tasks that is wanted, the smallest and the largest.
     pub replicas: u32,
     pub min: u32,
     pub max: u32,
@@ -201,7 +201,7 @@ pub struct TaskRunPolicy {
     pub grace_s: Option<i64>,
     /// For templates that name no priority class.
     pub priority_class: Option<String>,
-    /// So many tasks are enough to start, if that is fewer than the roles' minimums together.
+    /// The number of tasks that is enough to start, if that is fewer than the roles' minimums together.
     pub min_available: Option<u32>,
 }
 
@@ -318,7 +318,7 @@ impl TaskJobSpec {
         self.roles.iter().map(count).collect()
     }
 
-    /// The tasks that must start together. With `minAvailable`, so many, the chief and the servers first.
+    /// The tasks that must start together. With `minAvailable`, that number of them, the chief and the servers first.
     pub fn gang(&self) -> Vec<TaskId> {
         let mut gang: Vec<TaskId> = tasks(&self.gang_counts()).collect();
         if let Some(enough) = self.options.run.min_available {
@@ -437,7 +437,7 @@ pub struct ReplicaStatus {
     pub succeeded: i32,
     #[serde(default)]
     pub failed: i32,
-    /// So many are wanted now.
+    /// The number of tasks that is wanted now.
     #[serde(default)]
     pub desired: i32,
     /// The labels of the role's pods, as `kubectl get pods -l` takes them.
@@ -510,7 +510,7 @@ pub struct TaskJournal {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskScale {
-    /// So many workers are wanted; as many as the author wrote if left out.
+    /// The number of workers that is wanted. Default: what the author wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<u32>,
     /// The cause in one word, such as `hot-server` or `settled`.

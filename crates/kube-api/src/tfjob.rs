@@ -88,7 +88,7 @@ pub struct TfRunPolicy {
     pub ttl_seconds_after_finished: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active_deadline_seconds: Option<i64>,
-    /// So many failures are followed by another try; no bound if left out.
+    /// How often a failed job is tried again. Default: no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backoff_limit: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -103,7 +103,7 @@ pub struct TfRunPolicy {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TfSchedulingPolicy {
-    /// So many tasks are enough to start; all if left out.
+    /// The number of tasks that is enough to start. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_available: Option<i32>,
     /// The queue in which the job waits, if the operator has a queue of this name.

@@ -28,7 +28,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// So many moves are kept in a job's status.
+/// The number of moves that are kept in a job's status.
 pub const MOVES_KEPT: usize = 10;
 
 /// A training run that Gainshare starts, watches, and moves to where the cluster gains most.
@@ -111,7 +111,7 @@ pub struct TrainingJobSpec {
     /// Failed workers are ignored, and tasks get a sparse TF_CONFIG, so that workers may come and go.
     #[serde(default, skip_serializing_if = "is_default")]
     pub enable_dynamic_worker: bool,
-    /// Which of the printed numbers says how the job does; found by itself if left out.
+    /// The metric to follow. Default: chosen from the output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objective: Option<Objective>,
     /// How progress is read.
@@ -144,7 +144,7 @@ pub struct TrainingJobSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self >= 1 && self <= 315360000").message("deadlineSeconds lies between 1 and 315360000 (ten years)"))]
     pub deadline_seconds: Option<i64>,
-    /// So much lateness is tolerated, such as 15m; without it the deadline is strict.
+    /// The lateness that is tolerated, such as 15m. Default: none, the deadline is strict.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 20))]
     #[x_kube(validation = Rule::new("self.matches('^([0-9]+(ms|s|m|h))+$')").message("deadlineTolerance is a time with a unit, such as 15m or 1h30m"))]
@@ -170,10 +170,10 @@ pub struct ReplicaSpec {
     /// How many tasks; `minReplicas` if left out, or 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// The job starts with so many; `replicas` if left out.
+    /// Smallest number of tasks, with which the job starts. Default: `replicas`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_replicas: Option<i32>,
-    /// The job may grow to so many; `replicas` if left out.
+    /// Largest number of tasks. Default: `replicas`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_replicas: Option<i32>,
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
@@ -326,7 +326,7 @@ pub struct Attempt {
     pub start_time: Option<MicroTime>,
     /// It is being stopped, for what, and since when.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stopping: Option<Stopping>,
+    pub stopping: Option<StopReason>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopping_since: Option<MicroTime>,
     /// It has provably stopped, and how.
@@ -339,7 +339,7 @@ pub struct Attempt {
 
 /// Why an attempt is asked to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Stopping {
+pub enum StopReason {
     Migrate,
     /// The node cannot take it.
     Replace,

@@ -18,7 +18,7 @@
 //! operators of neighbouring versions understand each other. A change that breaks this gets a new
 //! path.
 
-use crate::deadline::{Deadline, Forecast, Standing};
+use crate::deadline::{Deadline, DeadlineState, Forecast};
 use crate::resources::{Bounds, Resources};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -50,18 +50,18 @@ pub struct SyncRequest {
     #[serde(default)]
     pub wait_ms: u32,
     #[serde(default)]
-    pub beat: Beat,
+    pub beat: NodeTotals,
     /// All jobs of the node, or nothing if none has changed since the last list the operator has
     /// answered.
     #[serde(default)]
-    pub jobs: Option<Vec<JobState>>,
+    pub jobs: Option<Vec<JobReport>>,
     #[serde(default)]
     pub resizes: Vec<Resize>,
 }
 
 /// Totals over a node, as its agent measured them.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct Beat {
+pub struct NodeTotals {
     #[serde(default)]
     pub growing: u32,
     #[serde(default)]
@@ -86,39 +86,39 @@ pub struct Beat {
 /// The state of a job's progress, as published to users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Category {
+pub enum ReportedCategory {
     #[default]
     Growing,
     Watching,
     Converged,
 }
 
-impl Category {
+impl ReportedCategory {
     pub fn name(self) -> &'static str {
         match self {
-            Category::Growing => "growing",
-            Category::Watching => "watching",
-            Category::Converged => "converged",
+            ReportedCategory::Growing => "growing",
+            ReportedCategory::Watching => "watching",
+            ReportedCategory::Converged => "converged",
         }
     }
 }
 
-impl From<gainshare_core::signal::Category> for Category {
-    fn from(category: gainshare_core::signal::Category) -> Category {
+impl From<gainshare_core::signal::Category> for ReportedCategory {
+    fn from(category: gainshare_core::signal::Category) -> ReportedCategory {
         match category {
-            gainshare_core::signal::Category::Growing => Category::Growing,
-            gainshare_core::signal::Category::Watching => Category::Watching,
-            gainshare_core::signal::Category::Converged => Category::Converged,
+            gainshare_core::signal::Category::Growing => ReportedCategory::Growing,
+            gainshare_core::signal::Category::Watching => ReportedCategory::Watching,
+            gainshare_core::signal::Category::Converged => ReportedCategory::Converged,
         }
     }
 }
 
 /// One job (one container of one pod) as its agent sees it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct JobState {
+pub struct JobReport {
     pub uid: String,
     pub container: String,
-    pub category: Category,
+    pub category: ReportedCategory,
     /// Growth per unit of the judged resource; absent until it was measured.
     #[serde(default)]
     pub growth: Option<f64>,
@@ -132,18 +132,18 @@ pub struct JobState {
     pub reason: String,
     /// What its reports and its use amount to, for decisions about the whole cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub signal: Option<Signal>,
+    pub signal: Option<ReportedSignal>,
     /// When it will be done, once that can be predicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
     /// How its deadline stands, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub standing: Option<Standing>,
+    pub standing: Option<DeadlineState>,
 }
 
 /// What a job's reports amount to so far, as the core's own signal has it.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct Signal {
+pub struct ReportedSignal {
     pub reports: u64,
     #[serde(default)]
     pub first: Option<Report>,
@@ -405,7 +405,7 @@ pub struct Settings {
     #[serde(default)]
     pub maximize: Option<bool>,
     #[serde(default)]
-    pub collector: Collector,
+    pub collector: CollectorKind,
     /// Regular expression with a group `value`, for output that nothing else understands.
     #[serde(default)]
     pub pattern: Option<String>,
@@ -414,7 +414,8 @@ pub struct Settings {
     pub path: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
+/// The policy of a SharePolicy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyKind {
     Fair,
@@ -422,6 +423,10 @@ pub enum PolicyKind {
     #[default]
     Gainshare,
     Qos,
+}
+
+impl PolicyKind {
+    pub const ALL: [PolicyKind; 4] = [PolicyKind::Fair, PolicyKind::Flowcon, PolicyKind::Gainshare, PolicyKind::Qos];
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
@@ -436,7 +441,7 @@ pub enum Mode {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Collector {
+pub enum CollectorKind {
     /// The container's output, as the kubelet keeps it.
     #[default]
     Stdout,
@@ -448,7 +453,7 @@ pub enum Collector {
     None,
 }
 
-impl Signal {
+impl ReportedSignal {
     /// As the core knows it; `at` turns the node agent's microseconds into a moment of the caller's
     /// clock.
     pub fn signal(&self, at: impl Fn(u64) -> gainshare_core::model::Time) -> gainshare_core::signal::Signal {
@@ -489,10 +494,11 @@ mod tests {
     fn the_old_name_of_usable_is_read_during_an_upgrade() {
         let read = |name: &str| {
             let text = format!(r#"{{"reports": 3, "{name}": 0.25}}"#);
-            serde_json::from_str::<Signal>(&text).unwrap().usable
+            serde_json::from_str::<ReportedSignal>(&text).unwrap().usable
         };
         assert_eq!((read("usable"), read("most"), read("other")), (Some(0.25), Some(0.25), None));
-        let written = serde_json::to_string(&Signal { usable: Some(0.5), ..Signal::default() }).unwrap();
+        let written =
+            serde_json::to_string(&ReportedSignal { usable: Some(0.5), ..ReportedSignal::default() }).unwrap();
         assert!(written.contains(r#""usable":0.5"#) && !written.contains("most"), "{written}");
     }
 }

@@ -1,40 +1,39 @@
-//! The policies that the custom resources take are those of the table in `gainshare-core`, under the same names.
+//! The policies that the custom resources take: the definitions have the names of the table in `gainshare-core`, and
+//! the programs have a variant for each name and no other.
 
-use gainshare_core::policies::{Preset, Scope};
+use gainshare_core::policies::Preset;
+use gainshare_kube_api::policy_names::{job_policies, share_policies};
 use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::training_job::{JobPolicy, TrainingJob};
+use gainshare_kube_api::wire::PolicyKind;
 use kube::CustomResourceExt;
-use serde_json::Value;
-use std::collections::BTreeSet;
+use serde_json::{Value, json};
+use std::collections::HashSet;
 
-/// The values and the default of the field `spec.policy`.
-fn policies(crd: impl serde::Serialize) -> (BTreeSet<String>, Value) {
+/// The field `spec.policy`.
+fn policy_field(crd: impl serde::Serialize) -> Value {
     let crd = serde_json::to_value(crd).expect("a definition serialises");
-    let field = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["policy"];
-    let values = field["enum"].as_array().expect("the field has a list of values");
-    (values.iter().map(|v| v.as_str().expect("a name").to_owned()).collect(), field["default"].clone())
+    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["policy"].clone()
 }
 
-/// The names under which a resource takes policies.
-fn table(name: impl Fn(Preset, Option<&'static str>, bool) -> Option<&'static str>) -> BTreeSet<String> {
-    let names = Preset::ALL.into_iter().filter_map(|preset| match preset.info().scope {
-        Scope::Production { share_policy, training_job } => name(preset, share_policy, training_job),
-        Scope::SimulatorOnly { .. } => None,
-    });
-    names.map(str::to_owned).collect()
+/// The serialised names.
+fn names<T: serde::Serialize>(variants: &[T]) -> HashSet<Value> {
+    variants.iter().map(|variant| serde_json::to_value(variant).expect("it serialises")).collect()
 }
 
 #[test]
 fn a_share_policy_takes_the_policies_of_the_table() {
-    let (values, default) = policies(SharePolicy::crd());
-    assert_eq!(values, table(|_, share_policy, _| share_policy));
-    assert_eq!(default, Preset::default().name());
+    let field = policy_field(SharePolicy::crd());
+    assert_eq!(field["enum"], json!(["fair", "flowcon", "gainshare", "qos"]));
+    assert_eq!(field["default"], Preset::default().name());
+    assert_eq!(names(&PolicyKind::ALL), names(&share_policies()));
 }
 
 #[test]
 fn a_training_job_takes_the_policies_of_the_table() {
-    let (values, default) = policies(TrainingJob::crd());
-    assert_eq!(values, table(|preset, _, training_job| training_job.then(|| preset.name())));
-    assert_eq!(default, Preset::default().name());
-    assert_eq!(values, JobPolicy::ALL.map(|policy| policy.name().to_owned()).into());
+    let field = policy_field(TrainingJob::crd());
+    assert_eq!(field["enum"], json!(["gainshare", "na", "specon", "flowcon2", "operator"]));
+    assert_eq!(field["default"], Preset::default().name());
+    assert_eq!(names(&JobPolicy::ALL), names(&job_policies()));
+    assert_eq!(names(&JobPolicy::ALL), names(&JobPolicy::ALL.map(JobPolicy::name)));
 }

@@ -1,8 +1,8 @@
 //! `explain NAME --dump FILE`: the last decision about a pod or job, for `gainshare replay FILE`.
 //!
 //! **Problem.** Decisions are kept by the processes that make them: the share of a pod by the node agent of
-//! its node, the place of a TrainingJob or an adopted Job by the operator that leads. Neither is reached
-//! from outside of the cluster.
+//! its node, the place of a TrainingJob or an adopted Job and the sizes of a distributed job's tasks by the
+//! operator that leads. Neither is reached from outside of the cluster.
 //!
 //! **How.** Both serve their records on the loopback interface of their own pod
 //! ([`gainshare_kube_api::decision_record`]). The plugin finds the right pod in the namespace of the

@@ -18,7 +18,7 @@ use gainshare_kube_api::pod_note::PodNote;
 use gainshare_kube_api::resources::Resources;
 use gainshare_kube_api::select::{self, PolicyFacts};
 use gainshare_kube_api::share_policy::SharePolicy;
-use gainshare_kube_api::wire::{Category, ResizeObstacle};
+use gainshare_kube_api::wire::{ReportedCategory, ResizeObstacle};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -125,7 +125,7 @@ pub struct Row {
     /// Empty if the namespace's label stands for a policy.
     policy: String,
     container: String,
-    category: Option<Category>,
+    category: Option<ReportedCategory>,
     /// Improvement per second and part of the node's CPU, when the category or the share last
     /// changed.
     growth: Option<f64>,
@@ -452,9 +452,9 @@ fn pools(rows: &[Row]) -> Vec<Pool> {
         pool.pool_milli = pool.pool_milli.saturating_add(row.original.requests.cpu_milli.unwrap_or(0));
         pool.now_milli = pool.now_milli.saturating_add(row.now.requests.cpu_milli.unwrap_or(0));
         match row.category {
-            Some(Category::Growing) => pool.growing += 1,
-            Some(Category::Watching) => pool.watching += 1,
-            Some(Category::Converged) => pool.converged += 1,
+            Some(ReportedCategory::Growing) => pool.growing += 1,
+            Some(ReportedCategory::Watching) => pool.watching += 1,
+            Some(ReportedCategory::Converged) => pool.converged += 1,
             None => pool.undecided += 1,
         }
     }
@@ -498,9 +498,9 @@ fn category(row: &Row) -> (&'static str, Colour) {
     match (&row.blocked, row.category) {
         (Some(_), _) => ("-", Colour::Dim),
         (None, None) => ("-", Colour::Dim),
-        (None, Some(c @ Category::Growing)) => (c.name(), Colour::Green),
-        (None, Some(c @ Category::Watching)) => (c.name(), Colour::Yellow),
-        (None, Some(c @ Category::Converged)) => (c.name(), Colour::Blue),
+        (None, Some(c @ ReportedCategory::Growing)) => (c.name(), Colour::Green),
+        (None, Some(c @ ReportedCategory::Watching)) => (c.name(), Colour::Yellow),
+        (None, Some(c @ ReportedCategory::Converged)) => (c.name(), Colour::Blue),
     }
 }
 
@@ -554,7 +554,7 @@ mod tests {
         let rows = rows(&pods, &[policy()], &BTreeMap::new());
         assert_eq!(rows.iter().map(|r| r.pod.as_str()).collect::<Vec<_>>(), ["a", "b"]);
         let a = &rows[0];
-        assert_eq!((a.category, a.share_percent), (Some(Category::Converged), Some(20)));
+        assert_eq!((a.category, a.share_percent), (Some(ReportedCategory::Converged), Some(20)));
         assert_eq!((a.now.requests.cpu_milli, a.original.requests.cpu_milli), (Some(200), Some(500)));
         assert_eq!(rows[1].blocked.as_ref().unwrap().reason, "BestEffort");
         let pools = pools(&rows);

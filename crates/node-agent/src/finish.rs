@@ -18,7 +18,7 @@ use gainshare_core::plan::Reason;
 use gainshare_core::signal::Signal;
 use gainshare_core::signal::speed::Reading;
 use gainshare_core::view::View;
-use gainshare_kube_api::deadline::{Deadline, Forecast, Standing};
+use gainshare_kube_api::deadline::{Deadline, DeadlineState, Forecast};
 
 /// With less than this part of the node idle, a job that used little may have wanted more.
 const SPARE: f64 = 0.1;
@@ -90,18 +90,18 @@ pub(super) fn predict(job: &mut Job, now: Moment, forecasts: &Forecasts) -> bool
     std::mem::replace(&mut job.standing, standing) != standing
 }
 
-fn standing(job: &Job, deadline: Deadline, now: Moment) -> Standing {
+fn standing(job: &Job, deadline: Deadline, now: Moment) -> DeadlineState {
     if now.unix_ns / 1_000_000 > deadline.latest_ms() {
-        return Standing::Missed;
+        return DeadlineState::Missed;
     }
     match job.verdict.as_ref().map(|v| v.reason) {
-        Some(Reason::CannotMeet { .. }) => Standing::AtRisk,
-        Some(Reason::MeetsDeadline { .. } | Reason::Early { .. }) => Standing::OnTime,
+        Some(Reason::CannotMeet { .. }) => DeadlineState::AtRisk,
+        Some(Reason::MeetsDeadline { .. } | Reason::Early { .. }) => DeadlineState::OnTime,
         _ => match job.forecast {
             // At risk only if even the lucky end of the interval is late: a warning should not come and go.
-            Some(done) if done.earliest_ms > deadline.latest_ms() => Standing::AtRisk,
-            Some(_) => Standing::OnTime,
-            None => Standing::Unknown,
+            Some(done) if done.earliest_ms > deadline.latest_ms() => DeadlineState::AtRisk,
+            Some(_) => DeadlineState::OnTime,
+            None => DeadlineState::Unknown,
         },
     }
 }

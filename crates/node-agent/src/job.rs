@@ -11,7 +11,7 @@ use gainshare_core::plan::Verdict;
 use gainshare_core::signal::speed::PaceTracker;
 use gainshare_core::signal::{Sample, Signal, Tracker};
 use gainshare_core::view::{JobView, Phase};
-use gainshare_kube_api::deadline::{Deadline, Forecast, Standing};
+use gainshare_kube_api::deadline::{Deadline, DeadlineState, Forecast};
 use gainshare_kube_api::wire::{self, PodOnNode};
 use gainshare_limits::cgroup::Group;
 use gainshare_limits::usage::{Meter, NodeResources};
@@ -104,7 +104,7 @@ pub(crate) struct Job {
     pub(crate) pace: PaceTracker,
     /// When the job will be done, and how its deadline stands.
     pub(crate) forecast: Option<Forecast>,
-    pub(crate) standing: Option<Standing>,
+    pub(crate) standing: Option<DeadlineState>,
     latest_progress: Option<gainshare_progress::Progress>,
     starts: u32,
     since: Time,
@@ -186,7 +186,7 @@ impl Job {
         self.read_error = None;
         self.collector = None;
         self.next_search = Time::ZERO;
-        if self.pod.settings.collector == wire::Collector::Stdout {
+        if self.pod.settings.collector == wire::CollectorKind::Stdout {
             self.collect_from(None);
         }
     }
@@ -205,7 +205,7 @@ impl Job {
 
     /// Reads the files into which the job writes its progress.
     fn read_files(&mut self, now: Time, volumes: &Volumes) -> u64 {
-        if !matches!(self.pod.settings.collector, wire::Collector::File | wire::Collector::Tensorboard) {
+        if !matches!(self.pod.settings.collector, wire::CollectorKind::File | wire::CollectorKind::Tensorboard) {
             return 0;
         }
         if self.collector.is_none() && now >= self.next_search {
@@ -267,7 +267,7 @@ impl Job {
     }
 
     fn read_text(&mut self, at: Time, text: &[u8]) -> u64 {
-        if self.pod.settings.collector != wire::Collector::Stdout {
+        if self.pod.settings.collector != wire::CollectorKind::Stdout {
             return 0;
         }
         let Some(collector) = &mut self.collector else { return 0 };
@@ -336,7 +336,7 @@ impl Job {
     }
 
     /// The job's state for the operator.
-    pub(crate) fn state(&self) -> wire::JobState {
+    pub(crate) fn state(&self) -> wire::JobReport {
         let signal = self.signal();
         let verdict = self.published.as_ref();
         let reason = match (&self.pod.blocked, &self.read_error, verdict) {
@@ -348,7 +348,7 @@ impl Job {
         };
         let report = |r: gainshare_core::signal::Report| wire::Report { value: r.value, at_us: r.at.0 };
         let consumed = self.meter.consumed();
-        let wire_signal = wire::Signal {
+        let wire_signal = wire::ReportedSignal {
             reports: signal.reports,
             first: signal.first.map(report),
             last: signal.last.map(report),
@@ -362,7 +362,7 @@ impl Job {
             usable: self.usable,
             left: work_left(&signal),
         };
-        wire::JobState {
+        wire::JobReport {
             uid: self.pod.uid.clone(),
             container: self.pod.container.clone(),
             signal: self.pod.follow.then_some(wire_signal),
@@ -395,9 +395,9 @@ fn work_left(signal: &Signal) -> Option<wire::WorkLeft> {
 /// Where and how the job's metric is read.
 fn metric_spec(settings: &wire::Settings) -> MetricSpec {
     let source = match settings.collector {
-        wire::Collector::File => Source::File,
-        wire::Collector::Tensorboard => Source::Tensorboard,
-        wire::Collector::Stdout | wire::Collector::None => Source::Output,
+        wire::CollectorKind::File => Source::File,
+        wire::CollectorKind::Tensorboard => Source::Tensorboard,
+        wire::CollectorKind::Stdout | wire::CollectorKind::None => Source::Output,
     };
     let path = settings.path.clone().filter(|_| source != Source::Output);
     let goal = settings.maximize.map(|maximize| if maximize { Goal::Maximize } else { Goal::Minimize });

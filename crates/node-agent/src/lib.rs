@@ -29,7 +29,7 @@ use cgroups::PodGroups;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use gainshare_core::model::{Span, Time};
-use gainshare_kube_api::wire::{Answer, Beat, Category, JobState, Resize, SyncRequest};
+use gainshare_kube_api::wire::{Answer, JobReport, NodeTotals, ReportedCategory, Resize, SyncRequest};
 use gainshare_limits::{Capacity, machine};
 use job::Moment;
 use link::RetryPause;
@@ -118,8 +118,8 @@ enum Input {
 /// The node's state after the last step, for the operator.
 #[derive(Debug, Clone, Default)]
 struct NodeReport {
-    beat: Beat,
-    jobs: Arc<Vec<JobState>>,
+    beat: NodeTotals,
+    jobs: Arc<Vec<JobReport>>,
     resizes: Vec<Resize>,
     /// Counts the changes that should be sent at once.
     urgent: u64,
@@ -206,11 +206,11 @@ fn run_node(mut node: Node, inputs: &mpsc::Receiver<Input>, report: &watch::Send
         status.bad_plans.inc_by(step.bad_plans);
         step.effects_s.iter().for_each(|s| status.effect_seconds.observe(*s));
         status.dropped_lines.set(i64::try_from(node.dropped_lines()).unwrap_or(i64::MAX));
-        let beat = Beat { at_us: now().time.0, ..node.beat() };
+        let beat = NodeTotals { at_us: now().time.0, ..node.beat() };
         let counts = [
-            (Category::Growing, beat.growing),
-            (Category::Watching, beat.watching),
-            (Category::Converged, beat.converged),
+            (ReportedCategory::Growing, beat.growing),
+            (ReportedCategory::Watching, beat.watching),
+            (ReportedCategory::Converged, beat.converged),
         ];
         for (category, count) in counts {
             status.jobs.get_or_create(&[("category", category.name())]).set(count.into());
@@ -260,7 +260,7 @@ async fn exchange(
     let (mut seq, mut latest_answer, mut seen) = (0, 0, 0);
     let mut urgent_sent = 0;
     // The list of jobs that the operator has; `None` if the operator may have lost it.
-    let mut sent_jobs: Option<Arc<Vec<JobState>>> = None;
+    let mut sent_jobs: Option<Arc<Vec<JobReport>>> = None;
     let mut not_before = Instant::now();
     let mut last_error = String::new();
     loop {

@@ -34,7 +34,7 @@ use gainshare_core::policy::{MoveRule, Policy, Preset, ShareRule};
 use gainshare_core::view::{JobView, NodeView, View};
 use gainshare_kube_api::resize::{self, Resources};
 use gainshare_kube_api::wire::{
-    Beat, JobState, Outcome, OutcomeState, PodOnNode, PolicyKind, Resize, ResizeState, Settings,
+    JobReport, NodeTotals, Outcome, OutcomeState, PodOnNode, PolicyKind, Resize, ResizeState, Settings,
 };
 use gainshare_limits::Capacity;
 use gainshare_limits::usage::NodeResources;
@@ -435,25 +435,25 @@ impl Node {
         })
     }
 
-    pub(crate) fn beat(&self) -> Beat {
-        let mut beat = Beat {
+    pub(crate) fn beat(&self) -> NodeTotals {
+        let mut beat = NodeTotals {
             cores: self.whole.capacity.cores,
             memory_bytes: self.whole.capacity.memory_bytes,
-            ..Beat::default()
+            ..NodeTotals::default()
         };
         for job in self.jobs.values() {
             beat.cpu_used_cores += job.meter.cores().unwrap_or(0.0);
             beat.memory_used_bytes = beat.memory_used_bytes.saturating_add(job.meter.memory_bytes().unwrap_or(0));
             match job.state().category {
-                gainshare_kube_api::wire::Category::Growing => beat.growing += 1,
-                gainshare_kube_api::wire::Category::Watching => beat.watching += 1,
-                gainshare_kube_api::wire::Category::Converged => beat.converged += 1,
+                gainshare_kube_api::wire::ReportedCategory::Growing => beat.growing += 1,
+                gainshare_kube_api::wire::ReportedCategory::Watching => beat.watching += 1,
+                gainshare_kube_api::wire::ReportedCategory::Converged => beat.converged += 1,
             }
         }
         beat
     }
 
-    pub(crate) fn states(&self) -> Vec<JobState> {
+    pub(crate) fn states(&self) -> Vec<JobReport> {
         self.jobs.values().map(Job::state).collect()
     }
 

@@ -4,7 +4,7 @@
 use super::*;
 use gainshare_kube_api::fixtures::pod_on_node;
 use gainshare_kube_api::resize::Amounts;
-use gainshare_kube_api::wire::{Collector, ResizeObstacle};
+use gainshare_kube_api::wire::{CollectorKind, ResizeObstacle};
 use std::io::Write;
 
 const SECOND: u64 = 1_000_000;
@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    /// A second passes, in which these pods use so much CPU evenly; then each reports the step.
+    /// A second passes, in which these pods use `cpu_s` evenly; then each reports the step.
     fn train(&mut self, step: u64, cpu_s: [(&str, f64); 2]) {
         for _ in 0..2 {
             cpu_s.iter().for_each(|(name, cpu_s)| self.burn(name, cpu_s / 2.0));
@@ -133,7 +133,7 @@ impl World {
         self.list();
     }
 
-    fn state(&self, name: &str) -> JobState {
+    fn state(&self, name: &str) -> JobReport {
         self.node.states().into_iter().find(|s| s.uid == format!("uid-{name}")).unwrap()
     }
 }
@@ -159,8 +159,8 @@ fn the_job_that_grows_gets_what_the_flat_one_does_not_need() {
     assert!(requested["uid-flat"] <= 510 && requested["uid-grows"] >= 1490, "{requested:?}");
     assert!(requested.values().sum::<u64>() <= 2000, "{requested:?}");
     let flat = w.state("flat");
-    assert_eq!((flat.category, flat.growth), (gainshare_kube_api::wire::Category::Converged, Some(0.0)));
-    assert_eq!(w.state("grows").category, gainshare_kube_api::wire::Category::Growing);
+    assert_eq!((flat.category, flat.growth), (gainshare_kube_api::wire::ReportedCategory::Converged, Some(0.0)));
+    assert_eq!(w.state("grows").category, gainshare_kube_api::wire::ReportedCategory::Growing);
     assert_eq!(w.state("grows").progress.metric.as_deref(), Some("loss"));
     // The decrease comes first.
     assert_eq!(w.node.resizes()[0].uid, "uid-flat");
@@ -169,12 +169,73 @@ fn the_job_that_grows_gets_what_the_flat_one_does_not_need() {
 }
 
 #[test]
+fn an_unsound_plan_resizes_no_pod_and_is_counted() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.list();
+    w.node.policies.values_mut().for_each(|state| state.decider.break_plans());
+    let mut rejected = 0;
+    for _ in 0..14 {
+        for name in ["flat", "grows"] {
+            w.burn(name, 0.5);
+            let age_s = w.clock as f64 / SECOND as f64 - 1000.0;
+            w.print(name, &format!("step {} loss: {}", (age_s * 2.0) as u64, loss(name, age_s)));
+        }
+        let step = w.tick();
+        assert_eq!(step.plans, step.bad_plans);
+        rejected += step.bad_plans;
+    }
+    assert!(rejected >= 3, "{rejected} plans were rejected");
+    assert!(w.requested().is_empty(), "{:?}", w.requested());
+    assert!(w.state("flat").share.is_none() && w.node.jobs["uid-flat"].verdict.is_none());
+    assert!(matches!(w.node.last_decision("uid-flat"), Err(RecordError::Undecided { .. })));
+}
+
+#[test]
+fn the_gain_policy_lets_the_shorter_job_go_first() {
+    let mut w = World::new();
+    w.add("long");
+    w.add("short");
+    for pod in &mut w.pods {
+        pod.settings.policy = PolicyKind::Gainshare;
+        (pod.settings.alpha, pod.settings.interval_ms) = (None, None);
+    }
+    w.list();
+    for step in 1..=30_u64 {
+        for _ in 0..2 {
+            ["long", "short"].iter().for_each(|name| w.burn(name, 0.5));
+            w.tick();
+        }
+        for (name, total) in [("long", 4000), ("short", 60)] {
+            w.print(name, &format!("step {step}/{total} loss: {}", 10.0 * (-(step as f64) / 20.0).exp()));
+        }
+        w.answer(|_| OutcomeState::Done);
+    }
+    let (long, short) = (w.state("long"), w.state("short"));
+    let share = |state: &JobReport| state.share.expect("it was decided");
+    assert!(share(&short) > share(&long) + 0.1 && share(&short) + share(&long) <= 1.0 + 1e-9, "{short:?} {long:?}");
+    let milli = |name: &str| w.pods.iter().find(|pod| pod.name == name).unwrap().now.requests.cpu_milli.unwrap();
+    assert!(
+        milli("short") > milli("long") + 200 && milli("short") + milli("long") <= 2000,
+        "{} {}",
+        milli("short"),
+        milli("long")
+    );
+    assert!(short.reason.contains("highest gain"), "{}", short.reason);
+    assert!(long.reason.contains("gain more per unit of CPU"), "{}", long.reason);
+    // The decision is one that can be made again.
+    let record = w.node.last_decision("uid-short").unwrap().decision.record().unwrap();
+    assert_eq!(record.replay().unwrap().differences, []);
+}
+
+#[test]
 fn a_job_may_write_its_progress_into_a_volume() {
     let mut w = World::new();
     w.add("flat");
     w.add("grows");
     let settings = &mut w.pods[1].settings;
-    (settings.collector, settings.path) = (Collector::File, Some("run/metrics.csv".into()));
+    (settings.collector, settings.path) = (CollectorKind::File, Some("run/metrics.csv".into()));
     w.list();
     w.live(2, loss);
     // Its output is not read, and the file does not exist yet.
@@ -193,7 +254,7 @@ fn a_job_may_write_its_progress_into_a_volume() {
     }
     let grows = w.state("grows");
     assert_eq!((grows.progress.metric.as_deref(), grows.progress.step), (Some("val_loss"), Some(20)));
-    assert_eq!(grows.category, gainshare_kube_api::wire::Category::Growing);
+    assert_eq!(grows.category, gainshare_kube_api::wire::ReportedCategory::Growing);
     assert!(w.requested()["uid-grows"] >= 1490, "{:?}", w.requested());
 }
 
@@ -295,7 +356,7 @@ fn a_new_agent_keeps_resized_pods_until_it_has_measured() {
     assert!(w.requested().is_empty(), "{:?}", w.requested());
     w.live(5, loss);
     // It has decided the same, so there is nothing to resize.
-    assert_eq!(w.state("flat").category, gainshare_kube_api::wire::Category::Converged);
+    assert_eq!(w.state("flat").category, gainshare_kube_api::wire::ReportedCategory::Converged);
     assert!(w.requested().is_empty(), "{:?}", w.requested());
 }
 
@@ -467,8 +528,8 @@ fn the_last_decision_about_a_pod_replays() {
     assert!(matches!(world.node.last_decision("uid-other"), Err(RecordError::NotShared { .. })));
 }
 
-/// Two pods of `qos` that make one step per second with half of the node; `due` has a deadline so many seconds
-/// from now, for its 40 steps.
+/// Two pods of `qos` that make one step per second with half of the node; `due` has a deadline in `due_s`, for its 40
+/// steps.
 fn with_deadline(due_s: u64, seconds: u64) -> World {
     let mut w = World::new();
     w.add("other");
@@ -490,7 +551,7 @@ fn a_late_pod_gets_what_its_deadline_needs() {
     // With half of the node it would take 40 s; 28 s are left after 6.
     let w = with_deadline(34, 6);
     let due = w.state("due");
-    assert_eq!(due.standing, Some(gainshare_kube_api::deadline::Standing::OnTime), "{due:?}");
+    assert_eq!(due.standing, Some(gainshare_kube_api::deadline::DeadlineState::OnTime), "{due:?}");
     assert!(due.forecast.is_some() && due.share.is_some_and(|share| share > 0.55), "{due:?}");
     assert!(w.requested()["uid-due"] > 1100 && w.requested().values().sum::<u64>() <= 2000, "{:?}", w.requested());
 }
@@ -511,6 +572,6 @@ fn the_operator_learns_what_a_followed_job_has_left_to_do() {
 fn a_deadline_that_cannot_be_met_is_reported_at_once_and_harms_no_other_pod() {
     let w = with_deadline(8, 4);
     let due = w.state("due");
-    assert_eq!(due.standing, Some(gainshare_kube_api::deadline::Standing::AtRisk), "{due:?}");
+    assert_eq!(due.standing, Some(gainshare_kube_api::deadline::DeadlineState::AtRisk), "{due:?}");
     assert!(due.forecast.is_some() && due.share.is_some_and(|share| share < 0.5), "{due:?}");
 }

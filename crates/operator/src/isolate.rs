@@ -44,7 +44,7 @@ pub(crate) async fn catch_future<T>(work: impl Future<Output = T>) -> Result<T, 
     AssertUnwindSafe(work).catch_unwind().await.map_err(|payload| message(&*payload))
 }
 
-/// How long an object rests after its reconcile panicked so many times in a row.
+/// How long an object rests after its reconcile panicked this number of times in a row.
 pub(crate) fn rest_after(times: u32) -> Duration {
     FIRST_REST * 2u32.pow(times.saturating_sub(1).min(MOST_DOUBLINGS))
 }

@@ -29,8 +29,8 @@ pub use shares::release::release;
 
 use crate::http::peers::{Limits, Peers};
 use crate::http::tls::{Authority, TlsError};
-use gainshare_kube_api::deadline::Standing;
-use http::serve::{Leading, ServerState};
+use gainshare_kube_api::deadline::DeadlineState;
+use http::serve::{LeaderContext, ServerState};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
@@ -145,7 +145,7 @@ pub async fn client() -> Result<Client, OperatorError> {
 pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) -> Result<(), OperatorError> {
     let (metrics, health) = (Arc::new(Metrics::new()), Health::new());
     let authority = Arc::new(Authority::load_or_make(&config.authority_folders)?);
-    let (leading, leading_seen) = watch::channel(None::<Arc<Leading>>);
+    let (leading, leading_seen) = watch::channel(None::<Arc<LeaderContext>>);
     let (ending, ending_seen) = watch::channel(false);
     let served = ServerState::new(leading_seen.clone(), metrics.clone(), health.clone(), ending_seen.clone());
     let records = Arc::new(RecordRequests::default());
@@ -228,7 +228,7 @@ fn lead(
     authority: &Arc<Authority>,
     metrics: &Arc<Metrics>,
     health: &Arc<Health>,
-    leading: &watch::Sender<Option<Arc<Leading>>>,
+    leading: &watch::Sender<Option<Arc<LeaderContext>>>,
     records: &Arc<RecordRequests>,
 ) -> Tasks {
     let reviewer = http::auth::Reviewer::new(client.clone(), &config.namespace, &config.agent_account);
@@ -245,7 +245,7 @@ fn lead(
     let recorder = Recorder::new(client.clone(), reporter);
     let decision = placement::run::run(leader.clone(), config.specon, records.clone());
     tasks.spawn_within("the decision about training jobs", DECISION_QUIET, decision);
-    let sizes = elastic::run::run(shares.clone(), config.elastic);
+    let sizes = elastic::run::run(shares.clone(), config.elastic, records.clone());
     tasks.spawn_within("the decision about the sizes of tasks", DECISION_QUIET, sizes);
     let nodes = scaler::run::run(leader.clone(), client.clone(), recorder.clone(), scaler::run::Settings::of(config));
     tasks.spawn_within("the decision about new nodes", DECISION_QUIET, nodes);
@@ -255,7 +255,7 @@ fn lead(
     tasks.spawn("the reporter of invalid objects", invalid);
     tasks.spawn("the writer of pods' notes", note_loop(shares.clone(), recorder.clone()));
     tasks.spawn("the writer of policies' statuses", write_loop(shares.clone(), client.clone(), recorder));
-    leading.send_replace(Some(Arc::new(Leading { leader, shares, reviewer })));
+    leading.send_replace(Some(Arc::new(LeaderContext { leader, shares, reviewer })));
     tasks
 }
 
@@ -316,7 +316,7 @@ fn count(shares: &Shares) {
     agents.forget_silent(now);
     leader.metrics.agents.set(agents.heard_count(now) as i64);
     let standings = agents.standings();
-    for standing in [Standing::Unknown, Standing::OnTime, Standing::AtRisk, Standing::Missed] {
+    for standing in [DeadlineState::Unknown, DeadlineState::OnTime, DeadlineState::AtRisk, DeadlineState::Missed] {
         let labels = state::metrics::StateLabels { state: standing.name() };
         let number = standings.get(&standing).copied().unwrap_or(0);
         leader.metrics.deadlines.get_or_create(&labels).set(number.into());

@@ -12,7 +12,7 @@
 use crate::elastic::SizeRehearsal;
 use crate::jobs::progress::TaskProgress;
 use crate::jobs::task_job::action::Action;
-use crate::jobs::task_job::{JobTurn, Line, next_step, pod, template_fault};
+use crate::jobs::task_job::{GangQueue, JobTurn, next_step, pod, template_fault};
 use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
 use crate::state::snapshot::Nodes;
@@ -30,7 +30,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A job that has not settled after so many steps never will.
+/// A job that has not settled after this number of steps never will.
 const MOST_STEPS: usize = 50;
 /// All jobs run after fewer rounds than this.
 const MOST_ROUNDS: usize = 500;
@@ -56,7 +56,7 @@ pub enum RehearsalError {
     NotRunning { waiting: usize, jobs: usize },
 }
 
-/// Measures so many jobs of eight tasks on so many nodes.
+/// Measures this number of jobs of eight tasks on this number of nodes.
 pub fn rehearse(jobs: usize, nodes: usize) -> Result<Value, RehearsalError> {
     let mut cluster = Cluster::new(nodes);
     // All jobs wait: no node takes pods yet.
@@ -101,7 +101,7 @@ pub fn rehearse(jobs: usize, nodes: usize) -> Result<Value, RehearsalError> {
 /// The objects of the cluster, and the operator's state.
 struct Cluster {
     leader: Arc<Leader>,
-    line: Line,
+    line: GangQueue,
     objects: BTreeMap<WorkloadKey, TrainingJob>,
     pods: BTreeMap<String, Value>,
     nodes: usize,
@@ -129,11 +129,11 @@ impl Cluster {
         let leader = Arc::new(Leader::new(Arc::new(Metrics::new()), 1));
         let now = Timestamp::now();
         let (objects, pods) = (BTreeMap::new(), BTreeMap::new());
-        let line = Line::default();
+        let line = GangQueue::default();
         Cluster { leader, line, objects, pods, nodes, version: 1, now, writes: 0, decided_cpu_s: 0.0 }
     }
 
-    /// The first so many nodes take pods, and the others do not.
+    /// The number of nodes, from the first on, that take pods. The others do not.
     fn open_nodes(&mut self, all: usize, open: usize) -> Result<(), RehearsalError> {
         for index in 0..all {
             let size = json!({"cpu": NODE_CORES.to_string(), "memory": "256Gi", "pods": "110"});

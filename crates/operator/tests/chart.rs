@@ -34,7 +34,7 @@ fn two_operators_with_a_disruption_budget_on_different_nodes() {
     assert_eq!(budget["spec"]["selector"], operator["spec"]["selector"]);
 }
 
-/// Output of tenants costs a node at most so much CPU and memory.
+/// The most CPU and memory that the output of tenants costs a node.
 #[test]
 fn node_agents_have_limits_of_cpu_and_memory() {
     let all = manifests();

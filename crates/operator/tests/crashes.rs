@@ -7,7 +7,7 @@
 mod common;
 
 use common::training::{COUNTS, Operator, batch_job, job};
-use common::{Bed, Scenarios, Watch, eventually};
+use common::{Scenarios, TestBed, Watch, eventually};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ fn other(node: &str) -> &'static str {
 
 /// The operator dies after each write about an adopted Job. Returns how often it died, and the longest time from the
 /// next operator's start until the Job ran on its target.
-fn dies_after_each_write(bed: &Bed) -> (u32, f64) {
+fn dies_after_each_write(bed: &TestBed) -> (u32, f64) {
     let operator = Operator::start(bed, None);
     bed.apply(batch_job("batch", COUNTS, "Failed"));
     let runs_on = |node: &str| {
@@ -84,7 +84,7 @@ fn hostile_objects() -> Vec<Value> {
 }
 
 /// The warning that the operator published about an invalid object.
-fn warning_about(bed: &Bed, kind: &str, name: &str) -> Option<Value> {
+fn warning_about(bed: &TestBed, kind: &str, name: &str) -> Option<Value> {
     let events: Value = serde_json::from_str(&bed.kubectl(&["get", "events", "-n", "team", "-o", "json"])).unwrap();
     let is_about = |event: &&Value| {
         let (object, reason) = (&event["involvedObject"], event["reason"].as_str().unwrap_or_default());
@@ -94,7 +94,7 @@ fn warning_about(bed: &Bed, kind: &str, name: &str) -> Option<Value> {
 }
 
 /// Another tenant's job runs beside the hostile objects. Returns how many there were, and the seconds until it ran.
-fn serves_another_tenant(bed: &Bed) -> (u32, f64) {
+fn serves_another_tenant(bed: &TestBed) -> (u32, f64) {
     let _operator = Operator::start(bed, None);
     let objects = hostile_objects();
     for object in &objects {
@@ -122,7 +122,7 @@ fn serves_another_tenant(bed: &Bed) -> (u32, f64) {
 #[test]
 #[ignore = "needs root and a test bed"]
 fn the_operator_survives_its_death_and_hostile_objects() {
-    let bed = Bed::with_training("crashes", &["left", "right"]);
+    let bed = TestBed::with_training("crashes", &["left", "right"]);
     let watch = Watch::begin(&bed);
     let (mut scenarios, mut injected, mut longest_s) = (Scenarios::default(), 0, 0.0f64);
     let mut add = |(count, took_s): (u32, f64)| {

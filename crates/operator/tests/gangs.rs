@@ -9,7 +9,7 @@
 mod common;
 
 use common::training::Operator;
-use common::{Bed, within_a_minute};
+use common::{TestBed, within_a_minute};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Child, Command, Stdio};
@@ -24,13 +24,13 @@ const NODES: u32 = 6;
 const SLOTS: usize = 12;
 /// Longer than the time in which the gates of one gang are opened, one request after the other.
 const LONGEST_OPENING: Duration = Duration::from_secs(20);
-/// All jobs end within so many minutes, or they hang.
+/// All jobs end within this number of minutes, or they hang.
 const PATIENCE_MIN: usize = 6;
 
 #[test]
 #[ignore = "needs root and a test bed"]
 fn a_hundred_gangs_contend_for_room_for_three() {
-    let bed = Bed::with_kwok_training("gangtest", NODES);
+    let bed = TestBed::with_kwok_training("gangtest", NODES);
     let watch = PodWatch::begin(&bed);
     let operator = Operator::start(&bed, None);
     let jobs: Vec<Value> = (0..JOBS).map(|number| job(&format!("gang-{number}"))).collect();
@@ -58,7 +58,7 @@ fn a_hundred_gangs_contend_for_room_for_three() {
 }
 
 /// How many jobs are in each state.
-fn states(bed: &Bed) -> BTreeMap<String, usize> {
+fn states(bed: &TestBed) -> BTreeMap<String, usize> {
     let listed = bed.kubectl(&["get", "trainingjobs", "-n", "team", "-o", "jsonpath={.items[*].status.state}"]);
     let mut counts = BTreeMap::new();
     for state in listed.split_whitespace() {
@@ -116,7 +116,7 @@ struct Gang {
 }
 
 impl PodWatch {
-    fn begin(bed: &Bed) -> PodWatch {
+    fn begin(bed: &TestBed) -> PodWatch {
         let kubectl = ["get", "pods", "-n", "team", "--watch", "--output-watch-events", "-o", "json"];
         let mut child = Command::new(bed.program("kubectl"))
             .args(kubectl)

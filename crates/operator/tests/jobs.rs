@@ -9,7 +9,7 @@
 mod common;
 
 use common::training::{COUNTS, Operator, batch_job, job};
-use common::{Bed, Scenarios, Watch, alive, eventually, text, within_a_minute};
+use common::{Scenarios, TestBed, Watch, alive, eventually, text, within_a_minute};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ while :; do sleep 0.1; done
 #[test]
 #[ignore = "needs root and a test bed"]
 fn training_jobs_in_a_real_cluster() {
-    let bed = Bed::with_training("jobstest", &["left", "right", "far"]);
+    let bed = TestBed::with_training("jobstest", &["left", "right", "far"]);
     let watch = Watch::begin(&bed);
     let mut scenarios = Scenarios::default();
     scenarios.run("mistakes are answered with help", || mistakes_are_answered_with_help(&bed));
@@ -56,7 +56,7 @@ fn training_jobs_in_a_real_cluster() {
 }
 
 /// The jobs of the scenarios. All begin at once, so that no scenario waits for the pods of another one.
-fn submit_jobs(bed: &Bed) {
+fn submit_jobs(bed: &TestBed) {
     for (name, script, more) in [
         ("steady", COUNTS, json!({})),
         (
@@ -80,7 +80,7 @@ fn submit_jobs(bed: &Bed) {
     bed.apply(&reaching);
 }
 
-fn mistakes_are_answered_with_help(bed: &Bed) {
+fn mistakes_are_answered_with_help(bed: &TestBed) {
     for (more, helps) in [
         (json!({"template": null}), "spec.template"),
         (json!({"checkpoint": {"claimName": "shared", "path": "keep"}}), "such as /checkpoints"),
@@ -98,7 +98,7 @@ fn mistakes_are_answered_with_help(bed: &Bed) {
 }
 
 /// Jobs that end: well, badly, and before they begin.
-fn ends(bed: &Bed) {
+fn ends(bed: &TestBed) {
     let reaching = bed.until("reaching", "Failed", None);
     assert!(reaching["status"]["message"].as_str().unwrap().contains("use a claim"), "{reaching:#}");
     let hopeless = bed.until("hopeless", "Failed", None);
@@ -114,7 +114,7 @@ fn ends(bed: &Bed) {
 }
 
 /// Jobs that cannot be moved run on where they are, and their status says why.
-fn stays(bed: &Bed) {
+fn stays(bed: &TestBed) {
     let jobs = [
         ("naked", "spec.checkpoint is missing", 1),
         ("deaf", "ignored SIGTERM", 2),
@@ -137,7 +137,7 @@ fn stays(bed: &Bed) {
 }
 
 /// A node falls silent in the middle of a move, and is then declared off and taken away.
-fn vanishes(bed: &Bed) {
+fn vanishes(bed: &TestBed) {
     bed.until("castaway", "Running", Some("left"));
     bed.send_to("castaway", "far");
     bed.until("castaway", "Running", Some("far"));
@@ -174,7 +174,7 @@ fn kill_holders(file: &Path) {
     assert!(killed > 0, "no process has {} open", file.display());
 }
 
-fn suspends(bed: &Bed) {
+fn suspends(bed: &TestBed) {
     bed.until("steady", "Running", Some("left"));
     let suspend = |on: bool| {
         let patch = json!({"spec": {"suspend": on}}).to_string();
@@ -193,7 +193,7 @@ fn suspends(bed: &Bed) {
 
 /// A Job of the cluster's own kind is moved twice, the second time by an operator that dies on the way, and
 /// is released.
-fn adopts(bed: &Bed, operator: Operator) {
+fn adopts(bed: &TestBed, operator: Operator) {
     bed.apply(batch_job("careless", COUNTS, "TerminatingOrFailed"));
     bed.apply(batch_job("batch", COUNTS, "Failed"));
     let says = |name: &str, words: &str| {
@@ -255,7 +255,7 @@ fn adopts(bed: &Bed, operator: Operator) {
 
 /// The operator is killed at every step of a move, the last step first, so that each operator finishes what
 /// the one before it began.
-fn survives_its_operator(bed: &Bed) {
+fn survives_its_operator(bed: &TestBed) {
     let points = [
         "before-running",
         "after-open",
@@ -286,7 +286,7 @@ fn survives_its_operator(bed: &Bed) {
 }
 
 /// A deleted job takes its pods along, and lets them save themselves.
-fn goes(bed: &Bed) {
+fn goes(bed: &TestBed) {
     let _operator = Operator::start(bed, None);
     let step = || fs::read_to_string(bed.kept("steady").join("step")).unwrap().trim().parse::<u64>().unwrap();
     let before = step();

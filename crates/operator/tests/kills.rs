@@ -13,7 +13,7 @@
 mod common;
 
 use common::training::{COUNTS, Operator, batch_job, job, programs};
-use common::{Bed, SYSTEM, Scenarios, Watch, alive, checkout, eventually, program, text};
+use common::{SYSTEM, Scenarios, TestBed, Watch, alive, checkout, eventually, program, text};
 use gainshare_core::replay::RecordedDecision;
 use serde_json::json;
 use std::path::Path;
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 /// Starts node agents on all nodes from the chart; they reach the operators of this test by the chart's
 /// name for the Service.
-fn start_agents(bed: &mut Bed) {
+fn start_agents(bed: &mut TestBed) {
     let programs = programs();
     let mut load = vec!["load-image", "--image", "gainshare:local"];
     load.extend(programs.iter().map(|program| program.to_str().unwrap()));
@@ -74,7 +74,7 @@ const FLATTENS: &str =
 /// Its loss falls by a twentieth of the first loss every second.
 const GROWS: &str = r#"echo "step=$i loss=$((1000000 - i * 10000))"; sleep 0.2"#;
 
-fn the_decision_moves_an_adopted_job(bed: &Bed) {
+fn the_decision_moves_an_adopted_job(bed: &TestBed) {
     let watch = Watch::begin(bed);
     let _operator = Operator::with(bed, None, &["--specon-interval", "2s"]);
     // All three begin on the same node.
@@ -111,7 +111,7 @@ const ABSENCE: Duration = Duration::from_secs(95);
 
 /// SpeCon moves a job once. The node of the job that was just moved has no node agent for 90 s, and the operator is
 /// replaced. Then the same reasons to move hold again: they move another job, and this one stays.
-fn a_moved_job_is_not_moved_again(bed: &Bed) {
+fn a_moved_job_is_not_moved_again(bed: &TestBed) {
     let agents_on = |node: Option<&str>| {
         let selector = json!({"kubernetes.io/hostname": node});
         let patch = json!({"spec": {"template": {"spec": {"nodeSelector": selector}}}}).to_string();
@@ -158,7 +158,7 @@ fn dump(name: &str, file: &Path, kubeconfig: &Path) -> Output {
 
 /// The share of a job's pod is decided by the node agent of its node. The recorded decision comes through the
 /// API server, and its plan is made again bit for bit.
-fn a_share_is_dumped_and_replayed(bed: &Bed) {
+fn a_share_is_dumped_and_replayed(bed: &TestBed) {
     let _operator = Operator::start(bed, None);
     bed.apply(job("dumped", &COUNTS.replace("sleep 0.1", GROWS), json!({})));
     let running = bed.until("dumped", "Running", Some("left"));
@@ -186,7 +186,7 @@ fn a_share_is_dumped_and_replayed(bed: &Bed) {
 }
 
 /// Brings the kubelets of both nodes back when a round is over, however it ended.
-struct Kubelets<'a>(&'a Bed);
+struct Kubelets<'a>(&'a TestBed);
 
 impl Drop for Kubelets<'_> {
     fn drop(&mut self) {
@@ -198,7 +198,7 @@ impl Drop for Kubelets<'_> {
 }
 
 /// One move during which both nodes die. Returns how many node agents were killed.
-fn nodes_die(bed: &Bed, name: &str, phase: &str, without_kubelet: &str, without_power: &str) -> usize {
+fn nodes_die(bed: &TestBed, name: &str, phase: &str, without_kubelet: &str, without_power: &str) -> usize {
     let operator = Operator::start(bed, None);
     bed.apply(job(name, COUNTS, json!({"runPolicy": {"terminationGracePeriodSeconds": 5}})));
     bed.until(name, "Running", Some("left"));
@@ -235,7 +235,7 @@ fn nodes_die(bed: &Bed, name: &str, phase: &str, without_kubelet: &str, without_
 #[test]
 #[ignore = "needs root and a test bed"]
 fn nodes_and_agents_die_in_every_phase_of_a_move() {
-    let mut bed = Bed::with_training("killtest", &["left", "right"]);
+    let mut bed = TestBed::with_training("killtest", &["left", "right"]);
     start_agents(&mut bed);
     let bed = bed;
     let mut scenarios = Scenarios::default();

@@ -8,7 +8,7 @@
 mod common;
 
 use common::training::Operator;
-use common::{Bed, SYSTEM, Scenarios, eventually, within_a_minute};
+use common::{SYSTEM, Scenarios, TestBed, eventually, within_a_minute};
 use serde_json::{Value, json};
 
 const PLACEHOLDER: &str = "gainshare.dev/placeholder";
@@ -18,7 +18,7 @@ const MARK: &str = "kwok.x-k8s.io/node";
 #[test]
 #[ignore = "needs root and a test bed"]
 fn deadlines_get_nodes() {
-    let bed = Bed::with_kwok_training("nodestest", 1);
+    let bed = TestBed::with_kwok_training("nodestest", 1);
     bed.serve_scaler();
     let operator = Operator::with(&bed, None, &["--scaler", "--scaler-image", "gainshare:local"]);
     let mut scenarios = Scenarios::default();
@@ -29,7 +29,7 @@ fn deadlines_get_nodes() {
     scenarios.finish();
 }
 
-/// A job of so many workers, each of which takes most of a node of 32 cores.
+/// A job of this number of workers, each of which takes most of a node of 32 cores.
 fn job(name: &str, workers: u32, deadline_s: u32) -> Value {
     let container = json!({
         "name": "tensorflow", "image": "busybox:local", "command": ["sleep", "600"],
@@ -47,7 +47,7 @@ fn job(name: &str, workers: u32, deadline_s: u32) -> Value {
 }
 
 /// A make-believe node like those of the test bed.
-fn join_node(bed: &Bed, name: &str) {
+fn join_node(bed: &TestBed, name: &str) {
     let size = json!({"cpu": "32", "memory": "256Gi", "pods": "110"});
     bed.apply(json!({
         "apiVersion": "v1", "kind": "Node",
@@ -61,17 +61,17 @@ fn join_node(bed: &Bed, name: &str) {
 }
 
 /// The placeholders that exist.
-fn placeholders(bed: &Bed) -> Vec<Value> {
+fn placeholders(bed: &TestBed) -> Vec<Value> {
     let list = bed.kubectl(&["get", "pods", "-n", SYSTEM, "-l", PLACEHOLDER, "-o", "json"]);
     let mut list: Value = serde_json::from_str(&list).unwrap();
     serde_json::from_value(list["items"].take()).unwrap()
 }
 
-fn wait_for_placeholders(bed: &Bed, count: usize) -> Vec<Value> {
+fn wait_for_placeholders(bed: &TestBed, count: usize) -> Vec<Value> {
     eventually(&format!("{count} placeholders"), || Some(placeholders(bed)).filter(|found| found.len() == count))
 }
 
-fn job_gets_a_node(bed: &Bed) {
+fn job_gets_a_node(bed: &TestBed) {
     bed.apply(job("due", 2, 3600));
     // A job without a deadline waits like any other.
     let mut patient = job("patient", 2, 3600);
@@ -113,21 +113,21 @@ fn job_gets_a_node(bed: &Bed) {
     bed.kubectl(&["delete", "trainingjob", "patient", "-n", "team", "--timeout=60s"]);
 }
 
-fn node_is_free_again(bed: &Bed) {
+fn node_is_free_again(bed: &TestBed) {
     bed.kubectl(&["delete", "trainingjob", "due", "-n", "team", "--timeout=60s"]);
     let all = ["get", "pods", "-A", "--field-selector=spec.nodeName=kwok-new", "-o", "name"];
     eventually("an empty node", || bed.kubectl(&all).trim().is_empty().then_some(()));
     bed.kubectl(&["delete", "node", "kwok-new", "--timeout=30s"]);
 }
 
-fn need_goes(bed: &Bed) {
+fn need_goes(bed: &TestBed) {
     bed.apply(job("short", 2, 3600));
     wait_for_placeholders(bed, 1);
     bed.kubectl(&["delete", "trainingjob", "short", "-n", "team", "--timeout=60s"]);
     wait_for_placeholders(bed, 0);
 }
 
-fn uninstall(bed: &Bed, operator: Operator) {
+fn uninstall(bed: &TestBed, operator: Operator) {
     bed.apply(job("last", 2, 3600));
     // When the last job went, its placeholder may have got the room that became free. Then no other one is made for a
     // minute.

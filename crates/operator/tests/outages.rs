@@ -8,7 +8,7 @@
 mod common;
 
 use common::training::{COUNTS, Operator, job};
-use common::{Bed, SYSTEM, Scenarios, Watch, eventually, text, within_a_minute};
+use common::{SYSTEM, Scenarios, TestBed, Watch, eventually, text, within_a_minute};
 use std::time::{Duration, Instant};
 
 fn outage() -> Duration {
@@ -34,13 +34,13 @@ fn other(node: &str) -> &'static str {
     if node == "left" { "right" } else { "left" }
 }
 
-fn node_of(bed: &Bed, name: &str) -> String {
+fn node_of(bed: &TestBed, name: &str) -> String {
     bed.job(name)["status"]["attempt"]["node"].as_str().unwrap_or_default().to_owned()
 }
 
 /// A part of the control plane is killed in a move and comes back after the outage. Returns the seconds from its
 /// return until the job runs on its target.
-fn is_away(bed: &Bed, part: &str) -> f64 {
+fn is_away(bed: &TestBed, part: &str) -> f64 {
     let _operator = Operator::start(bed, None);
     let from = bed.until("steady", "Running", None)["status"]["attempt"]["node"].as_str().unwrap().to_owned();
     let pods_before = bed.kubectl(&["get", "pods", "-n", "team", "-o", "name"]);
@@ -63,13 +63,13 @@ fn is_away(bed: &Bed, part: &str) -> f64 {
     began.elapsed().as_secs_f64()
 }
 
-fn holder(bed: &Bed) -> String {
+fn holder(bed: &TestBed) -> String {
     bed.kubectl(&["get", "lease", "gainshare-operator", "-n", SYSTEM, "-o", "jsonpath={.spec.holderIdentity}"])
 }
 
 /// The leader stands still in a move for longer than its lease, the standby takes over and ends the move, and the
 /// former leader runs again. Returns the seconds until the standby had ended the move.
-fn stands_still(bed: &Bed) -> f64 {
+fn stands_still(bed: &TestBed) -> f64 {
     let first = Operator::start(bed, None);
     let leads = eventually("a leader", || Some(holder(bed)).filter(|holder| !holder.is_empty()));
     let _standby = Operator::standby(bed);
@@ -95,7 +95,7 @@ fn stands_still(bed: &Bed) -> f64 {
 #[test]
 #[ignore = "needs root and a test bed"]
 fn the_control_plane_fails_while_jobs_move() {
-    let bed = Bed::with_training("outages", &["left", "right"]);
+    let bed = TestBed::with_training("outages", &["left", "right"]);
     let watch = Watch::begin(&bed);
     let (mut scenarios, mut tally) = (Scenarios::default(), Tally::default());
     let operator = Operator::start(&bed, None);

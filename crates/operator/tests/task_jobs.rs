@@ -8,7 +8,7 @@
 mod common;
 
 use common::training::Operator;
-use common::{Bed, Scenarios, eventually, text};
+use common::{Scenarios, TestBed, eventually, text};
 use serde_json::{Value, json};
 use std::fs;
 
@@ -21,7 +21,7 @@ const WORKER: &str = r#"echo "$TF_CONFIG" > "/keep/config-$HOSTNAME"; sleep 2"#;
 #[test]
 #[ignore = "needs root and a test bed"]
 fn distributed_jobs_in_a_real_cluster() {
-    let bed = Bed::with_training("tasktest", &["left", "right"]);
+    let bed = TestBed::with_training("tasktest", &["left", "right"]);
     bed.serve_tfjobs();
     let operator = Operator::with(&bed, None, &["--tfjobs"]);
     let mut scenarios = Scenarios::default();
@@ -63,7 +63,7 @@ fn job(name: &str, worker: &str, milli: u32) -> Value {
     })
 }
 
-fn mistakes(bed: &Bed) {
+fn mistakes(bed: &TestBed) {
     let mut both = job("both", WORKER, 50);
     both["spec"]["template"] = template("both", WORKER, 50);
     let refused = bed.output("kubectl", &["apply", "-f", "-"], &both.to_string());
@@ -82,7 +82,7 @@ fn mistakes(bed: &Bed) {
     bed.kubectl(&["delete", "trainingjob", "large", "wrong", "-n", "team", "--timeout=60s"]);
 }
 
-fn completes(bed: &Bed) {
+fn completes(bed: &TestBed) {
     bed.apply(job("short", WORKER, 50));
     let done = bed.until("short", "Succeeded", None);
     let config = fs::read_to_string(bed.kept("short").join("config-short-worker-1")).unwrap();
@@ -99,7 +99,7 @@ fn completes(bed: &Bed) {
     eventually("the end of the Services", || bed.find("service", "short-ps-0").is_none().then_some(()));
 }
 
-fn tfjob(bed: &Bed) {
+fn tfjob(bed: &TestBed) {
     bed.apply(json!({
         "apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": {"name": "mnist", "namespace": "team"},
         "spec": {"tfReplicaSpecs": {
@@ -119,12 +119,12 @@ fn tfjob(bed: &Bed) {
 }
 
 /// Kills the processes of a task on whatever node it runs.
-fn kill(bed: &Bed, pod: &str, words: &str) {
+fn kill(bed: &TestBed, pod: &str, words: &str) {
     let node = bed.get("pod", pod)["spec"]["nodeName"].as_str().unwrap().to_owned();
     assert!(bed.kill_processes(&node, words) > 0, "{pod} has no process on {node}");
 }
 
-fn worker_dies(bed: &Bed) {
+fn worker_dies(bed: &TestBed) {
     bed.apply(job("hardy", "while :; do sleep 0.3; done # hardy", 50));
     bed.until("hardy", "Running", None);
     let before = [bed.get("pod", "hardy-ps-0"), bed.get("pod", "hardy-worker-0")];
@@ -139,7 +139,7 @@ fn worker_dies(bed: &Bed) {
     assert_eq!((&job["status"]["tasks"]["epoch"], &job["status"]["failures"]), (&json!(1), &json!(0)));
 }
 
-fn server_dies(bed: &Bed) {
+fn server_dies(bed: &TestBed) {
     kill(bed, "hardy-ps-0", "serves as");
     eventually("the second attempt", || {
         let job = bed.job("hardy");
@@ -149,14 +149,14 @@ fn server_dies(bed: &Bed) {
     assert_eq!(bed.job("hardy")["status"]["failures"], 1);
 }
 
-fn suspends(bed: &Bed) {
+fn suspends(bed: &TestBed) {
     bed.kubectl(&["patch", "trainingjob", "hardy", "-n", "team", "--type=merge", "-p", r#"{"spec":{"suspend":true}}"#]);
     bed.until("hardy", "Suspended", None);
     assert!(bed.find("pod", "hardy-ps-0").is_none() && bed.find("pod", "hardy-worker-1").is_none());
     bed.kubectl(&["delete", "trainingjob", "hardy", "-n", "team", "--timeout=60s"]);
 }
 
-fn gangs(bed: &Bed) {
+fn gangs(bed: &TestBed) {
     let names: Vec<String> = (0..6).map(|number| format!("gang-{number}")).collect();
     // Two nodes of 0.6 cores hold two such jobs.
     names.iter().for_each(|name| bed.apply(job(name, WORKER, 150)));

@@ -8,20 +8,20 @@
 mod common;
 
 use common::training::Operator;
-use common::{Bed, Scenarios, checkout, eventually, text};
+use common::{Scenarios, TestBed, checkout, eventually, text};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A job ends within so many minutes, or it hangs.
+/// A job ends within this number of minutes, or it hangs.
 const PATIENCE_MIN: usize = 4;
 
 #[test]
 #[ignore = "needs root, a test bed and Python frameworks"]
 fn tensorflow_trains_with_parameter_servers() {
     let venv = environment();
-    let bed = Bed::with_training("tensortest", &["left=1", "right=1"]);
+    let bed = TestBed::with_training("tensortest", &["left=1", "right=1"]);
     bed.serve_tfjobs();
     bed.claim("usr", Path::new("/usr"));
     bed.claim("python", &venv);
@@ -77,7 +77,7 @@ fn template(venv: &Path, arguments: &[&str]) -> Value {
 }
 
 /// Waits until the job has succeeded.
-fn succeeds(bed: &Bed, name: &str) {
+fn succeeds(bed: &TestBed, name: &str) {
     let ended = || {
         let job = bed.find("tfjob", name)?;
         let conditions = job["status"]["conditions"].as_array()?.clone();
@@ -96,7 +96,7 @@ fn succeeds(bed: &Bed, name: &str) {
 }
 
 /// Waits until a task that never ends by itself was stopped, and returns its log.
-fn log_of_stopped(bed: &Bed, pod: &str) -> String {
+fn log_of_stopped(bed: &TestBed, pod: &str) -> String {
     eventually("the end of a task that served", || {
         let found = bed.find("pod", pod)?;
         matches!(found["status"]["phase"].as_str(), Some("Failed" | "Succeeded")).then_some(())
@@ -105,7 +105,7 @@ fn log_of_stopped(bed: &Bed, pod: &str) -> String {
 }
 
 /// TensorFlow's `ParameterServerStrategy`: the chief sends functions to the workers, and the server has the variables.
-fn chief_trains(bed: &Bed, venv: &Path) {
+fn chief_trains(bed: &TestBed, venv: &Path) {
     let template = template(venv, &["/code/train.py", "--epochs", "4", "--steps", "50"]);
     bed.apply(json!({
         "apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": {"name": "points", "namespace": "team"},

@@ -13,7 +13,7 @@
 mod common;
 
 use common::training::{COUNTS, Operator, batch_job, job};
-use common::{Bed, Scenarios, Watch, eventually, within_a_minute};
+use common::{Scenarios, TestBed, Watch, eventually, within_a_minute};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
@@ -28,12 +28,12 @@ const SEED: u64 = 14;
 /// The first pieces of a connection are passed on: they set up the encryption.
 const SPARED: u32 = 3;
 
-/// For so long nothing arrives on a muted connection; then it is cut.
+/// How long nothing arrives on a muted connection; then it is cut.
 const MUTED: Duration = Duration::from_secs(3);
 
 const LONGEST_DELAY_MS: u64 = 600;
 
-/// Of a thousand pieces so many are late, cut and muted.
+/// How many of a thousand pieces are late, cut and muted.
 const LATE: u64 = 150;
 const CUT: u64 = 30;
 const MUTE: u64 = 20;
@@ -124,7 +124,7 @@ fn pass_on(mut server: &TcpStream, mut client: &TcpStream, mut die: Die, faults:
 }
 
 /// Makes the operators that start from now on use the proxy. The certificate names the server itself.
-fn use_proxy(bed: &Bed, seed: u64, faults: &Arc<Faults>) {
+fn use_proxy(bed: &TestBed, seed: u64, faults: &Arc<Faults>) {
     let path = bed.folder.path().join("operator.kubeconfig");
     let mut config: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
     let cluster = &mut config["clusters"][0]["cluster"];
@@ -137,7 +137,7 @@ fn use_proxy(bed: &Bed, seed: u64, faults: &Arc<Faults>) {
 
 /// The jobs of one story, with these letters before their names.
 struct Story<'a> {
-    bed: &'a Bed,
+    bed: &'a TestBed,
     prefix: &'static str,
 }
 
@@ -234,7 +234,7 @@ fn pod_state(pod: &Value) -> String {
 #[test]
 #[ignore = "needs root and a test bed"]
 fn watches_that_are_late_muted_and_cut_change_nothing_in_the_end() {
-    let bed = Bed::with_training("watches", &["left=1.5", "right=1.5"]);
+    let bed = TestBed::with_training("watches", &["left=1.5", "right=1.5"]);
     let seed = std::env::var("GAINSHARE_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(SEED);
     let watch = Watch::begin(&bed);
     let mut scenarios = Scenarios::default();

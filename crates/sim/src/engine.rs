@@ -594,3 +594,38 @@ impl<'a> Run<'a> {
         Ok(Outcome { jobs, courses, migrations: self.migrations, events: self.events, plans: self.plans })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::{self, SPECON};
+    use crate::world::Law;
+    use gainshare_core::policy::Preset;
+
+    #[test]
+    fn an_unsound_plan_is_not_carried_out_and_ends_the_run() {
+        let node = Node { name: "n".into(), cores: 4.0, speed: 1.0, memory_bytes: 64 << 30, slots: None };
+        let jobs = (0..2).map(|i| models::job(&SPECON[0], 1, i, format!("job {i}"), 0.0)).collect();
+        let world = World {
+            seed: 1,
+            nodes: vec![node],
+            jobs,
+            actuator: Actuator::Weight,
+            interference: 0.0,
+            law: Law::default(),
+        };
+        for preset in [Preset::Na, Preset::Gainshare] {
+            let mut run = Run::new(&world, &Policy::from(preset), Record::default());
+            run.decider.break_plans();
+            run.happen(Event::Arrive(0));
+            run.happen(Event::Arrive(1));
+            let error = run.decide().expect_err("the plan is unsound");
+            assert!(matches!(&error, SimError::Unsound { what, .. } if what.contains("another moment")), "{error}");
+            assert_eq!(run.plans, 0);
+            for job in &run.jobs {
+                assert_eq!((job.phase, job.target), (Phase::Waiting, Target::FREE), "it is not started");
+                assert!(job.outcome.stays.is_empty());
+            }
+        }
+    }
+}

@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// How shares become limits: `default`, `weight`, `cores`.
     #[arg(long, value_delimiter = ',', default_value = "default")]
     modes: Vec<String>,
-    /// Repeat every round with a tuned start so many times.
+    /// How often every round with a tuned start is repeated.
     #[arg(long, default_value_t = 3)]
     repeat: usize,
     /// Leave out the rounds with a plain start.

@@ -19,7 +19,7 @@ pub(crate) struct Args {
     /// The stories.
     #[arg(long, value_delimiter = ',', default_values = ["pace", "gain"])]
     stories: Vec<String>,
-    /// Repeat the rounds of `gain` so many times and report medians.
+    /// How often the rounds of `gain` are repeated; medians are reported.
     #[arg(long, default_value_t = 3)]
     repeat: usize,
     /// Do not build, but use this `gainshare`, with the library beside it, in `gain`.

@@ -36,7 +36,7 @@ pub(crate) struct Args {
 
 /// The nodes of the form without a cluster.
 const NODES: u32 = 1000;
-/// The jobs of the form with a cluster are in so many namespaces.
+/// The number of namespaces that the jobs of the form with a cluster are in.
 const NAMESPACES: u32 = 10;
 /// Processor time that a pass over all jobs may take.
 const LONGEST_PASS_S: f64 = 1.0;

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Repeat every measurement so many times and report medians.
+    /// How often every measurement is repeated; medians are reported.
     #[arg(long, default_value_t = 3)]
     repeat: usize,
     /// How long one measurement takes, in seconds.

@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Leave out the round with a plain start (it takes longest).
     #[arg(long)]
     tuned_only: bool,
-    /// Repeat the rounds with a tuned start so many times, one policy after the other, and report medians.
+    /// How often the rounds with a tuned start are repeated, one policy after the other; medians are reported.
     #[arg(long, default_value_t = 3)]
     repeat: usize,
     /// The policies; changes are against the first one.
@@ -190,7 +190,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// `gainshare run` in front of a training script; started plain, with so many threads, if a number is given.
+    /// `gainshare run` in front of a training script; started plain, with this number of threads, if one is given.
     fn start(&self, job: &JobPlan, steps: usize, plain_threads: Option<usize>) -> Result<Job> {
         let flags: &[&str] = if plain_threads.is_some() { &["--plain"] } else { &[] };
         let script = sh::root().join("bench/torch/train.py");

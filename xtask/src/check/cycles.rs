@@ -7,17 +7,10 @@
 //! Names are followed through re-exports: `use crate::Thing` counts as the module that defines `Thing`.
 //! Read are `use` items and paths that begin with `crate`, `super` or `self`, also inside of macros.
 //! Modules for tests only are left out.
-//!
-//! Cycles that existed before this rule are in `xtask/known-cycles.txt`. A known cycle may lose members,
-//! never gain any.
 
-use super::baseline::{comments, list_path, write_list};
 use super::tree::SourceTree;
-use anyhow::Result;
 use std::collections::{BTreeMap, BTreeSet};
 use syn::visit::{self, Visit};
-
-const LIST: &str = "known-cycles.txt";
 
 /// A module by its names from the root of the crate.
 type Module = Vec<String>;
@@ -35,36 +28,12 @@ impl Cycle {
         let members: Vec<&str> = self.members.iter().map(String::as_str).collect();
         format!("{}: {}", self.place, members.join(", "))
     }
-
-    fn parse(line: &str) -> Option<Cycle> {
-        let (place, members) = line.split_once(": ")?;
-        Some(Cycle { place: place.to_owned(), members: members.split(", ").map(str::to_owned).collect() })
-    }
-
-    fn is_part_of(&self, known: &Cycle) -> bool {
-        self.place == known.place && self.members.is_subset(&known.members)
-    }
 }
 
-/// Cycles that the list does not allow.
-pub(super) fn check(tree: &SourceTree, tighten: bool) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string(list_path(LIST)).unwrap_or_default();
-    let known = parse_list(&text);
-    let found = find_all(tree);
-    let report = found.iter().filter(|(cycle, _)| !known.iter().any(|known| cycle.is_part_of(known)));
-    let report =
-        report.map(|(cycle, imports)| format!("import cycle in {} ({})", cycle.line(), imports.join("; "))).collect();
-    if tighten {
-        let still =
-            found.iter().map(|(cycle, _)| cycle).filter(|cycle| known.iter().any(|known| cycle.is_part_of(known)));
-        let lines: String = still.map(|cycle| format!("{}\n", cycle.line())).collect();
-        write_list(LIST, &format!("{}{lines}", comments(&text)))?;
-    }
-    Ok(report)
-}
-
-fn parse_list(text: &str) -> Vec<Cycle> {
-    text.lines().filter(|line| !line.starts_with('#')).filter_map(Cycle::parse).collect()
+/// All cycles, in the words of a report.
+pub(super) fn check(tree: &SourceTree) -> Vec<String> {
+    let found = find_all(tree).into_iter();
+    found.map(|(cycle, imports)| format!("import cycle in {} ({})", cycle.line(), imports.join("; "))).collect()
 }
 
 /// All cycles, each with the imports that close it.
@@ -370,14 +339,5 @@ mod tests {
             ("a/src/two_tests.rs", "use crate::one::One;"),
         ];
         assert_eq!(cycles(&files), Vec::<String>::new());
-    }
-
-    #[test]
-    fn a_known_cycle_may_lose_members_and_gain_none() {
-        let known = parse_list("# Known.\na/src/lib.rs crate: one, three, two\n");
-        let cycle = |line: &str| Cycle::parse(line).unwrap();
-        assert!(cycle("a/src/lib.rs crate: one, two").is_part_of(&known[0]));
-        assert!(!cycle("a/src/lib.rs crate: four, one").is_part_of(&known[0]));
-        assert!(!cycle("b/src/lib.rs crate: one, two").is_part_of(&known[0]));
     }
 }

@@ -28,7 +28,7 @@ const LAYERS: [Layer; 15] = [
     layer("gainshare-progress", &["gainshare-core"], &[]),
     layer("gainshare-limits", &["gainshare-core"], &["gainshare-progress"]),
     layer("gainshare-sim", &["gainshare-core", "gainshare-figures"], &[]),
-    // The tests of the daemon use its own fail points.
+    // The tests of the daemon and of the operator use their own fail points.
     layer(
         "gainshare-daemon",
         &["gainshare-core", "gainshare-limits", "gainshare-page", "gainshare-progress"],
@@ -43,7 +43,7 @@ const LAYERS: [Layer; 15] = [
     layer(
         "gainshare-operator",
         &["gainshare-core", "gainshare-kube-api", "gainshare-limits"],
-        &["gainshare-node-agent"],
+        &["gainshare-node-agent", "gainshare-operator"],
     ),
     layer("kubectl-gainshare", &["gainshare-figures", "gainshare-kube-api"], &[]),
     layer(
@@ -59,7 +59,7 @@ const LAYERS: [Layer; 15] = [
         ],
         &[],
     ),
-    layer("xtask", &[], &["gainshare-kube-api", "gainshare-operator"]),
+    layer("xtask", &[], &[]),
 ];
 
 /// Crates whose direct dependencies are all listed, ours included.

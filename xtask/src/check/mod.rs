@@ -3,12 +3,7 @@
 //! Each rule is a pure function over values (cargo's metadata, the text of the files) that returns what
 //! breaks it, one line a finding with its place and its remedy. All rules run before the command fails, so
 //! one run shows everything.
-//!
-//! Some rules came later than the code they apply to. What broke them then is counted in `xtask/*.txt`;
-//! these lists may only shrink: a finding that is not listed is refused, and `cargo xtask check --tighten`
-//! removes entries that are no longer needed.
 
-mod baseline;
 mod cycles;
 mod generated;
 mod layers;
@@ -26,17 +21,14 @@ use tree::SourceTree;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Removes what is no longer needed from the lists of known findings in xtask/*.txt.
-    #[arg(long)]
-    tighten: bool,
     /// Only the rules about the text of the tree, which need no build: layers, cycles, prose, names.
     #[arg(long)]
     text: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    text_rules(args.tighten)?;
-    if args.text || args.tighten {
+    text_rules()?;
+    if args.text {
         return Ok(());
     }
     let installed = TestTools { bin: setup::tools(&[setup::CARGO_DENY])?, venv: Default::default() };
@@ -47,20 +39,20 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// All rules, with programs and tools that are there already.
 pub(crate) fn run_with(installed: &TestTools, programs: &Programs) -> Result<()> {
-    text_rules(false)?;
+    text_rules()?;
     lints()?;
     dependencies(installed)?;
     generated::check_fresh(programs)
 }
 
 /// The rules that need no build.
-pub(crate) fn text_rules(tighten: bool) -> Result<()> {
+pub(crate) fn text_rules() -> Result<()> {
     let metadata = sh::output(sh::cargo().args(["metadata", "--format-version", "1", "--locked"]))?;
     let metadata = serde_json::from_str(&metadata).context("cargo metadata prints no JSON")?;
     let tree = SourceTree::read(&sh::root())?;
     let mut findings = layers::check(&metadata);
-    findings.extend(cycles::check(&tree, tighten)?);
-    findings.extend(prose::check(&tree, tighten)?);
+    findings.extend(cycles::check(&tree));
+    findings.extend(prose::check(&tree));
     findings.extend(names::check(&tree));
     if !findings.is_empty() {
         bail!("the rules of the project are broken:\n  {}", findings.join("\n  "));

@@ -1,25 +1,30 @@
-//! What people write in comments and Markdown: lines of at most 120 columns, and no words that hide the
-//! subject of a sentence.
+//! What people write in comments and Markdown: lines of at most 120 columns, no words that hide the
+//! subject of a sentence, and no "so many" that names no number.
 //!
-//! Exempt are generated files, code blocks, tables, and lines with a link, which cannot be broken. What was
-//! there before these rules is counted in `xtask/wide-lines.txt` and `xtask/odd-words.txt`.
+//! Exempt are generated files, code blocks, tables, and lines with a link, which cannot be broken.
 
-use super::baseline::{Finding, judge};
 use super::generated::is_generated;
 use super::tree::SourceTree;
-use anyhow::Result;
 
 const WIDEST: usize = 120;
 
 /// Words that begin a sentence without naming its subject, or that few readers know in this sense.
 const AT_THE_START: [&str; 7] = ["who", "whoever", "whose", "nobody", "somebody", "whatever", "so long"];
 /// Words to avoid anywhere.
-const ANYWHERE: [&str; 4] = ["whoever", "deed", "anew", "completing"];
+const ANYWHERE: [&str; 5] = ["whoever", "deed", "deeds", "anew", "completing"];
+/// Amounts that need a "that" or an "as" in the rest of their sentence: without it, no amount is named.
+const AMOUNTS: [&str; 4] = ["so many", "so long", "so much", "so often"];
 
-pub(super) fn check(tree: &SourceTree, tighten: bool) -> Result<Vec<String>> {
-    let mut report = judge(&wide_lines(tree), "wide-lines.txt", tighten)?;
-    report.extend(judge(&odd_words(tree), "odd-words.txt", tighten)?);
-    Ok(report)
+/// One finding of a rule: its place and what is wrong.
+struct Finding {
+    path: String,
+    line: usize,
+    what: String,
+}
+
+pub(super) fn check(tree: &SourceTree) -> Vec<String> {
+    let findings = wide_lines(tree).into_iter().chain(odd_words(tree)).chain(vague_amounts(tree));
+    findings.map(|finding| format!("{}:{}: {}", finding.path, finding.line, finding.what)).collect()
 }
 
 /// How a file marks comments.
@@ -106,10 +111,54 @@ fn odd_words(tree: &SourceTree) -> Vec<Finding> {
     findings
 }
 
+fn vague_amounts(tree: &SourceTree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (path, text) in tree.iter() {
+        let Some(kind) = kind(path) else { continue };
+        let lines = prose(kind, text);
+        for (at, (number, _, words)) in lines.iter().enumerate() {
+            // The lines that continue this one belong to its last sentence.
+            let next = lines[at + 1..].iter().zip(number + 1..);
+            let next = next.take_while(|((line, _, words), wanted)| line == wanted && !words.is_empty());
+            let following: Vec<String> = next.map(|((_, _, words), _)| plain(words)).collect();
+            findings.extend(vague(&plain(words), &following.join(" ")).map(|amount| Finding {
+                path: path.to_owned(),
+                line: *number,
+                what: format!("`{amount}` without `that` or `as`: name the number or the constant"),
+            }));
+        }
+    }
+    findings
+}
+
+/// The amounts in a line that are not named in the rest of their sentence, which may go on in the `following` text.
+fn vague(line: &str, following: &str) -> impl Iterator<Item = &'static str> {
+    let mut found = Vec::new();
+    for amount in AMOUNTS {
+        for (at, _) in line.match_indices(amount) {
+            let rest = &line[at + amount.len()..];
+            let is_whole =
+                !line[..at].ends_with(char::is_alphanumeric) && !rest.starts_with(|c: char| c.is_alphanumeric());
+            let rest = format!("{rest} {following}");
+            let end = [".", "!", "?"].iter().filter_map(|mark| rest.find(&format!("{mark} "))).min();
+            let sentence = &rest[..end.unwrap_or(rest.len())];
+            let is_named = sentence.split(|c: char| !c.is_alphanumeric()).any(|word| word == "that" || word == "as");
+            if is_whole && !is_named {
+                found.push(amount);
+            }
+        }
+    }
+    found.into_iter()
+}
+
+/// A line in lower case without what is quoted as code, which is not prose.
+fn plain(line: &str) -> String {
+    line.split('`').step_by(2).collect::<Vec<_>>().join("`").to_lowercase()
+}
+
 /// The words to avoid in one line; `continues` says that it begins in the middle of a sentence.
 fn odd(line: &str, continues: bool) -> impl Iterator<Item = &'static str> {
-    // What is quoted as code is not prose.
-    let plain: String = line.split('`').step_by(2).collect::<Vec<_>>().join("`").to_lowercase();
+    let plain = plain(line);
     let mut starts: Vec<&str> =
         plain.split(". ").flat_map(|part| part.split("! ")).flat_map(|part| part.split("? ")).collect();
     if continues {
@@ -166,5 +215,12 @@ mod tests {
                     // It is indeed the node that `whoever` names, and so long as it holds.\nlet deed = who;\n";
         let tree = SourceTree::of(&[("a/b.rs", text)]);
         assert_eq!(places(odd_words(&tree)), ["a/b.rs:1", "a/b.rs:2", "a/b.rs:3", "a/b.rs:4"]);
+    }
+
+    #[test]
+    fn an_amount_must_be_named_in_its_sentence() {
+        let text = "// So many jobs run. That is all.\n\n// It waits so long\n// that it ends.\n\n// A job that ran so often\n                    // ends. It holds so long as it runs.\n// It takes `so much` and is also much.\nlet so_much = 1;\n";
+        let tree = SourceTree::of(&[("a/b.rs", text)]);
+        assert_eq!(places(vague_amounts(&tree)), ["a/b.rs:1", "a/b.rs:6"]);
     }
 }

@@ -306,7 +306,7 @@ impl Report {
 
     /// Every promise that was broken, in one error. The short form belongs to the tests and runs on busy
     /// machines: figures of speed are printed there, and not judged.
-    pub(super) fn judge(&self, short: bool) -> Result<()> {
+    pub(super) fn check(&self, short: bool) -> Result<()> {
         let mut broken = Vec::new();
         let (default, qos) = (&self.default, &self.qos);
         if default.restarts + qos.restarts > 0 {

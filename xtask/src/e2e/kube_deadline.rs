@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
         None => report.print(),
     }
-    report.judge(args.short)
+    report.check(args.short)
 }
 
 fn measure(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {

@@ -135,7 +135,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
         None => print(&report),
     }
-    judge(&report, args.short || !args.only.is_empty())
+    check(&report, args.short || !args.only.is_empty())
 }
 
 fn run_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
@@ -455,7 +455,7 @@ fn print(r: &Report) {
 }
 
 /// Every promise that was broken, in one error.
-fn judge(r: &Report, short: bool) -> Result<()> {
+fn check(r: &Report, short: bool) -> Result<()> {
     let mut broken = r.two_alive.clone();
     broken.extend(r.not_continued.clone());
     if r.migrations == 0 {

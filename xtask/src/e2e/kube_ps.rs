@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 /// Together less than the machine has, so that each node really has what it names.
 const NODES: [(&str, f64); 2] = [("one", 0.7), ("two", 0.7)];
 const ROUNDS: [&str; 2] = ["stock", "operator"];
-/// A hot server must bring so much when it is resized.
+/// The least gain of resizing a hot server.
 const LEAST_SPEEDUP: f64 = 1.5;
 /// The CPU that the slow server gets, in thousandths of a core.
 const HOT_MILLI: u64 = 40;
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
         None => print(&report),
     }
-    judge(&report, args.short)
+    check(&report, args.short)
 }
 
 fn play_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
@@ -384,7 +384,7 @@ fn print(r: &Report) {
 }
 
 /// Every promise that was broken, in one error.
-fn judge(r: &Report, short: bool) -> Result<()> {
+fn check(r: &Report, short: bool) -> Result<()> {
     let mut broken = Vec::new();
     if r.restarts > 0 {
         broken.push(format!("{} restarts", r.restarts));

@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
         None => print(&report),
     }
-    judge(&report, args.short)
+    check(&report, args.short)
 }
 
 fn run_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
@@ -288,7 +288,7 @@ fn faults(kube: &Kube, short: bool, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Limits stay as they are for so long.
+/// How long limits stay as they are.
 fn hold(kube: &Kube, pods: &[Pod], before: &[u64], time: Duration, why: &str) -> Result<()> {
     let began = Instant::now();
     while began.elapsed() < time {
@@ -374,7 +374,7 @@ fn print(r: &Report) {
 }
 
 /// Every promise that was broken, in one error.
-fn judge(r: &Report, short: bool) -> Result<()> {
+fn check(r: &Report, short: bool) -> Result<()> {
     let mut broken = Vec::new();
     // Figures of speed are for a quiet machine: the short telling, which belongs to the tests, prints them
     // and judges only what must always hold.

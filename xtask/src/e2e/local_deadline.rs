@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
         None => report.print(),
     }
-    report.judge(args.short)
+    report.check(args.short)
 }
 
 /// What is known of one job while the round is played.

@@ -20,7 +20,7 @@ pub(super) struct PsJob {
     report_every: u64,
     servers: u32,
     server_milli: u64,
-    /// As many as the author asks for, and at least and at most so many.
+    /// The number that the author asks for, the smallest and the largest.
     workers: (u32, u32, u32),
     worker_milli: u64,
 }

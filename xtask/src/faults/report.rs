@@ -76,15 +76,15 @@ impl RowReport {
         self.violations += numbers.violations + u64::from(!passed);
         self.recovery_s = longest(self.recovery_s, numbers.recovery_s);
         self.tests_passed += u32::from(passed);
-        self.judge();
+        self.check();
     }
 
     pub(super) fn leave_out(&mut self, test: &str, reason: &str) {
         self.not_run.push(format!("{test}: {reason}"));
-        self.judge();
+        self.check();
     }
 
-    fn judge(&mut self) {
+    fn check(&mut self) {
         self.state = match (self.violations, self.tests_passed, self.not_run.is_empty()) {
             (1.., _, _) => "violated",
             (0, 0, _) => "not run",

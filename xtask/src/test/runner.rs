@@ -26,7 +26,7 @@ const ALONE: [&str; 13] = [
     "real_frameworks",
     "conformance",
     "xtask testbed",
-    "xtask operator",
+    "operator cluster",
     "operator jobs",
     "operator kills",
     "operator outages",

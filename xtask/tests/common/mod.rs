@@ -54,11 +54,11 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Repeats `look` until it returns a value, for at most a minute.
-pub(crate) fn within_a_minute<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+/// Repeats `read` until it returns a value, for at most a minute.
+pub(crate) fn within_a_minute<T>(mut read: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
-        match look() {
+        match read() {
             Some(found) => return Some(found),
             None if Instant::now() > deadline => return None,
             None => std::thread::sleep(Duration::from_millis(100)),
@@ -66,8 +66,8 @@ pub(crate) fn within_a_minute<T>(mut look: impl FnMut() -> Option<T>) -> Option<
     }
 }
 
-pub(crate) fn eventually<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
-    within_a_minute(look).unwrap_or_else(|| panic!("{what} did not come about in a minute"))
+pub(crate) fn eventually<T>(what: &str, read: impl FnMut() -> Option<T>) -> T {
+    within_a_minute(read).unwrap_or_else(|| panic!("{what} did not come about in a minute"))
 }
 
 /// Scenarios on one test bed.
@@ -106,7 +106,7 @@ impl Scenarios {
 }
 
 /// Goes down with the value.
-pub(crate) struct Bed {
+pub(crate) struct TestBed {
     pub(crate) name: &'static str,
     pub(crate) kubeconfig: String,
     bin: PathBuf,
@@ -116,21 +116,21 @@ pub(crate) struct Bed {
     pub(crate) listen: String,
 }
 
-impl Drop for Bed {
+impl Drop for TestBed {
     fn drop(&mut self) {
         self.testbed(&["down"]);
     }
 }
 
-impl Bed {
-    pub(crate) fn up(name: &'static str, args: &[&str]) -> Bed {
+impl TestBed {
+    pub(crate) fn up(name: &'static str, args: &[&str]) -> TestBed {
         let output = testbed(name, &[&["up"], args].concat());
         assert!(output.status.success(), "{}", text(&output.stderr));
         let said = text(&output.stdout);
         let after = |prefix: &str| said.lines().find_map(|line| line.strip_prefix(prefix)).unwrap().to_owned();
         let bin = after("export PATH=").trim_end_matches(":$PATH").into();
         let (kubeconfig, folder) = (after("export KUBECONFIG="), tempfile::tempdir().unwrap());
-        Bed { name, kubeconfig, bin, folder, listen: "127.0.0.1:0".to_owned() }
+        TestBed { name, kubeconfig, bin, folder, listen: "127.0.0.1:0".to_owned() }
     }
 
     pub(crate) fn testbed(&self, args: &[&str]) -> Output {
@@ -216,12 +216,12 @@ fn pids() -> Vec<String> {
 /// its environment names (`WATCHED_JOB`, and the pod's name as host name).
 pub(crate) struct Watch {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Watched>,
+    thread: JoinHandle<WatchResult>,
 }
 
 /// What a [`Watch`] recorded.
 #[derive(Debug, Default)]
-pub(crate) struct Watched {
+pub(crate) struct WatchResult {
     /// The pods of each job that lived.
     pub(crate) pods: BTreeMap<String, BTreeSet<String>>,
     /// Pods of one job that lived at the same time.
@@ -229,12 +229,12 @@ pub(crate) struct Watched {
 }
 
 impl Watch {
-    pub(crate) fn begin(bed: &Bed) -> Watch {
+    pub(crate) fn begin(bed: &TestBed) -> Watch {
         let name = bed.name;
         let stop = Arc::new(AtomicBool::new(false));
         let stop_there = stop.clone();
         let thread = std::thread::spawn(move || {
-            let mut watched = Watched::default();
+            let mut watched = WatchResult::default();
             while !stop_there.load(Ordering::Relaxed) {
                 let alive = alive(name);
                 watched.twice.extend(alive.iter().filter(|(_, pods)| pods.len() > 1).map(|seen| format!("{seen:?}")));
@@ -246,7 +246,7 @@ impl Watch {
         Watch { stop, thread }
     }
 
-    pub(crate) fn end(self) -> Watched {
+    pub(crate) fn end(self) -> WatchResult {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
     }

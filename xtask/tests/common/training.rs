@@ -1,6 +1,6 @@
 //! Training jobs for tests: the chart's rights, a volume that all nodes see, the real operator, and jobs that count.
 
-use super::{Bed, SYSTEM, checkout, program, text, within_a_minute};
+use super::{SYSTEM, TestBed, checkout, program, text, within_a_minute};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,20 +17,20 @@ trap 'echo $i > step.new; mv step.new step; rmdir alive; exit 143' TERM
 while :; do i=$((i+1)); sleep 0.1; done
 "#;
 
-impl Bed {
+impl TestBed {
     /// A cluster with these nodes, of 0.6 cores each or as in `left=1.5`, and all that training jobs need.
-    pub(crate) fn with_training(name: &'static str, nodes: &[&str]) -> Bed {
+    pub(crate) fn with_training(name: &'static str, nodes: &[&str]) -> TestBed {
         let sized = |node: &&str| if node.contains('=') { (*node).to_owned() } else { format!("{node}=0.6") };
         let nodes: Vec<String> = nodes.iter().map(sized).collect();
         let args: Vec<&str> = nodes.iter().flat_map(|node| ["--node", node]).collect();
-        let bed = Bed::up(name, &args);
+        let bed = TestBed::up(name, &args);
         bed.prepare();
         bed
     }
 
     /// A cluster with this many make-believe nodes, and all that training jobs need.
-    pub(crate) fn with_kwok_training(name: &'static str, nodes: u32) -> Bed {
-        let bed = Bed::up(name, &["--nodes", "0", "--kwok", &nodes.to_string()]);
+    pub(crate) fn with_kwok_training(name: &'static str, nodes: u32) -> TestBed {
+        let bed = TestBed::up(name, &["--nodes", "0", "--kwok", &nodes.to_string()]);
         bed.prepare();
         bed
     }
@@ -166,18 +166,18 @@ pub(crate) fn programs() -> Vec<PathBuf> {
 pub(crate) struct Operator(Child);
 
 impl Operator {
-    pub(crate) fn start(bed: &Bed, fail_at: Option<&str>) -> Operator {
+    pub(crate) fn start(bed: &TestBed, fail_at: Option<&str>) -> Operator {
         Operator::with(bed, fail_at, &[])
     }
 
-    pub(crate) fn with(bed: &Bed, fail_at: Option<&str>, args: &[&str]) -> Operator {
+    pub(crate) fn with(bed: &TestBed, fail_at: Option<&str>, args: &[&str]) -> Operator {
         // An operator that was killed holds its lease for 15 s, and no other operator runs here.
         bed.kubectl(&["delete", "lease", "gainshare-operator", "-n", SYSTEM, "--ignore-not-found"]);
         Operator::spawn(bed, fail_at, args)
     }
 
     /// A second operator, which leads when the first one does not.
-    pub(crate) fn standby(bed: &Bed) -> Operator {
+    pub(crate) fn standby(bed: &TestBed) -> Operator {
         Operator::spawn(bed, None, &[])
     }
 
@@ -185,7 +185,7 @@ impl Operator {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.0.id() as i32), signal).unwrap();
     }
 
-    fn spawn(bed: &Bed, fail_at: Option<&str>, args: &[&str]) -> Operator {
+    fn spawn(bed: &TestBed, fail_at: Option<&str>, args: &[&str]) -> Operator {
         let log = fs::File::options().create(true).append(true).open(bed.folder.path().join("operator.log")).unwrap();
         let mut command = Command::new(program("gainshare-operator"));
         command.args(["--namespace", SYSTEM, "--listen", &bed.listen, "--plain-listen", "127.0.0.1:0"]);

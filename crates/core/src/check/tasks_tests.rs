@@ -61,7 +61,7 @@ fn found(change: impl FnOnce(&mut View, &mut Plan)) -> Vec<Violation> {
     super::super::violations(&view, &plan)
 }
 
-/// Gives job 2 a server and so many workers on node 1.
+/// Gives job 2 a server and this number of workers on node 1.
 fn start(plan: &mut Plan, workers: u32) {
     let mut targets = vec![TaskTarget::of(&task(TaskId::server(0), 1))];
     targets.extend((0..workers).map(|index| TaskTarget::of(&task(TaskId::worker(index), 1))));

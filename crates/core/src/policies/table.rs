@@ -1,7 +1,7 @@
 //! The named policies: one row each.
 //!
-//! A row is all there is to a name. The choices of `--policy`, its help, `docs/policies.md`, and a
-//! test that holds the enums of the custom resources against it are made of this table.
+//! A row is all there is to a name. The choices of `--policy`, its help, `docs/policies.md` and the
+//! values of the field `policy` of the custom resources are made of this table.
 
 use super::deadline::Finish;
 use super::elastic::Elastic;

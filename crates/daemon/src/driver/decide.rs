@@ -270,3 +270,60 @@ pub(super) fn why(verdict: &Verdict) -> ReasonInfo {
     };
     ReasonInfo { why: verdict.reason.name().to_owned(), text }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::DaemonConfig;
+    use crate::journal::Journal;
+    use crate::metrics::Metrics;
+    use crate::pulse::Pulses;
+    use crate::spec::JobSpec;
+    use crate::token::Token;
+    use crate::types::SubmitRequest;
+    use std::collections::BTreeMap;
+
+    /// A daemon without a runtime, and one job whose parent is not the daemon.
+    fn submitted(dir: &Path, is_unsound: bool) -> Driver {
+        let config = DaemonConfig {
+            state_dir: Some(dir.join("state")),
+            runtime_dir: Some(dir.join("run")),
+            runtime: vec![],
+            ..DaemonConfig::default()
+        };
+        let paths = config.paths();
+        paths.create().expect("folders can be made");
+        let journal = Journal::open(&paths.journal()).expect("an empty journal");
+        let (metrics, token) = (Arc::new(Metrics::new()), Token::of_text("token".into()));
+        let (mut driver, _) = Driver::open(config, paths, journal, metrics, Pulses::default(), None, token)
+            .unwrap_or_else(|error| panic!("{error}"));
+        if is_unsound {
+            driver.control.break_plans();
+        }
+        let spec = JobSpec { command: vec!["train".into()], ..JobSpec::default() };
+        let request =
+            SubmitRequest { jobs: vec![spec], attached: true, base_env: BTreeMap::new(), env_names: Vec::new() };
+        driver.submit(request).unwrap_or_else(|refusal| panic!("{}", refusal.message));
+        driver
+    }
+
+    fn has_plan(driver: &Driver) -> bool {
+        let entries = driver.store.journal.entries().expect("the journal can be read");
+        entries.iter().any(|entry| matches!(entry.change, Change::Plan { .. }))
+    }
+
+    #[test]
+    fn an_unsound_plan_is_neither_journaled_nor_carried_out_and_is_counted() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let driver = submitted(&dir.path().join("unsound"), true);
+        assert_eq!((driver.metrics.plans.get(), driver.metrics.plans_refused.get()), (1, 1));
+        assert!(driver.problems["plan"].contains("another moment"), "{:?}", driver.problems);
+        assert!(driver.jobs.values().all(|job| job.record.state == JobState::Queued && job.verdict.is_none()));
+        assert!(driver.plans.current.is_none() && driver.plans.due.is_empty() && !has_plan(&driver));
+        // A sound plan takes the same job off the queue.
+        let driver = submitted(&dir.path().join("sound"), false);
+        assert_eq!((driver.metrics.plans.get(), driver.metrics.plans_refused.get()), (1, 0));
+        assert!(driver.jobs.values().all(|job| job.record.state != JobState::Queued));
+        assert!(driver.plans.current.is_some() && has_plan(&driver));
+    }
+}

@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
-/// One node in so many has few jobs.
+/// One node in this number of nodes has few jobs.
 const LIGHT: usize = 50;
 /// How many it has.
 const LIGHT_LAYERS: usize = 4;
@@ -200,7 +200,7 @@ fn journal(pod: &str, uid: &str, node: &str) -> Value {
     })
 }
 
-/// Watched, not asked for again and again: one look at the pods of the whole cluster costs the API
+/// Watched, not asked for again and again: one list of the pods of the whole cluster costs the API
 /// server several seconds of a core, and it is to start pods meanwhile.
 async fn all_run(client: &Client, began: Instant) -> Result<f64> {
     let pods: Api<PartialObjectMeta<Pod>> = Api::all(client.clone());

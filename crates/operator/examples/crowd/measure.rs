@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const PATIENCE: Duration = Duration::from_secs(1800);
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const READ_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A page of the operator's plain port; an error unless it is answered well.
 pub(super) async fn page(address: &str, path: &str) -> Result<String> {
@@ -36,7 +36,7 @@ pub(super) async fn settled(metrics: &str, quiet: Duration) -> Result<Instant> {
         if began.elapsed() > PATIENCE {
             return Err("the manager does not stop writing".into());
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(READ_INTERVAL).await;
     }
     Ok(since)
 }
@@ -48,7 +48,7 @@ pub(super) async fn wait<F: Future<Output = bool>>(what: &str, done: impl Fn() -
         if began.elapsed() > PATIENCE {
             return Err(format!("waited {} s for {what}", PATIENCE.as_secs()).into());
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(READ_INTERVAL).await;
     }
     Ok(())
 }
@@ -154,7 +154,7 @@ fn http_get(path: &str) -> Result<axum::http::Request<Vec<u8>>> {
     Ok(axum::http::Request::get(path).body(Vec::new())?)
 }
 
-/// Half, all but one in a hundred, and all of these were within so many milliseconds.
+/// Milliseconds within which half, all but one in a hundred, and all of these were.
 pub(super) fn spread(times: &mut [Duration]) -> Value {
     times.sort_unstable();
     let at = |part: f64| {

@@ -14,7 +14,9 @@ use super::prepare::{AT_ONCE, make};
 use super::{Plan, Result};
 use futures_util::{StreamExt, TryStreamExt};
 use gainshare_kube_api::training_job::TrainingJob;
-use gainshare_kube_api::wire::{Beat, Category, JobState, PodOnNode, Progress, Report, Signal, SyncRequest};
+use gainshare_kube_api::wire::{
+    JobReport, NodeTotals, PodOnNode, Progress, Report, ReportedCategory, ReportedSignal, SyncRequest,
+};
 use gainshare_node_agent::Link;
 use kube::Client;
 use kube::api::Api;
@@ -242,11 +244,11 @@ impl Job {
         self.value += FIRST * self.pace.unwrap_or(0.04);
     }
 
-    fn state(&self, uid: &str, now_us: u64) -> JobState {
+    fn state(&self, uid: &str, now_us: u64) -> JobReport {
         let step = self.reports * 100;
         let seconds = now_us.saturating_sub(self.first_us) as f64 * 1e-6;
-        let category = if self.pace.is_some() { Category::Converged } else { Category::Growing };
-        JobState {
+        let category = if self.pace.is_some() { ReportedCategory::Converged } else { ReportedCategory::Growing };
+        JobReport {
             uid: uid.to_owned(),
             container: self.container.clone(),
             category,
@@ -261,7 +263,7 @@ impl Job {
             reason: String::new(),
             forecast: None,
             standing: None,
-            signal: Some(Signal {
+            signal: Some(ReportedSignal {
                 reports: self.reports,
                 first: Some(Report { value: FIRST, at_us: self.first_us }),
                 last: Some(Report { value: self.value, at_us: now_us }),
@@ -322,7 +324,7 @@ impl Agent {
         self.seq += 1;
         let now_us = self.now_us();
         let converged = self.jobs.values().filter(|job| job.pace.is_some()).count() as u32;
-        let beat = Beat {
+        let beat = NodeTotals {
             growing: self.jobs.len() as u32 - converged,
             watching: 0,
             converged,

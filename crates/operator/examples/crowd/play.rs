@@ -5,7 +5,7 @@ use super::{Plan, Result};
 use gainshare_kube_api::resize::{Amounts, Resources};
 use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::wire::{
-    Answer, Beat, Category, JobState, OutcomeState, PodOnNode, Progress, Resize, SyncRequest,
+    Answer, JobReport, NodeTotals, OutcomeState, PodOnNode, Progress, ReportedCategory, Resize, SyncRequest,
 };
 use gainshare_node_agent::Link;
 use kube::Client;
@@ -176,7 +176,7 @@ struct Agent {
     seq: u64,
     seen: u64,
     pods: Vec<PodOnNode>,
-    jobs: Vec<JobState>,
+    jobs: Vec<JobReport>,
     /// How often it has told of its jobs.
     round: u64,
     knows_news: bool,
@@ -243,8 +243,8 @@ impl Agent {
         let pair = (self.round as usize * 2) % (self.jobs.len() / 2 * 2);
         let [less, more] = [pair, pair + 1];
         // One slackens and gives to another; the next time it is the other way round.
-        let back = self.jobs[less].category == Category::Converged;
-        self.jobs[less].category = if back { Category::Growing } else { Category::Converged };
+        let back = self.jobs[less].category == ReportedCategory::Converged;
+        self.jobs[less].category = if back { ReportedCategory::Growing } else { ReportedCategory::Converged };
         let tenth = 1.0 / self.jobs.len() as f64;
         self.jobs[less].share = Some(if back { tenth } else { tenth * 0.4 });
         self.jobs[more].share = Some(if back { tenth } else { tenth * 1.6 });
@@ -262,14 +262,14 @@ impl Agent {
         if back { vec![resize(more, 1.0), resize(less, 1.0)] } else { vec![resize(less, 0.4), resize(more, 1.6)] }
     }
 
-    async fn ask(&mut self, jobs: Option<Vec<JobState>>, resizes: Vec<Resize>, wait_ms: u32) -> Option<()> {
+    async fn ask(&mut self, jobs: Option<Vec<JobReport>>, resizes: Vec<Resize>, wait_ms: u32) -> Option<()> {
         self.seq += 1;
         let asked = !resizes.is_empty();
-        let count = |category: Category| self.jobs.iter().filter(|job| job.category == category).count() as u32;
-        let beat = Beat {
-            growing: count(Category::Growing),
-            watching: count(Category::Watching),
-            converged: count(Category::Converged),
+        let count = |category: ReportedCategory| self.jobs.iter().filter(|job| job.category == category).count() as u32;
+        let beat = NodeTotals {
+            growing: count(ReportedCategory::Growing),
+            watching: count(ReportedCategory::Watching),
+            converged: count(ReportedCategory::Converged),
             cpu_used_cores: 4.0,
             memory_used_bytes: 8 << 30,
             cores: 32.0,
@@ -328,11 +328,11 @@ impl Agent {
     }
 }
 
-fn job(pod: &PodOnNode, mates: usize) -> JobState {
-    JobState {
+fn job(pod: &PodOnNode, mates: usize) -> JobReport {
+    JobReport {
         uid: pod.uid.clone(),
         container: pod.container.clone(),
-        category: Category::Growing,
+        category: ReportedCategory::Growing,
         growth: Some(0.02),
         progress: Progress { step: Some(1), total: Some(1_000_000), metric: Some("loss".to_owned()), value: Some(2.3) },
         share: Some(1.0 / mates.max(1) as f64),

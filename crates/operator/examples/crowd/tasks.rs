@@ -169,7 +169,7 @@ async fn create(plan: &Plan, client: &Client, prefix: &str, count: usize, worker
         .map(drop)
 }
 
-/// Waits until so many requests of this kind about pods have been made since the mark.
+/// Waits until this number of requests of this kind about pods has been made since the mark.
 async fn pods_are(client: &Client, mark: &Mark, kind: &str, count: usize) -> Result<f64> {
     wait(&format!("{count} {kind}"), || async {
         let Ok(counts) = Counts::of(client).await else { return false };

@@ -34,7 +34,7 @@ pub(super) async fn resize(shares: &Shares, wanted: &TaskResize) -> ResizeOutcom
         return ResizeOutcome::Refused(why);
     }
     for _ in 0..MOST_READS {
-        let (pod, container, to) = match judge(shares, wanted) {
+        let (pod, container, to) = match vet(shares, wanted) {
             Ok(found) => found,
             Err(outcome) => return outcome,
         };
@@ -52,7 +52,7 @@ pub(super) async fn resize(shares: &Shares, wanted: &TaskResize) -> ResizeOutcom
 }
 
 /// The pod as it is now, its container, and the new values; or what to answer instead.
-fn judge(shares: &Shares, wanted: &TaskResize) -> Result<(PodFacts, String, Resources), ResizeOutcome> {
+fn vet(shares: &Shares, wanted: &TaskResize) -> Result<(PodFacts, String, Resources), ResizeOutcome> {
     let refused = |why: String| ResizeOutcome::Refused(why);
     shares.leader.read(|world| {
         let pod = world.shared(&wanted.pod_uid).filter(|pod| pod.is_scaled());
@@ -63,7 +63,7 @@ fn judge(shares: &Shares, wanted: &TaskResize) -> Result<(PodFacts, String, Reso
         if !resize::worth_it(&pod.now, &to) {
             return Err(ResizeOutcome::Unchanged);
         }
-        shares.contests.lock().judge(&wanted.pod_uid, &pod.now, Instant::now()).map_err(refused)?;
+        shares.contests.lock().check(&wanted.pod_uid, &pod.now, Instant::now()).map_err(refused)?;
         resize::vet(&pod, &to)
             .and_then(|()| world.quota(&pod.namespace, &pod.now, &to))
             .map_err(|refusal| refused(refusal.to_string()))?;

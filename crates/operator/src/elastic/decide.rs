@@ -3,17 +3,19 @@
 //! The core decides with its preset `operator`. A plan that fails its check changes nothing.
 
 use super::snapshot::{ElasticSnapshot, RoleBounds, RunningJob, RunningTask};
-use gainshare_core::decider::{Decider, Outcome};
+use crate::placement::RECORDED_JOBS;
+use crate::placement::record::{JobDecision, RecordError};
+use gainshare_core::check::CheckedTasks;
+use gainshare_core::decider::{Decider, Decision, Outcome};
 use gainshare_core::model::{JobId, NodeId, Time};
 use gainshare_core::policy::{Elastic, Policy, Preset, ScaleRule};
-use gainshare_core::tasks::{
-    RoleSpec, TaskGroup, TaskId as CoreTask, TaskPlan, TaskReason, TaskRole, TaskView, TrainingMode,
-};
+use gainshare_core::tasks::{RoleSpec, TaskGroup, TaskId as CoreTask, TaskReason, TaskRole, TaskView, TrainingMode};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
 use gainshare_kube_api::tasks::{Role, TaskId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
-/// A task keeps at least this part of its request, and at least so many cores.
+/// A task keeps at least this part of its request, and at least [`LEAST_CORES`].
 const LEAST_PART: f64 = 0.1;
 const LEAST_CORES: f64 = 0.05;
 /// Larger numbers of steps than a training run can have are read as this.
@@ -47,7 +49,7 @@ pub(super) struct TaskResize {
 
 /// The decision, and what it remembers.
 #[derive(Debug)]
-pub(super) struct Sizes {
+pub(super) struct SizeDecider {
     decider: Decider,
     /// By uid and epoch: the measurements of one attempt say nothing about the next.
     jobs: BTreeMap<(String, u32), JobId>,
@@ -57,6 +59,8 @@ pub(super) struct Sizes {
     counters: HashMap<String, Counter>,
     /// Plans that failed their check.
     pub(super) rejected: u64,
+    /// The last decision, if it was recorded.
+    recorded: Option<Arc<Decision>>,
 }
 
 /// A counter that only grows, of reports that come every few seconds and may start again from zero.
@@ -91,36 +95,56 @@ impl Counter {
     }
 }
 
-impl Sizes {
-    pub(super) fn new(numbers: Elastic) -> Sizes {
+impl SizeDecider {
+    pub(super) fn new(numbers: Elastic) -> SizeDecider {
         let policy = Policy { scale: ScaleRule::Elastic(numbers), ..Policy::from(Preset::Operator) };
-        Sizes {
+        SizeDecider {
             decider: Decider::new(policy),
             jobs: BTreeMap::new(),
             next_job: 0,
             nodes: BTreeMap::new(),
             counters: HashMap::new(),
             rejected: 0,
+            recorded: None,
         }
     }
 
     /// What shall change now: one decision for each running job, or nothing if nothing is due.
     pub(super) fn decide(&mut self, snapshot: &ElasticSnapshot, now: Time) -> Vec<ScaleDecision> {
         let view = self.view(snapshot, now);
-        let decision = match self.decider.decide(view) {
+        // Recording copies the memory of the policy, which costs time in a large cluster.
+        let is_recorded = view.jobs.len() <= RECORDED_JOBS;
+        let outcome = if is_recorded { self.decider.decide_recorded(view) } else { self.decider.decide(view) };
+        let decision = match outcome {
             Outcome::NotDue => return Vec::new(),
-            Outcome::Decision(decision) => decision,
+            Outcome::Decision(decision) => Arc::new(decision),
             Outcome::Rejected(rejection) => {
-                tracing::error!("a plan for tasks failed its check and is not carried out: {}", rejection.reasons());
+                let record = rejection.record.as_ref().and_then(|record| serde_json::to_string(record).ok());
+                let reasons = rejection.reasons();
+                tracing::error!(record, "a plan for tasks failed its check and is not carried out: {reasons}");
                 self.rejected += 1;
                 return Vec::new();
             }
         };
+        self.recorded = is_recorded.then(|| decision.clone());
         let with_plan = snapshot.running.iter().filter_map(|job| {
             let id = self.jobs.get(&(job.uid.clone(), job.epoch))?;
-            Some(changes(job, decision.plan.tasks.get(id)?))
+            Some(changes(job, decision.plan.tasks(*id)?))
         });
         with_plan.collect()
+    }
+
+    /// The last decision about each job that takes part, by uid.
+    pub(super) fn records(&self) -> HashMap<String, Result<JobDecision, RecordError>> {
+        let record = |job: &JobId| match &self.recorded {
+            None if self.jobs.len() > RECORDED_JOBS => Err(RecordError::TooManyJobs),
+            Some(decision) if decision.plan.verdicts.contains_key(job) => {
+                Ok(JobDecision { job: *job, decision: decision.clone() })
+            }
+            _ => Err(RecordError::Undecided),
+        };
+        // Of several attempts of a job, the newest comes last and stays.
+        self.jobs.iter().map(|((uid, _), job)| (uid.clone(), record(job))).collect()
     }
 
     fn node(&mut self, name: &str) -> NodeId {
@@ -266,7 +290,7 @@ fn core_task(job: &RunningJob, task: TaskId) -> CoreTask {
 }
 
 /// The differences between what a job has and its plan.
-fn changes(job: &RunningJob, plan: &TaskPlan) -> ScaleDecision {
+fn changes(job: &RunningJob, plan: CheckedTasks<'_>) -> ScaleDecision {
     let mut resizes = Vec::new();
     for task in &job.tasks {
         let id = core_task(job, task.task);

@@ -14,8 +14,8 @@ const GIB: u64 = 1 << 30;
 const INTERVAL_S: f64 = 30.0;
 
 /// A cluster of one node and its jobs.
-struct Bed {
-    sizes: Sizes,
+struct TestCluster {
+    sizes: SizeDecider,
     snapshot: ElasticSnapshot,
     now_s: f64,
     /// CPU seconds that a step costs each server, and all workers together.
@@ -42,7 +42,7 @@ fn task(role: Role, index: u32, milli: u64) -> RunningTask {
 }
 
 /// Two servers and two workers of one core each; `max` workers.
-fn bed(free_milli: u64, servers_cost_s: [f64; 2], workers_cost_s: f64, max: u32) -> Bed {
+fn cluster(free_milli: u64, servers_cost_s: [f64; 2], workers_cost_s: f64, max: u32) -> TestCluster {
     let tasks = vec![
         task(Role::Ps, 0, 1000),
         task(Role::Ps, 1, 1000),
@@ -67,8 +67,8 @@ fn bed(free_milli: u64, servers_cost_s: [f64; 2], workers_cost_s: f64, max: u32)
         running: vec![job],
         ..ElasticSnapshot::default()
     };
-    Bed {
-        sizes: Sizes::new(Elastic::default()),
+    TestCluster {
+        sizes: SizeDecider::new(Elastic::default()),
         snapshot,
         now_s: 0.0,
         servers_cost_s: servers_cost_s.to_vec(),
@@ -77,7 +77,7 @@ fn bed(free_milli: u64, servers_cost_s: [f64; 2], workers_cost_s: f64, max: u32)
     }
 }
 
-impl Bed {
+impl TestCluster {
     fn job(&mut self) -> &mut RunningJob {
         &mut self.snapshot.running[0]
     }
@@ -150,26 +150,26 @@ impl Bed {
 #[test]
 fn a_hot_server_grows_alone() {
     // Server 1 has nearly all of the work.
-    let mut bed = bed(8000, [0.01, 0.5], 0.05, 2);
-    let before = bed.speed();
-    let change = bed.next_change();
+    let mut cluster = cluster(8000, [0.01, 0.5], 0.05, 2);
+    let before = cluster.speed();
+    let change = cluster.next_change();
     assert_eq!(change.why, TaskReason::HotServer { index: 1 });
     let [resize] = &change.resizes[..] else { panic!("{change:?}") };
     assert_eq!((resize.task, resize.from_milli, resize.to_milli), (TaskId::new(Role::Ps, 1), 1000, 2000));
-    bed.carry_out(&[change]);
-    assert!(bed.speed() > 1.5 * before);
+    cluster.carry_out(&[change]);
+    assert!(cluster.speed() > 1.5 * before);
 }
 
 #[test]
 fn nothing_is_decided_twice() {
-    let mut bed = bed(0, [0.1, 0.1], 0.5, 2);
+    let mut cluster = cluster(0, [0.1, 0.1], 0.5, 2);
     for _ in 0..6 {
-        let decisions = bed.pass();
+        let decisions = cluster.pass();
         assert!(
             decisions.iter().all(|d| d.workers.is_none() && d.resizes.is_empty()),
             "there is no room: {decisions:?}"
         );
-        let again = bed.sizes.decide(&bed.snapshot, Time::from_secs_f64(bed.now_s + 0.5));
+        let again = cluster.sizes.decide(&cluster.snapshot, Time::from_secs_f64(cluster.now_s + 0.5));
         assert_eq!(again, [], "nothing is due");
     }
 }
@@ -186,25 +186,25 @@ fn gang(milli: u64) -> WaitingGang {
 
 #[test]
 fn no_job_grows_while_a_gang_waits() {
-    let mut bed = bed(8000, [0.01, 0.5], 0.05, 2);
+    let mut cluster = cluster(8000, [0.01, 0.5], 0.05, 2);
     // It would need more than there is, and nothing that was added could be returned.
-    bed.snapshot.waiting = vec![gang(6000)];
+    cluster.snapshot.waiting = vec![gang(6000)];
     for _ in 0..5 {
-        let decisions = bed.pass();
+        let decisions = cluster.pass();
         assert!(decisions.iter().all(|d| d.workers.is_none() && d.resizes.is_empty()), "{decisions:?}");
     }
-    bed.snapshot.waiting.clear();
-    assert_eq!(bed.next_change().why, TaskReason::HotServer { index: 1 });
+    cluster.snapshot.waiting.clear();
+    assert_eq!(cluster.next_change().why, TaskReason::HotServer { index: 1 });
 }
 
 #[test]
 fn growth_is_returned_to_a_gang_that_waits() {
-    let mut bed = bed(1000, [0.01, 0.5], 0.05, 2);
-    let growth = bed.next_change();
-    bed.carry_out(&[growth]);
-    assert_eq!((bed.job().tasks[1].milli, bed.snapshot.free["n"].0), (2000, 0));
-    bed.snapshot.waiting = vec![gang(500)];
-    let returned = bed.next_change();
+    let mut cluster = cluster(1000, [0.01, 0.5], 0.05, 2);
+    let growth = cluster.next_change();
+    cluster.carry_out(&[growth]);
+    assert_eq!((cluster.job().tasks[1].milli, cluster.snapshot.free["n"].0), (2000, 0));
+    cluster.snapshot.waiting = vec![gang(500)];
+    let returned = cluster.next_change();
     assert_eq!(returned.why, TaskReason::GivesBack);
     assert_eq!((returned.resizes[0].from_milli, returned.resizes[0].to_milli), (2000, 1000));
 }
@@ -212,35 +212,35 @@ fn growth_is_returned_to_a_gang_that_waits() {
 #[test]
 fn workers_stay_within_the_bounds() {
     // One core is all that a worker may have, so only their number can grow.
-    let mut bed = bed(8000, [0.01, 0.01], 2.0, 3);
-    bed.job().tasks.iter_mut().for_each(|task| task.allowed_milli.1 = 1000);
-    let change = bed.next_change();
+    let mut cluster = cluster(8000, [0.01, 0.01], 2.0, 3);
+    cluster.job().tasks.iter_mut().for_each(|task| task.allowed_milli.1 = 1000);
+    let change = cluster.next_change();
     assert_eq!((change.why, change.workers), (TaskReason::WorkersStarved, Some((2, 3))));
-    bed.carry_out(&[change]);
+    cluster.carry_out(&[change]);
     for _ in 0..6 {
-        let decisions = bed.pass();
+        let decisions = cluster.pass();
         assert!(decisions.iter().all(|d| d.workers.is_none_or(|(_, to)| to <= 3)), "{decisions:?}");
-        bed.carry_out(&decisions);
+        cluster.carry_out(&decisions);
     }
 }
 
 #[test]
 fn memory_is_raised_before_it_runs_out() {
-    let mut bed = bed(0, [0.1, 0.1], 0.5, 2);
-    bed.job().tasks[0].memory_used_bytes = GIB / 10 * 9;
-    let change = bed.next_change();
+    let mut cluster = cluster(0, [0.1, 0.1], 0.5, 2);
+    cluster.job().tasks[0].memory_used_bytes = GIB / 10 * 9;
+    let change = cluster.next_change();
     assert_eq!(change.why, TaskReason::MemoryShort);
     assert!(change.resizes[0].memory_bytes.is_some_and(|bytes| bytes > GIB), "{change:?}");
     // A task without a memory setting keeps none: a resize cannot add one.
-    bed.job().tasks.iter_mut().for_each(|task| task.memory_bytes = None);
-    let decisions = bed.pass();
+    cluster.job().tasks.iter_mut().for_each(|task| task.memory_bytes = None);
+    let decisions = cluster.pass();
     assert!(decisions.iter().all(|decision| decision.resizes.is_empty()), "{decisions:?}");
 }
 
 #[test]
 fn nonsense_stops_nothing() {
-    let mut bed = bed(8000, [0.01, 0.5], 0.05, 2);
-    let mut bad = bed.snapshot.running[0].clone();
+    let mut cluster = cluster(8000, [0.01, 0.5], 0.05, 2);
+    let mut bad = cluster.snapshot.running[0].clone();
     bad.uid = "bad".to_owned();
     (bad.step, bad.total, bad.epoch) = (Some(u64::MAX), Some(0), u32::MAX);
     for (at, task) in bad.tasks.iter_mut().enumerate() {
@@ -250,18 +250,18 @@ fn nonsense_stops_nothing() {
         task.node = "nowhere".to_owned();
         task.allowed_milli = (u64::MAX, 0);
     }
-    bed.snapshot.running.push(bad);
-    let mut empty = bed.snapshot.running[0].clone();
+    cluster.snapshot.running.push(bad);
+    let mut empty = cluster.snapshot.running[0].clone();
     (empty.uid, empty.tasks) = ("empty".to_owned(), Vec::new());
-    bed.snapshot.running.push(empty);
-    bed.snapshot.waiting =
+    cluster.snapshot.running.push(empty);
+    cluster.snapshot.waiting =
         vec![WaitingGang { servers: RoleBounds::default(), workers: RoleBounds::default(), ..gang(0) }];
     for _ in 0..3 {
-        bed.pass();
+        cluster.pass();
     }
-    bed.snapshot.running.truncate(1);
-    bed.snapshot.waiting.clear();
-    assert_eq!(bed.next_change().why, TaskReason::HotServer { index: 1 }, "the other job is decided on");
+    cluster.snapshot.running.truncate(1);
+    cluster.snapshot.waiting.clear();
+    assert_eq!(cluster.next_change().why, TaskReason::HotServer { index: 1 }, "the other job is decided on");
 }
 
 #[test]
@@ -278,10 +278,10 @@ fn counters_only_grow_and_go_on_between_reports() {
 
 #[test]
 fn the_chief_is_the_first_worker() {
-    let mut bed = bed(8000, [0.01, 0.01], 2.0, 4);
-    bed.job().tasks[2].task = TaskId::new(Role::Chief, 0);
-    bed.job().tasks[3].task = TaskId::new(Role::Worker, 0);
-    let job = bed.job().clone();
+    let mut cluster = cluster(8000, [0.01, 0.01], 2.0, 4);
+    cluster.job().tasks[2].task = TaskId::new(Role::Chief, 0);
+    cluster.job().tasks[3].task = TaskId::new(Role::Worker, 0);
+    let job = cluster.job().clone();
     let ids: Vec<CoreTask> = job.tasks.iter().map(|task| core_task(&job, task.task)).collect();
     assert_eq!(ids, [CoreTask::server(0), CoreTask::server(1), CoreTask::worker(0), CoreTask::worker(1)]);
 }
@@ -312,4 +312,28 @@ fn what_is_published_names_the_cause_and_the_last_change() {
     let refused = [("p".to_owned(), ResizeOutcome::Refused("the quota is used up".to_owned()))].into();
     let kept = next_scale(TaskScale::default(), &ScaleDecision { workers: None, ..decision }, &refused, now);
     assert!(kept.message.contains("quota") && kept.changed_at.is_none(), "{kept:?}");
+}
+
+#[test]
+fn an_unsound_plan_changes_no_task_and_is_counted() {
+    let mut cluster = cluster(8000, [0.01, 0.5], 0.05, 2);
+    cluster.sizes.decider.break_plans();
+    for _ in 0..8 {
+        assert_eq!(cluster.pass(), []);
+    }
+    assert!(cluster.sizes.rejected > 0);
+    let record = cluster.sizes.records()["job"].clone();
+    assert_eq!(record.err(), Some(RecordError::Undecided), "a plan that was not carried out is not a decision");
+}
+
+#[test]
+fn the_last_decision_about_the_sizes_of_a_job_replays() {
+    let mut cluster = cluster(8000, [0.01, 0.5], 0.05, 2);
+    let change = cluster.next_change();
+    let JobDecision { job, decision } = cluster.sizes.records()["job"].clone().expect("it is recorded");
+    let record = decision.record().expect("it is recorded");
+    assert_eq!(record.plan.tasks[&job].why, change.why);
+    assert_eq!(record.replay().unwrap().differences, []);
+    let text = serde_json::to_string(&record).unwrap();
+    assert!(!text.contains("\"n\"") && !text.contains("team"), "a record contains no names: {text}");
 }

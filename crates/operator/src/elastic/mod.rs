@@ -31,11 +31,11 @@ use gainshare_core::policy::Elastic;
 use jiff::Timestamp;
 
 /// Decisions that are measured and not carried out ([`crate::rehearsal`]).
-pub(crate) struct SizeRehearsal(decide::Sizes);
+pub(crate) struct SizeRehearsal(decide::SizeDecider);
 
 impl Default for SizeRehearsal {
     fn default() -> SizeRehearsal {
-        SizeRehearsal(decide::Sizes::new(Elastic::default()))
+        SizeRehearsal(decide::SizeDecider::new(Elastic::default()))
     }
 }
 

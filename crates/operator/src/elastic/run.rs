@@ -1,9 +1,10 @@
 //! The loop around the decision about the sizes of tasks.
 
 use super::apply::{ResizeOutcome, resize};
-use super::decide::{ScaleDecision, Sizes, TaskResize};
+use super::decide::{ScaleDecision, SizeDecider, TaskResize};
 use super::snapshot::{ElasticSnapshot, read};
 use crate::isolate::catch_future;
+use crate::placement::record::RecordRequests;
 use crate::shares::Shares;
 use crate::state::task_job::{ScaleOrder, TaskJobSnapshot};
 use gainshare_core::model::Time;
@@ -11,7 +12,7 @@ use gainshare_core::policy::Elastic;
 use gainshare_kube_api::tasks::TaskScale;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,9 +24,9 @@ const AFTER_PANIC: Duration = Duration::from_secs(10);
 const NOT_RESIZABLE: &str = "not-resizable";
 
 /// Decides about the sizes of tasks for as long as this operator leads.
-pub(crate) async fn run(shares: Arc<Shares>, numbers: Elastic) {
+pub(crate) async fn run(shares: Arc<Shares>, numbers: Elastic, records: Arc<RecordRequests>) {
     let origin = Instant::now();
-    let mut sizes = Sizes::new(numbers);
+    let mut sizes = SizeDecider::new(numbers);
     loop {
         tokio::time::sleep(PASS_EVERY).await;
         let leader = &shares.leader;
@@ -33,16 +34,16 @@ pub(crate) async fn run(shares: Arc<Shares>, numbers: Elastic) {
             continue;
         }
         let now = Time(origin.elapsed().as_micros() as u64);
-        if let Err(panic) = catch_future(pass(&shares, &mut sizes, now)).await {
+        if let Err(panic) = catch_future(pass(&shares, &mut sizes, &records, now)).await {
             // What was measured is lost with the pass. Tasks keep what they have until the next one.
             tracing::error!(panic, "a pass over the sizes of tasks panicked: the decision begins again");
-            sizes = Sizes::new(numbers);
+            sizes = SizeDecider::new(numbers);
             tokio::time::sleep(AFTER_PANIC).await;
         }
     }
 }
 
-async fn pass(shares: &Shares, sizes: &mut Sizes, now: Time) {
+async fn pass(shares: &Shares, sizes: &mut SizeDecider, records: &RecordRequests, now: Time) {
     let leader = &shares.leader;
     let snapshot = read(leader, Timestamp::now());
     let known: BTreeSet<&str> = snapshot.running.iter().map(|job| job.uid.as_str()).collect();
@@ -59,9 +60,11 @@ async fn pass(shares: &Shares, sizes: &mut Sizes, now: Time) {
         }
     }
     if snapshot.running.is_empty() && snapshot.waiting.is_empty() {
+        records.put_sizes(HashMap::new());
         return;
     }
     let decisions = sizes.decide(&snapshot, now);
+    records.put_sizes(sizes.records());
     leader.metrics.plans_rejected.inc_by(std::mem::take(&mut sizes.rejected));
     let outcomes = resize_all(shares, &decisions).await;
     for decision in &decisions {

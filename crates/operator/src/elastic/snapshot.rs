@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Growth leaves so much of a node free for new pods, in hundredths of what jobs can have of it.
+/// What growth leaves free of a node for new pods, in hundredths of what jobs can have of it.
 pub(super) const RESERVE_PERCENT: u64 = 10;
 
 /// Everything that one decision reads.

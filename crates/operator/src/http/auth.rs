@@ -6,7 +6,7 @@
 //! the token itself is kept nowhere. Refusals are remembered, too, so that a wrong token that is sent again
 //! costs no second review.
 
-use super::peers::Seat;
+use super::peers::ConnectionSlot;
 use gainshare_kube_api::wire::TOKEN_AUDIENCE;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::Client;
@@ -115,7 +115,7 @@ impl Reviewer {
     }
 
     /// The node of the agent whose token this is. A review is paid for by the peer that sent the token.
-    pub(crate) async fn node(&self, authorization: Option<&str>, seat: &Seat) -> Result<String, AuthError> {
+    pub(crate) async fn node(&self, authorization: Option<&str>, slot: &ConnectionSlot) -> Result<String, AuthError> {
         let token = authorization.and_then(|header| header.strip_prefix("Bearer ")).ok_or(AuthError::Missing)?;
         if token.len() > LONGEST_TOKEN_BYTES {
             return Err(AuthError::Rejected(format!("it is longer than {LONGEST_TOKEN_BYTES} bytes")));
@@ -129,15 +129,15 @@ impl Reviewer {
         if let Some(known) = self.remembered.lock().find(&hash, Instant::now()) {
             return known;
         }
-        if !seat.spend_refusal(Instant::now()) {
+        if !slot.spend_refusal(Instant::now()) {
             return Err(AuthError::TooMany);
         }
         let result = match self.review(token).await {
-            Ok(status) => judge(&status, &self.account),
+            Ok(status) => check_review(&status, &self.account),
             Err(error) => Err(error),
         };
         if matches!(result, Ok(_) | Err(AuthError::Unavailable(_))) {
-            seat.refund_refusal();
+            slot.refund_refusal();
         }
         self.remembered.lock().keep(hash, &result, Instant::now());
         result
@@ -160,7 +160,7 @@ impl Reviewer {
 }
 
 /// The node that a review names, or why the token is not accepted.
-fn judge(status: &TokenReviewStatus, account: &str) -> Result<String, AuthError> {
+fn check_review(status: &TokenReviewStatus, account: &str) -> Result<String, AuthError> {
     if status.authenticated != Some(true) {
         let why = status.error.clone().unwrap_or_else(|| "not authenticated".to_owned());
         return Err(AuthError::Rejected(why.chars().take(200).collect()));
@@ -188,8 +188,8 @@ mod tests {
 
     const ACCOUNT: &str = "system:serviceaccount:gainshare:gainshare-agent";
 
-    fn judged(status: serde_json::Value) -> Result<String, AuthError> {
-        judge(&serde_json::from_value(status).unwrap(), ACCOUNT)
+    fn reviewed(status: serde_json::Value) -> Result<String, AuthError> {
+        check_review(&serde_json::from_value(status).unwrap(), ACCOUNT)
     }
 
     #[test]
@@ -198,12 +198,12 @@ mod tests {
             "authenticated": true, "audiences": [TOKEN_AUDIENCE],
             "user": {"username": ACCOUNT, "extra": {"authentication.kubernetes.io/node-name": ["node-a"]}},
         });
-        assert_eq!(judged(good.clone()), Ok("node-a".into()));
+        assert_eq!(reviewed(good.clone()), Ok("node-a".into()));
         let changed = |path: &[&str], value: serde_json::Value| {
             let mut status = good.clone();
             let place = path.iter().fold(&mut status, |at, key| &mut at[*key]);
             *place = value;
-            judged(status)
+            reviewed(status)
         };
         assert!(matches!(changed(&["authenticated"], json!(false)), Err(AuthError::Rejected(_))));
         assert!(matches!(

@@ -51,11 +51,11 @@ pub(crate) async fn serve(
                 continue;
             }
         };
-        let Some(seat) = peers.admit(address.ip(), Instant::now()) else {
+        let Some(slot) = peers.admit(address.ip(), Instant::now()) else {
             metrics.connections_refused.inc();
             continue;
         };
-        let router = router.clone().layer(Extension(Arc::new(seat)));
+        let router = router.clone().layer(Extension(Arc::new(slot)));
         let (tls, watcher) = (tls.clone(), connections.watcher());
         tokio::spawn(async move {
             match tls {

@@ -83,7 +83,7 @@ impl Peer {
 }
 
 /// One connection's place; it is free again when the value is dropped.
-pub(crate) struct Seat {
+pub(crate) struct ConnectionSlot {
     peers: Arc<Peers>,
     /// Nothing for peers that are not limited.
     peer: Option<IpAddr>,
@@ -97,7 +97,7 @@ impl Peers {
     }
 
     /// A place for a new connection; nothing if there is none for this peer.
-    pub(crate) fn admit(self: &Arc<Self>, address: IpAddr, now: Instant) -> Option<Seat> {
+    pub(crate) fn admit(self: &Arc<Self>, address: IpAddr, now: Instant) -> Option<ConnectionSlot> {
         let limits = &self.limits;
         let mut counts = self.counts.lock();
         if counts.connections >= limits.connections {
@@ -129,7 +129,7 @@ impl Peers {
             counts.unproven += 1;
         }
         counts.connections += 1;
-        Some(Seat { peers: self.clone(), peer, proven: AtomicBool::new(peer.is_none()) })
+        Some(ConnectionSlot { peers: self.clone(), peer, proven: AtomicBool::new(peer.is_none()) })
     }
 
     fn peer(&self, address: IpAddr) -> Option<IpAddr> {
@@ -145,7 +145,7 @@ impl Peers {
     }
 }
 
-impl Seat {
+impl ConnectionSlot {
     /// The API server has accepted a token on this connection.
     pub(crate) fn prove(&self) {
         if !self.proven.swap(true, Ordering::Relaxed) {
@@ -187,7 +187,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.prove();
         let mut counts = self.peers.counts.lock();
@@ -238,12 +238,12 @@ mod tests {
     #[test]
     fn refusals_are_few_and_come_back_slowly() {
         let (peers, now) = (Peers::new(limits()), Instant::now());
-        let seat = peers.admit(IpAddr::from([10, 0, 0, 1]), now).unwrap();
-        assert!(seat.spend_refusal(now) && seat.spend_refusal(now) && !seat.spend_refusal(now));
-        seat.refund_refusal();
-        assert!(seat.spend_refusal(now) && !seat.spend_refusal(now));
+        let slot = peers.admit(IpAddr::from([10, 0, 0, 1]), now).unwrap();
+        assert!(slot.spend_refusal(now) && slot.spend_refusal(now) && !slot.spend_refusal(now));
+        slot.refund_refusal();
+        assert!(slot.spend_refusal(now) && !slot.spend_refusal(now));
         let again = now + Duration::from_secs(7);
-        assert!(seat.spend_refusal(again) && !seat.spend_refusal(again));
+        assert!(slot.spend_refusal(again) && !slot.spend_refusal(again));
         let reconnected = peers.admit(IpAddr::from([10, 0, 0, 1]), again).unwrap();
         assert!(!reconnected.spend_refusal(again), "a new connection has no new budget");
     }

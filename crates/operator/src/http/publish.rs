@@ -16,7 +16,7 @@ const CERTIFICATE_KEY: &str = "ca.crt";
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// An administrator may apply the chart again, and with it another certificate.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
+const READ_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Publishes now, and again whenever it was undone.
 pub(crate) async fn run(config: Config, client: Client, certificate_pem: String) {
@@ -25,7 +25,7 @@ pub(crate) async fn run(config: Config, client: Client, certificate_pem: String)
         match once(&config, &client, &certificate_pem).await {
             Ok(()) => {
                 pause = FIRST_PAUSE;
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(READ_INTERVAL).await;
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot publish the certificate yet");

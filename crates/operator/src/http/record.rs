@@ -1,4 +1,5 @@
-//! Recorded decisions about where jobs run, as plain HTTP on the loopback interface of the operator's pod.
+//! Recorded decisions about where jobs run and about the sizes of their tasks, as plain HTTP on the loopback
+//! interface of the operator's pod.
 //!
 //! **How.** `GET /decision?uid=UID` hands the request to the placement pass ([`RecordRequests`]) and writes
 //! the decision as JSON. Only the leader decides, so a standby refuses.

@@ -7,7 +7,7 @@
 //! at the same time. The plain port has health and metrics, nothing else.
 
 use super::auth::{AuthError, Reviewer};
-use super::peers::Seat;
+use super::peers::ConnectionSlot;
 use crate::http::webhook;
 use crate::shares::{Shares, resizes};
 use crate::state::agents::ReportEffect;
@@ -31,7 +31,7 @@ use tokio::sync::{Semaphore, watch};
 const MOST_SYNC_BYTES: usize = 2 << 20;
 /// A pod has seldom more than some tens of kilobytes. A larger one starts as its author wrote it.
 const MOST_REVIEW_BYTES: usize = 256 << 10;
-/// What is read, and thrown away, of a request that is refused: a client that may finish its request reads why.
+/// Bytes of a refused request that are drained, so that the client can read the error.
 const UNPROVEN_BYTES: usize = 64 << 10;
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 const UNPROVEN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -42,14 +42,14 @@ const REVIEW_WAIT: Duration = Duration::from_secs(1);
 const SYNCS_READ_AT_ONCE: usize = 64;
 
 /// What a leading replica answers node agents with.
-pub(crate) struct Leading {
+pub(crate) struct LeaderContext {
     pub(crate) leader: Arc<Leader>,
     pub(crate) shares: Arc<Shares>,
     pub(crate) reviewer: Reviewer,
 }
 
 /// Empty while this replica does not lead.
-pub(crate) type LeadingReceiver = watch::Receiver<Option<Arc<Leading>>>;
+pub(crate) type LeadingReceiver = watch::Receiver<Option<Arc<LeaderContext>>>;
 
 #[derive(Clone)]
 pub(crate) struct ServerState {
@@ -113,8 +113,12 @@ async fn metrics(State(served): State<ServerState>) -> Response {
     ([(header::CONTENT_TYPE, kind)], served.metrics.text()).into_response()
 }
 
-async fn mutate(State(served): State<ServerState>, Extension(seat): Extension<Arc<Seat>>, body: Body) -> Response {
-    let (own, all) = seat.admissions();
+async fn mutate(
+    State(served): State<ServerState>,
+    Extension(slot): Extension<Arc<ConnectionSlot>>,
+    body: Body,
+) -> Response {
+    let (own, all) = slot.admissions();
     let permits = async {
         let own = match own {
             Some(own) => Some(own.acquire_owned().await.ok()?),
@@ -170,11 +174,11 @@ async fn discard(body: Body) {
 
 async fn sync(
     State(served): State<ServerState>,
-    Extension(seat): Extension<Arc<Seat>>,
+    Extension(slot): Extension<Arc<ConnectionSlot>>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    let (answer, state) = match accept(&served, &seat, &headers, body).await {
+    let (answer, state) = match accept(&served, &slot, &headers, body).await {
         Ok((leading, sync)) => (Json(answer(&served, &leading, &sync).await).into_response(), "answered"),
         Err((answer, state)) => (answer, state),
     };
@@ -185,10 +189,10 @@ async fn sync(
 /// The request of an agent that has proven its node; or the answer to any other, and what it is counted as.
 async fn accept(
     served: &ServerState,
-    seat: &Seat,
+    slot: &ConnectionSlot,
     headers: &HeaderMap,
     body: Body,
-) -> Result<(Arc<Leading>, SyncRequest), (Response, &'static str)> {
+) -> Result<(Arc<LeaderContext>, SyncRequest), (Response, &'static str)> {
     let leading = served.leading.borrow().clone();
     let Some(leading) = leading.filter(|leading| leading.leader.is_synced()) else {
         discard(body).await;
@@ -196,14 +200,14 @@ async fn accept(
         return Err((refuse(StatusCode::SERVICE_UNAVAILABLE, why), "not-leading"));
     };
     let token = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let proved = match leading.reviewer.node(token, seat).await {
+    let proved = match leading.reviewer.node(token, slot).await {
         Ok(node) => node,
         Err(error) => {
             discard(body).await;
             return Err(refuse_token(&error));
         }
     };
-    seat.prove();
+    slot.prove();
     let malformed = |(code, why): (StatusCode, &str)| (refuse(code, why), "malformed");
     let Ok(_turn) = served.bodies.acquire().await else {
         return Err(malformed((StatusCode::SERVICE_UNAVAILABLE, "the process ends")));
@@ -228,7 +232,7 @@ fn refuse_token(error: &AuthError) -> (Response, &'static str) {
     (refuse(code, &error.to_string()), "refused")
 }
 
-async fn answer(served: &ServerState, leading: &Leading, sync: &SyncRequest) -> Answer {
+async fn answer(served: &ServerState, leading: &LeaderContext, sync: &SyncRequest) -> Answer {
     let leader = &leading.leader;
     let mut bell = leader.bell(&sync.node);
     let heard = take_in(leader, sync);

@@ -4,7 +4,7 @@ use super::*;
 use crate::http::listen;
 use crate::http::peers::{Limits, Peers};
 use crate::http::tls::Authority;
-use gainshare_kube_api::wire::{Beat, Category, JobState, TOKEN_AUDIENCE};
+use gainshare_kube_api::wire::{JobReport, NodeTotals, ReportedCategory, TOKEN_AUDIENCE};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,16 +55,16 @@ async fn api_server() -> (kube::Client, Arc<AtomicUsize>) {
 }
 
 /// A leader with an empty cluster in view, and its listener.
-struct Bench {
+struct TestServer {
     address: SocketAddr,
     leader: Arc<Leader>,
     reviews: Arc<AtomicUsize>,
     metrics: Arc<Metrics>,
     _ending: watch::Sender<bool>,
-    _leading: watch::Sender<Option<Arc<Leading>>>,
+    _leading: watch::Sender<Option<Arc<LeaderContext>>>,
 }
 
-async fn bench(limits: Limits, tls: Option<TlsAcceptor>) -> Bench {
+async fn bench(limits: Limits, tls: Option<TlsAcceptor>) -> TestServer {
     let (client, reviews) = api_server().await;
     let metrics = Arc::new(Metrics::new());
     let leader = Arc::new(Leader::new(metrics.clone(), 1));
@@ -72,14 +72,14 @@ async fn bench(limits: Limits, tls: Option<TlsAcceptor>) -> Bench {
     leader.lists.complete_one();
     let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics.clone()));
     let reviewer = Reviewer::new(client, "system", "agent");
-    let leads = Arc::new(Leading { leader: leader.clone(), shares, reviewer });
+    let leads = Arc::new(LeaderContext { leader: leader.clone(), shares, reviewer });
     let (leading, leading_seen) = watch::channel(Some(leads));
     let (ending, ending_seen) = watch::channel(false);
     let served = ServerState::new(leading_seen, metrics.clone(), Health::new(), ending_seen.clone());
     let (listener, address) = listen().await;
     let peers = Peers::new(limits);
     tokio::spawn(listen::serve(listener, secure(served), tls, peers, metrics.clone(), ending_seen));
-    Bench { address, leader, reviews, metrics, _ending: ending, _leading: leading }
+    TestServer { address, leader, reviews, metrics, _ending: ending, _leading: leading }
 }
 
 fn limits() -> Limits {
@@ -100,7 +100,7 @@ fn sync_of(node: &str) -> SyncRequest {
         seq: 1,
         seen: 0,
         wait_ms: 0,
-        beat: Beat::default(),
+        beat: NodeTotals::default(),
         jobs: None,
         resizes: Vec::new(),
     }
@@ -247,10 +247,10 @@ async fn a_peer_without_proof_has_few_connections() {
 #[tokio::test(flavor = "multi_thread")]
 async fn foreign_reports_are_dropped_and_counted() {
     let bench = bench(limits(), None).await;
-    let job = JobState {
+    let job = JobReport {
         uid: "on-node-b".to_owned(),
         container: "main".to_owned(),
-        category: Category::Converged,
+        category: ReportedCategory::Converged,
         growth: None,
         progress: Default::default(),
         share: None,

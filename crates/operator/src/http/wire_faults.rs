@@ -20,7 +20,7 @@ use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::fixtures::manifest;
 use gainshare_kube_api::resize::{self, LEAST_CPU_MILLI};
 use gainshare_kube_api::select::PolicyFacts;
-use gainshare_kube_api::wire::{Beat, PodOnNode};
+use gainshare_kube_api::wire::{NodeTotals, PodOnNode};
 use parking_lot::Mutex;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ struct Server {
     off: Option<Fence>,
     /// Whether a write was accepted on an old copy of the pod.
     has_old_write: bool,
-    /// The operator dies after so many more writes, if it dies.
+    /// After how many more writes the operator dies, if it dies.
     dies_after: Option<usize>,
     /// The operator has died: it gets no answer any more.
     has_died: bool,
@@ -178,7 +178,7 @@ impl Agent {
             seq: self.seq,
             seen: self.seen,
             wait_ms: 0,
-            beat: Beat { at_us: self.seq, ..Beat::default() },
+            beat: NodeTotals { at_us: self.seq, ..NodeTotals::default() },
             jobs: Some(Vec::new()),
             resizes: self.wanted.clone(),
         };
@@ -207,8 +207,8 @@ struct Wire {
     client: kube::Client,
     metrics: Arc<Metrics>,
     served: ServerState,
-    leading: Arc<Leading>,
-    leading_sender: watch::Sender<Option<Arc<Leading>>>,
+    leading: Arc<LeaderContext>,
+    leading_sender: watch::Sender<Option<Arc<LeaderContext>>>,
     /// Rings when the operator has died.
     death: Arc<Notify>,
     deaths: u64,
@@ -226,7 +226,7 @@ struct Wire {
 }
 
 /// An operator that has just begun to lead, with the pods that the API server lists.
-fn lead(server: &Mutex<Server>, client: &kube::Client, metrics: &Arc<Metrics>, epoch: u64) -> Arc<Leading> {
+fn lead(server: &Mutex<Server>, client: &kube::Client, metrics: &Arc<Metrics>, epoch: u64) -> Arc<LeaderContext> {
     let leader = Arc::new(Leader::new(metrics.clone(), epoch));
     let policy = json!({
         "apiVersion": "gainshare.dev/v1alpha1", "kind": "SharePolicy",
@@ -240,7 +240,7 @@ fn lead(server: &Mutex<Server>, client: &kube::Client, metrics: &Arc<Metrics>, e
     });
     let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics.clone()));
     let reviewer = Reviewer::new(client.clone(), "system", "agent");
-    Arc::new(Leading { leader, shares, reviewer })
+    Arc::new(LeaderContext { leader, shares, reviewer })
 }
 
 impl Wire {
@@ -399,13 +399,13 @@ impl Wire {
         }
         match answer {
             Some(answer) => self.answers.push(Answer { epoch: message.sync.epoch, ..answer }),
-            None => self.begin_anew(),
+            None => self.begin_again(),
         }
         Ok(())
     }
 
     /// The operator has died. Its connections and its watch end with it; another one leads.
-    fn begin_anew(&mut self) {
+    fn begin_again(&mut self) {
         self.deaths += 1;
         self.server.lock().has_died = false;
         self.under_way.clear();

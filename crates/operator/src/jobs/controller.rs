@@ -13,7 +13,7 @@ use super::batch_job::BatchJobs;
 use super::fail_point::FailPoint;
 use super::pods::PodRequests;
 use super::queue::Queue;
-use super::task_job::{Line, QueueWeights, TaskJobs, TfJobKind, TrainingJobKind};
+use super::task_job::{GangQueue, QueueWeights, TaskJobs, TfJobKind, TrainingJobKind};
 use super::training_job::TrainingJobs;
 use super::workload::{ActionError, EventText, Workload};
 use crate::isolate::catch_future;
@@ -32,10 +32,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// So many workloads are reconciled at once.
+/// The number of workloads that are reconciled at once.
 const AT_ONCE: usize = 16;
 
-/// A workload that is not settled after so many steps in a row goes to the end of the queue.
+/// A workload that is not settled after this number of steps in a row goes to the end of the queue.
 const STEPS_AT_ONCE: usize = 16;
 
 /// A request that takes longer is given up and tried again.
@@ -44,7 +44,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause before a workload whose action failed is tried again.
 const PAUSE: SignedDuration = SignedDuration::from_secs(1);
 
-/// So many new jobs are published to the decision before their turn, so that a burst of them is
+/// This number of new jobs is published to the decision before their turn, so that a burst of them is
 /// decided on together and no job waits for its order. The number is small because an order that
 /// waits for long is outdated.
 const ANNOUNCED: usize = 500;
@@ -78,7 +78,7 @@ pub(crate) fn start(
 ) {
     let pods = PodRequests::new(client.clone(), leader.clone());
     // Jobs of both kinds wait in one line.
-    let line = Arc::new(Line::new(queues));
+    let line = Arc::new(GangQueue::new(queues));
     let controller = Arc::new(Controller {
         leader: leader.clone(),
         orders: leader.orders.clone(),

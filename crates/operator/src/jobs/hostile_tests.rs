@@ -1,11 +1,11 @@
 //! Objects that tenants write, at their worst: extreme quantities, counts, times and annotations.
-//! Whatever they contain, the operator reads them, derives from them, and steps on without a panic
+//! The operator reads them, derives from them, and steps on without a panic, for any content
 //! (`any_objects_pass`). The named tests below are the inputs that once stopped the operator.
 
 use super::batch_job::test_step as batch_step;
 use super::pods::PodFault;
 use super::training_job::action::{Action, Snapshot};
-use super::training_job::machine::{asked, movable, step};
+use super::training_job::machine::{movable, requested_order, step};
 use super::training_job::pod;
 use crate::state::invalid_objects::InvalidObjects;
 use crate::state::orders::{Order, OrderKind};
@@ -90,7 +90,7 @@ fn work_on(job: &Value, pods: &[Value]) {
         Err(error) => Some(PodFault { for_good: true, message: error.to_string() }),
     };
     let epoch = job.status.attempt.as_ref().map_or(1, |attempt| attempt.epoch);
-    let _ = (pod::build(&job, epoch), movable(&job), asked(&job));
+    let _ = (pod::build(&job, epoch), movable(&job), requested_order(&job));
     for state in [NodeState::Ready, NodeState::Silent, NodeState::Missing, NodeState::Off] {
         let nodes: Nodes = [("node-a".to_owned(), state)].into();
         for (kind, now) in [

@@ -12,11 +12,11 @@ use crate::state::snapshot::PodSnapshot;
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
 use crate::state::workload::WorkloadKind;
 use gainshare_kube_api::training_job::State;
-use gainshare_kube_api::wire::JobState;
+use gainshare_kube_api::wire::JobReport;
 use jiff::Timestamp;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Progress is published again when it has changed by so many points.
+/// Progress is published again when it has changed by this number of points.
 const PERCENT_STEP: u32 = 5;
 /// A change of the time left by less is never worth a write.
 const LEAST_CHANGE_S: u64 = 5;
@@ -38,13 +38,13 @@ impl TaskProgress {
     pub(crate) fn read(agents: &Agents, job: &TaskJobSnapshot, pods: &[PodSnapshot]) -> TaskProgress {
         let (Ok(spec), journal) = (&job.spec, &job.status.journal) else { return TaskProgress::default() };
         let own = pods.iter().filter(|pod| pod.owner.as_ref() == Some(&job.uid) && pod.epoch == journal.epoch);
-        let reports: Vec<(bool, &JobState)> = own
+        let reports: Vec<(bool, &JobReport)> = own
             .filter(|pod| !journal.replaced.contains(&pod.uid))
             .filter_map(|pod| Some((spec.is_leading_task(pod.task?), agents.job(&pod.uid)?)))
             .collect();
         let leading = reports.iter().find(|(is_leading, _)| *is_leading).map(|(_, report)| *report);
-        let percent = |report: &JobState| report.progress.percent();
-        let done_ms = |report: &JobState| report.forecast.map(|forecast| forecast.done_ms);
+        let percent = |report: &JobReport| report.progress.percent();
+        let done_ms = |report: &JobReport| report.forecast.map(|forecast| forecast.done_ms);
         TaskProgress {
             percent: leading.and_then(percent).or(reports.iter().filter_map(|(_, report)| percent(report)).max()),
             done_ms: leading.and_then(done_ms).or(reports.iter().filter_map(|(_, report)| done_ms(report)).max()),

@@ -32,7 +32,7 @@ pub(super) struct Queue {
 struct Row {
     keys: VecDeque<WorkloadKey>,
     within: BTreeSet<WorkloadKey>,
-    /// So many from the front on have been published to the decision.
+    /// The number of jobs at the front that have been published to the decision.
     announced: usize,
 }
 

@@ -12,12 +12,12 @@ use std::time::Instant;
 
 /// The caches and the queue, as the controller joins them.
 #[derive(Default)]
-struct Bench {
+struct Fixture {
     world: World,
     queue: Queue,
 }
 
-impl Bench {
+impl Fixture {
     fn drain(&mut self) {
         let changes = self.world.take_job_changes();
         changes.into_iter().for_each(|(key, change)| self.queue.put(key, change));
@@ -107,7 +107,7 @@ fn begun(name: &str, version: u64, node: &str) -> JobSnapshot {
 }
 
 /// The jobs that are due now, one after the other, each done before the next.
-fn turns(store: &mut Bench) -> Vec<String> {
+fn turns(store: &mut Fixture) -> Vec<String> {
     let mut names = Vec::new();
     while let Some(key) = store.take(Timestamp::UNIX_EPOCH) {
         store.done(&key);
@@ -118,7 +118,7 @@ fn turns(store: &mut Bench) -> Vec<String> {
 
 #[test]
 fn what_was_begun_goes_before_what_is_new() {
-    let mut store = Bench::default();
+    let mut store = Fixture::default();
     for name in ["c", "b", "a"] {
         store.put_job(job(name, 1));
     }
@@ -132,7 +132,7 @@ fn what_was_begun_goes_before_what_is_new() {
 
 #[test]
 fn a_job_has_one_turn_at_a_time() {
-    let mut store = Bench::default();
+    let mut store = Fixture::default();
     store.put_job(job("a", 1));
     let at = Timestamp::UNIX_EPOCH;
     assert_eq!(store.take(at), Some(key("a")));
@@ -144,7 +144,7 @@ fn a_job_has_one_turn_at_a_time() {
 
 #[test]
 fn alarms_ring_once_and_the_last_word_counts() {
-    let mut store = Bench::default();
+    let mut store = Fixture::default();
     let at = |second| Timestamp::from_second(second).unwrap();
     store.wake_at(&key("a"), Some(at(5)));
     store.wake_at(&key("a"), Some(at(9)));
@@ -159,7 +159,7 @@ fn alarms_ring_once_and_the_last_word_counts() {
 
 #[test]
 fn jobs_of_a_node_that_turns_are_due_and_no_others() {
-    let mut store = Bench::default();
+    let mut store = Fixture::default();
     store.put_job(begun("a", 1, "n"));
     store.put_job(begun("b", 1, "m"));
     let ready = |name: &str| (name.to_owned(), NodeState::Ready);
@@ -175,7 +175,7 @@ fn jobs_of_a_node_that_turns_are_due_and_no_others() {
 
 #[test]
 fn new_jobs_are_announced_once_and_not_too_many() {
-    let mut store = Bench::default();
+    let mut store = Fixture::default();
     // As after a start of the operator: running jobs take no new job's place.
     for name in ["running", "too"] {
         store.put_job(begun(name, 1, "n"));
@@ -192,7 +192,7 @@ fn new_jobs_are_announced_once_and_not_too_many() {
 
 #[test]
 fn a_job_whose_reconcile_panicked_rests_and_holds_up_no_other() {
-    let mut store = Bench::default();
+    let mut store = Fixture::default();
     let at = |second| Timestamp::from_second(second).unwrap();
     store.put_job(begun("bad", 1, "n"));
     assert_eq!(store.take(at(0)), Some(key("bad")));

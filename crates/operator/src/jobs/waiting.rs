@@ -3,10 +3,11 @@
 
 use crate::state::nodes::MISSING_NODE_IS_OFF_AFTER;
 use crate::state::snapshot::{NodeState, Nodes, PodSnapshot};
-use gainshare_kube_api::names::{NODE_ANNOTATION, STOPPED_ANNOTATION};
+use gainshare_kube_api::immovable::ImmovableReason;
+use gainshare_kube_api::names::STOPPED_ANNOTATION;
 use jiff::{SignedDuration, Timestamp};
 
-/// A kubelet that has not reported a pod's end so long after the grace period is called silent.
+/// A kubelet that has not reported a pod's end this long after the grace period is called silent.
 const SILENCE: SignedDuration = SignedDuration::from_secs(10);
 
 /// The end of a wait that began at `since`, or nothing if it is over. A wait never lasts longer than `patience` from
@@ -68,8 +69,8 @@ pub(super) fn silent_sentence(node: &str) -> String {
 }
 
 /// An error if the node annotation of a job keeps it where it is.
-pub(super) fn check_not_kept(node: Option<&str>) -> Result<(), String> {
-    node.map_or(Ok(()), |node| Err(format!("the annotation {NODE_ANNOTATION} keeps it on {node}")))
+pub(super) fn check_not_kept(node: Option<&str>) -> Result<(), ImmovableReason> {
+    node.map_or(Ok(()), |node| Err(ImmovableReason::KeptOn(node.to_owned())))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! Where jobs should run. [`Decision::decide`] is pure: it puts a snapshot of the cluster into one
+//! Where jobs should run. [`Placements::decide`] is pure: it puts a snapshot of the cluster into one
 //! core view for every policy that jobs ask for, lets the core decide, and returns [`Order`]s with
 //! their reasons. Shares stay with the node agents.
 
+use super::RECORDED_JOBS;
 use super::memory::{JobMemory, Nodes};
 use super::snapshot::ClusterSnapshot;
 use crate::state::orders::{JobFacts, JobState, Order, OrderKind};
@@ -15,18 +16,13 @@ use gainshare_kube_api::wire;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// Decisions over no more jobs than this are always recorded, so that a plan that fails its check can
-/// be made again and a user who asks gets the last decision. Decisions over more jobs are recorded when
-/// a user asks.
-pub(super) const RECORDED_JOBS: usize = 2000;
-
 /// Bounds on the cost of a move. Tenants can write the status that it is read from.
 const MOVE_COST_S: std::ops::RangeInclusive<f64> = 1.0..=600.0;
 
 /// The decision: one core decider for every policy that jobs ask for, and what is remembered
 /// between two passes.
 #[derive(Debug, Default)]
-pub(crate) struct Decision {
+pub(crate) struct Placements {
     specon: Specon,
     deciders: BTreeMap<JobPolicy, Decider>,
     /// The last decision of each policy, if it was recorded.
@@ -45,12 +41,12 @@ pub(crate) struct Decision {
     /// How many plans failed their check.
     pub(super) rejected: u64,
     /// Jobs whose SpeCon category changed since the last `take_category_changes()`.
-    category_changes: Vec<(String, wire::Category)>,
+    category_changes: Vec<(String, wire::ReportedCategory)>,
 }
 
-impl Decision {
-    pub(crate) fn new(specon: Specon) -> Decision {
-        Decision { specon, ..Decision::default() }
+impl Placements {
+    pub(crate) fn new(specon: Specon) -> Placements {
+        Placements { specon, ..Placements::default() }
     }
 
     /// The orders of this pass.
@@ -178,7 +174,7 @@ impl Decision {
     }
 
     /// The jobs whose category the decision has changed since the last call, by uid.
-    pub(super) fn take_category_changes(&mut self) -> Vec<(String, wire::Category)> {
+    pub(super) fn take_category_changes(&mut self) -> Vec<(String, wire::ReportedCategory)> {
         std::mem::take(&mut self.category_changes)
     }
 }

@@ -7,12 +7,13 @@ use crate::state::workload::WorkloadKind;
 use gainshare_core::model::Time;
 use gainshare_core::signal::{Outlook, Report, Signal};
 use gainshare_core::view::Phase;
+use gainshare_kube_api::immovable::ImmovableReason;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A cluster in which time passes and orders can be carried out.
 struct Lab {
-    decision: Decision,
+    decision: Placements,
     snapshot: ClusterSnapshot,
 }
 
@@ -32,7 +33,7 @@ impl Lab {
     fn new(nodes: &[(&str, f64)]) -> Lab {
         let nodes = nodes.iter().map(|(name, cores)| ((*name).to_owned(), node(*cores))).collect();
         Lab {
-            decision: Decision::default(),
+            decision: Placements::default(),
             snapshot: ClusterSnapshot { now: Time::from_secs_f64(1e6), nodes, jobs: vec![] },
         }
     }
@@ -192,8 +193,12 @@ fn a_converged_job_leaves_those_that_grow_and_only_once() {
     let orders = specon_story(&mut lab, 8);
     assert_eq!(orders.len(), 1, "{orders:?}");
     assert_eq!((orders[0].1.as_str(), orders[0].2.as_str(), orders[0].3), ("three", "b", OrderKind::Move));
-    let categories: BTreeMap<String, wire::Category> = lab.decision.take_category_changes().into_iter().collect();
-    assert_eq!((categories["one"], categories["three"]), (wire::Category::Growing, wire::Category::Converged));
+    let categories: BTreeMap<String, wire::ReportedCategory> =
+        lab.decision.take_category_changes().into_iter().collect();
+    assert_eq!(
+        (categories["one"], categories["three"]),
+        (wire::ReportedCategory::Growing, wire::ReportedCategory::Converged)
+    );
     // The move was not carried out (the controller could not): it is not asked for again, because
     // the algorithm deals with each job once.
     assert_eq!(specon_story(&mut lab, 8), []);
@@ -202,7 +207,7 @@ fn a_converged_job_leaves_those_that_grow_and_only_once() {
 #[test]
 fn jobs_that_cannot_move_or_whose_agent_is_silent_are_left_alone() {
     let mut lab = crowded();
-    lab.job("three").0.movable = Err("it has no checkpoint".to_owned());
+    lab.job("three").0.movable = Err(ImmovableReason::NoCheckpoint);
     assert_eq!(specon_story(&mut lab, 8), []);
     let mut lab = crowded();
     lab.snapshot.nodes.get_mut("a").unwrap().heard = false;
@@ -302,4 +307,16 @@ fn the_cost_of_moves_is_bounded_and_an_owner_counts_once() {
     assert_eq!(costs(&[("a", &[4.0]), ("b", &[5.0]), ("forger", &[1e9; 100])]), Some(5.0));
     assert_eq!(costs(&[("forger", &[0.0, -5.0])]), Some(1.0));
     assert_eq!(costs(&[("forger", &[1e300])]), Some(600.0));
+}
+
+#[test]
+fn an_unsound_plan_places_and_moves_no_job_and_is_counted() {
+    let mut lab = crowded();
+    lab.wait("four", JobPolicy::Specon);
+    let mut decider = Decider::new(rules(JobPolicy::Specon, Specon::default()));
+    decider.break_plans();
+    lab.decision.deciders.insert(JobPolicy::Specon, decider);
+    assert_eq!(specon_story(&mut lab, 8), []);
+    assert!(lab.decision.rejected >= 8, "{} plans were rejected", lab.decision.rejected);
+    assert!(lab.decision.recorded.is_empty() && lab.decision.take_category_changes().is_empty());
 }

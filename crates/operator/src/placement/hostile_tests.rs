@@ -3,7 +3,7 @@
 //! A seeded generator writes JSON as it comes over the wire: missing and repeated fields, extreme numbers, jobs
 //! that are reported by several nodes, clocks that go backwards. Each seed is a small cluster over several
 //! rounds. A failure prints its seed; `GAINSHARE_FUZZ_SEED=N` runs that seed alone, `GAINSHARE_FUZZ_SEEDS=N`
-//! runs so many. Seeds that once failed are kept in [`KEPT`].
+//! runs N seeds. Seeds that once failed are kept in [`KEPT`].
 
 use super::*;
 use crate::placement::clock::Clock;
@@ -13,6 +13,7 @@ use crate::state::metrics::Metrics;
 use crate::state::workload::WorkloadKind;
 use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::wire::SyncRequest;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -152,7 +153,7 @@ impl Dice {
             arrived: since,
             policy: self.pick(&[JobPolicy::Specon, JobPolicy::Gainshare, JobPolicy::Flowcon2]),
             state,
-            movable: if self.roll(3) == 0 { Err("not now".to_owned()) } else { Ok(()) },
+            movable: if self.roll(3) == 0 { Err(ImmovableReason::NoCheckpoint) } else { Ok(()) },
             pod_uid: Some(format!("pod-{}", self.roll(PODS))),
             cpu_request_milli: self.pick(&[0, 500, u64::MAX]),
             memory_request_bytes: self.pick(&[0, 1 << 30, u64::MAX]),
@@ -183,7 +184,7 @@ fn run(seed: u64) -> u64 {
     let mut dice = Dice(seed);
     let leader = Leader::new(Arc::new(Metrics::new()), 1);
     let (began, mut taken) = (Instant::now(), 0);
-    let mut decision = Decision::new(Specon::default());
+    let mut decision = Placements::new(Specon::default());
     for round in 1..=ROUNDS {
         leader.change(|world| {
             for node in NODES {

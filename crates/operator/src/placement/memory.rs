@@ -10,7 +10,7 @@ use gainshare_core::signal::{Category, Signal};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// An order that had no effect for so long is dropped.
+/// An order that had no effect for this time is dropped.
 pub(super) const ORDER_STANDS: Span = Span::from_secs(15);
 
 /// The nodes' numbers, and the facts of those that exist in this pass.

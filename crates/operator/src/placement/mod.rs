@@ -11,3 +11,8 @@ pub(crate) mod record;
 pub(crate) mod run;
 mod snapshot;
 mod view;
+
+/// Decisions over no more jobs than this are always recorded, so that a plan that fails its check can be made again and
+/// a user who asks gets the last decision. Decisions over more jobs about where they run are recorded when a user asks,
+/// and decisions over more jobs about the sizes of tasks are not recorded.
+pub(crate) const RECORDED_JOBS: usize = 2000;

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::placement::clock::Clock;
-use crate::placement::run::thread_time;
 use crate::placement::snapshot::read;
 use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
@@ -11,7 +10,7 @@ use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::facts::{ContainerFacts, PodFacts};
 use gainshare_kube_api::names::JOB_LABEL;
 use gainshare_kube_api::resources::{Amounts, Resources};
-use gainshare_kube_api::wire::{Beat, Category, SyncRequest};
+use gainshare_kube_api::wire::{NodeTotals, ReportedCategory, SyncRequest};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -74,17 +73,17 @@ fn pod(index: usize) -> PodFacts {
 
 /// The `round`-th message of a node's agent.
 fn message(at: usize, round: u64) -> SyncRequest {
-    let job = |index: usize| wire::JobState {
+    let job = |index: usize| wire::JobReport {
         forecast: None,
         standing: None,
         uid: pod_uid(index),
         container: "main".to_owned(),
-        category: Category::Growing,
+        category: ReportedCategory::Growing,
         growth: Some(0.02),
         progress: wire::Progress::default(),
         share: None,
         reason: String::new(),
-        signal: Some(wire::Signal {
+        signal: Some(wire::ReportedSignal {
             reports: round,
             first: Some(wire::Report { value: 2.3, at_us: 1_000_000 }),
             last: Some(wire::Report { value: 2.3 - 0.05 * round as f64, at_us: 1_000_000 * round }),
@@ -105,13 +104,12 @@ fn message(at: usize, round: u64) -> SyncRequest {
         seq: round,
         seen: 0,
         wait_ms: 0,
-        beat: Beat { at_us: 1_000_000 * round, ..Beat::default() },
+        beat: NodeTotals { at_us: 1_000_000 * round, ..NodeTotals::default() },
         jobs: Some((at..RUNNING).step_by(NODES).map(job).collect()),
         resizes: vec![],
     }
 }
 
-/// The time is printed, not asserted: it depends on the machine.
 #[tokio::test]
 async fn a_pass_over_5000_nodes_and_50000_jobs() {
     let leader = leader();
@@ -124,24 +122,17 @@ async fn a_pass_over_5000_nodes_and_50000_jobs() {
     let running = |index| JobState::Running { node: node(index % NODES), epoch: 1, since: jiff::Timestamp::now() };
     leader.orders.publish_all((0..RUNNING).map(|index| facts(index, running(index))).collect());
     let clock = Clock { origin: Instant::now(), unix_us: 1_700_000_000_000_000 };
-    let mut decision = Decision::new(Specon::default());
+    let mut decision = Placements::new(Specon::default());
     let mut pass = |round: u64| {
         let mut agents = leader.agents.lock();
         (0..NODES).for_each(|index| drop(agents.receive(&message(index, round), Instant::now(), |_| true)));
         drop(agents);
-        let (began, spent_before) = (Instant::now(), thread_time());
-        let snapshot = read(&leader, leader.orders.facts(), &clock);
-        let read_in = began.elapsed();
-        let orders = decision.decide(&snapshot);
-        let (took, spent) = (began.elapsed(), thread_time() - spent_before);
-        println!("round {round}: read {read_in:?}, all {took:?} ({spent:?} of a processor), {} orders", orders.len());
-        (began.elapsed(), orders)
+        decision.decide(&read(&leader, leader.orders.facts(), &clock))
     };
-    let first = pass(1).0;
-    let quiet = pass(2).0;
+    // The jobs that run are met for the first time, and then again.
+    pass(1);
+    pass(2);
     leader.orders.publish_all((RUNNING..RUNNING + WAITING).map(|index| facts(index, JobState::Waiting)).collect());
-    let (busy, orders) = pass(3);
+    let orders = pass(3);
     assert_eq!(orders.iter().filter(|order| order.kind == OrderKind::Place).count(), WAITING);
-    let rate = WAITING as f64 / busy.as_secs_f64();
-    println!("first {first:?}, quiet {quiet:?}, with {WAITING} places {busy:?}: {rate:.0} decisions a second");
 }

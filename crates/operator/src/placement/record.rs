@@ -1,4 +1,4 @@
-//! The last decision about where jobs run, for users who ask why
+//! The last decision about where jobs run or about the sizes of their tasks, for users who ask why
 //! (`kubectl gainshare explain JOB --dump FILE`).
 //!
 //! **Problem.** A record needs the policy's memory from before the step. Copying it takes tens of
@@ -6,13 +6,16 @@
 //!
 //! **How.** A decision over at most [`RECORDED_JOBS`] jobs is always recorded, and the last one is kept by
 //! `Arc`. For more jobs a request switches recording on for the next decision of that policy, and waits for
-//! it. Requests are answered in the pass itself ([`RecordRequests::answer`]), which owns all state.
+//! it. Requests are answered in the pass itself ([`RecordRequests::answer`]), which owns all state. The last decision
+//! about the sizes of tasks is put here when it is made ([`RecordRequests::put_sizes`]), and answered at once.
 
-use super::decide::{Decision, RECORDED_JOBS};
+use super::RECORDED_JOBS;
+use super::decide::Placements;
 use gainshare_core::decider::Decision as RecordedPlan;
 use gainshare_core::model::JobId;
 use gainshare_kube_api::training_job::JobPolicy;
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -34,6 +37,8 @@ pub(crate) enum RecordError {
         "nothing has been decided about the job since this operator leads: does the node agent of its node report?"
     )]
     Undecided,
+    #[error("decisions about the sizes of tasks are recorded for at most {RECORDED_JOBS} jobs; this cluster has more")]
+    TooManyJobs,
 }
 
 /// One user's request.
@@ -47,18 +52,30 @@ struct RecordRequest {
 #[derive(Default)]
 pub(crate) struct RecordRequests {
     pending: Mutex<Vec<RecordRequest>>,
+    /// The last decision about the sizes of each job's tasks, by uid.
+    sizes: Mutex<HashMap<String, Result<JobDecision, RecordError>>>,
 }
 
 impl RecordRequests {
-    /// Asks for the last decision about a job. The answer comes with one of the next passes.
+    /// Replaces what is known about the sizes of tasks.
+    pub(crate) fn put_sizes(&self, sizes: HashMap<String, Result<JobDecision, RecordError>>) {
+        *self.sizes.lock() = sizes;
+    }
+
+    /// Asks for the last decision about a job. The answer about where it runs comes with one of the next passes.
     pub(crate) fn ask(&self, uid: String) -> oneshot::Receiver<Result<JobDecision, RecordError>> {
         let (reply, answer) = oneshot::channel();
+        let sizes = self.sizes.lock().get(&uid).cloned();
+        if let Some(recorded) = sizes {
+            let _ = reply.send(recorded);
+            return answer;
+        }
         self.pending.lock().push(RecordRequest { uid, reply });
         answer
     }
 
     /// Answers after a pass. Requests that need the next decision stay.
-    pub(super) fn answer(&self, decision: &mut Decision) {
+    pub(super) fn answer(&self, decision: &mut Placements) {
         let mut pending = self.pending.lock();
         for request in std::mem::take(&mut *pending) {
             // A user who does not wait any longer needs no answer.
@@ -80,7 +97,7 @@ impl RecordRequests {
     }
 }
 
-impl Decision {
+impl Placements {
     /// The last decision about a job; `None` if the next one will be recorded and the request has to wait.
     fn recorded_about(&mut self, uid: &str) -> Option<Result<JobDecision, RecordError>> {
         let Some(memory) = self.jobs.get(uid) else {

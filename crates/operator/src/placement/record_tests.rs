@@ -3,7 +3,7 @@
 use super::*;
 use crate::http::auth::Reviewer;
 use crate::http::record::router;
-use crate::http::serve::Leading;
+use crate::http::serve::LeaderContext;
 use crate::placement::snapshot::{ClusterSnapshot, NodeSnapshot};
 use crate::shares::Shares;
 use crate::state::lead::Leader;
@@ -53,13 +53,13 @@ fn snapshot(jobs: Vec<JobFacts>) -> ClusterSnapshot {
     ClusterSnapshot { now: Time::from_secs_f64(1e6), nodes, jobs }
 }
 
-fn leading_replica() -> Arc<Leading> {
+fn leading_replica() -> Arc<LeaderContext> {
     let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
     let client = kube::Client::try_from(nowhere).unwrap();
     let metrics = Arc::new(Metrics::new());
     let leader = Arc::new(Leader::new(metrics.clone(), 1));
     let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics));
-    Arc::new(Leading { leader, shares, reviewer: Reviewer::new(client, "system", "agent") })
+    Arc::new(LeaderContext { leader, shares, reviewer: Reviewer::new(client, "system", "agent") })
 }
 
 async fn get(address: SocketAddr, uid: &str) -> (String, String) {
@@ -84,7 +84,7 @@ async fn a_placement_is_served_on_request_and_replays() {
     assert!(head.starts_with("HTTP/1.1 503") && body.contains("does not lead"), "{head} {body}");
 
     leading.send_replace(Some(leading_replica()));
-    let mut decision = Decision::new(Specon::default());
+    let mut decision = Placements::new(Specon::default());
     let jobs = vec![facts("vae", JobPolicy::Gainshare), facts("gru", JobPolicy::Specon), facts("own", JobPolicy::Na)];
     assert_eq!(decision.decide(&snapshot(jobs)).len(), 2);
     let passes = requests.clone();
@@ -116,7 +116,7 @@ async fn a_placement_is_served_on_request_and_replays() {
 #[test]
 fn a_large_cluster_records_the_next_decision_after_a_request() {
     let requests = RecordRequests::default();
-    let mut decision = Decision::new(Specon::default());
+    let mut decision = Placements::new(Specon::default());
     let mut jobs: Vec<JobFacts> =
         (0..=RECORDED_JOBS).map(|index| facts(&index.to_string(), JobPolicy::Gainshare)).collect();
     decision.decide(&snapshot(jobs.clone()));
@@ -134,4 +134,22 @@ fn a_large_cluster_records_the_next_decision_after_a_request() {
     jobs.push(facts("later", JobPolicy::Gainshare));
     decision.decide(&snapshot(jobs));
     assert!(decision.recorded.is_empty());
+}
+
+#[test]
+fn a_decision_about_sizes_is_answered_without_a_pass() {
+    let requests = RecordRequests::default();
+    let mut decision = Placements::new(Specon::default());
+    decision.decide(&snapshot(vec![facts("ps", JobPolicy::Gainshare)]));
+    let (job, recorded) = (JobId(1), decision.recorded[&JobPolicy::Gainshare].clone());
+    let sizes = [
+        ("uid-ps".to_owned(), Ok(JobDecision { job, decision: recorded })),
+        ("uid-many".to_owned(), Err(RecordError::TooManyJobs)),
+    ];
+    requests.put_sizes(sizes.into());
+    assert_eq!(requests.ask("uid-ps".to_owned()).try_recv().unwrap().unwrap().job, job);
+    let many = requests.ask("uid-many".to_owned()).try_recv().unwrap().unwrap_err();
+    assert!(many.to_string().contains("at most 2000 jobs"), "{many}");
+    requests.put_sizes(HashMap::new());
+    assert!(requests.ask("uid-ps".to_owned()).try_recv().is_err(), "a pass over places answers");
 }

@@ -1,7 +1,7 @@
 //! The loop around the decision: reads the cluster, decides, and puts the orders.
 
 use super::clock::Clock;
-use super::decide::Decision;
+use super::decide::Placements;
 use super::record::RecordRequests;
 use super::snapshot::read;
 use crate::state::lead::Leader;
@@ -23,7 +23,7 @@ pub(crate) async fn run(leader: Arc<Leader>, specon: Specon, records: Arc<Record
     let origin = Instant::now();
     let unix_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
     let clock = Clock { origin, unix_us };
-    let mut decision = Decision::new(specon);
+    let mut decision = Placements::new(specon);
     loop {
         let _ = tokio::time::timeout(DECIDE_EVERY, orders_of_jobs.changed.notified()).await;
         if !leader.is_synced() {
@@ -55,7 +55,7 @@ pub(crate) async fn run(leader: Arc<Leader>, specon: Specon, records: Arc<Record
                 // What was remembered is lost with the pass. Jobs stay where they are until the
                 // next one.
                 tracing::error!(%error, "a pass over the cluster panicked: the decision begins again");
-                decision = Decision::new(specon);
+                decision = Placements::new(specon);
                 tokio::time::sleep(AFTER_PANIC).await;
                 continue;
             }
@@ -74,6 +74,6 @@ pub(crate) async fn run(leader: Arc<Leader>, specon: Specon, records: Arc<Record
 }
 
 /// The processor time of this thread.
-pub(super) fn thread_time() -> Duration {
+fn thread_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap_or_default()
 }

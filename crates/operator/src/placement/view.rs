@@ -6,7 +6,7 @@
 //! it is going, so that two passes never give the same room away twice.
 
 use super::clock::time;
-use super::decide::Decision;
+use super::decide::Placements;
 use super::memory::{JobMemory, ORDER_STANDS};
 use super::snapshot::ClusterSnapshot;
 use crate::state::orders::{JobFacts, JobState, Order, OrderKind};
@@ -18,7 +18,7 @@ use std::collections::HashMap;
 /// A job that is between two nodes for longer (suspended, for instance) takes no room any more.
 const MOVING_COUNTS: Span = Span::from_secs(60);
 
-impl Decision {
+impl Placements {
     /// The nodes and jobs of one policy, by their numbers.
     pub(super) fn view(&self, jobs: &[&JobMemory], snapshot: &ClusterSnapshot) -> View {
         let mut nodes: Vec<NodeView> = vec![];

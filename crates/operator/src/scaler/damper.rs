@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A new or another value counts after so many passes in a row.
+/// A new or another value counts after this number of passes in a row.
 pub(super) const PASSES_TO_APPEAR: u32 = 4;
 
-/// A value is withdrawn after so many passes without one.
+/// A value is withdrawn after this number of passes without one.
 pub(super) const PASSES_TO_VANISH: u32 = 6;
 
 /// The values that count, by their keys.
@@ -64,7 +64,7 @@ mod tests {
         value.into_iter().map(|value| ("a".to_owned(), value)).collect()
     }
 
-    /// The keys that change in the last of so many passes with the same value; none before that.
+    /// The keys that change in the last of `count` passes with the same value; none before that.
     fn passes(damper: &mut Damper<u32>, value: Option<u32>, count: u32) -> Vec<String> {
         for _ in 1..count {
             assert_eq!(damper.observe(&seen(value)), [""; 0]);

@@ -29,11 +29,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// than what the node then has.
 const REQUESTED_PERCENT: u64 = 90;
 
-/// For so long after a placeholder has got a node, no other one of its kind is made. It is longer than a need takes to
-/// vanish.
+/// How long no other placeholder of a kind is made after one has got a node. Longer than the scaler takes to notice
+/// that the need is met.
 const REST: SignedDuration = SignedDuration::from_secs(60);
 
-/// More nodes are not excluded: a cluster with so much free room is asked for nothing.
+/// At most this many nodes are excluded; a cluster with more free nodes needs none.
 const MOST_EXCLUDED: usize = 100;
 
 /// How placeholders are made.

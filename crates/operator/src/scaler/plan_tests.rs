@@ -24,7 +24,7 @@ fn kinds(sizes: &[(u64, u64)]) -> Kinds {
     kinds
 }
 
-/// A job that waits for so many pods of so many cores and GiB.
+/// A job that waits for `pods` pods of these cores and GiB.
 fn waits(uid: &str, pods: usize, (cores, gib): (u64, u64), is_visible: bool) -> LateWorkload {
     LateWorkload {
         key: WorkloadKey::new(WorkloadKind::TrainingJob, NamespacedName::new("team", uid)),

@@ -52,24 +52,24 @@ async fn api_server() -> (Client, Requests) {
     (Client::try_from(config).unwrap(), requests)
 }
 
-struct Bench {
+struct TestScaler {
     scaler: Scaler,
     leader: Arc<Leader>,
     requests: Requests,
     passes: i64,
 }
 
-async fn bench(placeholders: Option<ScalerConfig>, fill: impl FnOnce(&Leader)) -> Bench {
+async fn bench(placeholders: Option<ScalerConfig>, fill: impl FnOnce(&Leader)) -> TestScaler {
     let (client, requests) = api_server().await;
     let leader = Arc::new(Leader::new(Arc::new(Metrics::new()), 1));
     leader.change(|world| world.own_namespace = SYSTEM.to_owned());
     fill(&leader);
     let recorder = Recorder::new(client.clone(), Reporter { controller: CONTROLLER.to_owned(), instance: None });
     let settings = Settings { namespace: SYSTEM.to_owned(), config_map: "gainshare-operator".to_owned(), placeholders };
-    Bench { scaler: Scaler::begin(leader.clone(), client, recorder, settings), leader, requests, passes: 0 }
+    TestScaler { scaler: Scaler::begin(leader.clone(), client, recorder, settings), leader, requests, passes: 0 }
 }
 
-impl Bench {
+impl TestScaler {
     async fn passes(&mut self, count: u32) {
         for _ in 0..count {
             self.passes += 1;

@@ -3,9 +3,10 @@
 use super::*;
 use crate::state::workload::WorkloadKind;
 use gainshare_kube_api::bounds::NodeFacts;
+use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::names::{DEADLINE_ANNOTATION, EPOCH_LABEL, JOB_LABEL, POLICY_ANNOTATION};
 use gainshare_kube_api::training_job::JobPolicy;
-use gainshare_kube_api::wire::{self, Beat, Category, SyncRequest};
+use gainshare_kube_api::wire::{self, NodeTotals, ReportedCategory, SyncRequest};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -134,16 +135,16 @@ fn pods_that_select_nodes_are_left_out() {
 }
 
 /// A report of the agent of node `n` about the pod.
-fn report(standing: Option<Standing>, left: Option<wire::WorkLeft>) -> Agents {
-    let job = wire::JobState {
+fn report(standing: Option<DeadlineState>, left: Option<wire::WorkLeft>) -> Agents {
+    let job = wire::JobReport {
         uid: "pod".to_owned(),
         container: "main".to_owned(),
-        category: Category::Growing,
+        category: ReportedCategory::Growing,
         growth: None,
         progress: wire::Progress::default(),
         share: None,
         reason: String::new(),
-        signal: Some(wire::Signal { left, ..wire::Signal::default() }),
+        signal: Some(wire::ReportedSignal { left, ..wire::ReportedSignal::default() }),
         forecast: None,
         standing,
     };
@@ -153,7 +154,7 @@ fn report(standing: Option<Standing>, left: Option<wire::WorkLeft>) -> Agents {
         seq: 1,
         seen: 0,
         wait_ms: 0,
-        beat: Beat { cores: 4.0, ..Beat::default() },
+        beat: NodeTotals { cores: 4.0, ..NodeTotals::default() },
         jobs: Some(vec![job]),
         resizes: vec![],
     };
@@ -167,14 +168,14 @@ fn a_running_job_is_late_if_a_miss_is_predicted_and_it_can_be_moved() {
     let world = world(pod(Some("n"), |_| {}));
     let runs = || facts(JobState::Running { node: "n".to_owned(), epoch: 1, since: now() });
     let left = wire::WorkLeft { parallel_node_s: 1000.0, serial_s: 10.0, usable: 0.5 };
-    let late = read_one(&world, &report(Some(Standing::AtRisk), Some(left)), runs()).unwrap();
+    let late = read_one(&world, &report(Some(DeadlineState::AtRisk), Some(left)), runs()).unwrap();
     // The node has four cores, twice as fast as ordinary ones.
     let expected = WorkLeft { work_core_s: 8000.0, serial_s: 20.0, usable_cores: 2.0 };
     assert_eq!((late.job.left, late.job.runs_on, late.is_visible), (Some(expected), Some(0), false));
     assert_eq!(late.job.left_s, 3500.0, "a move takes 100 s");
-    assert_eq!(read_one(&world, &report(Some(Standing::OnTime), Some(left)), runs()), None);
+    assert_eq!(read_one(&world, &report(Some(DeadlineState::OnTime), Some(left)), runs()), None);
     assert_eq!(read_one(&world, &report(None, Some(left)), runs()), None);
-    assert_eq!(read_one(&world, &report(Some(Standing::AtRisk), None), runs()), None);
-    let stays = JobFacts { movable: Err("no checkpoint".to_owned()), ..runs() };
-    assert_eq!(read_one(&world, &report(Some(Standing::AtRisk), Some(left)), stays), None);
+    assert_eq!(read_one(&world, &report(Some(DeadlineState::AtRisk), None), runs()), None);
+    let stays = JobFacts { movable: Err(ImmovableReason::NoCheckpoint), ..runs() };
+    assert_eq!(read_one(&world, &report(Some(DeadlineState::AtRisk), Some(left)), stays), None);
 }

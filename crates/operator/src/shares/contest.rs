@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const FIRST_REST: Duration = Duration::from_secs(60);
 /// Each further time doubles the rest, up to this many doublings: about an hour.
 const MOST_DOUBLINGS: u32 = 6;
-/// So many lost answers of one pod are remembered.
+/// The number of lost answers of one pod that are remembered.
 const MOST_UNANSWERED: usize = 8;
 
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ impl Contests {
     }
 
     /// Why the pod should be left alone now, if it should.
-    pub(crate) fn judge(&mut self, uid: &str, now: &Resources, at: Instant) -> Result<(), String> {
+    pub(crate) fn check(&mut self, uid: &str, now: &Resources, at: Instant) -> Result<(), String> {
         let Some(contest) = self.pods.get_mut(uid) else { return Ok(()) };
         let same_cpu = |ours: &Resources| {
             ours.requests.cpu_milli == now.requests.cpu_milli && ours.limits.cpu_milli == now.limits.cpu_milli
@@ -116,17 +116,17 @@ mod tests {
     #[test]
     fn we_do_not_fight() {
         let (mut contests, start) = (Contests::default(), Instant::now());
-        assert!(contests.judge("a", &cpu(500), start).is_ok(), "what we never wrote is nobody's contest");
+        assert!(contests.check("a", &cpu(500), start).is_ok(), "what we never wrote is nobody's contest");
         contests.wrote("a", cpu(300));
-        assert!(contests.judge("a", &cpu(300), start).is_ok());
-        let why = contests.judge("a", &cpu(500), start).unwrap_err();
+        assert!(contests.check("a", &cpu(300), start).is_ok());
+        let why = contests.check("a", &cpu(500), start).unwrap_err();
         assert!(why.contains("left alone for 60 s"), "{why}");
-        assert!(contests.judge("a", &cpu(500), start + FIRST_REST / 2).is_err());
-        assert!(contests.judge("a", &cpu(500), start + FIRST_REST).is_ok(), "after the rest we try again");
+        assert!(contests.check("a", &cpu(500), start + FIRST_REST / 2).is_err());
+        assert!(contests.check("a", &cpu(500), start + FIRST_REST).is_ok(), "after the rest we try again");
         contests.wrote("a", cpu(300));
-        assert!(contests.judge("a", &cpu(500), start).unwrap_err().contains("120 s"), "and rest longer the next time");
+        assert!(contests.check("a", &cpu(500), start).unwrap_err().contains("120 s"), "and rest longer the next time");
         contests.keep(|_| false);
-        assert!(contests.judge("a", &cpu(500), start).is_ok());
+        assert!(contests.check("a", &cpu(500), start).is_ok());
     }
 
     #[test]
@@ -134,22 +134,22 @@ mod tests {
         let (mut contests, start) = (Contests::default(), Instant::now());
         contests.wrote("a", cpu(300));
         contests.intend("a", cpu(300), cpu(450));
-        assert!(contests.judge("a", &cpu(300), start).is_ok(), "the write did not happen");
-        assert!(contests.judge("a", &cpu(450), start).is_ok(), "the write happened, and its answer was lost");
-        assert!(contests.judge("a", &cpu(300), start).is_err(), "the intention is used up: this is another program");
+        assert!(contests.check("a", &cpu(300), start).is_ok(), "the write did not happen");
+        assert!(contests.check("a", &cpu(450), start).is_ok(), "the write happened, and its answer was lost");
+        assert!(contests.check("a", &cpu(300), start).is_err(), "the intention is used up: this is another program");
         // The first write had its effect late: the second was refused because of it.
         contests.wrote("d", cpu(300));
         contests.intend("d", cpu(300), cpu(450));
         contests.intend("d", cpu(300), cpu(600));
         contests.refused("d");
-        assert!(contests.judge("d", &cpu(450), start).is_ok());
+        assert!(contests.check("d", &cpu(450), start).is_ok());
         // The first write of a pod.
         contests.intend("b", cpu(500), cpu(200));
-        assert!(contests.judge("b", &cpu(200), start).is_ok());
+        assert!(contests.check("b", &cpu(200), start).is_ok());
         // A write that the API server refused explains nothing.
         contests.wrote("c", cpu(300));
         contests.intend("c", cpu(300), cpu(450));
         contests.refused("c");
-        assert!(contests.judge("c", &cpu(450), start).is_err());
+        assert!(contests.check("c", &cpu(450), start).is_err());
     }
 }

@@ -14,17 +14,17 @@ use crate::isolate::skip_on_panic;
 use crate::state::agents::Agents;
 use crate::state::events::{self, Subject, Text};
 use futures_util::StreamExt;
-use gainshare_kube_api::deadline::Standing;
+use gainshare_kube_api::deadline::DeadlineState;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names;
 use gainshare_kube_api::pod_note::{CONTESTED, PodNote};
-use gainshare_kube_api::wire::{Category, PodOnNode, WATCHED_ONLY};
+use gainshare_kube_api::wire::{PodOnNode, ReportedCategory, WATCHED_ONLY};
 use kube::runtime::events::Recorder;
 use std::time::Instant;
 
 const AT_ONCE: usize = 16;
 
-/// So many notes are written in one pass. When a large cluster changes at once, the statuses of its
+/// The number of notes that are written in one pass. When a large cluster changes at once, the statuses of its
 /// policies must not wait for every pod.
 const MOST_IN_A_PASS: usize = 1000;
 
@@ -124,7 +124,7 @@ async fn publish_event(recorder: &Recorder, pod: &PodFacts, before: &PodNote, af
             (pending == CONTESTED, "ResizePending", pending.clone())
         }
         // That a new job grows needs no event.
-        (_, _, Some(Category::Growing)) if before.category.is_none() => return,
+        (_, _, Some(ReportedCategory::Growing)) if before.category.is_none() => return,
         (_, _, Some(category)) if before.category != Some(category) => {
             (false, "CategoryChanged", format!("{}: {}", category.name(), after.reason))
         }
@@ -139,7 +139,7 @@ fn deadline_warnings(before: &PodNote, after: &PodNote) -> Vec<(&'static str, St
     if let Some(error) = after.deadline_error.as_ref().filter(|error| before.deadline_error.as_ref() != Some(error)) {
         warnings.push(("BadDeadline", error.clone()));
     }
-    let warns = |note: &PodNote| note.standing.is_some_and(Standing::warns);
+    let warns = |note: &PodNote| note.standing.is_some_and(DeadlineState::warns);
     if warns(after) && !warns(before) {
         let due = after.deadline.as_deref().unwrap_or_default();
         let done = after.done.as_ref().map_or_else(String::new, |done| format!(", the pod will be done at {done}"));
@@ -157,11 +157,12 @@ mod tests {
 
     #[test]
     fn a_miss_and_a_bad_deadline_are_warned_of_once() {
-        let at_risk = PodNote { standing: Some(Standing::AtRisk), done: Some("later".into()), ..PodNote::default() };
+        let at_risk =
+            PodNote { standing: Some(DeadlineState::AtRisk), done: Some("later".into()), ..PodNote::default() };
         let warnings = deadline_warnings(&PodNote::default(), &at_risk);
         assert_eq!(warnings[0].0, "DeadlineAtRisk");
         assert!(warnings[0].1.contains("done at later"), "{warnings:?}");
-        let missed = PodNote { standing: Some(Standing::Missed), ..PodNote::default() };
+        let missed = PodNote { standing: Some(DeadlineState::Missed), ..PodNote::default() };
         assert!(deadline_warnings(&at_risk, &missed).is_empty());
         let bad = PodNote { deadline_error: Some("write 2h".into()), ..PodNote::default() };
         assert_eq!(deadline_warnings(&PodNote::default(), &bad), [("BadDeadline", "write 2h".to_owned())]);

@@ -8,7 +8,7 @@ use crate::state::world::{PolicyKey, World};
 use gainshare_kube_api::names::{API_VERSION, FIELD_MANAGER};
 use gainshare_kube_api::select::PolicyFacts;
 use gainshare_kube_api::share_policy::{BlockedPod, SharePolicy, SharePolicyStatus};
-use gainshare_kube_api::wire::Category;
+use gainshare_kube_api::wire::ReportedCategory;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// So many pods that cannot be resized are named one by one.
+/// The number of pods that cannot be resized and are named one by one.
 const NAMED: usize = 10;
 
 /// A condition before it has a time.
@@ -40,7 +40,7 @@ pub(crate) fn status(
     let key: PolicyKey = (policy.namespace.clone(), policy.name.clone());
     let pods: Vec<_> = world.pods_of_policy(&key).collect();
     let blocked: Vec<_> = pods.iter().filter(|pod| pod.blocked.is_some()).collect();
-    let count = |category: Category| {
+    let count = |category: ReportedCategory| {
         let of_it = pods.iter().filter(|pod| agents.job(&pod.uid).is_some_and(|job| job.category == category));
         of_it.count() as u32
     };
@@ -88,9 +88,9 @@ pub(crate) fn status(
         conditions: findings.into_iter().map(|finding| condition(finding, &before, policy.generation, at)).collect(),
         pods: pods.len() as u32,
         resizable: (pods.len() - blocked.len()) as u32,
-        growing: count(Category::Growing),
-        watching: count(Category::Watching),
-        converged: count(Category::Converged),
+        growing: count(ReportedCategory::Growing),
+        watching: count(ReportedCategory::Watching),
+        converged: count(ReportedCategory::Converged),
         blocked: blocked
             .iter()
             .take(NAMED)

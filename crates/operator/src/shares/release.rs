@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 /// A running operator gets this long to restore the pods in its own order, decreases first.
 const OPERATORS_TURN: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(120);
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const READ_INTERVAL: Duration = Duration::from_secs(1);
 const PAGE: u32 = 500;
 /// An object that changed while it was released is read and tried again this often.
 const MOST_TRIES: usize = 5;
@@ -95,7 +95,7 @@ async fn restore_all(client: &Client) -> Result<usize, OperatorError> {
                 }
             }
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(READ_INTERVAL).await;
     }
 }
 
@@ -185,7 +185,7 @@ mod tests {
     use std::collections::HashMap;
 
     /// The objects that were changed, in order.
-    type Changed = Arc<Mutex<Vec<String>>>;
+    type ChangedPods = Arc<Mutex<Vec<String>>>;
 
     fn object(name: &str) -> Value {
         json!({
@@ -207,7 +207,7 @@ mod tests {
     }
 
     async fn change(
-        State(changed): State<Changed>,
+        State(changed): State<ChangedPods>,
         Path(name): Path<String>,
     ) -> Result<Json<Value>, (StatusCode, Json<Value>)> {
         if name == "locked" {
@@ -220,7 +220,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_object_that_cannot_be_changed_keeps_no_other_from_being_released() {
-        let changed = Changed::default();
+        let changed = ChangedPods::default();
         let router = Router::new()
             .route("/api/v1/pods", get(list))
             .route("/api/v1/namespaces/team/pods/{name}", patch(change))

@@ -57,7 +57,7 @@ async fn one(shares: &Shares, node: &str, epoch: u64, wanted: &Resize) -> Outcom
     }
     let mut reads = 0;
     loop {
-        let pod = match judge(shares, node, wanted) {
+        let pod = match vet(shares, node, wanted) {
             Ok(pod) => pod,
             Err(state) => return state,
         };
@@ -108,7 +108,7 @@ pub(crate) async fn settle_doubts(shares: &Shares, node: &str) -> Result<(), Str
 }
 
 /// The pod as it is to be changed, or what to answer instead.
-fn judge(shares: &Shares, node: &str, wanted: &Resize) -> Result<PodFacts, OutcomeState> {
+fn vet(shares: &Shares, node: &str, wanted: &Resize) -> Result<PodFacts, OutcomeState> {
     let leader = &shares.leader;
     let refused = |why: String| OutcomeState::Refused { why };
     leader.read(|world| {
@@ -122,7 +122,7 @@ fn judge(shares: &Shares, node: &str, wanted: &Resize) -> Result<PodFacts, Outco
         if !resize::worth_it(&pod.now, &wanted.to) {
             return Err(OutcomeState::Unchanged);
         }
-        let contested = shares.contests.lock().judge(&wanted.uid, &pod.now, Instant::now());
+        let contested = shares.contests.lock().check(&wanted.uid, &pod.now, Instant::now());
         if let Err(why) = contested {
             leader.mark_pods([wanted.uid.clone()]);
             return Err(refused(why));

@@ -65,7 +65,7 @@ impl Writer {
 
     /// The pod as it is now.
     pub(crate) async fn read(&self, pod: &PodFacts) -> Result<PodFacts, WriteError> {
-        let now = self.send("look", self.pods(pod).get(&pod.name)).await?;
+        let now = self.send("read", self.pods(pod).get(&pod.name)).await?;
         if now.uid == pod.uid { Ok(now) } else { Err(WriteError::Gone) }
     }
 

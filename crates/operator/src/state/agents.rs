@@ -8,8 +8,10 @@
 //! saturate anyway. What is remembered of an agent is bounded by the pods of its node.
 
 use crate::state::clock::AgentClock;
-use gainshare_kube_api::deadline::{Forecast, Standing};
-use gainshare_kube_api::wire::{Beat, Category, JobState, Report, Signal, SyncRequest, WorkLeft};
+use gainshare_kube_api::deadline::{DeadlineState, Forecast};
+use gainshare_kube_api::wire::{
+    JobReport, NodeTotals, Report, ReportedCategory, ReportedSignal, SyncRequest, WorkLeft,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
@@ -37,7 +39,7 @@ const LONGEST_TEXT: usize = 1000;
 #[derive(Debug, Default)]
 pub(crate) struct Agents {
     nodes: HashMap<String, Agent>,
-    jobs: HashMap<String, JobState>,
+    jobs: HashMap<String, JobReport>,
 }
 
 #[derive(Debug)]
@@ -46,7 +48,7 @@ struct Agent {
     seq: u64,
     heard: Instant,
     clock: AgentClock,
-    beat: Beat,
+    beat: NodeTotals,
     /// Whether it has reported its jobs in this epoch.
     has_reported_jobs: bool,
     jobs: BTreeSet<String>,
@@ -79,7 +81,7 @@ impl Agents {
             seq: 0,
             heard: now,
             clock: AgentClock::of(beat.at_us, now),
-            beat: Beat::default(),
+            beat: NodeTotals::default(),
             has_reported_jobs: false,
             jobs: BTreeSet::new(),
             generations: BTreeMap::new(),
@@ -95,15 +97,15 @@ impl Agents {
         let Some(reported) = &sync.jobs else { return heard };
         agent.has_reported_jobs = true;
         agent.generations.retain(|uid, _| is_here(uid));
-        let jobs: Vec<JobState> = reported.iter().filter(|job| is_here(&job.uid)).map(clamp).collect();
+        let jobs: Vec<JobReport> = reported.iter().filter(|job| is_here(&job.uid)).map(clamp).collect();
         heard.foreign = reported.len() - jobs.len();
         let uids: BTreeSet<String> = jobs.iter().map(|job| job.uid.clone()).collect();
         let ended: Vec<String> = agent.jobs.difference(&uids).cloned().collect();
         agent.jobs = uids;
         ended.iter().for_each(|uid| drop(self.jobs.remove(uid)));
         for job in jobs {
-            let gist = |job: &JobState| (job.category, job.share, job.standing, job.forecast, job.progress.percent());
-            let same = |old: &JobState| gist(old) == gist(&job) && old.reason == job.reason;
+            let gist = |job: &JobReport| (job.category, job.share, job.standing, job.forecast, job.progress.percent());
+            let same = |old: &JobReport| gist(old) == gist(&job) && old.reason == job.reason;
             if !self.jobs.get(&job.uid).is_some_and(same) {
                 heard.changed.push(job.uid.clone());
             }
@@ -136,7 +138,7 @@ impl Agents {
         Ok(())
     }
 
-    pub(crate) fn job(&self, uid: &str) -> Option<&JobState> {
+    pub(crate) fn job(&self, uid: &str) -> Option<&JobReport> {
         self.jobs.get(uid)
     }
 
@@ -171,8 +173,8 @@ impl Agents {
     }
 
     /// Jobs with a deadline, by how the deadline stands.
-    pub(crate) fn standings(&self) -> BTreeMap<Standing, u32> {
-        let mut counts: BTreeMap<Standing, u32> = BTreeMap::new();
+    pub(crate) fn standings(&self) -> BTreeMap<DeadlineState, u32> {
+        let mut counts: BTreeMap<DeadlineState, u32> = BTreeMap::new();
         for standing in self.jobs.values().filter_map(|job| job.standing) {
             *counts.entry(standing).or_default() += 1;
         }
@@ -180,14 +182,14 @@ impl Agents {
     }
 
     /// Jobs by category, as the agents that are not silent counted them.
-    pub(crate) fn counts(&self, now: Instant) -> BTreeMap<Category, u32> {
-        let mut counts: BTreeMap<Category, u32> = BTreeMap::new();
+    pub(crate) fn counts(&self, now: Instant) -> BTreeMap<ReportedCategory, u32> {
+        let mut counts: BTreeMap<ReportedCategory, u32> = BTreeMap::new();
         let heard = self.nodes.iter().filter(|(node, _)| self.is_heard(node, now));
         for beat in heard.map(|(_, agent)| agent.beat) {
             let parts = [
-                (Category::Growing, beat.growing),
-                (Category::Watching, beat.watching),
-                (Category::Converged, beat.converged),
+                (ReportedCategory::Growing, beat.growing),
+                (ReportedCategory::Watching, beat.watching),
+                (ReportedCategory::Converged, beat.converged),
             ];
             for (category, number) in parts {
                 let count = counts.entry(category).or_default();
@@ -203,8 +205,8 @@ fn within(value: f64, most: f64) -> f64 {
     if value.is_finite() { value.clamp(0.0, most) } else { 0.0 }
 }
 
-fn clamp_beat(beat: Beat) -> Beat {
-    Beat {
+fn clamp_beat(beat: NodeTotals) -> NodeTotals {
+    NodeTotals {
         growing: beat.growing.min(MOST_JOBS),
         watching: beat.watching.min(MOST_JOBS),
         converged: beat.converged.min(MOST_JOBS),
@@ -217,7 +219,7 @@ fn clamp_beat(beat: Beat) -> Beat {
 }
 
 /// The job state with every number in its range and every text cut to a length that fits into a note.
-fn clamp(job: &JobState) -> JobState {
+fn clamp(job: &JobReport) -> JobReport {
     let short = |text: &str| text.chars().take(LONGEST_TEXT).collect::<String>();
     let value = |value: f64| value.is_finite().then(|| value.clamp(-LARGEST_VALUE, LARGEST_VALUE));
     let mut progress = job.progress.clone();
@@ -225,7 +227,7 @@ fn clamp(job: &JobState) -> JobState {
     progress.total = progress.total.map(|total| total.min(MOST_STEPS));
     progress.metric = progress.metric.as_deref().map(short);
     progress.value = progress.value.and_then(value);
-    JobState {
+    JobReport {
         uid: job.uid.clone(),
         container: short(&job.container),
         category: job.category,
@@ -251,13 +253,13 @@ fn clamp_forecast(forecast: Forecast) -> Forecast {
     }
 }
 
-fn clamp_signal(signal: Signal) -> Signal {
+fn clamp_signal(signal: ReportedSignal) -> ReportedSignal {
     let report = |report: Report| {
         let value = report.value.is_finite().then(|| report.value.clamp(-LARGEST_VALUE, LARGEST_VALUE))?;
         Some(Report { value, at_us: report.at_us.min(LATEST_US) })
     };
     let finite = |outlook: &[f64; 3]| outlook.iter().all(|value| value.is_finite());
-    Signal {
+    ReportedSignal {
         reports: signal.reports.min(MOST_STEPS),
         first: signal.first.and_then(report),
         last: signal.last.and_then(report),
@@ -287,8 +289,8 @@ mod tests {
         true
     }
 
-    fn sync(epoch: u64, seq: u64, jobs: Option<&[(&str, Category)]>) -> SyncRequest {
-        let job = |(uid, category): &(&str, Category)| JobState {
+    fn sync(epoch: u64, seq: u64, jobs: Option<&[(&str, ReportedCategory)]>) -> SyncRequest {
+        let job = |(uid, category): &(&str, ReportedCategory)| JobReport {
             uid: (*uid).into(),
             container: "main".into(),
             category: *category,
@@ -306,7 +308,7 @@ mod tests {
             seq,
             seen: 0,
             wait_ms: 0,
-            beat: Beat::default(),
+            beat: NodeTotals::default(),
             jobs: jobs.map(|jobs| jobs.iter().map(job).collect()),
             resizes: Vec::new(),
         }
@@ -315,12 +317,12 @@ mod tests {
     #[test]
     fn late_and_doubled_reports_are_ignored() {
         let (mut agents, now) = (Agents::default(), Instant::now());
-        let growing = [("a", Category::Growing)];
-        let converged = [("a", Category::Converged)];
+        let growing = [("a", ReportedCategory::Growing)];
+        let converged = [("a", ReportedCategory::Converged)];
         assert_eq!(agents.receive(&sync(1, 2, Some(&converged)), now, here).changed, ["a"]);
         assert!(agents.receive(&sync(1, 1, Some(&growing)), now, here).stale, "late");
         assert!(agents.receive(&sync(1, 2, Some(&growing)), now, here).stale, "doubled");
-        assert_eq!(agents.job("a").unwrap().category, Category::Converged);
+        assert_eq!(agents.job("a").unwrap().category, ReportedCategory::Converged);
         assert!(!agents.receive(&sync(2, 1, None), now, here).stale, "a new start of the agent counts from one again");
         assert!(agents.receive(&sync(1, 9, Some(&growing)), now, here).stale, "the old start is over");
     }
@@ -329,9 +331,13 @@ mod tests {
     fn a_new_epoch_reports_its_jobs_again_and_ended_jobs_are_forgotten() {
         let (mut agents, now) = (Agents::default(), Instant::now());
         assert!(agents.want_jobs("n"));
-        agents.receive(&sync(1, 1, Some(&[("a", Category::Growing), ("b", Category::Growing)])), now, here);
+        agents.receive(
+            &sync(1, 1, Some(&[("a", ReportedCategory::Growing), ("b", ReportedCategory::Growing)])),
+            now,
+            here,
+        );
         assert!(!agents.want_jobs("n"));
-        agents.receive(&sync(1, 2, Some(&[("b", Category::Growing)])), now, here);
+        agents.receive(&sync(1, 2, Some(&[("b", ReportedCategory::Growing)])), now, here);
         assert!(agents.job("a").is_none() && agents.job("b").is_some());
         agents.receive(&sync(2, 1, None), now, here);
         assert!(agents.want_jobs("n"));
@@ -354,7 +360,7 @@ mod tests {
         let (mut agents, now) = (Agents::default(), Instant::now());
         agents.receive(&sync(1, 1, None), now, here);
         assert!(agents.is_heard("n", now) && !agents.is_heard("n", now + SILENT_AFTER) && !agents.is_heard("m", now));
-        agents.receive(&sync(1, 2, Some(&[("a", Category::Growing)])), now, here);
+        agents.receive(&sync(1, 2, Some(&[("a", ReportedCategory::Growing)])), now, here);
         agents.forget_silent(now + SILENT_AFTER);
         assert!(agents.job("a").is_some());
         agents.forget_silent(now + FORGOTTEN_AFTER * 2);
@@ -362,7 +368,7 @@ mod tests {
     }
 
     /// A report of node B's agent.
-    fn from_other_node(seq: u64, jobs: Option<&[(&str, Category)]>) -> SyncRequest {
+    fn from_other_node(seq: u64, jobs: Option<&[(&str, ReportedCategory)]>) -> SyncRequest {
         SyncRequest { node: "m".into(), ..sync(1, seq, jobs) }
     }
 
@@ -371,11 +377,11 @@ mod tests {
         let (mut agents, now) = (Agents::default(), Instant::now());
         let on_n = |uid: &str| uid == "a";
         let on_m = |uid: &str| uid == "b";
-        agents.receive(&sync(1, 1, Some(&[("a", Category::Growing)])), now, on_n);
-        let both = [("a", Category::Converged), ("b", Category::Growing)];
+        agents.receive(&sync(1, 1, Some(&[("a", ReportedCategory::Growing)])), now, on_n);
+        let both = [("a", ReportedCategory::Converged), ("b", ReportedCategory::Growing)];
         let heard = agents.receive(&from_other_node(1, Some(&both)), now, on_m);
         assert_eq!((heard.changed, heard.foreign), (vec!["b".to_owned()], 1));
-        assert_eq!(agents.job("a").unwrap().category, Category::Growing, "the other node's report is dropped");
+        assert_eq!(agents.job("a").unwrap().category, ReportedCategory::Growing, "the other node's report is dropped");
         agents.receive(&from_other_node(2, Some(&[])), now, on_m);
         assert!(agents.job("a").is_some(), "the other node's agent cannot end it either");
         assert!(agents.job("b").is_none());
@@ -395,26 +401,26 @@ mod tests {
     #[test]
     fn counts_of_agents_do_not_overflow() {
         let (mut agents, now) = (Agents::default(), Instant::now());
-        let most = Beat { growing: u32::MAX, watching: u32::MAX, converged: u32::MAX, ..Beat::default() };
+        let most = NodeTotals { growing: u32::MAX, watching: u32::MAX, converged: u32::MAX, ..NodeTotals::default() };
         agents.receive(&SyncRequest { beat: most, ..sync(1, 1, None) }, now, here);
         agents.receive(&SyncRequest { beat: most, ..from_other_node(1, None) }, now, here);
-        assert_eq!(agents.counts(now)[&Category::Growing], 2 * MOST_JOBS);
+        assert_eq!(agents.counts(now)[&ReportedCategory::Growing], 2 * MOST_JOBS);
         let agent = agents.nodes.get_mut("n").unwrap();
         agent.beat = most;
-        assert_eq!(agents.counts(now)[&Category::Growing], u32::MAX, "sums saturate");
+        assert_eq!(agents.counts(now)[&ReportedCategory::Growing], u32::MAX, "sums saturate");
     }
 
     #[test]
     fn numbers_of_agents_are_clamped() {
-        let mut report = sync(1, 1, Some(&[("a", Category::Growing)]));
-        report.beat = Beat { at_us: u64::MAX, cores: f64::MAX, cpu_used_cores: -1.0, ..Beat::default() };
+        let mut report = sync(1, 1, Some(&[("a", ReportedCategory::Growing)]));
+        report.beat = NodeTotals { at_us: u64::MAX, cores: f64::MAX, cpu_used_cores: -1.0, ..NodeTotals::default() };
         let job = &mut report.jobs.as_mut().unwrap()[0];
         job.share = Some(7.0);
         job.growth = Some(f64::NAN);
         job.reason = "x".repeat(5000);
         job.progress = Progress { step: Some(u64::MAX), value: Some(f64::INFINITY), ..Progress::default() };
         let last = Some(Report { value: f64::MAX, at_us: u64::MAX });
-        job.signal = Some(Signal {
+        job.signal = Some(ReportedSignal {
             reports: u64::MAX,
             first: Some(Report { value: f64::NAN, at_us: 0 }),
             last,
@@ -423,7 +429,7 @@ mod tests {
             consumed_cpu: f64::MAX,
             usable: Some(-3.0),
             left: Some(WorkLeft { parallel_node_s: f64::NAN, serial_s: -1.0, usable: 7.0 }),
-            ..Signal::default()
+            ..ReportedSignal::default()
         });
         let (mut agents, now) = (Agents::default(), Instant::now());
         agents.receive(&report, now, here);

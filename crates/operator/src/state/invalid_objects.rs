@@ -50,7 +50,7 @@ const REFILL: Duration = Duration::from_secs(6);
 /// Between two events, whatever their namespaces.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The task looks at its queue at least so often.
+/// The longest time between two reads of the task's queue.
 const WAIT: Duration = Duration::from_secs(10);
 
 /// An event must not hold up the next one.

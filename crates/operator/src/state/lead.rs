@@ -1,7 +1,7 @@
 //! The leader's state: the cluster's objects, the node agents' reports, and what has changed since a worker
 //! last read it.
 //!
-//! It exists while this replica leads and is built anew by the next leader. Locks do not poison: a panic ends
+//! It exists while this replica leads and is built again by the next leader. Locks do not poison: a panic ends
 //! the process anyway (see [`crate::tasks`]). Where two locks are held together, the world's is taken first.
 
 use super::agents::Agents;

@@ -10,7 +10,7 @@
 //! [`EXPIRES_AFTER`] without a change. The holder stops leading when its last successful write was sent
 //! [`RENEW_WITHIN`] ago. That moment is always earlier than the one at which a standby may claim.
 //!
-//! **Terms.** *Identity*: the name of one process in the Lease; two processes never share one. *Leading*: the
+//! **Terms.** *Identity*: the name of one process in the Lease; two processes never share one. *LeaderContext*: the
 //! time from a successful write until [`RENEW_WITHIN`] later.
 //!
 //! **Properties.** `two_replicas_never_lead_together`, `a_wrong_wall_clock_changes_nothing`,

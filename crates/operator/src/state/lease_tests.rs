@@ -26,7 +26,7 @@ impl Store {
     }
 }
 
-/// A replica whose wall clock is wrong by so many seconds.
+/// A replica whose wall clock is wrong by this number of seconds.
 struct Replica {
     election: Election,
     skew_s: i64,

@@ -7,10 +7,11 @@
 //! and no caller holds it for long.
 
 use super::workload::{WorkloadKey, WorkloadKind};
+use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::names::NamespacedName;
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::JobPolicy;
-use gainshare_kube_api::wire::Category;
+use gainshare_kube_api::wire::ReportedCategory;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -57,7 +58,7 @@ pub(crate) struct JobFacts {
     pub(crate) policy: JobPolicy,
     pub(crate) state: JobState,
     /// Why the job must stay where it is.
-    pub(crate) movable: Result<(), String>,
+    pub(crate) movable: Result<(), ImmovableReason>,
     /// The pod that runs, or waits for its place.
     pub(crate) pod_uid: Option<String>,
     /// What the pod requests, in thousandths of a core and in bytes.
@@ -101,7 +102,7 @@ struct OrdersState {
     /// Shared with readers: a pointer that is still the same means facts that did not change.
     facts: BTreeMap<String, Arc<JobFacts>>,
     /// The decision's own category of a job, where the node agents have none.
-    categories: BTreeMap<String, Category>,
+    categories: BTreeMap<String, ReportedCategory>,
     /// Jobs whose category changed since [`Orders::take_category_changes`].
     changed_categories: BTreeSet<String>,
 }
@@ -126,7 +127,7 @@ impl Orders {
     }
 
     /// Sets the decision's category of these jobs.
-    pub(crate) fn set_categories(&self, changed: Vec<(String, Category)>) {
+    pub(crate) fn set_categories(&self, changed: Vec<(String, ReportedCategory)>) {
         let mut state = self.state.lock();
         state.changed_categories.extend(changed.iter().map(|(uid, _)| uid.clone()));
         state.categories.extend(changed);
@@ -139,7 +140,7 @@ impl Orders {
         state.keys(uids)
     }
 
-    pub(crate) fn category(&self, uid: &str) -> Option<Category> {
+    pub(crate) fn category(&self, uid: &str) -> Option<ReportedCategory> {
         self.state.lock().categories.get(uid).copied()
     }
 

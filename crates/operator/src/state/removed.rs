@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-/// So many removals are remembered.
+/// The number of removals that are remembered.
 const MOST: usize = 10_000;
 
 #[derive(Debug, Default)]

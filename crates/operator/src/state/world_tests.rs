@@ -241,7 +241,7 @@ fn a_pod_that_is_about_to_be_stopped_gets_its_own_values_back_and_keeps_them() {
     assert_eq!(names(&world, "n1"), ["b"], "no policy takes it again");
     world.keep_pods(&["b".to_owned()].into());
     world.put_pod(pod("a", "n1", 4));
-    assert_eq!(names(&world, "n1"), ["a", "b"], "a pod that was taken out begins anew");
+    assert_eq!(names(&world, "n1"), ["a", "b"], "a pod that was taken out begins again");
 }
 
 #[test]

@@ -260,7 +260,7 @@ fn starting(snapshot: &Snapshot<'_>, migration: &Migration) -> Step {
 }
 
 /// The order of the node annotation, if the value was not followed before.
-pub(super) fn asked(job: &BatchJobSnapshot) -> Option<Order> {
+pub(super) fn requested_order(job: &BatchJobSnapshot) -> Option<Order> {
     let node = job.wanted_node.clone().filter(|node| job.journal.asked_node.as_ref() != Some(node))?;
     Some(Order { uid: job.uid.clone(), node, kind: OrderKind::Move, reason: PlacementReason::Requested })
 }
@@ -300,7 +300,7 @@ pub(super) fn facts(snapshot: &Snapshot<'_>) -> Option<JobFacts> {
 /// Runs one step with an order to move, as tests outside of this module need it.
 #[cfg(test)]
 pub(in crate::jobs) fn test_step(job: &BatchJobSnapshot, pods: &[PodSnapshot], nodes: &Nodes, now: Timestamp) {
-    let order = asked(job).unwrap_or_else(|| Order {
+    let order = requested_order(job).unwrap_or_else(|| Order {
         uid: job.uid.clone(),
         node: "b".to_owned(),
         kind: OrderKind::Move,

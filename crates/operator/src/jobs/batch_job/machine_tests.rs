@@ -1,6 +1,6 @@
-//! A make-believe Job controller, kubelets and people around the real state machine, with two
-//! managers that die or dawdle between any two deeds. Whatever happens: `never_two_live_attempts`,
-//! and the Job always goes on.
+//! A simulated Job controller, kubelets and people around the real state machine, with two operators
+//! that die or are slow between any two actions. What always holds: `never_two_live_attempts`, and the
+//! Job always goes on.
 
 use super::*;
 use crate::state::snapshot::{Exit, NodeState, Phase as PodPhase};
@@ -25,7 +25,7 @@ struct World {
 
 /// What an operator has decided and not done yet, and on which version of the Job.
 #[derive(Default)]
-struct Manager(Vec<Action>, String);
+struct Operator(Vec<Action>, String);
 
 impl World {
     fn new(on_sigterm: i32) -> World {
@@ -113,8 +113,8 @@ impl World {
     }
 
     /// Reads everything, and decides if nothing is left to do.
-    fn decide(&self, manager: &mut Manager, order: Option<&str>) {
-        if manager.0.is_empty() {
+    fn decide(&self, operator: &mut Operator, order: Option<&str>) {
+        if operator.0.is_empty() {
             let order = order.map(|node| Order {
                 uid: "job".into(),
                 node: node.into(),
@@ -124,16 +124,16 @@ impl World {
             let pods: Vec<PodSnapshot> = self.pods.values().cloned().collect();
             let (job, nodes) = (&self.job, &self.nodes);
             let next = step(&Snapshot { now: self.now, job, pods: &pods, nodes, order: order.as_ref(), off: false });
-            *manager = Manager(next.actions, self.job.resource_version.clone());
+            *operator = Operator(next.actions, self.job.resource_version.clone());
         }
     }
 
     /// Does one thing; what was decided on an older version of the Job is refused.
-    fn act(&mut self, manager: &mut Manager) {
-        if manager.0.is_empty() {
+    fn act(&mut self, operator: &mut Operator) {
+        if operator.0.is_empty() {
             return;
         }
-        let actions = manager.0.remove(0);
+        let actions = operator.0.remove(0);
         if let Action::Hold(pod) | Action::LetGo(pod) | Action::Mark(pod, _) = &actions {
             if let Some(snapshot) = self.pods.get_mut(&pod.uid) {
                 match &actions {
@@ -144,8 +144,8 @@ impl World {
             }
             return;
         }
-        if manager.1 != self.job.resource_version {
-            return manager.0.clear();
+        if operator.1 != self.job.resource_version {
+            return operator.0.clear();
         }
         match actions {
             Action::Write(_, journal) => (self.job.journal, self.job.has_journal) = (*journal, true),
@@ -163,13 +163,13 @@ impl World {
             _ => {}
         }
         self.touch();
-        manager.1 = self.job.resource_version.clone();
+        operator.1 = self.job.resource_version.clone();
     }
 }
 
 #[derive(Debug, Clone)]
 enum Event {
-    Manager {
+    Operator {
         second: bool,
         dies: bool,
         order: Option<usize>,
@@ -187,9 +187,9 @@ enum Event {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let manager = (any::<bool>(), prop::bool::weighted(0.2), prop::option::weighted(0.5, 0..3_usize));
+    let operator = (any::<bool>(), prop::bool::weighted(0.2), prop::option::weighted(0.5, 0..3_usize));
     prop_oneof![
-        8 => manager.prop_map(|(second, dies, order)| Event::Manager { second, dies, order }),
+        8 => operator.prop_map(|(second, dies, order)| Event::Operator { second, dies, order }),
         4 => (0..3_usize).prop_map(Event::Controller),
         6 => (0..3_usize).prop_map(Event::Kubelet),
         1 => Just(Event::Delete),
@@ -200,15 +200,15 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-fn happen(world: &mut World, managers: &mut [Manager; 2], event: &Event) {
+fn happen(world: &mut World, operators: &mut [Operator; 2], event: &Event) {
     match event {
-        Event::Manager { second, dies, order } => {
-            let manager = &mut managers[usize::from(*second)];
+        Event::Operator { second, dies, order } => {
+            let operator = &mut operators[usize::from(*second)];
             if *dies {
-                manager.0.clear();
+                operator.0.clear();
             }
-            world.decide(manager, order.map(|node| NODES[node]));
-            world.act(manager);
+            world.decide(operator, order.map(|node| NODES[node]));
+            world.act(operator);
         }
         Event::Controller(choice) => world.controller(*choice),
         Event::Kubelet(node) => world.kubelet(NODES[*node]),
@@ -256,19 +256,19 @@ proptest! {
         on_sigterm in prop::sample::select(vec![143, 0, 137, 5]),
     ) {
         let mut world = World::new(on_sigterm);
-        let mut managers = [Manager::default(), Manager::default()];
+        let mut operators = [Operator::default(), Operator::default()];
         for event in &events {
-            happen(&mut world, &mut managers, event);
+            happen(&mut world, &mut operators, event);
             prop_assert!(world.most_live <= 1, "{event:?}: {:?}", world.live);
         }
         // Quiet comes back: the Job runs once, or has ended, and nothing is held.
         for round in 0..60 {
             let quiet = [Event::Silent(0, false), Event::Silent(1, false), Event::Silent(2, false), Event::Suspend(false)];
-            quiet.iter().for_each(|event| happen(&mut world, &mut managers, event));
+            quiet.iter().for_each(|event| happen(&mut world, &mut operators, event));
             let second = round % 2 == 1;
-            happen(&mut world, &mut managers, &Event::Manager { second, dies: false, order: None });
-            happen(&mut world, &mut managers, &Event::Controller(0));
-            (0..3).for_each(|node| happen(&mut world, &mut managers, &Event::Kubelet(node)));
+            happen(&mut world, &mut operators, &Event::Operator { second, dies: false, order: None });
+            happen(&mut world, &mut operators, &Event::Controller(0));
+            (0..3).for_each(|node| happen(&mut world, &mut operators, &Event::Kubelet(node)));
             prop_assert!(world.most_live <= 1, "{:?}", world.live);
         }
         let journal = &world.job.journal;
@@ -284,14 +284,14 @@ proptest! {
 fn a_move_saves_stops_and_resumes_at_its_target() {
     for (on_sigterm, ends_on, moves) in [(143, "b", 1), (137, "a", 0), (5, "a", 0)] {
         let mut world = World::new(on_sigterm);
-        let mut managers = [Manager::default(), Manager::default()];
+        let mut operators = [Operator::default(), Operator::default()];
         world.controller(0);
         world.kubelet("a");
         for round in 0..40 {
             let order = (round < 3).then_some(1);
-            happen(&mut world, &mut managers, &Event::Manager { second: false, dies: false, order });
-            happen(&mut world, &mut managers, &Event::Controller(2));
-            (0..3).for_each(|node| happen(&mut world, &mut managers, &Event::Kubelet(node)));
+            happen(&mut world, &mut operators, &Event::Operator { second: false, dies: false, order });
+            happen(&mut world, &mut operators, &Event::Controller(2));
+            (0..3).for_each(|node| happen(&mut world, &mut operators, &Event::Kubelet(node)));
         }
         let journal = &world.job.journal;
         assert_eq!(world.live.values().map(String::as_str).collect::<Vec<_>>(), [ends_on], "{journal:?}");

@@ -38,7 +38,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::api::{Api, ListParams, Patch};
-use machine::{Action, Snapshot, asked, facts, id, step};
+use machine::{Action, Snapshot, facts, id, requested_order, step};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -139,7 +139,7 @@ impl Workload for BatchJobs {
         let Some(job) = self.read_job(name).await? else { return Ok(None) };
         let pods = self.read_pods(&job).await?;
         let nodes = self.read_nodes(&job, &pods).await?;
-        let order = asked(&job).or_else(|| self.leader.orders.order(&job.uid));
+        let order = requested_order(&job).or_else(|| self.leader.orders.order(&job.uid));
         let snapshot = Snapshot {
             now: Timestamp::now(),
             job: &job,

@@ -81,11 +81,11 @@ fn written(actions: &[Action]) -> (JournalStep, Journal) {
 #[test]
 fn the_node_annotation_is_followed_once() {
     let mut job = job();
-    assert_eq!(asked(&job), None);
+    assert_eq!(requested_order(&job), None);
     job.wanted_node = Some("b".into());
-    assert_eq!(asked(&job).map(|order| order.node), Some("b".to_owned()));
+    assert_eq!(requested_order(&job).map(|order| order.node), Some("b".to_owned()));
     job.journal.asked_node = Some("b".into());
-    assert_eq!(asked(&job), None, "it was followed before");
+    assert_eq!(requested_order(&job), None, "it was followed before");
 }
 
 #[test]

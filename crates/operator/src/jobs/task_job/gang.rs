@@ -9,7 +9,7 @@
 //! starve a large one.
 //!
 //! **The line.** First tasks that replace lost ones of jobs that run, because these jobs hold room already. Then
-//! gangs, by priority, queue ([`Turns`]) and age. Last, tasks by which jobs grow: jobs that wait go first.
+//! gangs, by priority, queue ([`QueueShares`]) and age. Last, tasks by which jobs grow: jobs that wait go first.
 //!
 //! **Placement.** [`pack`] uses as few nodes as possible. The core's rule `affinity` places servers beside the workers
 //! that they feed. It fills nodes without going back; where it finds no place, and for jobs of very many tasks,
@@ -19,7 +19,7 @@
 //! `fewest_nodes_first`; `no_job_overtakes_a_starving_one`.
 
 use super::request::{Class, RoomRequest, TaskNeed};
-use super::turns::Turns;
+use super::turns::QueueShares;
 use gainshare_core::model::NodeId;
 use gainshare_core::policy::{FreeNode, Need, place_tasks};
 use gainshare_core::tasks::TaskId as CoreTask;
@@ -49,7 +49,7 @@ pub(crate) struct NodeRoom {
 pub(crate) fn choose(
     rooms: &[NodeRoom],
     mut requests: Vec<RoomRequest>,
-    turns: Turns,
+    turns: QueueShares,
     now: Timestamp,
     most: usize,
 ) -> Vec<(RoomRequest, Placement)> {

@@ -30,7 +30,7 @@ fn request(name: &str, since_s: i64, needs: Vec<TaskNeed>) -> RoomRequest {
 }
 
 fn chosen(rooms: &[NodeRoom], requests: &[RoomRequest], now_s: i64) -> Option<String> {
-    let chosen = choose(rooms, requests.to_vec(), Turns::default(), Timestamp::from_second(now_s).unwrap(), 1);
+    let chosen = choose(rooms, requests.to_vec(), QueueShares::default(), Timestamp::from_second(now_s).unwrap(), 1);
     chosen.into_iter().next().map(|(request, _)| request.uid)
 }
 
@@ -102,7 +102,7 @@ fn optional_tasks_take_what_is_left() {
     let rooms = [room("a", 3)];
     let mut elastic = request("elastic", 0, vec![need(Role::Worker, 0, 2)]);
     elastic.optional = vec![need(Role::Worker, 1, 2), need(Role::Worker, 2, 1)];
-    let (_, placement) = choose(&rooms, vec![elastic], Turns::default(), Timestamp::UNIX_EPOCH, 1).pop().unwrap();
+    let (_, placement) = choose(&rooms, vec![elastic], QueueShares::default(), Timestamp::UNIX_EPOCH, 1).pop().unwrap();
     assert_eq!(placement.keys().map(|task| task.index).collect::<Vec<_>>(), [0, 2]);
 }
 
@@ -111,7 +111,7 @@ fn nodes_that_refused_are_avoided() {
     let rooms = [room("a", 4), room("b", 4)];
     let mut job = request("job", 0, vec![need(Role::Worker, 0, 1)]);
     job.avoid = vec!["a".to_owned()];
-    let (_, placement) = choose(&rooms, vec![job], Turns::default(), Timestamp::UNIX_EPOCH, 1).pop().unwrap();
+    let (_, placement) = choose(&rooms, vec![job], QueueShares::default(), Timestamp::UNIX_EPOCH, 1).pop().unwrap();
     assert_eq!(placement.into_values().collect::<Vec<_>>(), ["b"]);
 }
 
@@ -121,7 +121,7 @@ fn one_pass_takes_all_that_fit_in_the_order_of_the_line() {
     let job = |name: &str, since_s, cores| request(name, since_s, vec![need(Role::Worker, 0, cores)]);
     let line = [job("first", 0, 3), job("large", 1, 5), job("second", 2, 3), job("third", 3, 3), job("small", 4, 1)];
     let names = |most| {
-        let chosen = choose(&rooms, line.to_vec(), Turns::default(), Timestamp::from_second(9).unwrap(), most);
+        let chosen = choose(&rooms, line.to_vec(), QueueShares::default(), Timestamp::from_second(9).unwrap(), most);
         chosen.into_iter().map(|(request, _)| request.uid).collect::<Vec<_>>()
     };
     assert_eq!(names(10), ["first", "second", "small"], "what one job takes is not free for those behind it");
@@ -130,7 +130,7 @@ fn one_pass_takes_all_that_fit_in_the_order_of_the_line() {
     let mut all = line.to_vec();
     all.truncate(1);
     all.push(growth);
-    let chosen = choose(&rooms, all, Turns::default(), Timestamp::from_second(9).unwrap(), 10);
+    let chosen = choose(&rooms, all, QueueShares::default(), Timestamp::from_second(9).unwrap(), 10);
     assert_eq!(chosen.len(), 2, "a job may grow in the pass in which the last gang starts");
 }
 
@@ -150,7 +150,7 @@ impl Numbers {
 fn a_hundred_contending_jobs_all_run() {
     for seed in 0..20 {
         let mut numbers = Numbers(seed);
-        let turns = Turns::new(&[("a".to_owned(), 1 + seed as u32), ("b".to_owned(), 2)].into());
+        let turns = QueueShares::new(&[("a".to_owned(), 1 + seed as u32), ("b".to_owned(), 2)].into());
         let mut rooms = vec![room("a", 7), room("b", 6), room("c", 5)];
         let mut waiting: Vec<RoomRequest> = (0..100)
             .map(|n| {

@@ -8,7 +8,7 @@
 use super::gang::{NodeRoom, Placement, choose, fits_empty, take_all};
 use super::machine::AVOID_FOR;
 use super::request::{Class, RoomRequest, TaskNeed};
-use super::turns::{QueueWeights, Turns};
+use super::turns::{QueueShares, QueueWeights};
 use crate::jobs::waiting::bounded_wait;
 use crate::state::lead::Leader;
 use crate::state::task_job::TaskJobSnapshot;
@@ -28,14 +28,14 @@ const GRANT_STANDS: SignedDuration = SignedDuration::from_secs(5);
 /// The line is not worked out more often than this.
 const PASS_EVERY: SignedDuration = SignedDuration::from_millis(100);
 
-/// So many grants are made in one pass: more could not be written to journals while they stand.
+/// The number of grants that are made in one pass: more could not be written to journals while they stand.
 const GRANTS_AT_ONCE: usize = 100;
 
 /// The sizes of the nodes are read again after this time, to find jobs that could never fit.
 const SIZES_STAND: SignedDuration = SignedDuration::from_secs(1);
 
 #[derive(Debug, Default)]
-pub(crate) struct Line {
+pub(crate) struct GangQueue {
     queues: QueueWeights,
     state: Mutex<LineState>,
 }
@@ -57,9 +57,9 @@ struct Grant {
     at: Timestamp,
 }
 
-impl Line {
-    pub(crate) fn new(queues: QueueWeights) -> Line {
-        Line { queues, state: Mutex::default() }
+impl GangQueue {
+    pub(crate) fn new(queues: QueueWeights) -> GangQueue {
+        GangQueue { queues, state: Mutex::default() }
     }
 
     /// The nodes for tasks of this job, if it is its turn. Other jobs whose turn it is are queued.
@@ -173,8 +173,8 @@ pub(crate) fn rooms(world: &World) -> Vec<NodeRoom> {
 }
 
 /// What the jobs of each queue hold: the requests of their tasks that have nodes.
-fn turns(world: &World, queues: &QueueWeights) -> Turns {
-    let mut turns = Turns::new(queues);
+fn turns(world: &World, queues: &QueueWeights) -> QueueShares {
+    let mut turns = QueueShares::new(queues);
     if queues.is_empty() {
         return turns;
     }

@@ -15,7 +15,7 @@
 
 use super::action::{Action, Snapshot, Step};
 use super::status::set_state;
-use super::verdict::{Loss, Verdict, judge};
+use super::verdict::{Loss, Verdict, vet};
 use crate::jobs::progress::percent_text;
 use crate::jobs::waiting::{bounded_wait, overdue};
 use crate::jobs::workload::JournalStep;
@@ -37,11 +37,11 @@ const LONGEST_PAUSE_S: i64 = 300;
 pub(super) const REFUSAL_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 /// How long to wait before the API server is asked again whether a pod that has ended is gone.
 const REMOVAL_PAUSE: SignedDuration = SignedDuration::from_secs(2);
-/// A node that did not take a task is avoided for so long.
+/// How long a node that did not take a task is avoided.
 pub(super) const AVOID_FOR: SignedDuration = SignedDuration::from_secs(60);
 /// How often a job that waits for room asks again.
 const ROOM_PAUSE: SignedDuration = SignedDuration::from_secs(2);
-/// So many pods are made in one step.
+/// The number of pods that are made in one step.
 const CREATED_AT_ONCE: usize = 50;
 /// Epochs beyond this are not used: the number of an attempt must be able to grow.
 const LAST_EPOCH: u32 = u32::MAX - 1;
@@ -244,7 +244,7 @@ fn next_epoch(status: &mut TaskJobStatus) {
 fn run(snapshot: &Snapshot<'_>, spec: &TaskJobSpec) -> Step {
     let status = &snapshot.job.status;
     let pods = snapshot.current_pods();
-    match judge(snapshot, spec, &pods) {
+    match vet(snapshot, spec, &pods) {
         Verdict::Continues => {}
         Verdict::Succeeded(message) => return end(snapshot, State::Succeeded, &message),
         Verdict::Failed { reason, message } => return fail(snapshot, reason, &message),

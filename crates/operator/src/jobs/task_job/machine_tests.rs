@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 #[path = "machine_size_tests.rs"]
 mod sizes;
 
-struct Bed {
+struct TestCluster {
     job: TaskJobSnapshot,
     pods: Vec<PodSnapshot>,
     now: Timestamp,
@@ -54,20 +54,20 @@ fn meta() -> Value {
     json!({"name": "dist", "namespace": "team", "uid": "u"})
 }
 
-fn tfjob(spec: Value) -> Bed {
+fn tfjob(spec: Value) -> TestCluster {
     let job = json!({"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": meta(), "spec": spec});
     let job: TfJob = serde_json::from_value(job).unwrap();
-    Bed::new(TaskJobSnapshot::of_tfjob(&job).unwrap())
+    TestCluster::new(TaskJobSnapshot::of_tfjob(&job).unwrap())
 }
 
-fn training(spec: Value) -> Bed {
+fn training(spec: Value) -> TestCluster {
     let job = json!({"apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob", "metadata": meta(), "spec": spec});
     let job: TrainingJob = serde_json::from_value(job).unwrap();
-    Bed::new(TaskJobSnapshot::of_training_job(&job).unwrap())
+    TestCluster::new(TaskJobSnapshot::of_training_job(&job).unwrap())
 }
 
 /// One server and two workers.
-fn small(more: Value) -> Bed {
+fn small(more: Value) -> TestCluster {
     let mut spec = json!({"replicaSpecs": {
         "PS": {"template": template()}, "Worker": {"replicas": 2, "template": template()},
     }});
@@ -75,10 +75,10 @@ fn small(more: Value) -> Bed {
     training(spec)
 }
 
-impl Bed {
-    fn new(job: TaskJobSnapshot) -> Bed {
+impl TestCluster {
+    fn new(job: TaskJobSnapshot) -> TestCluster {
         let now = Timestamp::from_second(1_000_000).unwrap();
-        Bed {
+        TestCluster {
             job,
             pods: vec![],
             now,
@@ -228,7 +228,7 @@ impl Bed {
         }
     }
 
-    fn start(mut self) -> Bed {
+    fn start(mut self) -> TestCluster {
         self.settle();
         self.run();
         self.settle();
@@ -259,36 +259,36 @@ fn opened(actions: &[Action]) -> usize {
 
 #[test]
 fn no_gate_opens_before_the_whole_gang_has_a_node() {
-    let mut bed = small(json!({}));
-    bed.has_room = false;
-    let actions = bed.settle();
-    assert_eq!((opened(&actions), bed.names().len()), (0, 3), "pods wait behind their gates");
-    assert!(bed.pods.iter().all(|pod| pod.gated));
-    assert!(bed.job.status.message.contains("room for all of its 3 tasks"), "{}", bed.job.status.message);
-    assert!(bed.step().wake.is_some());
-    bed.has_room = true;
-    let actions = bed.settle();
+    let mut cluster = small(json!({}));
+    cluster.has_room = false;
+    let actions = cluster.settle();
+    assert_eq!((opened(&actions), cluster.names().len()), (0, 3), "pods wait behind their gates");
+    assert!(cluster.pods.iter().all(|pod| pod.gated));
+    assert!(cluster.job.status.message.contains("room for all of its 3 tasks"), "{}", cluster.job.status.message);
+    assert!(cluster.step().wake.is_some());
+    cluster.has_room = true;
+    let actions = cluster.settle();
     assert_eq!(opened(&actions), 3);
-    assert_eq!(bed.journal().nodes.len(), 3);
-    bed.run();
-    bed.settle();
-    assert_eq!(bed.state(), State::Running);
-    assert_eq!(bed.job.status.replicas["Worker"].active, 2);
-    assert!(bed.job.status.message.starts_with("3 of 3 tasks run"), "{}", bed.job.status.message);
-    assert!(bed.job.status.start_time.is_some());
+    assert_eq!(cluster.journal().nodes.len(), 3);
+    cluster.run();
+    cluster.settle();
+    assert_eq!(cluster.state(), State::Running);
+    assert_eq!(cluster.job.status.replicas["Worker"].active, 2);
+    assert!(cluster.job.status.message.starts_with("3 of 3 tasks run"), "{}", cluster.job.status.message);
+    assert!(cluster.job.status.start_time.is_some());
 }
 
 #[test]
 fn a_grant_for_a_part_of_the_gang_is_not_taken() {
-    let mut bed = small(json!({}));
-    bed.has_room = false;
-    bed.settle();
+    let mut cluster = small(json!({}));
+    cluster.has_room = false;
+    cluster.settle();
     let part: Placement = [(TaskId::new(Role::Ps, 0), "n".to_owned())].into();
     let nodes = Nodes::new();
     let next = step(&Snapshot {
-        now: bed.now,
-        job: &bed.job,
-        pods: &bed.pods,
+        now: cluster.now,
+        job: &cluster.job,
+        pods: &cluster.pods,
         nodes: &nodes,
         grant: Some(&part),
         never_fits: false,
@@ -302,90 +302,90 @@ fn a_grant_for_a_part_of_the_gang_is_not_taken() {
 
 #[test]
 fn a_worker_that_dies_is_replaced_alone() {
-    let mut bed = small(json!({})).start();
-    let server = bed.task("ps-0").uid.clone();
-    bed.end("worker-1", 1);
-    bed.settle();
-    assert_eq!(bed.names(), ["ps-0", "worker-0"], "there is a pause after a failure");
-    bed.wait(3);
-    bed.settle();
-    bed.run();
-    bed.settle();
-    assert_eq!((bed.names().len(), bed.journal().epoch, bed.journal().failures), (3, 1, 1));
-    assert_eq!((bed.state(), &bed.task("ps-0").uid), (State::Running, &server));
+    let mut cluster = small(json!({})).start();
+    let server = cluster.task("ps-0").uid.clone();
+    cluster.end("worker-1", 1);
+    cluster.settle();
+    assert_eq!(cluster.names(), ["ps-0", "worker-0"], "there is a pause after a failure");
+    cluster.wait(3);
+    cluster.settle();
+    cluster.run();
+    cluster.settle();
+    assert_eq!((cluster.names().len(), cluster.journal().epoch, cluster.journal().failures), (3, 1, 1));
+    assert_eq!((cluster.state(), &cluster.task("ps-0").uid), (State::Running, &server));
 }
 
 #[test]
 fn a_server_that_dies_restarts_the_whole_job() {
-    let mut bed = small(json!({})).start();
-    bed.end("ps-0", 137);
-    bed.settle();
-    assert_eq!((bed.names().len(), bed.journal().epoch, bed.state()), (0, 2, State::Restarting));
-    bed.wait(3);
-    bed.settle();
-    bed.run();
-    bed.settle();
-    assert_eq!((bed.state(), bed.names().len(), bed.journal().failures), (State::Running, 3, 1));
-    assert!(bed.pods.iter().all(|pod| pod.epoch == 2));
+    let mut cluster = small(json!({})).start();
+    cluster.end("ps-0", 137);
+    cluster.settle();
+    assert_eq!((cluster.names().len(), cluster.journal().epoch, cluster.state()), (0, 2, State::Restarting));
+    cluster.wait(3);
+    cluster.settle();
+    cluster.run();
+    cluster.settle();
+    assert_eq!((cluster.state(), cluster.names().len(), cluster.journal().failures), (State::Running, 3, 1));
+    assert!(cluster.pods.iter().all(|pod| pod.epoch == 2));
 }
 
 #[test]
 fn a_failure_is_counted_once() {
-    let mut bed = small(json!({"runPolicy": {"backoffLimit": 2}})).start();
+    let mut cluster = small(json!({"runPolicy": {"backoffLimit": 2}})).start();
     for failures in 1..=2 {
-        bed.end("worker-0", 1);
-        bed.settle();
-        assert_eq!(bed.journal().failures, failures);
-        bed.wait(400);
-        bed.settle();
-        bed.run();
-        bed.settle();
-        assert_eq!(bed.state(), State::Running);
+        cluster.end("worker-0", 1);
+        cluster.settle();
+        assert_eq!(cluster.journal().failures, failures);
+        cluster.wait(400);
+        cluster.settle();
+        cluster.run();
+        cluster.settle();
+        assert_eq!(cluster.state(), State::Running);
     }
-    bed.end("worker-0", 1);
-    bed.settle();
-    assert_eq!(bed.state(), State::Failed);
-    assert!(bed.job.status.message.contains("backoffLimit (2)"), "{}", bed.job.status.message);
+    cluster.end("worker-0", 1);
+    cluster.settle();
+    assert_eq!(cluster.state(), State::Failed);
+    assert!(cluster.job.status.message.contains("backoffLimit (2)"), "{}", cluster.job.status.message);
 }
 
 #[test]
 fn a_deleted_pod_is_no_failure_and_no_success() {
-    let mut bed = small(json!({"runPolicy": {"backoffLimit": 0}})).start();
-    let now = bed.now;
-    let pod = bed.task("worker-0");
+    let mut cluster = small(json!({"runPolicy": {"backoffLimit": 0}})).start();
+    let now = cluster.now;
+    let pod = cluster.task("worker-0");
     *pod = PodSnapshot { deleted: Some((now, now)), ..ended(pod, 0, now) };
-    bed.settle();
-    bed.run();
-    bed.settle();
-    assert_eq!((bed.state(), bed.journal().failures, bed.names().len()), (State::Running, 0, 3));
+    cluster.settle();
+    cluster.run();
+    cluster.settle();
+    assert_eq!((cluster.state(), cluster.journal().failures, cluster.names().len()), (State::Running, 0, 3));
 }
 
 #[test]
 fn success_stops_the_servers_and_keeps_their_pods() {
     let roles =
         json!({"Chief": {"template": template()}, "PS": {"template": template()}, "Worker": {"template": template()}});
-    let mut bed = tfjob(json!({"tfReplicaSpecs": roles})).start();
-    bed.end("chief-0", 0);
-    let actions = bed.settle();
-    assert_eq!(bed.state(), State::Succeeded);
+    let mut cluster = tfjob(json!({"tfReplicaSpecs": roles})).start();
+    cluster.end("chief-0", 0);
+    let actions = cluster.settle();
+    assert_eq!(cluster.state(), State::Succeeded);
     assert_eq!(actions.iter().filter(|action| matches!(action, Action::End { .. })).count(), 2);
-    assert_eq!(bed.names().len(), 3, "pods stay for their logs");
-    assert!(bed.pods.iter().all(|pod| !pod.has_finalizer && !pod.running));
-    assert_eq!((bed.services_deleted, bed.journal().cleaned), (1, true));
-    assert_eq!(bed.job.status.conditions.last().unwrap().type_, "Succeeded");
-    assert_eq!(bed.step(), Step::default(), "nothing is repeated");
+    assert_eq!(cluster.names().len(), 3, "pods stay for their logs");
+    assert!(cluster.pods.iter().all(|pod| !pod.has_finalizer && !pod.running));
+    assert_eq!((cluster.services_deleted, cluster.journal().cleaned), (1, true));
+    assert_eq!(cluster.job.status.conditions.last().unwrap().type_, "Succeeded");
+    assert_eq!(cluster.step(), Step::default(), "nothing is repeated");
 }
 
 #[test]
 fn clean_pod_policies_are_followed() {
     for (policy, left, running) in [("None", 2, 1), ("Running", 2, 0), ("All", 0, 0)] {
         let roles = json!({"PS": {"template": template()}, "Worker": {"template": template()}});
-        let mut bed = tfjob(json!({"tfReplicaSpecs": roles, "runPolicy": {"cleanPodPolicy": policy}})).start();
-        bed.end("worker-0", 0);
-        bed.settle();
-        assert_eq!(bed.state(), State::Succeeded);
-        let alive = bed.pods.iter().filter(|pod| pod.running).count();
-        assert_eq!((bed.names().len(), alive), (left, running), "{policy}");
+        let mut cluster = tfjob(json!({"tfReplicaSpecs": roles, "runPolicy": {"cleanPodPolicy": policy}})).start();
+        cluster.end("worker-0", 0);
+        cluster.settle();
+        assert_eq!(cluster.state(), State::Succeeded);
+        let alive = cluster.pods.iter().filter(|pod| pod.running).count();
+        assert_eq!((cluster.names().len(), alive), (left, running), "{policy}");
     }
 }
 
@@ -412,10 +412,10 @@ fn success_policies_are_followed() {
 fn exit_codes_decide_where_the_policy_says_so() {
     let with = |policy: &str, code: i32| {
         let worker = json!({"replicas": 2, "restartPolicy": policy, "template": template()});
-        let mut bed = tfjob(json!({"tfReplicaSpecs": {"Worker": worker}})).start();
-        bed.end("worker-1", code);
-        bed.settle();
-        bed.state()
+        let mut cluster = tfjob(json!({"tfReplicaSpecs": {"Worker": worker}})).start();
+        cluster.end("worker-1", code);
+        cluster.settle();
+        cluster.state()
     };
     assert_eq!(with("Never", 137), State::Failed);
     assert_eq!((with("ExitCode", 1), with("ExitCode", 127)), (State::Failed, State::Failed));
@@ -425,70 +425,70 @@ fn exit_codes_decide_where_the_policy_says_so() {
 #[test]
 fn failed_dynamic_workers_are_ignored() {
     let roles = json!({"PS": {"template": template()}, "Worker": {"replicas": 2, "template": template()}});
-    let mut bed = tfjob(json!({"tfReplicaSpecs": roles, "enableDynamicWorker": true})).start();
-    bed.end("worker-1", 1);
-    bed.settle();
-    assert_eq!((bed.state(), bed.job.status.replicas["Worker"].failed), (State::Running, 1));
+    let mut cluster = tfjob(json!({"tfReplicaSpecs": roles, "enableDynamicWorker": true})).start();
+    cluster.end("worker-1", 1);
+    cluster.settle();
+    assert_eq!((cluster.state(), cluster.job.status.replicas["Worker"].failed), (State::Running, 1));
 }
 
 #[test]
 fn no_pod_while_suspended() {
-    let mut bed = small(json!({"suspend": true}));
-    bed.settle();
-    assert_eq!((bed.names().len(), bed.state()), (0, State::Suspended));
-    bed.job.spec.as_mut().unwrap().options.suspend = false;
-    let mut bed = bed.start();
-    bed.job.spec.as_mut().unwrap().options.suspend = true;
-    bed.settle();
-    assert_eq!((bed.names().len(), bed.state(), &bed.job.status.start_time), (0, State::Suspended, &None));
-    bed.job.spec.as_mut().unwrap().options.suspend = false;
-    let bed = bed.start();
-    assert_eq!(bed.journal().failures, 0);
+    let mut cluster = small(json!({"suspend": true}));
+    cluster.settle();
+    assert_eq!((cluster.names().len(), cluster.state()), (0, State::Suspended));
+    cluster.job.spec.as_mut().unwrap().options.suspend = false;
+    let mut cluster = cluster.start();
+    cluster.job.spec.as_mut().unwrap().options.suspend = true;
+    cluster.settle();
+    assert_eq!((cluster.names().len(), cluster.state(), &cluster.job.status.start_time), (0, State::Suspended, &None));
+    cluster.job.spec.as_mut().unwrap().options.suspend = false;
+    let cluster = cluster.start();
+    assert_eq!(cluster.journal().failures, 0);
 }
 
 #[test]
 fn a_gang_that_finds_no_room_is_taken_back() {
-    let mut bed = small(json!({}));
-    bed.settle();
-    let since = bed.now;
-    let pod = bed.task("worker-1");
+    let mut cluster = small(json!({}));
+    cluster.settle();
+    let since = cluster.now;
+    let pod = cluster.task("worker-1");
     (pod.node, pod.unschedulable) = (None, Some((since, "0/1 nodes".to_owned())));
-    bed.run();
-    bed.settle();
-    assert_eq!(bed.journal().epoch, 1, "it may find room yet");
-    bed.wait(11);
-    bed.has_room = false;
-    bed.settle();
-    let journal = bed.journal();
+    cluster.run();
+    cluster.settle();
+    assert_eq!(cluster.journal().epoch, 1, "it may find room yet");
+    cluster.wait(11);
+    cluster.has_room = false;
+    cluster.settle();
+    let journal = cluster.journal();
     assert_eq!((journal.epoch, journal.admitted, journal.failures), (2, false, 0));
     assert_eq!(journal.tried, ["n"]);
-    assert!(bed.pods.iter().all(|pod| pod.gated), "no part of the gang holds room");
+    assert!(cluster.pods.iter().all(|pod| pod.gated), "no part of the gang holds room");
 }
 
 #[test]
 fn growth_waits_behind_its_gate_and_the_job_runs() {
-    let mut bed =
+    let mut cluster =
         training(json!({"replicaSpecs": {"Worker": {"replicas": 3, "minReplicas": 1, "template": template()}}}));
-    bed.settle();
-    bed.run();
+    cluster.settle();
+    cluster.run();
     for name in ["worker-1", "worker-2"] {
-        let pod = bed.task(name);
+        let pod = cluster.task(name);
         *pod = PodSnapshot { gated: true, node: None, running: false, phase: Phase::Pending, ..pod.clone() };
     }
-    bed.has_room = false;
-    bed.job.status.journal.nodes.retain(|task, _| task == "worker-0");
-    bed.settle();
-    assert_eq!(bed.state(), State::Running);
-    assert!(bed.job.status.message.starts_with("1 of 3 tasks run"), "{}", bed.job.status.message);
+    cluster.has_room = false;
+    cluster.job.status.journal.nodes.retain(|task, _| task == "worker-0");
+    cluster.settle();
+    assert_eq!(cluster.state(), State::Running);
+    assert!(cluster.job.status.message.starts_with("1 of 3 tasks run"), "{}", cluster.job.status.message);
 }
 
 #[test]
 fn what_cannot_run_fails_with_its_reason() {
-    let mut bed =
+    let mut cluster =
         small(json!({"replicaSpecs": {"Worker": {"minReplicas": 3, "maxReplicas": 1, "template": template()}}}));
-    bed.settle();
-    assert_eq!((bed.state(), bed.names().len()), (State::Failed, 0));
-    assert!(bed.job.status.message.contains("exchange them"), "{}", bed.job.status.message);
+    cluster.settle();
+    assert_eq!((cluster.state(), cluster.names().len()), (State::Failed, 0));
+    assert!(cluster.job.status.message.contains("exchange them"), "{}", cluster.job.status.message);
     let mut refused = small(json!({}));
     refused.fault = Some(PodFault { for_good: true, message: "PS: use a claim".to_owned() });
     refused.settle();
@@ -502,45 +502,46 @@ fn what_cannot_run_fails_with_its_reason() {
 
 #[test]
 fn deadlines_and_times_to_live_are_followed() {
-    let mut bed = small(json!({"runPolicy": {"activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 10}})).start();
-    assert!(bed.step().wake.is_some());
-    bed.wait(61);
-    bed.settle();
-    assert!(bed.state() == State::Failed && bed.job.status.message.contains("activeDeadlineSeconds"));
-    bed.wait(11);
-    bed.settle();
-    assert!(bed.job.deleting && bed.gone);
+    let mut cluster = small(json!({"runPolicy": {"activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 10}})).start();
+    assert!(cluster.step().wake.is_some());
+    cluster.wait(61);
+    cluster.settle();
+    assert!(cluster.state() == State::Failed && cluster.job.status.message.contains("activeDeadlineSeconds"));
+    cluster.wait(11);
+    cluster.settle();
+    assert!(cluster.job.deleting && cluster.gone);
 }
 
 #[test]
 fn progress_is_published_while_the_job_runs() {
     let roles = json!({"Chief": {"template": template()}, "PS": {"template": template()}});
-    for mut bed in [tfjob(json!({"tfReplicaSpecs": roles})), training(json!({"replicaSpecs": roles}))] {
-        bed.settle();
-        bed.run();
-        let done_ms = (bed.now + SignedDuration::from_secs(4800)).as_millisecond().unsigned_abs();
-        bed.progress = TaskProgress { percent: Some(40), done_ms: Some(done_ms) };
-        bed.settle();
-        let published = |bed: &Bed| (bed.job.status.progress.clone(), bed.job.status.time_left.clone());
-        assert_eq!(published(&bed), (Some("40%".to_owned()), Some("1h20m".to_owned())));
-        bed.progress.percent = Some(42);
-        bed.wait(60);
-        assert_eq!(bed.settle(), [], "small changes are not written");
-        bed.end("chief-0", 0);
-        bed.settle();
-        assert_eq!((bed.state(), published(&bed)), (State::Succeeded, (Some("100%".to_owned()), None)));
+    for mut cluster in [tfjob(json!({"tfReplicaSpecs": roles})), training(json!({"replicaSpecs": roles}))] {
+        cluster.settle();
+        cluster.run();
+        let done_ms = (cluster.now + SignedDuration::from_secs(4800)).as_millisecond().unsigned_abs();
+        cluster.progress = TaskProgress { percent: Some(40), done_ms: Some(done_ms) };
+        cluster.settle();
+        let published =
+            |cluster: &TestCluster| (cluster.job.status.progress.clone(), cluster.job.status.time_left.clone());
+        assert_eq!(published(&cluster), (Some("40%".to_owned()), Some("1h20m".to_owned())));
+        cluster.progress.percent = Some(42);
+        cluster.wait(60);
+        assert_eq!(cluster.settle(), [], "small changes are not written");
+        cluster.end("chief-0", 0);
+        cluster.settle();
+        assert_eq!((cluster.state(), published(&cluster)), (State::Succeeded, (Some("100%".to_owned()), None)));
     }
 }
 
 #[test]
 fn a_deleted_job_goes_after_its_pods() {
-    let mut bed = small(json!({})).start();
-    bed.job.deleting = true;
-    let actions = bed.settle_until_gone();
-    assert!(bed.gone && bed.pods.is_empty(), "{actions:?}");
+    let mut cluster = small(json!({})).start();
+    cluster.job.deleting = true;
+    let actions = cluster.settle_until_gone();
+    assert!(cluster.gone && cluster.pods.is_empty(), "{actions:?}");
 }
 
-impl Bed {
+impl TestCluster {
     fn settle_until_gone(&mut self) -> Vec<Action> {
         let mut all = Vec::new();
         while !self.gone && all.len() < 100 {
@@ -555,6 +556,6 @@ impl Bed {
 
 #[test]
 fn jobs_of_others_are_left_alone() {
-    let mut bed = small(json!({"managedBy": "example.com/other"}));
-    assert_eq!(bed.settle(), []);
+    let mut cluster = small(json!({"managedBy": "example.com/other"}));
+    assert_eq!(cluster.settle(), []);
 }

@@ -38,7 +38,7 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Service;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PostParams};
 use kube::{Client, Resource, ResourceExt};
-pub(crate) use line::Line;
+pub(crate) use line::GangQueue;
 use machine::{REFUSAL_PAUSE, step};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
@@ -94,7 +94,7 @@ pub(super) struct TaskJobs<K> {
     client: Client,
     leader: Arc<Leader>,
     pods: PodRequests,
-    line: Arc<Line>,
+    line: Arc<GangQueue>,
     /// Pods that the API server refused, and until when there is no point in trying again.
     faults: Mutex<BTreeMap<NamespacedName, (PodFault, Timestamp)>>,
     progress_field: ProgressField,
@@ -104,7 +104,7 @@ pub(super) struct TaskJobs<K> {
 }
 
 impl<K: TaskKind> TaskJobs<K> {
-    pub(super) fn new(client: Client, leader: Arc<Leader>, pods: PodRequests, line: Arc<Line>) -> TaskJobs<K> {
+    pub(super) fn new(client: Client, leader: Arc<Leader>, pods: PodRequests, line: Arc<GangQueue>) -> TaskJobs<K> {
         let cluster_domain = std::env::var("CUSTOM_CLUSTER_DOMAIN").ok();
         let (faults, progress_field) = (Mutex::default(), ProgressField::default());
         TaskJobs { client, leader, pods, line, faults, progress_field, cluster_domain, kind: PhantomData }
@@ -165,7 +165,7 @@ impl<K: TaskKind> TaskJobs<K> {
         let (name, jobs) = (&job.key.name, self.jobs(&job.key.name.namespace));
         let now = match jobs.get(&name.name).await {
             Ok(now) if now.meta().uid.as_deref() == Some(&job.uid) => now,
-            Ok(_) => return Err(ActionError::Old("the job was made anew".to_owned())),
+            Ok(_) => return Err(ActionError::Old("the job was made again".to_owned())),
             Err(error) => {
                 classify(error, ())?;
                 self.remove(job);
@@ -314,7 +314,7 @@ pub(crate) struct JobTurn<'a> {
 /// What to do about a job now. No request is sent: everything else that counts is in the operator's memory.
 pub(crate) fn next_step(
     leader: &Leader,
-    line: &Line,
+    line: &GangQueue,
     turn: &JobTurn<'_>,
     fault: Option<&PodFault>,
 ) -> workload::Step<Action> {

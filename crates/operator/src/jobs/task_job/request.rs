@@ -5,7 +5,7 @@ use gainshare_kube_api::quantity::total;
 use gainshare_kube_api::tasks::TaskId;
 use jiff::{SignedDuration, Timestamp};
 
-/// A gang that has waited so long is not overtaken any more.
+/// A gang that has waited for this time is not overtaken any more.
 const STARVES_AFTER: SignedDuration = SignedDuration::from_secs(300);
 
 /// What a task requests: thousandths of a core, and bytes.

@@ -32,21 +32,21 @@ const SCALE: u64 = 1000;
 
 /// The queues, and what each of them holds.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Turns {
+pub(crate) struct QueueShares {
     weights: QueueWeights,
     held_milli: BTreeMap<String, u64>,
 }
 
-impl Turns {
-    pub(super) fn new(weights: &QueueWeights) -> Turns {
-        Turns { weights: weights.clone(), held_milli: BTreeMap::new() }
+impl QueueShares {
+    pub(super) fn new(weights: &QueueWeights) -> QueueShares {
+        QueueShares { weights: weights.clone(), held_milli: BTreeMap::new() }
     }
 
     fn queue<'a>(&self, name: Option<&'a str>) -> &'a str {
         name.filter(|name| self.weights.contains_key(*name)).unwrap_or(OTHERS)
     }
 
-    /// A job of this queue holds so much.
+    /// What a job of this queue holds.
     pub(super) fn hold(&mut self, queue: Option<&str>, milli: u64) {
         let queue = self.queue(queue).to_owned();
         let held = self.held_milli.entry(queue).or_default();
@@ -108,14 +108,14 @@ mod tests {
         }
     }
 
-    fn order(turns: &Turns, requests: &[RoomRequest], now_s: i64) -> Vec<String> {
+    fn order(turns: &QueueShares, requests: &[RoomRequest], now_s: i64) -> Vec<String> {
         let mut requests = requests.to_vec();
         turns.clone().sort(&mut requests, Timestamp::from_second(now_s).unwrap());
         requests.into_iter().map(|one| one.uid).collect()
     }
 
-    fn turns(weights: &[(&str, u32)]) -> Turns {
-        Turns::new(&weights.iter().map(|(name, weight)| ((*name).to_owned(), *weight)).collect())
+    fn turns(weights: &[(&str, u32)]) -> QueueShares {
+        QueueShares::new(&weights.iter().map(|(name, weight)| ((*name).to_owned(), *weight)).collect())
     }
 
     #[test]
@@ -124,7 +124,11 @@ mod tests {
         jobs.extend((0..3).map(|n| gang(&format!("b{n}"), "b", 10 + n, 1000)));
         let two_to_one = turns(&[("a", 2), ("b", 1)]);
         assert_eq!(order(&two_to_one, &jobs, 20), ["a0", "b0", "a1", "a2", "b1", "a3", "a4", "b2", "a5"]);
-        assert_eq!(order(&Turns::default(), &jobs, 20)[..6], ["a0", "a1", "a2", "a3", "a4", "a5"], "by age alone");
+        assert_eq!(
+            order(&QueueShares::default(), &jobs, 20)[..6],
+            ["a0", "a1", "a2", "a3", "a4", "a5"],
+            "by age alone"
+        );
     }
 
     #[test]

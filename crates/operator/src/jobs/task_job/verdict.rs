@@ -47,7 +47,7 @@ pub(super) enum Verdict {
 pub(super) struct Loss {
     /// All tasks start again.
     pub(super) whole: bool,
-    /// So many failures are counted.
+    /// The number of failures that are counted.
     pub(super) failures: u32,
     /// The uids and tasks of the pods that are replaced.
     pub(super) pods: Vec<(String, TaskId)>,
@@ -65,7 +65,7 @@ struct LostTask {
 }
 
 /// Judges the pods of the present attempt. `pods` has at most one pod per task, without those already replaced.
-pub(super) fn judge(snapshot: &Snapshot<'_>, spec: &TaskJobSpec, pods: &BTreeMap<TaskId, &PodSnapshot>) -> Verdict {
+pub(super) fn vet(snapshot: &Snapshot<'_>, spec: &TaskJobSpec, pods: &BTreeMap<TaskId, &PodSnapshot>) -> Verdict {
     if let Some(message) = success(snapshot, spec, pods) {
         return Verdict::Succeeded(message);
     }

@@ -4,7 +4,7 @@ use crate::jobs::pods::PodFault;
 use crate::jobs::workload::JournalStep;
 use crate::state::orders::Order;
 use crate::state::snapshot::{JobSnapshot, Nodes, PodSnapshot};
-use gainshare_kube_api::deadline::{Forecast, NodesNeeded, Standing};
+use gainshare_kube_api::deadline::{DeadlineState, Forecast, NodesNeeded};
 use gainshare_kube_api::training_job::{Attempt, TrainingJobStatus};
 use jiff::Timestamp;
 
@@ -66,7 +66,7 @@ impl<'a> Snapshot<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PodFinish {
     pub(crate) forecast: Option<Forecast>,
-    pub(crate) standing: Option<Standing>,
+    pub(crate) standing: Option<DeadlineState>,
     pub(crate) percent: Option<u32>,
 }
 

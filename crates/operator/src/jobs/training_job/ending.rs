@@ -21,7 +21,7 @@ use super::status::{StatusText, set_status};
 use crate::jobs::moves::{TERMINATED, close, continue_move, exit_text, verdict};
 use crate::jobs::progress::percent_text;
 use crate::state::snapshot::Stop;
-use gainshare_kube_api::training_job::{Attempt, Phase, State, Stopping, TrainingJobStatus};
+use gainshare_kube_api::training_job::{Attempt, Phase, State, StopReason, TrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
@@ -34,7 +34,7 @@ pub(super) const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(LONGE
 pub(super) fn ended(
     snapshot: &Snapshot<'_>,
     attempt: &Attempt,
-    stopping: Option<Stopping>,
+    stopping: Option<StopReason>,
     stop: &Stop,
 ) -> TrainingJobStatus {
     let status = snapshot.job.status.clone();
@@ -45,11 +45,11 @@ pub(super) fn ended(
         return succeed(snapshot, status);
     }
     match stopping {
-        Some(Stopping::Deadline) => {
+        Some(StopReason::Deadline) => {
             let sentence = "it did not end within runPolicy.activeDeadlineSeconds";
             return fail(snapshot, status, "DeadlineExceeded", sentence);
         }
-        Some(Stopping::Migrate) if !snapshot.job.spec.suspend => return migrate(snapshot, stop),
+        Some(StopReason::Migrate) if !snapshot.job.spec.suspend => return migrate(snapshot, stop),
         _ if snapshot.job.spec.suspend => return suspend(snapshot, attempt, stop),
         _ => {}
     }
@@ -67,7 +67,7 @@ pub(super) fn ended(
             wait(next, format!("the pod {} was declared stopped: the job continues with a new one", attempt.pod))
         }
         // Suspended and resumed again before the pod had ended.
-        Stop::NeverBegan(_) | Stop::Exited(_) if stopping == Some(Stopping::Suspend) => {
+        Stop::NeverBegan(_) | Stop::Exited(_) if stopping == Some(StopReason::Suspend) => {
             wait(next_attempt(snapshot, drop_migration(status), None, None), "resumes after a suspension".to_owned())
         }
         Stop::NeverBegan(why) if attempt.pinned || was_deleted(snapshot, attempt) => {

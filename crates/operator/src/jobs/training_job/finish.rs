@@ -11,7 +11,7 @@
 use super::action::{PodFinish, Snapshot};
 use crate::jobs::progress::newer_progress;
 use crate::state::snapshot::JobSnapshot;
-use gainshare_kube_api::deadline::{FinishStatus, Forecast, Standing, moment_text};
+use gainshare_kube_api::deadline::{DeadlineState, FinishStatus, Forecast, moment_text};
 use gainshare_kube_api::deadline_input;
 use gainshare_kube_api::training_job::{State, TrainingJobStatus};
 use jiff::Timestamp;
@@ -76,13 +76,13 @@ pub(super) fn update(status: &mut TrainingJobStatus, state: State, snapshot: &Sn
     let is_late = latest.is_none_or(|latest| snapshot.now > latest);
     finish.standing = match state {
         // How the job ended was judged when it ended.
-        State::Succeeded | State::Failed if matches!(finish.standing, Standing::Met | Standing::Missed) => {
+        State::Succeeded | State::Failed if matches!(finish.standing, DeadlineState::Met | DeadlineState::Missed) => {
             finish.standing
         }
-        State::Succeeded if !is_late => Standing::Met,
-        State::Succeeded | State::Failed => Standing::Missed,
-        State::Suspended => Standing::Unknown,
-        _ if is_past || is_late => Standing::Missed,
+        State::Succeeded if !is_late => DeadlineState::Met,
+        State::Succeeded | State::Failed => DeadlineState::Missed,
+        State::Suspended => DeadlineState::Unknown,
+        _ if is_past || is_late => DeadlineState::Missed,
         _ => finish.standing,
     };
     let (reason, message) = match finish.standing {
@@ -92,7 +92,7 @@ pub(super) fn update(status: &mut TrainingJobStatus, state: State, snapshot: &Sn
              runs as best effort"
                 .to_owned(),
         ),
-        Standing::AtRisk => (
+        DeadlineState::AtRisk => (
             "MissPredicted",
             format!(
                 "the job will be done at {}, after its deadline {}: it goes on as best effort",
@@ -100,12 +100,12 @@ pub(super) fn update(status: &mut TrainingJobStatus, state: State, snapshot: &Sn
                 finish.deadline.as_deref().unwrap_or_default()
             ),
         ),
-        Standing::Missed => {
+        DeadlineState::Missed => {
             ("Missed", format!("the deadline {} was missed", finish.deadline.as_deref().unwrap_or_default()))
         }
-        Standing::Met => ("Met", "the job succeeded in time".to_owned()),
-        Standing::OnTime => ("OnTime", "the job will be done in time, as far as can be predicted".to_owned()),
-        Standing::Unknown => ("NotPredicted", "the end of the job cannot be predicted yet".to_owned()),
+        DeadlineState::Met => ("Met", "the job succeeded in time".to_owned()),
+        DeadlineState::OnTime => ("OnTime", "the job will be done in time, as far as can be predicted".to_owned()),
+        DeadlineState::Unknown => ("NotPredicted", "the end of the job cannot be predicted yet".to_owned()),
     };
     let holds = if finish.standing.warns() { "True" } else { "False" };
     let known = status.conditions.iter().find(|known| known.type_ == AT_RISK);
@@ -160,7 +160,7 @@ mod tests {
         job
     }
 
-    /// The job's status after it went into a state, so many seconds after its creation.
+    /// The job's status after it went into a state, this number of seconds after its creation.
     fn after(job: &JobSnapshot, state: State, at_s: i64) -> TrainingJobStatus {
         after_with(job, state, at_s, None)
     }
@@ -187,18 +187,18 @@ mod tests {
         job.status = after(&job, State::Waiting, 320);
         assert_eq!(moment(&job).unwrap().as_second(), 1_000_400);
         job.status = after(&job, State::Succeeded, 399);
-        assert_eq!(job.status.finish.as_ref().unwrap().standing, Standing::Met);
+        assert_eq!(job.status.finish.as_ref().unwrap().standing, DeadlineState::Met);
         // The judgement stands, whenever the object is looked at again.
-        assert_eq!(after(&job, State::Succeeded, 9_000).finish.unwrap().standing, Standing::Met);
+        assert_eq!(after(&job, State::Succeeded, 9_000).finish.unwrap().standing, DeadlineState::Met);
     }
 
     #[test]
     fn success_counts_within_the_tolerance_only() {
         let mut job = job(Some(100));
-        assert_eq!(after(&job, State::Succeeded, 101).finish.unwrap().standing, Standing::Missed);
+        assert_eq!(after(&job, State::Succeeded, 101).finish.unwrap().standing, DeadlineState::Missed);
         job.spec.deadline_tolerance = Some("10s".to_owned());
-        assert_eq!(after(&job, State::Succeeded, 109).finish.unwrap().standing, Standing::Met);
-        assert_eq!(after(&job, State::Failed, 50).finish.unwrap().standing, Standing::Missed);
+        assert_eq!(after(&job, State::Succeeded, 109).finish.unwrap().standing, DeadlineState::Met);
+        assert_eq!(after(&job, State::Failed, 50).finish.unwrap().standing, DeadlineState::Missed);
     }
 
     #[test]
@@ -209,7 +209,7 @@ mod tests {
         let forecast = Forecast { done_ms: 1_000_500_000, earliest_ms: 1_000_400_000, latest_ms: 1_000_600_000 };
         predict(
             &mut job.status,
-            PodFinish { forecast: Some(forecast), standing: Some(Standing::AtRisk), percent: Some(40) },
+            PodFinish { forecast: Some(forecast), standing: Some(DeadlineState::AtRisk), percent: Some(40) },
         );
         let status = after(&job, State::Running, 2);
         let warning = new_warning(&before, &status).unwrap();
@@ -220,7 +220,7 @@ mod tests {
         let near = Forecast { done_ms: 1_000_550_000, ..forecast };
         predict(
             &mut job.status,
-            PodFinish { forecast: Some(near), standing: Some(Standing::AtRisk), percent: Some(44) },
+            PodFinish { forecast: Some(near), standing: Some(DeadlineState::AtRisk), percent: Some(44) },
         );
         assert_eq!((&job.status, job.status.progress.as_deref()), (&status, Some("40%")));
         let silent = PodFinish { forecast: None, standing: None, percent: Some(45) };

@@ -25,9 +25,10 @@ use crate::jobs::waiting::{bounded_wait, missing_node_sentence, overdue, removed
 use crate::jobs::workload::JournalStep;
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{JobSnapshot, NodeState, PodSnapshot, Stop};
+use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::names::is_our_job;
 use gainshare_kube_api::placement_reason::PlacementReason;
-use gainshare_kube_api::training_job::{Attempt, CleanPodPolicy, State, Stopping, TrainingJobStatus};
+use gainshare_kube_api::training_job::{Attempt, CleanPodPolicy, State, StopReason, TrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
@@ -40,7 +41,7 @@ pub(crate) const ROOM_PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 /// How long to wait before a pod that was refused (by a quota, for instance) is tried again.
 pub(crate) const REFUSAL_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 
-/// A share is published again when it has changed by so many hundredths.
+/// A share is published again when it has changed by this number of hundredths.
 const SHARE_STEP: u32 = 5;
 
 /// Epochs beyond this are not used: the number of an attempt must be able to grow.
@@ -280,14 +281,14 @@ fn with_pod(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> St
 }
 
 /// Whether the job is to be stopped now, in any state.
-fn wants_stop(snapshot: &Snapshot<'_>, attempt: &Attempt) -> Option<Stopping> {
+fn wants_stop(snapshot: &Snapshot<'_>, attempt: &Attempt) -> Option<StopReason> {
     if attempt.stopping.is_some() {
         return None;
     }
     if snapshot.job.spec.suspend {
-        return Some(Stopping::Suspend);
+        return Some(StopReason::Suspend);
     }
-    deadline(snapshot).is_some_and(|deadline| deadline <= snapshot.now).then_some(Stopping::Deadline)
+    deadline(snapshot).is_some_and(|deadline| deadline <= snapshot.now).then_some(StopReason::Deadline)
 }
 
 fn deadline(snapshot: &Snapshot<'_>) -> Option<Timestamp> {
@@ -296,31 +297,31 @@ fn deadline(snapshot: &Snapshot<'_>) -> Option<Timestamp> {
     start.saturating_add(SignedDuration::from_secs(limit_s)).ok()
 }
 
-fn begin_stop(snapshot: &Snapshot<'_>, attempt: &Attempt, reason: Stopping) -> TrainingJobStatus {
+fn begin_stop(snapshot: &Snapshot<'_>, attempt: &Attempt, reason: StopReason) -> TrainingJobStatus {
     let mut status = snapshot.job.status.clone();
     let since = Some(MicroTime(snapshot.now));
     status.attempt = Some(Attempt { stopping: Some(reason), stopping_since: since, ..attempt.clone() });
     let message = match reason {
-        Stopping::Suspend => "was asked to save itself and end, because spec.suspend is true",
-        Stopping::Deadline => "was asked to end, because runPolicy.activeDeadlineSeconds is over",
-        Stopping::Replace => "its node has no room for it: another one is chosen",
-        Stopping::Migrate => "was asked to save itself and end, to continue elsewhere",
+        StopReason::Suspend => "was asked to save itself and end, because spec.suspend is true",
+        StopReason::Deadline => "was asked to end, because runPolicy.activeDeadlineSeconds is over",
+        StopReason::Replace => "its node has no room for it: another one is chosen",
+        StopReason::Migrate => "was asked to save itself and end, to continue elsewhere",
     };
-    let state = if reason == Stopping::Migrate { State::Migrating } else { status.state };
+    let state = if reason == StopReason::Migrate { State::Migrating } else { status.state };
     set_status(status, StatusText::new(state, "Stopping", message.to_owned()), snapshot)
 }
 
 /// Whether the job is being stopped and is to go on later.
 pub(super) fn saves_itself(status: &TrainingJobStatus) -> bool {
     let stopping = status.attempt.as_ref().and_then(|attempt| attempt.stopping);
-    matches!(stopping, Some(Stopping::Suspend | Stopping::Migrate))
+    matches!(stopping, Some(StopReason::Suspend | StopReason::Migrate))
 }
 
 /// The pod was asked to end, by the operator or by another client.
 fn stopping(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Step {
     if pod.deleted.is_none() {
         // It found room just before it was to be replaced.
-        if attempt.stopping == Some(Stopping::Replace) && pod.node.is_some() {
+        if attempt.stopping == Some(StopReason::Replace) && pod.node.is_some() {
             let mut status = snapshot.job.status.clone();
             status.attempt = Some(Attempt { stopping: None, stopping_since: None, ..attempt.clone() });
             return write(JournalStep::Noted, status);
@@ -335,7 +336,8 @@ fn stopping(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> St
     }
     let (message, wake) = overdue(pod, snapshot.nodes, snapshot.now);
     let Some(message) = message else { return Step { actions: Vec::new(), wake } };
-    let state = if attempt.stopping == Some(Stopping::Migrate) { State::Migrating } else { snapshot.job.status.state };
+    let state =
+        if attempt.stopping == Some(StopReason::Migrate) { State::Migrating } else { snapshot.job.status.state };
     let text = StatusText::new(state, "StopNotProven", message);
     Step { actions: write_if_new(snapshot, JournalStep::Noted, snapshot.job.status.clone(), text), wake }
 }
@@ -393,7 +395,7 @@ fn beginning(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> S
     // A claim that is missing or not bound is so on every other node, too.
     let elsewhere = attempt.pinned && !words.to_lowercase().contains("persistentvolumeclaim");
     if elsewhere && patience_ends.is_none() {
-        let mut replaced = begin_stop(snapshot, attempt, Stopping::Replace);
+        let mut replaced = begin_stop(snapshot, attempt, StopReason::Replace);
         let node = attempt.node.clone().unwrap_or_default();
         replaced.last_decision = Some(format!("{node} had no room ({words}): another node is chosen"));
         return write(JournalStep::Stopping, replaced);
@@ -412,7 +414,7 @@ fn running(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Ste
         if !allowed || matches!(snapshot.nodes.get(&node), Some(NodeState::Silent | NodeState::Missing)) {
             return Step::one(Action::RemoveOrder);
         }
-        let mut next = begin_stop(snapshot, attempt, Stopping::Migrate);
+        let mut next = begin_stop(snapshot, attempt, StopReason::Migrate);
         next.migration = Some(begin_move(order, node, attempt.epoch, snapshot.now));
         next.last_decision = Some(format!("move to {}: {}", order.node, order.sentence()));
         next.asked_node = snapshot.job.wanted_node.clone();
@@ -462,7 +464,7 @@ fn running(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Ste
 
 /// The order of the node annotation, if the job does not run there and the value was not followed
 /// before.
-pub(crate) fn asked(job: &JobSnapshot) -> Option<Order> {
+pub(crate) fn requested_order(job: &JobSnapshot) -> Option<Order> {
     let node = job.wanted_node.as_ref()?;
     let attempt = job.status.attempt.as_ref().filter(|attempt| attempt.ended.is_none());
     let kind = match attempt {
@@ -481,13 +483,13 @@ pub(crate) fn asked(job: &JobSnapshot) -> Option<Order> {
 }
 
 /// Why the job must stay where it is.
-pub(crate) fn movable(job: &JobSnapshot) -> Result<(), String> {
+pub(crate) fn movable(job: &JobSnapshot) -> Result<(), ImmovableReason> {
     if job.spec.checkpoint.is_none() {
-        return Err("spec.checkpoint is missing, so it could not resume elsewhere".to_owned());
+        return Err(ImmovableReason::NoCheckpoint);
     }
     match (&job.status.unmovable, job.spec.policy) {
-        (Some(why), _) => Err(why.clone()),
-        (None, policy) if !policy.places_pods() => Err(format!("its policy is {}", policy.name())),
+        (Some(why), _) => Err(ImmovableReason::FailedMove(why.clone())),
+        (None, policy) if !policy.places_pods() => Err(ImmovableReason::Policy(policy)),
         (None, _) => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 //! Single steps of the machine, each with the border where another one begins.
 
-use super::super::{asked, step};
+use super::super::{requested_order, step};
 use super::model::World;
 use super::{running, work};
 use crate::jobs::moves::{begin_move, exit_text, own_share_until, verdict};
@@ -9,7 +9,7 @@ use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{Exit, JobSnapshot, NodeState, Nodes, Phase, PodSnapshot, Stop};
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::run_policy::CleanPodPolicy;
-use gainshare_kube_api::training_job::{JobPolicy, State, Stopping};
+use gainshare_kube_api::training_job::{JobPolicy, State, StopReason};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
@@ -33,7 +33,7 @@ fn ready() -> Nodes {
 #[test]
 fn the_node_annotation_is_an_order_once_and_only_where_it_can_be_followed() {
     let (mut job, _) = snapshot_of(&running(143));
-    let ordered = |job: &JobSnapshot| asked(job).map(|order| (order.kind, order.node));
+    let ordered = |job: &JobSnapshot| requested_order(job).map(|order| (order.kind, order.node));
     assert_eq!(ordered(&job), None);
     job.wanted_node = Some("a".into());
     assert_eq!(ordered(&job), None, "it runs there");
@@ -46,7 +46,7 @@ fn the_node_annotation_is_an_order_once_and_only_where_it_can_be_followed() {
     fixed.spec.policy = JobPolicy::Na;
     assert_eq!(ordered(&fixed), None, "it may not move");
     let mut stopping = job.clone();
-    stopping.status.attempt.as_mut().unwrap().stopping = Some(Stopping::Suspend);
+    stopping.status.attempt.as_mut().unwrap().stopping = Some(StopReason::Suspend);
     assert_eq!(ordered(&stopping), None, "it is being stopped");
     let mut new = snapshot_of(&World::new(143)).0;
     new.wanted_node = Some("b".into());
@@ -162,7 +162,7 @@ fn a_pod_that_does_not_begin_is_explained() {
 fn a_pod_that_finds_room_is_not_replaced() {
     let (mut job, pods) = snapshot_of(&running(143));
     let attempt = job.status.attempt.as_mut().unwrap();
-    (attempt.stopping, attempt.stopping_since) = (Some(Stopping::Replace), Some(MicroTime(now())));
+    (attempt.stopping, attempt.stopping_since) = (Some(StopReason::Replace), Some(MicroTime(now())));
     let stays = take(&job, &pods, &ready(), None).actions;
     let Some(Action::Write(_, status)) = stays.first() else { panic!("{stays:?}") };
     let attempt = status.attempt.as_ref().unwrap();

@@ -1,4 +1,4 @@
-//! Tests of [`super`] in a model cluster. Whatever happens there: `never_two_live_attempts`, `always_ends`.
+//! Tests of [`super`] in a model cluster. What always holds there: `never_two_live_attempts`, `always_ends`.
 
 #[path = "machine_faults.rs"]
 mod faults;
@@ -13,8 +13,9 @@ use crate::jobs::training_job::action::{Action, Snapshot};
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{NodeState, Nodes};
 use gainshare_core::invariants::Invariants;
+use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::placement_reason::PlacementReason;
-use gainshare_kube_api::training_job::{State, Stopping};
+use gainshare_kube_api::training_job::{State, StopReason};
 use jiff::SignedDuration;
 use model::*;
 use proptest::prelude::*;
@@ -172,7 +173,7 @@ fn a_job_that_cannot_save_stays_and_says_so() {
 fn without_a_checkpoint_nothing_is_moved() {
     let mut world = running(143);
     world.change_job(|job| job.spec.checkpoint = None);
-    assert!(movable(world.job.as_ref().unwrap()).unwrap_err().contains("spec.checkpoint"));
+    assert_eq!(movable(world.job.as_ref().unwrap()), Err(ImmovableReason::NoCheckpoint));
     order(&mut world, OrderKind::Move, "b");
     assert_eq!(work(&mut world), ["removeorder", "write noted"]);
     assert!(message(&world).contains("spec.checkpoint is missing"), "{}", message(&world));
@@ -274,7 +275,7 @@ fn the_deadline_ends_a_job() {
     assert!(work(&mut world).is_empty());
     world.now += SignedDuration::from_secs(61);
     work(&mut world);
-    assert_eq!(world.job.as_ref().unwrap().status.attempt.as_ref().unwrap().stopping, Some(Stopping::Deadline));
+    assert_eq!(world.job.as_ref().unwrap().status.attempt.as_ref().unwrap().stopping, Some(StopReason::Deadline));
     world.kubelet("a");
     work(&mut world);
     assert_eq!(world.state(), State::Failed);

@@ -30,7 +30,7 @@ use gainshare_kube_api::quantity::template_requests;
 use gainshare_kube_api::training_job::State;
 use jiff::Timestamp;
 use kube::Client;
-use machine::{REFUSAL_PAUSE, asked, movable, step};
+use machine::{REFUSAL_PAUSE, movable, requested_order, step};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -177,7 +177,7 @@ impl Workload for TrainingJobs {
             Ok(_) => self.fault(name, now),
         };
         // The annotation, which a person wrote, goes before the decision.
-        let order = asked(&job).or_else(|| self.leader.orders.order(&job.uid));
+        let order = requested_order(&job).or_else(|| self.leader.orders.order(&job.uid));
         let pod_uid = job.status.attempt.as_ref().and_then(|attempt| attempt.uid.clone());
         let nodes_needed = self.leader.nodes_needed(&job.uid, job.status.finish.as_ref());
         let mut next = step(&Snapshot {

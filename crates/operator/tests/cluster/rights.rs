@@ -1,22 +1,22 @@
 //! What the operator's and the node agents' accounts may do at a real API server: roles first, then the chart's
 //! admission policies.
 
-use crate::common::{Bed, SYSTEM, eventually, text};
+use crate::common::{SYSTEM, Scenarios, TestBed, eventually, text};
 use serde_json::{Value, json};
 use std::process::Command;
 
 /// A uid that no object has, in the form that uids have.
 const SOME_UID: &str = "0b54d1c2-9f51-4a8e-8e2f-0d5a7b1c2d3e";
 
-pub(crate) fn check(bed: &Bed) {
-    roles(bed);
+pub(crate) fn check(scenarios: &mut Scenarios, bed: &TestBed) {
+    scenarios.run("the roles grant what the work needs and no more", || roles(bed));
     let operator = Operator { bed, account: format!("--as=system:serviceaccount:{SYSTEM}:gainshare-operator") };
-    creation_of_pods(&operator);
-    changes_of_pods(&operator);
-    jobs_webhook_and_secrets(&operator);
+    scenarios.run("the operator creates pods of TrainingJobs only", || creation_of_pods(&operator));
+    scenarios.run("the operator changes no foreign pod", || changes_of_pods(&operator));
+    scenarios.run("the operator changes no foreign Job and reads no Secret", || jobs_webhook_and_secrets(&operator));
 }
 
-fn can(bed: &Bed, account: &str, verb: &str, what: &str) -> bool {
+fn can(bed: &TestBed, account: &str, verb: &str, what: &str) -> bool {
     let account = format!("--as=system:serviceaccount:{SYSTEM}:{account}");
     let (resource, part) = what.split_once('/').unwrap_or((what, ""));
     let part = format!("--subresource={part}");
@@ -24,7 +24,7 @@ fn can(bed: &Bed, account: &str, verb: &str, what: &str) -> bool {
     text(&output.stdout).trim() == "yes"
 }
 
-fn roles(bed: &Bed) {
+fn roles(bed: &TestBed) {
     for verb in ["get", "list", "watch", "create", "patch", "delete"] {
         for what in [
             "pods",
@@ -67,7 +67,7 @@ fn roles(bed: &Bed) {
 
 /// The operator's account, as an attacker with its token would use it.
 struct Operator<'a> {
-    bed: &'a Bed,
+    bed: &'a TestBed,
     account: String,
 }
 

@@ -4,17 +4,18 @@
 //! its own ServiceAccount, so it has the rights that the chart grants and no others. This test plays the node
 //! agents, with tokens bound to the agents' pods. Needs root.
 
+#[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
-#[path = "operator/rights.rs"]
+#[path = "cluster/rights.rs"]
 mod rights;
 
-use common::{Bed, SYSTEM, eventually, text};
+use common::{SYSTEM, Scenarios, TestBed, checkout, eventually, text};
 use gainshare_kube_api::names::ORIGINAL_ANNOTATION;
 use gainshare_kube_api::resize::{Amounts, Resources};
 use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::training_job::TrainingJob;
 use gainshare_kube_api::wire::{
-    Answer, Beat, Category, JobState, OutcomeState, Resize, SYNC_PATH, SyncRequest, TOKEN_AUDIENCE,
+    Answer, JobReport, NodeTotals, OutcomeState, ReportedCategory, Resize, SYNC_PATH, SyncRequest, TOKEN_AUDIENCE,
 };
 use gainshare_operator as operator;
 use kube::{Client, Config, CustomResourceExt, config};
@@ -22,9 +23,9 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-impl Bed {
+impl TestBed {
     fn chart(&self, more: &[&str]) -> String {
         let chart = deploy("chart");
         let args = ["template", "gainshare", &chart, "-n", SYSTEM, "--kube-version", "1.35.0", "--no-hooks"];
@@ -72,7 +73,7 @@ struct Agent {
 
 impl Agent {
     /// The answer, or the code of the refusal.
-    fn ask(&mut self, jobs: Option<Vec<JobState>>, resizes: Vec<Resize>, wait_ms: u32) -> Result<Answer, String> {
+    fn ask(&mut self, jobs: Option<Vec<JobReport>>, resizes: Vec<Resize>, wait_ms: u32) -> Result<Answer, String> {
         self.seq += 1;
         let sync = SyncRequest {
             node: self.node.clone(),
@@ -80,7 +81,7 @@ impl Agent {
             seq: self.seq,
             seen: self.seen,
             wait_ms,
-            beat: Beat::default(),
+            beat: NodeTotals::default(),
             jobs,
             resizes,
         };
@@ -142,7 +143,7 @@ impl Agent {
     }
 }
 
-async fn client(bed: &Bed, token: &str) -> Client {
+async fn client(bed: &TestBed, token: &str) -> Client {
     let kubeconfig = config::Kubeconfig::read_from(&bed.kubeconfig).unwrap();
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.unwrap();
     config.auth_info = config::AuthInfo { token: Some(token.to_owned().into()), ..config::AuthInfo::default() };
@@ -178,7 +179,7 @@ fn operator_config(listen: SocketAddr) -> operator::Config {
 }
 
 /// A token bound to the agent's pod on a node, as the kubelet would mount it.
-fn agent_token(bed: &Bed, node: &str, audience: &str) -> String {
+fn agent_token(bed: &TestBed, node: &str, audience: &str) -> String {
     let field = format!("spec.nodeName={node}");
     let name = eventually("an agent on every node", || {
         let pods = bed.kubectl(&[
@@ -214,7 +215,7 @@ fn agent_token(bed: &Bed, node: &str, audience: &str) -> String {
 #[test]
 #[ignore = "needs root and a test bed"]
 fn the_operator_in_a_real_cluster() {
-    let bed = Bed::up("operatortest", &["--nodes", "0", "--kwok", "2"]);
+    let bed = TestBed::up("operatortest", &["--nodes", "0", "--kwok", "2"]);
     bed.kubectl(&["create", "namespace", SYSTEM]);
     bed.kubectl(&["create", "namespace", "team"]);
     bed.apply(serde_json::to_value(SharePolicy::crd()).unwrap());
@@ -223,9 +224,10 @@ fn the_operator_in_a_real_cluster() {
     bed.run("kubectl", &["apply", "-n", SYSTEM, "-f", "-"], &chart);
     bed.kubectl(&["wait", "--for=condition=Established", "crd/sharepolicies.gainshare.dev", "--timeout=30s"]);
 
-    plain_manifests_are_fresh(&bed);
-    rights::check(&bed);
-    mistakes_are_answered_with_help(&bed);
+    let mut scenarios = Scenarios::default();
+    scenarios.run("the plain manifests are fresh", || plain_manifests_are_fresh(&bed));
+    rights::check(&mut scenarios, &bed);
+    scenarios.run("mistakes are answered with help", || mistakes_are_answered_with_help(&bed));
 
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let token = bed.kubectl(&["create", "token", "gainshare-operator", "-n", SYSTEM]).trim().to_owned();
@@ -257,14 +259,37 @@ fn the_operator_in_a_real_cluster() {
     let mut agents = (agent("kwok-0", TOKEN_AUDIENCE), agent("kwok-1", TOKEN_AUDIENCE));
     eventually("an operator that answers", || agents.0.ask(None, Vec::new(), 0).ok());
 
-    who_may_ask(&bed, &agent, &mut agents.0);
-    resizes(&bed, &mut agents);
-    conditions(&bed, &mut agents);
-    webhook(&bed, address);
-    given_back(&bed, &runtime, &client, &mut agents.0);
+    share_pods(&bed);
+    scenarios.run("only a node agent may ask, and for its own node", || who_may_ask(&bed, &agent, &mut agents.0));
+    scenarios.run("pods are resized within their pool", || resizes(&bed, &mut agents));
+    scenarios.run("conditions and notes name what is wrong and what is decided", || conditions(&bed, &mut agents));
+    scenarios.run("pods start tuned where the namespace asks for it", || webhook(&bed, address));
+    scenarios.run("pods get their own values back", || given_back(&bed, &runtime, &client, &mut agents.0));
+    scenarios.run("an operator that ends frees the lease", || {
+        end.send(()).unwrap();
+        runtime.block_on(running).unwrap().unwrap();
+        ended_operator(&bed);
+    });
+    scenarios.finish();
+}
 
-    end.send(()).unwrap();
-    runtime.block_on(running).unwrap().unwrap();
+fn deploy(file: &str) -> String {
+    checkout().join("deploy").join(file).to_str().unwrap().to_owned()
+}
+
+/// The policy and the pods of the scenarios: two pods on the first node, one on the second.
+fn share_pods(bed: &TestBed) {
+    bed.apply(policy("training", json!({"selector": {"matchLabels": {"role": "training"}}})));
+    for (name, node) in [("a", "kwok-0"), ("b", "kwok-0"), ("far", "kwok-1")] {
+        bed.apply(pod(name, node, burstable()));
+    }
+}
+
+fn burstable() -> Value {
+    json!({"requests": {"cpu": "500m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}})
+}
+
+fn ended_operator(bed: &TestBed) {
     bed.apply(pod("unasked", "kwok-1", json!({})));
     assert!(
         bed.get("pod", "unasked")["spec"]["containers"][0]["env"].is_null(),
@@ -275,11 +300,7 @@ fn the_operator_in_a_real_cluster() {
     assert_eq!(lease, "", "an operator that ends frees the lease for a standby");
 }
 
-fn deploy(file: &str) -> String {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(file).to_str().unwrap().to_owned()
-}
-
-fn plain_manifests_are_fresh(bed: &Bed) {
+fn plain_manifests_are_fresh(bed: &TestBed) {
     let rendered = bed.chart(&["--include-crds", "--set", "authority.create=false"]);
     let committed = std::fs::read_to_string(deploy("gainshare.yaml")).unwrap();
     assert!(
@@ -296,7 +317,7 @@ fn plain_manifests_are_fresh(bed: &Bed) {
     bed.run("kubectl", &["apply", "--dry-run=server", "-f", "-"], &rendered);
 }
 
-fn mistakes_are_answered_with_help(bed: &Bed) {
+fn mistakes_are_answered_with_help(bed: &TestBed) {
     for (spec, helps) in [
         (json!({}), "give exactly one of selector"),
         (json!({"selector": {}, "targetRef": {"kind": "Job", "name": "a"}}), "give exactly one of selector"),
@@ -316,7 +337,7 @@ fn mistakes_are_answered_with_help(bed: &Bed) {
     assert!(said.contains("unknown field \"spec.intervall\""), "{said}");
 }
 
-fn who_may_ask(bed: &Bed, agent: &dyn Fn(&str, &str) -> Agent, good: &mut Agent) {
+fn who_may_ask(bed: &TestBed, agent: &dyn Fn(&str, &str) -> Agent, good: &mut Agent) {
     let mut nobody = agent("kwok-0", TOKEN_AUDIENCE);
     nobody.token = "nonsense".to_owned();
     assert!(nobody.ask(None, Vec::new(), 0).unwrap_err().starts_with("401"));
@@ -334,12 +355,7 @@ fn who_may_ask(bed: &Bed, agent: &dyn Fn(&str, &str) -> Agent, good: &mut Agent)
     assert!(good.ask(None, Vec::new(), 0).is_ok());
 }
 
-fn resizes(bed: &Bed, agents: &mut (Agent, Agent)) {
-    bed.apply(policy("training", json!({"selector": {"matchLabels": {"role": "training"}}})));
-    let burstable = json!({"requests": {"cpu": "500m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}});
-    for (name, node) in [("a", "kwok-0"), ("b", "kwok-0"), ("far", "kwok-1")] {
-        bed.apply(pod(name, node, burstable.clone()));
-    }
+fn resizes(bed: &TestBed, agents: &mut (Agent, Agent)) {
     let pods = eventually("two pods on the first node's list", || Some(agents.0.list()).filter(|pods| pods.len() == 2));
     assert_eq!((pods[0].policy.as_str(), pods[0].owner.starts_with("Pod/")), ("training", true));
     let uid = |name: &str| bed.get("pod", name)["metadata"]["uid"].as_str().unwrap().to_owned();
@@ -365,16 +381,19 @@ fn resizes(bed: &Bed, agents: &mut (Agent, Agent)) {
     assert_eq!(states, [OutcomeState::Done, OutcomeState::Done]);
     assert_eq!((cpu(&bed.get("pod", "a")), cpu(&bed.get("pod", "b"))), ("700m".into(), "300m".into()));
 
-    // A long poll ends when there is news, long before its time.
+    // A long poll ends when there is news. An answer that came because the time was over has no list.
     let seen = agents.1.list().len();
-    let started = Instant::now();
-    bed.apply(pod("late", "kwok-1", burstable.clone()));
-    while agents.1.ask(Some(Vec::new()), Vec::new(), 20_000).unwrap().pods.is_none_or(|pods| pods.len() == seen) {}
-    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+    bed.apply(pod("late", "kwok-1", burstable()));
+    let mut listed = seen;
+    while listed == seen {
+        let answer = agents.1.ask(Some(Vec::new()), Vec::new(), 20_000).unwrap();
+        listed = answer.pods.expect("the new pod ends the long poll").len();
+    }
+    assert_eq!(listed, seen + 1);
     bed.kubectl(&["delete", "pod", "late", "-n", "team", "--now", "--wait=false"]);
 }
 
-fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
+fn conditions(bed: &TestBed, agents: &mut (Agent, Agent)) {
     bed.apply(policy("nobody", json!({"selector": {"matchLabels": {"role": "absent"}}})));
     bed.apply(policy("orphan", json!({"targetRef": {"kind": "PyTorchJob", "name": "gone"}})));
     let message = |name: &str, kind: &str, wanted: &str| {
@@ -392,7 +411,7 @@ fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
     assert!(message("training", "Resizable", "True").contains("every selected pod"));
 
     let uid = bed.get("pod", "a")["metadata"]["uid"].as_str().unwrap().to_owned();
-    let job = |category, value| JobState {
+    let job = |category, value| JobReport {
         uid: uid.clone(),
         container: "main".to_owned(),
         category,
@@ -404,7 +423,7 @@ fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
         forecast: None,
         standing: None,
     };
-    agents.0.ask(Some(vec![job(Category::Growing, 3.0)]), Vec::new(), 0).unwrap();
+    agents.0.ask(Some(vec![job(ReportedCategory::Growing, 3.0)]), Vec::new(), 0).unwrap();
     let status = || bed.get("pod", "a")["metadata"]["annotations"]["gainshare.dev/status"].as_str().map(str::to_owned);
     let note = eventually("a note on the pod", || status().filter(|note| note.contains("growing")));
     assert!(note.contains("\"sharePercent\":70"), "{note}");
@@ -418,7 +437,7 @@ fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
     let version = |kind: &str, name: &str| bed.get(kind, name)["metadata"]["resourceVersion"].clone();
     let before = (version("pod", "a"), version("sharepolicy", "training"));
     for step in 0..10 {
-        agents.0.ask(Some(vec![job(Category::Growing, 2.0 - f64::from(step) / 10.0)]), Vec::new(), 0).unwrap();
+        agents.0.ask(Some(vec![job(ReportedCategory::Growing, 2.0 - f64::from(step) / 10.0)]), Vec::new(), 0).unwrap();
         std::thread::sleep(Duration::from_millis(200));
     }
     std::thread::sleep(Duration::from_secs(2));
@@ -429,7 +448,7 @@ fn conditions(bed: &Bed, agents: &mut (Agent, Agent)) {
 
 /// The API server sends admission reviews of new pods to the operator. The operator has no pod here that the
 /// Service could select, so the configuration names its address.
-fn webhook(bed: &Bed, address: SocketAddr) {
+fn webhook(bed: &TestBed, address: SocketAddr) {
     let patch = json!([
         {"op": "remove", "path": "/webhooks/0/clientConfig/service"},
         {"op": "add", "path": "/webhooks/0/clientConfig/url", "value": format!("https://{address}/mutate")},
@@ -452,7 +471,7 @@ fn webhook(bed: &Bed, address: SocketAddr) {
     assert!(admitted["metadata"]["annotations"]["gainshare.dev/start"].as_str().unwrap().starts_with("tuned; main: "));
 }
 
-fn given_back(bed: &Bed, runtime: &tokio::runtime::Runtime, client: &Client, agent: &mut Agent) {
+fn given_back(bed: &TestBed, runtime: &tokio::runtime::Runtime, client: &Client, agent: &mut Agent) {
     let set_suspend = |suspend: bool| {
         let patch = format!(r#"{{"spec":{{"suspend":{suspend}}}}}"#);
         bed.kubectl(&["patch", "sharepolicy", "training", "-n", "team", "--type=merge", "-p", &patch]);
@@ -481,9 +500,12 @@ fn given_back(bed: &Bed, runtime: &tokio::runtime::Runtime, client: &Client, age
         agent.list().iter().any(|pod| pod.uid == uid).then_some(())
     });
     assert_eq!(agent.resize(&uid, 11, 100), OutcomeState::Done);
-    let count = runtime.block_on(operator::release(&operator_config(([127, 0, 0, 1], 0).into()), client)).unwrap();
-    assert!(count <= 1, "the running operator may have restored it before the first list");
-    restored("values given back before an uninstall", "a");
+    runtime.block_on(operator::release(&operator_config(([127, 0, 0, 1], 0).into()), client)).unwrap();
+    for name in ["a", "b"] {
+        let pod = bed.get("pod", name);
+        assert_eq!(cpu(&pod), "500m", "{name} has its own values when the release returns");
+        assert!(pod["metadata"]["annotations"][ORIGINAL_ANNOTATION].is_null(), "{pod:#}");
+    }
     let restarts = bed.get("pod", "a")["status"]["containerStatuses"][0]["restartCount"].clone();
     assert_eq!(restarts, 0);
     assert!(agent.list().is_empty(), "switched off, nothing is shared");
