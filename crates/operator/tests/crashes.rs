@@ -96,7 +96,7 @@ fn warning_about(bed: &Bed, kind: &str, name: &str) -> Option<Value> {
 /// The namespace of another tenant.
 const OTHER: &str = "other";
 
-/// A tenant's job is placed within this time, whatever objects another tenant has.
+/// A tenant's job is placed within this time, also beside hostile objects of another tenant.
 const PLACED_WITHIN_S: i64 = 5;
 
 fn moment(value: &Value) -> Option<jiff::Timestamp> {
@@ -130,8 +130,8 @@ fn places_job_of_other_tenant(bed: &Bed, name: &str) -> f64 {
     placed_s as f64
 }
 
-/// Jobs of another tenant are placed beside the hostile objects: by an operator that saw them come, and by one that finds
-/// them when it starts. Returns how many objects there were, and the longest time until a job was placed.
+/// Jobs of another tenant are placed beside the hostile objects: by an operator that saw them come, and by one that
+/// finds them when it starts. Returns how many objects there were, and the longest time until a job was placed.
 fn serves_another_tenant(bed: &Bed) -> (u32, f64) {
     let operator = Operator::start(bed, None);
     // With a policy the resources of all pods count, also those of the hostile ones.

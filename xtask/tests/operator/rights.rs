@@ -204,7 +204,7 @@ fn changes_of_pods(operator: &Account<'_>) {
     originals(operator.bed);
 }
 
-/// Nobody but the operator writes the original resources of a pod, not even an administrator.
+/// Only the operator writes the original resources of a pod; an administrator cannot.
 fn originals(bed: &Bed) {
     let mut forged = super::pod("forged", "kwok-1", json!({"requests": {"cpu": "100m"}}));
     forged["metadata"]["annotations"] = json!({"gainshare.dev/original-resources": "{}"});

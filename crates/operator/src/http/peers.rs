@@ -5,9 +5,9 @@
 //!
 //! **How.** A connection is *unproven* until a request on it carried a token that the API server accepted.
 //! Unproven connections are counted, in all and for each peer. When their places are taken, a peer that has no
-//! unproven connection still gets one: a few addresses with many connections lock no node agent out. Each peer also has a small budget of refused
-//! tokens, which fills up again slowly; a peer without budget gets no token review. Admission reviews, which
-//! carry no token, have places of their own, some for each peer.
+//! unproven connection still gets one: a few addresses with many connections lock no node agent out. Each peer also
+//! has a small budget of refused tokens, which fills up again slowly; a peer without budget gets no token review.
+//! Admission reviews, which carry no token, have places of their own, some for each peer.
 //!
 //! **Terms.** *Peer*: an IPv4 address, or the first 64 bits of an IPv6 address. The loopback address is our own
 //! pod (or a benchmark on the same machine) and is not limited as a peer.

@@ -244,8 +244,8 @@ async fn a_peer_without_proof_has_few_connections() {
     assert!(tokio::time::timeout(LONG, again).await.unwrap().contains("200"));
 }
 
-/// Two hundred clients on eight addresses send half a request each and take every place. An agent that connects anew for
-/// each message is answered all the same.
+/// Two hundred clients on eight addresses send half a request each and take every place. An agent with a new connection
+/// for each message is answered all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn agents_are_answered_beside_two_hundred_unfinished_requests() {
     let bench = bench(Limits { unproven: 200, unproven_per_peer: 25, ..limits() }, None).await;

@@ -249,7 +249,7 @@ impl Bed {
         *pod = ended(pod, code, now);
     }
 
-    /// Somebody else deletes the task's pod: a drain, for instance.
+    /// Another client deletes the task's pod: a drain, for instance.
     fn drain(&mut self, name: &str) {
         let (now, until) = (self.now, self.now + SignedDuration::from_secs(30));
         self.task(name).deleted = Some((now, until));
