@@ -16,20 +16,20 @@ async fn serve(lease: Arc<Mutex<Option<Value>>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path();
     assert_ne!(path, "/api/v1/nodes", "a defect in the task that lists nodes");
-    let refuse = |code: StatusCode| {
+    let refuse = |code: StatusCode, reason: &str| {
         let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-            "message": "none", "reason": "none", "code": code.as_u16()});
+            "message": reason, "reason": reason, "code": code.as_u16()});
         (code, Json(status)).into_response()
     };
     if !path.contains("/leases") {
-        return refuse(StatusCode::SERVICE_UNAVAILABLE);
+        return refuse(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable");
     }
     if parts.method != Method::GET {
         let body = to_bytes(body, 1 << 20).await.unwrap_or_default();
         *lease.lock() = serde_json::from_slice(&body).ok();
     }
     let known = lease.lock().clone();
-    known.map_or_else(|| refuse(StatusCode::NOT_FOUND), |lease| Json(lease).into_response())
+    known.map_or_else(|| refuse(StatusCode::NOT_FOUND, "NotFound"), |lease| Json(lease).into_response())
 }
 
 fn config() -> Config {
