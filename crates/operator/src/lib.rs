@@ -338,3 +338,7 @@ fn started() -> u64 {
 async fn listen(address: SocketAddr) -> Result<TcpListener, OperatorError> {
     TcpListener::bind(address).await.map_err(|source| OperatorError::Listen { address, source })
 }
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod tests;

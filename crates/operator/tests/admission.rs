@@ -21,6 +21,7 @@ fn policy(name: &str) -> Value {
     let template = std::fs::read_to_string(path).unwrap();
     let filled = template
         .replace("{{ $account }}", &format!("system:serviceaccount:{SYSTEM}:gainshare-operator"))
+        .replace("{{ $cluster }}", "['kube-system', 'kube-public', 'kube-node-lease']")
         .replace("{{ $system }}", &format!("['kube-system', 'kube-public', 'kube-node-lease', '{SYSTEM}']"))
         .replace("{{ $owners }}", "owner.kind == 'TrainingJob' && owner.apiVersion.startsWith('gainshare.dev/')")
         .replace("{{ .Release.Namespace }}", SYSTEM)
@@ -101,6 +102,11 @@ struct Request {
 impl Request {
     /// The messages of the validations that deny the request; an expression that fails denies it, too.
     fn denials(&self, name: &str) -> Vec<String> {
+        self.denials_of(name, &format!("system:serviceaccount:{SYSTEM}:gainshare-operator"))
+    }
+
+    /// The same for a request of another user.
+    fn denials_of(&self, name: &str, user: &str) -> Vec<String> {
         let policy = policy(name);
         let mut context = Context::default();
         context.add_function("dyn", |value: Cel| -> FunctionResult { Ok(value) });
@@ -109,7 +115,7 @@ impl Request {
         context.add_function("hasValue", has_value);
         context.add_variable_from_value("object", cel(&self.object));
         context.add_variable_from_value("oldObject", cel(&self.old));
-        let user = json!({"username": format!("system:serviceaccount:{SYSTEM}:gainshare-operator")});
+        let user = json!({"username": user});
         let operation = match (self.object.is_null(), self.old.is_null()) {
             (true, _) => "DELETE",
             (false, true) => "CREATE",
@@ -123,7 +129,7 @@ impl Request {
         context.add_variable_from_value("namespaceObject", cel(&json!({"metadata": metadata})));
         let conditions = policy["matchConditions"].as_array().unwrap();
         let holds = |condition: &Value| evaluate(condition["expression"].as_str().unwrap(), &context);
-        assert_eq!(holds(&conditions[0]), Ok(Cel::Bool(true)), "the policy is about the operator");
+        assert_eq!(holds(&conditions[0]), Ok(Cel::Bool(true)), "the policy is about such requests");
         if conditions.iter().any(|condition| holds(condition) == Ok(Cel::Bool(false))) {
             return vec![format!("{name} does not apply")];
         }
@@ -258,8 +264,31 @@ fn other_changes_of_pods_are_denied() {
     denied(&request(pod(), pod()), "pods-resize", "gainshare.dev/original-resources");
     let mut noted = pod();
     noted["metadata"]["annotations"]["gainshare.dev/original-resources"] = json!("{}");
-    let system = Request { namespace: "kube-system", ..request(noted.clone(), noted) };
+    let system = Request { namespace: "kube-system", ..request(noted.clone(), noted.clone()) };
     denied(&system, "pods-resize", "the cluster's own namespaces");
+    for namespace in ["kube-system", "kube-public", "kube-node-lease"] {
+        let annotated = Request { namespace, ..request(noted.clone(), pod()) };
+        denied(&annotated, "pods-update", "no pods of the cluster's own namespaces");
+    }
+}
+
+#[test]
+fn original_resources_are_written_by_the_operator_only() {
+    let with = |originals: &str| {
+        let mut noted = pod();
+        noted["metadata"]["annotations"]["gainshare.dev/original-resources"] = json!(originals);
+        noted
+    };
+    let tenant = |object: Value, old: Value| request(object, old).denials_of("originals", "tenant");
+    let is_denied = |denials: Vec<String>| denials.len() == 1 && denials[0].contains("by Gainshare's operator only");
+    assert!(is_denied(tenant(with("{}"), Value::Null)), "a pod that is created with it");
+    assert!(is_denied(tenant(with("{}"), pod())), "it is added");
+    assert!(is_denied(tenant(with("{1}"), with("{}"))), "it is changed");
+    let mut bare = pod();
+    bare["metadata"].as_object_mut().unwrap().remove("annotations");
+    assert!(is_denied(tenant(with("{}"), bare)), "there was no annotation at all");
+    assert_eq!(tenant(with("{}"), with("{}")), [""; 0], "it stays as it is");
+    assert_eq!(request(with("{}"), pod()).denials("originals"), ["originals does not apply"], "the operator writes it");
 }
 
 #[test]

@@ -9,7 +9,7 @@
 mod common;
 
 use common::training::{COUNTS, Operator, batch_job, job};
-use common::{Scenarios, TestBed, Watch, alive, eventually, text, within_a_minute};
+use common::{TestBed, SYSTEM, Scenarios, Watch, alive, eventually, text, within_a_minute};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -44,6 +44,7 @@ fn training_jobs_in_a_real_cluster() {
     scenarios.run("a Job of the cluster's own kind is adopted", || adopts(&bed, operator));
     scenarios.run("the operator dies at every step of a move", || survives_its_operator(&bed));
     scenarios.run("a deleted job saves itself and takes its pods along", || goes(&bed));
+    scenarios.run("drains and deletions end while sharing is off", || switched_off(&bed));
     let watched = watch.end();
     scenarios.run("no job ever lived twice", || {
         assert!(watched.twice.is_empty(), "{:?}", watched.twice);
@@ -297,4 +298,54 @@ fn goes(bed: &TestBed) {
         pods.trim().is_empty().then_some(())
     };
     assert!(within_a_minute(gone).is_some(), "its pods are held");
+}
+
+/// A distributed job of one server and two workers, none of which ends by itself.
+fn gang(name: &str) -> Value {
+    let script = "trap 'exit 143' TERM; while :; do sleep 0.2; done";
+    let template = json!({"spec": {"containers": [{
+        "name": "main", "image": "busybox:local", "imagePullPolicy": "Never", "command": ["sh", "-c", script],
+        "resources": {"requests": {"cpu": "20m", "memory": "8Mi"}},
+    }]}});
+    json!({
+        "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name, "namespace": "team"},
+        "spec": {
+            "policy": "na", "runPolicy": {"terminationGracePeriodSeconds": 5},
+            "replicaSpecs": {"PS": {"template": template}, "Worker": {"replicas": 2, "template": template}},
+        },
+    })
+}
+
+/// While sharing is switched off, nothing is started, and nobody waits for us: a drain ends, and a deletion does.
+fn switched_off(bed: &TestBed) {
+    let operator = Operator::start(bed, None);
+    for name in ["drained", "removed"] {
+        bed.apply(job(name, COUNTS, json!({})));
+        bed.until(name, "Running", Some("left"));
+    }
+    bed.apply(gang("gang"));
+    bed.until("gang", "Running", None);
+    drop(operator);
+    // The next operator finds the switch when it starts.
+    bed.kubectl(&["create", "configmap", "gainshare-operator", "-n", SYSTEM, "--from-literal=sharing=off"]);
+    let _operator = Operator::start(bed, None);
+    bed.apply(job("latecomer", COUNTS, json!({})));
+    let selector = "--pod-selector=gainshare.dev/job in (drained, gang)";
+    bed.kubectl(&["drain", "left", "right", selector, "--timeout=90s"]);
+    bed.kubectl(&["delete", "trainingjob", "removed", "-n", "team", "--timeout=90s"]);
+    for name in ["drained", "gang", "latecomer"] {
+        let label = format!("gainshare.dev/job={name}");
+        let pods = bed.kubectl(&["get", "pods", "-n", "team", "-l", &label, "-o", "name"]);
+        assert_eq!(pods.trim(), "", "{name}: a pod was made while sharing was off");
+    }
+    let latecomer = bed.job("latecomer");
+    assert!(latecomer["metadata"]["finalizers"].is_null() && latecomer["status"].is_null(), "{latecomer:#}");
+
+    bed.kubectl(&["uncordon", "left", "right"]);
+    let on = r#"{"data":{"sharing":"on"}}"#;
+    bed.kubectl(&["patch", "configmap", "gainshare-operator", "-n", SYSTEM, "--type=merge", "-p", on]);
+    for name in ["drained", "gang", "latecomer"] {
+        let job = bed.until(name, "Running", None);
+        assert!(job["status"]["failures"].as_u64().unwrap_or(0) == 0, "a drain is no failure: {:#}", job["status"]);
+    }
 }

@@ -8,8 +8,12 @@
 mod common;
 
 use common::training::{COUNTS, Operator, job};
-use common::{SYSTEM, Scenarios, TestBed, Watch, eventually, text, within_a_minute};
+use common::{TestBed, SYSTEM, Scenarios, Watch, alive, eventually, text, within_a_minute};
+use serde_json::{Value, json};
 use std::time::{Duration, Instant};
+
+/// A standby takes over this long after the leader's last sign of life.
+const LEASE: Duration = Duration::from_secs(15);
 
 fn outage() -> Duration {
     let seconds = std::env::var("GAINSHARE_OUTAGE_S").ok().and_then(|text| text.parse().ok());
@@ -38,17 +42,32 @@ fn node_of(bed: &TestBed, name: &str) -> String {
     bed.job(name)["status"]["attempt"]["node"].as_str().unwrap_or_default().to_owned()
 }
 
+/// What must not change about a job that stays: its pod, its container, and their resources.
+fn pod_of(bed: &TestBed, name: &str) -> Value {
+    let job = bed.job(name);
+    let pod = bed.get("pod", job["status"]["attempt"]["pod"].as_str().unwrap_or_default());
+    let container = &pod["status"]["containerStatuses"][0];
+    json!({
+        "pod": pod["metadata"]["name"], "uid": pod["metadata"]["uid"], "deleted": pod["metadata"]["deletionTimestamp"],
+        "resources": pod["spec"]["containers"][0]["resources"], "applied": container["resources"],
+        "container": container["containerID"], "restarts": container["restartCount"],
+    })
+}
+
 /// A part of the control plane is killed in a move and comes back after the outage. Returns the seconds from its
 /// return until the job runs on its target.
 fn is_away(bed: &TestBed, part: &str) -> f64 {
     let _operator = Operator::start(bed, None);
     let from = bed.until("steady", "Running", None)["status"]["attempt"]["node"].as_str().unwrap().to_owned();
-    let pods_before = bed.kubectl(&["get", "pods", "-n", "team", "-o", "name"]);
+    let quiet = pod_of(bed, "quiet");
+    assert!(quiet["container"].is_string(), "{quiet:#}");
     bed.send_to("steady", other(&from));
     std::thread::sleep(Duration::from_millis(500));
     let killed = bed.testbed(&["kill", part]);
     assert!(killed.status.success(), "{}", text(&killed.stderr));
     std::thread::sleep(outage());
+    let living = alive(bed.name);
+    assert!(living.get("quiet").is_some_and(|pods| pods.len() == 1), "a job that should stay has ended: {living:?}");
     let started = bed.testbed(&["start", part]);
     assert!(started.status.success(), "{}", text(&started.stderr));
     let began = Instant::now();
@@ -58,16 +77,20 @@ fn is_away(bed: &TestBed, part: &str) -> f64 {
     };
     assert!(within_a_minute(is_back).is_some(), "{part} did not come back");
     bed.until("steady", "Running", Some(other(&from)));
-    let quiet = bed.kubectl(&["get", "trainingjob", "quiet", "-n", "team", "-o", "jsonpath={.status.attempt.epoch}"]);
-    assert_eq!(quiet, "1", "a job that should stay was started again; pods before: {pods_before}");
-    began.elapsed().as_secs_f64()
+    let recovery_s = began.elapsed().as_secs_f64();
+    let epoch = bed.kubectl(&["get", "trainingjob", "quiet", "-n", "team", "-o", "jsonpath={.status.attempt.epoch}"]);
+    assert_eq!(epoch, "1", "a job that should stay was started again");
+    assert_eq!(pod_of(bed, "quiet"), quiet, "a job that should stay has changed");
+    recovery_s
 }
 
+/// Who leads; nobody before the first operator has made the lease.
 fn holder(bed: &TestBed) -> String {
-    bed.kubectl(&["get", "lease", "gainshare-operator", "-n", SYSTEM, "-o", "jsonpath={.spec.holderIdentity}"])
+    let lease = ["get", "lease", "gainshare-operator", "-n", SYSTEM, "--ignore-not-found"];
+    bed.kubectl(&[&lease[..], &["-o", "jsonpath={.spec.holderIdentity}"]].concat())
 }
 
-/// The leader stands still in a move for longer than its lease, the standby takes over and ends the move, and the
+/// The leader stands still in a move for three times its lease, the standby takes over and ends the move, and the
 /// former leader runs again. Returns the seconds until the standby had ended the move.
 fn stands_still(bed: &TestBed) -> f64 {
     let first = Operator::start(bed, None);
@@ -82,6 +105,7 @@ fn stands_still(bed: &TestBed) -> f64 {
     bed.until("steady", "Running", Some(other(&from)));
     let took_s = began.elapsed().as_secs_f64();
     let before = bed.job("steady")["status"]["moves"].clone();
+    std::thread::sleep((LEASE * 3).saturating_sub(began.elapsed()));
     first.signal(nix::sys::signal::Signal::SIGCONT);
     // The former leader has old orders and an old view; nothing of them may take effect.
     for _ in 0..20 {

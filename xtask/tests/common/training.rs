@@ -56,11 +56,18 @@ impl TestBed {
         fs::create_dir(&claim).unwrap();
         self.claim("shared", &claim);
 
-        let token = self.kubectl(&["create", "token", "gainshare-operator", "-n", SYSTEM]);
+        self.kubeconfig_of("operator");
+    }
+
+    /// Writes a kubeconfig with a token of the account `gainshare-PART`.
+    pub(crate) fn kubeconfig_of(&self, part: &str) -> PathBuf {
+        let token = self.kubectl(&["create", "token", &format!("gainshare-{part}"), "-n", SYSTEM]);
         let mut config: Value =
             serde_json::from_str(&self.kubectl(&["config", "view", "--raw", "-o", "json"])).unwrap();
         config["users"][0]["user"] = json!({"token": token.trim()});
-        fs::write(self.folder.path().join("operator.kubeconfig"), config.to_string()).unwrap();
+        let path = self.folder.path().join(format!("{part}.kubeconfig"));
+        fs::write(&path, config.to_string()).unwrap();
+        path
     }
 
     /// Applies the chart's objects with its value for placeholders, and the ConfigMap that owns them. Placeholders run

@@ -4,9 +4,10 @@
 //! cost memory and load the API server, and a peer without a token must not be able to spend them all.
 //!
 //! **How.** A connection is *unproven* until a request on it carried a token that the API server accepted.
-//! Unproven connections are counted, in all and for each peer. Each peer also has a small budget of refused
-//! tokens, which fills up again slowly; a peer without budget gets no token review. Admission reviews, which
-//! carry no token, have places of their own, some for each peer.
+//! Unproven connections are counted, in all and for each peer. When their places are taken, a peer that has no
+//! unproven connection still gets one: a few addresses with many connections lock no node agent out. Each peer also
+//! has a small budget of refused tokens, which fills up again slowly; a peer without budget gets no token review.
+//! Admission reviews, which carry no token, have places of their own, some for each peer.
 //!
 //! **Terms.** *Peer*: an IPv4 address, or the first 64 bits of an IPv6 address. The loopback address is our own
 //! pod (or a benchmark on the same machine) and is not limited as a peer.
@@ -28,6 +29,8 @@ pub(crate) struct Limits {
     pub(crate) connections: usize,
     pub(crate) unproven: usize,
     pub(crate) unproven_per_peer: usize,
+    /// Further places for unproven connections of peers that have no other one.
+    pub(crate) unproven_first: usize,
     /// Refused tokens that cost a review, at once and each minute.
     pub(crate) refusals: f64,
     pub(crate) refusals_per_minute: f64,
@@ -43,6 +46,7 @@ impl Default for Limits {
             connections: 12_000,
             unproven: 1024,
             unproven_per_peer: 128,
+            unproven_first: 4096,
             refusals: 10.0,
             refusals_per_minute: 10.0,
             admissions: 16,
@@ -105,7 +109,9 @@ impl Peers {
         }
         let peer = self.peer(address);
         if let Some(peer) = peer {
-            if counts.unproven >= limits.unproven {
+            let has_unproven = counts.peers.get(&peer).is_some_and(|known| known.unproven > 0);
+            let first = if has_unproven { 0 } else { limits.unproven_first };
+            if counts.unproven >= limits.unproven.saturating_add(first) {
                 return None;
             }
             if counts.peers.len() >= MOST_PEERS {
@@ -204,7 +210,8 @@ mod tests {
     use std::time::Duration;
 
     fn limits() -> Limits {
-        Limits { connections: 5, unproven: 4, unproven_per_peer: 2, refusals: 2.0, ..Limits::default() }
+        let small = Limits { connections: 5, unproven: 4, unproven_per_peer: 2, ..Limits::default() };
+        Limits { unproven_first: 0, refusals: 2.0, ..small }
     }
 
     #[test]
@@ -223,6 +230,24 @@ mod tests {
         assert!(peers.admit(IpAddr::from([10, 0, 0, 3]), now).is_none(), "the unproven have no more places");
         drop(_third);
         assert!(peers.admit(IpAddr::from([10, 0, 0, 3]), now).is_some());
+    }
+
+    #[test]
+    fn eight_addresses_lock_no_peer_out() {
+        let limits = Limits { unproven: 16, unproven_per_peer: 2, unproven_first: 3, ..Limits::default() };
+        let (peers, now) = (Peers::new(limits), Instant::now());
+        let hostile = |last: u8| IpAddr::from([10, 0, 0, last]);
+        let agent = |last: u8| IpAddr::from([10, 0, 1, last]);
+        let taken: Vec<Seat> = (0..16).map(|i| peers.admit(hostile(i / 2), now).unwrap()).collect();
+        assert!(peers.admit(hostile(0), now).is_none());
+        let first = peers.admit(agent(1), now).expect("a peer without a connection gets one");
+        assert!(peers.admit(agent(1), now).is_none(), "one until it is proven");
+        first.prove();
+        let _again = peers.admit(agent(1), now).expect("its connection is proven");
+        let _others = (peers.admit(agent(2), now).unwrap(), peers.admit(agent(3), now).unwrap());
+        assert!(peers.admit(agent(4), now).is_none(), "these places are bounded, too");
+        drop(taken);
+        assert!(peers.admit(agent(4), now).is_some());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
 /// The token of node A's agent; all others are refused.
@@ -242,6 +242,33 @@ async fn a_peer_without_proof_has_few_connections() {
         }
     };
     assert!(tokio::time::timeout(LONG, again).await.unwrap().contains("200"));
+}
+
+/// Two hundred clients on eight addresses send half a request each and take every place. An agent with a new connection
+/// for each message is answered all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn agents_are_answered_beside_two_hundred_unfinished_requests() {
+    let bench = bench(Limits { unproven: 200, unproven_per_peer: 25, ..limits() }, None).await;
+    let mut hostile = Vec::new();
+    for client in 0..200_u8 {
+        let socket = TcpSocket::new_v4().unwrap();
+        // Every address of 127.0.0.0/8 is this machine.
+        socket.bind(SocketAddr::from(([127, 0, 0, 2 + client / 25], 0))).unwrap();
+        let mut stream = socket.connect(bench.address).await.unwrap();
+        let whole = request(SYNC_PATH, Some("wrong"), 1000);
+        stream.write_all(&whole.as_bytes()[..whole.len() / 2]).await.unwrap();
+        hostile.push(stream);
+    }
+    let mut longest = Duration::ZERO;
+    for seq in 1..=20 {
+        let body = serde_json::to_string(&SyncRequest { seq, ..sync_of("a") }).unwrap();
+        let began = std::time::Instant::now();
+        let answer = tokio::time::timeout(LONG, ask(bench.address, SYNC_PATH, Some(GOOD), &body)).await;
+        assert!(answer.expect("an agent is answered").contains("200"));
+        longest = longest.max(began.elapsed());
+    }
+    println!("the longest wait of an agent: {} ms", longest.as_millis());
+    println!("fault: injected={} violations=0", hostile.len());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,17 +7,21 @@
 //! between; the watch delivers late and out of order, and loses events. The operator dies after any of its writes
 //! (the annotation with a pod's own resources, the resize, the note), and another one begins with a list of the
 //! pods. After every step: the requests of the node's pods fit its pool (I2), and no older plan was carried out
-//! after a newer one.
+//! after a newer one, and every write named the version of the pod that it was decided on. At the end the faults stop:
+//! two more plans are carried out, the policy goes, and the operator dies in between while it restores the pods. The
+//! pods are then as they are without any fault.
 //!
 //! **Use.** As for the daemon's part: `cargo xtask faultsim`.
 
 use super::*;
+use crate::shares::restore;
 use axum::extract::Request;
 use axum::http::Method;
 use gainshare_core::invariants::{Guarantee, Invariants};
 use gainshare_core::seeds::{Campaign, Dice, first_failure};
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::fixtures::manifest;
+use gainshare_kube_api::names::ORIGINAL_ANNOTATION;
 use gainshare_kube_api::resize::{self, LEAST_CPU_MILLI};
 use gainshare_kube_api::select::PolicyFacts;
 use gainshare_kube_api::wire::{NodeTotals, PodOnNode};
@@ -39,13 +43,22 @@ const NODE: &str = "node-a";
 const PODS: [(&str, u64); 3] = [("a", 600), ("b", 500), ("c", 900)];
 const STEPS: usize = 60;
 
-/// A check that a test turns off, to see that the simulation notices.
+/// The plans at the end, as shares of [`PODS`]. After the first, every part of the second is worth a write. Of the first,
+/// a part may be refused: a pod that has nearly its share already is not lowered for another one.
+const LAST_PLANS: [[f64; 3]; 2] = [[0.7, 0.15, 0.15], [0.2, 0.3, 0.5]];
+
+/// A message, and a pass over pods to restore, need few repetitions when nothing fails.
+const QUIET_ROUNDS: usize = 5;
+
+/// A check of the operator, or of the API server, that a test turns off to see that the simulation notices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fence {
-    /// Late and doubled messages are ignored, and an older plan is refused.
+    /// The operator ignores late and doubled messages, and refuses an older plan.
     Sequence,
-    /// A write is refused if the pod has changed since it was read.
+    /// The API server refuses a write if the pod has changed since it was read.
     Version,
+    /// The operator's writes name the version of the pod.
+    NamedVersion,
 }
 
 /// The API server: pods as JSON.
@@ -55,8 +68,12 @@ struct Server {
     dice: Dice,
     injected: u64,
     off: Option<Fence>,
+    /// No more faults.
+    is_quiet: bool,
     /// Whether a write was accepted on an old copy of the pod.
     has_old_write: bool,
+    /// Whether a write named no version: it would be accepted on any copy.
+    has_unversioned_write: bool,
     /// After how many more writes the operator dies, if it dies.
     dies_after: Option<usize>,
     /// The operator has died: it gets no answer any more.
@@ -84,7 +101,7 @@ impl Server {
             (StatusCode::from_u16(code).unwrap(), Json(status)).into_response()
         };
         let name = path.split('/').nth(6).unwrap_or_default().to_owned();
-        let fault = self.dice.below(20);
+        let fault = if self.is_quiet { usize::MAX } else { self.dice.below(20) };
         self.injected += u64::from(fault < 3);
         match fault {
             0 => return refuse(503, "ServiceUnavailable"),
@@ -95,6 +112,7 @@ impl Server {
         let Some(pod) = self.pods.get(&name) else { return refuse(404, "NotFound") };
         if *method == Method::PATCH {
             let version = &body["metadata"]["resourceVersion"];
+            self.has_unversioned_write |= version.is_null();
             if !version.is_null() && *version != pod["metadata"]["resourceVersion"] {
                 if self.off != Some(Fence::Version) {
                     return refuse(409, "Conflict");
@@ -156,10 +174,14 @@ struct Agent {
 
 impl Agent {
     fn decide(&mut self, dice: &mut Dice) {
-        self.generation += 1;
         let shares: Vec<f64> = self.pods.iter().map(|_| 1.0 + dice.below(20) as f64).collect();
         let sum: f64 = shares.iter().sum();
-        let shared: Vec<(&PodOnNode, f64)> = self.pods.iter().zip(shares.iter().map(|share| share / sum)).collect();
+        self.plan(shares.iter().map(|share| share / sum));
+    }
+
+    fn plan(&mut self, shares: impl Iterator<Item = f64>) {
+        self.generation += 1;
+        let shared: Vec<(&PodOnNode, f64)> = self.pods.iter().zip(shares).collect();
         let changes = resize::changes(&shared, 0);
         let resize = |(i, to): (usize, _)| Resize {
             uid: self.pods[i].uid.clone(),
@@ -221,13 +243,22 @@ struct Wire {
     carried_out: BTreeMap<String, (u64, u64)>,
     dice: Dice,
     off: Option<Fence>,
-    deliveries: u64,
+    /// The policy that selects the pods exists.
+    has_policy: bool,
     _ending: watch::Sender<bool>,
 }
 
 /// An operator that has just begun to lead, with the pods that the API server lists.
-fn lead(server: &Mutex<Server>, client: &kube::Client, metrics: &Arc<Metrics>, epoch: u64) -> Arc<LeaderContext> {
+fn lead(
+    server: &Mutex<Server>,
+    client: &kube::Client,
+    metrics: &Arc<Metrics>,
+    epoch: u64,
+    has_policy: bool,
+) -> Arc<LeaderContext> {
     let leader = Arc::new(Leader::new(metrics.clone(), epoch));
+    let off = server.lock().off;
+    leader.agents.lock().takes_old = off == Some(Fence::Sequence);
     let policy = json!({
         "apiVersion": "gainshare.dev/v1alpha1", "kind": "SharePolicy",
         "metadata": {"namespace": "team", "name": "all", "uid": "p", "creationTimestamp": "2026-01-01T00:00:00Z"},
@@ -235,12 +266,15 @@ fn lead(server: &Mutex<Server>, client: &kube::Client, metrics: &Arc<Metrics>, e
     });
     let policy = PolicyFacts::of(&serde_json::from_value(policy).unwrap()).unwrap();
     leader.change(|world| {
-        world.put_policy(policy);
+        if has_policy {
+            world.put_policy(policy);
+        }
         server.lock().pods.values().filter_map(facts).for_each(|pod| world.put_pod(pod));
     });
-    let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics.clone()));
+    let mut shares = Shares::new(leader.clone(), client.clone(), metrics.clone());
+    shares.writer.omits_version = off == Some(Fence::NamedVersion);
     let reviewer = Reviewer::new(client.clone(), "system", "agent");
-    Arc::new(LeaderContext { leader, shares, reviewer })
+    Arc::new(LeaderContext { leader, shares: Arc::new(shares), reviewer })
 }
 
 impl Wire {
@@ -259,7 +293,9 @@ impl Wire {
             dice: Dice::new(seed, "server"),
             injected: 0,
             off,
+            is_quiet: false,
             has_old_write: false,
+            has_unversioned_write: false,
             dies_after: None,
             has_died: false,
         };
@@ -282,7 +318,7 @@ impl Wire {
         });
         let client = kube::Client::new(router, "team");
         let metrics = Arc::new(Metrics::new());
-        let leads = lead(&server, &client, &metrics, 1);
+        let leads = lead(&server, &client, &metrics, 1, true);
         let (leading_sender, leading) = watch::channel(Some(leads.clone()));
         let (ending, ending_seen) = watch::channel(false);
         Wire {
@@ -302,7 +338,7 @@ impl Wire {
             carried_out: BTreeMap::new(),
             dice: Dice::new(seed, "wire"),
             off,
-            deliveries: 0,
+            has_policy: true,
             _ending: ending,
         }
     }
@@ -361,21 +397,92 @@ impl Wire {
             }
             self.check()?;
         }
+        if self.off.is_none() {
+            self.end_quietly().await?;
+        }
         Ok(injected + self.deaths + self.server.lock().injected)
     }
 
+    /// Nothing fails any more. What was under way is lost, and the watch has delivered everything.
+    async fn end_quietly(&mut self) -> Result<(), String> {
+        self.server.lock().is_quiet = true;
+        self.under_way.clear();
+        self.answers.clear();
+        self.events.clear();
+        let pods: Vec<PodFacts> = self.server.lock().pods.values().filter_map(facts).collect();
+        self.leading.leader.change(|world| pods.into_iter().for_each(|pod| world.put_pod(pod)));
+        self.agent = Agent { epoch: self.agent.epoch + 1, ..Agent::default() };
+        self.exchange().await?;
+        let mut outcomes = Vec::new();
+        for plan in LAST_PLANS {
+            self.agent.plan(plan.into_iter());
+            for _ in 0..QUIET_ROUNDS {
+                outcomes = self.exchange().await?;
+            }
+        }
+        if !self.agent.wanted.is_empty() {
+            return Err(format!("not carried out in a quiet time: {:?}: {outcomes:?}", self.agent.wanted));
+        }
+        for ((name, milli), share) in PODS.iter().zip(LAST_PLANS[1]) {
+            let pool: u64 = PODS.iter().map(|(_, milli)| milli).sum();
+            let server = self.server.lock();
+            let (wanted, got) = ((pool as f64 * share).round() as u64, server.request_milli(name));
+            let originals = facts(&server.pods[*name]).and_then(|pod| pod.originals());
+            let own = originals.and_then(|own| own.containers.values().next()?.resources().requests.cpu_milli);
+            if wanted.abs_diff(got) > 1 || own != Some(*milli) {
+                return Err(format!("pod {name} has {got}m for {wanted}m, and originals of {own:?} for {milli}m"));
+            }
+        }
+        self.restore().await
+    }
+
+    /// One message of the agent, and its answer.
+    async fn exchange(&mut self) -> Result<Vec<Outcome>, String> {
+        let message = self.agent.message();
+        self.deliver(message).await?;
+        self.check()?;
+        let answer = self.answers.pop().ok_or("an agent was not answered")?;
+        self.agent.receive(&answer);
+        Ok(answer.outcomes)
+    }
+
+    /// The policy is deleted. The operator dies after its first, second and third write about the pods' own resources;
+    /// the last operator restores all of them.
+    async fn restore(&mut self) -> Result<(), String> {
+        self.has_policy = false;
+        self.leading.leader.change(|world| world.remove_policy(&("team".to_owned(), "all".to_owned())));
+        for writes in 0..3 {
+            self.server.lock().dies_after = Some(writes);
+            let shares = self.leading.shares.clone();
+            tokio::select! {
+                biased;
+                () = async { restore::pass(&shares, &mut restore::Pauses::default()).await } => {}
+                () = self.death.notified() => {}
+            }
+            self.server.lock().dies_after = None;
+            self.begin_anew();
+        }
+        for _ in 0..QUIET_ROUNDS {
+            restore::pass(&self.leading.shares, &mut restore::Pauses::default()).await;
+        }
+        let server = self.server.lock();
+        for (name, milli) in PODS {
+            let (got, is_marked) = (server.request_milli(name), &server.pods[name]["metadata"]["annotations"]);
+            if got != milli || !is_marked[ORIGINAL_ANNOTATION].is_null() {
+                return Err(format!("pod {name} was not restored: it has {got}m for {milli}m"));
+            }
+        }
+        drop(server);
+        self.check()
+    }
+
     async fn deliver(&mut self, message: Message) -> Result<(), String> {
-        self.deliveries += 1;
         // As it travels: JSON.
         let text = serde_json::to_string(&message.sync).map_err(|error| error.to_string())?;
-        let mut sync: SyncRequest = serde_json::from_str(&text).map_err(|error| error.to_string())?;
-        // A message that claims to be new is treated as if nothing compared its number.
-        if self.off == Some(Fence::Sequence) {
-            (sync.epoch, sync.seq) = (1 << 40, self.deliveries);
-            sync.resizes.iter_mut().for_each(|one| one.generation = self.deliveries);
-        }
+        let sync: SyncRequest = serde_json::from_str(&text).map_err(|error| error.to_string())?;
         let before: Vec<u64> = PODS.iter().map(|(name, _)| self.server.lock().request_milli(name)).collect();
-        if self.death_dice.percent(40) {
+        let is_quiet = self.server.lock().is_quiet;
+        if !is_quiet && self.death_dice.percent(40) {
             let writes = self.death_dice.below(5);
             self.server.lock().dies_after = Some(writes);
         }
@@ -411,7 +518,7 @@ impl Wire {
         self.under_way.clear();
         self.answers.clear();
         self.events.clear();
-        self.leading = lead(&self.server, &self.client, &self.metrics, 1 + self.deaths);
+        self.leading = lead(&self.server, &self.client, &self.metrics, 1 + self.deaths, self.has_policy);
         self.leading_sender.send_replace(Some(self.leading.clone()));
     }
 
@@ -431,6 +538,9 @@ impl Wire {
         Invariants::check_node(NODE, (pool + slack) as f64, &guarantees).map_err(|broken| broken.to_string())?;
         if server.has_old_write {
             return Err("a pod was written that had changed since it was read".to_owned());
+        }
+        if server.has_unversioned_write {
+            return Err("a pod was written without the version that the write was decided on".to_owned());
         }
         Ok(())
     }
@@ -456,7 +566,7 @@ fn a_seed_does_the_same_every_time() {
 /// The simulation would find a defect: with a check turned off, some of 200 seeds fail.
 #[test]
 fn a_missing_check_is_found_within_200_seeds() {
-    for fence in [Fence::Sequence, Fence::Version] {
+    for fence in [Fence::Sequence, Fence::Version, Fence::NamedVersion] {
         first_failure(fence, |seed| run_seed(seed, Some(fence)));
     }
 }

@@ -56,11 +56,19 @@ impl From<kube::Error> for WriteError {
 pub(crate) struct Writer {
     client: Client,
     metrics: Arc<Metrics>,
+    /// Writes carry no version, so that a test can see whether its simulation notices.
+    #[cfg(test)]
+    pub(crate) omits_version: bool,
 }
 
 impl Writer {
     pub(crate) fn new(client: Client, metrics: Arc<Metrics>) -> Writer {
-        Writer { client, metrics }
+        Writer {
+            client,
+            metrics,
+            #[cfg(test)]
+            omits_version: false,
+        }
     }
 
     /// The pod as it is now.
@@ -76,8 +84,7 @@ impl Writer {
         notes: &[(&str, Option<String>)],
     ) -> Result<PodFacts, WriteError> {
         let notes: BTreeMap<&str, &Option<String>> = notes.iter().map(|(key, value)| (*key, value)).collect();
-        let patch =
-            json!({"metadata": {"resourceVersion": pod.resource_version, "uid": pod.uid, "annotations": notes}});
+        let patch = json!({"metadata": {"resourceVersion": self.version(pod), "uid": pod.uid, "annotations": notes}});
         let api = self.pods(pod);
         let params = PatchParams::apply(FIELD_MANAGER);
         self.send("annotate", api.patch(&pod.name, &params, &Patch::Merge(patch))).await
@@ -100,9 +107,18 @@ impl Writer {
         self.annotate(&restored, &[(names::ORIGINAL_ANNOTATION, None), (names::STATUS_ANNOTATION, None)]).await
     }
 
+    /// The version that a write was decided on.
+    fn version<'a>(&self, pod: &'a PodFacts) -> Option<&'a str> {
+        #[cfg(test)]
+        if self.omits_version {
+            return None;
+        }
+        Some(&pod.resource_version)
+    }
+
     async fn patch_resize(&self, pod: &PodFacts, containers: Vec<Value>) -> Result<PodFacts, WriteError> {
         let patch = json!({
-            "metadata": {"resourceVersion": pod.resource_version, "uid": pod.uid},
+            "metadata": {"resourceVersion": self.version(pod), "uid": pod.uid},
             "spec": {"containers": containers},
         });
         let api = self.pods(pod);

@@ -9,22 +9,21 @@ use std::process::Command;
 const SOME_UID: &str = "0b54d1c2-9f51-4a8e-8e2f-0d5a7b1c2d3e";
 
 pub(crate) fn check(scenarios: &mut Scenarios, bed: &TestBed) {
-    scenarios.run("the roles grant what the work needs and no more", || roles(bed));
-    let operator = Operator { bed, account: format!("--as=system:serviceaccount:{SYSTEM}:gainshare-operator") };
+    let operator = Account::of(bed, "operator");
+    let agent = Account::of(bed, "agent");
+    scenarios.run("the roles grant what the work needs and no more", || roles(&operator, &agent));
     scenarios.run("the operator creates pods of TrainingJobs only", || creation_of_pods(&operator));
     scenarios.run("the operator changes no foreign pod", || changes_of_pods(&operator));
     scenarios.run("the operator changes no foreign Job and reads no Secret", || jobs_webhook_and_secrets(&operator));
 }
 
-fn can(bed: &TestBed, account: &str, verb: &str, what: &str) -> bool {
-    let account = format!("--as=system:serviceaccount:{SYSTEM}:{account}");
-    let (resource, part) = what.split_once('/').unwrap_or((what, ""));
-    let part = format!("--subresource={part}");
-    let output = bed.output("kubectl", &["auth", "can-i", verb, resource, &part, "-n", "team", &account], "");
-    text(&output.stdout).trim() == "yes"
+/// One of our accounts, as an attacker with its token would use it.
+struct Account<'a> {
+    bed: &'a TestBed,
+    kubeconfig: String,
 }
 
-fn roles(bed: &TestBed) {
+fn roles(operator: &Account<'_>, agent: &Account<'_>) {
     for verb in ["get", "list", "watch", "create", "patch", "delete"] {
         for what in [
             "pods",
@@ -35,10 +34,10 @@ fn roles(bed: &TestBed) {
             "sharepolicies.gainshare.dev",
             "leases.coordination.k8s.io",
         ] {
-            assert!(!can(bed, "gainshare-agent", verb, what), "a node agent must not {verb} {what}");
+            assert!(!agent.can(verb, what), "a node agent must not {verb} {what}");
         }
-        assert!(!can(bed, "gainshare-operator", verb, "secrets"), "the operator must not {verb} secrets");
-        assert!(!can(bed, "gainshare-operator", verb, "deployments.apps"), "the operator must not {verb} workloads");
+        assert!(!operator.can(verb, "secrets"), "the operator must not {verb} secrets");
+        assert!(!operator.can(verb, "deployments.apps"), "the operator must not {verb} workloads");
     }
     for (verb, what) in [
         ("update", "pods"),
@@ -51,7 +50,7 @@ fn roles(bed: &TestBed) {
         ("delete", "jobs.batch"),
         ("create", "persistentvolumeclaims"),
     ] {
-        assert!(!can(bed, "gainshare-operator", verb, what), "the operator must not {verb} {what}");
+        assert!(!operator.can(verb, what), "the operator must not {verb} {what}");
     }
     for (verb, what) in [
         ("patch", "pods/resize"),
@@ -61,20 +60,25 @@ fn roles(bed: &TestBed) {
         ("patch", "trainingjobs.gainshare.dev/status"),
         ("patch", "jobs.batch"),
     ] {
-        assert!(can(bed, "gainshare-operator", verb, what), "the operator must {verb} {what}");
+        assert!(operator.can(verb, what), "the operator must {verb} {what}");
     }
 }
 
-/// The operator's account, as an attacker with its token would use it.
-struct Operator<'a> {
-    bed: &'a TestBed,
-    account: String,
-}
+impl<'a> Account<'a> {
+    fn of(bed: &'a TestBed, part: &str) -> Account<'a> {
+        Account { bed, kubeconfig: format!("--kubeconfig={}", bed.kubeconfig_of(part).display()) }
+    }
 
-impl Operator<'_> {
-    /// Runs kubectl as the operator; the error output if it was refused.
+    fn can(&self, verb: &str, what: &str) -> bool {
+        let (resource, part) = what.split_once('/').unwrap_or((what, ""));
+        let part = format!("--subresource={part}");
+        let args = ["auth", "can-i", verb, resource, &part, "-n", "team", &self.kubeconfig];
+        text(&self.bed.output("kubectl", &args, "").stdout).trim() == "yes"
+    }
+
+    /// Runs kubectl with the account's token; the error output if it was refused.
     fn run(&self, args: &[&str], input: &Value) -> Result<(), String> {
-        let output = self.bed.output("kubectl", &[args, &[self.account.as_str()]].concat(), &input.to_string());
+        let output = self.bed.output("kubectl", &[args, &[self.kubeconfig.as_str()]].concat(), &input.to_string());
         if output.status.success() { Ok(()) } else { Err(text(&output.stderr)) }
     }
 
@@ -99,8 +103,12 @@ impl Operator<'_> {
     }
 
     fn patch(&self, pod: &str, patch: Value) -> Result<(), String> {
+        self.patch_in("team", pod, patch)
+    }
+
+    fn patch_in(&self, namespace: &str, pod: &str, patch: Value) -> Result<(), String> {
         let patch = patch.to_string();
-        self.run(&["patch", "pod", pod, "-n", "team", "--dry-run=server", "--type=merge", "-p", &patch], &json!({}))
+        self.run(&["patch", "pod", pod, "-n", namespace, "--dry-run=server", "--type=merge", "-p", &patch], &json!({}))
     }
 }
 
@@ -127,7 +135,7 @@ fn pod_of_a_job() -> Value {
     })
 }
 
-fn creation_of_pods(operator: &Operator<'_>) {
+fn creation_of_pods(operator: &Account<'_>) {
     let changed = |change: fn(&mut Value)| {
         let mut pod = pod_of_a_job();
         change(&mut pod);
@@ -164,7 +172,7 @@ fn creation_of_pods(operator: &Operator<'_>) {
     }
 }
 
-fn changes_of_pods(operator: &Operator<'_>) {
+fn changes_of_pods(operator: &Account<'_>) {
     let foreign = super::pod("foreign", "kwok-1", json!({"requests": {"cpu": "100m"}}));
     operator.bed.apply(&foreign);
     let spec = "changes no pod's spec";
@@ -185,11 +193,28 @@ fn changes_of_pods(operator: &Operator<'_>) {
     denied(operator.run(&delete, &json!({})), "pods of TrainingJobs only");
     let answer = operator.resize("foreign", "90m");
     assert!(answer.contains("with the annotation gainshare.dev/original-resources only"), "{answer}");
-    operator.patch("foreign", json!({"metadata": {"annotations": {"gainshare.dev/status": "{}"}}})).unwrap();
+    let note = json!({"metadata": {"annotations": {"gainshare.dev/status": "{}"}}});
+    operator.patch("foreign", note.clone()).unwrap();
     operator.bed.kubectl(&["delete", "pod", "foreign", "-n", "team", "--wait=false"]);
+
+    let mut system = foreign.clone();
+    system["metadata"]["namespace"] = json!("kube-system");
+    operator.bed.apply(&system);
+    denied(operator.patch_in("kube-system", "foreign", note), "no pods of the cluster's own namespaces");
+    operator.bed.kubectl(&["delete", "pod", "foreign", "-n", "kube-system", "--wait=false"]);
+    originals(operator.bed);
 }
 
-fn jobs_webhook_and_secrets(operator: &Operator<'_>) {
+/// Only the operator writes the original resources of a pod; an administrator cannot.
+fn originals(bed: &TestBed) {
+    let mut forged = super::pod("forged", "kwok-1", json!({"requests": {"cpu": "100m"}}));
+    forged["metadata"]["annotations"] = json!({"gainshare.dev/original-resources": "{}"});
+    let output = bed.output("kubectl", &["create", "--dry-run=server", "-f", "-"], &forged.to_string());
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && said.contains("by Gainshare's operator only"), "{said}");
+}
+
+fn jobs_webhook_and_secrets(operator: &Account<'_>) {
     let bed = operator.bed;
     let container = json!({"name": "main", "image": "none"});
     bed.apply(json!({

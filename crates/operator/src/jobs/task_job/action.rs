@@ -36,6 +36,18 @@ pub(crate) struct Snapshot<'a> {
 }
 
 impl<'a> Snapshot<'a> {
+    /// The job as it is, without anything that was decided for it.
+    pub(super) fn without_orders(
+        now: Timestamp,
+        job: &'a TaskJobSnapshot,
+        pods: &'a [PodSnapshot],
+        nodes: &'a Nodes,
+    ) -> Snapshot<'a> {
+        let (grant, scale, nodes_needed, fault) = (None, None, None, None);
+        let progress = TaskProgress::default();
+        Snapshot { now, job, pods, nodes, grant, never_fits: false, scale, nodes_needed, progress, fault }
+    }
+
     pub(super) fn own_pods(&self) -> impl Iterator<Item = &'a PodSnapshot> + use<'a> {
         let uid = self.job.uid.as_str();
         self.pods.iter().filter(move |pod| pod.owner.as_deref() == Some(uid))

@@ -72,7 +72,7 @@ fn delete(pod: &PodSnapshot) -> Action {
     Action::Delete { pod: pod.name.clone(), uid: pod.uid.clone() }
 }
 
-fn let_go(pod: &PodSnapshot) -> Action {
+pub(super) fn let_go(pod: &PodSnapshot) -> Action {
     Action::LetGo { pod: pod.name.clone(), uid: pod.uid.clone() }
 }
 
@@ -244,11 +244,8 @@ fn next_epoch(status: &mut TaskJobStatus) {
 fn run(snapshot: &Snapshot<'_>, spec: &TaskJobSpec) -> Step {
     let status = &snapshot.job.status;
     let pods = snapshot.current_pods();
-    match vet(snapshot, spec, &pods) {
-        Verdict::Continues => {}
-        Verdict::Succeeded(message) => return end(snapshot, State::Succeeded, &message),
-        Verdict::Failed { reason, message } => return fail(snapshot, reason, &message),
-        Verdict::Lost(loss) => return lose(snapshot, &loss),
+    if let Some(record) = record_ends(snapshot, spec, &pods) {
+        return record;
     }
     if let Some(scale) = snapshot.scale.filter(|scale| Some(*scale) != status.journal.scale.as_ref()) {
         let mut after = status.clone();
@@ -304,6 +301,20 @@ fn run(snapshot: &Snapshot<'_>, spec: &TaskJobSpec) -> Step {
         next.actions.insert(0, write);
     }
     next
+}
+
+/// The journal entry about pods of the present attempt that have ended, if it is not written yet.
+pub(super) fn record_ends(
+    snapshot: &Snapshot<'_>,
+    spec: &TaskJobSpec,
+    pods: &BTreeMap<TaskId, &PodSnapshot>,
+) -> Option<Step> {
+    match vet(snapshot, spec, pods) {
+        Verdict::Continues => None,
+        Verdict::Succeeded(message) => Some(end(snapshot, State::Succeeded, &message)),
+        Verdict::Failed { reason, message } => Some(fail(snapshot, reason, &message)),
+        Verdict::Lost(loss) => Some(lose(snapshot, &loss)),
+    }
 }
 
 /// What is published about the deadline, if that has changed.

@@ -4,6 +4,7 @@ use super::*;
 use crate::jobs::pods::PodFault;
 use crate::jobs::progress::TaskProgress;
 use crate::jobs::task_job::gang::Placement;
+use crate::jobs::task_job::off;
 use crate::state::snapshot::{Exit, NodeState, Nodes};
 use gainshare_kube_api::deadline::NodesNeeded;
 use gainshare_kube_api::names::ATTEMPT_FINALIZER;
@@ -31,6 +32,8 @@ struct TestCluster {
     gone: bool,
     /// Pods stay in our copy although the API server has removed them.
     keeps_removed: bool,
+    /// Sharing is switched off.
+    is_off: bool,
 }
 
 /// The status as it is read after it was written: what the object has no field for is lost.
@@ -92,6 +95,7 @@ impl TestCluster {
             pods_made: 0,
             gone: false,
             keeps_removed: false,
+            is_off: false,
         }
     }
 
@@ -116,6 +120,9 @@ impl TestCluster {
     fn step(&self) -> Step {
         let grant = self.grant();
         let nodes: Nodes = [("n".to_owned(), NodeState::Ready)].into();
+        if self.is_off {
+            return off::step(&Snapshot::without_orders(self.now, &self.job, &self.pods, &nodes));
+        }
         step(&Snapshot {
             now: self.now,
             job: &self.job,
@@ -240,6 +247,12 @@ impl TestCluster {
         let now = self.now;
         let pod = self.task(name);
         *pod = ended(pod, code, now);
+    }
+
+    /// Another client deletes the task's pod: a drain, for instance.
+    fn drain(&mut self, name: &str) {
+        let (now, until) = (self.now, self.now + SignedDuration::from_secs(30));
+        self.task(name).deleted = Some((now, until));
     }
 
     fn wait(&mut self, seconds: i64) {
@@ -552,6 +565,68 @@ impl TestCluster {
         }
         all
     }
+}
+
+#[test]
+fn drained_tasks_go_while_sharing_is_off_and_nothing_is_made() {
+    let mut bed = small(json!({})).start();
+    bed.is_off = true;
+    assert_eq!(bed.settle(), [], "a job that runs goes on");
+    bed.drain("worker-1");
+    assert_eq!(bed.settle(), [], "it has not ended yet");
+    bed.wait(1);
+    bed.end("worker-1", 143);
+    let actions = bed.settle();
+    let is_write = |action: &Action| matches!(action, Action::Write(JournalStep::Stopping, _));
+    assert!(matches!(&actions[..], [first, Action::LetGo { .. }] if is_write(first)), "{actions:?}");
+    assert_eq!((bed.names(), bed.journal().failures), (vec!["ps-0".to_owned(), "worker-0".to_owned()], 0));
+    // A lost server restarts all tasks, but not before sharing is on again.
+    bed.drain("ps-0");
+    bed.end("ps-0", 143);
+    bed.settle();
+    assert_eq!((bed.names(), bed.task("worker-0").running), (vec!["worker-0".to_owned()], true));
+    bed.is_off = false;
+    bed.settle();
+    bed.run();
+    bed.settle();
+    assert_eq!((bed.state(), bed.names().len(), bed.journal().epoch), (State::Running, 3, 2));
+}
+
+#[test]
+fn an_end_is_on_record_before_its_pod_goes_while_sharing_is_off() {
+    let roles = json!({"Chief": {"template": template()}, "PS": {"template": template()}});
+    let mut bed = tfjob(json!({"tfReplicaSpecs": roles})).start();
+    bed.is_off = true;
+    bed.end("chief-0", 0);
+    assert_eq!(bed.settle(), [], "nobody has deleted it");
+    bed.wait(1);
+    bed.drain("chief-0");
+    bed.settle();
+    assert_eq!((bed.state(), bed.names()), (State::Succeeded, vec!["ps-0".to_owned()]));
+    assert!(bed.task("ps-0").running, "nothing is stopped while sharing is off");
+    bed.is_off = false;
+    bed.settle();
+    assert!(!bed.task("ps-0").running);
+}
+
+#[test]
+fn a_deleted_job_goes_while_sharing_is_off() {
+    let mut bed = small(json!({})).start();
+    (bed.is_off, bed.job.deleting) = (true, true);
+    let actions = bed.settle_until_gone();
+    assert!(bed.gone && bed.pods.is_empty(), "{actions:?}");
+}
+
+#[test]
+fn a_pod_that_is_deleted_before_it_has_a_node_is_replaced() {
+    let mut bed = small(json!({}));
+    bed.settle();
+    let (since, uid) = (bed.now, bed.task("worker-1").uid.clone());
+    let pod = bed.task("worker-1");
+    (pod.node, pod.unschedulable) = (None, Some((since, "0/1 nodes".to_owned())));
+    bed.drain("worker-1");
+    bed.settle();
+    assert!(bed.names().len() == 3 && bed.task("worker-1").uid != uid);
 }
 
 #[test]

@@ -12,6 +12,7 @@ pub(crate) mod action;
 pub(crate) mod gang;
 pub(crate) mod line;
 pub(super) mod machine;
+mod off;
 pub(crate) mod pod;
 pub(crate) mod request;
 mod status;
@@ -363,9 +364,8 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
         let now = Timestamp::now();
         let (nodes, node_wake) = self.pods.nodes(pods.iter().filter_map(|pod| pod.node.clone()), now).await?;
         let fault = self.fault(&job, now);
-        // While sharing is switched off, only deletions are completed.
-        let mut next = if is_off && !job.deleting {
-            action::Step::default()
+        let mut next = if is_off {
+            off::step(&Snapshot::without_orders(now, &job, &pods, &nodes))
         } else {
             let progress = TaskProgress::read(&self.leader.agents.lock(), &job, &pods);
             let progress = if self.progress_field.exists() { progress } else { TaskProgress::default() };

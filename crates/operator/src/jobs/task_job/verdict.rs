@@ -157,8 +157,9 @@ fn lost_task(
 ) -> Result<Option<LostTask>, String> {
     let is_server = task.role == Role::Ps;
     let lost = |counts: bool, message: String| LostTask { whole: is_server, counts, refused_by: None, message };
-    if let Some((since, words)) = pod.unschedulable.as_ref().filter(|_| pod.node.is_none() && !pod.gated) {
-        if wait_end(*since, ROOM_PATIENCE, snapshot.now).is_some() || pod.deleted.is_some() {
+    let waits_for_node = pod.node.is_none() && !pod.gated && pod.deleted.is_none();
+    if let Some((since, words)) = pod.unschedulable.as_ref().filter(|_| waits_for_node) {
+        if wait_end(*since, ROOM_PATIENCE, snapshot.now).is_some() {
             return Ok(None);
         }
         let refused_by = snapshot.job.status.journal.nodes.get(&task.to_string()).cloned();
