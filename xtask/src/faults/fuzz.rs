@@ -4,7 +4,7 @@
 //! named `corpus` beside the tests are inputs that are kept; ordinary tests read them at every run.
 
 use super::table::{self, NamedTest};
-use super::{build, locate, run_test};
+use super::{Circumstances, build, locate, run_test};
 use anyhow::{Result, ensure};
 use std::time::{Duration, Instant};
 
@@ -49,13 +49,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let wanted = |name: &str| args.target.as_ref().is_none_or(|part| name.contains(part.as_str()));
     let chosen: Vec<(&str, NamedTest)> = targets().filter(|(name, _)| wanted(name)).collect();
     ensure!(!chosen.is_empty(), "no target has this name; targets are: {}", TARGETS.map(|(name, _)| name).join("; "));
-    let programs = build(chosen.iter().map(|(_, test)| test), &args.profile)?;
+    let programs = build(&args.profile)?;
     let mut failed = Vec::new();
     for (name, test) in &chosen {
         let (program, full_name) = locate(test, &programs)?;
         let (began, mut runs) = (Instant::now(), 0);
         while runs == 0 || began.elapsed() < Duration::from_secs(args.seconds) {
-            let (passed, printed) = run_test(program, &full_name)?;
+            let (passed, printed) = run_test(program, &full_name, &Circumstances::default())?;
             runs += 1;
             if !passed {
                 eprintln!("{printed}");
