@@ -251,6 +251,7 @@ fn a_full_disk_is_told_apart_changes_nothing_and_passes() {
     mount(None::<&str>, disk.0.path(), None::<&str>, MsFlags::MS_REMOUNT, Some("size=8m")).unwrap();
     journal.commit(&batch(taken + 1)).unwrap();
     assert_eq!(journal.load().unwrap().jobs.len() as u64, taken + 1);
+    println!("fault: injected=1 violations=0");
 }
 
 fn change() -> impl Strategy<Value = Change> {
