@@ -121,7 +121,9 @@ mod tests {
         let prints = |test: &NamedTest| {
             let source = std::fs::read_to_string(sh::root().join(&test.file)).unwrap();
             let (_, body) = source.split_once(&format!("fn {}(", test.name)).unwrap();
-            body.split("#[test]").next().unwrap().contains("fault: injected=")
+            let end =
+                ["#[test]", "#[tokio::test"].iter().filter_map(|next| body.find(next)).min().unwrap_or(body.len());
+            body[..end].contains("fault: injected=")
         };
         let rows = rows(&document());
         let silent: Vec<&str> =
