@@ -213,7 +213,11 @@ impl Journal {
 
     /// Everything decided under an older epoch is stale from now on.
     pub fn next_epoch(&mut self) -> Result<u64, JournalError> {
-        let (epoch, clock) = (self.epoch + 1, json(&self.clock));
+        let Some(epoch) = self.epoch.checked_add(1) else {
+            let what = format!("no epoch follows {}", self.epoch);
+            return Err(JournalError::Damaged { path: self.path.clone(), what });
+        };
+        let clock = json(&self.clock);
         self.transact(|tx| {
             set_meta(tx, "epoch", &epoch.to_string())?;
             set_meta(tx, "clock", &clock)

@@ -9,7 +9,7 @@ use batches::{batch, moment, record, submitted};
 use common::assert_replays;
 use gainshare_core::model::{JobId, Time};
 use gainshare_daemon::api::types::{JobState, StartOrder};
-use gainshare_daemon::journal::{Batch, Journal};
+use gainshare_daemon::journal::{Batch, Journal, LimitRow};
 use gainshare_daemon::record::{Change, JobRecord};
 use gainshare_daemon::spec::JobSpec;
 use proptest::prelude::*;
@@ -269,6 +269,109 @@ fn change() -> impl Strategy<Value = Change> {
         Just(Change::Released),
         Just(Change::Forgotten),
     ]
+}
+
+/// Texts and numbers that no version has written.
+fn stored_text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        Just(String::new()),
+        Just("null".to_owned()),
+        Just("-1".to_owned()),
+        Just(u64::MAX.to_string()),
+        Just(r#"{"boot_id":"x","offset_us":18446744073709551615}"#.to_owned()),
+        Just("{\"submitted\":{}}".to_owned()),
+        Just("[".repeat(300)),
+        "\\PC{0,20}",
+    ]
+}
+
+fn stored_number() -> impl Strategy<Value = i64> {
+    prop_oneof![Just(0), Just(-1), Just(i64::MIN), Just(i64::MAX), any::<i64>()]
+}
+
+/// One change of the file behind the daemon's back.
+#[derive(Debug, Clone)]
+enum Damage {
+    /// These bytes in place of others.
+    Bytes(prop::sample::Index, Vec<u8>),
+    /// The file is cut off.
+    Cut(prop::sample::Index),
+    /// This text in a column of all rows.
+    Text(&'static str, String),
+    Number(&'static str, i64),
+}
+
+fn damage() -> impl Strategy<Value = Damage> {
+    let texts = ["jobs SET record", "jobs SET position", "journal SET body", "meta SET value", "limits SET original"];
+    let numbers = ["journal SET time_us", "journal SET job", "samples SET time_us", "samples SET step"];
+    prop_oneof![
+        (any::<prop::sample::Index>(), prop::collection::vec(any::<u8>(), 1..64))
+            .prop_map(|(at, b)| Damage::Bytes(at, b)),
+        any::<prop::sample::Index>().prop_map(Damage::Cut),
+        (prop::sample::select(texts.to_vec()), stored_text()).prop_map(|(column, text)| Damage::Text(column, text)),
+        (prop::sample::select(numbers.to_vec()), stored_number()).prop_map(|(column, n)| Damage::Number(column, n)),
+    ]
+}
+
+/// A journal of three jobs whose file nobody has open.
+fn closed_journal(path: &Path) {
+    let mut journal = Journal::open(path).unwrap();
+    for id in 1..=3 {
+        journal.add_owner("me").unwrap();
+        let limit = LimitRow { key: id.to_string(), job: JobId(id), runtime: "process".into(), original: "{}".into() };
+        journal.commit(&Batch { limits: vec![limit], positions: vec![(JobId(id), "{}".into())], ..batch(id) }).unwrap();
+    }
+}
+
+fn inflict(path: &Path, damage: &Damage) {
+    let change = |bytes: &mut Vec<u8>| match damage {
+        Damage::Bytes(at, new) => {
+            let at = at.index(bytes.len());
+            let end = (at + new.len()).min(bytes.len());
+            bytes.splice(at..end, new.iter().copied());
+        }
+        Damage::Cut(at) => bytes.truncate(at.index(bytes.len())),
+        Damage::Text(..) | Damage::Number(..) => {}
+    };
+    let set = |column: &str, value: &dyn rusqlite::ToSql| {
+        let db = rusqlite::Connection::open(path).unwrap();
+        db.execute(&format!("UPDATE {column} = ?1"), [value]).unwrap();
+    };
+    match damage {
+        Damage::Text(column, text) => set(column, text),
+        Damage::Number(column, number) => set(column, number),
+        Damage::Bytes(..) | Damage::Cut(..) => {
+            let mut bytes = std::fs::read(path).unwrap();
+            change(&mut bytes);
+            std::fs::write(path, bytes).unwrap();
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    /// Damaged bytes and rows are an error with the journal's name, or are read. Nothing panics.
+    #[test]
+    fn no_damage_makes_the_journal_panic(damage in damage()) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal.db");
+        closed_journal(&path);
+        inflict(&path, &damage);
+        let journal = match Journal::open(&path) {
+            Ok(journal) => journal,
+            Err(error) => {
+                prop_assert!(error.to_string().contains("journal.db"), "{error}");
+                return Ok(());
+            }
+        };
+        let _ = (journal.load(), journal.plans(9), journal.limits(), journal.next_id(), journal.clock().now());
+        if let Ok(entries) = journal.entries() {
+            let _ = gainshare_daemon::record::replay(entries.iter().map(|e| (e.at, e.job, &e.change)));
+        }
+        for id in 0..4 {
+            let _ = journal.samples(JobId(id), Time::ZERO);
+        }
+    }
 }
 
 proptest! {
