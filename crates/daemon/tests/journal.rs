@@ -140,7 +140,7 @@ fn a_newer_journal_is_refused_and_left_unchanged() {
 
     let content = |dir: &Path| -> BTreeMap<String, Vec<u8>> {
         let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-        // The index of the log is made anew by each reader and holds nothing of its own.
+        // Each reader builds the index of the log again; it holds nothing of its own.
         let kept = files.filter(|path| !path.to_str().unwrap().ends_with("-shm"));
         kept.map(|path| (path.display().to_string(), std::fs::read(&path).unwrap())).collect()
     };

@@ -121,7 +121,7 @@ const TOML_FILES: [&str; 3] = [
 const YAML_FILES: [&str; 3] = [
     "name: a\ncommand: [x, '1']\ncwd: sub\nenv: {K: v}\nmetric: {name: loss}\n",
     "job:\n- {name: a, command: [x, '1'], env: {K: v}}\n- name: b\n  command: [y]\n  after: [a]\n",
-    "name: a\ncommand: &c [x]\n---\nname: b\ncommand: *c\nfloor: 0.2\n",
+    "- name: a\n  command: &c [x]\n- name: b\n  command: *c\n  floor: 0.2\n",
 ];
 
 /// What clients send to submit jobs.
