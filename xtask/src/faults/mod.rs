@@ -51,6 +51,8 @@ enum Format {
 
 /// A test that takes longer hangs. The outages that a test sleeps through come on top.
 const PATIENCE: Duration = Duration::from_secs(10 * 60);
+/// The same for long forms: a cut of the journal at every byte takes half an hour.
+const LONG_PATIENCE: Duration = Duration::from_secs(90 * 60);
 
 /// A test reads from this variable for how many seconds a part of the control plane is away. Rows whose fault names
 /// the variable are run with each of [`OUTAGES_S`].
@@ -79,8 +81,9 @@ impl Circumstances {
     /// One for each run of the row's tests. `outage_s` is the user's choice of an outage.
     fn of(row: &Row, is_long: bool, outage_s: Option<u64>) -> Vec<Circumstances> {
         let long = is_long.then(|| (LONG, "1".to_owned()));
+        let patience = if is_long { LONG_PATIENCE } else { PATIENCE };
         if !row.fault.contains(OUTAGE) {
-            return vec![Circumstances { environment: long.into_iter().collect(), patience: PATIENCE }];
+            return vec![Circumstances { environment: long.into_iter().collect(), patience }];
         }
         let outages_s = match (outage_s, is_long) {
             (Some(outage_s), _) => vec![outage_s],
@@ -89,7 +92,7 @@ impl Circumstances {
         };
         let one = |outage_s: u64| Circumstances {
             environment: long.iter().cloned().chain([(OUTAGE, outage_s.to_string())]).collect(),
-            patience: PATIENCE + Duration::from_secs(outage_s) * OUTAGES_PER_TEST,
+            patience: patience + Duration::from_secs(outage_s) * OUTAGES_PER_TEST,
         };
         outages_s.into_iter().map(one).collect()
     }
@@ -268,16 +271,16 @@ mod tests {
             let all = Circumstances::of(row, is_long, outage_s);
             let values =
                 |c: &Circumstances| c.environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
-            all.iter().map(|c| (values(c), c.patience.as_secs() - PATIENCE.as_secs())).collect()
+            all.iter().map(|c| (values(c), c.patience.as_secs())).collect()
         };
         let away = row("etcd is away (`GAINSHARE_OUTAGE_S`)");
-        assert_eq!(lengths(&away, false, None), [(vec!["GAINSHARE_OUTAGE_S=5".to_owned()], 15)]);
-        assert_eq!(lengths(&away, false, Some(100)), [(vec!["GAINSHARE_OUTAGE_S=100".to_owned()], 300)]);
+        assert_eq!(lengths(&away, false, None), [(vec!["GAINSHARE_OUTAGE_S=5".to_owned()], 615)]);
+        assert_eq!(lengths(&away, false, Some(100)), [(vec!["GAINSHARE_OUTAGE_S=100".to_owned()], 900)]);
         let long = lengths(&away, true, None);
-        assert_eq!(long.iter().map(|(_, more_s)| *more_s).collect::<Vec<_>>(), [15, 180, 1080]);
+        assert_eq!(long.iter().map(|(_, patience_s)| *patience_s).collect::<Vec<_>>(), [5415, 5580, 6480]);
         assert!(long[2].0.contains(&"GAINSHARE_LONG=1".to_owned()), "{long:?}");
-        assert_eq!(lengths(&row("a torn journal"), true, None), [(vec!["GAINSHARE_LONG=1".to_owned()], 0)]);
-        assert_eq!(lengths(&row("a torn journal"), false, None), [(Vec::new(), 0)]);
+        assert_eq!(lengths(&row("a torn journal"), true, None), [(vec!["GAINSHARE_LONG=1".to_owned()], 5400)]);
+        assert_eq!(lengths(&row("a torn journal"), false, None), [(Vec::new(), 600)]);
     }
 
     #[test]
