@@ -66,6 +66,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut test = sh::cargo();
     test.args(["test", "--release", "--lib", "--no-fail-fast", "-q"]).args(packages).arg(TEST);
     test.env("GAINSHARE_FAULT_REPORTS", folder.path());
+    // Seeds that fail are added to the committed lists.
+    test.env("GAINSHARE_FAULT_KEEP", sh::root());
     match args.seed {
         Some(seed) => test.env("GAINSHARE_FAULT_SEED", seed.to_string()),
         None => test.env("GAINSHARE_FAULT_SEEDS", args.seeds.to_string()),

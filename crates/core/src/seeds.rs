@@ -3,6 +3,7 @@
 //! [`Dice`] draws the numbers, and a [`Campaign`] runs many seeds and says how a failing one is
 //! replayed. Only tests compile this module (feature `fixtures`). Decisions never use it.
 
+use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A small generator of pseudorandom numbers (SplitMix64). The same seed gives the same numbers on
@@ -73,6 +74,10 @@ pub struct Campaign {
 pub struct CampaignReport {
     /// One object of JSON: `part`, `seeds`, `injected` (faults), `violations`.
     pub json: String,
+    /// How many faults all seeds injected.
+    pub injected: u64,
+    /// The seeds that failed, without those of the committed list.
+    pub new_seeds: Vec<u64>,
     /// For each failing seed what failed, and how to replay it.
     pub failures: Vec<String>,
 }
@@ -98,40 +103,50 @@ impl Campaign {
             }
         };
         let (next, injected) = (AtomicU64::new(0), AtomicU64::new(0));
-        let failures: Vec<String> = std::thread::scope(|scope| {
+        let mut failed: Vec<(u64, String)> = std::thread::scope(|scope| {
             let work = || {
-                let mut failures = Vec::new();
+                let mut failed = Vec::new();
                 while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
                     match run(*seed) {
                         Ok(count) => drop(injected.fetch_add(count, Ordering::Relaxed)),
-                        Err(failure) => failures.push(self.failure_text(*seed, &failure)),
+                        Err(failure) => failed.push((*seed, failure)),
                     }
                 }
-                failures
+                failed
             };
             let workers = [scope.spawn(work), scope.spawn(work)];
             workers.into_iter().flat_map(|worker| worker.join().expect("a run panicked")).collect()
         });
+        // The threads end in any order.
+        failed.sort();
+        let injected = injected.load(Ordering::Relaxed);
         let json = format!(
-            r#"{{"part": "{}", "seeds": {}, "injected": {}, "violations": {}}}"#,
+            r#"{{"part": "{}", "seeds": {}, "injected": {injected}, "violations": {}}}"#,
             self.part,
             seeds.len(),
-            injected.load(Ordering::Relaxed),
-            failures.len(),
+            failed.len(),
         );
-        CampaignReport { json, failures }
+        let kept = parse_list(self.kept);
+        let new_seeds = failed.iter().map(|(seed, _)| *seed).filter(|seed| !kept.contains(seed)).collect();
+        let failures = failed.iter().map(|(seed, failure)| self.failure_text(*seed, failure)).collect();
+        CampaignReport { json, injected, new_seeds, failures }
     }
 
     /// [`Campaign::run`] as a test: every seed must hold. Writes the report into the folder that
-    /// `GAINSHARE_FAULT_REPORTS` names, if it names one.
+    /// `GAINSHARE_FAULT_REPORTS` names, if it names one, and adds seeds that fail to the list of kept seeds in the
+    /// checkout that `GAINSHARE_FAULT_KEEP` names.
     ///
     /// # Panics
-    /// If a seed fails, with all failures and how to replay them, or if the report cannot be written.
+    /// If a seed fails, with all failures and how to replay them, or if a file cannot be written.
     pub fn must_hold(&self, setting: impl Fn(&str) -> Option<String>, run: impl Fn(u64) -> Result<u64, String> + Sync) {
         let report = self.run(&setting, run);
         if let Some(folder) = setting("GAINSHARE_FAULT_REPORTS") {
             std::fs::write(format!("{folder}/{}.json", self.part), &report.json).expect("the report can be written");
         }
+        if let Some(checkout) = setting("GAINSHARE_FAULT_KEEP") {
+            append_seeds(&format!("{checkout}/{}", self.kept_in), &report.new_seeds).expect("the seeds can be kept");
+        }
+        println!("fault: injected={} violations={}", report.injected, report.failures.len());
         assert!(report.failures.is_empty(), "{} seeds failed:\n{}", report.failures.len(), report.failures.join("\n"));
     }
 
@@ -139,9 +154,18 @@ impl Campaign {
         let Campaign { package, test, kept_in, .. } = self;
         format!(
             "seed {seed}: {failure}\n  replay: GAINSHARE_FAULT_SEED={seed} cargo test --release -p {package} --lib \
-             {test}\n  keep: add the seed to {kept_in}"
+             {test}\n  keep: `cargo xtask faultsim` adds the seed to {kept_in}"
         )
     }
+}
+
+/// Adds seeds to a list, one a line. A list without new seeds is not touched.
+fn append_seeds(path: &str, seeds: &[u64]) -> std::io::Result<()> {
+    if seeds.is_empty() {
+        return Ok(());
+    }
+    let lines: String = seeds.iter().map(|seed| format!("{seed} # failed, not yet examined\n")).collect();
+    std::fs::OpenOptions::new().append(true).open(path)?.write_all(lines.as_bytes())
 }
 
 /// The first failure among 200 seeds, for tests that turn a check off: a simulation that notices nothing then would
@@ -209,6 +233,26 @@ mod tests {
         let failed = std::panic::catch_unwind(|| campaign.must_hold(|_| None, |_| Err("broken".to_owned())));
         assert!(failed.is_err());
         assert_eq!(first_failure("x", |seed| if seed == 7 { Err("found".to_owned()) } else { Ok(0) }).0, 7);
+    }
+
+    #[test]
+    fn new_failing_seeds_are_added_to_the_list() {
+        let folder = std::env::temp_dir().join(format!("gainshare-kept-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let list = folder.join("seeds.txt");
+        std::fs::write(&list, "1 # old\n").unwrap();
+        let campaign = Campaign { part: "p", package: "x", test: "t", kept: "1 # old", kept_in: "seeds.txt", few: 4 };
+        let setting = |name: &str| (name == "GAINSHARE_FAULT_KEEP").then(|| folder.to_str().unwrap().to_owned());
+        let fails = |bad: &'static [u64]| {
+            let run = |seed| if bad.contains(&seed) { Err("broken".to_owned()) } else { Ok(0) };
+            std::panic::catch_unwind(|| campaign.must_hold(setting, run)).is_err()
+        };
+        let has_failed = [fails(&[1, 2, 3]), fails(&[])];
+        let kept = String::from_utf8(std::fs::read(&list).unwrap()).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(has_failed, [true, false]);
+        assert_eq!(kept, "1 # old\n2 # failed, not yet examined\n3 # failed, not yet examined\n");
+        assert_eq!(parse_list(&kept), [1, 2, 3]);
     }
 
     #[test]

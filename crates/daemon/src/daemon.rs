@@ -8,6 +8,7 @@ use crate::api::{Api, serve};
 use crate::config::{DaemonConfig, Listen};
 use crate::driver::{Driver, DriverHandle};
 use crate::error::DaemonError;
+use crate::fail;
 use crate::instance::Instance;
 use crate::journal::Journal;
 use crate::metrics::Metrics;
@@ -40,6 +41,7 @@ pub struct Ready {
 /// is called as soon as it answers.
 pub fn run(config: DaemonConfig, ready: impl FnOnce(&Ready)) -> Result<(), DaemonError> {
     config.validate()?;
+    fail::watch_limits();
     let paths = config.paths();
     paths.create()?;
     let _instance = Instance::acquire(&paths)?;
@@ -142,6 +144,9 @@ async fn end_on_signals(driver: DriverHandle, pulse: Pulse) {
         tokio::select! {
             _ = pace.tick() => {
                 pulse.beat();
+                if fail::ends_part("signals") {
+                    return;
+                }
                 continue;
             }
             _ = terminate.recv() => {}

@@ -3,7 +3,9 @@
 //! `GAINSHARE_FAIL=POINT` aborts the process when it reaches that point for the first time,
 //! `POINT:N` at the Nth. A supervisor inherits the daemon's variables, so its points work the same
 //! way. `GAINSHARE_SLOW_COMMIT_MS=N` makes every commit of the journal N milliseconds slower, as a
-//! slow disk does. Without the variables a point costs one load.
+//! slow disk does. `GAINSHARE_END_PART=PART` makes a part of the daemon end as if by a fault in it, and
+//! `GAINSHARE_PANIC_ON=TEXT` makes the collector panic that reads this text. Without the variables a
+//! point costs one load.
 //!
 //! Release builds do not read the variables, unless the feature `fail-points` is on. Tests switch it
 //! on by their dev-dependencies.
@@ -31,6 +33,12 @@ pub const POINTS: &[&str] = &[
     "ended-after-release",
 ];
 
+/// The daemon's points within the writing of one limit. The crate of limits calls them.
+pub const LIMIT_POINTS: &[&str] = &["limit-before-write", "limit-after-write"];
+
+/// The guard's points while it puts limits back.
+pub const GUARD_POINTS: &[&str] = &["guard-before-restore", "guard-after-one-restore", "guard-before-restored"];
+
 /// The daemon's points on the path of a container.
 pub const DOCKER_POINTS: &[&str] = &["container-before-journal", "container-after-journal"];
 
@@ -47,11 +55,12 @@ struct ArmedPoint {
 
 static ARMED: OnceLock<Option<ArmedPoint>> = OnceLock::new();
 static SLOW_COMMIT: OnceLock<Option<Duration>> = OnceLock::new();
+static PANIC_ON: OnceLock<Option<String>> = OnceLock::new();
 
 /// Dies here, if a test asks for it.
 pub fn point(name: &'static str) {
     debug_assert!(
-        [POINTS, DOCKER_POINTS, SUPERVISOR_POINTS].iter().any(|list| list.contains(&name)),
+        [POINTS, LIMIT_POINTS, GUARD_POINTS, DOCKER_POINTS, SUPERVISOR_POINTS].iter().any(|list| list.contains(&name)),
         "{name} is in no list of points"
     );
     if !ENABLED {
@@ -69,6 +78,29 @@ pub fn point(name: &'static str) {
         // No unwinding, no destructors, no flushing: as close to `kill -9` as a process can come by itself.
         nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL).ok();
         std::process::abort();
+    }
+}
+
+/// Makes the points within the writing of a limit work in this process.
+pub(crate) fn watch_limits() {
+    if ENABLED {
+        gainshare_limits::fail::call_at_points(point);
+    }
+}
+
+/// Whether a test asks for the unexpected end of this part of the daemon.
+pub(crate) fn ends_part(part: &str) -> bool {
+    ENABLED && std::env::var("GAINSHARE_END_PART").is_ok_and(|wanted| wanted == part)
+}
+
+/// Panics inside a collector, if a test asks for it and the job's output contains the test's text.
+pub(crate) fn panic_on(output: &[u8]) {
+    if !ENABLED {
+        return;
+    }
+    let wanted = PANIC_ON.get_or_init(|| std::env::var("GAINSHARE_PANIC_ON").ok().filter(|text| !text.is_empty()));
+    if let Some(text) = wanted {
+        assert!(!output.windows(text.len()).any(|window| window == text.as_bytes()), "the panic that a test asked for");
     }
 }
 

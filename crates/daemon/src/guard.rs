@@ -17,6 +17,7 @@
 use crate::clock::boottime_ns;
 use crate::config::DaemonConfig;
 use crate::duration::format_duration;
+use crate::fail;
 use crate::instance::{self, Holder, is_locked};
 use crate::journal;
 use crate::launch::{detach, program};
@@ -106,7 +107,9 @@ pub fn run(state_dir: PathBuf, runtime_dir: PathBuf, lease: Duration) -> std::io
             if let Some(epoch) = epoch {
                 Lapse { epoch, restored: false }.write(&paths.lapsed())?;
             }
+            fail::point("guard-before-restore");
             is_whole = restore_all(&paths, || matches!(find(), Finding::Lapsed { .. }));
+            fail::point("guard-before-restored");
             if let Some(lapse) = restored.filter(|_| is_whole) {
                 lapse.write(&paths.lapsed())?;
             }
@@ -153,6 +156,7 @@ fn restore_all(paths: &Paths, has_lapsed: impl Fn() -> bool) -> bool {
             tracing::error!(job = %row.job, "the guard cannot put limits back: {e}");
             is_whole = false;
         }
+        fail::point("guard-after-one-restore");
     }
     is_whole
 }

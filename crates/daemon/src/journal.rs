@@ -26,6 +26,7 @@ use crate::record::{Change, JobRecord};
 use gainshare_core::decider::Decider;
 use gainshare_core::model::{JobId, Time};
 use gainshare_core::plan::Plan;
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, params};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -168,6 +169,10 @@ impl Journal {
         let name = path.display().to_string();
         let fail = |e: rusqlite::Error| explain(&name, e);
         db.busy_timeout(std::time::Duration::from_secs(2)).map_err(fail)?;
+        let found = version_of(&db).map_err(fail)?;
+        if found > SCHEMA_VERSION {
+            return Err(JournalError::Newer { path: name, found });
+        }
         let dir = path.parent().unwrap_or(Path::new("/"));
         db.pragma_update(None, "journal_mode", medium::JournalMode::for_dir(dir).pragma()).map_err(fail)?;
         db.pragma_update(None, "synchronous", "FULL").map_err(fail)?;
@@ -175,10 +180,6 @@ impl Journal {
         // A megabyte is plenty for what the driver touches; the default would be a good part of the daemon's memory.
         db.pragma_update(None, "cache_size", -1024).map_err(fail)?;
         db.pragma_update(None, "journal_size_limit", 8 << 20).map_err(fail)?;
-        let found: i64 = db.pragma_query_value(None, "user_version", |r| r.get(0)).map_err(fail)?;
-        if found > SCHEMA_VERSION {
-            return Err(JournalError::Newer { path: name, found });
-        }
         if found == 0 {
             let tx = db.transaction().map_err(fail)?;
             create(&tx).and_then(|()| tx.commit()).map_err(fail)?;
@@ -212,7 +213,11 @@ impl Journal {
 
     /// Everything decided under an older epoch is stale from now on.
     pub fn next_epoch(&mut self) -> Result<u64, JournalError> {
-        let (epoch, clock) = (self.epoch + 1, json(&self.clock));
+        let Some(epoch) = self.epoch.checked_add(1) else {
+            let what = format!("no epoch follows {}", self.epoch);
+            return Err(JournalError::Damaged { path: self.path.clone(), what });
+        };
+        let clock = json(&self.clock);
         self.transact(|tx| {
             set_meta(tx, "epoch", &epoch.to_string())?;
             set_meta(tx, "clock", &clock)
@@ -377,6 +382,17 @@ fn read_limits(db: &Connection) -> rusqlite::Result<Vec<LimitRow>> {
         Ok(LimitRow { key: r.get(0)?, job, runtime: r.get(2)?, original: r.get(3)? })
     })?;
     rows.collect()
+}
+
+/// The version of the file, read before anything is written. A connection to a newer file is closed as soon as the
+/// version is known: it must not move the file's write-ahead log into the file, as the last connection does by default.
+fn version_of(db: &Connection) -> rusqlite::Result<i64> {
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    let found: i64 = db.pragma_query_value(None, "user_version", |r| r.get(0))?;
+    if found <= SCHEMA_VERSION {
+        db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
+    }
+    Ok(found)
 }
 
 fn create(tx: &Transaction) -> rusqlite::Result<()> {

@@ -34,7 +34,7 @@ fn every_method_is_guarded_on_loopback() {
     let token = common::read(&d.state().join("token")).trim().to_owned();
     let bearer = format!("Bearer {token}");
     let (host, auth) = (("host", at.as_str()), ("authorization", bearer.as_str()));
-    for (method, path) in [
+    let routes = [
         ("GET", "/v1/health"),
         ("POST", "/v1/shutdown"),
         ("DELETE", "/v1/jobs/1"),
@@ -42,7 +42,8 @@ fn every_method_is_guarded_on_loopback() {
         ("PUT", "/v1/jobs"),
         ("OPTIONS", "/v1/jobs"),
         ("GET", "/metrics"),
-    ] {
+    ];
+    for (method, path) in routes {
         let code = |headers: &[_]| tcp(&at, method, path, headers, "").0;
         assert_eq!(code(&[host]), 401, "{method} {path} without a token");
         assert_eq!(code(&[host, ("authorization", "Bearer 00")]), 401, "{method} {path} with a wrong token");
@@ -62,6 +63,7 @@ fn every_method_is_guarded_on_loopback() {
     let refused = std::process::Command::new(common::program()).arg("up").arg(open.path()).output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success() && said.contains("refusing to listen"), "{said}");
+    println!("fault: injected={} violations=0", 4 * routes.len());
 }
 
 #[test]

@@ -49,11 +49,14 @@ fn a_crash_between_the_engines_start_and_the_journal_loses_no_container() {
 fn an_engine_that_hangs_holds_nothing_up() {
     let engine = Engine::start();
     let d = Daemon::start(&settings(&engine));
-    d.submit(vec![in_docker(sh("one", "true")), in_docker(sh("two", "true"))]).unwrap();
-    d.wait_state("one", JobState::Running);
-    d.wait_state("two", JobState::Running);
+    const CONTAINERS: usize = 8;
+    let names: Vec<String> = (1..=CONTAINERS).map(|i| format!("container-{i}")).collect();
+    d.submit(names.iter().map(|name| in_docker(sh(name, "true"))).collect()).unwrap();
+    for name in &names {
+        d.wait_state(name, JobState::Running);
+    }
     engine.state.hangs.store(true, Ordering::Relaxed);
-    for name in ["one", "two"] {
+    for name in &names {
         d.call(d.client.stop(name, 0.0)).unwrap();
     }
     let lease = d.run_dir().join("lease");
@@ -66,5 +69,6 @@ fn an_engine_that_hangs_holds_nothing_up() {
         renewals.len() > 6
     });
     assert!(!d.run_dir().join("lapsed").exists(), "no limit was put back");
-    assert_eq!(d.call(d.client.health()).unwrap().live_jobs, 2);
+    assert_eq!(d.call(d.client.health()).unwrap().live_jobs, CONTAINERS);
+    println!("fault: injected={CONTAINERS} violations=0");
 }

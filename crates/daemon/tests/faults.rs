@@ -6,7 +6,7 @@ mod common;
 use common::{Daemon, is_running, read, sh, wait_until};
 use gainshare_core::model::JobId;
 use gainshare_daemon::api::client::Client;
-use gainshare_daemon::api::types::JobState;
+use gainshare_daemon::api::types::{JobInfo, JobState};
 use gainshare_daemon::journal::{Batch, Journal, LimitRow};
 use gainshare_daemon::paths::Paths;
 use nix::sys::signal::{Signal, kill};
@@ -31,6 +31,7 @@ fn one_journal_has_one_daemon_whatever_the_runtime_directory() {
     assert!(!second.status.success() && error.contains(&d.run_dir().join("api.sock").display().to_string()), "{error}");
     assert!(!error.contains("GAINSHARE_RUNTIME_DIR"), "{error}");
     assert_eq!(d.call(d.client.health()).unwrap().status, "ok");
+    println!("fault: injected=1 violations=0");
 }
 
 fn push(address: &str, path: &str, token: &str) -> bool {
@@ -124,6 +125,7 @@ fn the_guard_tries_again_what_could_not_be_restored() {
     change_limits(&d, |batch| batch.released.push("stuck".into()));
     wait_until("the guard ends when all is restored", 30, || !is_running(guard));
     assert!(read(&d.run_dir().join("lapsed")).contains("restored"));
+    println!("fault: injected=1 violations=0");
     d.up();
     d.call(d.client.stop("job", 0.0)).unwrap();
 }
@@ -183,6 +185,7 @@ fn a_supervisor_killed_after_the_fork_leaves_one_running_job() {
         kill(Pid::from_raw(job.pid.unwrap()), Signal::SIGKILL).unwrap();
         assert_eq!(d.wait_end("job").state, JobState::Lost, "how it ended is not known");
         assert_eq!(read(&marks).lines().count(), 1);
+        println!("fault: injected=1 violations=0");
     }
 }
 
@@ -253,6 +256,92 @@ fn values_of_the_environment_are_gone_once_the_job_has_started() {
     d.wait_state("job", JobState::Running);
     wait_until("no file has a value", 10, || contains(&d.state(), b"canary").is_none());
     assert_eq!(d.job("job").env_names, ["OWN"]);
+    println!("fault: injected=2 violations=0");
+}
+
+/// A part of the daemon that ends without having been asked to ends the daemon with an error. Its jobs go on, and the
+/// next daemon finds them.
+#[test]
+fn a_daemon_whose_part_ended_ends_and_its_jobs_go_on() {
+    let mut d = Daemon::start("");
+    d.submit(vec![sh("job", "sleep 120")]).unwrap();
+    let pid = d.wait_state("job", JobState::Running).pid;
+    d.kill9();
+    d.up_with(&[("GAINSHARE_END_PART", "signals")]);
+    d.wait_dead();
+    let log = d.log();
+    assert!(log.contains("the handler of signals ended unexpectedly: ending the daemon"), "{log}");
+    // The last word of a program that fails.
+    assert!(log.lines().any(|line| line.starts_with("error: ") && line.contains("the handler of signals")), "{log}");
+    assert!(is_running(pid.unwrap()), "the job goes on");
+    d.up();
+    let job = d.wait_state("job", JobState::Running);
+    assert_eq!((job.pid, job.attempt), (pid, 1));
+}
+
+/// A panic in the collector of one job: the job gets a note and goes on, and the other jobs are read as before, also
+/// after a restart.
+#[test]
+fn a_collector_that_panics_concerns_its_own_job_only() {
+    let mut d = Daemon::new("");
+    let variables = [("GAINSHARE_PANIC_ON", "a line that no parser survives")];
+    d.up_with(&variables);
+    d.wait_up();
+    let poison = "echo loss=5; echo a line that no parser survives; while :; do echo loss=4; sleep 0.05; done";
+    d.submit(vec![sh("poison", poison), common::trainer("sound", 100_000, "0.05")]).unwrap();
+    let panicked = |d: &Daemon| {
+        let notes = d.call(d.client.explain("poison")).unwrap().metric_notes;
+        notes.iter().any(|note| note.starts_with("1 faults inside a collector"))
+    };
+    for restart in [false, true] {
+        if restart {
+            d.kill9();
+            // Whether or not the fault was saved before the kill, the same text does no harm again.
+            d.up_with(&variables);
+            d.wait_up();
+        }
+        wait_until("the fault is counted", 30, || panicked(&d));
+        let job = d.job("poison");
+        assert_eq!((job.state, job.attempt), (JobState::Running, 1));
+        assert!(job.notes.iter().any(|note| note.contains("goes on with its fair share")), "{job:?}");
+        let before = d.wait("sound", "reporting", |j| j.metric.is_some()).metric.unwrap().step;
+        let is_later = |j: &JobInfo| j.metric.as_ref().is_some_and(|m| m.step > before);
+        assert_eq!(d.wait("sound", "reporting on", is_later).state, JobState::Running);
+        assert_eq!(d.call(d.client.health()).unwrap().status, "ok");
+    }
+    println!("fault: injected=1 violations=0");
+}
+
+/// A job that forks until it may not any more: the daemon renews its lease, runs another job, and a stop ends all
+/// processes of the bomb.
+#[test]
+#[ignore = "needs root and cgroups"]
+fn a_fork_bomb_does_not_hold_up_the_daemon() {
+    const PROCESSES: usize = 200;
+    let d = Daemon::start("");
+    let mark = format!("{}.5", 7_000_000 + std::process::id());
+    // The bomb itself is bounded: without a limit of tasks it would end this machine, not the test.
+    let bomb = format!("i=0; while [ $i -lt {PROCESSES} ]; do i=$((i+1)); sleep {mark} & done; wait");
+    d.submit(vec![sh("bomb", &bomb)]).unwrap();
+    let alive = || {
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        let lines = all.map(|entry| std::fs::read(entry.path().join("cmdline")).unwrap_or_default());
+        lines.filter(|line| line.strip_suffix(b"\0").is_some_and(|rest| rest.ends_with(mark.as_bytes()))).count()
+    };
+    wait_until("the bomb goes off", 60, || alive() >= PROCESSES);
+    let lease = d.run_dir().join("lease");
+    let mut renewals = BTreeSet::new();
+    wait_until("the lease is renewed", 60, || {
+        renewals.insert(read(&lease));
+        renewals.len() > 3
+    });
+    d.submit(vec![sh("other", "true")]).unwrap();
+    assert_eq!(d.wait_end("other").state, JobState::Done);
+    d.call(d.client.stop("bomb", 0.0)).unwrap();
+    assert_eq!(d.wait_end("bomb").state, JobState::Stopped);
+    wait_until("no process of the bomb is left", 60, || alive() == 0);
+    assert!(!d.run_dir().join("lapsed").exists(), "the guard had no reason to act");
+    println!("fault: injected={PROCESSES} violations=0");
 }
 
 /// B10: FIFOs and links that a job puts in place of its files block neither the driver nor the API.

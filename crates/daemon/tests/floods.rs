@@ -4,7 +4,9 @@
 mod common;
 
 use common::{Daemon, read, sh, wait_until};
+use gainshare_core::seeds::Dice;
 use gainshare_daemon::api::types::JobState;
+use gainshare_progress::Pattern;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::TcpStream;
@@ -70,20 +72,34 @@ fn stuck_and_slow_clients_hold_up_nobody() {
 /// A pattern whose matching costs much, and output made for it.
 #[test]
 fn a_pattern_bomb_starves_no_heartbeat() {
+    const LINES: usize = 3000;
     let d = Daemon::start("lease = \"5s\"");
-    let mut job = sh(
-        "bomb",
-        "line=$(head -c 8000 /dev/zero | tr '\\0' 1); i=0; while [ $i -lt 400 ]; do echo \"$line\"; i=$((i+1)); done; sleep 60",
-    );
-    job.metric.pattern = Some("(?P<value>1[01]{200})2".to_owned());
-    // A pattern that is refused at once is as good as one that is stopped.
-    let is_refused = d.submit(vec![job]).is_err();
-    if !is_refused {
-        d.wait_state("bomb", JobState::Running);
-    }
+    // The largest pattern of this form that is accepted. Each byte may begin a match, and the end of a match is rare
+    // and no constant text, so that the whole line is searched.
+    let bomb = |length: usize| format!("(?P<value>1[01]{{{length}}})[a-z]");
+    let fits = |length: &usize| Pattern::new(&bomb(*length), "loss").is_ok();
+    let length = (1..2000).take_while(fits).last().unwrap();
+    assert!((50..1999).contains(&length), "a pattern with {length} repetitions is the largest");
+    // Longer lines would not be matched at all, and equal ones would cost little.
+    let mut dice = Dice::new(1, "pattern bomb");
+    let mut line = || (0..990).map(|_| if dice.percent(50) { '1' } else { '0' }).chain(['\n']).collect::<String>();
+    let output = d.dir.path().join("bomb");
+    std::fs::write(&output, (0..LINES).map(|_| line()).collect::<String>()).unwrap();
+    let mut job = sh("bomb", &format!("cat {}; sleep 120", output.display()));
+    job.metric.pattern = Some(bomb(length));
+    d.submit(vec![job]).unwrap();
+    d.wait_state("bomb", JobState::Running);
     let without_s = longest_without_renewal_s(&d, 6, || assert!(d.call(d.client.health()).is_ok()));
+    let mut rested_lines = 0;
+    wait_until("the pattern rests", 60, || {
+        let notes = d.call(d.client.explain("bomb")).unwrap().metric_notes;
+        let rested = notes.iter().find(|note| note.contains("the pattern had used up its CPU time"));
+        rested_lines = rested.map_or(0, |note| note.split(' ').next().unwrap().parse().unwrap());
+        rested_lines > 0
+    });
+    assert!(rested_lines <= LINES, "{rested_lines} of {LINES} lines");
     assert!(!d.run_dir().join("lapsed").exists(), "the lease lapsed: {without_s} s without a renewal");
-    println!("fault: injected={} violations=0 recovery_s={without_s:.1}", if is_refused { 1 } else { 400 });
+    println!("fault: injected={LINES} violations=0 recovery_s={without_s:.1} rested_lines={rested_lines}");
 }
 
 fn cpu_s(pid: i32) -> f64 {

@@ -5,8 +5,9 @@ mod common;
 use common::{Daemon, assert_replays, read, sh, trainer, wait_until};
 use gainshare_daemon::api::client::ClientError;
 use gainshare_daemon::api::types::{ErrorCode, Explanation, JobState};
-use gainshare_daemon::fail::POINTS;
+use gainshare_daemon::fail::{GUARD_POINTS, LIMIT_POINTS, POINTS};
 use gainshare_daemon::journal::limits_in;
+use gainshare_daemon::spec::JobSpec;
 use nix::sys::signal::Signal;
 use std::time::{Duration, Instant};
 
@@ -134,6 +135,58 @@ fn death_at_every_fail_point_loses_nothing_and_doubles_nothing() {
     println!("fault: injected={} violations=0 recovery_s={longest_s:.2}", POINTS.len());
 }
 
+/// After a death within the writing of limits: the limits are in force again, and a proper end puts all of them back.
+fn limits_are_whole_again(mut d: Daemon, point: &str) {
+    d.wait("small", "limited", |j| j.state == JobState::Running && j.share.is_some_and(|s| s < 0.3));
+    let (file, _) = limit_of_small(&d);
+    wait_until("the limit is in force", 20, || read(&file).trim() != default_weight(&file));
+    d.call(d.client.shutdown(false)).unwrap();
+    d.wait_dead();
+    assert_eq!(read(&file).trim(), default_weight(&file), "{point}");
+    let left = limits_in(&d.state().join("journal.db")).unwrap();
+    assert!(left.is_empty(), "{point}: all limits were put back, not {left:?}");
+    let (jobs, entries) = d.journal();
+    assert_replays(&jobs, &entries);
+    // The jobs end with the test.
+    d.up();
+}
+
+/// The daemon dies before and after the kernel takes a limit.
+#[test]
+fn death_within_the_writing_of_a_limit_leaves_none_behind() {
+    for point in LIMIT_POINTS {
+        let mut d = Daemon::new("");
+        d.up_with(&[("GAINSHARE_FAIL", point)]);
+        d.wait_up();
+        // The answer may be lost; the jobs are in the journal before the first limit is written.
+        let _ = d.submit(unequal_jobs());
+        d.wait_dead();
+        d.up();
+        limits_are_whole_again(d, point);
+    }
+    println!("fault: injected={} violations=0", LIMIT_POINTS.len());
+}
+
+/// The daemon is dead and the guard dies while it puts limits back: the next daemon finds all of them in the journal.
+#[test]
+fn death_of_the_guard_while_it_restores_leaves_no_limit_behind() {
+    for point in GUARD_POINTS {
+        let mut d = Daemon::new("lease = \"3s\"");
+        d.up_with(&[("GAINSHARE_FAIL", point)]);
+        d.wait_up();
+        wait_until("the guard runs", 20, || !read(&d.state().join("guard.lock")).trim().is_empty());
+        let guard = d.guard_pid();
+        unequal(&d);
+        d.kill9();
+        wait_until("the guard dies", 60, || !common::is_running(guard));
+        let lapse = read(&d.run_dir().join("lapsed"));
+        assert!(lapse.contains("restoring"), "{point}: the guard had ended its work: {lapse}");
+        d.up();
+        limits_are_whole_again(d, point);
+    }
+    println!("fault: injected={} violations=0", GUARD_POINTS.len());
+}
+
 fn weight(e: &Explanation) -> (String, String) {
     let cpu = e.in_force.iter().find(|s| ["cpu.shares", "cpu.weight"].contains(&s.name.as_str())).unwrap();
     (cpu.name.clone(), cpu.value.clone())
@@ -142,10 +195,21 @@ fn weight(e: &Explanation) -> (String, String) {
 /// Two jobs with unequal floors, so that unequal weights are in force without any measuring; and
 /// the files of the one that weighs less.
 fn unequal(d: &Daemon) -> (std::path::PathBuf, String) {
+    d.submit(unequal_jobs()).unwrap();
+    d.wait("small", "limited", |j| j.state == JobState::Running && j.share.is_some_and(|s| s < 0.3));
+    let (file, value) = limit_of_small(d);
+    assert_eq!(read(&file).trim(), value, "{}", file.display());
+    (file, value)
+}
+
+fn unequal_jobs() -> Vec<JobSpec> {
     let (mut large, small) = (sh("large", "sleep 60"), sh("small", "sleep 60"));
     large.floor = 0.8;
-    d.submit(vec![large, small]).unwrap();
-    d.wait("small", "limited", |j| j.state == JobState::Running && j.share.is_some_and(|s| s < 0.3));
+    vec![large, small]
+}
+
+/// The file of the job's CPU weight, and the weight that the daemon names.
+fn limit_of_small(d: &Daemon) -> (std::path::PathBuf, String) {
     let (name, value) = weight(&d.call(d.client.explain("small")).unwrap());
     let groups = read(format!("/proc/{}/cgroup", d.job("small").pid.unwrap()).as_ref());
     let path = groups
@@ -159,7 +223,6 @@ fn unequal(d: &Daemon) -> (std::path::PathBuf, String) {
                 .or(v1.then(|| format!("/sys/fs/cgroup/cpu{path}/{name}")))
         })
         .unwrap();
-    assert_eq!(read(path.as_ref()).trim(), value, "{path}");
     (path.into(), value)
 }
 
@@ -180,6 +243,7 @@ fn limits_go_back_when_the_daemon_dies_for_good() {
     d.up();
     d.wait("small", "limited again", |j| j.share.is_some_and(|s| s < 0.3));
     wait_until("the limit is in force again", 5, || read(&file).trim() != default_weight(&file));
+    println!("fault: injected=1 violations=0");
 }
 
 #[test]
@@ -193,6 +257,7 @@ fn a_daemon_that_stood_still_begins_anew() {
     wait_until("a new epoch", 10, || d.call(d.client.health()).unwrap().epoch > epoch);
     wait_until("the limit is in force again", 10, || read(&file).trim() == before);
     assert_eq!(d.job("small").state, JobState::Running);
+    println!("fault: injected=1 violations=0");
 }
 
 #[test]
@@ -247,5 +312,6 @@ fn a_full_disk_refuses_new_work_and_passes() {
     let (jobs, entries) = d.journal();
     assert_replays(&jobs, &entries);
     drop((jobs, entries));
+    println!("fault: injected=1 violations=0");
     umount2(&d.state(), MntFlags::MNT_DETACH).unwrap();
 }

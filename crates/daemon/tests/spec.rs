@@ -1,5 +1,6 @@
 //! Job files: one or many, TOML, YAML and JSON, sweeps, and mistakes that are told in one line.
 
+use gainshare_daemon::api::types::SubmitRequest;
 use gainshare_daemon::spec::{Format, JobSpec, SpecError, load, parse, parse_mount, prepare};
 use proptest::prelude::*;
 use std::path::Path;
@@ -111,10 +112,107 @@ fn names_come_from_the_program() {
     assert_eq!(parse_mount("/d:/data:rx"), None);
 }
 
+/// Valid job files.
+const TOML_FILES: [&str; 3] = [
+    "name = \"a\"\ncommand = [\"x\", \"1\"]\ncwd = \"sub\"\nfloor = 0.1\nmax = 0.5\n[env]\nK = \"v\"\n[metric]\nname = \"loss\"\n",
+    "name = \"t\"\ncommand = [\"p\", \"--lr={lr}\", \"{seed}\"]\n[sweep]\nlr = [0.1, 0.01]\nseed = [1, \"b\", true]\n",
+    "[[job]]\nname = \"a\"\ncommand = [\"x\"]\n[[job]]\nname = \"b\"\ncommand = [\"y\"]\nafter = [\"a\"]\n",
+];
+const YAML_FILES: [&str; 3] = [
+    "name: a\ncommand: [x, '1']\ncwd: sub\nenv: {K: v}\nmetric: {name: loss}\n",
+    "job:\n- {name: a, command: [x, '1'], env: {K: v}}\n- name: b\n  command: [y]\n  after: [a]\n",
+    "- name: a\n  command: &c [x]\n- name: b\n  command: *c\n  floor: 0.2\n",
+];
+
+/// What clients send to submit jobs.
+const SUBMISSIONS: [&str; 2] = [
+    r#"{"jobs": [{"name": "a", "command": ["x", "1"], "cwd": "/tmp", "env": {"K": "v"}, "metric": {"name": "loss"}}]}"#,
+    r#"{"jobs": [{"command": ["{lr}"], "floor": 0.2, "max": 0.5, "sweep": {"lr": [0.1, "b"]}}], "base_env": {"A": "b"}}"#,
+];
+
+/// Pieces that lead deep into the parsers.
+const PIECES: [&str; 27] = [
+    "0",
+    "-1",
+    "1e308",
+    "-1e308",
+    "nan",
+    "inf",
+    "18446744073709551615",
+    "9223372036854775808",
+    "0.0000001",
+    "\n",
+    "\"",
+    "[",
+    "]",
+    "{",
+    "}",
+    " = ",
+    ": ",
+    "[[job]]\n",
+    "[sweep]\nx = [1, 2]\n",
+    "{lr}",
+    "- ",
+    "---\n",
+    "&a ",
+    "*a",
+    "<<: ",
+    "€",
+    "null",
+];
+
+/// A valid text with some bytes taken out and others put in.
+fn damaged(texts: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> {
+    let piece = prop_oneof![
+        4 => proptest::sample::select(PIECES.to_vec()).prop_map(|piece| piece.as_bytes().to_vec()),
+        1 => proptest::collection::vec(any::<u8>(), 0..8),
+    ];
+    let edits = proptest::collection::vec((any::<proptest::sample::Index>(), 0usize..12, piece), 1..6);
+    (proptest::sample::select(texts), edits).prop_map(|(text, edits)| {
+        let mut bytes = text.as_bytes().to_vec();
+        for (at, removed, piece) in edits {
+            let at = at.index(bytes.len() + 1);
+            let end = (at + removed).min(bytes.len());
+            bytes.splice(at..end, piece);
+        }
+        bytes
+    })
+}
+
+#[test]
+fn the_files_that_are_damaged_are_valid() {
+    for text in TOML_FILES {
+        toml(text).unwrap();
+    }
+    for text in YAML_FILES {
+        yaml(text).unwrap();
+    }
+    for text in SUBMISSIONS {
+        prepare(serde_json::from_str::<SubmitRequest>(text).unwrap().jobs).unwrap();
+    }
+}
+
 proptest! {
     #[test]
     fn garbage_never_panics(text in "\\PC{0,200}") {
         let _ = (toml(&text), yaml(&text));
+    }
+
+    #[test]
+    fn no_damaged_job_file_makes_a_parser_panic(in_toml in damaged(&TOML_FILES), in_yaml in damaged(&YAML_FILES)) {
+        let (in_toml, in_yaml) = (String::from_utf8_lossy(&in_toml), String::from_utf8_lossy(&in_yaml));
+        for error in [toml(&in_toml).err(), yaml(&in_yaml).err()].into_iter().flatten() {
+            prop_assert!(!error.to_string().is_empty());
+        }
+    }
+
+    #[test]
+    fn no_submission_makes_the_parser_panic(body in damaged(&SUBMISSIONS)) {
+        if let Ok(request) = serde_json::from_slice::<SubmitRequest>(&body) {
+            for job in prepare(request.jobs).unwrap_or_default() {
+                prop_assert!((0.0..=1.0).contains(&job.floor) && job.floor <= job.max, "{job:?}");
+            }
+        }
     }
 
     /// Whatever the values are, each job has them and nothing is replaced twice.

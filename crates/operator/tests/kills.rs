@@ -259,5 +259,7 @@ fn nodes_and_agents_die_in_every_phase_of_a_move() {
         assert!(watched.pods.len() == 6 && watched.pods.values().all(|pods| pods.len() > 1), "{:?}", watched.pods);
         assert!(agents_killed >= 4, "node agents were not there to be killed: {agents_killed}");
     });
+    let (injected, violations) = (2 * phases.len() + agents_killed, watched.twice.len());
+    println!("fault: injected={injected} violations={violations}");
     scenarios.finish();
 }

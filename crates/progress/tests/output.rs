@@ -144,6 +144,7 @@ fn garbage_values_are_refused_and_counted() {
     parser.feed(input, &mut batch);
     assert_eq!(batch.readings.iter().map(|r| r.value).collect::<Vec<_>>(), [1.0]);
     assert_eq!(parser.counters().bad_values, 6);
+    println!("fault: injected=6 violations=0");
 }
 
 #[test]

@@ -2,7 +2,9 @@
 //!
 //! 50, 200 and 600 jobs print a loss once a second. *CPU* and *memory* of the daemon are read from `/proc` over a
 //! minute under the default settings. The cost of one job must be at most [`BAR_PERCENT_PER_JOB`] of a core at each
-//! size. *Journal*: the size of its files, how much they grow and how much is written for an hour of a job.
+//! size. *Journal*: the size of its files, how much they grow and how much is written for an hour of a job. Both have
+//! bars too ([`BAR_GROWN_BYTES`], [`BAR_WRITTEN_BYTES`]). The command fails if a bar is missed, after it has printed
+//! all figures.
 //! *Restart*: `kill -9`, start again, until every job is there and running.
 //! *Latency*: a daemon that decides at every report (`--react sample`); two of the jobs take turns in
 //! growing, and the clock runs from the moment a job is handed its line to print until its CPU weight in
@@ -39,6 +41,15 @@ pub(crate) struct Args {
 /// What one job may cost, in percent of a core.
 const BAR_PERCENT_PER_JOB: f64 = 0.03;
 
+/// By how much the journal may grow for an hour of a job. 3,600 samples take about 0.2 MB, and the job's part of the
+/// plans takes about as much.
+const BAR_GROWN_BYTES: f64 = 2.0 * 1024.0 * 1024.0;
+/// The write-ahead log grows to this size once and is then used again.
+const LOG_BYTES: f64 = 8.0 * 1024.0 * 1024.0;
+/// How much may be written for an hour of a job. The samples of all jobs are committed every 5 s, and each job then has
+/// two pages of 4 KiB, in the log and in the file.
+const BAR_WRITTEN_BYTES: f64 = 64.0 * 1024.0 * 1024.0;
+
 /// A job that reports once a second and does next to nothing else. It waits without starting a program: hundreds of
 /// new processes a second would be most of the load.
 const REPORTER: &str = "exec 3<> <(:); i=100000; \
@@ -55,10 +66,27 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
         sizes.push(measure(args, jobs, 0)?.0);
     }
     let most = sizes.iter().filter_map(|size| size["ratio_to_bar"].as_f64()).fold(0.0, f64::max);
+    let missed: Vec<String> = sizes.iter().flat_map(missed_bars).collect();
+    figures[super::BARS_MISSED] = json!(missed);
     figures["sizes"] = json!(sizes);
     figures["bar_percent_per_job"] = json!(BAR_PERCENT_PER_JOB);
     figures["largest_ratio_to_bar"] = json!(most);
     Ok(figures)
+}
+
+/// The bars that the cost at one number of jobs does not meet, in a sentence each.
+fn missed_bars(cost: &Value) -> Vec<String> {
+    let jobs = cost["jobs"].as_u64().unwrap_or_default();
+    let bars = [
+        ("cpu_core_percent_per_job", BAR_PERCENT_PER_JOB, "% of a core for each job"),
+        ("journal_kept_bytes_per_job_hour", BAR_GROWN_BYTES, "bytes that the journal grows for an hour of a job"),
+        ("journal_written_bytes_per_job_hour", BAR_WRITTEN_BYTES, "bytes that are written for an hour of a job"),
+    ];
+    let over = bars.into_iter().filter_map(|(name, bar, what)| {
+        let found = cost[name].as_f64().unwrap_or(f64::INFINITY);
+        (found > bar).then(|| format!("{jobs} jobs: {found} {what}, and the bar is {bar}"))
+    });
+    over.collect()
 }
 
 /// The cost at one number of jobs, and all figures with restart and latency.
@@ -98,13 +126,15 @@ fn measure(args: &Args, jobs: usize, rounds: usize) -> Result<(Value, Value)> {
     let cpu_core_fraction = (cpu_seconds(pid)? - cpu_before) / began.elapsed().as_secs_f64();
     let percent_per_job = 100.0 * cpu_core_fraction / all as f64;
     let journal_bytes = journal_bytes(&lab);
+    let grown_bytes = journal_bytes as f64 - journal_before as f64;
     let cost = json!({
         "jobs": all,
         "cpu_core_fraction": cpu_core_fraction,
         "cpu_core_percent_per_job": percent_per_job,
         "ratio_to_bar": percent_per_job / BAR_PERCENT_PER_JOB,
         "journal_bytes": journal_bytes,
-        "journal_grown_bytes_per_job_hour": per_job_hour(journal_bytes as f64 - journal_before as f64),
+        "journal_grown_bytes_per_job_hour": per_job_hour(grown_bytes),
+        "journal_kept_bytes_per_job_hour": per_job_hour((grown_bytes - LOG_BYTES).max(0.0)),
         "journal_written_bytes_per_job_hour": per_job_hour(written_bytes(pid)? - written_before),
         "rss_mib": rss_mib(pid)?,
     });
@@ -266,4 +296,25 @@ fn mkfifo(path: &std::path::Path) -> Result<()> {
         return Err(std::io::Error::last_os_error()).with_context(|| format!("cannot make {}", path.display()));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missed_bar_is_named_with_its_size() {
+        let cost = |percent: f64, kept: f64| {
+            json!({
+                "jobs": 52,
+                "cpu_core_percent_per_job": percent,
+                "journal_kept_bytes_per_job_hour": kept,
+                "journal_written_bytes_per_job_hour": 1e6,
+            })
+        };
+        assert_eq!(missed_bars(&cost(BAR_PERCENT_PER_JOB, 0.0)), Vec::<String>::new());
+        assert!(missed_bars(&cost(0.05, 0.0))[0].starts_with("52 jobs: 0.05 % of a core for each job"));
+        assert_eq!(missed_bars(&cost(0.05, 1e9)).len(), 2);
+        assert_eq!(missed_bars(&json!({})).len(), 3, "a figure that is missing meets no bar");
+    }
 }

@@ -18,7 +18,7 @@ mod torch;
 mod training;
 
 use crate::sh;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Subcommand, ValueEnum};
 pub(crate) use lab::Lab;
 
@@ -67,6 +67,9 @@ enum Benchmark {
     Sim,
 }
 
+/// A benchmark with bars lists here which it missed, in a sentence each. The command then fails.
+const BARS_MISSED: &str = "bars_missed";
+
 pub(crate) fn run(args: Args) -> Result<()> {
     let figures = match args.what {
         Benchmark::Daemon(a) => daemon::run(&a)?,
@@ -85,6 +88,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Format::Json => println!("{}", serde_json::to_string_pretty(&figures)?),
         Format::Table => table(&figures, 0),
     }
+    let missed: Vec<&str> =
+        figures[BARS_MISSED].as_array().into_iter().flatten().filter_map(|bar| bar.as_str()).collect();
+    ensure!(missed.is_empty(), "bars were missed: {}", missed.join("; "));
     Ok(())
 }
 

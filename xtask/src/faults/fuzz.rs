@@ -4,12 +4,12 @@
 //! named `corpus` beside the tests are inputs that are kept; ordinary tests read them at every run.
 
 use super::table::{self, NamedTest};
-use super::{build, locate, run_test};
+use super::{Circumstances, build, locate, run_test};
 use anyhow::{Result, ensure};
 use std::time::{Duration, Instant};
 
 /// What reads input from outside, and the test that feeds it.
-const TARGETS: [(&str, &str); 11] = [
+const TARGETS: [(&str, &str); 17] = [
     (
         "collectors with stored states",
         "`crates/progress/tests/garbage.rs::no_state_and_no_input_makes_a_collector_panic`",
@@ -18,7 +18,13 @@ const TARGETS: [(&str, &str); 11] = [
     ("patterns and output", "`crates/progress/tests/garbage.rs::no_pattern_and_no_output_makes_the_parser_panic`"),
     ("event files", "`crates/progress/src/tensorboard.rs::any_bytes_are_survived`"),
     ("job files", "`crates/daemon/tests/spec.rs::garbage_never_panics`"),
+    ("job files that are nearly valid", "`crates/daemon/tests/spec.rs::no_damaged_job_file_makes_a_parser_panic`"),
+    ("submissions", "`crates/daemon/tests/spec.rs::no_submission_makes_the_parser_panic`"),
     ("the journal", "`crates/daemon/tests/journal.rs::replaying_the_journal_gives_the_state`"),
+    ("damaged journals", "`crates/daemon/tests/journal.rs::no_damage_makes_the_journal_panic`"),
+    ("scenario files", "`crates/sim/tests/scenario_files.rs::no_scenario_file_makes_the_parser_panic`"),
+    ("admission reviews", "`crates/operator/src/http/body_tests.rs::any_admission_review_is_answered`"),
+    ("bodies of node agents", "`crates/operator/src/http/body_tests.rs::any_body_of_an_agent_is_taken_or_refused`"),
     ("pods, Jobs, TrainingJobs, policies", "`crates/operator/src/jobs/hostile_tests.rs::any_objects_pass`"),
     ("jobs of tasks", "`crates/operator/src/jobs/hostile_task_tests.rs::any_jobs_of_tasks_pass`"),
     (
@@ -49,13 +55,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let wanted = |name: &str| args.target.as_ref().is_none_or(|part| name.contains(part.as_str()));
     let chosen: Vec<(&str, NamedTest)> = targets().filter(|(name, _)| wanted(name)).collect();
     ensure!(!chosen.is_empty(), "no target has this name; targets are: {}", TARGETS.map(|(name, _)| name).join("; "));
-    let programs = build(chosen.iter().map(|(_, test)| test), &args.profile)?;
+    let programs = build(&args.profile)?;
     let mut failed = Vec::new();
     for (name, test) in &chosen {
         let (program, full_name) = locate(test, &programs)?;
         let (began, mut runs) = (Instant::now(), 0);
         while runs == 0 || began.elapsed() < Duration::from_secs(args.seconds) {
-            let (passed, printed) = run_test(program, &full_name)?;
+            let (passed, printed) = run_test(program, &full_name, &Circumstances::default())?;
             runs += 1;
             if !passed {
                 eprintln!("{printed}");

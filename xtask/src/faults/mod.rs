@@ -7,7 +7,8 @@
 //! injection; a test that fails counts as one violation more.
 //!
 //! A row whose tests need more than this machine has is *not run*, with the reason. It is neither passed nor
-//! failed, and the end of the report counts such rows.
+//! failed, and the end of the report counts such rows. Under `--all` nothing may be left out: a row without an
+//! injection is a failure.
 
 pub(crate) mod fuzz;
 mod report;
@@ -37,6 +38,9 @@ pub(crate) struct Args {
     /// Also tests that need Docker, qemu or the test bed. Install what they need with `cargo xtask setup`.
     #[arg(long)]
     all: bool,
+    /// Also the long forms: outages of 60 and 360 s besides that of 5 s, and cuts of the journal at every byte.
+    #[arg(long)]
+    long: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -45,8 +49,54 @@ enum Format {
     Json,
 }
 
-/// A test that takes longer hangs.
+/// A test that takes longer hangs. The outages that a test sleeps through come on top.
 const PATIENCE: Duration = Duration::from_secs(10 * 60);
+/// The same for long forms: a cut of the journal at every byte takes half an hour.
+const LONG_PATIENCE: Duration = Duration::from_secs(90 * 60);
+
+/// A test reads from this variable for how many seconds a part of the control plane is away. Rows whose fault names
+/// the variable are run with each of [`OUTAGES_S`].
+const OUTAGE: &str = "GAINSHARE_OUTAGE_S";
+/// Outages in seconds. The first one is the default, the others are added by `--long`. The last one is longer than the
+/// lease of any part.
+const OUTAGES_S: [u64; 3] = [5, 60, 360];
+/// At most so many outages follow each other in one test.
+const OUTAGES_PER_TEST: u32 = 3;
+/// Tests that have a long form run it if this variable is set.
+const LONG: &str = "GAINSHARE_LONG";
+
+/// The variables with which a test runs, and how long it may take.
+struct Circumstances {
+    environment: Vec<(&'static str, String)>,
+    patience: Duration,
+}
+
+impl Default for Circumstances {
+    fn default() -> Circumstances {
+        Circumstances { environment: Vec::new(), patience: PATIENCE }
+    }
+}
+
+impl Circumstances {
+    /// One for each run of the row's tests. `outage_s` is the user's choice of an outage.
+    fn of(row: &Row, is_long: bool, outage_s: Option<u64>) -> Vec<Circumstances> {
+        let long = is_long.then(|| (LONG, "1".to_owned()));
+        let patience = if is_long { LONG_PATIENCE } else { PATIENCE };
+        if !row.fault.contains(OUTAGE) {
+            return vec![Circumstances { environment: long.into_iter().collect(), patience }];
+        }
+        let outages_s = match (outage_s, is_long) {
+            (Some(outage_s), _) => vec![outage_s],
+            (None, true) => OUTAGES_S.to_vec(),
+            (None, false) => OUTAGES_S[..1].to_vec(),
+        };
+        let one = |outage_s: u64| Circumstances {
+            environment: long.iter().cloned().chain([(OUTAGE, outage_s.to_string())]).collect(),
+            patience: patience + Duration::from_secs(outage_s) * OUTAGES_PER_TEST,
+        };
+        outages_s.into_iter().map(one).collect()
+    }
+}
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let document = sh::root().join(table::DOCUMENT);
@@ -62,19 +112,24 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         return Ok(());
     }
-    let programs = build(rows.iter().flat_map(|row| &row.tests), &args.profile)?;
+    let programs = build(&args.profile)?;
     let mut reports = Vec::new();
     for row in &rows {
-        let report = run_row(row, &programs, args.all)?;
+        let report = run_row(row, &programs, args)?;
         eprintln!("{}", report.line());
         reports.push(report);
     }
     if args.output == Format::Json {
         println!("{}", serde_json::to_string_pretty(&serde_json::json!({ "rows": reports }))?);
     }
-    let (failed, left_out) = report::count(&reports);
-    eprintln!("{} rows held, {failed} did not, {left_out} were not run or only in part", reports.len() - failed);
+    let counts = report::count(&reports);
+    let (failed, left_out) = (counts.failed, counts.left_out);
+    eprintln!("{} rows held, {failed} did not, {left_out} were not run or only in part", counts.held);
     ensure!(failed == 0, "{failed} rows did not hold: see above");
+    if args.all {
+        let empty = report::without_injection(&reports);
+        ensure!(empty.is_empty(), "nothing was injected in these rows: {}", empty.join(", "));
+    }
     Ok(())
 }
 
@@ -91,55 +146,44 @@ fn needs_text(row: &Row) -> Result<String> {
     Ok(if list.is_empty() { list } else { format!(" [{list}]") })
 }
 
-/// Builds the packages of these tests.
-fn build<'a>(tests: impl Iterator<Item = &'a NamedTest>, profile: &str) -> Result<BTreeMap<String, TestProgram>> {
-    let folders: BTreeSet<&str> = tests.map(NamedTest::package_folder).collect();
-    let mut packages = Vec::new();
-    for folder in folders {
-        packages.extend(["--package".to_owned(), package_name(folder)?]);
-    }
-    // The tests of the daemon start programs that lie beside them.
-    let programs = ["--package", "gainshare", "--bins", "--examples", "--tests", "--lib"];
-    let mut args = vec!["build".to_owned(), "--profile".to_owned(), profile.to_owned()];
-    args.extend(["--message-format", "json-render-diagnostics"].map(str::to_owned));
-    args.extend(packages);
-    args.extend(programs.map(str::to_owned));
-    let output =
-        sh::cargo().args(&args).stderr(std::process::Stdio::inherit()).output().context("cannot start cargo")?;
+/// Builds all programs and all tests of the workspace. Tests start programs that lie beside them, and some of these
+/// have their fail points only if the tests of another package are built together with them.
+fn build(profile: &str) -> Result<BTreeMap<String, TestProgram>> {
+    let mut cargo = sh::cargo();
+    cargo.args(["build", "--profile", profile, "--message-format", "json-render-diagnostics"]);
+    cargo.args(["--workspace", "--bins", "--examples", "--tests", "--lib"]);
+    let output = cargo.stderr(std::process::Stdio::inherit()).output().context("cannot start cargo")?;
     ensure!(output.status.success(), "the tests do not build: see above");
     let found = runner::programs(&String::from_utf8_lossy(&output.stdout));
     Ok(found.into_iter().map(|program| (program.name.clone(), program)).collect())
 }
 
-/// The name of the package in a folder.
-fn package_name(folder: &str) -> Result<String> {
-    let manifest = sh::root().join(folder).join("Cargo.toml");
-    let text = std::fs::read_to_string(&manifest).with_context(|| format!("cannot read {}", manifest.display()))?;
-    let name = text.lines().find_map(|line| line.strip_prefix("name = \""));
-    let name = name.and_then(|rest| rest.strip_suffix('"'));
-    Ok(name.with_context(|| format!("{} has no name", manifest.display()))?.to_owned())
-}
-
-fn run_row(row: &Row, programs: &BTreeMap<String, TestProgram>, all: bool) -> Result<RowReport> {
+fn run_row(row: &Row, programs: &BTreeMap<String, TestProgram>, args: &Args) -> Result<RowReport> {
     let mut report = RowReport::new(&row.id);
+    let outage_s = std::env::var(OUTAGE).ok().and_then(|text| text.parse().ok());
+    let all_circumstances = Circumstances::of(row, args.long, outage_s);
     for test in &row.tests {
-        if let Some(reason) = test.needs(&sh::root())?.and_then(|needs| missing(&needs, all)) {
+        if let Some(reason) = test.needs(&sh::root())?.and_then(|needs| missing(&needs, args.all)) {
             report.leave_out(&test.name, &reason);
             continue;
         }
         let (program, full_name) = locate(test, programs)?;
-        let began = Instant::now();
-        let (passed, printed) = run_test(program, &full_name)?;
-        eprintln!(
-            "  {:<6} {:>6.1} s  {}",
-            if passed { "ok" } else { "FAILED" },
-            began.elapsed().as_secs_f64(),
-            test.name
-        );
-        if !passed {
-            eprintln!("{printed}");
+        for circumstances in &all_circumstances {
+            let began = Instant::now();
+            let (passed, printed) = run_test(program, &full_name, circumstances)?;
+            let variables: String =
+                circumstances.environment.iter().map(|(name, value)| format!(" {name}={value}")).collect();
+            eprintln!(
+                "  {:<6} {:>6.1} s  {}{variables}",
+                if passed { "ok" } else { "FAILED" },
+                began.elapsed().as_secs_f64(),
+                test.name
+            );
+            if !passed {
+                eprintln!("{printed}");
+            }
+            report.add(passed, Numbers::of(&printed));
         }
-        report.add(passed, Numbers::of(&printed));
     }
     Ok(report)
 }
@@ -192,12 +236,13 @@ fn in_file(full: &str, file: &str) -> bool {
 }
 
 /// Runs one test; whether it passed, and what it printed.
-fn run_test(program: &TestProgram, full_name: &str) -> Result<(bool, String)> {
+fn run_test(program: &TestProgram, full_name: &str, circumstances: &Circumstances) -> Result<(bool, String)> {
     let folder = tempfile::Builder::new().prefix("gainshare-faults-").tempdir()?;
     let log = folder.path().join("log");
     let mut command = program.command();
     command.args(["--exact", full_name, "--include-ignored", "--nocapture", "--test-threads=1"]);
-    let ended = runner::run_logged(&mut command, &log, PATIENCE)?;
+    command.envs(circumstances.environment.iter().map(|(name, value)| (name, value)));
+    let ended = runner::run_logged(&mut command, &log, circumstances.patience)?;
     let mut printed = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
     let counts = runner::counts(&printed).unwrap_or_default();
     if let Some(reason) = &ended {
@@ -217,6 +262,25 @@ mod tests {
         assert!(in_file("docker::tests::x", "crates/daemon/src/driver/docker/mod.rs"));
         assert!(!in_file("file::tests::garbage_never_panics", "crates/limits/src/process/identity.rs"));
         assert!(in_file("anything", "crates/daemon/tests/faults.rs"));
+    }
+
+    #[test]
+    fn outages_are_run_at_each_length_and_the_patience_grows_with_them() {
+        let row = |fault: &str| Row { id: "a".to_owned(), fault: fault.to_owned(), tests: Vec::new() };
+        let lengths = |row: &Row, is_long, outage_s| -> Vec<(Vec<String>, u64)> {
+            let all = Circumstances::of(row, is_long, outage_s);
+            let values =
+                |c: &Circumstances| c.environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            all.iter().map(|c| (values(c), c.patience.as_secs())).collect()
+        };
+        let away = row("etcd is away (`GAINSHARE_OUTAGE_S`)");
+        assert_eq!(lengths(&away, false, None), [(vec!["GAINSHARE_OUTAGE_S=5".to_owned()], 615)]);
+        assert_eq!(lengths(&away, false, Some(100)), [(vec!["GAINSHARE_OUTAGE_S=100".to_owned()], 900)]);
+        let long = lengths(&away, true, None);
+        assert_eq!(long.iter().map(|(_, patience_s)| *patience_s).collect::<Vec<_>>(), [5415, 5580, 6480]);
+        assert!(long[2].0.contains(&"GAINSHARE_LONG=1".to_owned()), "{long:?}");
+        assert_eq!(lengths(&row("a torn journal"), true, None), [(vec!["GAINSHARE_LONG=1".to_owned()], 5400)]);
+        assert_eq!(lengths(&row("a torn journal"), false, None), [(Vec::new(), 600)]);
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub(super) struct RowReport {
     state: &'static str,
     injected: u64,
     violations: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Null where a time has no meaning.
     recovery_s: Option<f64>,
     tests_passed: u32,
     /// Tests that were not run, each with the reason.
@@ -85,8 +85,9 @@ impl RowReport {
     }
 
     fn check(&mut self) {
-        self.state = match (self.violations, self.tests_passed, self.not_run.is_empty()) {
+        self.state = match (self.violations, self.injected, self.not_run.is_empty()) {
             (1.., _, _) => "violated",
+            // Tests that passed without an injection show nothing.
             (0, 0, _) => "not run",
             (0, _, true) => "held",
             (0, _, false) => "partly run",
@@ -106,10 +107,22 @@ impl RowReport {
     }
 }
 
-/// How many rows did not hold, and how many were not run or only in part.
-pub(super) fn count(reports: &[RowReport]) -> (usize, usize) {
-    let failed = reports.iter().filter(|report| report.state == "violated").count();
-    (failed, reports.iter().filter(|report| ["not run", "partly run"].contains(&report.state)).count())
+/// How many rows held, how many did not, and how many were not run or only in part.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) held: usize,
+    pub(super) failed: usize,
+    pub(super) left_out: usize,
+}
+
+pub(super) fn count(reports: &[RowReport]) -> Counts {
+    let of = |states: &[&str]| reports.iter().filter(|report| states.contains(&report.state)).count();
+    Counts { held: of(&["held"]), failed: of(&["violated"]), left_out: of(&["not run", "partly run"]) }
+}
+
+/// The names of the rows in which nothing was injected.
+pub(super) fn without_injection(reports: &[RowReport]) -> Vec<&str> {
+    reports.iter().filter(|report| report.injected == 0).map(|report| report.row.as_str()).collect()
 }
 
 #[cfg(test)]
@@ -134,6 +147,19 @@ mod tests {
         assert_eq!((report.state, report.injected), ("partly run", 1));
         report.add(false, Numbers::of("fault: injected=7 violations=0"));
         assert_eq!((report.state, report.injected, report.violations), ("violated", 8, 1));
-        assert_eq!(count(&[report, RowReport::new("b")]), (1, 1));
+        let mut held = RowReport::new("c");
+        held.add(true, None);
+        let reports = [report, RowReport::new("b"), held];
+        assert_eq!(count(&reports), Counts { held: 1, failed: 1, left_out: 1 });
+        assert_eq!(without_injection(&reports), ["b"]);
+    }
+
+    #[test]
+    fn a_test_that_injected_nothing_shows_nothing() {
+        let mut report = RowReport::new("a");
+        report.add(true, Numbers::of("fault: injected=0 violations=0"));
+        assert_eq!((report.state, without_injection(&[report.clone()])), ("not run", vec!["a"]));
+        let text = serde_json::to_string(&report).unwrap();
+        assert!(text.contains("\"recovery_s\":null"), "{text}");
     }
 }

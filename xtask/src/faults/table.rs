@@ -64,12 +64,6 @@ impl NamedTest {
         })
     }
 
-    /// The folder of the package, from the root of the checkout.
-    pub(super) fn package_folder(&self) -> &str {
-        let end = self.file.find("/src/").or_else(|| self.file.find("/tests/")).unwrap_or(self.file.len());
-        &self.file[..end]
-    }
-
     /// What the test needs beyond Rust, in the words of its `#[ignore]`; an error if the test does not exist.
     pub(super) fn needs(&self, root: &Path) -> Result<Option<String>> {
         let path = root.join(&self.file);
@@ -121,6 +115,22 @@ mod tests {
         assert!(referred > 5, "the list of defects refers to rows");
     }
 
+    /// A row without numbers would count each of its tests as one injection.
+    #[test]
+    fn every_row_has_a_test_that_prints_what_it_injected() {
+        let prints = |test: &NamedTest| {
+            let source = std::fs::read_to_string(sh::root().join(&test.file)).unwrap();
+            let (_, body) = source.split_once(&format!("fn {}(", test.name)).unwrap();
+            let end =
+                ["#[test]", "#[tokio::test"].iter().filter_map(|next| body.find(next)).min().unwrap_or(body.len());
+            body[..end].contains("fault: injected=")
+        };
+        let rows = rows(&document());
+        let silent: Vec<&str> =
+            rows.iter().filter(|row| !row.tests.iter().any(prints)).map(|row| row.id.as_str()).collect();
+        assert!(silent.is_empty(), "no test of these rows prints `fault: injected=…`: {silent:?}");
+    }
+
     #[test]
     fn rows_and_tests_are_read() {
         let text = "| row | fault | what must hold | tests |\n|---|---|---|---|\n\
@@ -130,7 +140,6 @@ mod tests {
         assert_eq!((rows.len(), rows[0].id.as_str(), rows[0].tests.len()), (1, "disk-full", 2));
         assert_eq!(rows[0].tests[0].programs().unwrap(), ["a b"]);
         assert_eq!(rows[0].tests[1].programs().unwrap(), ["a lib", "a bin"]);
-        assert_eq!(rows[0].tests[1].package_folder(), "crates/a");
         assert_eq!(tests(text).len(), 3);
     }
 }

@@ -36,7 +36,7 @@ impl Pump {
     pub(super) fn start(engine: &Engine, container: &str, dir: &Path, from: CopyPosition) -> std::io::Result<Pump> {
         let mut file = jobdir::append_regular(&dir.join(OUTPUT))?;
         let mut length = file.metadata()?.len();
-        let mut total = read_base(dir).saturating_add(length);
+        let mut total = total_bytes(dir, length);
         let mut skip = total.saturating_sub(from.bytes);
         let mut chunks = engine.follow_logs(container, from.cursor);
         let pump = Pump { copied: Arc::new(Mutex::new(from)), has_ended: Arc::default() };
@@ -81,6 +81,11 @@ impl Pump {
     }
 }
 
+/// How many bytes all output has so far: what earlier files held, and `length` bytes of the newest one.
+fn total_bytes(dir: &Path, length: u64) -> u64 {
+    read_base(dir).saturating_add(length)
+}
+
 fn read_base(dir: &Path) -> u64 {
     let mut text = String::new();
     let read = jobdir::open_regular(&dir.join(BASE)).and_then(|file| file.take(32).read_to_string(&mut text));
@@ -100,10 +105,10 @@ mod tests {
     #[test]
     fn a_forged_base_is_harmless() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(read_base(dir.path()), 0);
+        assert_eq!(total_bytes(dir.path(), 7), 7);
         std::fs::write(dir.path().join(BASE), "18446744073709551615").unwrap();
-        assert_eq!(read_base(dir.path()).saturating_add(7), u64::MAX);
+        assert_eq!(total_bytes(dir.path(), 7), u64::MAX);
         std::fs::write(dir.path().join(BASE), "99999999999999999999999").unwrap();
-        assert_eq!(read_base(dir.path()), 0);
+        assert_eq!(total_bytes(dir.path(), 7), 7);
     }
 }

@@ -113,6 +113,7 @@ impl Reports {
                     Ok(Change::Same) | Err(_) => return reading,
                     Ok(Change::More | Change::Rotated | Change::Rewritten) => {}
                 }
+                crate::fail::panic_on(tail.data());
                 reading.add(collector.output(now, tail.data()));
                 tail.consume(tail.data().len());
                 if !follow && tail.is_at_end() {

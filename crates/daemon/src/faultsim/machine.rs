@@ -61,7 +61,13 @@ pub(super) struct Machine {
     wall_offset_s: f64,
     bounds: BTreeMap<JobId, (f64, f64)>,
     kernel: BTreeMap<JobId, KernelLimit>,
-    processes: BTreeMap<JobId, u32>,
+    /// Live processes of jobs, each with a number of its own.
+    processes: BTreeMap<JobId, u64>,
+    last_process: u64,
+    /// The newest attempt of each job whose supervisor has written its intent to fork; on the jobs' disk.
+    intents: BTreeMap<JobId, u32>,
+    /// When jobs save themselves. Choices of its own, so that they shift no others.
+    checkpoints: Dice,
     samples: BTreeMap<JobId, BTreeSet<u64>>,
     next_seq: u64,
     lease: Option<LeaseContent>,
@@ -130,6 +136,9 @@ impl Machine {
             bounds: BTreeMap::new(),
             kernel: BTreeMap::new(),
             processes: BTreeMap::new(),
+            last_process: 0,
+            intents: BTreeMap::new(),
+            checkpoints: Dice::new(seed, "checkpoints"),
             samples: BTreeMap::new(),
             next_seq: 0,
             lease: None,
@@ -366,13 +375,27 @@ impl Machine {
         Ok(())
     }
 
-    /// The supervisor's lock lets one process of a job begin.
+    /// A supervisor lets the process of an attempt begin, from the job's first step, unless the attempt has begun
+    /// before. The process may save itself before the daemon hears of it.
     fn spawn(&mut self, id: JobId, attempt: u32) -> Result<(), Failure> {
-        if self.processes.contains_key(&id) {
+        let is_alive = self.processes.contains_key(&id);
+        let has_begun = self.intents.get(&id).is_some_and(|begun| *begun >= attempt);
+        let is_refused = match self.off {
+            Some(Fence::Lock) => has_begun && !is_alive,
+            Some(Fence::Intent) => is_alive,
+            _ => has_begun,
+        };
+        if is_refused {
             return Ok(());
         }
-        self.processes.insert(id, attempt);
-        Ok(self.invariants.start(&id.to_string(), &attempt.to_string(), 0)?)
+        self.intents.insert(id, attempt);
+        self.last_process += 1;
+        self.processes.insert(id, self.last_process);
+        self.invariants.start(&id.to_string(), &format!("{attempt}, process {}", self.last_process), 0)?;
+        if self.checkpoints.percent(50) {
+            self.invariants.commit_checkpoint(&id.to_string(), 1);
+        }
+        Ok(())
     }
 
     fn record_start(&mut self, id: JobId) -> Result<(), Failure> {
@@ -384,6 +407,9 @@ impl Machine {
         let running: Vec<JobId> = self.processes.keys().copied().collect();
         let Some(id) = running.get(self.dice.below(running.len())).copied() else { return Ok(()) };
         let time = Time(self.now_us);
+        if self.checkpoints.percent(30) {
+            self.invariants.commit_checkpoint(&id.to_string(), self.next_seq);
+        }
         let count = 1 + self.dice.below(8) as u64;
         let seqs: Vec<u64> = (0..count).map(|i| self.next_seq + i).collect();
         self.next_seq += count;
@@ -405,9 +431,8 @@ impl Machine {
     fn end_job(&mut self) -> Result<(), Failure> {
         let running: Vec<JobId> = self.processes.keys().copied().collect();
         let Some(id) = running.get(self.dice.below(running.len())).copied() else { return Ok(()) };
-        if let Some(attempt) = self.processes.remove(&id) {
-            self.invariants.end(&id.to_string(), &attempt.to_string());
-        }
+        self.processes.remove(&id);
+        self.invariants.end_all(&id.to_string());
         self.kernel.remove(&id);
         self.record_end(id, JobState::Done)
     }
@@ -468,8 +493,8 @@ impl Machine {
         self.daemon = None;
         with_disk(|disk| disk.restart(loses_power));
         if loses_power {
-            for (id, attempt) in std::mem::take(&mut self.processes) {
-                self.invariants.end(&id.to_string(), &attempt.to_string());
+            for id in std::mem::take(&mut self.processes).into_keys() {
+                self.invariants.end_all(&id.to_string());
             }
             self.kernel.clear();
             (self.lease, self.lapse) = (None, None);
@@ -515,15 +540,15 @@ impl Machine {
         let held = self.daemon.iter().flat_map(|daemon| daemon.records.values());
         let held: Vec<JobRecord> = held.filter(|record| record.holds_slot()).cloned().collect();
         for record in held {
-            let (id, is_alive) = (record.id, self.processes.contains_key(&record.id));
-            match record.state {
-                JobState::Starting if is_alive => self.record_start(id)?,
-                JobState::Starting => {
-                    self.spawn(id, record.attempt)?;
-                    self.record_start(id)?;
-                }
-                _ if !is_alive => self.record_end(id, JobState::Lost)?,
-                _ => {}
+            let id = record.id;
+            // The daemon does not know whether the process has begun; a new supervisor finds out.
+            if record.state == JobState::Starting {
+                self.spawn(id, record.attempt)?;
+            }
+            match (record.state, self.processes.contains_key(&id)) {
+                (JobState::Starting, true) => self.record_start(id)?,
+                (_, false) => self.record_end(id, JobState::Lost)?,
+                (_, true) => {}
             }
         }
         Ok(())

@@ -52,7 +52,12 @@ fn a_seed_does_the_same_every_time() {
 /// The simulation would find a defect: with a check turned off, some of 200 seeds fail.
 #[test]
 fn a_missing_check_is_found_within_200_seeds() {
-    for (fence, expected) in [(Fence::Sync, ""), (Fence::Lapse, "after the guard had put its limits back")] {
+    for (fence, expected) in [
+        (Fence::Sync, ""),
+        (Fence::Lapse, "after the guard had put its limits back"),
+        (Fence::Lock, "I1"),
+        (Fence::Intent, "I4"),
+    ] {
         let (_, found) = first_failure(fence, |seed| run_seed(seed, Some(fence)));
         assert!(found.contains(expected), "{fence:?}: {found}");
     }

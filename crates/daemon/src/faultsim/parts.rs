@@ -17,6 +17,10 @@ pub(super) enum Fence {
     Sync,
     /// A daemon whose lease has lapsed writes no limits.
     Lapse,
+    /// A supervisor whose job lives lets no other one begin.
+    Lock,
+    /// A supervisor that finds the intent of an earlier one lets the job not begin again.
+    Intent,
 }
 
 /// Why a seed failed.

@@ -18,8 +18,8 @@
 
 use super::group::Group;
 use super::hierarchy::{Controller, Version};
-use crate::RuntimeError;
 use crate::cpus::CpuList;
+use crate::{RuntimeError, fail};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -238,10 +238,12 @@ pub fn enforce(
             }
             record.last_overwrite = Some(now);
         }
+        fail::point("limit-before-write");
         let written = match value.as_str() {
             "" => clear(group, file),
             value => group.put(file, value).map(|()| value.to_owned()),
         };
+        fail::point("limit-after-write");
         let value = match written {
             Ok(value) => value,
             Err(e) if essential || group.is_gone() => return Err(group.error("write", file, e)),

