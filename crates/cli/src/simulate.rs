@@ -62,8 +62,8 @@ pub struct PaperArgs {
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
     first_seed: u64,
 
-    /// Whether jobs report how many reports they will make: all do (`told`), none does (`hidden`), or each model
-    /// prints what its public example script prints (`as-printed`)
+    /// Whether jobs print their total number of steps: all do (`told`), none does (`hidden`), or each model prints
+    /// what its public example script prints (`as-printed`)
     #[arg(long, default_value = "as-printed", value_parser = ["told", "hidden", "as-printed"], value_name = "TOTALS")]
     totals: String,
 
@@ -84,7 +84,7 @@ pub struct PaperArgs {
     #[arg(long, default_value = "analytic", value_parser = ["analytic", "recorded"], value_name = "CURVES")]
     curves: String,
 
-    /// What our own policy brings about soonest: the end of a job, or nine tenths of its improvement
+    /// What the gain policy minimises: the time to the end of a job, or to nine tenths of its improvement
     #[arg(long, value_parser = ["finish", "quality"], value_name = "AIM")]
     aim: Option<String>,
 

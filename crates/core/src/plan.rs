@@ -96,7 +96,7 @@ pub enum MoveReason {
     Rebalance,
     /// A node has run empty, and the move ends jobs sooner by far more than it costs.
     Gain,
-    /// It would end later than with equal shares where it is, and does not, or less so, elsewhere.
+    /// On its node it would end later than with equal shares; on the other node it ends sooner.
     Owed,
 }
 

@@ -14,7 +14,7 @@ pub(super) const DS: PlaceRule = PlaceRule::Kubernetes { seed: 0 };
 /// A paper's policy by its two numbers: the threshold α and the interval in seconds.
 pub(super) type Tuned = fn(f64, u64) -> Policy;
 
-/// An experiment of one setting; those with several add rows, those on one node are placed as that node is: anyhow.
+/// An experiment of one setting; those with several add rows. On one node placement does not matter.
 pub(super) fn experiment(
     (name, title): (&'static str, &'static str),
     world: fn(u64) -> World,

@@ -23,7 +23,8 @@ pub(crate) struct Disturbance {
     xy: f64,
 }
 
-/// What is known of one job: how many stretches were seen, the mean company and the mean cost.
+/// What is known of one job: the number of intervals between reports, their mean `d`, and their mean logarithm of the
+/// cost per step.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct Company {
     stretches: f64,
@@ -34,11 +35,11 @@ pub(crate) struct Company {
     open_shared: f64,
 }
 
-/// So much variation of `d` counts for "no slope": as much as one job that was alone for one report
-/// and beside an equal for the next.
+/// Prior weight of slope 0, as the sum of squares of `d`: that of one job that was alone for one report and beside an
+/// equal for the next.
 const PRIOR: f64 = 0.125;
 
-/// A step that costs so many times the usual (as a logarithm) is an evaluation or a checkpoint and
+/// A step whose cost differs from the usual by more than this (as a logarithm) is an evaluation or a checkpoint and
 /// says nothing of neighbours.
 const WILD: f64 = 0.4;
 

@@ -50,8 +50,7 @@ pub(super) struct Job {
     pub(super) joined_with: f64,
     joined_at_step: f64,
     before: Option<f64>,
-    /// Whether it came here in the midst of a step, the rest of which says nothing of what a step
-    /// costs.
+    /// It moved here during a step; that step is not used to measure cost.
     midst: bool,
     /// Consumed at the last run and since the run before it, less what neighbours made it lose.
     pub(super) consumed: f64,
@@ -76,8 +75,9 @@ pub(super) struct Job {
     pub(super) core: f64,
     /// The least number of steps it ever claimed to be all.
     least_total: Option<u64>,
-    /// Its share since the last run, and whether that was little more than the floor.
+    /// Its share since the last run.
     pub(super) share: f64,
+    /// Whether that share was below half of what it would use with an equal share.
     pub(super) throttled: bool,
     pub(super) left: Option<Left>,
 }

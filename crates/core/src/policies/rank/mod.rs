@@ -50,11 +50,11 @@ impl ShareRule for Rule<'_> {
     }
 }
 
-/// Each next in line weighs so much less than the one before: near enough to nothing that it does
-/// not slow the first, yet what the first cannot use goes down the line in order.
+/// Ratio of the weights of two jobs that follow each other in the queue. It is small enough that the second does not
+/// slow the first; what the first cannot use goes to the others in the order of the queue.
 const NEXT: f64 = 1e-4;
 
-/// How often what changes with time is looked at: no job overstays for longer.
+/// Interval between decisions when ranks depend on time.
 const LOOK: Span = Span::from_secs(5);
 
 fn run(by: &Rank, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) {
