@@ -22,12 +22,13 @@ pub fn explain(job: &str, link: &Link, out: &Out) -> Result<u8> {
     Ok(0)
 }
 
-/// Writes the last decision about a job, with all it depended on, for `replay`.
-pub fn dump(job: &str, file: &Path, link: &Link, out: &Out) -> Result<u8> {
+/// Writes the last decision about a job or about its share of a GPU, with all it depended on, for `replay`.
+pub fn dump(job: &str, gpu: bool, file: &Path, link: &Link, out: &Out) -> Result<u8> {
     if !link.ensure_if_used()? {
         bail!("there is no job `{job}`: nothing was ever run here");
     }
-    let record = serde_json::to_string(&link.call(link.client.view(Some(job)))?)?;
+    let record = if gpu { link.call(link.client.gpu_view(job))? } else { link.call(link.client.view(Some(job)))? };
+    let record = serde_json::to_string(&record)?;
     if file == Path::new("-") {
         out.text(&format!("{record}\n"))?;
     } else {

@@ -76,7 +76,7 @@ fn foreground_arguments(paths: &Paths, config: Option<&PathBuf>) -> Vec<std::ffi
         let text = argument.to_string_lossy();
         let name = text.split('=').next().unwrap_or_default();
         match name {
-            "--detach" | "-d" | "--foreground" => {}
+            "--detach" | "-d" => {}
             "--state-dir" | "--runtime-dir" | "--config" | "-o" | "--output" => {
                 if !text.contains('=') {
                     given.next();

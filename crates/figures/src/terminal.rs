@@ -7,6 +7,7 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
+use unicode_width::UnicodeWidthStr;
 
 /// How answers are printed: tables for people, JSON for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -128,7 +129,8 @@ impl Colour {
     }
 }
 
-/// Columns that line up. Numbers belong to the right, words to the left.
+/// Columns that line up, by the columns of the terminal that each text occupies. Numbers belong to the right, words to
+/// the left.
 pub struct Table {
     columns: Vec<(&'static str, Side)>,
     rows: Vec<Vec<(String, Colour)>>,
@@ -153,8 +155,8 @@ impl Table {
     /// The table as lines, indented by `indent` blanks.
     pub fn render(&self, out: &Out, indent: usize) -> String {
         let width = |i: usize| {
-            let cells = self.rows.iter().map(|row| printable(&row[i].0).chars().count());
-            cells.chain([self.columns[i].0.len()]).max().unwrap_or(0)
+            let cells = self.rows.iter().map(|row| printable(&row[i].0).width());
+            cells.chain([self.columns[i].0.width()]).max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
         let mut text = String::new();
@@ -162,7 +164,7 @@ impl Table {
             let mut gap = " ".repeat(indent);
             for (i, (cell, colour)) in cells.enumerate() {
                 let cell = printable(&cell);
-                let blanks = " ".repeat(widths[i].saturating_sub(cell.chars().count()));
+                let blanks = " ".repeat(widths[i].saturating_sub(cell.width()));
                 let painted = out.paint(&cell, colour);
                 match self.columns[i].1 {
                     Side::Right => write!(text, "{gap}{blanks}{painted}"),
@@ -270,6 +272,10 @@ mod tests {
             table.render(&out, 0),
             "NAME        CPU  WHY\na          12.5  x\nlong-name     1  \u{fffd}[31mbad\n"
         );
+        let mut wide = Table::new(&[("NAME", Side::Left), ("CPU", Side::Right)]);
+        wide.row(vec![cell("数据"), cell("1")]);
+        wide.row(vec![cell("e\u{301}"), cell("2")]);
+        assert_eq!(wide.render(&out, 0), "NAME  CPU\n数据    1\ne\u{301}       2\n");
         let painted = table.render(&Out { format: Format::Table, colour: true }, 1);
         assert!(painted.contains("\x1b[1mNAME\x1b[0m"), "{painted:?}");
     }

@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn what_other_programs_take_is_learned_while_no_cpu_is_idle() {
         let mut forecaster = Forecaster::default();
-        let decider = Decider::new(crate::policy::Policy::default());
+        let decider = Decider::new(crate::policy::Policy::equal());
         let mut job = running(1, 0);
         let view = |s: u64, job: &crate::view::JobView| View {
             now: Time::ZERO + Span::from_secs(s),

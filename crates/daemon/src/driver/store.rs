@@ -251,7 +251,7 @@ mod tests {
             store.unsaved.changes.push((moment, Some(id), Change::Submitted { record: record.clone().into() }));
             jobs.insert(id, Job::new(record, moment.time));
         }
-        Bench { store, jobs, control: Decider::new(Policy::default()), _dir: dir }
+        Bench { store, jobs, control: Decider::new(Policy::equal()), _dir: dir }
     }
 
     impl Bench {
