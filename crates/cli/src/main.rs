@@ -25,7 +25,7 @@ use args::{Cli, Command};
 use clap::Parser;
 use gainshare_daemon::api::client::ClientError;
 use gainshare_daemon::paths::Paths;
-use gainshare_figures::terminal::{self, Format, Out};
+use gainshare_figures::terminal::{self, Format, Printer};
 use link::Link;
 use std::process::ExitCode;
 
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         }
         Err(error) => error.exit(),
     };
-    let out = Out::new(cli.output);
+    let out = Printer::new(cli.output);
     match execute(cli.command, &out) {
         Ok(code) => code,
         Err(error) => {
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn execute(command: Command, out: &Out) -> Result<ExitCode> {
+fn execute(command: Command, out: &Printer) -> Result<ExitCode> {
     let link = || Link::new(Paths::find(None, None));
     let code = match command {
         // Before anything else could have started a thread: the trainer sets its thread pool through the environment.

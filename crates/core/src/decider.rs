@@ -112,12 +112,12 @@ impl Decider {
         let mut before = None;
         let plan = self.control.step(&view, |control| before = recorded.then(|| control.clone()));
         let Some(plan) = plan else { return Outcome::NotDue };
-        judge(view, plan, before)
+        vet(view, plan, before)
     }
 }
 
 /// Checks a plan before anything can be done with it.
-fn judge(view: View, plan: Plan, before: Option<Control>) -> Outcome {
+fn vet(view: View, plan: Plan, before: Option<Control>) -> Outcome {
     match check(&view, plan) {
         Ok(plan) => Outcome::Decision(Decision { view, plan, before }),
         Err(unsound) => {
@@ -170,7 +170,7 @@ mod tests {
         let view = View { now: Time(1), nodes: vec![node(0)], jobs: vec![running(1, 0)] };
         let plan = Plan { generation: 7, at: Time(1), ..Plan::default() };
         let before = Control::new(Policy::equal());
-        let Outcome::Rejected(rejection) = judge(view, plan, Some(before)) else { panic!("a plan without verdicts") };
+        let Outcome::Rejected(rejection) = vet(view, plan, Some(before)) else { panic!("a plan without verdicts") };
         assert_eq!((rejection.generation, &rejection.violations[..]), (7, &[Violation::NoVerdict(JobId(1))][..]));
         assert_eq!(rejection.reasons(), "job-1 has no verdict");
         let replay = rejection.record.expect("it was recorded").replay().expect("it can be replayed");

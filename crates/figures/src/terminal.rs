@@ -1,6 +1,6 @@
 //! What people see: tables, colours, times and sizes; and JSON for programs.
 //!
-//! Everything goes through [`Out`]. Its writes fail with `BrokenPipe` when the reader has gone (`gainshare
+//! Everything goes through [`Printer`]. Its writes fail with `BrokenPipe` when the reader has gone (`gainshare
 //! ps | head`); [`report_error`] turns that into a quiet end.
 
 use serde::Serialize;
@@ -16,17 +16,17 @@ pub enum Format {
     Json,
 }
 
-/// Where answers go.
-pub struct Out {
+/// Prints answers: as tables or JSON, with or without colours.
+pub struct Printer {
     pub format: Format,
     pub colour: bool,
 }
 
-impl Out {
-    pub fn new(format: Format) -> Out {
+impl Printer {
+    pub fn new(format: Format) -> Printer {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
             && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
-        Out { format, colour: wanted && io::stdout().is_terminal() }
+        Printer { format, colour: wanted && io::stdout().is_terminal() }
     }
 
     pub fn is_json(&self) -> bool {
@@ -153,7 +153,7 @@ impl Table {
     }
 
     /// The table as lines, indented by `indent` blanks.
-    pub fn render(&self, out: &Out, indent: usize) -> String {
+    pub fn render(&self, out: &Printer, indent: usize) -> String {
         let width = |i: usize| {
             let cells = self.rows.iter().map(|row| printable(&row[i].0).width());
             cells.chain([self.columns[i].0.width()]).max().unwrap_or(0)
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn columns_line_up_and_nothing_dangerous_is_printed() {
-        let out = Out { format: Format::Table, colour: false };
+        let out = Printer { format: Format::Table, colour: false };
         let mut table = Table::new(&[("NAME", Side::Left), ("CPU", Side::Right), ("WHY", Side::Left)]);
         let cell = |text: &str| (text.to_owned(), Colour::Red);
         table.row(vec![cell("a"), cell("12.5"), cell("x")]);
@@ -276,7 +276,7 @@ mod tests {
         wide.row(vec![cell("数据"), cell("1")]);
         wide.row(vec![cell("e\u{301}"), cell("2")]);
         assert_eq!(wide.render(&out, 0), "NAME  CPU\n数据    1\ne\u{301}       2\n");
-        let painted = table.render(&Out { format: Format::Table, colour: true }, 1);
+        let painted = table.render(&Printer { format: Format::Table, colour: true }, 1);
         assert!(painted.contains("\x1b[1mNAME\x1b[0m"), "{painted:?}");
     }
 }

@@ -19,7 +19,9 @@ pub enum PolicyError {
     Specon(f64),
     #[error("{name} of the deadline rule must lie between 0 and {largest}, not {value}")]
     Deadline { name: &'static str, value: f64, largest: f64 },
-    #[error("the time between two decisions of the deadline rule must be above zero, and the shortest at most the longest")]
+    #[error(
+        "the time between two decisions of the deadline rule must be above zero, and the shortest at most the longest"
+    )]
     DeadlineLooks,
     #[error("{name} of the elastic rule must lie above 0 and at most at 1, not {value}")]
     Elastic { name: &'static str, value: f64 },

@@ -11,7 +11,7 @@
 //! for each named policy; the choices of the command line and `docs/policies.md` are made of it.
 //! `docs/write-a-policy.md` shows how to add one.
 //!
-//! **Terms.** A *group* is the jobs of one owner on one node. A job's *stake* is what a share rule
+//! **Terms.** A *group* is the jobs of one owner on one node. A job's *outlook* is what a share rule
 //! predicts of it.
 
 pub mod deadline;
@@ -130,7 +130,7 @@ pub(crate) trait Share {
     fn share(&mut self, group: &Group<'_>) -> Shares;
 
     /// What the rule predicts of a job, for rules that move jobs.
-    fn stake(&self, _job: JobId) -> Option<Stake> {
+    fn outlook(&self, _job: JobId) -> Option<JobOutlook> {
         None
     }
 
@@ -189,7 +189,7 @@ impl Opinion {
 
 /// What a share rule predicts of a job.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Stake {
+pub(crate) struct JobOutlook {
     pub(crate) prediction: Prediction,
     /// Where the job would live if all shared equally.
     pub(crate) home: NodeId,

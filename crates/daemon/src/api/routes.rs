@@ -127,11 +127,12 @@ fn table() -> Vec<Route> {
         route("get", "/v1/events", "What happens, as server-sent events", Content::Events, get(events)),
         route("get", "/v1/plans", "The last decisions, newest first", json::<PlanList>(), get(plans))
             .asks(&[("last", "how many, 20 if not given")]),
-        route("get", "/v1/view", "A decision with all it depended on, for replay", Content::AnyJson, get(view))
-            .asks(&[
+        route("get", "/v1/view", "A decision with all it depended on, for replay", Content::AnyJson, get(view)).asks(
+            &[
                 ("job", "the last decision about this job, by id or name; the last of all if not given"),
                 ("gpu", "with `job`: the last decision about the job's share of its GPU, in place of its CPU"),
-            ]),
+            ],
+        ),
         route("post", "/v1/shutdown", "Put limits back and end", Content::AnyJson, post(shutdown))
             .takes(schema::<ShutdownRequest>()),
     ]

@@ -26,7 +26,7 @@ pub(crate) struct Disturbance {
 /// What is known of one job: the number of intervals between reports, their mean `d`, and their mean logarithm of the
 /// cost per step.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub(crate) struct Company {
+pub(crate) struct NeighbourStats {
     stretches: f64,
     x: f64,
     y: f64,
@@ -55,7 +55,7 @@ impl Disturbance {
 
     /// A job used `cpu` in company `d`. If it made `steps` meanwhile, the newest of them came when
     /// `since` of that was still to be used.
-    pub(crate) fn observe(&mut self, job: &mut Company, cpu: f64, d: f64, report: Option<(f64, f64)>) {
+    pub(crate) fn observe(&mut self, job: &mut NeighbourStats, cpu: f64, d: f64, report: Option<(f64, f64)>) {
         let Some((steps, since)) = report else {
             job.open_cpu += cpu;
             job.open_shared += cpu * d;
@@ -85,7 +85,7 @@ mod tests {
 
     /// A job whose steps cost `c·(1 + γ·d)` in changing company.
     fn learn(company: &[f64], c: f64, gamma: f64, all: &mut Disturbance) {
-        let mut job = Company::default();
+        let mut job = NeighbourStats::default();
         for d in company {
             all.observe(&mut job, c * (1.0 + gamma * d), *d, Some((1.0, 0.0)));
         }
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn one_wild_report_changes_little() {
         let mut all = Disturbance::default();
-        let mut job = Company::default();
+        let mut job = NeighbourStats::default();
         for d in [0.0, 0.5, 0.0, 0.5, 0.0, 0.5] {
             all.observe(&mut job, 1.0, d, Some((1.0, 0.0)));
         }

@@ -40,7 +40,7 @@ mod world;
 pub(crate) use moves::MoveRule;
 pub use numbers::{Aim, Gain, GainMove};
 
-use super::{Group, Homes, Opinion, Prediction, Share as ShareRule, Shares, Silence, Stake};
+use super::{Group, Homes, JobOutlook, Opinion, Prediction, Share as ShareRule, Shares, Silence};
 use crate::model::{JobId, NodeId, PerResource, Share, Span, Time};
 use crate::plan::Reason;
 use crate::signal::Category;
@@ -70,8 +70,8 @@ impl ShareRule for Rule<'_> {
         Shares { opinions, wait: Some(wait) }
     }
 
-    fn stake(&self, job: JobId) -> Option<Stake> {
-        self.memory.stake(job)
+    fn outlook(&self, job: JobId) -> Option<JobOutlook> {
+        self.memory.outlook(job)
     }
 
     fn homes(&mut self) -> Option<&mut dyn Homes> {
@@ -263,13 +263,13 @@ fn run(
 
 impl Memory {
     /// What is predicted of `job` and when it is to end, if its work left can be told.
-    fn stake(&self, id: JobId) -> Option<Stake> {
+    fn outlook(&self, id: JobId) -> Option<JobOutlook> {
         let job = self.jobs.get(&id)?;
         let deadline_s =
             self.fair.ends(id).map_or(f64::INFINITY, |(ends, _)| ends.as_secs_f64() - self.at.as_secs_f64());
         let home = self.fair.home(id).unwrap_or(job.node);
         let prediction = Prediction { left_s: job.rest()?.mean_s, usable: job.usable };
-        Some(Stake { prediction, home, deadline_s })
+        Some(JobOutlook { prediction, home, deadline_s })
     }
 
     /// The largest part of its node that a job can use, once it has been measured.
@@ -427,10 +427,10 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
     let order: Vec<usize> = urgent.chain(passing).chain(waiting).collect();
     let most = |r: &Runner| (r.usable * ROOM - floor).max(0.0);
     let urgent = must_run.iter().filter(|must| **must).count();
-    let claims = order.iter().enumerate().map(|(rank, &i)| cores::Claim {
-        most: most(&runners[i]),
-        team: runners[i].team.filter(|_| rank >= urgent),
-    });
+    let claims = order
+        .iter()
+        .enumerate()
+        .map(|(rank, &i)| cores::Claim { most: most(&runners[i]), team: runners[i].team.filter(|_| rank >= urgent) });
     let grants = cores::deal(&claims.collect::<Vec<_>>(), left);
     for (i, grant) in order.into_iter().zip(grants) {
         let r = &mut runners[i];

@@ -55,7 +55,7 @@ impl ShareRule for Rule<'_> {
 const NEXT: f64 = 1e-4;
 
 /// Interval between decisions when ranks depend on time.
-const LOOK: Span = Span::from_secs(5);
+const INTERVAL: Span = Span::from_secs(5);
 
 fn run(by: &Rank, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) {
     let key = |job: &JobView| match by {
@@ -88,7 +88,7 @@ fn run(by: &Rank, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) {
         category: Category::Growing,
         reason: Reason::Ranked { ahead },
     });
-    let wait = matches!(by, Rank::Attained { .. } | Rank::Predicted).then_some(LOOK);
+    let wait = matches!(by, Rank::Attained { .. } | Rank::Predicted).then_some(INTERVAL);
     (opinions.collect(), wait)
 }
 
