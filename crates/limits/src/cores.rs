@@ -46,10 +46,10 @@ impl CoreSet {
 /// A remainder from here on takes the last core for itself instead of sharing it as the border core.
 const WHOLE_FROM: f64 = 0.75;
 
-/// The cores stay as they are while each claim is at most so many cores away from what its job has.
+/// The cores stay as they are while each claim is at most this many cores away from what its job has.
 const KEPT_WITHIN_CORES: f64 = 1.0;
 
-/// Where an equal part is at least so many cores, each job gets at least [`FLOOR_PART`] of it.
+/// Where an equal part is at least this many cores, each job gets at least [`FLOOR_PART`] of it.
 const FLOOR_FROM_CORES: f64 = 2.0;
 
 /// A policy may give nearly all to one job, and on one core that costs nothing: the others come later. On many cores
@@ -291,7 +291,7 @@ impl FreeCores<'_> {
         (0..self.order.len()).filter(|&place| self.is_free[place]).min_by_key(|&place| distance(place))
     }
 
-    /// The start of the smallest gap with so many free cores; of the largest gap if all are smaller.
+    /// The start of the smallest gap with `count` free cores; of the largest gap if all are smaller.
     fn gap(&self, count: usize) -> Option<usize> {
         let mut gaps: Vec<(usize, usize)> = Vec::new();
         for place in (0..self.order.len()).filter(|&place| self.is_free[place]) {

@@ -71,7 +71,7 @@ impl Stage {
         // machine two jobs would never compete. With the largest weight the inner processes have
         // CPU 0 almost for themselves.
         base.set_weight_for(256);
-        // nobody must be able to read the program, wherever it was built.
+        // The user `nobody` must be able to read the program, wherever it was built.
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("inner");
         // By another process: a program that is still open for writing, be it by a child another

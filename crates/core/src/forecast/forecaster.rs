@@ -7,7 +7,7 @@ use crate::signal::speed::Interval;
 use crate::view::View;
 use std::collections::BTreeMap;
 
-/// What is available is a mean over so many seconds.
+/// What is available is a mean over this many seconds.
 const MEMORY_S: f64 = 20.0;
 
 /// A shorter interval between two views says little of what is available.

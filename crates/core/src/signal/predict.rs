@@ -44,7 +44,7 @@ pub struct TargetPrediction {
     pub at: Option<Estimate>,
 }
 
-/// A curve counts as flat when so much of its whole change is still to come.
+/// A curve counts as flat when this part of its whole change is still to come.
 pub const FLAT: f64 = 0.02;
 
 /// The time scale of a curve is about this part of the whole run: people stop when it is flat. Its
@@ -320,8 +320,8 @@ fn align_jump(points: &mut [WeightedPoint], noise: f64) -> Option<Jump> {
 /// what a curve did last says most about what it does next.
 const NEWNESS: f64 = 0.25;
 
-/// Members are judged as if at most so many points were independent: neighbours share their noise
-/// and no form is exactly true.
+/// Members are judged as if at most this many points were independent: neighbours share their noise and no form is
+/// exactly true.
 const MOST_INDEPENDENT: f64 = 24.0;
 
 /// What a member's weight is multiplied with if it tends to a value that cannot be, such as a

@@ -30,7 +30,7 @@ const MAX_UNSAVED_SAMPLES: usize = 50_000;
 /// How often held samples and positions are committed.
 pub(super) const FLUSH_PACE: Span = Span::from_secs(5);
 
-/// So many held samples are committed at the next beat.
+/// This many held samples are committed at the next beat.
 const MAX_HELD_SAMPLES: usize = 5_000;
 
 /// The answer to a push, sent after its commit.

@@ -301,7 +301,7 @@ fn gain_per_unit(rule: &Gain, view: &JobView, job: &Job, rank_s: f64) -> f64 {
     }
 }
 
-/// So much more the part of a job that counts is worth than what comes after it.
+/// How many times as much the part of a job that counts is worth as what comes after it.
 const FIRST: f64 = 1e6;
 
 /// The part of the improvement that is still to come when a job counts as good: a tenth.

@@ -123,10 +123,10 @@ struct Job {
     used: f64,
 }
 
-/// The marks of a job that is out of view are kept for so long: longer than any move or outage.
+/// The marks of a job that is out of view are kept for this long: longer than any move or outage.
 const ABSENCE: Span = Span::from_secs(24 * 3600);
 
-/// A job that was silent for so many runs does not hold Algorithm 5 up any more.
+/// A job that was silent for this many runs does not hold Algorithm 5 up any more.
 const QUIET_RUNS: u32 = 10;
 
 /// Runs Algorithms 3, 4 and 5 once and returns the moves to make.
