@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// The longest time between two looks at the tasks; signals end the wait sooner.
+/// The longest time between two checks of the tasks; signals end the wait sooner.
 const POLL_MS: u16 = 1000;
 /// How much of a failed task's output is shown.
 const SHOWN_BYTES: u64 = 2000;

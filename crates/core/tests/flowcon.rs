@@ -312,7 +312,7 @@ fn reports_can_trigger_a_decision() {
 }
 
 #[test]
-fn the_default_policy_is_fair_and_asks_for_no_second_look() {
+fn the_equal_policy_is_fair_and_asks_for_no_second_run() {
     let mut w = World::new(Policy::equal());
     for id in 1..=4 {
         w.arrive(id);

@@ -143,7 +143,7 @@ pub struct JobInfo {
     pub done: Option<Forecast>,
     /// Its deadline and how it stands, if it has one.
     pub deadline: Option<DeadlineInfo>,
-    /// Cores in use, averaged since the last look.
+    /// Cores in use, averaged since the last reading.
     pub cpu_cores: Option<f64>,
     /// Whole cores that the job has now, borrowed ones included, where jobs have cores of their own.
     #[serde(default)]

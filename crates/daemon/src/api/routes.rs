@@ -304,7 +304,7 @@ fn follow_log(
                 Err(e) => return Some((Err(e), (api, reader, false))),
             }
             tokio::time::sleep(FOLLOW_PACE).await;
-            // Asked before the last look at the file: what was written before the end is then certainly seen.
+            // Asked before the last reading of the file: what was written before the end is then certainly seen.
             let live = api.driver.ask(move |d| d.is_live(JobId(job))).await.unwrap_or(false);
             follow = live;
         }

@@ -40,7 +40,7 @@ pub struct Flowcon {
     pub beta: f64,
     /// The first interval between two runs; doubled each time every job has converged.
     pub interval: Span,
-    /// Back-off ends here, so that a long quiet spell cannot put the next look off for ever.
+    /// Back-off ends here, so that a long quiet spell cannot put the next run off for ever.
     pub longest_interval: Span,
     pub normalisation: Normalisation,
     /// The resource whose growth efficiency is compared with α.

@@ -27,7 +27,7 @@
 //!    being served stays unless another one is better by more than [`Gain::switch`].
 //!
 //! **Terms.** Work and service are node-seconds of CPU. All times derive from the jobs' own, but
-//! for the bounds of the time between two looks and the patience with a silent job.
+//! for the bounds of the time between two decisions and the patience with a silent job.
 
 mod cores;
 mod disturbance;
