@@ -74,11 +74,7 @@ mod tests {
             let speed = |cores: u32| (0..cores).map(|n| next_core(Some(serial), f64::from(n))).sum::<f64>();
             for (cores, found) in steps {
                 let found = found / steps[0].1;
-                assert!(
-                    (0.6..1.4).contains(&(speed(cores) / found)),
-                    "{cores} cores: {} and not {found}",
-                    speed(cores)
-                );
+                assert!((0.6..1.4).contains(&(speed(cores) / found)), "{cores} cores: {} and not {found}", speed(cores));
             }
         }
         assert_eq!((next_core(None, 0.0), next_core(Some(0.3), 0.5)), (1.0, 1.0));

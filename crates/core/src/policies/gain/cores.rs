@@ -82,19 +82,17 @@ mod tests {
 
     #[test]
     fn the_first_job_has_most_cores() {
-        let claims =
-            |jobs: usize| -> Vec<Claim> { (0..jobs).map(|_| Claim { most: 0.7, team: team(0.07, 16.0) }).collect() };
+        let claims = |jobs: usize| -> Vec<Claim> {
+            (0..jobs).map(|_| Claim { most: 0.7, team: team(0.07, 16.0) }).collect()
+        };
         assert_eq!(in_cores(&claims(3), 16.0), [9.0, 6.0, 1.0]);
         assert_eq!(in_cores(&claims(6), 16.0), [6.0, 4.0, 3.0, 1.0, 1.0, 1.0]);
     }
 
     #[test]
     fn a_job_that_can_use_little_leaves_the_rest() {
-        let claims = [
-            Claim { most: 0.05, team: team(0.07, 16.0) },
-            Claim { most: 0.3, team: None },
-            Claim { most: 1.0, team: None },
-        ];
+        let claims =
+            [Claim { most: 0.05, team: team(0.07, 16.0) }, Claim { most: 0.3, team: None }, Claim { most: 1.0, team: None }];
         let grants = deal(&claims, 1.0);
         assert_eq!(grants[..2], [0.05, 0.3]);
         assert!((grants[2] - 0.65).abs() < 1e-9, "{grants:?}");

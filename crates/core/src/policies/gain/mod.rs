@@ -427,10 +427,10 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
     let order: Vec<usize> = urgent.chain(passing).chain(waiting).collect();
     let most = |r: &Runner| (r.usable * ROOM - floor).max(0.0);
     let urgent = must_run.iter().filter(|must| **must).count();
-    let claims = order
-        .iter()
-        .enumerate()
-        .map(|(rank, &i)| cores::Claim { most: most(&runners[i]), team: runners[i].team.filter(|_| rank >= urgent) });
+    let claims = order.iter().enumerate().map(|(rank, &i)| cores::Claim {
+        most: most(&runners[i]),
+        team: runners[i].team.filter(|_| rank >= urgent),
+    });
     let grants = cores::deal(&claims.collect::<Vec<_>>(), left);
     for (i, grant) in order.into_iter().zip(grants) {
         let r = &mut runners[i];
