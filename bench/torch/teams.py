@@ -1,4 +1,4 @@
-"""How fast PyTorch jobs train with teams of so many threads, alone and beside each other.
+"""How fast PyTorch jobs train with teams of given sizes, alone and beside each other.
 
     teams.py OUT SCENARIO...
 

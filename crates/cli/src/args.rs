@@ -124,6 +124,9 @@ pub enum Command {
         /// output), for `replay`
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         dump: Option<PathBuf>,
+        /// Write the last decision about the job's share of its GPU instead
+        #[arg(long, requires = "dump")]
+        gpu: bool,
     },
 
     /// Make a recorded decision again, and check that the plan is the same
@@ -528,9 +531,6 @@ pub struct UpArgs {
     /// Decide when the interval is over (`tick`), or at every report too (`sample`) [default: tick]
     #[arg(long, value_enum)]
     pub react: Option<ReactChoice>,
-    /// Stay in this terminal (the default)
-    #[arg(long, conflicts_with = "detach")]
-    pub foreground: bool,
     /// Run in the background; return when it is ready
     #[arg(short, long)]
     pub detach: bool,

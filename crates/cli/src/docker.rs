@@ -10,8 +10,8 @@ use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Between two looks at whether the job has ended, once its output has.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// Time between two checks whether the job has ended, once its output has.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What the first Ctrl-C leaves a container to end in, and what the second does.
 const PATIENCE_S: f64 = 10.0;
@@ -54,7 +54,7 @@ pub fn run(link: &Link, spec: JobSpec) -> Result<u8> {
         if job.state.is_final() {
             return Ok(exit_code(&job));
         }
-        std::thread::sleep(LOOK_AGAIN);
+        std::thread::sleep(CHECK_INTERVAL);
     }
 }
 

@@ -3,11 +3,11 @@
 use crate::args::Cli;
 use anyhow::{Context, Result};
 use clap::{Command, CommandFactory};
-use gainshare_figures::terminal::Out;
+use gainshare_figures::terminal::Printer;
 use std::fmt::Write;
 use std::path::Path;
 
-pub fn completions(shell: clap_complete::Shell, out: &Out) -> Result<u8> {
+pub fn completions(shell: clap_complete::Shell, out: &Printer) -> Result<u8> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "gainshare", &mut script);
     out.text(&String::from_utf8(script)?)?;
@@ -20,13 +20,13 @@ pub fn man(dir: &Path) -> Result<u8> {
     Ok(0)
 }
 
-pub fn reference(out: &Out) -> Result<u8> {
+pub fn reference(out: &Printer) -> Result<u8> {
     out.text(&markdown())?;
     Ok(0)
 }
 
 /// The text of `docs/policies.md`.
-pub fn policies(out: &Out) -> Result<u8> {
+pub fn policies(out: &Printer) -> Result<u8> {
     out.text(&gainshare_core::policies::reference())?;
     Ok(0)
 }

@@ -8,7 +8,7 @@ use crate::link::{DaemonState, Link};
 use anyhow::Result;
 use gainshare_daemon::LIBRARY_FILE;
 use gainshare_daemon::paths::Paths;
-use gainshare_figures::terminal::{Colour, Out, Side, Table, bytes, printable, seconds};
+use gainshare_figures::terminal::{Colour, Printer, Side, Table, bytes, printable, seconds};
 use gainshare_limits::LimitMode;
 use gainshare_limits::cgroup::{BaseGroup, Controller, Hierarchy, Version};
 use gainshare_limits::docker::{Engine, default_socket};
@@ -54,7 +54,7 @@ impl Check {
     }
 }
 
-pub fn doctor(link: &Link, out: &Out) -> Result<u8> {
+pub fn doctor(link: &Link, out: &Printer) -> Result<u8> {
     let mut checks = vec![machine()];
     checks.extend(cgroups());
     checks.push(gpu());
@@ -76,7 +76,7 @@ pub fn doctor(link: &Link, out: &Out) -> Result<u8> {
     Ok(u8::from(!healthy))
 }
 
-fn render(checks: &[Check], out: &Out) -> String {
+fn render(checks: &[Check], out: &Printer) -> String {
     let mut table = Table::new(&[("", Side::Left), ("", Side::Left), ("", Side::Left)]);
     for check in checks {
         let (mark, colour) = match check.verdict {

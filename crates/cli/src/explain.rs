@@ -5,11 +5,11 @@ use crate::link::Link;
 use anyhow::{Context, Result, bail};
 use gainshare_daemon::api::types::{DecisionInfo, Explanation, Resources};
 use gainshare_daemon::deadline;
-use gainshare_figures::terminal::{Colour, NOTHING, Out, Side, Table, number, optional, percent, printable};
+use gainshare_figures::terminal::{Colour, NOTHING, Printer, Side, Table, number, optional, percent, printable};
 use std::fmt::Write;
 use std::path::Path;
 
-pub fn explain(job: &str, link: &Link, out: &Out) -> Result<u8> {
+pub fn explain(job: &str, link: &Link, out: &Printer) -> Result<u8> {
     if !link.ensure_if_used()? {
         bail!("there is no job `{job}`: nothing was ever run here");
     }
@@ -22,12 +22,13 @@ pub fn explain(job: &str, link: &Link, out: &Out) -> Result<u8> {
     Ok(0)
 }
 
-/// Writes the last decision about a job, with all it depended on, for `replay`.
-pub fn dump(job: &str, file: &Path, link: &Link, out: &Out) -> Result<u8> {
+/// Writes the last decision about a job or about its share of a GPU, with all it depended on, for `replay`.
+pub fn dump(job: &str, gpu: bool, file: &Path, link: &Link, out: &Printer) -> Result<u8> {
     if !link.ensure_if_used()? {
         bail!("there is no job `{job}`: nothing was ever run here");
     }
-    let record = serde_json::to_string(&link.call(link.client.view(Some(job)))?)?;
+    let record = if gpu { link.call(link.client.gpu_view(job))? } else { link.call(link.client.view(Some(job)))? };
+    let record = serde_json::to_string(&record)?;
     if file == Path::new("-") {
         out.text(&format!("{record}\n"))?;
     } else {
@@ -36,7 +37,7 @@ pub fn dump(job: &str, file: &Path, link: &Link, out: &Out) -> Result<u8> {
     Ok(0)
 }
 
-fn render(e: &Explanation, out: &Out) -> String {
+fn render(e: &Explanation, out: &Printer) -> String {
     let job = &e.job;
     let mut text = String::new();
     let mut say = |line: String| {
@@ -119,7 +120,7 @@ fn render(e: &Explanation, out: &Out) -> String {
     text
 }
 
-fn resources(e: &Explanation, out: &Out) -> String {
+fn resources(e: &Explanation, out: &Printer) -> String {
     let columns = [("RESOURCE", Side::Left), ("SHARE", Side::Right), ("LIMIT", Side::Right), ("GROWTH", Side::Right)];
     let mut table = Table::new(&columns);
     fn pick<T: Copy>(r: &Resources<T>) -> [T; 4] {
@@ -141,7 +142,7 @@ fn resources(e: &Explanation, out: &Out) -> String {
     table.render(out, 0)
 }
 
-fn decisions(decisions: &[DecisionInfo], out: &Out) -> String {
+fn decisions(decisions: &[DecisionInfo], out: &Printer) -> String {
     let left = Side::Left;
     let mut table = Table::new(&[("", left), ("", Side::Right), ("", left), ("", left)]);
     for decision in decisions {

@@ -7,7 +7,7 @@ use gainshare_daemon::api::client::{ClientError, EventStream};
 use gainshare_daemon::api::types::{DeadlineStanding, Event, JobInfo, JobState};
 use gainshare_daemon::deadline;
 use gainshare_daemon::spec::{self, JobSpec};
-use gainshare_figures::terminal::{Colour, NOTHING, Out, Side, Table, bytes, number, optional, percent, seconds};
+use gainshare_figures::terminal::{Colour, NOTHING, Printer, Side, Table, bytes, number, optional, percent, seconds};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -21,7 +21,7 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// How long after its grace a stopped job may take to be gone before we stop waiting for it.
 const AFTER_GRACE: Duration = Duration::from_secs(10);
 
-pub fn submit(args: &SubmitArgs, link: &Link, out: &Out) -> Result<u8> {
+pub fn submit(args: &SubmitArgs, link: &Link, out: &Printer) -> Result<u8> {
     let mut jobs = Vec::new();
     for file in &args.files {
         jobs.extend(spec::load(file)?);
@@ -54,7 +54,7 @@ fn environment() -> BTreeMap<String, String> {
         .collect()
 }
 
-fn show_specs(jobs: &[JobSpec], out: &Out) -> Result<u8> {
+fn show_specs(jobs: &[JobSpec], out: &Printer) -> Result<u8> {
     if out.is_json() {
         // As in every answer: the names of variables, never their values.
         let shown: Vec<serde_json::Value> = jobs
@@ -81,7 +81,7 @@ fn show_specs(jobs: &[JobSpec], out: &Out) -> Result<u8> {
     Ok(0)
 }
 
-pub fn ps(all: bool, watch: bool, link: &Link, out: &Out) -> Result<u8> {
+pub fn ps(all: bool, watch: bool, link: &Link, out: &Printer) -> Result<u8> {
     if !watch {
         let jobs = if link.ensure_if_used()? { link.call(link.client.jobs(all))? } else { Vec::new() };
         if out.is_json() {
@@ -118,7 +118,7 @@ fn screenful(text: &str) -> String {
 /// Where the share of a GPU stands, after that of the CPU.
 const GPU_COLUMN: usize = 3;
 
-fn table(jobs: &[JobInfo], out: &Out) -> String {
+fn table(jobs: &[JobInfo], out: &Printer) -> String {
     if jobs.is_empty() {
         return "no jobs; start one with `gainshare run -- CMD`\n".into();
     }
@@ -311,7 +311,7 @@ fn last_lines(path: &Path, lines: usize) -> (u64, usize) {
     if left == 0 || size == 0 { (size, left) } else { (0, left - 1) }
 }
 
-pub fn stop(jobs: &[String], grace: Duration, wait: bool, link: &Link, out: &Out) -> Result<u8> {
+pub fn stop(jobs: &[String], grace: Duration, wait: bool, link: &Link, out: &Printer) -> Result<u8> {
     need_daemon(link, &jobs[0])?;
     let mut results = Vec::new();
     let mut failed = false;
@@ -345,7 +345,7 @@ pub fn stop(jobs: &[String], grace: Duration, wait: bool, link: &Link, out: &Out
     Ok(u8::from(failed))
 }
 
-pub fn events(link: &Link, out: &Out) -> Result<u8> {
+pub fn events(link: &Link, out: &Printer) -> Result<u8> {
     link.ensure()?;
     let mut stream: EventStream = link.call(link.client.events())?;
     while let Some(event) = link.call(stream.next())? {

@@ -25,7 +25,7 @@ use args::{Cli, Command};
 use clap::Parser;
 use gainshare_daemon::api::client::ClientError;
 use gainshare_daemon::paths::Paths;
-use gainshare_figures::terminal::{self, Format, Out};
+use gainshare_figures::terminal::{self, Format, Printer};
 use link::Link;
 use std::process::ExitCode;
 
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         }
         Err(error) => error.exit(),
     };
-    let out = Out::new(cli.output);
+    let out = Printer::new(cli.output);
     match execute(cli.command, &out) {
         Ok(code) => code,
         Err(error) => {
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn execute(command: Command, out: &Out) -> Result<ExitCode> {
+fn execute(command: Command, out: &Printer) -> Result<ExitCode> {
     let link = || Link::new(Paths::find(None, None));
     let code = match command {
         // Before anything else could have started a thread: the trainer sets its thread pool through the environment.
@@ -68,8 +68,8 @@ fn execute(command: Command, out: &Out) -> Result<ExitCode> {
         Command::Ps { all, watch } => jobs::ps(all, watch, &link()?, out)?,
         Command::Logs { job, follow, tail } => jobs::logs(&job, follow, tail, &link()?)?,
         Command::Stop { jobs, grace, no_wait } => jobs::stop(&jobs, grace, !no_wait, &link()?, out)?,
-        Command::Explain { job, dump: None } => explain::explain(&job, &link()?, out)?,
-        Command::Explain { job, dump: Some(file) } => explain::dump(&job, &file, &link()?, out)?,
+        Command::Explain { job, dump: None, .. } => explain::explain(&job, &link()?, out)?,
+        Command::Explain { job, dump: Some(file), gpu } => explain::dump(&job, gpu, &file, &link()?, out)?,
         Command::Replay { file } => replay::replay(&file, out)?,
         Command::Events => jobs::events(&link()?, out)?,
         Command::Doctor => doctor::doctor(&link()?, out)?,

@@ -5,10 +5,10 @@ use crate::link::Link;
 use anyhow::Result;
 use gainshare_daemon::deadline;
 use gainshare_daemon::spec;
-use gainshare_figures::terminal::{Out, printable};
+use gainshare_figures::terminal::{Printer, printable};
 use serde_json::json;
 
-pub fn plan(args: &PlanArgs, link: &Link, out: &Out) -> Result<u8> {
+pub fn plan(args: &PlanArgs, link: &Link, out: &Printer) -> Result<u8> {
     let mut jobs = Vec::new();
     for file in &args.files {
         jobs.extend(spec::load(file)?);

@@ -7,9 +7,9 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
 use gainshare_core::signal::curve::Curve;
 use gainshare_core::signal::forms::Form;
-use gainshare_core::signal::predict::{Estimate, Fit, Reach, fit};
+use gainshare_core::signal::predict::{Estimate, Fit, TargetPrediction, fit};
 use gainshare_figures::file::{self, Drawing};
-use gainshare_figures::terminal::Out;
+use gainshare_figures::terminal::Printer;
 use gainshare_figures::{LineChart, Series, Shape};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -64,12 +64,12 @@ struct Prediction {
     /// The change still to come until the horizon, in units of the change seen.
     gain_left: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    target: Option<Reach>,
+    target: Option<TargetPrediction>,
     /// What each form says about the value at the horizon.
     forms: BTreeMap<&'static str, f64>,
 }
 
-pub fn predict(args: &PredictArgs, out: &Out) -> Result<u8> {
+pub fn predict(args: &PredictArgs, out: &Printer) -> Result<u8> {
     file::check(args.figure.as_deref(), false)?;
     let name = args.file.display().to_string();
     if args.file.is_dir() {

@@ -6,7 +6,7 @@
 use anyhow::{Context, Result, bail};
 use gainshare_core::plan::Plan;
 use gainshare_core::replay::{Difference, FORMAT, RecordedDecision, Replay};
-use gainshare_figures::terminal::{Colour, Out, Side, Table, optional, percent};
+use gainshare_figures::terminal::{Colour, Printer, Side, Table, optional, percent};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 use std::io::Read;
@@ -20,7 +20,7 @@ struct Report<'a> {
     plan: &'a Plan,
 }
 
-pub fn replay(file: &Path, out: &Out) -> Result<u8> {
+pub fn replay(file: &Path, out: &Printer) -> Result<u8> {
     let record = parse(&read(file)?).with_context(|| format!("{} is no recorded decision", file.display()))?;
     let Replay { plan, differences } = record.replay()?;
     let same = differences.is_empty();
@@ -54,7 +54,7 @@ fn parse(text: &str) -> Result<RecordedDecision> {
     serde_json::from_str(text).context("it is damaged, or another version recorded it")
 }
 
-fn render(plan: &Plan, differences: &[Difference], out: &Out) -> String {
+fn render(plan: &Plan, differences: &[Difference], out: &Printer) -> String {
     let mut text = format!("plan {} at {:.3} s\n", plan.generation, plan.at.as_secs_f64());
     for start in &plan.starts {
         let _ = writeln!(text, "start  {} on {}: {}", start.job, start.node, start.why);

@@ -4,7 +4,7 @@ use crate::args::{RunArgs, RuntimeChoice, SuperviseArgs};
 use crate::link::{self, Link};
 use crate::supervise::child::find_program;
 use crate::supervise::signals::Signals;
-use crate::supervise::{Fence, Job, Post, supervise};
+use crate::supervise::{DaemonContact, Fence, Job, supervise};
 use anyhow::{Context, Result, anyhow, bail};
 use gainshare_daemon::api::client::{Client, ClientError};
 use gainshare_daemon::api::types::{Admission, ErrorCode, JobInfo, JobState, StartOrder, SuperviseFile};
@@ -12,7 +12,7 @@ use gainshare_daemon::deadline;
 use gainshare_daemon::jobdir;
 use gainshare_daemon::paths::Paths;
 use gainshare_daemon::spec::{JobSpec, StartKind};
-use gainshare_figures::terminal::{Out, printable};
+use gainshare_figures::terminal::{Printer, printable};
 use gainshare_progress::{MetricSpec, Source};
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ const FIRST_STATUS: Duration = Duration::from_millis(400);
 /// How often the reason for waiting is read again.
 const NEXT_STATUS: Duration = Duration::from_secs(2);
 
-pub fn run(args: &RunArgs, out: &Out) -> Result<u8> {
+pub fn run(args: &RunArgs, out: &Printer) -> Result<u8> {
     if args.runtime == RuntimeChoice::Process {
         let path = std::env::var_os("PATH");
         if let Err(error) = find_program(&args.command[0], path.as_ref(), None) {
@@ -84,8 +84,8 @@ impl Start {
     }
 }
 
-fn plain(start: &Start, signals: &Signals, out: &Out) -> u8 {
-    let job = Job { command: &start.command, cwd: None, base_env: None, env: &start.env, post: None };
+fn plain(start: &Start, signals: &Signals, out: &Printer) -> u8 {
+    let job = Job { command: &start.command, cwd: None, base_env: None, env: &start.env, contact: None };
     supervise(&job, signals, true).unwrap_or_else(|error| {
         out.complain(&error.to_string());
         error.exit_code()
@@ -159,7 +159,7 @@ enum Turn {
 }
 
 /// Waits for admission, then runs the registered job to its end.
-fn attached(link: &Link, job: JobInfo, start: &Start, signals: &Signals, out: &Out, terminal: bool) -> Result<u8> {
+fn attached(link: &Link, job: JobInfo, start: &Start, signals: &Signals, out: &Printer, terminal: bool) -> Result<u8> {
     let order = match wait_for_turn(link, &job, signals, terminal) {
         Turn::Start(order) => order,
         Turn::Never(code, why) => {
@@ -180,8 +180,8 @@ fn attached(link: &Link, job: JobInfo, start: &Start, signals: &Signals, out: &O
         eprintln!("gainshare: note: {}", printable(note));
     }
     let (id, has_deadline) = (job.id, job.deadline.is_some());
-    let post = Post { client: link.client.clone(), id, order };
-    let job = Job { command: &start.command, cwd: None, base_env: None, env: &start.env, post: Some(&post) };
+    let contact = DaemonContact { client: link.client.clone(), id, order };
+    let job = Job { command: &start.command, cwd: None, base_env: None, env: &start.env, contact: Some(&contact) };
     let code = supervise(&job, signals, terminal).unwrap_or_else(|error| {
         out.complain(&error.to_string());
         error.exit_code()
@@ -297,7 +297,7 @@ impl Status {
 /// Starts a supervisor of its own for the job, which keeps this environment, directory and limits,
 /// and reports whether the daemon took the job. The supervisor's standard output carries that one
 /// answer.
-fn run_detached(args: &RunArgs, spec: &JobSpec, out: &Out) -> Result<u8> {
+fn run_detached(args: &RunArgs, spec: &JobSpec, out: &Printer) -> Result<u8> {
     let link = Link::new(Paths::find(None, None))?;
     link.ensure()?;
     if args.runtime == RuntimeChoice::Docker {
@@ -322,7 +322,7 @@ fn run_detached(args: &RunArgs, spec: &JobSpec, out: &Out) -> Result<u8> {
     }
 }
 
-fn announce(job: &JobInfo, out: &Out) -> Result<u8> {
+fn announce(job: &JobInfo, out: &Printer) -> Result<u8> {
     if out.is_json() {
         out.json(job)?;
     } else {
@@ -331,7 +331,7 @@ fn announce(job: &JobInfo, out: &Out) -> Result<u8> {
     Ok(0)
 }
 
-pub fn supervise_detached(args: &SuperviseArgs, out: &Out) -> Result<u8> {
+pub fn supervise_detached(args: &SuperviseArgs, out: &Printer) -> Result<u8> {
     let signals = Signals::install().context("cannot catch signals")?;
     match &args.dir {
         Some(dir) => supervise_for_daemon(dir, args.attempt, &signals),
@@ -340,7 +340,7 @@ pub fn supervise_detached(args: &SuperviseArgs, out: &Out) -> Result<u8> {
 }
 
 /// The second half of `run --detach`.
-fn supervise_attached(command: &[OsString], signals: &Signals, out: &Out) -> Result<u8> {
+fn supervise_attached(command: &[OsString], signals: &Signals, out: &Printer) -> Result<u8> {
     let spec: JobSpec =
         serde_json::from_reader(std::io::stdin().lock()).context("cannot read the job's description")?;
     let link = Link::new(Paths::find(None, None))?;
@@ -368,13 +368,13 @@ fn supervise_for_daemon(dir: &Path, attempt: u32, signals: &Signals) -> Result<u
     }
     let command: Vec<OsString> = file.spec.command.iter().map(OsString::from).collect();
     let start = Start::of(&file.spec, &command);
-    let post = Post { client: Client::new(file.socket), id: file.id, order: file.order };
+    let contact = DaemonContact { client: Client::new(file.socket), id: file.id, order: file.order };
     let job = Job {
         command: &start.command,
         cwd: file.spec.cwd.as_deref(),
         base_env: (!file.base_env.is_empty()).then_some(&file.base_env),
         env: &start.env,
-        post: Some(&post),
+        contact: Some(&contact),
     };
     // The reason why it could not start is in exit.json; there is no terminal to print it on.
     Ok(supervise(&job, signals, false).unwrap_or_else(|error| error.exit_code()))

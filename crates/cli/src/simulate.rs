@@ -8,7 +8,7 @@ use gainshare_core::model::Span;
 use gainshare_core::policy::{Aim, Gain, Policy, Preset};
 use gainshare_figures::Table;
 use gainshare_figures::file::{self, Drawing};
-use gainshare_figures::terminal::Out;
+use gainshare_figures::terminal::Printer;
 use gainshare_sim::deadline::data::ITP_CLUSTERS;
 use gainshare_sim::deadline::report;
 use gainshare_sim::paper::{self, operator, qos};
@@ -62,8 +62,8 @@ pub struct PaperArgs {
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=1_000_000_000))]
     first_seed: u64,
 
-    /// Whether jobs report how many reports they will make: all do (`told`), none does (`hidden`), or each model
-    /// prints what its public example script prints (`as-printed`)
+    /// Whether jobs print their total number of steps: all do (`told`), none does (`hidden`), or each model prints
+    /// what its public example script prints (`as-printed`)
     #[arg(long, default_value = "as-printed", value_parser = ["told", "hidden", "as-printed"], value_name = "TOTALS")]
     totals: String,
 
@@ -84,7 +84,7 @@ pub struct PaperArgs {
     #[arg(long, default_value = "analytic", value_parser = ["analytic", "recorded"], value_name = "CURVES")]
     curves: String,
 
-    /// What our own policy brings about soonest: the end of a job, or nine tenths of its improvement
+    /// What the gain policy minimises: the time to the end of a job, or to nine tenths of its improvement
     #[arg(long, value_parser = ["finish", "quality"], value_name = "AIM")]
     aim: Option<String>,
 
@@ -183,12 +183,12 @@ pub enum TraceCommand {
 }
 
 /// A bar on standard error while runs are made, if a person reads it there.
-fn bar(out: &Out) -> ProgressBar {
+fn bar(out: &Printer) -> ProgressBar {
     let shown = !out.is_json() && std::io::stderr().is_terminal();
     ProgressBar::new("runs", shown)
 }
 
-fn show(out: &Out, title: &str, tables: &[(String, Table)]) -> Result<()> {
+fn show(out: &Printer, title: &str, tables: &[(String, Table)]) -> Result<()> {
     let mut text = if title.is_empty() { String::new() } else { format!("{title}\n\n") };
     for (heading, table) in tables {
         text.push_str(&format!("{heading}\n{}\n", table.text()));
@@ -196,7 +196,7 @@ fn show(out: &Out, title: &str, tables: &[(String, Table)]) -> Result<()> {
     Ok(out.text(&text)?)
 }
 
-pub fn sim(args: &SimArgs, out: &Out) -> Result<u8> {
+pub fn sim(args: &SimArgs, out: &Printer) -> Result<u8> {
     file::check(args.figure.as_deref(), true)?;
     let file = args.file.display().to_string();
     let bytes = std::fs::read(&args.file).with_context(|| format!("cannot read {file}"))?;
@@ -226,7 +226,7 @@ pub fn sim(args: &SimArgs, out: &Out) -> Result<u8> {
     Ok(0)
 }
 
-pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
+pub fn paper(args: &PaperArgs, out: &Printer) -> Result<u8> {
     let Some(name) = &args.name else {
         let sharing = paper::experiments().into_iter().map(|e| (e.name, e.title));
         let all: Vec<(&str, &str)> = sharing
@@ -273,7 +273,7 @@ pub fn paper(args: &PaperArgs, out: &Out) -> Result<u8> {
 }
 
 /// The experiments with ElasticFlow's jobs, which have no seeds and no figures.
-fn elasticflow(name: &str, cluster: Option<u32>, out: &Out) -> Result<u8> {
+fn elasticflow(name: &str, cluster: Option<u32>, out: &Printer) -> Result<u8> {
     if name == "elasticflow-8a" {
         let comparison = report::figure_8a()?;
         if out.is_json() {
@@ -301,7 +301,7 @@ fn elasticflow(name: &str, cluster: Option<u32>, out: &Out) -> Result<u8> {
 }
 
 /// The experiment with deadlines has other measures than the rest.
-fn deadlines(args: &PaperArgs, out: &Out) -> Result<u8> {
+fn deadlines(args: &PaperArgs, out: &Printer) -> Result<u8> {
     anyhow::ensure!(args.figure.is_none(), "`paper {}` draws no figure; leave --figure out", qos::NAME);
     let bar = bar(out);
     let report = qos::run(args.seeds, &|done, total| {
@@ -317,7 +317,7 @@ fn deadlines(args: &PaperArgs, out: &Out) -> Result<u8> {
 }
 
 /// The experiment with parameter servers has a world of its own.
-fn parameter_servers(args: &PaperArgs, out: &Out) -> Result<u8> {
+fn parameter_servers(args: &PaperArgs, out: &Printer) -> Result<u8> {
     anyhow::ensure!(args.figure.is_none(), "`paper {}` draws no figure; leave --figure out", operator::NAME);
     let bar = bar(out);
     let report = operator::run(args.seeds, &|done, total| {
@@ -332,7 +332,7 @@ fn parameter_servers(args: &PaperArgs, out: &Out) -> Result<u8> {
     Ok(0)
 }
 
-pub fn trace(command: &TraceCommand, out: &Out) -> Result<u8> {
+pub fn trace(command: &TraceCommand, out: &Printer) -> Result<u8> {
     match command {
         TraceCommand::Import { files, to } => {
             let (mut jobs, mut skipped) = (vec![], 0);
@@ -371,7 +371,7 @@ fn save(path: &Path, jobs: &[TraceJob]) -> Result<()> {
     trace::write(&mut file, jobs).and_then(|()| file.flush()).with_context(context)
 }
 
-fn describe(jobs: &[TraceJob], skipped: usize, out: &Out) -> Result<()> {
+fn describe(jobs: &[TraceJob], skipped: usize, out: &Printer) -> Result<()> {
     let days = jobs.last().map_or(0.0, |j| j.submitted_s) / 86_400.0;
     let load = trace::offered_load(jobs);
     if out.is_json() {
@@ -386,7 +386,7 @@ fn describe(jobs: &[TraceJob], skipped: usize, out: &Out) -> Result<()> {
     Ok(())
 }
 
-fn replay(jobs: &[TraceJob], policies: &[String], devices: u32, restore: Span, out: &Out) -> Result<()> {
+fn replay(jobs: &[TraceJob], policies: &[String], devices: u32, restore: Span, out: &Printer) -> Result<()> {
     let order = |name: &str| match name {
         "srtf" => GangOrder::Srtf,
         "tiresias" => GangOrder::tiresias(),

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// The longest time between two looks at the tasks; signals end the wait sooner.
+/// The longest time between two checks of the tasks; signals end the wait sooner.
 const POLL_MS: u16 = 1000;
 /// How much of a failed task's output is shown.
 const SHOWN_BYTES: u64 = 2000;
@@ -43,17 +43,17 @@ pub fn run(args: &TasksArgs) -> Result<u8> {
         None => tempfile::Builder::new().prefix("gainshare-tasks-").tempdir().context("no folder for output")?.keep(),
     };
     let tasks = roles.tasks();
-    let mut crew = Crew { args, reporter: roles.reporter(), roles, logs, running: Vec::new(), restarts: 0 };
+    let mut task_set = TaskSet { args, reporter: roles.reporter(), roles, logs, running: Vec::new(), restarts: 0 };
     if tasks.len() > 1 {
         eprintln!(
             "gainshare: {} tasks; output of all but {} is in {}",
             tasks.len(),
-            crew.reporter,
-            crew.logs.display()
+            task_set.reporter,
+            task_set.logs.display()
         );
     }
-    let code = crew.start_all().and_then(|()| crew.watch(&signals));
-    crew.end_all();
+    let code = task_set.start_all().and_then(|()| task_set.watch(&signals));
+    task_set.end_all();
     code
 }
 
@@ -84,23 +84,23 @@ fn verdict(task: Task, reporter: Task, code: u8, may_restart: bool) -> Verdict {
 }
 
 /// A task and its process; `None`: it has ended and stays so.
-struct Running {
+struct TaskProcess {
     task: Task,
     address: String,
     child: Option<Child>,
 }
 
-struct Crew<'a> {
+struct TaskSet<'a> {
     args: &'a TasksArgs,
     roles: Roles,
     reporter: Task,
     logs: PathBuf,
-    running: Vec<Running>,
+    running: Vec<TaskProcess>,
     /// Starts after the first.
     restarts: u32,
 }
 
-impl Crew<'_> {
+impl TaskSet<'_> {
     /// Gives every task a free port and starts it.
     fn start_all(&mut self) -> Result<()> {
         let tasks = self.roles.tasks();
@@ -110,8 +110,11 @@ impl Crew<'_> {
         let addresses: Vec<String> =
             held.iter().map(|port| port.local_addr().map(|a| a.to_string())).collect::<Result<_, _>>()?;
         drop(held);
-        self.running =
-            tasks.iter().zip(&addresses).map(|(&task, a)| Running { task, address: a.clone(), child: None }).collect();
+        self.running = tasks
+            .iter()
+            .zip(&addresses)
+            .map(|(&task, a)| TaskProcess { task, address: a.clone(), child: None })
+            .collect();
         for index in 0..self.running.len() {
             self.start(index)?;
         }
@@ -230,7 +233,8 @@ impl Crew<'_> {
     fn end_all(&mut self) {
         self.signal_all(Signal::SIGTERM);
         let until = Instant::now() + Duration::from_secs(self.args.grace);
-        let is_alive = |one: &mut Running| one.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)));
+        let is_alive =
+            |one: &mut TaskProcess| one.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)));
         while self.running.iter_mut().any(is_alive) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -11,7 +11,7 @@ use gainshare_core::signal::Normalisation;
 use gainshare_daemon::config::{DaemonConfig, React};
 use gainshare_daemon::daemon;
 use gainshare_daemon::paths::Paths;
-use gainshare_figures::terminal::Out;
+use gainshare_figures::terminal::Printer;
 use gainshare_limits::LimitMode;
 use serde_json::json;
 use std::io::IsTerminal;
@@ -25,7 +25,7 @@ const ON_DEMAND_IDLE: Duration = Duration::from_secs(600);
 /// A daemon that ends stops its jobs first if asked to, and they may use their grace.
 const DOWN_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub fn up(args: &UpArgs, out: &Out) -> Result<u8> {
+pub fn up(args: &UpArgs, out: &Printer) -> Result<u8> {
     let config = settings(args)?;
     let paths = config.paths();
     config.validate()?;
@@ -48,7 +48,7 @@ pub fn up(args: &UpArgs, out: &Out) -> Result<u8> {
     Ok(0)
 }
 
-fn up_detached(args: &UpArgs, paths: Paths, out: &Out) -> Result<u8> {
+fn up_detached(args: &UpArgs, paths: Paths, out: &Printer) -> Result<u8> {
     let link = Link::new(paths)?;
     let arguments = foreground_arguments(&link.paths, args.config.as_ref());
     let started = link::start_in_background(&link, &arguments)?;
@@ -76,7 +76,7 @@ fn foreground_arguments(paths: &Paths, config: Option<&PathBuf>) -> Vec<std::ffi
         let text = argument.to_string_lossy();
         let name = text.split('=').next().unwrap_or_default();
         match name {
-            "--detach" | "-d" | "--foreground" => {}
+            "--detach" | "-d" => {}
             "--state-dir" | "--runtime-dir" | "--config" | "-o" | "--output" => {
                 if !text.contains('=') {
                     given.next();
@@ -177,7 +177,7 @@ fn is_running(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-pub fn down(stop_jobs: bool, link: &Link, out: &Out) -> Result<u8> {
+pub fn down(stop_jobs: bool, link: &Link, out: &Printer) -> Result<u8> {
     let say = |was_running: bool, text: &str| {
         if out.is_json() { out.json(&json!({"was_running": was_running})) } else { out.text(&format!("{text}\n")) }
     };

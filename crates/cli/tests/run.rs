@@ -6,7 +6,6 @@ use common::{Home, eventually, read_until, signal, wait};
 use nix::sys::signal::Signal;
 use std::io::{Read, Write};
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
 
 fn shell<'a>(options: &[&'a str], script: &'a str) -> Vec<&'a str> {
     [&["run"], options, &["--", "sh", "-c", script]].concat()
@@ -53,11 +52,9 @@ fn output_is_not_held_back() {
     let home = Home::new();
     home.ok(&["up", "--detach"]);
     let mut child = home.spawn(&shell(&[], "printf 'no line end'; sleep 60"));
-    let start = Instant::now();
     read_until(child.stdout.as_mut().unwrap(), "no line end");
-    assert!(start.elapsed() < Duration::from_secs(30), "the job sleeps for a minute");
     signal(pid(&child), Signal::SIGTERM);
-    assert_eq!(wait(child).code, 143);
+    assert_eq!(wait(child).code, 143, "the job still ran when its output arrived");
 }
 
 #[test]
@@ -73,10 +70,9 @@ fn a_reader_that_goes_away_ends_the_job_as_it_would_without_us() {
 #[test]
 fn background_children_do_not_hold_the_job_open() {
     let home = Home::new();
-    let start = Instant::now();
-    let outcome = home.run(&shell(&[], "sleep 60 & echo done; exit 4"));
+    let outcome = home.run(&shell(&[], "(sleep 60; touch ended) & echo done; exit 4"));
     assert_eq!((outcome.code, outcome.stdout.as_str()), (4, "done\n"));
-    assert!(start.elapsed() < Duration::from_secs(40));
+    assert!(!home.path().join("ended").exists(), "`run` waited for the child in the background");
 }
 
 #[test]

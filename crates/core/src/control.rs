@@ -60,7 +60,7 @@ fn no_promise() -> Share {
 }
 
 /// The running jobs of a view, by node and owner.
-type Grouped<'a> = BTreeMap<NodeId, BTreeMap<OwnerId, Vec<&'a JobView>>>;
+type JobGroups<'a> = BTreeMap<NodeId, BTreeMap<OwnerId, Vec<&'a JobView>>>;
 
 impl Control {
     pub(crate) fn new(policy: Policy) -> Control {
@@ -113,7 +113,7 @@ impl Control {
         self.memory.due
     }
 
-    fn is_due(&self, view: &View, grouped: &Grouped) -> bool {
+    fn is_due(&self, view: &View, grouped: &JobGroups) -> bool {
         if self.memory.rules.tasks().is_due(view) {
             return true;
         }
@@ -133,7 +133,7 @@ impl Control {
         })
     }
 
-    fn decide(&mut self, view: &View, grouped: &Grouped) -> Plan {
+    fn decide(&mut self, view: &View, grouped: &JobGroups) -> Plan {
         let Control { policy, memory } = self;
         let Memory { generation, waiting, nodes, standing, due, rules } = memory;
         let mut rules = rules.bind(policy);
@@ -250,8 +250,8 @@ fn waiting_verdict(reason: Reason) -> Verdict {
     }
 }
 
-fn group(view: &View) -> Grouped<'_> {
-    let mut grouped = Grouped::new();
+fn group(view: &View) -> JobGroups<'_> {
+    let mut grouped = JobGroups::new();
     for job in view.jobs.iter().filter(|job| job.tasks.is_none()) {
         if let Some(node) = job.node() {
             grouped.entry(node).or_default().entry(job.owner).or_default().push(job);

@@ -77,14 +77,14 @@ fn view(jobs: Vec<JobView>) -> View {
 fn a_group_is_due_when_it_changes_its_time_comes_or_a_job_reports() {
     let (first, second) = (running(1, 0), running(2, 0));
     let group = Group { members: [JobId(1)].into(), reports: 0, due: Some(Time(10)) };
-    let quiet = Policy::default();
+    let quiet = Policy::equal();
     assert!(!group.is_due(&quiet, Time(9), &[&first]));
     assert!(group.is_due(&quiet, Time(10), &[&first]), "its time has come");
     assert!(group.is_due(&quiet, Time(9), &[&first, &second]), "a job came");
     assert!(group.is_due(&quiet, Time(9), &[&second]), "a job was replaced");
     let mut reported = first.clone();
     reported.signal.reports = 3;
-    let eager = Policy { react_to_reports: true, ..Policy::default() };
+    let eager = Policy { react_to_reports: true, ..Policy::equal() };
     assert!(!group.is_due(&quiet, Time(9), &[&reported]), "reports do not count by default");
     assert!(group.is_due(&eager, Time(9), &[&reported]));
     assert!(!group.is_due(&eager, Time(9), &[&first]), "nothing was reported");
@@ -92,7 +92,7 @@ fn a_group_is_due_when_it_changes_its_time_comes_or_a_job_reports() {
 
 #[test]
 fn plans_are_numbered_and_waiting_jobs_are_told_how_many_are_ahead() {
-    let mut control = Control::new(Policy::default());
+    let mut control = Control::new(Policy::equal());
     control.continue_from(7);
     let waiting = |id: u64| JobView { id: JobId(id), ..JobView::default() };
     let mut view = view(vec![running(1, 0), waiting(2), waiting(3), waiting(4)]);
@@ -110,7 +110,7 @@ fn plans_are_numbered_and_waiting_jobs_are_told_how_many_are_ahead() {
 
 #[test]
 fn owners_split_a_node_and_only_what_is_due_is_decided() {
-    let mut control = Control::new(Policy::default());
+    let mut control = Control::new(Policy::equal());
     let other = JobView { owner: OwnerId(1), ..running(2, 0) };
     let both = view(vec![running(1, 0), other, running(3, 0)]);
     let plan = control.step(&both, |_| {}).expect("jobs came");

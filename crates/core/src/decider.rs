@@ -186,7 +186,7 @@ mod tests {
     fn an_unsound_plan_is_rejected_with_its_violations_and_its_record() {
         let view = View { now: Time(1), nodes: vec![node(0)], jobs: vec![running(1, 0)] };
         let plan = Plan { generation: 7, at: Time(1), ..Plan::default() };
-        let before = Control::new(Policy::default());
+        let before = Control::new(Policy::equal());
         let Outcome::Rejected(rejection) = vet(view, plan, Some(before)) else { panic!("a plan without verdicts") };
         assert_eq!((rejection.generation, &rejection.violations[..]), (7, &[Violation::NoVerdict(JobId(1))][..]));
         assert_eq!(rejection.reasons(), "job-1 has no verdict");
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn a_decision_is_recorded_only_on_request_and_replays() {
         let view = View { now: Time(1), nodes: vec![node(0)], jobs: vec![running(1, 0)] };
-        let mut plain = Decider::new(Policy::default());
+        let mut plain = Decider::new(Policy::equal());
         let mut recorded = plain.clone();
         let decision = plain.decide(view.clone()).decision().expect("a job came");
         assert_eq!(decision.record(), None);

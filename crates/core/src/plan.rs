@@ -96,7 +96,7 @@ pub enum MoveReason {
     Rebalance,
     /// A node has run empty, and the move ends jobs sooner by far more than it costs.
     Gain,
-    /// It would end later than with equal shares where it is, and does not, or less so, elsewhere.
+    /// On its node it would end later than with equal shares; on the other node it ends sooner.
     Owed,
 }
 
@@ -221,7 +221,7 @@ pub enum Reason {
     Fair { neighbours: usize },
     /// No growth measured yet: free competition until two reports have been seen.
     NotYetMeasured,
-    /// It never reported anything that could be read for so long that it gets an equal part.
+    /// It gets an equal part, because it never reported anything that could be read for longer than the patience.
     NoSignal { waited: Span },
     /// It reported once, then fell silent for unusually long: an equal part, not a guess.
     StaleSignal { silent: Span },
@@ -235,10 +235,9 @@ pub enum Reason {
     /// No job on the node grows any more: free competition, and the next decision comes later.
     #[serde(alias = "all-completing")]
     AllConverged { next_look: Span },
-    /// Jobs are served one after the other; so many go before it on its node.
+    /// Jobs are served one after the other; `ahead` of them go before it on its node.
     Ranked { ahead: usize },
-    /// So many node-seconds are left by its own account, and so many jobs on its node gain more
-    /// from a unit of it.
+    /// `left_s` node-seconds are left by its own account, and `ahead` jobs on its node gain more from a unit of it.
     Gaining { left_s: f64, ahead: usize },
     /// Others would gain more, but an equal share would soon have ended it: it goes first so as not
     /// to lose by their gain.
@@ -251,8 +250,8 @@ pub enum Reason {
     MeetsDeadline { least: Share, spare_s: f64, late_s: f64 },
     /// It will end before its deadline with less than it had, and gives back what it does not need.
     Early { least: Share, spare_s: f64 },
-    /// Its deadline cannot be met beside the deadlines already promised: at the earliest it ends so many
-    /// seconds from now, if that can be said. It runs as best effort.
+    /// Its deadline cannot be met beside the deadlines already promised: at the earliest it ends
+    /// `earliest_s` seconds from now, if that can be said. It runs as best effort.
     CannotMeet { earliest_s: Option<f64> },
     /// It has a deadline, but neither a total number of steps nor a target value says when it will end.
     UnknownEnd,
@@ -262,13 +261,13 @@ pub enum Reason {
     Moves { to: NodeId, because: MoveReason },
     /// Started now.
     Started { node: NodeId },
-    /// All slots are taken; so many jobs go before it.
+    /// All slots are taken; `ahead` jobs go before it.
     WaitsForSlot { ahead: usize },
     /// What it requests is not free.
     WaitsForRoom { request: Share },
     /// A job it depends on has not ended yet.
     WaitsForJob { job: JobId },
-    /// Its tasks, which start together, need so many cores.
+    /// Its tasks, which start together, need `cores` cores.
     WaitsForTasks { cores: f64 },
     /// Its tasks are what they are for this reason.
     Tasks { because: TaskReason },

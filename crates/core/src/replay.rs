@@ -108,6 +108,8 @@ fn differences(recorded: &Plan, replayed: &Plan) -> Vec<Difference> {
                 for ((part, a), (_, b)) in parts(a).into_iter().zip(parts(b)) {
                     compare(format!("{job} {part}"), a, b);
                 }
+                let tasks = |plan: &Plan| format!("{:?}", plan.tasks.get(&job));
+                compare(format!("{job} tasks"), tasks(recorded), tasks(replayed));
             }
             (a, b) => {
                 let verdict = |v: Option<&Verdict>| v.map_or("no verdict".to_owned(), |v| v.reason.to_string());

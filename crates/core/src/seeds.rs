@@ -33,7 +33,7 @@ impl Dice {
         (self.number() % count.max(1) as u64) as usize
     }
 
-    /// True in so many cases of a hundred.
+    /// True in `chance` cases of a hundred.
     pub fn percent(&mut self, chance: u64) -> bool {
         self.number() % 100 < chance
     }

@@ -113,7 +113,7 @@ pub struct JobView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deadline {
     pub at: Time,
-    /// So much lateness is tolerated; zero for a strict deadline.
+    /// Lateness that is tolerated; zero for a strict deadline.
     #[serde(default)]
     pub tolerance: Span,
 }

@@ -12,7 +12,7 @@ use world::*;
 
 #[test]
 fn waiting_jobs_start_by_priority_then_arrival_while_slots_last() {
-    let mut w = World::new(Policy::default());
+    let mut w = World::new(Policy::equal());
     w.slots = Some(2);
     w.arrive(1);
     w.wait(2);
@@ -45,7 +45,7 @@ fn a_node_without_jobs_wants_nothing() {
 
 #[test]
 fn a_restarted_decider_never_numbers_its_plans_backwards() {
-    let mut w = World::new(Policy::default());
+    let mut w = World::new(Policy::equal());
     w.decider.continue_from(41);
     w.arrive(1);
     assert_eq!(w.must_step().generation, 42);
@@ -54,7 +54,7 @@ fn a_restarted_decider_never_numbers_its_plans_backwards() {
 /// Node agents report the counts, so they may be anything.
 #[test]
 fn counts_of_reports_do_not_overflow() {
-    let mut w = World::new(Policy { react_to_reports: true, ..Policy::default() });
+    let mut w = World::new(Policy { react_to_reports: true, ..Policy::equal() });
     w.arrive(1);
     w.arrive(2);
     let mut view = w.view();
@@ -69,7 +69,7 @@ fn counts_of_reports_do_not_overflow() {
 fn many_small_shares_make_room_for_another_owner() {
     // Each of 200 jobs has 0.5 % and would have 0.25 %: closer than the deadband, but together they
     // would keep the whole node.
-    let mut w = World::new(Policy::default());
+    let mut w = World::new(Policy::equal());
     for id in 1..=200 {
         w.arrive(id);
     }

@@ -312,8 +312,8 @@ fn reports_can_trigger_a_decision() {
 }
 
 #[test]
-fn the_default_policy_is_fair_and_asks_for_no_second_look() {
-    let mut w = World::new(Policy::default());
+fn the_equal_policy_is_fair_and_asks_for_no_second_run() {
+    let mut w = World::new(Policy::equal());
     for id in 1..=4 {
         w.arrive(id);
     }

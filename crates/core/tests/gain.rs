@@ -251,8 +251,8 @@ proptest! {
     }
 }
 
-/// The shares of the last of three decisions: jobs have consumed so much for so many steps, and have so
-/// many to go. The first step is reported before the second decision, the others before the third.
+/// The shares of the last of three decisions, for jobs by what they have consumed, the steps they have made, and the
+/// steps they have to go. The first step is reported before the second decision, the others before the third.
 fn third_shares(jobs: &[(f64, u64, u64)]) -> Vec<f64> {
     let mut decider = Decider::new(Policy::from(Preset::Gainshare));
     let node = NodeView { id: NodeId(0), cores: 8.0, speed: 1.0, memory_bytes: 1 << 34, slots: None, idle: None };

@@ -52,14 +52,14 @@ const LIES: [Lie; 8] = [
 
 /// How many seconds are played; no job ends before.
 const LENGTH_S: u64 = 600;
-/// A job needs so many node-seconds for a step.
+/// Node-seconds that a job needs for a step.
 const STEP_COST: f64 = 0.5;
 const STEPS: u64 = 2000;
-/// Saving, stopping and restoring a job that moves takes so long.
+/// Time to save, stop and restore a job that moves.
 const MOVE_S: u64 = 5;
 
 impl Lie {
-    /// What the cheat reports for the time since its start, having truly made so many steps.
+    /// What the cheat reports for the time since its start, having truly made `step` steps.
     fn sample(self, second: u64, step: u64) -> Sample {
         let t = second as f64;
         let honest = honest_sample(step);

@@ -45,10 +45,10 @@ pub struct DaemonConfig {
     pub listen: Listen,
     pub state_dir: Option<PathBuf>,
     pub runtime_dir: Option<PathBuf>,
-    /// End when there was no live job for so long.
+    /// End when there was no live job for this long.
     #[serde(with = "duration::optional_text")]
     pub idle_exit: Option<Duration>,
-    /// After so long without a sign of life from the daemon, the guard puts all limits back.
+    /// Time without a sign of life from the daemon after which the guard puts all limits back.
     #[serde(with = "duration::text")]
     pub lease: Duration,
     pub react: React,

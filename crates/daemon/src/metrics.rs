@@ -150,3 +150,22 @@ impl Metrics {
         out
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_metric_is_in_the_reference() {
+        let page = include_str!("../../../docs/reference/metrics.md");
+        let text = Metrics::new().text();
+        let described = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+        let names: Vec<String> = described
+            .map(|(name, kind)| if kind == "counter" { format!("{name}_total") } else { name.to_owned() })
+            .collect();
+        assert!(names.len() >= 10, "{text}");
+        for name in names {
+            assert!(page.contains(&format!("| `{name}` |")), "docs/reference/metrics.md has no row for {name}");
+        }
+    }
+}

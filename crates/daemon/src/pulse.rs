@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// A loop that has not come round for so long is stuck. Every loop comes round at least once a second.
+/// A loop that has not come round for this long is stuck. Every loop comes round at least once a second.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(10);
 
 /// One loop's sign of life.

@@ -78,7 +78,7 @@ pub struct JobSpec {
     /// When the job must have ended: `18:00`, `tomorrow 9:00`, `2h` or RFC 3339. The daemon keeps RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline: Option<String>,
-    /// So much lateness is tolerated, such as `10m`; without it the deadline is strict.
+    /// Lateness that is tolerated, such as `10m`; without it the deadline is strict.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline_tolerance: Option<String>,
     /// The job stops when its metric reaches this value, such as `loss=0.05`.

@@ -143,7 +143,7 @@ pub struct JobInfo {
     pub done: Option<Forecast>,
     /// Its deadline and how it stands, if it has one.
     pub deadline: Option<DeadlineInfo>,
-    /// Cores in use, averaged since the last look.
+    /// Cores in use, averaged since the last reading.
     pub cpu_cores: Option<f64>,
     /// Whole cores that the job has now, borrowed ones included, where jobs have cores of their own.
     #[serde(default)]
@@ -174,7 +174,7 @@ pub struct Forecast {
 pub struct DeadlineInfo {
     pub at: String,
     pub at_s: f64,
-    /// So many seconds of lateness are tolerated.
+    /// Seconds of lateness that are tolerated.
     pub tolerance_s: f64,
     pub standing: DeadlineStanding,
 }
@@ -341,7 +341,7 @@ pub struct SuperviseFile {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopRequest {
-    /// SIGTERM, and SIGKILL after so many seconds.
+    /// Seconds between SIGTERM and SIGKILL.
     #[serde(default = "default_grace_s")]
     pub grace_s: f64,
 }
@@ -486,7 +486,7 @@ pub enum Event {
     Plan {
         plan: PlanInfo,
     },
-    /// The reader was too slow and missed so many events: read the jobs again.
+    /// The reader was too slow and missed this many events: read the jobs again.
     Missed {
         events: u64,
     },

@@ -215,7 +215,7 @@ proptest! {
         }
     }
 
-    /// Whatever the values are, each job has them and nothing is replaced twice.
+    /// Each job has the values as they are, and nothing is replaced twice.
     #[test]
     fn values_arrive_as_they_are(a in "[{}a-z]{0,8}", b in "[{}a-z]{0,8}") {
         let mut spec = JobSpec::new(vec!["p".into(), "{x}|{y}".into()]);

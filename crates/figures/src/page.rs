@@ -2,6 +2,7 @@
 
 use super::escape;
 use std::fmt::Write;
+use unicode_width::UnicodeWidthStr;
 
 const STYLE: &str = ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,Helvetica,Arial,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;\
 color:#1d2329;background:#fff}table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}th,td{padding:.25rem .8rem;text-align:right;\
@@ -22,16 +23,17 @@ impl Table {
         let columns = self.head.len();
         let width = |c: usize| {
             let cells = self.rows.iter().filter_map(|r| r.get(c)).chain(self.head.get(c));
-            cells.map(|s| s.chars().count()).max().unwrap_or(0)
+            cells.map(|s| s.width()).max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let mut out = String::new();
         for row in std::iter::once(&self.head).chain(&self.rows) {
             let mut line = String::new();
             for (c, cell) in row.iter().enumerate().take(columns) {
+                let blanks = " ".repeat(widths[c] - cell.width());
                 let _ = match c {
-                    0 => write!(line, "{cell:<0$}", widths[0]),
-                    _ => write!(line, "  {cell:>0$}", widths[c]),
+                    0 => write!(line, "{cell}{blanks}"),
+                    _ => write!(line, "  {blanks}{cell}"),
                 };
             }
             let _ = writeln!(out, "{}", line.trim_end());

@@ -1,12 +1,13 @@
 //! What people see: tables, colours, times and sizes; and JSON for programs.
 //!
-//! Everything goes through [`Out`]. Its writes fail with `BrokenPipe` when the reader has gone (`gainshare
+//! Everything goes through [`Printer`]. Its writes fail with `BrokenPipe` when the reader has gone (`gainshare
 //! ps | head`); [`report_error`] turns that into a quiet end.
 
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
+use unicode_width::UnicodeWidthStr;
 
 /// How answers are printed: tables for people, JSON for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -15,17 +16,17 @@ pub enum Format {
     Json,
 }
 
-/// Where answers go.
-pub struct Out {
+/// Prints answers: as tables or JSON, with or without colours.
+pub struct Printer {
     pub format: Format,
     pub colour: bool,
 }
 
-impl Out {
-    pub fn new(format: Format) -> Out {
+impl Printer {
+    pub fn new(format: Format) -> Printer {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
             && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
-        Out { format, colour: wanted && io::stdout().is_terminal() }
+        Printer { format, colour: wanted && io::stdout().is_terminal() }
     }
 
     pub fn is_json(&self) -> bool {
@@ -128,7 +129,8 @@ impl Colour {
     }
 }
 
-/// Columns that line up. Numbers belong to the right, words to the left.
+/// Columns that line up, by the columns of the terminal that each text occupies. Numbers belong to the right, words to
+/// the left.
 pub struct Table {
     columns: Vec<(&'static str, Side)>,
     rows: Vec<Vec<(String, Colour)>>,
@@ -151,10 +153,10 @@ impl Table {
     }
 
     /// The table as lines, indented by `indent` blanks.
-    pub fn render(&self, out: &Out, indent: usize) -> String {
+    pub fn render(&self, out: &Printer, indent: usize) -> String {
         let width = |i: usize| {
-            let cells = self.rows.iter().map(|row| printable(&row[i].0).chars().count());
-            cells.chain([self.columns[i].0.len()]).max().unwrap_or(0)
+            let cells = self.rows.iter().map(|row| printable(&row[i].0).width());
+            cells.chain([self.columns[i].0.width()]).max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
         let mut text = String::new();
@@ -162,7 +164,7 @@ impl Table {
             let mut gap = " ".repeat(indent);
             for (i, (cell, colour)) in cells.enumerate() {
                 let cell = printable(&cell);
-                let blanks = " ".repeat(widths[i].saturating_sub(cell.chars().count()));
+                let blanks = " ".repeat(widths[i].saturating_sub(cell.width()));
                 let painted = out.paint(&cell, colour);
                 match self.columns[i].1 {
                     Side::Right => write!(text, "{gap}{blanks}{painted}"),
@@ -261,7 +263,7 @@ mod tests {
 
     #[test]
     fn columns_line_up_and_nothing_dangerous_is_printed() {
-        let out = Out { format: Format::Table, colour: false };
+        let out = Printer { format: Format::Table, colour: false };
         let mut table = Table::new(&[("NAME", Side::Left), ("CPU", Side::Right), ("WHY", Side::Left)]);
         let cell = |text: &str| (text.to_owned(), Colour::Red);
         table.row(vec![cell("a"), cell("12.5"), cell("x")]);
@@ -270,7 +272,11 @@ mod tests {
             table.render(&out, 0),
             "NAME        CPU  WHY\na          12.5  x\nlong-name     1  \u{fffd}[31mbad\n"
         );
-        let painted = table.render(&Out { format: Format::Table, colour: true }, 1);
+        let mut wide = Table::new(&[("NAME", Side::Left), ("CPU", Side::Right)]);
+        wide.row(vec![cell("数据"), cell("1")]);
+        wide.row(vec![cell("e\u{301}"), cell("2")]);
+        assert_eq!(wide.render(&out, 0), "NAME  CPU\n数据    1\ne\u{301}       2\n");
+        let painted = table.render(&Printer { format: Format::Table, colour: true }, 1);
         assert!(painted.contains("\x1b[1mNAME\x1b[0m"), "{painted:?}");
     }
 }

@@ -34,7 +34,7 @@ static IS_INITIALIZED: Symbol = Symbol(AtomicUsize::new(0));
 /// When the call was requested that has not run yet; 0: none.
 static REQUESTED_NS: AtomicU64 = AtomicU64::new(0);
 
-/// A request that was not carried out for so long is repeated: a forked child may have lost it.
+/// A request that was not carried out for this long is repeated: a forked child may have lost it.
 const REPEAT_NS: u64 = 1_000_000_000;
 
 impl Symbol {

@@ -10,7 +10,7 @@ mod training;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use dump::Decider;
-use gainshare_figures::terminal::{self, Colour, Format, Out, Side, Table};
+use gainshare_figures::terminal::{self, Colour, Format, Printer, Side, Table};
 use gainshare_kube_api::decision_record::SYSTEM_NAMESPACE;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names;
@@ -152,15 +152,15 @@ fn plugin(cli: PluginCli) -> Result<()> {
         match cli.command {
             PluginCommand::Ps { at, all_namespaces } => {
                 let cluster = Cluster::connect(&at, all_namespaces).await?;
-                ps(&cluster.rows().await?, all_namespaces, &Out::new(at.output))?;
+                ps(&cluster.rows().await?, all_namespaces, &Printer::new(at.output))?;
             }
             PluginCommand::Explain { name, at, dump: Some(file), system_namespace } => {
                 let cluster = Cluster::connect(&at, false).await?;
-                dump_decision(&cluster, &name, &system_namespace, &file, &Out::new(at.output)).await?;
+                dump_decision(&cluster, &name, &system_namespace, &file, &Printer::new(at.output)).await?;
             }
             PluginCommand::Explain { name, at, dump: None, .. } => {
                 let cluster = Cluster::connect(&at, false).await?;
-                let (rows, out) = (cluster.rows().await?, Out::new(at.output));
+                let (rows, out) = (cluster.rows().await?, Printer::new(at.output));
                 if let Some(row) = rows.iter().find(|r| r.pod == name) {
                     explain(row, &out)?;
                 } else if !training::explain(&cluster.client, cluster.namespace(), &name, &out).await? {
@@ -169,12 +169,12 @@ fn plugin(cli: PluginCli) -> Result<()> {
             }
             PluginCommand::Gantt { at, all_namespaces, figure } => {
                 let cluster = Cluster::connect(&at, all_namespaces).await?;
-                let out = Out::new(at.output);
+                let out = Printer::new(at.output);
                 training::gantt(&cluster.client, cluster.namespace.as_deref(), figure.as_deref(), &out).await?;
             }
             PluginCommand::Top { at, all_namespaces, once } => {
                 let cluster = Cluster::connect(&at, all_namespaces).await?;
-                let out = Out::new(at.output);
+                let out = Printer::new(at.output);
                 loop {
                     let text = top(&cluster.rows().await?, &out)?;
                     if once || out.is_json() {
@@ -192,7 +192,7 @@ fn plugin(cli: PluginCli) -> Result<()> {
 }
 
 /// Writes the last decision about a pod or job into a file.
-async fn dump_decision(cluster: &Cluster, name: &str, system: &str, file: &Path, out: &Out) -> Result<()> {
+async fn dump_decision(cluster: &Cluster, name: &str, system: &str, file: &Path, out: &Printer) -> Result<()> {
     let (decider, uid) = if let Some(row) = cluster.rows().await?.iter().find(|row| row.pod == name) {
         if let Some(blocked) = &row.blocked {
             bail!("the pod {name} is not resized, so nothing is decided about it: {}", blocked.message);
@@ -338,7 +338,7 @@ fn rows(
     rows
 }
 
-fn ps(rows: &[Row], all_namespaces: bool, out: &Out) -> Result<()> {
+fn ps(rows: &[Row], all_namespaces: bool, out: &Printer) -> Result<()> {
     if out.is_json() {
         return Ok(out.json(&rows)?);
     }
@@ -381,7 +381,7 @@ fn ps(rows: &[Row], all_namespaces: bool, out: &Out) -> Result<()> {
     Ok(out.text(&table.render(out, 0))?)
 }
 
-fn explain(row: &Row, out: &Out) -> Result<()> {
+fn explain(row: &Row, out: &Printer) -> Result<()> {
     if out.is_json() {
         return Ok(out.json(row)?);
     }
@@ -461,7 +461,7 @@ fn pools(rows: &[Row]) -> Vec<Pool> {
     pools.into_values().collect()
 }
 
-fn top(rows: &[Row], out: &Out) -> Result<String> {
+fn top(rows: &[Row], out: &Printer) -> Result<String> {
     let pools = pools(rows);
     if out.is_json() {
         return Ok(serde_json::to_string(&pools)? + "\n");

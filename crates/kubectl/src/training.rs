@@ -6,7 +6,7 @@
 
 use anyhow::{Context, Result};
 use gainshare_figures::file::{self, Drawing};
-use gainshare_figures::terminal::{Colour, Out, Side, Table};
+use gainshare_figures::terminal::{Colour, Printer, Side, Table};
 use gainshare_figures::{Bar, Gantt, Row};
 use gainshare_kube_api::adopted::AdoptedJob;
 use gainshare_kube_api::deadline::FinishStatus;
@@ -62,7 +62,7 @@ struct JobReport {
 }
 
 /// Explains the job of that name, if there is one.
-pub(super) async fn explain(client: &Client, namespace: &str, name: &str, out: &Out) -> Result<bool> {
+pub(super) async fn explain(client: &Client, namespace: &str, name: &str, out: &Printer) -> Result<bool> {
     let ours: Api<TrainingJob> = Api::namespaced(client.clone(), namespace);
     let adopted: Api<Job> = Api::namespaced(client.clone(), namespace);
     // Where the kind is not installed there is no such job either.
@@ -144,7 +144,7 @@ fn report_of_adopted(job: AdoptedJob) -> JobReport {
     }
 }
 
-fn sentences(report: &JobReport, out: &Out) -> String {
+fn sentences(report: &JobReport, out: &Printer) -> String {
     let title = format!("{} {}/{}", report.kind, report.namespace, report.job);
     let mut text = format!("{}\n", out.paint(&title, Colour::Bold));
     let mut line = |name: &str, value: &str| text.push_str(&format!("  {name:<11} {value}\n"));
@@ -197,7 +197,12 @@ fn sentences(report: &JobReport, out: &Out) -> String {
 }
 
 /// Prints where jobs ran, or draws it.
-pub(super) async fn gantt(client: &Client, namespace: Option<&str>, figure: Option<&Path>, out: &Out) -> Result<()> {
+pub(super) async fn gantt(
+    client: &Client,
+    namespace: Option<&str>,
+    figure: Option<&Path>,
+    out: &Printer,
+) -> Result<()> {
     file::check(figure, false)?;
     let (ours, adopted): (Api<TrainingJob>, Api<Job>) = match namespace {
         Some(namespace) => (Api::namespaced(client.clone(), namespace), Api::namespaced(client.clone(), namespace)),
@@ -346,12 +351,12 @@ mod tests {
         });
         let status = json!({"state": "Running", "finish": finish, "progress": "40%", "timeLeft": "1h20m"});
         let report = report_of(&job(status));
-        let text = sentences(&report, &Out::new(gainshare_figures::terminal::Format::Table));
+        let text = sentences(&report, &Printer::new(gainshare_figures::terminal::Format::Table));
         assert!(text.contains("2026-03-01T17:00:00Z (AtRisk, done at 2026-03-01T18:10:00Z as predicted)"), "{text}");
         assert!(text.contains("40%, 1h20m left"), "{text}");
         assert!(text.contains("2 more nodes of 3.9 cores / 16 GiB (m5.xlarge) to finish in time"), "{text}");
         assert!(
-            !sentences(&report_of(&moved()), &Out::new(gainshare_figures::terminal::Format::Table))
+            !sentences(&report_of(&moved()), &Printer::new(gainshare_figures::terminal::Format::Table))
                 .contains("deadline")
         );
     }
@@ -380,7 +385,7 @@ mod tests {
         let stays = stays(&report);
         assert_eq!(stays.iter().map(|s| (s.node.as_str(), s.mark)).collect::<Vec<_>>(), [("a", ""), ("b", "-R")]);
         assert_eq!(stays[1].to, Some("2026-01-01T10:01:40Z".parse().unwrap()));
-        let text = sentences(&report, &Out::new(gainshare_figures::terminal::Format::Table));
+        let text = sentences(&report, &Printer::new(gainshare_figures::terminal::Format::Table));
         assert!(text.contains("Job team/run") && text.contains("Complete") && text.contains("a → b"), "{text}");
         assert!(text.contains("podReplacementPolicy"), "{text}");
         job.metadata.annotations = None;
@@ -394,7 +399,7 @@ mod tests {
 
     #[test]
     fn explanations_say_why_a_job_moved_or_stays() {
-        let out = Out::new(gainshare_figures::terminal::Format::Table);
+        let out = Printer::new(gainshare_figures::terminal::Format::Table);
         let text = sentences(&report_of(&moved()), &out);
         assert!(text.contains("a → b") && text.contains("has converged") && text.contains("saved in 1.0 s"), "{text}");
         assert!(text.contains("names no checkpoint"), "{text}");

@@ -46,10 +46,10 @@ impl CoreSet {
 /// A remainder from here on takes the last core for itself instead of sharing it as the border core.
 const WHOLE_FROM: f64 = 0.75;
 
-/// The cores stay as they are while each claim is at most so many cores away from what its job has.
+/// The cores stay as they are while each claim is at most this many cores away from what its job has.
 const KEPT_WITHIN_CORES: f64 = 1.0;
 
-/// Where an equal part is at least so many cores, each job gets at least [`FLOOR_PART`] of it.
+/// Where an equal part is at least this many cores, each job gets at least [`FLOOR_PART`] of it.
 const FLOOR_FROM_CORES: f64 = 2.0;
 
 /// A policy may give nearly all to one job, and on one core that costs nothing: the others come later. On many cores
@@ -70,7 +70,7 @@ pub(crate) fn deal(cores: &[u32], claims: &[f64], held: &[CoreSet]) -> Vec<CoreS
     if may_stay(cores, &wanted, held) {
         return held.to_vec();
     }
-    hand_out(cores, &seats(cores.len(), &wanted), held)
+    hand_out(cores, &core_counts(cores.len(), &wanted), held)
 }
 
 /// The weight of each job, as a part of the whole: equal on all cores, so that a job with few cores loses none of
@@ -149,7 +149,7 @@ fn may_stay(cores: &[u32], wanted: &[f64], held: &[CoreSet]) -> bool {
 static NONE: CpuList = CpuList::EMPTY;
 
 /// How many cores each job gets.
-struct Seats {
+struct CoreCounts {
     /// By job; 0: in the pool.
     own: Vec<usize>,
     /// Jobs that may use the shared cores.
@@ -157,10 +157,10 @@ struct Seats {
     shared: usize,
 }
 
-fn seats(cores: usize, wanted: &[f64]) -> Seats {
+fn core_counts(cores: usize, wanted: &[f64]) -> CoreCounts {
     let mut is_holder: Vec<bool> = wanted.iter().map(|&w| w >= 1.0 - HAIR).collect();
     if is_holder.iter().all(|h| *h) {
-        return seats_with_border(wanted);
+        return counts_with_border(wanted);
     }
     loop {
         let pool_wanted: f64 = wanted.iter().zip(&is_holder).filter(|(_, h)| !**h).map(|(w, _)| w).sum();
@@ -186,12 +186,12 @@ fn seats(cores: usize, wanted: &[f64]) -> Seats {
         let shared = got[pool];
         let mut got = got.into_iter();
         let own = is_holder.iter().map(|&h| if h { got.next().unwrap_or(0) } else { 0 }).collect();
-        return Seats { own, shares: is_holder.iter().map(|h| !h).collect(), shared };
+        return CoreCounts { own, shares: is_holder.iter().map(|h| !h).collect(), shared };
     }
 }
 
-/// Seats of holders only: whole parts, the largest remainders, and perhaps a border core.
-fn seats_with_border(wanted: &[f64]) -> Seats {
+/// Core counts of holders only: whole parts, the largest remainders, and perhaps a border core.
+fn counts_with_border(wanted: &[f64]) -> CoreCounts {
     let mut own: Vec<usize> = wanted.iter().map(|w| (w + HAIR).floor() as usize).collect();
     let sum: f64 = wanted.iter().sum();
     let mut left = (sum.round() as usize).saturating_sub(own.iter().sum());
@@ -218,42 +218,42 @@ fn seats_with_border(wanted: &[f64]) -> Seats {
         shares[alone] = false;
         left = 0;
     }
-    Seats { own, shares, shared: left }
+    CoreCounts { own, shares, shared: left }
 }
 
-/// Whole seats in proportion to `wanted`: the whole parts first, then one each by the largest fraction, from the
-/// front on a tie. All seats are given.
-fn largest_remainder(seats: usize, wanted: &[f64]) -> Vec<usize> {
+/// Whole cores in proportion to `wanted`: the whole parts first, then one each by the largest fraction, from the
+/// front on a tie. All cores are given.
+fn largest_remainder(cores: usize, wanted: &[f64]) -> Vec<usize> {
     let mut got: Vec<usize> = wanted.iter().map(|c| (c + HAIR).floor() as usize).collect();
     let mut by_fraction: Vec<usize> = (0..wanted.len()).collect();
     by_fraction.sort_by(|&a, &b| (wanted[b] - got[b] as f64).total_cmp(&(wanted[a] - got[a] as f64)).then(a.cmp(&b)));
-    let left = seats.saturating_sub(got.iter().sum());
+    let left = cores.saturating_sub(got.iter().sum());
     for i in 0..left {
         got[by_fraction[i % by_fraction.len()]] += 1;
     }
     got
 }
 
-fn hand_out(cores: &[u32], seats: &Seats, held: &[CoreSet]) -> Vec<CoreSet> {
+fn hand_out(cores: &[u32], counts: &CoreCounts, held: &[CoreSet]) -> Vec<CoreSet> {
     let mut free = FreeCores { order: cores, is_free: vec![true; cores.len()] };
     // First each holder keeps cores that it has. A job that had all cores has none worth keeping.
-    let mut places: Vec<Vec<usize>> = vec![Vec::new(); seats.own.len()];
-    for (i, &count) in seats.own.iter().enumerate() {
+    let mut places: Vec<Vec<usize>> = vec![Vec::new(); counts.own.len()];
+    for (i, &count) in counts.own.iter().enumerate() {
         let before = held.get(i).map(|set| &set.own).filter(|own| own.len() < cores.len());
         places[i] = free.keep(before.unwrap_or(&NONE), count);
     }
     // Jobs with many missing cores choose first: they need the large gaps.
-    let mut order: Vec<usize> = (0..seats.own.len()).collect();
-    order.sort_by_key(|&i| std::cmp::Reverse(seats.own[i].saturating_sub(places[i].len())));
+    let mut order: Vec<usize> = (0..counts.own.len()).collect();
+    order.sort_by_key(|&i| std::cmp::Reverse(counts.own[i].saturating_sub(places[i].len())));
     for i in order {
-        let missing = seats.own[i].saturating_sub(places[i].len());
+        let missing = counts.own[i].saturating_sub(places[i].len());
         free.take_near(&mut places[i], missing);
     }
     let shared: CpuList = free.rest();
-    debug_assert!(shared.len() == seats.shared, "all seats are dealt");
+    debug_assert!(shared.len() == counts.shared, "all cores are dealt");
     let set = |(i, places): (usize, Vec<usize>)| CoreSet {
         own: places.into_iter().map(|place| cores[place]).collect(),
-        shared: if seats.shares[i] { shared.clone() } else { CpuList::default() },
+        shared: if counts.shares[i] { shared.clone() } else { CpuList::default() },
     };
     places.into_iter().enumerate().map(set).collect()
 }
@@ -291,7 +291,7 @@ impl FreeCores<'_> {
         (0..self.order.len()).filter(|&place| self.is_free[place]).min_by_key(|&place| distance(place))
     }
 
-    /// The start of the smallest gap with so many free cores; of the largest gap if all are smaller.
+    /// The start of the smallest gap with `count` free cores; of the largest gap if all are smaller.
     fn gap(&self, count: usize) -> Option<usize> {
         let mut gaps: Vec<(usize, usize)> = Vec::new();
         for place in (0..self.order.len()).filter(|&place| self.is_free[place]) {

@@ -28,7 +28,7 @@ const IDLE_PART: f64 = 0.5;
 /// A job borrows if it uses at least this part of its own cores, or of an equal part of the pool.
 const BUSY_PART: f64 = 0.7;
 
-/// A lender that needed its cores again keeps them for so long.
+/// A lender that needed its cores again keeps them for this long.
 const PAUSE: Duration = Duration::from_secs(3);
 
 /// Use over less time is noise.
@@ -111,7 +111,7 @@ pub(crate) fn lend(
 mod tests {
     use super::*;
 
-    /// A job that used so many cores in the last second.
+    /// A job that used `used` cores in the last second.
     fn using(used: f64, now: Instant) -> CoreUse {
         let mut job = CoreUse::default();
         job.record(now, 5);

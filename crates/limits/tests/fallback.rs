@@ -71,7 +71,7 @@ impl Stage {
         // machine two jobs would never compete. With the largest weight the inner processes have
         // CPU 0 almost for themselves.
         base.set_weight_for(256);
-        // nobody must be able to read the program, wherever it was built.
+        // The user `nobody` must be able to read the program, wherever it was built.
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("inner");
         // By another process: a program that is still open for writing, be it by a child another
@@ -134,9 +134,9 @@ impl Drop for Stage {
 #[ignore = "needs root and cgroups"]
 fn duty_cycle_conforms_as_an_ordinary_user() {
     as_nobody("duty_cycle_conforms_as_an_ordinary_user", true, |name| {
-        let bench = Bench::new(name, LimitMode::Weight);
-        assert!(!bench.by_session(), "a group of its own is not scheduled by session: {:?}", bench.runtime.notes());
-        conforms(bench);
+        let fixture = Fixture::new(name, LimitMode::Weight);
+        assert!(!fixture.by_session(), "a group of its own is not scheduled by session: {:?}", fixture.runtime.notes());
+        conforms(fixture);
     });
 }
 
@@ -149,9 +149,9 @@ fn the_topmost_group_conforms_as_an_ordinary_user() {
         let autogroups = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
         let membership = std::fs::read_to_string("/proc/self/cgroup").unwrap();
         let topmost = membership.lines().any(|l| l.ends_with(":cpu:/") || l == "0::/");
-        let bench = Bench::new(name, LimitMode::Weight);
-        assert!(!bench.by_session() || (autogroups.trim() == "1" && topmost), "{:?}", bench.runtime.notes());
-        conforms(bench);
+        let fixture = Fixture::new(name, LimitMode::Weight);
+        assert!(!fixture.by_session() || (autogroups.trim() == "1" && topmost), "{:?}", fixture.runtime.notes());
+        conforms(fixture);
     });
 }
 
@@ -159,13 +159,13 @@ fn the_topmost_group_conforms_as_an_ordinary_user() {
 #[ignore = "needs root and cgroups"]
 fn duty_cycle_caps() {
     as_nobody("duty_cycle_caps", true, |name| {
-        let mut bench = Bench::new(name, LimitMode::Quota);
+        let mut fixture = Fixture::new(name, LimitMode::Quota);
         // The free job beside the capped one is the control: without the cap the two would share
         // the CPU 1 to 1.
-        let (capped, free) = (bench.start_busy(), bench.start_busy());
+        let (capped, free) = (fixture.start_busy(), fixture.start_busy());
         let wanted = [(capped.clone(), cpu_target(0.3, 0.3)), (free.clone(), checked_target(Target::FREE))];
-        bench.runtime.apply(1, &wanted).into_iter().for_each(|r| _ = r.unwrap());
-        let ratio = suite::cpu_ratio(&mut bench.runtime, &capped, &free);
+        fixture.runtime.apply(1, &wanted).into_iter().for_each(|r| _ = r.unwrap());
+        let ratio = suite::cpu_ratio(&mut fixture.runtime, &capped, &free);
         println!("a cap of 0.30 cores beside a free job came out as {ratio:.2} to 1");
         assert!((0.15..0.8).contains(&ratio), "3 to 7 became {ratio:.2} to 1");
     });
@@ -176,14 +176,14 @@ fn duty_cycle_caps() {
 fn cores_are_given_without_any_right() {
     as_nobody("cores_are_given_without_any_right", true, |name| {
         // This process may use one CPU only: the runtime must not promise more.
-        let mut bench = Bench::new(name, LimitMode::Cores);
-        assert_eq!(bench.runtime.capacity().cores, 1.0);
-        let (a, b) = (bench.start_busy(), bench.start_busy());
+        let mut fixture = Fixture::new(name, LimitMode::Cores);
+        assert_eq!(fixture.runtime.capacity().cores, 1.0);
+        let (a, b) = (fixture.start_busy(), fixture.start_busy());
         let wanted = [(a.clone(), cpu_target(0.5, 0.5)), (b.clone(), cpu_target(0.5, 0.5))];
-        for result in bench.runtime.apply(1, &wanted) {
+        for result in fixture.runtime.apply(1, &wanted) {
             assert!(result.unwrap().settings.contains(&("affinity".into(), "0".into())));
         }
-        let status = std::fs::read_to_string(format!("/proc/{}/status", bench.pid(&a))).unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", fixture.pid(&a))).unwrap();
         assert!(status.contains("Cpus_allowed_list:\t0\n"), "{status}");
     });
 }
@@ -298,15 +298,15 @@ fn no_job_stays_stopped_when_the_keeper_is_killed() {
 // ---- inside: nobody ----
 
 /// The fallback runtime with real jobs.
-struct Bench {
+struct Fixture {
     runtime: ProcessRuntime,
     children: BTreeMap<String, Child>,
     next: u64,
 }
 
-impl Bench {
+impl Fixture {
     /// `test` is started again as the keeper.
-    fn new(test: &str, mode: LimitMode) -> Bench {
+    fn new(test: &str, mode: LimitMode) -> Fixture {
         let me = std::env::current_exe().unwrap().into_os_string();
         let role = format!("{ROLE}=keeper").into();
         let keeper: [OsString; 7] =
@@ -315,7 +315,7 @@ impl Bench {
         let runtime = ProcessRuntime::detect(config).expect("the fallback needs no right");
         assert!(runtime.notes()[0].starts_with("no cgroups: "), "nobody may not make cgroups: {:?}", runtime.notes());
         println!("notes: {:?}", runtime.notes());
-        Bench { runtime, children: BTreeMap::new(), next: 0 }
+        Fixture { runtime, children: BTreeMap::new(), next: 0 }
     }
 
     fn start(&mut self, script: &str) -> JobHandle {
@@ -341,7 +341,7 @@ impl Bench {
     }
 }
 
-impl Subject for Bench {
+impl Subject for Fixture {
     fn runtime(&mut self) -> &mut dyn Runtime {
         &mut self.runtime
     }
@@ -371,7 +371,7 @@ impl Subject for Bench {
     }
 }
 
-impl Drop for Bench {
+impl Drop for Fixture {
     fn drop(&mut self) {
         for child in self.children.values_mut() {
             let _ = child.kill();
@@ -380,58 +380,61 @@ impl Drop for Bench {
     }
 }
 
-fn conforms(mut bench: Bench) {
-    suite::applied_limits_read_back(&mut bench);
-    suite::the_same_plan_again_changes_nothing(&mut bench);
-    suite::an_older_plan_is_refused(&mut bench);
-    suite::counters_only_grow(&mut bench);
-    suite::the_end_of_a_job_is_reported(&mut bench);
-    suite::the_cpu_is_split_by_share(&mut bench);
+fn conforms(mut fixture: Fixture) {
+    suite::applied_limits_read_back(&mut fixture);
+    suite::the_same_plan_again_changes_nothing(&mut fixture);
+    suite::an_older_plan_is_refused(&mut fixture);
+    suite::counters_only_grow(&mut fixture);
+    suite::the_end_of_a_job_is_reported(&mut fixture);
+    suite::the_cpu_is_split_by_share(&mut fixture);
 
     // A released job runs freely.
-    let (large, small) = (bench.start_busy(), bench.start_busy());
+    let (large, small) = (fixture.start_busy(), fixture.start_busy());
     let wanted = [(large.clone(), cpu_target(0.8, 0.8)), (small.clone(), cpu_target(0.2, 0.2))];
-    bench.runtime.apply(70, &wanted).into_iter().for_each(|r| _ = r.unwrap());
+    fixture.runtime.apply(70, &wanted).into_iter().for_each(|r| _ = r.unwrap());
     std::thread::sleep(Duration::from_millis(600));
-    bench.runtime.release(&small).unwrap();
-    assert!(wait_until(Duration::from_secs(3), || Victim::state(bench.pid(&small)) == 'R'));
+    fixture.runtime.release(&small).unwrap();
+    assert!(wait_until(Duration::from_secs(3), || Victim::state(fixture.pid(&small)) == 'R'));
     std::thread::sleep(Duration::from_millis(300));
     let stopped = (0..60).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
-        Victim::state(bench.pid(&small)) == 'T'
+        Victim::state(fixture.pid(&small)) == 'T'
     });
     assert!(!stopped, "released but still stopped now and then");
-    assert!(wait_until(Duration::from_secs(3), || bench.limits_outside(&small)[0].1 == "0"), "its priority is back");
+    assert!(wait_until(Duration::from_secs(3), || fixture.limits_outside(&small)[0].1 == "0"), "its priority is back");
 
     // A job that traps SIGTERM gets the time to save, even if it was stopped; one that ignores it
     // is killed with its children.
     let dir = tempfile::tempdir().unwrap();
     let (ready, saved) = (dir.path().join("ready"), dir.path().join("saved"));
-    let polite =
-        bench.start(&format!("trap 'echo yes > {}; exit 0' TERM; echo > {}; {BUSY}", saved.display(), ready.display()));
-    bench.runtime.apply(71, &[(large.clone(), cpu_target(0.9, 0.9)), (polite.clone(), cpu_target(0.1, 0.1))]);
+    let polite = fixture.start(&format!(
+        "trap 'echo yes > {}; exit 0' TERM; echo > {}; {BUSY}",
+        saved.display(),
+        ready.display()
+    ));
+    fixture.runtime.apply(71, &[(large.clone(), cpu_target(0.9, 0.9)), (polite.clone(), cpu_target(0.1, 0.1))]);
     assert!(wait_until(Duration::from_secs(10), || ready.exists()));
-    bench.runtime.terminate(&polite).unwrap();
+    fixture.runtime.terminate(&polite).unwrap();
     assert!(wait_until(Duration::from_secs(10), || Path::new(&saved).exists()), "it could not save");
-    let stubborn = bench.start("trap '' TERM; (while :; do sleep 0.1; done) & while :; do sleep 0.1; done");
-    assert!(suite::stop(&mut bench.runtime, &stubborn, Duration::from_millis(200)));
-    let _ = bench.children.get_mut(&stubborn.key).unwrap().wait();
-    assert!(!bench.runtime.is_alive(&stubborn).unwrap());
+    let stubborn = fixture.start("trap '' TERM; (while :; do sleep 0.1; done) & while :; do sleep 0.1; done");
+    assert!(suite::stop(&mut fixture.runtime, &stubborn, Duration::from_millis(200)));
+    let _ = fixture.children.get_mut(&stubborn.key).unwrap().wait();
+    assert!(!fixture.runtime.is_alive(&stubborn).unwrap());
     assert!(matches!(
-        bench.runtime.apply(72, &[(stubborn.clone(), checked_target(Target::FREE))]).remove(0),
+        fixture.runtime.apply(72, &[(stubborn.clone(), checked_target(Target::FREE))]).remove(0),
         Err(RuntimeError::Gone { .. })
     ));
 }
 
 /// Two jobs under the duty cycle, read every half second, until this process is killed.
 fn run_daemon(name: &str) {
-    let mut bench = Bench::new(name, LimitMode::Weight);
-    let (large, small) = (bench.start_busy(), bench.start_busy());
+    let mut fixture = Fixture::new(name, LimitMode::Weight);
+    let (large, small) = (fixture.start_busy(), fixture.start_busy());
     let wanted = [(large.clone(), cpu_target(0.7, 0.7)), (small.clone(), cpu_target(0.3, 0.3))];
-    bench.runtime.apply(1, &wanted).into_iter().for_each(|r| _ = r.unwrap());
-    println!("JOBS {} {}", bench.pid(&large), bench.pid(&small));
+    fixture.runtime.apply(1, &wanted).into_iter().for_each(|r| _ = r.unwrap());
+    println!("JOBS {} {}", fixture.pid(&large), fixture.pid(&small));
     loop {
-        bench.runtime.read(&large).unwrap();
+        fixture.runtime.read(&large).unwrap();
         std::thread::sleep(Duration::from_millis(500));
     }
 }

@@ -215,7 +215,7 @@ fn run_operator(args: &OperatorArgs) -> Result<()> {
 async fn run(args: &OperatorArgs) -> Result<()> {
     let config = config(args);
     let scale = ScaleRule::Elastic(config.elastic);
-    Policy { moves: MoveRule::Specon(config.specon), scale, ..Policy::default() }.validate()?;
+    Policy { moves: MoveRule::Specon(config.specon), scale, ..Policy::equal() }.validate()?;
     let client = gainshare_operator::client().await?;
     if args.release {
         let count = gainshare_operator::release(&config, &client).await?;

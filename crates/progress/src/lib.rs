@@ -38,7 +38,7 @@
 //!
 //! **Properties.** No value that leaves is NaN, infinite or larger than [`MAX_MAGNITUDE`]. Memory
 //! and work per round are bounded for every input. The places where the input is cut into pieces do
-//! not matter. Whatever is refused or dropped is counted in [`Counters`]. A position that is garbage
+//! not matter. Input that is refused or dropped is counted in [`Counters`]. A position that is garbage
 //! costs a second reading of a file, never a panic (`tests/garbage.rs`).
 
 mod chooser;

@@ -35,7 +35,7 @@ impl RunLength {
     /// Reads `command`, and the configuration file that it names if that lies in the job's `folder`.
     pub fn read(command: &[String], folder: Option<&Path>) -> RunLength {
         let options = options(command);
-        let mut found = Found::default();
+        let mut found = LengthClaims::default();
         for (name, value) in &options {
             found.add(name, value);
         }
@@ -50,7 +50,7 @@ impl RunLength {
 
     /// Reads lines such as `max_steps: 1000`, `epochs = 3` and `"num_train_epochs": 3,`.
     pub fn from_config(text: &str) -> RunLength {
-        let mut found = Found::default();
+        let mut found = LengthClaims::default();
         // A JSON file may stand on one line.
         for line in text.split(['\n', ',', '{', '}']) {
             let line = line.split('#').next().unwrap_or(line);
@@ -120,12 +120,12 @@ impl Claim {
 }
 
 #[derive(Default)]
-struct Found {
+struct LengthClaims {
     epochs: Claim,
     steps: Claim,
 }
 
-impl Found {
+impl LengthClaims {
     fn add(&mut self, name: &str, value: &str) {
         // `trainer.max_epochs=10`: the last part is the name.
         let short = name.rsplit(['.', '/']).next().unwrap_or(name);

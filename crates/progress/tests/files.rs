@@ -9,16 +9,16 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-struct Bench {
+struct Fixture {
     dir: tempfile::TempDir,
     root: Arc<Root>,
 }
 
-impl Bench {
-    fn new() -> Bench {
+impl Fixture {
+    fn new() -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let root = Arc::new(Root::open(dir.path()).unwrap());
-        Bench { dir, root }
+        Fixture { dir, root }
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -36,11 +36,11 @@ impl Bench {
 }
 
 /// New readings as `metric=value@step`, read by a daemon that restarts after each call.
-fn news(bench: &Bench, name: &str, file: &mut MetricsFile) -> Vec<String> {
+fn news(fixture: &Fixture, name: &str, file: &mut MetricsFile) -> Vec<String> {
     let mut batch = Batch::default();
     file.poll(usize::MAX, &mut batch).unwrap();
     let kept: FileState = serde_json::from_str(&serde_json::to_string(&file.state()).unwrap()).unwrap();
-    *file = bench.follow(name, kept);
+    *file = fixture.follow(name, kept);
     batch
         .readings
         .iter()
@@ -50,34 +50,34 @@ fn news(bench: &Bench, name: &str, file: &mut MetricsFile) -> Vec<String> {
 
 #[test]
 fn csv_as_lightning_rewrites_it() {
-    let bench = Bench::new();
-    let mut file = bench.follow("m.csv", FileState::default());
-    assert!(news(&bench, "m.csv", &mut file).is_empty(), "not there yet");
-    bench.append("m.csv", "epoch,step,train_loss\n0,9,0.5\n0,19,0.4");
-    assert_eq!(news(&bench, "m.csv", &mut file), ["train_loss=0.5@9"]);
-    bench.append("m.csv", "\n");
-    assert_eq!(news(&bench, "m.csv", &mut file), ["train_loss=0.4@19"]);
+    let fixture = Fixture::new();
+    let mut file = fixture.follow("m.csv", FileState::default());
+    assert!(news(&fixture, "m.csv", &mut file).is_empty(), "not there yet");
+    fixture.append("m.csv", "epoch,step,train_loss\n0,9,0.5\n0,19,0.4");
+    assert_eq!(news(&fixture, "m.csv", &mut file), ["train_loss=0.5@9"]);
+    fixture.append("m.csv", "\n");
+    assert_eq!(news(&fixture, "m.csv", &mut file), ["train_loss=0.4@19"]);
     // A column appears: the whole file is rewritten, here read in the middle of that.
-    fs::write(bench.at("m.csv"), "epoch,step,train_loss,val_loss\n0,9,0.5,\n").unwrap();
-    assert!(news(&bench, "m.csv", &mut file).is_empty());
-    bench.append("m.csv", "0,19,0.4,\n0,19,,0.45\n1,29,0.3,\n");
-    assert_eq!(news(&bench, "m.csv", &mut file), ["val_loss=0.45@19", "train_loss=0.3@29"]);
+    fs::write(fixture.at("m.csv"), "epoch,step,train_loss,val_loss\n0,9,0.5,\n").unwrap();
+    assert!(news(&fixture, "m.csv", &mut file).is_empty());
+    fixture.append("m.csv", "0,19,0.4,\n0,19,,0.45\n1,29,0.3,\n");
+    assert_eq!(news(&fixture, "m.csv", &mut file), ["val_loss=0.45@19", "train_loss=0.3@29"]);
     // Another run overwrites it, with the same first row.
-    fs::write(bench.at("m.csv"), "epoch,step,train_loss\n0,9,0.5\n0,19,0.41\n").unwrap();
-    assert_eq!(news(&bench, "m.csv", &mut file), ["train_loss=0.5@9", "train_loss=0.41@19"]);
+    fs::write(fixture.at("m.csv"), "epoch,step,train_loss\n0,9,0.5\n0,19,0.41\n").unwrap();
+    assert_eq!(news(&fixture, "m.csv", &mut file), ["train_loss=0.5@9", "train_loss=0.41@19"]);
 }
 
 #[test]
 fn csv_as_pandas_replaces_it() {
-    let bench = Bench::new();
-    let mut file = bench.follow("m.csv", FileState::default());
+    let fixture = Fixture::new();
+    let mut file = fixture.follow("m.csv", FileState::default());
     let mut text = String::from(",epoch,loss\n");
     let mut seen = Vec::new();
     for i in 0..100 {
         text += &format!("{i},{i},{}\n", 1.0 / f64::from(i + 1));
-        fs::write(bench.at("m.tmp"), &text).unwrap();
-        fs::rename(bench.at("m.tmp"), bench.at("m.csv")).unwrap();
-        seen.extend(news(&bench, "m.csv", &mut file));
+        fs::write(fixture.at("m.tmp"), &text).unwrap();
+        fs::rename(fixture.at("m.tmp"), fixture.at("m.csv")).unwrap();
+        seen.extend(news(&fixture, "m.csv", &mut file));
     }
     assert_eq!(seen.len(), 100);
     assert_eq!(seen[99], "loss=0.01@99");
@@ -85,50 +85,50 @@ fn csv_as_pandas_replaces_it() {
 
 #[test]
 fn ndjson_and_katib_text() {
-    let bench = Bench::new();
-    bench.append("a.jsonl", "{\"step\": 1, \"loss\": 0.5}\n{\"step\": 2, \"loss\": NaN}\n\n{\"step\": 3, \"los");
-    let mut file = bench.follow("a.jsonl", FileState::default());
-    assert_eq!(news(&bench, "a.jsonl", &mut file), ["loss=0.5@1"]);
-    bench.append("a.jsonl", "s\": 0.25}\n");
-    assert_eq!(news(&bench, "a.jsonl", &mut file), ["loss=0.25@3"]);
-    bench.append("k.log", "2026-01-02T03:04:05.678Z loss=0.5\nepoch=2 accuracy = 0.75\n");
-    let mut file = bench.follow("k.log", FileState::default());
-    assert_eq!(news(&bench, "k.log", &mut file), ["loss=0.5", "accuracy=0.75@2"]);
+    let fixture = Fixture::new();
+    fixture.append("a.jsonl", "{\"step\": 1, \"loss\": 0.5}\n{\"step\": 2, \"loss\": NaN}\n\n{\"step\": 3, \"los");
+    let mut file = fixture.follow("a.jsonl", FileState::default());
+    assert_eq!(news(&fixture, "a.jsonl", &mut file), ["loss=0.5@1"]);
+    fixture.append("a.jsonl", "s\": 0.25}\n");
+    assert_eq!(news(&fixture, "a.jsonl", &mut file), ["loss=0.25@3"]);
+    fixture.append("k.log", "2026-01-02T03:04:05.678Z loss=0.5\nepoch=2 accuracy = 0.75\n");
+    let mut file = fixture.follow("k.log", FileState::default());
+    assert_eq!(news(&fixture, "k.log", &mut file), ["loss=0.5", "accuracy=0.75@2"]);
 }
 
 #[test]
 fn rotation_reads_the_old_file_to_its_end() {
-    let bench = Bench::new();
-    let mut file = bench.follow("l", FileState::default());
+    let fixture = Fixture::new();
+    let mut file = fixture.follow("l", FileState::default());
     let read = |file: &mut MetricsFile| {
         let mut batch = Batch::default();
         file.poll(usize::MAX, &mut batch).unwrap();
         batch.readings.iter().map(|r| r.value).collect::<Vec<_>>()
     };
-    bench.append("l", "loss=1\n");
+    fixture.append("l", "loss=1\n");
     assert_eq!(read(&mut file), [1.0]);
-    bench.append("l", "loss=2\n");
-    fs::rename(bench.at("l"), bench.at("l.1")).unwrap();
-    bench.append("l", "loss=1\nloss=3\n");
+    fixture.append("l", "loss=2\n");
+    fs::rename(fixture.at("l"), fixture.at("l.1")).unwrap();
+    fixture.append("l", "loss=1\nloss=3\n");
     assert_eq!([read(&mut file), read(&mut file)].concat(), [2.0, 1.0, 3.0], "an equal first line is a new report");
     // The same while the daemon is down.
-    bench.append("l", "loss=4\n");
+    fixture.append("l", "loss=4\n");
     let kept = file.state();
-    fs::rename(bench.at("l"), bench.at("l.2")).unwrap();
-    bench.append("l", "loss=5\n");
-    let mut file = bench.follow("l", kept);
+    fs::rename(fixture.at("l"), fixture.at("l.2")).unwrap();
+    fixture.append("l", "loss=5\n");
+    let mut file = fixture.follow("l", kept);
     assert_eq!([read(&mut file), read(&mut file)].concat(), [4.0, 5.0]);
 }
 
 #[test]
 fn a_metrics_file_that_is_gone_after_a_restart_ends_quietly() {
-    let bench = Bench::new();
-    let mut file = bench.follow("m.csv", FileState::default());
-    bench.append("m.csv", format!("step,loss\n{}", "1,0.5\n".repeat(100)));
+    let fixture = Fixture::new();
+    let mut file = fixture.follow("m.csv", FileState::default());
+    fixture.append("m.csv", format!("step,loss\n{}", "1,0.5\n".repeat(100)));
     file.poll(usize::MAX, &mut Batch::default()).unwrap();
     let stored: FileState = serde_json::from_str(&serde_json::to_string(&file.state()).unwrap()).unwrap();
-    fs::remove_file(bench.at("m.csv")).unwrap();
-    let mut file = bench.follow("m.csv", stored.clone());
+    fs::remove_file(fixture.at("m.csv")).unwrap();
+    let mut file = fixture.follow("m.csv", stored.clone());
     let mut batch = Batch::default();
     file.finish(&mut batch).unwrap();
     assert_eq!((batch, file.state()), (Batch::default(), stored));
@@ -136,10 +136,10 @@ fn a_metrics_file_that_is_gone_after_a_restart_ends_quietly() {
 
 #[test]
 fn the_end_of_a_job_reads_a_bounded_piece() {
-    let bench = Bench::new();
+    let fixture = Fixture::new();
     let rows: String = (0..200_000).map(|i| format!("{i},{}\n", 2_000_000 - i)).collect();
-    bench.append("m.csv", format!("step,loss\n{rows}200000,0.5"));
-    let mut file = bench.follow("m.csv", FileState::default());
+    fixture.append("m.csv", format!("step,loss\n{rows}200000,0.5"));
+    let mut file = fixture.follow("m.csv", FileState::default());
     let mut batch = Batch::default();
     file.finish(&mut batch).unwrap();
     assert!((1..=4097).contains(&batch.readings.len()), "{}", batch.readings.len());
@@ -152,11 +152,11 @@ fn the_end_of_a_job_reads_a_bounded_piece() {
 
 #[test]
 fn a_huge_line_is_passed_over() {
-    let bench = Bench::new();
-    bench.append("m", "loss=1\n");
-    bench.append("m", vec![b'x'; 10 << 20]);
-    bench.append("m", "\nloss=2\n");
-    let mut file = bench.follow("m", FileState::default());
+    let fixture = Fixture::new();
+    fixture.append("m", "loss=1\n");
+    fixture.append("m", vec![b'x'; 10 << 20]);
+    fixture.append("m", "\nloss=2\n");
+    let mut file = fixture.follow("m", FileState::default());
     let mut batch = Batch::default();
     for _ in 0..30 {
         file.poll(usize::MAX, &mut batch).unwrap();
@@ -168,11 +168,11 @@ fn a_huge_line_is_passed_over() {
 
 #[test]
 fn a_fifo_or_a_link_out_of_the_folder_is_an_error_and_does_not_block() {
-    let bench = Bench::new();
-    nix::unistd::mkfifo(&bench.at("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    std::os::unix::fs::symlink("/etc/passwd", bench.at("link")).unwrap();
+    let fixture = Fixture::new();
+    nix::unistd::mkfifo(&fixture.at("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", fixture.at("link")).unwrap();
     for name in ["fifo", "link"] {
-        assert!(bench.follow(name, FileState::default()).poll(9, &mut Batch::default()).is_err(), "{name}");
+        assert!(fixture.follow(name, FileState::default()).poll(9, &mut Batch::default()).is_err(), "{name}");
     }
 }
 
@@ -204,32 +204,32 @@ proptest! {
     /// once.
     #[test]
     fn no_line_is_lost_or_doubled(acts in proptest::collection::vec(act(), 1..40)) {
-        let bench = Bench::new();
-        let mut file = bench.follow("l", FileState::default());
+        let fixture = Fixture::new();
+        let mut file = fixture.follow("l", FileState::default());
         let (mut next, mut torn, mut rotations) = (0u32, false, 0);
         let mut got = Vec::new();
         for act in &acts {
             match act {
                 Act::Append(n) => for _ in 0..*n {
                     let line = if std::mem::take(&mut torn) { format!("{next}\n") } else { format!("loss={next}\n") };
-                    bench.append("l", line);
+                    fixture.append("l", line);
                     next += 1;
                 },
                 // The line is begun; the next append ends it.
-                Act::Torn => if !std::mem::replace(&mut torn, true) { bench.append("l", "loss=") },
-                Act::Rotate => if !torn && bench.at("l").exists() {
+                Act::Torn => if !std::mem::replace(&mut torn, true) { fixture.append("l", "loss=") },
+                Act::Rotate => if !torn && fixture.at("l").exists() {
                     rotations += 1;
-                    fs::rename(bench.at("l"), bench.at(&format!("l.{rotations}"))).unwrap();
+                    fs::rename(fixture.at("l"), fixture.at(&format!("l.{rotations}"))).unwrap();
                 },
-                Act::Truncate => if !torn && bench.at("l").exists() { fs::write(bench.at("l"), "").unwrap() },
-                Act::Replace => if !torn && bench.at("l").exists() {
-                    let text = fs::read(bench.at("l")).unwrap();
-                    fs::write(bench.at("new"), text).unwrap();
-                    fs::rename(bench.at("new"), bench.at("l")).unwrap();
+                Act::Truncate => if !torn && fixture.at("l").exists() { fs::write(fixture.at("l"), "").unwrap() },
+                Act::Replace => if !torn && fixture.at("l").exists() {
+                    let text = fs::read(fixture.at("l")).unwrap();
+                    fs::write(fixture.at("new"), text).unwrap();
+                    fs::rename(fixture.at("new"), fixture.at("l")).unwrap();
                 },
                 Act::Restart => {
                     let kept = serde_json::to_string(&file.state()).unwrap();
-                    file = bench.follow("l", serde_json::from_str(&kept).unwrap());
+                    file = fixture.follow("l", serde_json::from_str(&kept).unwrap());
                 }
             }
             for _ in 0..2 {
@@ -248,13 +248,13 @@ proptest! {
 
     #[test]
     fn any_file_is_survived(chunks in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..200), 1..6)) {
-        let bench = Bench::new();
-        let mut file = bench.follow("m.csv", FileState::default());
-        let mut events = EventFiles::new(bench.root.clone(), BTreeMap::new());
+        let fixture = Fixture::new();
+        let mut file = fixture.follow("m.csv", FileState::default());
+        let mut events = EventFiles::new(fixture.root.clone(), BTreeMap::new());
         events.follow(Path::new("m.csv"));
         let mut batch = Batch::default();
         for chunk in chunks {
-            bench.append("m.csv", chunk);
+            fixture.append("m.csv", chunk);
             file.poll(100, &mut batch).unwrap();
             events.poll(100, &mut batch);
         }
@@ -265,16 +265,16 @@ proptest! {
 
 #[test]
 fn a_tail_shows_again_what_was_not_consumed() {
-    let bench = Bench::new();
-    bench.append("f", "abc");
-    let mut tail = FileTail::new(bench.root.clone(), Path::new("f"), Position::default(), true);
+    let fixture = Fixture::new();
+    fixture.append("f", "abc");
+    let mut tail = FileTail::new(fixture.root.clone(), Path::new("f"), Position::default(), true);
     assert_eq!((tail.fill().unwrap(), tail.data()), (Change::More, &b"abc"[..]));
     tail.consume(1);
     assert_eq!((tail.fill().unwrap(), tail.data()), (Change::More, &b"bc"[..]));
     assert_eq!(tail.fill().unwrap(), Change::Same);
-    bench.append("f", "d");
+    fixture.append("f", "d");
     assert_eq!((tail.fill().unwrap(), tail.data()), (Change::More, &b"bcd"[..]));
     tail.consume(3);
-    fs::write(bench.at("f"), "xyzuvw").unwrap();
+    fs::write(fixture.at("f"), "xyzuvw").unwrap();
     assert_eq!((tail.fill().unwrap(), tail.data()), (Change::Rewritten, &b"xyzuvw"[..]));
 }

@@ -1,15 +1,18 @@
 //! Records decisions of simulated runs as test cases: `cargo run -p gainshare-sim --example decisions --
 //! crates/core/tests/decisions`.
 //!
-//! Each policy runs two small scenarios; the largest decision of each run is written, so that the cases
-//! stay few and small but cover every rule. `-- --hash` instead prints one hash of all plans for each
-//! policy and seed: two versions of the code that print the same hashes make the same plans.
+//! Each policy runs two small scenarios, or one with deadlines or tasks where it goes by these. The largest decision of
+//! each run is written, so that the cases stay few and small but cover every rule. A case that is there already is
+//! kept: delete its file to record it again. `-- --hash` instead prints one hash of all plans for each policy and seed:
+//! two versions of the code that print the same hashes make the same plans.
 
 use gainshare_core::decider::Decision;
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::replay::RecordedDecision;
-use gainshare_sim::engine::run_observed;
+use gainshare_sim::engine::{SimError, run_observed};
+use gainshare_sim::paper::{operator, qos};
 use gainshare_sim::scenario::Scenario;
+use gainshare_sim::tasks::{self, Scheduler};
 use gainshare_sim::world::World;
 use std::path::Path;
 
@@ -43,28 +46,56 @@ fn write_cases(folder: &Path) {
             continue;
         }
         let world = scenario.world(1);
-        for preset in Preset::ALL {
-            let Some(case) = largest_decision(&world, &Policy::from(preset)) else { continue };
-            assert_eq!(case.replay().expect("a record can be replayed").differences, vec![]);
-            let file = folder.join(format!("{}-{name}.json", preset.name()));
-            std::fs::write(&file, serde_json::to_string(&case).expect("a record serialises")).expect("writable");
+        for preset in Preset::ALL.into_iter().filter(|preset| !preset.needs_deadlines()) {
+            write_case(&folder.join(format!("{}-{name}.json", preset.name())), |largest| {
+                run_observed(&world, &Policy::from(preset), &mut |decision| largest.observe(decision)).map(drop)
+            });
         }
     }
+    for preset in [Preset::Qos, Preset::Edf, Preset::Elasticflow, Preset::Requests] {
+        let mut world = qos::Regime::Short.world(1, preset == Preset::Elasticflow);
+        world.jobs.truncate(JOBS);
+        write_case(&folder.join(format!("{}-deadlines.json", preset.name())), |largest| {
+            run_observed(&world, &Policy::from(preset), &mut |decision| largest.observe(decision)).map(drop)
+        });
+    }
+    let mut world = operator::Regime::Misconfigured.world(1);
+    world.jobs.truncate(JOBS);
+    let scheduler = Scheduler::Core(Box::new(Policy::from(Preset::Operator)));
+    write_case(&folder.join("operator-tasks.json"), |largest| {
+        tasks::run_observed(&world, &scheduler, &mut |decision| largest.observe(decision)).map(drop)
+    });
+}
+
+/// Jobs of the cases with deadlines or tasks: few, because the files stay in the repository.
+const JOBS: usize = 8;
+
+/// Writes the largest decision of a run, unless the file is there.
+fn write_case(file: &Path, run: impl FnOnce(&mut LargestDecision) -> Result<(), SimError>) {
+    if file.exists() {
+        return;
+    }
+    let mut largest = LargestDecision::default();
+    run(&mut largest).expect("a sound run");
+    let Some((_, case)) = largest.0 else { return };
+    assert_eq!(case.replay().expect("a record can be replayed").differences, vec![]);
+    std::fs::write(file, serde_json::to_string(&case).expect("a record serialises")).expect("writable");
 }
 
 /// The decision that moves most jobs, then the one over most jobs; the last of equals, so that something is
 /// remembered.
-fn largest_decision(world: &World, policy: &Policy) -> Option<RecordedDecision> {
-    let mut best: Option<((usize, usize), RecordedDecision)> = None;
-    let mut observe = |decision: &Decision| {
+#[derive(Default)]
+struct LargestDecision(Option<((usize, usize), RecordedDecision)>);
+
+impl LargestDecision {
+    fn observe(&mut self, decision: &Decision) {
         let plan = &decision.plan;
-        let size = (plan.moves.len(), plan.verdicts.values().filter(|v| v.target.is_some()).count());
-        if best.as_ref().is_none_or(|(largest, _)| size >= *largest) {
-            best = decision.record().map(|record| (size, record));
+        let targets = plan.verdicts.values().filter(|v| v.target.is_some()).count();
+        let size = (plan.moves.len(), targets + plan.tasks.len());
+        if self.0.as_ref().is_none_or(|(largest, _)| size >= *largest) {
+            self.0 = decision.record().map(|record| (size, record));
         }
-    };
-    run_observed(world, policy, &mut observe).expect("a sound run");
-    best.map(|(_, record)| record)
+    }
 }
 
 fn print_hashes() {

@@ -10,7 +10,6 @@
 //! **Properties.** Time is an integer; every random number comes from a stream of its own, named by what it
 //! is for; the same scenario, policy and seed give the same bytes.
 
-pub mod bench;
 pub mod bounds;
 pub mod curve;
 pub mod deadline;

@@ -119,7 +119,7 @@ struct JobSpec {
     count: u32,
     #[serde(default = "zero")]
     arrives_s: Number,
-    /// Jobs of this kind after the first come so much later, each after the one before.
+    /// Jobs of this kind after the first come this much later, each after the one before.
     every_s: Option<Number>,
     /// Alone on a whole node of the first kind.
     seconds_alone: Number,

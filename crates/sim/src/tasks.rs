@@ -19,7 +19,7 @@
 pub mod rivals;
 
 use crate::engine::SimError;
-use gainshare_core::decider::{Decider, Outcome as Decided};
+use gainshare_core::decider::{Decider, Decision, Outcome as Decided};
 use gainshare_core::model::{JobId, NodeId, Time};
 use gainshare_core::policy::Policy;
 use gainshare_core::tasks::{TaskGroup, TaskRole, TaskTarget, TaskView, TrainingMode};
@@ -27,7 +27,7 @@ use gainshare_core::view::{JobView, NodeView, Phase, View};
 use rivals::Rival;
 
 pub const TICK_S: f64 = 5.0;
-/// A run that is not over after so long counts its open jobs as ended then: jobs that block each other never end.
+/// A run that is not over after this time counts its open jobs as ended then: jobs that block each other never end.
 pub const HORIZON_S: f64 = 3.0 * 86_400.0;
 
 /// What is true of a job, whether a scheduler knows it or not.
@@ -119,6 +119,24 @@ impl Running {
 
 /// Runs a world under a scheduler.
 pub fn run(world: &TaskWorld, scheduler: &Scheduler) -> Result<TaskOutcome, SimError> {
+    simulate(world, scheduler, None)
+}
+
+/// As [`run`], and shows every decision of [`Scheduler::Core`] to `observer` before it is carried out. Each can be
+/// recorded and replayed, which costs time.
+pub fn run_observed(
+    world: &TaskWorld,
+    scheduler: &Scheduler,
+    observer: &mut dyn FnMut(&Decision),
+) -> Result<TaskOutcome, SimError> {
+    simulate(world, scheduler, Some(observer))
+}
+
+fn simulate(
+    world: &TaskWorld,
+    scheduler: &Scheduler,
+    mut observer: Option<&mut dyn FnMut(&Decision)>,
+) -> Result<TaskOutcome, SimError> {
     let mut decider = match scheduler {
         Scheduler::Core(policy) => Some(Decider::new((**policy).clone())),
         Scheduler::Rival(_) => None,
@@ -145,12 +163,17 @@ pub fn run(world: &TaskWorld, scheduler: &Scheduler) -> Result<TaskOutcome, SimE
         let now = Time::from_secs_f64(now_s);
         if let Some(decider) = &mut decider {
             let jobs = alive.iter().map(|job| job.view.clone()).collect();
-            match decider.decide(View { now, nodes: world.nodes.clone(), jobs }) {
+            let view = View { now, nodes: world.nodes.clone(), jobs };
+            let outcome = if observer.is_some() { decider.decide_recorded(view) } else { decider.decide(view) };
+            match outcome {
                 Decided::NotDue => {}
                 Decided::Rejected(rejection) => {
                     return Err(SimError::Unsound { at_s: now_s, what: rejection.reasons() });
                 }
                 Decided::Decision(decision) => {
+                    if let Some(observer) = &mut observer {
+                        observer(&decision);
+                    }
                     for job in &mut alive {
                         if let Some(plan) = decision.plan.tasks.get(&job.view.id) {
                             job.set_tasks(now, &plan.tasks);

@@ -144,7 +144,7 @@ pub struct Roughness {
     pub startup: f64,
     /// The deviation of the logarithm of what a step costs.
     pub step_spread: f64,
-    /// After so many reports comes an evaluation and a checkpoint, which cost so many steps.
+    /// Number of reports after which an evaluation and a checkpoint come, and their cost in steps.
     pub evaluation: (u64, f64),
     /// The job ends when this part of its reports is made: early stopping, or a crash.
     pub stops_at: Option<f64>,

@@ -83,11 +83,11 @@ pub struct PsArgs {
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
 
-    /// A worker that sends nothing for so many seconds, while its gradient is awaited, no longer counts
+    /// Seconds after which a silent worker no longer counts, while its gradient is awaited
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub worker_timeout: u64,
 
-    /// A worker that cannot reach a server for so many seconds gives up
+    /// Seconds after which a worker that cannot reach a server gives up
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub connect_timeout: u64,
 }

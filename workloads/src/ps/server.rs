@@ -25,7 +25,7 @@ use crate::trainer::Setup;
 
 /// How often the main thread looks for a signal.
 const POLL: Duration = Duration::from_millis(20);
-/// After the last step a server waits so long for workers that still read the result.
+/// Time that a server waits after the last step for workers that still read the result.
 const FAREWELL: Duration = Duration::from_secs(1);
 const MAX_CONNECTIONS: usize = 4096;
 /// Checkpoints before the newest one that a server keeps. Servers stop at most one step apart, so that the newest
@@ -231,7 +231,7 @@ struct ServerState {
     generation: u64,
     generation_began_at: u64,
     connections: usize,
-    /// The first step waits for so many workers, but not longer than the timeout after the first has come.
+    /// The first step waits for this many workers, but not longer than the timeout after the first has come.
     expected_workers: usize,
     start_timeout: Duration,
     first_join: Option<Instant>,

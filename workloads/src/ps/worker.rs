@@ -25,7 +25,7 @@ use crate::trainer::{Setup, TRAINING_STREAM, Trainer, TrainerError};
 const POLL: Duration = Duration::from_millis(100);
 /// Time between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(200);
-/// A server that sends nothing for so long is taken for lost. The slowest worker of a step must be faster.
+/// A server that sends nothing for this long is taken for lost. The slowest worker of a step must be faster.
 const SILENCE: Duration = Duration::from_secs(600);
 /// The chief's number among the workers: after all others.
 const CHIEF: u32 = u32::MAX;

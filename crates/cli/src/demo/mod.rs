@@ -18,7 +18,7 @@ mod screen;
 use anyhow::{Context, Result};
 use gainshare_core::policy::Preset;
 use gainshare_figures::file::{self, Drawing};
-use gainshare_figures::terminal::Out;
+use gainshare_figures::terminal::Printer;
 use std::path::PathBuf;
 
 /// Watch three training jobs share this machine: with equal shares (`na`), under FlowCon, and under our own policy.
@@ -59,7 +59,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 /// Runs every round and prints when each job finished.
-pub fn demo(args: &DemoArgs, out: &Out) -> Result<u8> {
+pub fn demo(args: &DemoArgs, out: &Printer) -> Result<u8> {
     file::check(args.figure.as_deref(), false)?;
     if !args.no_report {
         // A report that cannot be written is an error now, not after two minutes.

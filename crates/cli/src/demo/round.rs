@@ -22,8 +22,8 @@ pub(super) struct Settings {
     pub(super) length_s: f64,
 }
 
-/// The thesis looks every 20 s in rounds of 394 s.
-const LOOKS_PER_ROUND: f64 = 394.0 / 20.0;
+/// The thesis decides every 20 s in rounds of 394 s.
+const DECISIONS_PER_ROUND: f64 = 394.0 / 20.0;
 
 /// How often the screen is drawn and the daemon asked.
 const BEAT: Duration = Duration::from_millis(200);
@@ -138,7 +138,7 @@ impl Daemon {
         command.arg("up").arg("--state-dir").arg(&paths.state).arg("--runtime-dir").arg(&paths.runtime);
         command.args(["--listen", "none", "--cores", &settings.cores.to_string(), "--policy", settings.policy.name()]);
         if settings.policy == Preset::Flowcon {
-            let interval = (settings.length_s / LOOKS_PER_ROUND * 1000.0).round();
+            let interval = (settings.length_s / DECISIONS_PER_ROUND * 1000.0).round();
             command.args(["--alpha", &settings.alpha.to_string(), "--interval", &format!("{interval}ms")]);
         }
         // A group of its own: Ctrl-C is for us, and we end the round in order.

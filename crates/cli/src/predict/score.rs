@@ -12,7 +12,7 @@ use gainshare_core::signal::curve::Curve;
 use gainshare_core::signal::forms::Form;
 use gainshare_core::signal::predict::{Estimate, fit};
 use gainshare_figures::Table;
-use gainshare_figures::terminal::Out;
+use gainshare_figures::terminal::Printer;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -123,7 +123,7 @@ fn table(errors: &BTreeMap<&'static str, [f64; 3]>) -> Table {
 }
 
 /// One finished run.
-pub(super) fn file(name: &str, points: &[(f64, f64)], out: &Out) -> Result<u8> {
+pub(super) fn file(name: &str, points: &[(f64, f64)], out: &Printer) -> Result<u8> {
     let score = score(name.to_owned(), points, &Blend::LEARNT)?;
     if out.is_json() {
         out.json(&score)?;
@@ -140,7 +140,7 @@ pub(super) fn file(name: &str, points: &[(f64, f64)], out: &Out) -> Result<u8> {
 }
 
 /// Every file of a folder, on average; with sub-folders every source, left out in turn.
-pub(super) fn folder(path: &Path, column: Option<&str>, step_column: Option<&str>, out: &Out) -> Result<u8> {
+pub(super) fn folder(path: &Path, column: Option<&str>, step_column: Option<&str>, out: &Printer) -> Result<u8> {
     let name = path.display();
     let names = list(path, Path::is_dir)?;
     if (1..FEWEST_SOURCES).contains(&names.len()) {

@@ -46,7 +46,7 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(3);
 const FENCE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The daemon that the job is reported to.
-pub struct Post {
+pub struct DaemonContact {
     pub client: Client,
     pub id: u64,
     pub order: StartOrder,
@@ -58,14 +58,14 @@ pub struct Job<'a> {
     pub base_env: Option<&'a BTreeMap<String, String>>,
     pub env: &'a BTreeMap<String, String>,
     /// `None`: no daemon; the job just runs.
-    pub post: Option<&'a Post>,
+    pub contact: Option<&'a DaemonContact>,
 }
 
 /// Runs the job to its end and returns the exit code to pass on.
 pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, StartError> {
     let standard = Standard::detect();
     let user = (attached && standard.wants_pty()).then(|| UserTerminal::new(standard));
-    let order = job.post.map(|post| &post.order);
+    let order = job.contact.map(|contact| &contact.order);
     let launch = Launch {
         command: job.command,
         cwd: job.cwd,
@@ -83,15 +83,15 @@ pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, Sta
     let spawned = match child::spawn(&launch, &streams) {
         Ok(spawned) => spawned,
         Err(error) => {
-            if let Some(post) = job.post {
+            if let Some(contact) = job.contact {
                 let code = Some(i32::from(error.exit_code()));
-                report_exit(post, ExitReport { code, error: Some(error.to_string()), ..ExitReport::default() });
+                report_exit(contact, ExitReport { code, error: Some(error.to_string()), ..ExitReport::default() });
             }
             return Err(error);
         }
     };
     let ChildProcess { pid, pipes, pty, notes } = spawned;
-    let report = job.post.map(|post| report_start(post, pid.as_raw(), notes));
+    let report = job.contact.map(|contact| report_start(contact, pid.as_raw(), notes));
     let log = order.map(|o| log::Log::open(Path::new(&o.dir)));
     let mut pump = pump::Pump::new(signals, pid, log);
     for (from, to) in pipes {
@@ -106,7 +106,7 @@ pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, Sta
         eprintln!("gainshare: lost the job's output: {error}");
         nix::sys::wait::waitpid(pid, None).ok().and_then(Ending::from_wait).unwrap_or(Ending::Code(1))
     });
-    if let Some(post) = job.post {
+    if let Some(contact) = job.contact {
         let (code, signal) = match ending {
             Ending::Code(code) => (Some(code), None),
             Ending::Signal(signal) => (None, Some(signal)),
@@ -114,7 +114,7 @@ pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, Sta
         if let Some(report) = report {
             let _ = report.join();
         }
-        report_exit(post, ExitReport { code, signal, ..ExitReport::default() });
+        report_exit(contact, ExitReport { code, signal, ..ExitReport::default() });
     }
     Ok(ending.exit_code())
 }
@@ -132,26 +132,26 @@ fn announce_fork(order: &StartOrder) {
 
 /// Records the start and reports it to the daemon from a thread of its own: output must flow even
 /// if the daemon does not answer.
-fn report_start(post: &Post, pid: i32, notes: Vec<String>) -> std::thread::JoinHandle<()> {
-    let started = StartReport { attempt: post.order.attempt, pid, start_ticks: start_ticks(pid), notes };
+fn report_start(contact: &DaemonContact, pid: i32, notes: Vec<String>) -> std::thread::JoinHandle<()> {
+    let started = StartReport { attempt: contact.order.attempt, pid, start_ticks: start_ticks(pid), notes };
     fail::point("supervise-before-started");
-    if let Err(error) = write_json(Path::new(&post.order.dir), jobdir::STARTED, &started) {
-        eprintln!("gainshare: cannot write {}/started.json: {error}; the job goes on", post.order.dir);
+    if let Err(error) = write_json(Path::new(&contact.order.dir), jobdir::STARTED, &started) {
+        eprintln!("gainshare: cannot write {}/started.json: {error}; the job goes on", contact.order.dir);
     }
-    let (client, id) = (post.client.clone(), post.id);
+    let (client, id) = (contact.client.clone(), contact.id);
     std::thread::spawn(move || {
         report(client, |client| async move { client.started(id, &started).await.map(drop) });
     })
 }
 
-fn report_exit(post: &Post, exited: ExitReport) {
-    let exited = ExitReport { attempt: post.order.attempt, ended_s: now_unix_s(), ..exited };
-    if let Err(error) = write_json(Path::new(&post.order.dir), jobdir::EXIT, &exited) {
-        eprintln!("gainshare: cannot write {}/exit.json: {error}; free some space", post.order.dir);
+fn report_exit(contact: &DaemonContact, exited: ExitReport) {
+    let exited = ExitReport { attempt: contact.order.attempt, ended_s: now_unix_s(), ..exited };
+    if let Err(error) = write_json(Path::new(&contact.order.dir), jobdir::EXIT, &exited) {
+        eprintln!("gainshare: cannot write {}/exit.json: {error}; free some space", contact.order.dir);
     }
-    let id = post.id;
-    if !report(post.client.clone(), |client| async move { client.exited(id, &exited).await.map(drop) }) {
-        remove_groups(&post.order);
+    let id = contact.id;
+    if !report(contact.client.clone(), |client| async move { client.exited(id, &exited).await.map(drop) }) {
+        remove_groups(&contact.order);
     }
 }
 

@@ -27,7 +27,7 @@ const READ_BYTES: usize = 64 << 10;
 /// A pipe that polls as writable takes this much without blocking (POSIX's PIPE_BUF on Linux).
 const SAFE_WRITE_BYTES: usize = 4096;
 
-/// After the main process ended: silence for so long means that nothing more will come.
+/// After the main process ended: silence for this long means that nothing more will come.
 const QUIET: Duration = Duration::from_millis(100);
 
 /// After the main process ended, a background child may still write. Its output is read for no longer than this.

@@ -6,10 +6,10 @@ use crate::signal::speed::Pace;
 use crate::view::{Deadline, JobView, Phase, View};
 use std::collections::{BTreeMap, VecDeque};
 
-/// So many of the newest arrivals are remembered.
+/// Number of the newest arrivals that are remembered.
 const KEPT: usize = 32;
 
-/// At most so many later jobs are part of a projection: each costs decisions.
+/// At most this many later jobs are part of a projection: each costs decisions.
 const MOST_EXPECTED: usize = 24;
 
 /// Jobs that come within this part of the time between the first and the last arrival came together.

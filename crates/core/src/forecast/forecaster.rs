@@ -7,7 +7,7 @@ use crate::signal::speed::Interval;
 use crate::view::View;
 use std::collections::BTreeMap;
 
-/// What is available is a mean over so many seconds.
+/// What is available is a mean over this many seconds.
 const MEMORY_S: f64 = 20.0;
 
 /// A shorter interval between two views says little of what is available.
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn what_other_programs_take_is_learned_while_no_cpu_is_idle() {
         let mut forecaster = Forecaster::default();
-        let decider = Decider::new(crate::policy::Policy::default());
+        let decider = Decider::new(crate::policy::Policy::equal());
         let mut job = running(1, 0);
         let view = |s: u64, job: &crate::view::JobView| View {
             now: Time::ZERO + Span::from_secs(s),

@@ -19,7 +19,7 @@ pub(super) const MOST_DECISIONS: usize = 32;
 /// Decisions at one moment: starts change the view, which may change shares.
 const ROUNDS: usize = 3;
 
-/// So many jobs must be known before the others are believed to be like them.
+/// Minimum number of measured jobs before their median is used for unmeasured ones.
 const LEAST_KNOWN: usize = 3;
 
 /// How one job ends.

@@ -11,7 +11,7 @@ pub enum PolicyError {
     Interval,
     #[error("{name} of the gain rule must lie between 0 and {largest}, not {value}")]
     Gain { name: &'static str, value: f64, largest: f64 },
-    #[error("the looks of the gain rule must be longer than zero, the shortest no longer than the longest")]
+    #[error("the time between two decisions of the gain rule must be above zero, and the shortest at most the longest")]
     Looks,
     #[error(
         "SpeCon's alpha must be a finite number of at least 0, not {0}, and its interval longer than zero; 0.01 every 30s is a good start"
@@ -19,7 +19,9 @@ pub enum PolicyError {
     Specon(f64),
     #[error("{name} of the deadline rule must lie between 0 and {largest}, not {value}")]
     Deadline { name: &'static str, value: f64, largest: f64 },
-    #[error("the looks of the deadline rule must be longer than zero, the shortest no longer than the longest")]
+    #[error(
+        "the time between two decisions of the deadline rule must be above zero, and the shortest at most the longest"
+    )]
     DeadlineLooks,
     #[error("{name} of the elastic rule must lie above 0 and at most at 1, not {value}")]
     Elastic { name: &'static str, value: f64 },

@@ -2,16 +2,16 @@
 //!
 //! **Problem.** A policy answers up to five questions: which waiting job next (`order`), on which
 //! node (`place`), how the jobs of a node split it (`share`), which running job should live
-//! elsewhere (`move`), how much a job may have at most (`scale`). The loop must not know which rule
+//! elsewhere (`move`), how large must a job be (`scale`). The loop must not know which rule
 //! answers, or no rule could be added without changing the loop.
 //!
 //! **Approach.** Each question is one trait here. A rule is a type that implements it and lives in
 //! its own folder, with its numbers, its memory, its documentation and its tests. [`rules`] is the
 //! only file that binds the rules of a [`policy::Policy`] to their memories. [`table`] has one row
-//! for each named policy; the command line, the custom resources and `docs/policies.md` are made of
-//! it. `docs/write-a-policy.md` shows how to add one.
+//! for each named policy; the choices of the command line and `docs/policies.md` are made of it.
+//! `docs/write-a-policy.md` shows how to add one.
 //!
-//! **Terms.** A *group* is the jobs of one owner on one node. A job's *stake* is what a share rule
+//! **Terms.** A *group* is the jobs of one owner on one node. A job's *outlook* is what a share rule
 //! predicts of it.
 
 pub mod deadline;
@@ -130,7 +130,7 @@ pub(crate) trait Share {
     fn share(&mut self, group: &Group<'_>) -> Shares;
 
     /// What the rule predicts of a job, for rules that move jobs.
-    fn stake(&self, _job: JobId) -> Option<Stake> {
+    fn outlook(&self, _job: JobId) -> Option<JobOutlook> {
         None
     }
 
@@ -164,7 +164,7 @@ pub(crate) struct Shares {
 pub(crate) struct Silence {
     /// Silence shorter than this means nothing.
     pub(crate) patience: Span,
-    /// Longer silence counts if it exceeds the job's usual gap between reports so many times.
+    /// Longer silence counts if it exceeds this many times the job's usual gap between reports.
     pub(crate) factor: f64,
 }
 
@@ -189,7 +189,7 @@ impl Opinion {
 
 /// What a share rule predicts of a job.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Stake {
+pub(crate) struct JobOutlook {
     pub(crate) prediction: Prediction,
     /// Where the job would live if all shared equally.
     pub(crate) home: NodeId,

@@ -88,7 +88,7 @@ pub enum MoveRule {
 
 /// What control runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default = "Policy::equal", deny_unknown_fields)]
 pub struct Policy {
     pub order: OrderRule,
     pub place: PlaceRule,
@@ -98,18 +98,19 @@ pub struct Policy {
     /// A target that differs by no more than this (absolute, of a whole node) from the one in force
     /// is not written.
     pub deadband: f64,
-    /// A job that reported nothing for so long after its start gets an equal part.
+    /// A job that reported nothing for this long after its start gets an equal part.
     pub patience: Span,
-    /// A job whose silence exceeds its longest gap between reports so many times gets an equal
-    /// part.
+    /// A job whose silence exceeds this many times its longest gap between reports gets an equal part.
     pub silence_factor: f64,
     /// Decide at every report, not only when the interval is over: for jobs of seconds, and for
     /// measuring latency.
     pub react_to_reports: bool,
 }
 
-impl Default for Policy {
-    fn default() -> Self {
+impl Policy {
+    /// Equal shares: the rules and numbers of the baseline `na`. Every other policy differs from it in a few fields.
+    /// It is not the default of the programs, which is [`super::table::Preset::default`].
+    pub fn equal() -> Policy {
         Policy {
             order: OrderRule::Fifo,
             place: PlaceRule::Spread,
@@ -122,9 +123,7 @@ impl Default for Policy {
             react_to_reports: false,
         }
     }
-}
 
-impl Policy {
     /// When a job's silence makes its last report worthless.
     pub(crate) fn silence(&self) -> Silence {
         Silence { patience: self.patience, factor: self.silence_factor }

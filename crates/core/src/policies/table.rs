@@ -84,21 +84,21 @@ table! {
         summary: "Equal shares: what a plain machine does, and what all others are compared with.",
         source: "The baseline of the FlowCon and SpeCon papers.",
         scope: Scope::Production { share_policy: Some("fair"), training_job: true },
-        policy: Policy::default,
+        policy: Policy::equal,
     },
     Flowcon: PolicyInfo {
         name: "flowcon",
         summary: "Shares follow growth efficiency; jobs that have converged keep a floor.",
         source: "W. Zheng et al., FlowCon, ICPP 2019.",
         scope: Scope::Production { share_policy: Some("flowcon"), training_job: false },
-        policy: || Policy { share: ShareRule::Flowcon(Flowcon::default()), ..Policy::default() },
+        policy: || Policy { share: ShareRule::Flowcon(Flowcon::default()), ..Policy::equal() },
     },
     Specon: PolicyInfo {
         name: "specon",
         summary: "Jobs that have converged move away from jobs that still grow.",
         source: "Y. Mao et al., SpeCon, IEEE Systems Journal 2021.",
         scope: Scope::Production { share_policy: None, training_job: true },
-        policy: || Policy { moves: MoveRule::Specon(Specon::default()), ..Policy::default() },
+        policy: || Policy { moves: MoveRule::Specon(Specon::default()), ..Policy::equal() },
     },
     Flowcon2: PolicyInfo {
         name: "flowcon2",
@@ -108,7 +108,7 @@ table! {
         policy: || Policy {
             share: ShareRule::Flowcon(Flowcon::default()),
             place: PlaceRule::Growth,
-            ..Policy::default()
+            ..Policy::equal()
         },
     },
     Fifo: PolicyInfo {
@@ -116,21 +116,21 @@ table! {
         summary: "First come, first served: the oldest job has the node to itself.",
         source: "Needs none.",
         scope: STARVES,
-        policy: || Policy { share: ShareRule::Rank(Rank::Arrival), ..Policy::default() },
+        policy: || Policy { share: ShareRule::Rank(Rank::Arrival), ..Policy::equal() },
     },
     Drf: PolicyInfo {
         name: "drf",
         summary: "Dominant resource fairness: equal parts of what each job needs most.",
         source: "A. Ghodsi et al., NSDI 2011.",
         scope: MACHINE,
-        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Drf }, ..Policy::default() },
+        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Drf }, ..Policy::equal() },
     },
     Srtf: PolicyInfo {
         name: "srtf",
         summary: "Shortest remaining time first, as the jobs' own reports predict it.",
         source: "L. Schrage, 1968, with this project's prediction.",
         scope: STARVES,
-        policy: || Policy { share: ShareRule::Rank(Rank::Predicted), ..Policy::default() },
+        policy: || Policy { share: ShareRule::Rank(Rank::Predicted), ..Policy::equal() },
     },
     Tiresias: PolicyInfo {
         name: "tiresias",
@@ -139,7 +139,7 @@ table! {
         scope: STARVES,
         policy: || Policy {
             share: ShareRule::Rank(Rank::Attained { limits_s: TIRESIAS_LIMITS_S }),
-            ..Policy::default()
+            ..Policy::equal()
         },
     },
     Slaq: PolicyInfo {
@@ -147,21 +147,21 @@ table! {
         summary: "Shares go where the loss falls most in the next ten seconds.",
         source: "H. Zhang et al., SLAQ, SoCC 2017.",
         scope: MACHINE,
-        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Slaq }, ..Policy::default() },
+        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Slaq }, ..Policy::equal() },
     },
     Optimus: PolicyInfo {
         name: "optimus",
         summary: "Shares go where the remaining time shrinks most.",
         source: "Y. Peng et al., Optimus, EuroSys 2018.",
         scope: MACHINE,
-        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Optimus }, ..Policy::default() },
+        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Optimus }, ..Policy::equal() },
     },
     Themis: PolicyInfo {
         name: "themis",
         summary: "All jobs end late by the same factor.",
         source: "K. Mahajan et al., Themis, NSDI 2020.",
         scope: MACHINE,
-        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Themis }, ..Policy::default() },
+        policy: || Policy { share: ShareRule::Weigh { by: Weighting::Themis }, ..Policy::equal() },
     },
     Gainshare: PolicyInfo {
         name: "gainshare",
@@ -171,7 +171,7 @@ table! {
         policy: || Policy {
             share: ShareRule::Gain(Gain::default()),
             moves: MoveRule::Gain(GainMove::default()),
-            ..Policy::default()
+            ..Policy::equal()
         },
     },
     Qos: PolicyInfo {
@@ -183,7 +183,7 @@ table! {
             order: OrderRule::Deadline,
             share: ShareRule::Gain(Gain::default()),
             scale: ScaleRule::Deadline(Finish::default()),
-            ..Policy::default()
+            ..Policy::equal()
         },
     },
     Operator: PolicyInfo {
@@ -194,7 +194,7 @@ table! {
         policy: || Policy {
             place: PlaceRule::Affinity,
             scale: ScaleRule::Elastic(Elastic::default()),
-            ..Policy::default()
+            ..Policy::equal()
         },
     },
     Edf: PolicyInfo {
@@ -205,7 +205,7 @@ table! {
         policy: || Policy {
             order: OrderRule::Deadline,
             share: ShareRule::Rank(Rank::Deadline),
-            ..Policy::default()
+            ..Policy::equal()
         },
     },
     Elasticflow: PolicyInfo {
@@ -219,7 +219,7 @@ table! {
             order: OrderRule::Deadline,
             share: ShareRule::Gain(Gain::default()),
             scale: ScaleRule::Deadline(Finish::elasticflow()),
-            ..Policy::default()
+            ..Policy::equal()
         },
     },
     Requests: PolicyInfo {
@@ -227,7 +227,7 @@ table! {
         summary: "Each job reserves what its owner requested, and waits until that much is free.",
         source: "What Kubernetes' default scheduler does with requests.",
         scope: Scope::SimulatorOnly { because: "it needs a request of every job, which people guess" },
-        policy: || Policy { order: OrderRule::Requests, ..Policy::default() },
+        policy: || Policy { order: OrderRule::Requests, ..Policy::equal() },
     },
     Srpt: PolicyInfo {
         name: "srpt",
@@ -237,7 +237,7 @@ table! {
             because: "it starves jobs and needs to know the work left, which no real driver knows: every job but the first gets next to \
                       nothing",
         },
-        policy: || Policy { share: ShareRule::Rank(Rank::Remaining), ..Policy::default() },
+        policy: || Policy { share: ShareRule::Rank(Rank::Remaining), ..Policy::equal() },
     },
 }
 

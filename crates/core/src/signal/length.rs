@@ -59,7 +59,7 @@ const EPOCHS: [(f64, f64); 27] = [
     (10000.0, 1.0),
 ];
 
-/// Where only the flat point of a curve is known: the whole is about so many times as long, and the
+/// Where only the flat point of a curve is known: the whole length as a multiple of the time to that point, and the
 /// deviation of its logarithm.
 const PAST_FLAT: f64 = 2.0;
 const PAST_FLAT_SPREAD: f64 = 0.5;
@@ -67,13 +67,13 @@ const PAST_FLAT_SPREAD: f64 = 0.5;
 /// The weight of the curve alone beside the whole numbers of epochs.
 const UNEVEN: f64 = 0.15;
 
-/// One earlier run weighs as much as so many times all that is believed without it.
+/// Weight of one earlier run, relative to all other evidence.
 const RUN_WEIGHT: f64 = 4.0;
 
 /// How the length of one run differs from the next of the same program.
 const RUN_SPREAD: [(f64, f64); 5] = [(0.9, 0.1), (0.97, 0.2), (1.0, 0.4), (1.03, 0.2), (1.1, 0.1)];
 
-/// What a job may last for in multiples of its age, all alike likely, and the weight of that.
+/// Total lengths, as multiples of the job's age; equally likely. Then their weight together.
 const AGES: [f64; 6] = [1.1, 1.25, 1.5, 2.0, 3.0, 5.0];
 const AGE_WEIGHT: f64 = 0.02;
 

@@ -37,14 +37,14 @@ use serde::{Deserialize, Serialize};
 
 /// When a target is met.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Reach {
+pub struct TargetPrediction {
     /// How likely it is met at all.
     pub chance: f64,
     /// At which position, if it is.
     pub at: Option<Estimate>,
 }
 
-/// A curve counts as flat when so much of its whole change is still to come.
+/// A curve counts as flat when this part of its whole change is still to come.
 pub const FLAT: f64 = 0.02;
 
 /// The time scale of a curve is about this part of the whole run: people stop when it is flat. Its
@@ -320,8 +320,8 @@ fn align_jump(points: &mut [WeightedPoint], noise: f64) -> Option<Jump> {
 /// what a curve did last says most about what it does next.
 const NEWNESS: f64 = 0.25;
 
-/// Members are judged as if at most so many points were independent: neighbours share their noise
-/// and no form is exactly true.
+/// Members are judged as if at most this many points were independent: neighbours share their noise and no form is
+/// exactly true.
 const MOST_INDEPENDENT: f64 = 24.0;
 
 /// What a member's weight is multiplied with if it tends to a value that cannot be, such as a
@@ -526,10 +526,13 @@ impl Fit {
     }
 
     /// Where the curve meets `target`.
-    pub fn reaches(&self, target: f64) -> Reach {
+    pub fn reaches(&self, target: f64) -> TargetPrediction {
         let rising = self.limit().mid >= self.level;
         if (rising && target <= self.level) || (!rising && target >= self.level) {
-            return Reach { chance: 1.0, at: Some(Estimate { mid: self.end, low: self.end, high: self.end }) };
+            return TargetPrediction {
+                chance: 1.0,
+                at: Some(Estimate { mid: self.end, low: self.end, high: self.end }),
+            };
         }
         let meets = |m: &Member| {
             let f = m.tail.at(self.end / m.scale) + (target - self.level) / m.span;
@@ -538,7 +541,7 @@ impl Fit {
         let chance: f64 = self.members.iter().filter(|m| meets(m).is_some()).map(|m| m.weight).sum();
         let found: Vec<(f64, f64)> = self.members.iter().filter_map(|m| Some((meets(m)?, m.weight / chance))).collect();
         let at = (!found.is_empty()).then(|| weighted_quantiles(found));
-        Reach { chance: chance.min(1.0), at }
+        TargetPrediction { chance: chance.min(1.0), at }
     }
 
     /// The estimate of `level + span · (form − form now)` over all members.

@@ -5,7 +5,7 @@ use crate::model::Span;
 use crate::signal::{Sample, Tracker};
 
 /// A job that is read once a second and reports every `per_report` steps.
-struct Bench {
+struct Fixture {
     tracker: Tracker,
     pace: PaceTracker,
     now_s: f64,
@@ -15,9 +15,9 @@ struct Bench {
     total: u64,
 }
 
-impl Bench {
-    fn new(total: u64) -> Bench {
-        Bench {
+impl Fixture {
+    fn new(total: u64) -> Fixture {
+        Fixture {
             tracker: Tracker::default(),
             pace: PaceTracker::default(),
             now_s: 1.0,
@@ -59,21 +59,21 @@ fn amdahl(share: f64) -> f64 {
 
 #[test]
 fn amdahl_is_found() {
-    let mut bench = Bench::new(1000);
+    let mut fixture = Fixture::new(1000);
     for share in [0.2, 0.5, 1.0, 0.3] {
-        bench.run(60, share, amdahl(share));
+        fixture.run(60, share, amdahl(share));
     }
     for share in [0.15, 0.4, 0.8] {
-        let (found, truth) = (bench.pace().step_s(share), amdahl(share));
+        let (found, truth) = (fixture.pace().step_s(share), amdahl(share));
         assert!((found / truth - 1.0).abs() < 0.05, "{found} is not {truth} at {share}");
     }
 }
 
 #[test]
 fn one_share_means_linear() {
-    let mut bench = Bench::new(1000);
-    bench.run(60, 0.25, 2.0);
-    let pace = bench.pace();
+    let mut fixture = Fixture::new(1000);
+    fixture.run(60, 0.25, 2.0);
+    let pace = fixture.pace();
     assert!((pace.step_s(0.25) - 2.0).abs() < 0.02, "{pace:?}");
     assert!((pace.step_s(0.5) - 1.0).abs() < 0.02, "{pace:?}");
     let relative = |share: f64| pace.deviation_s(share) / pace.step_s(share);
@@ -82,20 +82,20 @@ fn one_share_means_linear() {
 
 #[test]
 fn a_doubled_cost_is_followed() {
-    let mut bench = Bench::new(1000);
-    bench.run(60, 0.5, 2.0);
-    bench.run(20, 0.5, 4.0);
-    let found = bench.pace().step_s(0.5);
+    let mut fixture = Fixture::new(1000);
+    fixture.run(60, 0.5, 2.0);
+    fixture.run(20, 0.5, 4.0);
+    let found = fixture.pace().step_s(0.5);
     assert!((found / 4.0 - 1.0).abs() < 0.1, "{found}");
 }
 
 #[test]
 fn one_long_pause_is_forgiven() {
-    let mut bench = Bench::new(1000);
-    bench.run(60, 0.5, 2.0);
-    bench.run(10, 0.5, 8.0);
-    bench.run(20, 0.5, 2.0);
-    let found = bench.pace().step_s(0.5);
+    let mut fixture = Fixture::new(1000);
+    fixture.run(60, 0.5, 2.0);
+    fixture.run(10, 0.5, 8.0);
+    fixture.run(20, 0.5, 2.0);
+    let found = fixture.pace().step_s(0.5);
     assert!((found / 2.0 - 1.0).abs() < 0.1, "{found}");
 }
 
@@ -120,25 +120,25 @@ fn a_job_that_cannot_use_its_grant_shows_what_it_can_use() {
 
 #[test]
 fn a_restart_begins_a_new_window() {
-    let mut bench = Bench::new(1000);
-    bench.run(30, 0.5, 2.0);
+    let mut fixture = Fixture::new(1000);
+    fixture.run(30, 0.5, 2.0);
     // The counters of the new attempt begin at zero; the job resumes from an earlier step.
-    let before = bench.pace();
-    bench.consumed = 0.0;
-    bench.run(1, 0.5, 2.0);
-    assert_eq!(bench.pace(), before);
-    bench.run(30, 0.5, 2.0);
-    assert!((bench.pace().step_s(0.5) - 2.0).abs() < 0.05);
+    let before = fixture.pace();
+    fixture.consumed = 0.0;
+    fixture.run(1, 0.5, 2.0);
+    assert_eq!(fixture.pace(), before);
+    fixture.run(30, 0.5, 2.0);
+    assert!((fixture.pace().step_s(0.5) - 2.0).abs() < 0.05);
 }
 
 #[test]
 fn the_end_comes_from_the_total_or_from_the_goal() {
-    let mut bench = Bench::new(100);
-    bench.run(60, 0.5, 2.0);
-    let now = Time::from_secs_f64(bench.now_s);
-    let mut signal = bench.tracker.signal();
+    let mut fixture = Fixture::new(100);
+    fixture.run(60, 0.5, 2.0);
+    let now = Time::from_secs_f64(fixture.now_s);
+    let mut signal = fixture.tracker.signal();
     assert_eq!(signal.ends_in_s(now, 0.5), None, "without a pace no end is known");
-    signal.pace = Some(bench.pace());
+    signal.pace = Some(fixture.pace());
     let end = signal.ends_in_s(now, 0.5).expect("both are known");
     assert!((end.mid - 140.0).abs() < 5.0 && end.low < end.mid && end.mid < end.high, "{end:?}");
     let faster = signal.ends_in_s(now, 1.0).expect("both are known");

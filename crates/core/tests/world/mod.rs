@@ -20,7 +20,7 @@ pub struct World {
 
 pub fn flowcon(alpha: f64, interval_s: u64) -> Policy {
     let rule = Flowcon { alpha, interval: Span::from_secs(interval_s), ..Flowcon::default() };
-    Policy { share: ShareRule::Flowcon(rule), deadband: 0.0, ..Policy::default() }
+    Policy { share: ShareRule::Flowcon(rule), deadband: 0.0, ..Policy::equal() }
 }
 
 impl World {

@@ -184,6 +184,11 @@ impl Client {
         }
     }
 
+    /// The last decision about a job's share of its GPU.
+    pub async fn gpu_view(&self, job: &str) -> Result<RecordedDecision> {
+        self.get(&format!("/v1/view?job={}&gpu=true", encode(job))).await
+    }
+
     pub async fn shutdown(&self, stop_jobs: bool) -> Result<()> {
         self.post::<serde_json::Value>("/v1/shutdown", &ShutdownRequest { stop_jobs }, CALL_TIMEOUT).await.map(drop)
     }

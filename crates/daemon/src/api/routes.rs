@@ -127,8 +127,12 @@ fn table() -> Vec<Route> {
         route("get", "/v1/events", "What happens, as server-sent events", Content::Events, get(events)),
         route("get", "/v1/plans", "The last decisions, newest first", json::<PlanList>(), get(plans))
             .asks(&[("last", "how many, 20 if not given")]),
-        route("get", "/v1/view", "A decision with all it depended on, for replay", Content::AnyJson, get(view))
-            .asks(&[("job", "the last decision about this job, by id or name; the last of all if not given")]),
+        route("get", "/v1/view", "A decision with all it depended on, for replay", Content::AnyJson, get(view)).asks(
+            &[
+                ("job", "the last decision about this job, by id or name; the last of all if not given"),
+                ("gpu", "with `job`: the last decision about the job's share of its GPU, in place of its CPU"),
+            ],
+        ),
         route("post", "/v1/shutdown", "Put limits back and end", Content::AnyJson, post(shutdown))
             .takes(schema::<ShutdownRequest>()),
     ]
@@ -300,7 +304,7 @@ fn follow_log(
                 Err(e) => return Some((Err(e), (api, reader, false))),
             }
             tokio::time::sleep(FOLLOW_PACE).await;
-            // Asked before the last look at the file: what was written before the end is then certainly seen.
+            // Asked before the last reading of the file: what was written before the end is then certainly seen.
             let live = api.driver.ask(move |d| d.is_live(JobId(job))).await.unwrap_or(false);
             follow = live;
         }
@@ -353,11 +357,17 @@ async fn plans(State(api): State<Api>, Query(query): Query<PlansQuery>) -> Answe
 #[derive(Deserialize)]
 struct ViewQuery {
     job: Option<String>,
+    #[serde(default)]
+    gpu: bool,
 }
 
 async fn view(State(api): State<Api>, Query(query): Query<ViewQuery>) -> Answer {
     let record = match query.job {
         None => api.driver.ask(|d| d.recorded_decision(None)).await??,
+        Some(job) if query.gpu => {
+            let record = api.about(job, |d, id| d.recorded_gpu_decision(id)).await?;
+            return Ok(Json(record).into_response());
+        }
         Some(job) => api.about(job, |d, id| d.recorded_decision(Some(id))).await?,
     };
     Ok(Json(&*record).into_response())

@@ -57,7 +57,7 @@ const WARNING: &str = "its deadline will be missed";
 /// A job that ends later than before by less than this part is not delayed.
 const SAME: f64 = 0.05;
 
-/// After a forecast the daemon waits for so many times as long as it took: with many jobs forecasts are made less
+/// After a forecast the daemon waits for this many times as long as it took: with many jobs forecasts are made less
 /// often than once a second.
 const FORECAST_LOAD: u32 = 400;
 

@@ -222,7 +222,7 @@ impl Driver {
         self.warn_of_misses();
     }
 
-    /// Keeps the decision for replay, for each job that it decided about anew.
+    /// Keeps the decision for replay, for each job that was due.
     fn note_record(&mut self, decision: &Decision) {
         let Some(record) = decision.record().map(Arc::new) else { return };
         for job in self.jobs.values_mut() {

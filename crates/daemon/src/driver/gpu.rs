@@ -17,18 +17,21 @@ use super::gpu_use::{GpuUse, Slack, orders, parts, slices};
 use super::inside::read_report;
 use super::page::PAGE_FILE;
 use super::{Driver, HERE, Job};
-use crate::types::JobState;
+use crate::error::Refusal;
+use crate::types::{ErrorCode, JobState};
 use gainshare_core::decider::{Decider, Outcome};
 use gainshare_core::model::{JobId, PerResource, Time};
 use gainshare_core::policy::Policy;
+use gainshare_core::replay::RecordedDecision;
 use gainshare_core::view::{JobView, NodeView, View};
 use gainshare_limits::RuntimeKind;
 use gainshare_page::REPORT_SUFFIX;
 use std::collections::BTreeMap;
 
-/// One GPU: its policy's memory, and what was left unused.
+/// One GPU: its policy's memory, its last decision, and what was left unused.
 struct Gpu {
     control: Decider,
+    record: Option<RecordedDecision>,
     idle_s: f64,
     decided_at: Option<Time>,
     slack: Slack,
@@ -76,6 +79,17 @@ impl Driver {
         }
     }
 
+    /// The last decision about `job` on its GPU, with all that is needed to make its plan again.
+    pub(crate) fn recorded_gpu_decision(&self, job: JobId) -> Result<RecordedDecision, Refusal> {
+        let job = self.jobs.job(job)?;
+        let record = self.gpus.0.get(&job.gpu.gpu).and_then(|gpu| gpu.record.clone());
+        record.filter(|record| record.plan.verdicts.contains_key(&job.record.id)).ok_or_else(|| {
+            let name = &job.record.name;
+            let text = format!("no decision about a GPU share of `{name}` is kept: it launches no work that is shared");
+            Refusal::new(ErrorCode::NotFound, text)
+        })
+    }
+
     /// A job as one on a machine whose only core is the GPU.
     fn gpu_view(&self, job: &Job) -> JobView {
         let mut view = self.job_view(job);
@@ -88,7 +102,8 @@ impl Driver {
 
 impl Gpu {
     fn new(policy: Policy) -> Gpu {
-        Gpu { control: Decider::new(policy), idle_s: 0.0, decided_at: None, slack: Slack::default() }
+        let control = Decider::new(policy);
+        Gpu { control, record: None, idle_s: 0.0, decided_at: None, slack: Slack::default() }
     }
 
     /// Counts the GPU time of the jobs, decides their shares and says what their pages must contain.
@@ -104,15 +119,18 @@ impl Gpu {
         let idle = Some(self.idle_s);
         let node = NodeView { id: HERE, cores: 1.0, speed: 1.0, memory_bytes: 0, slots: None, idle };
         let view = View { now, nodes: vec![node], jobs: jobs.iter().map(|(view, _)| view.clone()).collect() };
-        match self.control.decide(view) {
+        match self.control.decide_recorded(view) {
             Outcome::NotDue => {}
             Outcome::Decision(decision) => {
                 for (view, of) in jobs.iter_mut() {
                     of.share = decision.plan.target(view.id).map(|target| target.share.cpu.get());
                 }
+                self.record = decision.record();
             }
             Outcome::Rejected(rejection) => {
-                tracing::error!("a plan for a GPU failed its check and is not applied: {}", rejection.reasons());
+                let list = rejection.reasons();
+                let record = rejection.record.and_then(|r| serde_json::to_string(&r).ok());
+                tracing::error!(record, "a plan for a GPU failed its check and is not applied: {list}");
             }
         }
         // Jobs without work leave their shares to the others and are not paced, so that they can begin at once.
@@ -241,6 +259,8 @@ mod tests {
                 let mut views: Vec<(JobView, GpuUse)> =
                     active.iter().map(|&i| (jobs[i].view(i as u64), jobs[i].of.clone())).collect();
                 gpu.share(&mut views, now);
+                let replay = gpu.record.as_ref().map(|record| record.replay().expect("it can be replayed"));
+                assert_eq!(replay.map_or(vec![], |replay| replay.differences), vec![]);
                 for (i, (_, of)) in active.into_iter().zip(views) {
                     jobs[i].of = of;
                 }

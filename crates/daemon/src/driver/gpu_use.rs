@@ -17,14 +17,14 @@
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_page::{Report, WHOLE_GPU};
 
-/// A job that launched nothing for so long does not use its GPU: it is no longer part of the decisions.
+/// A job that launched nothing for this long does not use its GPU: it is no longer part of the decisions.
 const SILENT_AFTER: Span = Span::from_secs(15);
 
-/// A job has work if it launched some in so many readings in a row. A single reading may be the start of a program,
+/// A job has work if it launched some in this many readings in a row. A single reading may be the start of a program,
 /// which launches a little and then prepares for seconds. A job without work leaves its share to the others.
 const READINGS_WITH_WORK: u32 = 2;
 
-/// A job with so many launches in a single reading has work: it computes, it does not only prepare.
+/// A job with this many launches in a single reading has work: it computes, it does not only prepare.
 const MANY_LAUNCHES: u64 = 200;
 
 /// Over less time than this the counters of a report say nothing: a paced job pauses for up to half a second.

@@ -12,7 +12,7 @@ use gainshare_core::model::JobId;
 use gainshare_core::view::FinishedRun;
 use gainshare_progress::RunLength;
 
-/// So many of the newest runs are handed to the rules.
+/// Number of the newest runs that are handed to the rules.
 const MAX_RUNS: usize = 8;
 
 /// What two commands of one shape have in common.

@@ -31,7 +31,7 @@ use gainshare_page::{
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// The use of jobs that work on one core is read so often, because they need their cores at once when they go on.
+/// Time between two readings of the use of jobs that work on one core. They need their cores at once when they go on.
 const SERIAL_PACE: Span = Span::from_millis(250);
 
 /// What the library needs at the start of a job.

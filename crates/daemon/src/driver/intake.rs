@@ -29,7 +29,7 @@ const MAX_SUBMIT: usize = 1000;
 /// Jobs that wait or run at once.
 const MAX_LIVE: usize = 10_000;
 
-/// Up to so many files are synced one by one; for more, one sync of the whole file system is faster.
+/// Up to this many files are synced one by one; for more, one sync of the whole file system is faster.
 const FEW_FILES: usize = 8;
 
 impl Driver {

@@ -81,13 +81,14 @@ use store::Store;
 /// How often the lease is renewed and live jobs are checked.
 const HEARTBEAT: Span = Span::from_secs(1);
 
-/// A job's output is read at most so often: enough for any reaction, and a flood costs little.
+/// Shortest time between two readings of a job's output: short enough for any reaction, and a flood costs little.
 const OUTPUT_PACE: Span = Span::from_millis(25);
 
-/// Where no decision waits for a report, changes of watched files are read so often, for all jobs together.
+/// Time between two readings of watched files that changed, for all jobs together, while no decision waits for a
+/// report.
 const WATCH_PACE: Span = Span::from_millis(50);
 
-/// Files that are not watched (the job's own, and all of a job without a watch) are read so often.
+/// Time between two readings of files that are not watched: the job's own, and all of a job without a watch.
 const FILES_PACE: Span = Span::from_secs(1);
 
 /// A daemon has one node: its machine.

@@ -23,13 +23,13 @@ use gainshare_progress::prometheus::Endpoint;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::{Pid, getsid};
 
-/// A supervisor that has made no contact for so long while its job waits or starts is gone.
+/// A supervisor that has made no contact for this long while its job waits or starts is gone.
 const SUPERVISOR_PATIENCE: Span = Span::from_secs(60);
 
 /// How long a supervisor may take to write exit.json after its job died.
 const EXIT_PATIENCE: Span = Span::from_secs(3);
 
-/// A job that survived SIGKILL (an uninterruptible wait in the kernel) is killed again so often.
+/// Time between two attempts to kill a job that survived SIGKILL (an uninterruptible wait in the kernel).
 const KILL_PACE: Span = Span::from_secs(5);
 
 impl Driver {

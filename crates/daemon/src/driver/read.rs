@@ -333,7 +333,7 @@ fn metric_notes(job: &Job) -> Vec<String> {
     for (count, what) in [
         (c.bad_values + refused, "values were not finite or absurdly large and were not used"),
         (c.long_lines, "lines were too long to be a report"),
-        (c.dropped_readings, "readings were more than one look may give"),
+        (c.dropped_readings, "readings were dropped: too many at once"),
         (c.flooded_lines, "lines were not read because the job prints too fast"),
         (c.bad_records, "records of event files were damaged"),
         (c.restarts, "times a file was replaced or truncated"),

@@ -84,7 +84,7 @@ pub(crate) fn process_config(config: &DaemonConfig, paths: &Paths) -> process::C
     process
 }
 
-/// The first so many CPUs that this process may use; `None` if those are all.
+/// The first `count` CPUs that this process may use; `None` if those are all.
 pub(super) fn first_cpus(count: usize) -> Option<CpuList> {
     let set = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).ok()?;
     let all = (0..nix::sched::CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false));

@@ -1,7 +1,7 @@
 //! How a waiting job begins: its group, its environment, its supervisor.
 //!
 //! The order of steps matters: the group is made, the order to start is journaled, and only then is
-//! it acted on. Whatever happens in between, the next daemon finds either a waiting job and an
+//! it acted on. After a crash at any point in between, the next daemon finds either a waiting job and an
 //! empty group, or a starting job and all it needs to go on. The supervisor is started again only
 //! if none of this attempt announced that it forks (see [`crate::jobdir`]).
 

@@ -30,7 +30,7 @@ const MAX_UNSAVED_SAMPLES: usize = 50_000;
 /// How often held samples and positions are committed.
 pub(super) const FLUSH_PACE: Span = Span::from_secs(5);
 
-/// So many held samples are committed at the next beat.
+/// This many held samples are committed at the next beat.
 const MAX_HELD_SAMPLES: usize = 5_000;
 
 /// The answer to a push, sent after its commit.
@@ -233,14 +233,14 @@ mod tests {
     use crate::spec::JobSpec;
     use gainshare_core::policy::Policy;
 
-    struct Bench {
+    struct Fixture {
         store: Store,
         jobs: JobTable,
         control: Decider,
         _dir: tempfile::TempDir,
     }
 
-    fn bench() -> Bench {
+    fn fixture() -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let journal = Journal::open(&dir.path().join("journal.db")).unwrap();
         let moment = journal.clock().moment();
@@ -251,10 +251,10 @@ mod tests {
             store.unsaved.changes.push((moment, Some(id), Change::Submitted { record: record.clone().into() }));
             jobs.insert(id, Job::new(record, moment.time));
         }
-        Bench { store, jobs, control: Decider::new(Policy::default()), _dir: dir }
+        Fixture { store, jobs, control: Decider::new(Policy::equal()), _dir: dir }
     }
 
-    impl Bench {
+    impl Fixture {
         fn report(&mut self, id: JobId, seq: u64) {
             let sample = StoredSample { seq, time: Time(seq + 1), step: None, value: 1.0 };
             self.store.add_sample(id, sample);
@@ -280,50 +280,50 @@ mod tests {
 
     #[test]
     fn samples_and_their_position_wait_for_a_flush_and_are_committed_together() {
-        let (mut bench, [one, two]) = (bench(), [JobId(1), JobId(2)]);
-        bench.save();
+        let (mut fixture, [one, two]) = (fixture(), [JobId(1), JobId(2)]);
+        fixture.save();
         for seq in 0..3 {
-            bench.report(one, seq);
-            bench.report(two, seq);
+            fixture.report(one, seq);
+            fixture.report(two, seq);
         }
-        assert!(bench.store.is_clean(&bench.jobs));
-        bench.save();
-        assert_eq!((bench.kept(one), bench.kept(two)), ((0, None), (0, None)));
-        bench.store.flush(one);
-        assert!(!bench.store.is_clean(&bench.jobs));
-        bench.save();
-        assert_eq!((bench.kept(one), bench.kept(two)), ((3, Some(3)), (0, None)));
-        bench.report(one, 3);
-        bench.store.flush_when_due(Time::ZERO);
-        bench.save();
-        assert_eq!((bench.kept(one), bench.kept(two)), ((4, Some(4)), (3, Some(3))));
-        assert!(bench.store.is_clean(&bench.jobs));
+        assert!(fixture.store.is_clean(&fixture.jobs));
+        fixture.save();
+        assert_eq!((fixture.kept(one), fixture.kept(two)), ((0, None), (0, None)));
+        fixture.store.flush(one);
+        assert!(!fixture.store.is_clean(&fixture.jobs));
+        fixture.save();
+        assert_eq!((fixture.kept(one), fixture.kept(two)), ((3, Some(3)), (0, None)));
+        fixture.report(one, 3);
+        fixture.store.flush_when_due(Time::ZERO);
+        fixture.save();
+        assert_eq!((fixture.kept(one), fixture.kept(two)), ((4, Some(4)), (3, Some(3))));
+        assert!(fixture.store.is_clean(&fixture.jobs));
     }
 
     #[test]
     fn a_flush_is_due_every_few_seconds_and_with_many_samples() {
-        let mut bench = bench();
-        bench.store.flush_when_due(Time::ZERO);
-        bench.save();
-        bench.report(JobId(1), 0);
-        bench.store.flush_when_due(Time::ZERO + Span::from_secs(4));
-        assert!(!bench.store.flushes_all);
-        bench.store.flush_when_due(Time::ZERO + FLUSH_PACE);
-        assert!(bench.store.flushes_all);
-        bench.save();
-        (1..=MAX_HELD_SAMPLES as u64).for_each(|seq| bench.report(JobId(1), seq));
-        bench.store.flush_when_due(Time::ZERO + FLUSH_PACE + Span::from_secs(1));
-        assert!(bench.store.flushes_all);
+        let mut fixture = fixture();
+        fixture.store.flush_when_due(Time::ZERO);
+        fixture.save();
+        fixture.report(JobId(1), 0);
+        fixture.store.flush_when_due(Time::ZERO + Span::from_secs(4));
+        assert!(!fixture.store.flushes_all);
+        fixture.store.flush_when_due(Time::ZERO + FLUSH_PACE);
+        assert!(fixture.store.flushes_all);
+        fixture.save();
+        (1..=MAX_HELD_SAMPLES as u64).for_each(|seq| fixture.report(JobId(1), seq));
+        fixture.store.flush_when_due(Time::ZERO + FLUSH_PACE + Span::from_secs(1));
+        assert!(fixture.store.flushes_all);
     }
 
     #[test]
     fn samples_of_another_metric_leave_before_they_were_committed() {
-        let mut bench = bench();
-        bench.report(JobId(1), 0);
-        bench.store.clear_samples(JobId(1));
-        bench.report(JobId(1), 1);
-        bench.store.flush_all();
-        bench.save();
-        assert_eq!(bench.kept(JobId(1)), (1, Some(2)));
+        let mut fixture = fixture();
+        fixture.report(JobId(1), 0);
+        fixture.store.clear_samples(JobId(1));
+        fixture.report(JobId(1), 1);
+        fixture.store.flush_all();
+        fixture.save();
+        assert_eq!(fixture.kept(JobId(1)), (1, Some(2)));
     }
 }

@@ -29,7 +29,7 @@
 use gainshare_core::model::{Span, Time};
 use gainshare_core::scaling::serial_part;
 
-/// A team changes when the share is so many cores away from it.
+/// A team changes when the share is this many cores away from it.
 const DEADBAND_CORES: f64 = 0.75;
 
 /// Large teams change when the share is such a part of the team away from it.
@@ -50,7 +50,7 @@ const KEPT_CORES: f64 = 2.0;
 /// How long the larger one of two teams belongs to the same of two equal jobs.
 pub(super) const TURN: Span = Span::from_secs(5);
 
-/// A job that needed its cores again keeps them for so long.
+/// A job that needed its cores again keeps them for this long.
 const PAUSE: Span = Span::from_secs(3);
 
 /// Use is measured over at least this time.
@@ -149,7 +149,7 @@ impl TeamClaim {
     }
 }
 
-/// The team of each job on a machine with so many cores. `turn` counts turns; within a turn teams may stay.
+/// The team of each job on a machine with `cores` cores. `turn` counts turns; within a turn teams may stay.
 pub(super) fn deal_teams(cores: f64, claims: &[TeamClaim], turn: usize, is_same_turn: bool) -> Vec<u32> {
     if cores < CORES_PER_JOB * claims.len() as f64 {
         return claims.iter().map(|claim| team_alone(claim.share * cores, claim.team)).collect();
@@ -188,7 +188,7 @@ pub(super) fn deal_teams(cores: f64, claims: &[TeamClaim], turn: usize, is_same_
     teams
 }
 
-/// The team for so many cores, without regard to other jobs.
+/// The team for `cores` cores, without regard to other jobs.
 fn team_alone(cores: f64, before: u32) -> u32 {
     if is_close(cores, before) { before } else { (cores.round() as u32).max(1) }
 }

@@ -445,7 +445,7 @@ mod tests {
             }
         }
 
-        /// Whatever is asked for, the engine is never handed a value it refuses.
+        /// For any target, the engine is never handed a value that it refuses.
         #[test]
         fn wanted_values_are_in_the_engines_range(
             cpu in 0.0f64..=1.0,

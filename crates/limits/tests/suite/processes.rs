@@ -1,4 +1,4 @@
-//! Real processes for the tests of the process runtime: a [`Bench`] starts jobs as the daemon does and
+//! Real processes for the tests of the process runtime: a [`Fixture`] starts jobs as the daemon does and
 //! removes every group it made.
 
 use super::suite::Subject;
@@ -13,22 +13,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Uses a whole CPU and needs nothing but a shell.
 pub(crate) const BUSY: &str = "while :; do :; done";
 
-pub(crate) struct Bench {
+pub(crate) struct Fixture {
     pub(crate) runtime: ProcessRuntime,
     pub(crate) config: Config,
     pub(crate) jobs: BTreeMap<String, (Child, JobGroup)>,
     next: u64,
 }
 
-impl Bench {
+impl Fixture {
     /// A runtime with a base group of its own on this machine's real hierarchy.
-    pub(crate) fn new(mode: LimitMode) -> Bench {
+    pub(crate) fn new(mode: LimitMode) -> Fixture {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         let config = Config { mode, ..Config::new(format!("gainshare-test-{}-{n}", std::process::id())) };
         let hierarchy = Hierarchy::detect().expect("these tests need the right to make cgroups (root)");
         let runtime = ProcessRuntime::on(hierarchy, config.clone()).expect("a base group");
-        Bench { runtime, config, jobs: BTreeMap::new(), next: 0 }
+        Fixture { runtime, config, jobs: BTreeMap::new(), next: 0 }
     }
 
     /// Starts `script` in a shell as a job; on `cpu`, if given.
@@ -71,7 +71,7 @@ impl Bench {
     }
 }
 
-impl Subject for Bench {
+impl Subject for Fixture {
     fn runtime(&mut self) -> &mut dyn Runtime {
         &mut self.runtime
     }
@@ -114,7 +114,7 @@ impl Subject for Bench {
     }
 }
 
-impl Drop for Bench {
+impl Drop for Fixture {
     fn drop(&mut self) {
         let handles: Vec<JobHandle> = self.jobs.values().map(|(_, group)| group.handle.clone()).collect();
         for (child, group) in self.jobs.values_mut() {

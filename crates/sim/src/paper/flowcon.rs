@@ -91,7 +91,7 @@ const TABLE_6_2: [(f64, u64, f64); 10] = [
 
 pub(super) fn flowcon(alpha: f64, interval_s: u64) -> Policy {
     let rule = Flowcon { alpha, interval: Span::from_secs(interval_s), ..Flowcon::default() };
-    Policy { share: ShareRule::Flowcon(rule), ..Policy::default() }
+    Policy { share: ShareRule::Flowcon(rule), ..Policy::equal() }
 }
 
 fn one_node(seed: u64, jobs: Vec<Job>) -> World {

@@ -162,7 +162,7 @@ pub fn schedulers() -> Vec<(&'static str, Scheduler)> {
         ("stock", Scheduler::Rival(Rival::Stock)),
         ("packing", Scheduler::Rival(Rival::Packing)),
         ("dlrover", Scheduler::Rival(Rival::Dlrover)),
-        ("affinity", core(Policy { place: PlaceRule::Affinity, ..Policy::default() })),
+        ("affinity", core(Policy { place: PlaceRule::Affinity, ..Policy::equal() })),
         ("operator", core(Policy::from(Preset::Operator))),
     ]
 }

@@ -12,9 +12,9 @@ use serde_json::Value;
 pub(super) const DS: PlaceRule = PlaceRule::Kubernetes { seed: 0 };
 
 /// A paper's policy by its two numbers: the threshold α and the interval in seconds.
-pub(super) type Tuned = fn(f64, u64) -> Policy;
+pub(super) type PolicyMaker = fn(f64, u64) -> Policy;
 
-/// An experiment of one setting; those with several add rows, those on one node are placed as that node is: anyhow.
+/// An experiment of one setting; those with several add rows. On one node placement does not matter.
 pub(super) fn experiment(
     (name, title): (&'static str, &'static str),
     world: fn(u64) -> World,
@@ -25,8 +25,14 @@ pub(super) fn experiment(
 }
 
 /// One line of a table: the policy with this α and interval.
-pub(super) fn row(tuned: Tuned, alpha: f64, interval_s: u64, published: Option<f64>, measure: Measure) -> Setting {
-    Setting { alpha, interval_s, policy: tuned(alpha, interval_s), published, measure }
+pub(super) fn row(
+    make_policy: PolicyMaker,
+    alpha: f64,
+    interval_s: u64,
+    published: Option<f64>,
+    measure: Measure,
+) -> Setting {
+    Setting { alpha, interval_s, policy: make_policy(alpha, interval_s), published, measure }
 }
 
 pub(super) fn workers(n: usize) -> Vec<Node> {

@@ -79,7 +79,7 @@ pub(super) fn experiments() -> Vec<Experiment> {
 
 fn specon(alpha: f64, interval_s: u64) -> Policy {
     let rule = Specon { alpha, interval: Span::from_secs(interval_s), ..Specon::default() };
-    Policy { moves: MoveRule::Specon(rule), place: DS, ..Policy::default() }
+    Policy { moves: MoveRule::Specon(rule), place: DS, ..Policy::equal() }
 }
 
 fn twenty_vae(seed: u64) -> World {

@@ -26,7 +26,7 @@ pub struct Finish {
     pub margin: f64,
     /// A reservation that is too large by less than this part stays as it is.
     pub give_back: f64,
-    /// A job may have so many times the share that it was seen able to use, so that growing demand shows.
+    /// A job may have this many times the share that it was seen able to use, so that growing demand shows.
     pub room: f64,
     /// The part of the node that is never promised while other jobs run.
     pub keep: f64,

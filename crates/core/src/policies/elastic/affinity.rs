@@ -22,7 +22,7 @@ const IMPROVED_TASKS: usize = 24;
 
 /// What a task needs.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Need {
+pub struct TaskRequest {
     pub id: TaskId,
     pub cores: f64,
     pub memory_bytes: u64,
@@ -31,7 +31,7 @@ pub struct Need {
 }
 
 /// A node for each task, in the order of `needs`, and nothing if not all fit.
-pub fn place(needs: &[Need], free: &[FreeNode]) -> Option<Vec<NodeId>> {
+pub fn place(needs: &[TaskRequest], free: &[FreeNode]) -> Option<Vec<NodeId>> {
     if needs.is_empty() {
         return None;
     }
@@ -47,12 +47,12 @@ pub fn place(needs: &[Need], free: &[FreeNode]) -> Option<Vec<NodeId>> {
     Some(places.into_iter().map(|place| free[place].id).collect())
 }
 
-fn total<'a>(needs: impl Iterator<Item = &'a Need>) -> (f64, u64) {
+fn total<'a>(needs: impl Iterator<Item = &'a TaskRequest>) -> (f64, u64) {
     needs.fold((0.0, 0u64), |(cores, memory), need| (cores + need.cores, memory.saturating_add(need.memory_bytes)))
 }
 
 /// Fills nodes one after the other, the roomiest first, with tasks in the proportion of the job.
-fn fill(needs: &[Need], free: &[FreeNode]) -> Option<Vec<usize>> {
+fn fill(needs: &[TaskRequest], free: &[FreeNode]) -> Option<Vec<usize>> {
     let mut order: Vec<usize> = (0..free.len()).collect();
     order.sort_by(|&a, &b| free[b].cores.total_cmp(&free[a].cores).then(free[a].id.cmp(&free[b].id)));
     let of_role = |role: TaskRole| {
@@ -95,18 +95,18 @@ fn fill(needs: &[Need], free: &[FreeNode]) -> Option<Vec<usize>> {
 }
 
 /// Traffic that crosses nodes.
-pub(crate) fn crossing(needs: &[Need], places: &[usize]) -> f64 {
+pub(crate) fn crossing(needs: &[TaskRequest], places: &[usize]) -> f64 {
     let workers = needs.iter().filter(|need| need.id.role == TaskRole::Worker).count().max(1) as f64;
     let mut sum = 0.0;
     for (server, at) in needs.iter().zip(places).filter(|(need, _)| need.id.role == TaskRole::Server) {
-        let elsewhere = |(need, place): &(&Need, &usize)| need.id.role == TaskRole::Worker && *place != at;
+        let elsewhere = |(need, place): &(&TaskRequest, &usize)| need.id.role == TaskRole::Worker && *place != at;
         sum += server.traffic / workers * needs.iter().zip(places).filter(elsewhere).count() as f64;
     }
     sum
 }
 
 /// Moves and swaps tasks between nodes that the job uses already, while that lowers the traffic across nodes.
-fn improve(needs: &[Need], free: &[FreeNode], places: &mut [usize]) {
+fn improve(needs: &[TaskRequest], free: &[FreeNode], places: &mut [usize]) {
     let fits = |places: &[usize], node: usize| {
         let (cores, memory) = total(needs.iter().zip(places).filter(|(_, at)| **at == node).map(|(need, _)| need));
         free[node].holds(cores, memory)
@@ -152,8 +152,8 @@ mod tests {
         cores.iter().enumerate().map(node).collect()
     }
 
-    fn needs(servers: &[f64], workers: u32, cores: f64) -> Vec<Need> {
-        let need = |id, traffic| Need { id, cores, memory_bytes: 1 << 20, traffic };
+    fn needs(servers: &[f64], workers: u32, cores: f64) -> Vec<TaskRequest> {
+        let need = |id, traffic| TaskRequest { id, cores, memory_bytes: 1 << 20, traffic };
         let servers = servers.iter().enumerate().map(|(i, traffic)| need(TaskId::server(i as u32), *traffic));
         servers.chain((0..workers).map(|i| need(TaskId::worker(i), 0.0))).collect()
     }

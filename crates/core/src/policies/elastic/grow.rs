@@ -21,11 +21,11 @@ use std::collections::{BTreeMap, BTreeSet};
 const FACTOR: f64 = 2.0;
 /// A change that raises the speed by less than this is not worth making.
 const LEAST_SPEEDUP: f64 = 0.05;
-/// So much of a predicted gain must come true.
+/// This part of a predicted gain must come true.
 const KEPT_PROMISE: f64 = 0.33;
 /// Shrinking may cost this part of the speed.
 const TOLERATED_LOSS: f64 = 0.1;
-/// A job is left alone for so many intervals after a change was taken back.
+/// A job is left alone for this many intervals after a change was taken back.
 const REST: u64 = 10;
 /// A job has too much only if it was seen so in two measurements in a row.
 const IDLE_ROUNDS: u32 = 2;

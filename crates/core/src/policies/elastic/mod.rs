@@ -27,7 +27,7 @@ use crate::plan::Reason;
 use crate::sort::Key;
 use crate::tasks::{TaskGroup, TaskId, TaskPlan, TaskReason, TaskRole, TaskTarget};
 use crate::view::{JobView, Phase, View};
-use affinity::Need;
+use affinity::TaskRequest;
 use load::JobMemory;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -227,7 +227,7 @@ impl Rule<'_> {
     fn place(&self, group: &TaskGroup, workers: u32, free: &[FreeNode]) -> Option<Vec<TaskTarget>> {
         let needs = needs(group, workers);
         let nodes = if self.together { affinity::place(&needs, free)? } else { spread(&needs, free)? };
-        let target = |(need, node): (&Need, NodeId)| TaskTarget {
+        let target = |(need, node): (&TaskRequest, NodeId)| TaskTarget {
             id: need.id,
             node,
             cores: need.cores,
@@ -238,10 +238,10 @@ impl Rule<'_> {
 }
 
 /// What the tasks of a job need at its start.
-fn needs(group: &TaskGroup, workers: u32) -> Vec<Need> {
+fn needs(group: &TaskGroup, workers: u32) -> Vec<TaskRequest> {
     let need = |id: TaskId, traffic| {
         let spec = group.spec(id.role);
-        Need { id, cores: spec.cores, memory_bytes: spec.memory_bytes, traffic }
+        TaskRequest { id, cores: spec.cores, memory_bytes: spec.memory_bytes, traffic }
     };
     let traffic = |index: u32| group.traffic.get(index as usize).copied().filter(|t| *t > 0.0).unwrap_or(1.0);
     let servers = (0..group.servers.count).map(|i| need(TaskId::server(i), traffic(i)));
@@ -249,7 +249,7 @@ fn needs(group: &TaskGroup, workers: u32) -> Vec<Need> {
 }
 
 /// Each task on the node with the most free cores.
-fn spread(needs: &[Need], free: &[FreeNode]) -> Option<Vec<NodeId>> {
+fn spread(needs: &[TaskRequest], free: &[FreeNode]) -> Option<Vec<NodeId>> {
     let mut free = free.to_vec();
     let mut nodes = vec![];
     for need in needs {

@@ -10,7 +10,7 @@ use crate::model::{Share as Part, Span};
 use crate::plan::Reason;
 use crate::view::JobView;
 
-/// A job is young for so long after its arrival.
+/// A job is young for this long after its arrival.
 const YOUNG: Span = Span::from_secs(60);
 
 /// The weights change with time, so the rule wants to be asked again.

@@ -40,7 +40,7 @@ pub struct Flowcon {
     pub beta: f64,
     /// The first interval between two runs; doubled each time every job has converged.
     pub interval: Span,
-    /// Back-off ends here, so that a long quiet spell cannot put the next look off for ever.
+    /// Back-off ends here, so that a long quiet spell cannot put the next run off for ever.
     pub longest_interval: Span,
     pub normalisation: Normalisation,
     /// The resource whose growth efficiency is compared with α.
@@ -155,7 +155,7 @@ impl Job {
 }
 
 /// Why a job's growth is not to be trusted.
-enum Doubt {
+enum MissingSignal {
     NoSignal(Span),
     Stale(Span),
 }
@@ -182,7 +182,7 @@ fn run(
     }
     // Both are sorted by id and hold the same ids, so that they can be walked side by side.
     let mut states: Vec<&mut Job> = memory.jobs.values_mut().collect();
-    let doubts: Vec<Option<Doubt>> = jobs
+    let doubts: Vec<Option<MissingSignal>> = jobs
         .iter()
         .zip(states.iter_mut())
         .map(|(view, job)| {
@@ -203,13 +203,13 @@ fn run(
     let n = jobs.len();
     let converged = |i: usize| doubts[i].is_some() || states[i].category == Category::Converged;
     if n > 0 && (0..n).all(converged) && doubts.iter().any(Option::is_none) {
-        let next_look = Span((memory.interval.0.saturating_mul(2)).min(rule.longest_interval.0.max(rule.interval.0)));
-        memory.interval = next_look;
+        let interval = Span((memory.interval.0.saturating_mul(2)).min(rule.longest_interval.0.max(rule.interval.0)));
+        memory.interval = interval;
         let opinions = states.into_iter().map(|job| {
             job.limit = Target::FREE.limit;
-            opinion(job, Reason::AllConverged { next_look })
+            opinion(job, Reason::AllConverged { next_look: interval })
         });
-        return (opinions.collect(), next_look);
+        return (opinions.collect(), interval);
     }
 
     let trusted = || states.iter().zip(&doubts).filter(|(_, d)| d.is_none()).map(|(job, _)| job);
@@ -221,8 +221,8 @@ fn run(
             Some(doubt) => {
                 job.limit = PerResource::from_fn(|_| Share::equal(n));
                 match *doubt {
-                    Doubt::NoSignal(waited) => Reason::NoSignal { waited },
-                    Doubt::Stale(silent) => Reason::StaleSignal { silent },
+                    MissingSignal::NoSignal(waited) => Reason::NoSignal { waited },
+                    MissingSignal::Stale(silent) => Reason::StaleSignal { silent },
                 }
             }
             None => limit(rule, job, &sum, floor, newcomer),
@@ -266,14 +266,15 @@ fn measure(rule: &Flowcon, now: Time, view: &JobView, job: &mut Job) -> bool {
     job.growth.get(rule.judged_by).is_some()
 }
 
-fn doubt(silence: Silence, rule: &Flowcon, now: Time, view: &JobView) -> Option<Doubt> {
+fn doubt(silence: Silence, rule: &Flowcon, now: Time, view: &JobView) -> Option<MissingSignal> {
     let Phase::Running { since, .. } = view.phase else { return None };
     match view.signal.last {
-        None => Some(now.since(since)).filter(|w| *w > silence.patience).map(Doubt::NoSignal),
+        None => Some(now.since(since)).filter(|w| *w > silence.patience).map(MissingSignal::NoSignal),
         Some(last) => {
             let silent = now.since(last.at);
             let usual = view.signal.longest_gap.max(rule.interval).as_secs_f64();
-            (silent > silence.patience && silent.as_secs_f64() > silence.factor * usual).then_some(Doubt::Stale(silent))
+            (silent > silence.patience && silent.as_secs_f64() > silence.factor * usual)
+                .then_some(MissingSignal::Stale(silent))
         }
     }
 }

@@ -23,9 +23,10 @@ pub(crate) struct Disturbance {
     xy: f64,
 }
 
-/// What is known of one job: how many stretches were seen, the mean company and the mean cost.
+/// What is known of one job: the number of intervals between reports, their mean `d`, and their mean logarithm of the
+/// cost per step.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub(crate) struct Company {
+pub(crate) struct NeighbourStats {
     stretches: f64,
     x: f64,
     y: f64,
@@ -34,11 +35,11 @@ pub(crate) struct Company {
     open_shared: f64,
 }
 
-/// So much variation of `d` counts for "no slope": as much as one job that was alone for one report
-/// and beside an equal for the next.
+/// Prior weight of slope 0, as the sum of squares of `d`: that of one job that was alone for one report and beside an
+/// equal for the next.
 const PRIOR: f64 = 0.125;
 
-/// A step that costs so many times the usual (as a logarithm) is an evaluation or a checkpoint and
+/// A step whose cost differs from the usual by more than this (as a logarithm) is an evaluation or a checkpoint and
 /// says nothing of neighbours.
 const WILD: f64 = 0.4;
 
@@ -54,7 +55,7 @@ impl Disturbance {
 
     /// A job used `cpu` in company `d`. If it made `steps` meanwhile, the newest of them came when
     /// `since` of that was still to be used.
-    pub(crate) fn observe(&mut self, job: &mut Company, cpu: f64, d: f64, report: Option<(f64, f64)>) {
+    pub(crate) fn observe(&mut self, job: &mut NeighbourStats, cpu: f64, d: f64, report: Option<(f64, f64)>) {
         let Some((steps, since)) = report else {
             job.open_cpu += cpu;
             job.open_shared += cpu * d;
@@ -84,7 +85,7 @@ mod tests {
 
     /// A job whose steps cost `c·(1 + γ·d)` in changing company.
     fn learn(company: &[f64], c: f64, gamma: f64, all: &mut Disturbance) {
-        let mut job = Company::default();
+        let mut job = NeighbourStats::default();
         for d in company {
             all.observe(&mut job, c * (1.0 + gamma * d), *d, Some((1.0, 0.0)));
         }
@@ -110,7 +111,7 @@ mod tests {
     #[test]
     fn one_wild_report_changes_little() {
         let mut all = Disturbance::default();
-        let mut job = Company::default();
+        let mut job = NeighbourStats::default();
         for d in [0.0, 0.5, 0.0, 0.5, 0.0, 0.5] {
             all.observe(&mut job, 1.0, d, Some((1.0, 0.0)));
         }

@@ -4,7 +4,7 @@
 //! **Terms.** Work is in node-seconds of the node that the job is on, less what neighbours made the
 //! job lose. The *position* is in steps, or in reports of a job that counts no steps.
 
-use super::disturbance::{Company, Disturbance};
+use super::disturbance::{Disturbance, NeighbourStats};
 use super::numbers::Gain;
 use crate::model::{NodeId, Time};
 use crate::scaling::{TYPICAL_SERIAL, busy_cores, speed};
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 /// The work a job has left, as three numbers of one distribution.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(super) struct Left {
+pub(super) struct WorkLeft {
     /// The mean.
     pub(super) mean_s: f64,
     /// Jobs with less of this go first: between the mean and the Gittins effort.
@@ -23,10 +23,10 @@ pub(super) struct Left {
     pub(super) guard_s: f64,
 }
 
-impl Left {
-    fn of(rule: &Gain, left: &Residual) -> Option<Left> {
+impl WorkLeft {
+    fn of(rule: &Gain, left: &Residual) -> Option<WorkLeft> {
         let (bold, mean_s) = (rule.boldness, left.mean());
-        let found = Left {
+        let found = WorkLeft {
             mean_s,
             rank_s: left.effort().powf(bold) * mean_s.powf(1.0 - bold),
             guard_s: left.quantile(rule.guard),
@@ -34,8 +34,8 @@ impl Left {
         (found.mean_s.is_finite() && found.rank_s.is_finite()).then_some(found)
     }
 
-    fn at_least(self, least: f64) -> Left {
-        Left { mean_s: self.mean_s.max(least), rank_s: self.rank_s.max(least), guard_s: self.guard_s.max(least) }
+    fn at_least(self, least: f64) -> WorkLeft {
+        WorkLeft { mean_s: self.mean_s.max(least), rank_s: self.rank_s.max(least), guard_s: self.guard_s.max(least) }
     }
 }
 
@@ -50,13 +50,12 @@ pub(super) struct Job {
     pub(super) joined_with: f64,
     joined_at_step: f64,
     before: Option<f64>,
-    /// Whether it came here in the midst of a step, the rest of which says nothing of what a step
-    /// costs.
+    /// It moved here during a step; that step is not used to measure cost.
     midst: bool,
     /// Consumed at the last run and since the run before it, less what neighbours made it lose.
     pub(super) consumed: f64,
     pub(super) newly: f64,
-    company: Company,
+    company: NeighbourStats,
     /// Consumed when the newest report seen was made, and the reports and the step at that moment.
     pub(super) reported_with: f64,
     pub(super) reports: u64,
@@ -79,10 +78,11 @@ pub(super) struct Job {
     pub(super) core: f64,
     /// The least number of steps it ever claimed to be all.
     least_total: Option<u64>,
-    /// Its share since the last run, and whether that was little more than the floor.
+    /// Its share since the last run.
     pub(super) share: f64,
+    /// Whether that share was below half of what it would use with an equal share.
     pub(super) throttled: bool,
-    pub(super) left: Option<Left>,
+    pub(super) left: Option<WorkLeft>,
 }
 
 /// Use below this part of what was granted means that the job cannot use more.
@@ -117,7 +117,7 @@ impl Job {
             midst: view.signal.reports > 0,
             consumed: view.consumed.cpu,
             newly: 0.0,
-            company: Company::default(),
+            company: NeighbourStats::default(),
             reported_with: view.consumed.cpu,
             reports: view.signal.reports,
             step,
@@ -244,15 +244,15 @@ impl Job {
     }
 
     /// The work left, as far as plans go: until it has ended there is something.
-    pub(super) fn rest(&self) -> Option<Left> {
+    pub(super) fn rest(&self) -> Option<WorkLeft> {
         self.left.map(|left| left.at_least(EPILOGUE * self.consumed))
     }
 
     /// Predicts the work left.
-    pub(super) fn predict(&mut self, rule: &Gain, view: &JobView, node: Option<&NodeView>) -> Option<Left> {
+    pub(super) fn predict(&mut self, rule: &Gain, view: &JobView, node: Option<&NodeView>) -> Option<WorkLeft> {
         let Some(per_step) = self.per_step() else {
             let core_s = node.map(|n| n.cores * n.speed)?;
-            return Left::of(rule, &length::residual_work(&view.history, core_s, self.consumed)?);
+            return WorkLeft::of(rule, &length::residual_work(&view.history, core_s, self.consumed)?);
         };
         let since = self.consumed - self.reported_with;
         let residual = match view.signal.total {
@@ -269,7 +269,7 @@ impl Job {
                 length::residual(&view.signal, &view.history, at)?.scaled(per_step, 0.0)
             }
         };
-        Left::of(rule, &residual)
+        WorkLeft::of(rule, &residual)
     }
 }
 

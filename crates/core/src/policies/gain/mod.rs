@@ -27,7 +27,7 @@
 //!    being served stays unless another one is better by more than [`Gain::switch`].
 //!
 //! **Terms.** Work and service are node-seconds of CPU. All times derive from the jobs' own, but
-//! for the bounds of the time between two looks and the patience with a silent job.
+//! for the bounds of the time between two decisions and the patience with a silent job.
 
 mod cores;
 mod disturbance;
@@ -40,7 +40,7 @@ mod world;
 pub(crate) use moves::MoveRule;
 pub use numbers::{Aim, Gain, GainMove};
 
-use super::{Group, Homes, Opinion, Prediction, Share as ShareRule, Shares, Silence, Stake};
+use super::{Group, Homes, JobOutlook, Opinion, Prediction, Share as ShareRule, Shares, Silence};
 use crate::model::{JobId, NodeId, PerResource, Share, Span, Time};
 use crate::plan::Reason;
 use crate::signal::Category;
@@ -70,8 +70,8 @@ impl ShareRule for Rule<'_> {
         Shares { opinions, wait: Some(wait) }
     }
 
-    fn stake(&self, job: JobId) -> Option<Stake> {
-        self.memory.stake(job)
+    fn outlook(&self, job: JobId) -> Option<JobOutlook> {
+        self.memory.outlook(job)
     }
 
     fn homes(&mut self) -> Option<&mut dyn Homes> {
@@ -272,13 +272,13 @@ fn run(
 
 impl Memory {
     /// What is predicted of `job` and when it is to end, if its work left can be told.
-    fn stake(&self, id: JobId) -> Option<Stake> {
+    fn outlook(&self, id: JobId) -> Option<JobOutlook> {
         let job = self.jobs.get(&id)?;
         let deadline_s =
             self.fair.ends(id).map_or(f64::INFINITY, |(ends, _)| ends.as_secs_f64() - self.at.as_secs_f64());
         let home = self.fair.home(id).unwrap_or(job.node);
         let prediction = Prediction { left_s: job.rest()?.mean_s, usable: job.usable };
-        Some(Stake { prediction, home, deadline_s })
+        Some(JobOutlook { prediction, home, deadline_s })
     }
 
     /// The largest part of its node that a job can use, once it has been measured.
@@ -310,7 +310,7 @@ fn gain_per_unit(rule: &Gain, view: &JobView, job: &Job, rank_s: f64) -> f64 {
     }
 }
 
-/// So much more the part of a job that counts is worth than what comes after it.
+/// How many times as much the part of a job that counts is worth as what comes after it.
 const FIRST: f64 = 1e6;
 
 /// The part of the improvement that is still to come when a job counts as good: a tenth.

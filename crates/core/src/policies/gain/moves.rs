@@ -22,7 +22,7 @@
 //! it costs; a job alone on its node moves only to a faster one; a job that has just moved stays
 //! for a while.
 
-use super::super::{Prediction, Relocate, Share, Stake};
+use super::super::{JobOutlook, Prediction, Relocate, Share};
 use super::numbers::GainMove;
 use crate::model::{JobId, NodeId};
 use crate::plan::{Move, MoveReason, Plan};
@@ -38,7 +38,7 @@ impl Relocate for MoveRule<'_> {
     fn moves(&mut self, view: &View, plan: &Plan, share: &dyn Share) -> Vec<Move> {
         // An empty node that a waiting job is about to get is not empty.
         if plan.starts.is_empty() && view.nodes.len() > 1 {
-            run(self.numbers, view, |id| share.stake(id))
+            run(self.numbers, view, |id| share.outlook(id))
         } else {
             vec![]
         }
@@ -58,16 +58,16 @@ struct Candidate {
 
 /// The job of each node, by its place in the crowd, whose move would gain most, and how many
 /// seconds.
-type Bests = BTreeMap<NodeId, (usize, f64)>;
+type BestMoves = BTreeMap<NodeId, (usize, f64)>;
 
-/// The moves to make. `stake` tells what the share rule knows of a job.
-fn run(rule: &GainMove, view: &View, stake: impl Fn(JobId) -> Option<Stake>) -> Vec<Move> {
+/// The moves to make. `outlook` tells what the share rule knows of a job.
+fn run(rule: &GainMove, view: &View, outlook: impl Fn(JobId) -> Option<JobOutlook>) -> Vec<Move> {
     let mut crowds: BTreeMap<NodeId, Vec<Candidate>> = BTreeMap::new();
     let mut busy: BTreeMap<NodeId, usize> = BTreeMap::new();
     for job in &view.jobs {
         let Phase::Running { node, since, attempt } = job.phase else { continue };
         *busy.entry(node).or_default() += 1;
-        if let Some(Stake { prediction: known, home, deadline_s }) = stake(job.id) {
+        if let Some(JobOutlook { prediction: known, home, deadline_s }) = outlook(job.id) {
             // A job that has just moved is being restored, and its move must first have been worth
             // its cost.
             let stayed_s = view.now.since(since).as_secs_f64();
@@ -84,7 +84,7 @@ fn run(rule: &GainMove, view: &View, stake: impl Fn(JobId) -> Option<Stake>) -> 
     }
     let empty = |n: &&NodeView| !busy.contains_key(&n.id) && n.slots != Some(0);
     // Nodes of one kind have the same best moves, which change only where a job has left.
-    let mut kinds: BTreeMap<(u64, u64), (&NodeView, Bests)> = BTreeMap::new();
+    let mut kinds: BTreeMap<(u64, u64), (&NodeView, BestMoves)> = BTreeMap::new();
     for to in view.nodes.iter().filter(empty) {
         let best_from = |from: NodeId, to: &NodeView, crowd: &[Candidate]| best_of(rule, view.node(from)?, to, crowd);
         let (_, bests) = kinds.entry((to.cores.to_bits(), to.speed.to_bits())).or_insert_with(|| {
@@ -210,18 +210,18 @@ mod tests {
     }
 
     fn moves(view: &View, lefts: &[f64]) -> Vec<(u64, u32)> {
-        let stakes: Vec<_> = lefts.iter().map(|left| (*left, 0, f64::INFINITY)).collect();
-        moves_of(view, &stakes)
+        let outlooks: Vec<_> = lefts.iter().map(|left| (*left, 0, f64::INFINITY)).collect();
+        moves_of(view, &outlooks)
     }
 
     /// With (work left, home, deadline) of each job.
-    fn moves_of(view: &View, stakes: &[(f64, u32, f64)]) -> Vec<(u64, u32)> {
+    fn moves_of(view: &View, outlooks: &[(f64, u32, f64)]) -> Vec<(u64, u32)> {
         let rule = GainMove { cost: Span::from_secs(5), worth: 3.0 };
-        let stake = |id: JobId| {
-            let (left, home, deadline_s) = stakes[id.0 as usize];
-            Some(Stake { prediction: Prediction { left_s: left, usable: 1.0 }, home: NodeId(home), deadline_s })
+        let outlook = |id: JobId| {
+            let (left, home, deadline_s) = outlooks[id.0 as usize];
+            Some(JobOutlook { prediction: Prediction { left_s: left, usable: 1.0 }, home: NodeId(home), deadline_s })
         };
-        run(&rule, view, stake).iter().map(|m| (m.job.0, m.to.0)).collect()
+        run(&rule, view, outlook).iter().map(|m| (m.job.0, m.to.0)).collect()
     }
 
     #[test]
@@ -277,11 +277,11 @@ mod tests {
         let moved_at = |view: &mut View, s: f64| {
             view.jobs[0].phase = Phase::Running { node: NodeId(0), since: Time::from_secs_f64(s), attempt: 2 };
         };
-        let stakes = [(40.0, 1, 45.0), (50.0, 0, 50.0), (9.0, 1, 99.0)];
+        let outlooks = [(40.0, 1, 45.0), (50.0, 0, 50.0), (9.0, 1, 99.0)];
         moved_at(&mut view, 10.0);
-        assert_eq!(moves_of(&view, &stakes), []);
+        assert_eq!(moves_of(&view, &outlooks), []);
         moved_at(&mut view, 5.0);
-        assert_eq!(moves_of(&view, &stakes), [(0, 1)]);
+        assert_eq!(moves_of(&view, &outlooks), [(0, 1)]);
     }
 
     #[test]

@@ -4,8 +4,8 @@ use super::super::error::PolicyError;
 use crate::model::Span;
 use serde::{Deserialize, Serialize};
 
-/// The numbers of our own rule. None of them is a time that would make it fit jobs of minutes but
-/// not of days; the looks are bounded by what looking costs.
+/// The numbers of the gain rule. All are ratios except the two bounds, so the rule fits jobs of any length. The bounds
+/// limit what decisions cost.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Gain {
@@ -18,7 +18,7 @@ pub struct Gain {
     /// Gittins index, which gambles on an early end as far as the distribution is believed; 0 is
     /// the mean, which trusts it less.
     pub boldness: f64,
-    /// What is to come soonest.
+    /// What is minimised: the time to the end, or to 90 % of the improvement.
     pub aim: Aim,
     /// How much later than with an equal share a job may end, as a part of its whole time.
     pub slack: f64,
@@ -29,13 +29,13 @@ pub struct Gain {
     /// A newcomer is measured first, at a cost to the others of no more than this part of what they
     /// have left.
     pub probe: f64,
-    /// The next look comes after this part of the time until the first job ends.
+    /// The next decision comes after this part of the time until the first job ends.
     pub look: f64,
     pub shortest_look: Span,
     pub longest_look: Span,
 }
 
-/// What the gain rule brings about soonest, in the mean over jobs.
+/// The event that the gain rule makes as early as possible, in the mean over jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Aim {
@@ -94,7 +94,7 @@ impl Gain {
 pub struct GainMove {
     /// What saving, stopping and restoring a job costs it. The thesis measured under 5 s.
     pub cost: Span,
-    /// A move must gain so many times its cost, over all jobs: predictions err.
+    /// A move must gain this many times its cost, over all jobs: predictions err.
     pub worth: f64,
 }
 

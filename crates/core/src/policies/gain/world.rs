@@ -159,7 +159,7 @@ impl FairWorld {
         }
     }
 
-    /// Runs the machine of every node and owner, to the end or for so many seconds: what becomes of
+    /// Runs the machine of every node and owner, to the end or for `until_s` seconds: what becomes of
     /// each job, in their order.
     fn machines(&self, view: &View, until_s: Option<f64>) -> Vec<TaskResult> {
         let mut parts: BTreeMap<(NodeId, OwnerId), Part> = BTreeMap::new();

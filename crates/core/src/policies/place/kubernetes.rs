@@ -38,7 +38,7 @@ impl Place for Kubernetes {
     }
 }
 
-/// The sum of the two resource scores of the default scheduler for a node with so many jobs.
+/// The sum of the two resource scores of the default scheduler for a node with `jobs` jobs.
 fn kubernetes_score(node: &NodeView, jobs: u64) -> u64 {
     let pods = jobs + SYSTEM_PODS + 1;
     let millicores = (node.cores * 1000.0) as u64;

@@ -90,7 +90,7 @@ impl<'a> Room<'a> {
         Room::ranked(view, rule, running)
     }
 
-    /// A world in which so many jobs run on each node.
+    /// A world in which each node has the given number of jobs.
     fn with(view: &'a View, rule: &'a dyn Place, jobs: &BTreeMap<NodeId, usize>) -> Room<'a> {
         let count = |node: &NodeView| JobCounts {
             growing: jobs.get(&node.id).copied().unwrap_or_default(),

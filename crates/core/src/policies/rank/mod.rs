@@ -50,12 +50,12 @@ impl ShareRule for Rule<'_> {
     }
 }
 
-/// Each next in line weighs so much less than the one before: near enough to nothing that it does
-/// not slow the first, yet what the first cannot use goes down the line in order.
+/// Ratio of the weights of two jobs that follow each other in the queue. It is small enough that the second does not
+/// slow the first; what the first cannot use goes to the others in the order of the queue.
 const NEXT: f64 = 1e-4;
 
-/// How often what changes with time is looked at: no job overstays for longer.
-const LOOK: Span = Span::from_secs(5);
+/// Interval between decisions when ranks depend on time.
+const INTERVAL: Span = Span::from_secs(5);
 
 fn run(by: &Rank, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) {
     let key = |job: &JobView| match by {
@@ -88,7 +88,7 @@ fn run(by: &Rank, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) {
         category: Category::Growing,
         reason: Reason::Ranked { ahead },
     });
-    let wait = matches!(by, Rank::Attained { .. } | Rank::Predicted).then_some(LOOK);
+    let wait = matches!(by, Rank::Attained { .. } | Rank::Predicted).then_some(INTERVAL);
     (opinions.collect(), wait)
 }
 

@@ -123,10 +123,10 @@ struct Job {
     used: f64,
 }
 
-/// The marks of a job that is out of view are kept for so long: longer than any move or outage.
+/// The marks of a job that is out of view are kept for this long: longer than any move or outage.
 const ABSENCE: Span = Span::from_secs(24 * 3600);
 
-/// A job that was silent for so many runs does not hold Algorithm 5 up any more.
+/// A job that was silent for this many runs does not hold Algorithm 5 up any more.
 const QUIET_RUNS: u32 = 10;
 
 /// Runs Algorithms 3, 4 and 5 once and returns the moves to make.
@@ -218,8 +218,8 @@ fn rebalance(cluster: &mut Cluster, memory: &mut Memory, moves: &mut Vec<Move>) 
     if takers.is_empty() {
         return;
     }
-    // Newest first. Nodes only lose jobs here until they hold no more than the factor, so who was
-    // passed over once is passed over for good.
+    // Newest first. Nodes only lose jobs here until they hold no more than the factor. A job that was skipped once
+    // need not be checked again.
     let crowded = cluster.nodes.iter().filter(|(_, n)| n.jobs.len() > factor);
     let mut candidates: Vec<(NodeId, JobId)> = crowded
         .flat_map(|(id, n)| n.jobs.iter().map(|j| (*id, *j)))
@@ -268,8 +268,8 @@ impl Cluster {
     }
 }
 
-/// What Algorithm 4 holds nodes against each other by, in order, so that thousands of requests on
-/// thousands of nodes are answered in one go.
+/// Scores by which Algorithm 4 ranks nodes, kept sorted, so that thousands of requests on thousands of nodes are
+/// answered in one go.
 struct Scores<'a> {
     rule: &'a Specon,
     tallies: BTreeMap<NodeId, Tally>,

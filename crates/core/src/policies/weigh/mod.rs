@@ -26,8 +26,8 @@ impl ShareRule for Rule {
     }
 }
 
-/// The weighing rules look again so often: SLAQ's authors use epochs of a few seconds, the others
-/// longer ones; ten serve all.
+/// Interval between decisions of the weighing rules. SLAQ's authors use epochs of a few seconds, the others longer
+/// ones; ten serve all.
 const EPOCH: Span = Span::from_secs(10);
 
 fn run(by: Weighting, now: Time, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) {

@@ -28,7 +28,7 @@ use gainshare_limits::{JobHandle, Runtime, RuntimeError, RuntimeKind};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// An engine that does not answer is tried again so often.
+/// Time between two attempts to reach an engine that does not answer.
 const CONNECT_PACE: Span = Span::from_secs(5);
 
 /// The engine records a container's start a moment after its first process began to write.

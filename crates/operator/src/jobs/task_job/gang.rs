@@ -21,7 +21,7 @@
 use super::request::{Class, RoomRequest, TaskNeed};
 use super::turns::QueueShares;
 use gainshare_core::model::NodeId;
-use gainshare_core::policy::{FreeNode, Need, place_tasks};
+use gainshare_core::policy::{FreeNode, TaskRequest, place_tasks};
 use gainshare_core::tasks::TaskId as CoreTask;
 use gainshare_kube_api::quantity::total;
 use gainshare_kube_api::tasks::{Role, TaskId};
@@ -196,13 +196,13 @@ fn by_affinity(rooms: &[NodeRoom], needs: &[TaskNeed]) -> Option<Placement> {
         memory_bytes: room.free.1,
     };
     let free: Vec<FreeNode> = rooms.iter().enumerate().map(free).collect();
-    let core_needs: Vec<Need> = (0_u32..)
+    let core_needs: Vec<TaskRequest> = (0_u32..)
         .zip(needs)
         .map(|(index, need)| {
             let is_server = need.task.role == Role::Ps;
             let id = if is_server { CoreTask::server(index) } else { CoreTask::worker(index) };
             let traffic = if is_server { 1.0 } else { 0.0 };
-            Need { id, cores: cores(need.requests.0), memory_bytes: need.requests.1, traffic }
+            TaskRequest { id, cores: cores(need.requests.0), memory_bytes: need.requests.1, traffic }
         })
         .collect();
     let nodes = place_tasks(&core_needs, &free)?;
