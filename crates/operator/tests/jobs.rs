@@ -335,8 +335,9 @@ fn switched_off(bed: &Bed) {
     bed.kubectl(&["delete", "trainingjob", "removed", "-n", "team", "--timeout=90s"]);
     let pods_of = |name: &str, more: &[&str]| {
         let label = format!("gainshare.dev/job={name}");
-        let found = bed.kubectl(&[&["get", "pods", "-n", "team", "-l", &label, "-o", "name"], more].concat());
-        found.lines().count()
+        let mut args = vec!["get", "pods", "-n", "team", "-l", label.as_str(), "-o", "name"];
+        args.extend(more);
+        bed.kubectl(&args).lines().count()
     };
     for name in ["drained", "gang", "latecomer"] {
         assert_eq!(pods_of(name, &[]), 0, "{name}: a pod was made while sharing was off");
