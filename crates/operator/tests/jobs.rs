@@ -333,10 +333,14 @@ fn switched_off(bed: &TestBed) {
     let selector = "--pod-selector=gainshare.dev/job in (drained, gang)";
     bed.kubectl(&["drain", "left", "right", selector, "--timeout=90s"]);
     bed.kubectl(&["delete", "trainingjob", "removed", "-n", "team", "--timeout=90s"]);
-    for name in ["drained", "gang", "latecomer"] {
+    let pods_of = |name: &str, more: &[&str]| {
         let label = format!("gainshare.dev/job={name}");
-        let pods = bed.kubectl(&["get", "pods", "-n", "team", "-l", &label, "-o", "name"]);
-        assert_eq!(pods.trim(), "", "{name}: a pod was made while sharing was off");
+        let mut args = vec!["get", "pods", "-n", "team", "-l", label.as_str(), "-o", "name"];
+        args.extend(more);
+        bed.kubectl(&args).lines().count()
+    };
+    for name in ["drained", "gang", "latecomer"] {
+        assert_eq!(pods_of(name, &[]), 0, "{name}: a pod was made while sharing was off");
     }
     let latecomer = bed.job("latecomer");
     assert!(latecomer["metadata"]["finalizers"].is_null() && latecomer["status"].is_null(), "{latecomer:#}");
@@ -344,7 +348,9 @@ fn switched_off(bed: &TestBed) {
     bed.kubectl(&["uncordon", "left", "right"]);
     let on = r#"{"data":{"sharing":"on"}}"#;
     bed.kubectl(&["patch", "configmap", "gainshare-operator", "-n", SYSTEM, "--type=merge", "-p", on]);
-    for name in ["drained", "gang", "latecomer"] {
+    for (name, count) in [("drained", 1), ("gang", 3), ("latecomer", 1)] {
+        let running = || pods_of(name, &["--field-selector=status.phase=Running"]) == count;
+        eventually(&format!("{name} after the switch"), || running().then_some(()));
         let job = bed.until(name, "Running", None);
         assert!(job["status"]["failures"].as_u64().unwrap_or(0) == 0, "a drain is no failure: {:#}", job["status"]);
     }

@@ -49,8 +49,8 @@ fn pod_of(bed: &TestBed, name: &str) -> Value {
     let container = &pod["status"]["containerStatuses"][0];
     json!({
         "pod": pod["metadata"]["name"], "uid": pod["metadata"]["uid"], "deleted": pod["metadata"]["deletionTimestamp"],
-        "resources": pod["spec"]["containers"][0]["resources"], "applied": container["resources"],
-        "container": container["containerID"], "restarts": container["restartCount"],
+        "resources": pod["spec"]["containers"][0]["resources"], "container": container["containerID"],
+        "restarts": container["restartCount"],
     })
 }
 
