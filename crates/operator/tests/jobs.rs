@@ -9,7 +9,7 @@
 mod common;
 
 use common::training::{COUNTS, Operator, batch_job, job};
-use common::{TestBed, SYSTEM, Scenarios, Watch, alive, eventually, text, within_a_minute};
+use common::{SYSTEM, Scenarios, TestBed, Watch, alive, eventually, text, within_a_minute};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;

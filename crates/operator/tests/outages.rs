@@ -8,7 +8,7 @@
 mod common;
 
 use common::training::{COUNTS, Operator, job};
-use common::{TestBed, SYSTEM, Scenarios, Watch, alive, eventually, text, within_a_minute};
+use common::{SYSTEM, Scenarios, TestBed, Watch, alive, eventually, text, within_a_minute};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 

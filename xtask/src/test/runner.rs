@@ -140,7 +140,7 @@ impl Guard {
     fn of(group: u32) -> Result<Guard> {
         // The shell waits until its input is closed, which the kernel does when this process ends.
         let mut shell = Command::new("/bin/sh");
-        shell.args(["-c", "read _; kill -KILL -- -\"$0\"", &group.to_string()]).process_group(0);
+        shell.args(["-c", "read _; kill -s KILL -- -\"$0\"", &group.to_string()]).process_group(0);
         let output = shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Guard(output.spawn().context("cannot start /bin/sh")?))
     }
