@@ -37,8 +37,8 @@ pub const TYPICAL_SERIAL: f64 = 0.1;
 /// on two machines: 0.06 to 0.6.
 const TEAM: f64 = 0.6;
 
-/// What one more core adds to the speed of a job that has `cores` of them, where the first core brings 1. Above one core
-/// it is the slope of Amdahl's law, times what a thread of a team is worth.
+/// What one more core adds to the speed of a job that has `cores` of them, where the first core brings 1. Above one
+/// core it is the slope of Amdahl's law, times what a thread of a team is worth.
 pub fn next_core(serial: Option<f64>, cores: f64) -> f64 {
     let waits = 1.0 + serial.unwrap_or(TYPICAL_SERIAL).clamp(0.0, 1.0) * cores.max(0.0);
     // Shares are sums of small parts: the last thousandth of a core is not another core.

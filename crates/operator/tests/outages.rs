@@ -84,7 +84,7 @@ fn is_away(bed: &TestBed, part: &str) -> f64 {
     recovery_s
 }
 
-/// Who leads; nobody before the first operator has made the lease.
+/// The operator that leads; empty before the first operator has made the lease.
 fn holder(bed: &TestBed) -> String {
     let lease = ["get", "lease", "gainshare-operator", "-n", SYSTEM, "--ignore-not-found"];
     bed.kubectl(&[&lease[..], &["-o", "jsonpath={.spec.holderIdentity}"]].concat())

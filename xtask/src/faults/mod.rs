@@ -60,7 +60,7 @@ const OUTAGE: &str = "GAINSHARE_OUTAGE_S";
 /// Outages in seconds. The first one is the default, the others are added by `--long`. The last one is longer than the
 /// lease of any part.
 const OUTAGES_S: [u64; 3] = [5, 60, 360];
-/// At most so many outages follow each other in one test.
+/// The largest number of outages that follow each other in one test.
 const OUTAGES_PER_TEST: u32 = 3;
 /// Tests that have a long form run it if this variable is set.
 const LONG: &str = "GAINSHARE_LONG";

@@ -238,7 +238,7 @@ mod tests {
         let (peers, now) = (Peers::new(limits), Instant::now());
         let hostile = |last: u8| IpAddr::from([10, 0, 0, last]);
         let agent = |last: u8| IpAddr::from([10, 0, 1, last]);
-        let taken: Vec<Seat> = (0..16).map(|i| peers.admit(hostile(i / 2), now).unwrap()).collect();
+        let taken: Vec<ConnectionSlot> = (0..16).map(|i| peers.admit(hostile(i / 2), now).unwrap()).collect();
         assert!(peers.admit(hostile(0), now).is_none());
         let first = peers.admit(agent(1), now).expect("a peer without a connection gets one");
         assert!(peers.admit(agent(1), now).is_none(), "one until it is proven");

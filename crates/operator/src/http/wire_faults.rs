@@ -43,8 +43,8 @@ const NODE: &str = "node-a";
 const PODS: [(&str, u64); 3] = [("a", 600), ("b", 500), ("c", 900)];
 const STEPS: usize = 60;
 
-/// The plans at the end, as shares of [`PODS`]. After the first, every part of the second is worth a write. Of the first,
-/// a part may be refused: a pod that has nearly its share already is not lowered for another one.
+/// The plans at the end, as shares of [`PODS`]. After the first, every part of the second is worth a write. Of the
+/// first, a part may be refused: a pod that has nearly its share already is not lowered for another one.
 const LAST_PLANS: [[f64; 3]; 2] = [[0.7, 0.15, 0.15], [0.2, 0.3, 0.5]];
 
 /// A message, and a pass over pods to restore, need few repetitions when nothing fails.
@@ -460,7 +460,7 @@ impl Wire {
                 () = self.death.notified() => {}
             }
             self.server.lock().dies_after = None;
-            self.begin_anew();
+            self.begin_again();
         }
         for _ in 0..QUIET_ROUNDS {
             restore::pass(&self.leading.shares, &mut restore::Pauses::default()).await;

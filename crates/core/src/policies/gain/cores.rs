@@ -7,9 +7,9 @@
 //! **Approach.** Suppose that jobs are served in their order, each with the whole machine. Then every bit of work that
 //! is done now ends its job sooner, and all jobs behind it as well: it is worth the number of jobs that wait for it.
 //! So each core goes where that number, times what the core adds to the speed of the job ([`next_core`]), is largest.
-//! Only the order of the jobs counts, not how long each of them is. A job without a team gains from all that it can use.
-//! A long job would be alone at the end, with many cores that bring it little. So a job has at least one core as soon as
-//! it needs as long with one core as all jobs together need with the whole machine.
+//! Only the order of the jobs counts, not how long each of them is. A job without a team gains from all that it can
+//! use. A long job would be alone at the end, with many cores that bring it little. So a job has at least one core as
+//! soon as it needs as long with one core as all jobs together need with the whole machine.
 //!
 //! **Properties** (tests): `without_teams_jobs_are_served_one_after_the_other`, `two_cores_go_to_two_jobs`,
 //! `the_first_job_has_most_cores`, `no_more_is_dealt_than_there_is`.

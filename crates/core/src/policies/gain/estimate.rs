@@ -287,9 +287,9 @@ pub(super) struct Interval {
     pub(super) scarce: bool,
 }
 
-/// Whether the first report of a job tells what a step costs, although the job's start is counted in. The error is small
-/// if a good part of the run is done by then. A first report from the second half of a run is rather that of a job that
-/// was restored. Without a total the work left is a multiple of the work done, whatever a step costs.
+/// Whether the first report of a job tells what a step costs, although the job's start is counted in. The error is
+/// small if a good part of the run is done by then. A first report from the second half of a run is rather that of a
+/// job that was restored. Without a total the work left is a multiple of the work done, whatever a step costs.
 fn first_report_tells(step: f64, total: Option<u64>) -> bool {
     total.is_none_or(|total| (0.2..=0.5).contains(&(step / total as f64)))
 }
