@@ -123,9 +123,10 @@ fn a_moved_job_is_not_moved_again(bed: &TestBed) {
     std::thread::sleep(ABSENCE);
     agents_on(None);
     drop(first_operator);
+    // Before the operator starts, so that it never knew the node as open.
+    bed.kubectl(&["cordon", "left"]);
     let _second_operator = Operator::with(bed, None, &["--specon-interval", "2s"]);
 
-    bed.kubectl(&["cordon", "left"]);
     let counts = |and: &str| COUNTS.replace("sleep 0.1", and);
     bed.apply(job("grows-3", &counts(GROWS), json!({"policy": "specon"})));
     bed.until("grows-3", "Running", Some("right"));
