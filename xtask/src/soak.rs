@@ -9,7 +9,7 @@
 //! intended; they are judged by their growth only in a run that is long enough. A shorter run judges their growth for
 //! each job instead. When all jobs have ended, no control group of a job may be left.
 //!
-//! `cargo xtask test` runs [`short`]: a quarter of a minute, judged by counts.
+//! `--short` takes a quarter of a minute and is judged by counts.
 
 use crate::bench::{self, Lab};
 use anyhow::{Context, Result, bail, ensure};
@@ -28,6 +28,9 @@ pub(crate) struct Args {
     /// A program that is built already; without it the program is built as users get it.
     #[arg(long)]
     program: Option<PathBuf>,
+    /// A quarter of a minute, judged by counts.
+    #[arg(long, requires = "program", conflicts_with_all = ["minutes", "jobs_per_minute"])]
+    short: bool,
 }
 
 /// The daemon remembers this many ended jobs.
@@ -192,6 +195,9 @@ pub(crate) fn short(program: PathBuf) -> Result<()> {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if let (true, Some(program)) = (args.short, &args.program) {
+        return short(program.clone());
+    }
     let lab = match &args.program {
         Some(program) => Lab::with_program(program.clone())?,
         None => Lab::new()?,

@@ -12,7 +12,7 @@ pub(crate) mod runner;
 
 use crate::programs::Programs;
 use crate::setup::{self, Step};
-use crate::{check, e2e, sh, soak};
+use crate::{check, e2e, sh};
 use anyhow::{Result, ensure};
 use runner::Selection;
 
@@ -63,7 +63,6 @@ fn full(args: &Args) -> Result<()> {
     if args.words.is_empty() {
         sh::run(sh::cargo().args(["test", "--release", "--workspace", "--doc", "--quiet"]))?;
         e2e::short(&programs)?;
-        soak::short(programs.gainshare())?;
     }
     println!("{passed} passed, 0 failed");
     Ok(())
