@@ -5,6 +5,7 @@
 //! process is gone is *lost*, and one whose supervisor died before it wrote its intent to fork
 //! never began.
 
+use super::page::JobPage;
 use super::reports::{ProgressReading, Reports};
 use super::store::Acknowledgement;
 use super::{Driver, FILES_PACE, Job, OUTPUT_PACE};
@@ -141,6 +142,7 @@ impl Driver {
                 job.progress.position = reports.position();
             }
             job.pump = None;
+            job.page = JobPage::Unknown;
             job.kill_at = None;
         }
         self.job_changed(id);
