@@ -12,7 +12,7 @@ pub(crate) mod runner;
 
 use crate::programs::Programs;
 use crate::setup::{self, Step};
-use crate::{check, e2e, sh};
+use crate::{check, e2e, sh, soak};
 use anyhow::{Result, ensure};
 use runner::Selection;
 
@@ -62,6 +62,7 @@ fn full(args: &Args) -> Result<()> {
     let passed = runner::run(&Selection { with_ignored: true, words: &args.words }, &installed.environment())?;
     if args.words.is_empty() {
         sh::run(sh::cargo().args(["test", "--release", "--workspace", "--doc", "--quiet"]))?;
+        soak::short(programs.gainshare())?;
         e2e::short(&programs)?;
     }
     println!("{passed} passed, 0 failed");

@@ -1,9 +1,11 @@
-//! Runs the programs of tests that cargo has built, one after the other, and reports each in a
-//! line.
+//! Runs the programs of tests that cargo has built, and reports each in a line.
 //!
 //! A runner from crates.io would be a larger build than the project's own. What is needed is small:
 //! tests that start engines or machines of their own run one at a time, a program that hangs is
 //! ended, ignored tests run in the full form, and a failure does not hide those after it.
+//!
+//! The programs run in two lanes side by side, each lane one program after the other. The first lane has the programs
+//! that start a cluster: most of their time passes with waiting. The second lane has all others.
 
 use crate::sh;
 use anyhow::{Context, Result, bail, ensure};
@@ -18,22 +20,22 @@ use std::time::{Duration, Instant};
 /// Tests whose name contains one of these are programs that other tests start.
 const STARTED_BY_OTHERS: [&str; 3] = ["inner_", "keeper_main", "daemon_main"];
 
-/// Programs of tests whose package and target contain one of these start engines, machines or
-/// clusters: one test at a time.
-const ALONE: [&str; 13] = [
-    "docker",
-    "qemu",
-    "real_frameworks",
-    "conformance",
-    "xtask testbed",
+/// Programs of tests whose package and target contain one of these start engines or machines: one test at a time.
+const ALONE: [&str; 4] = ["docker", "qemu", "real_frameworks", "conformance"];
+
+/// Programs of tests that start a cluster: one test at a time, in a lane of their own.
+const CLUSTERS: [&str; 11] = [
     "operator cluster",
+    "operator crashes",
+    "operator gangs",
     "operator jobs",
     "operator kills",
-    "operator outages",
-    "operator crashes",
     "operator nodes",
+    "operator outages",
+    "operator task_jobs",
+    "operator tensorflow",
     "operator watches",
-    "operator gangs",
+    "xtask testbed",
 ];
 
 /// A program that takes longer hangs.
@@ -87,23 +89,21 @@ pub(super) fn run(selection: &Selection, environment: &[(&str, OsString)]) -> Re
     let programs = programs(&String::from_utf8_lossy(&output.stdout));
     ensure!(!programs.is_empty(), "cargo built no tests");
     let logs = tempfile::Builder::new().prefix("gainshare-tests-").tempdir()?;
+    let (clusters, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| is_cluster(&program.name));
+    let run_lane = |lane: &[&TestProgram]| -> Result<Vec<ProgramResult>> {
+        lane.iter().map(|program| run_one(program, selection, environment, logs.path())).collect()
+    };
+    let results = std::thread::scope(|scope| {
+        let clusters = scope.spawn(|| run_lane(&clusters));
+        let others = run_lane(&others);
+        [clusters.join().expect("a lane of tests panicked"), others]
+    });
     let (mut failed, mut total) = (Vec::new(), Counts::default());
-    for (index, program) in programs.iter().enumerate() {
-        let log = logs.path().join(format!("{index}.log"));
-        let began = Instant::now();
-        let outcome = run_one(program, selection, environment, &log)?;
-        let text = std::fs::read_to_string(&log).unwrap_or_default();
-        let counts = counts(&text).unwrap_or_default();
-        total.passed += counts.passed;
-        total.ignored += counts.ignored;
-        let took_s = began.elapsed().as_secs_f64();
-        match outcome {
-            None if counts == Counts::default() => {}
-            None => eprintln!("ok      {:>4} passed {took_s:>7.1} s  {}", counts.passed, program.name),
-            Some(reason) => {
-                eprintln!("FAILED  {:>4} passed {took_s:>7.1} s  {}: {reason}", counts.passed, program.name);
-                failed.push((program.name.clone(), text));
-            }
+    for result in results.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten() {
+        total.passed += result.counts.passed;
+        total.ignored += result.counts.ignored;
+        if result.failure.is_some() {
+            failed.push((result.name, result.output));
         }
     }
     for (name, text) in &failed {
@@ -119,17 +119,41 @@ pub(super) fn run(selection: &Selection, environment: &[(&str, OsString)]) -> Re
     Ok(total.passed)
 }
 
-/// Runs one program; returns why it failed.
+fn is_cluster(name: &str) -> bool {
+    CLUSTERS.contains(&name)
+}
+
+/// What one program of tests did.
+struct ProgramResult {
+    name: String,
+    counts: Counts,
+    failure: Option<String>,
+    output: String,
+}
+
+/// Runs one program with its output in a file of `logs`, and prints a line about it.
 fn run_one(
     program: &TestProgram,
     selection: &Selection,
     environment: &[(&str, OsString)],
-    log: &Path,
-) -> Result<Option<String>> {
+    logs: &Path,
+) -> Result<ProgramResult> {
     let mut command = program.command();
     command.args(harness_arguments(&program.name, selection));
     command.envs(environment.iter().map(|(name, value)| (name, value)));
-    run_logged(&mut command, log, PATIENCE)
+    let log = tempfile::Builder::new().suffix(".log").tempfile_in(logs)?.into_temp_path();
+    let began = Instant::now();
+    let failure = run_logged(&mut command, &log, PATIENCE)?;
+    let output = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
+    let counts = counts(&output).unwrap_or_default();
+    let (passed, took_s, name) = (counts.passed, began.elapsed().as_secs_f64(), program.name.clone());
+    match &failure {
+        // A program without a selected test is not worth a line.
+        None if counts == Counts::default() => {}
+        None => eprintln!("ok      {passed:>4} passed {took_s:>7.1} s  {name}"),
+        Some(reason) => eprintln!("FAILED  {passed:>4} passed {took_s:>7.1} s  {name}: {reason}"),
+    }
+    Ok(ProgramResult { name, counts, failure, output })
 }
 
 /// Ends a process group when the process that made the guard ends, however it ends. Programs of tests have a group of
@@ -184,7 +208,7 @@ fn harness_arguments(name: &str, selection: &Selection) -> Vec<String> {
         arguments.push("--include-ignored".to_owned());
         arguments.extend(STARTED_BY_OTHERS.iter().flat_map(|name| ["--skip".to_owned(), (*name).to_owned()]));
     }
-    if ALONE.iter().any(|part| name.contains(part)) {
+    if is_cluster(name) || ALONE.iter().any(|part| name.contains(part)) {
         arguments.push("--test-threads=1".to_owned());
     }
     arguments
@@ -277,11 +301,20 @@ mod tests {
     fn a_program_that_fails_is_reported_with_its_output() {
         let selection = Selection { with_ignored: false, words: &[] };
         let (folder, program) = script("echo $GREETING; exit 3");
-        let log = folder.path().join("log");
-        let reason = run_one(&program, &selection, &[("GREETING", "hello".into())], &log).unwrap();
-        assert!(reason.unwrap().contains('3'));
-        assert_eq!(std::fs::read_to_string(&log).unwrap(), "hello\n");
+        let failed = run_one(&program, &selection, &[("GREETING", "hello".into())], folder.path()).unwrap();
+        assert!(failed.failure.unwrap().contains('3'));
+        assert_eq!(failed.output, "hello\n");
         let (folder, program) = script("exit 0");
-        assert_eq!(run_one(&program, &selection, &[], &folder.path().join("log")).unwrap(), None);
+        assert_eq!(run_one(&program, &selection, &[], folder.path()).unwrap().failure, None);
+    }
+
+    #[test]
+    fn every_cluster_has_its_program() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        for name in CLUSTERS {
+            let (package, target) = name.split_once(' ').unwrap();
+            let folder = if package == "xtask" { root.join(package) } else { root.join("crates").join(package) };
+            assert!(folder.join("tests").join(format!("{target}.rs")).exists(), "no program {name}");
+        }
     }
 }
