@@ -72,8 +72,7 @@ fn install(packages: &[&'static str]) -> Result<()> {
             missing.join(", ")
         );
     }
-    // SAFETY: geteuid has no preconditions.
-    let root = unsafe { libc::geteuid() } == 0;
+    let root = nix::unistd::geteuid().is_root();
     let apt = || {
         let mut command = if root { Command::new("env") } else { Command::new("sudo") };
         command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get"]);

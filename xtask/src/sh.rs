@@ -54,3 +54,10 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
 pub(crate) fn works(command: &mut Command) -> bool {
     command.output().is_ok_and(|o| o.status.success())
 }
+
+/// User and system time of all ended children and their children.
+pub(crate) fn children_cpu_s() -> Result<f64> {
+    let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN)?;
+    let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
+}

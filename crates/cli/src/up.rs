@@ -17,13 +17,23 @@ use serde_json::json;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::prelude::*;
 
 /// How long a daemon that was started on demand stays without a job.
 const ON_DEMAND_IDLE: Duration = Duration::from_secs(600);
 
 /// A daemon that ends stops its jobs first if asked to, and they may use their grace.
 const DOWN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Logs go to standard error. `GAINSHARE_LOG` sets the level.
+fn start_logging() {
+    let chosen: Option<Targets> = std::env::var("GAINSHARE_LOG").ok().and_then(|text| text.parse().ok());
+    let filter = chosen.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let is_terminal = std::io::stderr().is_terminal();
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(is_terminal).with_target(false);
+    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
+}
 
 pub fn up(args: &UpArgs, out: &Printer) -> Result<u8> {
     let config = settings(args)?;
@@ -32,12 +42,7 @@ pub fn up(args: &UpArgs, out: &Printer) -> Result<u8> {
     if args.detach {
         return up_detached(args, paths, out);
     }
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_from_env("GAINSHARE_LOG").unwrap_or_else(|_| EnvFilter::new("info")))
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
+    start_logging();
     let record = Record(paths.state.join(Record::NAME));
     let text = toml::to_string(&config).context("cannot write the settings as TOML")?;
     daemon::run(config, |ready| {

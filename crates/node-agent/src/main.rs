@@ -6,7 +6,8 @@ use gainshare_node_agent::{AgentConfig, run};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
 
 /// Reads the pods of one node of a cluster, and decides how they share it
 ///
@@ -60,8 +61,10 @@ enum NodeRuntime {
 
 /// Logs go to standard error, which the cluster keeps. `GAINSHARE_LOG` sets the level.
 fn start_logging(default_filter: &str) {
-    let filter = EnvFilter::try_from_env("GAINSHARE_LOG").unwrap_or_else(|_| EnvFilter::new(default_filter));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let chosen: Option<Targets> = std::env::var("GAINSHARE_LOG").ok().and_then(|text| text.parse().ok());
+    let filter = chosen.unwrap_or_else(|| default_filter.parse().expect("the default is well formed"));
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
+    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
 }
 
 fn main() -> Result<()> {

@@ -14,7 +14,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
 
 /// The largest weight of a queue.
 const MOST_WEIGHT: u32 = 1_000_000;
@@ -202,8 +203,10 @@ fn parse_queue(text: &str) -> Result<(String, u32), String> {
 
 /// Logs go to standard error, which the cluster keeps. `GAINSHARE_LOG` sets the level.
 fn start_logging(default_filter: &str) {
-    let filter = EnvFilter::try_from_env("GAINSHARE_LOG").unwrap_or_else(|_| EnvFilter::new(default_filter));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let chosen: Option<Targets> = std::env::var("GAINSHARE_LOG").ok().and_then(|text| text.parse().ok());
+    let filter = chosen.unwrap_or_else(|| default_filter.parse().expect("the default is well formed"));
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
+    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
 }
 
 fn run_operator(args: &OperatorArgs) -> Result<()> {

@@ -21,7 +21,7 @@ const LARGEST_MIB: f64 = 16.0;
 pub(crate) fn run() -> Result<Value> {
     sh::run(sh::cargo().args(["fetch", "--locked"]))?;
     let folder = tempfile::Builder::new().prefix("gainshare-build-").tempdir()?;
-    let (began, cpu_before) = (Instant::now(), children_cpu_s()?);
+    let (began, cpu_before) = (Instant::now(), sh::children_cpu_s()?);
     let mut build = sh::cargo();
     build.args(["build", "--release", "--locked", "--message-format", "json"]);
     build.arg("--target-dir").arg(folder.path()).stdout(Stdio::piped());
@@ -36,7 +36,7 @@ pub(crate) fn run() -> Result<Value> {
         }
     }
     ensure!(child.wait()?.success(), "the build failed: see above");
-    let (wall_s, cpu_s) = (began.elapsed().as_secs_f64(), children_cpu_s()? - cpu_before);
+    let (wall_s, cpu_s) = (began.elapsed().as_secs_f64(), sh::children_cpu_s()? - cpu_before);
     let stripped = folder.path().join("stripped");
     let program = program.context("cargo names no program")?;
     sh::run(Command::new("strip").arg("-o").arg(&stripped).arg(&program))?;
@@ -55,11 +55,4 @@ pub(crate) fn run() -> Result<Value> {
 
 fn round(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
-}
-
-/// User and system time of all ended children and their children.
-fn children_cpu_s() -> Result<f64> {
-    let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN)?;
-    let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
-    Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
 }

@@ -12,6 +12,9 @@
 
 use super::lab::Lab;
 use anyhow::{Context, Result, bail};
+use nix::sys::stat::Mode;
+use nix::time::{ClockId, clock_getcpuclockid};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -258,16 +261,10 @@ fn read(file: &mut File) -> Result<String> {
 /// CPU time of a process, also of its threads that have ended, in nanoseconds as the scheduler counts it. The ticks in
 /// `/proc/PID/stat` are too coarse for a process that runs for a fraction of a tick at a time.
 fn cpu_seconds(pid: u32) -> Result<f64> {
-    let mut clock: libc::clockid_t = 0;
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: both calls write to variables of this function only.
-    let failed = unsafe {
-        libc::clock_getcpuclockid(i32::try_from(pid)?, &mut clock) != 0 || libc::clock_gettime(clock, &mut time) != 0
-    };
-    if failed {
-        bail!("cannot read the CPU time of process {pid}: it has ended");
-    }
-    Ok(time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
+    let pid = Pid::from_raw(i32::try_from(pid)?);
+    let time = clock_getcpuclockid(pid).and_then(ClockId::now);
+    let time = time.with_context(|| format!("cannot read the CPU time of process {pid}: it has ended"))?;
+    Ok(time.tv_sec() as f64 + time.tv_nsec() as f64 / 1e9)
 }
 
 /// Bytes that the process has caused to be written to disks.
@@ -290,12 +287,7 @@ fn rss_mib(pid: u32) -> Result<f64> {
 }
 
 fn mkfifo(path: &std::path::Path) -> Result<()> {
-    let text = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())?;
-    // SAFETY: `text` is a valid C string for the length of the call.
-    if unsafe { libc::mkfifo(text.as_ptr(), 0o600) } != 0 {
-        return Err(std::io::Error::last_os_error()).with_context(|| format!("cannot make {}", path.display()));
-    }
-    Ok(())
+    nix::unistd::mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR).with_context(|| format!("cannot make {}", path.display()))
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@ use crate::programs::Programs;
 use crate::sh;
 use crate::testbed::Testbed;
 use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -92,8 +94,7 @@ impl Kube {
             for pid in procs.lines().filter_map(|line| line.parse::<i32>().ok()) {
                 let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
                 if command.contains("gainshare") {
-                    // SAFETY: the process is in a control group of our own test bed.
-                    killed += usize::from(unsafe { libc::kill(pid, libc::SIGKILL) } == 0);
+                    killed += usize::from(kill(Pid::from_raw(pid), Signal::SIGKILL).is_ok());
                 }
             }
         }

@@ -17,6 +17,7 @@ use crate::programs::Programs;
 use crate::sh;
 use crate::testbed::{Spec, Testbed};
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -276,13 +277,13 @@ fn faults(kube: &Kube, short: bool, report: &mut Report) -> Result<()> {
 
     let pods = converged(kube, 2, true)?;
     let before = in_force(kube, &pods)?;
-    kube.testbed.signal("kube-apiserver", libc::SIGSTOP)?;
+    kube.testbed.signal("kube-apiserver", Signal::SIGSTOP)?;
     // The agent may have asked for something a moment before.
     std::thread::sleep(Duration::from_secs(2));
     let before = in_force(kube, &pods).unwrap_or(before);
     let held =
         hold(kube, &pods, &before, Duration::from_secs(if short { 10 } else { 60 }), "the API server was stopped");
-    kube.testbed.signal("kube-apiserver", libc::SIGCONT)?;
+    kube.testbed.signal("kube-apiserver", Signal::SIGCONT)?;
     held?;
     report.converged_s.insert("api_server_stopped", back_to_work(kube, Instant::now(), "after-api")?);
     Ok(())

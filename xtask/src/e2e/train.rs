@@ -1,6 +1,7 @@
 //! Training pods: sized for this machine, made the way people make them.
 
 use super::kube::{Kube, Pod, log_lines, unix_s, wait_for};
+use crate::sh;
 use crate::testbed::BUSYBOX;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
@@ -83,7 +84,7 @@ pub(super) fn schedule(program: &Path, work_s: f64) -> Result<Vec<Run>> {
 /// Steps of a model in a second of CPU time, so that a busy machine does not make the runs small.
 pub(super) fn steps_per_second(program: &Path, model: &str) -> Result<f64> {
     let cpu_s = |steps: u64| -> Result<f64> {
-        let before = children_cpu_s();
+        let before = sh::children_cpu_s()?;
         let status = Command::new(program)
             .args(["train", model, "--steps", &steps.to_string(), "--report-every", "1000000"])
             .stdout(Stdio::null())
@@ -91,7 +92,7 @@ pub(super) fn steps_per_second(program: &Path, model: &str) -> Result<f64> {
             .status()
             .with_context(|| format!("cannot run {}", program.display()))?;
         ensure!(status.success(), "`{} train {model}` failed: {status}", program.display());
-        Ok(children_cpu_s() - before)
+        Ok(sh::children_cpu_s()? - before)
     };
     let mut steps = 40;
     loop {
@@ -102,17 +103,6 @@ pub(super) fn steps_per_second(program: &Path, model: &str) -> Result<f64> {
         }
         steps *= 4;
     }
-}
-
-fn children_cpu_s() -> f64 {
-    // SAFETY: the kernel fills a structure that is ours.
-    let usage = unsafe {
-        let mut usage = std::mem::zeroed::<libc::rusage>();
-        libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage);
-        usage
-    };
-    let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
-    seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
 /// The kind of a third party: nothing but its definition exists, as far as we are concerned.

@@ -190,8 +190,7 @@ fn run_row(row: &Row, programs: &BTreeMap<String, TestProgram>, args: &Args) -> 
 
 /// Why a test cannot run here, if it cannot.
 fn missing(needs: &str, all: bool) -> Option<String> {
-    // SAFETY: geteuid has no preconditions.
-    let is_root = unsafe { libc::geteuid() } == 0;
+    let is_root = nix::unistd::geteuid().is_root();
     let heavy = ["Docker", "qemu", "test bed", "Python"].iter().any(|word| needs.contains(word));
     if needs.contains("root") && !is_root {
         return Some(format!("{needs}, and this is not root"));

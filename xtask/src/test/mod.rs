@@ -51,8 +51,7 @@ fn quick(words: &[String]) -> Result<()> {
 
 fn full(args: &Args) -> Result<()> {
     eprint!("{}", announcement(&setup::steps()?, FULL_RUN_MIN));
-    // SAFETY: geteuid has no preconditions.
-    let is_root = unsafe { libc::geteuid() } == 0;
+    let is_root = nix::unistd::geteuid().is_root();
     ensure!(is_root, "the full tests make control groups, namespaces and mounts: run them as root, or use --quick");
     let installed = setup::everything()?;
     let programs = Programs::build_with_tests()?;

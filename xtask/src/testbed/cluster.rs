@@ -14,6 +14,7 @@ use super::state::{NETWORK, State, default_base, groups_of, mounts_of};
 use super::{image, kwok};
 use crate::{cache, packages, sh};
 use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -163,14 +164,14 @@ impl Testbed {
 
     /// Sends a signal (to stop it or to continue it, for example) to a program, such as `kube-apiserver` or
     /// `kubelet-NODE`.
-    pub(crate) fn signal(&self, program: &str, signal: i32) -> Result<()> {
+    pub(crate) fn signal(&self, program: &str, signal: Signal) -> Result<()> {
         self.state.process(program)?.signal(signal)
     }
 
     /// Kills a program and waits until it is gone.
     pub(crate) fn kill(&self, program: &str) -> Result<()> {
         let process = self.state.process(program)?;
-        process.signal(libc::SIGKILL)?;
+        process.signal(Signal::SIGKILL)?;
         let began = Instant::now();
         while process.alive() {
             if began.elapsed() > PATIENCE {
@@ -412,8 +413,7 @@ fn check_name(name: &str) -> Result<()> {
 
 fn check(spec: &Spec) -> Result<()> {
     check_name(&spec.name)?;
-    // SAFETY: geteuid has no preconditions.
-    if unsafe { libc::geteuid() } != 0 {
+    if !nix::unistd::geteuid().is_root() {
         bail!("a test bed makes control groups, mounts and interfaces: run it as root");
     }
     if !spec.base.is_absolute() {

@@ -12,6 +12,8 @@
 //! Version 1 (a hierarchy for each controller) and version 2 (one for all) are both served.
 
 use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -191,8 +193,8 @@ impl Groups {
         loop {
             let processes = self.processes();
             for &pid in &processes {
-                // SAFETY: kill has no preconditions; the process was in our own group a moment ago.
-                unsafe { libc::kill(pid, libc::SIGKILL) };
+                // The process may have ended by itself at this moment.
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
             reap();
             if processes.is_empty() {

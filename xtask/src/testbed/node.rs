@@ -53,9 +53,10 @@ impl FromStr for NodeSpec {
 /// The processors of this machine.
 pub(crate) fn machine_cores() -> f64 {
     // The kubelet counts every processor that is online, also where this process may use fewer.
-    // SAFETY: sysconf has no preconditions.
-    let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-    online.max(1) as f64
+    // `/proc/stat` has a line for each of them after the line of all together.
+    let statistics = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let online = statistics.lines().filter(|line| line.starts_with("cpu")).count();
+    online.saturating_sub(1).max(1) as f64
 }
 
 /// The folders of a machine that a node has for itself.

@@ -11,6 +11,9 @@
 use anyhow::{Context, Result, bail};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -40,19 +43,15 @@ impl Process {
 
     /// Takes note of its end if it was a child of ours.
     pub(crate) fn reap(self) {
-        // SAFETY: a null status is allowed, and a process that is no child of ours only gives an error.
-        unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), libc::WNOHANG) };
+        // A process that is no child of ours only gives an error.
+        let _ = waitpid(Pid::from_raw(self.pid), Some(WaitPidFlag::WNOHANG));
     }
 
-    pub(crate) fn signal(self, signal: i32) -> Result<()> {
+    pub(crate) fn signal(self, signal: Signal) -> Result<()> {
         if !self.alive() {
             bail!("process {} has ended", self.pid);
         }
-        // SAFETY: kill has no preconditions.
-        if unsafe { libc::kill(self.pid, signal) } != 0 {
-            return Err(io::Error::last_os_error()).with_context(|| format!("cannot signal process {}", self.pid));
-        }
-        Ok(())
+        kill(Pid::from_raw(self.pid), signal).with_context(|| format!("cannot signal process {}", self.pid))
     }
 
     fn namespace(self, kind: &str) -> Result<File> {
@@ -174,9 +173,9 @@ mod tests {
         assert!(process.alive());
         let other = Process { started: process.started + 1, ..process };
         assert!(!other.alive());
-        assert!(other.signal(libc::SIGKILL).is_err());
+        assert!(other.signal(Signal::SIGKILL).is_err());
         assert!(child.try_wait().unwrap().is_none(), "the process with the same number lives");
-        process.signal(libc::SIGKILL).unwrap();
+        process.signal(Signal::SIGKILL).unwrap();
         child.wait().unwrap();
         assert!(!process.alive());
     }
