@@ -1,8 +1,10 @@
-//! Small sound values for tests of the executors. Only tests see them (feature `fixtures`).
+//! Small sound values for tests of the executors, and damaged texts for tests of parsers. Only tests see them (feature
+//! `fixtures`).
 
 use crate::check::{CheckedPlan, CheckedTarget, check};
 use crate::model::{JobId, NodeId, PerResource, Share, Time};
 use crate::plan::{Plan, Reason, Standing, Target, Verdict};
+use crate::seeds::Dice;
 use crate::signal::Category;
 use crate::view::{JobView, NodeView, Phase, View};
 use std::collections::BTreeMap;
@@ -65,4 +67,67 @@ pub(crate) fn unsound(mut plan: Plan) -> Plan {
 /// If the target breaks a promise.
 pub fn checked_target(target: Target) -> CheckedTarget {
     checked_plan(1, &[(JobId(0), target)]).target(JobId(0)).expect("the plan has one job")
+}
+
+/// Pieces that lead deep into parsers of every format.
+const PIECES: [&str; 19] = [
+    "0",
+    "-1",
+    "1e308",
+    "-1e308",
+    "nan",
+    "inf",
+    "18446744073709551615",
+    "9223372036854775808",
+    "0.0000001",
+    "true",
+    "null",
+    "\n",
+    "\"",
+    "[",
+    "]",
+    "{",
+    "}",
+    ",",
+    "€",
+];
+
+/// One of `texts` after one to five edits. An edit removes up to eleven bytes and inserts a piece: a number, a bracket
+/// and the like, or one of `pieces`, which belong to the format of the texts, or a few bytes of any value. The same seed
+/// gives the same bytes.
+///
+/// # Panics
+/// If there is no text.
+pub fn damaged(texts: &[&str], pieces: &[&str], seed: u64) -> Vec<u8> {
+    let known: Vec<&str> = PIECES.iter().chain(pieces).copied().collect();
+    let mut dice = Dice::new(seed, "damage");
+    let mut bytes = texts[dice.below(texts.len())].as_bytes().to_vec();
+    for _ in 0..=dice.below(5) {
+        let start = dice.below(bytes.len() + 1);
+        let end = (start + dice.below(12)).min(bytes.len());
+        let piece = if dice.percent(20) {
+            (0..dice.below(8)).map(|_| dice.number() as u8).collect()
+        } else {
+            known[dice.below(known.len())].as_bytes().to_vec()
+        };
+        bytes.splice(start..end, piece);
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn the_same_seed_damages_a_text_in_the_same_way_and_other_seeds_in_others() {
+        let texts = ["a = 1\nb = 2\n", "c = [3]\n"];
+        let found: BTreeSet<Vec<u8>> = (0..1000).map(|seed| damaged(&texts, &["<format>"], seed)).collect();
+        assert!(found.len() > 900, "{} different texts", found.len());
+        assert_eq!(damaged(&texts, &[], 7), damaged(&texts, &[], 7));
+        let has = |piece: &str| found.iter().any(|text| text.windows(piece.len()).any(|part| part == piece.as_bytes()));
+        assert!(has("<format>") && PIECES.into_iter().all(has), "every piece is used");
+        assert!(found.iter().any(|text| std::str::from_utf8(text).is_err()), "bytes of any value are used");
+    }
 }

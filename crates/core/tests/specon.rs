@@ -9,7 +9,7 @@ mod world;
 
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::Decider;
-use gainshare_core::model::{JobId, NodeId, PerResource, Span, Time};
+use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Span, Time};
 use gainshare_core::plan::MoveReason;
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::signal::{Category, Sample, Tracker};
@@ -36,6 +36,7 @@ struct Cluster {
     round: u32,
     /// Part of its node that every job uses.
     uses: Vec<f64>,
+    owners: Vec<u32>,
     pinned: bool,
 }
 
@@ -50,11 +51,17 @@ impl Cluster {
             jobs: vec![],
             round: 0,
             uses: vec![],
+            owners: vec![],
             pinned: false,
         }
     }
 
     fn job(&mut self, node: u32, course: Course) -> &mut Cluster {
+        self.job_of(0, node, course)
+    }
+
+    fn job_of(&mut self, owner: u32, node: u32, course: Course) -> &mut Cluster {
+        self.owners.push(owner);
         self.jobs.push((course, node, Tracker::default(), 1.0));
         self.uses.push(0.1);
         self
@@ -78,6 +85,7 @@ impl Cluster {
         }
         let jobs = self.jobs.iter().zip(&self.uses).enumerate().map(|(i, ((_, node, tracker, _), uses))| JobView {
             id: JobId(i as u64),
+            owner: OwnerId(self.owners[i]),
             phase: Phase::Running { node: NodeId(*node), since: Time::ZERO, attempt: 1 },
             signal: tracker.signal(),
             pinned: self.pinned,
@@ -201,4 +209,43 @@ fn a_job_that_nobody_could_restore_is_not_moved() {
     }
     cluster.pinned = true;
     assert_eq!(cluster.runs(8), []);
+}
+
+#[test]
+fn a_report_moves_a_job_only_between_nodes_on_which_its_owner_has_jobs() {
+    let moves = |owner_on_node_1: u32| {
+        let mut cluster = Cluster::new(4);
+        cluster.job_of(0, 0, Course::Slackens).job_of(0, 0, Course::Grows).job_of(0, 0, Course::Grows);
+        // Every node has a job, so that Algorithm 5 moves none.
+        cluster.job_of(owner_on_node_1, 1, Course::Grows);
+        cluster.job_of(1, 2, Course::Grows).job_of(1, 3, Course::Grows);
+        cluster.runs(8)
+    };
+    assert_eq!(moves(0), [(4, 0, 1, MoveReason::SlowGrowth)]);
+    assert_eq!(moves(1), []);
+}
+
+#[test]
+fn a_job_makes_room_for_jobs_of_its_own_owner_only() {
+    let moves = |owner_of_neighbour: u32, course: Course| {
+        let mut cluster = Cluster::new(2);
+        cluster.job_of(0, 0, Course::Slackens).job_of(0, 0, Course::Grows).job_of(owner_of_neighbour, 0, course);
+        cluster.job_of(0, 1, Course::Grows).job_of(1, 1, Course::Grows);
+        cluster.runs(8)
+    };
+    assert_eq!(moves(0, Course::Grows), [(4, 0, 1, MoveReason::SlowGrowth)]);
+    for course in [Course::Grows, Course::Slackens, Course::Lingers] {
+        assert_eq!(moves(1, course), []);
+    }
+}
+
+#[test]
+fn an_idle_node_takes_the_newest_job_of_several_owners_without_a_report() {
+    for course in [Course::Grows, Course::Slackens, Course::Lingers] {
+        let mut cluster = Cluster::new(2);
+        for owner in 0..3 {
+            cluster.job_of(owner, 0, course);
+        }
+        assert_eq!(cluster.runs(8), [(1, 2, 1, MoveReason::Rebalance)]);
+    }
 }

@@ -18,27 +18,27 @@ struct Truth {
     /// The speed with two threads, where one thread has 1.
     two_threads: f64,
     reports: u32,
-    tells_total: bool,
+    prints_total: bool,
 }
 
-fn told(arrival_s: f64, work: f64, two_threads: f64, reports: u32) -> Truth {
-    Truth { arrival_s, work, two_threads, reports, tells_total: true }
+fn job_with_total(arrival_s: f64, work: f64, two_threads: f64, reports: u32) -> Truth {
+    Truth { arrival_s, work, two_threads, reports, prints_total: true }
 }
 
-fn untold(arrival_s: f64, work: f64, two_threads: f64, reports: u32) -> Truth {
-    Truth { tells_total: false, ..told(arrival_s, work, two_threads, reports) }
+fn job_without_total(arrival_s: f64, work: f64, two_threads: f64, reports: u32) -> Truth {
+    Truth { prints_total: false, ..job_with_total(arrival_s, work, two_threads, reports) }
 }
 
 /// The six jobs of `cargo xtask bench torch`: a VAE, a convolutional net, a recurrent net, a classifier, a transformer
 /// and a short classifier.
 fn six_jobs() -> [Truth; 6] {
     [
-        untold(0.0, 26.0 * 1.24, 1.24, 80),
-        told(4.0, 16.0 * 1.5, 1.5, 3),
-        untold(8.0, 10.0 * 1.32, 1.32, 3),
-        told(12.0, 8.0 * 1.06, 1.06, 38),
-        untold(18.0, 6.0 * 1.25, 1.25, 3),
-        told(24.0, 3.0 * 1.06, 1.06, 14),
+        job_without_total(0.0, 26.0 * 1.24, 1.24, 80),
+        job_with_total(4.0, 16.0 * 1.5, 1.5, 3),
+        job_without_total(8.0, 10.0 * 1.32, 1.32, 3),
+        job_with_total(12.0, 8.0 * 1.06, 1.06, 38),
+        job_without_total(18.0, 6.0 * 1.25, 1.25, 3),
+        job_with_total(24.0, 3.0 * 1.06, 1.06, 14),
     ]
 }
 
@@ -125,7 +125,7 @@ fn completion_s(jobs: &[Truth], preset: Preset, cores: f64) -> Vec<f64> {
             if step > said[i] {
                 said[i] = step;
                 let value = 1.0 + (-4.0 * done[i] / jobs[i].work).exp();
-                let total = jobs[i].tells_total.then_some(STEPS * u64::from(jobs[i].reports));
+                let total = jobs[i].prints_total.then_some(STEPS * u64::from(jobs[i].reports));
                 trackers[i].push(Time::from_secs_f64(now_s), Sample { value, step: Some(STEPS * step), total });
             }
             if done[i] >= jobs[i].work {

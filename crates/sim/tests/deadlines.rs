@@ -137,6 +137,24 @@ fn of_new_jobs_that_do_not_fit_together_the_costliest_is_refused() {
     assert_eq!([0, 1, 2].map(|id| planner.is_promised(id)), [false, true, true]);
 }
 
+/// The third job starts on two GPUs, because they are expected to be faster than one. Its first report shows that they
+/// are slower, and what it can be promised then must not count on the speed of one GPU for the time on two.
+#[test]
+fn no_promise_rests_on_gpus_that_proved_slower() {
+    let job = |submitted_s: i64, deadline_s: i64, iterations: f64| GpuJob {
+        submitted_s,
+        deadline_s,
+        iterations,
+        kind: Kind { model: "model".into(), batch: 0 },
+        requested_gpus: 1,
+        duration_s: deadline_s - submitted_s,
+        levels: levels(&[1.0, 0.7]).into(),
+    };
+    let jobs = [job(0, 30, 9.0), job(2161, 3683, 632.0), job(2821, 3240, 406.0)];
+    let outcome = replay(&jobs, Cluster { nodes: 4, gpus_per_node: 4 }, JobKnowledge::Nothing);
+    assert_eq!((outcome.met, outcome.admitted_missed), (3, 0), "{outcome:?}");
+}
+
 fn arbitrary_job() -> impl Strategy<Value = GpuJob> {
     let speed_ups = prop::collection::vec(0.7f64..2.0, 1..5);
     (0i64..5000, 30i64..4000, 0.3f64..2.0, 0u32..6, speed_ups).prop_map(|(submitted_s, window_s, load, batch, ups)| {

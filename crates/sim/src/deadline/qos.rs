@@ -136,10 +136,11 @@ impl Planner {
         self.share_out(now_s, jobs, &timeline)
     }
 
-    /// From when on the job's GPUs may change: later than now while the job is held.
+    /// From when on the job's GPUs may change: later than now while the job is held. A hold ends as soon as a
+    /// measurement shows that fewer GPUs are at least as fast.
     fn free_from(&self, job: &JobView, now_s: i64) -> i64 {
         match self.entries.get(&job.id) {
-            Some(entry) if job.gpus > 0 => entry.held_until_s.max(now_s),
+            Some(entry) if job.useful.iter().any(|l| l.gpus == job.gpus) => entry.held_until_s.max(now_s),
             _ => now_s,
         }
     }

@@ -22,15 +22,22 @@
 //! whose slots are taken is no candidate. Marks outlast a job's absence from the view. A job that has
 //! been silent for ten runs does not block rebalancing. The listing can also be read as a request on
 //! *entering* CC; here the request follows a further fall in CC.
+//!
+//! **Several owners.** The paper has one user. Where jobs have several owners, a report must give no owner more than
+//! its part, so reports are read within one owner only. To Algorithms 3 and 4 the jobs of each owner are a cluster of
+//! their own, which consists of the nodes on which that owner has jobs. Owners split each node equally, and an owner
+//! whose job moves has other jobs on both nodes, so a move by a report changes no owner's part. Algorithm 5 reads no
+//! reports then: it does not wait until all jobs have converged, and takes the newest job first.
 
 use super::error::PolicyError;
 use super::{Relocate, Share};
-use crate::model::{JobId, NodeId, Span, Time};
+use crate::model::{JobId, NodeId, OwnerId, Span, Time};
 use crate::plan::{Move, MoveReason, Plan};
 use crate::signal::{Category, Normalisation};
 use crate::sort::Key;
 use crate::view::View;
 use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The numbers of SpeCon's Algorithms 3, 4 and 5.
@@ -144,10 +151,10 @@ fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> {
     memory.ran = Some(view.now);
 
     let mut cluster = Cluster::of(view);
-    let mut asking = vec![];
+    let mut asking: BTreeMap<OwnerId, Vec<(JobId, NodeId)>> = BTreeMap::new();
     for job in &view.jobs {
         let Some(node) = job.node() else { continue };
-        cluster.nodes.entry(node).or_default().jobs.push(job.id);
+        cluster.place(job.id, job.owner, node);
         let known = memory.jobs.entry(job.id).or_default();
         let spent = (job.consumed.cpu - known.consumed).max(0.0);
         known.used = if interval == Span::ZERO { 0.0 } else { spent / interval.as_secs_f64() };
@@ -170,7 +177,7 @@ fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> {
                     known.category = Category::Converged;
                     known.since = Some(view.now);
                 }
-                Category::Converged if !job.pinned => asking.push((job.id, node)),
+                Category::Converged if !job.pinned => asking.entry(job.owner).or_default().push((job.id, node)),
                 Category::Converged => {}
             }
         }
@@ -180,31 +187,45 @@ fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> {
     }
 
     let mut moves = vec![];
-    let mut scores = Scores::new(rule, &cluster, memory);
-    for (id, host) in asking {
-        let [progressing, watching, _] = scores.tallies[&host].counts;
-        if progressing + watching <= 1 {
-            continue;
-        }
-        let target = scores.best(host);
-        let job = memory.jobs.get_mut(&id).expect("only known jobs ask");
-        (job.settled, job.since) = (true, Some(view.now));
-        if target != host {
-            cluster.move_job(id, host, target);
-            scores.move_job(job, host, target);
-            moves.push(Move { job: id, to: target, why: MoveReason::SlowGrowth });
-        }
+    for (owner, jobs) in asking {
+        answer(rule, owner, &jobs, &mut cluster, memory, &mut moves);
     }
     let at_rest = |j: &Job| j.settled || j.category == Category::Converged || j.quiet_runs >= QUIET_RUNS;
     let mut running = view.jobs.iter().filter(|j| j.node().is_some()).peekable();
     if rule.rebalance
         && moves.is_empty()
         && running.peek().is_some()
-        && running.all(|j| memory.jobs.get(&j.id).is_some_and(at_rest))
+        && (!cluster.has_one_owner() || running.all(|j| memory.jobs.get(&j.id).is_some_and(at_rest)))
     {
         rebalance(&mut cluster, memory, &mut moves);
     }
     moves
+}
+
+/// Algorithm 4, for the jobs of one owner that ask to be moved, each with its node.
+fn answer(
+    rule: &Specon,
+    owner: OwnerId,
+    asking: &[(JobId, NodeId)],
+    cluster: &mut Cluster,
+    memory: &mut Memory,
+    moves: &mut Vec<Move>,
+) {
+    let mut scores = Scores::new(rule, cluster, memory, owner);
+    for &(id, host) in asking {
+        let [progressing, watching, _] = scores.tallies[&host].counts;
+        if progressing + watching <= 1 {
+            continue;
+        }
+        let target = scores.best(host);
+        let job = memory.jobs.get_mut(&id).expect("only known jobs ask");
+        (job.settled, job.since) = (true, memory.ran);
+        if target != host {
+            cluster.move_job(id, host, target);
+            scores.move_job(job, host, target);
+            moves.push(Move { job: id, to: target, why: MoveReason::SlowGrowth });
+        }
+    }
 }
 
 /// Algorithm 5.
@@ -218,14 +239,18 @@ fn rebalance(cluster: &mut Cluster, memory: &mut Memory, moves: &mut Vec<Move>) 
     if takers.is_empty() {
         return;
     }
-    // Newest first. Nodes only lose jobs here until they hold no more than the factor. A job that was skipped once
-    // need not be checked again.
+    // The job that settled last goes first; where jobs have several owners, the newest job. Nodes only lose jobs here
+    // until they hold no more than the factor. A job that was skipped once need not be checked again.
     let crowded = cluster.nodes.iter().filter(|(_, n)| n.jobs.len() > factor);
     let mut candidates: Vec<(NodeId, JobId)> = crowded
         .flat_map(|(id, n)| n.jobs.iter().map(|j| (*id, *j)))
         .filter(|(_, j)| !memory.jobs[j].rebalanced && !memory.jobs[j].pinned)
         .collect();
-    candidates.sort_by_key(|(_, j)| (std::cmp::Reverse(memory.jobs[j].since), *j));
+    if cluster.has_one_owner() {
+        candidates.sort_by_key(|(_, j)| (Reverse(memory.jobs[j].since), *j));
+    } else {
+        candidates.sort_by_key(|(_, j)| Reverse(*j));
+    }
     let mut candidates = candidates.into_iter();
     for taker in takers {
         while cluster.nodes[&taker].jobs.len() < enough && cluster.nodes[&taker].has_room() {
@@ -240,13 +265,17 @@ fn rebalance(cluster: &mut Cluster, memory: &mut Memory, moves: &mut Vec<Move>) 
 }
 
 /// The jobs of each node, kept up to date while several jobs are moved in one go.
+#[derive(Default)]
 struct Cluster {
     nodes: BTreeMap<NodeId, Node>,
+    owners: BTreeMap<JobId, OwnerId>,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Node {
     jobs: Vec<JobId>,
+    /// Who had jobs here when the run began.
+    owners: BTreeSet<OwnerId>,
     slots: Option<usize>,
 }
 
@@ -259,7 +288,21 @@ impl Node {
 impl Cluster {
     /// The nodes of a view, still without jobs.
     fn of(view: &View) -> Cluster {
-        Cluster { nodes: view.nodes.iter().map(|n| (n.id, Node { jobs: vec![], slots: n.slots })).collect() }
+        let nodes = view.nodes.iter().map(|n| (n.id, Node { slots: n.slots, ..Node::default() }));
+        Cluster { nodes: nodes.collect(), owners: BTreeMap::new() }
+    }
+
+    fn place(&mut self, job: JobId, owner: OwnerId, node: NodeId) {
+        let node = self.nodes.entry(node).or_default();
+        node.jobs.push(job);
+        node.owners.insert(owner);
+        self.owners.insert(job, owner);
+    }
+
+    fn has_one_owner(&self) -> bool {
+        let mut owners = self.owners.values();
+        let first = owners.next();
+        owners.all(|owner| Some(owner) == first)
     }
 
     fn move_job(&mut self, job: JobId, from: NodeId, to: NodeId) {
@@ -268,10 +311,11 @@ impl Cluster {
     }
 }
 
-/// Scores by which Algorithm 4 ranks nodes, kept sorted, so that thousands of requests on thousands of nodes are
-/// answered in one go.
+/// Scores by which Algorithm 4 ranks nodes for the jobs of one owner, kept sorted, so that thousands of requests on
+/// thousands of nodes are answered in one go.
 struct Scores<'a> {
     rule: &'a Specon,
+    /// The owner's jobs on the nodes that may host them.
     tallies: BTreeMap<NodeId, Tally>,
     /// Nodes that have room, the best first.
     ranking: BTreeSet<Rank>,
@@ -290,17 +334,19 @@ struct Tally {
 type Rank = (Key, Key, NodeId);
 
 impl<'a> Scores<'a> {
-    fn new(rule: &'a Specon, cluster: &Cluster, memory: &Memory) -> Scores<'a> {
+    fn new(rule: &'a Specon, cluster: &Cluster, memory: &Memory, owner: OwnerId) -> Scores<'a> {
+        let one_owner = cluster.has_one_owner();
         let tally = |node: &Node| {
             let free = node.slots.map(|slots| slots.saturating_sub(node.jobs.len()));
             let mut tally = Tally { free, ..Tally::default() };
-            for job in node.jobs.iter().map(|j| &memory.jobs[j]) {
+            for job in node.jobs.iter().filter(|id| cluster.owners[*id] == owner).map(|id| &memory.jobs[id]) {
                 tally.counts[job.category as usize] += 1;
                 tally.used += job.used;
             }
             tally
         };
-        let tallies = cluster.nodes.iter().map(|(id, node)| (*id, tally(node))).collect();
+        let open = cluster.nodes.iter().filter(|(_, node)| one_owner || node.owners.contains(&owner));
+        let tallies = open.map(|(id, node)| (*id, tally(node))).collect();
         let mut scores = Scores { rule, tallies, ranking: BTreeSet::new() };
         let ranks = scores.tallies.iter().filter(|(_, t)| t.free != Some(0)).map(|(id, t)| scores.rank(*id, t));
         scores.ranking = ranks.collect();
@@ -351,13 +397,13 @@ mod tests {
 
     /// A cluster whose workers hold jobs of these categories; ids are counted through.
     fn cluster(workers: &[&[Category]]) -> (Cluster, Memory) {
-        let (mut cluster, mut memory) = (Cluster { nodes: BTreeMap::new() }, Memory::default());
+        let (mut cluster, mut memory) = (Cluster::default(), Memory::default());
         let mut id = 0;
         for (n, categories) in workers.iter().enumerate() {
-            let jobs = &mut cluster.nodes.entry(NodeId(n as u32)).or_default().jobs;
+            cluster.nodes.entry(NodeId(n as u32)).or_default();
             for category in *categories {
                 memory.jobs.insert(JobId(id), Job { category: *category, since: Some(Time(id)), ..Job::default() });
-                jobs.push(JobId(id));
+                cluster.place(JobId(id), OwnerId::default(), NodeId(n as u32));
                 id += 1;
             }
         }
@@ -399,16 +445,16 @@ mod tests {
             &[Growing, Growing],
             &[Growing, Growing, Growing, Growing, Growing, Converged],
         ]);
-        assert_eq!(Scores::new(&Specon::default(), &cluster, &memory).best(NodeId(3)), NodeId(1));
+        assert_eq!(Scores::new(&Specon::default(), &cluster, &memory, OwnerId::default()).best(NodeId(3)), NodeId(1));
     }
 
     #[test]
     fn a_host_among_the_lowest_keeps_its_job_and_ties_go_to_the_least_used() {
         let (cluster, mut memory) = cluster(&[&[Growing], &[Growing], &[Converged, Converged], &[Growing, Growing]]);
-        assert_eq!(Scores::new(&Specon::default(), &cluster, &memory).best(NodeId(2)), NodeId(2));
+        assert_eq!(Scores::new(&Specon::default(), &cluster, &memory, OwnerId::default()).best(NodeId(2)), NodeId(2));
         memory.jobs.get_mut(&JobId(0)).unwrap().used = 0.9;
         memory.jobs.get_mut(&JobId(2)).unwrap().used = 0.9;
-        assert_eq!(Scores::new(&Specon::default(), &cluster, &memory).best(NodeId(3)), NodeId(1));
+        assert_eq!(Scores::new(&Specon::default(), &cluster, &memory, OwnerId::default()).best(NodeId(3)), NodeId(1));
     }
 
     #[test]
