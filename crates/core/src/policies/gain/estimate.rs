@@ -248,6 +248,11 @@ impl Job {
         self.left.map(|left| left.at_least(EPILOGUE * self.consumed))
     }
 
+    /// All its work, with its start, as far as it can be told.
+    pub(super) fn total(&self) -> Option<f64> {
+        self.rest().map(|left| self.consumed + left.mean_s).filter(|total| *total > 0.0)
+    }
+
     /// Predicts the work left.
     pub(super) fn predict(&mut self, rule: &Gain, view: &JobView, node: Option<&NodeView>) -> Option<WorkLeft> {
         let Some(per_step) = self.per_step() else {

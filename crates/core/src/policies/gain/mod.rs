@@ -20,7 +20,10 @@
 //!    deadline before its own can still be kept; otherwise deadlines decide. Serving in deadline
 //!    order ends no job later than equal sharing does (E. Friedman and S. Henderson, "Fairness and
 //!    efficiency in web server protocols", SIGMETRICS 2003), and arrivals only push the deadlines
-//!    of others back: with true predictions no job loses.
+//!    of others back: with true predictions no job loses. Where each job can have a core of its own and
+//!    teams of threads follow the shares, a job that fell behind cannot catch up, because further
+//!    cores bring little. There each job keeps the cores that its deadline asks for ([`reserve`]), and
+//!    the order decides about the rest.
 //! 4. *When in doubt* (no report yet, none for long) a job gets an equal part, the same as in the
 //!    fair world.
 //! 5. Each job keeps a small part of an equal share, so that it goes on reporting; a job that is
@@ -35,6 +38,7 @@ mod estimate;
 mod machine;
 mod moves;
 mod numbers;
+mod teams;
 mod world;
 
 pub(crate) use moves::MoveRule;
@@ -43,6 +47,7 @@ pub use numbers::{Aim, Gain, GainMove};
 use super::{Group, Homes, JobOutlook, Opinion, Prediction, Share as ShareRule, Shares, Silence};
 use crate::model::{JobId, NodeId, PerResource, Share, Span, Time};
 use crate::plan::Reason;
+use crate::scaling::cores_for;
 use crate::signal::Category;
 use crate::signal::predict::FLAT;
 use crate::view::{JobView, Phase, View};
@@ -50,6 +55,7 @@ use disturbance::Disturbance;
 use estimate::{Interval, Job, ROOM, SPARE};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use teams::TeamUse;
 use world::{FairWorld, Observation};
 
 /// The rule with its numbers and its memory.
@@ -65,8 +71,7 @@ impl ShareRule for Rule<'_> {
     }
 
     fn share(&mut self, group: &Group<'_>) -> Shares {
-        let Group { now, jobs, part, .. } = *group;
-        let (opinions, wait) = run(self.numbers, self.silence, now, jobs, part, self.memory);
+        let (opinions, wait) = run(self.numbers, self.silence, group, self.memory);
         Shares { opinions, wait: Some(wait) }
     }
 
@@ -134,6 +139,8 @@ struct Runner {
     equal_rate: Option<f64>,
     /// Gain per unit of work.
     gain: f64,
+    /// How much its delay counts, where the typical job has 1.
+    weight: f64,
     /// Seconds from now.
     deadline_s: f64,
     share: f64,
@@ -156,6 +163,11 @@ struct Team {
 impl Team {
     fn of(view: &JobView, job: &Job) -> Option<Team> {
         (view.has_team && job.core < 1.0).then_some(Team { serial: view.serial, core: job.core })
+    }
+
+    /// Whether `share` is a core or more. Shares are quotients of small parts.
+    fn is_within(&self, share: f64) -> bool {
+        share >= 0.999 * self.core
     }
 }
 
@@ -204,37 +216,62 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
         job.set_usable(seen, node, counts[&job.node]);
         job.left = job.predict(rule, seen, node);
     }
-    let news = jobs.values().map(|job| Observation {
+    let running = view.jobs.iter().filter(|j| j.node().is_some());
+    let news = running.zip(jobs.values()).map(|(seen, job)| Observation {
         done: job.newly,
         prediction: job.left.map(|left| Prediction { left_s: left.guard_s, usable: job.rate }),
-        equal_rate: job.equal_rate,
+        team: seen.has_team.then_some(TeamUse { serial: seen.serial, on_one_core: seen.on_one_core }),
     });
     fair.step(view, disturbance.gamma(), news);
 }
 
-/// Runs the rule over one group, sorted by id. `part` is the group's part of the node. Returns one
-/// opinion for each job, in the same order, and how long to wait until the next run.
-fn run(
-    rule: &Gain,
-    silence: Silence,
+/// One decision about one group: what is known of its jobs, in their order.
+struct Round<'a> {
+    rule: &'a Gain,
     now: Time,
-    jobs: &[&JobView],
+    jobs: Vec<(&'a JobView, Job)>,
+    /// Why a job's reports are not to be relied on.
+    doubts: Vec<Option<Reason>>,
+    /// The group's part of the node.
     part: f64,
-    memory: &mut Memory,
-) -> (Vec<Opinion>, Span) {
+    /// An equal share of that part.
+    equal: f64,
+}
+
+/// What is dealt out to the runners. Shares are parts of the node.
+struct Supply {
+    capacity: f64,
+    /// What all runners together would have with equal shares.
+    fair: f64,
+    /// What one of them would have.
+    equal: f64,
+    /// The time until the next decision.
+    wait_s: f64,
+    /// How long jobs may need that are no runners.
+    unknown_s: f64,
+}
+
+/// Runs the rule over one group. Returns one opinion for each job, in the same order, and how long to wait until the
+/// next run.
+fn run(rule: &Gain, silence: Silence, group: &Group<'_>, memory: &mut Memory) -> (Vec<Opinion>, Span) {
+    let Group { now, jobs, part, .. } = *group;
     let equal = part / jobs.len().max(1) as f64;
     let pairs: Vec<(&JobView, Job)> = jobs.iter().map(|v| (*v, memory.jobs[&v.id])).collect();
-    let doubts: Vec<Option<Reason>> = pairs.iter().map(|(v, job)| doubt(silence, now, v, job)).collect();
-    let mut runners = line_up(rule, &pairs, &doubts, part, memory);
-    let wait_s = next_look(rule, &pairs, &doubts, part, now);
+    let doubts = pairs.iter().map(|(v, job)| doubt(silence, now, v, job)).collect();
+    let round = Round { rule, now, jobs: pairs, doubts, part, equal };
+    let mut runners = round.line_up(memory);
+    let wait_s = round.next_look();
     let fair = equal * runners.len() as f64;
-    let probe = probe(rule, &pairs, &runners, equal, part);
+    let probe = round.probe(&runners);
     let mut shares = vec![equal; jobs.len()];
     let mut capacity = fair;
     if let Some((place, share)) = probe {
-        if let Some(team) = Team::of(pairs[place].0, &pairs[place].1) {
+        let (view, job) = &round.jobs[place];
+        if let Some(team) = Team::of(view, job) {
             capacity += equal;
-            runners.push(Runner::newcomer(place, share, team));
+            // A job that imports its libraries has no use for more than one core.
+            let most = if view.on_one_core { share.min(team.core) } else { share };
+            runners.push(Runner::newcomer(place, most, team));
         } else {
             capacity -= share - equal;
             shares[place] = share;
@@ -242,9 +279,9 @@ fn run(
     }
     // How long jobs need that are not measured yet is not known: nothing is expected of them.
     let unknown_s = if runners.iter().filter(|r| !r.is_new).count() < jobs.len() { f64::INFINITY } else { 0.0 };
-    serve(rule, &mut runners, capacity, fair, equal, wait_s, unknown_s);
+    serve(rule, &mut runners, &Supply { capacity, fair, equal, wait_s, unknown_s });
 
-    let mut reasons: Vec<Reason> = doubts.iter().map(|d| d.unwrap_or(Reason::NotYetMeasured)).collect();
+    let mut reasons: Vec<Reason> = round.doubts.iter().map(|d| d.unwrap_or(Reason::NotYetMeasured)).collect();
     let mut by_share: Vec<usize> = (0..runners.len()).collect();
     by_share
         .sort_by(|&a, &b| runners[b].share.total_cmp(&runners[a].share).then(runners[a].place.cmp(&runners[b].place)));
@@ -336,48 +373,85 @@ fn category(view: &JobView) -> Category {
     }
 }
 
-/// The jobs whose work left is known, each with its gain and its deadline.
-fn line_up(
-    rule: &Gain,
-    jobs: &[(&JobView, Job)],
-    doubts: &[Option<Reason>],
-    part: f64,
-    memory: &Memory,
-) -> Vec<Runner> {
-    let runner = |(place, (view, job)): (usize, &(&JobView, Job))| {
-        let left = job.rest()?;
-        if doubts[place].is_some() {
-            return None;
-        }
-        let team = Team::of(view, job);
-        // Where several jobs have cores, the one with most of them stays first soonest.
-        let served = match team {
-            Some(_) => job.share / part,
-            None if job.share > 0.5 * job.usable.min(part) => 1.0,
-            None => 0.0,
+/// The part of the group's part that a newcomer gets until its first report.
+const PROBE_PART: f64 = 0.9;
+
+impl Round<'_> {
+    /// The jobs whose work left is known, each with its gain and its deadline.
+    fn line_up(&self, memory: &Memory) -> Vec<Runner> {
+        let Round { rule, ref jobs, ref doubts, part, equal, .. } = *self;
+        let totals: Vec<f64> = jobs.iter().filter_map(|(_, job)| job.total()).collect();
+        let typical = (totals.iter().map(|total| total.ln()).sum::<f64>() / totals.len().max(1) as f64).exp();
+        let runner = |(place, (view, job)): (usize, &(&JobView, Job))| {
+            let left = job.rest()?;
+            if doubts[place].is_some() {
+                return None;
+            }
+            let team = Team::of(view, job);
+            // Where several jobs have cores, the one with most of them stays first soonest.
+            let served = match team {
+                Some(_) => job.share / part,
+                None if job.share > 0.5 * job.usable.min(part) => 1.0,
+                None => 0.0,
+            };
+            let stay = 1.0 + rule.switch * served;
+            // On many cores several jobs are served at once, and who goes first among jobs with about as much left
+            // hardly changes the mean. There a delay counts by the length of the job: the mean slowdown is minimised.
+            // With less than a core for each job that would cost much of the mean completion time.
+            let has_cores = team.is_some_and(|team| team.is_within(equal));
+            let weight = job.total().filter(|_| has_cores).map_or(1.0, |total| typical / total);
+            // Slack is granted on the whole time the job would take with equal shares.
+            let deadline_s = memory.fair.ends(view.id).map_or(f64::INFINITY, |(ends, since)| {
+                let late_s = rule.slack * ends.since(since).as_secs_f64();
+                (ends.as_secs_f64() - memory.at.as_secs_f64()).max(0.0) + late_s
+            });
+            Some(Runner {
+                place,
+                left: left.guard_s,
+                mean: left.mean_s,
+                usable: job.usable,
+                rate: job.rate,
+                equal_rate: job.equal_rate,
+                gain: weight * stay * gain_per_unit(rule, view, job, left.rank_s),
+                weight,
+                deadline_s,
+                share: 0.0,
+                owed: false,
+                team,
+                is_new: false,
+            })
         };
-        let stay = 1.0 + rule.switch * served;
-        // Slack is granted on the whole time the job would take with equal shares.
-        let deadline_s = memory.fair.ends(view.id).map_or(f64::INFINITY, |(ends, since)| {
-            let late_s = rule.slack * ends.since(since).as_secs_f64();
-            (ends.as_secs_f64() - memory.at.as_secs_f64()).max(0.0) + late_s
-        });
-        Some(Runner {
-            place,
-            left: left.guard_s,
-            mean: left.mean_s,
-            usable: job.usable,
-            rate: job.rate,
-            equal_rate: job.equal_rate,
-            gain: stay * gain_per_unit(rule, view, job, left.rank_s),
-            deadline_s,
-            share: 0.0,
-            owed: false,
-            team,
-            is_new: false,
-        })
-    };
-    jobs.iter().enumerate().filter_map(runner).collect()
+        jobs.iter().enumerate().filter_map(runner).collect()
+    }
+
+    /// The newcomer to be measured first, and the share it gets for that: what a job takes, and how
+    /// much it can use, is worth knowing soon. It lasts until the first report, but no longer than
+    /// until it has cost the others [`Gain::probe`] of what they have left.
+    fn probe(&self, runners: &[Runner]) -> Option<(usize, f64)> {
+        let Round { rule, ref jobs, part, equal, .. } = *self;
+        let budget = rule.probe * runners.iter().map(|r| r.left).sum::<f64>();
+        let (place, _) = jobs
+            .iter()
+            .enumerate()
+            .filter(|(_, (_, job))| job.left.is_none() && job.consumed - job.joined_with < budget)
+            .min_by_key(|(_, (v, _))| (v.arrived, v.id))?;
+        let share = equal.max(PROBE_PART * part).min(equal * (1 + runners.len()) as f64 * 0.95);
+        Some((place, share.max(equal)))
+    }
+
+    /// Looks again after a part of what the job that ends first has left, and of the age of those not
+    /// yet measured: often for jobs of seconds, rarely for jobs of days.
+    fn next_look(&self) -> f64 {
+        let Round { rule, now, part, .. } = *self;
+        let scale =
+            self.jobs.iter().zip(&self.doubts).map(|((view, job), doubt)| match (doubt, job.rest(), view.phase) {
+                (None, Some(left), _) => left.rank_s / job.usable.min(part),
+                (_, _, Phase::Running { since, .. }) => now.since(since).as_secs_f64(),
+                _ => 0.0,
+            });
+        let shortest = scale.fold(f64::INFINITY, f64::min);
+        (rule.look * shortest).clamp(rule.shortest_look.as_secs_f64(), rule.longest_look.as_secs_f64())
+    }
 }
 
 impl Runner {
@@ -391,6 +465,7 @@ impl Runner {
             rate: share / ROOM,
             equal_rate: None,
             gain: f64::INFINITY,
+            weight: 1.0,
             deadline_s: f64::INFINITY,
             share: 0.0,
             owed: false,
@@ -400,10 +475,22 @@ impl Runner {
     }
 }
 
-/// Deals `capacity` out to the runners: by gain where the deadlines before allow it, else by
-/// deadline. `fair` is what all of them together would have with equal shares, `equal` what one
-/// has. `unknown_s` is how long jobs may need that are no runners.
-fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f64, wait_s: f64, unknown_s: f64) {
+/// A job keeps the cores with which it would take this many times as long as it has until its deadline, because more
+/// cores become free when others end. In the models of `tests/teams.rs`, nothing is gained with 1, and the makespan of
+/// three jobs on 16 cores grows by 5 % with 2.
+const EASE: f64 = 1.6;
+
+/// The share that a job keeps for its deadline, where each job can have a core of its own: with a team of threads a job
+/// that fell behind cannot catch up. It is never more than an equal share, which the fair world would give.
+fn reserve(r: &Runner, equal: f64) -> Option<f64> {
+    let team = r.team.filter(|team| !r.is_new && team.is_within(equal))?;
+    let wanted = r.left / team.core / (EASE * r.deadline_s).max(f64::MIN_POSITIVE);
+    Some(team.core * cores_for(team.serial, wanted, equal / team.core))
+}
+
+/// Deals the supply out to the runners: by gain where the deadlines allow it, else by deadline.
+fn serve(rule: &Gain, runners: &mut [Runner], supply: &Supply) {
+    let Supply { capacity, fair, equal, wait_s, unknown_s } = *supply;
     let n = runners.len();
     let floor = rule.floor * equal;
     // In order of deadline; ties (all that are late) by what is least left.
@@ -412,10 +499,11 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
         let (a, b) = (&runners[a], &runners[b]);
         a.deadline_s.total_cmp(&b.deadline_s).then(a.left.total_cmp(&b.left)).then(a.place.cmp(&b.place))
     });
+    let reserves: Vec<Option<f64>> = runners.iter().map(|r| reserve(r, equal)).collect();
     // The time to spare before each deadline if all before it are served first; a job may pass
     // others only while all of them can spare the time until the next look. A job that can use only
     // a part of the node cannot catch up by being served alone: it may have no time to spare long
-    // before its deadline comes first, and then must run now.
+    // before its deadline comes first, and then must run now. A job with a reserve needs neither.
     let together = fair.min(runners.iter().filter(|r| !r.is_new).map(|r| r.equal_rate.unwrap_or(fair)).sum());
     let mut may_pass = vec![true; n];
     let mut must_run = vec![false; n];
@@ -425,10 +513,10 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
         if r.is_new {
             continue;
         }
-        may_pass[i] = all_can_wait;
-        must_run[i] = r.rate < fair && r.deadline_s - r.left / r.rate <= wait_s;
+        may_pass[i] = all_can_wait || reserves[i].is_some();
+        must_run[i] = reserves[i].is_none() && r.rate < fair && r.deadline_s - r.left / r.rate <= wait_s;
         sum += r.left;
-        all_can_wait &= must_run[i] || r.deadline_s - sum / together > wait_s;
+        all_can_wait &= must_run[i] || reserves[i].is_some() || r.deadline_s - sum / together > wait_s;
     }
     let mut by_gain: Vec<usize> = (0..n).collect();
     by_gain.sort_by(|&a, &b| {
@@ -446,13 +534,23 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
     let all_s = runners.iter().map(|r| r.mean).sum::<f64>() / together + unknown_s;
     let least =
         |r: &Runner| r.team.filter(|team| r.mean / team.core >= all_s && !r.is_new).map_or(0.0, |team| team.core);
-    let claims =
-        order.iter().map(|&i| &runners[i]).map(|r| cores::Claim { most: most(r), least: least(r), team: r.team });
-    let grants = cores::deal(&claims.collect::<Vec<_>>(), left);
-    for (i, grant) in order.into_iter().zip(grants) {
+    let kept = |i: usize| (reserves[i].unwrap_or(0.0) - floor).max(least(&runners[i]));
+    let mut claims: Vec<cores::Claim> = Vec::with_capacity(n);
+    // What waits for a job is the job itself and all behind it.
+    let mut waiting = 0.0;
+    for &i in order.iter().rev() {
+        let r = &runners[i];
+        waiting += r.weight;
+        claims.push(cores::Claim { most: most(r), least: kept(i), waiting, team: r.team });
+    }
+    claims.reverse();
+    let grants = cores::deal(&claims, left);
+    for ((i, grant), claim) in order.into_iter().zip(grants).zip(claims) {
+        let has_reserve_only = reserves[i].is_some_and(|kept| kept > 0.0) && grant <= claim.least;
+        let is_owed = has_reserve_only || must_run[i] || first.is_some_and(|f| !may_pass[f]);
         let r = &mut runners[i];
         r.share = floor + grant;
-        r.owed = grant > 0.0 && first.is_some_and(|f| f != i && (must_run[i] || !may_pass[f]));
+        r.owed = grant > 0.0 && first.is_some_and(|f| f != i) && is_owed;
         left -= grant;
     }
     let left = left.max(0.0);
@@ -460,33 +558,4 @@ fn serve(rule: &Gain, runners: &mut [Runner], capacity: f64, fair: f64, equal: f
     for r in runners.iter_mut() {
         r.share += left / n as f64;
     }
-}
-
-/// The part of the group's part that a newcomer gets until its first report.
-const PROBE_PART: f64 = 0.9;
-
-/// The newcomer to be measured first, and the share it gets for that: what a job takes, and how
-/// much it can use, is worth knowing soon. It lasts until the first report, but no longer than
-/// until it has cost the others [`Gain::probe`] of what they have left.
-fn probe(rule: &Gain, jobs: &[(&JobView, Job)], runners: &[Runner], equal: f64, part: f64) -> Option<(usize, f64)> {
-    let budget = rule.probe * runners.iter().map(|r| r.left).sum::<f64>();
-    let (place, _) = jobs
-        .iter()
-        .enumerate()
-        .filter(|(_, (_, job))| job.left.is_none() && job.consumed - job.joined_with < budget)
-        .min_by_key(|(_, (v, _))| (v.arrived, v.id))?;
-    let share = equal.max(PROBE_PART * part).min(equal * (1 + runners.len()) as f64 * 0.95);
-    Some((place, share.max(equal)))
-}
-
-/// Looks again after a part of what the job that ends first has left, and of the age of those not
-/// yet measured: often for jobs of seconds, rarely for jobs of days.
-fn next_look(rule: &Gain, jobs: &[(&JobView, Job)], doubts: &[Option<Reason>], part: f64, now: Time) -> f64 {
-    let scale = jobs.iter().zip(doubts).map(|((view, job), doubt)| match (doubt, job.rest(), view.phase) {
-        (None, Some(left), _) => left.rank_s / job.usable.min(part),
-        (_, _, Phase::Running { since, .. }) => now.since(since).as_secs_f64(),
-        _ => 0.0,
-    });
-    let shortest = scale.fold(f64::INFINITY, f64::min);
-    (rule.look * shortest).clamp(rule.shortest_look.as_secs_f64(), rule.longest_look.as_secs_f64())
 }

@@ -7,16 +7,17 @@
 //!
 //! **Approach.** Each job has a home: the node where the placement rule would have put it in the
 //! fair world, or where it was found. On each node the owners split it equally, and an owner's jobs
-//! share its part ([`machine`]). Each step first gives every job what its machine would have given
-//! it since the last step; then it takes over the new predictions and computes the ends again. A
-//! job that has really ended stays until it would have ended in the fair world, because until then
-//! it would have slowed its neighbours.
+//! share its part ([`machine`], or [`teams`] where teams of threads follow the shares). Each step
+//! first gives every job what its machine would have given it since the last step; then it takes
+//! over the new predictions and computes the ends again. A job that has really ended stays until it
+//! would have ended in the fair world, because until then it would have slowed its neighbours.
 //!
 //! **Terms.** Work is in core-seconds of a core of speed 1, so that jobs can be followed across
 //! unequal nodes.
 
 use super::super::{Homes, Prediction};
 use super::machine::{self, Task, TaskResult};
+use super::teams::{self, TeamTask, TeamUse};
 use crate::model::{JobId, NodeId, OwnerId, Span, Time};
 use crate::view::{NodeView, View};
 use serde::{Deserialize, Serialize};
@@ -46,9 +47,9 @@ struct Job {
     /// Cores it can use; infinite if it never left any unused.
     #[serde(with = "infinite")]
     cores: f64,
-    /// Cores that its work would take with an equal share; infinite unless its team of threads follows its share.
-    #[serde(with = "infinite", default = "without_end")]
-    equal_cores: f64,
+    /// How it gains from further cores, where its team of threads follows its share.
+    #[serde(default)]
+    team: Option<TeamUse>,
     ends: Option<Time>,
 }
 
@@ -71,12 +72,8 @@ pub(crate) struct Observation {
     /// Work it has done.
     pub(crate) done: f64,
     pub(crate) prediction: Option<Prediction>,
-    /// Work that it does in a second with an equal share, where its team of threads follows its share.
-    pub(crate) equal_rate: Option<f64>,
-}
-
-fn without_end() -> f64 {
-    f64::INFINITY
+    /// How it gains from further cores, where its team of threads follows its share.
+    pub(crate) team: Option<TeamUse>,
 }
 
 impl Homes for FairWorld {
@@ -111,7 +108,7 @@ impl FairWorld {
         self.advance(view);
         self.disturbance = disturbance;
         let running = view.jobs.iter().filter_map(|j| Some((j, view.node(j.node()?))));
-        for ((job, node), Observation { done, prediction, equal_rate }) in running.zip(news) {
+        for ((job, node), Observation { done, prediction, team }) in running.zip(news) {
             let Some(node) = node else { continue };
             let speed = node.cores * node.speed;
             let known = self.jobs.entry(job.id).or_insert_with(|| Job {
@@ -122,7 +119,7 @@ impl FairWorld {
                 given: 0.0,
                 total: None,
                 cores: f64::INFINITY,
-                equal_cores: f64::INFINITY,
+                team: None,
                 ends: None,
             });
             if view.node(known.home).is_none() {
@@ -130,7 +127,7 @@ impl FairWorld {
             }
             known.done += done * speed;
             known.total = prediction.map(|p| known.done + p.left_s * speed);
-            known.equal_cores = equal_rate.map_or(f64::INFINITY, |rate| rate * node.cores);
+            known.team = team;
             known.cores = prediction.filter(|p| p.usable < 1.0).map_or(f64::INFINITY, |p| p.usable * node.cores);
         }
         self.homes.retain(|id, _| view.job(*id).is_some());
@@ -162,24 +159,31 @@ impl FairWorld {
     /// Runs the machine of every node and owner, to the end or for `until_s` seconds: what becomes of
     /// each job, in their order.
     fn machines(&self, view: &View, until_s: Option<f64>) -> Vec<TaskResult> {
-        let mut parts: BTreeMap<(NodeId, OwnerId), Part> = BTreeMap::new();
+        let mut parts: BTreeMap<(NodeId, OwnerId), Part<'_>> = BTreeMap::new();
         let mut results = vec![TaskResult { ends_s: f64::INFINITY, served: 0.0 }; self.jobs.len()];
         for (place, job) in self.jobs.values().enumerate() {
-            let Some(node) = view.node(job.home) else { continue };
             let part = parts.entry((job.home, job.owner)).or_default();
             part.places.push(place);
-            part.tasks.push(job.task(node));
-            part.cores += job.equal_cores;
+            part.jobs.push(job);
         }
         let mut owners: BTreeMap<NodeId, usize> = BTreeMap::new();
         for (home, _) in parts.keys() {
             *owners.entry(*home).or_default() += 1;
         }
-        for ((home, _), Part { places, tasks, cores }) in parts {
+        for ((home, _), Part { places, jobs }) in parts {
             let Some(node) = view.node(home) else { continue };
-            // Teams of threads that share a machine do less than the machine could: cores wait for each other.
-            let capacity = (node.cores / owners[&home] as f64).min(cores) * node.speed;
-            let run = machine::run(&tasks, capacity, self.disturbance, until_s);
+            let cores = node.cores / owners[&home] as f64;
+            let run = if jobs.iter().any(|job| job.team.is_some()) {
+                let tasks: Vec<TeamTask> = jobs.iter().map(|job| job.team_task(node, until_s.is_some())).collect();
+                let mut run = teams::run(&tasks, cores, self.disturbance, until_s);
+                for fate in &mut run {
+                    fate.served *= node.speed;
+                }
+                run
+            } else {
+                let tasks: Vec<Task> = jobs.iter().map(|job| job.task(node)).collect();
+                machine::run(&tasks, cores * node.speed, self.disturbance, until_s)
+            };
             for (place, fate) in places.into_iter().zip(run) {
                 results[place] = fate;
             }
@@ -190,12 +194,10 @@ impl FairWorld {
 
 /// The jobs of one owner on one node.
 #[derive(Default)]
-struct Part {
+struct Part<'a> {
     /// Their places among all jobs.
     places: Vec<usize>,
-    tasks: Vec<Task>,
-    /// Cores that their work takes with equal shares.
-    cores: f64,
+    jobs: Vec<&'a Job>,
 }
 
 impl Job {
@@ -204,10 +206,24 @@ impl Job {
         self.total.is_some_and(|t| t - self.given <= 1e-9 * t)
     }
 
+    /// Work that the fair world has still to give; infinite if it is not known.
+    fn left(&self) -> f64 {
+        self.total.map_or(f64::INFINITY, |t| (t - self.given).max(0.0))
+    }
+
+    /// The job on a machine that is shared by teams. A job that works on one core (it imports its libraries) leaves the
+    /// other cores to its neighbours `now`. How long it will do so is not known. For the future it counts with an equal
+    /// part of the cores, but no end is promised to it that it could not reach with one core.
+    fn team_task(&self, node: &NodeView, now: bool) -> TeamTask {
+        let most = match self.team {
+            Some(TeamUse { on_one_core: true, .. }) if now => 1.0,
+            Some(_) => f64::INFINITY,
+            None => self.cores,
+        };
+        TeamTask { left: self.left() / node.speed, most: most.min(node.cores), team: self.team }
+    }
+
     fn task(&self, node: &NodeView) -> Task {
-        Task {
-            left: self.total.map_or(f64::INFINITY, |t| (t - self.given).max(0.0)),
-            rate: (self.cores.min(node.cores) * node.speed).max(f64::MIN_POSITIVE),
-        }
+        Task { left: self.left(), rate: (self.cores.min(node.cores) * node.speed).max(f64::MIN_POSITIVE) }
     }
 }
