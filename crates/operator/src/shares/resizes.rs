@@ -119,7 +119,7 @@ fn vet(shares: &Shares, node: &str, wanted: &Resize) -> Result<PodFacts, Outcome
         if pod.container != wanted.container {
             return Err(refused(format!("the policy means container {}, not {}", pod.container, wanted.container)));
         }
-        if !resize::worth_it(&pod.now, &wanted.to) {
+        if !resize::worth_it(&pod.now, &wanted.to) && !resize::lowers_cpu(&pod.now, &wanted.to) {
             return Err(OutcomeState::Unchanged);
         }
         let contested = shares.contests.lock().check(&wanted.uid, &pod.now, Instant::now());
