@@ -15,7 +15,7 @@ mod common;
 use common::training::{COUNTS, Operator, batch_job, job, programs};
 use common::{SYSTEM, Scenarios, TestBed, Watch, alive, checkout, eventually, program, text};
 use gainshare_core::replay::RecordedDecision;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -123,12 +123,15 @@ fn a_moved_job_is_not_moved_again(bed: &TestBed) {
     std::thread::sleep(ABSENCE);
     agents_on(None);
     drop(first_operator);
-    // Before the operator starts, so that it never knew the node as open.
-    bed.kubectl(&["cordon", "left"]);
     let _second_operator = Operator::with(bed, None, &["--specon-interval", "2s"]);
+    // Just before the operator's first decision.
+    bed.kubectl(&["cordon", "left"]);
 
     let counts = |and: &str| COUNTS.replace("sleep 0.1", and);
-    bed.apply(job("grows-3", &counts(GROWS), json!({"policy": "specon"})));
+    // It is not to follow the others when the node is open again.
+    let mut grows: Value = serde_json::from_str(&job("grows-3", &counts(GROWS), json!({"policy": "specon"}))).unwrap();
+    grows["metadata"]["annotations"]["gainshare.dev/node"] = json!("right");
+    bed.apply(grows);
     bed.until("grows-3", "Running", Some("right"));
     let mut fresh = batch_job("flattens-too", &counts(FLATTENS), "Failed");
     fresh["metadata"]["annotations"]["gainshare.dev/policy"] = json!("specon");
