@@ -94,6 +94,8 @@ pub struct NodeFacts {
     pub memory_bytes: Option<u64>,
     /// It is ready, and pods may come that tolerate nothing.
     pub open: bool,
+    /// An administrator has closed it to new pods (`kubectl cordon`).
+    pub cordoned: bool,
     /// How fast its cores are, in hundredths of an ordinary one: the label [`names::SPEED_LABEL`].
     pub speed_percent: u32,
     /// Which kind of machine it is, if its labels say so.
@@ -112,8 +114,10 @@ impl NodeFacts {
         let label = |name: &str| node.metadata.labels.as_ref().and_then(|labels| labels.get(name));
         let speed = label(names::SPEED_LABEL);
         let speed = speed.and_then(|text| text.parse::<f64>().ok()).filter(|speed| (0.01..=100.0).contains(speed));
+        let cordoned = spec.unschedulable.unwrap_or(false);
         NodeFacts {
-            open: ready && !tainted && !spec.unschedulable.unwrap_or(false),
+            open: ready && !tainted && !cordoned,
+            cordoned,
             speed_percent: (speed.unwrap_or(1.0) * 100.0).round() as u32,
             cpu_milli: get("cpu").and_then(quantity::cpu_milli),
             memory_bytes: get("memory").and_then(quantity::whole),

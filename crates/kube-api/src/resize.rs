@@ -17,7 +17,7 @@
 //!
 //! **Properties**, each a test of that name: `conservation` (parts never sum to more than the pool,
 //! unless the least parts already do), `floor_respected`, `class_kept`, `idempotent`,
-//! `downs_first`, `permutation_invariant`, `plans_pass_the_vet`, `no_numbers_panic`.
+//! `downs_first`, `growth_fits`, `permutation_invariant`, `plans_pass_the_vet`, `no_numbers_panic`.
 //!
 //! **Units.** CPU in thousandths of a core, memory in bytes.
 
@@ -26,8 +26,8 @@ pub use crate::resources::{Amounts, Bounds, LEAST_CPU_MILLI, Range, Resources};
 use crate::quantity::total;
 use crate::wire::{Mode, PodOnNode, QosClass};
 
-/// A request is written only if it moves by more than this part of what it is. Kernel weights below
-/// that are not felt.
+/// A request is written only if it moves by more than this part of what it is, or if another pod needs
+/// the room. Kernel weights below that are not felt.
 pub const DEADBAND: f64 = 0.05;
 
 /// A memory request is this much larger than the working set: it is read seconds before the kubelet
@@ -169,8 +169,9 @@ pub fn worth_it(now: &Resources, to: &Resources) -> bool {
 }
 
 /// The changes that give the pods of one policy on one node these shares, decreases first. A pod
-/// that has its share (nearly) already, or cannot be resized, is left out. The answer holds indices
-/// into `pods`.
+/// that has its share (nearly) already, or cannot be resized, is left out. A pod that is a little above
+/// its share is lowered all the same if another one could not grow otherwise. The answer holds
+/// indices into `pods`.
 ///
 /// `room_milli` is by how much the pods may together exceed what they requested, because deadlines
 /// need it.
@@ -178,14 +179,44 @@ pub fn changes(pods: &[(&PodOnNode, f64)], room_milli: u64) -> Vec<(usize, Resou
     let pool = pool_milli(pods.iter().map(|(pod, _)| *pod)).saturating_add(room_milli);
     let movable: Vec<usize> = (0..pods.len()).filter(|&i| pods[i].0.blocked.is_none()).collect();
     let claims: Vec<Claim> = movable.iter().map(|&i| claim(pods[i].0, pool, pods[i].1)).collect();
-    let mut wanted: Vec<(usize, Resources)> = movable
-        .iter()
-        .zip(divide(pool, &claims))
-        .map(|(&i, part)| (i, shape(pods[i].0, part)))
-        .filter(|(i, to)| worth_it(&pods[*i].0.now, to))
-        .collect();
+    let planned = movable.iter().zip(divide(pool, &claims)).map(|(&i, part)| (i, shape(pods[i].0, part)));
+    let (mut wanted, small): (Vec<_>, Vec<_>) = planned.partition(|(i, to)| worth_it(&pods[*i].0.now, to));
+    let needed = decreases_for_growth(pods, pool, &wanted, small);
+    wanted.extend(needed);
     wanted.sort_by_key(|(i, to)| (is_up(&pods[*i].0.now, to), *i));
     wanted
+}
+
+/// Those of the small changes without which the increases among `wanted` would not fit the pool: the largest decreases,
+/// as many as are needed. A pod that stays a little above its part must not keep another one from its growth.
+fn decreases_for_growth(
+    pods: &[(&PodOnNode, f64)],
+    pool: u64,
+    wanted: &[(usize, Resources)],
+    small: Vec<(usize, Resources)>,
+) -> Vec<(usize, Resources)> {
+    let now_milli = |i: usize| pods[i].0.now.requests.cpu_milli.unwrap_or(0);
+    let to_milli = |(i, to): &(usize, Resources)| to.requests.cpu_milli.unwrap_or_else(|| now_milli(*i));
+    if wanted.iter().all(|change| to_milli(change) <= now_milli(change.0)) {
+        return Vec::new();
+    }
+    let sum = total(wanted.iter().map(to_milli).chain(small.iter().map(|(i, _)| now_milli(*i))));
+    let mut excess = sum.saturating_sub(pool);
+    let decrease = |change: &(usize, Resources)| now_milli(change.0).saturating_sub(to_milli(change));
+    let mut decreases: Vec<_> = small.into_iter().filter(|change| decrease(change) > 0).collect();
+    decreases.sort_by_key(|change| (std::cmp::Reverse(decrease(change)), change.0));
+    let is_needed = |change: &(usize, Resources)| {
+        let is_needed = excess > 0;
+        excess = excess.saturating_sub(decrease(change));
+        is_needed
+    };
+    decreases.into_iter().take_while(is_needed).collect()
+}
+
+/// Whether a change lowers the CPU request. Such a change is carried out however small it is: it is requested only
+/// where another pod needs the room.
+pub fn lowers_cpu(now: &Resources, to: &Resources) -> bool {
+    matches!((now.requests.cpu_milli, to.requests.cpu_milli), (Some(now), Some(to)) if to < now)
 }
 
 /// Whether a change asks for more CPU or memory than before: those come after the decreases.

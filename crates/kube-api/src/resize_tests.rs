@@ -140,6 +140,37 @@ fn small_moves_are_not_worth_a_write() {
     assert!(!worth_it(&now, &Resources::default()));
 }
 
+/// [`open`], which has been resized.
+fn resized(cpu_milli: u64) -> PodOnNode {
+    let mut pod = open();
+    pod.now.requests.cpu_milli = Some(cpu_milli);
+    pod
+}
+
+#[test]
+fn a_pod_a_little_above_its_part_is_lowered_where_another_one_grows() {
+    // Parts of 500m, 450m and 550m; with 520m left to the first one they would be 1520m of 1500m.
+    let pods = [resized(520), resized(500), resized(480)];
+    let shares = [1.0 / 3.0, 0.3, 1.1 / 3.0];
+    let with_shares = |pods: &[PodOnNode]| cpu(&changes(&pods.iter().zip(shares).collect::<Vec<_>>()));
+    let plan = with_shares(&pods);
+    assert_eq!(plan.iter().map(|(i, _)| *i).collect::<Vec<_>>(), [0, 1, 2], "{plan:?}");
+    assert!(plan.iter().map(|(_, milli)| milli).sum::<u64>() <= 1500, "{plan:?}");
+    assert_eq!(with_shares(&[resized(490), resized(500), resized(480)]).len(), 2, "there is room without the first");
+    assert_eq!(with_shares(&[resized(520), resized(450), resized(550)]), [], "nobody grows");
+}
+
+#[test]
+fn no_more_pods_are_lowered_than_growth_needs() {
+    // Parts of 1000m and three times 500m: 20m are missing, which the second pod alone gives.
+    let mut large = resized(900);
+    large.original.requests.cpu_milli = Some(1000);
+    let others = [resized(520), resized(515), resized(485)];
+    let pods: Vec<(&PodOnNode, f64)> = [(&large, 0.4)].into_iter().chain(others.iter().map(|pod| (pod, 0.2))).collect();
+    let plan = cpu(&changes(&pods));
+    assert_eq!(plan.iter().map(|(i, _)| *i).collect::<Vec<_>>(), [1, 0], "{plan:?}");
+}
+
 #[test]
 fn nonsense_shares_give_equal_parts() {
     let pods = [open(), open()];
@@ -242,6 +273,23 @@ proptest! {
         let plan = changes(&refs(&pods));
         let ups: Vec<bool> = plan.iter().map(|(i, to)| is_up(&pods[*i].0.now, to)).collect();
         prop_assert!(ups.is_sorted(), "{:?}", ups);
+    }
+
+    #[test]
+    fn growth_fits(pods in prop::collection::vec((100u64..4000, 0.9f64..1.1, 0.01f64..1.0), 1..12)) {
+        let resized = |(request, factor, share): (u64, f64, f64)| {
+            let mut pod = pod(QosClass::Burstable, amounts(Some(request), Some(GIB)), amounts(None, None));
+            pod.now.requests.cpu_milli = Some((request as f64 * factor) as u64);
+            (pod, share)
+        };
+        let mut pods: Vec<(PodOnNode, f64)> = pods.into_iter().map(resized).collect();
+        let plan = changes(&refs(&pods));
+        let grows = plan.iter().any(|(i, to)| is_up(&pods[*i].0.now, to));
+        for (i, to) in plan {
+            pods[i].0.now = to.over(pods[i].0.now);
+        }
+        let sum: u64 = pods.iter().filter_map(|(pod, _)| pod.now.requests.cpu_milli).sum();
+        prop_assert!(!grows || sum <= pool_milli(pods.iter().map(|(pod, _)| pod)));
     }
 
     /// Numbers come from tenants and from node agents.

@@ -14,6 +14,7 @@
 //! the API server.
 
 mod elastic;
+mod fail_point;
 pub mod http;
 mod isolate;
 pub mod jobs;
@@ -24,6 +25,7 @@ mod shares;
 mod state;
 mod tasks;
 
+pub use fail_point::{FAIL_POINT_EXIT, FailPoint};
 pub use scaler::ScalerConfig;
 pub use shares::release::release;
 
@@ -98,8 +100,8 @@ pub struct Config {
     pub webhook: Option<String>,
     /// Where the certificate authority may be kept; see [`Authority::load_or_make`].
     pub authority_folders: Vec<PathBuf>,
-    /// For tests: the step of a training job at which the process ends.
-    pub fail_at: crate::jobs::FailPoint,
+    /// For tests: the step of a training job, or the write about shares, at which the process ends.
+    pub fail_at: FailPoint,
     /// The parameters of the policy `specon` for training jobs.
     pub specon: gainshare_core::policy::Specon,
     /// The parameters of the policy `operator` for the tasks of distributed jobs.
@@ -234,7 +236,8 @@ fn lead(
     let reviewer = http::auth::Reviewer::new(client.clone(), &config.namespace, &config.agent_account);
     let leader = Arc::new(Leader::new(metrics.clone(), started()));
     leader.change(|world| world.own_namespace.clone_from(&config.namespace));
-    let shares = Arc::new(Shares::new(leader.clone(), client.clone(), metrics.clone()));
+    let shares =
+        Arc::new(Shares::new(leader.clone(), client.clone(), metrics.clone()).with_fail_point(config.fail_at.clone()));
     let mut tasks = Tasks::new(health.clone());
     state::watch::start(&mut tasks, &leader, client, (&config.namespace, &config.config_map), config.tfjobs);
     let publish = http::publish::run(config.clone(), client.clone(), authority.certificate_pem().to_owned());
@@ -293,7 +296,7 @@ async fn write_loop(shares: Arc<Shares>, client: Client, recorder: Recorder) {
             checked = Instant::now();
             leader.mark_all_policies();
         }
-        let again = shares::policies::pass(leader, &client, &recorder, leader.take_policies()).await;
+        let again = shares::policies::pass(&shares, &client, &recorder, leader.take_policies()).await;
         count(&shares);
         if !again.is_empty() {
             leader.mark_policies(again);

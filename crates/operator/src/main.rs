@@ -7,7 +7,7 @@ use gainshare_core::policy::{Elastic, MoveRule, Policy, ScaleRule, Specon};
 use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::tfjob::{TfJob, to_training_job};
 use gainshare_kube_api::training_job::TrainingJob;
-use gainshare_operator::jobs::FailPoint;
+use gainshare_operator::FailPoint;
 use gainshare_operator::{Config, ScalerConfig};
 use kube::CustomResourceExt;
 use std::net::SocketAddr;

@@ -45,7 +45,7 @@ fn config() -> Config {
         config_map: "operator".to_owned(),
         webhook: None,
         authority_folders: Vec::new(),
-        fail_at: crate::jobs::FailPoint::default(),
+        fail_at: crate::FailPoint::default(),
         specon: Default::default(),
         elastic: Default::default(),
         queues: Default::default(),

@@ -169,7 +169,7 @@ fn operator_config(listen: SocketAddr) -> operator::Config {
         config_map: "gainshare-operator".to_owned(),
         webhook: Some("gainshare".to_owned()),
         authority_folders: Vec::new(),
-        fail_at: gainshare_operator::jobs::FailPoint::default(),
+        fail_at: gainshare_operator::FailPoint::default(),
         specon: Default::default(),
         elastic: Default::default(),
         queues: Default::default(),

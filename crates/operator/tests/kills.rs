@@ -12,60 +12,13 @@
 #[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
 
-use common::training::{COUNTS, Operator, batch_job, job, programs};
-use common::{SYSTEM, Scenarios, TestBed, Watch, alive, checkout, eventually, program, text};
+use common::training::{COUNTS, Operator, batch_job, job};
+use common::{SYSTEM, Scenarios, TestBed, Watch, alive, eventually, program, text};
 use gainshare_core::replay::RecordedDecision;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
-
-/// Starts node agents on all nodes from the chart; they reach the operators of this test by the chart's
-/// name for the Service.
-fn start_agents(bed: &mut TestBed) {
-    let programs = programs();
-    let mut load = vec!["load-image", "--image", "gainshare:local"];
-    load.extend(programs.iter().map(|program| program.to_str().unwrap()));
-    let loaded = bed.testbed(&load);
-    assert!(loaded.status.success(), "{}", text(&loaded.stderr));
-    bed.kubectl(&["create", "configmap", "gainshare-operator", "-n", SYSTEM]);
-    let (address, port) = (bed.machine(), 8443);
-    bed.listen = format!("{address}:{port}");
-    let named = json!({"name": "gainshare-operator", "namespace": SYSTEM, "labels": {"kubernetes.io/service-name": "gainshare-operator"}});
-    let ports = json!([{"name": "sync", "port": port, "protocol": "TCP"}]);
-    bed.apply(json!({"apiVersion": "v1", "kind": "Service", "metadata": named, "spec": {"ports": ports}}));
-    bed.apply(json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": named, "addressType": "IPv4",
-        "ports": ports, "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
-    }));
-    let _operator = Operator::start(bed, None);
-    let certificate = || {
-        let map = bed.kubectl(&["get", "configmap", "gainshare-operator", "-n", SYSTEM, "-o", "jsonpath={.data}"]);
-        map.contains("ca.crt").then_some(())
-    };
-    eventually("the operator's certificate", certificate);
-    let chart = checkout().join("deploy/chart");
-    let rendered = bed.run(
-        "helm",
-        &[
-            "template",
-            "gainshare",
-            chart.to_str().unwrap(),
-            "-n",
-            SYSTEM,
-            "--kube-version",
-            "1.35.0",
-            "--show-only",
-            "templates/agent.yaml",
-            "--set",
-            // Nodes of the test bed are smaller than the limit of the agents, and the kernel refuses that.
-            "image.repository=gainshare,image.tag=local,agent.resources.limits.cpu=null",
-        ],
-        "",
-    );
-    bed.apply(rendered);
-    bed.kubectl(&["rollout", "status", "daemonset/gainshare-agent", "-n", SYSTEM, "--timeout=60s"]);
-}
 
 /// Its loss falls towards a half, by less in each report: after some ten seconds it hardly changes any more.
 const FLATTENS: &str =
@@ -123,12 +76,15 @@ fn a_moved_job_is_not_moved_again(bed: &TestBed) {
     std::thread::sleep(ABSENCE);
     agents_on(None);
     drop(first_operator);
-    // Before the operator starts, so that it never knew the node as open.
-    bed.kubectl(&["cordon", "left"]);
     let _second_operator = Operator::with(bed, None, &["--specon-interval", "2s"]);
+    // Just before the operator's first decision.
+    bed.kubectl(&["cordon", "left"]);
 
     let counts = |and: &str| COUNTS.replace("sleep 0.1", and);
-    bed.apply(job("grows-3", &counts(GROWS), json!({"policy": "specon"})));
+    // It is not to follow the others when the node is open again.
+    let mut grows: Value = serde_json::from_str(&job("grows-3", &counts(GROWS), json!({"policy": "specon"}))).unwrap();
+    grows["metadata"]["annotations"]["gainshare.dev/node"] = json!("right");
+    bed.apply(grows);
     bed.until("grows-3", "Running", Some("right"));
     let mut fresh = batch_job("flattens-too", &counts(FLATTENS), "Failed");
     fresh["metadata"]["annotations"]["gainshare.dev/policy"] = json!("specon");
@@ -237,7 +193,7 @@ fn nodes_die(bed: &TestBed, name: &str, phase: &str, without_kubelet: &str, with
 #[ignore = "needs root and a test bed"]
 fn nodes_and_agents_die_in_every_phase_of_a_move() {
     let mut bed = TestBed::with_training("killtest", &["left", "right"]);
-    start_agents(&mut bed);
+    bed.start_agents();
     let bed = bed;
     let mut scenarios = Scenarios::default();
     scenarios.run("the decision moves an adopted job", || the_decision_moves_an_adopted_job(&bed));

@@ -1,6 +1,6 @@
 //! Training jobs for tests: the chart's rights, a volume that all nodes see, the real operator, and jobs that count.
 
-use super::{SYSTEM, TestBed, checkout, program, text, within_a_minute};
+use super::{SYSTEM, TestBed, checkout, eventually, program, text, within_a_minute};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -95,6 +95,66 @@ impl TestBed {
         self.kubectl(&["wait", "--for=condition=Established", "crd/tfjobs.kubeflow.org", "--timeout=30s"]);
     }
 
+    /// Starts node agents on all nodes from the chart. They reach the operators of this test by the name of the chart's
+    /// Service. The operators keep their certificate authority, so that agents trust the next one at once.
+    pub(crate) fn start_agents(&mut self) {
+        let programs = programs();
+        let mut load = vec!["load-image", "--image", "gainshare:local"];
+        load.extend(programs.iter().map(|program| program.to_str().unwrap()));
+        let loaded = self.testbed(&load);
+        assert!(loaded.status.success(), "{}", text(&loaded.stderr));
+        fs::create_dir_all(self.folder.path().join("authority")).unwrap();
+        self.kubectl(&["create", "configmap", "gainshare-operator", "-n", SYSTEM]);
+        self.listen = self.address(SYNC_PORT);
+        let service = json!({"name": "gainshare-operator", "namespace": SYSTEM});
+        let ports = json!([{"name": "sync", "port": SYNC_PORT, "protocol": "TCP"}]);
+        self.apply(json!({"apiVersion": "v1", "kind": "Service", "metadata": service, "spec": {"ports": ports}}));
+        self.serve_at(SYNC_PORT);
+        let _operator = Operator::start(self, None);
+        let certificate = || {
+            let map = self.kubectl(&["get", "configmap", "gainshare-operator", "-n", SYSTEM, "-o", "jsonpath={.data}"]);
+            map.contains("ca.crt").then_some(())
+        };
+        eventually("the operator's certificate", certificate);
+        let chart = checkout().join("deploy/chart");
+        let mut args = vec!["template", "gainshare", chart.to_str().unwrap(), "-n", SYSTEM];
+        args.extend(["--kube-version", "1.35.0", "--show-only", "templates/agent.yaml", "--set"]);
+        // Nodes of the test bed are smaller than the limit of the agents, and the kernel refuses that.
+        args.push("image.repository=gainshare,image.tag=local,agent.resources.limits.cpu=null");
+        self.apply(self.run("helm", &args, ""));
+        self.wait_for_agents();
+    }
+
+    /// Waits until all node agents are new and ready.
+    pub(crate) fn wait_for_agents(&self) {
+        self.kubectl(&["rollout", "status", "daemonset/gainshare-agent", "-n", SYSTEM, "--timeout=120s"]);
+    }
+
+    /// An address at which an operator of this machine can be reached from the cluster.
+    pub(crate) fn address(&self, port: u16) -> String {
+        format!("{}:{port}", self.machine())
+    }
+
+    /// Makes the Service lead to the operator at this port.
+    pub(crate) fn serve_at(&self, port: u16) {
+        let named = json!({
+            "name": "gainshare-operator", "namespace": SYSTEM,
+            "labels": {"kubernetes.io/service-name": "gainshare-operator"},
+        });
+        self.apply(json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": named, "addressType": "IPv4",
+            "ports": [{"name": "sync", "port": port, "protocol": "TCP"}],
+            "endpoints": [{"addresses": [self.machine()], "conditions": {"ready": true}}],
+        }));
+    }
+
+    /// The end of what the operators have logged, for the report of a failure.
+    pub(crate) fn operator_log(&self) -> String {
+        let log = fs::read_to_string(self.folder.path().join("operator.log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+
     /// Makes a folder of the machine a volume of the namespace `team`.
     pub(crate) fn claim(&self, name: &str, folder: &Path) {
         let size = json!({"storage": "1Gi"});
@@ -169,6 +229,9 @@ pub(crate) fn programs() -> Vec<PathBuf> {
     ["gainshare", "gainshare-operator", "gainshare-node-agent", "kubectl-gainshare"].map(program).to_vec()
 }
 
+/// The port of the Service at which node agents reach the operator.
+pub(crate) const SYNC_PORT: u16 = 8443;
+
 /// The real program with the rights of the chart's account.
 pub(crate) struct Operator(Child);
 
@@ -180,32 +243,47 @@ impl Operator {
     pub(crate) fn with(bed: &TestBed, fail_at: Option<&str>, args: &[&str]) -> Operator {
         // An operator that was killed holds its lease for 15 s, and no other operator runs here.
         bed.kubectl(&["delete", "lease", "gainshare-operator", "-n", SYSTEM, "--ignore-not-found"]);
-        Operator::spawn(bed, fail_at, args)
+        Operator::spawn(bed, &bed.listen, fail_at, args)
     }
 
     /// A second operator, which leads when the first one does not.
     pub(crate) fn standby(bed: &TestBed) -> Operator {
-        Operator::spawn(bed, None, &[])
+        Operator::standby_at(bed, &bed.listen)
+    }
+
+    /// The same, at an address of its own.
+    pub(crate) fn standby_at(bed: &TestBed, listen: &str) -> Operator {
+        Operator::spawn(bed, listen, None, &[])
     }
 
     pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.0.id() as i32), signal).unwrap();
     }
 
-    fn spawn(bed: &TestBed, fail_at: Option<&str>, args: &[&str]) -> Operator {
+    fn spawn(bed: &TestBed, listen: &str, fail_at: Option<&str>, args: &[&str]) -> Operator {
         let log = fs::File::options().create(true).append(true).open(bed.folder.path().join("operator.log")).unwrap();
         let mut command = Command::new(program("gainshare-operator"));
-        command.args(["--namespace", SYSTEM, "--listen", &bed.listen, "--plain-listen", "127.0.0.1:0"]);
+        command.args(["--namespace", SYSTEM, "--listen", listen, "--plain-listen", "127.0.0.1:0"]);
         command.arg("--authority").arg(bed.folder.path().join("authority")).args(args);
         command.env("KUBECONFIG", bed.folder.path().join("operator.kubeconfig")).stderr(log).stdin(Stdio::null());
         command.envs(fail_at.map(|point| ("GAINSHARE_FAIL_AT", point)));
         Operator(command.spawn().expect("the program was built with the tests"))
     }
 
+    /// Waits until it has ended, and answers its exit code.
+    pub(crate) fn ended(&mut self) -> Option<i32> {
+        within_a_minute(|| self.0.try_wait().unwrap())?.code()
+    }
+
+    /// Asks it to end, as a cluster does when it replaces a pod, and waits for that.
+    pub(crate) fn end(mut self) {
+        self.signal(nix::sys::signal::Signal::SIGTERM);
+        assert_eq!(self.ended(), Some(0), "an operator that was asked to end did not");
+    }
+
     /// Waits until it has ended at its fail point.
     pub(crate) fn died(&mut self) {
-        let code = within_a_minute(|| self.0.try_wait().unwrap());
-        assert_eq!(code.and_then(|code| code.code()), Some(86), "the operator did not reach its fail point");
+        assert_eq!(self.ended(), Some(86), "the operator did not reach its fail point");
     }
 }
 

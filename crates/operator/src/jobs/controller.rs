@@ -10,12 +10,12 @@
 //! after a growing rest.
 
 use super::batch_job::BatchJobs;
-use super::fail_point::FailPoint;
 use super::pods::PodRequests;
 use super::queue::Queue;
 use super::task_job::{GangQueue, QueueWeights, TaskJobs, TfJobKind, TrainingJobKind};
 use super::training_job::TrainingJobs;
 use super::workload::{ActionError, EventText, Workload};
+use crate::fail_point::FailPoint;
 use crate::isolate::catch_future;
 use crate::state::events::{self, Subject, Text};
 use crate::state::lead::Leader;

@@ -22,7 +22,6 @@
 
 mod batch_job;
 mod controller;
-mod fail_point;
 #[cfg(test)]
 mod hostile_task_tests;
 #[cfg(test)]
@@ -40,5 +39,4 @@ mod workload;
 
 pub(crate) use batch_job::give_back;
 pub(crate) use controller::start;
-pub use fail_point::{FAIL_POINT_EXIT, FailPoint};
 pub use task_job::QueueWeights;

@@ -4,6 +4,7 @@
 //! A move is a request to end, a proof of the stop, and a start elsewhere.
 
 use super::waiting::wait_end;
+use crate::state::lead::Leader;
 use crate::state::orders::Order;
 use crate::state::snapshot::{Exit, NodeState, Nodes, PodSnapshot, Stop};
 use gainshare_kube_api::training_job::{MOVES_KEPT, Migration, Move, Phase, TrainingJobStatus};
@@ -17,6 +18,50 @@ const KILLED: i32 = 137;
 /// Longest wait for a job's original CPU request to be restored before SIGTERM, so that it can save
 /// a checkpoint at full speed (usually 0.2 s).
 const OWN_SHARE_WAIT: SignedDuration = SignedDuration::from_secs(2);
+
+/// How often a request for a node that takes no pods is read again.
+const CLOSED_NODE_PAUSE: SignedDuration = SignedDuration::from_secs(5);
+
+/// What to carry out now about a job.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct CurrentOrder {
+    pub(super) order: Option<Order>,
+    /// The node that the annotation asks for, while it takes no pods: the request waits.
+    pub(super) closed: Option<String>,
+}
+
+/// The order about a job that can be carried out now. A request, which a person wrote, goes before the decision.
+///
+/// An order is older than what is known of its node now: the node may have been cordoned, or have fallen silent, since
+/// the decision. A pod could not start there, and a job that was stopped for it would have no place. So the newest copy
+/// of the node is read. An order of the decision that is outdated is withdrawn, and a request waits.
+pub(super) fn current_order(leader: &Leader, uid: &str, requested: Option<Order>) -> CurrentOrder {
+    if let Some(order) = &requested
+        && leader.read(|world| world.nodes().takes_requested_pods(&order.node))
+    {
+        return CurrentOrder { order: requested, closed: None };
+    }
+    let closed = requested.map(|order| order.node);
+    let decided = leader.orders.order(uid);
+    if let Some(order) = &decided
+        && !leader.read(|world| world.nodes().is_open(&order.node))
+    {
+        tracing::info!(job = uid, node = order.node, kind = ?order.kind, "order withdrawn: its node takes no pods now");
+        leader.orders.withdraw(order);
+        return CurrentOrder { order: None, closed };
+    }
+    CurrentOrder { order: decided, closed }
+}
+
+/// The sentence about a request that waits for its node, after the one about where the job runs.
+pub(super) fn closed_sentence(closed: Option<&str>) -> String {
+    closed.map(|node| format!("; {node}, which was asked for, takes no pods now")).unwrap_or_default()
+}
+
+/// When a job whose request waits is read again.
+pub(super) fn request_wake(closed: Option<&str>, now: Timestamp) -> Option<Timestamp> {
+    closed.and_then(|_| now.saturating_add(CLOSED_NODE_PAUSE).ok())
+}
 
 /// The journal entry of a move that begins: the attempt on `from` is to be stopped.
 pub(super) fn begin_move(order: &Order, from: String, epoch: u32, now: Timestamp) -> Migration {
@@ -132,4 +177,75 @@ pub(super) fn exit_text(exit: &Exit) -> String {
 
 fn short(text: &str) -> String {
     text.chars().take(300).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::metrics::Metrics;
+    use crate::state::orders::OrderKind;
+    use gainshare_kube_api::bounds::NodeFacts;
+    use gainshare_kube_api::placement_reason::PlacementReason;
+    use std::sync::Arc;
+
+    fn order(node: &str, reason: PlacementReason) -> Order {
+        Order { uid: "job".to_owned(), node: node.to_owned(), kind: OrderKind::Place, reason }
+    }
+
+    fn leader(facts: NodeFacts) -> Leader {
+        let leader = Leader::new(Arc::new(Metrics::new()), 1);
+        leader.change(|world| world.put_node("a", facts));
+        leader
+    }
+
+    const OPEN: NodeFacts = NodeFacts {
+        cpu_milli: None,
+        memory_bytes: None,
+        open: true,
+        cordoned: false,
+        speed_percent: 100,
+        instance_type: None,
+        state: NodeState::Ready,
+    };
+
+    #[test]
+    fn an_order_is_withdrawn_when_its_node_was_closed_after_the_decision() {
+        let leader = leader(OPEN);
+        leader.orders.put(order("a", PlacementReason::FewestJobs));
+        let current = || current_order(&leader, "job", None).order;
+        assert_eq!(current(), Some(order("a", PlacementReason::FewestJobs)));
+        leader.change(|world| world.put_node("a", NodeFacts { open: false, cordoned: true, ..OPEN }));
+        assert_eq!(current(), None);
+        leader.change(|world| world.put_node("a", OPEN));
+        assert_eq!(current(), None, "the decision has to give it again");
+        leader.orders.put(order("gone", PlacementReason::FewestJobs));
+        assert_eq!(current(), None, "there is no such node");
+    }
+
+    #[test]
+    fn a_newer_order_is_not_withdrawn_with_an_older_one() {
+        let leader = leader(OPEN);
+        leader.orders.put(order("a", PlacementReason::FewestJobs));
+        leader.orders.withdraw(&order("b", PlacementReason::FewestJobs));
+        assert!(leader.orders.order("job").is_some());
+    }
+
+    #[test]
+    fn a_request_waits_for_its_node_and_the_decision_places_meanwhile() {
+        let leader = leader(NodeFacts { open: false, cordoned: true, ..OPEN });
+        leader.change(|world| world.put_node("b", OPEN));
+        let request = order("a", PlacementReason::Requested);
+        let current = || current_order(&leader, "job", Some(request.clone()));
+        assert_eq!(current(), CurrentOrder { order: None, closed: Some("a".to_owned()) });
+        let decided = order("b", PlacementReason::FewestJobs);
+        leader.orders.put(decided.clone());
+        assert_eq!(current(), CurrentOrder { order: Some(decided), closed: Some("a".to_owned()) });
+        for facts in [OPEN, NodeFacts { open: false, ..OPEN }] {
+            leader.change(|world| world.put_node("a", facts.clone()));
+            let followed = CurrentOrder { order: Some(request.clone()), closed: None };
+            assert_eq!(current(), followed, "its pod may tolerate a taint: {facts:?}");
+        }
+        leader.change(|world| world.put_node("a", NodeFacts { state: NodeState::Silent, ..OPEN }));
+        assert_eq!(current().closed.as_deref(), Some("a"), "its kubelet does not answer");
+    }
 }

@@ -52,6 +52,18 @@ impl Placements {
     /// The orders of this pass.
     pub(crate) fn decide(&mut self, snapshot: &ClusterSnapshot) -> Vec<Order> {
         self.learn(snapshot);
+        let mut orders = self.decide_for_all(snapshot);
+        let mut returns = false;
+        for memory in self.jobs.values_mut() {
+            returns |= std::mem::take(&mut memory.is_left_out);
+        }
+        if returns {
+            orders.extend(self.decide_for_all(snapshot));
+        }
+        orders
+    }
+
+    fn decide_for_all(&mut self, snapshot: &ClusterSnapshot) -> Vec<Order> {
         let policies = JobPolicy::ALL.into_iter().filter(|policy| policy.places_pods());
         policies.flat_map(|policy| self.decide_for(policy, snapshot)).collect()
     }

@@ -141,6 +141,18 @@ fn waiting_jobs_are_spread_and_two_passes_never_give_the_same_room_away_twice() 
 }
 
 #[test]
+fn an_order_to_a_node_that_was_closed_meanwhile_is_replaced_at_once() {
+    let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
+    lab.wait("one", JobPolicy::Specon);
+    assert_eq!(lab.pass(1.0, &[]), [order("one", "a", OrderKind::Place)]);
+    lab.snapshot.nodes.get_mut("a").unwrap().open = false;
+    assert_eq!(lab.pass(1.0, &[]), [order("one", "b", OrderKind::Place)]);
+    lab.job("one").0.state = JobState::Moving;
+    lab.snapshot.nodes.get_mut("b").unwrap().open = false;
+    assert_eq!(lab.pass(1.0, &[]), [], "it is on its way");
+}
+
+#[test]
 fn nobody_is_sent_to_a_node_that_is_silent_closed_or_full() {
     for spoil in [
         (|n: &mut NodeSnapshot| n.heard = false) as fn(&mut NodeSnapshot),

@@ -24,6 +24,7 @@ pub(super) struct Nodes {
 pub(super) struct KnownNode {
     cores: f64,
     pub(super) heard: bool,
+    open: bool,
 }
 
 impl Nodes {
@@ -32,7 +33,7 @@ impl Nodes {
         for (name, node) in snapshot {
             let NodeId(id) = self.id(name);
             if let Some(there) = self.there.get_mut(id as usize) {
-                *there = Some(KnownNode { cores: node.cores, heard: node.heard });
+                *there = Some(KnownNode { cores: node.cores, heard: node.heard, open: node.open });
             }
         }
     }
@@ -45,6 +46,11 @@ impl Nodes {
         self.ids.insert(name.to_owned(), id);
         self.there.push(None);
         id
+    }
+
+    /// Whether new pods may come to a node.
+    fn is_open(&self, name: &str) -> bool {
+        self.ids.get(name).and_then(|id| self.there(*id)).is_some_and(|node| node.open)
     }
 
     pub(super) fn there(&self, NodeId(id): NodeId) -> Option<KnownNode> {
@@ -67,6 +73,9 @@ pub(super) struct JobMemory {
     pub(super) now: JobReport,
     /// The last order, and when it was given.
     pub(super) order: Option<(Order, Time)>,
+    /// It waits again, because the node of its order was closed. The core decides about a job that waits when it comes,
+    /// so the job is absent from one view and comes again with the next one.
+    pub(super) is_left_out: bool,
     /// Since when it has been between two nodes.
     pub(super) moving_since: Option<Time>,
     /// It had moved before this operator first read it: SpeCon moves a job once.
@@ -87,6 +96,7 @@ impl JobMemory {
             before: JobReport::default(),
             now: JobReport::default(),
             order: None,
+            is_left_out: false,
             moving_since: None,
             has_moved: facts.move_cost_s.is_some(),
             category: None,
@@ -106,14 +116,16 @@ impl JobMemory {
             JobState::Moving => self.moving_since = self.moving_since.or(Some(now)),
             _ => self.moving_since = None,
         }
-        // An order is over when the job runs where it should, or when it has had no effect for
-        // long.
-        let arrived = |order: &Order| matches!(&facts.state, JobState::Running { node, .. } if *node == order.node);
-        let is_over = |order: &Order, at: Time| {
-            arrived(order) || (facts.state != JobState::Moving && now.since(at) > ORDER_STANDS)
-        };
-        if self.order.as_ref().is_some_and(|(order, at)| is_over(order, *at)) {
-            self.order = None;
+        // An order is over when the job runs where it should, when its node takes no pods any more,
+        // or when it has had no effect for long.
+        if let Some((order, at)) = &self.order {
+            let has_arrived = matches!(&facts.state, JobState::Running { node, .. } if *node == order.node);
+            let is_closed = !nodes.is_open(&order.node);
+            let is_outdated = is_closed || now.since(*at) > ORDER_STANDS;
+            if has_arrived || (is_outdated && facts.state != JobState::Moving) {
+                self.is_left_out = is_closed && facts.state == JobState::Waiting;
+                self.order = None;
+            }
         }
         if facts.pod_uid.is_some() && facts.pod_uid != self.pod {
             // The next attempt: earlier reports are kept apart.

@@ -62,6 +62,9 @@ impl Placements {
 
     /// The job for the core; `None` if it takes no part in the decision.
     pub(super) fn job_view(&self, memory: &JobMemory, now: Time) -> Option<JobView> {
+        if memory.is_left_out {
+            return None;
+        }
         let facts = &memory.facts;
         let once = facts.policy == JobPolicy::Specon && memory.has_moved;
         let mut pinned = facts.movable.is_err() || once;

@@ -8,6 +8,7 @@ pub(crate) mod resizes;
 pub(crate) mod restore;
 pub(crate) mod write;
 
+use crate::fail_point::FailPoint;
 use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
 use contest::Contests;
@@ -29,5 +30,11 @@ pub(crate) struct Shares {
 impl Shares {
     pub(crate) fn new(leader: Arc<Leader>, client: Client, metrics: Arc<Metrics>) -> Shares {
         Shares { leader, contests: Mutex::default(), doubts: Mutex::default(), writer: Writer::new(client, metrics) }
+    }
+
+    /// The process ends at this point, if it reaches it.
+    pub(crate) fn with_fail_point(mut self, fail_at: FailPoint) -> Shares {
+        self.writer.fail_at = fail_at;
+        self
     }
 }

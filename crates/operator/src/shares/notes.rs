@@ -9,7 +9,7 @@
 //! next round through the runtime, up to a second later, and the resize would wait for that.
 
 use super::Shares;
-use super::write::WriteError;
+use super::write::{WriteError, point};
 use crate::isolate::skip_on_panic;
 use crate::state::agents::Agents;
 use crate::state::events::{self, Subject, Text};
@@ -87,7 +87,8 @@ pub(crate) async fn pass(shares: &Shares, recorder: &Recorder, uids: impl IntoIt
             let text = note.as_ref().map(|(_, after)| serde_json::to_string(after)).transpose().ok()?;
             let annotations: Vec<_> =
                 originals.into_iter().chain(text.map(|text| (names::STATUS_ANNOTATION, Some(text)))).collect();
-            match shares.writer.annotate(&pod, &annotations).await {
+            let points: Vec<&'static str> = annotations.iter().map(|(key, _)| point_of(key)).collect();
+            match shares.writer.annotate(&points, &pod, &annotations).await {
                 Ok(written) => {
                     leader.change(|world| world.put_pod(written));
                     if let Some((before, after)) = &note {
@@ -106,6 +107,11 @@ pub(crate) async fn pass(shares: &Shares, recorder: &Recorder, uids: impl IntoIt
         .collect()
         .await;
     leader.mark_pods(results.into_iter().flatten());
+}
+
+/// The fail point of an annotation.
+fn point_of(key: &str) -> &'static str {
+    if key == names::ORIGINAL_ANNOTATION { point::ORIGINALS } else { point::NOTE }
 }
 
 /// Publishes an event about a change of the note. A lost event is harmless.

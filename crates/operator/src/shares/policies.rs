@@ -1,9 +1,10 @@
 //! The status of a SharePolicy. [`status`] is pure; [`pass`] writes it where it has changed.
 
+use super::Shares;
+use super::write::point;
 use crate::isolate::skip_on_panic;
 use crate::state::agents::Agents;
 use crate::state::events::{self, Subject, Text};
-use crate::state::lead::Leader;
 use crate::state::world::{PolicyKey, World};
 use gainshare_kube_api::names::{API_VERSION, FIELD_MANAGER};
 use gainshare_kube_api::select::PolicyFacts;
@@ -15,7 +16,6 @@ use kube::api::{Api, Patch, PatchParams};
 use kube::runtime::events::Recorder;
 use serde_json::json;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// The number of pods that cannot be resized and are named one by one.
@@ -173,11 +173,12 @@ fn condition(finding: Finding, before: &SharePolicyStatus, generation: i64, at: 
 /// Writes the status of these policies where it has changed. Answers those that could not be
 /// written.
 pub(crate) async fn pass(
-    leader: &Arc<Leader>,
+    shares: &Shares,
     client: &Client,
     recorder: &Recorder,
     keys: impl IntoIterator<Item = PolicyKey>,
 ) -> Vec<PolicyKey> {
+    let (leader, fail_at) = (&shares.leader, &shares.writer.fail_at);
     let mut again = Vec::new();
     for key in keys {
         let found = leader.read(|world| {
@@ -195,8 +196,10 @@ pub(crate) async fn pass(
         // true.
         let mut body = json!(wanted);
         body["blocked"] = json!(wanted.blocked);
+        fail_at.reach("before", point::STATUS);
         match api.patch_status(&policy.name, &params, &Patch::Merge(json!({"status": body}))).await {
             Ok(written) => {
+                fail_at.reach("after", point::STATUS);
                 leader
                     .metrics
                     .writes

@@ -9,7 +9,8 @@
 //! from being released; the errors are counted and reported at the end.
 
 use super::restore::restore;
-use super::write::{WriteError, Writer};
+use super::write::{WriteError, Writer, point};
+use crate::fail_point::FailPoint;
 use crate::state::metrics::Metrics;
 use crate::state::watch::SWITCH_KEY;
 use crate::{Config, OperatorError};
@@ -40,19 +41,21 @@ const MOST_TRIES: usize = 5;
 pub async fn release(config: &Config, client: &Client) -> Result<usize, OperatorError> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &config.namespace);
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+    config.fail_at.reach("before", point::SWITCH);
     match maps.patch(&config.config_map, &params, &Patch::Merge(json!({"data": {SWITCH_KEY: "off"}}))).await {
-        Ok(_) => {}
+        Ok(_) => config.fail_at.reach("after", point::SWITCH),
         // After an uninstall there is no ConfigMap and no operator that reads it.
         Err(kube::Error::Api(status)) if status.code == 404 => {}
         Err(error) => return Err(error.into()),
     }
-    let restored = restore_all(client).await;
+    let restored = restore_all(client, &config.fail_at).await;
     // Pods that could not be restored must not keep jobs from being deleted.
     let jobs_pods = ListParams::default().labels(JOB_LABEL);
-    let mut failures = remove_finalizer::<Pod>(client, jobs_pods, ATTEMPT_FINALIZER).await?;
-    failures.extend(remove_finalizer::<TrainingJob>(client, ListParams::default(), JOB_FINALIZER).await?);
+    let mut failures = remove_finalizer::<Pod>(client, jobs_pods, ATTEMPT_FINALIZER, &config.fail_at).await?;
+    let all = ListParams::default;
+    failures.extend(remove_finalizer::<TrainingJob>(client, all(), JOB_FINALIZER, &config.fail_at).await?);
     if config.tfjobs {
-        failures.extend(remove_finalizer::<TfJob>(client, ListParams::default(), JOB_FINALIZER).await?);
+        failures.extend(remove_finalizer::<TfJob>(client, all(), JOB_FINALIZER, &config.fail_at).await?);
     }
     failures.extend(crate::jobs::give_back(client).await?);
     let restored = restored?;
@@ -68,8 +71,9 @@ pub async fn release(config: &Config, client: &Client) -> Result<usize, Operator
 }
 
 /// Waits until a running operator has restored every pod, and helps it after a while.
-async fn restore_all(client: &Client) -> Result<usize, OperatorError> {
-    let writer = Writer::new(client.clone(), Arc::new(Metrics::new()));
+async fn restore_all(client: &Client, fail_at: &FailPoint) -> Result<usize, OperatorError> {
+    let mut writer = Writer::new(client.clone(), Arc::new(Metrics::new()));
+    writer.fail_at = fail_at.clone();
     let started = Instant::now();
     let mut most = 0;
     loop {
@@ -118,7 +122,12 @@ async fn carrying(client: &Client) -> Result<Vec<PodFacts>, OperatorError> {
 
 /// Removes our finalizer from all objects of a kind, so that none of them waits for an operator that is gone.
 /// Pods of training jobs run on. Answers what could not be changed, and why.
-async fn remove_finalizer<K>(client: &Client, which: ListParams, finalizer: &str) -> Result<Vec<String>, OperatorError>
+async fn remove_finalizer<K>(
+    client: &Client,
+    which: ListParams,
+    finalizer: &str,
+    fail_at: &FailPoint,
+) -> Result<Vec<String>, OperatorError>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
 {
@@ -133,7 +142,7 @@ where
         };
         for object in page.items {
             let name = format!("{} {}/{}", K::kind(&()), object.namespace().unwrap_or_default(), object.name_any());
-            if let Err(error) = let_go(client, object, finalizer).await {
+            if let Err(error) = let_go(client, object, finalizer, fail_at).await {
                 failures.push(format!("{name}: {error}"));
             }
         }
@@ -144,7 +153,7 @@ where
     }
 }
 
-async fn let_go<K>(client: &Client, mut object: K, finalizer: &str) -> kube::Result<()>
+async fn let_go<K>(client: &Client, mut object: K, finalizer: &str, fail_at: &FailPoint) -> kube::Result<()>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
 {
@@ -157,8 +166,12 @@ where
         }
         let others: Vec<&String> = object.finalizers().iter().filter(|one| *one != finalizer).collect();
         let patch = json!({"metadata": {"resourceVersion": object.resource_version(), "finalizers": others}});
+        fail_at.reach("before", point::FINALIZER);
         match api.patch(&object.name_any(), &params, &Patch::Merge(patch)).await {
-            Ok(_) => return Ok(()),
+            Ok(_) => {
+                fail_at.reach("after", point::FINALIZER);
+                return Ok(());
+            }
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
             Err(kube::Error::Api(status)) if status.code == 409 && tries < MOST_TRIES => {
                 tries += 1;
@@ -231,7 +244,9 @@ mod tests {
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move { axum::serve(listener, router).await });
         let client = Client::try_from(kube::Config::new(format!("http://{address}").parse().unwrap())).unwrap();
-        let of_pods = remove_finalizer::<Pod>(&client, ListParams::default(), ATTEMPT_FINALIZER).await.unwrap();
+        let of_pods = remove_finalizer::<Pod>(&client, ListParams::default(), ATTEMPT_FINALIZER, &FailPoint::default())
+            .await
+            .unwrap();
         assert_eq!(std::mem::take(&mut *changed.lock()), ["first", "second", "third"]);
         let of_jobs = crate::jobs::give_back(&client).await.unwrap();
         assert_eq!(*changed.lock(), ["first", "second", "third"]);

@@ -1,7 +1,7 @@
 //! Carries out the resizes that node agents request: checked, decreases first, originals written
 //! before the first change.
 
-use super::write::WriteError;
+use super::write::{WriteError, point};
 use super::{Shares, notes};
 use crate::state::metrics::StateLabels;
 use gainshare_kube_api::facts::PodFacts;
@@ -119,7 +119,7 @@ fn vet(shares: &Shares, node: &str, wanted: &Resize) -> Result<PodFacts, Outcome
         if pod.container != wanted.container {
             return Err(refused(format!("the policy means container {}, not {}", pod.container, wanted.container)));
         }
-        if !resize::worth_it(&pod.now, &wanted.to) {
+        if !resize::worth_it(&pod.now, &wanted.to) && !resize::lowers_cpu(&pod.now, &wanted.to) {
             return Err(OutcomeState::Unchanged);
         }
         let contested = shares.contests.lock().check(&wanted.uid, &pod.now, Instant::now());
@@ -145,7 +145,7 @@ pub(crate) async fn write(shares: &Shares, pod: PodFacts, container: &str, to: R
     let leader = &shares.leader;
     let mut pod = pod;
     if let Some(originals) = notes::originals(&pod) {
-        pod = shares.writer.annotate(&pod, &[originals]).await?;
+        pod = shares.writer.annotate(&[point::ORIGINALS], &pod, &[originals]).await?;
         leader.change(|world| world.put_pod(pod.clone()));
     }
     // The intention is recorded first: the answer may be lost, or the node agent may hang up and

@@ -1,7 +1,10 @@
 //! All writes to shared pods. Each carries the version it was decided on: the API server refuses a replica that
 //! was stopped past its lease, or that has read an old state, instead of letting it undo what a newer leader
 //! did.
+//!
+//! Around each write are fail points, so that a test can end the operator there: the names are in [`point`].
 
+use crate::fail_point::FailPoint;
 use crate::state::api_error::lacks_right;
 use crate::state::metrics::{Metrics, WriteLabels};
 use gainshare_kube_api::facts::{Originals, PodFacts, WrittenResources};
@@ -18,6 +21,24 @@ use std::time::Duration;
 
 /// A write that takes longer is given up and tried again: the API server is away or overloaded.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The writes about shares, as fail points name them. A write that does two things has both names.
+pub(crate) mod point {
+    /// A pod's own resources are written down.
+    pub(crate) const ORIGINALS: &str = "share-originals";
+    pub(crate) const RESIZE: &str = "share-resize";
+    pub(crate) const NOTE: &str = "share-note";
+    /// The status of a SharePolicy.
+    pub(crate) const STATUS: &str = "share-status";
+    /// A pod gets its own resources back.
+    pub(crate) const RESTORE: &str = "share-restore";
+    /// Our annotations are removed from a restored pod.
+    pub(crate) const FORGET: &str = "share-forget";
+    /// Sharing is switched off for an uninstall.
+    pub(crate) const SWITCH: &str = "release-switch";
+    /// An object loses our finalizer for an uninstall.
+    pub(crate) const FINALIZER: &str = "release-finalizer";
+}
 
 /// Why a write did not happen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -56,6 +77,7 @@ impl From<kube::Error> for WriteError {
 pub(crate) struct Writer {
     client: Client,
     metrics: Arc<Metrics>,
+    pub(crate) fail_at: FailPoint,
     /// Writes carry no version, so that a test can see whether its simulation notices.
     #[cfg(test)]
     pub(crate) omits_version: bool,
@@ -66,6 +88,7 @@ impl Writer {
         Writer {
             client,
             metrics,
+            fail_at: FailPoint::default(),
             #[cfg(test)]
             omits_version: false,
         }
@@ -73,13 +96,14 @@ impl Writer {
 
     /// The pod as it is now.
     pub(crate) async fn read(&self, pod: &PodFacts) -> Result<PodFacts, WriteError> {
-        let now = self.send("read", self.pods(pod).get(&pod.name)).await?;
+        let now = self.send("read", &[], self.pods(pod).get(&pod.name)).await?;
         if now.uid == pod.uid { Ok(now) } else { Err(WriteError::Gone) }
     }
 
-    /// Sets annotations, or removes those without a value.
+    /// Sets annotations, or removes those without a value. `points` names what the write does.
     pub(crate) async fn annotate(
         &self,
+        points: &[&'static str],
         pod: &PodFacts,
         notes: &[(&str, Option<String>)],
     ) -> Result<PodFacts, WriteError> {
@@ -87,12 +111,12 @@ impl Writer {
         let patch = json!({"metadata": {"resourceVersion": self.version(pod), "uid": pod.uid, "annotations": notes}});
         let api = self.pods(pod);
         let params = PatchParams::apply(FIELD_MANAGER);
-        self.send("annotate", api.patch(&pod.name, &params, &Patch::Merge(patch))).await
+        self.send("annotate", points, api.patch(&pod.name, &params, &Patch::Merge(patch))).await
     }
 
     pub(crate) async fn resize(&self, pod: &PodFacts, container: &str, to: Resources) -> Result<PodFacts, WriteError> {
         let resources = json!(quantity::write(to));
-        self.patch_resize(pod, vec![json!({"name": container, "resources": resources})]).await
+        self.patch_resize(point::RESIZE, pod, vec![json!({"name": container, "resources": resources})]).await
     }
 
     /// Puts a pod's own resources back, if they differ, and removes our annotations.
@@ -103,8 +127,10 @@ impl Writer {
             .filter(|(name, written)| differs(pod, name, written))
             .map(|(name, written)| json!({"name": name, "resources": written}))
             .collect();
-        let restored = if changed.is_empty() { pod.clone() } else { self.patch_resize(pod, changed).await? };
-        self.annotate(&restored, &[(names::ORIGINAL_ANNOTATION, None), (names::STATUS_ANNOTATION, None)]).await
+        let restored =
+            if changed.is_empty() { pod.clone() } else { self.patch_resize(point::RESTORE, pod, changed).await? };
+        let removed = [(names::ORIGINAL_ANNOTATION, None), (names::STATUS_ANNOTATION, None)];
+        self.annotate(&[point::FORGET], &restored, &removed).await
     }
 
     /// The version that a write was decided on.
@@ -116,21 +142,30 @@ impl Writer {
         Some(&pod.resource_version)
     }
 
-    async fn patch_resize(&self, pod: &PodFacts, containers: Vec<Value>) -> Result<PodFacts, WriteError> {
+    async fn patch_resize(
+        &self,
+        point: &'static str,
+        pod: &PodFacts,
+        containers: Vec<Value>,
+    ) -> Result<PodFacts, WriteError> {
         let patch = json!({
             "metadata": {"resourceVersion": self.version(pod), "uid": pod.uid},
             "spec": {"containers": containers},
         });
         let api = self.pods(pod);
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        self.send("resize", api.patch_subresource("resize", &pod.name, &params, &Patch::Strategic(patch))).await
+        self.send("resize", &[point], api.patch_subresource("resize", &pod.name, &params, &Patch::Strategic(patch)))
+            .await
     }
 
+    /// Sends a request, between its fail points.
     async fn send(
         &self,
         what: &'static str,
+        points: &[&'static str],
         write: impl Future<Output = kube::Result<Pod>>,
     ) -> Result<PodFacts, WriteError> {
+        points.iter().for_each(|point| self.fail_at.reach("before", point));
         let result = match tokio::time::timeout(WRITE_TIMEOUT, write).await {
             Ok(Ok(pod)) => PodFacts::of(&pod).ok_or(WriteError::Gone),
             Ok(Err(error)) => Err(error.into()),
@@ -146,6 +181,9 @@ impl Writer {
             Err(WriteError::Gone) => "gone",
         };
         self.metrics.writes.get_or_create(&WriteLabels { what, outcome }).inc();
+        if result.is_ok() {
+            points.iter().for_each(|point| self.fail_at.reach("after", point));
+        }
         result
     }
 

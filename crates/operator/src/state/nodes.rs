@@ -35,6 +35,16 @@ impl NodeCache {
         self.nodes.iter()
     }
 
+    /// Whether the decision may send a pod there now.
+    pub(crate) fn is_open(&self, name: &str) -> bool {
+        self.nodes.get(name).is_some_and(|facts| facts.open)
+    }
+
+    /// Whether a pod that a person sends there can start now. Taints do not count: the pod may tolerate them.
+    pub(crate) fn takes_requested_pods(&self, name: &str) -> bool {
+        self.nodes.get(name).is_some_and(|facts| facts.state == NodeState::Ready && !facts.cordoned)
+    }
+
     /// Takes in a node. Answers whether anything about it is new.
     pub(super) fn put(&mut self, name: &str, facts: NodeFacts) -> bool {
         self.missing.remove(name);

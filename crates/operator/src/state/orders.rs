@@ -3,8 +3,9 @@
 //!
 //! **How.** The controller publishes [`JobFacts`]. The decision (`crate::placement`) reads them and
 //! puts an [`Order`] for a job that should start or move. The controller of the job takes the order
-//! as a wish: it carries the order out if the job can still be moved. One mutex guards everything,
-//! and no caller holds it for long.
+//! as a wish: it carries the order out if the job can still be moved, and if the node still takes
+//! pods. Otherwise the order is withdrawn and the decision is woken. One mutex guards everything, and
+//! no caller holds it for long.
 
 use super::workload::{WorkloadKey, WorkloadKind};
 use gainshare_kube_api::immovable::ImmovableReason;
@@ -172,6 +173,16 @@ impl Orders {
     /// Removes the order: it was carried out, or cannot be. Answers whether there was one.
     pub(crate) fn remove_order(&self, uid: &str) -> bool {
         self.state.lock().orders.remove(uid).is_some()
+    }
+
+    /// Removes this order, unless a newer one has replaced it, and wakes the decision: what the order was decided on is
+    /// not true any more.
+    pub(crate) fn withdraw(&self, order: &Order) {
+        let mut state = self.state.lock();
+        if state.orders.get(&order.uid) == Some(order) {
+            state.orders.remove(&order.uid);
+            self.changed.notify_one();
+        }
     }
 
     pub(crate) fn publish(&self, facts: JobFacts) {

@@ -4,7 +4,7 @@
 //! refuses writes to a Job that has changed since.
 
 use crate::jobs::moves::{
-    begin_move, continue_move, own_share_until, proof_of_stop, proof_without_pod, record, verdict,
+    begin_move, closed_sentence, continue_move, own_share_until, proof_of_stop, proof_without_pod, record, verdict,
 };
 use crate::jobs::waiting::check_not_kept;
 use crate::jobs::waiting::{overdue, removed_sentence};
@@ -28,6 +28,8 @@ pub(super) struct Snapshot<'a> {
     pub(super) pods: &'a [PodSnapshot],
     pub(super) nodes: &'a Nodes,
     pub(super) order: Option<&'a Order>,
+    /// The node that was asked for, while it takes no pods.
+    pub(super) closed: Option<&'a str>,
     /// Sharing is switched off: everything is to be given back.
     pub(super) off: bool,
 }
@@ -163,7 +165,8 @@ fn followed(snapshot: &Snapshot<'_>) -> Step {
     }
     let stays = job.movable().err().map(|why| format!("; it is not moved: {why}")).unwrap_or_default();
     let mut journal = job.journal.clone();
-    journal.message = format!("runs on {node} as {}{stays}", pod.name);
+    let waits = closed_sentence(snapshot.closed);
+    journal.message = format!("runs on {node} as {}{stays}{waits}", pod.name);
     journal.node = Some(node);
     journal.began = journal.began.or(Some(MicroTime(pod.created)));
     if journal != job.journal {
@@ -307,7 +310,7 @@ pub(in crate::jobs) fn test_step(job: &BatchJobSnapshot, pods: &[PodSnapshot], n
         reason: PlacementReason::Gain,
     });
     for off in [false, true] {
-        let snapshot = Snapshot { now, job, pods, nodes, order: Some(&order), off };
+        let snapshot = Snapshot { now, job, pods, nodes, order: Some(&order), closed: None, off };
         let _ = (step(&snapshot), facts(&snapshot));
     }
 }

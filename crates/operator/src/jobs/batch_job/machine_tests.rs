@@ -123,7 +123,15 @@ impl World {
             });
             let pods: Vec<PodSnapshot> = self.pods.values().cloned().collect();
             let (job, nodes) = (&self.job, &self.nodes);
-            let next = step(&Snapshot { now: self.now, job, pods: &pods, nodes, order: order.as_ref(), off: false });
+            let next = step(&Snapshot {
+                now: self.now,
+                job,
+                pods: &pods,
+                nodes,
+                order: order.as_ref(),
+                closed: None,
+                off: false,
+            });
             *operator = Operator(next.actions, self.job.resource_version.clone());
         }
     }
@@ -305,7 +313,16 @@ fn a_job_that_is_let_go_keeps_nothing_of_ours_that_can_be_taken_off() {
     let mut job =
         BatchJobSnapshot { name: "run".into(), has_journal: true, has_start_time: true, ..BatchJobSnapshot::default() };
     let look = |job: &BatchJobSnapshot, pods: &[PodSnapshot]| {
-        step(&Snapshot { now: Timestamp::UNIX_EPOCH, job, pods, nodes: &Nodes::new(), order: None, off: false }).actions
+        step(&Snapshot {
+            now: Timestamp::UNIX_EPOCH,
+            job,
+            pods,
+            nodes: &Nodes::new(),
+            order: None,
+            closed: None,
+            off: false,
+        })
+        .actions
     };
     assert_eq!(look(&job, &[]), [Action::Forget]);
     job.journal.prefers = Some("a".into());

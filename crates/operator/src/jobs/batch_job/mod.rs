@@ -26,6 +26,7 @@ mod machine;
 #[cfg(test)]
 pub(super) use machine::test_step;
 
+use super::moves::{CurrentOrder, current_order, request_wake};
 use super::pods::{PodRequests, classify, params};
 use super::workload::{ActionError, EventText, JournalStep, Turn, Workload};
 use crate::state::lead::Leader;
@@ -139,16 +140,19 @@ impl Workload for BatchJobs {
         let Some(job) = self.read_job(name).await? else { return Ok(None) };
         let pods = self.read_pods(&job).await?;
         let nodes = self.read_nodes(&job, &pods).await?;
-        let order = requested_order(&job).or_else(|| self.leader.orders.order(&job.uid));
+        let CurrentOrder { order, closed } = current_order(&self.leader, &job.uid, requested_order(&job));
+        let now = Timestamp::now();
         let snapshot = Snapshot {
-            now: Timestamp::now(),
+            now,
             job: &job,
             pods: &pods,
             nodes: &nodes,
             order: order.as_ref(),
+            closed: closed.as_deref(),
             off: is_off,
         };
         let (facts, mut step) = (facts(&snapshot), step(&snapshot));
+        step.wake = step.wake.into_iter().chain(request_wake(closed.as_deref(), now)).min();
         let leftovers = self.held_for_others(name, Some(&job.uid));
         step.actions.splice(0..0, leftovers.iter().map(|pod| Action::LetGo(id(pod))));
         let saved = job.journal.pod.as_ref().filter(|_| job.journal.migration.is_some());

@@ -60,7 +60,7 @@ fn moving(phase: Phase, suspended: bool) -> BatchJobSnapshot {
 
 fn take(job: &BatchJobSnapshot, pods: &[PodSnapshot], order: Option<&Order>) -> Step {
     let nodes = ["a", "b"].map(|node| (node.to_owned(), NodeState::Ready)).into();
-    step(&Snapshot { now: now(), job, pods, nodes: &nodes, order, off: false })
+    step(&Snapshot { now: now(), job, pods, nodes: &nodes, order, closed: None, off: false })
 }
 
 fn actions(job: &BatchJobSnapshot, pods: &[PodSnapshot]) -> Vec<Action> {
@@ -223,7 +223,7 @@ fn an_arrival_is_recorded_where_it_is() {
 fn the_decision_reads_what_the_job_does() {
     let read = |job: &BatchJobSnapshot, off: bool| {
         let nodes = Nodes::new();
-        facts(&Snapshot { now: now(), job, pods: &[pod("p")], nodes: &nodes, order: None, off })
+        facts(&Snapshot { now: now(), job, pods: &[pod("p")], nodes: &nodes, order: None, closed: None, off })
     };
     let state = |job: &BatchJobSnapshot| read(job, false).map(|facts| facts.state);
     assert!(matches!(state(&job()), Some(JobState::Running { node, epoch: 4, .. }) if node == "a"));

@@ -19,6 +19,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) pod_is_missing: bool,
     pub(crate) nodes: &'a Nodes,
     pub(crate) order: Option<&'a Order>,
+    /// The node that was asked for, while it takes no pods.
+    pub(crate) closed: Option<&'a str>,
     /// Why there can be no pod: the template is wrong, or the API server refused it.
     pub(crate) fault: Option<&'a PodFault>,
     /// The node agent's last report: category and share in percent.
@@ -40,6 +42,7 @@ impl<'a> Snapshot<'a> {
             pod_is_missing: false,
             nodes,
             order: None,
+            closed: None,
             fault: None,
             progress: None,
             finish: None,

@@ -20,7 +20,7 @@ use super::action::{Action, Snapshot, Step};
 use super::ending;
 use super::finish;
 use super::status::{StatusText, set_status};
-use crate::jobs::moves::{begin_move, close, own_share_until, proof_of_stop, proof_without_pod};
+use crate::jobs::moves::{begin_move, close, closed_sentence, own_share_until, proof_of_stop, proof_without_pod};
 use crate::jobs::waiting::{bounded_wait, missing_node_sentence, overdue, removed_sentence, silent_sentence, wait_end};
 use crate::jobs::workload::JournalStep;
 use crate::state::orders::{Order, OrderKind};
@@ -398,6 +398,10 @@ fn beginning(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> S
         let mut replaced = begin_stop(snapshot, attempt, StopReason::Replace);
         let node = attempt.node.clone().unwrap_or_default();
         replaced.last_decision = Some(format!("{node} had no room ({words}): another node is chosen"));
+        // The request was followed. A job that runs elsewhere by now is not stopped for the same node again.
+        if snapshot.job.wanted_node == attempt.node {
+            replaced.asked_node = attempt.node.clone();
+        }
         return write(JournalStep::Stopping, replaced);
     }
     let text = StatusText::new(status.state, "Unschedulable", format!("no node takes the pod {}: {words}", pod.name));
@@ -456,7 +460,8 @@ fn running(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Ste
             Ok(()) => String::new(),
             Err(why) => format!("; it is not moved: {why}"),
         };
-        StatusText::new(State::Running, "Running", format!("runs on {node} as {}{stays}", pod.name))
+        let waits = closed_sentence(snapshot.closed);
+        StatusText::new(State::Running, "Running", format!("runs on {node} as {}{stays}{waits}", pod.name))
     };
     let step = if begun { JournalStep::Noted } else { JournalStep::Running };
     Step { actions: write_if_new(snapshot, step, next, text), wake: None }

@@ -159,6 +159,40 @@ fn a_pod_that_does_not_begin_is_explained() {
 }
 
 #[test]
+fn a_request_whose_node_had_no_room_does_not_stop_the_job_elsewhere() {
+    let (mut job, pods) = snapshot_of(&running(143));
+    job.wanted_node = Some("a".into());
+    job.status.attempt.as_mut().unwrap().start_time = None;
+    let since = now() - SignedDuration::from_hours(1);
+    let roomless = PodSnapshot {
+        node: None,
+        running: false,
+        phase: Phase::Pending,
+        unschedulable: Some((since, "0/2 nodes are available".into())),
+        ..pods[0].clone()
+    };
+    let replaced = take(&job, &[roomless], &ready(), None).actions;
+    let Some(Action::Write(_, status)) = replaced.first() else { panic!("{replaced:?}") };
+    assert_eq!(status.attempt.as_ref().and_then(|attempt| attempt.stopping), Some(StopReason::Replace));
+    job.status = status.as_ref().clone();
+    let attempt = job.status.attempt.as_mut().unwrap();
+    (attempt.node, attempt.stopping, attempt.start_time) = (Some("b".into()), None, Some(MicroTime(now())));
+    assert_eq!(requested_order(&job), None);
+    job.wanted_node = Some("c".into());
+    assert!(requested_order(&job).is_some(), "a new value is followed");
+}
+
+#[test]
+fn the_status_says_that_the_node_that_was_asked_for_takes_no_pods() {
+    let (job, pods) = snapshot_of(&running(143));
+    let nodes = ready();
+    let next = step(&Snapshot { closed: Some("b"), ..Snapshot::plain(now(), &job, &pods, &nodes) });
+    let Some(Action::Write(_, status)) = next.actions.first() else { panic!("{next:?}") };
+    assert_eq!(status.message, "runs on a as run-1; b, which was asked for, takes no pods now");
+    assert!(status.migration.is_none());
+}
+
+#[test]
 fn a_pod_that_finds_room_is_not_replaced() {
     let (mut job, pods) = snapshot_of(&running(143));
     let attempt = job.status.attempt.as_mut().unwrap();

@@ -13,6 +13,7 @@ mod off;
 pub(super) mod pod;
 mod status;
 
+use super::moves::{CurrentOrder, current_order, request_wake};
 use super::pods::{PodFault, PodRequests};
 use super::progress::ProgressField;
 use super::waiting::check_not_kept;
@@ -176,8 +177,7 @@ impl Workload for TrainingJobs {
             Err(error) => Some(PodFault { for_good: true, message: error.to_string() }),
             Ok(_) => self.fault(name, now),
         };
-        // The annotation, which a person wrote, goes before the decision.
-        let order = requested_order(&job).or_else(|| self.leader.orders.order(&job.uid));
+        let CurrentOrder { order, closed } = current_order(&self.leader, &job.uid, requested_order(&job));
         let pod_uid = job.status.attempt.as_ref().and_then(|attempt| attempt.uid.clone());
         let nodes_needed = self.leader.nodes_needed(&job.uid, job.status.finish.as_ref());
         let mut next = step(&Snapshot {
@@ -187,12 +187,13 @@ impl Workload for TrainingJobs {
             pod_is_missing,
             nodes: &nodes,
             order: order.as_ref(),
+            closed: closed.as_deref(),
             fault: fault.as_ref(),
             progress: pod_uid.as_ref().and_then(|uid| self.progress(&job, uid)),
             finish: pod_uid.as_ref().and_then(|uid| self.finish(uid)),
             nodes_needed: nodes_needed.as_ref(),
         });
-        next.wake = next.wake.into_iter().chain(node_wake).min();
+        next.wake = next.wake.into_iter().chain(node_wake).chain(request_wake(closed.as_deref(), now)).min();
         if is_off {
             next = off::limit(&job, &pods, next);
         }

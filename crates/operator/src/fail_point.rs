@@ -1,11 +1,11 @@
 //! *Fail points* end the process before or after an action (`GAINSHARE_FAIL_AT=after-delete`), so that a test can
-//! kill the operator at every step of a move.
+//! kill the operator at every step of a move, and around every write about a pod's share.
 
 /// The exit code of a process that ended at a fail point.
 pub const FAIL_POINT_EXIT: i32 = 86;
 
-/// Where to end the process, if anywhere: `before-` or `after-` and the name of an action or of a
-/// journal step.
+/// Where to end the process, if anywhere: `before-` or `after-` and the name of an action, of a journal step, or of a
+/// write about shares.
 #[derive(Debug, Clone, Default)]
 pub struct FailPoint(Option<String>);
 
@@ -14,7 +14,7 @@ impl FailPoint {
         FailPoint(name)
     }
 
-    pub(super) fn reach(&self, when: &str, action: &str) {
+    pub(crate) fn reach(&self, when: &str, action: &str) {
         if let Some(name) = &self.0
             && name.strip_prefix(when).and_then(|rest| rest.strip_prefix('-')) == Some(action)
         {

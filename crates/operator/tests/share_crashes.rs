@@ -1,0 +1,234 @@
+//! An operator that ends before or after any of its writes about shares changes nothing in the end.
+//!
+//! A SharePolicy shares a real node among real pods; a real node agent decides, and the real operator writes. In each
+//! round the operator ends at a fail point after the policy was made, and another one takes over. Then the pods' sizes,
+//! their annotations with their own resources and the status of the policy are those of a run without a fault. The
+//! policy is deleted, the operator ends at a fail point of the restoration, and another one restores the pods' own
+//! sizes. A second scenario does the same to an uninstall. No container is restarted by any of this.
+//!
+//! The policy gives equal shares, so the sizes do not depend on time.
+
+#[path = "../../../xtask/tests/common/mod.rs"]
+mod common;
+
+use common::training::{COUNTS, Operator, job};
+use common::{Scenarios, TestBed, eventually, within_a_minute};
+use gainshare_kube_api::names::{ORIGINAL_ANNOTATION, STATUS_ANNOTATION};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// The pods, and the CPU that their author requests.
+const PODS: [(&str, &str); 2] = [("small", "60m"), ("large", "180m")];
+
+/// The writes after a policy was made. A pod's own resources are written with its first note, or before its first
+/// resize.
+const SHARING: [&str; 8] = [
+    "before-share-originals",
+    "after-share-originals",
+    "before-share-note",
+    "after-share-note",
+    "before-share-resize",
+    "after-share-resize",
+    "before-share-status",
+    "after-share-status",
+];
+
+/// The writes after a policy was deleted.
+const RESTORING: [&str; 4] =
+    ["before-share-restore", "after-share-restore", "before-share-forget", "after-share-forget"];
+
+/// The writes of an uninstall, in their order.
+const RELEASING: [&str; 6] = [
+    "after-release-switch",
+    "before-share-restore",
+    "after-share-restore",
+    "after-share-forget",
+    "before-release-finalizer",
+    "after-release-finalizer",
+];
+
+/// A state that does not change for this time is taken as the last one.
+const SETTLED: Duration = Duration::from_secs(5);
+
+fn pod(name: &str, cpu: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "team", "labels": {"role": "training"}},
+        "spec": {"containers": [{
+            "name": "main", "image": "busybox:local", "imagePullPolicy": "Never",
+            "command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.5; done"],
+            "resources": {"requests": {"cpu": cpu, "memory": "16Mi"}},
+        }]},
+    })
+}
+
+fn policy() -> Value {
+    json!({
+        "apiVersion": "gainshare.dev/v1alpha1", "kind": "SharePolicy",
+        "metadata": {"name": "training", "namespace": "team"},
+        "spec": {"selector": {"matchLabels": {"role": "training"}}, "policy": "fair"},
+    })
+}
+
+fn delete_policy(bed: &TestBed) {
+    bed.kubectl(&["delete", "sharepolicy", "training", "-n", "team", "--wait=false"]);
+}
+
+fn requested_cpu(pod: &Value) -> &Value {
+    &pod["spec"]["containers"][0]["resources"]["requests"]["cpu"]
+}
+
+/// What must be the same with and without a fault.
+fn pods(bed: &TestBed) -> Value {
+    let one = |(name, _): &(&str, &str)| {
+        let pod = bed.get("pod", name);
+        let annotation = |key: &str| -> Value {
+            let text = pod["metadata"]["annotations"][key].as_str().unwrap_or("null");
+            serde_json::from_str(text).unwrap_or_else(|error| panic!("{key} of {name} is {text}: {error}"))
+        };
+        let (note, container) = (annotation(STATUS_ANNOTATION), &pod["status"]["containerStatuses"][0]);
+        json!({
+            "name": name, "uid": pod["metadata"]["uid"], "cpu": requested_cpu(&pod),
+            // What the kubelet has put into force.
+            "cpuInForce": container["resources"]["requests"]["cpu"],
+            "original": annotation(ORIGINAL_ANNOTATION),
+            "policy": note["policy"], "share": note["sharePercent"], "blocked": note["blocked"],
+            "container": container["containerID"], "restarts": container["restartCount"],
+        })
+    };
+    PODS.iter().map(one).collect()
+}
+
+/// The same of the policy. Categories and times follow the clock.
+fn status(bed: &TestBed) -> Value {
+    let status = bed.get("sharepolicy", "training")["status"].clone();
+    let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+    let conditions: Vec<Value> =
+        conditions.iter().map(|one| json!([one["type"], one["status"], one["reason"], one["message"]])).collect();
+    json!({
+        "conditions": conditions, "pods": status["pods"], "resizable": status["resizable"],
+        "blocked": status["blocked"], "generation": status["observedGeneration"],
+    })
+}
+
+fn shared(bed: &TestBed) -> Value {
+    json!({"pods": pods(bed), "status": status(bed)})
+}
+
+/// Waits until the state is the expected one. Returns how long that took.
+fn until_same(bed: &TestBed, what: &str, expected: &Value, read: impl Fn(&TestBed) -> Value) -> f64 {
+    let (began, mut last) = (Instant::now(), Value::Null);
+    let found = within_a_minute(|| {
+        last = read(bed);
+        (last == *expected).then_some(())
+    });
+    assert!(found.is_some(), "{what}: {last:#}\ninstead of {expected:#}\n{}", bed.operator_log());
+    began.elapsed().as_secs_f64()
+}
+
+/// Starts an operator that ends at this point, makes the change that leads it there, and waits for its end.
+fn dies_at(bed: &TestBed, point: &str, change: impl FnOnce()) {
+    let mut operator = Operator::start(bed, Some(point));
+    change();
+    let code = operator.ended();
+    assert_eq!(code, Some(86), "the operator did not reach {point}\n{}", bed.operator_log());
+}
+
+/// A run without a fault: the state while the policy shares the pods.
+fn undisturbed(bed: &TestBed, own: &Value) -> Value {
+    let _operator = Operator::start(bed, None);
+    bed.apply(policy());
+    let is_shared = || {
+        let now = shared(bed);
+        let has_shares = PODS.iter().enumerate().all(|(i, (_, cpu))| {
+            let pod = &now["pods"][i];
+            pod["cpu"] != *cpu && pod["cpuInForce"] == pod["cpu"] && pod["share"].is_u64() && !pod["original"].is_null()
+        });
+        let ready = json!(["Ready", "True"]);
+        let is_ready = now["status"]["conditions"]
+            .as_array()
+            .is_some_and(|all| all.iter().any(|one| one[0] == ready[0] && one[1] == ready[1]));
+        (has_shares && is_ready).then_some(now)
+    };
+    let shared_state = || {
+        let first = is_shared()?;
+        std::thread::sleep(SETTLED);
+        (is_shared().as_ref() == Some(&first)).then_some(first)
+    };
+    let Some(expected) = within_a_minute(shared_state) else {
+        panic!("the pods are not shared: {:#}\n{}", shared(bed), bed.operator_log());
+    };
+    println!("without a fault: {expected:#}");
+    delete_policy(bed);
+    until_same(bed, "the pods' own sizes without a fault", own, pods);
+    expected
+}
+
+/// The operator ends at each point of sharing and restoring. Returns how often, and the longest time until all was as
+/// without a fault.
+fn dies_around_each_write(bed: &TestBed, own: &Value) -> (usize, f64) {
+    let expected = undisturbed(bed, own);
+    let (mut died, mut longest_s) = (0, 0.0f64);
+    for (sharing, restoring) in SHARING.iter().zip(RESTORING.iter().cycle()) {
+        dies_at(bed, sharing, || bed.apply(policy()));
+        let operator = Operator::start(bed, None);
+        let shared_s = until_same(bed, &format!("shares after {sharing}"), &expected, shared);
+        drop(operator);
+        dies_at(bed, restoring, || delete_policy(bed));
+        let operator = Operator::start(bed, None);
+        let restored_s = until_same(bed, &format!("own sizes after {restoring}"), own, pods);
+        drop(operator);
+        println!("{sharing}: shared after {shared_s:.1} s; {restoring}: restored after {restored_s:.1} s");
+        (died, longest_s) = (died + 2, longest_s.max(shared_s).max(restored_s));
+    }
+    (died, longest_s)
+}
+
+/// An uninstall that ends at each of its writes and is started again. Returns how often it ended.
+fn uninstall_dies(bed: &TestBed, own: &Value) -> usize {
+    let operator = Operator::start(bed, None);
+    bed.apply(policy());
+    bed.apply(job("held", COUNTS, json!({})));
+    let held = bed.until("held", "Running", Some("left"));
+    let is_shared = || (pods(bed)[0]["cpu"] != *PODS[0].1 && pods(bed)[1]["cpu"] != *PODS[1].1).then_some(());
+    eventually("shared pods before the uninstall", is_shared);
+    drop(operator);
+    for point in RELEASING {
+        let mut release = Operator::with(bed, Some(point), &["--release"]);
+        let code = release.ended();
+        assert_eq!(code, Some(86), "the uninstall did not reach {point}\n{}", bed.operator_log());
+    }
+    let mut release = Operator::with(bed, None, &["--release"]);
+    assert_eq!(release.ended(), Some(0), "the uninstall did not end\n{}", bed.operator_log());
+    until_same(bed, "own sizes after the uninstall", own, pods);
+    let name = held["status"]["attempt"]["pod"].as_str().unwrap();
+    let pod = bed.get("pod", name);
+    for object in [bed.job("held"), pod.clone()] {
+        let finalizers = object["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
+        assert!(finalizers.iter().all(|one| !one.as_str().unwrap_or_default().contains("gainshare")), "{finalizers:?}");
+    }
+    assert_eq!((&pod["status"]["phase"], &pod["metadata"]["deletionTimestamp"]), (&json!("Running"), &Value::Null));
+    RELEASING.len()
+}
+
+#[test]
+#[ignore = "needs root and a test bed"]
+fn an_operator_that_ends_at_any_write_about_shares_changes_nothing() {
+    let mut bed = TestBed::with_training("sharecrash", &["left=1.0"]);
+    bed.start_agents();
+    let bed = bed;
+    for (name, cpu) in PODS {
+        bed.apply(pod(name, cpu));
+    }
+    for (name, _) in PODS {
+        bed.kubectl(&["wait", "--for=condition=Ready", &format!("pod/{name}"), "-n", "team", "--timeout=120s"]);
+    }
+    let own = pods(&bed);
+    let (mut scenarios, mut injected, mut longest_s) = (Scenarios::default(), 0, 0.0f64);
+    scenarios.run("the operator ends around each write about shares", || {
+        (injected, longest_s) = dies_around_each_write(&bed, &own);
+    });
+    scenarios.run("an uninstall ends at its writes", || injected += uninstall_dies(&bed, &own));
+    println!("fault: injected={injected} violations=0 recovery_s={longest_s:.1}");
+    scenarios.finish();
+}
