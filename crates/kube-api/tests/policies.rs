@@ -24,7 +24,7 @@ fn names<T: serde::Serialize>(variants: &[T]) -> HashSet<Value> {
 #[test]
 fn a_share_policy_takes_the_policies_of_the_table() {
     let field = policy_field(SharePolicy::crd());
-    assert_eq!(field["enum"], json!(["fair", "flowcon", "gainshare", "qos"]));
+    assert_eq!(field["enum"], json!(["na", "flowcon", "gainshare", "qos"]));
     assert_eq!(field["default"], Preset::default().name());
     assert_eq!(names(&PolicyKind::ALL), names(&share_policies()));
 }
