@@ -72,9 +72,9 @@ pub(crate) fn start(
         invalid.check_pod(&pod);
         PodFacts::of(&pod)
     };
-    let pods = Cache {
+    let pods = Cache::<PodFacts> {
         keep: |world, pods| world.keep_pods(&pods.iter().map(|pod| pod.uid.clone()).collect()),
-        put: |world, pod: PodFacts| world.put_pod(pod),
+        put: |world, pod| world.put_pod(pod),
         remove: |world, pod| world.remove_pod(&pod.uid),
     };
     watch.spawn(Api::<Pod>::all(client.clone()), all(), pod, pods);
@@ -82,23 +82,23 @@ pub(crate) fn start(
     let labels = |namespace: Namespace| Some((namespace.name_any(), namespace.metadata.labels.unwrap_or_default()));
     watch.spawn(Api::<Namespace>::all(client.clone()), all(), labels, NAMESPACES);
     let size = |node: Node| Some((node.name_any(), NodeFacts::of(&node)));
-    let nodes = Cache {
+    let nodes = Cache::<(String, NodeFacts)> {
         keep: |world, nodes| world.keep_nodes(&first_of(nodes), Instant::now()),
-        put: |world, (name, facts): (String, _)| world.put_node(&name, facts),
+        put: |world, (name, facts)| world.put_node(&name, facts),
         remove: |world, (name, _)| world.remove_node(&name, Instant::now()),
     };
     watch.spawn(Api::<Node>::all(client.clone()), all(), size, nodes);
     let range = |range: LimitRange| Some((key(&range), RangeFacts::of(&range)));
-    let ranges = Cache {
+    let ranges = Cache::<(Key, RangeFacts)> {
         keep: |world, ranges| world.keep_ranges(&first_of(ranges)),
-        put: |world, (key, facts): (Key, _)| world.put_range(&key.0, &key.1, Some(facts)),
+        put: |world, (key, facts)| world.put_range(&key.0, &key.1, Some(facts)),
         remove: |world, (key, _)| world.put_range(&key.0, &key.1, None),
     };
     watch.spawn(Api::<LimitRange>::all(client.clone()), all(), range, ranges);
     let quota = |quota: ResourceQuota| Some((key(&quota), QuotaFacts::of(&quota)));
-    let quotas = Cache {
+    let quotas = Cache::<(Key, QuotaFacts)> {
         keep: |world, quotas| world.keep_quotas(&first_of(quotas)),
-        put: |world, (key, facts): (Key, _)| world.put_quota(&key.0, &key.1, Some(facts)),
+        put: |world, (key, facts)| world.put_quota(&key.0, &key.1, Some(facts)),
         remove: |world, (key, _)| world.put_quota(&key.0, &key.1, None),
     };
     watch.spawn(Api::<ResourceQuota>::all(client.clone()), all(), quota, quotas);
@@ -106,7 +106,7 @@ pub(crate) fn start(
     let only = watcher::Config::default().fields(&format!("metadata.name={config_map}"));
     let is_off =
         |map: ConfigMap| Some(map.data.is_some_and(|data| data.get(SWITCH_KEY).is_some_and(|word| word == "off")));
-    let switches = Cache {
+    let switches = Cache::<bool> {
         keep: |world, maps| {
             if maps.is_empty() {
                 world.set_off(false);
@@ -136,8 +136,8 @@ pub(crate) fn start(
     watch.spawn(Api::<TrainingJob>::all(client.clone()), all(), training_job, training_jobs);
     // The kind may not exist, or Kubeflow may own it.
     if with_tfjobs {
-        let tfjobs = Cache {
-            keep: |world, jobs: &[TaskJobSnapshot]| {
+        let tfjobs = Cache::<TaskJobSnapshot> {
+            keep: |world, jobs| {
                 world.jobs.keep_task_jobs(WorkloadKind::TfJob, &jobs.iter().map(|job| job.key.clone()).collect());
             },
             put: |world, job| world.jobs.put_task_job(job),
@@ -150,9 +150,9 @@ pub(crate) fn start(
         invalid.check_job(&job);
         BatchJobSnapshot::of(&job)
     };
-    let jobs = Cache {
+    let jobs = Cache::<BatchJobSnapshot> {
         keep: |world, jobs| world.jobs.keep_batch_jobs(&jobs.iter().map(batch_job_name).collect()),
-        put: |world, job: BatchJobSnapshot| world.jobs.put_batch_job(&job),
+        put: |world, job| world.jobs.put_batch_job(&job),
         remove: |world, job| world.jobs.remove_batch_job(&batch_job_name(&job)),
     };
     watch.spawn(Api::<Job>::all(client.clone()), all(), job, jobs);
