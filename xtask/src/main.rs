@@ -6,6 +6,7 @@ mod check;
 mod e2e;
 mod faults;
 mod faultsim;
+mod guide;
 mod image;
 mod packages;
 mod programs;
@@ -47,6 +48,11 @@ enum Chore {
     Fuzz(faults::fuzz::Args),
     /// Writes the generated files: references of the programs, custom resources, plain YAML of the chart.
     Generate,
+    /// Follows docs/write-a-policy.md on a clean clone, in minutes.
+    ///
+    /// Makes the page's files and edits, runs its commands, and looks for the new policy in the simulator, the help
+    /// and the custom resources. Programs are built in the folder `guide` of the target folder.
+    Guide(guide::Args),
     /// Builds all programs and puts them into a container image, as an archive for `docker load` or `kind
     /// load image-archive`.
     Image(image::Args),
@@ -70,6 +76,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Faults(args) => faults::run(&args),
         Chore::Fuzz(args) => faults::fuzz::run(&args),
         Chore::Generate => check::generate(),
+        Chore::Guide(args) => guide::run(&args),
         Chore::Image(args) => image::run(&args),
         Chore::Soak(args) => soak::run(&args),
         Chore::Setup => setup::everything().map(drop),

@@ -13,16 +13,20 @@ pub(crate) fn root() -> PathBuf {
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
-    // Cargo's variables about xtask itself must not reach the next build: build scripts that read them
-    // (ring's does) would run again, and everything above them would be compiled again, at each change
-    // between `cargo` and `cargo xtask`.
+    remove_own_variables(&mut command);
+    command
+}
+
+/// Removes cargo's variables about xtask itself. They must not reach the next build: build scripts that read them
+/// (ring's does) would run again, and everything above them would be compiled again, at each change between `cargo` and
+/// `cargo xtask`.
+pub(crate) fn remove_own_variables(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let about_us = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
         if name.to_str().is_some_and(|name| about_us.iter().any(|prefix| name.starts_with(prefix))) {
             command.env_remove(name);
         }
     }
-    command
 }
 
 fn show(command: &Command) -> String {

@@ -74,6 +74,6 @@ mod tests {
     fn the_committed_reference_is_fresh() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/cli.md");
         let committed = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(committed == markdown(), "write it anew: cargo run -- reference > docs/reference/cli.md");
+        assert!(committed == markdown(), "write it again: cargo run -- reference > docs/reference/cli.md");
     }
 }

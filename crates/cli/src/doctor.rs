@@ -23,7 +23,7 @@ const NO_SPACE_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Verdict {
+enum CheckResult {
     Ok,
     /// Works, with less.
     Less,
@@ -34,7 +34,8 @@ enum Verdict {
 #[derive(Debug, Serialize)]
 struct Check {
     what: &'static str,
-    verdict: Verdict,
+    #[serde(rename = "verdict")]
+    result: CheckResult,
     found: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<String>,
@@ -42,15 +43,15 @@ struct Check {
 
 impl Check {
     fn ok(what: &'static str, found: impl Into<String>) -> Check {
-        Check { what, verdict: Verdict::Ok, found: found.into(), remedy: None }
+        Check { what, result: CheckResult::Ok, found: found.into(), remedy: None }
     }
 
     fn less(what: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Check {
-        Check { what, verdict: Verdict::Less, found: found.into(), remedy: Some(remedy.into()) }
+        Check { what, result: CheckResult::Less, found: found.into(), remedy: Some(remedy.into()) }
     }
 
     fn fails(what: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Check {
-        Check { what, verdict: Verdict::Fails, found: found.into(), remedy: Some(remedy.into()) }
+        Check { what, result: CheckResult::Fails, found: found.into(), remedy: Some(remedy.into()) }
     }
 }
 
@@ -67,7 +68,7 @@ pub fn doctor(link: &Link, out: &Printer) -> Result<u8> {
             checks.push(check);
         }
     }
-    let healthy = checks.iter().all(|check| check.verdict != Verdict::Fails);
+    let healthy = checks.iter().all(|check| check.result != CheckResult::Fails);
     if out.is_json() {
         out.json(&serde_json::json!({"healthy": healthy, "checks": checks}))?;
     } else {
@@ -79,10 +80,10 @@ pub fn doctor(link: &Link, out: &Printer) -> Result<u8> {
 fn render(checks: &[Check], out: &Printer) -> String {
     let mut table = Table::new(&[("", Side::Left), ("", Side::Left), ("", Side::Left)]);
     for check in checks {
-        let (mark, colour) = match check.verdict {
-            Verdict::Ok => ("ok", Colour::Green),
-            Verdict::Less => ("less", Colour::Yellow),
-            Verdict::Fails => ("FAILS", Colour::Red),
+        let (mark, colour) = match check.result {
+            CheckResult::Ok => ("ok", Colour::Green),
+            CheckResult::Less => ("less", Colour::Yellow),
+            CheckResult::Fails => ("FAILS", Colour::Red),
         };
         table.row(vec![
             (mark.into(), colour),

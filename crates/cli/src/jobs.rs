@@ -4,7 +4,7 @@ use crate::args::SubmitArgs;
 use crate::link::Link;
 use anyhow::{Result, bail};
 use gainshare_daemon::api::client::{ClientError, EventStream};
-use gainshare_daemon::api::types::{DeadlineStanding, Event, JobInfo, JobState};
+use gainshare_daemon::api::types::{DeadlineState, Event, JobInfo, JobState};
 use gainshare_daemon::deadline;
 use gainshare_daemon::spec::{self, JobSpec};
 use gainshare_figures::terminal::{Colour, NOTHING, Printer, Side, Table, bytes, number, optional, percent, seconds};
@@ -185,9 +185,9 @@ fn done(job: &JobInfo) -> (String, Colour) {
         None => (when, Colour::Plain),
         Some(due) => {
             let colour = match due.standing {
-                DeadlineStanding::Late | DeadlineStanding::Missed => Colour::Red,
-                DeadlineStanding::OnTime | DeadlineStanding::Met => Colour::Green,
-                DeadlineStanding::Unknown => Colour::Plain,
+                DeadlineState::Late | DeadlineState::Missed => Colour::Red,
+                DeadlineState::OnTime | DeadlineState::Met => Colour::Green,
+                DeadlineState::Unknown => Colour::Plain,
             };
             (format!("{when}, due {}: {}", deadline::local(due.at_s), due.standing.name()), colour)
         }

@@ -208,12 +208,12 @@ fn wait_for_turn(link: &Link, job: &JobInfo, signals: &Signals, terminal: bool) 
         let answer = link.call(async {
             let asked = link.client.admission(job.id);
             tokio::pin!(asked);
-            let mut look = tokio::time::interval_at(tokio::time::Instant::now() + FIRST_STATUS, NEXT_STATUS);
+            let mut status_due = tokio::time::interval_at(tokio::time::Instant::now() + FIRST_STATUS, NEXT_STATUS);
             loop {
                 tokio::select! {
                     answer = &mut asked => return answer.map(Some),
                     _ = signals.arrived() => return Ok(None),
-                    _ = look.tick() => {
+                    _ = status_due.tick() => {
                         if let Ok(now) = link.client.job(&job.id.to_string()).await {
                             status.show(&job.name, now.reason.as_ref().map_or("for its turn", |why| &why.text));
                         }

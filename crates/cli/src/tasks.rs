@@ -2,8 +2,8 @@
 //!
 //! **How.** Every task gets a port of the loopback interface and the addresses of all tasks in `TF_CONFIG`. The task
 //! that reports (the chief, or else the first worker) writes to our own streams; the output of the others goes to
-//! files, so that the losses of several workers are not taken for those of one job. [`verdict`] decides what the end
-//! of a task means. The others end when this process ends, however it ends.
+//! files, so that the losses of several workers are not taken for those of one job. [`effect_of_end`] decides what the
+//! end of a task means. The others end when this process ends, however it ends.
 
 use crate::args::TasksArgs;
 use crate::supervise::signals::Signals;
@@ -59,7 +59,7 @@ pub fn run(args: &TasksArgs) -> Result<u8> {
 
 /// What the end of a task means.
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum EndEffect {
     /// The others go on.
     None,
     /// The task is started again.
@@ -71,15 +71,15 @@ enum Verdict {
 }
 
 /// `code` is that of the task; `may_restart`: failed tasks may still be started again.
-fn verdict(task: Task, reporter: Task, code: u8, may_restart: bool) -> Verdict {
-    let failed = |otherwise| if may_restart { otherwise } else { Verdict::End(code.max(1)) };
+fn effect_of_end(task: Task, reporter: Task, code: u8, may_restart: bool) -> EndEffect {
+    let failed = |otherwise| if may_restart { otherwise } else { EndEffect::End(code.max(1)) };
     match (task.role, code) {
-        _ if task == reporter && code == 0 => Verdict::End(0),
-        (Role::Chief, _) => Verdict::End(code),
+        _ if task == reporter && code == 0 => EndEffect::End(0),
+        (Role::Chief, _) => EndEffect::End(code),
         // A server never ends by itself, so also an end without an error is one.
-        (Role::Ps, _) => failed(Verdict::RestartAll),
-        (Role::Worker | Role::Evaluator, 0) => Verdict::None,
-        (Role::Worker | Role::Evaluator, _) => failed(Verdict::Replace),
+        (Role::Ps, _) => failed(EndEffect::RestartAll),
+        (Role::Worker | Role::Evaluator, 0) => EndEffect::None,
+        (Role::Worker | Role::Evaluator, _) => failed(EndEffect::Replace),
     }
 }
 
@@ -189,20 +189,20 @@ impl TaskSet<'_> {
                 };
                 one.child = None;
                 let task = one.task;
-                match verdict(task, self.reporter, exit_code(status), self.restarts < self.args.restarts) {
-                    Verdict::None => {}
-                    Verdict::End(code) => {
+                match effect_of_end(task, self.reporter, exit_code(status), self.restarts < self.args.restarts) {
+                    EndEffect::None => {}
+                    EndEffect::End(code) => {
                         if code != 0 {
                             self.print_failure(task, status);
                         }
                         return Ok(code);
                     }
-                    Verdict::Replace => {
+                    EndEffect::Replace => {
                         self.print_failure(task, status);
                         self.restarts += 1;
                         self.start(index)?;
                     }
-                    Verdict::RestartAll => {
+                    EndEffect::RestartAll => {
                         self.print_failure(task, status);
                         eprintln!("gainshare: {task} held parameters; all tasks are started again");
                         self.restarts += 1;
@@ -272,18 +272,18 @@ mod tests {
         let task = |role, index| Task { role, index };
         let (chief, first) = (task(Role::Chief, 0), task(Role::Worker, 0));
         for (one, reporter, code, may_restart, expected) in [
-            (chief, chief, 0, true, Verdict::End(0)),
-            (chief, chief, 3, true, Verdict::End(3)),
-            (first, first, 0, true, Verdict::End(0)),
-            (first, chief, 0, true, Verdict::None),
-            (first, first, 1, true, Verdict::Replace),
-            (task(Role::Worker, 1), first, 137, false, Verdict::End(137)),
-            (task(Role::Evaluator, 0), first, 1, true, Verdict::Replace),
-            (task(Role::Ps, 1), chief, 0, true, Verdict::RestartAll),
-            (task(Role::Ps, 1), chief, 0, false, Verdict::End(1)),
-            (task(Role::Ps, 0), chief, 139, true, Verdict::RestartAll),
+            (chief, chief, 0, true, EndEffect::End(0)),
+            (chief, chief, 3, true, EndEffect::End(3)),
+            (first, first, 0, true, EndEffect::End(0)),
+            (first, chief, 0, true, EndEffect::None),
+            (first, first, 1, true, EndEffect::Replace),
+            (task(Role::Worker, 1), first, 137, false, EndEffect::End(137)),
+            (task(Role::Evaluator, 0), first, 1, true, EndEffect::Replace),
+            (task(Role::Ps, 1), chief, 0, true, EndEffect::RestartAll),
+            (task(Role::Ps, 1), chief, 0, false, EndEffect::End(1)),
+            (task(Role::Ps, 0), chief, 139, true, EndEffect::RestartAll),
         ] {
-            assert_eq!(verdict(one, reporter, code, may_restart), expected, "{one} with code {code}");
+            assert_eq!(effect_of_end(one, reporter, code, may_restart), expected, "{one} with code {code}");
         }
     }
 }

@@ -57,7 +57,7 @@ fn a_missing_program_in_a_job_file() {
     home.ok(&["submit", "job.toml"]);
     let job = home.wait_for_state("broken", "failed");
     assert_eq!(job["exit_code"], 127);
-    assert!(home.ok(&["explain", "broken"]).contains("interpreter"), "the reason is kept for whoever asks");
+    assert!(home.ok(&["explain", "broken"]).contains("interpreter"), "the reason is kept");
 }
 
 #[test]

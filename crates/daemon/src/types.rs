@@ -176,13 +176,13 @@ pub struct DeadlineInfo {
     pub at_s: f64,
     /// Seconds of lateness that are tolerated.
     pub tolerance_s: f64,
-    pub standing: DeadlineStanding,
+    pub standing: DeadlineState,
 }
 
 /// How a deadline stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum DeadlineStanding {
+pub enum DeadlineState {
     /// Nothing can be predicted yet.
     Unknown,
     /// It will be met, as far as can be predicted.
@@ -195,14 +195,14 @@ pub enum DeadlineStanding {
     Missed,
 }
 
-impl DeadlineStanding {
+impl DeadlineState {
     pub fn name(self) -> &'static str {
         match self {
-            DeadlineStanding::Unknown => "not known yet",
-            DeadlineStanding::OnTime => "on time",
-            DeadlineStanding::Late => "will be missed",
-            DeadlineStanding::Met => "met",
-            DeadlineStanding::Missed => "missed",
+            DeadlineState::Unknown => "not known yet",
+            DeadlineState::OnTime => "on time",
+            DeadlineState::Late => "will be missed",
+            DeadlineState::Met => "met",
+            DeadlineState::Missed => "missed",
         }
     }
 }

@@ -17,11 +17,11 @@ fn the_end_is_predicted_and_a_kept_deadline_is_judged_met() {
     let job = d.wait("soon", "a prediction", |j| j.done.is_some());
     let done = job.done.expect("it was waited for");
     assert!(done.earliest_s <= done.at_s && done.at_s <= done.latest_s, "{done:?}");
-    assert_eq!(job.deadline.expect("it has one").standing, DeadlineStanding::OnTime);
+    assert_eq!(job.deadline.expect("it has one").standing, DeadlineState::OnTime);
     let ended = d.wait_end("soon");
     let off_s = (ended.ended_s.expect("it ended") - done.at_s).abs();
     assert!(off_s < 6.0, "predicted to within its own length: {off_s}");
-    assert_eq!(ended.deadline.expect("it has one").standing, DeadlineStanding::Met);
+    assert_eq!(ended.deadline.expect("it has one").standing, DeadlineState::Met);
     assert!(ended.notes.iter().any(|n| n.starts_with("it met its deadline")), "{:?}", ended.notes);
 
     // The same command again: its past answers for it.
@@ -40,8 +40,8 @@ fn an_impossible_deadline_is_announced_while_the_job_runs_on() {
     let job = d.job("late");
     assert_eq!(job.state, JobState::Running);
     let standing = job.deadline.expect("it has one").standing;
-    assert!(matches!(standing, DeadlineStanding::Late | DeadlineStanding::Missed), "{standing:?}");
+    assert!(matches!(standing, DeadlineState::Late | DeadlineState::Missed), "{standing:?}");
     d.call(d.client.stop("late", 0.0)).unwrap();
     let ended = d.wait_end("late");
-    assert_eq!(ended.deadline.expect("it has one").standing, DeadlineStanding::Missed);
+    assert_eq!(ended.deadline.expect("it has one").standing, DeadlineState::Missed);
 }

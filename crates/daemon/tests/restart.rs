@@ -247,7 +247,7 @@ fn limits_go_back_when_the_daemon_dies_for_good() {
 }
 
 #[test]
-fn a_daemon_that_stood_still_begins_anew() {
+fn a_daemon_that_stood_still_begins_a_new_epoch() {
     let d = Daemon::start("lease = \"3s\"");
     let (file, before) = unequal(&d);
     let epoch = d.call(d.client.health()).unwrap().epoch;

@@ -1,5 +1,5 @@
 //! The values of the fields `policy` of the custom resources: the rows of the core's table of policies that a cluster
-//! takes, under the names that the table gives them.
+//! takes, under their names in the table.
 //!
 //! The types [`PolicyKind`] and [`JobPolicy`] are the same values for programs. `tests/policies.rs` shows that they
 //! have a variant for each name.
@@ -12,11 +12,8 @@ use std::borrow::Cow;
 
 /// The policies of a SharePolicy, in the order of the table.
 pub fn share_policies() -> Vec<&'static str> {
-    let names = Preset::ALL.into_iter().filter_map(|preset| match preset.info().scope {
-        Scope::Production { share_policy, .. } => share_policy,
-        Scope::SimulatorOnly { .. } => None,
-    });
-    names.collect()
+    let is_taken = |preset: &Preset| matches!(preset.info().scope, Scope::Production { share_policy: true, .. });
+    Preset::ALL.into_iter().filter(is_taken).map(Preset::name).collect()
 }
 
 /// The policies of a TrainingJob: the default, then the others in the order of the table.

@@ -60,7 +60,7 @@ pub struct SharePolicySpec {
     /// Pods by what made them: a Job, a PyTorchJob, a TrainJob, a Deployment, any kind at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_ref: Option<TargetRef>,
-    /// `flowcon` goes by growth efficiency, `gainshare` by what a core gains, `fair` treats all
+    /// `flowcon` goes by growth efficiency, `gainshare` by what a core gains, `na` treats all
     /// alike. `qos` keeps deadlines with the least that is enough; all other pods share the rest by
     /// gain.
     #[serde(default)]

@@ -86,7 +86,7 @@ pub const MOVES_KEPT: usize = 10;
 #[x_kube(
     cel,
     validation = Rule::new("!has(oldSelf.managedBy) && !has(self.managedBy) || has(oldSelf.managedBy) && has(self.managedBy) && oldSelf.managedBy == self.managedBy")
-        .message("managedBy cannot change: delete the job and create it anew for another controller"),
+        .message("managedBy cannot change: delete the job and create it again for another controller"),
     validation = Rule::new("has(self.template) != (has(self.replicaSpecs) && size(self.replicaSpecs) > 0)")
         .message("write exactly one of spec.template (one pod) and spec.replicaSpecs (several tasks)"),
     validation = Rule::new("!has(oldSelf.template) && !has(self.template) || has(oldSelf.template) && has(self.template) && oldSelf.template == self.template")

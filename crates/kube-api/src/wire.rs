@@ -418,7 +418,9 @@ pub struct Settings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyKind {
-    Fair,
+    /// Objects of version 0.1 call it `fair`.
+    #[serde(alias = "fair")]
+    Na,
     Flowcon,
     #[default]
     Gainshare,
@@ -426,7 +428,7 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
-    pub const ALL: [PolicyKind; 4] = [PolicyKind::Fair, PolicyKind::Flowcon, PolicyKind::Gainshare, PolicyKind::Qos];
+    pub const ALL: [PolicyKind; 4] = [PolicyKind::Na, PolicyKind::Flowcon, PolicyKind::Gainshare, PolicyKind::Qos];
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
@@ -489,6 +491,13 @@ impl ReportedSignal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_old_name_of_equal_shares_is_read_and_not_written() {
+        let read = |name: &str| serde_json::from_value::<PolicyKind>(name.into()).ok();
+        assert_eq!((read("na"), read("fair"), read("equal")), (Some(PolicyKind::Na), Some(PolicyKind::Na), None));
+        assert_eq!(serde_json::to_value(PolicyKind::Na).unwrap(), "na");
+    }
 
     #[test]
     fn the_old_name_of_usable_is_read_during_an_upgrade() {

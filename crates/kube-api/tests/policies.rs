@@ -24,16 +24,18 @@ fn names<T: serde::Serialize>(variants: &[T]) -> HashSet<Value> {
 #[test]
 fn a_share_policy_takes_the_policies_of_the_table() {
     let field = policy_field(SharePolicy::crd());
-    assert_eq!(field["enum"], json!(["fair", "flowcon", "gainshare", "qos"]));
+    assert_eq!(field["enum"], json!(share_policies()));
     assert_eq!(field["default"], Preset::default().name());
     assert_eq!(names(&PolicyKind::ALL), names(&share_policies()));
+    assert_eq!(share_policies()[..4], ["na", "flowcon", "gainshare", "qos"], "objects of users have these names");
 }
 
 #[test]
 fn a_training_job_takes_the_policies_of_the_table() {
     let field = policy_field(TrainingJob::crd());
-    assert_eq!(field["enum"], json!(["gainshare", "na", "specon", "flowcon2", "operator"]));
+    assert_eq!(field["enum"], json!(job_policies()));
     assert_eq!(field["default"], Preset::default().name());
     assert_eq!(names(&JobPolicy::ALL), names(&job_policies()));
+    assert_eq!(job_policies()[..5], ["gainshare", "na", "specon", "flowcon2", "operator"]);
     assert_eq!(names(&JobPolicy::ALL), names(&JobPolicy::ALL.map(JobPolicy::name)));
 }

@@ -571,7 +571,7 @@ fn name(job: &Job) -> String {
 /// same, the default policy is used.
 fn policy_of(settings: &Settings) -> Policy {
     let preset = match settings.policy {
-        PolicyKind::Fair => Preset::Na,
+        PolicyKind::Na => Preset::Na,
         PolicyKind::Flowcon => Preset::Flowcon,
         PolicyKind::Gainshare => Preset::Gainshare,
         PolicyKind::Qos => Preset::Qos,

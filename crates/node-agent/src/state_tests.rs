@@ -404,6 +404,51 @@ fn a_flood_of_output_delays_no_other_policy() {
     assert!(requested["uid-flat"] <= 510 && requested["uid-grows"] >= 1490, "{requested:?}");
 }
 
+/// The pattern comes from an annotation of the pod. Its matching costs much, and the output is made for it.
+#[test]
+fn a_costly_pattern_leaves_the_other_pods_their_turn() {
+    let mut w = World::new();
+    w.add("flat");
+    w.add("grows");
+    w.add("bomb");
+    // Each byte may begin a match, and the end of a match is rare and no constant text, so that the whole line is
+    // searched. The repetitions are as many as an accepted pattern can have.
+    let bomb = |length: usize| format!("(?P<value>1[01]{{{length}}})[a-z]");
+    let is_accepted = |length: &usize| gainshare_progress::Pattern::new(&bomb(*length), "loss").is_ok();
+    let length = (1..2000).take_while(is_accepted).last().unwrap();
+    w.pods[2].settings.pattern = Some(bomb(length));
+    w.pods[2].policy = "other".into();
+    w.list();
+    // Equal lines would cost little. A generator of Marsaglia's (xorshift) makes them.
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut digit = || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        if random & 1 == 0 { '0' } else { '1' }
+    };
+    for _ in 0..14 {
+        for _ in 0..400 {
+            let line: String = (0..990).map(|_| digit()).collect();
+            w.print("bomb", &line);
+        }
+        for name in ["flat", "grows"] {
+            w.burn(name, 0.5);
+            let age_s = w.clock as f64 / SECOND as f64 - 1000.0;
+            w.print(name, &format!("step {} loss: {}", (age_s * 2.0) as u64, loss(name, age_s)));
+        }
+        w.tick();
+    }
+    let (flat, grows) = (w.state("flat"), w.state("grows"));
+    assert_eq!((flat.progress.step, grows.progress.step), (Some(13), Some(13)), "every report of the others is read");
+    let requested = w.requested();
+    assert!(requested["uid-flat"] <= 510 && requested["uid-grows"] >= 1490, "{requested:?}");
+    // The pattern rested, and the pod says so.
+    let bomb = w.state("bomb");
+    assert!(bomb.reason.contains("simpler pattern"), "{bomb:?}");
+    println!("fault: injected={} violations=0", 14 * 400);
+}
+
 #[test]
 fn blocked_pods_are_reported_and_left_out() {
     let mut w = World::new();

@@ -11,7 +11,7 @@ use gainshare_kube_api::decision_record::{JOB_HEADER, RECORD_PATH};
 use gainshare_kube_api::fixtures::pod_on_node;
 use gainshare_kube_api::resize::{Amounts, Resources};
 use gainshare_kube_api::wire::{Answer, Outcome, OutcomeState, PodOnNode, SYNC_PATH, SyncRequest};
-use gainshare_node_agent::{AgentConfig, run};
+use gainshare_node_agent::{AgentConfig, AgentError, run};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::io::Write;
 use std::net::SocketAddr;
@@ -189,125 +189,175 @@ async fn replay_over_http(address: SocketAddr) {
     assert!(get(address, "/metrics").await.starts_with("HTTP/1.1 404"));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn shares_through_an_operators_death_a_new_certificate_and_a_new_token() {
-    let node = Node::new(&["flat", "grows"]);
-    let (ca, token) = (node.path("ca.crt"), node.path("token"));
-    std::fs::write(&token, "first\n").unwrap();
-    let operator: SharedOperator = Arc::default();
-    {
-        let mut m = operator.lock().unwrap();
-        (m.token, m.revision, m.pods) = ("first".into(), 7, vec![pod("flat"), pod("grows")]);
-    }
-    let (address, server) = serve(operator.clone(), &ca, "127.0.0.1:0".parse().unwrap()).await;
-    // A free port: it is bound once to learn its number.
-    let free_address = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let (listen, record_listen) = (free_address(), free_address());
-    let config = AgentConfig {
-        node: "n1".into(),
-        operator: format!("https://localhost:{}", address.port()),
-        ca_file: ca.clone(),
-        token_file: token.clone(),
-        logs: node.path("logs"),
-        volumes: None,
-        cgroups: node.path("cgroup"),
-        listen,
-        record_listen: Some(record_listen),
-    };
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let agent = tokio::spawn(run(config, async move { drop(stopped.await) }));
+/// An agent with its node and its operator.
+struct Scenario {
+    node: Node,
+    operator: SharedOperator,
+    /// Where the operator listens, and what stops it.
+    address: SocketAddr,
+    server: axum_server::Handle<SocketAddr>,
+    /// Where the agent serves probes and metrics, and recorded decisions.
+    listen: SocketAddr,
+    record_listen: SocketAddr,
+    stop: tokio::sync::oneshot::Sender<()>,
+    agent: tokio::task::JoinHandle<Result<(), AgentError>>,
+}
 
-    // The flat one makes room for the one that grows.
+impl Scenario {
+    /// Starts an operator that knows these pods and expects the token `right`, and an agent with the token `token`.
+    async fn start(names: &[&str], token: &str) -> Scenario {
+        let node = Node::new(names);
+        std::fs::write(node.path("token"), format!("{token}\n")).unwrap();
+        let operator: SharedOperator = Arc::default();
+        {
+            let mut m = operator.lock().unwrap();
+            (m.token, m.revision, m.pods) = ("right".into(), 7, names.iter().map(|name| pod(name)).collect());
+        }
+        let (address, server) = serve(operator.clone(), &node.path("ca.crt"), "127.0.0.1:0".parse().unwrap()).await;
+        // A free port: it is bound once to learn its number.
+        let free_address = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (listen, record_listen) = (free_address(), free_address());
+        let config = AgentConfig {
+            node: "n1".into(),
+            operator: format!("https://localhost:{}", address.port()),
+            ca_file: node.path("ca.crt"),
+            token_file: node.path("token"),
+            logs: node.path("logs"),
+            volumes: None,
+            cgroups: node.path("cgroup"),
+            listen,
+            record_listen: Some(record_listen),
+        };
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let agent = tokio::spawn(run(config, async move { drop(stopped.await) }));
+        Scenario { node, operator, address, server, listen, record_listen, stop, agent }
+    }
+
+    /// Waits until the operator has heard of this number of jobs.
+    async fn until_jobs_are_reported(&self, count: usize) {
+        until("a report of the jobs", || {
+            let m = self.operator.lock().unwrap();
+            let is_whole = |r: &SyncRequest| r.jobs.as_ref().is_some_and(|jobs| jobs.len() == count);
+            m.requests.iter().any(is_whole).then_some(())
+        })
+        .await
+    }
+
+    /// The operator dies. Answers how many messages it has got.
+    async fn stop_operator(&self) -> usize {
+        self.server.shutdown();
+        // A message that has just come is still counted.
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        self.operator.lock().unwrap().requests.len()
+    }
+
+    /// Another operator comes in the place of the one that died, with another certificate, revisions of its own and
+    /// this token.
+    async fn start_operator(&mut self, token: &str) {
+        {
+            let mut m = self.operator.lock().unwrap();
+            (m.token, m.revision) = (token.into(), 7);
+        }
+        (_, self.server) = serve(self.operator.clone(), &self.node.path("ca.crt"), self.address).await;
+    }
+
+    /// The agent's first message after this number of messages.
+    async fn message_after(&self, count: usize) -> SyncRequest {
+        until("the agent's return", || self.operator.lock().unwrap().requests.get(count).cloned()).await
+    }
+
+    async fn is_ready(&self) -> bool {
+        get(self.listen, "/readyz").await.starts_with("HTTP/1.1 200")
+    }
+
+    /// The agent ends when it is asked to, without an error.
+    async fn end(self) {
+        drop(self.stop);
+        self.agent.await.unwrap().unwrap();
+        self.server.shutdown();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flat_job_makes_room_and_the_decision_can_be_replayed() {
+    let s = Scenario::start(&["flat", "grows"], "right").await;
     let request = |m: &FakeOperator, uid: &str| m.pods.iter().find(|p| p.uid == uid).unwrap().now.requests.cpu_milli;
     until("a resize", || {
-        let m = operator.lock().unwrap();
+        let m = s.operator.lock().unwrap();
         let (flat, grows) = (request(&m, "uid-flat")?, request(&m, "uid-grows")?);
         (flat <= 260 && grows >= 700 && flat + grows <= 1000).then_some(())
     })
     .await;
-    let metrics = get(listen, "/metrics").await;
+    let metrics = get(s.listen, "/metrics").await;
     assert!(metrics.contains("gainshare_node_jobs{category=\"converged\"} 1"), "{metrics}");
-    replay_over_http(record_listen).await;
-    assert!(get(listen, "/healthz").await.starts_with("HTTP/1.1 200"));
-    assert!(get(listen, "/readyz").await.starts_with("HTTP/1.1 200"));
+    replay_over_http(s.record_listen).await;
+    assert!(get(s.listen, "/healthz").await.starts_with("HTTP/1.1 200"));
+    assert!(s.is_ready().await);
+    s.end().await;
+}
 
-    // The operator dies. Another comes in its place, with another certificate, other revisions and a token
-    // that was renewed meanwhile.
-    let (first_epoch, before) = {
-        let m = operator.lock().unwrap();
-        (m.requests[0].epoch, m.requests.len())
-    };
-    server.shutdown();
-    tokio::time::sleep(Duration::from_millis(700)).await;
-    assert!(get(listen, "/readyz").await.starts_with("HTTP/1.1 200"));
-    {
-        let mut m = operator.lock().unwrap();
-        (m.token, m.revision) = ("second".into(), 7);
-    }
-    std::fs::write(&token, "second").unwrap();
-    let (_, server) = serve(operator.clone(), &ca, address).await;
-    let begun = Instant::now();
-    let next = until("the agent's return", || operator.lock().unwrap().requests.get(before).cloned()).await;
-    assert!(begun.elapsed() < Duration::from_secs(10));
-    // The agent sends its whole state again, because this operator may not have it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_returns_to_a_new_operator_with_another_certificate_and_sends_its_whole_state() {
+    let mut s = Scenario::start(&["flat", "grows"], "right").await;
+    s.until_jobs_are_reported(2).await;
+    let first_epoch = s.operator.lock().unwrap().requests[0].epoch;
+    let before = s.stop_operator().await;
+    assert!(s.is_ready().await, "an operator that is away for a moment changes nothing");
+    s.start_operator("right").await;
+    let next = s.message_after(before).await;
+    // This operator may not have the state, and its revisions are its own.
     assert_eq!((next.epoch, next.seen, next.node.as_str()), (first_epoch, 0, "n1"));
     assert_eq!(next.jobs.map(|jobs| jobs.len()), Some(2));
-    let m = operator.lock().unwrap().requests.iter().map(|r| r.seq).collect::<Vec<_>>();
-    assert!(m.is_sorted_by(|a, b| a < b), "{m:?}");
+    let numbers: Vec<u64> = s.operator.lock().unwrap().requests.iter().map(|r| r.seq).collect();
+    assert!(numbers.is_sorted_by(|a, b| a < b), "{numbers:?}");
+    s.end().await;
+}
 
-    // A pod goes; its job is no longer reported.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewed_token_is_read_from_its_file() {
+    let mut s = Scenario::start(&["grows"], "right").await;
+    s.until_jobs_are_reported(1).await;
+    let before = s.stop_operator().await;
+    std::fs::write(s.node.path("token"), "renewed").unwrap();
+    s.start_operator("renewed").await;
+    s.message_after(before).await;
+    s.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_goes_is_no_longer_reported() {
+    let s = Scenario::start(&["flat", "grows"], "right").await;
+    s.until_jobs_are_reported(2).await;
     {
-        let mut m = operator.lock().unwrap();
+        let mut m = s.operator.lock().unwrap();
         m.pods.retain(|p| p.uid != "uid-flat");
         m.revision += 1;
     }
     until("the pod's end", || {
-        let m = operator.lock().unwrap();
+        let m = s.operator.lock().unwrap();
         let jobs = m.requests.last()?.jobs.as_ref()?;
         (jobs.len() == 1 && jobs[0].uid == "uid-grows").then_some(())
     })
     .await;
-    drop(stop);
-    agent.await.unwrap().unwrap();
-    server.shutdown();
+    s.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_token_or_a_foreign_certificate_gets_nothing_and_does_not_end_the_agent() {
-    let node = Node::new(&["grows"]);
-    let (ca, token) = (node.path("ca.crt"), node.path("token"));
-    std::fs::write(&token, "wrong").unwrap();
-    let operator: SharedOperator = Arc::default();
-    operator.lock().unwrap().token = "right".into();
-    let (address, server) = serve(operator.clone(), &ca, "127.0.0.1:0".parse().unwrap()).await;
+    let s = Scenario::start(&["grows"], "wrong").await;
+    let ca = s.node.path("ca.crt");
     let right_ca = std::fs::read(&ca).unwrap();
-    let listen = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let config = AgentConfig {
-        node: "n1".into(),
-        operator: format!("https://localhost:{}", address.port()),
-        ca_file: ca.clone(),
-        token_file: token.clone(),
-        logs: node.path("logs"),
-        volumes: None,
-        cgroups: node.path("cgroup"),
-        listen,
-        record_listen: None,
-    };
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let agent = tokio::spawn(run(config, async move { drop(stopped.await) }));
-    until("a refusal", || (operator.lock().unwrap().refused > 0).then_some(())).await;
-    assert!(get(listen, "/readyz").await.starts_with("HTTP/1.1 503"));
+    until("a refusal", || (s.operator.lock().unwrap().refused > 0).then_some(())).await;
+    assert!(get(s.listen, "/readyz").await.starts_with("HTTP/1.1 503"));
     // A server with another certificate does not get the token.
     let other = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
     std::fs::write(&ca, other.cert.pem()).unwrap();
-    std::fs::write(&token, "right").unwrap();
+    std::fs::write(s.node.path("token"), "right").unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert!(operator.lock().unwrap().requests.is_empty());
+    assert!(s.operator.lock().unwrap().requests.is_empty());
     std::fs::write(&ca, right_ca).unwrap();
-    until("an exchange", || (!operator.lock().unwrap().requests.is_empty()).then_some(())).await;
-    drop(stop);
-    agent.await.unwrap().unwrap();
-    server.shutdown();
+    until("an exchange", || (!s.operator.lock().unwrap().requests.is_empty()).then_some(())).await;
+    s.end().await;
 }
 
 #[tokio::test]

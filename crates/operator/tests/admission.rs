@@ -3,7 +3,7 @@
 //!
 //! **How.** The policies are read from the chart's template. Its few placeholders are filled in, and the CEL
 //! expressions are evaluated by a CEL library in this process. A real API server evaluates the same policies in
-//! xtask's test of the operator.
+//! `cluster.rs`.
 
 use kube::core::cel::cel::extractors::This;
 use kube::core::cel::cel::objects::Key;

@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
     let prepared = bench.crowd("prepare", &plan)?;
     bench.start_operator(&mut plan, &[])?;
     let played = bench.crowd("play", &plan)?;
-    verdict(json!({"prepare": prepared, "measured": played, "of_what_is_allowed": judge(&played)}))
+    verdict(json!({"prepare": prepared, "measured": played, "of_what_is_allowed": allowed_parts(&played)}))
 }
 
 /// The figures, or an error that names what is above what is allowed.
@@ -86,10 +86,10 @@ pub(super) fn part(figures: &Value, pointer: &str, allowed: f64) -> Option<f64> 
 }
 
 /// What was measured as parts of what is allowed.
-fn judge(played: &Value) -> Value {
+fn allowed_parts(played: &Value) -> Value {
     let part = |pointer: &str, allowed: f64| part(played, pointer, allowed);
     json!({
-        "manager_peak_rss": part("/manager_peak_rss_mib", MOST_RSS_MIB),
+        "operator_peak_rss": part("/operator_peak_rss_mib", MOST_RSS_MIB),
         // A thousand handshakes and reviews of tokens in the same moment, which real agents spread over some seconds.
         "last_agent_heard_at_the_start": part("/first_pass/told_s", LONGEST_LAG_S),
         "sync_p99_when_busy": part("/busy/sync/p99_ms", LONGEST_SYNC_MS),
@@ -204,9 +204,9 @@ impl Bench {
             .stderr(log)
             .spawn()
             .context("cannot start gainshare-operator")?;
-        plan["manager"] = json!(format!("https://127.0.0.1:{secure}"));
+        plan["operator"] = json!(format!("https://127.0.0.1:{secure}"));
         plan["metrics"] = json!(format!("127.0.0.1:{plain}"));
-        plan["manager_pid"] = json!(operator.id());
+        plan["operator_pid"] = json!(operator.id());
         self.operator = Some(operator);
         Ok(())
     }

@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
         "longest_pass_after_a_crash": part(&returned, "/all_passes/processor/max_ms", LONGEST_PASS_MS),
         "half_of_the_passes_on_the_shared_machine": part(&moved, "/all_passes/whole/median_ms", LONGEST_PASS_MS),
         "decisions_a_second": decisions.map(|rate| LEAST_DECISIONS / rate),
-        "manager_peak_rss": part(&moved, "/manager_peak_rss_mib", MOST_RSS_MIB),
+        "operator_peak_rss": part(&moved, "/operator_peak_rss_mib", MOST_RSS_MIB),
         "writes_when_idle": part(&moved, "/idle/writes_a_minute", 0.5),
     });
     verdict(json!({"fill": filled, "measured": moved, "after_a_crash": returned, "of_what_is_allowed": allowed}))

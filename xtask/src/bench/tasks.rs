@@ -55,7 +55,7 @@ fn in_process(jobs: u32, nodes: u32) -> Result<Value> {
     let printed = sh::output(measure.args([jobs.to_string(), nodes.to_string()]))?;
     let measured: Value =
         serde_json::from_str(&printed).with_context(|| format!("the rehearsal printed no JSON: {printed}"))?;
-    verdict(json!({"measured": measured, "of_what_is_allowed": judge(&measured)}))
+    verdict(json!({"measured": measured, "of_what_is_allowed": allowed_parts(&measured)}))
 }
 
 fn in_cluster(args: &Args, nodes: u32) -> Result<Value> {
@@ -70,12 +70,12 @@ fn in_cluster(args: &Args, nodes: u32) -> Result<Value> {
     bench.kill_operator();
     bench.start_operator(&mut plan, &[])?;
     let returned = bench.crowd("tasks-return", &plan)?;
-    let allowed = judge_cluster(&measured, &returned);
+    let allowed = cluster_parts(&measured, &returned);
     verdict(json!({"measured": measured, "after_a_crash": returned, "of_what_is_allowed": allowed}))
 }
 
 /// What was measured in front of an API server, as parts of what is allowed.
-fn judge_cluster(measured: &Value, returned: &Value) -> Value {
+fn cluster_parts(measured: &Value, returned: &Value) -> Value {
     let pass = |pointer: &str| part(measured, pointer, LONGEST_PASS_S);
     // Allowed is nothing: the value is 0, or above 1.
     let writes = |figures: &Value, pointer: &str| part(figures, pointer, 0.5);
@@ -92,7 +92,7 @@ fn judge_cluster(measured: &Value, returned: &Value) -> Value {
 }
 
 /// What was measured as parts of what is allowed.
-fn judge(measured: &Value) -> Value {
+fn allowed_parts(measured: &Value) -> Value {
     let pass = |pointer: &str| part(measured, pointer, LONGEST_PASS_S);
     // Allowed is nothing: the value is 0, or above 1.
     let writes = |phase: &str| part(measured, &format!("/{phase}/writes"), 0.5);
@@ -117,22 +117,25 @@ mod tests {
     #[test]
     fn a_slow_pass_and_a_needless_write_are_above_one() {
         let phase = |cpu_s: f64, writes: u64| json!({"reconcile_of_all_cpu_s": cpu_s, "writes": writes});
-        let judged = judge(&json!({
+        let parts = allowed_parts(&json!({
             "line_pass_with_room_cpu_s": 1.5, "line_pass_without_room_cpu_s": 0.5, "sizes": {"decision_cpu_s": 0.25},
             "all_wait": phase(0.1, 0), "all_run": phase(0.2, 1), "all_run_and_report": phase(0.1, 0),
             "full_and_as_many_wait": phase(0.1, 0),
         }));
-        assert_eq!((&judged["line_pass_with_room"], &judged["decision_about_sizes"]), (&json!(1.5), &json!(0.25)));
-        assert_eq!((&judged["writes_while_all_run"], &judged["writes_while_all_wait"]), (&json!(2.0), &json!(0.0)));
-        assert!(judge(&json!({}))["decision_about_sizes"].is_null(), "a figure that is missing is not passed over");
+        assert_eq!((&parts["line_pass_with_room"], &parts["decision_about_sizes"]), (&json!(1.5), &json!(0.25)));
+        assert_eq!((&parts["writes_while_all_run"], &parts["writes_while_all_wait"]), (&json!(2.0), &json!(0.0)));
+        assert!(
+            allowed_parts(&json!({}))["decision_about_sizes"].is_null(),
+            "a figure that is missing is not passed over"
+        );
     }
 
     #[test]
     fn a_write_of_the_next_operator_is_above_one() {
         let measured = json!({"idle": {"cores": 0.25, "writes": 0.0}, "touch": {"reconcile_of_all_cpu_s": 2.0}});
-        let judged = judge_cluster(&measured, &json!({"until_it_is_quiet": {"writes": 1.0}}));
-        assert_eq!((&judged["pass_while_all_run"], &judged["reconcile_of_all"]), (&json!(0.25), &json!(2.0)));
-        assert_eq!((&judged["writes_while_all_run"], &judged["writes_after_a_crash"]), (&json!(0.0), &json!(2.0)));
-        assert!(judged["writes_after_a_touch"].is_null(), "a figure that is missing is not passed over");
+        let parts = cluster_parts(&measured, &json!({"until_it_is_quiet": {"writes": 1.0}}));
+        assert_eq!((&parts["pass_while_all_run"], &parts["reconcile_of_all"]), (&json!(0.25), &json!(2.0)));
+        assert_eq!((&parts["writes_while_all_run"], &parts["writes_after_a_crash"]), (&json!(0.0), &json!(2.0)));
+        assert!(parts["writes_after_a_touch"].is_null(), "a figure that is missing is not passed over");
     }
 }

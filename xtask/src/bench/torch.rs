@@ -59,21 +59,33 @@ struct JobPlan {
     alone_s: f64,
 }
 
-const fn told(name: &'static str, model: &'static str, style: &'static str, arrives_s: f64, alone_s: f64) -> JobPlan {
+const fn with_total(
+    name: &'static str,
+    model: &'static str,
+    style: &'static str,
+    arrives_s: f64,
+    alone_s: f64,
+) -> JobPlan {
     JobPlan { name, model, style, tells_total: true, arrives_s, alone_s }
 }
 
-const fn untold(name: &'static str, model: &'static str, style: &'static str, arrives_s: f64, alone_s: f64) -> JobPlan {
+const fn without_total(
+    name: &'static str,
+    model: &'static str,
+    style: &'static str,
+    arrives_s: f64,
+    alone_s: f64,
+) -> JobPlan {
     JobPlan { name, model, style, tells_total: false, arrives_s, alone_s }
 }
 
 const JOBS: [JobPlan; 6] = [
-    untold("vae", "vae", "examples", 0.0, 26.0),
-    told("conv", "conv", "keras", 4.0, 16.0),
-    untold("rnn", "rnn", "language", 8.0, 10.0),
-    told("mlp", "mlp", "json", 12.0, 8.0),
-    untold("transformer", "transformer", "trainer", 18.0, 6.0),
-    told("late-mlp", "mlp", "steps", 24.0, 3.0),
+    without_total("vae", "vae", "examples", 0.0, 26.0),
+    with_total("conv", "conv", "keras", 4.0, 16.0),
+    without_total("rnn", "rnn", "language", 8.0, 10.0),
+    with_total("mlp", "mlp", "json", 12.0, 8.0),
+    without_total("transformer", "transformer", "trainer", 18.0, 6.0),
+    with_total("late-mlp", "mlp", "steps", 24.0, 3.0),
 ];
 
 /// Steps between two printed losses.
@@ -178,8 +190,8 @@ impl Bench<'_> {
         let mut paces: Vec<(&str, f64)> = Vec::new();
         for job in &JOBS {
             if paces.iter().all(|(model, _)| *model != job.model) {
-                let told = JobPlan { tells_total: true, style: "steps", ..*job };
-                paces.push((job.model, self.start(&told, STEPS, None)?.pace(EVERY)?));
+                let job_with_total = JobPlan { tells_total: true, style: "steps", ..*job };
+                paces.push((job.model, self.start(&job_with_total, STEPS, None)?.pace(EVERY)?));
             }
         }
         self.lab.down()?;

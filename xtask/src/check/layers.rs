@@ -113,7 +113,7 @@ pub(super) fn check(metadata: &Value) -> Vec<String> {
 }
 
 /// The packages of the workspace by id.
-fn members(metadata: &Value) -> BTreeMap<&str, &Value> {
+pub(super) fn members(metadata: &Value) -> BTreeMap<&str, &Value> {
     let ids: BTreeSet<&str> =
         metadata["workspace_members"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let packages = metadata["packages"].as_array().into_iter().flatten();

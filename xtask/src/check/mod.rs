@@ -5,6 +5,7 @@
 //! one run shows everything.
 
 mod cycles;
+mod fail_points;
 mod generated;
 mod layers;
 mod names;
@@ -21,7 +22,7 @@ use tree::SourceTree;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only the rules about the text of the tree, which need no build: layers, cycles, prose, names.
+    /// Only the rules about the text of the tree, which need no build: layers, cycles, fail points, prose, names.
     #[arg(long)]
     text: bool,
 }
@@ -52,12 +53,13 @@ pub(crate) fn text_rules() -> Result<()> {
     let tree = SourceTree::read(&sh::root())?;
     let mut findings = layers::check(&metadata);
     findings.extend(cycles::check(&tree));
+    findings.extend(fail_points::check(&metadata, &tree));
     findings.extend(prose::check(&tree));
     findings.extend(names::check(&tree));
     if !findings.is_empty() {
         bail!("the rules of the project are broken:\n  {}", findings.join("\n  "));
     }
-    eprintln!("layers, module cycles, prose and names are in order");
+    eprintln!("layers, module cycles, fail points, prose and names are in order");
     Ok(())
 }
 

@@ -8,8 +8,6 @@ use std::collections::BTreeSet;
 
 /// Where the names of policies are taken from: the table that core writes.
 const POLICY_TABLE: &str = "docs/policies.md";
-/// The share rule that SharePolicy calls by its own name; the preset of the same rule is `na`.
-const FURTHER_POLICIES: [&str; 1] = ["fair"];
 
 const GROUP: &str = "gainshare.dev/";
 /// Where the names of labels and annotations are defined.
@@ -62,8 +60,7 @@ fn has_policies(path: &str) -> bool {
 fn known_policies(tree: &SourceTree) -> BTreeSet<String> {
     let page = tree.get(POLICY_TABLE).unwrap_or_default();
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
-    let names: BTreeSet<String> = rows.map(|(name, _)| name.to_owned()).collect();
-    if names.is_empty() { names } else { names.into_iter().chain(FURTHER_POLICIES.map(str::to_owned)).collect() }
+    rows.map(|(name, _)| name.to_owned()).collect()
 }
 
 /// The labels and annotations that the sources define.
@@ -170,9 +167,11 @@ mod tests {
             ("docs/a.md", "gainshare sim a.toml --policy na,flowcom\n"),
             ("scenarios/a.toml", "policy = \"magic\"\n"),
             ("deploy/a.yaml", "spec: {policy: sorcery}\n"),
+            // The rule of `na` is no policy.
+            ("docs/b.md", "policy: fair\n"),
         ]);
         let names: Vec<&str> = found.iter().filter_map(|line| line.split('`').nth(1)).collect();
-        assert_eq!(names, ["sorcery", "flowcom", "magic"], "{found:?}");
+        assert_eq!(names, ["sorcery", "flowcom", "fair", "magic"], "{found:?}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! What people write in comments and Markdown: lines of at most 120 columns, no words that hide the
-//! subject of a sentence, and no "so many" that names no number.
+//! subject of a sentence, and no "so many" that names no number. Messages in Rust have none of the words to avoid.
 //!
 //! Exempt are generated files, code blocks, tables, and lines with a link, which cannot be broken.
 
@@ -24,6 +24,7 @@ struct Finding {
 
 pub(super) fn check(tree: &SourceTree) -> Vec<String> {
     let findings = wide_lines(tree).into_iter().chain(odd_words(tree)).chain(vague_amounts(tree));
+    let findings = findings.chain(odd_messages(tree));
     findings.map(|finding| format!("{}:{}: {}", finding.path, finding.line, finding.what)).collect()
 }
 
@@ -111,6 +112,69 @@ fn odd_words(tree: &SourceTree) -> Vec<Finding> {
     findings
 }
 
+/// Words to avoid in string literals of several words: they are messages. Single words are names, which stay.
+fn odd_messages(tree: &SourceTree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (path, text) in tree.iter().filter(|(path, _)| kind(path) == Some(Kind::Rust)) {
+        for (line, literal) in literals(text).into_iter().filter(|(_, literal)| literal.contains(' ')) {
+            let found = ANYWHERE.into_iter().filter(|word| has_word(&plain(literal), word));
+            findings.extend(found.map(|word| Finding {
+                path: path.to_owned(),
+                line,
+                what: format!("`{word}` in a message: use a word that everybody knows"),
+            }));
+        }
+    }
+    findings
+}
+
+/// The string literals of a Rust source, each with the line in which it begins.
+fn literals(text: &str) -> Vec<(usize, &str)> {
+    let bytes = text.as_bytes();
+    let end_of =
+        |from: usize, mark: &str| text.get(from..).and_then(|rest| rest.find(mark)).map_or(text.len(), |at| from + at);
+    let (mut found, mut at) = (Vec::new(), 0);
+    while at < bytes.len() {
+        let rest = &bytes[at..];
+        let is_part_of_name = at > 0 && (bytes[at - 1].is_ascii_alphanumeric() || bytes[at - 1] == b'_');
+        at = match rest {
+            [b'/', b'/', ..] => end_of(at, "\n"),
+            [b'/', b'*', ..] => end_of(at, "*/"),
+            [b'r', b'"' | b'#', ..] if !is_part_of_name => {
+                let hashes = rest[1..].iter().take_while(|byte| **byte == b'#').count();
+                if rest.get(1 + hashes) != Some(&b'"') {
+                    // A name such as r#type.
+                    at + 2
+                } else {
+                    let start = at + hashes + 2;
+                    let end = end_of(start, &format!("\"{}", "#".repeat(hashes)));
+                    found.push((start, &text[start..end]));
+                    end + 1 + hashes
+                }
+            }
+            [b'"', ..] => {
+                let start = at + 1;
+                let mut end = start;
+                while end < bytes.len() && bytes[end] != b'"' {
+                    end += if bytes[end] == b'\\' { 2 } else { 1 };
+                }
+                found.push((start, text.get(start..end).unwrap_or_default()));
+                end + 1
+            }
+            // A character, and no lifetime.
+            [b'\'', b'\\', ..] => end_of(at + 3, "'") + 1,
+            [b'\'', b'"', b'\'', ..] => at + 3,
+            _ => at + 1,
+        };
+    }
+    let line = |at: usize| text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
+    found.into_iter().map(|(at, literal)| (line(at), literal)).collect()
+}
+
+fn has_word(plain: &str, word: &str) -> bool {
+    plain.split(|c: char| !c.is_alphanumeric()).any(|found| found == word)
+}
+
 fn vague_amounts(tree: &SourceTree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in tree.iter() {
@@ -168,12 +232,11 @@ fn odd(line: &str, continues: bool) -> impl Iterator<Item = &'static str> {
         let start = start.trim_start_matches(['-', '*', '#', '>', ' ', '(']);
         start.strip_prefix(word).is_some_and(|rest| rest.chars().next().is_none_or(|c| !c.is_alphanumeric()))
     };
-    let words: Vec<&str> = plain.split(|c: char| !c.is_alphanumeric()).collect();
     let at_start: Vec<&str> = AT_THE_START
         .into_iter()
         .filter(|word| !ANYWHERE.contains(word) && starts.iter().any(|start| begins_with(start, word)))
         .collect();
-    let anywhere: Vec<&str> = ANYWHERE.into_iter().filter(|word| words.contains(word)).collect();
+    let anywhere: Vec<&str> = ANYWHERE.into_iter().filter(|word| has_word(&plain, word)).collect();
     at_start.into_iter().chain(anywhere)
 }
 
@@ -215,6 +278,14 @@ mod tests {
                     // It is indeed the node that `whoever` names, and so long as it holds.\nlet deed = who;\n";
         let tree = SourceTree::of(&[("a/b.rs", text)]);
         assert_eq!(places(odd_words(&tree)), ["a/b.rs:1", "a/b.rs:2", "a/b.rs:3", "a/b.rs:4"]);
+    }
+
+    #[test]
+    fn odd_words_in_messages_are_found_and_names_are_not() {
+        let text = "let a = \"create the job anew\";\n// a \"quoted deed\"\nlet b = ('\"', \"anew\", r#\"a \"deed\" of it\"#);\n\
+                    let c = \"it says \\\"so\\\" \\\n    anew\"; let d: &'static str = \"all is well\";\nlet e = '\\''; f(\"one deed\")\n";
+        let tree = SourceTree::of(&[("a/b.rs", text), ("docs/a.md", "a \"deed\"\n")]);
+        assert_eq!(places(odd_messages(&tree)), ["a/b.rs:1", "a/b.rs:3", "a/b.rs:4", "a/b.rs:6"]);
     }
 
     #[test]

@@ -365,21 +365,21 @@ mod tests {
         std::fs::write(at("script"), "#!/no/such/interpreter\n").unwrap();
         std::fs::set_permissions(at("script"), std::fs::Permissions::from_mode(0o755)).unwrap();
         let path = Some(dir.path().as_os_str().to_owned());
-        let look = |program: OsString| find_program(&program, path.as_ref(), None);
+        let find = |program: OsString| find_program(&program, path.as_ref(), None);
         let message = |result: Result<(), StartError>| result.unwrap_err();
 
-        let missing = message(look("nosuch".into()));
+        let missing = message(find("nosuch".into()));
         assert_eq!(
             missing.to_string(),
             "cannot start `nosuch`: not found in PATH; check the spelling or give a full path"
         );
         assert_eq!(missing.exit_code(), 127);
-        assert!(matches!(message(look("plain".into())), StartError::NotExecutable { .. }));
-        assert!(matches!(message(look(at("plain"))), StartError::NotExecutable { .. }));
-        assert_eq!(message(look(at("plain"))).exit_code(), 126);
-        assert!(matches!(message(look(at("none"))), StartError::NoFile { .. }));
-        assert!(matches!(message(look(dir.path().into())), StartError::Directory { .. }));
-        assert!(look(at("script")).is_ok());
+        assert!(matches!(message(find("plain".into())), StartError::NotExecutable { .. }));
+        assert!(matches!(message(find(at("plain"))), StartError::NotExecutable { .. }));
+        assert_eq!(message(find(at("plain"))).exit_code(), 126);
+        assert!(matches!(message(find(at("none"))), StartError::NoFile { .. }));
+        assert!(matches!(message(find(dir.path().into())), StartError::Directory { .. }));
+        assert!(find(at("script")).is_ok());
 
         let command = [at("script")];
         let env = BTreeMap::new();

@@ -133,10 +133,10 @@ impl Outcome {
 }
 
 /// Looks again and again until `true` or out of patience.
-pub fn eventually(mut look: impl FnMut() -> bool) -> bool {
+pub fn eventually(mut is_so: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while start.elapsed() < PATIENCE {
-        if look() {
+        if is_so() {
             return true;
         }
         std::thread::sleep(Duration::from_millis(20));

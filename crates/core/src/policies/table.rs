@@ -31,8 +31,8 @@ pub struct PolicyInfo {
 /// Where a policy may decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// On real jobs: `gainshare up` takes it. The custom resources take it under these names.
-    Production { share_policy: Option<&'static str>, training_job: bool },
+    /// On real jobs: `gainshare up` takes it, and those of the custom resources that are named here.
+    Production { share_policy: bool, training_job: bool },
     /// Only on simulated jobs.
     SimulatorOnly { because: &'static str },
 }
@@ -76,35 +76,35 @@ const STARVES: Scope = Scope::SimulatorOnly {
 };
 
 /// For one machine, not for a cluster.
-const MACHINE: Scope = Scope::Production { share_policy: None, training_job: false };
+const MACHINE: Scope = Scope::Production { share_policy: false, training_job: false };
 
 table! {
     Na: PolicyInfo {
         name: "na",
         summary: "Equal shares: what a plain machine does, and what all others are compared with.",
         source: "The baseline of the FlowCon and SpeCon papers.",
-        scope: Scope::Production { share_policy: Some("fair"), training_job: true },
+        scope: Scope::Production { share_policy: true, training_job: true },
         policy: Policy::equal,
     },
     Flowcon: PolicyInfo {
         name: "flowcon",
         summary: "Shares follow growth efficiency; jobs that have converged keep a floor.",
         source: "W. Zheng et al., FlowCon, ICPP 2019.",
-        scope: Scope::Production { share_policy: Some("flowcon"), training_job: false },
+        scope: Scope::Production { share_policy: true, training_job: false },
         policy: || Policy { share: ShareRule::Flowcon(Flowcon::default()), ..Policy::equal() },
     },
     Specon: PolicyInfo {
         name: "specon",
         summary: "Jobs that have converged move away from jobs that still grow.",
         source: "Y. Mao et al., SpeCon, IEEE Systems Journal 2021.",
-        scope: Scope::Production { share_policy: None, training_job: true },
+        scope: Scope::Production { share_policy: false, training_job: true },
         policy: || Policy { moves: MoveRule::Specon(Specon::default()), ..Policy::equal() },
     },
     Flowcon2: PolicyInfo {
         name: "flowcon2",
         summary: "FlowCon on every node, and new jobs start where they will grow most.",
         source: "V. Sharma, FlowCon 2.0 (thesis).",
-        scope: Scope::Production { share_policy: None, training_job: true },
+        scope: Scope::Production { share_policy: false, training_job: true },
         policy: || Policy {
             share: ShareRule::Flowcon(Flowcon::default()),
             place: PlaceRule::Growth,
@@ -165,9 +165,9 @@ table! {
     },
     Gainshare: PolicyInfo {
         name: "gainshare",
-        summary: "The node goes where a unit of it gains most, and no job ends later than with equal shares.",
+        summary: "The node goes where a unit of it gains most, and jobs seldom end later than with equal shares.",
         source: "This project; docs/gain-policy.md.",
-        scope: Scope::Production { share_policy: Some("gainshare"), training_job: true },
+        scope: Scope::Production { share_policy: true, training_job: true },
         policy: || Policy {
             share: ShareRule::Gain(Gain::default()),
             moves: MoveRule::Gain(GainMove::default()),
@@ -178,7 +178,7 @@ table! {
         name: "qos",
         summary: "Jobs end by their deadlines with the least that is enough; all others share the rest by gain.",
         source: "A QoS-oriented scheduling and autoscaling framework, IJCNN 2019; docs/deadlines.md.",
-        scope: Scope::Production { share_policy: Some("qos"), training_job: false },
+        scope: Scope::Production { share_policy: true, training_job: false },
         policy: || Policy {
             order: OrderRule::Deadline,
             share: ShareRule::Gain(Gain::default()),
@@ -190,7 +190,7 @@ table! {
         name: "operator",
         summary: "Parameter-server jobs: tasks start together, sit together, grow into idle CPU and return it when others wait. Jobs of one task share as under `na`.",
         source: "A dynamic resource adjustment operator for parameter-server training, with Optimus's speed model; docs/elastic.md.",
-        scope: Scope::Production { share_policy: None, training_job: true },
+        scope: Scope::Production { share_policy: false, training_job: true },
         policy: || Policy {
             place: PlaceRule::Affinity,
             scale: ScaleRule::Elastic(Elastic::default()),
@@ -368,8 +368,8 @@ pub fn reference() -> String {
     for info in &TABLE {
         let (up, share_policy, training_job) = match info.scope {
             Scope::Production { share_policy, training_job } => {
-                let named = share_policy.map_or("–".to_owned(), |name| format!("`{name}`"));
-                ("yes".to_owned(), named, if training_job { format!("`{}`", info.name) } else { "–".to_owned() })
+                let named = |is_taken| if is_taken { format!("`{}`", info.name) } else { "–".to_owned() };
+                ("yes".to_owned(), named(share_policy), named(training_job))
             }
             Scope::SimulatorOnly { because } => (format!("no: {because}"), "–".to_owned(), "–".to_owned()),
         };

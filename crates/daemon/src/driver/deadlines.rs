@@ -18,7 +18,7 @@ use crate::clock::{rfc3339, unix_s};
 use crate::error::Refusal;
 use crate::record::Change;
 use crate::spec::{self, JobSpec};
-use crate::types::{DeadlineInfo, DeadlineStanding, ErrorCode, Forecast, JobState, PlanAnswer, PlanRequest};
+use crate::types::{DeadlineInfo, DeadlineState, ErrorCode, Forecast, JobState, PlanAnswer, PlanRequest};
 use gainshare_core::decider::Decider;
 use gainshare_core::forecast::{Forecaster, forecast};
 use gainshare_core::model::{JobId, Share, Span, Time};
@@ -151,23 +151,23 @@ impl Driver {
         let tolerance_s = r.spec.tolerance_s();
         let latest_s = at_s + tolerance_s;
         let standing = match (r.state, r.ended) {
-            (JobState::Done, Some(ended)) if ended.unix_s <= latest_s => DeadlineStanding::Met,
-            (state, _) if state.is_final() => DeadlineStanding::Missed,
-            _ if unix_s() > latest_s => DeadlineStanding::Missed,
+            (JobState::Done, Some(ended)) if ended.unix_s <= latest_s => DeadlineState::Met,
+            (state, _) if state.is_final() => DeadlineState::Missed,
+            _ if unix_s() > latest_s => DeadlineState::Missed,
             _ => self.predicted_standing(job, latest_s),
         };
         Some(DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, standing })
     }
 
-    fn predicted_standing(&self, job: &Job, latest_s: f64) -> DeadlineStanding {
+    fn predicted_standing(&self, job: &Job, latest_s: f64) -> DeadlineState {
         match job.verdict.as_ref().map(|v| v.reason) {
-            Some(Reason::CannotMeet { .. }) => DeadlineStanding::Late,
-            Some(Reason::MeetsDeadline { .. } | Reason::Early { .. }) => DeadlineStanding::OnTime,
+            Some(Reason::CannotMeet { .. }) => DeadlineState::Late,
+            Some(Reason::MeetsDeadline { .. } | Reason::Early { .. }) => DeadlineState::OnTime,
             _ => match self.forecast(job) {
                 // Late only if even the lucky end of the interval is: a warning should not come and go.
-                Some(done) if done.earliest_s > latest_s => DeadlineStanding::Late,
-                Some(_) => DeadlineStanding::OnTime,
-                None => DeadlineStanding::Unknown,
+                Some(done) if done.earliest_s > latest_s => DeadlineState::Late,
+                Some(_) => DeadlineState::OnTime,
+                None => DeadlineState::Unknown,
             },
         }
     }
@@ -183,15 +183,15 @@ impl Driver {
             let Some(job) = self.jobs.get(&id) else { continue };
             let Some(info) = self.deadline_info(job) else { continue };
             let why = match (info.standing, job.verdict.as_ref().map(|v| v.reason)) {
-                (DeadlineStanding::Late, Some(Reason::CannotMeet { earliest_s: Some(earliest_s) })) => {
+                (DeadlineState::Late, Some(Reason::CannotMeet { earliest_s: Some(earliest_s) })) => {
                     let late_s = unix_s() + earliest_s - info.at_s;
                     format!("the earliest end is {:.0} s after it", late_s.max(0.0))
                 }
-                (DeadlineStanding::Late, _) => match self.forecast(job) {
+                (DeadlineState::Late, _) => match self.forecast(job) {
                     Some(done) => format!("the job will be {:.0} s late", (done.at_s - info.at_s).max(0.0)),
                     None => "there is not enough time left".to_owned(),
                 },
-                (DeadlineStanding::Missed, _) => "it has passed".to_owned(),
+                (DeadlineState::Missed, _) => "it has passed".to_owned(),
                 _ => continue,
             };
             let name = job.record.name.clone();
@@ -204,11 +204,11 @@ impl Driver {
     }
 
     /// Counts and notes whether a job that just ended met its deadline.
-    pub(super) fn judge_deadline(&mut self, id: JobId) {
+    pub(super) fn conclude_deadline(&mut self, id: JobId) {
         let Some(job) = self.jobs.get(&id) else { return };
         let (Some(info), Some(ended)) = (self.deadline_info(job), job.record.ended) else { return };
         let early_s = info.at_s - ended.unix_s;
-        let note = if info.standing == DeadlineStanding::Met {
+        let note = if info.standing == DeadlineState::Met {
             self.metrics.deadlines_met.inc();
             if early_s >= 0.0 {
                 format!("it met its deadline, {early_s:.0} s early")
@@ -273,11 +273,11 @@ impl Driver {
             let deadline = spec.deadline_s().map(|at_s| {
                 let tolerance_s = spec.tolerance_s();
                 let standing = match (verdict.map(|v| v.reason), &done) {
-                    (Some(Reason::CannotMeet { .. }), _) => DeadlineStanding::Late,
-                    (Some(Reason::MeetsDeadline { .. } | Reason::Early { .. }), _) => DeadlineStanding::OnTime,
-                    (_, Some(done)) if done.at_s > at_s + tolerance_s => DeadlineStanding::Late,
-                    (_, Some(_)) => DeadlineStanding::OnTime,
-                    (_, None) => DeadlineStanding::Unknown,
+                    (Some(Reason::CannotMeet { .. }), _) => DeadlineState::Late,
+                    (Some(Reason::MeetsDeadline { .. } | Reason::Early { .. }), _) => DeadlineState::OnTime,
+                    (_, Some(done)) if done.at_s > at_s + tolerance_s => DeadlineState::Late,
+                    (_, Some(_)) => DeadlineState::OnTime,
+                    (_, None) => DeadlineState::Unknown,
                 };
                 DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, standing }
             });
@@ -360,11 +360,11 @@ fn answer_text(
         },
     );
     let verdict = match (deadline.as_ref().map(|d| d.standing), reason) {
-        (Some(DeadlineStanding::OnTime), _) => format!("would make its deadline, done {when}"),
-        (Some(DeadlineStanding::Late), Some(Reason::CannotMeet { earliest_s: Some(s) })) => {
+        (Some(DeadlineState::OnTime), _) => format!("would make its deadline, done {when}"),
+        (Some(DeadlineState::Late), Some(Reason::CannotMeet { earliest_s: Some(s) })) => {
             format!("would miss its deadline: done at {} at the earliest", crate::deadline::local(unix_s() + s))
         }
-        (Some(DeadlineStanding::Late), _) => format!("would miss its deadline: done {when}"),
+        (Some(DeadlineState::Late), _) => format!("would miss its deadline: done {when}"),
         _ => format!("would be done {when}"),
     };
     let delays = if delays.is_empty() {

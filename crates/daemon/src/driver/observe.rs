@@ -128,7 +128,7 @@ impl Driver {
         self.read_report(id, true);
         fail::point("ended-before-journal");
         self.fact(Some(id), Change::Ended { state, exit_code, signal, why });
-        self.judge_deadline(id);
+        self.conclude_deadline(id);
         self.store.flush(id);
         let _ = self.save();
         fail::point("ended-before-release");

@@ -40,11 +40,11 @@ struct Plan {
     folder: PathBuf,
     /// The operator's addresses, and its process.
     #[serde(default)]
-    manager: String,
+    operator: String,
     #[serde(default)]
     metrics: String,
     #[serde(default)]
-    manager_pid: u32,
+    operator_pid: u32,
     /// How long the busy and the idle phase last.
     #[serde(default)]
     busy_s: u64,

@@ -13,7 +13,7 @@ const READ_INTERVAL: Duration = Duration::from_millis(250);
 /// A page of the operator's plain port; an error unless it is answered well.
 pub(super) async fn page(address: &str, path: &str) -> Result<String> {
     let mut stream = tokio::net::TcpStream::connect(address).await?;
-    stream.write_all(format!("GET {path} HTTP/1.0\r\nhost: manager\r\n\r\n").as_bytes()).await?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nhost: operator\r\n\r\n").as_bytes()).await?;
     let mut text = String::new();
     stream.read_to_string(&mut text).await?;
     let (head, body) = text.split_once("\r\n\r\n").ok_or("no answer")?;
@@ -34,7 +34,7 @@ pub(super) async fn settled(metrics: &str, quiet: Duration) -> Result<Instant> {
             (known, since) = (count, Instant::now());
         }
         if began.elapsed() > PATIENCE {
-            return Err("the manager does not stop writing".into());
+            return Err("the operator does not stop writing".into());
         }
         tokio::time::sleep(READ_INTERVAL).await;
     }

@@ -59,7 +59,7 @@ struct Mark {
 
 impl Mark {
     async fn now(plan: &Plan, client: &Client) -> Result<Mark> {
-        let (_, cpu_s) = process(plan.manager_pid)?;
+        let (_, cpu_s) = process(plan.operator_pid)?;
         Ok(Mark { at: Instant::now(), counts: Counts::of(client).await?, cpu_s, passes: passes(&plan.log)?.len() })
     }
 
@@ -70,7 +70,7 @@ impl Mark {
         let all: Vec<Pass> = passes(&plan.log)?;
         let figures = json!({
             "seconds": seconds, "pass": sum_up(&all[self.passes.min(all.len())..]), "writes": counts.json(),
-            "manager_cores": (now.cpu_s - self.cpu_s) / seconds, "sync": crowd.take_answered(),
+            "operator_cores": (now.cpu_s - self.cpu_s) / seconds, "sync": crowd.take_answered(),
         });
         Ok((figures, counts))
     }
@@ -92,9 +92,9 @@ pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
     let burst = burst(plan, client, &crowd).await?;
     eprintln!("crowd: {burst}");
     let moves = moves(plan, client, &crowd).await?;
-    let (peak_rss_mib, cpu_s) = process(plan.manager_pid)?;
+    let (peak_rss_mib, cpu_s) = process(plan.operator_pid)?;
     Ok(json!({
-        "nodes": plan.nodes, "jobs": plan.running + plan.coming, "manager_peak_rss_mib": peak_rss_mib, "manager_cpu_s": cpu_s,
+        "nodes": plan.nodes, "jobs": plan.running + plan.coming, "operator_peak_rss_mib": peak_rss_mib, "operator_cpu_s": cpu_s,
         "failed_syncs": crowd.failures.load(Ordering::Relaxed), "start": start, "idle": idle, "burst": burst, "moves": moves,
         "all_passes": sum_up(&full(&passes(&plan.log)?, plan.running)),
     }))
@@ -106,9 +106,9 @@ pub(super) async fn after_return(plan: &Plan, client: &Client) -> Result<Value> 
     until["all_bound_s"] = json!(all_bound(plan, client, &mark).await?);
     settled(&plan.metrics, QUIET).await?;
     let (after, _) = mark.since(plan, client, &crowd).await?;
-    let (peak_rss_mib, _) = process(plan.manager_pid)?;
+    let (peak_rss_mib, _) = process(plan.operator_pid)?;
     Ok(json!({
-        "until": until, "to_the_last_write": after, "manager_peak_rss_mib": peak_rss_mib,
+        "until": until, "to_the_last_write": after, "operator_peak_rss_mib": peak_rss_mib,
         "all_passes": sum_up(&full(&passes(&plan.log)?, plan.running)),
     }))
 }
@@ -121,7 +121,7 @@ fn full(all: &[Pass], jobs: usize) -> Vec<Pass> {
 /// From the operator's start until it knows everything; all times are since then.
 async fn begin(plan: &Plan, client: &Client) -> Result<(Arc<Crowd>, (Value, Mark))> {
     let mark = Mark::now(plan, client).await?;
-    wait("the manager to lead", || async {
+    wait("the operator to lead", || async {
         page(&plan.metrics, "/readyz").await.is_ok_and(|said| said.contains("leading"))
     })
     .await?;
@@ -283,7 +283,7 @@ impl Job {
 
 impl Agent {
     fn new(plan: &Arc<Plan>, index: usize, crowd: Arc<Crowd>) -> Result<Agent> {
-        let link = Link::new(&plan.manager, &plan.folder.join("tls.crt"), &plan.token_file(index))?;
+        let link = Link::new(&plan.operator, &plan.folder.join("tls.crt"), &plan.token_file(index))?;
         let epoch = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros() as u64;
         let began = Instant::now();
         let (plan, node) = (plan.clone(), plan.node(index));

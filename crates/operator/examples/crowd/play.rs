@@ -55,7 +55,7 @@ impl Crowd {
 
 pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
     let began = Instant::now();
-    wait("the manager to lead", || async {
+    wait("the operator to lead", || async {
         page(&plan.metrics, "/readyz").await.is_ok_and(|said| said.contains("leading"))
     })
     .await?;
@@ -68,11 +68,11 @@ pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
     let news = news(plan, client, &crowd).await?;
     let idle = idle(plan, client, &crowd).await?;
 
-    let (peak_rss_mib, cpu_s) = process(plan.manager_pid)?;
+    let (peak_rss_mib, cpu_s) = process(plan.operator_pid)?;
     let failures = crowd.failures.load(Ordering::Relaxed);
     Ok(json!({
-        "nodes": plan.nodes, "pods": plan.pods(), "manager_ready_s": ready_s, "manager_peak_rss_mib": peak_rss_mib,
-        "manager_cpu_s": cpu_s, "played_s": began.elapsed().as_secs_f64(), "failed_syncs": failures,
+        "nodes": plan.nodes, "pods": plan.pods(), "operator_ready_s": ready_s, "operator_peak_rss_mib": peak_rss_mib,
+        "operator_cpu_s": cpu_s, "played_s": began.elapsed().as_secs_f64(), "failed_syncs": failures,
         "first_pass": first, "busy": busy, "news": news, "idle": idle,
     }))
 }
@@ -113,11 +113,11 @@ async fn first_pass(plan: &Plan, client: &Client, crowd: &Arc<Crowd>, before: &W
 
 async fn busy(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value> {
     let before = Writes::of(client).await?;
-    let (_, cpu_before) = process(plan.manager_pid)?;
+    let (_, cpu_before) = process(plan.operator_pid)?;
     crowd.busy.store(true, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(plan.busy_s)).await;
     crowd.busy.store(false, Ordering::Relaxed);
-    let (_, cpu_after) = process(plan.manager_pid)?;
+    let (_, cpu_after) = process(plan.operator_pid)?;
     let ended = Instant::now();
     let behind_s = settled(&plan.metrics, QUIET).await?.saturating_duration_since(ended).as_secs_f64();
     let writes = Writes::of(client).await?.since(&before);
@@ -128,7 +128,7 @@ async fn busy(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value>
         "seconds": plan.busy_s, "sync": crowd.take(|c| &c.answered), "sync_with_resizes": crowd.take(|c| &c.resized),
         "changes": {"notes": notes, "resizes": resizes, "originals": originals}, "resizes_not_done": refused,
         "writes": writes.json(), "pod_writes_per_change": writes.of_pods() / changes.max(1) as f64,
-        "last_write_after_s": behind_s, "manager_cores": (cpu_after - cpu_before) / plan.busy_s as f64,
+        "last_write_after_s": behind_s, "operator_cores": (cpu_after - cpu_before) / plan.busy_s as f64,
     }))
 }
 
@@ -155,13 +155,13 @@ async fn news(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value>
 
 async fn idle(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value> {
     let before = Writes::of(client).await?;
-    let (_, cpu_before) = process(plan.manager_pid)?;
+    let (_, cpu_before) = process(plan.operator_pid)?;
     tokio::time::sleep(Duration::from_secs(plan.idle_s)).await;
-    let (_, cpu_after) = process(plan.manager_pid)?;
+    let (_, cpu_after) = process(plan.operator_pid)?;
     let writes = Writes::of(client).await?.since(&before);
     Ok(json!({
         "seconds": plan.idle_s, "sync": crowd.take(|c| &c.answered), "writes": writes.json(), "pod_and_policy_writes": writes.all(),
-        "manager_cores": (cpu_after - cpu_before) / plan.idle_s as f64,
+        "operator_cores": (cpu_after - cpu_before) / plan.idle_s as f64,
     }))
 }
 
@@ -186,7 +186,7 @@ struct Agent {
 
 impl Agent {
     fn new(plan: &Plan, index: usize, crowd: Arc<Crowd>) -> Result<Agent> {
-        let link = Link::new(&plan.manager, &plan.folder.join("tls.crt"), &plan.token_file(index))?;
+        let link = Link::new(&plan.operator, &plan.folder.join("tls.crt"), &plan.token_file(index))?;
         let epoch = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros() as u64;
         Ok(Agent {
             index,

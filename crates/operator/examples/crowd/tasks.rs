@@ -52,7 +52,7 @@ struct Span {
 
 impl Mark {
     async fn now(plan: &Plan, client: &Client) -> Result<Mark> {
-        let (_, cpu_s) = process(plan.manager_pid)?;
+        let (_, cpu_s) = process(plan.operator_pid)?;
         Ok(Mark { at: Instant::now(), counts: Counts::of(client).await?, cpu_s })
     }
 
@@ -92,7 +92,7 @@ pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
     settled(&plan.metrics, QUIET).await?;
     let full = self::idle(plan, client).await?;
     let states = states(plan, client).await?;
-    let (peak_rss_mib, cpu_s) = process(plan.manager_pid)?;
+    let (peak_rss_mib, cpu_s) = process(plan.operator_pid)?;
     Ok(json!({
         "nodes": plan.nodes, "jobs": plan.running, "tasks_per_job": TASKS, "late_jobs": plan.coming,
         "start": start, "idle": idle.json(), "touch": touch, "full": full.json(), "states": states,
@@ -108,7 +108,7 @@ pub(super) async fn after_return(plan: &Plan, client: &Client) -> Result<Value> 
     settled(&plan.metrics, QUIET).await?;
     let span = before.since(plan, client).await?;
     let states = states(plan, client).await?;
-    let (_, cpu_s) = process(plan.manager_pid)?;
+    let (_, cpu_s) = process(plan.operator_pid)?;
     Ok(json!({
         "leading_s": leading_s, "cpu_s_since_its_start": cpu_s, "until_it_is_quiet": span.json(), "states": states,
     }))

@@ -60,6 +60,7 @@ struct TestServer {
     leader: Arc<Leader>,
     reviews: Arc<AtomicUsize>,
     metrics: Arc<Metrics>,
+    peers: Arc<Peers>,
     _ending: watch::Sender<bool>,
     _leading: watch::Sender<Option<Arc<LeaderContext>>>,
 }
@@ -78,8 +79,8 @@ async fn bench(limits: Limits, tls: Option<TlsAcceptor>) -> TestServer {
     let served = ServerState::new(leading_seen, metrics.clone(), Health::new(), ending_seen.clone());
     let (listener, address) = listen().await;
     let peers = Peers::new(limits);
-    tokio::spawn(listen::serve(listener, secure(served), tls, peers, metrics.clone(), ending_seen));
-    TestServer { address, leader, reviews, metrics, _ending: ending, _leading: leading }
+    tokio::spawn(listen::serve(listener, secure(served), tls, peers.clone(), metrics.clone(), ending_seen));
+    TestServer { address, leader, reviews, metrics, peers, _ending: ending, _leading: leading }
 }
 
 fn limits() -> Limits {
@@ -116,10 +117,21 @@ async fn ask(address: SocketAddr, path: &str, token: Option<&str>, body: &str) -
     String::from_utf8_lossy(&answer[..read]).lines().next().unwrap_or_default().to_owned()
 }
 
-/// What of this process is in memory, in MiB.
-fn resident_mib() -> usize {
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
-    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096 / (1 << 20)
+/// The most that this process has had in memory, in MiB.
+fn peak_mib() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("Linux counts the peak");
+    peak.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() / 1024
+}
+
+/// Runs a test of this module in a process of its own: memory is counted for a whole process.
+fn run_alone(name: &str) {
+    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+    let name = format!("http::serve::tests::{name}");
+    let output = alone.args(["--exact", &name, "--ignored", "--nocapture"]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    text.lines().filter(|line| line.starts_with("fault: ")).for_each(|line| println!("{line}"));
 }
 
 /// Sends the request and as much of its body as the operator takes; answers how it ended.
@@ -141,14 +153,9 @@ async fn send_most(address: SocketAddr, path: &str, token: Option<&str>) -> std:
     Ok(sent)
 }
 
-/// Memory is counted for a whole process, so the test runs in one of its own.
 #[test]
 fn sixty_unfinished_requests_hold_next_to_nothing_and_are_closed() {
-    let name = "http::serve::tests::inner_sixty_unfinished_requests";
-    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-    let output = alone.args(["--exact", name, "--ignored", "--nocapture"]).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    run_alone("inner_sixty_unfinished_requests");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -156,7 +163,7 @@ fn sixty_unfinished_requests_hold_next_to_nothing_and_are_closed() {
 async fn inner_sixty_unfinished_requests() {
     for (path, token) in [(SYNC_PATH, None), (SYNC_PATH, Some("wrong")), ("/mutate", None)] {
         let bench = bench(limits(), None).await;
-        let before = resident_mib();
+        let before = peak_mib();
         let clients: Vec<_> = (0..60).map(|_| tokio::spawn(send_most(bench.address, path, token))).collect();
         let ended = async {
             for client in clients {
@@ -165,9 +172,120 @@ async fn inner_sixty_unfinished_requests() {
             }
         };
         tokio::time::timeout(LONG * 3, ended).await.expect("every connection is closed");
-        let grown = resident_mib().saturating_sub(before);
+        let grown = peak_mib().saturating_sub(before);
         assert!(grown < 100, "{grown} MiB for 60 connections to {path} that hold 480 MiB of body");
     }
+}
+
+/// An admission review of a pod with this text in an annotation.
+fn review_with(text: &str) -> String {
+    let pods = json!({"group": "", "version": "v1", "resource": "pods"});
+    json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "r-1", "kind": {"group": "", "version": "v1", "kind": "Pod"}, "resource": pods,
+            "operation": "CREATE", "userInfo": {},
+            "object": {
+                "metadata": {"name": "p", "namespace": "team", "annotations": {"text": text}},
+                "spec": {"containers": [{"name": "main", "image": "train"}]},
+            },
+        },
+    })
+    .to_string()
+}
+
+/// Sends an admission review from one of this machine's addresses. Answers the status line, or nothing if the operator
+/// closed the connection while the client was sending.
+async fn review_from(peer: [u8; 4], address: SocketAddr, body: Arc<String>) -> String {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::from((peer, 0))).unwrap();
+    let mut stream = socket.connect(address).await.unwrap();
+    let head = request("/mutate", None, body.len());
+    // A client that fails to send may still find an answer.
+    let _ = stream.write_all(head.as_bytes()).await;
+    let _ = stream.write_all(body.as_bytes()).await;
+    let mut answer = vec![0; 4096];
+    let read = stream.read(&mut answer).await.unwrap_or(0);
+    String::from_utf8_lossy(&answer[..read]).lines().next().unwrap_or_default().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn admission_reviews_have_few_places_and_fewer_for_each_peer() {
+    let bench = bench(limits(), None).await;
+    let (busy, other) = ([127, 0, 0, 2], [127, 0, 0, 3]);
+    let review = |peer| review_from(peer, bench.address, Arc::new(review_with("short")));
+    // All places of one peer are taken. The others are answered.
+    let slot = bench.peers.admit(busy.into(), Instant::now()).unwrap();
+    let (own, all) = slot.admissions();
+    let own = own.expect("this peer is limited");
+    assert_eq!((own.available_permits(), all.available_permits()), (4, 16));
+    let taken = own.clone().acquire_many_owned(4).await.unwrap();
+    assert!(review(busy).await.contains("429"), "the peer's places are taken");
+    assert!(review(other).await.contains("200"), "another peer has places of its own");
+    drop(taken);
+    assert!(review(busy).await.contains("200"));
+    // All places are taken.
+    let taken = all.clone().acquire_many_owned(16).await.unwrap();
+    assert!(review(other).await.contains("429"));
+    drop(taken);
+    assert!(review(other).await.contains("200"));
+    assert_eq!(bench.metrics.admissions.get(), 3);
+    // A review takes a place of its peer and one of all while its body comes.
+    let seen = async {
+        loop {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.bind(SocketAddr::from((busy, 0))).unwrap();
+            let mut stream = socket.connect(bench.address).await.unwrap();
+            stream.write_all(request("/mutate", None, 1000).as_bytes()).await.unwrap();
+            for _ in 0..50 {
+                if (own.available_permits(), all.available_permits()) == (3, 15) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    };
+    tokio::time::timeout(LONG, seen).await.expect("an unfinished review has places");
+}
+
+#[test]
+fn twelve_whole_reviews_of_seven_mebibytes_cost_little_and_lock_no_other_out() {
+    run_alone("inner_twelve_large_reviews");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a process of its own; another test starts it"]
+async fn inner_twelve_large_reviews() {
+    let bench = bench(limits(), None).await;
+    // Made in one piece, so that the peak before is small.
+    let frame = review_with("@");
+    let (head, tail) = frame.split_once('@').unwrap();
+    let mut large = String::with_capacity((7 << 20) + frame.len());
+    large.push_str(head);
+    large.extend(std::iter::repeat_n('x', 7 << 20));
+    large.push_str(tail);
+    let large = Arc::new(large);
+    // The small review comes first, so that what it needs is not counted.
+    assert!(review_from([127, 0, 0, 3], bench.address, Arc::new(review_with("short"))).await.contains("200"));
+    let before = peak_mib();
+    let clients: Vec<_> =
+        (0..12).map(|_| tokio::spawn(review_from([127, 0, 0, 2], bench.address, large.clone()))).collect();
+    let (mut fewest, all) = (16, bench.peers.admissions.clone());
+    while !clients.iter().all(tokio::task::JoinHandle::is_finished) {
+        fewest = fewest.min(all.available_permits());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    for client in clients {
+        let answer = client.await.unwrap();
+        let is_refused = ["413", "429"].iter().any(|code| answer.contains(code));
+        assert!(answer.is_empty() || is_refused, "a review of 7 MiB is not read: {answer}");
+    }
+    assert!(fewest >= 12, "one peer had {} places of 16", 16 - fewest);
+    let grown = peak_mib().saturating_sub(before);
+    assert!(grown < 20, "{grown} MiB for twelve bodies of 7 MiB");
+    let short = Arc::new(review_with("short"));
+    assert!(review_from([127, 0, 0, 2], bench.address, short).await.contains("200"), "the peer is answered again");
+    println!("fault: injected=12 violations=0 grown_mib={grown}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

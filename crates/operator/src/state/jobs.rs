@@ -113,13 +113,11 @@ impl JobCache {
         self.changes.push((key.clone(), JobChange::Gone));
     }
 
-    /// All jobs of several tasks of this kind that exist, after a start of the watch.
-    pub(crate) fn list_task_jobs(&mut self, kind: WorkloadKind, jobs: Vec<TaskJobSnapshot>) {
-        let alive: BTreeSet<WorkloadKey> = jobs.iter().map(|job| job.key.clone()).collect();
+    /// The jobs of several tasks of this kind that exist, after a start of the watch: those not among them are gone.
+    pub(crate) fn keep_task_jobs(&mut self, kind: WorkloadKind, alive: &BTreeSet<WorkloadKey>) {
         let of_kind = self.task_jobs.keys().filter(|key| key.kind == kind);
         let gone: Vec<WorkloadKey> = of_kind.filter(|key| !alive.contains(*key)).cloned().collect();
         gone.iter().for_each(|key| self.remove_task_job(key));
-        jobs.into_iter().for_each(|job| self.put_task_job(job));
     }
 
     /// Queues a job again: something that it waits for has happened.
@@ -152,13 +150,11 @@ impl JobCache {
         self.changes.push((training(name), JobChange::Gone));
     }
 
-    /// All TrainingJobs that exist, after a start of the watch.
-    pub(crate) fn list_training_jobs(&mut self, jobs: Vec<JobSnapshot>) {
-        let alive: BTreeSet<NamespacedName> = jobs.iter().map(JobSnapshot::key).collect();
+    /// The TrainingJobs of one pod that exist, after a start of the watch: those not among them are gone.
+    pub(crate) fn keep_training_jobs(&mut self, alive: &BTreeSet<NamespacedName>) {
         let gone: Vec<NamespacedName> =
             self.training_jobs.keys().filter(|name| !alive.contains(*name)).cloned().collect();
         gone.iter().for_each(|name| self.remove_training_job(name));
-        jobs.into_iter().for_each(|job| self.put_training_job(job));
     }
 
     /// Takes in a Job: the operator follows it if it is ours.
@@ -182,13 +178,10 @@ impl JobCache {
         }
     }
 
-    /// All Jobs that exist, after a start of the watch.
-    pub(crate) fn list_batch_jobs(&mut self, jobs: &[BatchJobSnapshot]) {
-        let alive: BTreeSet<NamespacedName> =
-            jobs.iter().map(|job| NamespacedName::new(&job.namespace, &job.name)).collect();
+    /// The Jobs that exist, after a start of the watch: those not among them are gone.
+    pub(crate) fn keep_batch_jobs(&mut self, alive: &BTreeSet<NamespacedName>) {
         let gone: Vec<NamespacedName> = self.batch_jobs.keys().filter(|name| !alive.contains(*name)).cloned().collect();
         gone.iter().for_each(|name| self.remove_batch_job(name));
-        jobs.iter().for_each(|job| self.put_batch_job(job));
     }
 
     /// The uids of a workload's pods.
@@ -328,7 +321,7 @@ mod tests {
         jobs.take_changes();
         jobs.link_pod(None, Some(&pod("s", None, true)));
         assert_eq!(jobs.take_changes(), [(batch.clone(), JobChange::Changed)]);
-        jobs.list_batch_jobs(&[]);
+        jobs.keep_batch_jobs(&BTreeSet::new());
         assert_eq!(
             (jobs.take_changes(), jobs.take_gone()),
             (vec![(batch, JobChange::Gone)], vec!["another".to_owned()])
@@ -344,11 +337,12 @@ mod tests {
             uid: uid.to_owned(),
             ..JobSnapshot::default()
         };
-        jobs.list_training_jobs(vec![job("a")]);
+        jobs.put_training_job(job("a"));
+        jobs.keep_training_jobs(&[name("run")].into());
         assert_eq!(jobs.take_changes(), [(key(WorkloadKind::TrainingJob, "run"), JobChange::New)]);
         jobs.put_training_job(job("b"));
         assert_eq!(jobs.take_gone(), ["a"]);
-        jobs.list_training_jobs(vec![]);
+        jobs.keep_training_jobs(&BTreeSet::new());
         assert_eq!(jobs.take_gone(), ["b"]);
         jobs.remove_training_job(&name("run"));
         assert_eq!(jobs.take_gone(), Vec::<String>::new());

@@ -122,7 +122,7 @@ impl TaskJobSnapshot {
             deleting: meta.deletion_timestamp.is_some(),
             has_finalizer: meta.finalizers.iter().flatten().any(|one| one == JOB_FINALIZER),
             declared_stopped: note(STOPPED_ANNOTATION),
-            asked: note(REPLICAS_ANNOTATION).map(|text| asked_counts(&text)).unwrap_or_default(),
+            asked: note(REPLICAS_ANNOTATION).map(|text| parse_counts(&text)).unwrap_or_default(),
             is_async: note(TRAINING_MODE_ANNOTATION).is_some_and(|mode| mode.eq_ignore_ascii_case("async")),
             deadline: None,
             is_foreign,
@@ -149,7 +149,7 @@ impl TaskJobSnapshot {
 }
 
 /// Reads `Worker=4,PS=2`. What cannot be read is left out.
-fn asked_counts(text: &str) -> BTreeMap<Role, u32> {
+fn parse_counts(text: &str) -> BTreeMap<Role, u32> {
     let pair = |part: &str| {
         let (role, count) = part.split_once('=')?;
         Some((Role::parse(role.trim())?, count.trim().parse().ok()?))
@@ -228,9 +228,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn asked_counts_are_read_and_nonsense_is_left_out() {
-        assert_eq!(asked_counts("worker=4, PS = 2"), [(Role::Worker, 4), (Role::Ps, 2)].into());
-        assert_eq!(asked_counts("worker, =, x=1, worker=-1, chief=99999999999"), BTreeMap::new());
+    fn counts_are_read_and_nonsense_is_left_out() {
+        assert_eq!(parse_counts("worker=4, PS = 2"), [(Role::Worker, 4), (Role::Ps, 2)].into());
+        assert_eq!(parse_counts("worker, =, x=1, worker=-1, chief=99999999999"), BTreeMap::new());
     }
 
     #[test]

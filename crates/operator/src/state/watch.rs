@@ -7,18 +7,17 @@
 //!
 //! Objects with values that no cluster can have are found here, too ([`super::invalid_objects`]).
 //!
-//! An object that makes its reader panic is logged and skipped ([`skip_on_panic`]); the watch and
+//! An object that makes its reader panic is logged and skipped ([`skip_on_panic`]), alone or in a list; the watch and
 //! all other objects go on.
 
 use super::lead::{Leader, Lists};
-use super::metrics::Metrics;
 use super::snapshot::JobSnapshot;
 use super::task_job::TaskJobSnapshot;
 use super::workload::WorkloadKind;
 use super::world::World;
 use crate::isolate::skip_on_panic;
 use crate::tasks::Tasks;
-use futures_util::StreamExt;
+use futures_util::{Stream, StreamExt};
 use gainshare_kube_api::adopted::BatchJobSnapshot;
 use gainshare_kube_api::bounds::{NodeFacts, QuotaFacts, RangeFacts};
 use gainshare_kube_api::facts::PodFacts;
@@ -33,8 +32,9 @@ use kube::api::Api;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,13 +45,13 @@ pub(crate) const SWITCH_KEY: &str = "sharing";
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// A change that a watch delivers, in one shape for all kinds. It carries facts, because whole
-/// objects would fill the memory during a list.
-enum Change<F> {
-    Applied(F),
-    Deleted(F),
-    /// All objects that exist, after a start of the watch.
-    Listed(Vec<F>),
+/// What the watch of a kind does to the world. It carries facts, because whole objects would fill the memory during a
+/// list.
+struct Cache<F> {
+    /// After a start of the watch: takes out what is not among the objects that exist.
+    keep: fn(&mut World, &[F]),
+    put: fn(&mut World, F),
+    remove: fn(&mut World, F),
 }
 
 /// Namespace and name.
@@ -68,140 +68,108 @@ pub(crate) fn start(
     let mut watch = Watches { tasks, leader, lists: |leader| &leader.lists };
     let all = watcher::Config::default;
     let invalid = leader.invalid.clone();
-    watch.spawn(
-        Api::<Pod>::all(client.clone()),
-        all(),
-        move |pod| {
-            invalid.check_pod(&pod);
-            PodFacts::of(&pod)
-        },
-        |world, change| match change {
-            Change::Applied(pod) => world.put_pod(pod),
-            Change::Deleted(pod) => world.remove_pod(&pod.uid),
-            Change::Listed(pods) => {
-                world.keep_pods(&pods.iter().map(|pod| pod.uid.clone()).collect());
-                for pod in pods {
-                    let name = format!("{}/{}", pod.namespace, pod.name);
-                    skip_on_panic("Pod", &name, || world.put_pod(pod));
-                }
-            }
-        },
-    );
-    watch.spawn(
-        Api::<SharePolicy>::all(client.clone()),
-        all(),
-        |policy| PolicyFacts::of(&policy),
-        |world, change| {
-            let key = |policy: &PolicyFacts| (policy.namespace.clone(), policy.name.clone());
-            match change {
-                Change::Applied(policy) => world.put_policy(policy),
-                Change::Deleted(policy) => world.remove_policy(&key(&policy)),
-                Change::Listed(policies) => {
-                    world.keep_policies(&policies.iter().map(key).collect());
-                    policies.into_iter().for_each(|policy| world.put_policy(policy));
-                }
-            }
-        },
-    );
+    let pod = move |pod: Pod| {
+        invalid.check_pod(&pod);
+        PodFacts::of(&pod)
+    };
+    let pods = Cache::<PodFacts> {
+        keep: |world, pods| world.keep_pods(&pods.iter().map(|pod| pod.uid.clone()).collect()),
+        put: |world, pod| world.put_pod(pod),
+        remove: |world, pod| world.remove_pod(&pod.uid),
+    };
+    watch.spawn(Api::<Pod>::all(client.clone()), all(), pod, pods);
+    watch.spawn(Api::<SharePolicy>::all(client.clone()), all(), |policy| PolicyFacts::of(&policy), POLICIES);
     let labels = |namespace: Namespace| Some((namespace.name_any(), namespace.metadata.labels.unwrap_or_default()));
-    watch.spawn(Api::<Namespace>::all(client.clone()), all(), labels, |world, change| match change {
-        Change::Applied((name, labels)) => world.put_namespace(&name, labels),
-        Change::Deleted((name, _)) => world.remove_namespace(&name),
-        Change::Listed(all) => all.into_iter().for_each(|(name, labels)| world.put_namespace(&name, labels)),
-    });
+    watch.spawn(Api::<Namespace>::all(client.clone()), all(), labels, NAMESPACES);
     let size = |node: Node| Some((node.name_any(), NodeFacts::of(&node)));
-    watch.spawn(Api::<Node>::all(client.clone()), all(), size, |world, change| match change {
-        Change::Applied((name, facts)) => world.put_node(&name, facts),
-        Change::Deleted((name, _)) => world.remove_node(&name, Instant::now()),
-        Change::Listed(all) => {
-            world.keep_nodes(&all.iter().map(|(name, _)| name.clone()).collect(), Instant::now());
-            all.into_iter().for_each(|(name, facts)| world.put_node(&name, facts));
-        }
-    });
+    let nodes = Cache::<(String, NodeFacts)> {
+        keep: |world, nodes| world.keep_nodes(&first_of(nodes), Instant::now()),
+        put: |world, (name, facts)| world.put_node(&name, facts),
+        remove: |world, (name, _)| world.remove_node(&name, Instant::now()),
+    };
+    watch.spawn(Api::<Node>::all(client.clone()), all(), size, nodes);
     let range = |range: LimitRange| Some((key(&range), RangeFacts::of(&range)));
-    watch.spawn(Api::<LimitRange>::all(client.clone()), all(), range, |world, change| match change {
-        Change::Applied((key, facts)) => world.put_range(&key.0, &key.1, Some(facts)),
-        Change::Deleted((key, _)) => world.put_range(&key.0, &key.1, None),
-        Change::Listed(all) => {
-            world.keep_ranges(&names(&all));
-            all.into_iter().for_each(|(key, facts)| world.put_range(&key.0, &key.1, Some(facts)));
-        }
-    });
+    let ranges = Cache::<(Key, RangeFacts)> {
+        keep: |world, ranges| world.keep_ranges(&first_of(ranges)),
+        put: |world, (key, facts)| world.put_range(&key.0, &key.1, Some(facts)),
+        remove: |world, (key, _)| world.put_range(&key.0, &key.1, None),
+    };
+    watch.spawn(Api::<LimitRange>::all(client.clone()), all(), range, ranges);
     let quota = |quota: ResourceQuota| Some((key(&quota), QuotaFacts::of(&quota)));
-    watch.spawn(Api::<ResourceQuota>::all(client.clone()), all(), quota, |world, change| match change {
-        Change::Applied((key, facts)) => world.put_quota(&key.0, &key.1, Some(facts)),
-        Change::Deleted((key, _)) => world.put_quota(&key.0, &key.1, None),
-        Change::Listed(all) => {
-            world.keep_quotas(&names(&all));
-            all.into_iter().for_each(|(key, facts)| world.put_quota(&key.0, &key.1, Some(facts)));
-        }
-    });
+    let quotas = Cache::<(Key, QuotaFacts)> {
+        keep: |world, quotas| world.keep_quotas(&first_of(quotas)),
+        put: |world, (key, facts)| world.put_quota(&key.0, &key.1, Some(facts)),
+        remove: |world, (key, _)| world.put_quota(&key.0, &key.1, None),
+    };
+    watch.spawn(Api::<ResourceQuota>::all(client.clone()), all(), quota, quotas);
     let switch = Api::<ConfigMap>::namespaced(client.clone(), namespace);
     let only = watcher::Config::default().fields(&format!("metadata.name={config_map}"));
     let is_off =
         |map: ConfigMap| Some(map.data.is_some_and(|data| data.get(SWITCH_KEY).is_some_and(|word| word == "off")));
-    watch.spawn(switch, only, is_off, |world, change| {
-        world.set_off(match change {
-            Change::Applied(off) => off,
-            Change::Deleted(_) => false,
-            Change::Listed(maps) => maps.contains(&true),
-        });
-    });
-    watch.lists = |leader| &leader.job_lists;
-    let invalid = leader.invalid.clone();
-    watch.spawn(
-        Api::<TrainingJob>::all(client.clone()),
-        all(),
-        move |job| {
-            invalid.check_training_job(&job);
-            AnyTrainingJob::of(&job)
-        },
-        |world, change| match change {
-            Change::Applied(AnyTrainingJob::OnePod(job)) => world.jobs.put_training_job(*job),
-            Change::Applied(AnyTrainingJob::Tasks(job)) => world.jobs.put_task_job(*job),
-            Change::Deleted(AnyTrainingJob::OnePod(job)) => world.jobs.remove_training_job(&job.key()),
-            Change::Deleted(AnyTrainingJob::Tasks(job)) => world.jobs.remove_task_job(&job.key),
-            Change::Listed(jobs) => {
-                let (mut plain, mut of_tasks) = (Vec::new(), Vec::new());
-                for job in jobs {
-                    match job {
-                        AnyTrainingJob::OnePod(job) => plain.push(*job),
-                        AnyTrainingJob::Tasks(job) => of_tasks.push(*job),
-                    }
-                }
-                world.jobs.list_training_jobs(plain);
-                world.jobs.list_task_jobs(WorkloadKind::TaskJob, of_tasks);
+    let switches = Cache::<bool> {
+        keep: |world, maps| {
+            if maps.is_empty() {
+                world.set_off(false);
             }
         },
-    );
+        put: |world, off| world.set_off(off),
+        remove: |world, _| world.set_off(false),
+    };
+    watch.spawn(switch, only, is_off, switches);
+    watch.lists = |leader| &leader.job_lists;
+    let invalid = leader.invalid.clone();
+    let training_job = move |job: TrainingJob| {
+        invalid.check_training_job(&job);
+        AnyTrainingJob::of(&job)
+    };
+    let training_jobs = Cache {
+        keep: AnyTrainingJob::keep,
+        put: |world, job| match job {
+            AnyTrainingJob::OnePod(job) => world.jobs.put_training_job(*job),
+            AnyTrainingJob::Tasks(job) => world.jobs.put_task_job(*job),
+        },
+        remove: |world, job| match job {
+            AnyTrainingJob::OnePod(job) => world.jobs.remove_training_job(&job.key()),
+            AnyTrainingJob::Tasks(job) => world.jobs.remove_task_job(&job.key),
+        },
+    };
+    watch.spawn(Api::<TrainingJob>::all(client.clone()), all(), training_job, training_jobs);
     // The kind may not exist, or Kubeflow may own it.
     if with_tfjobs {
-        watch.spawn(
-            Api::<TfJob>::all(client.clone()),
-            all(),
-            |job| TaskJobSnapshot::of_tfjob(&job),
-            |world, change| match change {
-                Change::Applied(job) => world.jobs.put_task_job(job),
-                Change::Deleted(job) => world.jobs.remove_task_job(&job.key),
-                Change::Listed(jobs) => world.jobs.list_task_jobs(WorkloadKind::TfJob, jobs),
+        let tfjobs = Cache::<TaskJobSnapshot> {
+            keep: |world, jobs| {
+                world.jobs.keep_task_jobs(WorkloadKind::TfJob, &jobs.iter().map(|job| job.key.clone()).collect());
             },
-        );
+            put: |world, job| world.jobs.put_task_job(job),
+            remove: |world, job| world.jobs.remove_task_job(&job.key),
+        };
+        watch.spawn(Api::<TfJob>::all(client.clone()), all(), |job| TaskJobSnapshot::of_tfjob(&job), tfjobs);
     }
     let invalid = leader.invalid.clone();
-    watch.spawn(
-        Api::<Job>::all(client.clone()),
-        all(),
-        move |job| {
-            invalid.check_job(&job);
-            BatchJobSnapshot::of(&job)
-        },
-        |world, change| match change {
-            Change::Applied(job) => world.jobs.put_batch_job(&job),
-            Change::Deleted(job) => world.jobs.remove_batch_job(&NamespacedName::new(&job.namespace, &job.name)),
-            Change::Listed(jobs) => world.jobs.list_batch_jobs(&jobs),
-        },
-    );
+    let job = move |job: Job| {
+        invalid.check_job(&job);
+        BatchJobSnapshot::of(&job)
+    };
+    let jobs = Cache::<BatchJobSnapshot> {
+        keep: |world, jobs| world.jobs.keep_batch_jobs(&jobs.iter().map(batch_job_name).collect()),
+        put: |world, job| world.jobs.put_batch_job(&job),
+        remove: |world, job| world.jobs.remove_batch_job(&batch_job_name(&job)),
+    };
+    watch.spawn(Api::<Job>::all(client.clone()), all(), job, jobs);
 }
+
+const POLICIES: Cache<PolicyFacts> = Cache {
+    keep: |world, policies| world.keep_policies(&policies.iter().map(policy_key).collect()),
+    put: |world, policy| world.put_policy(policy),
+    remove: |world, policy| world.remove_policy(&policy_key(&policy)),
+};
+
+/// A namespace's name and its labels.
+const NAMESPACES: Cache<(String, BTreeMap<String, String>)> = Cache {
+    keep: |world, namespaces| world.keep_namespaces(&first_of(namespaces)),
+    put: |world, (name, labels)| world.put_namespace(&name, labels),
+    remove: |world, (name, _)| world.remove_namespace(&name),
+};
 
 /// A TrainingJob, by the adapter that runs it.
 enum AnyTrainingJob {
@@ -216,14 +184,34 @@ impl AnyTrainingJob {
         }
         JobSnapshot::of(job).map(Box::new).map(AnyTrainingJob::OnePod)
     }
+
+    fn keep(world: &mut World, jobs: &[AnyTrainingJob]) {
+        let (mut of_one_pod, mut of_tasks) = (BTreeSet::new(), BTreeSet::new());
+        for job in jobs {
+            match job {
+                AnyTrainingJob::OnePod(job) => of_one_pod.insert(job.key()),
+                AnyTrainingJob::Tasks(job) => of_tasks.insert(job.key.clone()),
+            };
+        }
+        world.jobs.keep_training_jobs(&of_one_pod);
+        world.jobs.keep_task_jobs(WorkloadKind::TaskJob, &of_tasks);
+    }
 }
 
 fn key<K: ResourceExt>(object: &K) -> Key {
     (object.namespace().unwrap_or_default(), object.name_any())
 }
 
-fn names<T>(all: &[(Key, T)]) -> BTreeSet<Key> {
-    all.iter().map(|(key, _)| key.clone()).collect()
+fn policy_key(policy: &PolicyFacts) -> Key {
+    (policy.namespace.clone(), policy.name.clone())
+}
+
+fn batch_job_name(job: &BatchJobSnapshot) -> NamespacedName {
+    NamespacedName::new(&job.namespace, &job.name)
+}
+
+fn first_of<K: Ord + Clone, T>(pairs: &[(K, T)]) -> BTreeSet<K> {
+    pairs.iter().map(|(key, _)| key.clone()).collect()
 }
 
 struct Watches<'a> {
@@ -239,7 +227,7 @@ impl Watches<'_> {
         api: Api<K>,
         config: watcher::Config,
         read: impl Fn(K) -> Option<F> + Send + Sync + 'static,
-        put: impl Fn(&mut World, Change<F>) + Send + Sync + 'static,
+        cache: Cache<F>,
     ) where
         K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     {
@@ -249,27 +237,25 @@ impl Watches<'_> {
         let kind = std::any::type_name::<K>().rsplit("::").next().unwrap_or_default();
         let name = format!("the watch of {kind} objects");
         self.tasks.spawn(name, async move {
-            let put = |change: Change<F>| {
-                leader.change(|world| put(world, change));
-            };
             let complete = || {
                 lists(&leader).complete_one();
                 leader.work.notify_one();
                 leader.jobs_changed.notify_one();
             };
-            follow(api, config, &leader.metrics.clone(), read, put, complete).await;
+            follow(watcher(api, config), &leader, read, cache, complete).await;
         });
     }
 }
 
 /// Follows one kind for ever. `complete` is called once, when all objects that exist have been
 /// read.
+///
+/// Every object is read and put on its own, also those of a list, so that one that panics takes no other with it.
 async fn follow<K, F>(
-    api: Api<K>,
-    config: watcher::Config,
-    metrics: &Metrics,
+    events: impl Stream<Item = watcher::Result<Event<K>>>,
+    leader: &Leader,
     read: impl Fn(K) -> Option<F>,
-    put: impl Fn(Change<F>),
+    cache: Cache<F>,
     complete: impl Fn(),
 ) where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -282,15 +268,30 @@ async fn follow<K, F>(
         let facts = skip_on_panic(kind, &name, || read(object)).flatten();
         facts.map(|facts| (name, facts))
     };
-    let put = |name: &str, change: Change<F>| skip_on_panic(kind, name, || put(change));
-    let mut listing: Vec<F> = Vec::new();
-    let mut stream = watcher(api, config).boxed();
-    while let Some(event) = stream.next().await {
+    let put = |name: &str, facts: F| {
+        skip_on_panic(kind, name, || leader.change(|world| (cache.put)(world, facts)));
+    };
+    // The names are for the log.
+    let (mut names, mut listing) = (Vec::new(), Vec::new());
+    let mut events = pin!(events);
+    while let Some(event) = events.next().await {
         match event {
-            Ok(Event::Init) => listing.clear(),
-            Ok(Event::InitApply(object)) => listing.extend(read(object).map(|(_, facts)| facts)),
+            Ok(Event::Init) => {
+                names.clear();
+                listing.clear();
+            }
+            Ok(Event::InitApply(object)) => {
+                if let Some((name, facts)) = read(object) {
+                    names.push(name);
+                    listing.push(facts);
+                }
+            }
             Ok(Event::InitDone) => {
-                put("the whole list", Change::Listed(std::mem::take(&mut listing)));
+                let (names, listing) = (std::mem::take(&mut names), std::mem::take(&mut listing));
+                skip_on_panic(kind, "the names of all", || leader.change(|world| (cache.keep)(world, &listing)));
+                for (name, facts) in names.iter().zip(listing) {
+                    put(name, facts);
+                }
                 pause = FIRST_PAUSE;
                 if !std::mem::replace(&mut is_complete, true) {
                     complete();
@@ -298,20 +299,101 @@ async fn follow<K, F>(
             }
             Ok(Event::Apply(object)) => {
                 if let Some((name, facts)) = read(object) {
-                    put(&name, Change::Applied(facts));
+                    put(&name, facts);
                 }
             }
             Ok(Event::Delete(object)) => {
                 if let Some((name, facts)) = read(object) {
-                    put(&name, Change::Deleted(facts));
+                    skip_on_panic(kind, &name, || leader.change(|world| (cache.remove)(world, facts)));
                 }
             }
             Err(error) => {
-                metrics.watch_errors.inc();
+                leader.metrics.watch_errors.inc();
                 tracing::warn!(%error, kind, "watch broken; starting it again");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::metrics::Metrics;
+    use serde_json::json;
+
+    fn leader() -> Leader {
+        Leader::new(Arc::new(Metrics::new()), 1)
+    }
+
+    fn object<K: Resource<DynamicType = ()> + DeserializeOwned>(name: &str) -> K {
+        let metadata = json!({
+            "namespace": "team", "name": name, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z",
+        });
+        let spec = json!({"selector": {}});
+        let (version, kind) = (K::api_version(&()), K::kind(&()));
+        let object = json!({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec});
+        serde_json::from_value(object).unwrap()
+    }
+
+    /// The events of one list of these objects.
+    fn list<K: Resource<DynamicType = ()> + DeserializeOwned>(names: &[&str]) -> Vec<watcher::Result<Event<K>>> {
+        let objects = names.iter().map(|name| Event::InitApply(object(name)));
+        let events = std::iter::once(Event::Init).chain(objects).chain([Event::InitDone]);
+        events.map(Ok).collect()
+    }
+
+    async fn follow_policies(
+        leader: &Leader,
+        names: &[&str],
+        read: impl Fn(SharePolicy) -> Option<PolicyFacts>,
+        cache: Cache<PolicyFacts>,
+    ) -> bool {
+        let is_complete = std::cell::Cell::new(false);
+        let events = futures_util::stream::iter(list(names));
+        follow(events, leader, read, cache, || is_complete.set(true)).await;
+        is_complete.get()
+    }
+
+    fn policies(leader: &Leader) -> Vec<String> {
+        leader.read(|world| world.policies.keys().map(|(_, name)| name.clone()).collect())
+    }
+
+    #[tokio::test]
+    async fn an_object_of_a_list_that_panics_takes_no_other_with_it() {
+        let read = |policy: SharePolicy| PolicyFacts::of(&policy);
+        let put: fn(&mut World, PolicyFacts) = |world, policy| {
+            assert!(policy.name != "bad", "this object makes its reader panic");
+            world.put_policy(policy);
+        };
+        let leader = leader();
+        assert!(follow_policies(&leader, &["a", "bad", "c"], read, Cache { put, ..POLICIES }).await);
+        assert_eq!(policies(&leader), ["a", "c"]);
+        let read = |policy: SharePolicy| {
+            assert!(policy.name_any() != "c", "this object makes its reader panic");
+            PolicyFacts::of(&policy)
+        };
+        assert!(follow_policies(&leader, &["c", "d", "e"], read, POLICIES).await);
+        assert_eq!(policies(&leader), ["d", "e"], "after a restart of the watch, too");
+    }
+
+    #[tokio::test]
+    async fn a_list_whose_names_panic_is_read_all_the_same() {
+        let keep: fn(&mut World, &[PolicyFacts]) = |_, _| panic!("the list makes its reader panic");
+        let leader = leader();
+        let read = |policy: SharePolicy| PolicyFacts::of(&policy);
+        assert!(follow_policies(&leader, &["a", "b"], read, Cache { keep, ..POLICIES }).await);
+        assert_eq!(policies(&leader), ["a", "b"]);
+    }
+
+    #[tokio::test]
+    async fn namespaces_that_went_while_the_watch_was_broken_are_forgotten() {
+        let leader = leader();
+        let labels = |namespace: Namespace| Some((namespace.name_any(), namespace.metadata.labels.unwrap_or_default()));
+        let mut events = list(&["stays", "goes"]);
+        events.extend(list(&["stays", "comes"]));
+        follow(futures_util::stream::iter(events), &leader, labels, NAMESPACES, || {}).await;
+        assert_eq!(leader.read(|world| world.namespaces().cloned().collect::<Vec<_>>()), ["comes", "stays"]);
     }
 }

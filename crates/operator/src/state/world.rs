@@ -127,6 +127,11 @@ impl World {
         self.jobs.pods(key).filter_map(|uid| self.pods.get(uid))
     }
 
+    #[cfg(test)]
+    pub(super) fn namespaces(&self) -> impl Iterator<Item = &String> {
+        self.namespaces.keys()
+    }
+
     pub(crate) fn nodes(&self) -> &NodeCache {
         &self.nodes
     }
@@ -295,7 +300,15 @@ impl World {
     }
 
     pub(crate) fn remove_namespace(&mut self, name: &str) {
-        self.namespaces.remove(name);
+        if self.namespaces.remove(name).is_some() {
+            self.derive_namespace(name);
+        }
+    }
+
+    /// The namespaces that exist, after a new start of the watch: those not among them are gone.
+    pub(crate) fn keep_namespaces(&mut self, alive: &BTreeSet<String>) {
+        let gone: Vec<String> = self.namespaces.keys().filter(|name| !alive.contains(*name)).cloned().collect();
+        gone.iter().for_each(|name| self.remove_namespace(name));
     }
 
     pub(crate) fn put_node(&mut self, name: &str, facts: NodeFacts) {

@@ -200,6 +200,16 @@ fn a_list_after_a_lost_watch_ends_what_is_gone() {
 }
 
 #[test]
+fn the_label_of_a_namespace_goes_with_the_namespace() {
+    let mut world = World::new(1);
+    world.put_namespace("team", BTreeMap::from([(names::SHARE_LABEL.to_owned(), "enabled".to_owned())]));
+    world.put_pod(pod("a", "n1", 1));
+    assert_eq!(names(&world, "n1"), ["a"]);
+    world.keep_namespaces(&BTreeSet::from(["other".to_owned()]));
+    assert_eq!(names(&world, "n1"), Vec::<String>::new());
+}
+
+#[test]
 fn nobody_gets_more_than_the_pods_had_together() {
     let mut world = World::new(1);
     world.put_policy(all("p"));

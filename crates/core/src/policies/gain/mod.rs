@@ -1,4 +1,4 @@
-//! Our own rule: the node goes where a unit of it gains most, and no job ends later than with equal
+//! Our own rule: the node goes where a unit of it gains most, and jobs seldom end later than with equal
 //! shares.
 //!
 //! **Problem.** The mean completion time is least when the job with the least work left goes first.

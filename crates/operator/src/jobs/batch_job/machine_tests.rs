@@ -312,7 +312,7 @@ fn a_move_saves_stops_and_resumes_at_its_target() {
 fn a_job_that_is_let_go_keeps_nothing_of_ours_that_can_be_taken_off() {
     let mut job =
         BatchJobSnapshot { name: "run".into(), has_journal: true, has_start_time: true, ..BatchJobSnapshot::default() };
-    let look = |job: &BatchJobSnapshot, pods: &[PodSnapshot]| {
+    let decide = |job: &BatchJobSnapshot, pods: &[PodSnapshot]| {
         step(&Snapshot {
             now: Timestamp::UNIX_EPOCH,
             job,
@@ -324,14 +324,14 @@ fn a_job_that_is_let_go_keeps_nothing_of_ours_that_can_be_taken_off() {
         })
         .actions
     };
-    assert_eq!(look(&job, &[]), [Action::Forget]);
+    assert_eq!(decide(&job, &[]), [Action::Forget]);
     job.journal.prefers = Some("a".into());
     let running =
         PodSnapshot { name: "p".into(), uid: "p".into(), job: "run".into(), running: true, ..PodSnapshot::default() };
     let pod = StoppedPod { name: "p".into(), uid: "p".into() };
-    assert_eq!(look(&job, &[running]), [Action::Mark(pod, false)], "its template is out of reach while it runs");
+    assert_eq!(decide(&job, &[running]), [Action::Mark(pod, false)], "its template is out of reach while it runs");
     job.suspended = true;
-    assert_eq!(look(&job, &[]), [Action::ClearStartTime]);
+    assert_eq!(decide(&job, &[]), [Action::ClearStartTime]);
     job.has_start_time = false;
-    assert_eq!(look(&job, &[]), [Action::Forget]);
+    assert_eq!(decide(&job, &[]), [Action::Forget]);
 }

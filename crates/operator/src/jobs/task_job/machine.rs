@@ -5,7 +5,7 @@
 //!
 //! **Life.** Every task's pod is made behind a scheduling gate. When the line ([`super::gang`]) has room for the
 //! gang, the nodes of all its tasks are written to the journal, and then all gates are opened. Lost tasks are
-//! replaced alone or together ([`super::verdict`]); a new epoch begins when all start again.
+//! replaced alone or together ([`super::outcome`]); a new epoch begins when all start again.
 //!
 //! **Why no task lives twice.** A task's pod has a name of its own (`JOB-role-index`), so the API server holds one at
 //! a time. Our finalizer keeps the object until the pod's end is proven, also where it is deleted by force.
@@ -14,8 +14,8 @@
 //! `no_pod_while_suspended`.
 
 use super::action::{Action, Snapshot, Step};
+use super::outcome::{AttemptOutcome, Loss, vet};
 use super::status::set_state;
-use super::verdict::{Loss, Verdict, vet};
 use crate::jobs::progress::percent_text;
 use crate::jobs::waiting::{bounded_wait, overdue};
 use crate::jobs::workload::JournalStep;
@@ -162,7 +162,7 @@ fn alive(snapshot: &Snapshot<'_>) -> Step {
         Err(problem) => return fail(snapshot, "InvalidSpec", &problem.to_string()),
     };
     if journal.epoch >= LAST_EPOCH {
-        return fail(snapshot, "EpochsExhausted", "no further attempt can be numbered: create the job anew");
+        return fail(snapshot, "EpochsExhausted", "no further attempt can be numbered: create the job again");
     }
     if spec.options.suspend {
         return suspend(snapshot);
@@ -310,10 +310,10 @@ pub(super) fn record_ends(
     pods: &BTreeMap<TaskId, &PodSnapshot>,
 ) -> Option<Step> {
     match vet(snapshot, spec, pods) {
-        Verdict::Continues => None,
-        Verdict::Succeeded(message) => Some(end(snapshot, State::Succeeded, &message)),
-        Verdict::Failed { reason, message } => Some(fail(snapshot, reason, &message)),
-        Verdict::Lost(loss) => Some(lose(snapshot, &loss)),
+        AttemptOutcome::Continues => None,
+        AttemptOutcome::Succeeded(message) => Some(end(snapshot, State::Succeeded, &message)),
+        AttemptOutcome::Failed { reason, message } => Some(fail(snapshot, reason, &message)),
+        AttemptOutcome::Lost(loss) => Some(lose(snapshot, &loss)),
     }
 }
 

@@ -4,7 +4,7 @@
 //! other, and be restarted by rules that depend on their role.
 //!
 //! **How.** One adapter serves both kinds ([`TaskKind`]). The pure [`machine`] decides from the job's journal and its
-//! pods; [`verdict`] says what the end of a task means; [`gang`], [`turns`] and [`line`] decide which job may start
+//! pods; [`outcome`] says what the end of a task means; [`gang`], [`turns`] and [`line`] decide which job may start
 //! next and where; [`pod`] builds pods. The decision about moves of other jobs (`crate::placement`) does not know these
 //! jobs: it sees their pods as requests on nodes.
 
@@ -13,11 +13,11 @@ pub(crate) mod gang;
 pub(crate) mod line;
 pub(super) mod machine;
 mod off;
+mod outcome;
 pub(crate) mod pod;
 pub(crate) mod request;
 mod status;
 mod turns;
-mod verdict;
 
 use super::pods::{PodEffect, PodFault, PodRequests, classify, only, params};
 use super::progress::{ProgressField, TaskProgress};

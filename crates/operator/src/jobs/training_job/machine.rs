@@ -183,7 +183,7 @@ fn alive(snapshot: &Snapshot<'_>) -> Step {
         );
     };
     if attempt.epoch >= LAST_EPOCH {
-        let message = format!("attempt {} is the last that can be numbered: create the job anew", attempt.epoch);
+        let message = format!("attempt {} is the last that can be numbered: create the job again", attempt.epoch);
         return write(JournalStep::Failed, ending::fail(snapshot, status.clone(), "EpochsExhausted", &message));
     }
     match (snapshot.pod_of(attempt), &attempt.uid) {

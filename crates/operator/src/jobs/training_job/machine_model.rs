@@ -325,7 +325,7 @@ impl Executor {
 
 #[derive(Debug, Clone)]
 pub(super) enum Op {
-    /// One of two managers reads so far on, and does one thing.
+    /// One of two operators reads so far on, and does one thing.
     Act {
         which: usize,
         job: usize,
@@ -373,15 +373,15 @@ pub(super) fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 0..250)
 }
 
-pub(super) fn play(world: &mut World, managers: &mut [Executor; 2], op: &Op) {
+pub(super) fn play(world: &mut World, operators: &mut [Executor; 2], op: &Op) {
     match *op {
         Op::Act { which, job, pods } => {
-            managers[which].read(world, job, pods);
-            managers[which].act(world);
+            operators[which].read(world, job, pods);
+            operators[which].act(world);
         }
         Op::Crash(which) => {
-            managers[which] = Executor::default();
-            managers[which].fresh(world);
+            operators[which] = Executor::default();
+            operators[which].fresh(world);
         }
         Op::Schedule => world.schedule(),
         Op::Kubelet(node) => world.kubelet(NODES[node]),
@@ -421,7 +421,7 @@ pub(super) fn play(world: &mut World, managers: &mut [Executor; 2], op: &Op) {
 }
 
 /// Nothing goes wrong any more: everybody does their part, and a run takes three rounds.
-pub(super) fn in_peace(world: &mut World, manager: &mut Executor) -> usize {
+pub(super) fn in_peace(world: &mut World, operator: &mut Executor) -> usize {
     world.full.clear();
     world.change_job(|job| job.spec.suspend = false);
     for node in NODES {
@@ -429,15 +429,16 @@ pub(super) fn in_peace(world: &mut World, manager: &mut Executor) -> usize {
             world.nodes.insert(node.to_owned(), NodeState::Ready);
         }
     }
-    manager.queue.clear();
+    operator.queue.clear();
     for round in 0..400 {
-        manager.fresh(world);
+        operator.fresh(world);
         for _ in 0..20 {
-            manager.act(world);
-            manager.fresh(world);
+            operator.act(world);
+            operator.fresh(world);
         }
         let gone = world.job.is_none();
-        if gone || (matches!(world.state(), State::Succeeded | State::Failed) && manager.next(world).actions.is_empty())
+        if gone
+            || (matches!(world.state(), State::Succeeded | State::Failed) && operator.next(world).actions.is_empty())
         {
             return round;
         }

@@ -29,14 +29,14 @@ proptest! {
         on_sigterm in prop_oneof![4 => Just(143), 1 => Just(0), 1 => Just(1), 1 => Just(137)],
     ) {
         let mut world = World::new(on_sigterm);
-        let mut managers = [Executor::default(), Executor::default()];
+        let mut operators = [Executor::default(), Executor::default()];
         for op in &ops {
-            play(&mut world, &mut managers, op);
+            play(&mut world, &mut operators, op);
             let live = Invariants::check_live("run", world.live.keys().map(String::as_str));
             prop_assert!(live.is_ok() && world.most_live <= 1, "{live:?} after {op:?}");
         }
-        let [mut manager, _] = managers;
-        in_peace(&mut world, &mut manager);
+        let [mut operator, _] = operators;
+        in_peace(&mut world, &mut operator);
         prop_assert!(world.most_live <= 1, "two attempts lived");
         // A pod that was made for a job that had just gone has no owner: the controller releases
         // it, and it never ran.
@@ -47,17 +47,17 @@ proptest! {
 
 /// Lets one operator work until it has nothing to do. Answers what it did.
 fn work(world: &mut World) -> Vec<String> {
-    let mut manager = Executor::default();
+    let mut operator = Executor::default();
     let mut done = Vec::new();
     for _ in 0..50 {
-        manager.fresh(world);
-        manager.act(world);
-        if manager.queue.is_empty() {
+        operator.fresh(world);
+        operator.act(world);
+        if operator.queue.is_empty() {
             return done;
         }
-        done.extend(manager.queue.iter().rev().map(word));
-        while !manager.queue.is_empty() {
-            manager.act(world);
+        done.extend(operator.queue.iter().rev().map(word));
+        while !operator.queue.is_empty() {
+            operator.act(world);
         }
     }
     panic!("it does the same again and again: {done:?}");
@@ -316,5 +316,5 @@ fn the_last_epoch_fails_the_job() {
     world.change_job(|job| job.status.attempt.as_mut().unwrap().epoch = u32::MAX);
     work(&mut world);
     assert_eq!(world.state(), State::Failed);
-    assert!(message(&world).contains("create the job anew"), "{}", message(&world));
+    assert!(message(&world).contains("create the job again"), "{}", message(&world));
 }

@@ -32,7 +32,7 @@ const LAST_PERMANENT_CODE: i32 = 127;
 
 /// What follows from the pods of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum AttemptOutcome {
     Continues,
     Succeeded(String),
     Failed {
@@ -65,9 +65,13 @@ struct LostTask {
 }
 
 /// Judges the pods of the present attempt. `pods` has at most one pod per task, without those already replaced.
-pub(super) fn vet(snapshot: &Snapshot<'_>, spec: &TaskJobSpec, pods: &BTreeMap<TaskId, &PodSnapshot>) -> Verdict {
+pub(super) fn vet(
+    snapshot: &Snapshot<'_>,
+    spec: &TaskJobSpec,
+    pods: &BTreeMap<TaskId, &PodSnapshot>,
+) -> AttemptOutcome {
     if let Some(message) = success(snapshot, spec, pods) {
-        return Verdict::Succeeded(message);
+        return AttemptOutcome::Succeeded(message);
     }
     let mut loss: Option<Loss> = None;
     let counts = snapshot.job.wanted();
@@ -78,7 +82,7 @@ pub(super) fn vet(snapshot: &Snapshot<'_>, spec: &TaskJobSpec, pods: &BTreeMap<T
         let lost = match lost_task(snapshot, spec, *task, pod) {
             Ok(None) => continue,
             Ok(Some(lost)) => lost,
-            Err(message) => return Verdict::Failed { reason: "TaskFailed", message },
+            Err(message) => return AttemptOutcome::Failed { reason: "TaskFailed", message },
         };
         let all = loss.get_or_insert_with(|| Loss {
             whole: false,
@@ -98,7 +102,7 @@ pub(super) fn vet(snapshot: &Snapshot<'_>, spec: &TaskJobSpec, pods: &BTreeMap<T
     if let Some(failed) = over_the_limit(snapshot, spec, pods, loss.as_ref()) {
         return failed;
     }
-    loss.map_or(Verdict::Continues, Verdict::Lost)
+    loss.map_or(AttemptOutcome::Continues, AttemptOutcome::Lost)
 }
 
 /// Whether the job has failed too often, with restarts by kubelets.
@@ -107,7 +111,7 @@ fn over_the_limit(
     spec: &TaskJobSpec,
     pods: &BTreeMap<TaskId, &PodSnapshot>,
     loss: Option<&Loss>,
-) -> Option<Verdict> {
+) -> Option<AttemptOutcome> {
     let limit = spec.options.run.backoff_limit?;
     let by_kubelets = pods.values().fold(0_u32, |sum, pod| sum.saturating_add(pod.restarts));
     let new = loss.map_or(0, |loss| loss.failures);
@@ -118,7 +122,7 @@ fn over_the_limit(
     }
     let last = loss.map(|loss| format!(": {}", loss.message)).unwrap_or_default();
     let message = format!("{failures} failures are more than runPolicy.backoffLimit ({limit}) allows{last}");
-    Some(Verdict::Failed { reason: "BackoffLimitExceeded", message })
+    Some(AttemptOutcome::Failed { reason: "BackoffLimitExceeded", message })
 }
 
 /// A task that ends with 0 because its pod is deleted has saved itself at best: it has not succeeded.
