@@ -39,9 +39,9 @@ fn a_folder_of_version_0_1_is_continued() {
     let broken = daemon.job("broken");
     assert_eq!((broken.state, broken.exit_code), (JobState::Failed, Some(3)), "{broken:#?}");
 
-    // The process of the running job is gone: the job fails and names the reason.
+    // The process of the running job is gone: the job fails, and a note names the reason.
     let lost = daemon.wait_end("running");
-    assert!(lost.state == JobState::Failed && lost.why.is_some(), "{lost:#?}");
+    assert!(lost.state == JobState::Failed && !lost.notes.is_empty(), "{lost:#?}");
 
     // The job that waited runs with the environment of its submission.
     let waited = daemon.wait_end("waiting");
