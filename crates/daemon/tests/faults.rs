@@ -167,6 +167,7 @@ fn wait_for_guard(d: &Daemon) -> i32 {
 /// B8: a supervisor killed after the fork leaves a job that runs: it goes on, is not started again
 /// and is not called failed.
 #[test]
+#[ignore = "needs root and cgroups"]
 fn a_supervisor_killed_after_the_fork_leaves_one_running_job() {
     for restart in [false, true] {
         let mut d = Daemon::new("");
