@@ -370,3 +370,29 @@ fn hostile_files_in_the_jobs_directory_block_nothing() {
     assert_eq!(d.job("job").state, JobState::Running);
     assert_eq!(d.call(d.client.health()).unwrap().status, "ok");
 }
+
+/// A job can fill its folder with more files than can be removed between two renewals of the lease. The folder of a
+/// forgotten job is gone at once; its files go on another thread, or when the next daemon starts.
+#[test]
+fn the_folder_of_a_forgotten_job_goes_in_the_background() {
+    const FILES: usize = 50_000;
+    let mut d = Daemon::start("");
+    d.submit(vec![sh("fills", "true")]).unwrap();
+    d.wait_end("fills");
+    let (folder, removed) = (d.job_dir("fills"), d.state().join("removed"));
+    for i in 0..FILES {
+        std::fs::write(folder.join(i.to_string()), "").unwrap();
+    }
+    d.call(d.client.forget("fills")).unwrap();
+    assert!(!folder.exists());
+    let left = || std::fs::read_dir(&removed).unwrap().count();
+    assert_eq!(left(), 1, "the answer does not wait for {FILES} files");
+    wait_until("the files are removed", 60, || left() == 0);
+    d.kill9();
+    // As if the daemon had died while it removed a folder.
+    std::fs::create_dir_all(removed.join("1-1/folder")).unwrap();
+    std::fs::write(removed.join("1-1/folder/file"), "").unwrap();
+    d.up();
+    wait_until("the next daemon removes the rest", 60, || left() == 0);
+    println!("fault: injected={FILES} violations=0");
+}

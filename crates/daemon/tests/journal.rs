@@ -110,6 +110,23 @@ fn what_is_forgotten_leaves_no_row() {
     assert!(!loaded.unclean, "the newest row is kept");
 }
 
+/// The limits of one job are found without those of all others.
+#[test]
+fn limits_are_found_by_their_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::open(&dir.path().join("journal.db")).unwrap();
+    let row = |id: u64| LimitRow {
+        key: format!("key-{id}"),
+        job: JobId(id),
+        runtime: "docker".into(),
+        original: format!("original {id}"),
+    };
+    journal.commit(&Batch { limits: (1..=3).map(row).collect(), ..Batch::default() }).unwrap();
+    assert_eq!(journal.limit("key-2").unwrap(), Some(row(2)));
+    assert_eq!(journal.limit("key-4").unwrap(), None);
+    assert_eq!(journal.limits().unwrap(), [row(1), row(2), row(3)]);
+}
+
 /// B10: a field that another version wrote does not make the journal a damaged one.
 #[test]
 fn fields_of_other_versions_are_ignored() {
