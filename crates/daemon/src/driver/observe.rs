@@ -50,9 +50,9 @@ impl Driver {
         let record = &job.record;
         // A container that we started sees the folder under the same name; of an adopted container we know none.
         let folder = record.spec.cwd.as_deref();
-        let began_s = record.started.unwrap_or(self.clock.moment()).unix_s;
+        let began = record.started.unwrap_or(self.clock.moment());
         let position = std::mem::take(&mut job.progress.position);
-        match Reports::open(&record.spec.metric, &record.spec.command, &dir, folder, began_s, position) {
+        match Reports::open(&record.spec.metric, &record.spec.command, &dir, folder, began, position) {
             Ok(reports) => job.reports = Some(reports),
             Err(e) => {
                 tracing::warn!(job = %id, "its reports cannot be read: {e}");
