@@ -7,6 +7,7 @@ mod e2e;
 mod faults;
 mod faultsim;
 mod image;
+mod install;
 mod packages;
 mod programs;
 mod setup;
@@ -50,6 +51,8 @@ enum Chore {
     /// Builds all programs and puts them into a container image, as an archive for `docker load` or `kind
     /// load image-archive`.
     Image(image::Args),
+    /// Builds all programs and copies them, with the library inside jobs, into a folder of programs.
+    Install(install::Args),
     /// Submits short jobs without end and checks that nothing of the daemon grows.
     Soak(soak::Args),
     /// Only installs what the tests need.
@@ -71,6 +74,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Fuzz(args) => faults::fuzz::run(&args),
         Chore::Generate => check::generate(),
         Chore::Image(args) => image::run(&args),
+        Chore::Install(args) => install::run(&args),
         Chore::Soak(args) => soak::run(&args),
         Chore::Setup => setup::everything().map(drop),
         Chore::Testbed(args) => testbed::run(args),
