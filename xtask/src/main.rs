@@ -8,6 +8,7 @@ mod faults;
 mod faultsim;
 mod guide;
 mod image;
+mod install;
 mod packages;
 mod programs;
 mod setup;
@@ -56,6 +57,8 @@ enum Chore {
     /// Builds all programs and puts them into a container image, as an archive for `docker load` or `kind
     /// load image-archive`.
     Image(image::Args),
+    /// Builds all programs and copies them, with the library inside jobs, into a folder of programs.
+    Install(install::Args),
     /// Submits short jobs without end and checks that nothing of the daemon grows.
     Soak(soak::Args),
     /// Only installs what the tests need.
@@ -78,6 +81,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Generate => check::generate(),
         Chore::Guide(args) => guide::run(&args),
         Chore::Image(args) => image::run(&args),
+        Chore::Install(args) => install::run(&args),
         Chore::Soak(args) => soak::run(&args),
         Chore::Setup => setup::everything().map(drop),
         Chore::Testbed(args) => testbed::run(args),

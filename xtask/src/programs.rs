@@ -14,6 +14,9 @@ use std::process::Command;
 /// The programs of an installation. The first one is the entry point of the image.
 pub(crate) const NAMES: [&str; 4] = ["gainshare", "gainshare-operator", "gainshare-node-agent", "kubectl-gainshare"];
 
+/// The library inside jobs. The daemon looks for it in the folder of `gainshare`.
+pub(crate) const LIBRARY: &str = "libgainshare_inside.so";
+
 /// A folder that contains all programs.
 #[derive(Clone, Debug)]
 pub(crate) struct Programs {
@@ -54,6 +57,11 @@ impl Programs {
 
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         NAMES.iter().map(|name| self.folder.join(name)).collect()
+    }
+
+    /// The library inside jobs, which is a build product of the same workspace.
+    pub(crate) fn library(&self) -> PathBuf {
+        self.folder.join(LIBRARY)
     }
 
     /// The program `gainshare`.

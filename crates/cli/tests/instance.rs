@@ -23,20 +23,31 @@ fn commands_with_another_runtime_directory_use_the_same_daemon() {
     assert!(home.job("sh-1").is_some_and(|job| job["state"] == "failed"), "{:?}", home.job("sh-1"));
 }
 
-/// B8: a supervisor killed between fork and its record leaves a job that runs once.
+/// A daemon whose supervisors die at `point`, and a job: it gets to `state`, and its program ran `runs` times.
+fn kill_supervisor_at(point: &str, state: &str, runs: usize) {
+    let home = Home::new();
+    let up = home.command(&["up", "--detach"]).env("GAINSHARE_FAIL", point).output().unwrap();
+    assert_eq!(Outcome::from(up).code, 0);
+    let marks = home.path().join("marks");
+    let script = format!("echo run >> {}; exec sleep 60", marks.display());
+    let file = home.path().join("job.toml");
+    std::fs::write(&file, format!("name = 'job'\ncommand = ['sh', '-c', '{script}']\n")).unwrap();
+    home.ok(&["submit", file.to_str().unwrap()]);
+    home.wait_for_state("job", state);
+    let count = || std::fs::read_to_string(&marks).unwrap_or_default().lines().count();
+    assert!(eventually(|| count() == runs), "{point}: it ran {} times", count());
+}
+
+/// B8: a supervisor killed before the fork leaves no process, and the job is not started again.
 #[test]
+fn a_supervisor_killed_before_it_starts_a_job_starts_nothing() {
+    kill_supervisor_at("supervise-before-fork", "lost", 0);
+}
+
+/// B8: a supervisor killed between fork and its record leaves a job that runs once. The job is found by its control
+/// group.
+#[test]
+#[ignore = "needs root and cgroups"]
 fn a_supervisor_killed_while_it_starts_a_job_starts_it_once() {
-    for (point, state, runs) in [("supervise-before-started", "running", 1), ("supervise-before-fork", "lost", 0)] {
-        let home = Home::new();
-        let up = home.command(&["up", "--detach"]).env("GAINSHARE_FAIL", point).output().unwrap();
-        assert_eq!(Outcome::from(up).code, 0);
-        let marks = home.path().join("marks");
-        let script = format!("echo run >> {}; exec sleep 60", marks.display());
-        let file = home.path().join("job.toml");
-        std::fs::write(&file, format!("name = 'job'\ncommand = ['sh', '-c', '{script}']\n")).unwrap();
-        home.ok(&["submit", file.to_str().unwrap()]);
-        home.wait_for_state("job", state);
-        let count = || std::fs::read_to_string(&marks).unwrap_or_default().lines().count();
-        assert!(eventually(|| count() == runs), "{point}: it ran {} times", count());
-    }
+    kill_supervisor_at("supervise-before-started", "running", 1);
 }

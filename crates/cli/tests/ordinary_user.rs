@@ -19,7 +19,10 @@ impl User {
         let home = Home::new();
         // The build folder may be closed to others.
         let program = home.path().join("gainshare");
-        std::fs::copy(env!("CARGO_BIN_EXE_gainshare"), &program).unwrap();
+        // Copied by another process: a program cannot be run while a file that is written to is open, and a test that
+        // forks at this moment would keep ours open.
+        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_gainshare")).arg(&program).status().unwrap();
+        assert!(copied.success(), "cp: {copied}");
         std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
         for dir in ["state", "run", "config"] {
             let dir = home.path().join(dir);
@@ -66,6 +69,28 @@ impl Drop for User {
     fn drop(&mut self) {
         self.run(&["down", "--stop-jobs"]);
     }
+}
+
+/// The first kill reaches processes that left the job's session and ignore SIGTERM. It used to reach the process group
+/// of the leader only; a second kill, which made the daemon wait, came only if the job was still there.
+#[test]
+#[ignore = "needs root to become another user"]
+fn a_kill_without_control_groups_reaches_every_process_at_once() {
+    let user = User::new();
+    user.ok(&["up", "--detach"]);
+    let mark = format!("{}.25", 8_000_000 + std::process::id());
+    let script = format!("trap '' TERM; setsid sleep {mark} & while :; do sleep 0.1; done");
+    user.ok(&["run", "--detach", "--name", "deaf", "--", "sh", "-c", &script]);
+    let alive = || {
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        let lines = all.map(|entry| std::fs::read(entry.path().join("cmdline")).unwrap_or_default());
+        let wanted = format!("sleep\0{mark}\0");
+        lines.filter(|line| line.ends_with(wanted.as_bytes())).count()
+    };
+    assert!(eventually(|| alive() == 1), "{}", user.run(&["explain", "deaf"]).1);
+    user.ok(&["stop", "deaf", "--grace", "0s"]);
+    assert!(eventually(|| user.run(&["ps", "-a"]).1.contains("stopped")), "{}", user.run(&["ps", "-a"]).1);
+    assert!(eventually(|| alive() == 0), "a process of the job survived");
 }
 
 #[test]

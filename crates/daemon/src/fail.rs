@@ -3,9 +3,9 @@
 //! `GAINSHARE_FAIL=POINT` aborts the process when it reaches that point for the first time,
 //! `POINT:N` at the Nth. A supervisor inherits the daemon's variables, so its points work the same
 //! way. `GAINSHARE_SLOW_COMMIT_MS=N` makes every commit of the journal N milliseconds slower, as a
-//! slow disk does. `GAINSHARE_END_PART=PART` makes a part of the daemon end as if by a fault in it, and
-//! `GAINSHARE_PANIC_ON=TEXT` makes the collector panic that reads this text. Without the variables a
-//! point costs one load.
+//! slow disk does. `GAINSHARE_END_PART=PART` makes a part of the daemon end as if by a fault in it,
+//! `GAINSHARE_PANIC_ON=TEXT` makes the collector panic that reads this text, and `GAINSHARE_MAX_TASKS=N` limits each
+//! job to N tasks, so that a fork bomb of a test is small. Without the variables a point costs one load.
 //!
 //! Release builds do not read the variables, unless the feature `fail-points` is on. Tests switch it
 //! on by their dev-dependencies.
@@ -91,6 +91,12 @@ pub(crate) fn watch_limits() {
 /// Whether a test asks for the unexpected end of this part of the daemon.
 pub(crate) fn ends_part(part: &str) -> bool {
     ENABLED && std::env::var("GAINSHARE_END_PART").is_ok_and(|wanted| wanted == part)
+}
+
+/// The largest number of tasks of one job, if a test asks for a small one.
+pub(crate) fn max_tasks() -> Option<u32> {
+    let wanted = std::env::var("GAINSHARE_MAX_TASKS").ok().filter(|_| ENABLED);
+    wanted.and_then(|text| text.parse().ok())
 }
 
 /// Panics inside a collector, if a test asks for it and the job's output contains the test's text.

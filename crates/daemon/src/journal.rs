@@ -354,6 +354,15 @@ impl Journal {
         read_limits(&self.db).map_err(|e| explain(&self.path, e))
     }
 
+    /// The limits of one job, by the runtime's key.
+    pub fn limit(&self, key: &str) -> Result<Option<LimitRow>, JournalError> {
+        let read = || {
+            let mut query = self.db.prepare_cached(&format!("{SELECT_LIMITS} WHERE key = ?1"))?;
+            query.query_row([key], limit_row).optional()
+        };
+        read().map_err(|e| explain(&self.path, e))
+    }
+
     fn transact(&mut self, work: impl FnOnce(&Transaction) -> rusqlite::Result<()>) -> Result<(), JournalError> {
         let run = || {
             let tx = self.db.transaction()?;
@@ -375,13 +384,16 @@ pub fn limits_in(path: &Path) -> Result<Vec<LimitRow>, JournalError> {
     read_limits(&db).map_err(|e| explain(&name, e))
 }
 
+const SELECT_LIMITS: &str = "SELECT key, job, runtime, original FROM limits";
+
 fn read_limits(db: &Connection) -> rusqlite::Result<Vec<LimitRow>> {
-    let mut query = db.prepare("SELECT key, job, runtime, original FROM limits ORDER BY job")?;
-    let rows = query.query_map([], |r| {
-        let job = JobId(r.get::<_, i64>(1)? as u64);
-        Ok(LimitRow { key: r.get(0)?, job, runtime: r.get(2)?, original: r.get(3)? })
-    })?;
-    rows.collect()
+    let mut query = db.prepare(&format!("{SELECT_LIMITS} ORDER BY job"))?;
+    query.query_map([], limit_row)?.collect()
+}
+
+fn limit_row(row: &rusqlite::Row) -> rusqlite::Result<LimitRow> {
+    let job = JobId(row.get::<_, i64>(1)? as u64);
+    Ok(LimitRow { key: row.get(0)?, job, runtime: row.get(2)?, original: row.get(3)? })
 }
 
 /// The version of the file, read before anything is written. A connection to a newer file is closed as soon as the

@@ -1,6 +1,6 @@
 //! Where the daemon keeps its files.
 //!
-//! The *state dir* survives reboots: journal.db, `jobs/<id>/`, token, daemon.log, lock, guard.lock.
+//! The *state dir* survives reboots: journal.db, `jobs/<id>/`, `removed/`, token, daemon.log, lock, guard.lock.
 //! The *runtime dir* belongs to the running daemon: api.sock, lock, lease, lapsed, address. Both
 //! belong to the user: they are made with mode 0700, and refused if another user owns them or may
 //! write there, because a user who can replace the socket can control the daemon.
@@ -101,10 +101,16 @@ impl Paths {
         self.jobs().join(id.to_string())
     }
 
+    /// JOBDIRs of forgotten jobs until their files are removed.
+    pub fn removed(&self) -> PathBuf {
+        self.state.join("removed")
+    }
+
     /// Makes both directories, or says why one cannot be trusted.
     pub fn create(&self) -> Result<(), PathError> {
         private_dir(&self.state, "GAINSHARE_STATE_DIR")?;
         private_dir(&self.jobs(), "GAINSHARE_STATE_DIR")?;
+        private_dir(&self.removed(), "GAINSHARE_STATE_DIR")?;
         private_dir(&self.runtime, "GAINSHARE_RUNTIME_DIR")
     }
 }

@@ -5,11 +5,10 @@
 
 mod common;
 
-use common::{Daemon, is_running, read, sh, trainer, wait_until};
+use common::{Daemon, build_library, is_running, read, sh, trainer, wait_until};
 use gainshare_daemon::api::types::JobState;
 use std::collections::BTreeSet;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 
 /// Replaces `clock_gettime`: CLOCK_REALTIME is shifted by the seconds in the file CLOCK_SHIFT.
 const SHIFT: &str = r#"
@@ -32,22 +31,27 @@ int clock_gettime(clockid_t id, struct timespec *t) {
 }
 "#;
 
-fn build_shift(dir: &Path) -> String {
-    let (source, library) = (dir.join("shift.c"), dir.join("shift.so"));
-    std::fs::write(&source, SHIFT).unwrap();
-    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).output().unwrap();
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    library.to_str().unwrap().to_owned()
+/// A daemon whose wall clock is `seconds` ahead, and the file that says so.
+fn start_ahead(d: &mut Daemon, seconds: &str) -> PathBuf {
+    let shift = d.dir.path().join("shift");
+    set_shift(&shift, seconds);
+    let library = build_library(d.dir.path(), "shift", SHIFT);
+    d.up_with(&[("LD_PRELOAD", &library), ("CLOCK_SHIFT", shift.to_str().unwrap())]);
+    d.wait_up();
+    shift
+}
+
+/// Sets the clock. A reader never finds half of a number.
+fn set_shift(shift: &Path, seconds: &str) {
+    let new = shift.with_extension("new");
+    std::fs::write(&new, seconds).unwrap();
+    std::fs::rename(new, shift).unwrap();
 }
 
 #[test]
 fn a_wall_clock_set_by_an_hour_expires_nothing() {
     let mut d = Daemon::new("lease = \"3s\"");
-    let shift = d.dir.path().join("shift");
-    std::fs::write(&shift, "0").unwrap();
-    let library = build_shift(d.dir.path());
-    d.up_with(&[("LD_PRELOAD", &library), ("CLOCK_SHIFT", shift.to_str().unwrap())]);
-    d.wait_up();
+    let shift = start_ahead(&mut d, "0");
     d.submit(vec![trainer("reports", 10_000, "0.1"), sh("waits", "sleep 120")]).unwrap();
     d.wait("reports", "reporting", |j| j.metric.is_some());
     let pid = d.wait_state("waits", JobState::Running).pid;
@@ -58,9 +62,7 @@ fn a_wall_clock_set_by_an_hour_expires_nothing() {
     let steps = ["3600", "-3600", "0", "3600", "0"];
     for (round, seconds) in steps.iter().enumerate() {
         let before = d.job("reports").metric.unwrap().step;
-        // A reader never finds half of a number.
-        std::fs::write(d.dir.path().join("shift.new"), seconds).unwrap();
-        std::fs::rename(d.dir.path().join("shift.new"), &shift).unwrap();
+        set_shift(&shift, seconds);
         let mut beats = BTreeSet::new();
         wait_until("five renewals of the lease", 30, || {
             beats.insert(read(&lease));
@@ -82,4 +84,39 @@ fn a_wall_clock_set_by_an_hour_expires_nothing() {
     }
     assert_eq!(read(&lease).split(' ').next(), Some(epoch.as_str()), "a new epoch began");
     println!("fault: injected={} violations=0 recovery_s=0", steps.len());
+}
+
+/// The clock is set back by an hour while a job runs. The metrics file that the job makes afterwards seems older than
+/// the job, and is found all the same; a file of an earlier run is not taken for it.
+#[test]
+fn a_metrics_file_made_after_the_clock_was_set_back_is_found() {
+    let mut d = Daemon::new("");
+    let shift = start_ahead(&mut d, "3600");
+    let folder = d.dir.path().join("folder");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("metrics.csv"), "step,loss\n1,77\n").unwrap();
+    let gate = d.dir.path().join("gate");
+    let script = format!(
+        "while [ ! -e {} ]; do sleep 0.1; done; mkdir run; printf 'step,loss\\n1,5\\n2,4\\n' > run/metrics.csv; sleep 120",
+        gate.display()
+    );
+    let mut job = sh("writes", &script);
+    job.cwd = Some(folder);
+    d.submit(vec![job]).unwrap();
+    let started = d.wait_state("writes", JobState::Running).started_s.unwrap();
+    assert!(started - gainshare_daemon::clock::unix_s() > 1800.0, "the daemon's clock is ahead");
+    // Files of the job's folder are read once a second: the first scan was before the step.
+    let lease = d.run_dir().join("lease");
+    let mut beats = BTreeSet::new();
+    wait_until("three renewals of the lease", 30, || {
+        beats.insert(read(&lease));
+        beats.len() > 3
+    });
+    set_shift(&shift, "0");
+    std::fs::write(&gate, "").unwrap();
+    // A metrics file that was found by itself waits for the job's output first, and scans are up to 16 s apart by then.
+    wait_until("the file is found", 120, || d.job("writes").metric.is_some());
+    let metric = d.wait("writes", "at the last row", |j| j.metric.as_ref().is_some_and(|m| m.value == 4.0)).metric;
+    assert_eq!(metric.unwrap().source, "file");
+    println!("fault: injected=1 violations=0");
 }

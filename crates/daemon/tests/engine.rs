@@ -72,3 +72,33 @@ fn an_engine_that_hangs_holds_nothing_up() {
     assert_eq!(d.call(d.client.health()).unwrap().live_jobs, CONTAINERS);
     println!("fault: injected={CONTAINERS} violations=0");
 }
+
+/// B10: containers end at the same moment, and the engine keeps their output open. The end of each is recorded only
+/// when the daemon has waited for the rest of its output, which takes two seconds. The daemon waits for all of them
+/// together, and not on the thread that renews the lease.
+#[test]
+fn containers_that_end_together_hold_nothing_up() {
+    const CONTAINERS: usize = 8;
+    let engine = Engine::start();
+    let d = Daemon::start(&settings(&engine));
+    let names: Vec<String> = (1..=CONTAINERS).map(|i| format!("container-{i}")).collect();
+    d.submit(names.iter().map(|name| in_docker(sh(name, "true"))).collect()).unwrap();
+    for name in &names {
+        d.wait_state(name, JobState::Running);
+    }
+    let lease = d.run_dir().join("lease");
+    let mut renewals = std::collections::BTreeSet::new();
+    engine.state.end_all(3);
+    wait_until("all have ended", 60, || {
+        renewals.insert(read(&lease));
+        d.call(d.client.health()).unwrap().live_jobs == 0
+    });
+    for name in &names {
+        let job = d.job(name);
+        assert_eq!((job.state, job.exit_code), (JobState::Failed, Some(3)), "{job:?}");
+    }
+    // One after the other, the ends would take longer than the lease.
+    assert!(!d.run_dir().join("lapsed").exists(), "limits were put back: {} renewals", renewals.len());
+    assert!(!d.log().contains("stood still"), "{}", d.log());
+    println!("fault: injected={CONTAINERS} violations=0");
+}

@@ -57,14 +57,15 @@ fn stuck_and_slow_clients_hold_up_nobody() {
             stuck.push(Box::new(slow));
         }
     }
-    let (mut answers, mut slowest_s) = (0, 0.0_f64);
-    let without_s = longest_without_renewal_s(&d, 6, || {
+    // Each answer comes while all others are stuck. The client has a time limit of its own.
+    const ANSWERS: usize = 50;
+    let mut slowest_s = 0.0_f64;
+    for _ in 0..ANSWERS {
         let began = Instant::now();
         assert_eq!(d.call(d.client.health()).unwrap().status, "ok");
         slowest_s = slowest_s.max(began.elapsed().as_secs_f64());
-        answers += 1;
-    });
-    assert!(answers > 20, "{answers} answers in 6 s");
+    }
+    let without_s = longest_without_renewal_s(&d, 6, || {});
     assert!(!d.run_dir().join("lapsed").exists(), "the lease lapsed: {without_s} s without a renewal");
     println!("fault: injected={} violations=0 recovery_s={slowest_s:.3}", stuck.len());
 }
@@ -123,7 +124,8 @@ fn ten_thousand_lines_a_second_cost_little() {
     let used = (cpu_s(d.pid().as_raw()) - before_s) / began.elapsed().as_secs_f64();
     assert!(!d.run_dir().join("lapsed").exists(), "the lease lapsed: {without_s} s without a renewal");
     println!("fault: injected={} violations=0 cpu_percent={:.1}", SECONDS * 10_000, used * 100.0);
-    // CPU time, so that other work on this machine hardly matters; code that is not optimised takes many times as much.
+    // An exception to the rule that speed is not asserted (CONTRIBUTING.md): this bound is a promise about the daemon,
+    // and CPU time hardly depends on other work on this machine. Code that is not optimised takes many times as much.
     assert!(cfg!(debug_assertions) || used < 0.05, "the daemon used {:.1} % of a core", used * 100.0);
 }
 

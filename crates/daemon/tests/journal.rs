@@ -110,6 +110,58 @@ fn what_is_forgotten_leaves_no_row() {
     assert!(!loaded.unclean, "the newest row is kept");
 }
 
+/// Whether a file of the journal in `dir` contains `text`.
+fn journal_contains(dir: &Path, text: &str) -> bool {
+    let files = ["journal.db", "journal.db-wal"].map(|name| std::fs::read(dir.join(name)).unwrap_or_default());
+    files.iter().any(|bytes| bytes.windows(text.len()).any(|window| window == text.as_bytes()))
+}
+
+/// B10: a job that was forgotten is gone from the bytes of the journal, too, and not only from its tables: small rows,
+/// and rows that are longer than a page. The log of a running daemon may have old pages until it begins again; the end
+/// of the daemon removes the log.
+#[test]
+fn what_is_forgotten_leaves_no_byte() {
+    const CANARY: &str = "canary-in-a-command";
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal.db");
+    let commit = |batches: Vec<Batch>| {
+        let mut journal = Journal::open(&path).unwrap();
+        batches.iter().for_each(|batch| journal.commit(batch).unwrap());
+    };
+    let with_canary = |id: u64, length: usize| {
+        let mut record = record(id);
+        record.spec.command = vec![CANARY.repeat(length)];
+        record.owner = format!("{CANARY}-{id}");
+        let change = Change::Submitted { record: Box::new(record.clone()) };
+        // The same text is in the row of the change and in that of the job.
+        Batch { changes: vec![(moment(id), Some(JobId(id)), change)], records: vec![record], ..Batch::default() }
+    };
+    commit((1..=20).map(|id| with_canary(id, if id % 2 == 0 { 1 } else { 1000 })).chain([submitted(21)]).collect());
+    assert!(journal_contains(dir.path(), CANARY), "it is there as long as the jobs are");
+    let forget =
+        |id: u64| Batch { changes: vec![(moment(id), Some(JobId(id)), Change::Forgotten)], ..Batch::default() };
+    commit((1..=20).map(forget).collect());
+    assert!(!journal_contains(dir.path(), CANARY));
+    assert_eq!(Journal::open(&path).unwrap().load().unwrap().jobs.len(), 1, "the other job is there");
+}
+
+/// The limits of one job are found without those of all others.
+#[test]
+fn limits_are_found_by_their_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::open(&dir.path().join("journal.db")).unwrap();
+    let row = |id: u64| LimitRow {
+        key: format!("key-{id}"),
+        job: JobId(id),
+        runtime: "docker".into(),
+        original: format!("original {id}"),
+    };
+    journal.commit(&Batch { limits: (1..=3).map(row).collect(), ..Batch::default() }).unwrap();
+    assert_eq!(journal.limit("key-2").unwrap(), Some(row(2)));
+    assert_eq!(journal.limit("key-4").unwrap(), None);
+    assert_eq!(journal.limits().unwrap(), [row(1), row(2), row(3)]);
+}
+
 /// B10: a field that another version wrote does not make the journal a damaged one.
 #[test]
 fn fields_of_other_versions_are_ignored() {

@@ -153,6 +153,7 @@ fn limits_are_whole_again(mut d: Daemon, point: &str) {
 
 /// The daemon dies before and after the kernel takes a limit.
 #[test]
+#[ignore = "needs root and cgroups"]
 fn death_within_the_writing_of_a_limit_leaves_none_behind() {
     for point in LIMIT_POINTS {
         let mut d = Daemon::new("");
@@ -169,6 +170,7 @@ fn death_within_the_writing_of_a_limit_leaves_none_behind() {
 
 /// The daemon is dead and the guard dies while it puts limits back: the next daemon finds all of them in the journal.
 #[test]
+#[ignore = "needs root and cgroups"]
 fn death_of_the_guard_while_it_restores_leaves_no_limit_behind() {
     for point in GUARD_POINTS {
         let mut d = Daemon::new("lease = \"3s\"");
@@ -231,6 +233,7 @@ fn default_weight(path: &std::path::Path) -> &'static str {
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn limits_go_back_when_the_daemon_dies_for_good() {
     let mut d = Daemon::start("lease = \"3s\"");
     let (file, _) = unequal(&d);
@@ -247,6 +250,7 @@ fn limits_go_back_when_the_daemon_dies_for_good() {
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn a_daemon_that_stood_still_begins_a_new_epoch() {
     let d = Daemon::start("lease = \"3s\"");
     let (file, before) = unequal(&d);
@@ -261,6 +265,7 @@ fn a_daemon_that_stood_still_begins_a_new_epoch() {
 }
 
 #[test]
+#[ignore = "needs root and cgroups"]
 fn limits_go_back_when_the_daemon_ends_properly_and_jobs_go_on() {
     let mut d = Daemon::start("");
     let (file, before) = unequal(&d);

@@ -428,6 +428,78 @@ fn foreign_writes_are_reported_and_overwritten_once_a_second() {
     }
 }
 
+thread_local! {
+    /// Fail points that this thread passes before it stops at one; `None`: it stops at none.
+    static POINTS_LEFT: std::cell::Cell<Option<u32>> = const { std::cell::Cell::new(None) };
+}
+
+/// Runs `work` and stops it at the fail point with this number. Whether it was stopped.
+fn is_stopped_at(number: u32, work: impl FnOnce()) -> bool {
+    gainshare_limits::fail::call_at_points(|_| match POINTS_LEFT.get() {
+        Some(0) => std::panic::resume_unwind(Box::new("stopped by a test")),
+        left => POINTS_LEFT.set(left.map(|n| n - 1)),
+    });
+    POINTS_LEFT.set(Some(number));
+    let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err();
+    POINTS_LEFT.set(None);
+    stopped
+}
+
+/// The daemon dies before or after any single write. Each file then has its old or its new value, and the job may use
+/// no more than the larger of both caps: on v1 a cap is in two files, quota and period, and both change here. The next
+/// daemon completes the change.
+#[test]
+fn death_between_two_files_leaves_old_or_new_values() {
+    let mut deaths = 0;
+    // Quota and period as another program left them: with a shorter period and with a longer one than ours.
+    for (version, before) in
+        [(Version::V1, "25000 50000"), (Version::V1, "300000 200000"), (Version::V2, "25000 50000")]
+    {
+        let limits = GroupLimits { cpu_cap_cores: Some(1.0), block_share: Some(0.5), ..GroupLimits::default() };
+        let points = (0..).take_while(|&point| {
+            let tree = Tree::new(version);
+            let (group, features) = group(&tree);
+            match version {
+                Version::V1 => {
+                    let (quota, period) = before.split_once(' ').unwrap();
+                    tree.put("base/a", "cpu.cfs_quota_us", quota);
+                    tree.put("base/a", "cpu.cfs_period_us", period);
+                }
+                Version::V2 => tree.put("base/a", "cpu.max", before),
+            }
+            let settings = limits::settings(&features, &limits);
+            let values = || settings.iter().map(|s| tree.get("base/a", s.file)).collect::<Vec<_>>();
+            let (old, new) = (values(), settings.iter().map(|s| s.value.clone()).collect::<Vec<_>>());
+            let enforce = |mut record| limits::enforce(&group, &settings, &mut record, Instant::now());
+            let is_stopped = is_stopped_at(point, || drop(enforce(WriteRecord::default())));
+
+            let found = values();
+            for (i, setting) in settings.iter().enumerate() {
+                assert!([&old[i], &new[i]].contains(&&found[i]), "{}: {} at point {point}", setting.file, found[i]);
+            }
+            let cap = match version {
+                Version::V1 => ["cpu.cfs_quota_us", "cpu.cfs_period_us"].map(|f| tree.get("base/a", f)).join(" "),
+                Version::V2 => tree.get("base/a", "cpu.max"),
+            };
+            println!("{version:?} from {before}: {cap} at point {point}");
+            assert!(cores(&cap) <= cores(before).max(1.0), "{cap} at point {point}, from {before}");
+            enforce(WriteRecord::adopt(&group, &features)).expect("the next daemon completes the change");
+            assert_eq!(values(), new, "at point {point}");
+            is_stopped
+        });
+        let points = points.count();
+        assert!(points >= 4, "{version:?} from {before}: {points} points");
+        deaths += points;
+    }
+    println!("fault: injected={deaths} violations=0");
+}
+
+/// The cap that quota and period stand for.
+fn cores(quota_and_period: &str) -> f64 {
+    let numbers: Vec<f64> = quota_and_period.split(' ').map(|number| number.parse().unwrap()).collect();
+    numbers[0] / numbers[1]
+}
+
 #[test]
 fn a_missing_file_is_a_note_unless_it_is_essential() {
     let tree = Tree::new(Version::V2);

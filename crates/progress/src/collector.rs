@@ -20,7 +20,7 @@
 //! doubling a reading.
 
 use crate::chooser::{Chooser, Selection};
-use crate::discover::{self, FolderListings};
+use crate::discover::{self, FolderListings, JobStart};
 use crate::metrics_file::{FileState, MetricsFile};
 use crate::output::{OutputParser, OutputState};
 use crate::prometheus::{self, Endpoint, FetchError};
@@ -112,7 +112,7 @@ pub struct Collector {
     fresh: bool,
     endpoint: Option<Endpoint>,
     root: Option<Arc<Root>>,
-    started: SystemTime,
+    start: JobStart,
     /// The source that is being read: the one to blame for a panic.
     reading: Source,
     chooser: Chooser,
@@ -191,8 +191,14 @@ impl Collector {
             counters: state.counters,
             spec,
             root,
-            started,
+            start: JobStart::new(started),
         })
+    }
+
+    /// Takes the job's start by the wall clock as it is set now. Without it, the files of a job are not found any more
+    /// once the clock was set back.
+    pub fn correct_start(&mut self, started: SystemTime) {
+        self.start.correct(started);
     }
 
     /// Takes what the job's command claims about the length of the run. A collector that goes on from a
@@ -383,7 +389,7 @@ impl Collector {
             self.count_failure();
             return;
         };
-        let found = listings.scan(now, root, under, self.started);
+        let found = listings.scan(now, root, under, &mut self.start);
         let mut is_news = false;
         for path in found.events {
             let foreign = self.spec.source == Source::Auto

@@ -5,6 +5,9 @@
 //! known to hold something else. Only files changed since the job's start count. A metrics file must
 //! also have been created since then, because its name does not tell which job writes it.
 //!
+//! Files are stamped by the wall clock, which can be set back while a job runs: files of the job then seem older
+//! than the job. See [`JobStart`].
+//!
 //! Several jobs often share one folder (four runs in four terminals). Event files carry the writer's
 //! process id in their name, see [`writer_pid`].
 
@@ -47,6 +50,54 @@ struct Candidate {
     born: Option<SystemTime>,
 }
 
+/// When a job began, on the clock that stamps files.
+///
+/// A file with an earlier time was there before the job, unless the clock was set back since. After that, a file counts
+/// if its time is since the start by the clock as it is set now, and if the first scan did not find the file with the
+/// same time.
+#[derive(Debug)]
+pub(crate) struct JobStart {
+    /// By the clock as it was set then.
+    then: SystemTime,
+    /// The same moment by the clock as it is set now.
+    today: SystemTime,
+    /// What the first scan found of files that were older than the job: when each changed and was created.
+    old: Option<BTreeMap<PathBuf, FileTimes>>,
+}
+
+type FileTimes = (Option<SystemTime>, Option<SystemTime>);
+
+impl JobStart {
+    pub(crate) fn new(then: SystemTime) -> JobStart {
+        JobStart { then, today: then, old: None }
+    }
+
+    /// `today` is the job's start by the clock as it is set now.
+    pub(crate) fn correct(&mut self, today: SystemTime) {
+        self.today = today;
+    }
+
+    /// Remembers which files are older than the job, at the first scan.
+    fn remember(&mut self, candidates: &[Candidate]) {
+        let since = less_slack(self.then);
+        let is_old = |c: &&Candidate| [c.modified, c.born].into_iter().flatten().any(|time| time < since);
+        self.old.get_or_insert_with(|| {
+            candidates.iter().filter(is_old).map(|c| (c.path.clone(), (c.modified, c.born))).collect()
+        });
+    }
+
+    /// Whether `time`, a time of the file, is since the start. `before` picks the same time of what the first scan
+    /// found.
+    fn is_since(&self, file: &Path, time: SystemTime, before: impl Fn(&FileTimes) -> Option<SystemTime>) -> bool {
+        let is_known = || self.old.as_ref().and_then(|old| before(old.get(file)?)) == Some(time);
+        time >= less_slack(self.then) || (time >= less_slack(self.today) && !is_known())
+    }
+}
+
+fn less_slack(time: SystemTime) -> SystemTime {
+    time.checked_sub(CLOCK_SLACK).unwrap_or(time)
+}
+
 /// Identifies a folder whatever its name: device and inode of the root, and the path below it.
 type FolderKey = (u64, u64, PathBuf);
 
@@ -58,28 +109,32 @@ pub struct FolderListings {
 }
 
 impl FolderListings {
-    /// Scans the folder `under` for files changed since `since`, the start of the job. A listing of the same
-    /// folder that is younger than [`LISTING_AGE`] is used again.
-    pub(crate) fn scan(&mut self, now: Time, root: &Root, under: &Path, since: SystemTime) -> FolderScan {
+    /// Scans the folder `under` for files changed since the start of the job. A listing of the same folder that is
+    /// younger than [`LISTING_AGE`] is used again.
+    pub(crate) fn scan(&mut self, now: Time, root: &Root, under: &Path, start: &mut JobStart) -> FolderScan {
         self.listings.retain(|_, (made, _)| now >= *made && now.since(*made) < LISTING_AGE);
-        let Ok((device, inode)) = root.identity() else { return select(&list(root, under), since) };
+        let Ok((device, inode)) = root.identity() else { return select(&list(root, under), start) };
         let made = || (now, Arc::new(list(root, under)));
         let (_, listing) = self.listings.entry((device, inode, under.to_path_buf())).or_insert_with(made);
-        select(listing, since)
+        select(listing, start)
     }
 }
 
 /// The candidates that changed since the start of a job.
-fn select(candidates: &[Candidate], since: SystemTime) -> FolderScan {
-    let since = since.checked_sub(CLOCK_SLACK).unwrap_or(since);
+fn select(candidates: &[Candidate], start: &mut JobStart) -> FolderScan {
+    start.remember(candidates);
     let mut found = FolderScan::default();
     let mut metrics = Vec::new();
-    for candidate in candidates.iter().filter(|c| c.modified.is_some_and(|t| t >= since)) {
-        let born = candidate.born.unwrap_or(since);
+    for candidate in candidates {
+        let Candidate { path, modified: Some(modified), born, .. } = candidate else { continue };
+        if !start.is_since(path, *modified, |times| times.0) {
+            continue;
+        }
+        let born = born.unwrap_or(*modified);
         if candidate.is_event_file {
-            found.events.push(candidate.path.clone());
-        } else if born >= since {
-            metrics.push((born, candidate.path.clone()));
+            found.events.push(path.clone());
+        } else if start.is_since(path, born, |times| times.1) {
+            metrics.push((born, path.clone()));
         }
     }
     metrics.sort();
@@ -140,7 +195,7 @@ mod tests {
     use std::fs;
 
     fn scan(root: &Root, under: &Path, since: SystemTime) -> FolderScan {
-        FolderListings::default().scan(Time::ZERO, root, under, since)
+        FolderListings::default().scan(Time::ZERO, root, under, &mut JobStart::new(since))
     }
 
     #[test]
@@ -149,7 +204,8 @@ mod tests {
         let count = |listings: &mut FolderListings, now: Time| {
             // Each job opens the folder for itself.
             let root = Root::open(temporary.path()).unwrap();
-            listings.scan(now, &root, Path::new(""), SystemTime::UNIX_EPOCH).metrics.len()
+            let mut start = JobStart::new(SystemTime::UNIX_EPOCH);
+            listings.scan(now, &root, Path::new(""), &mut start).metrics.len()
         };
         let mut listings = FolderListings::default();
         assert_eq!(count(&mut listings, Time(5_000_000)), 0);
@@ -193,6 +249,42 @@ mod tests {
         let found = scan(&root, Path::new(""), start);
         assert_eq!(found.events, [PathBuf::from("runs/a/events.out.tfevents.2.h.77.0")]);
         assert_eq!(found.metrics, [PathBuf::from("lightning_logs/version_0/metrics.csv")]);
+    }
+
+    /// The clock is an hour ahead when the job starts, and is set back while the job runs.
+    #[test]
+    fn a_clock_that_is_set_back_hides_no_new_file_and_shows_no_old_one() {
+        const HOUR: Duration = Duration::from_secs(3600);
+        let temporary = tempfile::tempdir().unwrap();
+        let at = |p: &str| temporary.path().join(p);
+        fs::write(at("events.out.tfevents.1.h.1.0"), "of an earlier run").unwrap();
+        fs::write(at("metrics.csv"), "of an earlier run").unwrap();
+        let began = SystemTime::now();
+        let root = Root::open(temporary.path()).unwrap();
+        let mut start = JobStart::new(began + HOUR);
+        let mut scan = || FolderListings::default().scan(Time::ZERO, &root, Path::new(""), &mut start);
+        assert_eq!(scan(), FolderScan::default(), "the first scan finds files of an earlier run only");
+
+        let later = began + Duration::from_secs(1);
+        let write = |name: &str| {
+            fs::write(at(name), "of this run").unwrap();
+            fs::File::options().append(true).open(at(name)).unwrap().set_modified(later).unwrap();
+        };
+        fs::create_dir(at("runs")).unwrap();
+        write("runs/events.out.tfevents.2.h.2.0");
+        write("runs/metrics.csv");
+        assert_eq!(scan(), FolderScan::default(), "they seem older than the job until the step is known");
+        start.correct(began);
+        let mut scan = || FolderListings::default().scan(Time::ZERO, &root, Path::new(""), &mut start);
+        let found = scan();
+        assert_eq!(found.events, [PathBuf::from("runs/events.out.tfevents.2.h.2.0")]);
+        assert_eq!(found.metrics, [PathBuf::from("runs/metrics.csv")]);
+
+        write("events.out.tfevents.1.h.1.0");
+        write("metrics.csv");
+        let found = scan();
+        assert_eq!(found.events.len(), 2, "an event file that has changed counts");
+        assert_eq!(found.metrics, [PathBuf::from("runs/metrics.csv")], "the other was made by an earlier run");
     }
 
     #[test]

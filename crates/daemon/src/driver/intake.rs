@@ -76,7 +76,7 @@ impl Driver {
         self.note_disk(&entered);
         if let Err(e) = entered {
             for record in &records {
-                let _ = std::fs::remove_dir_all(self.paths.job(record.id.0));
+                self.remove_folder(&self.paths.job(record.id.0));
             }
             return Err(e);
         }
@@ -172,11 +172,11 @@ impl Driver {
     }
 
     /// Makes the directories and writes the files, so that they are still there after a power cut.
-    fn make_dirs(&self, records: &[JobRecord], files: &[SuperviseFile]) -> Result<(), Refusal> {
+    fn make_dirs(&mut self, records: &[JobRecord], files: &[SuperviseFile]) -> Result<(), Refusal> {
         for record in records {
             let dir = self.paths.job(record.id.0);
             // An id is never given twice, so what is there belongs to a submission that was never acknowledged.
-            let _ = std::fs::remove_dir_all(&dir);
+            self.remove_folder(&dir);
             std::fs::DirBuilder::new().mode(0o700).create(&dir).map_err(|e| disk_refusal("make", &dir, e))?;
         }
         let mut written = Vec::with_capacity(files.len());
@@ -367,7 +367,7 @@ impl Driver {
             ..Batch::default()
         })?;
         self.jobs.forget(id);
-        let _ = std::fs::remove_dir_all(self.paths.job(id.0));
+        self.remove_folder(&self.paths.job(id.0));
         self.emit(Event::Forgotten { id: id.0, name });
         Ok(())
     }

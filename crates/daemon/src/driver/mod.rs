@@ -13,17 +13,16 @@
 //! (the container engine, a kill, an endpoint) runs on other threads, whose results come back as
 //! tasks.
 //!
-//! **Parts.** [`jobs`]: the table of jobs. [`store`]: the way to the journal. [`handle`]: tasks and
-//! events. [`intake`]: submit, admission, stop. [`start`]: how a job begins. [`observe`]: reports
-//! and ends of jobs. [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses.
-//! [`deadlines`]: predicted ends and deadlines. [`read`]: what the API shows. [`docker`]:
-//! containers, their runtime's thread ([`docker_link`]) and their output ([`pump`]). [`inside`]:
-//! the library inside jobs, their pages ([`page`]) and their teams of threads ([`teams`]). [`gpu`],
-//! [`gpu_use`]: shares of GPUs.
+//! **Parts.** [`jobs`]: the table of jobs. [`store`]: the way to the journal. [`handle`]: tasks and events.
+//! [`intake`]: submit, admission, stop. [`start`]: how a job begins. [`observe`]: reports and ends of jobs.
+//! [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses. [`removals`]: folders of forgotten
+//! jobs. [`deadlines`]: predicted ends and deadlines. [`read`]: what the API shows. [`docker`]: containers, their
+//! runtime's thread ([`docker_link`]) and their output ([`pump`]). [`inside`]: the library inside jobs, their pages
+//! ([`page`]) and their teams of threads ([`teams`]). [`gpu`], [`gpu_use`]: shares of GPUs.
 //!
 //! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
-//! waits for the disk, but not for the container engine or for processes that die; the exceptions
-//! are the daemon's own end, and the second SIGKILL on a machine without control groups.
+//! waits for the disk, but not for the container engine, for processes that die or for the removal of folders; the
+//! exception is the daemon's own end.
 
 mod apply;
 mod deadlines;
@@ -42,6 +41,7 @@ mod page;
 mod pump;
 mod read;
 mod recover;
+mod removals;
 mod reports;
 mod runtimes;
 mod start;
@@ -164,6 +164,7 @@ pub(crate) struct Driver {
     supervisors: Vec<(JobId, Child)>,
     /// Of the folders in which jobs run.
     listings: FolderListings,
+    removals: removals::Removals,
     /// When the machine's idle time was last read, and what it was in node-seconds.
     idle_seen: Option<(Time, f64)>,
     forecasts: deadlines::Forecasts,
@@ -208,6 +209,7 @@ impl Driver {
         let now = clock.now();
         // Before the first limit is written: a guard of the last daemon puts limits back until it sees a valid lease.
         let lease = Lease::begin(&paths, journal.epoch(), config.lease);
+        let removed = paths.removed();
         let mut driver = Driver {
             config,
             paths,
@@ -233,6 +235,7 @@ impl Driver {
             guard: GuardKeeper::new(),
             supervisors: Vec::new(),
             listings: FolderListings::default(),
+            removals: removals::Removals::new(removed),
             idle_seen: None,
             forecasts: deadlines::Forecasts::default(),
             push_access: PushAccess { listen, token },
@@ -259,6 +262,7 @@ impl Driver {
         driver.fact(None, Change::Opened { epoch: driver.store.journal.epoch(), pid: std::process::id() });
         driver.connect_docker();
         driver.restore(loaded.jobs, loaded.plans);
+        driver.empty_removed();
         Ok((driver, handle))
     }
 

@@ -30,8 +30,15 @@ const SUPERVISOR_PATIENCE: Span = Span::from_secs(60);
 /// How long a supervisor may take to write exit.json after its job died.
 const EXIT_PATIENCE: Span = Span::from_secs(3);
 
-/// Time between two attempts to kill a job that survived SIGKILL (an uninterruptible wait in the kernel).
+/// Time between two attempts to kill a control group whose processes survived SIGKILL (an uninterruptible wait in the
+/// kernel).
 const KILL_PACE: Span = Span::from_secs(5);
+
+/// Without control groups each attempt sends the signals once and waits for nothing, so the attempts follow sooner.
+const SIGNAL_PACE: Span = Span::from_secs(1);
+
+/// After this many attempts without control groups, processes that are still there have survived SIGKILL.
+const SIGNAL_TRIES: u32 = 3;
 
 impl Driver {
     /// Follows a job's directory and reports from now on.
@@ -43,9 +50,9 @@ impl Driver {
         let record = &job.record;
         // A container that we started sees the folder under the same name; of an adopted container we know none.
         let folder = record.spec.cwd.as_deref();
-        let began_s = record.started.unwrap_or(self.clock.moment()).unix_s;
+        let began = record.started.unwrap_or(self.clock.moment());
         let position = std::mem::take(&mut job.progress.position);
-        match Reports::open(&record.spec.metric, &record.spec.command, &dir, folder, began_s, position) {
+        match Reports::open(&record.spec.metric, &record.spec.command, &dir, folder, began, position) {
             Ok(reports) => job.reports = Some(reports),
             Err(e) => {
                 tracing::warn!(job = %id, "its reports cannot be read: {e}");
@@ -432,35 +439,37 @@ impl Driver {
         self.end(id, state, None, None, Some(why));
     }
 
-    /// Kills every process of a job. A control group is killed on another thread, because its
-    /// processes may take seconds to go.
+    /// Kills every process of a job without waiting for them to go. A control group is killed on another thread, which
+    /// waits. Without control groups the signals are sent once, and again at the next beats until the job has ended.
     fn kill(&mut self, id: JobId) {
         let now = self.now();
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        // Tried again, should it fail.
-        job.kill_at = Some(now + KILL_PACE);
         job.kills += 1;
         let (kills, leader) = (job.kills, job.record.leader);
-        let (Some(group), RuntimeKind::Process) = (job.record.group.clone(), job.record.spec.runtime) else { return };
+        let group = job.record.group.clone();
+        let has_groups = group.as_ref().is_none_or(|g| g.version.is_some());
+        let pace = if has_groups || kills > SIGNAL_TRIES { KILL_PACE } else { SIGNAL_PACE };
+        // Tried again, should it fail.
+        job.kill_at = Some(now + pace);
+        let (Some(group), RuntimeKind::Process) = (group, job.record.spec.runtime) else { return };
         let report = move |result: Result<bool, RuntimeError>| match result {
             Ok(true) | Err(RuntimeError::Gone { .. }) => {}
             Ok(false) => tracing::warn!(job = %id, "some of its processes survive SIGKILL"),
             Err(e) => tracing::warn!(job = %id, "cannot be killed: {e}"),
         };
-        match (group.version, leader) {
-            (Some(version), _) => {
-                let kill = move || Group::reopen(&group.handle.key, version, &group.dirs).and_then(|g| g.kill());
-                self.off_thread("kill", kill, move |_, result| report(result));
-            }
-            // Without control groups the first signal goes to the process group, which does not block.
-            (None, Some(leader)) if kills == 1 && leader.is_alive() && leader.pid > 1 => {
-                let _ = killpg(Pid::from_raw(leader.pid), Signal::SIGKILL);
-            }
-            (None, _) => {
-                if let Some(process) = &mut self.runtimes.process {
-                    report(process.kill(&group.handle));
-                }
-            }
+        if let Some(version) = group.version {
+            let kill = move || Group::reopen(&group.handle.key, version, &group.dirs).and_then(|g| g.kill());
+            return self.off_thread("kill", kill, move |_, result| report(result));
+        }
+        // The runtime finds descendants that left the process group, as long as their parents live. A signal to the
+        // process group also reaches processes that are forked meanwhile.
+        if let Some(process) = &mut self.runtimes.process {
+            // Processes that were there at the first attempts had no time to go.
+            let result = process.kill_once(&group.handle);
+            report(result.map(|is_empty| is_empty || kills <= SIGNAL_TRIES));
+        }
+        if let Some(leader) = leader.filter(|leader| leader.pid > 1 && leader.is_alive()) {
+            let _ = killpg(Pid::from_raw(leader.pid), Signal::SIGKILL);
         }
     }
 

@@ -5,6 +5,7 @@
 //! before them.
 
 use super::pump::CopyPosition;
+use crate::clock::Moment;
 use gainshare_core::model::Time;
 use gainshare_core::signal::speed::PaceTracker;
 use gainshare_core::signal::{Sample, Tracker};
@@ -27,6 +28,7 @@ const MOST_WINDOWS: usize = 8;
 pub(super) struct Reports {
     tail: Option<FileTail>,
     collector: GuardedCollector,
+    began: Time,
 }
 
 /// Where reading stands.
@@ -62,22 +64,27 @@ impl ProgressReading {
 }
 
 impl Reports {
-    /// `dir` is the job's directory with output.log in it, `folder` where the job itself writes,
-    /// `started_s` Unix seconds.
+    /// `dir` is the job's directory with output.log in it, `folder` where the job itself writes, `began` when it began.
     pub(super) fn open(
         spec: &MetricSpec,
         command: &[String],
         dir: &Path,
         folder: Option<&Path>,
-        started_s: f64,
+        began: Moment,
         position: Position,
     ) -> Result<Reports, MetricSpecError> {
-        let started = SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(started_s).unwrap_or_default();
+        let started = SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(began.unix_s).unwrap_or_default();
         let mut collector = GuardedCollector::new(spec, folder, started, position.collector)?;
         collector.set_run_length(RunLength::read(command, folder));
         let root = Root::open(dir).inspect_err(|e| tracing::warn!("cannot open {}: {e}", dir.display())).ok();
         let tail = root.map(|root| FileTail::new(Arc::new(root), Path::new("output.log"), position.output, true));
-        Ok(Reports { tail, collector })
+        Ok(Reports { tail, collector, began: began.time })
+    }
+
+    /// The job's start by the wall clock as it is set now. The clock may have been set since.
+    fn start_today(&self, now: Time) -> SystemTime {
+        let age = Duration::from_micros(now.since(self.began).0);
+        SystemTime::now().checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
     pub(super) fn position(&self) -> Position {
@@ -133,9 +140,11 @@ impl Reports {
         pids: impl FnOnce() -> Vec<u32>,
         listings: &mut FolderListings,
     ) -> ProgressReading {
+        let start = self.start_today(now);
         self.collector.begin_round(now);
         let mut reading = ProgressReading::default();
         reading.add(self.collector.read(|collector| {
+            collector.correct_start(start);
             if collector.wants_pids(now) {
                 collector.own_pids(pids());
             }
@@ -147,7 +156,11 @@ impl Reports {
     /// The job is over.
     pub(super) fn finish(&mut self, now: Time) -> ProgressReading {
         let mut reading = self.read_tail(now, true);
-        reading.add(self.collector.read(|collector| collector.finish(now)));
+        let start = self.start_today(now);
+        reading.add(self.collector.read(|collector| {
+            collector.correct_start(start);
+            collector.finish(now)
+        }));
         self.noted(reading)
     }
 

@@ -81,6 +81,7 @@ pub(crate) fn process_config(config: &DaemonConfig, paths: &Paths) -> process::C
     process.mode = config.mode;
     process.cpus = config.cores.and_then(first_cpus);
     process.keeper = Some(vec![program(config).into(), "keep".into()]);
+    process.max_tasks = crate::fail::max_tasks().or(process.max_tasks);
     process
 }
 

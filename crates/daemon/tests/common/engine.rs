@@ -1,5 +1,5 @@
 //! A stand-in for a Docker engine: it answers what the daemon asks about containers, remembers
-//! them, and can be made to hang.
+//! them, reports their starts and ends, and can be made to hang.
 #![allow(unreachable_pub, reason = "a module of tests exports nothing")]
 
 use axum::Router;
@@ -8,9 +8,11 @@ use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use tokio::sync::mpsc;
 
 #[derive(Default)]
 pub struct EngineState {
@@ -19,7 +21,41 @@ pub struct EngineState {
     pub starts: AtomicUsize,
     pub hangs: AtomicBool,
     pub requests: AtomicUsize,
+    /// Those who follow the events.
+    followers: Mutex<Vec<mpsc::UnboundedSender<Bytes>>>,
 }
+
+impl EngineState {
+    /// Reports to all followers that something happened to a container. Its labels are among the attributes.
+    fn report(&self, action: &str, id: &str, labels: &Value, exit_code: i32) {
+        let mut attributes = labels.as_object().cloned().unwrap_or_default();
+        attributes.insert("exitCode".into(), exit_code.to_string().into());
+        // Later than any start, because the engine's clock stands still.
+        let event = json!({
+            "Type": "container", "Action": action, "Actor": {"ID": id, "Attributes": attributes},
+            "time": ENGINE_TIME_S + 1, "timeNano": (ENGINE_TIME_S + 1) * 1_000_000_000,
+        });
+        let line = Bytes::from(format!("{event}\n"));
+        self.followers.lock().unwrap().retain(|follower| follower.send(line.clone()).is_ok());
+    }
+
+    /// Reports that a container began.
+    fn report_start(&self, id: &str) {
+        if let Some((_, id, labels)) = self.containers.lock().unwrap().iter().find(|(_, other, _)| other == id) {
+            self.report("start", id, labels, 0);
+        }
+    }
+
+    /// Ends all containers at the same moment. Their output stays open, as if the engine had more to send.
+    pub fn end_all(&self, exit_code: i32) {
+        for (_, id, labels) in self.containers.lock().unwrap().iter() {
+            self.report("die", id, labels, exit_code);
+        }
+    }
+}
+
+/// What the engine's clock shows all the time: 2026-01-01T00:00:00Z.
+const ENGINE_TIME_S: u64 = 1_767_225_600;
 
 pub struct Engine {
     pub socket: PathBuf,
@@ -58,13 +94,19 @@ async fn answer(State(state): State<Arc<EngineState>>, method: Method, uri: Uri,
         ("GET", ["info"]) => json(&json!({
             "NCPU": 4, "MemTotal": 8_000_000_000u64, "CgroupVersion": "2", "SystemTime": "2026-01-01T00:00:00Z"
         })),
-        ("GET", ["containers", "json"]) => json(&json!([])),
-        ("GET", ["events"]) | ("GET", ["containers", _, "logs"]) => {
+        ("GET", ["containers", "json"]) => {
+            let containers = state.containers.lock().unwrap();
+            let listed = containers.iter().map(|(_, id, labels)| json!({"Id": id, "Labels": labels}));
+            json(&Value::Array(listed.collect()))
+        }
+        ("GET", ["events"]) => follow(&state),
+        ("GET", ["containers", _, "logs"]) => {
             Body::from_stream(futures_util::stream::pending::<std::io::Result<Bytes>>()).into_response()
         }
         ("POST", ["containers", "create"]) => create(&state, uri.query().unwrap_or(""), &body),
-        ("POST", ["containers", _, "start"]) => {
+        ("POST", ["containers", id, "start"]) => {
             state.starts.fetch_add(1, Ordering::Relaxed);
+            state.report_start(id);
             StatusCode::NO_CONTENT.into_response()
         }
         ("GET", ["containers", name, "json"]) => inspect(&state, name),
@@ -72,6 +114,15 @@ async fn answer(State(state): State<Arc<EngineState>>, method: Method, uri: Uri,
         ("POST" | "DELETE", ["containers", ..]) => StatusCode::NO_CONTENT.into_response(),
         _ => error(StatusCode::NOT_FOUND, "no such thing"),
     }
+}
+
+/// The stream of events, from now on.
+fn follow(state: &EngineState) -> Response {
+    let (sender, mut events) = mpsc::unbounded_channel();
+    state.followers.lock().unwrap().push(sender);
+    let stream =
+        futures_util::stream::poll_fn(move |context| events.poll_recv(context).map(|e| e.map(Ok::<_, Infallible>)));
+    Body::from_stream(stream).into_response()
 }
 
 fn create(state: &EngineState, query: &str, body: &[u8]) -> Response {

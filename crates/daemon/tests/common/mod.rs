@@ -210,6 +210,15 @@ pub fn trainer(name: &str, steps: u32, pace: &str) -> JobSpec {
     sh(name, &format!("i=0; while [ $i -lt {steps} ]; do i=$((i+1)); {report}; sleep {pace}; done"))
 }
 
+/// Builds a shared library from C, for `LD_PRELOAD`; its path.
+pub fn build_library(dir: &Path, name: &str, source: &str) -> String {
+    let (file, library) = (dir.join(format!("{name}.c")), dir.join(format!("{name}.so")));
+    std::fs::write(&file, source).unwrap();
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &file]).output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    library.to_str().unwrap().to_owned()
+}
+
 /// Whether the process exists and is no zombie.
 pub fn is_running(pid: i32) -> bool {
     let stat = read(format!("/proc/{pid}/stat").as_ref());

@@ -388,10 +388,6 @@ impl CgroupJobs {
         Ok(())
     }
 
-    pub(super) fn kill(&mut self, handle: &JobHandle) -> Result<bool, RuntimeError> {
-        self.job_mut(handle)?.group.kill()
-    }
-
     pub(super) fn kill_once(&mut self, handle: &JobHandle) -> Result<bool, RuntimeError> {
         self.job_mut(handle)?.group.kill_once()
     }

@@ -76,14 +76,8 @@ impl ProcessRuntime {
         either!(&mut self.jobs, jobs => jobs.terminate(handle))
     }
 
-    /// Kills every process of the job, also those that left its process group, and waits up to two seconds
-    /// until they are gone. `Ok(false)`: some are still there.
-    pub fn kill(&mut self, handle: &JobHandle) -> Result<bool, RuntimeError> {
-        either!(&mut self.jobs, jobs => jobs.kill(handle))
-    }
-
-    /// Sends SIGKILL to every process the job has now and returns at once. `Ok(true)`: none was left. Call it
-    /// again until then: processes may fork while they are killed.
+    /// Sends SIGKILL to every process the job has now, also to those that left its process group, and returns at
+    /// once. `Ok(true)`: none was left. Call it again until then: processes may fork while they are killed.
     pub fn kill_once(&mut self, handle: &JobHandle) -> Result<bool, RuntimeError> {
         either!(&mut self.jobs, jobs => jobs.kill_once(handle))
     }

@@ -213,8 +213,7 @@ impl Driver {
 
     /// Takes charge of a running container: its original limits are read now and on disk before any limit is changed.
     fn take_container(&mut self, id: JobId, container: &str) {
-        let rows = self.store.journal.limits().unwrap_or_default();
-        let known = rows.iter().find(|row| row.key == container);
+        let known = self.store.journal.limit(container).unwrap_or_default();
         let known = known.and_then(|row| serde_json::from_str::<ContainerOriginal>(&row.original).ok());
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let Some(docker) = &self.runtimes.docker else { return };

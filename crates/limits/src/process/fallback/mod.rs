@@ -38,7 +38,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use table::ProcessTable;
 
 /// One step of priority is a factor of 1.25 in weight; 19 steps are the most.
@@ -362,17 +362,6 @@ impl FallbackJobs {
             signal_group(&leader, Signal::SIGCONT);
         }
         Ok(())
-    }
-
-    pub(super) fn kill(&mut self, handle: &JobHandle) -> Result<bool, RuntimeError> {
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(2) {
-            if self.kill_once(handle)? {
-                return Ok(true);
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(false)
     }
 
     pub(super) fn kill_once(&mut self, handle: &JobHandle) -> Result<bool, RuntimeError> {
