@@ -278,7 +278,7 @@ fn a_lie_under_specon_changes_no_owner_s_part_of_the_cluster() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
     fn a_lie_under_specon_changes_no_part_in_any_layout(
