@@ -5,12 +5,14 @@ use anyhow::{Context, Result, bail};
 use std::process::Command;
 
 /// Debian packages that the tests use: real engines, kernels and frameworks.
-const PACKAGES: [&str; 13] = [
+const PACKAGES: [&str; 15] = [
     "docker.io",
     "qemu-system-x86",
     "linux-image-cloud-amd64",
     "busybox-static",
     "cpio",
+    "e2fsprogs",
+    "systemd",
     "python3",
     "python3-venv",
     "python3-numpy",

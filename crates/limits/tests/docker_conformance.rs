@@ -22,6 +22,20 @@ struct Containers {
     count: u64,
 }
 
+/// Files of a container's group that hold limits.
+const LIMIT_FILES: [&str; 10] = [
+    "cpu.shares",
+    "cpu.weight",
+    "cpu.cfs_quota_us",
+    "cpu.max",
+    "cpuset.cpus",
+    "memory.soft_limit_in_bytes",
+    "memory.low",
+    "blkio.weight",
+    "io.weight",
+    "io.bfq.weight",
+];
+
 impl Containers {
     fn new(mode: LimitMode, engine_only: bool) -> Containers {
         let docker = Dockerd::start();
@@ -37,6 +51,12 @@ impl Containers {
         let host = HostConfig { cpuset_cpus: cpus.map(str::to_owned), ..Default::default() };
         let id = self.docker.run(&format!("job-{}", self.count), "while :; do :; done", &[], host);
         self.runtime.adopt(JobId(self.count), &id, None).unwrap().0
+    }
+
+    /// The limits in the kernel's files.
+    fn files(&self, id: &str) -> Vec<(String, String)> {
+        let present = LIMIT_FILES.into_iter().filter(|file| self.docker.cgroup_file(id, file).exists());
+        present.map(|file| (file.to_owned(), self.docker.cgroup_text(id, file))).collect()
     }
 }
 
@@ -57,27 +77,26 @@ impl Subject for Containers {
         eventually("the container ends", || self.docker.pid(&job.key) == 0);
     }
 
+    /// On cgroup v2 two values have no way back through the engine: an empty list of CPUs, for which it writes all of
+    /// them, and a protection of no memory, for which it writes the least that it accepts.
     fn limits_outside(&mut self, job: &JobHandle) -> Vec<(String, String)> {
-        let files = [
-            "cpu.shares",
-            "cpu.weight",
-            "cpu.cfs_quota_us",
-            "cpu.max",
-            "cpuset.cpus",
-            "memory.soft_limit_in_bytes",
-            "memory.low",
-            "blkio.weight",
-            "io.weight",
-            "io.bfq.weight",
-        ];
-        let present = files.into_iter().filter(|file| self.docker.cgroup_file(&job.key, file).exists());
-        present.map(|file| (file.to_owned(), self.docker.cgroup_text(&job.key, file))).collect()
+        let mut files = self.files(&job.key);
+        for (file, value) in &mut files {
+            match file.as_str() {
+                "cpuset.cpus" if value.is_empty() => {
+                    *value = self.docker.cgroup_text(&job.key, "cpuset.cpus.effective")
+                }
+                "memory.low" if self.docker.soft_memory_bytes(&job.key).is_none() => *value = "0".to_owned(),
+                _ => {}
+            }
+        }
+        files
     }
 
     /// Without the cgroups the runtime reports the engine's own values, as `docker inspect` shows them.
     fn reported_outside(&mut self, job: &JobHandle) -> Vec<(String, String)> {
         if !self.engine_only {
-            return self.limits_outside(job);
+            return self.files(&job.key);
         }
         let host = self.docker.host_config(&job.key);
         let number = |value: Option<i64>| value.unwrap_or(0).to_string();

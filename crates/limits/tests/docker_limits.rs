@@ -5,7 +5,7 @@ mod dockerd;
 mod suite;
 
 use bollard::models::{ContainerUpdateBody, HostConfig};
-use dockerd::{Dockerd, eventually, signal};
+use dockerd::{Dockerd, LEAST_RESERVATION_BYTES, eventually, is_v2, signal};
 use gainshare_core::check::CheckedTarget;
 use gainshare_core::fixtures::checked_target;
 use gainshare_core::model::{JobId, PerResource, Share};
@@ -57,20 +57,22 @@ fn weights_are_in_force_and_put_back() {
         let in_force = result.unwrap();
         assert!(in_force.settings.iter().any(|(name, _)| name == "cpu.shares" || name == "cpu.weight"), "{in_force:?}");
     }
-    assert_eq!(docker.host_config(&ids[0]).cpu_shares, Some(1536));
-    assert_eq!(docker.cgroup_text(&ids[0], "cpu.shares"), "1536");
-    assert_eq!(docker.cgroup_text(&ids[1], "cpu.shares"), "512");
+    if !is_v2() {
+        assert_eq!(docker.host_config(&ids[0]).cpu_shares, Some(1536));
+    }
+    assert_eq!(docker.cpu_weight(&ids[0]), 150);
+    assert_eq!(docker.cpu_weight(&ids[1]), 50);
     assert_eq!(docker.host_config(&bystander), before, "a container that was not adopted is left alone");
 
     let ratio = suite::cpu_ratio(&mut runtime, &large, &small);
     assert!((2.0..4.5).contains(&ratio), "3:1 was asked for, {ratio:.2} is in effect");
 
     runtime.release(&large).unwrap();
-    assert_eq!(docker.cgroup_text(&ids[0], "cpu.shares"), "1024");
-    assert_eq!(docker.cgroup_text(&ids[1], "cpu.shares"), "512", "the other one is still ours");
+    assert_eq!(docker.cpu_weight(&ids[0]), 100);
+    assert_eq!(docker.cpu_weight(&ids[1]), 50, "the other one is still ours");
     runtime.release(&large).unwrap();
     assert!(apply(&mut runtime, 2, &large, target(0.5, 1.0)).is_err(), "a released container is not written to");
-    assert_eq!(docker.cgroup_text(&ids[0], "cpu.shares"), "1024");
+    assert_eq!(docker.cpu_weight(&ids[0]), 100);
 }
 
 #[test]
@@ -82,6 +84,7 @@ fn quotas_and_memory_respect_what_the_owner_set() {
     let nano = docker.run("nano", SLEEP, &[], HostConfig { nano_cpus: Some(1_500_000_000), ..Default::default() });
     let mut runtime = DockerRuntime::connect(&docker.socket(), LimitMode::Quota).unwrap();
     let cores = runtime.capacity().cores;
+    let own_weight = docker.cpu_weight(&plain);
     let (plain_job, plain_original) = adopt(&mut runtime, 1, &plain);
     let (nano_job, nano_original) = adopt(&mut runtime, 2, &nano);
 
@@ -89,16 +92,12 @@ fn quotas_and_memory_respect_what_the_owner_set() {
     for result in runtime.apply(1, &plan) {
         result.unwrap();
     }
-    let quota = format!("{}", (cores * 25_000.0).round());
-    assert_eq!(docker.cgroup_text(&plain, "cpu.cfs_quota_us"), quota);
-    assert_eq!(
-        docker.cgroup_text(&nano, "cpu.cfs_quota_us"),
-        quota,
-        "a container with --cpus takes its quota as --cpus"
-    );
+    let quota = Some((cores * 25_000.0).round() as u64);
+    assert_eq!(docker.cpu_quota_us(&plain), quota);
+    assert_eq!(docker.cpu_quota_us(&nano), quota, "a container with --cpus takes its quota as --cpus");
     assert_eq!(docker.host_config(&nano).nano_cpus, Some((cores * 0.25 * 1e9) as i64));
-    let soft: u64 = docker.cgroup_text(&plain, "memory.soft_limit_in_bytes").parse().unwrap();
-    assert!((6 << 20..=256 << 20).contains(&soft), "{soft}");
+    let soft = docker.soft_memory_bytes(&plain).expect("a limit of memory");
+    assert!((LEAST_RESERVATION_BYTES..=256 << 20).contains(&soft), "{soft}");
     assert_eq!(docker.host_config(&plain).memory, Some(256 << 20), "the hard limit is the owner's");
 
     // Asking for more than the owner allowed gives what the owner allowed.
@@ -115,9 +114,9 @@ fn quotas_and_memory_respect_what_the_owner_set() {
         cleaner.restore(original).unwrap();
         cleaner.restore(original).unwrap();
     }
-    assert_eq!(docker.cgroup_text(&plain, "cpu.cfs_quota_us"), "-1");
-    assert_eq!(docker.cgroup_text(&plain, "cpu.shares"), "300");
-    assert!(docker.cgroup_text(&plain, "memory.soft_limit_in_bytes").parse::<u64>().unwrap() > 1 << 60);
+    assert_eq!(docker.cpu_quota_us(&plain), None);
+    assert_eq!(docker.cpu_weight(&plain), own_weight);
+    assert_eq!(docker.soft_memory_bytes(&plain), None);
     assert_eq!(docker.host_config(&nano).nano_cpus, Some(1_500_000_000));
     docker.call(async |engine| engine.remove_container(&nano, None).await);
     cleaner.restore(&originals[1]).expect("does nothing for a container that is gone");
@@ -134,7 +133,8 @@ fn foreign_writes_are_reported_and_ended_jobs_stay_ended() {
     let (other, _) = adopt(&mut runtime, 2, &rival);
     let plan = [(job.clone(), target(0.6, 1.0)), (other, target(0.4, 1.0))];
     runtime.apply(5, &plan).into_iter().for_each(|result| drop(result.unwrap()));
-    assert_eq!(docker.cgroup_text(&id, "cpu.shares"), "1229");
+    assert_eq!(docker.cpu_weight(&id), 120);
+    let ours = docker.host_config(&id).cpu_shares.unwrap().to_string();
     assert!(matches!(runtime.apply(4, &plan).remove(0), Err(RuntimeError::OldGeneration { given: 4, known: 5, .. })));
     runtime.apply(5, &plan).into_iter().for_each(|result| drop(result.expect("the same plan again changes nothing")));
 
@@ -148,18 +148,19 @@ fn foreign_writes_are_reported_and_ended_jobs_stay_ended() {
     docker.call(async |engine| engine.update_container(&id, shares).await);
     let error = runtime.apply(7, &plan).remove(0).unwrap_err();
     assert!(matches!(&error, RuntimeError::ForeignWrite { found, .. } if found == "700"), "{error}");
-    assert!(error.to_string().contains("1229"), "{error}");
+    assert!(error.to_string().contains(&ours), "{error}");
+    let theirs = docker.cpu_weight(&id);
     assert!(runtime.original(&job).unwrap().values.values().any(|value| value.to_string() == "700"));
-    std::fs::write(docker.cgroup_file(&id, "cpu.shares"), "800").unwrap();
+    docker.write_cpu_weight(&id, 80);
     assert!(matches!(runtime.apply(8, &plan).remove(0), Err(RuntimeError::ForeignWrite { .. })));
-    assert_eq!(docker.cgroup_text(&id, "cpu.shares"), "800", "not written while backing off");
+    assert_eq!(docker.cpu_weight(&id), 80, "not written while backing off");
     eventually("after the back-off our value is written again", || {
         let _ = runtime.apply(9, &plan);
-        docker.cgroup_text(&id, "cpu.shares") == "1229"
+        docker.cpu_weight(&id) == 120
     });
     runtime.release(&job).unwrap();
-    assert_eq!(docker.cgroup_text(&id, "cpu.shares"), "700", "what its owner set last is what the owner gets back");
-    assert_eq!(docker.cgroup_text(&id, "cpu.cfs_quota_us"), "90000");
+    assert_eq!(docker.cpu_weight(&id), theirs, "what its owner set last is what the owner gets back");
+    assert_eq!(docker.cpu_quota_us(&id), Some(90_000));
 
     // A container that ends and is started again is another job, though its id is the same.
     let (job, _) = adopt(&mut runtime, 3, &id);
@@ -200,8 +201,8 @@ fn what_a_hung_engine_does_late_is_no_contest() {
     docker.signal_engine(libc::SIGCONT);
     assert!(errors.iter().all(|error| error.contains("did not answer") && !error.contains('\n')), "{errors:?}");
     assert!(is_alive.unwrap());
-    eventually("the engine does what it was asked for", || docker.cgroup_text(&ids[0], "cpu.shares") == "1536");
+    eventually("the engine does what it was asked for", || docker.cpu_weight(&ids[0]) == 150);
     runtime.apply(2, &plan).into_iter().for_each(|result| drop(result.expect("it was our own write")));
     runtime.release(&one).unwrap();
-    assert_eq!(docker.cgroup_text(&ids[0], "cpu.shares"), "1024");
+    assert_eq!(docker.cpu_weight(&ids[0]), 100);
 }

@@ -1,7 +1,8 @@
 //! A real Docker engine for one test: started with everything it owns below one temporary directory and one
 //! cgroup, and removed without a trace, whatever the test did.
 //!
-//! It needs root and Debian's `docker.io` and `busybox-static`. Containers have no network.
+//! It needs root and Debian's `docker.io` and `busybox-static`. Containers have no network. With `systemd` in the
+//! variable [`CGROUP_DRIVER`] the engine asks systemd for its containers' groups.
 
 // Each test program uses another part of this.
 #![allow(dead_code)]
@@ -23,10 +24,17 @@ use tokio::sync::mpsc::error::TryRecvError;
 /// Far more than anything here takes on an idle machine; tests share theirs with other tests.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const IMAGE: &str = "busybox:test";
+/// The engine takes no smaller soft limit.
+pub(crate) const LEAST_RESERVATION_BYTES: u64 = 6 << 20;
+/// Names the environment variable with the engine's cgroup driver. The default is `cgroupfs`.
+const CGROUP_DRIVER: &str = "GAINSHARE_TEST_CGROUP_DRIVER";
 
 pub(crate) struct Dockerd {
     dir: tempfile::TempDir,
+    /// The group of all containers: a folder at the top of the hierarchy.
     cgroup: String,
+    /// systemd makes the groups.
+    systemd: bool,
     storage: &'static str,
     /// Containers run on while the engine is away.
     live_restore: bool,
@@ -49,9 +57,12 @@ impl Dockerd {
         assert!(Path::new("/usr/sbin/dockerd").exists(), "this test needs an engine: apt-get install docker.io");
         // The path of containerd's socket goes below it, and a socket's path may have 107 bytes only.
         let dir = tempfile::Builder::new().prefix("gsd").tempdir_in("/tmp").expect("a temporary directory");
-        let cgroup = format!("gainshare-test-{}", dir.path().file_name().unwrap().to_str().unwrap());
+        let name = dir.path().file_name().unwrap().to_str().unwrap();
+        let systemd = std::env::var(CGROUP_DRIVER).is_ok_and(|driver| driver == "systemd");
+        // A hyphen in the name of a slice would name a slice above it.
+        let cgroup = if systemd { format!("gainshare{name}.slice") } else { format!("gainshare-test-{name}") };
         let client = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let mut dockerd = Dockerd { dir, cgroup, storage: "overlay2", live_restore, process: None, client };
+        let mut dockerd = Dockerd { dir, cgroup, systemd, storage: "overlay2", live_restore, process: None, client };
         if let Err(log) = dockerd.launch() {
             // A machine whose own root is an overlay cannot stack another one on it.
             dockerd.storage = "vfs";
@@ -79,7 +90,8 @@ impl Dockerd {
             .arg(format!("--exec-root={}", dir.join("exec").display()))
             .arg(format!("--pidfile={}", dir.join("pid").display()))
             .arg(format!("--host=unix://{}", self.socket().display()))
-            .arg(format!("--cgroup-parent=/{}", self.cgroup))
+            .arg(format!("--exec-opt=native.cgroupdriver={}", if self.systemd { "systemd" } else { "cgroupfs" }))
+            .arg(format!("--cgroup-parent={}{}", if self.systemd { "" } else { "/" }, self.cgroup))
             .arg(format!("--storage-driver={}", self.storage))
             // The defaults would ask for a better memory score than the tests may give themselves.
             .args(["--oom-score-adjust=0", "--bridge=none", "--iptables=false", "--ip6tables=false"])
@@ -179,14 +191,45 @@ impl Dockerd {
     /// A file of a container's cgroup.
     pub(crate) fn cgroup_file(&self, id: &str, file: &str) -> PathBuf {
         let controller = file.split('.').next().unwrap();
-        let v1 = Path::new("/sys/fs/cgroup").join(controller).join(&self.cgroup).join(id).join(file);
-        let v2 = Path::new("/sys/fs/cgroup").join(&self.cgroup).join(id).join(file);
+        let group = if self.systemd { format!("docker-{id}.scope") } else { id.to_owned() };
+        let v1 = Path::new("/sys/fs/cgroup").join(controller).join(&self.cgroup).join(&group).join(file);
+        let v2 = Path::new("/sys/fs/cgroup").join(&self.cgroup).join(&group).join(file);
         if v1.exists() { v1 } else { v2 }
     }
 
     pub(crate) fn cgroup_text(&self, id: &str, file: &str) -> String {
         let path = self.cgroup_file(id, file);
         fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())).trim().to_owned()
+    }
+
+    /// The weight of a container's CPU time in the kernel, in hundredths of the kernel's default.
+    pub(crate) fn cpu_weight(&self, id: &str) -> u64 {
+        let number = |file: &str| self.cgroup_text(id, file).parse::<f64>().unwrap();
+        if is_v2() { number("cpu.weight") as u64 } else { (number("cpu.shares") / 10.24).round() as u64 }
+    }
+
+    /// Writes the weight around the engine.
+    pub(crate) fn write_cpu_weight(&self, id: &str, hundredths: u64) {
+        let (file, value) = if is_v2() { ("cpu.weight", hundredths) } else { ("cpu.shares", hundredths * 1024 / 100) };
+        fs::write(self.cgroup_file(id, file), value.to_string()).unwrap();
+    }
+
+    /// The quota in the kernel, in microseconds of each tenth of a second; `None` for none.
+    pub(crate) fn cpu_quota_us(&self, id: &str) -> Option<u64> {
+        match is_v2() {
+            true => self.cgroup_text(id, "cpu.max").split(' ').next().unwrap().parse().ok(),
+            false => self.cgroup_text(id, "cpu.cfs_quota_us").parse().ok(),
+        }
+    }
+
+    /// The soft limit (v1) or the protection (v2) of a container's memory in the kernel; `None` for none. The engine
+    /// cannot set the protection back to zero: its smallest value is none.
+    pub(crate) fn soft_memory_bytes(&self, id: &str) -> Option<u64> {
+        let read = |file: &str| self.cgroup_text(id, file).parse::<u64>().unwrap();
+        match is_v2() {
+            true => Some(read("memory.low")).filter(|&bytes| bytes > LEAST_RESERVATION_BYTES),
+            false => Some(read("memory.soft_limit_in_bytes")).filter(|&bytes| bytes < 1 << 60),
+        }
     }
 
     fn remove_containers(&mut self) {
@@ -227,6 +270,11 @@ impl Drop for Dockerd {
             remove_tree(&hierarchy.join(&self.cgroup));
         }
     }
+}
+
+/// Whether the kernel's controllers are those of cgroup v2.
+pub(crate) fn is_v2() -> bool {
+    Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }
 
 fn hierarchies() -> Vec<PathBuf> {
