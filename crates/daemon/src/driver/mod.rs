@@ -21,8 +21,8 @@
 //! ([`page`]) and their teams of threads ([`teams`]). [`gpu`], [`gpu_use`]: shares of GPUs.
 //!
 //! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
-//! waits for the disk, but not for the container engine, for processes that die or for the removal of folders; the
-//! exception is the daemon's own end.
+//! waits for the disk and for the file systems of jobs' folders, but not for the container engine, for processes that
+//! die or for the removal of folders; the exception is the daemon's own end.
 
 mod apply;
 mod deadlines;
