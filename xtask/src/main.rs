@@ -6,6 +6,7 @@ mod check;
 mod e2e;
 mod faults;
 mod faultsim;
+mod guest;
 mod guide;
 mod image;
 mod install;

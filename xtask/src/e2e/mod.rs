@@ -7,6 +7,7 @@ mod kube_deadline;
 mod kube_move;
 mod kube_ps;
 mod kube_share;
+mod kube_v2;
 mod local_deadline;
 mod ps_job;
 mod trace;
@@ -50,6 +51,11 @@ enum Story {
     /// policy. Prints which deadlines were met and how well ends were predicted; fails if `qos` misses a
     /// feasible deadline.
     KubeDeadline(kube_deadline::Args),
+    /// Pods are resized in place on a node with cgroup v2: an emulated machine, with each of the two cgroup drivers.
+    ///
+    /// Brings up a test bed whose second node is an emulated machine with Debian's cloud kernel, and compares the
+    /// files of the kernel there with what operator and node agent asked for. Prints the values; fails if one differs.
+    KubeV2(kube_v2::Args),
     /// Jobs with deadlines on this machine, without Kubernetes: the same mix with equal shares and under `qos`.
     ///
     /// Measures how fast the machine trains, derives lengths and deadlines from that, and runs ten real
@@ -64,6 +70,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Story::KubeMove(args) => kube_move::run(&args),
         Story::KubePs(args) => kube_ps::run(&args),
         Story::KubeDeadline(args) => kube_deadline::run(&args),
+        Story::KubeV2(args) => kube_v2::run(&args),
         Story::LocalDeadline(args) => local_deadline::run(&args),
     }
 }

@@ -6,10 +6,11 @@
 //! namespaces, mounts and interfaces go with the processes; then remove the groups and the folder.
 
 use super::build::{self, Lock};
+use super::guest_node::{CgroupDriver, GuestNode};
 use super::network::Plan;
 use super::node::{self, Node, NodeSpec};
 use super::plane::{Plane, make};
-use super::process::Place;
+use super::process::{Place, run_at};
 use super::state::{NETWORK, State, default_base, groups_of, mounts_of};
 use super::{image, kwok};
 use crate::{cache, packages, sh};
@@ -38,6 +39,8 @@ pub(crate) struct Spec {
     pub(crate) nodes: Vec<NodeSpec>,
     /// How many make-believe nodes stand beside the real ones.
     pub(crate) kwok_nodes: u32,
+    /// Names of nodes that emulated machines may join as, once the cluster is up.
+    pub(crate) guests: Vec<String>,
 }
 
 impl Spec {
@@ -45,7 +48,7 @@ impl Spec {
     pub(crate) fn new(name: &str, nodes: &[(&str, f64)]) -> Result<Spec> {
         let parse = |(name, cores): &(&str, f64)| format!("{name}={cores}").parse();
         let nodes = nodes.iter().map(parse).collect::<Result<_>>()?;
-        Ok(Spec { name: name.to_owned(), base: default_base()?, nodes, kwok_nodes: 0 })
+        Ok(Spec { name: name.to_owned(), base: default_base()?, nodes, kwok_nodes: 0, guests: Vec::new() })
     }
 }
 
@@ -68,7 +71,8 @@ impl Testbed {
         let dir = spec.base.join(&spec.name);
         match State::load(&dir) {
             Ok(Some(state)) if state.ready && state.ended().is_empty() => {
-                if state.nodes != spec.nodes || state.kwok_nodes != spec.kwok_nodes || state.bin != bin {
+                let same = state.nodes == spec.nodes && state.guests == spec.guests;
+                if !same || state.kwok_nodes != spec.kwok_nodes || state.bin != bin {
                     bail!(
                         "a different test bed `{}` is up ({}): `cargo xtask testbed down --name {}` first, or choose another --name",
                         spec.name,
@@ -91,6 +95,7 @@ impl Testbed {
         let mut state = State::new(spec.name.clone(), dir, bin, Plan::free()?);
         state.nodes = spec.nodes.clone();
         state.kwok_nodes = spec.kwok_nodes;
+        state.guests = spec.guests.clone();
         state.save()?;
         // From here on a failure takes everything down again.
         let mut testbed = Testbed { state, stays: false };
@@ -216,6 +221,39 @@ impl Testbed {
         self.state.nodes.iter().try_for_each(|n| node::import(&self.state.dir, &n.name, archive))
     }
 
+    /// Boots an emulated machine that joins as the node `name`, one of the guests of the test bed. It has the images
+    /// in these archives beside those that every node has.
+    pub(crate) fn start_guest(&mut self, name: &str, driver: CgroupDriver, archives: &[PathBuf]) -> Result<()> {
+        let index = self.state.guests.iter().position(|guest| guest == name);
+        let guest = GuestNode {
+            name,
+            driver,
+            index: index.with_context(|| format!("{name} is no guest of this test bed"))?,
+            testbed: &self.state.dir,
+            bin: &self.state.bin,
+            kubeconfig: self.plane().kubeconfig(&format!("node-{name}")),
+            plan: self.state.plan(),
+        };
+        let archives: Vec<PathBuf> = [&[self.state.dir.join("base-images.tar")], archives].concat();
+        let (argv, address) = (guest.prepare(&archives)?, guest.address());
+        let network = Place::Network(self.state.process(NETWORK)?);
+        run_at(Command::new("ip").args(["addr", "add", &format!("{address}/32"), "dev", "lo"]), &network)?;
+        self.state.start(&guest_program(name), argv, None)
+    }
+
+    /// What a guest has written on its console.
+    pub(crate) fn guest_console(&self, name: &str) -> String {
+        let text = std::fs::read(self.state.log(&guest_program(name))).unwrap_or_default();
+        String::from_utf8_lossy(&text).replace('\r', "")
+    }
+
+    /// Switches a guest off.
+    pub(crate) fn stop_guest(&mut self, name: &str) -> Result<()> {
+        self.kill(&guest_program(name))?;
+        self.state.programs.remove(&guest_program(name));
+        self.state.save()
+    }
+
     fn plane(&self) -> Plane<'_> {
         Plane { dir: &self.state.dir, bin: &self.state.bin, plan: self.state.plan() }
     }
@@ -232,7 +270,8 @@ impl Testbed {
         let groups = self.state.groups()?;
         let specs = self.state.nodes.clone();
         let names: Vec<String> = specs.iter().map(|n| n.name.clone()).collect();
-        self.plane().write_files(&names)?;
+        // Guests come after the nodes: the first name is that of a node of this machine.
+        self.plane().write_files(&[names.clone(), self.state.guests.clone()].concat())?;
         let (etcd, api) = (self.plane().etcd(), self.plane().api_server());
         self.state.start("etcd", etcd, None)?;
         self.state.start("kube-apiserver", api, None)?;
@@ -364,6 +403,11 @@ impl Drop for Testbed {
             eprintln!("testbed: {error:#}");
         }
     }
+}
+
+/// The emulator of a guest.
+fn guest_program(guest: &str) -> String {
+    format!("guest-{guest}")
 }
 
 /// A program that does nothing but keep the namespaces it was started in.

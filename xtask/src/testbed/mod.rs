@@ -6,6 +6,7 @@
 mod build;
 mod cluster;
 mod groups;
+mod guest_node;
 pub(crate) mod image;
 mod kwok;
 mod network;
@@ -16,6 +17,7 @@ mod state;
 
 pub(crate) use build::programs;
 pub(crate) use cluster::{Spec, Testbed};
+pub(crate) use guest_node::CgroupDriver;
 pub(crate) use image::BUSYBOX;
 
 use crate::programs::Programs;
@@ -103,7 +105,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let open = || Testbed::open(&base, &args.name);
     match args.command {
         TestbedCommand::Up(up) => {
-            let spec = Spec { name: args.name, base, nodes: up.nodes()?, kwok_nodes: up.kwok };
+            let spec = Spec { name: args.name, base, nodes: up.nodes()?, kwok_nodes: up.kwok, guests: Vec::new() };
             let testbed = Testbed::up(&spec)?;
             println!("export KUBECONFIG={}", testbed.kubeconfig().display());
             println!("export PATH={}:$PATH", testbed.bin().display());

@@ -40,6 +40,9 @@ pub(crate) struct State {
     network: u8,
     pub(crate) nodes: Vec<NodeSpec>,
     pub(crate) kwok_nodes: u32,
+    /// Names of nodes that emulated machines may join as.
+    #[serde(default)]
+    pub(crate) guests: Vec<String>,
     /// Programs by name, such as `kube-apiserver` or `kubelet-NODE`.
     pub(crate) programs: BTreeMap<String, Program>,
     #[serde(skip)]
@@ -69,8 +72,8 @@ pub(crate) fn default_base() -> Result<PathBuf> {
 
 impl State {
     pub(crate) fn new(name: String, dir: PathBuf, bin: PathBuf, plan: Plan) -> State {
-        let (nodes, programs) = (Vec::new(), BTreeMap::new());
-        State { name, ready: false, bin, network: plan.0, nodes, kwok_nodes: 0, programs, dir }
+        let (nodes, guests, programs) = (Vec::new(), Vec::new(), BTreeMap::new());
+        State { name, ready: false, bin, network: plan.0, nodes, kwok_nodes: 0, guests, programs, dir }
     }
 
     /// The state of the test bed in a folder, if there is one.
