@@ -93,8 +93,8 @@ const PIECES: [&str; 19] = [
 ];
 
 /// One of `texts` after one to five edits. An edit removes up to eleven bytes and inserts a piece: a number, a bracket
-/// and the like, or one of `pieces`, which belong to the format of the texts, or a few bytes of any value. The same seed
-/// gives the same bytes.
+/// and the like, or one of `pieces`, which belong to the format of the texts, or a few bytes of any value. The same
+/// seed gives the same bytes.
 ///
 /// # Panics
 /// If there is no text.

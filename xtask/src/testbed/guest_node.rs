@@ -18,13 +18,15 @@ use super::plane::{Argv, DOMAIN, make};
 use crate::guest::{Machine, Root, newest_cloud_kernel, write_disk_initramfs};
 use crate::sh;
 use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Who makes the control groups of pods.
+/// The part of a node that makes the control groups of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CgroupDriver {
@@ -321,8 +323,8 @@ struct Engine(Child);
 impl Engine {
     /// Ends the engine as its owner would, so that everything it knows is written.
     fn end(&mut self) {
-        // SAFETY: kill has no preconditions, and the child was not waited for yet.
-        unsafe { libc::kill(self.0.id() as i32, libc::SIGTERM) };
+        // The child was not waited for yet, so its number is its own.
+        let _ = kill(Pid::from_raw(self.0.id() as i32), Signal::SIGTERM);
         let _ = self.0.wait();
     }
 }

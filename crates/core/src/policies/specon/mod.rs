@@ -274,7 +274,7 @@ struct Cluster {
 #[derive(Debug, Clone, Default)]
 struct Node {
     jobs: Vec<JobId>,
-    /// Who had jobs here when the run began.
+    /// Owners that had jobs here when the run began.
     owners: BTreeSet<OwnerId>,
     slots: Option<usize>,
 }
