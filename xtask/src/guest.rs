@@ -215,8 +215,8 @@ impl Machine<'_> {
             // The disk is made for one boot.
             command.arg("-drive").arg(format!("file={},format=raw,if=virtio,cache=unsafe", disk.display()));
         }
-        // Defences of the processor are expensive to emulate.
-        let words = "console=ttyS0 quiet panic=-1 mitigations=off audit=0";
+        // Defences of the processor are expensive to emulate, and the guest has no programs of AppArmor.
+        let words = "console=ttyS0 quiet panic=-1 mitigations=off audit=0 apparmor=0";
         command.args(["-append", words, "-kernel"]).arg(self.kernel).arg("-initrd").arg(self.initramfs);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         command

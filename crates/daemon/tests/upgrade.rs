@@ -39,9 +39,10 @@ fn a_folder_of_version_0_1_is_continued() {
     let broken = daemon.job("broken");
     assert_eq!((broken.state, broken.exit_code), (JobState::Failed, Some(3)), "{broken:#?}");
 
-    // The process of the running job is gone: the job fails, and a note names the reason.
+    // The process of the running job is gone: the job is lost, and its reports are kept.
     let lost = daemon.wait_end("running");
-    assert!(lost.state == JobState::Failed && !lost.notes.is_empty(), "{lost:#?}");
+    assert_eq!(lost.state, JobState::Lost, "{lost:#?}");
+    assert!(lost.metric.as_ref().is_some_and(|metric| metric.step == Some(30)), "{lost:#?}");
 
     // The job that waited runs with the environment of its submission.
     let waited = daemon.wait_end("waiting");

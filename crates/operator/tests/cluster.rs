@@ -323,7 +323,7 @@ fn mistakes_are_answered_with_help(bed: &TestBed) {
         (json!({"selector": {}, "targetRef": {"kind": "Job", "name": "a"}}), "give exactly one of selector"),
         (json!({"selector": {}, "alpha": 2}), "alpha lies between 0 and 1"),
         (json!({"selector": {}, "interval": "10"}), "such as 20s"),
-        (json!({"selector": {}, "policy": "magic"}), "supported values: \"fair\", \"flowcon\", \"gainshare\""),
+        (json!({"selector": {}, "policy": "magic"}), "supported values: \"na\", \"flowcon\", \"gainshare\""),
         (json!({"selector": {}, "resources": ["memory"]}), "resources must name cpu"),
         (json!({"selector": {}, "floorPercent": 90}), "floorPercent lies between 0 and 50"),
         (json!({"targetRef": {"kind": "", "name": "a"}}), "targetRef needs a kind and a name"),

@@ -66,7 +66,7 @@ fn policy() -> Value {
     json!({
         "apiVersion": "gainshare.dev/v1alpha1", "kind": "SharePolicy",
         "metadata": {"name": "training", "namespace": "team"},
-        "spec": {"selector": {"matchLabels": {"role": "training"}}, "policy": "fair"},
+        "spec": {"selector": {"matchLabels": {"role": "training"}}, "policy": "na"},
     })
 }
 
