@@ -108,7 +108,7 @@ fn run_story(kube: &mut Kube, drivers: &[CgroupDriver], programs: &Programs) -> 
         let node = node_of(*driver);
         eprintln!("e2e: a node with cgroup v2 and the driver {}", driver.name());
         let began = Instant::now();
-        kube.testbed.start_guest(&node, *driver, &[archive.clone()])?;
+        kube.testbed.start_guest(&node, *driver, std::slice::from_ref(&archive))?;
         let containers = play(kube, &node, *driver).map_err(|error| {
             let console = kube.testbed.guest_console(&node);
             let lines: Vec<&str> = console.lines().collect();
