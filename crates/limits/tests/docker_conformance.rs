@@ -12,7 +12,7 @@ use gainshare_core::plan::Target;
 use gainshare_limits::docker::DockerRuntime;
 use gainshare_limits::{JobHandle, LimitMode, Runtime, RuntimeError};
 use std::path::Path;
-use suite::{Subject, cpu_target};
+use suite::{Subject, cpu_target, retried};
 
 struct Containers {
     runtime: DockerRuntime,
@@ -42,7 +42,7 @@ impl Containers {
         // Below an empty root no cgroup is found.
         let empty = tempfile::tempdir().unwrap();
         let root = if engine_only { empty.path() } else { Path::new("/") };
-        let runtime = DockerRuntime::connect_at(&docker.socket(), mode, root).unwrap();
+        let runtime = retried(|| DockerRuntime::connect_at(&docker.socket(), mode, root)).unwrap();
         Containers { runtime, docker, engine_only, count: 0 }
     }
 
@@ -50,7 +50,7 @@ impl Containers {
         self.count += 1;
         let host = HostConfig { cpuset_cpus: cpus.map(str::to_owned), ..Default::default() };
         let id = self.docker.run(&format!("job-{}", self.count), "while :; do :; done", &[], host);
-        self.runtime.adopt(JobId(self.count), &id, None).unwrap().0
+        retried(|| self.runtime.adopt(JobId(self.count), &id, None)).unwrap().0
     }
 
     /// The limits in the kernel's files.
@@ -156,6 +156,6 @@ fn cores_mode_deals_whole_cores_and_leaves_the_pinned_alone() {
     containers.runtime.apply(2, &plan).into_iter().for_each(|result| drop(result.unwrap()));
     assert_eq!(containers.docker.cgroup_text(&a.key, "cpuset.cpus"), of_a, "the same plan moves no container");
     containers.runtime.apply(3, &[(a.clone(), checked_target(Target::FREE))]).remove(0).unwrap();
-    containers.runtime.release(&a).unwrap();
+    retried(|| containers.runtime.release(&a)).unwrap();
     assert_eq!(containers.limits_outside(&a), before);
 }

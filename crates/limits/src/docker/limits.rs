@@ -103,11 +103,11 @@ const MIN_RESERVATION_BYTES: u64 = 6 << 20;
 /// Soft limits move in steps of this size, so that a slowly growing working set does not cause a write with
 /// every plan.
 const RESERVATION_STEP_BYTES: u64 = 64 << 20;
-/// The engine's own period; it is never changed, because a container with another period refuses `docker
-/// update --cpus` from then on.
-const PERIOD_US: f64 = 100_000.0;
-/// The kernel's smallest quota.
-const MIN_QUOTA_US: i64 = 1_000;
+/// Quotas are whole hundredths of a core, of the engine's own period of 100 ms. (The period is never changed, because a
+/// container with another one refuses `docker update --cpus` from then on.) systemd keeps quotas in whole hundredths:
+/// with Docker's systemd driver a reload of systemd would replace a finer quota by the next hundredth, which looks like a
+/// write of another program. One hundredth is also the kernel's smallest quota.
+const QUOTA_STEP_US: i64 = 1_000;
 
 /// How the engine's `cpu-shares` become the kernel's weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -259,7 +259,7 @@ impl Machine {
             let cpus = ((cores * 100.0).round().max(1.0) as i64).saturating_mul(10_000_000);
             return Some((EngineLimit::Cpus, LimitValue::Number(cpus.min(nano))));
         }
-        let quota = ((cores * PERIOD_US).round() as i64).max(MIN_QUOTA_US);
+        let quota = ((cores * 100.0).round() as i64).saturating_mul(QUOTA_STEP_US).max(QUOTA_STEP_US);
         let before = original(EngineLimit::CpuQuota);
         Some((EngineLimit::CpuQuota, LimitValue::Number(if before > 0 { quota.min(before) } else { quota })))
     }
@@ -387,6 +387,12 @@ mod tests {
         assert_eq!(
             m.wanted(LimitMode::Quota, &request(&half, &plain)).0[&EngineLimit::CpuQuota],
             LimitValue::Number(400_000)
+        );
+        let third = target(1.0 / 3.0, 1.0);
+        assert_eq!(
+            m.wanted(LimitMode::Quota, &request(&third, &plain)).0[&EngineLimit::CpuQuota],
+            LimitValue::Number(267_000),
+            "systemd keeps whole hundredths of a core"
         );
         let capped =
             managed(LimitMode::Quota, &values_of(&HostConfig { cpu_quota: Some(150_000), ..Default::default() }));
