@@ -36,7 +36,7 @@ pub(crate) fn steps() -> Result<Vec<Step>> {
     }];
     let what = format!("{} {} from crates.io", CARGO_DENY.0, CARGO_DENY.1);
     let missing = !tool_home(CARGO_DENY)?.join("bin").join(CARGO_DENY.0).exists();
-    steps.push(Step { what, missing, cold_min: 6 });
+    steps.push(Step { what, missing, cold_min: 3 });
     let any = |prefix: &str, folder: PathBuf| {
         let names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
         names.into_iter().any(|name| name.to_string_lossy().starts_with(prefix))
@@ -44,7 +44,7 @@ pub(crate) fn steps() -> Result<Vec<Step>> {
     let what = "a Python environment with the training frameworks".to_owned();
     steps.push(Step { what, missing: !any("venv", cache::folder()?), cold_min: 3 });
     let what = "Kubernetes, CoreDNS, Helm and kwok from the Go module registry".to_owned();
-    steps.push(Step { what, missing: !any("bin-", cache::folder()?.join("testbed")), cold_min: 7 });
+    steps.push(Step { what, missing: !any("bin-", cache::folder()?.join("testbed")), cold_min: 5 });
     Ok(steps)
 }
 

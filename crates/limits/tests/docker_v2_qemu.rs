@@ -3,9 +3,9 @@
 //!
 //! Debian's Docker engine and the programs of the Docker tests, built beside this one, run on Debian's cloud kernel in
 //! an emulated machine. First the guest's first process is a shell, and the engine makes the groups of its containers
-//! itself (driver `cgroupfs`). With `GAINSHARE_SYSTEMD=1`, which takes some minutes more, systemd then becomes the first
-//! process, and the engine asks systemd for the groups (driver `systemd`). The guest prints the test harness's own lines
-//! on the serial console; this test asserts on them.
+//! itself (driver `cgroupfs`). With `GAINSHARE_SYSTEMD=1`, which takes some minutes more, systemd then becomes the
+//! first process, and the engine asks systemd for the groups (driver `systemd`). The guest prints the test harness's
+//! own lines on the serial console; this test asserts on them.
 
 #[path = "../../../xtask/src/guest.rs"]
 mod guest;

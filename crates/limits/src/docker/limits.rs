@@ -105,8 +105,8 @@ const MIN_RESERVATION_BYTES: u64 = 6 << 20;
 const RESERVATION_STEP_BYTES: u64 = 64 << 20;
 /// Quotas are whole hundredths of a core, of the engine's own period of 100 ms. (The period is never changed, because a
 /// container with another one refuses `docker update --cpus` from then on.) systemd keeps quotas in whole hundredths:
-/// with Docker's systemd driver a reload of systemd would replace a finer quota by the next hundredth, which looks like a
-/// write of another program. One hundredth is also the kernel's smallest quota.
+/// with Docker's systemd driver a reload of systemd would replace a finer quota by the next hundredth, which looks like
+/// a write of another program. One hundredth is also the kernel's smallest quota.
 const QUOTA_STEP_US: i64 = 1_000;
 
 /// How the engine's `cpu-shares` become the kernel's weight.
