@@ -85,15 +85,15 @@ fn pod_of(bed: &TestBed, name: &str) -> Value {
     })
 }
 
-/// What an observer saw that must not be.
+/// What was read while parts were replaced, and what of it must not be.
 #[derive(Debug, Default)]
-struct Observed {
+struct Observations {
     readings: usize,
     violations: Vec<String>,
     progress: BTreeMap<String, u64>,
 }
 
-impl Observed {
+impl Observations {
     /// Progress never goes back.
     fn read_progress(&mut self, jobs: &Value) {
         for job in jobs["items"].as_array().into_iter().flatten() {
@@ -132,8 +132,8 @@ impl Observed {
 }
 
 /// Reads jobs and pods until it is told to end.
-fn observe(bed: &TestBed, ends: &AtomicBool) -> Observed {
-    let mut observed = Observed::default();
+fn observe(bed: &TestBed, ends: &AtomicBool) -> Observations {
+    let mut observed = Observations::default();
     let list = |kind: &str| -> Option<Value> {
         let output = bed.output("kubectl", &["get", kind, "-n", "team", "-o", "json"], "");
         serde_json::from_slice(&output.stdout).ok()
@@ -219,7 +219,7 @@ fn upgrade(bed: &TestBed) -> ([Operator; 2], u32, f64, usize) {
 
     let ends = AtomicBool::new(false);
     let (replaced, observed) = std::thread::scope(|scope| {
-        let observer: ScopedJoinHandle<'_, Observed> = scope.spawn(|| observe(bed, &ends));
+        let observer: ScopedJoinHandle<'_, Observations> = scope.spawn(|| observe(bed, &ends));
         // The observer ends also when the upgrade fails.
         let replaced = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| replace_all(bed, first, second)));
         ends.store(true, Ordering::Relaxed);
