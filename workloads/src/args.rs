@@ -25,7 +25,13 @@ pub struct TrainArgs {
     pub model: ModelKind,
 
     /// Steps to take in all, those before a resume included
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        env = "GAINSHARE_TRAIN_STEPS",
+        default_value_t = 1000,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     pub steps: u64,
 
     /// Epochs to take in all instead of --steps; an epoch is 4096 examples

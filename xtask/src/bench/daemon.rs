@@ -59,7 +59,8 @@ const REPORTER: &str = "exec 3<> <(:); i=100000; \
     while :; do i=$((i-7)); echo \"step $((100000-i))/100000 loss: 0.$i\"; read -t 1 -u 3; done";
 
 /// A job that prints the lines it is handed, and burns some CPU for each so that its growth per CPU can be measured.
-const ECHO: &str = "while read line; do echo \"$line\"; i=0; while [ $i -lt 6000 ]; do i=$((i+1)); done; done < \"$0\"";
+const ECHO: &str =
+    "while read line; do echo \"$line\"; i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; done < \"$0\"";
 
 pub(crate) fn run(args: &Args) -> Result<Value> {
     let (&first, others) = args.jobs.split_first().context("give at least one number of jobs")?;

@@ -2,7 +2,8 @@
 //!
 //! The same training jobs arrive at the same random moments three times: left to the cluster's own
 //! scheduler (`na`), under `specon` and under `gainshare`. All are TrainingJobs with a checkpoint on a
-//! volume that every node sees. Meanwhile a watcher reads the kernel's control groups of all nodes
+//! volume that every node sees. Half of the jobs say nowhere how many steps they will take. With `--seeds`
+//! all of this is repeated with other arrivals and sizes, and medians are judged. Meanwhile a watcher reads the kernel's control groups of all nodes
 //! twenty times a second: two attempts of one job must never live at once. Every job has a twin with the
 //! same seed in the round without moves: both must end with the same loss.
 
@@ -10,6 +11,7 @@ use super::attempts::{Attempts, ObservedAttempt};
 use super::kube::{Bystanders, Kube, unix_s, wait_for};
 use super::kube_share::install;
 use super::train::{IMAGE, steps_per_second};
+use crate::bench::median;
 use crate::programs::Programs;
 use crate::sh;
 use crate::testbed::{Spec, Testbed};
@@ -27,8 +29,10 @@ const ALL: [&str; 3] = ["na", "specon", "gainshare"];
 const COUNT: usize = 12;
 /// `specon` may be worse by no more than two runs of the same differ.
 const NOISE: f64 = 0.05;
-/// `gainshare` must be better by this in the mean.
+/// `gainshare` must be better by this in the mean of one run.
 const LEAST_GAIN: f64 = 0.10;
+/// `gainshare` must be better by this in the median over several seeds, and worse with none of them.
+const LEAST_MEDIAN_GAIN: f64 = 0.20;
 const LONGEST_STEP_S: f64 = 5.0;
 /// Losses of twins may differ by rounding in the printed number only: training resumes exactly.
 const TOLERANCE: f64 = 1e-4;
@@ -41,6 +45,9 @@ pub(crate) struct Args {
     /// Of the arrivals and sizes.
     #[arg(long, default_value_t = 7)]
     seed: u64,
+    /// How many seeds, beginning with `--seed`. With several, the medians over them are judged.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: u64,
     /// All work of the jobs, in seconds of one core.
     #[arg(long, value_name = "SECONDS")]
     work: Option<f64>,
@@ -65,7 +72,7 @@ impl Args {
     /// With the programs that were built for the tests.
     pub(super) fn short(programs: &Programs) -> Args {
         let (only, programs) = (vec![], Some(programs.folder().to_path_buf()));
-        Args { short: true, seed: 0, work: None, only, figures: None, keep: false, programs, output: None }
+        Args { short: true, seed: 0, seeds: 1, work: None, only, figures: None, keep: false, programs, output: None }
     }
 }
 
@@ -76,8 +83,36 @@ struct Job {
     /// How it prints.
     format: &'static str,
     steps: u64,
+    /// Whether its command and its lines say how many steps it will take.
+    total: bool,
     report_every: u64,
     arrives_s: f64,
+}
+
+/// What was measured with several seeds.
+#[derive(Debug, Serialize)]
+struct SeedsReport {
+    /// By seed.
+    seeds: BTreeMap<u64, Report>,
+    /// Over the seeds, as parts of `na`'s: below 1 is better.
+    mean_to_na: BTreeMap<&'static str, Spread>,
+    makespan_to_na: BTreeMap<&'static str, Spread>,
+    took_s: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Spread {
+    median: f64,
+    least: f64,
+    most: f64,
+}
+
+impl Spread {
+    fn of(values: &[f64]) -> Spread {
+        let fold = |start, pick: fn(f64, f64) -> f64| values.iter().copied().fold(start, pick);
+        let (least, most) = (fold(f64::INFINITY, f64::min), fold(f64::NEG_INFINITY, f64::max));
+        Spread { median: median(values.to_vec()), least, most }
+    }
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -127,10 +162,20 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
     let programs = super::programs(args.programs.as_deref())?;
     let kube = Kube { testbed: Testbed::up(&Spec::new("kube-move", &NODES)?)? };
-    let told = run_story(&kube, args, &programs);
+    let reports = run_seeds(&kube, args, &programs);
     kube.end(args.keep)?;
-    let mut report = told?;
-    report.took_s = began.elapsed().as_secs_f64();
+    let mut reports = reports?;
+    let took_s = began.elapsed().as_secs_f64();
+    if args.seeds > 1 {
+        let report = SeedsReport::of(reports, took_s);
+        match args.output {
+            Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
+            None => report.print(),
+        }
+        return report.check();
+    }
+    let (_, mut report) = reports.pop_first().context("one seed was run")?;
+    report.took_s = took_s;
     match args.output {
         Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
         None => print(&report),
@@ -138,18 +183,25 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     check(&report, args.short || !args.only.is_empty())
 }
 
-fn run_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
+fn run_seeds(kube: &Kube, args: &Args, programs: &Programs) -> Result<BTreeMap<u64, Report>> {
     kube.testbed.load_image(&programs.files(), IMAGE)?;
-    let program = &programs.gainshare();
-    let jobs = if args.short {
-        crowd(program, args.work.unwrap_or(56.0))?
-    } else {
-        schedule(program, args.seed, args.work.unwrap_or(120.0))?
-    };
     // SpeCon looks every half minute at jobs of many minutes; these take less than two.
     let interval = if args.short { "2s" } else { "4s" };
     let numbers = format!("operator.extraArgs={{--specon-interval={interval},--specon-alpha=0.02}}");
     install(kube, &["--set", &numbers])?;
+    let seeds = args.seed..args.seed.saturating_add(args.seeds);
+    seeds.map(|seed| Ok((seed, run_story(kube, args, programs, seed)?))).collect()
+}
+
+/// All rounds with the arrivals and sizes of one seed.
+fn run_story(kube: &Kube, args: &Args, programs: &Programs, seed: u64) -> Result<Report> {
+    let began = Instant::now();
+    let program = &programs.gainshare();
+    let jobs = if args.short {
+        crowd(program, args.work.unwrap_or(56.0))?
+    } else {
+        schedule(program, seed, args.work.unwrap_or(120.0))?
+    };
     let mut report = Report::default();
     let policies: Vec<&'static str> = match (args.only.is_empty(), args.short) {
         (true, true) => vec!["specon"],
@@ -159,8 +211,14 @@ fn run_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
     let most_rounds = if args.short { SHORT_ROUNDS } else { 1 };
     for policy in policies {
         for number in 1..=most_rounds {
-            eprintln!("e2e: under {policy}");
-            let namespace = if number == 1 { format!("under-{policy}") } else { format!("under-{policy}-{number}") };
+            eprintln!("e2e: under {policy}, seed {seed}");
+            let mut namespace = format!("under-{policy}");
+            if args.seeds > 1 {
+                namespace += &format!("-seed-{seed}");
+            }
+            if number > 1 {
+                namespace += &format!("-{number}");
+            }
             let round = play(kube, programs, (policy, &namespace), &jobs, &mut report)?;
             check_figures(kube, programs, &namespace, &round, args.figures.as_deref())?;
             // The next round begins without pods of this one.
@@ -173,6 +231,7 @@ fn run_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
         }
     }
     compare(&mut report);
+    report.took_s = began.elapsed().as_secs_f64();
     Ok(report)
 }
 
@@ -198,7 +257,7 @@ fn crowd(program: &Path, work_s: f64) -> Result<Vec<Job>> {
 fn job(i: usize, model: &'static str, format: &'static str, rate: f64, work_s: f64, arrives_s: f64) -> Result<Job> {
     let steps = ((rate * work_s) as u64).max(60);
     let report_every = ((rate / 4.0) as u64).max(1);
-    Ok(Job { name: format!("job-{}", i + 1), model, format, steps, report_every, arrives_s })
+    Ok(Job { name: format!("job-{}", i + 1), model, format, steps, total: true, report_every, arrives_s })
 }
 
 /// Sizes and arrivals by the seed: a few long jobs, several short ones, most of them within the first third.
@@ -224,7 +283,8 @@ fn schedule(program: &Path, seed: u64, work_s: f64) -> Result<Vec<Job>> {
     arrivals.sort_by(f64::total_cmp);
     let jobs = sizes.into_iter().zip(arrivals).enumerate().map(|(i, (size, arrives_s))| {
         let (model, format) = MODELS[i % MODELS.len()];
-        job(i, model, format, rates[model], work_s * size / all, arrives_s)
+        let job = job(i, model, format, rates[model], work_s * size / all, arrives_s)?;
+        Ok(if i % 2 == 0 { job } else { Job { format: "kv", total: false, ..job } })
     });
     jobs.collect()
 }
@@ -358,20 +418,16 @@ fn prepare(kube: &Kube, namespace: &str) -> Result<()> {
 
 fn training_job(namespace: &str, policy: &str, job: &Job) -> Value {
     let (steps, every) = (job.steps.to_string(), job.report_every.to_string());
-    let args = [
-        "train",
-        job.model,
-        "--format",
-        job.format,
-        "--steps",
-        &steps,
-        "--report-every",
-        &every,
-        "--checkpoint",
-        "/checkpoints",
-        "--checkpoint-every",
-        "0",
-    ];
+    let mut args = vec!["train", job.model, "--format", job.format, "--report-every", &every];
+    args.extend(["--checkpoint", "/checkpoints", "--checkpoint-every", "0"]);
+    // By this variable the watcher finds the job of a process.
+    let mut env = vec![json!({ "name": "STORY_JOB", "value": job.name })];
+    if job.total {
+        args.extend(["--steps", &steps]);
+    } else {
+        // The node agent reads command lines, and no environments.
+        env.push(json!({ "name": "GAINSHARE_TRAIN_STEPS", "value": steps }));
+    }
     json!({
         "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob",
         "metadata": { "name": job.name, "namespace": namespace },
@@ -381,8 +437,7 @@ fn training_job(namespace: &str, policy: &str, job: &Job) -> Value {
             "checkpoint": { "claimName": "checkpoints", "path": "/checkpoints" },
             "template": { "spec": { "containers": [{
                 "name": "train", "image": IMAGE, "imagePullPolicy": "Never", "args": args,
-                // By this variable the watcher finds the job of a process.
-                "env": [{ "name": "STORY_JOB", "value": job.name }],
+                "env": env,
                 "resources": { "requests": { "cpu": "50m", "memory": "48Mi" } },
             }] } },
         },
@@ -452,6 +507,52 @@ fn print(r: &Report) {
         println!("{policy}: {job} {from} → {to}: {why} (saved in {:.1} s, restored in {:.1} s)", m.save_s, m.restore_s);
     }
     println!("twins differ by {:.1e} of the loss at most; {:.0} s in all", r.twins_differ, r.took_s);
+}
+
+impl SeedsReport {
+    fn of(seeds: BTreeMap<u64, Report>, took_s: f64) -> SeedsReport {
+        let spreads = |part: fn(&Report) -> &BTreeMap<&'static str, f64>| {
+            let mut values: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
+            for (policy, value) in seeds.values().flat_map(part) {
+                values.entry(policy).or_default().push(*value);
+            }
+            values.into_iter().map(|(policy, values)| (policy, Spread::of(&values))).collect()
+        };
+        let (mean_to_na, makespan_to_na) = (spreads(|r| &r.mean_to_na), spreads(|r| &r.makespan_to_na));
+        SeedsReport { seeds, mean_to_na, makespan_to_na, took_s }
+    }
+
+    fn print(&self) {
+        for (seed, report) in &self.seeds {
+            println!("seed {seed}");
+            print(report);
+        }
+        println!("{:<10} {:>24} {:>24}", "policy", "mean to na (all seeds)", "makespan to na");
+        for (policy, mean) in &self.mean_to_na {
+            let words = |s: &Spread| format!("{:.2} ({:.2} to {:.2})", s.median, s.least, s.most);
+            let makespan = self.makespan_to_na.get(policy).map_or("-".to_owned(), words);
+            println!("{policy:<10} {:>24} {makespan:>24}", words(mean));
+        }
+        println!("{:.0} s in all", self.took_s);
+    }
+
+    /// Every promise that was broken with any seed, and the medians, in one error.
+    fn check(&self) -> Result<()> {
+        let mut broken = vec![];
+        for (seed, report) in &self.seeds {
+            broken.extend(check(report, true).err().map(|e| format!("seed {seed}: {e}")));
+        }
+        if let Some(gain) = self.mean_to_na.get("gainshare") {
+            if gain.median > 1.0 - LEAST_MEDIAN_GAIN {
+                broken.push(format!("gainshare's median is {:.2} of na's mean", gain.median));
+            }
+            if gain.most > 1.0 {
+                broken.push(format!("with one seed gainshare takes {:.2} of na's mean", gain.most));
+            }
+        }
+        ensure!(broken.is_empty(), "promises were broken: {}", broken.join("; "));
+        Ok(())
+    }
 }
 
 /// Every promise that was broken, in one error.
