@@ -3,9 +3,11 @@
 //! The same training jobs arrive at the same random moments three times: left to the cluster's own
 //! scheduler (`na`), under `specon` and under `gainshare`. All are TrainingJobs with a checkpoint on a
 //! volume that every node sees. Half of the jobs say nowhere how many steps they will take. With `--seeds`
-//! all of this is repeated with other arrivals and sizes, and medians are judged. Meanwhile a watcher reads the kernel's control groups of all nodes
-//! twenty times a second: two attempts of one job must never live at once. Every job has a twin with the
-//! same seed in the round without moves: both must end with the same loss.
+//! all of this is repeated with other arrivals and sizes, and medians are judged.
+//!
+//! Meanwhile a watcher reads the kernel's control groups of all nodes twenty times a second: two attempts of
+//! one job must never live at once. Every job has a twin with the same seed in the round without moves: both
+//! must end with the same loss.
 
 use super::attempts::{Attempts, ObservedAttempt};
 use super::kube::{Bystanders, Kube, unix_s, wait_for};
