@@ -8,7 +8,7 @@ use gainshare_core::model::{JobId, NodeId, Share, Span, Time};
 use gainshare_core::plan::{Reason, Verdict};
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::signal::speed::Pace;
-use gainshare_core::signal::{Report, Signal};
+use gainshare_core::signal::{Signal, TimedValue};
 use gainshare_core::view::{Deadline, JobView, NodeView, Phase, View};
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ const NOW: Time = Time(1_000_000_000);
 
 /// A running job with `steps` left, each a node-second, and a deadline in `left_s`.
 fn job(id: u64, steps: u64, left_s: Option<f64>) -> JobView {
-    let report = Some(Report { value: 1.0, at: NOW });
+    let report = Some(TimedValue { value: 1.0, at: NOW });
     JobView {
         id: JobId(id),
         phase: Phase::Running { node: NodeId(0), since: Time::ZERO, attempt: 1 },
@@ -123,7 +123,7 @@ fn a_job_that_is_early_gives_back() {
     for _ in 0..6 {
         now = now + Span::from_secs(3);
         let mut ahead = ahead.clone();
-        ahead.signal.last = Some(Report { value: 1.0, at: now });
+        ahead.signal.last = Some(TimedValue { value: 1.0, at: now });
         let plan = world::decide(&mut decider, view(now, vec![ahead, job(2, 1000, None)])).expect("due");
         assert!(share(&plan, 1) >= 10.0 / 60.0, "{plan:?}");
         shares.push(share(&plan, 1));

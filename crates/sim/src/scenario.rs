@@ -26,7 +26,7 @@
 
 use crate::curve::Curve;
 use crate::random::Stream;
-use crate::world::{Actuator, Claim, Job, Law, Node, Roughness, Speedup, World};
+use crate::world::{Actuator, AnnouncedTotal, Job, Law, Node, Roughness, Speedup, World};
 use gainshare_core::model::{Span, Time};
 use gainshare_core::view::Deadline;
 use serde::Deserialize;
@@ -136,7 +136,7 @@ struct JobSpec {
     #[serde(default)]
     tells_total: bool,
     /// What its reports say of its length, where that is more than `tells_total` can express.
-    claim: Option<Claim>,
+    claim: Option<AnnouncedTotal>,
     /// Start-up work, as a part of all work.
     #[serde(default)]
     startup: f64,
@@ -416,7 +416,11 @@ impl JobSpec {
                 report_every: work / self.reports.draw(&mut stream("reports")).max(1.0),
                 report_positions: vec![],
                 planned_reports: None,
-                claim: self.claim.unwrap_or(if self.tells_total { Claim::Total } else { Claim::Nothing }),
+                claim: self.claim.unwrap_or(if self.tells_total {
+                    AnnouncedTotal::Total
+                } else {
+                    AnnouncedTotal::Nothing
+                }),
                 history: vec![],
                 start: seconds(self.start_s, "start"),
                 save: seconds(self.save_s, "save"),

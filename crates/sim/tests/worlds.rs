@@ -8,7 +8,7 @@ use gainshare_sim::engine::{Record, run};
 use gainshare_sim::outcome::Outcome;
 use gainshare_sim::scenario::Scenario;
 use gainshare_sim::simulate::simulate;
-use gainshare_sim::world::{Actuator, Claim, Job, Law, Node, Speedup, World};
+use gainshare_sim::world::{Actuator, AnnouncedTotal, Job, Law, Node, Speedup, World};
 use proptest::prelude::*;
 
 fn node(cores: f64) -> Node {
@@ -29,7 +29,7 @@ fn job(arrives_s: f64, work: f64) -> Job {
         report_every: work / 20.0,
         report_positions: vec![],
         planned_reports: None,
-        claim: Claim::Nothing,
+        claim: AnnouncedTotal::Nothing,
         history: vec![],
         start: Span::ZERO,
         save: Span::from_secs(1),
@@ -114,9 +114,9 @@ fn interference_memory_and_amdahl_slow_jobs_as_they_should() {
 fn a_hard_cap_wastes_what_a_weight_does_not() {
     // The narrow job is given half the node and can use a quarter; under caps the other half stays half.
     let mut narrow = job(0.0, 100.0);
-    (narrow.max_cores, narrow.claim) = (1.0, Claim::Total);
+    (narrow.max_cores, narrow.claim) = (1.0, AnnouncedTotal::Total);
     let mut wide = job(0.0, 100.0);
-    wide.claim = Claim::Total;
+    wide.claim = AnnouncedTotal::Total;
     let soft = world(vec![node(4.0)], vec![narrow, wide]);
     let hard = World { actuator: Actuator::Quota, ..soft.clone() };
     let (soft, hard) = (ends(&soft, Preset::Optimus), ends(&hard, Preset::Optimus));
@@ -168,7 +168,7 @@ prop_compose! {
         seed in any::<u64>(),
     ) -> World {
         let mut jobs: Vec<Job> = jobs.into_iter().map(|(at, work, max_cores, reports, tells_total)| Job {
-            max_cores, claim: if tells_total { Claim::Total } else { Claim::Nothing }, report_every: work / reports, ..job(at, work)
+            max_cores, claim: if tells_total { AnnouncedTotal::Total } else { AnnouncedTotal::Nothing }, report_every: work / reports, ..job(at, work)
         }).collect();
         jobs.sort_by_key(|j| j.arrival);
         World { seed, ..world(vec![node(4.0); nodes], jobs) }

@@ -263,7 +263,7 @@ impl Round {
 
 /// What a story measured.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct DeadlineFigures {
     pub(super) machine: Machine,
     pub(super) default: Round,
     pub(super) qos: Round,
@@ -272,7 +272,7 @@ pub(super) struct Report {
     pub(super) took_s: f64,
 }
 
-impl Report {
+impl DeadlineFigures {
     pub(super) fn print(&self) {
         println!("{:<11} {:>7} {:>9} {:>16} {:>16}", "job", "work", "deadline", self.default.policy, self.qos.policy);
         for (a, b) in self.default.jobs.iter().zip(&self.qos.jobs) {

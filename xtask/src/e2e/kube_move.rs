@@ -81,7 +81,7 @@ struct Job {
 }
 
 #[derive(Debug, Default, Serialize)]
-struct Report {
+struct MoveFigures {
     /// By policy.
     rounds: BTreeMap<&'static str, Round>,
     /// Parts of `na`'s: below 1 is better.
@@ -138,7 +138,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     check(&report, args.short || !args.only.is_empty())
 }
 
-fn run_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
+fn run_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<MoveFigures> {
     kube.testbed.load_image(&programs.files(), IMAGE)?;
     let program = &programs.gainshare();
     let jobs = if args.short {
@@ -150,7 +150,7 @@ fn run_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
     let interval = if args.short { "2s" } else { "4s" };
     let numbers = format!("operator.extraArgs={{--specon-interval={interval},--specon-alpha=0.02}}");
     install(kube, &["--set", &numbers])?;
-    let mut report = Report::default();
+    let mut report = MoveFigures::default();
     let policies: Vec<&'static str> = match (args.only.is_empty(), args.short) {
         (true, true) => vec!["specon"],
         (true, false) => ALL.to_vec(),
@@ -235,7 +235,7 @@ fn play(
     programs: &Programs,
     (policy, namespace): (&'static str, &str),
     jobs: &[Job],
-    report: &mut Report,
+    report: &mut MoveFigures,
 ) -> Result<Round> {
     prepare(kube, namespace)?;
     let nodes: Vec<&str> = NODES.iter().map(|(name, _)| *name).collect();
@@ -416,7 +416,7 @@ fn not_continued(ran: &[ObservedAttempt]) -> Vec<String> {
     found
 }
 
-fn compare(report: &mut Report) {
+fn compare(report: &mut MoveFigures) {
     let na = report.rounds.get("na").map(|r| (r.mean_s, r.makespan_s, r.last_loss.clone()));
     for (policy, round) in &report.rounds {
         report.migrations += round.moves.len();
@@ -435,7 +435,7 @@ fn compare(report: &mut Report) {
     }
 }
 
-fn print(r: &Report) {
+fn print(r: &MoveFigures) {
     let heads = ["policy", "mean", "makespan", "to na", "moves", "bystanders", "nodes' CPU"];
     let [policy, mean, makespan, part, moves, beside, spent] = heads;
     println!("{policy:<10} {mean:>9} {makespan:>10} {part:>8} {moves:>6} {beside:>11} {spent:>11}");
@@ -455,7 +455,7 @@ fn print(r: &Report) {
 }
 
 /// Every promise that was broken, in one error.
-fn check(r: &Report, short: bool) -> Result<()> {
+fn check(r: &MoveFigures, short: bool) -> Result<()> {
     let mut broken = r.two_alive.clone();
     broken.extend(r.not_continued.clone());
     if r.migrations == 0 {

@@ -15,7 +15,7 @@ use super::{Plan, Result};
 use futures_util::{StreamExt, TryStreamExt};
 use gainshare_kube_api::training_job::TrainingJob;
 use gainshare_kube_api::wire::{
-    JobReport, NodeTotals, PodOnNode, Progress, Report, ReportedCategory, ReportedSignal, SyncRequest,
+    JobReport, NodeTotals, PodOnNode, Progress, ReportedCategory, ReportedSignal, ReportedValue, SyncRequest,
 };
 use gainshare_node_agent::Link;
 use kube::Client;
@@ -265,8 +265,8 @@ impl Job {
             standing: None,
             signal: Some(ReportedSignal {
                 reports: self.reports,
-                first: Some(Report { value: FIRST, at_us: self.first_us }),
-                last: Some(Report { value: self.value, at_us: now_us }),
+                first: Some(ReportedValue { value: FIRST, at_us: self.first_us }),
+                last: Some(ReportedValue { value: self.value, at_us: now_us }),
                 longest_gap_us: 1_000_000,
                 step: Some(step),
                 total: Some(1_000_000),

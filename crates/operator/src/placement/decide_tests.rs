@@ -5,7 +5,7 @@ use crate::placement::snapshot::{JobReport, NodeSnapshot};
 use crate::state::clock::AgentClock;
 use crate::state::workload::WorkloadKind;
 use gainshare_core::model::Time;
-use gainshare_core::signal::{Outlook, Report, Signal};
+use gainshare_core::signal::{Outlook, Signal, TimedValue};
 use gainshare_core::view::Phase;
 use gainshare_kube_api::immovable::ImmovableReason;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ impl Lab {
         let now = self.snapshot.now;
         for (name, value, step, consumed) in reports {
             let job = self.job(name).1.get_or_insert_default();
-            let report = Report { value: *value, at: now };
+            let report = TimedValue { value: *value, at: now };
             job.signal = Signal {
                 reports: job.signal.reports + 1,
                 first: job.signal.first.or(Some(report)),

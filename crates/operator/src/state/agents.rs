@@ -10,7 +10,7 @@
 use crate::state::clock::AgentClock;
 use gainshare_kube_api::deadline::{DeadlineState, Forecast};
 use gainshare_kube_api::wire::{
-    JobReport, NodeTotals, Report, ReportedCategory, ReportedSignal, SyncRequest, WorkLeft,
+    JobReport, NodeTotals, ReportedCategory, ReportedSignal, ReportedValue, SyncRequest, WorkLeft,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -266,9 +266,9 @@ fn clamp_forecast(forecast: Forecast) -> Forecast {
 }
 
 fn clamp_signal(signal: ReportedSignal) -> ReportedSignal {
-    let report = |report: Report| {
+    let report = |report: ReportedValue| {
         let value = report.value.is_finite().then(|| report.value.clamp(-LARGEST_VALUE, LARGEST_VALUE))?;
-        Some(Report { value, at_us: report.at_us.min(LATEST_US) })
+        Some(ReportedValue { value, at_us: report.at_us.min(LATEST_US) })
     };
     let finite = |outlook: &[f64; 3]| outlook.iter().all(|value| value.is_finite());
     ReportedSignal {
@@ -433,10 +433,10 @@ mod tests {
         job.growth = Some(f64::NAN);
         job.reason = "x".repeat(5000);
         job.progress = Progress { step: Some(u64::MAX), value: Some(f64::INFINITY), ..Progress::default() };
-        let last = Some(Report { value: f64::MAX, at_us: u64::MAX });
+        let last = Some(ReportedValue { value: f64::MAX, at_us: u64::MAX });
         job.signal = Some(ReportedSignal {
             reports: u64::MAX,
-            first: Some(Report { value: f64::NAN, at_us: 0 }),
+            first: Some(ReportedValue { value: f64::NAN, at_us: 0 }),
             last,
             longest_gap_us: u64::MAX,
             outlook: Some([f64::INFINITY, 0.0, 0.0]),
@@ -454,7 +454,7 @@ mod tests {
         assert_eq!((job.progress.step, job.progress.value), (Some(MOST_STEPS), None));
         let signal = job.signal.unwrap();
         assert_eq!((signal.reports, signal.first, signal.outlook), (MOST_STEPS, None, None));
-        assert_eq!(signal.last, Some(Report { value: LARGEST_VALUE, at_us: LATEST_US }));
+        assert_eq!(signal.last, Some(ReportedValue { value: LARGEST_VALUE, at_us: LATEST_US }));
         assert_eq!((signal.longest_gap_us, signal.consumed_cpu, signal.usable), (LATEST_US, MOST_CONSUMED, Some(0.0)));
         assert_eq!(signal.left, Some(WorkLeft { parallel_node_s: 0.0, serial_s: 0.0, usable: 1.0 }));
     }

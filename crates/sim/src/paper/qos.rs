@@ -29,7 +29,7 @@ use crate::models::{self, SPECON};
 use crate::outcome::Outcome;
 use crate::random::Stream;
 use crate::study::{compare, median, quantile};
-use crate::world::{Actuator, Claim, Job, Law, Node, Speedup, World};
+use crate::world::{Actuator, AnnouncedTotal, Job, Law, Node, Speedup, World};
 use gainshare_core::model::{Span, Time};
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::view::Deadline;
@@ -101,7 +101,7 @@ fn draw(seed: u64, entity: u64, node: &Node, tells_pace: bool) -> Job {
     job.max_cores = if waits_for_input { input_cores } else { WORKER_CORES };
     job.speedup = Speedup::Amdahl { parallel: stream.uniform(0.92, 1.0) };
     job.curve = Curve::by_first_fifth(1.0, model.end, model.first_fifth, 0.01);
-    job.claim = Claim::Total;
+    job.claim = AnnouncedTotal::Total;
     (job.request, job.tells_pace) = (Some(request_cores / POOL_CORES), tells_pace);
     let on_request_s = job.work / job.speedup.rate(request_cores.min(job.max_cores));
     let slack_s = on_request_s * stream.uniform(0.5, 1.5);
