@@ -8,13 +8,13 @@
 //! lost (a timeout, a node agent that hung up), the write may or may not have happened. A value
 //! that matches the intention is then our own, not another program's.
 
+use gainshare_core::backoff::Backoff;
 use gainshare_kube_api::resources::Resources;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-const FIRST_REST: Duration = Duration::from_secs(60);
-/// Each further time doubles the rest, up to this many doublings: about an hour.
-const MOST_DOUBLINGS: u32 = 6;
+/// How long a pod is left alone: a minute at first, and about an hour after some times.
+const RESTS: Backoff = Backoff::new(Duration::from_secs(60), Duration::from_secs(64 * 60));
 /// The number of lost answers of one pod that are remembered.
 const MOST_UNANSWERED: usize = 8;
 
@@ -29,13 +29,13 @@ struct Contest {
     set: Resources,
     /// What requests whose answers we do not have would have written, the newest last.
     unanswered: Vec<Resources>,
-    times: u32,
+    rests: Backoff,
     rest_until: Option<Instant>,
 }
 
 impl Contest {
     fn new(now: Resources) -> Contest {
-        Contest { set: now, unanswered: Vec::new(), times: 0, rest_until: None }
+        Contest { set: now, unanswered: Vec::new(), rests: RESTS, rest_until: None }
     }
 
     fn accept(&mut self, now: Resources) {
@@ -75,8 +75,7 @@ impl Contests {
             contest.accept(*now);
         }
         if !same_cpu(&contest.set) {
-            contest.rest_until = Some(at + FIRST_REST * 2u32.pow(contest.times.min(MOST_DOUBLINGS)));
-            contest.times = contest.times.saturating_add(1);
+            contest.rest_until = Some(at + contest.rests.next_pause());
             contest.accept(*now);
         }
         match contest.rest_until {
@@ -121,8 +120,8 @@ mod tests {
         assert!(contests.check("a", &cpu(300), start).is_ok());
         let why = contests.check("a", &cpu(500), start).unwrap_err();
         assert!(why.contains("left alone for 60 s"), "{why}");
-        assert!(contests.check("a", &cpu(500), start + FIRST_REST / 2).is_err());
-        assert!(contests.check("a", &cpu(500), start + FIRST_REST).is_ok(), "after the rest we try again");
+        assert!(contests.check("a", &cpu(500), start + RESTS.pause_after(1) / 2).is_err());
+        assert!(contests.check("a", &cpu(500), start + RESTS.pause_after(1)).is_ok(), "after the rest we try again");
         contests.wrote("a", cpu(300));
         assert!(contests.check("a", &cpu(500), start).unwrap_err().contains("120 s"), "and rest longer the next time");
         contests.keep(|_| false);
