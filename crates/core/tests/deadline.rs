@@ -1,4 +1,4 @@
-//! The deadline rule on jobs whose pace is told: what is promised, what is kept, what is told.
+//! The deadline rule on jobs whose pace is known: promises, kept promises, and reasons.
 
 mod world;
 
@@ -67,7 +67,7 @@ fn a_job_has_the_least_that_makes_its_deadline_and_the_others_the_rest() {
 }
 
 #[test]
-fn what_cannot_meet_its_deadline_is_told_and_starves_no_other_job() {
+fn a_job_that_cannot_meet_its_deadline_learns_that_and_starves_no_other_job() {
     let plan = decide(&mut decider(), vec![job(1, 50, Some(60.0)), job(2, 80, Some(70.0))]);
     let Reason::CannotMeet { earliest_s: Some(earliest_s) } = verdict(&plan, 2).reason else { panic!("{plan:?}") };
     // 50 node-seconds are promised before; 130 in all.
@@ -133,7 +133,7 @@ fn a_job_that_is_early_gives_back() {
 }
 
 #[test]
-fn a_deadline_without_a_total_is_told_so_and_treated_as_any_job() {
+fn a_deadline_without_a_total_has_a_reason_and_is_treated_as_any_job() {
     let mut endless = job(1, 10, Some(60.0));
     endless.signal.total = None;
     let plan = decide(&mut decider(), vec![endless, job(2, 1000, None)]);

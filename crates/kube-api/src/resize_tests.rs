@@ -157,7 +157,7 @@ fn a_pod_a_little_above_its_part_is_lowered_where_another_one_grows() {
     assert_eq!(plan.iter().map(|(i, _)| *i).collect::<Vec<_>>(), [0, 1, 2], "{plan:?}");
     assert!(plan.iter().map(|(_, milli)| milli).sum::<u64>() <= 1500, "{plan:?}");
     assert_eq!(with_shares(&[resized(490), resized(500), resized(480)]).len(), 2, "there is room without the first");
-    assert_eq!(with_shares(&[resized(520), resized(450), resized(550)]), [], "nobody grows");
+    assert_eq!(with_shares(&[resized(520), resized(450), resized(550)]), [], "no pod grows");
 }
 
 #[test]

@@ -99,7 +99,7 @@ pub struct Counters {
     pub memory_bytes: u64,
     /// Read and written on block devices; `None` where the kernel does not count them.
     pub block_bytes: Option<u64>,
-    /// Received and sent; `None` where the bytes of one job cannot be told from those of others.
+    /// Received and sent; `None` where the bytes of one job cannot be distinguished from those of others.
     pub net_bytes: Option<u64>,
 }
 

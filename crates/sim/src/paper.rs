@@ -1,6 +1,6 @@
 //! The papers' experiments: the published figures beside ours, under every policy.
 //!
-//! **Problem.** Nobody can judge a policy by numbers from another machine. Each published experiment is
+//! **Problem.** Numbers from another machine say little about a policy. Each published experiment is
 //! therefore rebuilt here from what is known of it, run over many seeds under the paper's own policy, ours
 //! and the field's, and printed beside the published figures.
 //!
@@ -9,7 +9,7 @@
 //!
 //! **Conditions.** What a job says of its length decides what a policy can know. By default each model
 //! prints what the public example script of its kind prints ([`Totals::AsPrinted`], table in
-//! `docs/calibration.md`). [`Settings`] has the other conditions: totals told or hidden, earlier runs of
+//! `docs/calibration.md`). [`Settings`] has the other conditions: totals announced or hidden, earlier runs of
 //! the same programs, another law of interference, recorded curves, rough jobs, other seeds.
 
 mod conditions;

@@ -1,8 +1,8 @@
 //! Scenario files: a world that people can read and write.
 //!
 //! A scenario is TOML: nodes, kinds of jobs, and when jobs of each kind come. Numbers may be fixed or drawn
-//! from a range; every seed draws again. Unknown fields are refused. What is wrong is told with its line,
-//! its field and what to do about it.
+//! from a range; every seed draws again. Unknown fields are refused. A mistake is reported with its line,
+//! its field and a remedy.
 //!
 //! ```toml
 //! title = "two kinds of jobs on one machine"
@@ -523,7 +523,7 @@ loss = { start = 2.3, end = 0.1, shape = { family = "power-law", rate = 11.5, po
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_line_field_and_remedy() {
+    fn mistakes_are_reported_with_line_field_and_remedy() {
         let cases: [(&str, &str, &str, &[&str]); 15] = [
             ("cores = 8", "cores = 0", "line 6", &["cores of node `box`", "positive"]),
             ("cores = 8", "corse = 8", "line 6", &["corse", "cores"]),

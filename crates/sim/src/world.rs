@@ -116,7 +116,7 @@ pub struct Job {
     pub deadline: Option<Deadline>,
     /// What its owner requests and may not exceed, as a part of a node; only the policy `requests` reads it.
     pub request: Option<f64>,
-    /// Whether its length and its speed at any share are told when it arrives.
+    /// Whether its length and its speed at any share are known when it arrives.
     pub tells_pace: bool,
 }
 

@@ -144,7 +144,7 @@ fn specon_moves_jobs_and_nothing_of_their_work_is_lost() {
     let w = World { interference: 0.0, ..(experiment.world)(0) };
     let (_, policy) = experiment.policies().into_iter().find(|(n, _)| n == "specon").expect("its own policy");
     let outcome = run(&w, &policy, Record::default()).expect("a sound run");
-    assert!(!outcome.migrations.is_empty(), "nobody was moved");
+    assert!(!outcome.migrations.is_empty(), "no job was moved");
     for m in &outcome.migrations {
         let stays = &outcome.jobs[m.job].stays;
         assert!(stays.windows(2).all(|s| s[0].to == s[1].from && s[0].node != s[1].node), "{stays:?}");
@@ -152,7 +152,7 @@ fn specon_moves_jobs_and_nothing_of_their_work_is_lost() {
     conserved(&w, &outcome);
 }
 
-/// With linear speedup and no disturbance, what a job consumed is its work; and nobody is faster than alone.
+/// With linear speedup and no disturbance, what a job consumed is its work; and no job is faster than alone.
 fn conserved(world: &World, outcome: &Outcome) {
     for (job, fate) in world.jobs.iter().zip(&outcome.jobs) {
         let consumed = fate.consumed * world.nodes[0].cores;

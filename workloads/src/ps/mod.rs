@@ -20,7 +20,7 @@
 //! worker *skips* the step on the server behind. If every live worker skips on a server, no gradient for this step
 //! can ever arrive, because a server was restarted. Then a worker begins a new *generation*: all servers go back to
 //! the newest step that all of them can restore. Requests of an older generation have no effect, and waiting workers
-//! are told. Several workers may begin the same generation at once: the first server accepts one of them. The
+//! learn of the new one. Several workers may begin the same generation at once: the first server accepts one of them. The
 //! reporting worker prints how many steps were lost.
 //!
 //! **Properties**, each a test in `tests/parameter_server.rs`: one synchronous worker gives the losses of the

@@ -22,8 +22,8 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 use std::path::Path;
 
-/// A job that is told so after more than this was told too late.
-const TOLD_WITHIN_S: f64 = 60.0;
+/// A job whose deadline cannot be met must learn that within this time.
+const REPORTED_WITHIN_S: f64 = 60.0;
 
 /// The part of what was allocated that must be used.
 const LEAST_USED: f64 = 0.9;
@@ -317,7 +317,7 @@ impl DeadlineFigures {
         }
         for job in qos.jobs.iter().filter(|j| !j.feasible) {
             match job.warned_s {
-                Some(s) if s <= TOLD_WITHIN_S => {}
+                Some(s) if s <= REPORTED_WITHIN_S => {}
                 Some(s) => broken.push(format!("{} was warned after {s:.0} s", job.name)),
                 None => broken.push(format!("{} was never warned", job.name)),
             }

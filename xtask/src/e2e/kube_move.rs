@@ -127,9 +127,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
     let programs = super::programs(args.programs.as_deref())?;
     let kube = Kube { testbed: Testbed::up(&Spec::new("kube-move", &NODES)?)? };
-    let told = run_story(&kube, args, &programs);
+    let result = run_story(&kube, args, &programs);
     kube.end(args.keep)?;
-    let mut report = told?;
+    let mut report = result?;
     report.took_s = began.elapsed().as_secs_f64();
     match args.output {
         Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
@@ -277,7 +277,7 @@ fn play(
         let found = list["items"].as_array().into_iter().flatten().find(|j| j["metadata"]["name"] == json!(job.name));
         let status = &found.with_context(|| format!("{} is gone", job.name))?["status"];
         let last = ran.iter().filter(|r| r.job == job.name).max_by_key(|r| r.attempt);
-        let last = last.with_context(|| format!("nobody saw {} run", job.name))?;
+        let last = last.with_context(|| format!("{} was never seen running", job.name))?;
         round.completion_s.insert(job.name.clone(), last.last_s - created[&job.name]);
         let loss = last.last_loss().with_context(|| format!("{} printed no loss", job.name))?;
         round.last_loss.insert(job.name.clone(), loss);

@@ -94,9 +94,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let programs = super::programs(args.programs.as_deref())?;
     let testbed = Testbed::up(&Spec::new("kube-share", &[(NODE, 1.0), (OTHER, 0.6)])?)?;
     let kube = Kube { testbed };
-    let told = run_story(&kube, args, &programs);
+    let result = run_story(&kube, args, &programs);
     kube.end(args.keep)?;
-    let mut report = told?;
+    let mut report = result?;
     report.took_s = began.elapsed().as_secs_f64();
     match args.output {
         Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),

@@ -314,7 +314,7 @@ SystemdCgroup = {systemd}
     }
 }
 
-/// Parts of the engine that need file systems that nobody here has.
+/// Parts of the engine that need file systems that are not here.
 const UNUSED_PLUGINS: &str = r#""io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper""#;
 
 /// An engine of this machine, which ends with the value.

@@ -4,8 +4,8 @@
 //! files in `/var/lib/kubelet`, the engine's socket in `/run/containerd`. On the machine these are folders
 //! below the test bed's own, so nodes do not see each other's and nothing of them stays.
 //!
-//! A node's size is the quota of its control group, and the kubelet is told that the rest of the machine's
-//! cores is reserved, so the scheduler sees the same size. All nodes put their pods on one bridge with one
+//! A node's size is the quota of its control group, and the rest of the machine's cores is
+//! reserved in the kubelet's configuration, so the scheduler sees the same size. All nodes put their pods on one bridge with one
 //! store of addresses: pods of different nodes reach each other.
 
 use super::image;

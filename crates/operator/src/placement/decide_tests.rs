@@ -153,7 +153,7 @@ fn an_order_to_a_node_that_was_closed_meanwhile_is_replaced_at_once() {
 }
 
 #[test]
-fn nobody_is_sent_to_a_node_that_is_silent_closed_or_full() {
+fn no_job_is_sent_to_a_node_that_is_silent_closed_or_full() {
     for spoil in [
         (|n: &mut NodeSnapshot| n.heard = false) as fn(&mut NodeSnapshot),
         |n| n.open = false,

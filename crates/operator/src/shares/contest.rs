@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn we_do_not_fight() {
         let (mut contests, start) = (Contests::default(), Instant::now());
-        assert!(contests.check("a", &cpu(500), start).is_ok(), "what we never wrote is nobody's contest");
+        assert!(contests.check("a", &cpu(500), start).is_ok(), "a value that we never wrote is not contested");
         contests.wrote("a", cpu(300));
         assert!(contests.check("a", &cpu(300), start).is_ok());
         let why = contests.check("a", &cpu(500), start).unwrap_err();

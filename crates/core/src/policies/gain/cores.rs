@@ -150,7 +150,7 @@ mod tests {
             let grants = deal(&claims, capacity);
             prop_assert!(grants.iter().sum::<f64>() <= capacity + 1e-9);
             prop_assert!(grants.iter().zip(&claims).all(|(grant, claim)| (0.0..=claim.most).contains(grant)));
-            // Nothing is left while somebody could use it.
+            // Nothing is left while a job could use it.
             let wanted: f64 = claims.iter().map(|claim| claim.most).sum();
             prop_assert!(grants.iter().sum::<f64>() >= wanted.min(capacity) - 1e-9);
         }

@@ -308,7 +308,7 @@ fn run(rule: &Gain, silence: Silence, group: &Group<'_>, memory: &mut Memory) ->
 }
 
 impl Memory {
-    /// What is predicted of `job` and when it is to end, if its work left can be told.
+    /// What is predicted of `job` and when it is to end, if its work left is known.
     fn outlook(&self, id: JobId) -> Option<JobOutlook> {
         let job = self.jobs.get(&id)?;
         let deadline_s =
