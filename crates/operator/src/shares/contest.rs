@@ -18,6 +18,15 @@ const RESTS: Backoff = Backoff::new(Duration::from_secs(60), Duration::from_secs
 /// The number of lost answers of one pod that are remembered.
 const MOST_UNANSWERED: usize = 8;
 
+/// Another program or a person has written the pod's CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "something else has changed this pod's CPU (another autoscaler?): it is left alone for {rest_s} s; keep one of the two away from it"
+)]
+pub(crate) struct Contested {
+    rest_s: u64,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Contests {
     pods: BTreeMap<String, Contest>,
@@ -65,8 +74,8 @@ impl Contests {
         self.pods.entry(uid.to_owned()).or_insert(Contest::new(now)).accept(now);
     }
 
-    /// Why the pod should be left alone now, if it should.
-    pub(crate) fn check(&mut self, uid: &str, now: &Resources, at: Instant) -> Result<(), String> {
+    /// An error if the pod is to be left alone now.
+    pub(crate) fn check(&mut self, uid: &str, now: &Resources, at: Instant) -> Result<(), Contested> {
         let Some(contest) = self.pods.get_mut(uid) else { return Ok(()) };
         let same_cpu = |ours: &Resources| {
             ours.requests.cpu_milli == now.requests.cpu_milli && ours.limits.cpu_milli == now.limits.cpu_milli
@@ -79,10 +88,7 @@ impl Contests {
             contest.accept(*now);
         }
         match contest.rest_until {
-            Some(until) if until > at => Err(format!(
-                "something else has changed this pod's CPU (another autoscaler?): it is left alone for {} s; keep one of the two away from it",
-                (until - at).as_secs().max(1)
-            )),
+            Some(until) if until > at => Err(Contested { rest_s: (until - at).as_secs().max(1) }),
             _ => Ok(()),
         }
     }
@@ -118,12 +124,13 @@ mod tests {
         assert!(contests.check("a", &cpu(500), start).is_ok(), "a value that we never wrote is not contested");
         contests.wrote("a", cpu(300));
         assert!(contests.check("a", &cpu(300), start).is_ok());
-        let why = contests.check("a", &cpu(500), start).unwrap_err();
+        let why = contests.check("a", &cpu(500), start).unwrap_err().to_string();
         assert!(why.contains("left alone for 60 s"), "{why}");
         assert!(contests.check("a", &cpu(500), start + RESTS.pause_after(1) / 2).is_err());
         assert!(contests.check("a", &cpu(500), start + RESTS.pause_after(1)).is_ok(), "after the rest we try again");
         contests.wrote("a", cpu(300));
-        assert!(contests.check("a", &cpu(500), start).unwrap_err().contains("120 s"), "and rest longer the next time");
+        let again = contests.check("a", &cpu(500), start);
+        assert_eq!(again, Err(Contested { rest_s: 120 }), "and rest longer the next time");
         contests.keep(|_| false);
         assert!(contests.check("a", &cpu(500), start).is_ok());
     }

@@ -36,6 +36,17 @@ const LARGEST_VALUE: f64 = 1e100;
 /// For sentences and names; longer ones are cut.
 const LONGEST_TEXT: usize = 1000;
 
+/// Why a node agent's plan is not carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum PlanRefusal {
+    #[error("the agent is not known")]
+    UnknownAgent,
+    #[error("a newer start of this agent has taken over")]
+    OlderStart,
+    #[error("plan {generation} is older than plan {newest}, which was carried out already")]
+    OlderPlan { generation: u64, newest: u64 },
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Agents {
     nodes: HashMap<String, Agent>,
@@ -136,15 +147,15 @@ impl Agents {
     }
 
     /// Whether a plan of this generation may be carried out for a pod of the agent's node; older plans may not.
-    pub(crate) fn admit(&mut self, node: &str, epoch: u64, uid: &str, generation: u64) -> Result<(), String> {
+    pub(crate) fn admit(&mut self, node: &str, epoch: u64, uid: &str, generation: u64) -> Result<(), PlanRefusal> {
         let refuses_old = self.refuses_old();
-        let Some(agent) = self.nodes.get_mut(node) else { return Err("the agent is not known".to_owned()) };
+        let Some(agent) = self.nodes.get_mut(node) else { return Err(PlanRefusal::UnknownAgent) };
         if refuses_old && agent.epoch > epoch {
-            return Err("a newer start of this agent has taken over".to_owned());
+            return Err(PlanRefusal::OlderStart);
         }
         let newest = agent.generations.entry(uid.to_owned()).or_insert(generation);
         if refuses_old && generation < *newest {
-            return Err(format!("plan {generation} is older than plan {newest}, which was carried out already"));
+            return Err(PlanRefusal::OlderPlan { generation, newest: *newest });
         }
         *newest = generation;
         Ok(())
@@ -362,8 +373,8 @@ mod tests {
         agents.receive(&sync(5, 1, None), now, here);
         assert!(agents.admit("n", 5, "a", 3).is_ok());
         assert!(agents.admit("n", 5, "a", 3).is_ok(), "the same again is harmless");
-        assert!(agents.admit("n", 5, "a", 2).is_err());
-        assert!(agents.admit("n", 4, "a", 9).is_err(), "an older start of the agent");
+        assert_eq!(agents.admit("n", 5, "a", 2), Err(PlanRefusal::OlderPlan { generation: 2, newest: 3 }));
+        assert_eq!(agents.admit("n", 4, "a", 9), Err(PlanRefusal::OlderStart));
         agents.receive(&sync(6, 1, None), now, here);
         assert!(agents.admit("n", 6, "a", 1).is_ok());
         println!("fault: injected=2 violations=0");
