@@ -44,7 +44,7 @@ impl Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
     let program = match &args.programs {
-        Some(folder) => folder.join("gainshare"),
+        Some(folder) => super::absolute(folder)?.join("gainshare"),
         None => Programs::build()?.gainshare(),
     };
     let machine = Machine::measure(&program, |words| calibrate(&program, words))?;
