@@ -27,8 +27,9 @@
 //! times are seconds from now.
 //!
 //! **Properties** (tests of that name in `tests/deadline.rs`): `promises_fit_the_node`;
-//! `a_promise_is_kept_before_a_new_one_is_made`; `a_job_that_cannot_meet_its_deadline_learns_that_and_starves_no_other_job`;
-//! `a_job_that_is_early_gives_back`; `without_deadlines_the_share_rule_decides_alone`.
+//! `a_promise_is_kept_before_a_new_one_is_made`;
+//! `a_job_that_cannot_meet_its_deadline_learns_that_and_starves_no_other_job`; `a_job_that_is_early_gives_back`;
+//! `without_deadlines_the_share_rule_decides_alone`.
 
 mod fill;
 mod nodes;
