@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn growth_is_told_from_noise() {
+    fn growth_and_noise_are_distinguished() {
         let flat: Vec<f64> = (0..30).map(|i| 100.0 + f64::from(i % 3)).collect();
         assert!(check_flat(&flat, 0.0).2);
         let grows: Vec<f64> = (0..30).map(|i| 100.0 + 3.0 * f64::from(i)).collect();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_run_judges_the_growth_of_its_history_by_the_number_of_jobs() {
+    fn in_a_short_run_growth_of_the_history_is_compared_with_the_number_of_jobs() {
         let reading = |i: u32, job_kib: f64| Reading {
             rss_kib: 20_000.0 + 30.0 * job_kib * f64::from(i),
             descriptors: 20.0,

@@ -6,6 +6,7 @@
 //! service's) is found through the state directory.
 
 use anyhow::{Context, Result, bail};
+use gainshare_core::backoff::Backoff;
 use gainshare_daemon::api::client::{Client, ClientError};
 use gainshare_daemon::paths::Paths;
 use nix::fcntl::{Flock, FlockArg};
@@ -174,7 +175,7 @@ const OTHER_DAEMON_PATIENCE: Duration = Duration::from_secs(3);
 
 fn wait_until_ready(link: &Link, child: &mut Child) -> Result<(), String> {
     let start = Instant::now();
-    let mut pause = Duration::from_millis(5);
+    let mut retries = Backoff::new(Duration::from_millis(5), Duration::from_millis(100));
     let mut ended: Option<Instant> = None;
     loop {
         if matches!(link.probe(), DaemonState::Running) {
@@ -194,8 +195,7 @@ fn wait_until_ready(link: &Link, child: &mut Child) -> Result<(), String> {
             }
             Ok(None) => {}
         }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(100));
+        std::thread::sleep(retries.next_pause());
     }
 }
 

@@ -14,7 +14,7 @@ use std::path::Path;
 
 /// What a program reads.
 #[derive(Serialize)]
-struct Report<'a> {
+struct ReplayResult<'a> {
     same: bool,
     differences: &'a [Difference],
     plan: &'a Plan,
@@ -25,7 +25,7 @@ pub fn replay(file: &Path, out: &Printer) -> Result<u8> {
     let Replay { plan, differences } = record.replay()?;
     let same = differences.is_empty();
     if out.is_json() {
-        out.json(&Report { same, differences: &differences, plan: &plan })?;
+        out.json(&ReplayResult { same, differences: &differences, plan: &plan })?;
     } else {
         out.text(&render(&plan, &differences, out))?;
     }

@@ -4,7 +4,7 @@ use crate::args::{RunArgs, RuntimeChoice, SuperviseArgs};
 use crate::link::{self, Link};
 use crate::supervise::child::find_program;
 use crate::supervise::signals::Signals;
-use crate::supervise::{DaemonContact, Fence, Job, supervise};
+use crate::supervise::{AttemptLock, DaemonContact, Job, supervise};
 use anyhow::{Context, Result, anyhow, bail};
 use gainshare_daemon::api::client::{Client, ClientError};
 use gainshare_daemon::api::types::{Admission, ErrorCode, JobInfo, JobState, StartOrder, SuperviseFile};
@@ -172,8 +172,8 @@ fn attached(link: &Link, job: JobInfo, start: &Start, signals: &Signals, out: &P
         }
         Turn::Alone(error) => return Err(error),
     };
-    let fence = Fence::take(Path::new(&order.dir));
-    if let Err(error) = &fence {
+    let lock = AttemptLock::take(Path::new(&order.dir));
+    if let Err(error) = &lock {
         eprintln!("gainshare: warning: {error}");
     }
     for note in &order.notes {
@@ -357,7 +357,7 @@ fn supervise_attached(command: &[OsString], signals: &Signals, out: &Printer) ->
 
 /// A job of `submit`, started by the daemon.
 fn supervise_for_daemon(dir: &Path, attempt: u32, signals: &Signals) -> Result<u8> {
-    let Ok(_fence) = Fence::take(dir) else { return Ok(SUPERSEDED) };
+    let Ok(_lock) = AttemptLock::take(dir) else { return Ok(SUPERSEDED) };
     if jobdir::may_have_begun(dir, attempt) {
         return Ok(SUPERSEDED);
     }

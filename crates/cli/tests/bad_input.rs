@@ -184,22 +184,22 @@ fn words_that_mean_nothing() {
             assert!(outcome.code == 2 && error["error"].as_str().unwrap().contains(part), "{error}");
         }
     }
-    home.run(&["logs", "nobody"]).fails_with(1, &["nobody"]);
-    home.run(&["stop", "nobody"]).fails_with(1, &["nobody"]);
+    home.run(&["logs", "absent"]).fails_with(1, &["absent"]);
+    home.run(&["stop", "absent"]).fails_with(1, &["absent"]);
     home.run(&["run", "--floor", "0.8", "--max", "0.2", "--", "true"]).fails_with(1, &["floor", "max"]);
     home.run(&["run", "--name", "../x", "--", "true"]).fails_with(1, &["../x"]);
     home.ok(&["run", "--", "true"]);
-    for words in [&["logs", "nobody"], &["explain", "nobody"], &["stop", "nobody"], &["explain", "../x"]] {
+    for words in [&["logs", "absent"], &["explain", "absent"], &["stop", "absent"], &["explain", "../x"]] {
         home.run(words).fails_with(1, &[words[1]]);
     }
-    let outcome = home.run(&["explain", "nobody", "-o", "json"]);
+    let outcome = home.run(&["explain", "absent", "-o", "json"]);
     let error: serde_json::Value = serde_json::from_str(&outcome.stderr).unwrap();
     assert_eq!((outcome.code, &error["code"]), (1, &"not-found".into()), "{error}");
-    assert!(error["error"].as_str().unwrap().contains("nobody"));
+    assert!(error["error"].as_str().unwrap().contains("absent"));
 }
 
 #[test]
-fn a_stopped_daemon_is_told_apart_from_none() {
+fn a_stopped_daemon_and_a_missing_one_have_different_messages() {
     let home = Home::new();
     home.ok(&["up", "--detach"]);
     let pid = home.daemon_pid();

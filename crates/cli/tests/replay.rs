@@ -14,8 +14,8 @@ fn a_decision_of_a_running_daemon_is_made_again() {
     home.ok(&["explain", "sleeper", "--dump", "decision.json"]);
     let shown = home.ok(&["replay", "decision.json"]);
     assert!(shown.contains("the same plan as recorded, bit for bit"), "{shown}");
-    let told: Value = serde_json::from_str(&home.ok(&["replay", "decision.json", "-o", "json"])).unwrap();
-    assert_eq!(told["same"], true);
+    let answer: Value = serde_json::from_str(&home.ok(&["replay", "decision.json", "-o", "json"])).unwrap();
+    assert_eq!(answer["same"], true);
 
     let file = home.path().join("decision.json");
     let mut record: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();

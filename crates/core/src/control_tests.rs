@@ -91,7 +91,7 @@ fn a_group_is_due_when_it_changes_its_time_comes_or_a_job_reports() {
 }
 
 #[test]
-fn plans_are_numbered_and_waiting_jobs_are_told_how_many_are_ahead() {
+fn plans_are_numbered_and_waiting_jobs_know_how_many_are_ahead() {
     let mut control = Control::new(Policy::equal());
     control.continue_from(7);
     let waiting = |id: u64| JobView { id: JobId(id), ..JobView::default() };

@@ -39,7 +39,7 @@ use crate::decider::Decider;
 use crate::model::JobId;
 use crate::signal::speed::Interval;
 use crate::view::View;
-use project::{Ending, project};
+use project::{ProjectedEnd, project};
 use std::collections::BTreeMap;
 
 /// Where between the projection without arrivals (0) and the one with them (1) the end is expected. Chosen, not fitted;
@@ -69,7 +69,7 @@ pub fn forecast(decider: &Decider, view: &View, arrivals: &Arrivals) -> BTreeMap
         .collect()
 }
 
-fn interval(ending: &Ending, crowded_s: f64) -> Interval {
+fn interval(ending: &ProjectedEnd, crowded_s: f64) -> Interval {
     let mid = ending.ends_s + EXPECTED * (crowded_s - ending.ends_s);
     let side = |own: f64, arrivals_s: f64| ((own * mid).powi(2) + (OTHERS * mid).powi(2) + arrivals_s.powi(2)).sqrt();
     let (to_alone, to_crowded) = (mid - ending.ends_s, crowded_s - mid);

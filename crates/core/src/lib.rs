@@ -13,6 +13,7 @@
 //! and the same memory give the same plan, bit for bit ([`replay`] proves it for recorded
 //! decisions). `clippy.toml` and the dependency check of `cargo xtask check` keep it that way.
 
+pub mod backoff;
 pub mod check;
 mod control;
 pub mod deal;

@@ -73,9 +73,9 @@ pub enum Normalisation {
 pub struct Signal {
     pub reports: u64,
     /// The first finite value and when it came.
-    pub first: Option<Report>,
+    pub first: Option<TimedValue>,
     /// The last finite value and when it came.
-    pub last: Option<Report>,
+    pub last: Option<TimedValue>,
     /// The longest time between two reports so far: silence is judged against it.
     pub longest_gap: Span,
     pub step: Option<u64>,
@@ -133,8 +133,9 @@ pub struct FinishedRun {
     pub core_s: f64,
 }
 
+/// A reported value of the metric, and when it was reported.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct TimedValue {
     pub value: f64,
     pub at: Time,
 }
@@ -179,7 +180,7 @@ impl Tracker {
         // Sources may hand over late what they read early; time within one job never runs
         // backwards.
         let at = s.last.map_or(at, |last| at.max(last.at));
-        let report = Report { value: sample.value, at };
+        let report = TimedValue { value: sample.value, at };
         if let Some(last) = s.last {
             s.longest_gap = s.longest_gap.max(at.since(last.at));
         }

@@ -1,4 +1,4 @@
-//! The deadline rule on jobs whose pace is told: what is promised, what is kept, what is told.
+//! The deadline rule on jobs whose pace is known: promises, kept promises, and reasons.
 
 mod world;
 
@@ -8,7 +8,7 @@ use gainshare_core::model::{JobId, NodeId, Share, Span, Time};
 use gainshare_core::plan::{Reason, Verdict};
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::signal::speed::Pace;
-use gainshare_core::signal::{Report, Signal};
+use gainshare_core::signal::{Signal, TimedValue};
 use gainshare_core::view::{Deadline, JobView, NodeView, Phase, View};
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ const NOW: Time = Time(1_000_000_000);
 
 /// A running job with `steps` left, each a node-second, and a deadline in `left_s`.
 fn job(id: u64, steps: u64, left_s: Option<f64>) -> JobView {
-    let report = Some(Report { value: 1.0, at: NOW });
+    let report = Some(TimedValue { value: 1.0, at: NOW });
     JobView {
         id: JobId(id),
         phase: Phase::Running { node: NodeId(0), since: Time::ZERO, attempt: 1 },
@@ -67,7 +67,7 @@ fn a_job_has_the_least_that_makes_its_deadline_and_the_others_the_rest() {
 }
 
 #[test]
-fn what_cannot_meet_its_deadline_is_told_and_starves_no_other_job() {
+fn a_job_that_cannot_meet_its_deadline_learns_that_and_starves_no_other_job() {
     let plan = decide(&mut decider(), vec![job(1, 50, Some(60.0)), job(2, 80, Some(70.0))]);
     let Reason::CannotMeet { earliest_s: Some(earliest_s) } = verdict(&plan, 2).reason else { panic!("{plan:?}") };
     // 50 node-seconds are promised before; 130 in all.
@@ -123,7 +123,7 @@ fn a_job_that_is_early_gives_back() {
     for _ in 0..6 {
         now = now + Span::from_secs(3);
         let mut ahead = ahead.clone();
-        ahead.signal.last = Some(Report { value: 1.0, at: now });
+        ahead.signal.last = Some(TimedValue { value: 1.0, at: now });
         let plan = world::decide(&mut decider, view(now, vec![ahead, job(2, 1000, None)])).expect("due");
         assert!(share(&plan, 1) >= 10.0 / 60.0, "{plan:?}");
         shares.push(share(&plan, 1));
@@ -133,7 +133,7 @@ fn a_job_that_is_early_gives_back() {
 }
 
 #[test]
-fn a_deadline_without_a_total_is_told_so_and_treated_as_any_job() {
+fn a_deadline_without_a_total_has_a_reason_and_is_treated_as_any_job() {
     let mut endless = job(1, 10, Some(60.0));
     endless.signal.total = None;
     let plan = decide(&mut decider(), vec![endless, job(2, 1000, None)]);

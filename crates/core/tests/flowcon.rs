@@ -107,7 +107,7 @@ fn the_launch_of_a_second_job_splits_the_node_25_to_75() {
 }
 
 #[test]
-fn when_all_are_converged_competition_is_free_and_the_next_look_comes_later_each_time() {
+fn when_all_are_converged_competition_is_free_and_the_next_decision_comes_later_each_time() {
     let mut w = two_measured();
     w.must_step();
     let mut waits = vec![];

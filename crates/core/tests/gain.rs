@@ -164,7 +164,7 @@ fn a_job_that_comes_with_steps_behind_it_is_not_taken_for_a_fast_one() {
 }
 
 #[test]
-fn who_had_no_chance_to_use_its_share_is_not_taken_for_small() {
+fn a_job_that_could_not_use_its_share_is_not_taken_for_small() {
     // The job is granted all of the node and gets half of it, because others use the rest; or
     // because it cannot use more.
     let most = |idle_per_s: f64| {

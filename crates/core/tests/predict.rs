@@ -1,4 +1,4 @@
-//! Forecasts on curves nobody tuned for: several families, with noise, spikes, learning-rate drops
+//! Forecasts on curves that the forecast was not tuned for: several families, with noise, spikes, learning-rate drops
 //! and slow starts.
 
 use gainshare_core::model::Time;

@@ -168,7 +168,7 @@ fn a_host_among_the_lowest_keeps_its_job_and_is_not_asked_again() {
 }
 
 #[test]
-fn ties_go_to_the_node_that_uses_least_and_full_nodes_take_nobody() {
+fn ties_go_to_the_node_that_uses_least_and_full_nodes_take_no_job() {
     let crowded = |slots: Option<usize>| {
         let mut cluster = Cluster::new(3);
         cluster.job(0, Course::Grows).job(0, Course::Grows).job(0, Course::Slackens);
@@ -198,7 +198,7 @@ fn algorithm_5_fills_an_idle_node_up_to_the_mean_with_those_that_settled_last() 
 }
 
 #[test]
-fn a_job_that_nobody_could_restore_is_not_moved() {
+fn a_job_that_could_not_be_restored_is_not_moved() {
     let mut cluster = Cluster::new(2);
     cluster.job(0, Course::Grows).job(0, Course::Grows).job(0, Course::Slackens);
     cluster.pinned = true;

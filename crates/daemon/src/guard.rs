@@ -24,6 +24,7 @@ use crate::launch::{detach, program};
 use crate::lease::{Lapse, LeaseContent};
 use crate::paths::Paths;
 use crate::restore::restore;
+use gainshare_core::backoff::Backoff;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -35,8 +36,7 @@ use std::time::{Duration, Instant};
 const FIRST_LEASE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Pauses between attempts to restore what could not be restored.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const RETRIES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
 
 /// What the guard found in one round.
 #[derive(Debug, PartialEq, Eq)]
@@ -89,13 +89,13 @@ pub fn run(state_dir: PathBuf, runtime_dir: PathBuf, lease: Duration) -> std::io
         let holder = instance::holder(&paths);
         examine(&paths, begun.elapsed(), boottime_ns(), &holder, LeaseContent::read(&paths.lease()))
     };
-    let (mut pause, mut next_try) = (FIRST_PAUSE, begun);
+    let (mut retries, mut next_try) = (RETRIES, begun);
     loop {
         std::thread::sleep(pace);
         let (epoch, is_dead) = match find() {
             Finding::Over => return Ok(()),
             Finding::Alive => {
-                (pause, next_try) = (FIRST_PAUSE, Instant::now());
+                (retries, next_try) = (RETRIES, Instant::now());
                 continue;
             }
             Finding::Lapsed { epoch, is_dead } => (epoch, is_dead),
@@ -113,8 +113,7 @@ pub fn run(state_dir: PathBuf, runtime_dir: PathBuf, lease: Duration) -> std::io
             if let Some(lapse) = restored.filter(|_| is_whole) {
                 lapse.write(&paths.lapsed())?;
             }
-            next_try = Instant::now() + pause;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            next_try = Instant::now() + retries.next_pause();
         }
         if is_whole && is_dead {
             return Ok(());
@@ -164,13 +163,13 @@ fn restore_all(paths: &Paths, has_lapsed: impl Fn() -> bool) -> bool {
 /// The daemon's side: makes sure that a guard runs.
 pub(crate) struct GuardKeeper {
     child: Option<Child>,
-    pause: Duration,
+    retries: Backoff,
     next_start: Instant,
 }
 
 impl GuardKeeper {
     pub(crate) fn new() -> GuardKeeper {
-        GuardKeeper { child: None, pause: FIRST_PAUSE, next_start: Instant::now() }
+        GuardKeeper { child: None, retries: RETRIES, next_start: Instant::now() }
     }
 
     /// Starts a guard if none runs, neither one of ours nor one of an earlier daemon. Pauses grow
@@ -178,7 +177,7 @@ impl GuardKeeper {
     pub(crate) fn ensure(&mut self, paths: &Paths, config: &DaemonConfig) {
         if let Some(child) = &mut self.child {
             if matches!(child.try_wait(), Ok(None)) {
-                self.pause = FIRST_PAUSE;
+                self.retries.reset();
                 return;
             }
             self.child = None;
@@ -186,8 +185,7 @@ impl GuardKeeper {
         if is_locked(&paths.guard_lock()) || Instant::now() < self.next_start {
             return;
         }
-        self.next_start = Instant::now() + self.pause;
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.next_start = Instant::now() + self.retries.next_pause();
         let program = program(config);
         let mut command = Command::new(&program);
         command.arg("guard").arg("--state-dir").arg(&paths.state).arg("--runtime-dir").arg(&paths.runtime);

@@ -214,7 +214,7 @@ impl JobRecord {
         !self.state.is_final()
     }
 
-    /// Told to run or running: it holds a slot.
+    /// Ordered to run, or running: it holds a slot.
     pub fn holds_slot(&self) -> bool {
         matches!(self.state, JobState::Starting | JobState::Running)
     }

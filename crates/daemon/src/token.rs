@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_kept_private_and_made_anew_when_torn() {
+    fn tokens_are_kept_private_and_made_again_when_torn() {
         use std::os::unix::fs::MetadataExt;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");

@@ -52,22 +52,35 @@ fn every_method_is_guarded_on_loopback() {
     }
     assert_eq!(tcp(&at, "GET", "/v1/health", &[host, auth], "").0, 200);
     assert_eq!(tcp(&at, "GET", "/nothing", &[host, auth], "").0, 404);
+    println!("fault: injected={} violations=0", 4 * routes.len());
+}
+
+#[test]
+fn malformed_and_huge_requests_are_refused() {
+    let d = Daemon::start("");
+    let at = address(&d);
+    let bearer = format!("Bearer {}", common::read(&d.state().join("token")).trim());
+    let (host, auth) = (("host", at.as_str()), ("authorization", bearer.as_str()));
     assert_eq!(tcp(&at, "POST", "/v1/jobs", &[host, auth], "{not json").0, 400);
     let (status, body) = tcp(&at, "POST", "/v1/jobs", &[host, auth], r#"{"jobs":[{"comand":["x"]}]}"#);
     assert!(status == 422 && body.contains("comand"), "{status} {body}");
     assert_eq!(tcp(&at, "POST", "/v1/jobs", &[host, auth], &"x".repeat(9 << 20)).0, 413);
     let huge = "x".repeat(1 << 20);
     assert!(matches!(tcp(&at, "GET", "/v1/health", &[host, auth, ("x-huge", &huge)], "").0, 400..=499 | 0));
+    assert_eq!(tcp(&at, "GET", "/v1/health", &[host, auth], "").0, 200, "the daemon goes on");
+}
+
+#[test]
+fn an_address_that_others_reach_is_refused() {
     let open = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(open.path(), "listen = \"0.0.0.0:0\"").unwrap();
     let refused = std::process::Command::new(common::program()).arg("up").arg(open.path()).output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success() && said.contains("refusing to listen"), "{said}");
-    println!("fault: injected={} violations=0", 4 * routes.len());
 }
 
 #[test]
-fn events_metrics_and_the_description_tell_what_happens() {
+fn events_follow_a_job_to_its_end() {
     let d = Daemon::start("");
     let seen = d.call(async {
         let mut events = d.client.events().await.unwrap();
@@ -89,7 +102,13 @@ fn events_metrics_and_the_description_tell_what_happens() {
     let samples = seen.iter().filter(|e| e.name() == "sample").count();
     assert!((1..=4).contains(&samples), "at most one a second: {samples}");
     assert!(seen.iter().any(|e| e.name() == "plan"));
+}
 
+#[test]
+fn metrics_show_the_jobs_that_live() {
+    let d = Daemon::start("");
+    d.submit(vec![trainer("watched", 6, "0.3")]).unwrap();
+    assert_eq!(d.wait_end("watched").state, JobState::Done);
     d.submit(vec![sh("lives", "echo loss=2; sleep 30")]).unwrap();
     d.wait("lives", "reporting", |j| j.metric.is_some());
     let (at, token) = (address(&d), common::read(&d.state().join("token")));

@@ -1,4 +1,4 @@
-//! A daemon and real processes: submit, queue, admission, stop, what people are told.
+//! A daemon and real processes: submit, queue, admission, stop, and the messages that users read.
 
 mod common;
 
@@ -22,7 +22,7 @@ fn refused(result: Result<impl std::fmt::Debug, ClientError>) -> (ErrorCode, Str
 fn jobs_run_to_their_end_and_leave_their_history() {
     let d = Daemon::start("");
     let mut bad = sh("fails", "echo to stderr >&2; exit 3");
-    bad.env.insert("CANARY".into(), "nobody-may-see-this".into());
+    bad.env.insert("CANARY".into(), "must-stay-hidden".into());
     d.submit(vec![trainer("good", 5, "0.05"), bad]).unwrap();
     let (good, bad) = (d.wait_end("good"), d.wait_end("fails"));
     assert_eq!((good.state, good.exit_code, good.attempt), (JobState::Done, Some(0), 1));
@@ -53,7 +53,7 @@ fn jobs_run_to_their_end_and_leave_their_history() {
     let replay = decision.replay().expect("the decision can be made again");
     assert_eq!(replay.differences, vec![], "the plan that was carried out is made again, bit for bit");
     let everything = format!("{explained:?} {decision:?} {:?}", d.call(d.client.jobs(true)).unwrap());
-    assert!(!everything.contains("nobody-may-see-this"), "values of the environment are never shown");
+    assert!(!everything.contains("must-stay-hidden"), "values of the environment are never shown");
     assert!(explained.decisions.iter().any(|d| d.reason.why == "started"));
     d.call(d.client.forget("fails")).unwrap();
     assert_eq!(refused(d.call(d.client.job("fails"))).0, ErrorCode::NotFound);
@@ -61,7 +61,7 @@ fn jobs_run_to_their_end_and_leave_their_history() {
 }
 
 #[test]
-fn mistakes_are_told_in_one_line_and_change_nothing() {
+fn mistakes_are_reported_in_one_line_and_change_nothing() {
     let d = Daemon::start("");
     let (code, message) = refused(d.submit(vec![sh("a", "true"), JobSpec::new(vec!["no-such-program".into()])]));
     assert_eq!(code, ErrorCode::MissingProgram);
@@ -74,8 +74,8 @@ fn mistakes_are_told_in_one_line_and_change_nothing() {
     docker.image = Some("x".into());
     assert!(refused(d.submit(vec![docker])).1.contains("--runtime"));
     let mut lonely = sh("d", "true");
-    lonely.after = vec!["nobody".into()];
-    assert!(refused(d.submit(vec![lonely])).1.contains("nobody"));
+    lonely.after = vec!["absent".into()];
+    assert!(refused(d.submit(vec![lonely])).1.contains("absent"));
     let (mut x, mut y) = (sh("x", "true"), sh("y", "true"));
     (x.after, y.after) = (vec!["y".into()], vec!["x".into()]);
     assert!(refused(d.submit(vec![x, y])).1.contains("circle"));
@@ -147,7 +147,11 @@ fn an_attached_supervisor_is_admitted_and_fenced() {
     assert_eq!(refused(d.call(d.client.started(mine.id, &stale))).0, ErrorCode::WrongState);
     let started = StartReport { attempt: 1, ..stale };
     assert_eq!(d.call(d.client.started(mine.id, &started)).unwrap().state, JobState::Running);
-    assert_eq!(d.call(d.client.started(mine.id, &started)).unwrap().pid, Some(me.pid), "told twice is told once");
+    assert_eq!(
+        d.call(d.client.started(mine.id, &started)).unwrap().pid,
+        Some(me.pid),
+        "a second report changes nothing"
+    );
     child.kill().unwrap();
     child.wait().unwrap();
     let exited = ExitReport { attempt: 1, signal: Some(9), ..ExitReport::default() };

@@ -1,4 +1,4 @@
-//! Deadlines under a real daemon: what is predicted, promised, warned of and judged.
+//! Deadlines under a real daemon: predictions, promises, warnings and the result at the end.
 
 mod common;
 
@@ -11,7 +11,7 @@ fn due(name: &str, steps: u32, deadline: &str) -> JobSpec {
 }
 
 #[test]
-fn the_end_is_predicted_and_a_kept_deadline_is_judged_met() {
+fn the_end_is_predicted_and_a_kept_deadline_is_reported_as_met() {
     let d = Daemon::start("policy = \"qos\"\n");
     d.submit(vec![due("soon", 30, "1h")]).unwrap();
     let job = d.wait("soon", "a prediction", |j| j.done.is_some());

@@ -31,7 +31,7 @@ fn longest_without_renewal_s(d: &Daemon, seconds: u64, mut also: impl FnMut()) -
 
 /// Connections that send half a request, or ask for a stream and never read it.
 #[test]
-fn stuck_and_slow_clients_hold_up_nobody() {
+fn stuck_and_slow_clients_hold_up_no_other_client() {
     const EACH: usize = 40;
     let d = Daemon::start("");
     d.submit(vec![sh("prints", "while :; do echo loss=1.5; sleep 0.05; done")]).unwrap();

@@ -57,7 +57,7 @@ fn a_torn_tail_is_dropped_and_what_was_committed_is_whole() {
 }
 
 #[test]
-fn damage_is_told_and_not_overwritten() {
+fn damage_is_reported_and_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal.db");
     std::fs::write(&path, vec![7u8; 10_000]).unwrap();
@@ -283,7 +283,7 @@ impl Drop for Tmpfs {
 
 #[test]
 #[ignore = "needs root: it mounts a tmpfs"]
-fn a_full_disk_is_told_apart_changes_nothing_and_passes() {
+fn a_full_disk_has_an_error_of_its_own_changes_nothing_and_passes() {
     let disk = Tmpfs::new("1m");
     let mut journal = Journal::open(&disk.0.path().join("journal.db")).unwrap();
     let mut taken = 0;
@@ -365,7 +365,7 @@ fn damage() -> impl Strategy<Value = Damage> {
     ]
 }
 
-/// A journal of three jobs whose file nobody has open.
+/// A journal of three jobs whose file no process has open.
 fn closed_journal(path: &Path) {
     let mut journal = Journal::open(path).unwrap();
     for id in 1..=3 {

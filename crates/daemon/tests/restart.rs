@@ -19,26 +19,15 @@ fn jobs_outlive_the_daemon_and_are_found_again() {
     d.submit(vec![
         trainer("long", 60, "0.05"),
         sh("meanwhile", &format!("echo loss=3; {until_gate}; echo loss=1; exit 4")),
-        sh("orphan", "exec sleep 60"),
     ])
     .unwrap();
     let mut waits = sh("waits", "true");
     waits.after = vec!["long".into()];
     d.submit(vec![waits]).unwrap();
     let before = d.wait("long", "reporting", |j| j.metric.as_ref().is_some_and(|m| m.step > Some(5)));
-    let orphan = d.wait_state("orphan", JobState::Running);
     d.wait("meanwhile", "reporting", |j| j.metric.is_some());
     d.kill9();
     std::fs::write(&gate, "").unwrap();
-    // A job whose supervisor died with it: how it ended is not known.
-    let parent = |pid: i32| -> i32 {
-        let stat = read(format!("/proc/{pid}/stat").as_ref());
-        stat.rsplit(')').next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap()
-    };
-    let orphan_pid = orphan.pid.unwrap();
-    for pid in [parent(orphan_pid), orphan_pid] {
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL).unwrap();
-    }
     let exit = d.state().join("jobs").join(d_id(&d, "meanwhile")).join("exit.json");
     wait_until("the job ends without a daemon", 10, || exit.exists());
 
@@ -48,7 +37,6 @@ fn jobs_outlive_the_daemon_and_are_found_again() {
     let meanwhile = d.wait_end("meanwhile");
     assert_eq!((meanwhile.state, meanwhile.exit_code), (JobState::Failed, Some(4)));
     assert_eq!(meanwhile.metric.unwrap().value, 1.0, "what it said meanwhile was read");
-    assert_eq!(d.wait_end("orphan").state, JobState::Lost);
     assert_eq!(d.wait_end("long").state, JobState::Done);
     let history = d.call(d.client.samples("long", 0.0)).unwrap();
     let steps: Vec<u64> = history.samples.iter().map(|s| s.step.unwrap()).collect();
@@ -56,6 +44,22 @@ fn jobs_outlive_the_daemon_and_are_found_again() {
     assert_eq!(d.wait_end("waits").state, JobState::Done);
     let explained = d.call(d.client.explain("long")).unwrap();
     assert!(!explained.decisions.is_empty());
+}
+
+/// How such a job ended is not known: its supervisor, which would have recorded that, is gone.
+#[test]
+fn a_job_whose_supervisor_died_with_the_daemon_is_lost() {
+    let mut d = Daemon::start("");
+    d.submit(vec![sh("orphan", "exec sleep 60")]).unwrap();
+    let pid = d.wait_state("orphan", JobState::Running).pid.unwrap();
+    d.kill9();
+    let stat = read(format!("/proc/{pid}/stat").as_ref());
+    let parent: i32 = stat.rsplit(')').next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap();
+    for pid in [parent, pid] {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    }
+    d.up();
+    assert_eq!(d.wait_end("orphan").state, JobState::Lost);
 }
 
 /// The id of a job, from the journal of a dead daemon.

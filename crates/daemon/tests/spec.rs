@@ -1,4 +1,4 @@
-//! Job files: one or many, TOML, YAML and JSON, sweeps, and mistakes that are told in one line.
+//! Job files: one or many, TOML, YAML and JSON, sweeps, and mistakes that are reported in one line.
 
 use gainshare_core::fixtures::damaged;
 use gainshare_daemon::api::types::SubmitRequest;
@@ -60,7 +60,7 @@ fn a_sweep_is_one_job_for_each_combination() {
 }
 
 #[test]
-fn mistakes_are_told_in_one_line_with_their_place() {
+fn mistakes_are_reported_in_one_line_with_their_place() {
     for (text, about) in [
         ("", "describes no job"),
         ("name = \"a\"\ncomand = [\"x\"]", "line 2: unknown field `comand`"),

@@ -49,7 +49,7 @@ fn step(range: f64) -> f64 {
     step * power
 }
 
-/// A tick's label, without digits nobody needs.
+/// A tick's label, without superfluous digits.
 pub(super) fn label(value: f64) -> String {
     let value = if value.abs() < 1e-12 { 0.0 } else { value };
     if value != 0.0 && !(1e-3..1e7).contains(&value.abs()) {

@@ -7,8 +7,8 @@
 //! functions of OpenMP ([`entry`]). Each of them first sets the team size that is in force ([`teams`]), as if the
 //! program had called `omp_set_num_threads` itself, and then jumps to the real function ([`resolve`]). The wanted
 //! numbers come from a page of shared memory ([`attach`], `gainshare-page`), without a system call. The size in force
-//! changes only between two operations of a Python program ([`interpreter`]): libraries allocate memory for as many
-//! threads as they were told, and a larger team in the midst of an operation would write beyond it.
+//! changes only between two operations of a Python program ([`interpreter`]): libraries allocate memory for the
+//! threads that they were asked for, and a larger team in the midst of an operation would write beyond it.
 //!
 //! In the same way the library answers for functions of the CUDA driver that launch work ([`gpu`]) or wait for it
 //! ([`waits`]), if the user allows it.

@@ -43,7 +43,7 @@ const HALVINGS: usize = 128;
 
 /// One pod's claim on a pool.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Claim {
+pub struct PoolClaim {
     /// Its share, 0 to 1; shares need not sum to one.
     pub share: f64,
     pub min: u64,
@@ -55,15 +55,15 @@ pub struct Claim {
 ///
 /// Parts sum to at most the pool, unless the least parts alone exceed it: then everyone gets the
 /// least part. Parts are whole, rounded down, so up to one unit per claim is left.
-pub fn divide(pool: u64, claims: &[Claim]) -> Vec<u64> {
-    let share = |claim: &Claim| if claim.share.is_finite() { claim.share.clamp(0.0, 1.0) } else { 0.0 };
+pub fn divide(pool: u64, claims: &[PoolClaim]) -> Vec<u64> {
+    let share = |claim: &PoolClaim| if claim.share.is_finite() { claim.share.clamp(0.0, 1.0) } else { 0.0 };
     // No pod has a share (all are zero or unreadable): equal parts.
     let equal = claims.iter().all(|claim| share(claim) <= 0.0);
-    let share = |claim: &Claim| if equal { 1.0 } else { share(claim) };
+    let share = |claim: &PoolClaim| if equal { 1.0 } else { share(claim) };
     // One factor for all: the largest at which the parts, each cut to its bounds, still fit the
     // pool. The sum of whole parts only grows with the factor, so halving finds it, and it does not
     // depend on the order of the claims.
-    let part = |claim: &Claim, factor: f64| {
+    let part = |claim: &PoolClaim, factor: f64| {
         let max = claim.max.max(claim.min);
         ((factor * share(claim)).clamp(claim.min as f64, max as f64).floor() as u64).clamp(claim.min, max)
     };
@@ -84,7 +84,7 @@ pub fn pool_milli<'a>(pods: impl IntoIterator<Item = &'a PodOnNode>) -> u64 {
 }
 
 /// A pod's claim at a share of `pool`: bounds, floor and the rules of its class in numbers.
-pub fn claim(pod: &PodOnNode, pool: u64, share: f64) -> Claim {
+pub fn claim(pod: &PodOnNode, pool: u64, share: f64) -> PoolClaim {
     let floor = (pool as f64 * pod.settings.floor.clamp(0.0, 1.0)).floor() as u64;
     let range = pod.allowed.cpu_milli;
     let mut max = range.max;
@@ -99,7 +99,7 @@ pub fn claim(pod: &PodOnNode, pool: u64, share: f64) -> Claim {
     {
         min = min.max(limit.saturating_mul(1000).div_ceil(ratio.max(1)));
     }
-    Claim { share, min: min.min(max), max }
+    PoolClaim { share, min: min.min(max), max }
 }
 
 /// How far the limit itself may rise, where it moves with the request.
@@ -178,7 +178,7 @@ pub fn worth_it(now: &Resources, to: &Resources) -> bool {
 pub fn changes(pods: &[(&PodOnNode, f64)], room_milli: u64) -> Vec<(usize, Resources)> {
     let pool = pool_milli(pods.iter().map(|(pod, _)| *pod)).saturating_add(room_milli);
     let movable: Vec<usize> = (0..pods.len()).filter(|&i| pods[i].0.blocked.is_none()).collect();
-    let claims: Vec<Claim> = movable.iter().map(|&i| claim(pods[i].0, pool, pods[i].1)).collect();
+    let claims: Vec<PoolClaim> = movable.iter().map(|&i| claim(pods[i].0, pool, pods[i].1)).collect();
     let planned = movable.iter().zip(divide(pool, &claims)).map(|(&i, part)| (i, shape(pods[i].0, part)));
     let (mut wanted, small): (Vec<_>, Vec<_>) = planned.partition(|(i, to)| worth_it(&pods[*i].0.now, to));
     let needed = decreases_for_growth(pods, pool, &wanted, small);

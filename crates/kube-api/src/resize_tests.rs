@@ -157,7 +157,7 @@ fn a_pod_a_little_above_its_part_is_lowered_where_another_one_grows() {
     assert_eq!(plan.iter().map(|(i, _)| *i).collect::<Vec<_>>(), [0, 1, 2], "{plan:?}");
     assert!(plan.iter().map(|(_, milli)| milli).sum::<u64>() <= 1500, "{plan:?}");
     assert_eq!(with_shares(&[resized(490), resized(500), resized(480)]).len(), 2, "there is room without the first");
-    assert_eq!(with_shares(&[resized(520), resized(450), resized(550)]), [], "nobody grows");
+    assert_eq!(with_shares(&[resized(520), resized(450), resized(550)]), [], "no pod grows");
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn refs(pods: &[(PodOnNode, f64)]) -> Vec<(&PodOnNode, f64)> {
 proptest! {
     #[test]
     fn conservation(pool in 0u64..100_000, claims in prop::collection::vec((0.0f64..1.0, 0u64..500, 0u64..20_000), 1..20)) {
-        let claims: Vec<Claim> = claims.into_iter().map(|(share, min, max)| Claim { share, min, max }).collect();
+        let claims: Vec<PoolClaim> = claims.into_iter().map(|(share, min, max)| PoolClaim { share, min, max }).collect();
         let parts = divide(pool, &claims);
         let least: u64 = claims.iter().map(|c| c.min).sum();
         prop_assert!(parts.iter().sum::<u64>() <= pool.max(least));
@@ -236,7 +236,7 @@ proptest! {
 
     #[test]
     fn permutation_invariant(pool in 1u64..100_000, claims in prop::collection::vec((0.001f64..1.0, 0u64..500, 500u64..20_000), 1..10)) {
-        let claims: Vec<Claim> = claims.into_iter().map(|(share, min, max)| Claim { share, min, max }).collect();
+        let claims: Vec<PoolClaim> = claims.into_iter().map(|(share, min, max)| PoolClaim { share, min, max }).collect();
         let mut turned = claims.clone();
         turned.reverse();
         let mut parts = divide(pool, &turned);

@@ -139,7 +139,7 @@ fn a_pods_annotations_are_over_the_policy() {
     );
     assert_eq!((said.pattern.as_deref(), container_name(&spec, &facts(&pod)).as_str()), (Some("b"), "side"));
     pod["metadata"]["annotations"] = json!({"gainshare.dev/objective": "sideways"});
-    assert_eq!(settings(&spec, &facts(&pod)).maximize, Some(false), "a word nobody knows changes nothing");
+    assert_eq!(settings(&spec, &facts(&pod)).maximize, Some(false), "an unknown word changes nothing");
 }
 
 #[test]

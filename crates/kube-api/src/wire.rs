@@ -146,9 +146,9 @@ pub struct JobReport {
 pub struct ReportedSignal {
     pub reports: u64,
     #[serde(default)]
-    pub first: Option<Report>,
+    pub first: Option<ReportedValue>,
     #[serde(default)]
-    pub last: Option<Report>,
+    pub last: Option<ReportedValue>,
     #[serde(default)]
     pub longest_gap_us: u64,
     #[serde(default)]
@@ -189,7 +189,7 @@ pub struct WorkLeft {
 
 /// A value and when it was reported, on the agent's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct ReportedValue {
     pub value: f64,
     pub at_us: u64,
 }
@@ -459,7 +459,7 @@ impl ReportedSignal {
     /// As the core knows it; `at` turns the node agent's microseconds into a moment of the caller's
     /// clock.
     pub fn signal(&self, at: impl Fn(u64) -> gainshare_core::model::Time) -> gainshare_core::signal::Signal {
-        let report = |r: Report| gainshare_core::signal::Report { value: r.value, at: at(r.at_us) };
+        let report = |r: ReportedValue| gainshare_core::signal::TimedValue { value: r.value, at: at(r.at_us) };
         gainshare_core::signal::Signal {
             reports: self.reports,
             first: self.first.map(report),

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adopted_job_is_told_of_like_a_training_job() {
+    fn an_adopted_job_is_explained_like_a_training_job() {
         let journal = json!({
             "message": "runs on b as run-2", "node": "b", "began": "2026-01-01T10:00:00.000000Z", "moves": 1,
             "lastMoves": [{

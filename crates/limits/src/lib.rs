@@ -19,7 +19,6 @@
 //! | `cores`, `lending`, `cpus` | whole cores dealt out by share; cores lent while unused; lists of CPUs |
 //! | [`usage`] | a job's counters as node-seconds |
 //! | [`machine`] | CPUs, memory and idle time of this machine |
-//! | [`backoff`] | pauses between retries, doubled each time |
 //! | [`fail`] | points at which a test of another crate ends the process |
 //!
 //! **To add a limit of the kernel:** a field in [`cgroup::limits::GroupLimits`], its files and values in
@@ -37,7 +36,6 @@
 //! The files of the kernel are read below a root directory that the caller names: `/` in production, a
 //! temporary directory in unit tests.
 
-pub mod backoff;
 pub mod cgroup;
 mod cores;
 mod cpus;
@@ -101,7 +99,7 @@ pub struct Counters {
     pub memory_bytes: u64,
     /// Read and written on block devices; `None` where the kernel does not count them.
     pub block_bytes: Option<u64>,
-    /// Received and sent; `None` where the bytes of one job cannot be told from those of others.
+    /// Received and sent; `None` where the bytes of one job cannot be distinguished from those of others.
     pub net_bytes: Option<u64>,
 }
 

@@ -23,14 +23,20 @@ fn appeared(events: &mut Receiver<DockerEvent>) -> ContainerInfo {
     }
 }
 
+/// Starts a container that opted in, one that did not, and one that opted out. Returns the id of the first.
+fn start_early(docker: &Dockerd) -> String {
+    let own_labels = [IN, (labels::NAME, "vae"), (labels::METRIC, "loss"), (labels::FLOOR, "0.1")];
+    let id = docker.run("early", SLEEP, &own_labels, HostConfig::default());
+    docker.run("stranger", SLEEP, &[], HostConfig::default());
+    docker.run("refuses", SLEEP, &[OUT], HostConfig::default());
+    id
+}
+
 #[test]
 #[ignore = "needs Docker"]
 fn the_opted_in_are_followed_and_the_others_left_alone() {
     let docker = Dockerd::start();
-    let own_labels = [IN, (labels::NAME, "vae"), (labels::METRIC, "loss"), (labels::FLOOR, "0.1")];
-    let before = docker.run("early", SLEEP, &own_labels, HostConfig::default());
-    docker.run("stranger", SLEEP, &[], HostConfig::default());
-    docker.run("refuses", SLEEP, &[OUT], HostConfig::default());
+    let before = start_early(&docker);
     let engine = docker.engine();
     let mut events = engine.events(AdoptionRule::OptedIn);
     let info = appeared(&mut events);
@@ -56,8 +62,17 @@ fn the_opted_in_are_followed_and_the_others_left_alone() {
             other => panic!("{other:?}"),
         }
     }
+    assert_eq!(next_within(&mut events, Duration::from_millis(300)), None, "nothing else was reported");
+}
 
-    // A restart is an end and a new life of the same id.
+#[test]
+#[ignore = "needs Docker"]
+fn a_restart_is_an_end_and_a_new_life_and_a_new_follower_lists_what_runs() {
+    let docker = Dockerd::start();
+    let before = start_early(&docker);
+    let engine = docker.engine();
+    let mut events = engine.events(AdoptionRule::OptedIn);
+    let info = appeared(&mut events);
     docker.call(async |engine| {
         engine.kill_container(&before, None).await?;
         engine.start_container(&before, None).await

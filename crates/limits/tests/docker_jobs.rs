@@ -29,7 +29,7 @@ fn output(engine: &Engine, id: &str) -> String {
 
 #[test]
 #[ignore = "needs Docker"]
-fn a_job_runs_as_its_file_says_and_ends_when_told() {
+fn a_job_runs_as_its_file_says_and_ends_on_request() {
     let docker = Dockerd::start();
     let engine = docker.engine();
     let data = tempfile::tempdir().unwrap();

@@ -124,7 +124,7 @@ fn quotas_and_memory_respect_what_the_owner_set() {
 
 #[test]
 #[ignore = "needs Docker"]
-fn foreign_writes_are_reported_and_ended_jobs_stay_ended() {
+fn foreign_writes_are_reported_and_not_fought_over() {
     let docker = Dockerd::start();
     let id = docker.run("wanted", SLEEP, &[], HostConfig::default());
     let mut runtime = DockerRuntime::connect(&docker.socket(), LimitMode::Weight).unwrap();
@@ -161,8 +161,15 @@ fn foreign_writes_are_reported_and_ended_jobs_stay_ended() {
     runtime.release(&job).unwrap();
     assert_eq!(docker.cpu_weight(&id), theirs, "what its owner set last is what the owner gets back");
     assert_eq!(docker.cpu_quota_us(&id), Some(90_000));
+}
 
-    // A container that ends and is started again is another job, though its id is the same.
+/// A container that ends and is started again is another job, though its id is the same.
+#[test]
+#[ignore = "needs Docker"]
+fn a_restarted_container_is_another_job_and_ended_jobs_stay_ended() {
+    let docker = Dockerd::start();
+    let id = docker.run("restarted", SLEEP, &[], HostConfig::default());
+    let mut runtime = DockerRuntime::connect(&docker.socket(), LimitMode::Weight).unwrap();
     let (job, _) = adopt(&mut runtime, 3, &id);
     apply(&mut runtime, 10, &job, target(0.5, 1.0)).unwrap();
     assert!(runtime.is_alive(&job).unwrap());

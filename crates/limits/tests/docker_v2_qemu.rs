@@ -111,5 +111,5 @@ fn docker_runtime_conforms_on_v2_in_qemu() {
         assert_eq!(line(&format!("LEFT {driver} ")), Some("0"), "groups are left behind with the driver {driver}");
     }
     let passed = console.lines().filter(|l| l.trim().ends_with("... ok")).count();
-    assert_eq!(passed, if with_systemd { 3 + 3 + 4 } else { 3 }, "tests that ran");
+    assert_eq!(passed, if with_systemd { 3 + 3 + 5 } else { 3 }, "tests that ran");
 }

@@ -346,7 +346,7 @@ impl Job {
             (None, None, None) if self.pod.started_ms.is_none() => "its container does not run".into(),
             (None, None, None) => "not decided yet".into(),
         };
-        let report = |r: gainshare_core::signal::Report| wire::Report { value: r.value, at_us: r.at.0 };
+        let report = |r: gainshare_core::signal::TimedValue| wire::ReportedValue { value: r.value, at_us: r.at.0 };
         let consumed = self.meter.consumed();
         let wire_signal = wire::ReportedSignal {
             reports: signal.reports,

@@ -32,7 +32,6 @@ use gainshare_core::model::{Span, Time};
 use gainshare_kube_api::wire::{Answer, JobReport, NodeTotals, ReportedCategory, Resize, SyncRequest};
 use gainshare_limits::{Capacity, machine};
 use job::Moment;
-use link::RetryPause;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 use record::RecordRequest;
@@ -255,7 +254,7 @@ async fn exchange(
     status: &Status,
 ) {
     let epoch = now().unix_ns / 1000;
-    let mut pause = RetryPause::for_node(node);
+    let mut retries = link::retries(node);
     let mut under_way = FuturesUnordered::new();
     let (mut seq, mut latest_answer, mut seen) = (0, 0, 0);
     let mut urgent_sent = 0;
@@ -293,7 +292,7 @@ async fn exchange(
                     }
                     status.syncs.get_or_create(&[("result", "ok")]).inc();
                     status.connected.set(1);
-                    pause.succeeded();
+                    retries.reset();
                     sent_jobs = jobs.or(sent_jobs).filter(|_| !answer.want_jobs);
                     if answer.seq < latest_answer {
                         continue;
@@ -316,7 +315,7 @@ async fn exchange(
                     status.connected.set(0);
                     // Another replica may answer next. Its lists have other revisions, and it has no list of jobs.
                     (sent_jobs, seen) = (None, 0);
-                    not_before = Instant::now() + pause.failed();
+                    not_before = Instant::now() + retries.next_pause();
                 }
             },
             () = retry, if under_way.is_empty() => {}

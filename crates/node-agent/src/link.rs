@@ -11,6 +11,7 @@
 //! read for every request too, because the operator may return with another certificate. The token is sent
 //! only to a server whose certificate was signed by that CA.
 
+use gainshare_core::backoff::Backoff;
 use gainshare_kube_api::wire::{Answer, SYNC_PATH, SyncRequest};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
@@ -173,29 +174,11 @@ fn unreachable(url: &str, error: &dyn std::error::Error) -> LinkError {
     LinkError::Unreachable { url: url.to_owned(), why: cause.to_string() }
 }
 
-/// How long to wait before the next try.
-#[derive(Debug)]
-pub(crate) struct RetryPause {
-    failures: u32,
-    /// 0.75 to 1.25, always the same for a node.
-    factor: f64,
-}
-
-impl RetryPause {
-    pub(crate) fn for_node(node: &str) -> RetryPause {
-        let hash = node.bytes().fold(0x811c_9dc5u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
-        RetryPause { failures: 0, factor: 0.75 + f64::from(hash % 1024) / 2048.0 }
-    }
-
-    pub(crate) fn succeeded(&mut self) {
-        self.failures = 0;
-    }
-
-    pub(crate) fn failed(&mut self) -> Duration {
-        let doubled = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10));
-        self.failures += 1;
-        doubled.mul_f64(self.factor).min(MAX_PAUSE)
-    }
+/// How long to wait before the next try. The pauses differ by a factor of 0.75 to 1.25, always the same for a node.
+pub(crate) fn retries(node: &str) -> Backoff {
+    let hash = node.bytes().fold(0x811c_9dc5u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
+    let factor = 0.75 + f64::from(hash % 1024) / 2048.0;
+    Backoff::new(FIRST_PAUSE.mul_f64(factor), MAX_PAUSE)
 }
 
 #[cfg(test)]
@@ -215,12 +198,12 @@ mod tests {
     #[test]
     fn pauses_grow_and_end_at_five_seconds() {
         for node in ["a", "worker-17", ""] {
-            let mut pause = RetryPause::for_node(node);
-            let pauses: Vec<Duration> = (0..50).map(|_| pause.failed()).collect();
+            let mut retries = retries(node);
+            let pauses: Vec<Duration> = (0..50).map(|_| retries.next_pause()).collect();
             assert!(pauses.is_sorted() && pauses[0] >= Duration::from_millis(100), "{pauses:?}");
             assert!(*pauses.last().unwrap() <= MAX_PAUSE);
-            pause.succeeded();
-            assert_eq!(pause.failed(), pauses[0]);
+            retries.reset();
+            assert_eq!(retries.next_pause(), pauses[0]);
         }
     }
 

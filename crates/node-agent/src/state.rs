@@ -26,6 +26,7 @@ use super::finish;
 use super::job::{Job, Moment, THIS_NODE};
 use super::record::{JobDecision, RecordError};
 use super::volumes::Volumes;
+use gainshare_core::backoff::Backoff;
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{Decider, Decision, Outcome as DecisionOutcome};
 use gainshare_core::model::{JobId, Span, Time};
@@ -41,6 +42,7 @@ use gainshare_limits::usage::NodeResources;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How many intervals a pod that was resized before the agent's start keeps its resources. FlowCon measures
 /// growth after one interval, and accepts that it has ended after another one.
@@ -52,10 +54,9 @@ const MAX_READY_WAIT: Span = Span::from_secs(4);
 /// The time between two searches for control groups that are missing.
 const SEARCH_PACE: Span = Span::from_secs(1);
 
-/// The first pause after a resize that failed or was undone by another writer; doubled each time. Most often
-/// the kubelet has written the pod's status at the same moment, and the next try succeeds.
-const FIRST_PAUSE: Span = Span::from_millis(100);
-const MAX_PAUSE: Span = Span::from_secs(300);
+/// The pauses after a resize that failed or was undone by another writer. The first is short: most often the
+/// kubelet has written the pod's status at the same moment, and the next try succeeds.
+const RETRIES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(300));
 
 /// New values of a pod need some time from the API server to the agent. Within this time, other values are not
 /// taken as a change by another writer.
@@ -104,9 +105,17 @@ struct ResizeRequest {
     resize: Resize,
     decided_at: Time,
     state: RequestState,
-    failures: u32,
+    retries: Backoff,
     /// The kernel's files have the new values.
     in_force: bool,
+}
+
+impl ResizeRequest {
+    /// It is sent again after a pause, which is longer each time.
+    fn retry(&mut self, now: Time) {
+        let pause = Span(u64::try_from(self.retries.next_pause().as_micros()).unwrap_or(u64::MAX));
+        self.state = RequestState::RetryAt(now + pause);
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -211,8 +220,7 @@ impl Node {
             let RequestState::AcceptedAt(at) = request.state else { continue };
             let infeasible = matches!(job.pod.resize, ResizeState::Infeasible { .. });
             if !infeasible && now.since(at) > SETTLING && request.resize.to.over(job.pod.now) != job.pod.now {
-                request.state = RequestState::RetryAt(now + pause(request.failures));
-                request.failures += 1;
+                request.retry(now);
                 tracing::warn!(pod = %name(job), "another writer has changed its resources: resizing it again, less often each time");
             }
         }
@@ -225,25 +233,21 @@ impl Node {
             if request.resize.generation != outcome.generation {
                 continue;
             }
-            request.state = match &outcome.state {
-                OutcomeState::Done => RequestState::AcceptedAt(now),
+            match &outcome.state {
+                OutcomeState::Done => request.state = RequestState::AcceptedAt(now),
                 OutcomeState::Unchanged => {
                     request.in_force = true;
-                    RequestState::AcceptedAt(now)
+                    request.state = RequestState::AcceptedAt(now);
                 }
                 OutcomeState::Refused { why } => {
                     tracing::warn!(uid = outcome.uid, "a resize was refused: {why}");
-                    let again = now + pause(request.failures);
-                    request.failures += 1;
-                    RequestState::RetryAt(again)
+                    request.retry(now);
                 }
                 OutcomeState::Failed { why } => {
                     tracing::info!(uid = outcome.uid, "a resize failed, trying again: {why}");
-                    let again = now + pause(request.failures);
-                    request.failures += 1;
-                    RequestState::RetryAt(again)
+                    request.retry(now);
                 }
-            };
+            }
         }
     }
 
@@ -539,15 +543,11 @@ fn request_resizes(
         }
         let resize = Resize { uid: uid.clone(), container, generation, to };
         let entry =
-            ResizeRequest { resize, decided_at: now, state: RequestState::Pending, failures: 0, in_force: false };
+            ResizeRequest { resize, decided_at: now, state: RequestState::Pending, retries: RETRIES, in_force: false };
         requests.insert(uid, entry);
         news = true;
     }
     news
-}
-
-fn pause(failures: u32) -> Span {
-    Span(FIRST_PAUSE.0.saturating_mul(1 << failures.min(20))).min(MAX_PAUSE)
 }
 
 fn hold_time(policy: &Policy) -> Span {

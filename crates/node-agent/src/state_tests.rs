@@ -272,7 +272,7 @@ fn accepted_resizes_are_not_sent_again_and_small_changes_are_not_sent() {
 }
 
 #[test]
-fn pods_are_judged_at_once_and_resized_when_their_kubelet_is_ready() {
+fn pods_are_classified_at_once_and_resized_when_their_kubelet_is_ready() {
     let mut w = World::new();
     w.add("flat");
     w.add("grows");

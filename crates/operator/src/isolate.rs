@@ -5,13 +5,12 @@
 //! into a message, and [`rest_after`] answers how long the object rests before it is tried again.
 
 use futures_util::FutureExt;
+use gainshare_core::backoff::Backoff;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-const FIRST_REST: Duration = Duration::from_secs(5);
-/// Each further panic doubles the rest, up to this many doublings: about five minutes.
-const MOST_DOUBLINGS: u32 = 6;
+const RESTS: Backoff = Backoff::new(Duration::from_secs(5), Duration::from_secs(320));
 
 /// The text of a panic.
 fn message(payload: &(dyn Any + Send)) -> String {
@@ -46,7 +45,7 @@ pub(crate) async fn catch_future<T>(work: impl Future<Output = T>) -> Result<T, 
 
 /// How long an object rests after its reconcile panicked this number of times in a row.
 pub(crate) fn rest_after(times: u32) -> Duration {
-    FIRST_REST * 2u32.pow(times.saturating_sub(1).min(MOST_DOUBLINGS))
+    RESTS.pause_after(times)
 }
 
 #[cfg(test)]
@@ -72,8 +71,7 @@ mod tests {
 
     #[test]
     fn rests_grow_and_are_bounded() {
-        assert_eq!((rest_after(1), rest_after(2)), (FIRST_REST, FIRST_REST * 2));
-        assert_eq!(rest_after(u32::MAX), rest_after(7));
-        assert_eq!(rest_after(0), FIRST_REST);
+        assert_eq!([1, 2, 7, 8, u32::MAX].map(|times| rest_after(times).as_secs()), [5, 10, 320, 320, 320]);
+        assert_eq!(rest_after(0), rest_after(1));
     }
 }

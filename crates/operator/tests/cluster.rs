@@ -132,9 +132,9 @@ impl Agent {
             let states: Vec<OutcomeState> = outcomes.into_iter().map(|outcome| outcome.state).collect();
             done.iter_mut().zip(&states).for_each(|(done, state)| *done |= *state == OutcomeState::Done);
             let undecided = states.iter().any(|state| matches!(state, OutcomeState::Failed { .. }));
-            let told =
+            let outcomes =
                 states.into_iter().zip(&done).map(|(state, &done)| if done { OutcomeState::Done } else { state });
-            (!undecided).then(|| told.collect())
+            (!undecided).then(|| outcomes.collect())
         })
     }
 
@@ -260,7 +260,8 @@ fn the_operator_in_a_real_cluster() {
     eventually("an operator that answers", || agents.0.ask(None, Vec::new(), 0).ok());
 
     share_pods(&bed);
-    scenarios.run("only a node agent may ask, and for its own node", || who_may_ask(&bed, &agent, &mut agents.0));
+    scenarios
+        .run("only a node agent may ask, and for its own node", || strangers_are_refused(&bed, &agent, &mut agents.0));
     scenarios.run("pods are resized within their pool", || resizes(&bed, &mut agents));
     scenarios.run("conditions and notes name what is wrong and what is decided", || conditions(&bed, &mut agents));
     scenarios.run("pods start tuned where the namespace asks for it", || webhook(&bed, address));
@@ -337,10 +338,10 @@ fn mistakes_are_answered_with_help(bed: &TestBed) {
     assert!(said.contains("unknown field \"spec.intervall\""), "{said}");
 }
 
-fn who_may_ask(bed: &TestBed, agent: &dyn Fn(&str, &str) -> Agent, good: &mut Agent) {
-    let mut nobody = agent("kwok-0", TOKEN_AUDIENCE);
-    nobody.token = "nonsense".to_owned();
-    assert!(nobody.ask(None, Vec::new(), 0).unwrap_err().starts_with("401"));
+fn strangers_are_refused(bed: &TestBed, agent: &dyn Fn(&str, &str) -> Agent, good: &mut Agent) {
+    let mut stranger = agent("kwok-0", TOKEN_AUDIENCE);
+    stranger.token = "nonsense".to_owned();
+    assert!(stranger.ask(None, Vec::new(), 0).unwrap_err().starts_with("401"));
     let mut wrong_audience = agent("kwok-0", "https://kubernetes.default.svc");
     assert!(wrong_audience.ask(None, Vec::new(), 0).unwrap_err().starts_with("401"));
     let mut liar = agent("kwok-0", TOKEN_AUDIENCE);
@@ -394,7 +395,7 @@ fn resizes(bed: &TestBed, agents: &mut (Agent, Agent)) {
 }
 
 fn conditions(bed: &TestBed, agents: &mut (Agent, Agent)) {
-    bed.apply(policy("nobody", json!({"selector": {"matchLabels": {"role": "absent"}}})));
+    bed.apply(policy("selects-none", json!({"selector": {"matchLabels": {"role": "absent"}}})));
     bed.apply(policy("orphan", json!({"targetRef": {"kind": "PyTorchJob", "name": "gone"}})));
     let message = |name: &str, kind: &str, wanted: &str| {
         eventually(&format!("{kind} of {name}"), || {
@@ -403,7 +404,7 @@ fn conditions(bed: &TestBed, agents: &mut (Agent, Agent)) {
                 .map(|(_, message)| message)
         })
     };
-    assert!(message("nobody", "Selected", "False").contains("no pod in team has these labels"));
+    assert!(message("selects-none", "Selected", "False").contains("no pod in team has these labels"));
     assert!(message("orphan", "Selected", "False").contains("was made by a PyTorchJob named gone"));
     bed.apply(pod("loose", "kwok-0", json!({})));
     assert!(message("training", "Resizable", "False").contains("give container main a CPU request"));

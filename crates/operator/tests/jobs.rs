@@ -126,12 +126,12 @@ fn stays(bed: &TestBed) {
         bed.send_to(name, "right");
     }
     for (name, why, epoch) in jobs {
-        let looked = within_a_minute(|| {
+        let found = within_a_minute(|| {
             let job = bed.job(name);
             let said = job["status"]["message"].as_str().unwrap_or_default().contains(why);
             (said && job["status"]["state"] == "Running" && job["status"]["attempt"]["epoch"] == epoch).then_some(job)
         });
-        let job = looked.unwrap_or_else(|| panic!("{name}: {:#}", bed.job(name)["status"]));
+        let job = found.unwrap_or_else(|| panic!("{name}: {:#}", bed.job(name)["status"]));
         assert_eq!((&job["status"]["attempt"]["node"], &job["status"]["moves"]), (&json!("left"), &json!(0)), "{name}");
         assert_eq!(job["status"]["failures"], 0, "{name}: a move that was refused is no failure");
     }
@@ -320,7 +320,8 @@ fn gang(name: &str) -> Value {
     })
 }
 
-/// While sharing is switched off, nothing is started, and nobody waits for us: a drain ends, and a deletion does.
+/// While sharing is switched off, nothing is started, and nothing waits for the operator: a drain
+/// ends, and a deletion does.
 fn switched_off(bed: &TestBed) {
     let operator = Operator::start(bed, None);
     for name in ["drained", "removed"] {

@@ -15,7 +15,7 @@ use std::fs;
 /// Never ends by itself.
 const SERVER: &str = r#"echo "serves as $HOSTNAME"; trap 'exit 143' TERM; while :; do sleep 0.2; done"#;
 
-/// Saves what it was told about the other tasks, and ends.
+/// Saves what it learned about the other tasks, and ends.
 const WORKER: &str = r#"echo "$TF_CONFIG" > "/keep/config-$HOSTNAME"; sleep 2"#;
 
 #[test]

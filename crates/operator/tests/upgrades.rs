@@ -65,7 +65,7 @@ fn percent(job: &Value) -> Option<u64> {
     job["status"]["progress"].as_str()?.strip_suffix('%')?.parse().ok()
 }
 
-/// The operator that leads; empty before the first operator has made the lease, and while nobody leads.
+/// The operator that leads; empty before the first operator has made the lease, and while none leads.
 fn holder(bed: &TestBed) -> String {
     let lease = ["get", "lease", "gainshare-operator", "-n", SYSTEM, "--ignore-not-found"];
     bed.kubectl(&[&lease[..], &["-o", "jsonpath={.spec.holderIdentity}"]].concat())
@@ -131,7 +131,7 @@ impl Observations {
     }
 }
 
-/// Reads jobs and pods until it is told to end.
+/// Reads jobs and pods until it is to end.
 fn observe(bed: &TestBed, ends: &AtomicBool) -> Observations {
     let mut observed = Observations::default();
     let list = |kind: &str| -> Option<Value> {

@@ -35,7 +35,7 @@ impl RunLength {
     /// Reads `command`, and the configuration file that it names if that lies in the job's `folder`.
     pub fn read(command: &[String], folder: Option<&Path>) -> RunLength {
         let options = options(command);
-        let mut found = LengthClaims::default();
+        let mut found = StatedLengths::default();
         for (name, value) in &options {
             found.add(name, value);
         }
@@ -50,7 +50,7 @@ impl RunLength {
 
     /// Reads lines such as `max_steps: 1000`, `epochs = 3` and `"num_train_epochs": 3,`.
     pub fn from_config(text: &str) -> RunLength {
-        let mut found = LengthClaims::default();
+        let mut found = StatedLengths::default();
         // A JSON file may stand on one line.
         for line in text.split(['\n', ',', '{', '}']) {
             let line = line.split('#').next().unwrap_or(line);
@@ -95,37 +95,37 @@ fn read_config(folder: &Path, path: &Path) -> Option<String> {
 
 /// The values found so far for one unit.
 #[derive(Default, Clone, Copy)]
-enum Claim {
+enum StatedLength {
     #[default]
     None,
     One(u64),
     Contradiction,
 }
 
-impl Claim {
+impl StatedLength {
     fn add(&mut self, value: u64) {
         *self = match *self {
-            Claim::None => Claim::One(value),
-            Claim::One(known) if known == value => Claim::One(known),
-            _ => Claim::Contradiction,
+            StatedLength::None => StatedLength::One(value),
+            StatedLength::One(known) if known == value => StatedLength::One(known),
+            _ => StatedLength::Contradiction,
         };
     }
 
     fn value(self) -> Option<u64> {
         match self {
-            Claim::One(value) => Some(value),
-            Claim::None | Claim::Contradiction => None,
+            StatedLength::One(value) => Some(value),
+            StatedLength::None | StatedLength::Contradiction => None,
         }
     }
 }
 
 #[derive(Default)]
-struct LengthClaims {
-    epochs: Claim,
-    steps: Claim,
+struct StatedLengths {
+    epochs: StatedLength,
+    steps: StatedLength,
 }
 
-impl LengthClaims {
+impl StatedLengths {
     fn add(&mut self, name: &str, value: &str) {
         // `trainer.max_epochs=10`: the last part is the name.
         let short = name.rsplit(['.', '/']).next().unwrap_or(name);

@@ -1,4 +1,4 @@
-//! The best that is possible, whatever the policy: what nobody who does not know the future can beat.
+//! The best that is possible, whatever the policy: no policy that does not know the future can beat it.
 //!
 //! **Mean completion time.** With the jobs where a run put them, each node is one machine that can work on
 //! any job at full speed and without disturbance; serving the job with the least work left first (SRPT) is

@@ -6,7 +6,7 @@
 
 use crate::curve::Curve;
 use crate::random::Stream;
-use crate::world::{Claim, Job, Speedup};
+use crate::world::{AnnouncedTotal, Job, Speedup};
 use gainshare_core::model::{Span, Time};
 
 /// γ of the testbeds, fitted to the makespans of the thesis's Figure 6.1: sharing costs, and less overlap costs less.
@@ -34,7 +34,7 @@ pub struct Model {
     /// How often it reports in all.
     pub reports: f64,
     /// What the public example script of its kind prints of its length.
-    pub prints: Claim,
+    pub prints: AnnouncedTotal,
 }
 
 const fn model(
@@ -44,19 +44,19 @@ const fn model(
     first_fifth: f64,
     end: f64,
     reports: f64,
-    prints: Claim,
+    prints: AnnouncedTotal,
 ) -> Model {
     Model { name, work_s, most, first_fifth, end, reports, prints }
 }
 
 /// Keras prints `Epoch 3/20`.
-const KERAS: Claim = Claim::Total;
+const KERAS: AnnouncedTotal = AnnouncedTotal::Total;
 
 /// PyTorch's own examples print `Train Epoch: 1 [640/60000 (1%)]`: where in its epoch a job is, and no
 /// total. One report an epoch for MNIST; ten for VAE, whose script makes ten epochs; three for the
 /// recurrent models, whose number of epochs is nowhere published (20 is our choice).
-const fn pytorch(reports: u64) -> Claim {
-    Claim::Epochs { reports }
+const fn pytorch(reports: u64) -> AnnouncedTotal {
+    AnnouncedTotal::Epochs { reports }
 }
 
 /// Work of the three jobs of the fixed schedule, from their completion times under equal sharing (84.7,

@@ -1,6 +1,6 @@
 //! The papers' experiments: the published figures beside ours, under every policy.
 //!
-//! **Problem.** Nobody can judge a policy by numbers from another machine. Each published experiment is
+//! **Problem.** Numbers from another machine say little about a policy. Each published experiment is
 //! therefore rebuilt here from what is known of it, run over many seeds under the paper's own policy, ours
 //! and the field's, and printed beside the published figures.
 //!
@@ -9,7 +9,7 @@
 //!
 //! **Conditions.** What a job says of its length decides what a policy can know. By default each model
 //! prints what the public example script of its kind prints ([`Totals::AsPrinted`], table in
-//! `docs/calibration.md`). [`Settings`] has the other conditions: totals told or hidden, earlier runs of
+//! `docs/calibration.md`). [`Settings`] has the other conditions: totals announced or hidden, earlier runs of
 //! the same programs, another law of interference, recorded curves, rough jobs, other seeds.
 
 mod conditions;
@@ -154,7 +154,7 @@ pub struct RowResult {
 
 /// An experiment, run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Report {
+pub struct ExperimentResult {
     pub name: String,
     pub title: String,
     #[serde(flatten)]
@@ -209,7 +209,11 @@ impl Experiment {
     }
 
     /// Runs it under every policy. `tell` hears (done, total).
-    pub fn run(&self, settings: &Settings, tell: &(impl Fn(usize, usize) + Sync)) -> Result<Report, SimError> {
+    pub fn run(
+        &self,
+        settings: &Settings,
+        tell: &(impl Fn(usize, usize) + Sync),
+    ) -> Result<ExperimentResult, SimError> {
         let world = |seed| self.drawn(seed, settings);
         let mut named = self.policies();
         let chosen = |name: &str| settings.only.is_empty() || settings.only.iter().any(|o| o == name);
@@ -230,7 +234,7 @@ impl Experiment {
         let order: Vec<String> = named.into_iter().map(|(n, _)| n).collect();
         let rows = self.rows.iter().zip(&outcomes[order.len()..]);
         let rows = rows.map(|(setting, of)| setting.result(of, &outcomes[0])).collect();
-        Ok(Report {
+        Ok(ExperimentResult {
             name: self.name.to_owned(),
             title: self.title.to_owned(),
             settings: settings.clone(),
@@ -259,7 +263,7 @@ const SHOWN: [&str; 4] = ["na", "flowcon", "gainshare", "srpt"];
 
 impl Experiment {
     /// Figures of one run (the first seed), the one that stands for the experiment first.
-    pub fn figures(&self, report: &Report) -> Result<Vec<Figure>, SimError> {
+    pub fn figures(&self, report: &ExperimentResult) -> Result<Vec<Figure>, SimError> {
         let world = self.drawn(report.settings.first_seed, &report.settings);
         let shown = self
             .policies()
@@ -291,7 +295,7 @@ impl Experiment {
     }
 
     /// Everything about the experiment on one page.
-    pub fn page(&self, report: &Report) -> Result<String, SimError> {
+    pub fn page(&self, report: &ExperimentResult) -> Result<String, SimError> {
         let mut page = Page::new(self.title);
         for (title, table) in report.tables() {
             page = page.heading(&title).table(&table);
@@ -304,7 +308,7 @@ impl Experiment {
     }
 }
 
-fn rows_figure(report: &Report) -> Figure {
+fn rows_figure(report: &ExperimentResult) -> Figure {
     let group = |r: &RowResult| Group {
         label: format!("{} %, {} s", r.alpha * 100.0, r.interval_s),
         values: vec![r.published.unwrap_or(f64::NAN), r.simulated],
@@ -335,7 +339,7 @@ impl Setting {
     }
 }
 
-impl Report {
+impl ExperimentResult {
     /// For people: what was published, the rows if there are any, and all policies.
     pub fn tables(&self) -> Vec<(String, Table)> {
         let mut out = vec![];

@@ -1,8 +1,8 @@
 //! Scenario files: a world that people can read and write.
 //!
 //! A scenario is TOML: nodes, kinds of jobs, and when jobs of each kind come. Numbers may be fixed or drawn
-//! from a range; every seed draws again. Unknown fields are refused. What is wrong is told with its line,
-//! its field and what to do about it.
+//! from a range; every seed draws again. Unknown fields are refused. A mistake is reported with its line,
+//! its field and a remedy.
 //!
 //! ```toml
 //! title = "two kinds of jobs on one machine"
@@ -26,7 +26,7 @@
 
 use crate::curve::Curve;
 use crate::random::Stream;
-use crate::world::{Actuator, Claim, Job, Law, Node, Roughness, Speedup, World};
+use crate::world::{Actuator, AnnouncedTotal, Job, Law, Node, Roughness, Speedup, World};
 use gainshare_core::model::{Span, Time};
 use gainshare_core::view::Deadline;
 use serde::Deserialize;
@@ -136,7 +136,7 @@ struct JobSpec {
     #[serde(default)]
     tells_total: bool,
     /// What its reports say of its length, where that is more than `tells_total` can express.
-    claim: Option<Claim>,
+    claim: Option<AnnouncedTotal>,
     /// Start-up work, as a part of all work.
     #[serde(default)]
     startup: f64,
@@ -416,7 +416,11 @@ impl JobSpec {
                 report_every: work / self.reports.draw(&mut stream("reports")).max(1.0),
                 report_positions: vec![],
                 planned_reports: None,
-                claim: self.claim.unwrap_or(if self.tells_total { Claim::Total } else { Claim::Nothing }),
+                claim: self.claim.unwrap_or(if self.tells_total {
+                    AnnouncedTotal::Total
+                } else {
+                    AnnouncedTotal::Nothing
+                }),
                 history: vec![],
                 start: seconds(self.start_s, "start"),
                 save: seconds(self.save_s, "save"),
@@ -519,7 +523,7 @@ loss = { start = 2.3, end = 0.1, shape = { family = "power-law", rate = 11.5, po
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_line_field_and_remedy() {
+    fn mistakes_are_reported_with_line_field_and_remedy() {
         let cases: [(&str, &str, &str, &[&str]); 15] = [
             ("cores = 8", "cores = 0", "line 6", &["cores of node `box`", "positive"]),
             ("cores = 8", "corse = 8", "line 6", &["corse", "cores"]),

@@ -101,7 +101,7 @@ pub struct Job {
     /// How many reports it set out to make, where it ends before.
     pub planned_reports: Option<u64>,
     /// What its reports say of its length.
-    pub claim: Claim,
+    pub claim: AnnouncedTotal,
     /// Earlier runs of the same program.
     pub history: Vec<FinishedRun>,
     /// From the order to run until the first work is done.
@@ -116,14 +116,14 @@ pub struct Job {
     pub deadline: Option<Deadline>,
     /// What its owner requests and may not exceed, as a part of a node; only the policy `requests` reads it.
     pub request: Option<f64>,
-    /// Whether its length and its speed at any share are told when it arrives.
+    /// Whether its length and its speed at any share are known when it arrives.
     pub tells_pace: bool,
 }
 
 /// What a job's reports say of its length.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "says", deny_unknown_fields)]
-pub enum Claim {
+pub enum AnnouncedTotal {
     /// Steps alone.
     #[default]
     Nothing,
@@ -154,7 +154,7 @@ impl Job {
     /// The tracker of the job's reports, which knows what an epoch is where the job prints it.
     pub(crate) fn tracker(&self) -> Tracker {
         let mut tracker = Tracker::default();
-        if let Claim::Epochs { reports } = self.claim {
+        if let AnnouncedTotal::Epochs { reports } = self.claim {
             tracker.set_epoch_steps(reports);
         }
         tracker
@@ -184,11 +184,11 @@ impl Job {
         let planned = self.planned();
         let wrong = |factor: f64| ((planned as f64 * factor).round() as u64).max(n);
         match self.claim {
-            Claim::Nothing | Claim::Epochs { .. } => None,
-            Claim::Total => Some(planned),
-            Claim::Wrong { factor } => Some(wrong(factor)),
-            Claim::Changed { factor, at } if (n as f64) < at * planned as f64 => Some(wrong(factor)),
-            Claim::Changed { .. } => Some(planned),
+            AnnouncedTotal::Nothing | AnnouncedTotal::Epochs { .. } => None,
+            AnnouncedTotal::Total => Some(planned),
+            AnnouncedTotal::Wrong { factor } => Some(wrong(factor)),
+            AnnouncedTotal::Changed { factor, at } if (n as f64) < at * planned as f64 => Some(wrong(factor)),
+            AnnouncedTotal::Changed { .. } => Some(planned),
         }
     }
 

@@ -2,10 +2,10 @@
 
 use gainshare_sim::engine::Record;
 use gainshare_sim::outcome::Outcome;
-use gainshare_sim::paper::{Report, RowResult, SEEDS, Settings, experiments, find};
+use gainshare_sim::paper::{ExperimentResult, RowResult, SEEDS, Settings, experiments, find};
 use gainshare_sim::study::{compare, median};
 
-fn report(name: &str, seeds: u64) -> Report {
+fn report(name: &str, seeds: u64) -> ExperimentResult {
     let settings = Settings { seeds, ..Settings::default() };
     find(name).expect("it exists").run(&settings, &|_, _| ()).expect("a sound run")
 }
@@ -85,13 +85,13 @@ fn the_gantt_of_specon_marks_what_was_moved() {
 }
 
 /// A few policies of an experiment under some conditions.
-fn under(name: &str, settings: Settings) -> Report {
+fn under(name: &str, settings: Settings) -> ExperimentResult {
     let only = ["srtf", "gainshare", "srpt", "flowcon", "flowcon2"].map(str::to_owned).to_vec();
     find(name).expect("it exists").run(&Settings { only, ..settings }, &|_, _| ()).expect("a sound run")
 }
 
 /// The part of the gap between equal shares and clairvoyant SRPT.
-fn captured(report: &Report, policy: &str) -> f64 {
+fn captured(report: &ExperimentResult, policy: &str) -> f64 {
     let mean = |name: &str| report.policies[name].mean_completion_s;
     (mean("na") - mean(policy)) / (mean("na") - mean("srpt"))
 }

@@ -14,7 +14,7 @@ fn deadlines_are_met_as_published_and_not_below_the_rivals() {
     assert!(ours >= 1.26 * base, "{ours} against {base}: {report:?}");
     for regime in ["short", "enough"] {
         assert!(rate(regime, "qos") >= rate(regime, "edf"), "{regime}: {report:?}");
-        // With the same information as ElasticFlow, which is told every length and speed.
+        // With the same information as ElasticFlow, which knows every length and speed.
         assert!(rate(regime, "qos-told") >= rate(regime, "elasticflow"), "{regime}: {report:?}");
         assert!(report.regimes[regime]["qos"].utilisation >= 0.95, "{regime}: {report:?}");
     }

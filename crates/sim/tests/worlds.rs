@@ -8,7 +8,7 @@ use gainshare_sim::engine::{Record, run};
 use gainshare_sim::outcome::Outcome;
 use gainshare_sim::scenario::Scenario;
 use gainshare_sim::simulate::simulate;
-use gainshare_sim::world::{Actuator, Claim, Job, Law, Node, Speedup, World};
+use gainshare_sim::world::{Actuator, AnnouncedTotal, Job, Law, Node, Speedup, World};
 use proptest::prelude::*;
 
 fn node(cores: f64) -> Node {
@@ -29,7 +29,7 @@ fn job(arrives_s: f64, work: f64) -> Job {
         report_every: work / 20.0,
         report_positions: vec![],
         planned_reports: None,
-        claim: Claim::Nothing,
+        claim: AnnouncedTotal::Nothing,
         history: vec![],
         start: Span::ZERO,
         save: Span::from_secs(1),
@@ -114,9 +114,9 @@ fn interference_memory_and_amdahl_slow_jobs_as_they_should() {
 fn a_hard_cap_wastes_what_a_weight_does_not() {
     // The narrow job is given half the node and can use a quarter; under caps the other half stays half.
     let mut narrow = job(0.0, 100.0);
-    (narrow.max_cores, narrow.claim) = (1.0, Claim::Total);
+    (narrow.max_cores, narrow.claim) = (1.0, AnnouncedTotal::Total);
     let mut wide = job(0.0, 100.0);
-    wide.claim = Claim::Total;
+    wide.claim = AnnouncedTotal::Total;
     let soft = world(vec![node(4.0)], vec![narrow, wide]);
     let hard = World { actuator: Actuator::Quota, ..soft.clone() };
     let (soft, hard) = (ends(&soft, Preset::Optimus), ends(&hard, Preset::Optimus));
@@ -144,7 +144,7 @@ fn specon_moves_jobs_and_nothing_of_their_work_is_lost() {
     let w = World { interference: 0.0, ..(experiment.world)(0) };
     let (_, policy) = experiment.policies().into_iter().find(|(n, _)| n == "specon").expect("its own policy");
     let outcome = run(&w, &policy, Record::default()).expect("a sound run");
-    assert!(!outcome.migrations.is_empty(), "nobody was moved");
+    assert!(!outcome.migrations.is_empty(), "no job was moved");
     for m in &outcome.migrations {
         let stays = &outcome.jobs[m.job].stays;
         assert!(stays.windows(2).all(|s| s[0].to == s[1].from && s[0].node != s[1].node), "{stays:?}");
@@ -152,7 +152,7 @@ fn specon_moves_jobs_and_nothing_of_their_work_is_lost() {
     conserved(&w, &outcome);
 }
 
-/// With linear speedup and no disturbance, what a job consumed is its work; and nobody is faster than alone.
+/// With linear speedup and no disturbance, what a job consumed is its work; and no job is faster than alone.
 fn conserved(world: &World, outcome: &Outcome) {
     for (job, fate) in world.jobs.iter().zip(&outcome.jobs) {
         let consumed = fate.consumed * world.nodes[0].cores;
@@ -168,7 +168,7 @@ prop_compose! {
         seed in any::<u64>(),
     ) -> World {
         let mut jobs: Vec<Job> = jobs.into_iter().map(|(at, work, max_cores, reports, tells_total)| Job {
-            max_cores, claim: if tells_total { Claim::Total } else { Claim::Nothing }, report_every: work / reports, ..job(at, work)
+            max_cores, claim: if tells_total { AnnouncedTotal::Total } else { AnnouncedTotal::Nothing }, report_every: work / reports, ..job(at, work)
         }).collect();
         jobs.sort_by_key(|j| j.arrival);
         World { seed, ..world(vec![node(4.0); nodes], jobs) }

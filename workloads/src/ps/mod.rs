@@ -20,8 +20,8 @@
 //! worker *skips* the step on the server behind. If every live worker skips on a server, no gradient for this step
 //! can ever arrive, because a server was restarted. Then a worker begins a new *generation*: all servers go back to
 //! the newest step that all of them can restore. Requests of an older generation have no effect, and waiting workers
-//! are told. Several workers may begin the same generation at once: the first server accepts one of them. The
-//! reporting worker prints how many steps were lost.
+//! learn of the new one. Several workers may begin the same generation at once: the first server accepts one of them.
+//! The reporting worker prints how many steps were lost.
 //!
 //! **Properties**, each a test in `tests/parameter_server.rs`: one synchronous worker gives the losses of the
 //! ordinary trainer, bit for bit; a run that is stopped and resumed gives the losses of an uninterrupted run; a

@@ -27,8 +27,9 @@ impl Lab {
         sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare", "--package", "gainshare-inside"]))
     }
 
-    /// Uses a program that is built already.
+    /// Uses a program that is built already. Jobs have working folders of their own, so its path becomes absolute.
     pub(crate) fn with_program(program: PathBuf) -> Result<Lab> {
+        let program = std::path::absolute(program)?;
         Ok(Lab { program, dir: tempfile::Builder::new().prefix("gainshare-bench-").tempdir()?, daemon: None })
     }
 

@@ -59,33 +59,20 @@ struct JobPlan {
     alone_s: f64,
 }
 
-const fn with_total(
-    name: &'static str,
-    model: &'static str,
-    style: &'static str,
-    arrives_s: f64,
-    alone_s: f64,
-) -> JobPlan {
-    JobPlan { name, model, style, tells_total: true, arrives_s, alone_s }
-}
-
-const fn without_total(
-    name: &'static str,
-    model: &'static str,
-    style: &'static str,
-    arrives_s: f64,
-    alone_s: f64,
-) -> JobPlan {
-    JobPlan { name, model, style, tells_total: false, arrives_s, alone_s }
-}
-
 const JOBS: [JobPlan; 6] = [
-    without_total("vae", "vae", "examples", 0.0, 26.0),
-    with_total("conv", "conv", "keras", 4.0, 16.0),
-    without_total("rnn", "rnn", "language", 8.0, 10.0),
-    with_total("mlp", "mlp", "json", 12.0, 8.0),
-    without_total("transformer", "transformer", "trainer", 18.0, 6.0),
-    with_total("late-mlp", "mlp", "steps", 24.0, 3.0),
+    JobPlan { name: "vae", model: "vae", style: "examples", tells_total: false, arrives_s: 0.0, alone_s: 26.0 },
+    JobPlan { name: "conv", model: "conv", style: "keras", tells_total: true, arrives_s: 4.0, alone_s: 16.0 },
+    JobPlan { name: "rnn", model: "rnn", style: "language", tells_total: false, arrives_s: 8.0, alone_s: 10.0 },
+    JobPlan { name: "mlp", model: "mlp", style: "json", tells_total: true, arrives_s: 12.0, alone_s: 8.0 },
+    JobPlan {
+        name: "transformer",
+        model: "transformer",
+        style: "trainer",
+        tells_total: false,
+        arrives_s: 18.0,
+        alone_s: 6.0,
+    },
+    JobPlan { name: "late-mlp", model: "mlp", style: "steps", tells_total: true, arrives_s: 24.0, alone_s: 3.0 },
 ];
 
 /// Steps between two printed losses.

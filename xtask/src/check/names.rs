@@ -1,6 +1,6 @@
 //! Names that must be those of the code: policies, and labels and annotations of `gainshare.dev`.
 //!
-//! A name in a page, a chart or a scenario that no program knows is a mistake that nobody notices before a
+//! A name in a page, a chart or a scenario that no program knows is a mistake that stays unnoticed until a
 //! user copies it.
 
 use super::tree::SourceTree;

@@ -22,8 +22,8 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 use std::path::Path;
 
-/// A job that is told so after more than this was told too late.
-const TOLD_WITHIN_S: f64 = 60.0;
+/// A job whose deadline cannot be met must learn that within this time.
+const REPORTED_WITHIN_S: f64 = 60.0;
 
 /// The part of what was allocated that must be used.
 const LEAST_USED: f64 = 0.9;
@@ -263,7 +263,7 @@ impl Round {
 
 /// What a story measured.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct DeadlineFigures {
     pub(super) machine: Machine,
     pub(super) default: Round,
     pub(super) qos: Round,
@@ -272,7 +272,7 @@ pub(super) struct Report {
     pub(super) took_s: f64,
 }
 
-impl Report {
+impl DeadlineFigures {
     pub(super) fn print(&self) {
         println!("{:<11} {:>7} {:>9} {:>16} {:>16}", "job", "work", "deadline", self.default.policy, self.qos.policy);
         for (a, b) in self.default.jobs.iter().zip(&self.qos.jobs) {
@@ -317,7 +317,7 @@ impl Report {
         }
         for job in qos.jobs.iter().filter(|j| !j.feasible) {
             match job.warned_s {
-                Some(s) if s <= TOLD_WITHIN_S => {}
+                Some(s) if s <= REPORTED_WITHIN_S => {}
                 Some(s) => broken.push(format!("{} was warned after {s:.0} s", job.name)),
                 None => broken.push(format!("{} was never warned", job.name)),
             }

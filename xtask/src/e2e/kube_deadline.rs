@@ -5,7 +5,7 @@
 //! annotations of plain pods. What Gainshare publishes is read from the pods' notes twice a second: predicted
 //! ends, and how deadlines stand. Ends are those of the pods' logs.
 
-use super::deadline::{JobResult, Machine, MixJob, Report, Round, Sample, Use, mix};
+use super::deadline::{DeadlineFigures, JobResult, Machine, MixJob, Round, Sample, Use, mix};
 use super::kube::{Kube, Pod, idle_s, log_lines, unix_s, wait_for};
 use super::kube_share::install;
 use super::train::IMAGE;
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     report.check(args.short)
 }
 
-fn measure(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
+fn measure(kube: &Kube, args: &Args, programs: &Programs) -> Result<DeadlineFigures> {
     let began = Instant::now();
     kube.testbed.load_image(&programs.files(), IMAGE)?;
     let node = format!("operator.nodeSelector.kubernetes\\.io/hostname={OTHER}");
@@ -71,7 +71,7 @@ fn measure(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
     let qos = play(kube, "qos", &jobs)?;
     let impossible: Vec<&str> = jobs.iter().filter(|j| !j.feasible).map(|j| j.name).collect();
     warned_by_event(kube, &impossible)?;
-    Ok(Report { machine, default, qos, all_at_once: Vec::new(), took_s: began.elapsed().as_secs_f64() })
+    Ok(DeadlineFigures { machine, default, qos, all_at_once: Vec::new(), took_s: began.elapsed().as_secs_f64() })
 }
 
 fn namespace(kube: &Kube, name: &str) -> Result<()> {

@@ -93,9 +93,9 @@ struct Job {
 
 /// What was measured with several seeds.
 #[derive(Debug, Serialize)]
-struct SeedsReport {
+struct SeedsFigures {
     /// By seed.
-    seeds: BTreeMap<u64, Report>,
+    seeds: BTreeMap<u64, MoveFigures>,
     /// Over the seeds, as parts of `na`'s: below 1 is better.
     mean_to_na: BTreeMap<&'static str, Spread>,
     makespan_to_na: BTreeMap<&'static str, Spread>,
@@ -118,7 +118,7 @@ impl Spread {
 }
 
 #[derive(Debug, Default, Serialize)]
-struct Report {
+struct MoveFigures {
     /// By policy.
     rounds: BTreeMap<&'static str, Round>,
     /// Parts of `na`'s: below 1 is better.
@@ -169,7 +169,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut reports = reports?;
     let took_s = began.elapsed().as_secs_f64();
     if args.seeds > 1 {
-        let report = SeedsReport::of(reports, took_s);
+        let report = SeedsFigures::of(reports, took_s);
         match args.output {
             Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
             None => report.print(),
@@ -185,7 +185,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     check(&report, args.short || !args.only.is_empty())
 }
 
-fn run_seeds(kube: &Kube, args: &Args, programs: &Programs) -> Result<BTreeMap<u64, Report>> {
+fn run_seeds(kube: &Kube, args: &Args, programs: &Programs) -> Result<BTreeMap<u64, MoveFigures>> {
     kube.testbed.load_image(&programs.files(), IMAGE)?;
     // SpeCon looks every half minute at jobs of many minutes; these take less than two.
     let interval = if args.short { "2s" } else { "4s" };
@@ -196,7 +196,7 @@ fn run_seeds(kube: &Kube, args: &Args, programs: &Programs) -> Result<BTreeMap<u
 }
 
 /// All rounds with the arrivals and sizes of one seed.
-fn run_story(kube: &Kube, args: &Args, programs: &Programs, seed: u64) -> Result<Report> {
+fn run_story(kube: &Kube, args: &Args, programs: &Programs, seed: u64) -> Result<MoveFigures> {
     let began = Instant::now();
     let program = &programs.gainshare();
     let jobs = if args.short {
@@ -204,7 +204,7 @@ fn run_story(kube: &Kube, args: &Args, programs: &Programs, seed: u64) -> Result
     } else {
         schedule(program, seed, args.work.unwrap_or(120.0))?
     };
-    let mut report = Report::default();
+    let mut report = MoveFigures::default();
     let policies: Vec<&'static str> = match (args.only.is_empty(), args.short) {
         (true, true) => vec!["specon"],
         (true, false) => ALL.to_vec(),
@@ -297,7 +297,7 @@ fn play(
     programs: &Programs,
     (policy, namespace): (&'static str, &str),
     jobs: &[Job],
-    report: &mut Report,
+    report: &mut MoveFigures,
 ) -> Result<Round> {
     prepare(kube, namespace)?;
     let nodes: Vec<&str> = NODES.iter().map(|(name, _)| *name).collect();
@@ -339,7 +339,7 @@ fn play(
         let found = list["items"].as_array().into_iter().flatten().find(|j| j["metadata"]["name"] == json!(job.name));
         let status = &found.with_context(|| format!("{} is gone", job.name))?["status"];
         let last = ran.iter().filter(|r| r.job == job.name).max_by_key(|r| r.attempt);
-        let last = last.with_context(|| format!("nobody saw {} run", job.name))?;
+        let last = last.with_context(|| format!("{} was never seen running", job.name))?;
         round.completion_s.insert(job.name.clone(), last.last_s - created[&job.name]);
         let loss = last.last_loss().with_context(|| format!("{} printed no loss", job.name))?;
         round.last_loss.insert(job.name.clone(), loss);
@@ -473,7 +473,7 @@ fn not_continued(ran: &[ObservedAttempt]) -> Vec<String> {
     found
 }
 
-fn compare(report: &mut Report) {
+fn compare(report: &mut MoveFigures) {
     let na = report.rounds.get("na").map(|r| (r.mean_s, r.makespan_s, r.last_loss.clone()));
     for (policy, round) in &report.rounds {
         report.migrations += round.moves.len();
@@ -492,7 +492,7 @@ fn compare(report: &mut Report) {
     }
 }
 
-fn print(r: &Report) {
+fn print(r: &MoveFigures) {
     let heads = ["policy", "mean", "makespan", "to na", "moves", "bystanders", "nodes' CPU"];
     let [policy, mean, makespan, part, moves, beside, spent] = heads;
     println!("{policy:<10} {mean:>9} {makespan:>10} {part:>8} {moves:>6} {beside:>11} {spent:>11}");
@@ -511,9 +511,9 @@ fn print(r: &Report) {
     println!("twins differ by {:.1e} of the loss at most; {:.0} s in all", r.twins_differ, r.took_s);
 }
 
-impl SeedsReport {
-    fn of(seeds: BTreeMap<u64, Report>, took_s: f64) -> SeedsReport {
-        let spreads = |part: fn(&Report) -> &BTreeMap<&'static str, f64>| {
+impl SeedsFigures {
+    fn of(seeds: BTreeMap<u64, MoveFigures>, took_s: f64) -> SeedsFigures {
+        let spreads = |part: fn(&MoveFigures) -> &BTreeMap<&'static str, f64>| {
             let mut values: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
             for (policy, value) in seeds.values().flat_map(part) {
                 values.entry(policy).or_default().push(*value);
@@ -521,7 +521,7 @@ impl SeedsReport {
             values.into_iter().map(|(policy, values)| (policy, Spread::of(&values))).collect()
         };
         let (mean_to_na, makespan_to_na) = (spreads(|r| &r.mean_to_na), spreads(|r| &r.makespan_to_na));
-        SeedsReport { seeds, mean_to_na, makespan_to_na, took_s }
+        SeedsFigures { seeds, mean_to_na, makespan_to_na, took_s }
     }
 
     fn print(&self) {
@@ -558,7 +558,7 @@ impl SeedsReport {
 }
 
 /// Every promise that was broken, in one error.
-fn check(r: &Report, short: bool) -> Result<()> {
+fn check(r: &MoveFigures, short: bool) -> Result<()> {
     let mut broken = r.two_alive.clone();
     broken.extend(r.not_continued.clone());
     if r.migrations == 0 {

@@ -59,7 +59,7 @@ pub(crate) struct Args {
 
 /// What was measured.
 #[derive(Debug, Default, Serialize)]
-struct Report {
+struct TaskFigures {
     arrivals: Vec<Arrival>,
     /// Medians over arrivals of `operator` as a part of `stock`: below 1 is better for times, above 1 for CPU.
     mean_completion_to_stock: f64,
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     check(&report, args.short)
 }
 
-fn play_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
+fn play_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<TaskFigures> {
     kube.testbed.load_image(&programs.files(), IMAGE)?;
     let interval = if args.short { "4s" } else { "6s" };
     let numbers = format!("operator.extraArgs={{--elastic-interval={interval}}}");
@@ -125,7 +125,7 @@ fn play_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
     )?;
     let work_s = args.work.unwrap_or(if args.short { 2.0 } else { 6.0 });
     let rate = steps_per_second(&programs.gainshare(), "gru")?;
-    let mut report = Report::default();
+    let mut report = TaskFigures::default();
     for number in 0..if args.short { 1 } else { args.arrivals } {
         let jobs = ps_job::schedule(number, rate, work_s, args.short);
         let mut arrival = Arrival::default();
@@ -163,7 +163,13 @@ fn namespace(kube: &Kube, name: &str) -> Result<()> {
 }
 
 /// One round: the jobs come, and all of them end.
-fn play_round(kube: &Kube, round: &'static str, number: u64, jobs: &[PsJob], report: &mut Report) -> Result<Round> {
+fn play_round(
+    kube: &Kube,
+    round: &'static str,
+    number: u64,
+    jobs: &[PsJob],
+    report: &mut TaskFigures,
+) -> Result<Round> {
     let space = format!("{round}-{number}");
     namespace(kube, &space)?;
     let (began, cpu_before_s) = (Instant::now(), pods_cpu_s(kube)?);
@@ -241,7 +247,7 @@ fn end_of(kube: &Kube, pods: &[Pod], job: &PsJob) -> Result<f64> {
 }
 
 /// Adds restarts of containers, and steps that a task reported as lost.
-fn count_losses(kube: &Kube, pods: &[Pod], report: &mut Report) -> Result<()> {
+fn count_losses(kube: &Kube, pods: &[Pod], report: &mut TaskFigures) -> Result<()> {
     for pod in pods {
         report.restarts += pod.restarts();
         for (_, line) in log_lines(&pod.log_file(kube)).unwrap_or_default() {
@@ -285,7 +291,7 @@ fn server(kube: &Kube, space: &str, name: &str) -> Result<Pod> {
 }
 
 /// A server that is much slower than the other one is found and resized in place.
-fn hot_server(kube: &Kube, rate: f64, report: &mut Report) -> Result<()> {
+fn hot_server(kube: &Kube, rate: f64, report: &mut TaskFigures) -> Result<()> {
     eprintln!("e2e: a hot server");
     let space = "hot";
     namespace(kube, space)?;
@@ -331,7 +337,7 @@ fn hot_server(kube: &Kube, rate: f64, report: &mut Report) -> Result<()> {
 }
 
 /// Workers join and leave a running job by hand.
-fn breathe(kube: &Kube, rate: f64, report: &mut Report) -> Result<()> {
+fn breathe(kube: &Kube, rate: f64, report: &mut TaskFigures) -> Result<()> {
     eprintln!("e2e: workers come and go");
     let space = "breathe";
     namespace(kube, space)?;
@@ -357,7 +363,7 @@ fn breathe(kube: &Kube, rate: f64, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn print(r: &Report) {
+fn print(r: &TaskFigures) {
     println!("{:<8} {:<10} {:>10} {:>10} {:>6} {:>8}", "arrival", "round", "mean", "makespan", "CPU", "changes");
     for (number, arrival) in r.arrivals.iter().enumerate() {
         for (name, round) in &arrival.rounds {
@@ -384,7 +390,7 @@ fn print(r: &Report) {
 }
 
 /// Every promise that was broken, in one error.
-fn check(r: &Report, short: bool) -> Result<()> {
+fn check(r: &TaskFigures, short: bool) -> Result<()> {
     let mut broken = Vec::new();
     if r.restarts > 0 {
         broken.push(format!("{} restarts", r.restarts));

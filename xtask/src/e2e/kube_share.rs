@@ -58,7 +58,7 @@ impl Args {
 
 /// What was measured.
 #[derive(Debug, Default, Serialize)]
-struct Report {
+struct ShareFigures {
     /// Seconds from creation to the last word, by run.
     without_policy_s: BTreeMap<&'static str, f64>,
     with_policy_s: BTreeMap<&'static str, f64>,
@@ -94,9 +94,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let programs = super::programs(args.programs.as_deref())?;
     let testbed = Testbed::up(&Spec::new("kube-share", &[(NODE, 1.0), (OTHER, 0.6)])?)?;
     let kube = Kube { testbed };
-    let told = run_story(&kube, args, &programs);
+    let result = run_story(&kube, args, &programs);
     kube.end(args.keep)?;
-    let mut report = told?;
+    let mut report = result?;
     report.took_s = began.elapsed().as_secs_f64();
     match args.output {
         Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
@@ -105,14 +105,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     check(&report, args.short)
 }
 
-fn run_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<Report> {
+fn run_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<ShareFigures> {
     kube.testbed.load_image(&programs.files(), IMAGE)?;
     let program = &programs.gainshare();
     kube.apply(&train::unknown_kind())?;
     let work_s = if args.short { 30.0 } else { 80.0 };
     let runs = train::schedule(program, work_s)?;
     let patience = Duration::from_secs_f64(work_s * 6.0 + 60.0);
-    let mut report = Report::default();
+    let mut report = ShareFigures::default();
 
     eprintln!("e2e: without a policy");
     namespace(kube, "plain")?;
@@ -258,7 +258,7 @@ fn in_force(kube: &Kube, pods: &[Pod]) -> Result<Vec<u64>> {
     pods.iter().map(|pod| cpu_shares(kube, pod)).collect()
 }
 
-fn faults(kube: &Kube, short: bool, report: &mut Report) -> Result<()> {
+fn faults(kube: &Kube, short: bool, report: &mut ShareFigures) -> Result<()> {
     let agent = agent_pod(kube)?;
     let pods = converged(kube, 2, true)?;
     let before = in_force(kube, &pods)?;
@@ -356,7 +356,7 @@ fn summarise(effects: &[Option<f64>]) -> Result<Effects> {
     Ok(Effects { median, ninetieth, largest: times.last().copied().unwrap_or(median) })
 }
 
-fn print(r: &Report) {
+fn print(r: &ShareFigures) {
     println!("{:<10} {:>16} {:>14}", "run", "without policy", "with policy");
     for (name, before) in &r.without_policy_s {
         println!("{name:<10} {before:>14.1} s {:>12.1} s", r.with_policy_s[name]);
@@ -375,7 +375,7 @@ fn print(r: &Report) {
 }
 
 /// Every promise that was broken, in one error.
-fn check(r: &Report, short: bool) -> Result<()> {
+fn check(r: &ShareFigures, short: bool) -> Result<()> {
     let mut broken = Vec::new();
     // Figures of speed are for a quiet machine: the short telling, which belongs to the tests, prints them
     // and judges only what must always hold.

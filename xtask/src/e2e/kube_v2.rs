@@ -81,9 +81,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let guests = drivers.iter().map(|driver| node_of(*driver)).collect();
     let testbed = Testbed::up(&Spec { guests, ..Spec::new("kube-v2", &[(MAIN, 1.0)])? })?;
     let mut kube = Kube { testbed };
-    let told = run_story(&mut kube, &drivers, &programs);
+    let result = run_story(&mut kube, &drivers, &programs);
     kube.end(args.keep)?;
-    let rounds = told?;
+    let rounds = result?;
     match args.output {
         Some(_) => println!("{}", serde_json::to_string_pretty(&rounds)?),
         None => rounds.iter().for_each(print),

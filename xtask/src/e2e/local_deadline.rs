@@ -5,7 +5,7 @@
 //! `gainshare ps -o json` is read twice a second until all have ended: it has the predicted ends, the shares,
 //! the use and the warnings.
 
-use super::deadline::{JobResult, Machine, MixJob, Report, Round, Sample, Use, all_at_once, mix};
+use super::deadline::{DeadlineFigures, JobResult, Machine, MixJob, Round, Sample, Use, all_at_once, mix};
 use super::kube::{idle_s, unix_s};
 use crate::bench::lab::Lab;
 use crate::programs::Programs;
@@ -44,7 +44,7 @@ impl Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
     let program = match &args.programs {
-        Some(folder) => folder.join("gainshare"),
+        Some(folder) => super::absolute(folder)?.join("gainshare"),
         None => Programs::build()?.gainshare(),
     };
     let machine = Machine::measure(&program, |words| calibrate(&program, words))?;
@@ -55,7 +55,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let together = all_at_once(&jobs);
     let policies: &[&'static str] = if args.short { &[] } else { &["na", "gainshare", "qos"] };
     let all_at_once: Result<Vec<Round>> = policies.iter().map(|policy| play(&program, policy, &together)).collect();
-    let report = Report { machine, default, qos, all_at_once: all_at_once?, took_s: began.elapsed().as_secs_f64() };
+    let report =
+        DeadlineFigures { machine, default, qos, all_at_once: all_at_once?, took_s: began.elapsed().as_secs_f64() };
     match args.output {
         Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
         None => report.print(),

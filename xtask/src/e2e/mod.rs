@@ -15,7 +15,7 @@ mod train;
 
 use crate::programs::Programs;
 use anyhow::{Context, Result};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -85,6 +85,10 @@ pub(crate) fn short(programs: &Programs) -> Result<()> {
 /// The programs in a folder that the user named, or newly built ones.
 fn programs(folder: Option<&Path>) -> Result<Programs> {
     let Some(folder) = folder else { return Programs::build() };
-    // Jobs that are started from it have working folders of their own.
-    Programs::in_folder(&folder.canonicalize().with_context(|| format!("cannot find {}", folder.display()))?)
+    Programs::in_folder(&absolute(folder)?)
+}
+
+/// A folder that the user named, for programs that are started from other working folders.
+fn absolute(folder: &Path) -> Result<PathBuf> {
+    folder.canonicalize().with_context(|| format!("cannot find {}", folder.display()))
 }

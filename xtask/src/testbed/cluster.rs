@@ -52,7 +52,7 @@ impl Spec {
     }
 }
 
-/// A running cluster. It goes down when the value is dropped, unless it is told to stay.
+/// A running cluster. It goes down when the value is dropped, unless it is to stay.
 pub(crate) struct Testbed {
     state: State,
     stays: bool,

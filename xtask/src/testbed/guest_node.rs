@@ -12,7 +12,7 @@
 //! console is the log of the program `guest-NAME`. On it the guest prints a line for each control group of a pod whose
 //! values have changed: `GROUP PATH cpu.weight cpu.max memory.max`.
 
-use super::image;
+use super::engine::{self, ENGINE_FOLDER, UNUSED_PLUGINS};
 use super::network::Plan;
 use super::plane::{Argv, DOMAIN, make};
 use crate::guest::{Machine, Root, newest_cloud_kernel, write_disk_initramfs};
@@ -59,8 +59,6 @@ const PROGRAMS: [&str; 10] = [
 
 const MODULES: [&str; 4] = ["overlay", "virtio_net", "bridge", "veth"];
 
-/// The folder of the engine's images.
-const ENGINE_FOLDER: &str = "/var/lib/containerd";
 const DISK_MIB: u32 = 1600;
 const MEMORY_MIB: u32 = 2048;
 
@@ -247,35 +245,7 @@ impl GuestNode<'_> {
     }
 
     fn containerd_config(&self) -> String {
-        format!(
-            r#"version = 2
-root = "{ENGINE_FOLDER}"
-state = "/run/containerd"
-disabled_plugins = [{UNUSED_PLUGINS}]
-
-[grpc]
-address = "/run/containerd/containerd.sock"
-
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{pause}"
-disable_apparmor = true
-
-[plugins."io.containerd.grpc.v1.cri".cni]
-conf_dir = "/etc/cni"
-bin_dir = "/usr/lib/cni"
-
-[plugins."io.containerd.grpc.v1.cri".containerd]
-default_runtime_name = "runc"
-
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-SystemdCgroup = {systemd}
-"#,
-            pause = image::full_name(image::PAUSE),
-            systemd = self.driver == CgroupDriver::Systemd,
-        )
+        engine::settings(Path::new("/etc/cni"), self.driver == CgroupDriver::Systemd, "")
     }
 
     /// Fills the folder of the guest's engine with an engine of this machine.
@@ -313,9 +283,6 @@ SystemdCgroup = {systemd}
         Ok(())
     }
 }
-
-/// Parts of the engine that need file systems that nobody here has.
-const UNUSED_PLUGINS: &str = r#""io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper""#;
 
 /// An engine of this machine, which ends with the value.
 struct Engine(Child);

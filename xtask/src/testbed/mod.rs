@@ -5,6 +5,7 @@
 
 mod build;
 mod cluster;
+mod engine;
 mod groups;
 mod guest_node;
 pub(crate) mod image;

@@ -4,11 +4,11 @@
 //! files in `/var/lib/kubelet`, the engine's socket in `/run/containerd`. On the machine these are folders
 //! below the test bed's own, so nodes do not see each other's and nothing of them stays.
 //!
-//! A node's size is the quota of its control group, and the kubelet is told that the rest of the machine's
-//! cores is reserved, so the scheduler sees the same size. All nodes put their pods on one bridge with one
-//! store of addresses: pods of different nodes reach each other.
+//! A node's size is the quota of its control group, and the rest of the machine's cores is reserved in the
+//! kubelet's settings, so the scheduler sees the same size. All nodes put their pods on one bridge with one store of
+//! addresses: pods of different nodes reach each other.
 
-use super::image;
+use super::engine;
 use super::network::Plan;
 use super::plane::{Argv, DOMAIN, make, write, write_json};
 use crate::sh;
@@ -169,40 +169,12 @@ impl Node<'_> {
 
     fn containerd_config(&self) -> String {
         // restrict_oom_score_adj: machines without CAP_SYS_RESOURCE could not start a single sandbox otherwise.
-        format!(
-            r#"version = 2
-root = "/var/lib/containerd"
-state = "/run/containerd"
-disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper"]
-
-[grpc]
-address = "/run/containerd/containerd.sock"
-
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{pause}"
-stream_server_address = "{address}"
-stream_server_port = "0"
-restrict_oom_score_adj = true
-disable_apparmor = true
-netns_mounts_under_state_dir = true
-
-[plugins."io.containerd.grpc.v1.cri".cni]
-conf_dir = "{cni}"
-bin_dir = "/usr/lib/cni"
-
-[plugins."io.containerd.grpc.v1.cri".containerd]
-default_runtime_name = "runc"
-
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-SystemdCgroup = false
-"#,
-            pause = image::full_name(image::PAUSE),
-            address = self.address,
-            cni = self.dir().join("cni").display(),
-        )
+        let of_node = format!(
+            "stream_server_address = \"{}\"\nstream_server_port = \"0\"\n\
+             restrict_oom_score_adj = true\nnetns_mounts_under_state_dir = true\n",
+            self.address
+        );
+        engine::settings(&self.dir().join("cni"), false, &of_node)
     }
 
     pub(crate) fn containerd(&self) -> Argv {

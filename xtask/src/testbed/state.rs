@@ -65,7 +65,7 @@ pub(crate) fn groups_of(dir: &Path) -> Result<Groups> {
     Groups::of(&format!("{name}-{}", &digest[..8]))
 }
 
-/// Where test beds keep their state unless told otherwise.
+/// Where test beds keep their state unless another place is chosen.
 pub(crate) fn default_base() -> Result<PathBuf> {
     Ok(cache::folder()?.join("testbed/run"))
 }

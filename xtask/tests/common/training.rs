@@ -214,12 +214,12 @@ impl TestBed {
     /// Waits until the job is in a state, perhaps on a node, and answers it.
     pub(crate) fn until(&self, name: &str, state: &str, node: Option<&str>) -> Value {
         let mut last = Value::Null;
-        let looked = within_a_minute(|| {
+        let found = within_a_minute(|| {
             last = self.job(name);
             let there = node.is_none_or(|node| last["status"]["attempt"]["node"] == node);
             (last["status"]["state"] == state && there).then_some(())
         });
-        assert!(looked.is_some(), "{name} is not {state} on {node:?} after a minute: {:#}", last["status"]);
+        assert!(found.is_some(), "{name} is not {state} on {node:?} after a minute: {:#}", last["status"]);
         last
     }
 }

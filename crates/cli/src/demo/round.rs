@@ -143,7 +143,7 @@ impl Daemon {
         }
         // A group of its own: Ctrl-C is for us, and we end the round in order.
         command.process_group(0).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        // If we are killed, nobody else would end it.
+        // If we are killed, no other process would end it.
         // SAFETY: prctl may be called between fork and exec.
         unsafe {
             command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM)?));

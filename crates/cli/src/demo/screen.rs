@@ -20,7 +20,7 @@ pub(super) struct Screen {
     length_s: f64,
     terminal: Option<DefaultTerminal>,
     /// How many jobs had arrived and how many had ended when a line was last printed.
-    told: (usize, usize),
+    printed: (usize, usize),
 }
 
 impl Screen {
@@ -29,7 +29,7 @@ impl Screen {
         let wanted = std::io::stderr().is_terminal() && std::io::stdout().is_terminal();
         let terminal =
             wanted.then(|| ratatui::try_init_with_options(TerminalOptions { viewport: Viewport::Inline(HEIGHT) }).ok());
-        let screen = Screen { title: title.to_owned(), length_s, terminal: terminal.flatten(), told: (0, 0) };
+        let screen = Screen { title: title.to_owned(), length_s, terminal: terminal.flatten(), printed: (0, 0) };
         if screen.terminal.is_some() {
             // We read no keys; in raw mode Ctrl-C would be one.
             let _ = ratatui::crossterm::terminal::disable_raw_mode();
@@ -48,11 +48,11 @@ impl Screen {
             }
             None => {
                 let ended = |j: &&JobOutcome| j.ended_s > 0.0;
-                let told = (jobs.len(), jobs.iter().filter(ended).count());
-                if told != self.told {
+                let printed = (jobs.len(), jobs.iter().filter(ended).count());
+                if printed != self.printed {
                     let state: Vec<String> = jobs.iter().map(|j| one_line(j, now)).collect();
                     eprintln!("{now:6.1} s  {}", state.join("   "));
-                    self.told = told;
+                    self.printed = printed;
                 }
             }
         }

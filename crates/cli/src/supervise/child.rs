@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_child_leads_a_session_and_writes_itself_into_the_files_it_is_told() {
+    fn the_child_leads_a_session_and_writes_itself_into_the_given_files() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("cgroup.procs").display().to_string();
         std::fs::write(&file, "").unwrap();

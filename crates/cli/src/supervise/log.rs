@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn a_log_that_cannot_be_opened_is_no_error() {
         let mut log = Log::open(Path::new("/nonexistent/job"));
-        log.append(b"lost, but nobody stops\n");
+        log.append(b"lost, but nothing stops\n");
         assert!(log.warned);
     }
 }

@@ -29,7 +29,7 @@ use gainshare_daemon::api::types::{ExitReport, StartOrder, StartReport};
 use gainshare_daemon::fail;
 use gainshare_daemon::jobdir::{self, Intent, write_json};
 use nix::fcntl::{Flock, FlockArg};
-use record::{Ending, now_unix_s};
+use record::{ExitOutcome, now_unix_s};
 use signals::Signals;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -43,7 +43,7 @@ use terminal::{Standard, UserTerminal};
 const REPORT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long a supervisor waits for another one of the same job to end.
-const FENCE_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The daemon that the job is reported to.
 pub struct DaemonContact {
@@ -104,12 +104,12 @@ pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, Sta
     let ending = ending.unwrap_or_else(|error| {
         // Only a broken kernel brings us here; the job is still ours to wait for.
         eprintln!("gainshare: lost the job's output: {error}");
-        nix::sys::wait::waitpid(pid, None).ok().and_then(Ending::from_wait).unwrap_or(Ending::Code(1))
+        nix::sys::wait::waitpid(pid, None).ok().and_then(ExitOutcome::from_wait).unwrap_or(ExitOutcome::Code(1))
     });
     if let Some(contact) = job.contact {
         let (code, signal) = match ending {
-            Ending::Code(code) => (Some(code), None),
-            Ending::Signal(signal) => (None, Some(signal)),
+            ExitOutcome::Code(code) => (Some(code), None),
+            ExitOutcome::Signal(signal) => (None, Some(signal)),
         };
         if let Some(report) = report {
             let _ = report.join();
@@ -176,19 +176,19 @@ fn report<F: Future<Output = Result<(), ClientError>>>(client: Client, send: imp
 }
 
 /// Held while an attempt lives: two supervisors of one job can never both start it.
-pub struct Fence(#[expect(dead_code, reason = "held, not read")] Flock<File>);
+pub struct AttemptLock(#[expect(dead_code, reason = "held, not read")] Flock<File>);
 
-impl Fence {
+impl AttemptLock {
     /// Another holder may just be ending, so it is given a moment.
-    pub fn take(dir: &Path) -> Result<Fence, String> {
+    pub fn take(dir: &Path) -> Result<AttemptLock, String> {
         let path = dir.join(jobdir::SUPERVISOR_LOCK);
         let start = Instant::now();
         loop {
             let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
             let file = file.map_err(|error| format!("cannot open {}: {error}", path.display()))?;
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(Fence(lock)),
-                Err(_) if start.elapsed() < FENCE_PATIENCE => std::thread::sleep(Duration::from_millis(50)),
+                Ok(lock) => return Ok(AttemptLock(lock)),
+                Err(_) if start.elapsed() < LOCK_PATIENCE => std::thread::sleep(Duration::from_millis(50)),
                 Err(_) => return Err(format!("{} is held by another supervisor of this job", path.display())),
             }
         }

@@ -10,7 +10,7 @@
 //! [`LONGEST_LINGER`]).
 
 use super::log::Log;
-use super::record::Ending;
+use super::record::ExitOutcome;
 use super::signals::Signals;
 use super::terminal::{Key, Pty, UserTerminal};
 use nix::errno::Errno;
@@ -138,7 +138,7 @@ pub struct Pump<'a> {
     keys: Vec<u8>,
     keys_closed: bool,
     escalation: Escalation,
-    ended: Option<(Ending, Instant)>,
+    ended: Option<(ExitOutcome, Instant)>,
     hurry: bool,
 }
 
@@ -172,7 +172,7 @@ impl<'a> Pump<'a> {
         self.streams.push(Stream::new(from, to));
     }
 
-    pub fn run(mut self) -> io::Result<Ending> {
+    pub fn run(mut self) -> io::Result<ExitOutcome> {
         let mut buffer = vec![0u8; READ_BYTES];
         self.reap();
         loop {
@@ -265,7 +265,7 @@ impl<'a> Pump<'a> {
         if self.ended.is_none()
             && let Ok(status) = waitpid(self.pid, Some(WaitPidFlag::WNOHANG))
         {
-            self.ended = Ending::from_wait(status).map(|ending| (ending, Instant::now()));
+            self.ended = ExitOutcome::from_wait(status).map(|ending| (ending, Instant::now()));
         }
     }
 

@@ -5,16 +5,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How the main process of a job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
+pub enum ExitOutcome {
     Code(i32),
     Signal(i32),
 }
 
-impl Ending {
-    pub fn from_wait(status: WaitStatus) -> Option<Ending> {
+impl ExitOutcome {
+    pub fn from_wait(status: WaitStatus) -> Option<ExitOutcome> {
         match status {
-            WaitStatus::Exited(_, code) => Some(Ending::Code(code)),
-            WaitStatus::Signaled(_, signal, _) => Some(Ending::Signal(signal as i32)),
+            WaitStatus::Exited(_, code) => Some(ExitOutcome::Code(code)),
+            WaitStatus::Signaled(_, signal, _) => Some(ExitOutcome::Signal(signal as i32)),
             _ => None,
         }
     }
@@ -22,8 +22,8 @@ impl Ending {
     /// As shells give it: the code, or 128 and the signal's number.
     pub fn exit_code(self) -> u8 {
         match self {
-            Ending::Code(code) => code as u8,
-            Ending::Signal(signal) => 128u8.wrapping_add(signal as u8),
+            ExitOutcome::Code(code) => code as u8,
+            ExitOutcome::Signal(signal) => 128u8.wrapping_add(signal as u8),
         }
     }
 }

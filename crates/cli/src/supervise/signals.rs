@@ -73,7 +73,7 @@ impl Signals {
     }
 
     /// Stops this process and the rest of its group as Ctrl-Z does; returns when it goes on. Where
-    /// nobody could ever continue us (no shell with job control above), the kernel ignores the
+    /// no process could ever continue us (no shell with job control above), the kernel ignores the
     /// request and this returns at once.
     pub fn stop_own_group(&self) {
         // The handler must step aside: a caught SIGTSTP does not stop the process.

@@ -9,7 +9,7 @@ use crate::decider::{Decider, Outcome};
 use crate::model::{JobId, NodeId, Span, Time};
 use crate::signal::length;
 use crate::signal::speed::{Interval, LEAST_SHARE, Pace};
-use crate::signal::{Report, Signal};
+use crate::signal::{Signal, TimedValue};
 use crate::view::{JobView, Phase, View};
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ const LEAST_KNOWN: usize = 3;
 
 /// How one job ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Ending {
+pub(super) struct ProjectedEnd {
     pub(super) ends_s: f64,
     /// How much sooner and later, as parts of the time, the job's own steps and pace allow.
     pub(super) early: f64,
@@ -149,18 +149,18 @@ impl Track {
             outlook.gain_left = gain * (1.0 - part) / (1.0 + gain * part);
         }
         if value.is_finite() {
-            signal.last = Some(Report { value, at: at.max(last.at) });
+            signal.last = Some(TimedValue { value, at: at.max(last.at) });
         }
         signal
     }
 
-    fn ending(&self, ends_s: f64) -> Option<Ending> {
+    fn ending(&self, ends_s: f64) -> Option<ProjectedEnd> {
         let steps = self.steps?;
         let share = if self.ran_s > 0.0 { self.share_s / self.ran_s } else { 1.0 };
         let own = self.pace.time_s(steps, share);
         let mid = own.mid.max(1e-9);
         let part = |x: f64| if x.is_finite() { x.clamp(0.0, 10.0) } else { 10.0 };
-        Some(Ending { ends_s, early: part((mid - own.low) / mid), late: part((own.high - mid) / mid) })
+        Some(ProjectedEnd { ends_s, early: part((mid - own.low) / mid), late: part((own.high - mid) / mid) })
     }
 }
 
@@ -183,7 +183,7 @@ struct Projection<'a> {
     typical_usable: f64,
     later: &'a [FutureJob],
     decisions: usize,
-    endings: BTreeMap<JobId, Ending>,
+    endings: BTreeMap<JobId, ProjectedEnd>,
 }
 
 /// When the jobs of `view` end, where their steps and pace are known, if the jobs of `later` come.
@@ -192,7 +192,7 @@ pub(super) fn project(
     view: &View,
     arrivals: &Arrivals,
     later: &[FutureJob],
-) -> BTreeMap<JobId, Ending> {
+) -> BTreeMap<JobId, ProjectedEnd> {
     let core_s = view.nodes.first().map_or(1.0, |n| n.cores * n.speed);
     let typical = arrivals.mean_work_s().or_else(|| mean_known_work_s(view));
     let tracks = view.jobs.iter().map(|job| Track::new(job, view.now, core_s, typical)).collect();

@@ -250,18 +250,18 @@ mod tests {
 
     #[test]
     fn a_claim_is_believed_until_it_is_passed() {
-        let told = signal(40.0, None, Some(50));
-        assert_eq!(residual(&told, &[], 30.0), Some(Residual::known(20.0)));
-        let past = residual(&told, &[], 55.0).expect("it is still running");
+        let announced = signal(40.0, None, Some(50));
+        assert_eq!(residual(&announced, &[], 30.0), Some(Residual::known(20.0)));
+        let past = residual(&announced, &[], 55.0).expect("it is still running");
         assert!(past.mean() > 1.0, "{past:?}");
     }
 
     #[test]
     fn a_program_that_claimed_wrongly_is_believed_less() {
         let run = |steps| FinishedRun { steps: Some(steps), claimed: Some(50), core_s: 1.0 };
-        let told = signal(40.0, None, Some(50));
-        let honest = residual(&told, &[run(50), run(49)], 10.0).expect("known").mean();
-        let liar = residual(&told, &[run(200), run(200)], 10.0).expect("known").mean();
+        let announced = signal(40.0, None, Some(50));
+        let honest = residual(&announced, &[run(50), run(49)], 10.0).expect("known").mean();
+        let liar = residual(&announced, &[run(200), run(200)], 10.0).expect("known").mean();
         assert!((honest - 40.0).abs() < 1e-9 && liar > 100.0, "{honest} and {liar}");
     }
 

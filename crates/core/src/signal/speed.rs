@@ -1,7 +1,7 @@
 //! How long a job's steps take at any share of its node, and when the job will therefore end.
 //!
 //! **Problem.** A deadline can be kept with the smallest sufficient share only if the time per step
-//! is known for shares that the job has never had. Nothing about it is told: it must come from the
+//! is known for shares that the job has never had. The job announces nothing about it: it must come from the
 //! job's reports and its CPU counters, within a few steps.
 //!
 //! **Approach.** Steps of a training job are alike. Between two reports a [`PaceTracker`] measures
@@ -144,14 +144,14 @@ impl Pace {
     }
 }
 
-/// Where a signal's steps end: told by the job, or where the fitted curve meets the goal.
+/// Where a signal's steps end: as the job announced, or where the fitted curve meets the goal.
 impl Signal {
     /// How far the job is: steps, or reports where it counts no steps.
     pub fn position(&self) -> f64 {
         self.step.unwrap_or(self.reports) as f64
     }
 
-    /// The steps left, if there is a way to know them. A job that goes on after the total it told
+    /// The steps left, if there is a way to know them. A job that goes on after its announced total
     /// is believed to have as much left as it has gone on.
     pub fn steps_left(&self) -> Option<Interval> {
         let at = self.position();

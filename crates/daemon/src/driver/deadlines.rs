@@ -386,14 +386,14 @@ fn advance(signal: Signal, course: Option<Progress>, now: Time) -> Signal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gainshare_core::signal::Report;
+    use gainshare_core::signal::TimedValue;
 
     #[test]
     fn steps_count_on_when_the_value_is_no_longer_a_number() {
         let at = Time::from_secs_f64;
         let signal = Signal {
             reports: 2,
-            last: Some(Report { value: 2.3, at: at(10.0) }),
+            last: Some(TimedValue { value: 2.3, at: at(10.0) }),
             longest_gap: Span::from_millis(100),
             step: Some(20),
             total: Some(100),

@@ -6,7 +6,7 @@
 //! every commit, the daemon may be killed, the machine may lose power, or the disk may be full.
 
 use super::disk::{self, Disk, with_disk};
-use super::parts::{Failure, Fence, check_plan, limit_row, record};
+use super::parts::{Failure, Safeguard, check_plan, limit_row, record};
 use crate::clock::Moment;
 use crate::guard::{Finding, examine};
 use crate::instance::Holder;
@@ -23,7 +23,7 @@ use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Time};
 use gainshare_core::plan::Plan;
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::seeds::Dice;
-use gainshare_core::signal::{Report, Signal};
+use gainshare_core::signal::{Signal, TimedValue};
 use gainshare_core::view::{JobView, Phase, View};
 use rusqlite::{Connection, OpenFlags};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -54,7 +54,7 @@ struct Daemon {
 
 pub(super) struct Machine {
     dice: Dice,
-    off: Option<Fence>,
+    off: Option<Safeguard>,
     daemon: Option<Daemon>,
     invariants: Invariants,
     now_us: u64,
@@ -117,11 +117,11 @@ const OPS: &[(u64, Op)] = &[
 ];
 
 impl Machine {
-    pub(super) fn new(seed: u64, off: Option<Fence>) -> Machine {
+    pub(super) fn new(seed: u64, off: Option<Safeguard>) -> Machine {
         disk::register();
         with_disk(|disk| {
             *disk = Disk::new(seed);
-            disk.ignores_sync = off == Some(Fence::Sync);
+            disk.ignores_sync = off == Some(Safeguard::Sync);
         });
         let mut dice = Dice::new(seed, "machine");
         let preset = [Preset::Na, Preset::Flowcon, Preset::Gainshare][dice.below(3)];
@@ -267,7 +267,7 @@ impl Machine {
             let (floor, max) = self.bounds.get(&record.id).copied().unwrap_or((0.0, 1.0));
             let reports = self.samples.get(&record.id).map_or(0, BTreeSet::len) as u64;
             let value = 1.0 / (1.0 + reports as f64);
-            let report = |value: f64| Report { value, at: Time(self.now_us) };
+            let report = |value: f64| TimedValue { value, at: Time(self.now_us) };
             let mut signal = Signal { reports, ..Signal::default() };
             if reports > 0 {
                 (signal.first, signal.last) = (Some(report(1.0)), Some(report(value)));
@@ -328,7 +328,7 @@ impl Machine {
     fn recovers_from_lapse(&mut self) -> Result<bool, Failure> {
         let Some(daemon) = &mut self.daemon else { return Ok(false) };
         let epoch = daemon.journal.epoch();
-        let has_lapsed = self.lapse.is_some_and(|lapse| lapse.concerns(epoch)) && self.off != Some(Fence::Lapse);
+        let has_lapsed = self.lapse.is_some_and(|lapse| lapse.concerns(epoch)) && self.off != Some(Safeguard::Lapse);
         if !has_lapsed {
             return Ok(false);
         }
@@ -381,8 +381,8 @@ impl Machine {
         let is_alive = self.processes.contains_key(&id);
         let has_begun = self.intents.get(&id).is_some_and(|begun| *begun >= attempt);
         let is_refused = match self.off {
-            Some(Fence::Lock) => has_begun && !is_alive,
-            Some(Fence::Intent) => is_alive,
+            Some(Safeguard::Lock) => has_begun && !is_alive,
+            Some(Safeguard::Intent) => is_alive,
             _ => has_begun,
         };
         if is_refused {

@@ -17,7 +17,7 @@ mod parts;
 
 use gainshare_core::seeds::{Campaign, first_failure};
 use machine::Machine;
-use parts::Fence;
+use parts::Safeguard;
 
 const CAMPAIGN: Campaign = Campaign {
     part: "machine",
@@ -30,7 +30,7 @@ const CAMPAIGN: Campaign = Campaign {
 const STEPS: usize = 120;
 
 /// Runs one seed. Answers how many crashes were injected, or what failed.
-fn run_seed(seed: u64, off: Option<Fence>) -> Result<u64, String> {
+fn run_seed(seed: u64, off: Option<Safeguard>) -> Result<u64, String> {
     let mut machine = Machine::new(seed, off);
     machine.run(STEPS).map_err(|failure| failure.to_string())?;
     Ok(machine.crashes)
@@ -44,21 +44,21 @@ fn every_seed_holds_the_invariants() {
 /// A seed is worth keeping only if it does the same every time.
 #[test]
 fn a_seed_does_the_same_every_time() {
-    let (seed, failure) = first_failure(Fence::Sync, |seed| run_seed(seed, Some(Fence::Sync)));
-    assert_eq!(run_seed(seed, Some(Fence::Sync)), Err(failure));
+    let (seed, failure) = first_failure(Safeguard::Sync, |seed| run_seed(seed, Some(Safeguard::Sync)));
+    assert_eq!(run_seed(seed, Some(Safeguard::Sync)), Err(failure));
     assert_eq!(run_seed(seed, None), run_seed(seed, None));
 }
 
 /// The simulation would find a defect: with a check turned off, some of 200 seeds fail.
 #[test]
 fn a_missing_check_is_found_within_200_seeds() {
-    for (fence, expected) in [
-        (Fence::Sync, ""),
-        (Fence::Lapse, "after the guard had put its limits back"),
-        (Fence::Lock, "I1"),
-        (Fence::Intent, "I4"),
+    for (safeguard, expected) in [
+        (Safeguard::Sync, ""),
+        (Safeguard::Lapse, "after the guard had put its limits back"),
+        (Safeguard::Lock, "I1"),
+        (Safeguard::Intent, "I4"),
     ] {
-        let (_, found) = first_failure(fence, |seed| run_seed(seed, Some(fence)));
-        assert!(found.contains(expected), "{fence:?}: {found}");
+        let (_, found) = first_failure(safeguard, |seed| run_seed(seed, Some(safeguard)));
+        assert!(found.contains(expected), "{safeguard:?}: {found}");
     }
 }

@@ -12,7 +12,7 @@ use gainshare_core::view::View;
 
 /// A check of the product that a test turns off, to see that the simulation notices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fence {
+pub(super) enum Safeguard {
     /// The disk keeps what was synced.
     Sync,
     /// A daemon whose lease has lapsed writes no limits.

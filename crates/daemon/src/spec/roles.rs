@@ -169,7 +169,7 @@ impl Roles {
         self.0.iter().filter(computes).map(|(_, spec)| spec.replicas as usize).sum::<usize>().max(1)
     }
 
-    /// What a task is told about itself and the others. `addresses` are those of [`Roles::tasks`], in its order.
+    /// What a task learns about itself and the others. `addresses` are those of [`Roles::tasks`], in its order.
     pub fn tf_config(&self, task: Task, addresses: &[String]) -> String {
         let mut cluster: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (other, address) in self.tasks().iter().zip(addresses) {

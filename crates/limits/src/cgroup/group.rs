@@ -6,9 +6,9 @@
 
 use super::file::{self, BUFFER_BYTES, OpenFile};
 use super::hierarchy::{Controller, Version};
-use crate::backoff::Backoff;
 use crate::cpus::CpuList;
 use crate::{Counters, RuntimeError};
+use gainshare_core::backoff::Backoff;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;

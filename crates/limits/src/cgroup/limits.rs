@@ -177,7 +177,7 @@ pub struct WriteRecord {
 const OVERWRITE_PAUSE: Duration = Duration::from_secs(1);
 
 impl WriteRecord {
-    /// Takes the present values as our own: after a restart they cannot be told from foreign ones.
+    /// Takes the present values as our own: after a restart they cannot be distinguished from foreign ones.
     pub fn adopt(group: &Group, on: &KernelFeatures) -> WriteRecord {
         let written = settings(on, &GroupLimits::default())
             .into_iter()

@@ -8,9 +8,9 @@
 use super::engine::Engine;
 use super::limits::{EngineLimit, LimitValue, LimitValues, OriginalLimits, values_of};
 use super::usage::{ContainerGroup, StatsFollower, files_of};
-use crate::backoff::Backoff;
 use crate::{AppliedLimits, Counters, RuntimeError};
 use bollard::models::ContainerInspectResponse;
+use gainshare_core::backoff::Backoff;
 use gainshare_core::model::JobId;
 use std::time::{Duration, Instant};
 

@@ -14,10 +14,10 @@
 
 use super::engine::{Engine, failed, parse_time_ns};
 use super::labels;
-use crate::backoff::Backoff;
 use bollard::models::{ContainerInspectResponse, EventMessage};
 use bollard::query_parameters::{EventsOptions, ListContainersOptions};
 use futures_util::StreamExt;
+use gainshare_core::backoff::Backoff;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 use tokio::sync::mpsc;

@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn both_scales_of_v2_hit_the_kernels_default_and_are_told_apart() {
+    fn both_scales_of_v2_hit_the_kernels_default_and_are_distinguished() {
         assert_eq!(WeightScale::Linear.weight(1024), 39.0);
         assert_eq!(WeightScale::Curved.weight(1024), 100.0);
         assert_eq!(WeightScale::Linear.weight(WeightScale::Linear.shares(1.0)), 100.0);

@@ -19,10 +19,10 @@
 //! machine's clock is set back, entries stamped before the cursor are skipped after the next break.
 
 use super::engine::{Engine, is_missing, parse_time_ns};
-use crate::backoff::Backoff;
 use bollard::container::LogOutput;
 use bollard::query_parameters::LogsOptions;
 use futures_util::StreamExt;
+use gainshare_core::backoff::Backoff;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tokio::sync::mpsc;

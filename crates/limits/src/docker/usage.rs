@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(super) struct ContainerGroup {
     group: Group,
-    /// Uses the machine's network, so its traffic cannot be told from that of others.
+    /// Uses the machine's network, so its traffic cannot be distinguished from that of others.
     host_network: bool,
     proc: PathBuf,
 }

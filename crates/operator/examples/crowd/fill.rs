@@ -45,7 +45,7 @@ fn policy_of(layer: usize) -> JobPolicy {
     POLICIES[layer % POLICIES.len()]
 }
 
-/// Of the jobs that run from the start, those that stop growing when they are told to: of the
+/// Of the jobs that run from the start, those that stop growing on demand: of the
 /// lowest layer, one per node.
 pub(super) fn converges(plan: &Plan, name: &str) -> bool {
     let index = name.strip_prefix("job-").and_then(|rest| rest.split('-').next()?.parse::<usize>().ok());

@@ -15,7 +15,7 @@ use super::{Plan, Result};
 use futures_util::{StreamExt, TryStreamExt};
 use gainshare_kube_api::training_job::TrainingJob;
 use gainshare_kube_api::wire::{
-    JobReport, NodeTotals, PodOnNode, Progress, Report, ReportedCategory, ReportedSignal, SyncRequest,
+    JobReport, NodeTotals, PodOnNode, Progress, ReportedCategory, ReportedSignal, ReportedValue, SyncRequest,
 };
 use gainshare_node_agent::Link;
 use kube::Client;
@@ -39,8 +39,8 @@ struct Crowd {
     converge: AtomicBool,
     answered: Mutex<Vec<Duration>>,
     failures: AtomicU64,
-    /// Agents that have told where their jobs stand.
-    told: AtomicU64,
+    /// Agents that have reported their jobs.
+    reported: AtomicU64,
 }
 
 impl Crowd {
@@ -136,7 +136,7 @@ async fn begin(plan: &Plan, client: &Client) -> Result<(Arc<Crowd>, (Value, Mark
     wait("a pass with all jobs in view", in_view).await?;
     let in_view_s = mark.at.elapsed().as_secs_f64();
     let all = plan.nodes as u64;
-    wait("every agent to have told of its jobs", || async { crowd.told.load(Ordering::Relaxed) >= all }).await?;
+    wait("every agent to have reported its jobs", || async { crowd.reported.load(Ordering::Relaxed) >= all }).await?;
     let heard_s = mark.at.elapsed().as_secs_f64();
     let until = json!({"leading_s": leads_s, "all_jobs_in_view_s": in_view_s, "all_nodes_heard_s": heard_s});
     Ok((crowd, (until, mark)))
@@ -265,8 +265,8 @@ impl Job {
             standing: None,
             signal: Some(ReportedSignal {
                 reports: self.reports,
-                first: Some(Report { value: FIRST, at_us: self.first_us }),
-                last: Some(Report { value: self.value, at_us: now_us }),
+                first: Some(ReportedValue { value: FIRST, at_us: self.first_us }),
+                last: Some(ReportedValue { value: self.value, at_us: now_us }),
                 longest_gap_us: 1_000_000,
                 step: Some(step),
                 total: Some(1_000_000),
@@ -298,12 +298,12 @@ impl Agent {
     async fn live(mut self) {
         while self.ask(false, 0).await.is_none() {}
         while self.ask(true, 0).await.is_none() {}
-        self.crowd.told.fetch_add(1, Ordering::Relaxed);
+        self.crowd.reported.fetch_add(1, Ordering::Relaxed);
         let pace = Duration::from_secs(self.plan.tell_every_s.max(1));
         // Agents do not report their jobs all at the same moment.
         let mut next = Instant::now() + pace.mul_f64((self.index % 97) as f64 / 97.0);
         loop {
-            // A new pod is told of at once, as real agents do.
+            // A new pod is reported at once, as real agents do.
             let left = next.saturating_duration_since(Instant::now());
             if left > Duration::from_millis(20) {
                 let before = self.jobs.len();

@@ -35,8 +35,8 @@ struct Crowd {
     resized: Mutex<Vec<Duration>>,
     failures: AtomicU64,
     lists: AtomicU64,
-    /// Agents that have told where their jobs stand.
-    told: AtomicU64,
+    /// Agents that have reported their jobs.
+    reported: AtomicU64,
     /// Changes that the operator has to write: notes, resizes that were done, and a pod's own
     /// values before its first.
     notes: AtomicU64,
@@ -86,7 +86,7 @@ async fn first_pass(plan: &Plan, client: &Client, crowd: &Arc<Crowd>, before: &W
     let all = plan.nodes as u64;
     wait("every agent to have its list", || async { crowd.lists.load(Ordering::Relaxed) >= all }).await?;
     let lists_s = began.elapsed().as_secs_f64();
-    wait("every agent to have told of its jobs", || async { crowd.told.load(Ordering::Relaxed) >= all }).await?;
+    wait("every agent to have reported its jobs", || async { crowd.reported.load(Ordering::Relaxed) >= all }).await?;
     let told_s = began.elapsed().as_secs_f64();
     let written = || async {
         let text = page(&plan.metrics, "/metrics").await.unwrap_or_default();
@@ -177,7 +177,7 @@ struct Agent {
     seen: u64,
     pods: Vec<PodOnNode>,
     jobs: Vec<JobReport>,
-    /// How often it has told of its jobs.
+    /// How often it has reported its jobs.
     round: u64,
     knows_news: bool,
     /// Pods that were resized at least once.
@@ -211,7 +211,7 @@ impl Agent {
         }
         self.crowd.lists.fetch_add(1, Ordering::Relaxed);
         while self.ask(Some(self.jobs.clone()), Vec::new(), 0).await.is_none() {}
-        self.crowd.told.fetch_add(1, Ordering::Relaxed);
+        self.crowd.reported.fetch_add(1, Ordering::Relaxed);
         // Agents do not report their jobs all at the same moment.
         let mut next = Instant::now() + self.tell_every.mul_f64((self.index % 97) as f64 / 97.0);
         loop {

@@ -31,7 +31,7 @@ pub(super) async fn resize(shares: &Shares, wanted: &TaskResize) -> ResizeOutcom
     let turn = leader.turn(&wanted.node);
     let _turn = turn.lock().await;
     if let Err(why) = resizes::settle_doubts(shares, &wanted.node).await {
-        return ResizeOutcome::Refused(why);
+        return ResizeOutcome::Refused(why.to_string());
     }
     for _ in 0..MOST_READS {
         let (pod, container, to) = match vet(shares, wanted) {
@@ -63,7 +63,8 @@ fn vet(shares: &Shares, wanted: &TaskResize) -> Result<(PodFacts, String, Resour
         if !resize::worth_it(&pod.now, &to) {
             return Err(ResizeOutcome::Unchanged);
         }
-        shares.contests.lock().check(&wanted.pod_uid, &pod.now, Instant::now()).map_err(refused)?;
+        let contested = shares.contests.lock().check(&wanted.pod_uid, &pod.now, Instant::now());
+        contested.map_err(|contested| refused(contested.to_string()))?;
         resize::vet(&pod, &to)
             .and_then(|()| world.quota(&pod.namespace, &pod.now, &to))
             .map_err(|refusal| refused(refusal.to_string()))?;

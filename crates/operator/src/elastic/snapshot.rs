@@ -30,7 +30,18 @@ pub(super) struct ElasticSnapshot {
     pub(super) running: Vec<RunningJob>,
     pub(super) waiting: Vec<WaitingGang>,
     /// Jobs of the policy that cannot be resized, and why.
-    pub(super) blocked: Vec<(WorkloadKey, String)>,
+    pub(super) blocked: Vec<(WorkloadKey, FixedSize)>,
+}
+
+/// Why a task must keep the size that it has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum FixedSize {
+    #[error("the pod {pod} belongs to the SharePolicy {policy}: remove one of the two")]
+    OtherPolicy { pod: String, policy: String },
+    #[error("{pod}: {message}")]
+    Blocked { pod: String, message: String },
+    #[error("{pod} requests no CPU: set a request")]
+    NoRequest { pod: String },
 }
 
 /// A job whose tasks run.
@@ -130,7 +141,7 @@ fn running_job(
     agents: &Agents,
     job: &TaskJobSnapshot,
     at: Instant,
-) -> Result<Option<RunningJob>, String> {
+) -> Result<Option<RunningJob>, FixedSize> {
     let (Ok(spec), journal) = (&job.spec, &job.status.journal) else { return Ok(None) };
     let runs = journal.state == State::Running && journal.admitted && !journal.restarting;
     if !runs || job.deleting || job.is_foreign || spec.options.suspend {
@@ -183,14 +194,17 @@ fn is_up(pod: &PodFacts, attempt: &AttemptFacts) -> bool {
     attempt.running && attempt.deleted.is_none() && pod.node.is_some()
 }
 
-/// Why the pod must keep what it has. Pods of the policy are only watched, as far as node agents are concerned.
-fn check_resizable(pod: &PodOnNode) -> Result<(), String> {
-    if !pod.is_scaled() {
-        return Err(format!("the pod {} belongs to the SharePolicy {}: remove one of the two", pod.name, pod.policy));
+/// An error if the pod must keep what it has. Pods of the policy are only watched, as far as node agents are concerned.
+fn check_resizable(on_node: &PodOnNode) -> Result<(), FixedSize> {
+    let pod = on_node.name.clone();
+    if !on_node.is_scaled() {
+        return Err(FixedSize::OtherPolicy { pod, policy: on_node.policy.clone() });
     }
-    match &pod.blocked {
-        Some(blocked) if blocked.reason != WATCHED_ONLY => Err(format!("{}: {}", pod.name, blocked.message)),
-        _ if pod.now.requests.cpu_milli.is_none() => Err(format!("{} requests no CPU: set a request", pod.name)),
+    match &on_node.blocked {
+        Some(blocked) if blocked.reason != WATCHED_ONLY => {
+            Err(FixedSize::Blocked { pod, message: blocked.message.clone() })
+        }
+        _ if on_node.now.requests.cpu_milli.is_none() => Err(FixedSize::NoRequest { pod }),
         _ => Ok(()),
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::Config;
 use base64::Engine;
+use gainshare_core::backoff::Backoff;
 use gainshare_kube_api::names::{FIELD_MANAGER, LEADER_LABEL};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
@@ -13,24 +14,22 @@ use std::time::Duration;
 
 const CERTIFICATE_KEY: &str = "ca.crt";
 
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const RETRIES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(10));
 /// An administrator may apply the chart again, and with it another certificate.
 const READ_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Publishes now, and again whenever it was undone.
 pub(crate) async fn run(config: Config, client: Client, certificate_pem: String) {
-    let mut pause = FIRST_PAUSE;
+    let mut retries = RETRIES;
     loop {
         match once(&config, &client, &certificate_pem).await {
             Ok(()) => {
-                pause = FIRST_PAUSE;
+                retries.reset();
                 tokio::time::sleep(READ_INTERVAL).await;
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot publish the certificate yet");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                tokio::time::sleep(retries.next_pause()).await;
             }
         }
     }

@@ -52,7 +52,7 @@ const QUIET_ROUNDS: usize = 5;
 
 /// A check of the operator, or of the API server, that a test turns off to see that the simulation notices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fence {
+enum Safeguard {
     /// The operator ignores late and doubled messages, and refuses an older plan.
     Sequence,
     /// The API server refuses a write if the pod has changed since it was read.
@@ -67,7 +67,7 @@ struct Server {
     version: u64,
     dice: Dice,
     injected: u64,
-    off: Option<Fence>,
+    off: Option<Safeguard>,
     /// No more faults.
     is_quiet: bool,
     /// Whether a write was accepted on an old copy of the pod.
@@ -114,7 +114,7 @@ impl Server {
             let version = &body["metadata"]["resourceVersion"];
             self.has_unversioned_write |= version.is_null();
             if !version.is_null() && *version != pod["metadata"]["resourceVersion"] {
-                if self.off != Some(Fence::Version) {
+                if self.off != Some(Safeguard::Version) {
                     return refuse(409, "Conflict");
                 }
                 self.has_old_write = true;
@@ -242,7 +242,7 @@ struct Wire {
     /// The newest plan that has changed each pod.
     carried_out: BTreeMap<String, (u64, u64)>,
     dice: Dice,
-    off: Option<Fence>,
+    off: Option<Safeguard>,
     /// The policy that selects the pods exists.
     has_policy: bool,
     _ending: watch::Sender<bool>,
@@ -258,7 +258,7 @@ fn lead(
 ) -> Arc<LeaderContext> {
     let leader = Arc::new(Leader::new(metrics.clone(), epoch));
     let off = server.lock().off;
-    leader.agents.lock().takes_old = off == Some(Fence::Sequence);
+    leader.agents.lock().takes_old = off == Some(Safeguard::Sequence);
     let policy = json!({
         "apiVersion": "gainshare.dev/v1alpha1", "kind": "SharePolicy",
         "metadata": {"namespace": "team", "name": "all", "uid": "p", "creationTimestamp": "2026-01-01T00:00:00Z"},
@@ -272,13 +272,13 @@ fn lead(
         server.lock().pods.values().filter_map(facts).for_each(|pod| world.put_pod(pod));
     });
     let mut shares = Shares::new(leader.clone(), client.clone(), metrics.clone());
-    shares.writer.omits_version = off == Some(Fence::NamedVersion);
+    shares.writer.omits_version = off == Some(Safeguard::NamedVersion);
     let reviewer = Reviewer::new(client.clone(), "system", "agent");
     Arc::new(LeaderContext { leader, shares: Arc::new(shares), reviewer })
 }
 
 impl Wire {
-    fn new(seed: u64, off: Option<Fence>) -> Wire {
+    fn new(seed: u64, off: Option<Safeguard>) -> Wire {
         let pods = PODS.iter().map(|(name, milli)| {
             let mut pod = manifest();
             pod["metadata"]["uid"] = json!(name);
@@ -546,7 +546,7 @@ impl Wire {
     }
 }
 
-fn run_seed(seed: u64, off: Option<Fence>) -> Result<u64, String> {
+fn run_seed(seed: u64, off: Option<Safeguard>) -> Result<u64, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async { Wire::new(seed, off).run().await })
 }
@@ -566,8 +566,8 @@ fn a_seed_does_the_same_every_time() {
 /// The simulation would find a defect: with a check turned off, some of 200 seeds fail.
 #[test]
 fn a_missing_check_is_found_within_200_seeds() {
-    for fence in [Fence::Sequence, Fence::Version, Fence::NamedVersion] {
-        first_failure(fence, |seed| run_seed(seed, Some(fence)));
+    for safeguard in [Safeguard::Sequence, Safeguard::Version, Safeguard::NamedVersion] {
+        first_failure(safeguard, |seed| run_seed(seed, Some(safeguard)));
     }
 }
 

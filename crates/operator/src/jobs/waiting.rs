@@ -3,12 +3,23 @@
 
 use crate::state::nodes::MISSING_NODE_IS_OFF_AFTER;
 use crate::state::snapshot::{NodeState, Nodes, PodSnapshot};
+use gainshare_core::backoff::Backoff;
 use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::names::STOPPED_ANNOTATION;
 use jiff::{SignedDuration, Timestamp};
+use std::time::Duration;
 
 /// A kubelet that has not reported a pod's end this long after the grace period is called silent.
 const SILENCE: SignedDuration = SignedDuration::from_secs(10);
+
+const RETRIES: Backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300));
+/// The longest pause between a failure of a job and its next attempt.
+pub(super) const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(RETRIES.longest().as_secs() as i64);
+
+/// The pause before the next attempt of a job that failed this number of times.
+pub(super) fn pause_after(failures: u32) -> SignedDuration {
+    SignedDuration::try_from(RETRIES.pause_after(failures)).unwrap_or(LONGEST_PAUSE)
+}
 
 /// The end of a wait that began at `since`, or nothing if it is over. A wait never lasts longer than `patience` from
 /// now: a `since` in the future was written with a wrong clock, and the wait counts as over.

@@ -5,7 +5,7 @@ use crate::placement::snapshot::{JobReport, NodeSnapshot};
 use crate::state::clock::AgentClock;
 use crate::state::workload::WorkloadKind;
 use gainshare_core::model::Time;
-use gainshare_core::signal::{Outlook, Report, Signal};
+use gainshare_core::signal::{Outlook, Signal, TimedValue};
 use gainshare_core::view::Phase;
 use gainshare_kube_api::immovable::ImmovableReason;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ impl Lab {
         let now = self.snapshot.now;
         for (name, value, step, consumed) in reports {
             let job = self.job(name).1.get_or_insert_default();
-            let report = Report { value: *value, at: now };
+            let report = TimedValue { value: *value, at: now };
             job.signal = Signal {
                 reports: job.signal.reports + 1,
                 first: job.signal.first.or(Some(report)),
@@ -153,7 +153,7 @@ fn an_order_to_a_node_that_was_closed_meanwhile_is_replaced_at_once() {
 }
 
 #[test]
-fn nobody_is_sent_to_a_node_that_is_silent_closed_or_full() {
+fn no_job_is_sent_to_a_node_that_is_silent_closed_or_full() {
     for spoil in [
         (|n: &mut NodeSnapshot| n.heard = false) as fn(&mut NodeSnapshot),
         |n| n.open = false,

@@ -85,8 +85,8 @@ fn message(at: usize, round: u64) -> SyncRequest {
         reason: String::new(),
         signal: Some(wire::ReportedSignal {
             reports: round,
-            first: Some(wire::Report { value: 2.3, at_us: 1_000_000 }),
-            last: Some(wire::Report { value: 2.3 - 0.05 * round as f64, at_us: 1_000_000 * round }),
+            first: Some(wire::ReportedValue { value: 2.3, at_us: 1_000_000 }),
+            last: Some(wire::ReportedValue { value: 2.3 - 0.05 * round as f64, at_us: 1_000_000 * round }),
             longest_gap_us: 1_000_000,
             step: Some(100 * round),
             total: Some(1_000_000),

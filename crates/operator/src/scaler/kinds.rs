@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_told_apart_by_their_type_or_by_their_size() {
+    fn nodes_are_distinguished_by_their_type_or_by_their_size() {
         let mut world = World::new(1);
         world.put_node("a", node(4000, 16, None));
         world.put_node("b", NodeFacts { memory_bytes: Some((16 << 30) + (3 << 20)), ..node(4000, 16, None) });

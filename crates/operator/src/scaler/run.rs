@@ -32,6 +32,21 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause after a placeholder was refused, by a quota for instance.
 const REFUSAL_PAUSE: SignedDuration = SignedDuration::from_secs(60);
 
+/// Why a placeholder was not made.
+#[derive(Debug, thiserror::Error)]
+enum PlaceholderError {
+    #[error("too many nodes have room for it")]
+    TooManyNodes,
+    #[error("there is no ConfigMap {0} to own placeholders: install the chart")]
+    NoOwner(String),
+    #[error("the API server does not answer")]
+    NoAnswer,
+    #[error("its manifest is no pod: {0}")]
+    Manifest(#[from] serde_json::Error),
+    #[error(transparent)]
+    Api(#[from] kube::Error),
+}
+
 /// Where the operator runs, and how it makes placeholders.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
@@ -202,7 +217,7 @@ impl Scaler {
             && !changes.create.is_empty()
             && let Err(error) = self.create(&pods, &changes, &snapshot.free, &config).await
         {
-            tracing::warn!(error, "a placeholder for a needed node is not made; retried in a minute");
+            tracing::warn!(%error, "a placeholder for a needed node is not made; retried in a minute");
             self.not_before = now.saturating_add(REFUSAL_PAUSE).ok();
         }
     }
@@ -225,32 +240,31 @@ impl Scaler {
         changes: &Changes,
         free: &[NodeKind],
         config: &ScalerConfig,
-    ) -> Result<(), String> {
+    ) -> Result<(), PlaceholderError> {
         let owner = self.owner().await?;
         for (name, kind_name) in &changes.create {
             let Some(kind) = self.kinds.get(kind_name) else { continue };
-            let excluded = excluded(kind, free).ok_or("too many nodes have room for it")?;
+            let excluded = excluded(kind, free).ok_or(PlaceholderError::TooManyNodes)?;
             let pod = manifest((name, kind_name), kind, &excluded, &owner, config);
-            let pod: Pod = serde_json::from_value(pod).map_err(|error| error.to_string())?;
+            let pod: Pod = serde_json::from_value(pod)?;
             let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
             match tokio::time::timeout(REQUEST_TIMEOUT, pods.create(&params, &pod)).await {
                 Ok(Ok(_)) => tracing::info!(pod = name, "a placeholder waits for a node"),
                 Ok(Err(kube::Error::Api(status))) if status.code == 409 => {}
-                Ok(Err(error)) => return Err(error.to_string()),
-                Err(_) => return Err("the API server does not answer".to_owned()),
+                Ok(Err(error)) => return Err(error.into()),
+                Err(_) => return Err(PlaceholderError::NoAnswer),
             }
         }
         Ok(())
     }
 
     /// The object with which placeholders go at an uninstall.
-    async fn owner(&self) -> Result<Owner, String> {
+    async fn owner(&self) -> Result<Owner, PlaceholderError> {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.settings.namespace);
         let name = &self.settings.config_map;
         let found = tokio::time::timeout(REQUEST_TIMEOUT, maps.get_opt(name)).await;
-        let found = found.map_err(|_| "the API server does not answer".to_owned())?;
-        let uid = found.map_err(|error| error.to_string())?.and_then(|map| map.metadata.uid);
-        let uid = uid.ok_or_else(|| format!("there is no ConfigMap {name} to own placeholders: install the chart"))?;
+        let found = found.map_err(|_| PlaceholderError::NoAnswer)??;
+        let uid = found.and_then(|map| map.metadata.uid).ok_or_else(|| PlaceholderError::NoOwner(name.clone()))?;
         Ok(Owner { namespace: self.settings.namespace.clone(), config_map: name.clone(), uid })
     }
 }

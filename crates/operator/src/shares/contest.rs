@@ -8,15 +8,24 @@
 //! lost (a timeout, a node agent that hung up), the write may or may not have happened. A value
 //! that matches the intention is then our own, not another program's.
 
+use gainshare_core::backoff::Backoff;
 use gainshare_kube_api::resources::Resources;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-const FIRST_REST: Duration = Duration::from_secs(60);
-/// Each further time doubles the rest, up to this many doublings: about an hour.
-const MOST_DOUBLINGS: u32 = 6;
+/// How long a pod is left alone: a minute at first, and about an hour after some times.
+const RESTS: Backoff = Backoff::new(Duration::from_secs(60), Duration::from_secs(64 * 60));
 /// The number of lost answers of one pod that are remembered.
 const MOST_UNANSWERED: usize = 8;
+
+/// Another program or a person has written the pod's CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "something else has changed this pod's CPU (another autoscaler?): it is left alone for {rest_s} s; keep one of the two away from it"
+)]
+pub(crate) struct Contested {
+    rest_s: u64,
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Contests {
@@ -29,13 +38,13 @@ struct Contest {
     set: Resources,
     /// What requests whose answers we do not have would have written, the newest last.
     unanswered: Vec<Resources>,
-    times: u32,
+    rests: Backoff,
     rest_until: Option<Instant>,
 }
 
 impl Contest {
     fn new(now: Resources) -> Contest {
-        Contest { set: now, unanswered: Vec::new(), times: 0, rest_until: None }
+        Contest { set: now, unanswered: Vec::new(), rests: RESTS, rest_until: None }
     }
 
     fn accept(&mut self, now: Resources) {
@@ -65,8 +74,8 @@ impl Contests {
         self.pods.entry(uid.to_owned()).or_insert(Contest::new(now)).accept(now);
     }
 
-    /// Why the pod should be left alone now, if it should.
-    pub(crate) fn check(&mut self, uid: &str, now: &Resources, at: Instant) -> Result<(), String> {
+    /// An error if the pod is to be left alone now.
+    pub(crate) fn check(&mut self, uid: &str, now: &Resources, at: Instant) -> Result<(), Contested> {
         let Some(contest) = self.pods.get_mut(uid) else { return Ok(()) };
         let same_cpu = |ours: &Resources| {
             ours.requests.cpu_milli == now.requests.cpu_milli && ours.limits.cpu_milli == now.limits.cpu_milli
@@ -75,15 +84,11 @@ impl Contests {
             contest.accept(*now);
         }
         if !same_cpu(&contest.set) {
-            contest.rest_until = Some(at + FIRST_REST * 2u32.pow(contest.times.min(MOST_DOUBLINGS)));
-            contest.times = contest.times.saturating_add(1);
+            contest.rest_until = Some(at + contest.rests.next_pause());
             contest.accept(*now);
         }
         match contest.rest_until {
-            Some(until) if until > at => Err(format!(
-                "something else has changed this pod's CPU (another autoscaler?): it is left alone for {} s; keep one of the two away from it",
-                (until - at).as_secs().max(1)
-            )),
+            Some(until) if until > at => Err(Contested { rest_s: (until - at).as_secs().max(1) }),
             _ => Ok(()),
         }
     }
@@ -116,15 +121,16 @@ mod tests {
     #[test]
     fn we_do_not_fight() {
         let (mut contests, start) = (Contests::default(), Instant::now());
-        assert!(contests.check("a", &cpu(500), start).is_ok(), "what we never wrote is nobody's contest");
+        assert!(contests.check("a", &cpu(500), start).is_ok(), "a value that we never wrote is not contested");
         contests.wrote("a", cpu(300));
         assert!(contests.check("a", &cpu(300), start).is_ok());
-        let why = contests.check("a", &cpu(500), start).unwrap_err();
+        let why = contests.check("a", &cpu(500), start).unwrap_err().to_string();
         assert!(why.contains("left alone for 60 s"), "{why}");
-        assert!(contests.check("a", &cpu(500), start + FIRST_REST / 2).is_err());
-        assert!(contests.check("a", &cpu(500), start + FIRST_REST).is_ok(), "after the rest we try again");
+        assert!(contests.check("a", &cpu(500), start + RESTS.pause_after(1) / 2).is_err());
+        assert!(contests.check("a", &cpu(500), start + RESTS.pause_after(1)).is_ok(), "after the rest we try again");
         contests.wrote("a", cpu(300));
-        assert!(contests.check("a", &cpu(500), start).unwrap_err().contains("120 s"), "and rest longer the next time");
+        let again = contests.check("a", &cpu(500), start);
+        assert_eq!(again, Err(Contested { rest_s: 120 }), "and rest longer the next time");
         contests.keep(|_| false);
         assert!(contests.check("a", &cpu(500), start).is_ok());
     }

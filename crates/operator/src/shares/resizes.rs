@@ -50,10 +50,10 @@ async fn one(shares: &Shares, node: &str, epoch: u64, wanted: &Resize) -> Outcom
     let leader = &shares.leader;
     let admitted = leader.agents.lock().admit(node, epoch, &wanted.uid, wanted.generation);
     if let Err(why) = admitted {
-        return OutcomeState::Refused { why };
+        return OutcomeState::Refused { why: why.to_string() };
     }
     if let Err(why) = settle_doubts(shares, node).await {
-        return OutcomeState::Failed { why };
+        return OutcomeState::Failed { why: why.to_string() };
     }
     let mut reads = 0;
     loop {
@@ -84,9 +84,17 @@ async fn one(shares: &Shares, node: &str, epoch: u64, wanted: &Resize) -> Outcom
     }
 }
 
+/// The outcome of a resize is unknown, and the pod cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("it is not known whether pod {pod} was resized: {error}")]
+pub(crate) struct UnknownOutcome {
+    pod: String,
+    error: WriteError,
+}
+
 /// Reads the node's pods whose last resize has an unknown outcome. Without that, a resize that was made although
 /// its answer was lost would not count, and the next one could exceed the pool.
-pub(crate) async fn settle_doubts(shares: &Shares, node: &str) -> Result<(), String> {
+pub(crate) async fn settle_doubts(shares: &Shares, node: &str) -> Result<(), UnknownOutcome> {
     let leader = &shares.leader;
     let doubts: Vec<String> = shares.doubts.lock().iter().cloned().collect();
     for uid in doubts {
@@ -100,7 +108,7 @@ pub(crate) async fn settle_doubts(shares: &Shares, node: &str) -> Result<(), Str
         match shares.writer.read(&pod).await {
             Ok(fresh) => leader.change(|world| world.put_pod(fresh)),
             Err(WriteError::Gone) => {}
-            Err(error) => return Err(format!("it is not known whether pod {} was resized: {error}", pod.name)),
+            Err(error) => return Err(UnknownOutcome { pod: pod.name, error }),
         }
         shares.doubts.lock().remove(&uid);
     }
@@ -125,7 +133,7 @@ fn vet(shares: &Shares, node: &str, wanted: &Resize) -> Result<PodFacts, Outcome
         let contested = shares.contests.lock().check(&wanted.uid, &pod.now, Instant::now());
         if let Err(why) = contested {
             leader.mark_pods([wanted.uid.clone()]);
-            return Err(refused(why));
+            return Err(refused(why.to_string()));
         }
         resize::vet(pod, &wanted.to)
             .and_then(|()| world.pool(pod, node, &wanted.to))

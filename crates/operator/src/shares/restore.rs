@@ -4,19 +4,19 @@
 use super::Shares;
 use super::write::{WriteError, Writer};
 use futures_util::StreamExt;
+use gainshare_core::backoff::Backoff;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::resize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 const AT_ONCE: usize = 8;
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const RETRIES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
 
 /// Pods that could not be restored, and when to try again.
 #[derive(Default)]
 pub(crate) struct Pauses {
-    until: BTreeMap<String, (Instant, Duration)>,
+    until: BTreeMap<String, (Instant, Backoff)>,
 }
 
 /// Restores what is to be restored now. Decreases go first, because the increases may need the
@@ -49,10 +49,10 @@ pub(crate) async fn pass(shares: &Shares, pauses: &mut Pauses) {
                 }
                 Err(WriteError::Gone) => leader.change(|world| world.remove_pod(&uid)),
                 Err(error) => {
-                    let pause =
-                        pauses.until.get(&uid).map_or(FIRST_PAUSE, |(_, pause)| (*pause * 2).min(LONGEST_PAUSE));
+                    let mut retries = pauses.until.get(&uid).map_or(RETRIES, |(_, retries)| *retries);
+                    let pause = retries.next_pause();
                     tracing::warn!(uid, %error, retry_in_s = pause.as_secs(), "cannot restore a pod yet");
-                    pauses.until.insert(uid, (Instant::now() + pause, pause));
+                    pauses.until.insert(uid, (Instant::now() + pause, retries));
                 }
             }
         }

@@ -10,7 +10,7 @@
 use crate::state::clock::AgentClock;
 use gainshare_kube_api::deadline::{DeadlineState, Forecast};
 use gainshare_kube_api::wire::{
-    JobReport, NodeTotals, Report, ReportedCategory, ReportedSignal, SyncRequest, WorkLeft,
+    JobReport, NodeTotals, ReportedCategory, ReportedSignal, ReportedValue, SyncRequest, WorkLeft,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -35,6 +35,17 @@ const MOST_BYTES: u64 = 1 << 60;
 const LARGEST_VALUE: f64 = 1e100;
 /// For sentences and names; longer ones are cut.
 const LONGEST_TEXT: usize = 1000;
+
+/// Why a node agent's plan is not carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum PlanRefusal {
+    #[error("the agent is not known")]
+    UnknownAgent,
+    #[error("a newer start of this agent has taken over")]
+    OlderStart,
+    #[error("plan {generation} is older than plan {newest}, which was carried out already")]
+    OlderPlan { generation: u64, newest: u64 },
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Agents {
@@ -136,15 +147,15 @@ impl Agents {
     }
 
     /// Whether a plan of this generation may be carried out for a pod of the agent's node; older plans may not.
-    pub(crate) fn admit(&mut self, node: &str, epoch: u64, uid: &str, generation: u64) -> Result<(), String> {
+    pub(crate) fn admit(&mut self, node: &str, epoch: u64, uid: &str, generation: u64) -> Result<(), PlanRefusal> {
         let refuses_old = self.refuses_old();
-        let Some(agent) = self.nodes.get_mut(node) else { return Err("the agent is not known".to_owned()) };
+        let Some(agent) = self.nodes.get_mut(node) else { return Err(PlanRefusal::UnknownAgent) };
         if refuses_old && agent.epoch > epoch {
-            return Err("a newer start of this agent has taken over".to_owned());
+            return Err(PlanRefusal::OlderStart);
         }
         let newest = agent.generations.entry(uid.to_owned()).or_insert(generation);
         if refuses_old && generation < *newest {
-            return Err(format!("plan {generation} is older than plan {newest}, which was carried out already"));
+            return Err(PlanRefusal::OlderPlan { generation, newest: *newest });
         }
         *newest = generation;
         Ok(())
@@ -266,9 +277,9 @@ fn clamp_forecast(forecast: Forecast) -> Forecast {
 }
 
 fn clamp_signal(signal: ReportedSignal) -> ReportedSignal {
-    let report = |report: Report| {
+    let report = |report: ReportedValue| {
         let value = report.value.is_finite().then(|| report.value.clamp(-LARGEST_VALUE, LARGEST_VALUE))?;
-        Some(Report { value, at_us: report.at_us.min(LATEST_US) })
+        Some(ReportedValue { value, at_us: report.at_us.min(LATEST_US) })
     };
     let finite = |outlook: &[f64; 3]| outlook.iter().all(|value| value.is_finite());
     ReportedSignal {
@@ -362,8 +373,8 @@ mod tests {
         agents.receive(&sync(5, 1, None), now, here);
         assert!(agents.admit("n", 5, "a", 3).is_ok());
         assert!(agents.admit("n", 5, "a", 3).is_ok(), "the same again is harmless");
-        assert!(agents.admit("n", 5, "a", 2).is_err());
-        assert!(agents.admit("n", 4, "a", 9).is_err(), "an older start of the agent");
+        assert_eq!(agents.admit("n", 5, "a", 2), Err(PlanRefusal::OlderPlan { generation: 2, newest: 3 }));
+        assert_eq!(agents.admit("n", 4, "a", 9), Err(PlanRefusal::OlderStart));
         agents.receive(&sync(6, 1, None), now, here);
         assert!(agents.admit("n", 6, "a", 1).is_ok());
         println!("fault: injected=2 violations=0");
@@ -433,10 +444,10 @@ mod tests {
         job.growth = Some(f64::NAN);
         job.reason = "x".repeat(5000);
         job.progress = Progress { step: Some(u64::MAX), value: Some(f64::INFINITY), ..Progress::default() };
-        let last = Some(Report { value: f64::MAX, at_us: u64::MAX });
+        let last = Some(ReportedValue { value: f64::MAX, at_us: u64::MAX });
         job.signal = Some(ReportedSignal {
             reports: u64::MAX,
-            first: Some(Report { value: f64::NAN, at_us: 0 }),
+            first: Some(ReportedValue { value: f64::NAN, at_us: 0 }),
             last,
             longest_gap_us: u64::MAX,
             outlook: Some([f64::INFINITY, 0.0, 0.0]),
@@ -454,7 +465,7 @@ mod tests {
         assert_eq!((job.progress.step, job.progress.value), (Some(MOST_STEPS), None));
         let signal = job.signal.unwrap();
         assert_eq!((signal.reports, signal.first, signal.outlook), (MOST_STEPS, None, None));
-        assert_eq!(signal.last, Some(Report { value: LARGEST_VALUE, at_us: LATEST_US }));
+        assert_eq!(signal.last, Some(ReportedValue { value: LARGEST_VALUE, at_us: LATEST_US }));
         assert_eq!((signal.longest_gap_us, signal.consumed_cpu, signal.usable), (LATEST_US, MOST_CONSUMED, Some(0.0)));
         assert_eq!(signal.left, Some(WorkLeft { parallel_node_s: 0.0, serial_s: 0.0, usable: 1.0 }));
     }

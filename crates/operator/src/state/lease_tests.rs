@@ -110,7 +110,7 @@ fn without_the_api_server_leadership_ends() {
 }
 
 #[test]
-fn two_that_write_at_once_are_told_apart() {
+fn two_writers_at_the_same_moment_are_distinguished() {
     let (mut store, start) = (Store::default(), Instant::now());
     let (mut first, mut second) = (Replica::new("a", 0), Replica::new("b", 0));
     first.send(&store, start, 0);

@@ -18,6 +18,7 @@ use super::world::World;
 use crate::isolate::skip_on_panic;
 use crate::tasks::Tasks;
 use futures_util::{Stream, StreamExt};
+use gainshare_core::backoff::Backoff;
 use gainshare_kube_api::adopted::BatchJobSnapshot;
 use gainshare_kube_api::bounds::{NodeFacts, QuotaFacts, RangeFacts};
 use gainshare_kube_api::facts::PodFacts;
@@ -42,8 +43,7 @@ use std::time::{Duration, Instant};
 /// say.
 pub(crate) const SWITCH_KEY: &str = "sharing";
 
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const RETRIES: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(5));
 
 /// What the watch of a kind does to the world. It carries facts, because whole objects would fill the memory during a
 /// list.
@@ -260,7 +260,7 @@ async fn follow<K, F>(
 ) where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let mut pause = FIRST_PAUSE;
+    let mut retries = RETRIES;
     let mut is_complete = false;
     let kind = std::any::type_name::<K>();
     let read = |object: K| {
@@ -292,7 +292,7 @@ async fn follow<K, F>(
                 for (name, facts) in names.iter().zip(listing) {
                     put(name, facts);
                 }
-                pause = FIRST_PAUSE;
+                retries.reset();
                 if !std::mem::replace(&mut is_complete, true) {
                     complete();
                 }
@@ -310,8 +310,7 @@ async fn follow<K, F>(
             Err(error) => {
                 leader.metrics.watch_errors.inc();
                 tracing::warn!(%error, kind, "watch broken; starting it again");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                tokio::time::sleep(retries.next_pause()).await;
             }
         }
     }

@@ -48,16 +48,16 @@ fn names(world: &World, node: &str) -> Vec<String> {
 fn a_pod_that_is_being_started_is_made_ready_if_a_policy_will_have_it() {
     let starting = |uid: &str| PodFacts { running: false, starting: true, ..pod(uid, "n1", 1) };
     let mut world = World::new(1);
-    world.put_pod(starting("nobody's"));
+    world.put_pod(starting("unselected"));
     assert!(world.take_changed_objects().pods.is_empty());
     world.put_policy(all("p"));
-    assert!(world.take_changed_objects().pods.contains("nobody's"), "the policy came later");
+    assert!(world.take_changed_objects().pods.contains("unselected"), "the policy came later");
     world.put_pod(PodFacts { class: gainshare_kube_api::wire::QosClass::BestEffort, ..starting("cannot") });
     world.put_pod(PodFacts { starting: false, ..starting("ends") });
     assert!(world.take_changed_objects().pods.is_empty() && !world.is_coming("cannot"));
     assert_eq!(names(&world, "n1"), Vec::<String>::new(), "agents hear of it when it runs");
-    world.put_pod(pod("nobody's", "n1", 2));
-    assert!(!world.is_coming("nobody's") && names(&world, "n1") == ["nobody's"]);
+    world.put_pod(pod("unselected", "n1", 2));
+    assert!(!world.is_coming("unselected") && names(&world, "n1") == ["unselected"]);
 }
 
 /// The answer to the request that removed a pod may be read after the watch has delivered the removal.
@@ -210,7 +210,7 @@ fn the_label_of_a_namespace_goes_with_the_namespace() {
 }
 
 #[test]
-fn nobody_gets_more_than_the_pods_had_together() {
+fn no_pod_gets_more_than_the_pods_had_together() {
     let mut world = World::new(1);
     world.put_policy(all("p"));
     world.put_pod(touched(pod("a", "n1", 1), 200, 2));
@@ -244,7 +244,7 @@ fn a_pod_that_is_about_to_be_stopped_gets_its_own_values_back_and_keeps_them() {
     world.put_pod(touched(pod("a", "n1", 1), 70, 2));
     world.put_pod(touched(pod("b", "n1", 1), 70, 2));
     world.give_back("a");
-    world.give_back("nobody");
+    world.give_back("unknown");
     assert_eq!(names(&world, "n1"), ["b"]);
     assert_eq!(world.let_go().iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), ["a"]);
     world.put_pod(touched(pod("a", "n1", 1), 500, 3));

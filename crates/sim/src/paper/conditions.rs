@@ -4,7 +4,7 @@ use super::{Curves, Settings, Totals};
 use crate::curve::{Curve, Family};
 use crate::models::{FLOWCON, SPECON};
 use crate::random::Stream;
-use crate::world::{Claim, Job, Roughness, World};
+use crate::world::{AnnouncedTotal, Job, Roughness, World};
 use gainshare_core::policy::{Gain, PlaceRule, Policy, ShareRule};
 use gainshare_core::view::FinishedRun;
 
@@ -14,8 +14,8 @@ pub(super) fn apply(world: &mut World, settings: &Settings) {
     for (i, job) in world.jobs.iter_mut().enumerate() {
         let stream = |purpose| Stream::new(seed, i as u64, purpose);
         match settings.totals {
-            Totals::Told => job.claim = Claim::Total,
-            Totals::Hidden => job.claim = Claim::Nothing,
+            Totals::Told => job.claim = AnnouncedTotal::Total,
+            Totals::Hidden => job.claim = AnnouncedTotal::Nothing,
             Totals::AsPrinted => {}
         }
         if settings.curves == Curves::Recorded {
@@ -41,7 +41,7 @@ fn earlier(job: &Job, draw: &mut Stream, skip: u32) -> FinishedRun {
         draw.normal();
     }
     let core_s = job.work * (1.0 + 0.014 * draw.normal());
-    let claimed = if job.claim == Claim::Total { Some(job.planned()) } else { None };
+    let claimed = if job.claim == AnnouncedTotal::Total { Some(job.planned()) } else { None };
     FinishedRun { steps: Some(job.planned()), claimed, core_s }
 }
 
@@ -52,11 +52,11 @@ fn roughen(job: &mut Job, draw: &mut Stream) {
     let chance = draw.unit();
     let stops_at = (chance < 0.15).then(|| draw.uniform(0.3, 0.9));
     let factor = draw.uniform(0.5, 2.0);
-    if job.claim == Claim::Total {
+    if job.claim == AnnouncedTotal::Total {
         job.claim = match chance {
-            c if (0.15..0.25).contains(&c) => Claim::Wrong { factor },
-            c if (0.25..0.35).contains(&c) => Claim::Changed { factor, at: 0.4 },
-            _ => Claim::Total,
+            c if (0.15..0.25).contains(&c) => AnnouncedTotal::Wrong { factor },
+            c if (0.25..0.35).contains(&c) => AnnouncedTotal::Changed { factor, at: 0.4 },
+            _ => AnnouncedTotal::Total,
         };
     }
     let rough = Roughness { startup: 0.1, step_spread: 0.3, evaluation: (10, 2.0), stops_at };

@@ -11,14 +11,14 @@
 //! that has nothing to do with what the job can use. The deadline is drawn as in ElasticFlow's traces,
 //! 0.5 to 1.5 times the job's duration on its request, but no tighter than 1.5 times what the job
 //! takes with all it can use: every deadline can be met alone. Jobs do not disturb each other, so that
-//! speeds that are told are true.
+//! announced speeds are true.
 //!
 //! **The two regimes** differ in how fast jobs come. *Short*: 48 jobs whose work exceeds the pool by
 //! half while they come. *Enough*: 48 jobs that use a fifth of the pool.
 //!
 //! **The policies.** `default`: requests are reserved and not exceeded, jobs wait until theirs is
-//! free. `edf`: earliest deadline first. `elasticflow`: is told every job's length and speed when it
-//! arrives. `qos`: learns both from the job's reports. `qos-told`: is told them as `elasticflow` is.
+//! free. `edf`: earliest deadline first. `elasticflow`: knows every job's length and speed when it
+//! arrives. `qos`: learns both from the job's reports. `qos-told`: knows them as `elasticflow` does.
 //!
 //! **Allocated CPU** is what is reserved for a job: its request under `default`, what its deadline was
 //! promised under `elasticflow` and `qos`. `edf` reserves nothing.
@@ -29,7 +29,7 @@ use crate::models::{self, SPECON};
 use crate::outcome::Outcome;
 use crate::random::Stream;
 use crate::study::{compare, median, quantile};
-use crate::world::{Actuator, Claim, Job, Law, Node, Speedup, World};
+use crate::world::{Actuator, AnnouncedTotal, Job, Law, Node, Speedup, World};
 use gainshare_core::model::{Span, Time};
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::view::Deadline;
@@ -101,7 +101,7 @@ fn draw(seed: u64, entity: u64, node: &Node, tells_pace: bool) -> Job {
     job.max_cores = if waits_for_input { input_cores } else { WORKER_CORES };
     job.speedup = Speedup::Amdahl { parallel: stream.uniform(0.92, 1.0) };
     job.curve = Curve::by_first_fifth(1.0, model.end, model.first_fifth, 0.01);
-    job.claim = Claim::Total;
+    job.claim = AnnouncedTotal::Total;
     (job.request, job.tells_pace) = (Some(request_cores / POOL_CORES), tells_pace);
     let on_request_s = job.work / job.speedup.rate(request_cores.min(job.max_cores));
     let slack_s = on_request_s * stream.uniform(0.5, 1.5);
@@ -110,7 +110,7 @@ fn draw(seed: u64, entity: u64, node: &Node, tells_pace: bool) -> Job {
     job
 }
 
-/// The policies, and whether each is told lengths and speeds.
+/// The policies, and whether each knows lengths and speeds in advance.
 pub fn policies() -> Vec<(&'static str, Policy, bool)> {
     vec![
         ("default", Policy::from(Preset::Requests), false),

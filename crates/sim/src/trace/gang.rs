@@ -8,7 +8,7 @@
 //! jobs sorted by rank. An event touches only what it changes, so a decision costs the logarithm of the
 //! number of jobs times the number of different gang sizes.
 //!
-//! **Answers.** `fifo`: first come, first served, strictly: nobody passes the first in line. `srtf`:
+//! **Answers.** `fifo`: first come, first served, strictly: no job passes the first in line. `srtf`:
 //! shortest remaining time first, where it is known; preempts. `las`: Tiresias' discretised two-dimensional
 //! least attained service (J. Gu et al., NSDI 2019): attained service is devices × seconds; a job that exceeds
 //! a queue's limit falls into the next queue; within a queue first come, first served; preempts. Under the
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_passes_the_first_in_line_under_fifo() {
+    fn no_job_passes_the_first_in_line_under_fifo() {
         let mut gang = Gang::new(GangOrder::Fifo, 8);
         gang.arrive(s(0), JobId(1), 6, Span::ZERO);
         gang.arrive(s(1), JobId(2), 4, Span::ZERO);

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn philly_and_itp_and_our_own_are_told_by_their_headers() {
+    fn philly_and_itp_and_our_own_are_recognised_by_their_headers() {
         let (philly, skipped) = parsed(
             "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,1,66.0,11cb48\n2017-10-09 06:59:55,0.0,8,0,x\n2017-10-08 07:01:55,5,2,10,x\n",
         )

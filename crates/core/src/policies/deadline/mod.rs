@@ -19,7 +19,7 @@
 //!    only if it falls by more than [`Finish::give_back`], and half of the way each time, so that
 //!    noise in the predictions does not move limits.
 //! 4. *The rest* goes to jobs without a promise by the share rule. A job whose deadline cannot be met
-//!    is one of them: it is told the earliest possible end, runs as best effort and takes nothing
+//!    is one of them: its reason names the earliest possible end, it runs as best effort and takes nothing
 //!    from a promise. If every job beside the promised ones is such a job, promised jobs run ahead of
 //!    their deadlines instead, because that leaves room for deadlines to come.
 //!
@@ -27,8 +27,9 @@
 //! times are seconds from now.
 //!
 //! **Properties** (tests of that name in `tests/deadline.rs`): `promises_fit_the_node`;
-//! `a_promise_is_kept_before_a_new_one_is_made`; `what_cannot_meet_its_deadline_is_told_and_starves_no_other_job`;
-//! `a_job_that_is_early_gives_back`; `without_deadlines_the_share_rule_decides_alone`.
+//! `a_promise_is_kept_before_a_new_one_is_made`;
+//! `a_job_that_cannot_meet_its_deadline_learns_that_and_starves_no_other_job`; `a_job_that_is_early_gives_back`;
+//! `without_deadlines_the_share_rule_decides_alone`.
 
 mod fill;
 mod nodes;

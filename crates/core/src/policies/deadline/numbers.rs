@@ -62,7 +62,7 @@ impl Default for Finish {
 }
 
 impl Finish {
-    /// ElasticFlow's admission: told paces, no second chance, nothing for refused jobs.
+    /// ElasticFlow's admission: announced paces, no second chance, nothing for refused jobs.
     pub fn elasticflow() -> Finish {
         Finish {
             admission: Admission::Final,

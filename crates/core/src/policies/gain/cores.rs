@@ -20,7 +20,7 @@ use super::Team;
 use crate::scaling::next_core;
 
 /// One job, in the order in which jobs are to be served.
-pub(super) struct Claim {
+pub(super) struct CoreClaim {
     /// The most that it may get.
     pub(super) most: f64,
     /// What it gets before all others.
@@ -35,7 +35,7 @@ pub(super) struct Claim {
 const SMALLEST_PART: f64 = 1.0 / 512.0;
 
 /// What each job gets of `capacity`.
-pub(super) fn deal(claims: &[Claim], capacity: f64) -> Vec<f64> {
+pub(super) fn deal(claims: &[CoreClaim], capacity: f64) -> Vec<f64> {
     let mut left = capacity.max(0.0);
     let mut grants = Vec::with_capacity(claims.len());
     for claim in claims {
@@ -69,27 +69,27 @@ mod tests {
         Some(Team { serial: Some(serial), core: 1.0 / cores })
     }
 
-    const FREE: Claim = Claim { most: 1.0, least: 0.0, waiting: 0.0, team: None };
+    const FREE: CoreClaim = CoreClaim { most: 1.0, least: 0.0, waiting: 0.0, team: None };
 
     /// Claims of jobs that all count alike.
-    fn line(claims: impl ExactSizeIterator<Item = Claim>) -> Vec<Claim> {
+    fn line(claims: impl ExactSizeIterator<Item = CoreClaim>) -> Vec<CoreClaim> {
         let jobs = claims.len();
-        claims.enumerate().map(|(rank, claim)| Claim { waiting: (jobs - rank) as f64, ..claim }).collect()
+        claims.enumerate().map(|(rank, claim)| CoreClaim { waiting: (jobs - rank) as f64, ..claim }).collect()
     }
 
-    fn in_cores(claims: &[Claim], cores: f64) -> Vec<f64> {
+    fn in_cores(claims: &[CoreClaim], cores: f64) -> Vec<f64> {
         deal(claims, 1.0).into_iter().map(|grant| (grant * cores * 100.0).round() / 100.0).collect()
     }
 
     #[test]
     fn without_teams_jobs_are_served_one_after_the_other() {
-        let claims = |most: &[f64]| line(most.iter().map(|&most| Claim { most, ..FREE }));
+        let claims = |most: &[f64]| line(most.iter().map(|&most| CoreClaim { most, ..FREE }));
         assert_eq!(deal(&claims(&[0.6, 0.3, 0.5]), 1.0), [0.6, 0.3, 1.0 - 0.6 - 0.3]);
         assert_eq!(deal(&claims(&[0.6, 0.3]), 1.0), [0.6, 0.3]);
     }
 
-    fn claims_of_two_cores(jobs: usize) -> Vec<Claim> {
-        line((0..jobs).map(|_| Claim { team: Some(Team { serial: None, core: 0.5 }), ..FREE }))
+    fn claims_of_two_cores(jobs: usize) -> Vec<CoreClaim> {
+        line((0..jobs).map(|_| CoreClaim { team: Some(Team { serial: None, core: 0.5 }), ..FREE }))
     }
 
     #[test]
@@ -109,8 +109,8 @@ mod tests {
 
     #[test]
     fn the_first_job_has_most_cores() {
-        let claims = |jobs: usize| -> Vec<Claim> {
-            line((0..jobs).map(|_| Claim { most: 0.7, team: team(0.07, 16.0), ..FREE }))
+        let claims = |jobs: usize| -> Vec<CoreClaim> {
+            line((0..jobs).map(|_| CoreClaim { most: 0.7, team: team(0.07, 16.0), ..FREE }))
         };
         assert_eq!(in_cores(&claims(3), 16.0), [10.0, 5.0, 1.0]);
         assert_eq!(in_cores(&claims(6), 16.0), [6.0, 5.0, 3.0, 1.0, 1.0, 0.0]);
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn what_a_job_keeps_comes_first() {
-        let mut claims = line((0..3).map(|_| Claim { team: team(0.07, 16.0), ..FREE }));
+        let mut claims = line((0..3).map(|_| CoreClaim { team: team(0.07, 16.0), ..FREE }));
         (claims[1].least, claims[2].least) = (3.0 / 16.0, 4.0 / 16.0);
         assert_eq!(in_cores(&claims, 16.0), [8.0, 4.0, 4.0]);
         // A light job has little beyond what it keeps.
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_job_that_can_use_little_leaves_the_rest() {
-        let claim = |most: f64, team: Option<Team>| Claim { most, team, ..FREE };
+        let claim = |most: f64, team: Option<Team>| CoreClaim { most, team, ..FREE };
         let claims = line([claim(0.05, team(0.07, 16.0)), claim(0.3, None), claim(1.0, None)].into_iter());
         let grants = deal(&claims, 1.0);
         assert_eq!(grants[..2], [0.05, 0.3]);
@@ -145,12 +145,12 @@ mod tests {
             capacity in 0.0f64..1.0,
         ) {
             let claims = line(jobs.iter().map(|&(most, least, serial)| {
-                Claim { most, least, team: serial.and_then(|s| team(s, cores)), ..FREE }
+                CoreClaim { most, least, team: serial.and_then(|s| team(s, cores)), ..FREE }
             }));
             let grants = deal(&claims, capacity);
             prop_assert!(grants.iter().sum::<f64>() <= capacity + 1e-9);
             prop_assert!(grants.iter().zip(&claims).all(|(grant, claim)| (0.0..=claim.most).contains(grant)));
-            // Nothing is left while somebody could use it.
+            // Nothing is left while a job could use it.
             let wanted: f64 = claims.iter().map(|claim| claim.most).sum();
             prop_assert!(grants.iter().sum::<f64>() >= wanted.min(capacity) - 1e-9);
         }

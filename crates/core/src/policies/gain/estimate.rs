@@ -248,7 +248,7 @@ impl Job {
         self.left.map(|left| left.at_least(EPILOGUE * self.consumed))
     }
 
-    /// All its work, with its start, as far as it can be told.
+    /// All its work, with its start, as far as it is known.
     pub(super) fn total(&self) -> Option<f64> {
         self.rest().map(|left| self.consumed + left.mean_s).filter(|total| *total > 0.0)
     }

@@ -308,7 +308,7 @@ fn run(rule: &Gain, silence: Silence, group: &Group<'_>, memory: &mut Memory) ->
 }
 
 impl Memory {
-    /// What is predicted of `job` and when it is to end, if its work left can be told.
+    /// What is predicted of `job` and when it is to end, if its work left is known.
     fn outlook(&self, id: JobId) -> Option<JobOutlook> {
         let job = self.jobs.get(&id)?;
         let deadline_s =
@@ -535,13 +535,13 @@ fn serve(rule: &Gain, runners: &mut [Runner], supply: &Supply) {
     let least =
         |r: &Runner| r.team.filter(|team| r.mean / team.core >= all_s && !r.is_new).map_or(0.0, |team| team.core);
     let kept = |i: usize| (reserves[i].unwrap_or(0.0) - floor).max(least(&runners[i]));
-    let mut claims: Vec<cores::Claim> = Vec::with_capacity(n);
+    let mut claims: Vec<cores::CoreClaim> = Vec::with_capacity(n);
     // What waits for a job is the job itself and all behind it.
     let mut waiting = 0.0;
     for &i in order.iter().rev() {
         let r = &runners[i];
         waiting += r.weight;
-        claims.push(cores::Claim { most: most(r), least: kept(i), waiting, team: r.team });
+        claims.push(cores::CoreClaim { most: most(r), least: kept(i), waiting, team: r.team });
     }
     claims.reverse();
     let grants = cores::deal(&claims, left);

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_moves_to_a_node_with_jobs_or_for_less_than_it_costs() {
+    fn no_job_moves_to_a_node_with_jobs_or_for_less_than_it_costs() {
         assert_eq!(moves(&world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 1)]), &[50.0, 50.0, 1.0]), []);
         // The gain is the first job's 19 s less 5 s of moving: not three times 5.
         assert_eq!(moves(&world(&[1.0, 1.0], &[(0, 0), (1, 0)]), &[19.0, 60.0]), []);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_just_moved_stays_for_a_while() {
+    fn a_job_that_has_just_moved_stays_for_a_while() {
         let mut view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 1)]);
         view.now = Time::from_secs_f64(20.0);
         let moved_at = |view: &mut View, s: f64| {

@@ -135,11 +135,11 @@ mod tests {
         close(served(f64::INFINITY)[1].served, 2.0);
         let found = ends(&at_once(f64::INFINITY), 16.0);
         close(found[0], 30.0 / speed(Some(0.1), 8.0));
-        assert_eq!(found[1], f64::INFINITY, "nobody knows");
+        assert_eq!(found[1], f64::INFINITY, "unknown");
     }
 
     #[test]
-    fn nothing_and_nobody() {
+    fn no_tasks_and_no_cores() {
         assert!(run(&[], 16.0, 0.0, None).is_empty());
         assert_eq!(ends(&[task(0.0, PARALLEL)], 16.0), [0.0]);
         assert_eq!(ends(&[task(1.0, PARALLEL)], 0.0), [f64::INFINITY], "a machine without cores");

@@ -28,7 +28,7 @@ use super::traffic::Traffic;
 use crate::cores::{CoreSet, deal};
 use crate::cpus::CpuList;
 use crate::{AppliedLimits, Capacity, Counters, JobHandle, LimitMode, RuntimeError, machine};
-use duty::{Claim, Window};
+use duty::{JobDemand, Window};
 use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;
@@ -242,16 +242,16 @@ impl FallbackJobs {
                 (LimitMode::Quota, Some(target)) if target.limit.cpu.get() < 1.0 => target.limit.cpu.get() * cores,
                 _ => f64::INFINITY,
             };
-            let claims: Vec<Claim> = live
+            let demands: Vec<JobDemand> = live
                 .iter()
                 // With caps the shares do not count.
-                .map(|j| Claim {
+                .map(|j| JobDemand {
                     share: if mode == LimitMode::Quota { 1.0 } else { share(j) },
                     cap_cores: cap(j),
                     demand_cores: j.demand_cores,
                 })
                 .collect();
-            for (job, window) in live.iter_mut().zip(duty::windows(cores, &claims)) {
+            for (job, window) in live.iter_mut().zip(duty::windows(cores, &demands)) {
                 job.window = window;
             }
         }

@@ -17,7 +17,7 @@ use super::action::{Action, Snapshot, Step};
 use super::outcome::{AttemptOutcome, Loss, vet};
 use super::status::set_state;
 use crate::jobs::progress::percent_text;
-use crate::jobs::waiting::{bounded_wait, overdue};
+use crate::jobs::waiting::{LONGEST_PAUSE, bounded_wait, overdue, pause_after};
 use crate::jobs::workload::JournalStep;
 use crate::state::snapshot::{Phase, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
@@ -30,9 +30,6 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The pause after the first failure; it doubles with each.
-const FIRST_PAUSE_S: i64 = 2;
-const LONGEST_PAUSE_S: i64 = 300;
 /// How long to wait before a pod that was refused (by a quota, for instance) is tried again.
 pub(super) const REFUSAL_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 /// How long to wait before the API server is asked again whether a pod that has ended is gone.
@@ -336,8 +333,7 @@ fn is_missing(snapshot: &Snapshot<'_>, task: TaskId) -> bool {
 
 fn create(snapshot: &Snapshot<'_>, missing: &[TaskId]) -> (Vec<Action>, Option<Timestamp>) {
     let not_before = snapshot.job.status.journal.not_before.as_ref();
-    let longest = SignedDuration::from_secs(LONGEST_PAUSE_S);
-    let after = not_before.and_then(|at| bounded_wait(at.0, longest, snapshot.now));
+    let after = not_before.and_then(|at| bounded_wait(at.0, LONGEST_PAUSE, snapshot.now));
     if after.is_some() && !missing.is_empty() {
         return (Vec::new(), after);
     }
@@ -385,12 +381,8 @@ fn lose(snapshot: &Snapshot<'_>, loss: &Loss) -> Step {
     let mut status = snapshot.job.status.clone();
     let journal = &mut status.journal;
     journal.failures = journal.failures.saturating_add(loss.failures);
-    let pause = |failures: u32| {
-        let doubled = FIRST_PAUSE_S.checked_shl(failures.saturating_sub(1)).unwrap_or(LONGEST_PAUSE_S);
-        SignedDuration::from_secs(doubled.clamp(FIRST_PAUSE_S, LONGEST_PAUSE_S))
-    };
     if loss.failures > 0 {
-        journal.not_before = snapshot.now.saturating_add(pause(journal.failures)).ok().map(MicroTime);
+        journal.not_before = snapshot.now.saturating_add(pause_after(journal.failures)).ok().map(MicroTime);
     }
     if !loss.refused_by.is_empty() {
         if journal.tried_until.as_ref().is_none_or(|until| until.0 <= snapshot.now) {

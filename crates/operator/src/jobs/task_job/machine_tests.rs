@@ -598,7 +598,7 @@ fn an_end_is_on_record_before_its_pod_goes_while_sharing_is_off() {
     let mut bed = tfjob(json!({"tfReplicaSpecs": roles})).start();
     bed.is_off = true;
     bed.end("chief-0", 0);
-    assert_eq!(bed.settle(), [], "nobody has deleted it");
+    assert_eq!(bed.settle(), [], "no program has deleted it");
     bed.wait(1);
     bed.drain("chief-0");
     bed.settle();

@@ -3,9 +3,9 @@
 //! **Problem.** The switch stops every decision. But the pods of tasks carry our finalizer, and a pod with a finalizer
 //! stays until the operator has removed it: a drain or an autoscaler would wait for ever.
 //!
-//! **How.** [`step`] answers with the parts of a step that complete a deletion which somebody else has asked for. The
-//! end of a task is written to the journal first, as always. No pod is made, opened or stopped. A task that was lost is
-//! replaced when sharing is on again.
+//! **How.** [`step`] answers with the parts of a step that complete a deletion that a user or another program asked
+//! for. The end of a task is written to the journal first, as always. No pod is made, opened or stopped. A task that
+//! was lost is replaced when sharing is on again.
 
 use super::action::{Snapshot, Step};
 use super::machine::{let_go, record_ends, step as usual_step};

@@ -20,15 +20,11 @@ use super::action::Snapshot;
 use super::status::{StatusText, set_status};
 use crate::jobs::moves::{TERMINATED, close, continue_move, exit_text, verdict};
 use crate::jobs::progress::percent_text;
+use crate::jobs::waiting::pause_after;
 use crate::state::snapshot::Stop;
 use gainshare_kube_api::training_job::{Attempt, Phase, State, StopReason, TrainingJobStatus};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-
-/// The pause after the first failure; it doubles with each.
-const FIRST_PAUSE_S: i64 = 2;
-const LONGEST_PAUSE_S: i64 = 300;
-pub(super) const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(LONGEST_PAUSE_S);
 
 /// The status after the end of this attempt was proven.
 pub(super) fn ended(
@@ -163,11 +159,13 @@ fn failure(snapshot: &Snapshot<'_>, status: TrainingJobStatus, attempt: &Attempt
         let sentence = format!("attempt {} failed: {what}; runPolicy.backoffLimit is {limit}", attempt.epoch);
         return fail(snapshot, status, "BackoffLimitExceeded", &sentence);
     }
-    let pause_s = (FIRST_PAUSE_S << status.failures.saturating_sub(1).min(16)).min(LONGEST_PAUSE_S);
-    let after = snapshot.now.saturating_add(SignedDuration::from_secs(pause_s)).unwrap_or(snapshot.now);
+    let pause = pause_after(status.failures);
+    let after = snapshot.now.saturating_add(pause).unwrap_or(snapshot.now);
     let message = format!(
-        "attempt {} failed: {what}; failure {} of {limit} that are followed by another attempt, in {pause_s} s",
-        attempt.epoch, status.failures
+        "attempt {} failed: {what}; failure {} of {limit} that are followed by another attempt, in {} s",
+        attempt.epoch,
+        status.failures,
+        pause.as_secs()
     );
     set_status(
         next_attempt(snapshot, status, None, Some(after)),

@@ -75,7 +75,7 @@ pub(super) fn update(status: &mut TrainingJobStatus, state: State, snapshot: &Sn
     let is_past = at.is_none_or(|at| at <= job.created);
     let is_late = latest.is_none_or(|latest| snapshot.now > latest);
     finish.standing = match state {
-        // How the job ended was judged when it ended.
+        // Whether the deadline was met was written when the job ended.
         State::Succeeded | State::Failed if matches!(finish.standing, DeadlineState::Met | DeadlineState::Missed) => {
             finish.standing
         }
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(moment(&job).unwrap().as_second(), 1_000_400);
         job.status = after(&job, State::Succeeded, 399);
         assert_eq!(job.status.finish.as_ref().unwrap().standing, DeadlineState::Met);
-        // The judgement stands, whenever the object is looked at again.
+        // The result stays, however late the object is read again.
         assert_eq!(after(&job, State::Succeeded, 9_000).finish.unwrap().standing, DeadlineState::Met);
     }
 

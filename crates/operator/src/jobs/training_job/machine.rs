@@ -21,7 +21,9 @@ use super::ending;
 use super::finish;
 use super::status::{StatusText, set_status};
 use crate::jobs::moves::{begin_move, close, closed_sentence, own_share_until, proof_of_stop, proof_without_pod};
-use crate::jobs::waiting::{bounded_wait, missing_node_sentence, overdue, removed_sentence, silent_sentence, wait_end};
+use crate::jobs::waiting::{
+    LONGEST_PAUSE, bounded_wait, missing_node_sentence, overdue, removed_sentence, silent_sentence, wait_end,
+};
 use crate::jobs::workload::JournalStep;
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{JobSnapshot, NodeState, PodSnapshot, Stop};
@@ -202,7 +204,7 @@ fn not_made(snapshot: &Snapshot<'_>, attempt: &Attempt) -> Step {
         );
     }
     let not_before = attempt.not_before.as_ref();
-    if let Some(after) = not_before.and_then(|at| bounded_wait(at.0, ending::LONGEST_PAUSE, snapshot.now)) {
+    if let Some(after) = not_before.and_then(|at| bounded_wait(at.0, LONGEST_PAUSE, snapshot.now)) {
         return Step::at(after);
     }
     if let Some(fault) = snapshot.fault {

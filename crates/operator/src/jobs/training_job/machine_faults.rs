@@ -117,7 +117,7 @@ fn send(world: &mut World, operator: &mut Executor, late: &mut Vec<Executor>, di
     1
 }
 
-fn run_seed(seed: u64, off: Option<Fence>) -> Result<u64, String> {
+fn run_seed(seed: u64, off: Option<Safeguard>) -> Result<u64, String> {
     let mut dice = Dice::new(seed, "network");
     let on_sigterm = dice.weighted(&[(4, 143), (1, 0), (1, 1), (1, 137)]);
     let mut world = World::new(on_sigterm);
@@ -183,8 +183,8 @@ fn a_seed_does_the_same_every_time() {
 /// The simulation would find a defect: with a check turned off, some of 200 seeds fail.
 #[test]
 fn a_missing_check_is_found_within_200_seeds() {
-    for fence in [Fence::ProofOfStop, Fence::SilentNode] {
-        let (_, found) = first_failure(fence, |seed| run_seed(seed, Some(fence)));
-        assert!(found.contains("I1") || found.contains("I4"), "{fence:?}: {found}");
+    for safeguard in [Safeguard::ProofOfStop, Safeguard::SilentNode] {
+        let (_, found) = first_failure(safeguard, |seed| run_seed(seed, Some(safeguard)));
+        assert!(found.contains("I1") || found.contains("I4"), "{safeguard:?}: {found}");
     }
 }

@@ -17,7 +17,7 @@ pub(super) const GRACE: SignedDuration = SignedDuration::from_secs(30);
 
 /// A check that a test turns off, to see that the simulation notices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fence {
+pub(super) enum Safeguard {
     /// The next attempt begins only after the proof that this one has stopped.
     ProofOfStop,
     /// A silent or missing node may still run its pods.
@@ -27,7 +27,7 @@ pub(super) enum Fence {
 /// The true state, as opposed to copies of it.
 pub(super) struct World {
     /// The check that is turned off.
-    pub(super) off: Option<Fence>,
+    pub(super) off: Option<Safeguard>,
     pub(super) now: Timestamp,
     /// `None` when the object is gone.
     pub(super) job: Option<JobSnapshot>,
@@ -265,8 +265,8 @@ impl Executor {
         let pod_is_missing = named.is_some_and(|attempt| !world.pods.contains_key(&attempt.pod));
         let (mut job, mut nodes) = (job.clone(), world.nodes.clone());
         match world.off {
-            Some(Fence::ProofOfStop) => job.declared_stopped = named.map(|attempt| attempt.pod.clone()),
-            Some(Fence::SilentNode) => {
+            Some(Safeguard::ProofOfStop) => job.declared_stopped = named.map(|attempt| attempt.pod.clone()),
+            Some(Safeguard::SilentNode) => {
                 let doubtful = |state: &&mut NodeState| matches!(state, NodeState::Silent | NodeState::Missing);
                 nodes.values_mut().filter(doubtful).for_each(|state| *state = NodeState::Off);
             }

@@ -103,7 +103,7 @@ fn a_finished_job_lives_for_its_time() {
 }
 
 #[test]
-fn a_finished_job_cleans_up_as_it_was_told() {
+fn a_finished_job_follows_its_clean_up_policy() {
     let (mut job, stopped) = finished();
     let running = PodSnapshot { running: true, phase: Phase::Running, exit: None, ..stopped.clone() };
     let deleted = PodSnapshot { deleted: Some((now(), now())), ..running.clone() };
@@ -207,22 +207,22 @@ fn a_pod_that_finds_room_is_not_replaced() {
 }
 
 #[test]
-fn how_a_stop_is_judged() {
+fn the_verdict_on_each_kind_of_stop() {
     let order = Order { uid: "job".into(), node: "b".into(), kind: OrderKind::Move, reason: PlacementReason::Gain };
     let migration = begin_move(&order, "a".into(), 1, now());
     let until = now() + SignedDuration::from_secs(30);
     let pod = PodSnapshot { deleted: Some((now(), until)), ..PodSnapshot::default() };
-    let judge = |code: i32, reason: &str, before_s: i64| {
+    let verdict_on = |code: i32, reason: &str, before_s: i64| {
         let finished = until - SignedDuration::from_secs(before_s);
         let exit = Exit { code, reason: reason.into(), finished, ..Exit::default() };
         verdict(&Stop::Exited(exit), &migration, Some(&pod), "30 s")
     };
-    assert!(judge(0, "", 0).0 && judge(143, "", 0).0 && !judge(1, "", 0).0);
-    let (moves, sentence) = judge(137, "Error", 2);
+    assert!(verdict_on(0, "", 0).0 && verdict_on(143, "", 0).0 && !verdict_on(1, "", 0).0);
+    let (moves, sentence) = verdict_on(137, "Error", 2);
     assert!(moves && sentence.contains("was killed on a while it saved itself"), "the node failed: {sentence}");
-    let (moves, sentence) = judge(137, "Error", 1);
+    let (moves, sentence) = verdict_on(137, "Error", 1);
     assert!(!moves && sentence.contains("ignored SIGTERM"), "times are whole seconds: {sentence}");
-    let (moves, sentence) = judge(137, "OOMKilled", 20);
+    let (moves, sentence) = verdict_on(137, "OOMKilled", 20);
     assert!(!moves && sentence.contains("saving on SIGTERM failed"), "{sentence}");
     assert!(
         verdict(&Stop::NodeOff("a".into()), &migration, None, "").0 && verdict(&Stop::Declared, &migration, None, "").0

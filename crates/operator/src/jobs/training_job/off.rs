@@ -4,7 +4,7 @@
 //! object with a finalizer stays until the operator has removed it: a drain, an autoscaler or the deletion of a
 //! namespace would wait for ever.
 //!
-//! **How.** [`limit`] keeps those effects of a step that complete a deletion which somebody else has asked for,
+//! **How.** [`limit`] keeps those effects of a step that complete a deletion that a user or another program asked for,
 //! and drops all others: no pod is made, started or stopped, and no job is marked as ours.
 
 use super::action::{Action, Step};
