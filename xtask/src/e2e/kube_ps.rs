@@ -8,8 +8,8 @@
 //!    it and resizes it in place. The throughput is read from the log of worker 0: from the moment when the kubelet has
 //!    made the server slow to the first resize, and then while the server keeps its size.
 //! 3. *Workers come and go.* The number of workers of a running job is raised and lowered.
-//! 4. *Killed server.* A server of a job with checkpoints is killed. All tasks start again, continue after a checkpoint,
-//!    and go beyond the step that was reached. The steps lost are read from the log and from the job's status.
+//! 4. *Killed server.* A server of a job with checkpoints is killed. All tasks start again, continue after a
+//!    checkpoint, and go beyond the step that was reached. The steps lost are read from the log and from the status.
 //!
 //! `--part` plays some of these parts only. Three arrivals take about twenty minutes; `--arrivals 1 --first-arrival 2`
 //! plays one of them alone.
