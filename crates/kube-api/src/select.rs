@@ -12,7 +12,7 @@ use crate::facts::PodFacts;
 use crate::names::{self, JOB_LABEL, POLICY_ANNOTATION};
 use crate::share_policy::{Direction, SharePolicy, SharePolicySpec, SharePolicyStatus, TargetRef};
 use crate::training_job::JobPolicy;
-use crate::wire::{CollectorKind, PolicyKind, Settings};
+use crate::wire::{CollectorKind, PolicyKind, SCALED_POLICY, Settings};
 use kube::core::{Selector, SelectorExt};
 use std::collections::BTreeMap;
 
@@ -102,6 +102,12 @@ pub struct JobShare {
 pub fn by_job(pod: &PodFacts) -> Option<JobShare> {
     // The operator marks pods of adopted Jobs.
     let is_marked = pod.labels.contains_key(JOB_LABEL);
+    let wanted = pod.notes.get(POLICY_ANNOTATION).and_then(|word| from_word::<JobPolicy>(word));
+    // The annotation of a TFJob is on its pods.
+    if is_task_of_tfjob(pod) && wanted == Some(JobPolicy::Operator) && !is_out(pod) {
+        let spec = SharePolicySpec { policy: PolicyKind::Na, ..SharePolicySpec::default() };
+        return Some(JobShare { name: SCALED_POLICY.to_owned(), spec, watch_only: true });
+    }
     let ours = |owner: &crate::facts::Owner| {
         let own = owner.kind == "TrainingJob" && owner.api_version.starts_with("gainshare.dev/");
         owner.controller && (own || is_marked && owner.kind == "Job" && owner.api_version.starts_with("batch/"))
@@ -109,7 +115,7 @@ pub fn by_job(pod: &PodFacts) -> Option<JobShare> {
     if !pod.owners.iter().any(ours) || is_out(pod) {
         return None;
     }
-    let policy = pod.notes.get(POLICY_ANNOTATION).and_then(|word| from_word::<JobPolicy>(word)).unwrap_or_default();
+    let policy = wanted.unwrap_or_default();
     let has_deadline = pod.notes.contains_key(names::DEADLINE_ANNOTATION);
     let (kind, watch_only) = match policy {
         JobPolicy::Na | JobPolicy::Specon | JobPolicy::Operator => (PolicyKind::Na, true),
@@ -125,9 +131,12 @@ pub fn by_job(pod: &PodFacts) -> Option<JobShare> {
 /// Pods of a TFJob are measured and keep their resources, unless a policy or the namespace's label selects them: the
 /// job's status shows how far it is.
 pub fn by_tfjob(pod: &PodFacts) -> Option<JobShare> {
-    let is_ours = pod.attempt.as_ref().is_some_and(|attempt| attempt.of_tfjob && attempt.epoch.is_some());
     let spec = SharePolicySpec { policy: PolicyKind::Na, ..SharePolicySpec::default() };
-    (is_ours && !is_out(pod)).then(|| JobShare { name: "TFJob/na".to_owned(), spec, watch_only: true })
+    (is_task_of_tfjob(pod) && !is_out(pod)).then(|| JobShare { name: "TFJob/na".to_owned(), spec, watch_only: true })
+}
+
+fn is_task_of_tfjob(pod: &PodFacts) -> bool {
+    pod.attempt.as_ref().is_some_and(|attempt| attempt.of_tfjob && attempt.epoch.is_some())
 }
 
 fn made_by(target: &TargetRef, pod: &PodFacts) -> bool {

@@ -59,6 +59,11 @@ fn pods_of_our_tfjobs_are_measured_and_keep_their_resources() {
     assert_eq!(by_tfjob(&tfjob(labels(json!({names::SHARE_LABEL: "disabled"})))), None);
     assert_eq!(by_tfjob(&tfjob(json!({}))), None, "another operator's");
     assert_eq!(by_tfjob(&owned("gainshare.dev/v1alpha1", "TrainingJob", "mnist", labels(json!({})))), None);
+    let mut scaled = tfjob(labels(json!({})));
+    assert_eq!(by_job(&scaled), None);
+    scaled.notes.insert(POLICY_ANNOTATION.to_owned(), "operator".to_owned());
+    let share = by_job(&scaled).unwrap();
+    assert!(share.watch_only && share.name == SCALED_POLICY, "the operator resizes it, not its node agent");
 }
 
 #[test]

@@ -2,8 +2,10 @@
 //! each other.
 //!
 //! **How.** Every task has a headless Service of its own name (`JOB-role-index`), so that its address stays the same
-//! when its pod is replaced. TensorFlow reads the addresses from `TF_CONFIG`; PyTorch's elastic launcher (`torchrun`)
-//! reads the meeting point from variables that begin with `PET_`.
+//! when its pod is replaced. The name resolves before the pod is ready, because a task may become ready only when it
+//! has found the others. TensorFlow reads the addresses from `TF_CONFIG`; PyTorch's elastic launcher (`torchrun`) reads
+//! the meeting point from variables that begin with `PET_`. The host of the meeting point is the host name of its pod:
+//! `torchrun` serves it on the machine whose host name is the same.
 //!
 //! **Two forms of `TF_CONFIG`.** The full form lists all tasks. The sparse form is for jobs whose workers come and
 //! go: a worker knows itself and all servers, a server knows itself only.
@@ -88,7 +90,8 @@ impl TaskJobRef<'_> {
         let least: u32 = members().map(|(_, role)| role.min).sum();
         let most: u32 = members().map(|(_, role)| role.max).sum();
         let first = TaskId { role: self.spec.chief().unwrap_or(Role::Worker), index: 0 };
-        let Some(meeting_point) = self.address(first) else { return Vec::new() };
+        let Some(port) = self.spec.roles.get(&first.role).map(|role| role.port) else { return Vec::new() };
+        let meeting_point = format!("{}:{port}", first.object_name(self.name));
         let nodes = if least == most { most.to_string() } else { format!("{least}:{most}") };
         vec![
             ("PET_NNODES", nodes),
@@ -160,7 +163,7 @@ impl TaskJobRef<'_> {
                 "ownerReferences": [self.owner()],
             },
             "spec": {
-                "clusterIP": "None", "selector": self.labels(task),
+                "clusterIP": "None", "publishNotReadyAddresses": true, "selector": self.labels(task),
                 "ports": [{"name": PORT_NAME, "port": port, "targetPort": port}],
             },
         })

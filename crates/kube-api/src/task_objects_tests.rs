@@ -98,7 +98,7 @@ fn torchrun_gets_a_meeting_point_and_its_bounds() {
     let expected = [
         ("PET_NNODES", "2:4"),
         ("PET_RDZV_BACKEND", "c10d"),
-        ("PET_RDZV_ENDPOINT", "dist-worker-0.team.svc:2222"),
+        ("PET_RDZV_ENDPOINT", "dist-worker-0:2222"),
         ("PET_RDZV_ID", "dist-3"),
     ];
     assert_eq!(variables, expected.map(|(key, value)| (key, value.to_owned())));
@@ -129,6 +129,7 @@ fn objects_carry_the_labels_of_the_contract() {
             (&json!("None"), &json!(2222))
         );
         assert_eq!(service["metadata"]["ownerReferences"][0]["kind"], "TFJob");
+        assert_eq!(service["spec"]["publishNotReadyAddresses"], true, "tasks that are not ready find each other");
         assert!(labels["gainshare.dev/epoch"].is_null(), "the Service outlives an attempt");
         assert_eq!(job.pod_labels(first)["gainshare.dev/epoch"], "3");
         let second = job.labels(TaskId::new(Role::Worker, 1));

@@ -286,6 +286,10 @@ impl TaskJobSpec {
         for input in roles {
             let unknown = || SpecProblem::UnknownRole { name: input.name.chars().take(63).collect() };
             let role = Role::parse(input.name).ok_or_else(unknown)?;
+            // The training operator accepts a role without tasks, and manifests that programs write have such roles.
+            if options.is_tfjob && input.replicas == Some(0) {
+                continue;
+            }
             let spec = read_role(role, &input, options.is_tfjob)?;
             if all.insert(role, spec).is_some() {
                 return Err(SpecProblem::RoleTwice { role });
@@ -414,16 +418,21 @@ fn port(container: &Container, is_tfjob: bool) -> u16 {
     port.and_then(|port| u16::try_from(port.container_port).ok()).filter(|port| *port > 0).unwrap_or(DEFAULT_PORT)
 }
 
-/// Whether the name can be the first part of a host name: a DNS label that still has room for role and index.
-pub fn check_name(name: &str) -> Result<(), SpecProblem> {
-    // `-evaluator-999`
-    const LONGEST: usize = 63 - 14;
+/// Whether the names of all tasks can be host names: DNS labels that begin with the job's name.
+pub fn check_name(name: &str, job: &TaskJobSpec) -> Result<(), SpecProblem> {
+    const LONGEST_LABEL: usize = 63;
+    let last = |(role, spec): (&Role, &RoleSpec)| {
+        // The number of dynamic workers may grow while the job runs.
+        let count = if job.options.dynamic_workers && *role == Role::Worker { MOST_TASKS } else { spec.max };
+        TaskId::new(*role, count.saturating_sub(1)).object_name("").len()
+    };
+    let longest = LONGEST_LABEL.saturating_sub(job.roles.iter().map(last).max().unwrap_or(0));
     let good = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-';
     let starts = name.starts_with(|letter: char| letter.is_ascii_lowercase());
-    if starts && name.len() <= LONGEST && name.chars().all(good) && !name.ends_with('-') {
+    if starts && name.len() <= longest && name.chars().all(good) && !name.ends_with('-') {
         return Ok(());
     }
-    Err(SpecProblem::Name { name: name.chars().take(63).collect(), longest: LONGEST })
+    Err(SpecProblem::Name { name: name.chars().take(LONGEST_LABEL).collect(), longest })
 }
 
 /// How many tasks of a role do what.
@@ -490,6 +499,13 @@ pub struct TaskJournal {
     /// Tasks that failed by themselves.
     #[serde(default)]
     pub failures: u32,
+    /// The step that the job had reached when all tasks had to start again, until they have reported a step again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reached_step: Option<u64>,
+    /// Steps that restarts of all tasks have cost, as far as tasks report steps: from the last step before a restart
+    /// back to the first one that is reported afterwards.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub steps_lost: u64,
     /// Nodes that did not take a task of the job, and until when none is sent there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tried: Vec<String>,
@@ -504,6 +520,10 @@ pub struct TaskJournal {
     /// What the policy `operator` has decided about the sizes of the tasks of this attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale: Option<TaskScale>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A decision about the sizes of a job's tasks.

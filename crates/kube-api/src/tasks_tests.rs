@@ -71,7 +71,7 @@ fn mistakes_are_answered_with_what_to_write_instead() {
         (json!({"Chief": role(json!({})), "Master": role(json!({}))}), "keep one"),
         (json!({"Chief": role(json!({"replicas": 2}))}), "one chief"),
         (json!({}), "at least one role"),
-        (json!({"Worker": role(json!({"replicas": 0}))}), "1 or more"),
+        (json!({"Worker": role(json!({"replicas": 0}))}), "at least one role"),
         (json!({"Worker": role(json!({"replicas": -7}))}), "1 or more"),
         (json!({"Worker": role(json!({"minReplicas": 0}))}), "minReplicas is 0"),
         (json!({"Worker": role(json!({"minReplicas": 4, "maxReplicas": 2}))}), "exchange them"),
@@ -95,13 +95,28 @@ fn mistakes_are_answered_with_what_to_write_instead() {
 }
 
 #[test]
+fn a_role_without_tasks_is_left_out_of_a_tfjob() {
+    let roles = json!({"PS": {"replicas": 0}, "Worker": {"replicas": 2, "template": template()}});
+    let spec = read(&roles, true).unwrap();
+    assert_eq!(spec.roles.keys().copied().collect::<Vec<_>>(), [Role::Worker]);
+    let said = read(&roles, false).unwrap_err().to_string();
+    assert!(said.contains("leave the role out"), "{said}");
+}
+
+#[test]
 fn names_must_be_parts_of_host_names() {
-    for good in ["a", "dist-mnist", "x1"] {
-        assert_eq!(check_name(good), Ok(()));
+    let mut spec = read(&json!({"worker": {"replicas": 2, "template": template()}}), true).unwrap();
+    // With `-worker-1` it is a label of 63 letters.
+    let long = "x".repeat(54);
+    for good in ["a", "dist-mnist", "x1", &long] {
+        assert_eq!(check_name(good, &spec), Ok(()));
     }
-    for bad in ["", "1a", "Dist", "a.b", "a-", &"x".repeat(60)] {
-        assert!(check_name(bad).is_err(), "{bad}");
+    for bad in ["", "1a", "Dist", "a.b", "a-", &"x".repeat(55)] {
+        assert!(check_name(bad, &spec).is_err(), "{bad}");
     }
+    spec.options.dynamic_workers = true;
+    let said = check_name(&long, &spec).unwrap_err().to_string();
+    assert!(said.contains("at most 52"), "a later worker has a longer number: {said}");
 }
 
 #[test]

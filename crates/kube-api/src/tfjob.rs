@@ -9,18 +9,21 @@
 //! its restart policy allows a restart, because its state is lost. `activeDeadlineSeconds` begins when the tasks
 //! start, and not while the job waits for room.
 #![allow(clippy::duplicated_attributes, reason = "every printed column has a type, and many have the same")]
+#![allow(unreachable_pub, reason = "the schema macro makes private copies of public types")]
 
-use crate::names::{CONTROLLER, QUEUE_LABEL};
+use crate::names::{CONTROLLER, POLICY_ANNOTATION, QUEUE_LABEL};
 use crate::tasks::{
     ReplicaStatus, RoleInput, SpecProblem, SuccessPolicy, TaskCondition, TaskJobOptions, TaskJobSpec, TaskJournal,
     TaskRunPolicy, check_name,
 };
-use crate::training_job::{CleanPodPolicy, ReplicaSpec, RunPolicy, TrainingJob, TrainingJobSpec, any_object};
+use crate::training_job::{
+    CleanPodPolicy, JobPolicy, ReplicaSpec, RunPolicy, TrainingJob, TrainingJobSpec, any_object,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use kube::CustomResource;
+use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// The API version, as object references write it.
@@ -66,7 +69,7 @@ pub struct TfJobSpec {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TfReplicaSpec {
-    /// 1 if left out.
+    /// 1 if left out; a role of 0 replicas is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
     #[serde(default, skip_serializing_if = "Value::is_null")]
@@ -77,8 +80,13 @@ pub struct TfReplicaSpec {
     pub restart_policy: Option<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    cel,
+    validation = Rule::new("!has(oldSelf.managedBy) && !has(self.managedBy) || has(oldSelf.managedBy) && has(self.managedBy) && oldSelf.managedBy == self.managedBy")
+        .message("runPolicy.managedBy cannot change: delete the job and create it again for another controller")
+)]
 pub struct TfRunPolicy {
     /// Which pods go when the job has ended: `None`, those still `Running`, or `All`. If left out, tasks that still
     /// run are stopped, and their pods stay for their logs.
@@ -96,18 +104,23 @@ pub struct TfRunPolicy {
     /// No pod exists while this is true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
+    /// The controller that runs the job: another one than `kubeflow.org/training-operator` is left to do so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self in ['', 'kubeflow.org/training-operator', 'kueue.x-k8s.io/multikueue', 'gainshare.dev/operator']")
+        .message("runPolicy.managedBy is kubeflow.org/training-operator or kueue.x-k8s.io/multikueue, or is left out"))]
     pub managed_by: Option<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(cel)]
 pub struct TfSchedulingPolicy {
     /// The number of tasks that is enough to start. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_available: Option<i32>,
     /// The queue in which the job waits, if the operator has a queue of this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("schedulingPolicy.queue cannot change: delete the job and create it again in another queue"))]
     pub queue: Option<String>,
     /// Accepted without effect: the requests of the templates count.
     #[serde(default, skip_serializing_if = "Value::is_null")]
@@ -153,7 +166,6 @@ pub struct TfJobStatus {
 impl TfJobSpec {
     /// The job's description, or why it cannot run.
     pub fn task_job(&self, name: &str) -> Result<TaskJobSpec, SpecProblem> {
-        check_name(name)?;
         let run = &self.run_policy;
         let scheduling = run.scheduling_policy.clone().unwrap_or_default();
         let word =
@@ -195,7 +207,9 @@ impl TfJobSpec {
             template: &role.template,
             restart: role.restart_policy.as_deref(),
         });
-        TaskJobSpec::read(roles, options)
+        let job = TaskJobSpec::read(roles, options)?;
+        check_name(name, &job)?;
+        Ok(job)
     }
 
     /// Whether another controller runs the job.
@@ -205,11 +219,25 @@ impl TfJobSpec {
     }
 }
 
+/// The policy that a TFJob names by its annotation; `None` if its tasks keep what their author requested.
+pub fn annotated_policy(annotation: Option<&str>) -> Result<Option<JobPolicy>, SpecProblem> {
+    match annotation {
+        None | Some("na") => Ok(None),
+        Some("operator") => Ok(Some(JobPolicy::Operator)),
+        Some(text) => {
+            let text = text.chars().take(63).collect();
+            Err(SpecProblem::Word { field: POLICY_ANNOTATION, text, allowed: "operator or na, or leave it out" })
+        }
+    }
+}
+
 /// The same job as a TrainingJob, for clusters where Kubeflow owns the kind TFJob; and sentences about what the
 /// TrainingJob does differently.
 pub fn to_training_job(job: &TfJob) -> Result<(TrainingJob, Vec<String>), SpecProblem> {
     let name = job.metadata.name.clone().unwrap_or_default();
     let read = job.spec.task_job(&name)?;
+    let annotation = job.metadata.annotations.as_ref().and_then(|notes| notes.get(POLICY_ANNOTATION));
+    let policy = annotated_policy(annotation.map(String::as_str))?;
     let mut notes = Vec::new();
     let run = &job.spec.run_policy;
     if run.backoff_limit.is_none() {
@@ -218,28 +246,25 @@ pub fn to_training_job(job: &TfJob) -> Result<(TrainingJob, Vec<String>), SpecPr
             RunPolicy::default().backoff_limit
         ));
     }
-    if let Some(policy) = &run.scheduling_policy
-        && (policy.min_available.is_some() || policy.priority_class.is_some())
-    {
-        notes.push(
-            "minAvailable and priorityClass are left out: write priorityClassName into the templates, and minReplicas \
-             for a smaller gang"
-                .to_owned(),
-        );
+    if read.options.run.min_available.is_some() {
+        notes.push("minAvailable is left out: write minReplicas for a smaller gang".to_owned());
     }
     let roles = job.spec.tf_replica_specs.iter().filter_map(|(name, role)| {
         let key = crate::tasks::Role::parse(name)?;
         let spec = read.roles.get(&key)?;
-        let replica = ReplicaSpec {
-            replicas: role.replicas,
-            template: role.template.clone(),
-            restart_policy: spec.restart,
-            ..ReplicaSpec::default()
-        };
+        let mut template = role.template.clone();
+        if let Some(class) = &read.options.run.priority_class
+            && template["spec"]["priorityClassName"].is_null()
+        {
+            template["spec"]["priorityClassName"] = json!(class);
+        }
+        let replica =
+            ReplicaSpec { replicas: role.replicas, template, restart_policy: spec.restart, ..ReplicaSpec::default() };
         Some((key.name().to_owned(), replica))
     });
     let spec = TrainingJobSpec {
         replica_specs: roles.collect(),
+        policy: policy.unwrap_or_default(),
         success_policy: read.options.success,
         enable_dynamic_worker: job.spec.enable_dynamic_worker,
         suspend: read.options.suspend,

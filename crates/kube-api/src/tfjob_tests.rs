@@ -79,6 +79,53 @@ fn a_converted_job_describes_the_same_tasks() {
 }
 
 #[test]
+fn a_converted_job_keeps_its_priority_class() {
+    let mut manifest = manifest();
+    manifest["spec"]["runPolicy"]["schedulingPolicy"] = json!({"priorityClass": "high"});
+    manifest["spec"]["tfReplicaSpecs"]["PS"]["template"]["spec"]["priorityClassName"] = json!("own");
+    let (converted, notes) = to_training_job(&serde_json::from_value(manifest).unwrap()).unwrap();
+    let class = |role: &str| converted.spec.replica_specs[role].template["spec"]["priorityClassName"].clone();
+    assert_eq!((class("PS"), class("Worker")), (json!("own"), json!("high")));
+    assert_eq!(notes.len(), 1, "{notes:?}");
+}
+
+#[test]
+fn a_converted_job_keeps_the_policy_of_its_annotation() {
+    let mut manifest = manifest();
+    manifest["metadata"]["annotations"] = json!({POLICY_ANNOTATION: "operator"});
+    let (converted, _) = to_training_job(&serde_json::from_value(manifest).unwrap()).unwrap();
+    assert_eq!(converted.spec.policy, JobPolicy::Operator);
+}
+
+#[test]
+fn the_annotation_names_a_policy_that_tfjobs_have() {
+    for (text, policy) in [(None, None), (Some("na"), None), (Some("operator"), Some(JobPolicy::Operator))] {
+        assert_eq!(annotated_policy(text), Ok(policy), "{text:?}");
+    }
+    let said = annotated_policy(Some("magic")).unwrap_err().to_string();
+    assert!(said.contains(POLICY_ANNOTATION) && said.contains("operator"), "{said}");
+}
+
+/// The API server refuses what the webhook of the training operator refuses.
+#[test]
+fn the_definition_has_the_rules_of_the_contract() {
+    let crd = serde_json::to_value(TfJob::crd()).unwrap();
+    let spec = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
+    let rules = |schema: &Value| {
+        let rules = schema["x-kubernetes-validations"].as_array().cloned().unwrap_or_default();
+        rules.iter().map(|rule| rule["rule"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let run = &spec["runPolicy"];
+    assert!(rules(run)[0].contains("oldSelf.managedBy == self.managedBy"), "{run:#}");
+    let managed_by = &run["properties"]["managedBy"];
+    let words = rules(managed_by).concat();
+    for word in ["''", TRAINING_OPERATOR, "kueue.x-k8s.io/multikueue", CONTROLLER] {
+        assert!(words.contains(word), "{words}");
+    }
+    assert_eq!(rules(&run["properties"]["schedulingPolicy"]["properties"]["queue"]), ["self == oldSelf"]);
+}
+
+#[test]
 fn the_definition_has_the_names_and_columns_of_kubeflow() {
     let crd = serde_json::to_value(TfJob::crd()).unwrap();
     assert_eq!(crd["metadata"]["name"], "tfjobs.kubeflow.org");

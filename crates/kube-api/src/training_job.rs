@@ -192,7 +192,6 @@ impl TrainingJobSpec {
 
     /// The description of a job of several tasks, or why it cannot run.
     pub fn task_job(&self, name: &str) -> Result<TaskJobSpec, SpecProblem> {
-        check_name(name)?;
         let run = &self.run_policy;
         let options = TaskJobOptions {
             is_tfjob: false,
@@ -223,7 +222,9 @@ impl TrainingJobSpec {
             template: &role.template,
             restart: role.restart_policy.map(RestartPolicy::name),
         });
-        TaskJobSpec::read(roles, options)
+        let job = TaskJobSpec::read(roles, options)?;
+        check_name(name, &job)?;
+        Ok(job)
     }
 }
 

@@ -17,21 +17,46 @@ use serde_json::{Value, json};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How many jobs of two servers and six workers.
-    #[arg(long, default_value_t = 1000)]
-    jobs: u32,
+    /// How many jobs of two servers and six workers [default: 1000; with --short 200].
+    #[arg(long)]
+    jobs: Option<u32>,
+    /// Fewer jobs, and shorter times in which nothing changes: some minutes with --cluster.
+    #[arg(long)]
+    short: bool,
     /// How many nodes; each holds two jobs [default: 1000; with --cluster half of --jobs].
     #[arg(long)]
     nodes: Option<u32>,
     /// In front of a real API server with simulated nodes, and not in one process. Needs root.
     #[arg(long)]
     cluster: bool,
-    /// How many jobs come later and find no room, with --cluster.
-    #[arg(long, default_value_t = 100)]
+    /// How many jobs come later and find no room, with --cluster [default: a tenth of --jobs].
+    #[arg(long)]
+    late: Option<u32>,
+    /// How long nothing changes, with --cluster [default: 60; with --short 15].
+    #[arg(long, value_name = "SECONDS")]
+    idle: Option<u64>,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Sizes {
+    jobs: u32,
+    nodes: u32,
     late: u32,
-    /// How long nothing changes, with --cluster.
-    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
-    idle: u64,
+    idle_s: u64,
+}
+
+impl Args {
+    fn sizes(&self) -> Result<Sizes> {
+        let jobs = self.jobs.unwrap_or(if self.short { 200 } else { 1000 });
+        ensure!(jobs > 0, "there must be a job");
+        let half = jobs.div_ceil(2);
+        let nodes = self.nodes.unwrap_or(if self.cluster { half } else { NODES.max(half) });
+        ensure!(nodes >= half, "a node holds two jobs: --nodes must be at least half of --jobs");
+        let late = self.late.unwrap_or(jobs.div_ceil(10));
+        let idle_s = self.idle.unwrap_or(if self.short { 15 } else { 60 });
+        Ok(Sizes { jobs, nodes, late, idle_s })
+    }
 }
 
 /// The nodes of the form without a cluster.
@@ -42,11 +67,8 @@ const NAMESPACES: u32 = 10;
 const LONGEST_PASS_S: f64 = 1.0;
 
 pub(crate) fn run(args: &Args) -> Result<Value> {
-    ensure!(args.jobs > 0, "there must be a job");
-    let half = args.jobs.div_ceil(2);
-    let nodes = args.nodes.unwrap_or(if args.cluster { half } else { NODES.max(half) });
-    ensure!(nodes >= half, "a node holds two jobs: --nodes must be at least half of --jobs");
-    if args.cluster { in_cluster(args, nodes) } else { in_process(args.jobs, nodes) }
+    let sizes = args.sizes()?;
+    if args.cluster { in_cluster(sizes) } else { in_process(sizes.jobs, sizes.nodes) }
 }
 
 fn in_process(jobs: u32, nodes: u32) -> Result<Value> {
@@ -58,11 +80,12 @@ fn in_process(jobs: u32, nodes: u32) -> Result<Value> {
     verdict(json!({"measured": measured, "of_what_is_allowed": allowed_parts(&measured)}))
 }
 
-fn in_cluster(args: &Args, nodes: u32) -> Result<Value> {
+fn in_cluster(sizes: Sizes) -> Result<Value> {
+    let Sizes { jobs, nodes, late, idle_s } = sizes;
     let mut bench = Bench::up("bench-tasks", nodes)?;
     let mut plan = json!({
         "nodes": nodes, "pods_per_node": 0, "namespaces": NAMESPACES, "system": SYSTEM, "folder": bench.folder(),
-        "idle_s": args.idle, "running": args.jobs, "coming": args.late, "log": bench.log(),
+        "idle_s": idle_s, "running": jobs, "coming": late, "log": bench.log(),
     });
     bench.start_operator(&mut plan, &[])?;
     let measured = bench.crowd("tasks", &plan)?;
@@ -113,6 +136,14 @@ fn allowed_parts(measured: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_short_form_has_fewer_jobs() {
+        let args = |short| Args { jobs: None, short, nodes: None, cluster: true, late: None, idle: None };
+        assert_eq!(args(true).sizes().unwrap(), Sizes { jobs: 200, nodes: 100, late: 20, idle_s: 15 });
+        assert_eq!(args(false).sizes().unwrap(), Sizes { jobs: 1000, nodes: 500, late: 100, idle_s: 60 });
+        assert!(Args { nodes: Some(1), ..args(true) }.sizes().is_err(), "a node holds two jobs");
+    }
 
     #[test]
     fn a_slow_pass_and_a_needless_write_are_above_one() {

@@ -393,8 +393,8 @@ fn move_record(job: &str, m: &Value) -> MoveRecord {
     MoveRecord { job: job.to_owned(), from: text("from"), to: text("to"), why: text("message"), save_s, restore_s }
 }
 
-/// A namespace with a claim on a folder that all nodes see.
-fn prepare(kube: &Kube, namespace: &str) -> Result<()> {
+/// A namespace with the claim `checkpoints` on a folder that all nodes see.
+pub(super) fn prepare(kube: &Kube, namespace: &str) -> Result<()> {
     let labels = json!({ "gainshare.dev/jobs": "enabled" });
     let metadata = json!({ "name": namespace, "labels": labels });
     kube.apply(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": metadata }))?;

@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 pub(super) const JOB_LABEL: &str = "story-job";
 const TASK_LABEL: &str = "story-task";
 const PORT: u16 = 2222;
+/// Where the containers of a job that saves itself see the claim.
+const CHECKPOINTS: &str = "/checkpoints";
 
 /// One distributed job.
 #[derive(Debug, Clone)]
@@ -23,6 +25,8 @@ pub(super) struct PsJob {
     /// The number that the author asks for, the smallest and the largest.
     workers: (u32, u32, u32),
     worker_milli: u64,
+    /// Steps between two checkpoints, for a job that saves itself.
+    pub(super) checkpoint_every: Option<u64>,
 }
 
 /// How the author of a job guessed: servers and their CPU, workers and their CPU. Two guesses starve the workers,
@@ -48,6 +52,7 @@ pub(super) fn schedule(number: u64, rate: f64, work_s: f64, short: bool) -> Vec<
             server_milli,
             workers: (workers, 1, 3),
             worker_milli,
+            checkpoint_every: None,
         }
     };
     GUESSES.into_iter().enumerate().take(count).map(job).collect()
@@ -68,6 +73,20 @@ impl PsJob {
             server_milli: 150,
             workers: (1, 1, 1),
             worker_milli: 200,
+            checkpoint_every: None,
+        }
+    }
+
+    /// A job of two servers that saves itself to the claim `checkpoints`. It does not end by itself.
+    pub(super) fn saving(rate: f64) -> PsJob {
+        PsJob {
+            name: "saving".to_owned(),
+            model: "gru",
+            batch: None,
+            report_every: ((rate / 50.0) as u64).max(1),
+            server_milli: 100,
+            checkpoint_every: Some(((rate / 2.0) as u64).max(20)),
+            ..PsJob::hot(rate)
         }
     }
 
@@ -85,6 +104,7 @@ impl PsJob {
             server_milli: 100,
             workers: (1, 1, 3),
             worker_milli: 100,
+            checkpoint_every: None,
         }
     }
 
@@ -100,6 +120,10 @@ impl PsJob {
         words.extend(["--mode".to_owned(), if self.is_async { "async" } else { "sync" }.to_owned()]);
         if let Some(batch) = self.batch {
             words.extend(["--batch".to_owned(), batch.to_string()]);
+        }
+        if let Some(every) = self.checkpoint_every {
+            words.extend(["--checkpoint", CHECKPOINTS, "--checkpoint-every"].map(str::to_owned));
+            words.push(every.to_string());
         }
         // The role and the number come from TF_CONFIG.
         let servers: Vec<String> = (0..self.servers).map(|index| self.address(namespace, "ps", index)).collect();
@@ -117,7 +141,7 @@ impl PsJob {
         let template = |milli: u64| json!({ "metadata": { "labels": labels }, "spec": { "containers": [self.container(namespace, milli)] } });
         let (workers, min, max) = self.workers;
         let mode = if self.is_async { "async" } else { "sync" };
-        json!({
+        let mut job = json!({
             "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob",
             "metadata": {
                 "name": self.name, "namespace": namespace, "annotations": { "gainshare.dev/training-mode": mode },
@@ -133,7 +157,11 @@ impl PsJob {
                     },
                 },
             },
-        })
+        });
+        if self.checkpoint_every.is_some() {
+            job["spec"]["checkpoint"] = json!({ "claimName": "checkpoints", "path": CHECKPOINTS });
+        }
+        job
     }
 
     /// The same tasks as pods with Services, as a stock operator makes them.

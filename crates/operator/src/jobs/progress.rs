@@ -22,6 +22,9 @@ const PERCENT_STEP: u32 = 5;
 const LEAST_CHANGE_S: u64 = 5;
 /// Below this progress, in percent, the time left is not extrapolated from the time since the start.
 const EXTRAPOLATED_FROM: u32 = 5;
+/// Larger numbers of steps than a training run can have are read as this. The API server has no larger integers than
+/// 2^63.
+pub(super) const MOST_STEPS: u64 = 1 << 50;
 /// The units of a published time, largest first.
 const UNITS: [(&str, u64); 4] = [("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)];
 
@@ -31,6 +34,8 @@ pub(crate) struct TaskProgress {
     pub(crate) percent: Option<u32>,
     /// When the job will be done, in milliseconds since 1970.
     pub(crate) done_ms: Option<u64>,
+    /// The step that the job has reached.
+    pub(crate) step: Option<u64>,
 }
 
 impl TaskProgress {
@@ -45,9 +50,11 @@ impl TaskProgress {
         let leading = reports.iter().find(|(is_leading, _)| *is_leading).map(|(_, report)| *report);
         let percent = |report: &JobReport| report.progress.percent();
         let done_ms = |report: &JobReport| report.forecast.map(|forecast| forecast.done_ms);
+        let step = |report: &JobReport| report.progress.step.map(|step| step.min(MOST_STEPS));
         TaskProgress {
             percent: leading.and_then(percent).or(reports.iter().filter_map(|(_, report)| percent(report)).max()),
             done_ms: leading.and_then(done_ms).or(reports.iter().filter_map(|(_, report)| done_ms(report)).max()),
+            step: leading.and_then(step).or(reports.iter().filter_map(|(_, report)| step(report)).max()),
         }
     }
 
@@ -197,7 +204,7 @@ mod tests {
     fn progress_is_published_in_steps_and_the_time_left_when_it_has_changed_by_a_quarter() {
         let mut status = running();
         let mut publish = |percent, left_s, now_s| {
-            let report = TaskProgress { percent, done_ms: done_in(at(now_s), left_s) };
+            let report = TaskProgress { percent, done_ms: done_in(at(now_s), left_s), step: None };
             report.publish(&mut status, State::Running, at(now_s));
             (status.progress.clone().unwrap_or_default(), status.time_left.clone().unwrap_or_default())
         };
@@ -217,6 +224,7 @@ mod tests {
             let report = TaskProgress {
                 percent: Some((now_s * 100 / length_s) as u32),
                 done_ms: done_in(at(now_s), length_s - now_s),
+                step: None,
             };
             report.publish(&mut status, State::Running, at(now_s));
             writes += u32::from(status != before);
@@ -226,7 +234,7 @@ mod tests {
 
     #[test]
     fn without_a_forecast_the_first_attempt_is_extrapolated() {
-        let report = TaskProgress { percent: Some(25), done_ms: None };
+        let report = TaskProgress { percent: Some(25), ..TaskProgress::default() };
         let mut status = running();
         report.publish(&mut status, State::Running, at(100));
         assert_eq!(status.time_left.as_deref(), Some("5m"));
@@ -295,5 +303,7 @@ mod tests {
         assert_eq!(read(&[server]).percent, None);
         assert_eq!(percent(900, server), Some(100), "steps beyond the end");
         assert_eq!(read(&[("chief-0", Some(5), Some(0))]).percent, None, "a length of nothing");
+        assert_eq!(read(&[server, ("chief-0", Some(7), None), ("worker-0", Some(9), None)]).step, Some(7));
+        assert_eq!(read(&[server, ("worker-0", Some(u64::MAX), None)]).step, Some(MOST_STEPS));
     }
 }

@@ -4,10 +4,11 @@ use super::workload::{WorkloadKey, WorkloadKind};
 use gainshare_kube_api::deadline::{Deadline, FinishStatus};
 use gainshare_kube_api::deadline_input;
 use gainshare_kube_api::names::{
-    JOB_FINALIZER, NamespacedName, QUEUE_LABEL, REPLICAS_ANNOTATION, STOPPED_ANNOTATION, TRAINING_MODE_ANNOTATION,
+    JOB_FINALIZER, NamespacedName, POLICY_ANNOTATION, QUEUE_LABEL, REPLICAS_ANNOTATION, STOPPED_ANNOTATION,
+    TRAINING_MODE_ANNOTATION,
 };
 use gainshare_kube_api::tasks::{ReplicaStatus, Role, SpecProblem, TaskCondition, TaskJobSpec, TaskJournal, TaskScale};
-use gainshare_kube_api::tfjob::{TfJob, TfJobStatus};
+use gainshare_kube_api::tfjob::{TfJob, TfJobStatus, annotated_policy};
 use gainshare_kube_api::training_job::{JobPolicy, TrainingJob, TrainingJobStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, ObjectMeta, Time};
@@ -83,7 +84,12 @@ impl TaskJobSnapshot {
 
     pub(crate) fn of_tfjob(job: &TfJob) -> Option<TaskJobSnapshot> {
         let status = job.status.clone().unwrap_or_default();
-        let spec = job.spec.task_job(job.metadata.name.as_deref()?);
+        let annotation = job.metadata.annotations.as_ref().and_then(|notes| notes.get(POLICY_ANNOTATION));
+        let policy = annotated_policy(annotation.map(String::as_str));
+        let spec = job.spec.task_job(job.metadata.name.as_deref()?).and_then(|mut spec| {
+            spec.options.policy = policy?;
+            Ok(spec)
+        });
         let status = TaskJobStatus {
             conditions: status.conditions,
             replicas: status.replica_statuses,
@@ -250,6 +256,21 @@ mod tests {
         assert_eq!(queue("label", json!({"queue": "policy"})).as_deref(), Some("policy"));
         assert_eq!(queue("label", json!({})).as_deref(), Some("label"));
         assert_eq!(queue("label", json!({"queue": "long".repeat(100)})), None, "no label could name such a queue");
+    }
+
+    #[test]
+    fn the_policy_of_a_tfjob_is_read_from_its_annotation() {
+        let template = json!({"spec": {"containers": [{"name": "tensorflow", "image": "i"}]}});
+        let read = |policy: &str| {
+            let job: TfJob = serde_json::from_value(json!({
+                "metadata": {"name": "a", "namespace": "team", "uid": "u", "annotations": {POLICY_ANNOTATION: policy}},
+                "spec": {"tfReplicaSpecs": {"Worker": {"replicas": 2, "template": template}}},
+            }))
+            .unwrap();
+            TaskJobSnapshot::of_tfjob(&job).unwrap()
+        };
+        assert!(read("operator").is_scaled() && !read("na").is_scaled());
+        assert!(read("magic").spec.unwrap_err().to_string().contains("operator"));
     }
 
     #[test]

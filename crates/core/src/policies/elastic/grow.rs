@@ -17,7 +17,8 @@ use crate::tasks::{TaskGroup, TaskId, TaskPlan, TaskReason, TaskRole, TaskTarget
 use crate::view::View;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A task at most doubles at once: predictions far from what was seen are poor.
+/// A task at most doubles at once: predictions far from what was seen are poor. A hot server with less than its
+/// request is the exception.
 const FACTOR: f64 = 2.0;
 /// A change that raises the speed by less than this is not worth making.
 const LEAST_SPEEDUP: f64 = 0.05;
@@ -213,7 +214,10 @@ fn candidates(
     let is_server = |id: TaskId| id.role == TaskRole::Server;
     let mut changes: Vec<(Vec<TaskTarget>, TaskReason)> = vec![];
     if let Some(hot) = hottest {
-        let only = raise(group, plan, free, |id| id == hot);
+        // A server that is hot because it has less than its equals returns to its request at once: what the author
+        // asked for is no far prediction.
+        let least = if matches!(diagnosis, TaskReason::HotServer { .. }) { group.servers.cores } else { 0.0 };
+        let only = raise_to(group, plan, free, |task| if task.id == hot { doubled(task).max(least) } else { 0.0 });
         changes.push((only, TaskReason::HotServer { index: hot.index }));
     }
     changes.push((raise(group, plan, free, is_server), TaskReason::ServersStarved));
@@ -249,10 +253,21 @@ fn candidates(
 
 /// Raises the cores of the chosen tasks, as far as their nodes have any; tasks on one node share what is free.
 fn raise(group: &TaskGroup, plan: &TaskPlan, free: &[FreeNode], chosen: impl Fn(TaskId) -> bool) -> Vec<TaskTarget> {
-    let wanted = |task: &TaskTarget| {
-        let most = group.spec(task.id.role).max_cores;
-        if chosen(task.id) { (task.cores * FACTOR).min(most).max(task.cores) - task.cores } else { 0.0 }
-    };
+    raise_to(group, plan, free, |task| if chosen(task.id) { doubled(task) } else { 0.0 })
+}
+
+fn doubled(task: &TaskTarget) -> f64 {
+    task.cores * FACTOR
+}
+
+/// Raises tasks to these cores, as far as they can use them and their nodes have any. No task shrinks.
+fn raise_to(
+    group: &TaskGroup,
+    plan: &TaskPlan,
+    free: &[FreeNode],
+    cores: impl Fn(&TaskTarget) -> f64,
+) -> Vec<TaskTarget> {
+    let wanted = |task: &TaskTarget| cores(task).min(group.spec(task.id.role).max_cores).max(task.cores) - task.cores;
     let mut tasks = plan.tasks.clone();
     for node in free {
         let on_node = || plan.tasks.iter().filter(|task| task.node == node.id);

@@ -5,7 +5,8 @@
 //!
 //! **Order of a decision.**
 //! 1. Each job is measured: CPU of every task, steps per second.
-//! 2. Memory that is nearly used up is raised, before the kernel kills the task.
+//! 2. Memory that is nearly used up is raised, before the kernel kills the task. Such a task does not wait for the next
+//!    interval: it makes a decision due.
 //! 3. A change that brought too little is taken back ([`grow`]).
 //! 4. Waiting jobs start, all tasks or none, the highest priority first, then the oldest. If the room is not there,
 //!    running jobs return what they have beyond their requests, those first that lose least by it.
@@ -25,12 +26,17 @@ use super::error::PolicyError;
 use crate::model::{JobId, NodeId, Span, Time};
 use crate::plan::Reason;
 use crate::sort::Key;
-use crate::tasks::{TaskGroup, TaskId, TaskPlan, TaskReason, TaskRole, TaskTarget};
+use crate::tasks::{TaskGroup, TaskId, TaskPlan, TaskReason, TaskRole, TaskTarget, TaskView};
 use crate::view::{JobView, Phase, View};
 use affinity::TaskRequest;
 use load::JobMemory;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+/// A task that uses this part of its memory is close to being killed.
+const NEARLY_FULL: f64 = 0.85;
+/// Between two decisions because of memory: memory that cannot be raised must not keep the rule busy.
+const MEMORY_PAUSE: Span = Span::from_secs(5);
 
 /// The numbers of the rule.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -92,13 +98,19 @@ pub(crate) struct Memory {
     /// The jobs of tasks at the last decision, and whether each ran.
     known: BTreeMap<JobId, bool>,
     due: Option<Time>,
+    /// When tasks that are short of memory may make the next decision due.
+    #[serde(default)]
+    memory_due: Option<Time>,
 }
 
 impl Memory {
-    /// Whether jobs of tasks came or went, or it is time to measure them.
+    /// Whether jobs of tasks came or went, a task is short of memory, or it is time to measure them.
     pub(crate) fn is_due(&self, view: &View) -> bool {
         let now = task_jobs(view).map(|(job, _)| (job.id, job.phase != Phase::Waiting));
-        !now.eq(self.known.iter().map(|(id, runs)| (*id, *runs))) || self.due.is_some_and(|due| view.now >= due)
+        let is_short = || task_jobs(view).any(|(_, group)| group.tasks.iter().any(is_nearly_full));
+        !now.eq(self.known.iter().map(|(id, runs)| (*id, *runs)))
+            || self.due.is_some_and(|due| view.now >= due)
+            || self.memory_due.is_some_and(|due| view.now >= due) && is_short()
     }
 
     pub(crate) fn due(&self) -> Option<Time> {
@@ -158,6 +170,7 @@ impl Rule<'_> {
         }
         let interval = self.numbers.map(|numbers| numbers.interval);
         self.memory.due = interval.filter(|_| !self.memory.known.is_empty()).map(|interval| view.now + interval);
+        self.memory.memory_due = self.memory.due.map(|_| view.now + MEMORY_PAUSE);
         decision.plans = plans;
         decision
     }
@@ -284,16 +297,18 @@ pub(crate) fn free_nodes(view: &View, plans: &BTreeMap<JobId, TaskPlan>) -> Vec<
     free
 }
 
+fn is_nearly_full(task: &TaskView) -> bool {
+    task.memory_used_bytes > 0 && task.memory_used_bytes as f64 >= NEARLY_FULL * task.memory_bytes as f64
+}
+
 /// Raises the memory of tasks that have used most of it, as far as their nodes have any.
 fn raise_memory(view: &View, plans: &mut BTreeMap<JobId, TaskPlan>) {
-    /// A task that uses this part of its memory is close to being killed.
-    const NEARLY_FULL: f64 = 0.85;
     const GROWTH: f64 = 1.5;
     let mut free = free_nodes(view, plans);
     for (job, group) in task_jobs(view) {
         let Some(plan) = plans.get_mut(&job.id) else { continue };
         for (task, target) in group.tasks.iter().zip(&mut plan.tasks) {
-            if (task.memory_used_bytes as f64) < NEARLY_FULL * task.memory_bytes as f64 {
+            if !is_nearly_full(task) {
                 continue;
             }
             let Ok(at) = free.binary_search_by_key(&task.node, |node| node.id) else { continue };

@@ -202,6 +202,26 @@ fn one_hot_server_among_equals() {
     assert!(world.speed(1) > 1.5 * before, "{before} {}", world.speed(1));
 }
 
+/// One of two equal servers is slow, as if its node were: one change brings it back to what its author requested.
+#[test]
+fn a_server_with_less_than_its_equals_returns_to_its_request_at_once() {
+    let mut world = World::new(&[16.0]);
+    world.add(1, group((2, 1.5), (1, 1, 2.0)), even(0.2, 0.3, 2));
+    world.pass(1);
+    world.view.jobs[0].tasks.as_mut().unwrap().tasks[1].cores = 0.3;
+    let (before, mut reasons) = (world.speed(1), vec![]);
+    while world.cores(1, TaskRole::Server)[1] < 0.31 && reasons.len() < 10 {
+        reasons.extend(world.pass(30).remove(&JobId(1)));
+    }
+    assert_eq!(reasons.last(), Some(&TaskReason::HotServer { index: 1 }), "{reasons:?}");
+    assert!(
+        world.cores(1, TaskRole::Server).iter().all(|cores| (cores - 1.5).abs() < 1e-9),
+        "{:?}",
+        world.group(1).tasks
+    );
+    assert!(world.speed(1) > 1.5 * before, "{before} {}", world.speed(1));
+}
+
 #[test]
 fn pending_jobs_come_before_growth() {
     let mut world = World::new(&[8.0]);
@@ -283,6 +303,26 @@ fn memory_is_raised_before_it_runs_out() {
     world.pass(30);
     let sum: u64 = world.group(1).tasks.iter().map(|task| task.memory_bytes).sum();
     assert!(sum <= 2 * GIB + GIB / 2, "{sum}");
+}
+
+/// The kernel does not wait for the next interval.
+#[test]
+fn a_task_short_of_memory_makes_a_decision_due() {
+    let mut world = World::new(&[8.0]);
+    world.add(1, group((1, 1.0), (1, 1, 1.0)), even(1.0, 0.01, 1));
+    world.pass(1);
+    world.pass(1);
+    assert!(world.pass(6).is_empty(), "nothing is due");
+    world.view.jobs[0].tasks.as_mut().unwrap().tasks[0].memory_used_bytes = GIB * 9 / 10;
+    assert_eq!(world.pass(1).get(&JobId(1)), Some(&TaskReason::MemoryShort));
+    assert!(world.group(1).tasks[0].memory_bytes > GIB);
+    // Memory that no node has is asked for now and then, not all the time.
+    let limits: u64 = world.group(1).tasks.iter().map(|task| task.memory_bytes).sum();
+    world.view.nodes[0].memory_bytes = limits;
+    let server = &mut world.view.jobs[0].tasks.as_mut().unwrap().tasks[0];
+    server.memory_used_bytes = server.memory_bytes;
+    let decisions = (0..20).filter(|_| !world.pass(1).is_empty()).count();
+    assert!((1..=5).contains(&decisions), "{decisions} decisions in 20 s");
 }
 
 /// Two jobs that would each get half of what they need never both hold a part.

@@ -15,8 +15,8 @@
 
 use super::action::{Action, Snapshot, Step};
 use super::outcome::{AttemptOutcome, Loss, vet};
-use super::status::set_state;
-use crate::jobs::progress::percent_text;
+use super::status::{is_replacing, set_replacing, set_state};
+use crate::jobs::progress::{MOST_STEPS, percent_text};
 use crate::jobs::waiting::{LONGEST_PAUSE, bounded_wait, overdue, pause_after};
 use crate::jobs::workload::JournalStep;
 use crate::state::snapshot::{Phase, PodSnapshot};
@@ -138,6 +138,10 @@ fn finished(snapshot: &Snapshot<'_>) -> Step {
         }
         let mut status = job.status.clone();
         status.journal.cleaned = true;
+        if run.clean != CleanPodPolicy::None {
+            // What still ran was stopped.
+            status.replicas.values_mut().for_each(|role| role.active = 0);
+        }
         next.actions.push(Action::Write(JournalStep::Noted, Box::new(status)));
     }
     let ended = job.status.completion_time.as_ref().map_or(snapshot.now, |time| time.0);
@@ -395,7 +399,9 @@ fn lose(snapshot: &Snapshot<'_>, loss: &Loss) -> Step {
     }
     if loss.whole {
         journal.restarting = true;
-        let message = format!("{}: all tasks start again", loss.message);
+        journal.reached_step = snapshot.progress.step.or(journal.reached_step);
+        let reached = journal.reached_step.map(|step| format!(", after step {step}")).unwrap_or_default();
+        let message = format!("{}: all tasks start again{reached}", loss.message);
         return write(snapshot, JournalStep::Stopping, status, State::Restarting, &message);
     }
     let exists = |uid: &String| snapshot.pods.iter().any(|pod| pod.uid == *uid);
@@ -405,8 +411,12 @@ fn lose(snapshot: &Snapshot<'_>, loss: &Loss) -> Step {
         journal.nodes.remove(&task.to_string());
     }
     let message = format!("{}: it is replaced", loss.message);
-    let state = journal.state;
-    write(snapshot, JournalStep::Stopping, status, state, &message)
+    let (kind, state) = (snapshot.job.key.kind, journal.state);
+    set_state(&mut status, kind, state, &message, snapshot.now);
+    if kind == WorkloadKind::TfJob && state == State::Running && loss.failures > 0 {
+        set_replacing(&mut status, kind, &message, snapshot.now);
+    }
+    Step::one(Action::Write(JournalStep::Stopping, Box::new(status)))
 }
 
 /// The status that people read, if it is new.
@@ -429,9 +439,18 @@ fn publish(
     let alive = tasks(wanted).filter(|task| is_active(task) || is_done(task)).count();
     let wanted_count = tasks(wanted).count();
     let gang_runs = gang.iter().all(|task| is_active(task) || is_done(task));
+    if let (true, Some(reached), Some(step)) = (gang_runs, journal.reached_step, snapshot.progress.step) {
+        journal.steps_lost = journal.steps_lost.saturating_add(reached.saturating_sub(step)).min(MOST_STEPS);
+        journal.reached_step = None;
+    }
     let (state, message) = if gang_runs {
         let nodes: BTreeSet<&String> = pods.values().filter_map(|pod| pod.node.as_ref()).collect();
-        (State::Running, format!("{alive} of {} run on {}", count(wanted_count, "task"), count(nodes.len(), "node")))
+        let lost = match journal.steps_lost {
+            0 => String::new(),
+            lost => format!("; {lost} steps were lost by restarts"),
+        };
+        let (tasks, nodes) = (count(wanted_count, "task"), count(nodes.len(), "node"));
+        (State::Running, format!("{alive} of {tasks} run on {nodes}{lost}"))
     } else if let Some(fault) = snapshot.fault {
         (journal.state, fault.message.clone())
     } else if let Some(late) = late {
@@ -453,7 +472,11 @@ fn publish(
     status.replicas = replica_statuses(job, spec, wanted, pods);
     status.running_tasks = running_tasks(job, alive, wanted_count);
     snapshot.progress.publish(&mut status, state, snapshot.now);
-    set_state(&mut status, job.key.kind, state, &message, snapshot.now);
+    if !gang_runs && is_replacing(&job.status) {
+        set_replacing(&mut status, job.key.kind, &message, snapshot.now);
+    } else {
+        set_state(&mut status, job.key.kind, state, &message, snapshot.now);
+    }
     let step = if state == State::Running && job.status.journal.state != state {
         JournalStep::Running
     } else {
@@ -541,6 +564,10 @@ fn end(snapshot: &Snapshot<'_>, state: State, message: &str) -> Step {
     }
     status.time_left = None;
     if state == State::Succeeded {
+        // Servers never end by themselves: with the job they have done their part. The training operator counts so.
+        for role in status.replicas.values_mut() {
+            role.succeeded = role.succeeded.saturating_add(std::mem::take(&mut role.active));
+        }
         status.progress = Some(percent_text(100));
     }
     let step = if state == State::Failed { JournalStep::Failed } else { JournalStep::Stopped };
@@ -548,7 +575,12 @@ fn end(snapshot: &Snapshot<'_>, state: State, message: &str) -> Step {
 }
 
 fn write(snapshot: &Snapshot<'_>, step: JournalStep, mut status: TaskJobStatus, state: State, message: &str) -> Step {
-    set_state(&mut status, snapshot.job.key.kind, state, message, snapshot.now);
+    let kind = snapshot.job.key.kind;
+    if state == State::Running && is_replacing(&status) {
+        set_replacing(&mut status, kind, message, snapshot.now);
+    } else {
+        set_state(&mut status, kind, state, message, snapshot.now);
+    }
     Step::one(Action::Write(step, Box::new(status)))
 }
 

@@ -342,6 +342,31 @@ fn a_server_that_dies_restarts_the_whole_job() {
     assert!(cluster.pods.iter().all(|pod| pod.epoch == 2));
 }
 
+/// What a restart of all tasks costs is on record.
+#[test]
+fn steps_that_a_restart_costs_are_published() {
+    let mut cluster = small(json!({})).start();
+    let at = |step: u64| TaskProgress { step: Some(step), ..TaskProgress::default() };
+    cluster.progress = at(250);
+    cluster.end("ps-0", 137);
+    let actions = cluster.settle();
+    let names_the_step = |action: &Action| matches!(action, Action::Write(JournalStep::Stopping, status) if status.message.ends_with("after step 250"));
+    assert!(actions.iter().any(names_the_step), "{actions:?}");
+    // Tasks of the new attempt have reported nothing at first.
+    cluster.progress = TaskProgress::default();
+    cluster.wait(3);
+    cluster.settle();
+    cluster.run();
+    cluster.settle();
+    assert_eq!((cluster.state(), cluster.journal().steps_lost), (State::Running, 0));
+    cluster.progress = at(210);
+    cluster.settle();
+    assert_eq!((cluster.journal().steps_lost, cluster.journal().reached_step), (40, None));
+    assert!(cluster.job.status.message.contains("40 steps were lost"), "{}", cluster.job.status.message);
+    cluster.progress = at(300);
+    assert_eq!(cluster.settle(), [], "it is counted once");
+}
+
 #[test]
 fn a_failure_is_counted_once() {
     let mut cluster = small(json!({"runPolicy": {"backoffLimit": 2}})).start();
@@ -386,7 +411,65 @@ fn success_stops_the_servers_and_keeps_their_pods() {
     assert!(cluster.pods.iter().all(|pod| !pod.has_finalizer && !pod.running));
     assert_eq!((cluster.services_deleted, cluster.journal().cleaned), (1, true));
     assert_eq!(cluster.job.status.conditions.last().unwrap().type_, "Succeeded");
+    for (role, counts) in &cluster.job.status.replicas {
+        assert_eq!((counts.active, counts.succeeded, counts.failed), (0, 1, 0), "{role}");
+    }
     assert_eq!(cluster.step(), Step::default(), "nothing is repeated");
+}
+
+#[test]
+fn no_task_of_a_failed_job_counts_as_active() {
+    let roles = json!({"PS": {"template": template()}, "Worker": {"template": template()}});
+    let mut cluster = tfjob(json!({"tfReplicaSpecs": roles})).start();
+    cluster.end("worker-0", 1);
+    cluster.settle();
+    let counts = |role: &str| (cluster.job.status.replicas[role].active, cluster.job.status.replicas[role].failed);
+    assert_eq!((cluster.state(), counts("PS"), counts("Worker")), (State::Failed, (0, 0), (0, 1)));
+}
+
+/// Tools that know the training operator wait for these conditions.
+#[test]
+fn a_replaced_task_of_a_tfjob_shows_as_restarting() {
+    let roles = json!({
+        "PS": {"template": template()},
+        "Worker": {"replicas": 2, "restartPolicy": "ExitCode", "template": template()},
+    });
+    let mut cluster = tfjob(json!({"tfReplicaSpecs": roles})).start();
+    let last = |cluster: &TestCluster| cluster.job.status.conditions.last().unwrap().type_.clone();
+    assert_eq!(last(&cluster), "Running");
+    cluster.end("worker-1", 137);
+    cluster.settle();
+    assert_eq!((cluster.state(), last(&cluster)), (State::Running, "Restarting".to_owned()));
+    assert!(cluster.job.status.conditions.iter().all(|known| known.type_ != "Running"));
+    cluster.wait(3);
+    cluster.settle();
+    assert_eq!(last(&cluster), "Restarting", "the new pod does not run yet");
+    cluster.run();
+    cluster.settle();
+    assert_eq!((cluster.state(), last(&cluster), cluster.names().len()), (State::Running, "Running".to_owned(), 3));
+    // A pod that was deleted did not fail.
+    cluster.drain("worker-0");
+    cluster.end("worker-0", 143);
+    cluster.settle();
+    assert_eq!(last(&cluster), "Running");
+}
+
+/// The number of dynamic workers follows the manifest while the job runs.
+#[test]
+fn dynamic_workers_follow_an_edit_of_the_tfjob() {
+    let with = |workers: u32| {
+        let roles = json!({"PS": {"template": template()}, "Worker": {"replicas": workers, "template": template()}});
+        tfjob(json!({"tfReplicaSpecs": roles, "enableDynamicWorker": true}))
+    };
+    let mut cluster = with(1).start();
+    for (workers, tasks) in [(3, 4), (2, 3)] {
+        cluster.job.spec = with(workers).job.spec;
+        cluster.settle();
+        cluster.run();
+        cluster.settle();
+        assert_eq!((cluster.names().len(), cluster.state(), cluster.journal().epoch), (tasks, State::Running, 1));
+        assert!(cluster.pods.iter().all(|pod| pod.running), "{:?}", cluster.names());
+    }
 }
 
 #[test]
@@ -532,7 +615,7 @@ fn progress_is_published_while_the_job_runs() {
         cluster.settle();
         cluster.run();
         let done_ms = (cluster.now + SignedDuration::from_secs(4800)).as_millisecond().unsigned_abs();
-        cluster.progress = TaskProgress { percent: Some(40), done_ms: Some(done_ms) };
+        cluster.progress = TaskProgress { percent: Some(40), done_ms: Some(done_ms), step: None };
         cluster.settle();
         let published =
             |cluster: &TestCluster| (cluster.job.status.progress.clone(), cluster.job.status.time_left.clone());

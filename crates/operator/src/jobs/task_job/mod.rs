@@ -487,7 +487,10 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
         }
         let state = new.journal.state;
         let warns = matches!(state, State::Failed | State::Restarting) || new.journal.failures != old.journal.failures;
-        let reason = if *step == JournalStep::Placed { "Placed".to_owned() } else { format!("{state:?}") };
+        let reason = match step {
+            JournalStep::Placed => "Placed".to_owned(),
+            _ => status::event_reason(K::KIND, old.journal.state, state),
+        };
         Some(EventText { warns, reason, note: new.message.clone() })
     }
 }

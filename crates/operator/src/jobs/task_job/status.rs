@@ -1,7 +1,8 @@
 //! The published state of a job of tasks: conditions as Kubeflow's tools expect them, counts by role, one sentence.
 //!
 //! Conditions follow the training operator: each has an entry once it has held, the newest is the last in the list,
-//! `Running` and `Restarting` replace each other, and `Running` is false after the end.
+//! `Running` and `Restarting` replace each other, and `Running` is false after the end. A job that goes on after a
+//! suspension has the reason `Resumed` at the condition `Suspended`.
 
 use crate::state::task_job::TaskJobStatus;
 use crate::state::workload::WorkloadKind;
@@ -15,6 +16,7 @@ const RECONCILE_FAILED: &str = "ReconcileFailed";
 const RUNNING: &str = "Running";
 const RESTARTING: &str = "Restarting";
 const SUSPENDED: &str = "Suspended";
+const RESUMED: &str = "Resumed";
 const TRUE: &str = "True";
 const FALSE: &str = "False";
 
@@ -26,7 +28,7 @@ pub(super) fn set_state(status: &mut TaskJobStatus, kind: WorkloadKind, state: S
     put(status, kind, "Created", "the job was accepted", now, false);
     let type_ = match state {
         State::Waiting | State::Migrating => {
-            turn_off(status, SUSPENDED, now);
+            turn_off(status, SUSPENDED, Some((kind, RESUMED)), now);
             return;
         }
         State::Running => RUNNING,
@@ -42,12 +44,45 @@ pub(super) fn set_state(status: &mut TaskJobStatus, kind: WorkloadKind, state: S
     };
     status.conditions.retain(|known| known.type_ != replaced);
     if type_ != RUNNING {
-        turn_off(status, RUNNING, now);
+        turn_off(status, RUNNING, (type_ == SUSPENDED).then_some((kind, SUSPENDED)), now);
+    }
+    if type_ != RESTARTING {
+        turn_off(status, RESTARTING, None, now);
     }
     if type_ != SUSPENDED {
-        turn_off(status, SUSPENDED, now);
+        turn_off(status, SUSPENDED, Some((kind, RESUMED)), now);
     }
     put(status, kind, type_, message, now, true);
+}
+
+/// Shows that failed tasks of a running TFJob are replaced: the training operator has the condition `Restarting`
+/// until they run again. The state in the journal stays.
+pub(super) fn set_replacing(status: &mut TaskJobStatus, kind: WorkloadKind, message: &str, now: Timestamp) {
+    message.clone_into(&mut status.message);
+    status.conditions.retain(|known| known.type_ != RUNNING);
+    put(status, kind, RESTARTING, message, now, true);
+}
+
+/// Whether [`set_replacing`] was the last word about the job.
+pub(super) fn is_replacing(status: &TaskJobStatus) -> bool {
+    status.journal.state == State::Running && status.conditions.iter().any(|known| known.type_ == RESTARTING)
+}
+
+/// The reason of the event about a change of state. Those of TFJobs are the training operator's.
+pub(super) fn event_reason(kind: WorkloadKind, before: State, after: State) -> String {
+    if kind != WorkloadKind::TfJob {
+        return format!("{after:?}");
+    }
+    let word = match (before, after) {
+        (State::Suspended, State::Waiting) => RESUMED,
+        (_, State::Waiting | State::Migrating) => "Created",
+        (_, State::Running) => RUNNING,
+        (_, State::Restarting) => RESTARTING,
+        (_, State::Suspended) => SUSPENDED,
+        (_, State::Succeeded) => "Succeeded",
+        (_, State::Failed) => "Failed",
+    };
+    format!("{}{word}", kind.name())
 }
 
 /// The condition holds. It goes to the end of the list when it begins to hold.
@@ -71,9 +106,13 @@ fn put(status: &mut TaskJobStatus, kind: WorkloadKind, type_: &str, message: &st
     });
 }
 
-fn turn_off(status: &mut TaskJobStatus, type_: &str, now: Timestamp) {
+/// The condition does not hold any more. It keeps its reason if there is no other one.
+fn turn_off(status: &mut TaskJobStatus, type_: &str, reason: Option<(WorkloadKind, &str)>, now: Timestamp) {
     for known in status.conditions.iter_mut().filter(|known| known.type_ == type_ && known.status == TRUE) {
         FALSE.clone_into(&mut known.status);
+        if let Some((kind, word)) = reason {
+            known.reason = format!("{}{word}", kind.name());
+        }
         known.last_update_time = Some(Time(now));
         known.last_transition_time = Some(Time(now));
     }
@@ -120,5 +159,33 @@ mod tests {
         assert_eq!(set(State::Running), "Created=True Suspended=False Running=True");
         assert_eq!(set(State::Succeeded), "Created=True Suspended=False Running=False Succeeded=True");
         assert_eq!(status.conditions.last().unwrap().reason, "TFJobSucceeded");
+    }
+
+    #[test]
+    fn conditions_have_the_reasons_of_the_training_operator() {
+        let mut status = TaskJobStatus::default();
+        let mut set = |state| {
+            set_state(&mut status, WorkloadKind::TfJob, state, "m", Timestamp::UNIX_EPOCH);
+            let reason = |type_: &str| {
+                let known = status.conditions.iter().find(|known| known.type_ == type_);
+                known.map(|known| known.reason.clone()).unwrap_or_default()
+            };
+            [reason("Created"), reason("Running"), reason("Suspended")].join(" ")
+        };
+        assert_eq!(set(State::Running), "TFJobCreated TFJobRunning ");
+        assert_eq!(set(State::Suspended), "TFJobCreated TFJobSuspended TFJobSuspended");
+        assert_eq!(set(State::Waiting), "TFJobCreated TFJobSuspended TFJobResumed");
+        assert_eq!(set(State::Running), "TFJobCreated TFJobRunning TFJobResumed");
+        assert_eq!(set(State::Suspended), "TFJobCreated TFJobSuspended TFJobSuspended", "a second time, too");
+    }
+
+    #[test]
+    fn events_of_tfjobs_have_the_reasons_of_the_training_operator() {
+        let of_tfjob = |before, after| event_reason(WorkloadKind::TfJob, before, after);
+        assert_eq!(of_tfjob(State::Waiting, State::Waiting), "TFJobCreated");
+        assert_eq!(of_tfjob(State::Suspended, State::Waiting), "TFJobResumed");
+        assert_eq!(of_tfjob(State::Running, State::Restarting), "TFJobRestarting");
+        assert_eq!(of_tfjob(State::Running, State::Succeeded), "TFJobSucceeded");
+        assert_eq!(event_reason(WorkloadKind::TaskJob, State::Running, State::Failed), "Failed");
     }
 }
