@@ -246,6 +246,12 @@ mod tests {
             }
         }
         assert!(changed["crates/core/src/policies/table.rs"].contains("name: \"young\""));
+        // A policy is one folder, its line in the list of modules, and one row.
+        let files: Vec<&str> = changed.keys().map(String::as_str).collect();
+        assert_eq!(
+            files,
+            ["mod.rs", "table.rs", "young/mod.rs"].map(|file| format!("crates/core/src/policies/{file}"))
+        );
         for (part, _, _) in PRINTED {
             assert!(commands.iter().any(|line| line.contains(part)), "no command with `{part}`");
         }

@@ -135,12 +135,9 @@ impl BatchJobSnapshot {
                 (Journal::default(), Some(sentence))
             }
         };
-        let policy = note(POLICY_ANNOTATION).map(|word| serde_json::from_value::<JobPolicy>(json!(word)));
-        let bad_policy = policy.as_ref().filter(|policy| policy.is_err()).map(|_| {
-            format!(
-                "the annotation {POLICY_ANNOTATION} is none of gainshare, specon, flowcon2 and na: write one of them"
-            )
-        });
+        let policy = note(POLICY_ANNOTATION).map(JobPolicy::try_from);
+        let refusal = policy.as_ref().and_then(|policy| policy.as_ref().err());
+        let bad_policy = refusal.map(|why| format!("the annotation {POLICY_ANNOTATION} cannot be used: {why}"));
         let condition = |kind: &str| {
             status.conditions.iter().flatten().any(|condition| condition.type_ == kind && condition.status == "True")
         };
@@ -322,7 +319,7 @@ mod tests {
             ),
             (|job| job["spec"]["template"]["spec"]["nodeName"] = json!("n"), "nodeSelector"),
             (|job| job["spec"]["template"]["spec"]["volumes"] = json!([]), "mounts a persistentVolumeClaim"),
-            (|job| job["metadata"]["annotations"][POLICY_ANNOTATION] = json!("magic"), "gainshare, specon"),
+            (|job| job["metadata"]["annotations"][POLICY_ANNOTATION] = json!("magic"), "takes gainshare, na, specon"),
             (|job| job["metadata"]["annotations"][ADOPTED_ANNOTATION] = json!("{"), "remove it"),
         ];
         for (change, helps) in cases {

@@ -3,8 +3,26 @@
 
 use crate::facts::PodFacts;
 use crate::resources::{Bounds, Resources};
+use crate::run_policy::JobPolicy;
 use crate::wire::{CollectorKind, Mode, PodOnNode, PolicyKind, QosClass, ResizeState, Settings};
+use gainshare_core::policies::Preset;
 use serde_json::{Value, json};
+
+/// The policy of a SharePolicy.
+///
+/// # Panics
+/// If no SharePolicy takes it.
+pub fn share_policy(preset: Preset) -> PolicyKind {
+    PolicyKind::try_from(preset).expect("a SharePolicy takes it")
+}
+
+/// The policy of a TrainingJob.
+///
+/// # Panics
+/// If no TrainingJob takes it.
+pub fn job_policy(preset: Preset) -> JobPolicy {
+    JobPolicy::try_from(preset).expect("a TrainingJob takes it")
+}
 
 /// A running pod of one container, selected by nothing yet.
 pub fn manifest() -> Value {
@@ -52,7 +70,7 @@ pub fn pod_on_node(name: &str, resources: Resources) -> PodOnNode {
         owner: format!("Pod/{name}"),
         started_ms: None,
         settings: Settings {
-            policy: PolicyKind::Flowcon,
+            policy: share_policy(Preset::Flowcon),
             alpha: None,
             beta: None,
             interval_ms: None,

@@ -4,7 +4,7 @@
 //! plugin. Its sentence is made in one place ([`PlacementReason::sentence`]), and no program reads
 //! a sentence back.
 
-use gainshare_core::plan::MoveReason;
+use gainshare_core::plan::{MoveReason, StartReason};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +41,18 @@ impl From<MoveReason> for PlacementReason {
             MoveReason::Rebalance => PlacementReason::Rebalance,
             MoveReason::Gain => PlacementReason::Gain,
             MoveReason::Owed => PlacementReason::Owed,
+        }
+    }
+}
+
+impl From<StartReason> for PlacementReason {
+    fn from(reason: StartReason) -> PlacementReason {
+        match reason {
+            StartReason::FewestJobs => PlacementReason::FewestJobs,
+            StartReason::MostGrowth => PlacementReason::MostGrowth,
+            StartReason::HomeOrEmpty => PlacementReason::HomeOrEmpty,
+            // Only experiments place jobs by the scores of the default scheduler.
+            StartReason::BestScore => PlacementReason::Unknown,
         }
     }
 }

@@ -2,6 +2,7 @@
 //! checkpoint is, which policy places it, and the words for its state.
 #![allow(unreachable_pub, reason = "the schema macro makes private copies of public types")]
 
+pub use crate::policy_names::JobPolicy;
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -28,44 +29,6 @@ pub struct Checkpoint {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub sub_path: Option<String>,
-}
-
-/// The policy that decides where a job runs and whether it moves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum JobPolicy {
-    /// The cluster's scheduler places jobs, and no job is moved.
-    Na,
-    /// SpeCon: jobs that no longer grow make room for those that do.
-    Specon,
-    /// FlowCon 2.0: placed by growth.
-    Flowcon2,
-    #[default]
-    Gainshare,
-    /// The tasks of a distributed job are resized and scaled while they run. The cluster's scheduler places jobs of
-    /// one pod.
-    Operator,
-}
-
-impl JobPolicy {
-    /// All of them, in the order in which the operator decides for them.
-    pub const ALL: [JobPolicy; 5] =
-        [JobPolicy::Na, JobPolicy::Specon, JobPolicy::Flowcon2, JobPolicy::Gainshare, JobPolicy::Operator];
-
-    /// Whether the policy decides where jobs of one pod run.
-    pub fn places_pods(self) -> bool {
-        !matches!(self, JobPolicy::Na | JobPolicy::Operator)
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            JobPolicy::Na => "na",
-            JobPolicy::Specon => "specon",
-            JobPolicy::Flowcon2 => "flowcon2",
-            JobPolicy::Gainshare => "gainshare",
-            JobPolicy::Operator => "operator",
-        }
-    }
 }
 
 /// Bounds on a run, and what remains of it.

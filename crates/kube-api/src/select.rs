@@ -117,21 +117,15 @@ pub fn by_job(pod: &PodFacts) -> Option<JobShare> {
     }
     let policy = wanted.unwrap_or_default();
     let has_deadline = pod.notes.contains_key(names::DEADLINE_ANNOTATION);
-    let (kind, watch_only) = match policy {
-        JobPolicy::Na | JobPolicy::Specon | JobPolicy::Operator => (PolicyKind::Na, true),
-        JobPolicy::Flowcon2 => (PolicyKind::Flowcon, false),
-        // Without deadlines on its node, `qos` shares by gain as well.
-        JobPolicy::Gainshare if has_deadline => (PolicyKind::Qos, false),
-        JobPolicy::Gainshare => (PolicyKind::Gainshare, false),
-    };
-    let spec = SharePolicySpec { policy: kind, ..SharePolicySpec::default() };
-    Some(JobShare { name: format!("TrainingJob/{}", policy.name()), spec, watch_only })
+    let kind = policy.share_kind(has_deadline);
+    let spec = SharePolicySpec { policy: kind.unwrap_or_else(PolicyKind::equal), ..SharePolicySpec::default() };
+    Some(JobShare { name: format!("TrainingJob/{}", policy.name()), spec, watch_only: kind.is_none() })
 }
 
 /// Pods of a TFJob are measured and keep their resources, unless a policy or the namespace's label selects them: the
 /// job's status shows how far it is.
 pub fn by_tfjob(pod: &PodFacts) -> Option<JobShare> {
-    let spec = SharePolicySpec { policy: PolicyKind::Na, ..SharePolicySpec::default() };
+    let spec = SharePolicySpec { policy: PolicyKind::equal(), ..SharePolicySpec::default() };
     (is_task_of_tfjob(pod) && !is_out(pod)).then(|| JobShare { name: "TFJob/na".to_owned(), spec, watch_only: true })
 }
 

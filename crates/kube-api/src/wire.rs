@@ -19,6 +19,7 @@
 //! path.
 
 use crate::deadline::{Deadline, DeadlineState, Forecast};
+pub use crate::policy_names::PolicyKind;
 use crate::resources::{Bounds, Resources};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -414,23 +415,6 @@ pub struct Settings {
     pub path: Option<String>,
 }
 
-/// The policy of a SharePolicy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PolicyKind {
-    /// Objects of version 0.1 call it `fair`.
-    #[serde(alias = "fair")]
-    Na,
-    Flowcon,
-    #[default]
-    Gainshare,
-    Qos,
-}
-
-impl PolicyKind {
-    pub const ALL: [PolicyKind; 4] = [PolicyKind::Na, PolicyKind::Flowcon, PolicyKind::Gainshare, PolicyKind::Qos];
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
@@ -495,8 +479,9 @@ mod tests {
     #[test]
     fn the_old_name_of_equal_shares_is_read_and_not_written() {
         let read = |name: &str| serde_json::from_value::<PolicyKind>(name.into()).ok();
-        assert_eq!((read("na"), read("fair"), read("equal")), (Some(PolicyKind::Na), Some(PolicyKind::Na), None));
-        assert_eq!(serde_json::to_value(PolicyKind::Na).unwrap(), "na");
+        let na = PolicyKind::equal();
+        assert_eq!((read("na"), read("fair"), read("equal")), (Some(na), Some(na), None));
+        assert_eq!(serde_json::to_value(na).unwrap(), "na");
     }
 
     #[test]

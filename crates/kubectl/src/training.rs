@@ -10,7 +10,7 @@ use gainshare_figures::terminal::{Colour, Printer, Side, Table};
 use gainshare_figures::{Bar, Gantt, Row};
 use gainshare_kube_api::adopted::AdoptedJob;
 use gainshare_kube_api::deadline::FinishStatus;
-use gainshare_kube_api::training_job::{Move, TrainingJob};
+use gainshare_kube_api::training_job::{JobPolicy, Move, TrainingJob};
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 use kube::Client;
@@ -39,7 +39,7 @@ struct JobReport {
     kind: &'static str,
     namespace: String,
     job: String,
-    policy: &'static str,
+    policy: JobPolicy,
     state: String,
     message: String,
     node: Option<String>,
@@ -101,7 +101,7 @@ fn report_of(job: &TrainingJob) -> JobReport {
         kind: "TrainingJob",
         namespace: job.metadata.namespace.clone().unwrap_or_default(),
         job: job.metadata.name.clone().unwrap_or_default(),
-        policy: job.spec.policy.name(),
+        policy: job.spec.policy,
         state: format!("{:?}", status.state),
         message: status.message,
         node: status.attempt.as_ref().and_then(|attempt| attempt.node.clone()),
@@ -125,7 +125,7 @@ fn report_of_adopted(job: AdoptedJob) -> JobReport {
         kind: "Job",
         namespace: job.namespace,
         job: job.name,
-        policy: job.policy.name(),
+        policy: job.policy,
         state: job.state.to_owned(),
         message: job.message,
         node: job.node,
@@ -150,7 +150,7 @@ fn sentences(report: &JobReport, out: &Printer) -> String {
     let mut line = |name: &str, value: &str| text.push_str(&format!("  {name:<11} {value}\n"));
     let and = if report.message.is_empty() { String::new() } else { format!(": {}", report.message) };
     line("state", &format!("{}{and}", report.state));
-    line("policy", report.policy);
+    line("policy", report.policy.name());
     line("node", &format!("{} (attempt {})", report.node.as_deref().unwrap_or("-"), report.attempt));
     if let Some(category) = &report.category {
         let share =
@@ -179,19 +179,18 @@ fn sentences(report: &JobReport, out: &Printer) -> String {
             line("moved", &format!("{at} {} → {}: {} ({cost})", made.from, made.to, made.message));
         }
     }
-    match (&report.unmovable, report.policy) {
-        (_, "na" | "flowcon2" | "operator") => line("stays", "its policy moves no job"),
-        (Some(why), _) => line("stays", why),
-        (None, "specon") if report.last_moves.is_empty() && report.category.as_deref() != Some("converged") => {
+    let moves_converged_jobs = report.policy.moves_converged_jobs();
+    match &report.unmovable {
+        _ if !report.policy.moves_jobs() => line("stays", "its policy moves no job"),
+        Some(why) => line("stays", why),
+        None if !report.last_moves.is_empty() => {}
+        None if moves_converged_jobs && report.category.as_deref() != Some("converged") => {
             line("stays", "it has not converged yet: only jobs that have make room for others");
         }
-        (None, "specon") if report.last_moves.is_empty() => {
+        None if moves_converged_jobs => {
             line("stays", "at most one job beside it still grows, or no other node has a lower score");
         }
-        (None, _) if report.last_moves.is_empty() => {
-            line("stays", "no other node has offered more than a move costs, so far");
-        }
-        _ => {}
+        None => line("stays", "no other node has offered more than a move costs, so far"),
     }
     text
 }

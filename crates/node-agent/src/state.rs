@@ -31,11 +31,11 @@ use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{Decider, Decision, Outcome as DecisionOutcome};
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::{Plan, Reason, Verdict};
-use gainshare_core::policy::{MoveRule, Policy, Preset, ShareRule};
+use gainshare_core::policy::{Policy, ShareRule};
 use gainshare_core::view::{JobView, NodeView, View};
 use gainshare_kube_api::resize::{self, Resources};
 use gainshare_kube_api::wire::{
-    JobReport, NodeTotals, Outcome, OutcomeState, PodOnNode, PolicyKind, Resize, ResizeState, Settings,
+    JobReport, NodeTotals, Outcome, OutcomeState, PodOnNode, Resize, ResizeState, Settings,
 };
 use gainshare_limits::Capacity;
 use gainshare_limits::usage::NodeResources;
@@ -193,7 +193,7 @@ impl Node {
             let resized = job.pod.now != job.pod.original;
             let entry = present.entry(policy_key(job)).or_insert_with(|| (policy_of(&job.pod.settings), false));
             // The pods of TrainingJobs share by deadlines as soon as one of them has a deadline.
-            if job.pod.settings.policy == PolicyKind::Qos {
+            if job.pod.settings.policy.keeps_deadlines() {
                 entry.0 = policy_of(&job.pod.settings);
             }
             entry.1 |= resized;
@@ -570,13 +570,7 @@ fn name(job: &Job) -> String {
 /// The core's policy for a SharePolicy. The API server refuses numbers out of bounds; should one arrive all the
 /// same, the default policy is used.
 fn policy_of(settings: &Settings) -> Policy {
-    let preset = match settings.policy {
-        PolicyKind::Na => Preset::Na,
-        PolicyKind::Flowcon => Preset::Flowcon,
-        PolicyKind::Gainshare => Preset::Gainshare,
-        PolicyKind::Qos => Preset::Qos,
-    };
-    let defaults = Policy { moves: MoveRule::Stay, ..Policy::from(preset) };
+    let defaults = Policy { moves: Policy::equal().moves, ..Policy::from(settings.policy.preset()) };
     let mut policy = defaults.clone();
     if let ShareRule::Flowcon(rule) = &mut policy.share {
         rule.alpha = settings.alpha.unwrap_or(rule.alpha);

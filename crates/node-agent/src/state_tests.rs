@@ -2,7 +2,8 @@
 //! test moves.
 
 use super::*;
-use gainshare_kube_api::fixtures::pod_on_node;
+use gainshare_core::policy::Preset;
+use gainshare_kube_api::fixtures::{pod_on_node, share_policy};
 use gainshare_kube_api::resize::Amounts;
 use gainshare_kube_api::wire::{CollectorKind, ResizeObstacle};
 use std::io::Write;
@@ -198,7 +199,7 @@ fn the_gain_policy_lets_the_shorter_job_go_first() {
     w.add("long");
     w.add("short");
     for pod in &mut w.pods {
-        pod.settings.policy = PolicyKind::Gainshare;
+        pod.settings.policy = share_policy(Preset::Gainshare);
         (pod.settings.alpha, pod.settings.interval_ms) = (None, None);
     }
     w.list();
@@ -580,7 +581,7 @@ fn with_deadline(due_s: u64, seconds: u64) -> World {
     w.add("other");
     w.add("due");
     for pod in &mut w.pods {
-        pod.settings.policy = PolicyKind::Qos;
+        pod.settings.policy = share_policy(Preset::Qos);
     }
     let now_ms = w.now().unix_ns / 1_000_000;
     w.pods[1].deadline = Some(gainshare_kube_api::deadline::Deadline { at_ms: now_ms + due_s * 1000, tolerance_ms: 0 });

@@ -7,7 +7,7 @@
 //! two versions of the code that print the same hashes make the same plans.
 
 use gainshare_core::decider::Decision;
-use gainshare_core::policy::{Policy, Preset};
+use gainshare_core::policy::{Admission, Finish, Policy, Preset, ScaleRule};
 use gainshare_core::replay::RecordedDecision;
 use gainshare_sim::engine::{SimError, run_observed};
 use gainshare_sim::paper::{operator, qos};
@@ -52,17 +52,26 @@ fn write_cases(folder: &Path) {
             });
         }
     }
-    for preset in [Preset::Qos, Preset::Edf, Preset::Elasticflow, Preset::Requests] {
-        let mut world = qos::Regime::Short.world(1, preset == Preset::Elasticflow);
+    for preset in Preset::ALL.into_iter().filter(|preset| preset.needs_deadlines()) {
+        let policy = Policy::from(preset);
+        if matches!(policy.scale, ScaleRule::Elastic(_)) {
+            write_case_with_tasks(&folder.join(format!("{}-tasks.json", preset.name())), policy);
+            continue;
+        }
+        let tells_pace = matches!(policy.scale, ScaleRule::Deadline(Finish { admission: Admission::Final, .. }));
+        let mut world = qos::Regime::Short.world(1, tells_pace);
         world.jobs.truncate(JOBS);
         write_case(&folder.join(format!("{}-deadlines.json", preset.name())), |largest| {
-            run_observed(&world, &Policy::from(preset), &mut |decision| largest.observe(decision)).map(drop)
+            run_observed(&world, &policy, &mut |decision| largest.observe(decision)).map(drop)
         });
     }
+}
+
+fn write_case_with_tasks(file: &Path, policy: Policy) {
     let mut world = operator::Regime::Misconfigured.world(1);
     world.jobs.truncate(JOBS);
-    let scheduler = Scheduler::Core(Box::new(Policy::from(Preset::Operator)));
-    write_case(&folder.join("operator-tasks.json"), |largest| {
+    let scheduler = Scheduler::Core(Box::new(policy));
+    write_case(file, |largest| {
         tasks::run_observed(&world, &scheduler, &mut |decision| largest.observe(decision)).map(drop)
     });
 }

@@ -23,7 +23,7 @@ use gainshare_core::deal::deal_by_weight;
 use gainshare_core::decider::{self, Decider, Decision};
 use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Time};
 use gainshare_core::plan::Target;
-use gainshare_core::policy::{OrderRule, PlaceRule, Policy, Rank, ShareRule};
+use gainshare_core::policy::{PlaceRule, Policy, Preset, Rank, ShareRule};
 use gainshare_core::signal::speed::{PaceTracker, Reading};
 use gainshare_core::signal::{Sample, Signal, Tracker};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
@@ -182,7 +182,7 @@ impl<'a> Run<'a> {
             world,
             record,
             clairvoyant: matches!(policy.share, ShareRule::Rank(Rank::Remaining)),
-            by_request: policy.order == OrderRule::Requests,
+            by_request: policy.order == Policy::from(Preset::Requests).order,
             has_deadlines: world.jobs.iter().any(|j| j.deadline.is_some()),
             reacts: policy.react_to_reports,
             has_idle: vec![false; world.nodes.len()],
@@ -600,7 +600,6 @@ mod tests {
     use super::*;
     use crate::models::{self, SPECON};
     use crate::world::Law;
-    use gainshare_core::policy::Preset;
 
     #[test]
     fn an_unsound_plan_is_not_carried_out_and_ends_the_run() {

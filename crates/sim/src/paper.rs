@@ -191,7 +191,7 @@ impl Experiment {
         let policy = |preset: &Preset| {
             let mut policy = own(preset.name()).unwrap_or_else(|| Policy::from(*preset));
             // What the default scheduler decides in the testbed is decided so for every policy that leaves it alone.
-            if policy.place == PlaceRule::Spread {
+            if policy.place == Policy::equal().place {
                 policy.place = self.place;
             }
             (preset.name().to_owned(), policy)

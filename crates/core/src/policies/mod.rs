@@ -6,10 +6,10 @@
 //! answers, or no rule could be added without changing the loop.
 //!
 //! **Approach.** Each question is one trait here. A rule is a type that implements it and lives in
-//! its own folder, with its numbers, its memory, its documentation and its tests. [`rules`] is the
-//! only file that binds the rules of a [`policy::Policy`] to their memories. [`table`] has one row
-//! for each named policy; the choices of the command line and `docs/policies.md` are made of it.
-//! `docs/write-a-policy.md` shows how to add one.
+//! its own folder, with its numbers, its memory, its documentation and its tests. [`table`] has one row
+//! for each named policy, which names its rules. The choices of the command line, the values of the custom resources
+//! and `docs/policies.md` are made of the table. [`rules`] binds the rules of a [`policy::Policy`] to their memories.
+//! `docs/write-a-policy.md` shows how to add a policy: a folder, its line below, and a row.
 //!
 //! **Terms.** A *group* is the jobs of one owner on one node. A job's *outlook* is what a share rule
 //! predicts of it.
@@ -21,6 +21,7 @@ pub mod flowcon;
 pub mod gain;
 mod order;
 mod place;
+pub(crate) mod plain;
 pub(crate) mod policy;
 pub mod rank;
 mod rules;
@@ -35,9 +36,11 @@ mod fair;
 mod example;
 
 pub(crate) use place::Placer;
+pub use policy::Answers;
 pub(crate) use rules::{RuleMemory, Rules};
-pub use table::{Answers, PolicyInfo, Preset, Scope, reference};
+pub use table::{PolicyInfo, Preset, Scope, reference};
 
+use self::plain::{PlainMove, PlainScale};
 use crate::model::{JobId, NodeId, PerResource, Share as Part, Span, Time};
 use crate::plan::{Move, Plan, Reason, StartReason, Target};
 use crate::signal::Category;
@@ -262,6 +265,28 @@ pub(crate) enum Claim {
     Rest { why: Option<Reason> },
     /// The job has `share`, and never less than `least`, both parts of the node.
     Reserved { least: Part, share: Part, reason: Reason },
+}
+
+/// `stay`: every job stays on its node.
+pub(crate) const STAY: PlainMove = PlainMove::new("stay", |_| Box::new(Stay));
+
+struct Stay;
+
+impl Relocate for Stay {
+    fn moves(&mut self, _view: &View, _plan: &Plan, _share: &dyn Share) -> Vec<Move> {
+        vec![]
+    }
+}
+
+/// `fixed`: no job has more than the share rule gives it.
+pub(crate) const FIXED: PlainScale = PlainScale::new("fixed", |_| Box::new(Fixed));
+
+struct Fixed;
+
+impl Scale for Fixed {
+    fn reserve(&mut self, group: &Group<'_>) -> Reservations {
+        Reservations { claims: vec![Claim::Rest { why: None }; group.jobs.len()], rest: group.part, wait: None }
+    }
 }
 
 #[cfg(test)]

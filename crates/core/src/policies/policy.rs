@@ -2,52 +2,49 @@
 //!
 //! A preset (`--policy flowcon`, a row of [`super::table`]) is what people type; a [`Policy`] is what
 //! control runs. Every field can be set apart from its preset. The numbers of a rule are in the rule's own
-//! folder.
+//! folder. A rule with numbers that drivers set is a variant here; all other rules are [`super::plain`] rules, which
+//! only their rows name.
 
-use super::Silence;
 use super::deadline::Finish;
 use super::elastic::Elastic;
 use super::error::PolicyError;
+use super::fair::FAIR;
 use super::flowcon::Flowcon;
 use super::gain::{Gain, GainMove};
+use super::order::FIFO;
+use super::place::SPREAD;
+use super::plain::{OrderRule, PlainMove, PlainPlace, PlainScale, PlainShare};
 use super::rank::Rank;
 use super::specon::Specon;
+use super::{FIXED, STAY, Silence};
 use crate::model::Span;
 use crate::plan::Weighting;
 use serde::{Deserialize, Serialize};
 
-/// Which waiting job next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OrderRule {
-    /// Higher priority first, then first come, first served.
-    #[default]
-    Fifo,
-    /// First come, first served, each when what its owner requested is free.
-    Requests,
-    /// What can still make its deadline, the most urgent first.
-    Deadline,
-}
-
 /// How large a job must be.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(
+    rename_all = "kebab-case",
+    expecting = "this version has no such scale rule, or the rule does not take these numbers"
+)]
 pub enum ScaleRule {
-    /// As large as its owner said.
-    #[default]
-    Fixed,
     /// As large as its deadline needs.
     Deadline(Finish),
     /// The tasks of parameter-server jobs grow into idle resources, and return them when others wait.
     Elastic(Elastic),
+    /// `fixed`: as large as its owner said. Rules of other rows.
+    #[serde(untagged)]
+    Plain(PlainScale),
 }
 
 /// How the jobs of one node split it.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "rule")]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(
+    rename_all = "kebab-case",
+    tag = "rule",
+    expecting = "this version has no such share rule, or the rule does not take these numbers"
+)]
 pub enum ShareRule {
-    #[default]
-    Fair,
     Flowcon(Flowcon),
     /// One after the other: the first in line has the node, what it cannot use goes to the next.
     Rank(Rank),
@@ -57,33 +54,112 @@ pub enum ShareRule {
     },
     /// Where a unit of the node gains most.
     Gain(Gain),
+    /// `fair`: equal shares. Rules of other rows.
+    #[serde(untagged)]
+    Plain(PlainShare),
 }
 
 /// On which node a waiting job starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "rule")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(
+    rename_all = "kebab-case",
+    tag = "rule",
+    expecting = "this version has no such place rule, or the rule does not take these numbers"
+)]
 pub enum PlaceRule {
-    /// The fewest jobs for its cores.
-    #[default]
-    Spread,
     /// As Kubernetes' default scheduler scores jobs that request nothing; `seed` breaks ties.
     Kubernetes { seed: u64 },
     /// Where it will grow most.
     Growth,
     /// The tasks of a job on as few nodes as possible, servers beside their workers. A job without tasks is spread.
     Affinity,
+    /// `spread`: the fewest jobs for its cores. Rules of other rows.
+    #[serde(untagged)]
+    Plain(PlainPlace),
 }
 
 /// Which running job should live elsewhere.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "rule")]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(
+    rename_all = "kebab-case",
+    tag = "rule",
+    expecting = "this version has no such move rule, or the rule does not take these numbers"
+)]
 pub enum MoveRule {
-    #[default]
-    Stay,
     Specon(Specon),
     /// To nodes that have run empty, where it ends jobs soonest; needs the share rule `gain`, which
     /// knows the work left.
     Gain(GainMove),
+    /// `stay`: none. Rules of other rows.
+    #[serde(untagged)]
+    Plain(PlainMove),
+}
+
+impl ScaleRule {
+    pub fn name(&self) -> &'static str {
+        match self {
+            ScaleRule::Deadline(_) => "deadline",
+            ScaleRule::Elastic(_) => "elastic",
+            ScaleRule::Plain(rule) => rule.name(),
+        }
+    }
+}
+
+impl ShareRule {
+    pub fn name(&self) -> &'static str {
+        match self {
+            ShareRule::Flowcon(_) => "flowcon",
+            ShareRule::Rank(Rank::Arrival) => "rank by arrival",
+            ShareRule::Rank(Rank::Deadline) => "rank by deadline",
+            ShareRule::Rank(Rank::Remaining) => "rank by work left",
+            ShareRule::Rank(Rank::Predicted) => "rank by predicted work left",
+            ShareRule::Rank(Rank::Attained { .. }) => "rank by attained service",
+            ShareRule::Weigh { by: Weighting::Drf } => "drf",
+            ShareRule::Weigh { by: Weighting::Slaq } => "slaq",
+            ShareRule::Weigh { by: Weighting::Optimus } => "optimus",
+            ShareRule::Weigh { by: Weighting::Themis } => "themis",
+            ShareRule::Gain(_) => "gain",
+            ShareRule::Plain(rule) => rule.name(),
+        }
+    }
+}
+
+impl PlaceRule {
+    pub fn name(&self) -> &'static str {
+        match self {
+            PlaceRule::Kubernetes { .. } => "kubernetes",
+            PlaceRule::Growth => "growth",
+            PlaceRule::Affinity => "affinity",
+            PlaceRule::Plain(rule) => rule.name(),
+        }
+    }
+}
+
+impl MoveRule {
+    pub fn name(&self) -> &'static str {
+        match self {
+            MoveRule::Specon(_) => "specon",
+            MoveRule::Gain(_) => "gain",
+            MoveRule::Plain(rule) => rule.name(),
+        }
+    }
+
+    /// What saving, stopping and restoring a job was measured to cost, for rules that weigh it.
+    pub(crate) fn set_cost(&mut self, cost: Span) {
+        if let MoveRule::Gain(numbers) = self {
+            numbers.cost = cost;
+        }
+    }
+}
+
+/// The names of the rules that answer the five questions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answers {
+    pub order: &'static str,
+    pub place: &'static str,
+    pub share: &'static str,
+    pub moves: &'static str,
+    pub scale: &'static str,
 }
 
 /// What control runs.
@@ -112,15 +188,26 @@ impl Policy {
     /// It is not the default of the programs, which is [`super::table::Preset::default`].
     pub fn equal() -> Policy {
         Policy {
-            order: OrderRule::Fifo,
-            place: PlaceRule::Spread,
-            share: ShareRule::Fair,
-            moves: MoveRule::Stay,
-            scale: ScaleRule::Fixed,
+            order: FIFO,
+            place: PlaceRule::Plain(SPREAD),
+            share: ShareRule::Plain(FAIR),
+            moves: MoveRule::Plain(STAY),
+            scale: ScaleRule::Plain(FIXED),
             deadband: 0.01,
             patience: Span::from_secs(120),
             silence_factor: 4.0,
             react_to_reports: false,
+        }
+    }
+
+    /// Which rules answer.
+    pub fn answers(&self) -> Answers {
+        Answers {
+            order: self.order.name(),
+            place: self.place.name(),
+            share: self.share.name(),
+            moves: self.moves.name(),
+            scale: self.scale.name(),
         }
     }
 
@@ -135,12 +222,12 @@ impl Policy {
             return Err(PolicyError::Deadband(self.deadband));
         }
         match &self.moves {
-            MoveRule::Stay => {}
+            MoveRule::Plain(_) => {}
             MoveRule::Specon(numbers) => numbers.validate()?,
             MoveRule::Gain(numbers) => numbers.validate()?,
         }
         match &self.scale {
-            ScaleRule::Fixed => {}
+            ScaleRule::Plain(_) => {}
             ScaleRule::Deadline(numbers) => numbers.validate()?,
             ScaleRule::Elastic(numbers) => numbers.validate()?,
         }

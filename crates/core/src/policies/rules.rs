@@ -1,18 +1,18 @@
-//! Which type answers for which rule of a policy: the only file that names the rules.
+//! Which type answers for which rule of a policy, where the rule has numbers that drivers set. Rows of the table name
+//! all other rules.
 //!
 //! [`RuleMemory::bind`] gives control one object for each of the five decisions, bound to its
-//! memory. A rule's memory is a type of the rule's own folder and a field of [`RuleMemory`].
+//! memory. A rule's memory is a type of the rule's own folder. The memory of a rule with numbers is a field of
+//! [`RuleMemory`]; that of a plain rule is in [`RowMemory`], which the table makes.
 
-use super::order::{Fifo, Requests};
-use super::place::{Growth, Kubernetes, Spread};
-use super::policy::{MoveRule, OrderRule, PlaceRule, Policy, ScaleRule, ShareRule};
+use super::place::{Growth, Kubernetes};
+use super::plain::Binding;
+use super::policy::{MoveRule, PlaceRule, Policy, ScaleRule, ShareRule};
+use super::table::RowMemory;
 use super::{
-    Claim, Group, Order, Place, Relocate, Reservations, Scale, Share, deadline, elastic, fair, flowcon, gain, rank,
-    specon, weigh,
+    FIXED, Order, Place, Relocate, Scale, Share, deadline, elastic, flowcon, gain, place, rank, specon, weigh,
 };
-use crate::model::{JobId, Span};
-use crate::plan::{Move, Plan};
-use crate::view::View;
+use crate::model::JobId;
 use serde::{Deserialize, Serialize};
 
 /// What the rules of a policy remember.
@@ -28,6 +28,13 @@ pub(crate) struct RuleMemory {
     gain: gain::Memory,
     #[serde(default)]
     specon: specon::Memory,
+    /// Of plain rules, by decision.
+    #[serde(default, skip_serializing_if = "RowMemory::is_empty")]
+    share: RowMemory,
+    #[serde(default, skip_serializing_if = "RowMemory::is_empty")]
+    moves: RowMemory,
+    #[serde(default, skip_serializing_if = "RowMemory::is_empty")]
+    scale: RowMemory,
 }
 
 /// The five decisions of a policy, ready to be asked.
@@ -43,16 +50,11 @@ pub(crate) struct Rules<'a> {
 
 impl RuleMemory {
     pub(crate) fn bind<'a>(&'a mut self, policy: &'a Policy) -> Rules<'a> {
-        let RuleMemory { deadline, elastic, flowcon, gain, specon } = self;
+        let RuleMemory { deadline, elastic, flowcon, gain, specon, share, moves, scale } = self;
         let silence = policy.silence();
         Rules {
-            order: match policy.order {
-                OrderRule::Fifo => Box::new(Fifo),
-                OrderRule::Requests => Box::new(Requests),
-                OrderRule::Deadline => Box::new(deadline::ByDeadline),
-            },
+            order: (policy.order.make)(),
             place: match policy.place {
-                PlaceRule::Spread | PlaceRule::Affinity => Box::new(Spread),
                 PlaceRule::Kubernetes { seed } => Box::new(Kubernetes { seed }),
                 PlaceRule::Growth => Box::new(Growth {
                     beta: match &policy.share {
@@ -60,27 +62,30 @@ impl RuleMemory {
                         _ => flowcon::Flowcon::default().beta,
                     },
                 }),
+                PlaceRule::Affinity => (place::SPREAD.make)(),
+                PlaceRule::Plain(rule) => (rule.make)(),
             },
             share: match &policy.share {
-                ShareRule::Fair => Box::new(fair::Fair),
                 ShareRule::Flowcon(numbers) => Box::new(flowcon::Rule { numbers, silence, memory: flowcon }),
                 ShareRule::Rank(by) => Box::new(rank::Rule { by }),
                 ShareRule::Weigh { by } => Box::new(weigh::Rule { by: *by }),
                 ShareRule::Gain(numbers) => Box::new(gain::Rule { numbers, silence, memory: gain }),
+                ShareRule::Plain(rule) => (rule.make)(Binding { silence, memory: share }),
             },
             relocate: match &policy.moves {
-                MoveRule::Stay => Box::new(Stay),
                 MoveRule::Specon(numbers) => Box::new(specon::Rule { numbers, memory: specon }),
                 MoveRule::Gain(numbers) => Box::new(gain::MoveRule { numbers }),
+                MoveRule::Plain(rule) => (rule.make)(Binding { silence, memory: moves }),
             },
             scale: match &policy.scale {
-                ScaleRule::Fixed | ScaleRule::Elastic(_) => Box::new(Fixed),
                 ScaleRule::Deadline(numbers) => Box::new(deadline::Rule { numbers, memory: deadline }),
+                ScaleRule::Elastic(_) => (FIXED.make)(Binding { silence, memory: scale }),
+                ScaleRule::Plain(rule) => (rule.make)(Binding { silence, memory: scale }),
             },
             tasks: elastic::Rule {
                 numbers: match &policy.scale {
                     ScaleRule::Elastic(numbers) => Some(numbers),
-                    ScaleRule::Fixed | ScaleRule::Deadline(_) => None,
+                    ScaleRule::Deadline(_) | ScaleRule::Plain(_) => None,
                 },
                 together: policy.place == PlaceRule::Affinity,
                 memory: elastic,
@@ -97,32 +102,5 @@ impl RuleMemory {
     /// it.
     pub(crate) fn usable(&self, job: JobId) -> Option<f64> {
         self.gain.usable(job)
-    }
-}
-
-impl MoveRule {
-    /// What saving, stopping and restoring a job was measured to cost, for rules that weigh it.
-    pub(crate) fn set_cost(&mut self, cost: Span) {
-        if let MoveRule::Gain(numbers) = self {
-            numbers.cost = cost;
-        }
-    }
-}
-
-/// Every job stays on its node.
-struct Stay;
-
-impl Relocate for Stay {
-    fn moves(&mut self, _view: &View, _plan: &Plan, _share: &dyn Share) -> Vec<Move> {
-        vec![]
-    }
-}
-
-/// No job has more than the share rule gives it.
-struct Fixed;
-
-impl Scale for Fixed {
-    fn reserve(&mut self, group: &Group<'_>) -> Reservations {
-        Reservations { claims: vec![Claim::Rest { why: None }; group.jobs.len()], rest: group.part, wait: None }
     }
 }

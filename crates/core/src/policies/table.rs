@@ -1,17 +1,25 @@
 //! The named policies: one row each.
 //!
 //! A row is all there is to a name. The choices of `--policy`, its help, `docs/policies.md` and the
-//! values of the field `policy` of the custom resources are made of this table.
+//! values of the field `policy` of the custom resources are made of this table. So are the memory of plain rules and
+//! the way from the name of a plain rule in a record to the rule.
+//!
+//! A row whose rule remembers something says so: `Young remembers young: PolicyInfo {…}` keeps a value of the type
+//! `Memory` of the folder `young`.
 
-use super::deadline::Finish;
+use super::deadline::{BY_DEADLINE, Finish};
 use super::elastic::Elastic;
 use super::flowcon::Flowcon;
 use super::gain::{Gain, GainMove};
-use super::policy::{MoveRule, OrderRule, PlaceRule, Policy, ScaleRule, ShareRule};
+use super::order::REQUESTS;
+use super::plain::{MemoryByType, OrderRule, PlainMove, PlainPlace, PlainScale, PlainShare, RuleTag};
+use super::policy::{Answers, MoveRule, PlaceRule, Policy, ScaleRule, ShareRule};
 use super::rank::Rank;
 use super::specon::Specon;
 use crate::plan::Weighting;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use std::any::{Any, TypeId};
 use std::fmt::Write;
 
 /// What is known of a named policy.
@@ -37,18 +45,38 @@ pub enum Scope {
     SimulatorOnly { because: &'static str },
 }
 
-/// The names of the rules that answer the five questions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answers {
-    pub order: &'static str,
-    pub place: &'static str,
-    pub share: &'static str,
-    pub moves: &'static str,
-    pub scale: &'static str,
+/// Makes [`RowMemory`] of the folders that rows name after `remembers`.
+macro_rules! row_memory {
+    ($($folder:ident)*) => {
+        /// What the plain rules of the table remember.
+        #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+        #[serde(default)]
+        pub(crate) struct RowMemory {
+            $($folder: crate::policies::$folder::Memory,)*
+        }
+
+        impl RowMemory {
+            pub(crate) fn is_empty(&self) -> bool {
+                *self == RowMemory::default()
+            }
+        }
+
+        impl MemoryByType for RowMemory {
+            fn memory(&mut self, of: TypeId) -> Option<&mut dyn Any> {
+                let _ = of;
+                $(
+                    if of == TypeId::of::<crate::policies::$folder::Memory>() {
+                        return Some(&mut self.$folder);
+                    }
+                )*
+                None
+            }
+        }
+    };
 }
 
 macro_rules! table {
-    ($($variant:ident: $row:expr,)*) => {
+    ($($variant:ident $(remembers $folder:ident)?: $row:expr,)*) => {
         /// A named policy. The first row of the table is the baseline that experiments compare the others with.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
@@ -63,6 +91,8 @@ macro_rules! table {
         }
 
         static TABLE: [PolicyInfo; COUNT] = [$($row),*];
+
+        row_memory! { $($($folder)?)* }
     };
 }
 
@@ -180,7 +210,7 @@ table! {
         source: "A QoS-oriented scheduling and autoscaling framework, IJCNN 2019; docs/deadlines.md.",
         scope: Scope::Production { share_policy: true, training_job: false },
         policy: || Policy {
-            order: OrderRule::Deadline,
+            order: BY_DEADLINE,
             share: ShareRule::Gain(Gain::default()),
             scale: ScaleRule::Deadline(Finish::default()),
             ..Policy::equal()
@@ -203,7 +233,7 @@ table! {
         source: "C. Liu and J. Layland, 1973.",
         scope: STARVES,
         policy: || Policy {
-            order: OrderRule::Deadline,
+            order: BY_DEADLINE,
             share: ShareRule::Rank(Rank::Deadline),
             ..Policy::equal()
         },
@@ -216,7 +246,7 @@ table! {
             because: "it must be told every job's length and speed before the job starts, and starves those it refuses",
         },
         policy: || Policy {
-            order: OrderRule::Deadline,
+            order: BY_DEADLINE,
             share: ShareRule::Gain(Gain::default()),
             scale: ScaleRule::Deadline(Finish::elasticflow()),
             ..Policy::equal()
@@ -227,7 +257,7 @@ table! {
         summary: "Each job reserves what its owner requested, and waits until that much is free.",
         source: "What Kubernetes' default scheduler does with requests.",
         scope: Scope::SimulatorOnly { because: "it needs a request of every job, which people guess" },
-        policy: || Policy { order: OrderRule::Requests, ..Policy::equal() },
+        policy: || Policy { order: REQUESTS, ..Policy::equal() },
     },
     Srpt: PolicyInfo {
         name: "srpt",
@@ -253,17 +283,39 @@ impl Preset {
     /// Whether the policy goes by what only some jobs have: deadlines, requests or tasks. Without them it is
     /// another policy of the table under a second name.
     pub fn needs_deadlines(self) -> bool {
-        matches!(self, Preset::Qos | Preset::Edf | Preset::Elasticflow | Preset::Requests | Preset::Operator)
+        let (own, equal) = (self.info().answers(), Policy::equal().answers());
+        own.order != equal.order || own.scale != equal.scale
     }
 
     /// Refuses a policy that may not decide on real jobs, with the reason.
     pub fn for_real_jobs(self) -> Result<Preset, String> {
+        self.scope().map(|_| self)
+    }
+
+    /// Refuses a policy that no SharePolicy takes, with the reason.
+    pub fn for_share_policy(self) -> Result<Preset, String> {
+        let (is_taken, _) = self.scope()?;
+        is_taken.then_some(self).ok_or_else(|| self.refusal("a SharePolicy"))
+    }
+
+    /// Refuses a policy that no TrainingJob takes, with the reason.
+    pub fn for_training_job(self) -> Result<Preset, String> {
+        let (_, is_taken) = self.scope()?;
+        is_taken.then_some(self).ok_or_else(|| self.refusal("a TrainingJob"))
+    }
+
+    /// Whether a SharePolicy and whether a TrainingJob takes the policy, if it may decide on real jobs at all.
+    fn scope(self) -> Result<(bool, bool), String> {
         match self.info().scope {
-            Scope::Production { .. } => Ok(self),
+            Scope::Production { share_policy, training_job } => Ok((share_policy, training_job)),
             Scope::SimulatorOnly { because } => {
                 Err(format!("`{}` is for the simulator only: {because}; try it with `gainshare sim`", self.name()))
             }
         }
+    }
+
+    fn refusal(self, resource: &str) -> String {
+        format!("`{}` is not a policy of {resource}: docs/policies.md lists where each policy may decide", self.name())
     }
 }
 
@@ -299,46 +351,59 @@ impl From<Preset> for String {
 
 impl PolicyInfo {
     pub fn answers(&self) -> Answers {
-        let policy = (self.policy)();
-        Answers {
-            order: match policy.order {
-                OrderRule::Fifo => "fifo",
-                OrderRule::Requests => "requests",
-                OrderRule::Deadline => "deadline",
-            },
-            place: match policy.place {
-                PlaceRule::Spread => "spread",
-                PlaceRule::Kubernetes { .. } => "kubernetes",
-                PlaceRule::Growth => "growth",
-                PlaceRule::Affinity => "affinity",
-            },
-            share: match policy.share {
-                ShareRule::Fair => "fair",
-                ShareRule::Flowcon(_) => "flowcon",
-                ShareRule::Rank(Rank::Arrival) => "rank by arrival",
-                ShareRule::Rank(Rank::Deadline) => "rank by deadline",
-                ShareRule::Rank(Rank::Remaining) => "rank by work left",
-                ShareRule::Rank(Rank::Predicted) => "rank by predicted work left",
-                ShareRule::Rank(Rank::Attained { .. }) => "rank by attained service",
-                ShareRule::Weigh { by: Weighting::Drf } => "drf",
-                ShareRule::Weigh { by: Weighting::Slaq } => "slaq",
-                ShareRule::Weigh { by: Weighting::Optimus } => "optimus",
-                ShareRule::Weigh { by: Weighting::Themis } => "themis",
-                ShareRule::Gain(_) => "gain",
-            },
-            moves: match policy.moves {
-                MoveRule::Stay => "stay",
-                MoveRule::Specon(_) => "specon",
-                MoveRule::Gain(_) => "gain",
-            },
-            scale: match policy.scale {
-                ScaleRule::Fixed => "fixed",
-                ScaleRule::Deadline(_) => "deadline",
-                ScaleRule::Elastic(_) => "elastic",
-            },
-        }
+        (self.policy)().answers()
     }
 }
+
+/// The policies among whose rules the name of a plain rule is looked for.
+fn policies() -> impl Iterator<Item = Policy> {
+    TABLE.iter().map(|info| info.policy).chain(EXAMPLES.iter().copied()).map(|policy| policy())
+}
+
+/// Policies of tests, which are in no table: that of docs/write-a-policy.md.
+#[cfg(test)]
+const EXAMPLES: &[fn() -> Policy] = &[example];
+#[cfg(not(test))]
+const EXAMPLES: &[fn() -> Policy] = &[];
+
+#[cfg(test)]
+fn example() -> Policy {
+    Policy { share: ShareRule::Plain(super::example::RULE), ..Policy::equal() }
+}
+
+/// Finds a plain rule of this name for one decision.
+macro_rules! find_by_name {
+    ($type:ident, $form:ident, $decision:literal, $rule:expr) => {
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$type, D::Error> {
+                let written = $form::deserialize(deserializer)?;
+                let name: &str = written.as_ref();
+                let rule: fn(Policy) -> Option<$type> = $rule;
+                let found = policies().filter_map(rule).find(|rule| rule.name() == name);
+                let problem = || format!("no policy of this version has the {} rule `{name}`", $decision);
+                found.ok_or_else(|| D::Error::custom(problem()))
+            }
+        }
+    };
+}
+
+find_by_name!(OrderRule, String, "order", |policy| Some(policy.order));
+find_by_name!(PlainPlace, RuleTag, "place", |policy| match policy.place {
+    PlaceRule::Plain(rule) => Some(rule),
+    _ => None,
+});
+find_by_name!(PlainShare, RuleTag, "share", |policy| match policy.share {
+    ShareRule::Plain(rule) => Some(rule),
+    _ => None,
+});
+find_by_name!(PlainMove, RuleTag, "move", |policy| match policy.moves {
+    MoveRule::Plain(rule) => Some(rule),
+    _ => None,
+});
+find_by_name!(PlainScale, String, "scale", |policy| match policy.scale {
+    ScaleRule::Plain(rule) => Some(rule),
+    _ => None,
+});
 
 impl From<Preset> for Policy {
     fn from(preset: Preset) -> Policy {
@@ -400,6 +465,89 @@ mod tests {
         assert_eq!(Preset::ALL[0], Preset::Na);
         assert_eq!(Preset::default(), Preset::Gainshare);
         assert_eq!(Preset::default().for_real_jobs(), Ok(Preset::Gainshare));
+    }
+
+    #[test]
+    fn the_rules_of_every_row_are_read_as_they_are_written() {
+        for policy in policies() {
+            let text = serde_json::to_string(&policy).expect("a policy serialises");
+            let read: Policy = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert_eq!(read, policy);
+        }
+        let equal = serde_json::to_value(Policy::equal()).expect("a policy serialises");
+        let written = ["order", "place", "share", "moves", "scale"].map(|decision| equal[decision].to_string());
+        assert_eq!(
+            written,
+            [r#""fifo""#, r#"{"rule":"spread"}"#, r#"{"rule":"fair"}"#, r#"{"rule":"stay"}"#, r#""fixed""#]
+        );
+    }
+
+    #[test]
+    fn an_unknown_rule_is_refused_with_its_decision() {
+        let refusal = |text: &str| serde_json::from_str::<Policy>(text).expect_err("refused").to_string();
+        for (text, words) in [
+            (r#"{"order": "lottery"}"#, "no policy of this version has the order rule `lottery`"),
+            (r#"{"share": {"rule": "lottery"}}"#, "this version has no such share rule"),
+            (r#"{"share": {"rule": "flowcon", "alpha": "x"}}"#, "this version has no such share rule"),
+            (r#"{"moves": {"rule": "lottery"}}"#, "this version has no such move rule"),
+            (r#"{"place": {"rule": "lottery"}}"#, "this version has no such place rule"),
+            (r#"{"scale": "lottery"}"#, "this version has no such scale rule"),
+        ] {
+            assert!(refusal(text).contains(words), "{text}: {}", refusal(text));
+        }
+    }
+
+    #[test]
+    fn a_row_without_an_enum_decides_and_its_decision_is_made_again() {
+        let mut decider = crate::decider::Decider::new(example());
+        let jobs = vec![crate::fixtures::running(1, 0), crate::fixtures::running(2, 0)];
+        let view = crate::view::View { nodes: vec![crate::fixtures::node(0)], jobs, ..crate::view::View::default() };
+        let record = decider.decide_recorded(view).decision().expect("a plan").record().expect("it was recorded");
+        let text = serde_json::to_string(&record).expect("a record serialises");
+        let read: crate::replay::RecordedDecision = serde_json::from_str(&text).expect("a record is read");
+        assert_eq!(read.policy.answers().share, "young");
+        assert_eq!(read.replay().expect("it can be replayed").differences, vec![]);
+    }
+
+    /// The memories of two folders, as two rows would declare them.
+    mod two_memories {
+        use super::*;
+        use crate::policies::plain::Binding;
+        use crate::policies::{flowcon, specon};
+
+        row_memory! { flowcon specon }
+
+        #[test]
+        fn a_plain_rule_gets_the_memory_of_its_folder_and_what_it_writes_is_kept() {
+            let (mut memory, silence) = (RowMemory::default(), Policy::equal().silence());
+            assert!(memory.is_empty());
+            let later: specon::Memory =
+                serde_json::from_str(r#"{"due": 7, "ran": null, "jobs": {}}"#).expect("a memory is read");
+            let bound: &mut specon::Memory = Binding { silence, memory: &mut memory }.memory();
+            *bound = later.clone();
+            assert_eq!((&memory.specon, &memory.flowcon), (&later, &flowcon::Memory::default()));
+            let text = serde_json::to_string(&memory).expect("a memory serialises");
+            assert_eq!(serde_json::from_str::<RowMemory>(&text).expect("a memory is read"), memory);
+            assert!(!memory.is_empty() && memory.memory(TypeId::of::<u32>()).is_none());
+        }
+    }
+
+    #[test]
+    fn every_resource_takes_the_policies_whose_rows_say_so_and_refuses_the_others_with_words() {
+        for preset in Preset::ALL {
+            let (share_policy, training_job) = match preset.info().scope {
+                Scope::Production { share_policy, training_job } => (share_policy, training_job),
+                Scope::SimulatorOnly { .. } => (false, false),
+            };
+            for (answer, is_taken, resource) in [
+                (preset.for_share_policy(), share_policy, "SharePolicy"),
+                (preset.for_training_job(), training_job, "TrainingJob"),
+            ] {
+                assert_eq!(answer.is_ok(), is_taken, "{preset:?}");
+                let words = [preset.name(), if preset.for_real_jobs().is_ok() { resource } else { "simulator only" }];
+                assert!(answer.err().is_none_or(|why| words.iter().all(|word| why.contains(word))), "{preset:?}");
+            }
+        }
     }
 
     #[test]

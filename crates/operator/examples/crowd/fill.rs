@@ -12,6 +12,7 @@
 use super::prepare::{AT_ONCE, agent_pod, make, pod, token};
 use super::{Plan, Result};
 use futures_util::{StreamExt, TryStreamExt};
+use gainshare_core::policy::Preset;
 use gainshare_kube_api::training_job::{JobPolicy, TrainingJob};
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::api::{Api, Patch, PatchParams};
@@ -27,7 +28,7 @@ use std::time::{Duration, Instant};
 const LIGHT: usize = 50;
 /// How many it has.
 const LIGHT_LAYERS: usize = 4;
-const POLICIES: [JobPolicy; 3] = [JobPolicy::Specon, JobPolicy::Gainshare, JobPolicy::Flowcon2];
+const POLICIES: [Preset; 3] = [Preset::Specon, Preset::Gainshare, Preset::Flowcon2];
 const CLAIM: &str = "work";
 
 /// Where a job that runs from the start lives, and in which layer.
@@ -42,7 +43,7 @@ pub(super) fn place_of(plan: &Plan, index: usize) -> (usize, usize) {
 }
 
 fn policy_of(layer: usize) -> JobPolicy {
-    POLICIES[layer % POLICIES.len()]
+    JobPolicy::try_from(POLICIES[layer % POLICIES.len()]).expect("a TrainingJob takes it")
 }
 
 /// Of the jobs that run from the start, those that stop growing on demand: of the
@@ -148,7 +149,7 @@ async fn begin(plan: &Plan, client: &Client, index: usize) -> Result<()> {
     let pod_name = format!("{name}-1");
     // As the operator would have written it.
     let mut note = json!({"policy": format!("TrainingJob/{}", policy.name()), "category": "growing"});
-    if policy == JobPolicy::Specon {
+    if policy.preset() == Preset::Specon {
         let message = "TrainingJob/specon: it is measured, and keeps the resources that its author requested";
         note["blocked"] = json!({"reason": "WatchedOnly", "message": message});
     }

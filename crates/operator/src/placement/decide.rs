@@ -9,7 +9,7 @@ use crate::state::orders::{JobFacts, JobState, Order, OrderKind};
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{Decider, Decision as RecordedPlan, Outcome};
 use gainshare_core::model::{JobId, NodeId, OwnerId, Span};
-use gainshare_core::policy::{MoveRule, Policy, Preset, Specon};
+use gainshare_core::policy::{MoveRule, Policy, Specon};
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::JobPolicy;
 use gainshare_kube_api::wire;
@@ -64,7 +64,7 @@ impl Placements {
     }
 
     fn decide_for_all(&mut self, snapshot: &ClusterSnapshot) -> Vec<Order> {
-        let policies = JobPolicy::ALL.into_iter().filter(|policy| policy.places_pods());
+        let policies = JobPolicy::all().filter(|policy| policy.places_pods());
         policies.flat_map(|policy| self.decide_for(policy, snapshot)).collect()
     }
 
@@ -126,7 +126,7 @@ impl Placements {
                 // places those that wait.
                 let record = rejection.record.as_ref().and_then(|r| serde_json::to_string(r).ok());
                 tracing::error!(
-                    ?policy,
+                    policy = policy.name(),
                     record,
                     "a plan failed its check and is not carried out: {}",
                     rejection.reasons()
@@ -139,7 +139,7 @@ impl Placements {
             self.recorded.insert(policy, decision.clone());
         }
         let plan = &decision.plan;
-        if policy == JobPolicy::Specon {
+        if policy.moves_converged_jobs() {
             for memory in self.jobs.values_mut().filter(|memory| memory.facts.policy == policy) {
                 let category = plan.verdicts.get(&memory.id).map(|verdict| verdict.category).or(memory.category);
                 if let Some(now) = category.filter(|_| category != memory.category) {
@@ -165,11 +165,11 @@ impl Placements {
         let of_policy = self.jobs.values().filter(|memory| memory.facts.policy == policy);
         let by_id: HashMap<JobId, &JobFacts> = of_policy.map(|memory| (memory.id, &*memory.facts)).collect();
         let names: HashMap<NodeId, &String> = self.nodes.ids.iter().map(|(name, id)| (*id, name)).collect();
-        let starts = plan.starts.iter().map(|s| (s.job, s.node, OrderKind::Place, None));
-        let moves = plan.moves.iter().map(|m| (m.job, m.to, OrderKind::Move, Some(m.why)));
+        let starts = plan.starts.iter().map(|s| (s.job, s.node, OrderKind::Place, PlacementReason::from(s.why)));
+        let moves = plan.moves.iter().map(|m| (m.job, m.to, OrderKind::Move, PlacementReason::from(m.why)));
         starts
             .chain(moves)
-            .filter_map(|(job, node, kind, because)| {
+            .filter_map(|(job, node, kind, reason)| {
                 let (facts, node) = (by_id.get(&job)?, names.get(&node)?.to_string());
                 let fits = match kind {
                     // Without an order the cluster's own scheduler finds a place.
@@ -179,7 +179,6 @@ impl Placements {
                             && matches!(&facts.state, JobState::Running { node: from, .. } if *from != node)
                     }
                 };
-                let reason = because.map_or_else(|| start_reason(policy), PlacementReason::from);
                 fits.then(|| Order { uid: facts.uid.clone(), node, kind, reason })
             })
             .collect()
@@ -192,27 +191,11 @@ impl Placements {
 }
 
 fn rules(policy: JobPolicy, specon: Specon) -> Policy {
-    let preset = match policy {
-        JobPolicy::Na => Preset::Na,
-        JobPolicy::Specon => Preset::Specon,
-        JobPolicy::Flowcon2 => Preset::Flowcon2,
-        JobPolicy::Gainshare => Preset::Gainshare,
-        JobPolicy::Operator => Preset::Operator,
-    };
-    let mut rules = Policy::from(preset);
+    let mut rules = policy.policy();
     if let MoveRule::Specon(numbers) = &mut rules.moves {
         *numbers = specon;
     }
     rules
-}
-
-/// Why a policy starts a job on a node.
-fn start_reason(policy: JobPolicy) -> PlacementReason {
-    match policy {
-        JobPolicy::Flowcon2 => PlacementReason::MostGrowth,
-        JobPolicy::Gainshare => PlacementReason::HomeOrEmpty,
-        JobPolicy::Na | JobPolicy::Specon | JobPolicy::Operator => PlacementReason::FewestJobs,
-    }
 }
 
 /// What a move costs, in seconds: the median over owners of each owner's median. An owner with many

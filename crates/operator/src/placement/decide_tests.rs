@@ -5,8 +5,10 @@ use crate::placement::snapshot::{JobReport, NodeSnapshot};
 use crate::state::clock::AgentClock;
 use crate::state::workload::WorkloadKind;
 use gainshare_core::model::Time;
+use gainshare_core::policy::Preset;
 use gainshare_core::signal::{Outlook, Signal, TimedValue};
 use gainshare_core::view::Phase;
+use gainshare_kube_api::fixtures::job_policy;
 use gainshare_kube_api::immovable::ImmovableReason;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -123,18 +125,18 @@ fn order(job: &str, node: &str, kind: OrderKind) -> (String, String, OrderKind) 
 #[test]
 fn waiting_jobs_are_spread_and_two_passes_never_give_the_same_room_away_twice() {
     let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
-    lab.wait("one", JobPolicy::Specon);
+    lab.wait("one", job_policy(Preset::Specon));
     assert_eq!(lab.pass(1.0, &[]), [order("one", "a", OrderKind::Place)]);
     // The controller has not done it yet; the next to come goes to the other node, and nothing is
     // said twice.
-    lab.wait("two", JobPolicy::Specon);
+    lab.wait("two", job_policy(Preset::Specon));
     assert_eq!(lab.pass(1.0, &[]), [order("two", "b", OrderKind::Place)]);
     assert_eq!(lab.pass(1.0, &[]), []);
     lab.carry_out("one", "a");
     lab.carry_out("two", "b");
     assert_eq!(lab.pass(1.0, &[]), []);
     // An order without effect is given again after a while.
-    lab.wait("three", JobPolicy::Specon);
+    lab.wait("three", job_policy(Preset::Specon));
     assert_eq!(lab.pass(1.0, &[]).len(), 1);
     assert_eq!(lab.pass(10.0, &[]).len(), 0);
     assert_eq!(lab.pass(10.0, &[]).len(), 1);
@@ -143,7 +145,7 @@ fn waiting_jobs_are_spread_and_two_passes_never_give_the_same_room_away_twice() 
 #[test]
 fn an_order_to_a_node_that_was_closed_meanwhile_is_replaced_at_once() {
     let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
-    lab.wait("one", JobPolicy::Specon);
+    lab.wait("one", job_policy(Preset::Specon));
     assert_eq!(lab.pass(1.0, &[]), [order("one", "a", OrderKind::Place)]);
     lab.snapshot.nodes.get_mut("a").unwrap().open = false;
     assert_eq!(lab.pass(1.0, &[]), [order("one", "b", OrderKind::Place)]);
@@ -160,7 +162,7 @@ fn no_job_is_sent_to_a_node_that_is_silent_closed_or_full() {
         |n| n.free_milli = 499,
         |n| n.free_bytes = 1 << 29,
     ] {
-        for policy in [JobPolicy::Specon, JobPolicy::Flowcon2, JobPolicy::Gainshare] {
+        for policy in [job_policy(Preset::Specon), job_policy(Preset::Flowcon2), job_policy(Preset::Gainshare)] {
             let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
             spoil(lab.snapshot.nodes.get_mut("a").unwrap());
             lab.run("old", policy, "b");
@@ -173,7 +175,7 @@ fn no_job_is_sent_to_a_node_that_is_silent_closed_or_full() {
 #[test]
 fn the_cluster_scheduler_keeps_jobs_that_want_no_policy() {
     let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
-    lab.wait("one", JobPolicy::Na);
+    lab.wait("one", job_policy(Preset::Na));
     assert_eq!(lab.pass(1.0, &[]), []);
 }
 
@@ -194,7 +196,7 @@ fn specon_story(lab: &mut Lab, runs: usize) -> Vec<(usize, String, String, Order
 fn crowded() -> Lab {
     let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
     for name in ["one", "two", "three"] {
-        lab.run(name, JobPolicy::Specon, "a");
+        lab.run(name, job_policy(Preset::Specon), "a");
     }
     lab
 }
@@ -245,8 +247,8 @@ fn gain_story(lab: &mut Lab, passes: u64) -> Vec<(String, String, OrderKind)> {
 fn an_empty_node_takes_a_job_if_that_is_worth_what_moving_was_measured_to_cost() {
     let shared = || {
         let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
-        lab.run("one", JobPolicy::Gainshare, "a");
-        lab.run("two", JobPolicy::Gainshare, "a");
+        lab.run("one", job_policy(Preset::Gainshare), "a");
+        lab.run("two", job_policy(Preset::Gainshare), "a");
         lab
     };
     let mut lab = shared();
@@ -263,7 +265,7 @@ fn an_empty_node_takes_a_job_if_that_is_worth_what_moving_was_measured_to_cost()
 #[test]
 fn reports_and_use_go_on_over_a_move() {
     let mut lab = Lab::new(&[("a", 4.0), ("b", 8.0)]);
-    lab.run("one", JobPolicy::Gainshare, "a");
+    lab.run("one", job_policy(Preset::Gainshare), "a");
     lab.pass(2.0, &[("one", 1.0, 1, 10.0)]);
     lab.pass(2.0, &[("one", 0.5, 2, 12.0)]);
     lab.carry_out("one", "b");
@@ -283,7 +285,7 @@ fn a_moving_job_takes_room_where_it_goes_but_not_for_ever() {
     let orders = specon_story(&mut lab, 4);
     assert_eq!(orders.len(), 1);
     lab.job("three").0.state = JobState::Moving;
-    lab.wait("four", JobPolicy::Specon);
+    lab.wait("four", job_policy(Preset::Specon));
     // `a` has two, `b` is about to have one.
     assert_eq!(lab.pass(1.0, &[]), [order("four", "b", OrderKind::Place)]);
     let third = |lab: &Lab| lab.snapshot.jobs[2].0.uid.clone();
@@ -324,10 +326,10 @@ fn the_cost_of_moves_is_bounded_and_an_owner_counts_once() {
 #[test]
 fn an_unsound_plan_places_and_moves_no_job_and_is_counted() {
     let mut lab = crowded();
-    lab.wait("four", JobPolicy::Specon);
-    let mut decider = Decider::new(rules(JobPolicy::Specon, Specon::default()));
+    lab.wait("four", job_policy(Preset::Specon));
+    let mut decider = Decider::new(rules(job_policy(Preset::Specon), Specon::default()));
     decider.break_plans();
-    lab.decision.deciders.insert(JobPolicy::Specon, decider);
+    lab.decision.deciders.insert(job_policy(Preset::Specon), decider);
     assert_eq!(specon_story(&mut lab, 8), []);
     assert!(lab.decision.rejected >= 8, "{} plans were rejected", lab.decision.rejected);
     assert!(lab.decision.recorded.is_empty() && lab.decision.take_category_changes().is_empty());

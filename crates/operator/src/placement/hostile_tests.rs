@@ -12,8 +12,10 @@ use crate::placement::snapshot::read;
 use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
 use crate::state::workload::WorkloadKind;
+use gainshare_core::policy::Preset;
 use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::fixtures::job_policy;
 use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::wire::SyncRequest;
 use serde_json::{Value, json};
@@ -152,7 +154,11 @@ impl Dice {
             name: format!("job-{index}"),
             owner: self.pick(&["team", "", "other"]).to_owned(),
             arrived: since,
-            policy: self.pick(&[JobPolicy::Specon, JobPolicy::Gainshare, JobPolicy::Flowcon2]),
+            policy: self.pick(&[
+                job_policy(Preset::Specon),
+                job_policy(Preset::Gainshare),
+                job_policy(Preset::Flowcon2),
+            ]),
             state,
             movable: if self.roll(3) == 0 { Err(ImmovableReason::NoCheckpoint) } else { Ok(()) },
             pod_uid: Some(format!("pod-{}", self.roll(PODS))),

@@ -6,8 +6,10 @@ use crate::placement::snapshot::read;
 use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
 use crate::state::workload::WorkloadKind;
+use gainshare_core::policy::Preset;
 use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::facts::{ContainerFacts, PodFacts};
+use gainshare_kube_api::fixtures::job_policy;
 use gainshare_kube_api::names::JOB_LABEL;
 use gainshare_kube_api::resources::{Amounts, Resources};
 use gainshare_kube_api::wire::{NodeTotals, ReportedCategory, SyncRequest};
@@ -27,7 +29,7 @@ fn node(index: usize) -> String {
 }
 
 fn facts(index: usize, state: JobState) -> JobFacts {
-    let policies = [JobPolicy::Specon, JobPolicy::Gainshare, JobPolicy::Flowcon2];
+    let policies = [job_policy(Preset::Specon), job_policy(Preset::Gainshare), job_policy(Preset::Flowcon2)];
     let is_running = matches!(state, JobState::Running { .. });
     JobFacts {
         uid: format!("8e6c2c1c-0000-4000-8000-{index:012}"),

@@ -11,9 +11,10 @@ use crate::state::metrics::Metrics;
 use crate::state::orders::{JobFacts, JobState};
 use crate::state::workload::WorkloadKind;
 use gainshare_core::model::Time;
-use gainshare_core::policy::Specon;
+use gainshare_core::policy::{Preset, Specon};
 use gainshare_core::replay::RecordedDecision;
 use gainshare_kube_api::decision_record::{JOB_HEADER, RECORD_PATH};
+use gainshare_kube_api::fixtures::job_policy;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -85,7 +86,11 @@ async fn a_placement_is_served_on_request_and_replays() {
 
     leading.send_replace(Some(leading_replica()));
     let mut decision = Placements::new(Specon::default());
-    let jobs = vec![facts("vae", JobPolicy::Gainshare), facts("gru", JobPolicy::Specon), facts("own", JobPolicy::Na)];
+    let jobs = vec![
+        facts("vae", job_policy(Preset::Gainshare)),
+        facts("gru", job_policy(Preset::Specon)),
+        facts("own", job_policy(Preset::Na)),
+    ];
     assert_eq!(decision.decide(&snapshot(jobs)).len(), 2);
     let passes = requests.clone();
     tokio::spawn(async move {
@@ -118,20 +123,20 @@ fn a_large_cluster_records_the_next_decision_after_a_request() {
     let requests = RecordRequests::default();
     let mut decision = Placements::new(Specon::default());
     let mut jobs: Vec<JobFacts> =
-        (0..=RECORDED_JOBS).map(|index| facts(&index.to_string(), JobPolicy::Gainshare)).collect();
+        (0..=RECORDED_JOBS).map(|index| facts(&index.to_string(), job_policy(Preset::Gainshare))).collect();
     decision.decide(&snapshot(jobs.clone()));
     assert!(decision.recorded.is_empty(), "a decision that no user asked for is not recorded");
     let mut answer = requests.ask("uid-7".to_owned());
     requests.answer(&mut decision);
     assert!(answer.try_recv().is_err(), "the next decision is awaited");
     // A job that comes makes a decision due.
-    jobs.push(facts("late", JobPolicy::Gainshare));
+    jobs.push(facts("late", job_policy(Preset::Gainshare)));
     decision.decide(&snapshot(jobs.clone()));
     requests.answer(&mut decision);
     let JobDecision { decision: found, .. } = answer.try_recv().unwrap().unwrap();
     assert_eq!(found.record().unwrap().replay().unwrap().differences, []);
     // The decision after it is not recorded.
-    jobs.push(facts("later", JobPolicy::Gainshare));
+    jobs.push(facts("later", job_policy(Preset::Gainshare)));
     decision.decide(&snapshot(jobs));
     assert!(decision.recorded.is_empty());
 }
@@ -140,8 +145,8 @@ fn a_large_cluster_records_the_next_decision_after_a_request() {
 fn a_decision_about_sizes_is_answered_without_a_pass() {
     let requests = RecordRequests::default();
     let mut decision = Placements::new(Specon::default());
-    decision.decide(&snapshot(vec![facts("ps", JobPolicy::Gainshare)]));
-    let (job, recorded) = (JobId(1), decision.recorded[&JobPolicy::Gainshare].clone());
+    decision.decide(&snapshot(vec![facts("ps", job_policy(Preset::Gainshare))]));
+    let (job, recorded) = (JobId(1), decision.recorded[&job_policy(Preset::Gainshare)].clone());
     let sizes = [
         ("uid-ps".to_owned(), Ok(JobDecision { job, decision: recorded })),
         ("uid-many".to_owned(), Err(RecordError::TooManyJobs)),

@@ -12,7 +12,6 @@ use super::snapshot::ClusterSnapshot;
 use crate::state::orders::{JobFacts, JobState, Order, OrderKind};
 use gainshare_core::model::{NodeId, Span, Time};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
-use gainshare_kube_api::training_job::JobPolicy;
 use std::collections::HashMap;
 
 /// A job that is between two nodes for longer (suspended, for instance) takes no room any more.
@@ -66,7 +65,7 @@ impl Placements {
             return None;
         }
         let facts = &memory.facts;
-        let once = facts.policy == JobPolicy::Specon && memory.has_moved;
+        let once = memory.has_moved && facts.policy.moves_converged_jobs();
         let mut pinned = facts.movable.is_err() || once;
         let going = memory.order.as_ref().filter(|(_, at)| now.since(*at) <= ORDER_STANDS).map(|(order, _)| order);
         let on = |node: NodeId, since: Time, attempt: u32| {

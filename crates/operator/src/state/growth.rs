@@ -5,12 +5,12 @@
 //!
 //! **How.** *Room* is what the pods of one policy on one node may together request beyond their originals: up to
 //! [`FULL`] of the node, less what all other pods request, and within the quotas of their namespace. Limits of
-//! single pods are in [`gainshare_kube_api::bounds`]. Only the policy `qos` has room. The node agent plans with
-//! it, and the operator checks each resize with it.
+//! single pods are in [`gainshare_kube_api::bounds`]. Only policies that keep deadlines have room. The node agent plans
+//! with it, and the operator checks each resize with it.
 
 use super::world::World;
 use gainshare_kube_api::quantity::total;
-use gainshare_kube_api::wire::{PodOnNode, PolicyKind};
+use gainshare_kube_api::wire::PodOnNode;
 
 /// Grown pods leave the rest of the node free for new pods, in hundredths.
 const FULL_PERCENT: u64 = 80;
@@ -18,7 +18,7 @@ const FULL_PERCENT: u64 = 80;
 impl World {
     /// The room of the pod's policy on this node.
     pub(crate) fn room_milli(&self, pod: &PodOnNode, node: &str) -> u64 {
-        if pod.settings.policy != PolicyKind::Qos {
+        if !pod.settings.policy.keeps_deadlines() {
             return 0;
         }
         let Some(whole) = self.nodes().get(node).and_then(|facts| facts.cpu_milli) else { return 0 };
@@ -34,6 +34,6 @@ impl World {
 
     /// Whether pods on the node may grow.
     pub(super) fn has_growing(&self, node: &str) -> bool {
-        self.shared_on(node).any(|pod| pod.settings.policy == PolicyKind::Qos)
+        self.shared_on(node).any(|pod| pod.settings.policy.keeps_deadlines())
     }
 }

@@ -1,6 +1,7 @@
 //! A job of several tasks as it was read: a TrainingJob with `replicaSpecs`, or a Kubeflow TFJob.
 
 use super::workload::{WorkloadKey, WorkloadKind};
+use gainshare_core::policy::Preset;
 use gainshare_kube_api::deadline::{Deadline, FinishStatus};
 use gainshare_kube_api::deadline_input;
 use gainshare_kube_api::names::{
@@ -150,7 +151,7 @@ impl TaskJobSnapshot {
 
     /// Whether the policy `operator` decides about the sizes of its tasks.
     pub(crate) fn is_scaled(&self) -> bool {
-        self.spec.as_ref().is_ok_and(|spec| spec.options.policy == Some(JobPolicy::Operator))
+        self.spec.as_ref().is_ok_and(|spec| spec.options.policy.map(JobPolicy::preset) == Some(Preset::Operator))
     }
 }
 

@@ -38,7 +38,7 @@ mod order;
 
 pub use nodes::{LateJob, NodeKind, NodeNeed, Room, WorkLeft, nodes_needed};
 pub use numbers::{Admission, Finish};
-pub(crate) use order::ByDeadline;
+pub(crate) use order::BY_DEADLINE;
 
 use super::{Claim, Group, Reservations, Scale};
 use crate::model::{JobId, Share, Span, Time};

@@ -7,12 +7,15 @@
 //! they must not keep others from a slot.
 
 use crate::model::Time;
+use crate::policies::plain::OrderRule;
 use crate::policies::{Order, Queue};
 use crate::view::{JobView, Phase, View};
 use std::cmp::Reverse;
 
+pub(crate) const BY_DEADLINE: OrderRule = OrderRule::new("deadline", || Box::new(ByDeadline));
+
 /// The rule has no numbers and no memory.
-pub(crate) struct ByDeadline;
+struct ByDeadline;
 
 /// The place of a job in the queue: its class, then its laxity in seconds.
 fn urgency(now: Time, job: &JobView) -> (u8, f64) {

@@ -5,6 +5,7 @@
 //!
 //! **Rule.** A young job weighs two, any other job one; shares are in proportion to the weights.
 
+use super::plain::PlainShare;
 use super::{Group, Opinion, Share, Shares};
 use crate::model::{Share as Part, Span};
 use crate::plan::Reason;
@@ -16,8 +17,11 @@ const YOUNG: Span = Span::from_secs(60);
 /// The weights change with time, so the rule wants to be asked again.
 const INTERVAL: Span = Span::from_secs(5);
 
-/// The rule has no numbers and no memory.
-pub(crate) struct Young;
+/// The rule, for the row of the table.
+pub(crate) const RULE: PlainShare = PlainShare::new("young", |_| Box::new(Young));
+
+/// The rule has no memory.
+struct Young;
 
 impl Share for Young {
     fn share(&mut self, group: &Group<'_>) -> Shares {

@@ -1,12 +1,15 @@
 //! `fair`: equal shares, as a plain machine gives them. The papers call it NA and compare all other
 //! rules with it.
 
+use super::plain::PlainShare;
 use super::{Group, Opinion, Share, Shares};
 use crate::model::Share as Part;
 use crate::plan::Reason;
 
+pub(crate) const FAIR: PlainShare = PlainShare::new("fair", |_| Box::new(Fair));
+
 /// The rule has no numbers and no memory.
-pub(crate) struct Fair;
+struct Fair;
 
 impl Share for Fair {
     fn share(&mut self, group: &Group<'_>) -> Shares {

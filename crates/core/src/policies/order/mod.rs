@@ -4,10 +4,14 @@
 //! A job that depends on another one steps aside until that one has ended; it keeps its place in
 //! the queue.
 
+use super::plain::OrderRule;
 use super::{Order, Queue};
 use crate::model::NodeId;
 use crate::view::{JobView, Phase, View};
 use std::cmp::Reverse;
+
+pub(crate) const FIFO: OrderRule = OrderRule::new("fifo", || Box::new(Fifo));
+pub(crate) const REQUESTS: OrderRule = OrderRule::new("requests", || Box::new(Requests));
 
 /// The rule has no numbers and no memory.
 pub(crate) struct Fifo;
@@ -24,7 +28,7 @@ impl Order for Fifo {
 
 /// As a cluster's default scheduler does: every job reserves what its owner requested (its floor), and
 /// waits until that much of a node is free. Jobs behind it that fit go first.
-pub(crate) struct Requests;
+struct Requests;
 
 /// Rounding of a sum of requests.
 const ROUNDING: f64 = 1e-9;

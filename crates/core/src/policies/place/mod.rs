@@ -1,6 +1,6 @@
 //! Where waiting jobs start: the nodes in the order of a rule, and the slots that are left.
 //!
-//! **Rules.** [`Spread`]: the node with a free slot that runs the fewest jobs for its cores.
+//! **Rules.** [`SPREAD`]: the node with a free slot that runs the fewest jobs for its cores.
 //! [`Kubernetes`]: what the default scheduler's integer scores do to jobs that request nothing.
 //! [`Growth`] (FlowCon 2.0): where the newcomer, and the jobs it joins, will grow most.
 //!
@@ -14,7 +14,7 @@ mod spread;
 
 pub(crate) use growth::Growth;
 pub(crate) use kubernetes::Kubernetes;
-pub(crate) use spread::Spread;
+pub(crate) use spread::SPREAD;
 
 use super::{Homes, JobCounts, Place};
 use crate::model::{JobId, NodeId};
@@ -175,6 +175,7 @@ fn place_of(view: &View, node: NodeId) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use super::spread::Spread;
     use super::*;
     use crate::model::Time;
     use crate::view::{JobView, Phase};

@@ -7,9 +7,11 @@ use crate::jobs::moves::{begin_move, exit_text, own_share_until, verdict};
 use crate::jobs::training_job::action::{Action, Snapshot, Step};
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{Exit, JobSnapshot, NodeState, Nodes, Phase, PodSnapshot, Stop};
+use gainshare_core::policy::Preset;
+use gainshare_kube_api::fixtures::job_policy;
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::run_policy::CleanPodPolicy;
-use gainshare_kube_api::training_job::{JobPolicy, State, StopReason};
+use gainshare_kube_api::training_job::{State, StopReason};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
@@ -43,7 +45,7 @@ fn the_node_annotation_is_an_order_once_and_only_where_it_can_be_followed() {
     followed.status.asked_node = Some("b".into());
     assert_eq!(ordered(&followed), None, "it was followed before");
     let mut fixed = job.clone();
-    fixed.spec.policy = JobPolicy::Na;
+    fixed.spec.policy = job_policy(Preset::Na);
     assert_eq!(ordered(&fixed), None, "it may not move");
     let mut stopping = job.clone();
     stopping.status.attempt.as_mut().unwrap().stopping = Some(StopReason::Suspend);
