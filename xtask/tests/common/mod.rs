@@ -92,6 +92,11 @@ impl Scenarios {
         }
     }
 
+    /// How many scenarios have failed.
+    pub(crate) fn failures(&self) -> usize {
+        self.failed.len()
+    }
+
     /// Fails if a scenario failed.
     pub(crate) fn finish(self) {
         assert!(self.count > 0, "no scenario ran");
