@@ -1,6 +1,9 @@
 //! Distributed jobs on real kubelets: tasks that start together, find each other, die and are replaced; and TFJob
 //! manifests as Kubeflow's users have them.
 //!
+//! The operator also ends after each of its writes about such a job: the gang runs whole or not at all, no task runs
+//! twice, and the job completes.
+//!
 //! The tasks are shell scripts. Servers never end by themselves, as real ones. The operator is the real program with
 //! the rights that the chart gives it.
 
@@ -9,14 +12,50 @@ mod common;
 
 use common::training::Operator;
 use common::{Scenarios, TestBed, eventually, text};
+use gainshare_kube_api::names::JOB_LABEL;
 use serde_json::{Value, json};
 use std::fs;
+use std::time::Instant;
 
 /// Never ends by itself.
 const SERVER: &str = r#"echo "serves as $HOSTNAME"; trap 'exit 143' TERM; while :; do sleep 0.2; done"#;
 
 /// Saves what it was told about the other tasks, and ends.
 const WORKER: &str = r#"echo "$TF_CONFIG" > "/keep/config-$HOSTNAME"; sleep 2"#;
+
+/// Names itself at each start, and never ends by itself.
+const COUNTED_SERVER: &str = r#"
+echo "$HOSTNAME" >> /keep/starts; touch /keep/server
+trap 'exit 143' TERM; while :; do sleep 0.2; done
+"#;
+
+/// Names itself at each start, waits for the server, and ends.
+const COUNTED_WORKER: &str = r#"
+echo "$HOSTNAME" >> /keep/starts; i=0
+while [ ! -e /keep/server ]; do i=$((i+1)); [ $i -gt 600 ] && exit 1; sleep 0.2; done
+sleep 5
+"#;
+
+/// What is written about a job of tasks until it has completed and nothing of it is left to clean, in this order.
+const WRITES: [&str; 14] = [
+    "after-hold",
+    "after-planned",
+    "after-service",
+    "before-create",
+    "after-create",
+    "after-placed",
+    "after-open",
+    "after-running",
+    "after-stopped",
+    "after-end",
+    "after-let-go",
+    "after-delete-service",
+    "after-delete-services",
+    "after-noted",
+];
+
+/// What is written about a job of tasks that is deleted while it runs.
+const DELETION: [&str; 3] = ["after-delete", "after-let-go", "after-release"];
 
 #[test]
 #[ignore = "needs root and a test bed"]
@@ -36,7 +75,122 @@ fn distributed_jobs_in_a_real_cluster() {
         eprintln!("{}", fs::read_to_string(bed.folder.path().join("operator.log")).unwrap_or_default());
     }
     drop(operator);
+    let mut tally = Tally::default();
+    scenarios
+        .run("the operator ends after each write about a job of tasks", || dies_after_each_write(&bed, &mut tally));
+    let violations = tally.violations.len() + scenarios.failures();
+    println!("fault: injected={} violations={violations} recovery_s={:.1}", tally.injected, tally.longest_s);
+    scenarios.run("the gang ran whole and each task once", || {
+        assert!(tally.violations.is_empty(), "{}\n{}", tally.violations.join("\n"), bed.operator_log());
+    });
     scenarios.finish();
+}
+
+/// What was done to the operator, and what did not hold.
+#[derive(Default)]
+struct Tally {
+    injected: u32,
+    longest_s: f64,
+    violations: Vec<String>,
+}
+
+impl Tally {
+    fn demand(&mut self, holds: bool, violation: impl FnOnce() -> String) {
+        if !holds {
+            let violation = violation();
+            eprintln!("violation: {violation}");
+            self.violations.push(violation);
+        }
+    }
+}
+
+/// A job of one server and one worker.
+fn pair(name: &str, worker: &str) -> Value {
+    let mut pair = job(name, worker, 50);
+    pair["spec"]["replicaSpecs"]["PS"]["template"] = template(name, COUNTED_SERVER, 50);
+    pair["spec"]["replicaSpecs"]["Worker"]["replicas"] = json!(1);
+    pair
+}
+
+fn pods_of(bed: &TestBed, name: &str) -> Vec<Value> {
+    let label = format!("{JOB_LABEL}={name}");
+    let pods: Value =
+        serde_json::from_str(&bed.kubectl(&["get", "pods", "-n", "team", "-l", &label, "-o", "json"])).unwrap();
+    pods["items"].as_array().cloned().unwrap_or_default()
+}
+
+fn services_of(bed: &TestBed, name: &str) -> usize {
+    let label = format!("{JOB_LABEL}={name}");
+    bed.kubectl(&["get", "services", "-n", "team", "-l", &label, "-o", "name"]).lines().count()
+}
+
+/// No gate is open unless every task of the gang has a node: written down, so that the next operator knows it.
+fn check_gang(bed: &TestBed, name: &str, point: &str, tally: &mut Tally) {
+    // The pods are read first: a gate that is open now was opened after the nodes were written.
+    let is_open = |pod: &&Value| pod["spec"]["schedulingGates"].as_array().is_none_or(Vec::is_empty);
+    let open = pods_of(bed, name).iter().filter(is_open).count();
+    let journal = bed.job(name)["status"]["tasks"].clone();
+    let is_whole = journal["admitted"] == true && journal["nodes"].as_object().is_some_and(|nodes| nodes.len() == 2);
+    tally.demand(open == 0 || is_whole, || format!("{point}: {open} tasks are open without the gang: {journal:#}"));
+}
+
+/// Each task was started once.
+fn check_starts(bed: &TestBed, name: &str, point: &str, tally: &mut Tally) {
+    let starts = fs::read_to_string(bed.kept(name).join("starts")).unwrap_or_default();
+    let mut started: Vec<&str> = starts.lines().collect();
+    started.sort_unstable();
+    let once = [format!("{name}-ps-0"), format!("{name}-worker-0")];
+    tally.demand(started == once, || format!("{point}: the tasks started as {started:?} instead of once each"));
+}
+
+/// The operator ends after each of its writes about a small job, and another one takes over.
+fn dies_after_each_write(bed: &TestBed, tally: &mut Tally) {
+    // Writes about other jobs would end the operator too.
+    let operator = Operator::start(bed, None);
+    bed.kubectl(&["delete", "trainingjob", "--all", "-n", "team", "--timeout=120s"]);
+    drop(operator);
+    for (round, point) in WRITES.iter().enumerate() {
+        let name = format!("pair-{round}");
+        let mut operator = Operator::start(bed, Some(point));
+        bed.apply(pair(&name, COUNTED_WORKER));
+        let code = operator.ended();
+        assert_eq!(code, Some(86), "the operator did not reach {point}\n{}", bed.operator_log());
+        tally.injected += 1;
+        check_gang(bed, &name, point, tally);
+        let began = Instant::now();
+        let operator = Operator::start(bed, None);
+        let done = bed.until(&name, "Succeeded", None);
+        let (epoch, failures) = (&done["status"]["tasks"]["epoch"], done["status"]["failures"].as_u64().unwrap_or(0));
+        tally.demand(*epoch == 1 && failures == 0, || format!("{point}: the job started again: {done:#}"));
+        let is_clean = || {
+            let held = |pod: &Value| pod["metadata"]["finalizers"].as_array().is_some_and(|all| !all.is_empty());
+            let is_clean = bed.job(&name)["status"]["tasks"]["cleaned"] == true;
+            (is_clean && services_of(bed, &name) == 0 && !pods_of(bed, &name).iter().any(held)).then_some(())
+        };
+        eventually(&format!("nothing left to clean after {point}"), is_clean);
+        let took_s = began.elapsed().as_secs_f64();
+        check_starts(bed, &name, point, tally);
+        println!("{point}: completed {took_s:.1} s after the next operator's start");
+        tally.longest_s = tally.longest_s.max(took_s);
+        bed.kubectl(&["delete", "trainingjob", &name, "-n", "team", "--timeout=60s"]);
+        drop(operator);
+    }
+    for (round, point) in DELETION.iter().enumerate() {
+        let name = format!("leaves-{round}");
+        let operator = Operator::start(bed, None);
+        bed.apply(pair(&name, COUNTED_SERVER));
+        bed.until(&name, "Running", None);
+        drop(operator);
+        let mut operator = Operator::start(bed, Some(point));
+        bed.kubectl(&["delete", "trainingjob", &name, "-n", "team", "--wait=false"]);
+        let code = operator.ended();
+        assert_eq!(code, Some(86), "the operator did not reach {point}\n{}", bed.operator_log());
+        tally.injected += 1;
+        let _operator = Operator::start(bed, None);
+        let is_gone = || (bed.find("trainingjob", &name).is_none() && pods_of(bed, &name).is_empty()).then_some(());
+        eventually(&format!("nothing left of a deleted job after {point}"), is_gone);
+        check_starts(bed, &name, point, tally);
+    }
 }
 
 fn template(name: &str, script: &str, milli: u32) -> Value {
