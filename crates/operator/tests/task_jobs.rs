@@ -1,8 +1,8 @@
 //! Distributed jobs on real kubelets: tasks that start together, find each other, die and are replaced; and TFJob
 //! manifests as Kubeflow's users have them.
 //!
-//! The operator also ends after each of its writes about such a job: the gang runs whole or not at all, no task runs
-//! twice, and the job completes.
+//! The operator also ends after each of its writes about such a job, one operator after the other: the gang runs whole
+//! or not at all, no task runs twice, and the job completes.
 //!
 //! The tasks are shell scripts. Servers never end by themselves, as real ones. The operator is the real program with
 //! the rights that the chart gives it.
@@ -11,7 +11,7 @@
 mod common;
 
 use common::training::Operator;
-use common::{Scenarios, TestBed, eventually, text};
+use common::{FaultTally, Scenarios, TestBed, eventually, text};
 use gainshare_kube_api::names::JOB_LABEL;
 use serde_json::{Value, json};
 use std::fs;
@@ -33,15 +33,15 @@ trap 'exit 143' TERM; while :; do sleep 0.2; done
 const COUNTED_WORKER: &str = r#"
 echo "$HOSTNAME" >> /keep/starts; i=0
 while [ ! -e /keep/server ]; do i=$((i+1)); [ $i -gt 600 ] && exit 1; sleep 0.2; done
-sleep 5
+sleep 10
 "#;
 
 /// What is written about a job of tasks until it has completed and nothing of it is left to clean, in this order.
 const WRITES: [&str; 14] = [
     "after-hold",
     "after-planned",
-    "after-service",
     "before-create",
+    "after-service",
     "after-create",
     "after-placed",
     "after-open",
@@ -75,33 +75,14 @@ fn distributed_jobs_in_a_real_cluster() {
         eprintln!("{}", fs::read_to_string(bed.folder.path().join("operator.log")).unwrap_or_default());
     }
     drop(operator);
-    let mut tally = Tally::default();
-    scenarios
-        .run("the operator ends after each write about a job of tasks", || dies_after_each_write(&bed, &mut tally));
-    let violations = tally.violations.len() + scenarios.failures();
-    println!("fault: injected={} violations={violations} recovery_s={:.1}", tally.injected, tally.longest_s);
-    scenarios.run("the gang ran whole and each task once", || {
-        assert!(tally.violations.is_empty(), "{}\n{}", tally.violations.join("\n"), bed.operator_log());
-    });
-    scenarios.finish();
-}
-
-/// What was done to the operator, and what did not hold.
-#[derive(Default)]
-struct Tally {
-    injected: u32,
-    longest_s: f64,
-    violations: Vec<String>,
-}
-
-impl Tally {
-    fn demand(&mut self, holds: bool, violation: impl FnOnce() -> String) {
-        if !holds {
-            let violation = violation();
-            eprintln!("violation: {violation}");
-            self.violations.push(violation);
-        }
+    let mut tally = FaultTally::of("operator-killed");
+    for (name, points) in [("pair", WRITES.as_slice()), ("leaver", DELETION.as_slice())] {
+        scenarios.run_counted(&format!("the operator ends at each write about {name}"), &mut tally, |tally| {
+            dies_at_each(&bed, name, points, tally)
+        });
     }
+    tally.print();
+    scenarios.finish();
 }
 
 /// A job of one server and one worker.
@@ -125,7 +106,7 @@ fn services_of(bed: &TestBed, name: &str) -> usize {
 }
 
 /// No gate is open unless every task of the gang has a node: written down, so that the next operator knows it.
-fn check_gang(bed: &TestBed, name: &str, point: &str, tally: &mut Tally) {
+fn check_gang(bed: &TestBed, name: &str, point: &str, tally: &mut FaultTally) {
     // The pods are read first: a gate that is open now was opened after the nodes were written.
     let is_open = |pod: &&Value| pod["spec"]["schedulingGates"].as_array().is_none_or(Vec::is_empty);
     let open = pods_of(bed, name).iter().filter(is_open).count();
@@ -135,62 +116,61 @@ fn check_gang(bed: &TestBed, name: &str, point: &str, tally: &mut Tally) {
 }
 
 /// Each task was started once.
-fn check_starts(bed: &TestBed, name: &str, point: &str, tally: &mut Tally) {
+fn check_starts(bed: &TestBed, name: &str, tally: &mut FaultTally) {
     let starts = fs::read_to_string(bed.kept(name).join("starts")).unwrap_or_default();
     let mut started: Vec<&str> = starts.lines().collect();
     started.sort_unstable();
     let once = [format!("{name}-ps-0"), format!("{name}-worker-0")];
-    tally.demand(started == once, || format!("{point}: the tasks started as {started:?} instead of once each"));
+    tally.demand(started == once, || format!("{name}: the tasks started as {started:?} instead of once each"));
 }
 
-/// The operator ends after each of its writes about a small job, and another one takes over.
-fn dies_after_each_write(bed: &TestBed, tally: &mut Tally) {
+/// An operator ends at the first of these points, the next one at the second, and so on; the last one cleans up. The
+/// job `pair` completes, the job `leaver` is deleted while it runs. Recovery is the time from the start of the last
+/// operator until nothing is left to do.
+fn dies_at_each(bed: &TestBed, name: &str, points: &[&str], tally: &mut FaultTally) {
     // Writes about other jobs would end the operator too.
     let operator = Operator::start(bed, None);
     bed.kubectl(&["delete", "trainingjob", "--all", "-n", "team", "--timeout=120s"]);
+    let is_deleted = name == "leaver";
+    if is_deleted {
+        bed.apply(pair(name, COUNTED_SERVER));
+        bed.until(name, "Running", None);
+    }
     drop(operator);
-    for (round, point) in WRITES.iter().enumerate() {
-        let name = format!("pair-{round}");
+    for (number, point) in points.iter().enumerate() {
         let mut operator = Operator::start(bed, Some(point));
-        bed.apply(pair(&name, COUNTED_WORKER));
-        let code = operator.ended();
-        assert_eq!(code, Some(86), "the operator did not reach {point}\n{}", bed.operator_log());
-        tally.injected += 1;
-        check_gang(bed, &name, point, tally);
+        match (number, is_deleted) {
+            (0, true) => drop(bed.kubectl(&["delete", "trainingjob", name, "-n", "team", "--wait=false"])),
+            (0, false) => bed.apply(pair(name, COUNTED_WORKER)),
+            _ => {}
+        }
         let began = Instant::now();
-        let operator = Operator::start(bed, None);
-        let done = bed.until(&name, "Succeeded", None);
+        let code = operator.ended();
+        assert_eq!(code, Some(86), "the operator did not reach {point}: {:#}\n{}", bed.job(name), bed.operator_log());
+        tally.inject(1);
+        println!("{name}: {point} after {:.1} s", began.elapsed().as_secs_f64());
+        if !is_deleted {
+            check_gang(bed, name, point, tally);
+        }
+    }
+    let began = Instant::now();
+    let _operator = Operator::start(bed, None);
+    if is_deleted {
+        let is_gone = || (bed.find("trainingjob", name).is_none() && pods_of(bed, name).is_empty()).then_some(());
+        eventually("nothing left of the deleted job", is_gone);
+    } else {
+        let done = bed.until(name, "Succeeded", None);
         let (epoch, failures) = (&done["status"]["tasks"]["epoch"], done["status"]["failures"].as_u64().unwrap_or(0));
-        tally.demand(*epoch == 1 && failures == 0, || format!("{point}: the job started again: {done:#}"));
+        tally.demand(*epoch == 1 && failures == 0, || format!("the job started again: {done:#}"));
         let is_clean = || {
             let held = |pod: &Value| pod["metadata"]["finalizers"].as_array().is_some_and(|all| !all.is_empty());
-            let is_clean = bed.job(&name)["status"]["tasks"]["cleaned"] == true;
-            (is_clean && services_of(bed, &name) == 0 && !pods_of(bed, &name).iter().any(held)).then_some(())
+            let is_clean = bed.job(name)["status"]["tasks"]["cleaned"] == true;
+            (is_clean && services_of(bed, name) == 0 && !pods_of(bed, name).iter().any(held)).then_some(())
         };
-        eventually(&format!("nothing left to clean after {point}"), is_clean);
-        let took_s = began.elapsed().as_secs_f64();
-        check_starts(bed, &name, point, tally);
-        println!("{point}: completed {took_s:.1} s after the next operator's start");
-        tally.longest_s = tally.longest_s.max(took_s);
-        bed.kubectl(&["delete", "trainingjob", &name, "-n", "team", "--timeout=60s"]);
-        drop(operator);
+        eventually("nothing left to clean", is_clean);
     }
-    for (round, point) in DELETION.iter().enumerate() {
-        let name = format!("leaves-{round}");
-        let operator = Operator::start(bed, None);
-        bed.apply(pair(&name, COUNTED_SERVER));
-        bed.until(&name, "Running", None);
-        drop(operator);
-        let mut operator = Operator::start(bed, Some(point));
-        bed.kubectl(&["delete", "trainingjob", &name, "-n", "team", "--wait=false"]);
-        let code = operator.ended();
-        assert_eq!(code, Some(86), "the operator did not reach {point}\n{}", bed.operator_log());
-        tally.injected += 1;
-        let _operator = Operator::start(bed, None);
-        let is_gone = || (bed.find("trainingjob", &name).is_none() && pods_of(bed, &name).is_empty()).then_some(());
-        eventually(&format!("nothing left of a deleted job after {point}"), is_gone);
-        check_starts(bed, &name, point, tally);
-    }
+    tally.recover(began.elapsed().as_secs_f64());
+    check_starts(bed, name, tally);
 }
 
 fn template(name: &str, script: &str, milli: u32) -> Value {
