@@ -67,7 +67,7 @@ fn stuck_and_slow_clients_hold_up_no_other_client() {
     }
     let without_s = longest_without_renewal_s(&d, 6, || {});
     assert!(!d.run_dir().join("lapsed").exists(), "the lease lapsed: {without_s} s without a renewal");
-    println!("fault: injected={} violations=0 recovery_s={slowest_s:.3}", stuck.len());
+    println!("fault: injected={} violations=0 slowest_answer_s={slowest_s:.3}", stuck.len());
 }
 
 /// A pattern whose matching costs much, and output made for it.
@@ -100,7 +100,7 @@ fn a_pattern_bomb_starves_no_heartbeat() {
     });
     assert!(rested_lines <= LINES, "{rested_lines} of {LINES} lines");
     assert!(!d.run_dir().join("lapsed").exists(), "the lease lapsed: {without_s} s without a renewal");
-    println!("fault: injected={LINES} violations=0 recovery_s={without_s:.1} rested_lines={rested_lines}");
+    println!("fault: injected={LINES} violations=0 without_renewal_s={without_s:.1} rested_lines={rested_lines}");
 }
 
 fn cpu_s(pid: i32) -> f64 {

@@ -9,7 +9,7 @@ mod common;
 #[path = "cluster/rights.rs"]
 mod rights;
 
-use common::{SYSTEM, Scenarios, TestBed, checkout, eventually, text};
+use common::{FaultTally, SYSTEM, Scenarios, TestBed, checkout, eventually, text};
 use gainshare_kube_api::names::ORIGINAL_ANNOTATION;
 use gainshare_kube_api::resize::{Amounts, Resources};
 use gainshare_kube_api::share_policy::SharePolicy;
@@ -226,7 +226,12 @@ fn the_operator_in_a_real_cluster() {
 
     let mut scenarios = Scenarios::default();
     scenarios.run("the plain manifests are fresh", || plain_manifests_are_fresh(&bed));
-    rights::check(&mut scenarios, &bed);
+    let mut operators_token = FaultTally::of("rights");
+    rights::check_operator(&mut scenarios, &bed, &mut operators_token);
+    let mut agents_token = FaultTally::of("agent-token");
+    scenarios.run_counted("a node agent's token opens nothing at the API server", &mut agents_token, |tally| {
+        rights::check_agent(&bed, tally);
+    });
     scenarios.run("mistakes are answered with help", || mistakes_are_answered_with_help(&bed));
 
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -260,8 +265,9 @@ fn the_operator_in_a_real_cluster() {
     eventually("an operator that answers", || agents.0.ask(None, Vec::new(), 0).ok());
 
     share_pods(&bed);
-    scenarios
-        .run("only a node agent may ask, and for its own node", || strangers_are_refused(&bed, &agent, &mut agents.0));
+    scenarios.run_counted("only a node agent may ask, and for its own node", &mut agents_token, |tally| {
+        strangers_are_refused(&bed, &agent, &mut agents.0, tally);
+    });
     scenarios.run("pods are resized within their pool", || resizes(&bed, &mut agents));
     scenarios.run("conditions and notes name what is wrong and what is decided", || conditions(&bed, &mut agents));
     scenarios.run("pods start tuned where the namespace asks for it", || webhook(&bed, address));
@@ -271,6 +277,8 @@ fn the_operator_in_a_real_cluster() {
         runtime.block_on(running).unwrap().unwrap();
         ended_operator(&bed);
     });
+    operators_token.print();
+    agents_token.print();
     scenarios.finish();
 }
 
@@ -338,22 +346,37 @@ fn mistakes_are_answered_with_help(bed: &TestBed) {
     assert!(said.contains("unknown field \"spec.intervall\""), "{said}");
 }
 
-fn strangers_are_refused(bed: &TestBed, agent: &dyn Fn(&str, &str) -> Agent, good: &mut Agent) {
+/// What the operator answers to false tokens, and to an agent's true token that is used beyond its node.
+fn strangers_are_refused(bed: &TestBed, agent: &dyn Fn(&str, &str) -> Agent, good: &mut Agent, tally: &mut FaultTally) {
+    let mut refused = |what: &str, mut asks: Agent, code: &str, words: &str| {
+        tally.inject(1);
+        let answer = asks.ask(None, Vec::new(), 0);
+        let is_refused = answer.as_ref().is_err_and(|error| error.starts_with(code) && error.contains(words));
+        tally.demand(is_refused, || format!("{what} was not refused with {code} and {words:?}: {answer:?}"));
+    };
     let mut stranger = agent("kwok-0", TOKEN_AUDIENCE);
     stranger.token = "nonsense".to_owned();
-    assert!(stranger.ask(None, Vec::new(), 0).unwrap_err().starts_with("401"));
-    let mut wrong_audience = agent("kwok-0", "https://kubernetes.default.svc");
-    assert!(wrong_audience.ask(None, Vec::new(), 0).unwrap_err().starts_with("401"));
+    refused("a token that was made up", stranger, "401", "");
+    refused("a token for the API server", agent("kwok-0", "https://kubernetes.default.svc"), "401", "");
     let mut liar = agent("kwok-0", TOKEN_AUDIENCE);
     liar.node = "kwok-1".to_owned();
-    let refusal = liar.ask(None, Vec::new(), 0).unwrap_err();
-    assert!(refusal.starts_with("403") && refusal.contains("kwok-0"), "{refusal}");
+    refused("an agent that speaks for another node", liar, "403", "kwok-0");
     let mut other = agent("kwok-0", TOKEN_AUDIENCE);
     other.token =
         bed.kubectl(&["create", "token", "default", "-n", "team", "--audience", TOKEN_AUDIENCE]).trim().to_owned();
-    let refusal = other.ask(None, Vec::new(), 0).unwrap_err();
-    assert!(refusal.starts_with("403") && refusal.contains("only system:serviceaccount"), "{refusal}");
+    refused("another account", other, "403", "only system:serviceaccount");
     assert!(good.ask(None, Vec::new(), 0).is_ok());
+
+    // A pod of another node is neither resized nor noted for this agent.
+    let far = eventually("the pod of the other node", || {
+        bed.find("pod", "far")?["metadata"]["uid"].as_str().map(str::to_owned)
+    });
+    tally.inject(1);
+    let answer = good.resize(&far, 1, 100);
+    let is_refused = matches!(&answer, OutcomeState::Refused { why } if why.contains("on node kwok-0"));
+    tally.demand(is_refused, || format!("an agent resized a pod of another node: {answer:?}"));
+    let size = cpu(&bed.get("pod", "far"));
+    tally.demand(size == "500m", || format!("an agent changed a pod of another node to {size}"));
 }
 
 fn resizes(bed: &TestBed, agents: &mut (Agent, Agent)) {

@@ -7,7 +7,7 @@
 mod common;
 
 use common::training::{COUNTS, Operator, batch_job, job};
-use common::{Scenarios, TestBed, Watch, eventually};
+use common::{FaultTally, Scenarios, TestBed, Watch, eventually};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -20,9 +20,9 @@ fn other(node: &str) -> &'static str {
     if node == "left" { "right" } else { "left" }
 }
 
-/// The operator dies after each write about an adopted Job. Returns how often it died, and the longest time from the
-/// next operator's start until the Job ran on its target.
-fn dies_after_each_write(bed: &TestBed) -> (u32, f64) {
+/// The operator dies after each write about an adopted Job. Recovery is the time from the next operator's start until
+/// the Job runs on its target.
+fn dies_after_each_write(bed: &TestBed, tally: &mut FaultTally) {
     let operator = Operator::start(bed, None);
     bed.apply(batch_job("batch", COUNTS, "Failed"));
     let runs_on = |node: &str| {
@@ -31,22 +31,20 @@ fn dies_after_each_write(bed: &TestBed) -> (u32, f64) {
     };
     let mut node = eventually("the Job's first node", || bed.adopted("batch")["node"].as_str().map(str::to_owned));
     drop(operator);
-    let (mut died, mut longest_s) = (0, 0.0f64);
     for point in WRITES {
         let mut operator = Operator::start(bed, Some(point));
         node = other(&node).to_owned();
         bed.send("job/batch", &node);
         println!("{point}: to {node}, from {}", bed.adopted("batch"));
         operator.died();
-        died += 1;
+        tally.inject(1);
         let began = Instant::now();
         let _operator = Operator::start(bed, None);
         eventually("the Job on its target", || runs_on(&node));
-        longest_s = longest_s.max(began.elapsed().as_secs_f64());
+        tally.recover(began.elapsed().as_secs_f64());
     }
     let counts = bed.resumed_at("batch");
-    assert!(counts.windows(2).all(|pair| pair[0] < pair[1]), "it did not resume: {counts:?}");
-    (died, longest_s)
+    tally.demand(counts.windows(2).all(|pair| pair[0] < pair[1]), || format!("it did not resume: {counts:?}"));
 }
 
 /// The objects of one tenant, each of which once stopped the operator for the whole cluster.
@@ -103,9 +101,9 @@ fn moment(value: &Value) -> Option<jiff::Timestamp> {
     value.as_str()?.parse().ok()
 }
 
-/// Makes a job of the other tenant and waits until it runs. Returns the seconds from its creation until its pod had its
-/// node, by the API server's clock. What the kubelet takes after that is not the operator's affair.
-fn places_job_of_other_tenant(bed: &TestBed, name: &str) -> f64 {
+/// Makes a job of the other tenant and waits until it runs. Recovery is the time from its creation until its pod has
+/// its node, by the API server's clock. What the kubelet takes after that is not the operator's affair.
+fn places_job_of_other_tenant(bed: &TestBed, name: &str, tally: &mut FaultTally) {
     let more = json!({"checkpoint": null, "runPolicy": {"terminationGracePeriodSeconds": 1}});
     let mut sound: Value = serde_json::from_str(&job(name, "while :; do sleep 1; done", more)).unwrap();
     sound["metadata"]["namespace"] = json!(OTHER);
@@ -126,13 +124,13 @@ fn places_job_of_other_tenant(bed: &TestBed, name: &str) -> f64 {
     let placed = moment(&scheduled["lastTransitionTime"]).unwrap();
     let placed_s = placed.duration_since(moment(&running["metadata"]["creationTimestamp"]).unwrap()).as_secs();
     println!("{name} of the other tenant: placed after {placed_s} s, seen to run after {run_s:.1} s");
-    assert!(placed_s <= PLACED_WITHIN_S, "{name} was placed after {placed_s} s");
-    placed_s as f64
+    tally.demand(placed_s <= PLACED_WITHIN_S, || format!("{name} was placed after {placed_s} s"));
+    tally.recover(placed_s as f64);
 }
 
 /// Jobs of another tenant are placed beside the hostile objects: by an operator that saw them come, and by one that
-/// finds them when it starts. Returns how many objects there were, and the longest time until a job was placed.
-fn serves_another_tenant(bed: &TestBed) -> (u32, f64) {
+/// finds them when it starts.
+fn serves_another_tenant(bed: &TestBed, tally: &mut FaultTally) {
     let operator = Operator::start(bed, None);
     // With a policy the resources of all pods count, also those of the hostile ones.
     bed.apply(json!({
@@ -142,6 +140,7 @@ fn serves_another_tenant(bed: &TestBed) -> (u32, f64) {
     let objects = hostile_objects();
     for object in &objects {
         bed.apply(object.clone());
+        tally.inject(1);
     }
     // The grace period is read when the pod is deleted.
     bed.kubectl(&["delete", "pod", "hostile-grace", "-n", "team", "--wait=false"]);
@@ -150,7 +149,7 @@ fn serves_another_tenant(bed: &TestBed) -> (u32, f64) {
         bed.job("hostile-training")["status"]["message"].as_str().filter(|text| !text.is_empty()).map(str::to_owned)
     });
     println!("the job with huge requests: {message}");
-    let first_s = places_job_of_other_tenant(bed, "sound-first");
+    places_job_of_other_tenant(bed, "sound-first", tally);
     bed.apply(job("sound", COUNTS, json!({})));
     bed.until("sound", "Running", Some("left"));
     bed.send_to("sound", "right");
@@ -168,8 +167,7 @@ fn serves_another_tenant(bed: &TestBed) -> (u32, f64) {
     let _operator = Operator::start(bed, None);
     bed.send_to("sound", "left");
     bed.until("sound", "Running", Some("left"));
-    let second_s = places_job_of_other_tenant(bed, "sound-second");
-    (objects.len() as u32, first_s.max(second_s))
+    places_job_of_other_tenant(bed, "sound-second", tally);
 }
 
 #[test]
@@ -179,15 +177,20 @@ fn the_operator_survives_its_death_and_hostile_objects() {
     let labels = json!({"gainshare.dev/jobs": "enabled"});
     bed.apply(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OTHER, "labels": labels}}));
     let watch = Watch::begin(&bed);
-    let (mut scenarios, mut injected, mut longest_s) = (Scenarios::default(), 0, 0.0f64);
-    let mut add = |(count, took_s): (u32, f64)| {
-        injected += count;
-        longest_s = longest_s.max(took_s);
-    };
-    scenarios.run("the operator dies after each write about a Job", || add(dies_after_each_write(&bed)));
-    scenarios.run("hostile objects stop no other tenant", || add(serves_another_tenant(&bed)));
+    let mut scenarios = Scenarios::default();
+    let (mut deaths, mut hostile) = (FaultTally::of("operator-killed"), FaultTally::of("hostile-objects"));
+    scenarios.run_counted("the operator dies after each write about a Job", &mut deaths, |tally| {
+        dies_after_each_write(&bed, tally);
+    });
+    scenarios.run_counted("hostile objects stop no other tenant", &mut hostile, |tally| {
+        serves_another_tenant(&bed, tally);
+    });
     let watched = watch.end();
-    scenarios.run("no job ever lived twice", || assert!(watched.twice.is_empty(), "{:?}", watched.twice));
-    println!("fault: injected={injected} violations={} recovery_s={longest_s:.1}", watched.twice.len());
+    for tally in [&mut deaths, &mut hostile] {
+        scenarios.run_counted("no job ever lived twice", tally, |tally| {
+            tally.demand(watched.twice.is_empty(), || format!("{:?}", watched.twice));
+        });
+        tally.print();
+    }
     scenarios.finish();
 }

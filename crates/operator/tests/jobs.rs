@@ -9,12 +9,12 @@
 mod common;
 
 use common::training::{COUNTS, Operator, batch_job, job};
-use common::{SYSTEM, Scenarios, TestBed, Watch, alive, eventually, text, within_a_minute};
+use common::{FaultTally, SYSTEM, Scenarios, TestBed, Watch, alive, eventually, text, within_a_minute};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Ignores SIGTERM.
 const DEAF: &str = r#"
@@ -42,17 +42,22 @@ fn training_jobs_in_a_real_cluster() {
     scenarios.run("a node falls silent during a move", || vanishes(&bed));
     scenarios.run("a job is suspended and resumed", || suspends(&bed));
     scenarios.run("a Job of the cluster's own kind is adopted", || adopts(&bed, operator));
-    scenarios.run("the operator dies at every step of a move", || survives_its_operator(&bed));
+    let mut tally = FaultTally::of("operator-killed");
+    scenarios.run_counted("the operator dies at every step of a move", &mut tally, |tally| {
+        survives_its_operator(&bed, tally);
+    });
     scenarios.run("a deleted job saves itself and takes its pods along", || goes(&bed));
     scenarios.run("drains and deletions end while sharing is off", || switched_off(&bed));
     let watched = watch.end();
-    scenarios.run("no job ever lived twice", || {
-        assert!(watched.twice.is_empty(), "{:?}", watched.twice);
+    scenarios.run_counted("no job ever lived twice", &mut tally, |tally| {
+        tally.demand(watched.twice.is_empty(), || format!("{:?}", watched.twice));
         assert!(watched.pods["steady"].len() > 8 && watched.pods["batch"].len() == 3, "{:?}", watched.pods);
         for job in ["steady", "castaway", "batch"] {
-            assert!(!bed.kept(job).join("TWICE").exists(), "two attempts of {job} lived at once");
+            let twice = bed.kept(job).join("TWICE").exists();
+            tally.demand(!twice, || format!("two attempts of {job} lived at once"));
         }
     });
+    tally.print();
     scenarios.finish();
 }
 
@@ -256,8 +261,9 @@ fn adopts(bed: &TestBed, operator: Operator) {
 
 /// The operator is killed at every step of a move, the last step first, so that each operator finishes what
 /// the one before it began.
-fn survives_its_operator(bed: &TestBed) {
+fn survives_its_operator(bed: &TestBed, tally: &mut FaultTally) {
     let points = [
+        "after-running",
         "before-running",
         "after-open",
         "after-placed",
@@ -275,9 +281,12 @@ fn survives_its_operator(bed: &TestBed) {
         node = if node == "left" { "right".to_owned() } else { "left".to_owned() };
         bed.send_to("steady", &node);
         operator.died();
+        tally.inject(1);
     }
+    let began = Instant::now();
     let _operator = Operator::start(bed, None);
     let job = bed.until("steady", "Running", Some(&node));
+    tally.recover(began.elapsed().as_secs_f64());
     assert_eq!(job["status"]["moves"].as_u64().unwrap() - before, points.len() as u64, "{:#}", job["status"]);
     assert_eq!(job["status"]["failures"], 0);
     // Its count never went back, and no attempt began from nothing.

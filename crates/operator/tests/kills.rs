@@ -13,12 +13,12 @@
 mod common;
 
 use common::training::{COUNTS, Operator, batch_job, job};
-use common::{SYSTEM, Scenarios, TestBed, Watch, alive, eventually, program, text};
+use common::{FaultTally, SYSTEM, Scenarios, TestBed, Watch, alive, eventually, program, text};
 use gainshare_core::replay::RecordedDecision;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Its loss falls towards a half, by less in each report: after some ten seconds it hardly changes any more.
 const FLATTENS: &str =
@@ -154,8 +154,15 @@ impl Drop for Kubelets<'_> {
     }
 }
 
-/// One move during which both nodes die. Returns how many node agents were killed.
-fn nodes_die(bed: &TestBed, name: &str, phase: &str, without_kubelet: &str, without_power: &str) -> usize {
+/// One move during which both nodes die. Recovery is the time from the kubelets' return until the job runs once.
+/// Returns how many node agents were killed.
+fn nodes_die(
+    bed: &TestBed,
+    name: &str,
+    phase: &str,
+    (without_kubelet, without_power): (&str, &str),
+    tally: &mut FaultTally,
+) -> usize {
     let operator = Operator::start(bed, None);
     bed.apply(job(name, COUNTS, json!({"runPolicy": {"terminationGracePeriodSeconds": 5}})));
     bed.until(name, "Running", Some("left"));
@@ -168,12 +175,14 @@ fn nodes_die(bed: &TestBed, name: &str, phase: &str, without_kubelet: &str, with
     bed.kill_kubelet(without_kubelet);
     bed.kill_kubelet(without_power);
     let nodes = [without_kubelet, without_power];
-    let agents_killed = nodes.iter().map(|node| bed.kill_processes(node, "gainshare-node-agent")).sum();
+    let agents_killed: usize = nodes.iter().map(|node| bed.kill_processes(node, "gainshare-node-agent")).sum();
     bed.kill_processes(without_power, "");
+    tally.inject(nodes.len() as u32 + agents_killed as u32);
 
     let operator = Operator::start(bed, None);
     std::thread::sleep(Duration::from_secs(2));
     drop(kubelets);
+    let began = Instant::now();
     let running_once = || {
         let status = bed.job(name)["status"].clone();
         let pod = status["attempt"]["pod"].as_str()?.to_owned();
@@ -181,6 +190,7 @@ fn nodes_die(bed: &TestBed, name: &str, phase: &str, without_kubelet: &str, with
         (status["state"] == "Running" && status["migration"].is_null() && lives).then_some(status)
     };
     let status = eventually(&format!("{name} running once after {phase} without {without_power}"), running_once);
+    tally.recover(began.elapsed().as_secs_f64());
     assert!(status["attempt"]["epoch"].as_u64() > Some(1), "{status:#}");
     let moves = status["lastMoves"].as_array().map_or(0, Vec::len);
     assert!(moves > 0, "the object does not say what happened: {status:#}");
@@ -203,20 +213,19 @@ fn nodes_and_agents_die_in_every_phase_of_a_move() {
     // Being stopped; stopped, without a pod; starting, with a pod on its way to the target.
     let phases = ["after-delete", "after-stopped", "after-open"];
     let rounds = phases.into_iter().flat_map(|phase| [(phase, "left", "right"), (phase, "right", "left")]);
-    let mut agents_killed = 0;
+    let (mut agents_killed, mut tally) = (0, FaultTally::of("node-dies"));
     for (round, (phase, without_kubelet, without_power)) in rounds.enumerate() {
         let name = format!("kill-{round}");
-        scenarios.run(&format!("{phase}, {without_power} without power"), || {
-            agents_killed += nodes_die(&bed, &name, phase, without_kubelet, without_power);
+        scenarios.run_counted(&format!("{phase}, {without_power} without power"), &mut tally, |tally| {
+            agents_killed += nodes_die(&bed, &name, phase, (without_kubelet, without_power), tally);
         });
     }
     let watched = watch.end();
-    scenarios.run("no job ever lived twice, and each moved", || {
-        assert!(watched.twice.is_empty(), "{:?}", watched.twice);
+    scenarios.run_counted("no job ever lived twice, and each moved", &mut tally, |tally| {
+        tally.demand(watched.twice.is_empty(), || format!("{:?}", watched.twice));
         assert!(watched.pods.len() == 6 && watched.pods.values().all(|pods| pods.len() > 1), "{:?}", watched.pods);
         assert!(agents_killed >= 4, "node agents were not there to be killed: {agents_killed}");
     });
-    let (injected, violations) = (2 * phases.len() + agents_killed, watched.twice.len());
-    println!("fault: injected={injected} violations={violations}");
+    tally.print();
     scenarios.finish();
 }

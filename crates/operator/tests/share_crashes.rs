@@ -4,15 +4,16 @@
 //! round the operator ends at a fail point after the policy was made, and another one takes over. Then the pods' sizes,
 //! their annotations with their own resources and the status of the policy are those of a run without a fault. The
 //! policy is deleted, the operator ends at a fail point of the restoration, and another one restores the pods' own
-//! sizes. A second scenario does the same to an uninstall. No container is restarted by any of this.
+//! sizes. A second scenario does the same to an uninstall, and a third one completes it with the plain manifests. No
+//! container is restarted by any of this.
 //!
 //! The policy gives equal shares, so the sizes do not depend on time.
 
 #[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
 
-use common::training::{COUNTS, Operator, job};
-use common::{Scenarios, TestBed, eventually, within_a_minute};
+use common::training::{COUNTS, Operator, job, programs};
+use common::{FaultTally, SYSTEM, Scenarios, TestBed, checkout, eventually, text, within_a_minute};
 use gainshare_kube_api::names::{ORIGINAL_ANNOTATION, STATUS_ANNOTATION};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -115,15 +116,25 @@ fn shared(bed: &TestBed) -> Value {
     json!({"pods": pods(bed), "status": status(bed)})
 }
 
-/// Waits until the state is the expected one. Returns how long that took.
-fn until_same(bed: &TestBed, what: &str, expected: &Value, read: impl Fn(&TestBed) -> Value) -> f64 {
+/// Counts what came of the end of an operator: the seconds until all was as without a fault, or the difference.
+fn judge(tally: &mut FaultTally, result: Result<f64, String>) {
+    match result {
+        Ok(took_s) => tally.recover(took_s),
+        Err(difference) => tally.demand(false, || difference),
+    }
+}
+
+/// Waits until the state is the expected one. Returns how long that took, or the difference.
+fn until_same(bed: &TestBed, what: &str, expected: &Value, read: impl Fn(&TestBed) -> Value) -> Result<f64, String> {
     let (began, mut last) = (Instant::now(), Value::Null);
     let found = within_a_minute(|| {
         last = read(bed);
         (last == *expected).then_some(())
     });
-    assert!(found.is_some(), "{what}: {last:#}\ninstead of {expected:#}\n{}", bed.operator_log());
-    began.elapsed().as_secs_f64()
+    match found {
+        Some(()) => Ok(began.elapsed().as_secs_f64()),
+        None => Err(format!("{what}: {last:#}\ninstead of {expected:#}\n{}", bed.operator_log())),
+    }
 }
 
 /// Starts an operator that ends at this point, makes the change that leads it there, and waits for its end.
@@ -160,32 +171,37 @@ fn undisturbed(bed: &TestBed, own: &Value) -> Value {
     };
     println!("without a fault: {expected:#}");
     delete_policy(bed);
-    until_same(bed, "the pods' own sizes without a fault", own, pods);
+    if let Err(difference) = until_same(bed, "the pods' own sizes without a fault", own, pods) {
+        panic!("{difference}");
+    }
     expected
 }
 
-/// The operator ends at each point of sharing and restoring. Returns how often, and the longest time until all was as
-/// without a fault.
-fn dies_around_each_write(bed: &TestBed, own: &Value) -> (usize, f64) {
+/// The operator ends at each point of sharing and restoring. A difference is counted, and the next round runs all the
+/// same.
+fn dies_around_each_write(bed: &TestBed, own: &Value, tally: &mut FaultTally) {
     let expected = undisturbed(bed, own);
-    let (mut died, mut longest_s) = (0, 0.0f64);
     for (sharing, restoring) in SHARING.iter().zip(RESTORING.iter().cycle()) {
         dies_at(bed, sharing, || bed.apply(policy()));
+        tally.inject(1);
         let operator = Operator::start(bed, None);
-        let shared_s = until_same(bed, &format!("shares after {sharing}"), &expected, shared);
+        let shared = until_same(bed, &format!("shares after {sharing}"), &expected, shared);
         drop(operator);
         dies_at(bed, restoring, || delete_policy(bed));
+        tally.inject(1);
         let operator = Operator::start(bed, None);
-        let restored_s = until_same(bed, &format!("own sizes after {restoring}"), own, pods);
+        let restored = until_same(bed, &format!("own sizes after {restoring}"), own, pods);
         drop(operator);
-        println!("{sharing}: shared after {shared_s:.1} s; {restoring}: restored after {restored_s:.1} s");
-        (died, longest_s) = (died + 2, longest_s.max(shared_s).max(restored_s));
+        if let (Ok(shared_s), Ok(restored_s)) = (&shared, &restored) {
+            println!("{sharing}: shared after {shared_s:.1} s; {restoring}: restored after {restored_s:.1} s");
+        }
+        judge(tally, shared);
+        judge(tally, restored);
     }
-    (died, longest_s)
 }
 
-/// An uninstall that ends at each of its writes and is started again. Returns how often it ended.
-fn uninstall_dies(bed: &TestBed, own: &Value) -> usize {
+/// An uninstall that ends at each of its writes and is started again.
+fn uninstall_dies(bed: &TestBed, own: &Value, tally: &mut FaultTally) {
     let operator = Operator::start(bed, None);
     bed.apply(policy());
     bed.apply(job("held", COUNTS, json!({})));
@@ -197,18 +213,68 @@ fn uninstall_dies(bed: &TestBed, own: &Value) -> usize {
         let mut release = Operator::with(bed, Some(point), &["--release"]);
         let code = release.ended();
         assert_eq!(code, Some(86), "the uninstall did not reach {point}\n{}", bed.operator_log());
+        tally.inject(1);
     }
-    let mut release = Operator::with(bed, None, &["--release"]);
-    assert_eq!(release.ended(), Some(0), "the uninstall did not end\n{}", bed.operator_log());
-    until_same(bed, "own sizes after the uninstall", own, pods);
+    release_by_manifest(bed);
+    judge(tally, until_same(bed, "own sizes after the uninstall", own, pods));
     let name = held["status"]["attempt"]["pod"].as_str().unwrap();
-    let pod = bed.get("pod", name);
+    let pod = bed.find("pod", name).unwrap_or_default();
     for object in [bed.job("held"), pod.clone()] {
         let finalizers = object["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
-        assert!(finalizers.iter().all(|one| !one.as_str().unwrap_or_default().contains("gainshare")), "{finalizers:?}");
+        let is_ours = |one: &Value| one.as_str().unwrap_or_default().contains("gainshare");
+        tally.demand(!finalizers.iter().any(is_ours), || format!("a finalizer is left: {finalizers:?}"));
     }
-    assert_eq!((&pod["status"]["phase"], &pod["metadata"]["deletionTimestamp"]), (&json!("Running"), &Value::Null));
-    RELEASING.len()
+    let lives = pod["status"]["phase"] == "Running" && pod["metadata"]["deletionTimestamp"].is_null();
+    tally.demand(lives, || format!("the pod of a job did not outlive the uninstall: {pod:#}"));
+}
+
+/// A manifest of the checkout.
+fn manifest(name: &str) -> String {
+    checkout().join("deploy").join(name).to_str().unwrap().to_owned()
+}
+
+/// The first step of an uninstall with plain YAML: `deploy/release.yaml`, as `docs/kubernetes.md` has it.
+fn release_by_manifest(bed: &TestBed) {
+    let release = manifest("release.yaml");
+    let yaml = std::fs::read_to_string(&release).unwrap();
+    let image = yaml.lines().find_map(|line| line.trim().strip_prefix("image: ")).expect("the Job has an image");
+    let programs = programs();
+    let mut load = vec!["load-image", "--image", image];
+    load.extend(programs.iter().map(|program| program.to_str().unwrap()));
+    let loaded = bed.testbed(&load);
+    assert!(loaded.status.success(), "{}", text(&loaded.stderr));
+    bed.kubectl(&["apply", "-f", &release]);
+    let wait = ["wait", "--for=condition=Complete", "job/gainshare-release", "-n", SYSTEM, "--timeout=120s"];
+    let waited = bed.output("kubectl", &wait, "");
+    if !waited.status.success() {
+        let describe = ["describe", "jobs,pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=release"];
+        let said = bed.output("kubectl", &describe, "");
+        let logs = bed.output("kubectl", &["logs", "job/gainshare-release", "-n", SYSTEM], "");
+        panic!("{}\n{}\n{}", text(&waited.stderr), text(&said.stdout), text(&logs.stdout));
+    }
+}
+
+/// The second step: `kubectl delete -f deploy/gainshare.yaml`. It ends by itself, although a TrainingJob and a policy
+/// exist, and nothing of ours is left. The shared pods run on as they are. The bed has a part of these objects only.
+fn plain_uninstall(bed: &TestBed, own: &Value, tally: &mut FaultTally) {
+    let began = Instant::now();
+    let plain = manifest("gainshare.yaml");
+    tally.inject(1);
+    let deleted = bed.output("kubectl", &["delete", "-f", &plain, "--ignore-not-found", "--timeout=120s"], "");
+    tally.demand(deleted.status.success(), || {
+        format!("the uninstall did not end: {}\n{}", text(&deleted.stdout), text(&deleted.stderr))
+    });
+    let took_s = began.elapsed().as_secs_f64();
+    println!("the plain manifests were deleted in {took_s:.1} s");
+    let kinds = "crds,namespaces,clusterroles,clusterrolebindings,validatingadmissionpolicies,\
+                 validatingadmissionpolicybindings,mutatingwebhookconfigurations,validatingwebhookconfigurations";
+    let listed = bed.kubectl(&["get", kinds, "-o", "name"]);
+    let left: Vec<&str> = listed.lines().filter(|name| name.contains("gainshare")).collect();
+    tally.demand(left.is_empty(), || format!("objects are left after the uninstall: {left:?}"));
+    let now = pods(bed);
+    tally.demand(now == *own, || format!("pods have changed in the uninstall: {now:#}\ninstead of {own:#}"));
+    let created = bed.output("kubectl", &["create", "-f", "-"], &pod("later", "50m").to_string());
+    tally.demand(created.status.success(), || format!("no pod can be made: {}", text(&created.stderr)));
 }
 
 #[test]
@@ -224,11 +290,18 @@ fn an_operator_that_ends_at_any_write_about_shares_changes_nothing() {
         bed.kubectl(&["wait", "--for=condition=Ready", &format!("pod/{name}"), "-n", "team", "--timeout=120s"]);
     }
     let own = pods(&bed);
-    let (mut scenarios, mut injected, mut longest_s) = (Scenarios::default(), 0, 0.0f64);
-    scenarios.run("the operator ends around each write about shares", || {
-        (injected, longest_s) = dies_around_each_write(&bed, &own);
+    let mut scenarios = Scenarios::default();
+    let (mut deaths, mut uninstalls) = (FaultTally::of("operator-killed"), FaultTally::of("uninstall"));
+    scenarios.run_counted("the operator ends around each write about shares", &mut deaths, |tally| {
+        dies_around_each_write(&bed, &own, tally);
     });
-    scenarios.run("an uninstall ends at its writes", || injected += uninstall_dies(&bed, &own));
-    println!("fault: injected={injected} violations=0 recovery_s={longest_s:.1}");
+    scenarios.run_counted("an uninstall ends at its writes", &mut uninstalls, |tally| {
+        uninstall_dies(&bed, &own, tally);
+    });
+    scenarios.run_counted("the plain manifests are deleted", &mut uninstalls, |tally| {
+        plain_uninstall(&bed, &own, tally);
+    });
+    deaths.print();
+    uninstalls.print();
     scenarios.finish();
 }

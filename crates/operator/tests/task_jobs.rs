@@ -1,6 +1,9 @@
 //! Distributed jobs on real kubelets: tasks that start together, find each other, die and are replaced; and TFJob
 //! manifests as Kubeflow's users have them.
 //!
+//! The operator also ends after each of its writes about such a job, one operator after the other: the gang runs whole
+//! or not at all, no task runs twice, and the job completes.
+//!
 //! The tasks are shell scripts. Servers never end by themselves, as real ones. The operator is the real program with
 //! the rights that the chart gives it.
 
@@ -8,15 +11,51 @@
 mod common;
 
 use common::training::Operator;
-use common::{Scenarios, TestBed, eventually, text};
+use common::{FaultTally, Scenarios, TestBed, eventually, text};
+use gainshare_kube_api::names::JOB_LABEL;
 use serde_json::{Value, json};
 use std::fs;
+use std::time::Instant;
 
 /// Never ends by itself.
 const SERVER: &str = r#"echo "serves as $HOSTNAME"; trap 'exit 143' TERM; while :; do sleep 0.2; done"#;
 
 /// Saves what it learned about the other tasks, and ends.
 const WORKER: &str = r#"echo "$TF_CONFIG" > "/keep/config-$HOSTNAME"; sleep 2"#;
+
+/// Names itself at each start, and never ends by itself.
+const COUNTED_SERVER: &str = r#"
+echo "$HOSTNAME" >> /keep/starts; touch /keep/server
+trap 'exit 143' TERM; while :; do sleep 0.2; done
+"#;
+
+/// Names itself at each start, waits for the server, and ends.
+const COUNTED_WORKER: &str = r#"
+echo "$HOSTNAME" >> /keep/starts; i=0
+while [ ! -e /keep/server ]; do i=$((i+1)); [ $i -gt 600 ] && exit 1; sleep 0.2; done
+sleep 10
+"#;
+
+/// What is written about a job of tasks until it has completed and nothing of it is left to clean, in this order.
+const WRITES: [&str; 14] = [
+    "after-hold",
+    "after-planned",
+    "before-create",
+    "after-service",
+    "after-create",
+    "after-placed",
+    "after-open",
+    "after-running",
+    "after-stopped",
+    "after-end",
+    "after-let-go",
+    "after-delete-service",
+    "after-delete-services",
+    "after-noted",
+];
+
+/// What is written about a job of tasks that is deleted while it runs.
+const DELETION: [&str; 3] = ["after-delete", "after-let-go", "after-release"];
 
 #[test]
 #[ignore = "needs root and a test bed"]
@@ -36,7 +75,102 @@ fn distributed_jobs_in_a_real_cluster() {
         eprintln!("{}", fs::read_to_string(bed.folder.path().join("operator.log")).unwrap_or_default());
     }
     drop(operator);
+    let mut tally = FaultTally::of("operator-killed");
+    for (name, points) in [("pair", WRITES.as_slice()), ("leaver", DELETION.as_slice())] {
+        scenarios.run_counted(&format!("the operator ends at each write about {name}"), &mut tally, |tally| {
+            dies_at_each(&bed, name, points, tally)
+        });
+    }
+    tally.print();
     scenarios.finish();
+}
+
+/// A job of one server and one worker.
+fn pair(name: &str, worker: &str) -> Value {
+    let mut pair = job(name, worker, 50);
+    pair["spec"]["replicaSpecs"]["PS"]["template"] = template(name, COUNTED_SERVER, 50);
+    pair["spec"]["replicaSpecs"]["Worker"]["replicas"] = json!(1);
+    pair
+}
+
+fn pods_of(bed: &TestBed, name: &str) -> Vec<Value> {
+    let label = format!("{JOB_LABEL}={name}");
+    let pods: Value =
+        serde_json::from_str(&bed.kubectl(&["get", "pods", "-n", "team", "-l", &label, "-o", "json"])).unwrap();
+    pods["items"].as_array().cloned().unwrap_or_default()
+}
+
+fn services_of(bed: &TestBed, name: &str) -> usize {
+    let label = format!("{JOB_LABEL}={name}");
+    bed.kubectl(&["get", "services", "-n", "team", "-l", &label, "-o", "name"]).lines().count()
+}
+
+/// No gate is open unless every task of the gang has a node: written down, so that the next operator knows it.
+fn check_gang(bed: &TestBed, name: &str, point: &str, tally: &mut FaultTally) {
+    // The pods are read first: a gate that is open now was opened after the nodes were written.
+    let is_open = |pod: &&Value| pod["spec"]["schedulingGates"].as_array().is_none_or(Vec::is_empty);
+    let open = pods_of(bed, name).iter().filter(is_open).count();
+    let journal = bed.job(name)["status"]["tasks"].clone();
+    let is_whole = journal["admitted"] == true && journal["nodes"].as_object().is_some_and(|nodes| nodes.len() == 2);
+    tally.demand(open == 0 || is_whole, || format!("{point}: {open} tasks are open without the gang: {journal:#}"));
+}
+
+/// Each task was started once.
+fn check_starts(bed: &TestBed, name: &str, tally: &mut FaultTally) {
+    let starts = fs::read_to_string(bed.kept(name).join("starts")).unwrap_or_default();
+    let mut started: Vec<&str> = starts.lines().collect();
+    started.sort_unstable();
+    let once = [format!("{name}-ps-0"), format!("{name}-worker-0")];
+    tally.demand(started == once, || format!("{name}: the tasks started as {started:?} instead of once each"));
+}
+
+/// An operator ends at the first of these points, the next one at the second, and so on; the last one cleans up. The
+/// job `pair` completes, the job `leaver` is deleted while it runs. Recovery is the time from the start of the last
+/// operator until nothing is left to do.
+fn dies_at_each(bed: &TestBed, name: &str, points: &[&str], tally: &mut FaultTally) {
+    // Writes about other jobs would end the operator too.
+    let operator = Operator::start(bed, None);
+    bed.kubectl(&["delete", "trainingjob", "--all", "-n", "team", "--timeout=120s"]);
+    let is_deleted = name == "leaver";
+    if is_deleted {
+        bed.apply(pair(name, COUNTED_SERVER));
+        bed.until(name, "Running", None);
+    }
+    drop(operator);
+    for (number, point) in points.iter().enumerate() {
+        let mut operator = Operator::start(bed, Some(point));
+        match (number, is_deleted) {
+            (0, true) => drop(bed.kubectl(&["delete", "trainingjob", name, "-n", "team", "--wait=false"])),
+            (0, false) => bed.apply(pair(name, COUNTED_WORKER)),
+            _ => {}
+        }
+        let began = Instant::now();
+        let code = operator.ended();
+        assert_eq!(code, Some(86), "the operator did not reach {point}: {:#}\n{}", bed.job(name), bed.operator_log());
+        tally.inject(1);
+        println!("{name}: {point} after {:.1} s", began.elapsed().as_secs_f64());
+        if !is_deleted {
+            check_gang(bed, name, point, tally);
+        }
+    }
+    let began = Instant::now();
+    let _operator = Operator::start(bed, None);
+    if is_deleted {
+        let is_gone = || (bed.find("trainingjob", name).is_none() && pods_of(bed, name).is_empty()).then_some(());
+        eventually("nothing left of the deleted job", is_gone);
+    } else {
+        let done = bed.until(name, "Succeeded", None);
+        let (epoch, failures) = (&done["status"]["tasks"]["epoch"], done["status"]["failures"].as_u64().unwrap_or(0));
+        tally.demand(*epoch == 1 && failures == 0, || format!("the job started again: {done:#}"));
+        let is_clean = || {
+            let held = |pod: &Value| pod["metadata"]["finalizers"].as_array().is_some_and(|all| !all.is_empty());
+            let is_clean = bed.job(name)["status"]["tasks"]["cleaned"] == true;
+            (is_clean && services_of(bed, name) == 0 && !pods_of(bed, name).iter().any(held)).then_some(())
+        };
+        eventually("nothing left to clean", is_clean);
+    }
+    tally.recover(began.elapsed().as_secs_f64());
+    check_starts(bed, name, tally);
 }
 
 fn template(name: &str, script: &str, milli: u32) -> Value {

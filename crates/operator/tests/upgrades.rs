@@ -11,7 +11,7 @@
 mod common;
 
 use common::training::{COUNTS, Operator, SYNC_PORT, job};
-use common::{SYSTEM, Scenarios, TestBed, Watch, eventually, within_a_minute};
+use common::{FaultTally, SYSTEM, Scenarios, TestBed, Watch, eventually, within_a_minute};
 use gainshare_kube_api::names::STATUS_ANNOTATION;
 use gainshare_kube_api::resize::LEAST_CPU_MILLI;
 use serde_json::{Value, json};
@@ -203,8 +203,8 @@ fn replace_all(bed: &TestBed, first: Operator, second: Operator) -> ([Operator; 
     ([first, second], old_agents.split_whitespace().count() as u32 + 2, recovery_s)
 }
 
-/// The whole upgrade, with an observer beside it. Returns the new operators, and what goes into the report.
-fn upgrade(bed: &TestBed) -> ([Operator; 2], u32, f64, usize) {
+/// The whole upgrade, with an observer beside it. Returns the new operators.
+fn upgrade(bed: &TestBed, tally: &mut FaultTally) -> [Operator; 2] {
     let first = Operator::start(bed, None);
     eventually("a leader", || Some(holder(bed)).filter(|holder| !holder.is_empty()));
     let second = Operator::standby_at(bed, &bed.address(SECOND_PORT));
@@ -226,15 +226,20 @@ fn upgrade(bed: &TestBed) -> ([Operator; 2], u32, f64, usize) {
         (replaced, observer.join().unwrap())
     });
     let (operators, count, recovery_s) = replaced.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    tally.inject(count);
+    tally.recover(recovery_s);
     println!("{} readings; progress at the end: {:?}", observed.readings, observed.progress);
-    assert!(observed.readings > 10 && observed.violations.is_empty(), "{observed:#?}");
+    assert!(observed.readings > 10, "{observed:#?}");
+    observed.violations.iter().for_each(|violation| tally.demand(false, || violation.clone()));
     for ((name, _), before) in JOBS.iter().zip(before) {
-        assert_eq!(pod_of(bed, name), before, "{name} did not keep its pod");
-        assert_eq!(bed.resumed_at(name), [0], "{name} was started again");
+        let after = pod_of(bed, name);
+        tally.demand(after == before, || format!("{name} did not keep its pod: {before:#}, then {after:#}"));
+        let counts = bed.resumed_at(name);
+        tally.demand(counts == [0], || format!("{name} was started again: {counts:?}"));
         let steps = steps(bed, name);
-        assert!(steps.len() > 50 && steps.is_sorted(), "{name} went back: {steps:?}");
+        tally.demand(steps.len() > 50 && steps.is_sorted(), || format!("{name} went back: {steps:?}"));
     }
-    (operators, count, recovery_s, observed.violations.len())
+    operators
 }
 
 /// What is asked for after the upgrade is done by the new programs.
@@ -265,18 +270,17 @@ fn jobs_train_on_while_operators_and_agents_are_replaced() {
     let bed = bed;
     let watch = Watch::begin(&bed);
     let (mut scenarios, mut operators) = (Scenarios::default(), None);
-    let (mut injected, mut recovery_s, mut violations) = (0, 0.0, 0);
-    scenarios.run("agents and operators are replaced under load", || {
-        let (new, count, took_s, found) = upgrade(&bed);
-        operators = Some(new);
-        (injected, recovery_s, violations) = (count, took_s, found);
+    let mut tally = FaultTally::of("upgrade");
+    scenarios.run_counted("agents and operators are replaced under load", &mut tally, |tally| {
+        operators = Some(upgrade(&bed, tally));
     });
     if operators.is_some() {
-        scenarios.run("orders go on after the upgrade", || goes_on(&bed));
+        scenarios.run_counted("orders go on after the upgrade", &mut tally, |_| goes_on(&bed));
     }
     let watched = watch.end();
-    scenarios.run("no job ever lived twice", || assert!(watched.twice.is_empty(), "{:?}", watched.twice));
-    violations += watched.twice.len();
-    println!("fault: injected={injected} violations={violations} recovery_s={recovery_s:.1}");
+    scenarios.run_counted("no job ever lived twice", &mut tally, |tally| {
+        tally.demand(watched.twice.is_empty(), || format!("{:?}", watched.twice));
+    });
+    tally.print();
     scenarios.finish();
 }

@@ -13,7 +13,7 @@
 mod common;
 
 use common::training::{COUNTS, Operator, batch_job, job};
-use common::{Scenarios, TestBed, Watch, eventually, within_a_minute};
+use common::{FaultTally, Scenarios, TestBed, Watch, eventually, within_a_minute};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
@@ -247,8 +247,8 @@ fn watches_that_are_late_muted_and_cut_change_nothing_in_the_end() {
     });
     println!("without faults: {expected:#}");
     let faults = Arc::new(Faults::default());
-    let (mut recovery_s, mut differences) = (0.0, 1);
-    scenarios.run("with faults", || {
+    let mut tally = FaultTally::of("watch-lost");
+    scenarios.run_counted("with faults", &mut tally, |tally| {
         use_proxy(&bed, seed, &faults);
         faults.is_on.store(true, Ordering::Relaxed);
         let _operator = Operator::start(&bed, None);
@@ -256,19 +256,20 @@ fn watches_that_are_late_muted_and_cut_change_nothing_in_the_end() {
         faults.is_on.store(false, Ordering::Relaxed);
         let began = Instant::now();
         let is_same = within_a_minute(|| (faulty.state() == expected).then_some(())).is_some();
-        recovery_s = began.elapsed().as_secs_f64();
-        assert!(is_same, "seed {seed}: with faults the end is another one: {:#}", faulty.state());
-        differences = 0;
+        tally.recover(began.elapsed().as_secs_f64());
+        tally.demand(is_same, || format!("seed {seed}: with faults the end is another one: {:#}", faulty.state()));
     });
     let watched = watch.end();
-    scenarios.run("no job ever lived twice", || assert!(watched.twice.is_empty(), "{:?}", watched.twice));
+    tally.inject(faults.injected());
+    scenarios.run_counted("no job ever lived twice", &mut tally, |tally| {
+        tally.demand(watched.twice.is_empty(), || format!("{:?}", watched.twice));
+    });
     let count = |count: &AtomicU32| count.load(Ordering::Relaxed);
     println!("seed {seed}: {} late, {} cut, {} muted", count(&faults.late), count(&faults.cut), count(&faults.muted));
     scenarios.run("each fault was injected", || {
         let all = [&faults.late, &faults.cut, &faults.muted].map(count);
         assert!(all.iter().all(|count| *count > 0), "{all:?}");
     });
-    let violations = differences + watched.twice.len();
-    println!("fault: injected={} violations={violations} recovery_s={recovery_s:.1}", faults.injected());
+    tally.print();
     scenarios.finish();
 }

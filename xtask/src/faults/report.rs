@@ -11,9 +11,11 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    /// The sum of all lines `fault: injected=… violations=… recovery_s=…`; of the times, the largest. The
-    /// harness prints the name of a test without an end of line, so the words may begin within a line.
-    pub(super) fn of(printed: &str) -> Option<Numbers> {
+    /// The sum of all lines `fault: injected=… violations=… recovery_s=…` that concern this row; of the times, the
+    /// largest. A test that serves several rows names the row in the line (`fault: row=… injected=…`), and lines of
+    /// other rows add nothing. `None` if there is no line at all. The harness prints the name of a test without an
+    /// end of line, so the words may begin within a line.
+    pub(super) fn of(printed: &str, row: &str) -> Option<Numbers> {
         let mut sum: Option<Numbers> = None;
         for line in printed.lines().filter_map(|line| Some(line.split_once("fault: ")?.1)) {
             let value = |name: &str| {
@@ -21,12 +23,16 @@ impl Numbers {
                 words.find(|(key, _)| *key == name).map(|(_, value)| value)
             };
             let count = |name: &str| value(name).and_then(|text| text.parse::<u64>().ok());
-            let Some(injected) = count("injected") else { continue };
-            let recovery_s = value("recovery_s").and_then(|text| text.parse::<f64>().ok());
+            let (Some(injected), Some(violations)) = (count("injected"), count("violations")) else { continue };
             let before = sum.unwrap_or(Numbers { injected: 0, violations: 0, recovery_s: None });
+            if value("row").is_some_and(|named| named != row) {
+                sum = Some(before);
+                continue;
+            }
+            let recovery_s = value("recovery_s").and_then(|text| text.parse::<f64>().ok());
             sum = Some(Numbers {
                 injected: before.injected.saturating_add(injected),
-                violations: before.violations.saturating_add(count("violations").unwrap_or(0)),
+                violations: before.violations.saturating_add(violations),
                 recovery_s: longest(before.recovery_s, recovery_s),
             });
         }
@@ -73,7 +79,8 @@ impl RowReport {
     pub(super) fn add(&mut self, passed: bool, numbers: Option<Numbers>) {
         let numbers = numbers.unwrap_or(Numbers { injected: 1, violations: 0, recovery_s: None });
         self.injected += numbers.injected;
-        self.violations += numbers.violations + u64::from(!passed);
+        // A test that fails because of the violations that it has counted adds none.
+        self.violations += numbers.violations.max(u64::from(!passed));
         self.recovery_s = longest(self.recovery_s, numbers.recovery_s);
         self.tests_passed += u32::from(passed);
         self.check();
@@ -120,9 +127,10 @@ pub(super) fn count(reports: &[RowReport]) -> Counts {
     Counts { held: of(&["held"]), failed: of(&["violated"]), left_out: of(&["not run", "partly run"]) }
 }
 
-/// The names of the rows in which nothing was injected.
-pub(super) fn without_injection(reports: &[RowReport]) -> Vec<&str> {
-    reports.iter().filter(|report| report.injected == 0).map(|report| report.row.as_str()).collect()
+/// The names of the rows in which nothing was injected, or of which a test was not run.
+pub(super) fn incomplete(reports: &[RowReport]) -> Vec<&str> {
+    let is_incomplete = |report: &&RowReport| report.injected == 0 || !report.not_run.is_empty();
+    reports.iter().filter(is_incomplete).map(|report| report.row.as_str()).collect()
 }
 
 #[cfg(test)]
@@ -132,9 +140,17 @@ mod tests {
     #[test]
     fn the_lines_of_a_test_are_summed() {
         let printed = "test a ... fault: injected=3 violations=0 recovery_s=0.5\nnoise\n\
-                       fault: injected=2 violations=1 recovery_s=0.2\nfault: nonsense\n";
-        assert_eq!(Numbers::of(printed), Some(Numbers { injected: 5, violations: 1, recovery_s: Some(0.5) }));
-        assert_eq!(Numbers::of("ok"), None);
+                       fault: injected=2 violations=1 recovery_s=0.2\nfault: nonsense\nfault: injected=5\n";
+        assert_eq!(Numbers::of(printed, "a"), Some(Numbers { injected: 5, violations: 1, recovery_s: Some(0.5) }));
+        assert_eq!(Numbers::of("ok", "a"), None);
+    }
+
+    #[test]
+    fn a_line_that_names_a_row_counts_in_that_row_only() {
+        let printed = "fault: row=a injected=3 violations=0 recovery_s=0.5\nfault: row=b injected=2 violations=1\n";
+        assert_eq!(Numbers::of(printed, "a"), Some(Numbers { injected: 3, violations: 0, recovery_s: Some(0.5) }));
+        assert_eq!(Numbers::of(printed, "b"), Some(Numbers { injected: 2, violations: 1, recovery_s: None }));
+        assert_eq!(Numbers::of(printed, "c"), Some(Numbers { injected: 0, violations: 0, recovery_s: None }));
     }
 
     #[test]
@@ -145,20 +161,30 @@ mod tests {
         assert_eq!(report.state, "not run");
         report.add(true, None);
         assert_eq!((report.state, report.injected), ("partly run", 1));
-        report.add(false, Numbers::of("fault: injected=7 violations=0"));
+        assert_eq!(incomplete(std::slice::from_ref(&report)), ["a"]);
+        report.add(false, Numbers::of("fault: injected=7 violations=0", "a"));
         assert_eq!((report.state, report.injected, report.violations), ("violated", 8, 1));
         let mut held = RowReport::new("c");
         held.add(true, None);
         let reports = [report, RowReport::new("b"), held];
         assert_eq!(count(&reports), Counts { held: 1, failed: 1, left_out: 1 });
-        assert_eq!(without_injection(&reports), ["b"]);
+        assert_eq!(incomplete(&reports), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_violation_counts_once() {
+        let mut report = RowReport::new("a");
+        report.add(false, Numbers::of("fault: injected=7 violations=2", "a"));
+        assert_eq!((report.injected, report.violations), (7, 2));
+        report.add(false, None);
+        assert_eq!((report.injected, report.violations), (8, 3));
     }
 
     #[test]
     fn a_test_that_injected_nothing_shows_nothing() {
         let mut report = RowReport::new("a");
-        report.add(true, Numbers::of("fault: injected=0 violations=0"));
-        assert_eq!((report.state, without_injection(&[report.clone()])), ("not run", vec!["a"]));
+        report.add(true, Numbers::of("fault: injected=0 violations=0", "a"));
+        assert_eq!((report.state, incomplete(&[report.clone()])), ("not run", vec!["a"]));
         let text = serde_json::to_string(&report).unwrap();
         assert!(text.contains("\"recovery_s\":null"), "{text}");
     }

@@ -115,20 +115,45 @@ mod tests {
         assert!(referred > 5, "the list of defects refers to rows");
     }
 
+    /// What a test of the document does, as text.
+    fn body(test: &NamedTest) -> String {
+        let source = std::fs::read_to_string(sh::root().join(&test.file)).unwrap();
+        let (_, body) = source.split_once(&format!("fn {}(", test.name)).unwrap();
+        let end = ["#[test]", "#[tokio::test"].iter().filter_map(|next| body.find(next)).min().unwrap_or(body.len());
+        body[..end].to_owned()
+    }
+
+    /// The rows that a test names when it prints its numbers.
+    fn named_rows(body: &str) -> Vec<&str> {
+        body.split("FaultTally::of(\"").skip(1).filter_map(|rest| rest.split('"').next()).collect()
+    }
+
     /// A row without numbers would count each of its tests as one injection.
     #[test]
     fn every_row_has_a_test_that_prints_what_it_injected() {
-        let prints = |test: &NamedTest| {
-            let source = std::fs::read_to_string(sh::root().join(&test.file)).unwrap();
-            let (_, body) = source.split_once(&format!("fn {}(", test.name)).unwrap();
-            let end =
-                ["#[test]", "#[tokio::test"].iter().filter_map(|next| body.find(next)).min().unwrap_or(body.len());
-            body[..end].contains("fault: injected=")
-        };
         let rows = rows(&document());
-        let silent: Vec<&str> =
-            rows.iter().filter(|row| !row.tests.iter().any(prints)).map(|row| row.id.as_str()).collect();
+        let prints = |row: &Row| {
+            let mut bodies = row.tests.iter().map(body);
+            bodies.any(|body| body.contains("fault: injected=") || named_rows(&body).contains(&row.id.as_str()))
+        };
+        let silent: Vec<&str> = rows.iter().filter(|row| !prints(row)).map(|row| row.id.as_str()).collect();
         assert!(silent.is_empty(), "no test of these rows prints `fault: injected=…`: {silent:?}");
+    }
+
+    /// Numbers for a row that does not name the test would be lost.
+    #[test]
+    fn every_row_that_a_test_counts_for_names_the_test() {
+        let rows = rows(&document());
+        let tests = rows.iter().flat_map(|row| &row.tests);
+        let mut lost = Vec::new();
+        for test in tests {
+            let body = body(test);
+            let has = |named: &str| rows.iter().any(|row| row.id == named && row.tests.contains(test));
+            lost.extend(
+                named_rows(&body).into_iter().filter(|named| !has(named)).map(|row| format!("{row}: {}", test.name)),
+            );
+        }
+        assert!(lost.is_empty(), "no row takes in these numbers: {lost:?}");
     }
 
     #[test]

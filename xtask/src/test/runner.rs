@@ -24,7 +24,7 @@ const STARTED_BY_OTHERS: [&str; 3] = ["inner_", "keeper_main", "daemon_main"];
 const ALONE: [&str; 4] = ["docker", "qemu", "real_frameworks", "conformance"];
 
 /// Programs of tests that start a cluster: one test at a time, in a lane of their own.
-const CLUSTERS: [&str; 13] = [
+const CLUSTERS: [&str; 14] = [
     "operator cluster",
     "operator crashes",
     "operator gangs",
@@ -32,6 +32,7 @@ const CLUSTERS: [&str; 13] = [
     "operator kills",
     "operator nodes",
     "operator outages",
+    "operator secrets",
     "operator share_crashes",
     "operator task_jobs",
     "operator tensorflow",

@@ -55,8 +55,13 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 }
 
 /// Repeats `read` until it returns a value, for at most a minute.
-pub(crate) fn within_a_minute<T>(mut read: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + Duration::from_secs(60);
+pub(crate) fn within_a_minute<T>(read: impl FnMut() -> Option<T>) -> Option<T> {
+    within(Duration::from_secs(60), read)
+}
+
+/// The same with another patience.
+pub(crate) fn within<T>(patience: Duration, mut read: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + patience;
     loop {
         match read() {
             Some(found) => return Some(found),
@@ -92,6 +97,20 @@ impl Scenarios {
         }
     }
 
+    /// Runs one scenario that injects faults of one row. A scenario with a violation has failed, and a scenario that
+    /// could not go on is a violation.
+    pub(crate) fn run_counted(&mut self, name: &str, tally: &mut FaultTally, scenario: impl FnOnce(&mut FaultTally)) {
+        let (failed, found) = (self.failed.len(), tally.violations.len());
+        self.run(name, || {
+            scenario(tally);
+            let new = &tally.violations[found..];
+            assert!(new.is_empty(), "{}", new.join("\n"));
+        });
+        if self.failed.len() > failed && tally.violations.len() == found {
+            tally.violations.push(format!("{name}: it could not go on"));
+        }
+    }
+
     /// Fails if a scenario failed.
     pub(crate) fn finish(self) {
         assert!(self.count > 0, "no scenario ran");
@@ -102,6 +121,47 @@ impl Scenarios {
             self.count,
             self.failed.join(", ")
         );
+    }
+}
+
+/// What a test injected for one row of `docs/faults.md`, and what did not hold.
+#[derive(Debug)]
+pub(crate) struct FaultTally {
+    row: &'static str,
+    injected: u32,
+    /// The longest one.
+    recovery_s: Option<f64>,
+    violations: Vec<String>,
+}
+
+impl FaultTally {
+    pub(crate) fn of(row: &'static str) -> FaultTally {
+        FaultTally { row, injected: 0, recovery_s: None, violations: Vec::new() }
+    }
+
+    /// Counts faults at the moment at which they are injected, whatever comes of them.
+    pub(crate) fn inject(&mut self, count: u32) {
+        self.injected += count;
+    }
+
+    /// Everything held again, this long after the end of a fault.
+    pub(crate) fn recover(&mut self, took_s: f64) {
+        self.recovery_s = Some(self.recovery_s.map_or(took_s, |longest_s| longest_s.max(took_s)));
+    }
+
+    /// Counts a violation, and the scenario continues.
+    pub(crate) fn demand(&mut self, holds: bool, violation: impl FnOnce() -> String) {
+        if !holds {
+            let violation = violation();
+            eprintln!("violation: {violation}");
+            self.violations.push(violation);
+        }
+    }
+
+    /// Prints the line that `cargo xtask faults` reads.
+    pub(crate) fn print(&self) {
+        let recovery = self.recovery_s.map_or(String::new(), |took_s| format!(" recovery_s={took_s:.1}"));
+        println!("fault: row={} injected={} violations={}{recovery}", self.row, self.injected, self.violations.len());
     }
 }
 

@@ -260,10 +260,19 @@ impl Operator {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.0.id() as i32), signal).unwrap();
     }
 
+    /// Whether it stands still (SIGSTOP).
+    pub(crate) fn is_stopped(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap_or_default();
+        stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('T'))
+    }
+
     fn spawn(bed: &TestBed, listen: &str, fail_at: Option<&str>, args: &[&str]) -> Operator {
         let log = fs::File::options().create(true).append(true).open(bed.folder.path().join("operator.log")).unwrap();
         let mut command = Command::new(program("gainshare-operator"));
-        command.args(["--namespace", SYSTEM, "--listen", listen, "--plain-listen", "127.0.0.1:0"]);
+        command.args(["--namespace", SYSTEM, "--listen", listen]);
+        if !args.contains(&"--plain-listen") {
+            command.args(["--plain-listen", "127.0.0.1:0"]);
+        }
         command.arg("--authority").arg(bed.folder.path().join("authority")).args(args);
         command.env("KUBECONFIG", bed.folder.path().join("operator.kubeconfig")).stderr(log).stdin(Stdio::null());
         command.envs(fail_at.map(|point| ("GAINSHARE_FAIL_AT", point)));

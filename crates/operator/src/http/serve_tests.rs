@@ -417,6 +417,8 @@ async fn foreign_reports_are_dropped_and_counted() {
     assert!(answer.contains("200 OK") && answer.contains("there is no pod on-node-b on node a"), "{answer}");
     assert!(bench.leader.agents.lock().job("on-node-b").is_none());
     assert_eq!(bench.metrics.foreign_reports.get(), 2);
+    // The plan of the foreign resize is not remembered: it would refuse older plans for that pod.
+    assert_eq!(bench.leader.agents.lock().admit("a", 1, "on-node-b", 0), Ok(()));
     println!("fault: injected=2 violations=0");
 }
 

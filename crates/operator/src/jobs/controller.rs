@@ -83,12 +83,12 @@ pub(crate) fn start(
         leader: leader.clone(),
         orders: leader.orders.clone(),
         recorder,
-        fail_at,
+        fail_at: fail_at.clone(),
         queue: Mutex::default(),
         training_jobs: TrainingJobs::new(client.clone(), leader.clone(), pods.clone()),
         batch_jobs: BatchJobs::new(client.clone(), leader.clone(), pods.clone()),
-        task_jobs: TaskJobs::new(client.clone(), leader.clone(), pods.clone(), line.clone()),
-        tfjobs: TaskJobs::new(client.clone(), leader.clone(), pods.clone(), line),
+        task_jobs: TaskJobs::new(client.clone(), leader.clone(), pods.clone(), line.clone(), fail_at.clone()),
+        tfjobs: TaskJobs::new(client.clone(), leader.clone(), pods.clone(), line, fail_at),
         pods,
     });
     tasks.spawn("the controller of jobs", controller.run());

@@ -7,7 +7,7 @@ use super::hostile_tests::{
 use super::task_job::action::{Action, Snapshot};
 use super::task_job::gang::Placement;
 use super::task_job::machine::step;
-use super::task_job::pod as task_pod;
+use super::task_job::{pod as task_pod, template_fault};
 use crate::state::snapshot::{NodeState, Nodes, PodSnapshot};
 use crate::state::task_job::TaskJobSnapshot;
 use gainshare_kube_api::tasks::{Role, TaskId, tasks};
@@ -74,6 +74,36 @@ fn a_job_of_absurdly_many_tasks() {
         assert_eq!(job.spec.is_ok(), replicas == 3, "{replicas}");
         work_on_tasks(&job, &[running_pod("p0", &containers(&json!({}), &json!({})))]);
     }
+}
+
+/// The templates of tasks obey the rules for jobs of one pod, whatever the role.
+#[test]
+fn a_task_that_asks_for_the_host_is_refused_with_its_role() {
+    let container = json!({"name": "main", "image": "i"});
+    let privileged = json!({"name": "main", "image": "i", "securityContext": {"privileged": true}});
+    let volume = json!({"name": "v", "hostPath": {"path": "/"}});
+    let sound = json!({"spec": {"containers": [container]}});
+    let hostile = [
+        (json!({"spec": {"containers": [container], "hostNetwork": true}}), "hostNetwork"),
+        (json!({"spec": {"containers": [container], "volumes": [volume]}}), "use a claim"),
+        (json!({"spec": {"containers": [privileged]}}), "privileged"),
+    ];
+    let fault_of = |roles: Value| {
+        let mut job = training_job(Value::Null);
+        job["spec"]["replicaSpecs"] = roles;
+        template_fault(&TaskJobSnapshot::of_training_job(&read(&job).unwrap()).unwrap())
+    };
+    assert!(fault_of(json!({"PS": {"template": sound}, "Worker": {"template": sound}})).is_none());
+    for (template, words) in &hostile {
+        for role in ["PS", "Worker"] {
+            let mut roles = json!({"PS": {"template": sound}, "Worker": {"template": sound}});
+            roles[role]["template"] = template.clone();
+            let fault = fault_of(roles).unwrap_or_else(|| panic!("a {role} is not refused: {template}"));
+            let names_it = fault.message.to_lowercase().starts_with(&role.to_lowercase());
+            assert!(fault.for_good && names_it && fault.message.contains(words), "{}", fault.message);
+        }
+    }
+    println!("fault: injected={} violations=0", 2 * hostile.len());
 }
 
 /// A job of tasks: the same roles as a TrainingJob and as a TFJob, with a forged journal.

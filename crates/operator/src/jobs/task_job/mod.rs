@@ -23,6 +23,7 @@ use super::pods::{PodEffect, PodFault, PodRequests, classify, only, params};
 use super::progress::{ProgressField, TaskProgress};
 use super::training_job::pod::open;
 use super::workload::{self, ActionError, EventText, JournalStep, Turn, Workload};
+use crate::fail_point::FailPoint;
 use crate::state::api_error::lacks_right;
 use crate::state::lead::Leader;
 use crate::state::snapshot::{Nodes, Phase, PodSnapshot};
@@ -101,14 +102,22 @@ pub(super) struct TaskJobs<K> {
     progress_field: ProgressField,
     /// The training operator's variable for clusters with a domain of their own.
     cluster_domain: Option<String>,
+    /// For the writes of an action that has several. The controller has the points around each action.
+    fail_at: FailPoint,
     kind: PhantomData<K>,
 }
 
 impl<K: TaskKind> TaskJobs<K> {
-    pub(super) fn new(client: Client, leader: Arc<Leader>, pods: PodRequests, line: Arc<GangQueue>) -> TaskJobs<K> {
+    pub(super) fn new(
+        client: Client,
+        leader: Arc<Leader>,
+        pods: PodRequests,
+        line: Arc<GangQueue>,
+        fail_at: FailPoint,
+    ) -> TaskJobs<K> {
         let cluster_domain = std::env::var("CUSTOM_CLUSTER_DOMAIN").ok();
         let (faults, progress_field) = (Mutex::default(), ProgressField::default());
-        TaskJobs { client, leader, pods, line, faults, progress_field, cluster_domain, kind: PhantomData }
+        TaskJobs { client, leader, pods, line, faults, progress_field, cluster_domain, fail_at, kind: PhantomData }
     }
 
     fn key(name: &NamespacedName) -> WorkloadKey {
@@ -211,7 +220,7 @@ impl<K: TaskKind> TaskJobs<K> {
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let services: Api<Service> = Api::namespaced(self.client.clone(), namespace);
         match services.create(&params, &service).await {
-            Ok(_) => {}
+            Ok(_) => self.fail_at.reach("after", "service"),
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 let found = services.get(&name).await?;
                 if found.owner_references().iter().all(|owner| owner.uid != job.uid) {
@@ -263,6 +272,7 @@ impl<K: TaskKind> TaskJobs<K> {
             if service.owner_references().iter().any(|owner| owner.uid == job.uid) {
                 let deleted = services.delete(&service.name_any(), &DeleteParams::default()).await;
                 deleted.map(drop).or_else(|error| classify(error, ()))?;
+                self.fail_at.reach("after", "delete-service");
             }
         }
         Ok(())
