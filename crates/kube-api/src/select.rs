@@ -13,6 +13,7 @@ use crate::names::{self, JOB_LABEL, POLICY_ANNOTATION};
 use crate::share_policy::{Direction, SharePolicy, SharePolicySpec, SharePolicyStatus, TargetRef};
 use crate::training_job::JobPolicy;
 use crate::wire::{CollectorKind, PolicyKind, SCALED_POLICY, Settings};
+use gainshare_core::policies::Preset;
 use kube::core::{Selector, SelectorExt};
 use std::collections::BTreeMap;
 
@@ -104,8 +105,8 @@ pub fn by_job(pod: &PodFacts) -> Option<JobShare> {
     let is_marked = pod.labels.contains_key(JOB_LABEL);
     let wanted = pod.notes.get(POLICY_ANNOTATION).and_then(|word| from_word::<JobPolicy>(word));
     // The annotation of a TFJob is on its pods.
-    if is_task_of_tfjob(pod) && wanted == Some(JobPolicy::Operator) && !is_out(pod) {
-        let spec = SharePolicySpec { policy: PolicyKind::Na, ..SharePolicySpec::default() };
+    if is_task_of_tfjob(pod) && wanted.map(JobPolicy::preset) == Some(Preset::Operator) && !is_out(pod) {
+        let spec = SharePolicySpec { policy: PolicyKind::equal(), ..SharePolicySpec::default() };
         return Some(JobShare { name: SCALED_POLICY.to_owned(), spec, watch_only: true });
     }
     let ours = |owner: &crate::facts::Owner| {

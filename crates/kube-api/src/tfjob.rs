@@ -19,6 +19,7 @@ use crate::tasks::{
 use crate::training_job::{
     CleanPodPolicy, JobPolicy, ReplicaSpec, RunPolicy, TrainingJob, TrainingJobSpec, any_object,
 };
+use gainshare_core::policies::Preset;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -223,7 +224,7 @@ impl TfJobSpec {
 pub fn annotated_policy(annotation: Option<&str>) -> Result<Option<JobPolicy>, SpecProblem> {
     match annotation {
         None | Some("na") => Ok(None),
-        Some("operator") => Ok(Some(JobPolicy::Operator)),
+        Some("operator") => Ok(JobPolicy::try_from(Preset::Operator).ok()),
         Some(text) => {
             let text = text.chars().take(63).collect();
             Err(SpecProblem::Word { field: POLICY_ANNOTATION, text, allowed: "operator or na, or leave it out" })

@@ -94,13 +94,13 @@ fn a_converted_job_keeps_the_policy_of_its_annotation() {
     let mut manifest = manifest();
     manifest["metadata"]["annotations"] = json!({POLICY_ANNOTATION: "operator"});
     let (converted, _) = to_training_job(&serde_json::from_value(manifest).unwrap()).unwrap();
-    assert_eq!(converted.spec.policy, JobPolicy::Operator);
+    assert_eq!(converted.spec.policy.preset(), Preset::Operator);
 }
 
 #[test]
 fn the_annotation_names_a_policy_that_tfjobs_have() {
-    for (text, policy) in [(None, None), (Some("na"), None), (Some("operator"), Some(JobPolicy::Operator))] {
-        assert_eq!(annotated_policy(text), Ok(policy), "{text:?}");
+    for (text, policy) in [(None, None), (Some("na"), None), (Some("operator"), Some(Preset::Operator))] {
+        assert_eq!(annotated_policy(text).map(|policy| policy.map(JobPolicy::preset)), Ok(policy), "{text:?}");
     }
     let said = annotated_policy(Some("magic")).unwrap_err().to_string();
     assert!(said.contains(POLICY_ANNOTATION) && said.contains("operator"), "{said}");
