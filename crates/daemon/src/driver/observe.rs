@@ -298,10 +298,11 @@ impl Driver {
         };
         job.dirty = reading.more;
         job.last_read = now;
-        let is_files_turn = now >= job.next_read && !last && job.end.is_none();
-        if is_files_turn {
+        if now >= job.next_read && !last {
             job.next_read = now + FILES_PACE;
-            let request = reports.begin_files(now, false, || pids(&job.record));
+            // The last files of a job that is over are being read.
+            let is_over = job.end.is_some();
+            let request = if is_over { None } else { reports.begin_files(now, false, || pids(&job.record)) };
             request.into_iter().for_each(|request| self.readers.send(id, request));
         }
         let endpoint = reports.fetch_due(now).filter(|_| !last);
