@@ -13,14 +13,21 @@
 //! of several jobs in a folder writes it. Event files name their writer, see
 //! [`Collector::own_pids`].
 //!
-//! **Properties.** No call blocks. A job that floods its output costs at most
+//! **Files.** A folder may be on a file system that does not answer. [`Collector::begin_reading`] gives the files away,
+//! another thread reads them, and [`Collector::end_reading`] takes the result: see [`crate::files`].
+//!
+//! **Properties.** Only [`Collector::poll`] and [`Collector::finish`] access the job's folder; no other call blocks. A
+//! job that floods its output costs at most
 //! [`OUTPUT_BYTES_PER_S`] of parsing and gets at most [`MAX_READINGS`] readings a call; the rest of
 //! its output is dropped and counted, the rest of its files waits. [`Collector::state`] after a call,
 //! stored together with the update of that call, lets a restarted daemon continue without losing or
 //! doubling a reading.
 
 use crate::chooser::{Chooser, Selection};
-use crate::discover::{self, FolderListings, JobStart};
+use crate::discover::FolderListings;
+use crate::files::{
+    FileTask, FilesAfter, FilesReading, FilesState, FolderSearch, JobFiles, MAX_READINGS, MAX_SCAN_PACE,
+};
 use crate::metrics_file::{FileState, MetricsFile};
 use crate::output::{OutputParser, OutputState};
 use crate::prometheus::{self, Endpoint, FetchError};
@@ -31,10 +38,9 @@ use crate::run_length::RunLength;
 use crate::spec::{MetricSpec, MetricSpecError, Source};
 use crate::stored_path::StoredPath;
 use crate::tail::Position;
-use crate::tensorboard::EventFiles;
 use gainshare_core::model::{Span, Time};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -51,19 +57,8 @@ const FILE_AFTER: Span = Span::from_secs(15);
 /// Output beyond this is dropped. 10,000 lines of 200 bytes a second are read.
 const OUTPUT_BYTES_PER_S: u64 = 2 << 20;
 
-/// Readings in one update.
-const MAX_READINGS: usize = 256;
-
-/// Time between two scans of the job's folder. It doubles from the first value to the second while
-/// nothing is found.
-const MIN_SCAN_PACE: Span = Span::from_secs(2);
-const MAX_SCAN_PACE: Span = Span::from_secs(60);
-
 /// Time between two fetches of an endpoint.
 const FETCH_EVERY: Span = Span::from_secs(2);
-
-/// Process ids remembered to know a job's own event files.
-const MAX_PIDS: usize = 4096;
 
 /// The result of one call.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -111,26 +106,29 @@ pub struct Collector {
     /// The collector began without a stored state.
     fresh: bool,
     endpoint: Option<Endpoint>,
-    root: Option<Arc<Root>>,
-    start: JobStart,
+    files: Files,
     /// The source that is being read: the one to blame for a panic.
     reading: Source,
     chooser: Chooser,
     source: Option<Source>,
     chosen_at: Option<Time>,
     last_reading_at: Option<Time>,
-    first_call: Option<Time>,
     output: OutputParser,
     output_allowance: Allowance,
-    events: Option<EventFiles>,
-    file: Option<MetricsFile>,
-    pids: BTreeSet<u32>,
-    next_scan: Time,
-    scan_pace: Span,
     next_fetch: Time,
     last_fetched: BTreeMap<String, (f64, Option<u64>)>,
     /// Counts of earlier daemons and of this module itself.
     counters: Counters,
+}
+
+/// Where the job's files are.
+#[derive(Debug)]
+enum Files {
+    /// The job has no folder.
+    None,
+    Here(Box<JobFiles>),
+    /// They are being read, or were closed. The state is the one before that reading, or the last one.
+    Away(Box<FilesState>),
 }
 
 impl Collector {
@@ -144,10 +142,10 @@ impl Collector {
     ) -> Result<Collector, MetricSpecError> {
         spec.validate()?;
         let pattern = spec.compiled_pattern()?;
-        let root = folder.and_then(|f| Root::open(f).ok()).map(Arc::new);
+        // Opened by the first reading of files.
+        let root = folder.map(Root::later).map(Arc::new);
         let fresh = state == CollectorState::default();
         let positions = state.events.into_iter().map(|(path, position)| (path.0, position)).collect();
-        let events = root.clone().map(|root| EventFiles::new(root, positions));
         if let (Some(root), Some(path)) = (&root, &spec.path)
             && root.relative(Path::new(path)).is_none()
         {
@@ -163,6 +161,10 @@ impl Collector {
             let pattern = pattern.clone().filter(|_| spec.source == Source::File);
             Some(MetricsFile::new(root.clone(), &path, pattern, stored))
         });
+        let files = match root {
+            Some(root) => Files::Here(Box::new(JobFiles::new(root, started, positions, file))),
+            None => Files::None,
+        };
         let mut spec = spec.clone();
         // A pattern is for the output unless the job names a file. It is never used for both, so that
         // the job has one budget of CPU time.
@@ -178,27 +180,22 @@ impl Collector {
             source: state.source,
             chosen_at: None,
             last_reading_at: None,
-            first_call: None,
             output: OutputParser::resume(pattern, state.output),
             output_allowance: Allowance::default(),
-            events,
-            file,
-            pids: BTreeSet::new(),
-            next_scan: Time::ZERO,
-            scan_pace: MIN_SCAN_PACE,
             next_fetch: Time::ZERO,
             last_fetched: BTreeMap::new(),
             counters: state.counters,
             spec,
-            root,
-            start: JobStart::new(started),
+            files,
         })
     }
 
     /// Takes the job's start by the wall clock as it is set now. Without it, the files of a job are not found any more
     /// once the clock was set back.
     pub fn correct_start(&mut self, started: SystemTime) {
-        self.start.correct(started);
+        if let Files::Here(files) = &mut self.files {
+            files.correct_start(started);
+        }
     }
 
     /// Takes what the job's command claims about the length of the run. A collector that goes on from a
@@ -211,12 +208,17 @@ impl Collector {
 
     /// The state to store; it belongs to everything that was handed out so far.
     pub fn state(&self) -> CollectorState {
+        let (events, file) = match &self.files {
+            Files::None => Default::default(),
+            Files::Here(files) => (files.events(), files.file()),
+            Files::Away(state) => (state.events.clone(), state.file.clone()),
+        };
         CollectorState {
             chooser: self.chooser.clone(),
             source: self.source,
             output: self.output.state().clone(),
-            events: self.events.iter().flat_map(EventFiles::positions).map(|(p, at)| (StoredPath(p), at)).collect(),
-            file: self.file.as_ref().map(|f| (StoredPath(f.path().to_path_buf()), f.state())),
+            events,
+            file,
             counters: self.counters(),
             switched_off: None,
         }
@@ -237,25 +239,29 @@ impl Collector {
         self.reading
     }
 
-    /// Begins a round: the CPU budget of the job's pattern for the following calls is set.
+    /// Begins a round: the CPU budget of the job's pattern for its output is set.
     pub fn begin_round(&mut self, now: Time) {
         self.output.begin_round(now);
-        if let Some(file) = &mut self.file {
-            file.begin_round(now);
-        }
     }
 
     /// A sentence for people, if something about the job's settings needs their attention.
     pub fn note(&self) -> Option<String> {
-        self.output.note().or_else(|| self.file.as_ref().and_then(MetricsFile::note))
+        self.output.note().or_else(|| match &self.files {
+            Files::None => None,
+            Files::Here(files) => files.note(),
+            Files::Away(state) => state.note.clone(),
+        })
     }
 
     /// What was refused or dropped.
     pub fn counters(&self) -> Counters {
         let mut all = self.counters;
         all += self.output.counters();
-        all += self.events.as_ref().map(EventFiles::counters).unwrap_or_default();
-        all += self.file.as_ref().map(MetricsFile::counters).unwrap_or_default();
+        all += match &self.files {
+            Files::None => Counters::default(),
+            Files::Here(files) => files.counters(),
+            Files::Away(state) => state.counters,
+        };
         all
     }
 
@@ -263,16 +269,14 @@ impl Collector {
     /// are left out. To be called before each poll while [`Collector::wants_pids`]. While none is known, every
     /// event file below the folder counts as the job's own.
     pub fn own_pids(&mut self, pids: impl IntoIterator<Item = u32>) {
-        for pid in pids {
-            if self.pids.len() < MAX_PIDS {
-                self.pids.insert(pid);
-            }
+        if let Files::Here(files) = &mut self.files {
+            files.add_pids(pids);
         }
     }
 
     /// Whether [`Collector::own_pids`] matters at `now`: files of the folder could become the job's source.
     pub fn wants_pids(&self, now: Time) -> bool {
-        self.spec.source == Source::Auto && self.root.is_some() && !self.is_settled_without_events(now)
+        self.spec.source == Source::Auto && matches!(self.files, Files::Here(_)) && !self.is_settled_without_events(now)
     }
 
     /// Takes the next bytes that the job printed.
@@ -323,15 +327,50 @@ impl Collector {
 
     /// [`Collector::poll`] with the listings of folders that several jobs share.
     pub fn poll_with(&mut self, now: Time, listings: &mut FolderListings) -> Update {
-        self.first_call.get_or_insert(now);
-        if now >= self.next_scan {
-            if self.is_settled_without_events(now) {
-                self.next_scan = now + MAX_SCAN_PACE;
-            } else {
-                self.scan_folder(now, listings);
+        let task = self.begin_reading(now, false);
+        task.map_or_else(Update::default, |task| self.end_reading(now, task.read(listings)))
+    }
+
+    /// Gives the job's files away to be read, unless there is nothing to read or they are away. `last`: the job has
+    /// ended. The result goes to [`Collector::end_reading`].
+    pub fn begin_reading(&mut self, now: Time, last: bool) -> Option<FileTask> {
+        self.reading = Source::File;
+        let is_settled = self.is_settled_without_events(now);
+        let Files::Here(files) = &mut self.files else { return None };
+        files.first_call.get_or_insert(now);
+        let is_search_due = last || (now >= files.next_scan && !is_settled);
+        if now >= files.next_scan {
+            // A search that takes place sets the time itself.
+            files.next_scan = now + MAX_SCAN_PACE;
+        }
+        let search = if is_search_due { self.folder_search(now) } else { None };
+        let Files::Here(files) = &self.files else { return None };
+        if search.is_none() && !files.has_any() {
+            return None;
+        }
+        let state = Files::Away(Box::new(files.state()));
+        let Files::Here(files) = std::mem::replace(&mut self.files, state) else { return None };
+        Some(FileTask::new(files, now, search, last))
+    }
+
+    /// Takes the files back with what was read from them.
+    pub fn end_reading(&mut self, now: Time, reading: FilesReading) -> Update {
+        self.reading = Source::File;
+        match reading.files {
+            FilesAfter::Open(files) => self.files = Files::Here(files),
+            FilesAfter::Closed(state) => self.files = Files::Away(state),
+            FilesAfter::Panicked(source) => {
+                self.reading = source;
+                // As if the files had been read here.
+                std::panic::resume_unwind(Box::new("reading files failed"));
             }
         }
-        self.read_files(now, false)
+        if reading.has_failed {
+            self.count_failure();
+        }
+        let mut update = self.accept(now, Source::Tensorboard, reading.events);
+        update.append(self.accept(now, Source::File, reading.file));
+        update
     }
 
     /// Whether files that a scan could find would be ignored: another source was chosen for good and is not
@@ -346,67 +385,39 @@ impl Collector {
     /// The job has ended: a bounded piece of its files is read, and last lines count even without
     /// their end.
     pub fn finish(&mut self, now: Time) -> Update {
-        self.first_call.get_or_insert(now);
-        self.scan_folder(now, &mut FolderListings::default());
-        let mut update = self.read_files(now, true);
+        let task = self.begin_reading(now, true);
+        let read = |task: FileTask| task.read(&mut FolderListings::default());
+        let mut update = task.map_or_else(Update::default, |task| self.end_reading(now, read(task)));
+        update.append(self.finish_output(now));
+        update
+    }
+
+    /// The job has ended, and all of its output was passed on: a last line counts even without its end.
+    pub fn finish_output(&mut self, now: Time) -> Update {
         let mut batch = Batch::default();
         self.reading = Source::Output;
         self.output.finish(&mut batch);
-        update.append(self.accept(now, Source::Output, batch));
-        update
+        self.accept(now, Source::Output, batch)
     }
 
-    fn read_files(&mut self, now: Time, last: bool) -> Update {
-        let mut batch = Batch::default();
-        self.reading = Source::Tensorboard;
-        if let Some(events) = &mut self.events {
-            events.poll(MAX_READINGS, &mut batch);
-        }
-        let mut update = self.accept(now, Source::Tensorboard, batch);
-        let mut batch = Batch::default();
-        self.reading = Source::File;
-        if let Some(file) = &mut self.file {
-            let read = if last { file.finish(&mut batch) } else { file.poll(MAX_READINGS, &mut batch) };
-            if read.is_err() {
-                self.count_failure();
-            }
-        }
-        update.append(self.accept(now, Source::File, batch));
-        update
-    }
-
-    /// Searches the job's folder for files to follow.
-    fn scan_folder(&mut self, now: Time, listings: &mut FolderListings) {
-        self.next_scan = now + self.scan_pace;
-        self.reading = Source::Tensorboard;
-        let wants_events = matches!(self.spec.source, Source::Auto | Source::Tensorboard);
-        let (Some(root), Some(events)) = (&self.root, &mut self.events) else { return };
-        if !wants_events {
-            return;
+    /// What to search the job's folder for, if anything.
+    fn folder_search(&mut self, now: Time) -> Option<FolderSearch> {
+        let Files::Here(files) = &self.files else { return None };
+        if !matches!(self.spec.source, Source::Auto | Source::Tensorboard) {
+            return None;
         }
         let under = self.spec.path.as_deref().filter(|_| self.spec.source == Source::Tensorboard).map(Path::new);
-        let Some(under) = root.relative(under.unwrap_or(Path::new(""))) else {
+        let Some(under) = files.root.relative(under.unwrap_or(Path::new(""))) else {
             self.count_failure();
-            return;
+            return None;
         };
-        let found = listings.scan(now, root, under, &mut self.start);
-        let mut is_news = false;
-        for path in found.events {
-            let foreign = self.spec.source == Source::Auto
-                && !self.pids.is_empty()
-                && discover::writer_pid(&path).is_some_and(|pid| !self.pids.contains(&pid));
-            is_news |= !foreign && events.follow(&path);
-        }
-        let waited = self.first_call.is_some_and(|first| now.since(first) >= FILE_AFTER);
-        if self.spec.source == Source::Auto
-            && self.file.is_none()
-            && self.source.is_none()
-            && waited
-            && let Some(path) = found.metrics.first()
-        {
-            self.file = Some(MetricsFile::new(root.clone(), path, None, FileState::default()));
-        }
-        self.scan_pace = if is_news { MIN_SCAN_PACE } else { Span(self.scan_pace.0 * 2).min(MAX_SCAN_PACE) };
+        let is_auto = self.spec.source == Source::Auto;
+        let has_waited = files.first_call.is_some_and(|first| now.since(first) >= FILE_AFTER);
+        Some(FolderSearch {
+            under: under.to_path_buf(),
+            own_events_only: is_auto,
+            takes_file: is_auto && self.source.is_none() && has_waited,
+        })
     }
 
     fn count_failure(&mut self) {

@@ -11,7 +11,8 @@
 //!
 //! **Properties.** `read` and `new` never panic (where the program unwinds on panics).
 
-use crate::collector::{Collector, CollectorState};
+use crate::collector::{Collector, CollectorState, Update};
+use crate::files::{FileTask, FilesReading};
 use crate::reading::Counters;
 use crate::run_length::RunLength;
 use crate::spec::{MetricSpec, MetricSpecError, Source};
@@ -94,6 +95,16 @@ impl GuardedCollector {
                 R::default()
             }
         }
+    }
+
+    /// As [`Collector::begin_reading`].
+    pub fn begin_reading(&mut self, now: Time, last: bool) -> Option<FileTask> {
+        self.read(|collector| collector.begin_reading(now, last))
+    }
+
+    /// As [`Collector::end_reading`]. A panic on the thread that read switches the collectors off, too.
+    pub fn end_reading(&mut self, now: Time, reading: FilesReading) -> Update {
+        self.read(|collector| collector.end_reading(now, reading))
     }
 
     fn switch_off(&mut self, source: Source) {

@@ -28,6 +28,7 @@
 //! | `prometheus`, `push` | an endpoint's answer, the body of a push | another protocol |
 //! | `discover` | search for files in the job's folder | the file name of a new framework (see `words`) |
 //! | `chooser`, `spec` | choice of the metric, the job's settings | a new setting |
+//! | `files` | the files of one job, which another thread can read | |
 //! | `collector`, `guard` | all sources of one job, and the wall around them | a new source |
 //!
 //! Imports go upwards in this table only, so there is no cycle between files.
@@ -45,6 +46,7 @@ mod chooser;
 mod collector;
 mod discover;
 mod facts;
+mod files;
 mod guard;
 mod json;
 mod line;
@@ -69,6 +71,7 @@ mod words;
 pub use chooser::{Chooser, Selection};
 pub use collector::{Collector, CollectorState, Update};
 pub use discover::FolderListings;
+pub use files::{FileTask, FilesReading};
 pub use guard::{GuardedCollector, contain_panic};
 pub use metrics_file::{FileState, MetricsFile};
 pub use output::{OutputParser, OutputState};

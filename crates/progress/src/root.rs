@@ -13,18 +13,41 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A job's folder, held open, so that renaming it does not lead elsewhere.
 #[derive(Debug)]
 pub struct Root {
-    dir: OwnedFd,
+    dir: OnceLock<OwnedFd>,
     path: PathBuf,
+    /// 0: not known yet.
+    device: AtomicU64,
 }
 
 impl Root {
     pub fn open(path: &Path) -> io::Result<Root> {
-        let dir = open(path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
-        Ok(Root { dir, path: path.to_path_buf() })
+        let root = Root::later(path);
+        root.dir()?;
+        Ok(root)
+    }
+
+    /// A folder that is opened when it is first used. Opening can take as long as its file system takes.
+    pub(crate) fn later(path: &Path) -> Root {
+        Root { dir: OnceLock::new(), path: path.to_path_buf(), device: AtomicU64::new(0) }
+    }
+
+    fn dir(&self) -> nix::Result<&OwnedFd> {
+        if let Some(dir) = self.dir.get() {
+            return Ok(dir);
+        }
+        let dir = open(&self.path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+        Ok(self.dir.get_or_init(|| dir))
+    }
+
+    /// The device of the folder, once [`Root::identity`] has read it.
+    pub(crate) fn device(&self) -> Option<u64> {
+        Some(self.device.load(Ordering::Relaxed)).filter(|device| *device != 0)
     }
 
     pub fn path(&self) -> &Path {
@@ -33,7 +56,8 @@ impl Root {
 
     /// Device and inode of the folder.
     pub(crate) fn identity(&self) -> io::Result<(u64, u64)> {
-        let status = nix::sys::stat::fstat(&self.dir)?;
+        let status = nix::sys::stat::fstat(self.dir()?)?;
+        self.device.store(status.st_dev, Ordering::Relaxed);
         Ok((status.st_dev, status.st_ino))
     }
 
@@ -70,7 +94,7 @@ impl Root {
         let flags = flags | OFlag::O_CLOEXEC;
         let how =
             OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-        match openat2(&self.dir, path, how) {
+        match openat2(self.dir()?, path, how) {
             // Old sandboxes answer EPERM to system calls that they do not know.
             Err(Errno::ENOSYS | Errno::EPERM) => Ok(self.walk(path, flags)?),
             other => Ok(other?),
@@ -85,7 +109,7 @@ impl Root {
             let Component::Normal(name) = component else { return Err(Errno::EXDEV) };
             let flags =
                 if names.peek().is_some() { OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC } else { flags };
-            let at = dir.as_ref().unwrap_or(&self.dir);
+            let at = dir.as_ref().unwrap_or(self.dir()?);
             // With O_PATH a link itself would be opened; asking for its kind refuses it.
             let next = openat(at, name, flags | OFlag::O_NOFOLLOW, Mode::empty())?;
             if nix::sys::stat::fstat(&next)?.st_mode & libc::S_IFMT == libc::S_IFLNK {
@@ -95,7 +119,7 @@ impl Root {
         }
         match dir {
             Some(fd) => Ok(fd),
-            None => openat(&self.dir, ".", flags, Mode::empty()),
+            None => openat(self.dir()?, ".", flags, Mode::empty()),
         }
     }
 }

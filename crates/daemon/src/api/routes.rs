@@ -194,8 +194,7 @@ async fn metrics(State(api): State<Api>) -> Answer {
 }
 
 async fn submit(State(api): State<Api>, bytes: Bytes) -> Answer {
-    let request: SubmitRequest = required(&bytes)?;
-    let jobs = api.driver.ask(|d| d.submit(request)).await??;
+    let jobs = api.submit(required(&bytes)?).await?;
     Ok((StatusCode::CREATED, Json(JobList { jobs })).into_response())
 }
 
@@ -249,7 +248,7 @@ async fn started(State(api): State<Api>, Path(job): Path<String>, bytes: Bytes) 
 
 async fn exited(State(api): State<Api>, Path(job): Path<String>, bytes: Bytes) -> Answer {
     let exited: ExitReport = required(&bytes)?;
-    Ok(Json(api.about(job, move |d, id| d.exited(id, &exited)).await?).into_response())
+    Ok(Json(api.exited(job, exited).await?).into_response())
 }
 
 async fn stop(State(api): State<Api>, Path(job): Path<String>, bytes: Bytes) -> Answer {

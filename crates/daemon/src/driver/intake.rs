@@ -4,6 +4,7 @@
 //! job is acknowledged and removed when it has started; the record, and with it the journal, has
 //! only the names.
 
+use super::jobs::EndReply;
 use super::runtimes::kind_name;
 use super::{Driver, Ending, Job};
 use crate::error::Refusal;
@@ -22,6 +23,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use tokio::sync::oneshot;
 
 /// Jobs in one request.
 const MAX_SUBMIT: usize = 1000;
@@ -32,9 +34,60 @@ const MAX_LIVE: usize = 10_000;
 /// Up to this many files are synced one by one; for more, one sync of the whole file system is faster.
 const FEW_FILES: usize = 8;
 
+/// Submissions whose folders and programs are being looked up at once.
+const MAX_CHECKS: usize = 8;
+
+/// Submissions that are under way.
+#[derive(Default)]
+pub(super) struct Submissions {
+    /// Threads that look folders and programs up.
+    checks: usize,
+}
+
+/// The answer to a submission.
+type SubmitReply = oneshot::Sender<Result<Vec<JobInfo>, Refusal>>;
+
 impl Driver {
+    /// Looks the folders and programs of the jobs up on another thread, because a file system may not answer, and then
+    /// submits. A client that went away meanwhile submits nothing.
+    pub(crate) fn submit_checked(&mut self, request: SubmitRequest, reply: SubmitReply) {
+        if request.attached {
+            return drop(reply.send(self.submit(request)));
+        }
+        let records = match self.new_records(&mut request.clone()) {
+            Ok(records) => records,
+            Err(refusal) => return drop(reply.send(Err(refusal))),
+        };
+        if self.submissions.checks >= MAX_CHECKS {
+            let what = "too many submissions wait for folders that do not answer: try again later";
+            return drop(reply.send(Err(Refusal::new(ErrorCode::Timeout, what))));
+        }
+        self.submissions.checks += 1;
+        let (runtimes, base_env) = (self.config.runtime.clone(), request.base_env.clone());
+        let check = move || records.iter().try_for_each(|record| check_startable(&record.spec, &base_env, &runtimes));
+        self.off_thread("submit-check", check, move |driver, checked| {
+            driver.submissions.checks -= 1;
+            if !reply.is_closed() {
+                let _ = reply.send(checked.and_then(|()| driver.submit(request)));
+            }
+        });
+    }
+
     /// Takes all jobs or none.
     pub(crate) fn submit(&mut self, mut request: SubmitRequest) -> Result<Vec<JobInfo>, Refusal> {
+        let mut records = self.new_records(&mut request)?;
+        let ids: Vec<JobId> = records.iter().map(|r| r.id).collect();
+        let files = if request.attached { Vec::new() } else { spec_files(&records, &request.base_env) };
+        records.iter_mut().for_each(|r| r.spec.hide_env_values());
+        self.enter(records, files)?;
+        fail::point("submit-before-reply");
+        // Decided right away, so that the answer already says whether the job starts or what it waits for.
+        self.decide();
+        Ok(ids.iter().filter_map(|id| self.jobs.get(id)).map(|j| self.info(j)).collect())
+    }
+
+    /// The records of the jobs of a request, if they may be submitted. Nothing is changed.
+    fn new_records(&self, request: &mut SubmitRequest) -> Result<Vec<JobRecord>, Refusal> {
         if self.timeline.ending.is_some() {
             return Err(Refusal::new(ErrorCode::ShuttingDown, "the daemon is shutting down: start it again first"));
         }
@@ -54,20 +107,7 @@ impl Driver {
                 format!("more than {MAX_LIVE} live jobs: wait for some to end"),
             ));
         }
-        let mut records = self.name_and_number(specs, &request)?;
-        if !request.attached {
-            for record in &records {
-                self.check_startable(&record.spec, &request.base_env)?;
-            }
-        }
-        let ids: Vec<JobId> = records.iter().map(|r| r.id).collect();
-        let files = if request.attached { Vec::new() } else { spec_files(&records, &request.base_env) };
-        records.iter_mut().for_each(|r| r.spec.hide_env_values());
-        self.enter(records, files)?;
-        fail::point("submit-before-reply");
-        // Decided right away, so that the answer already says whether the job starts or what it waits for.
-        self.decide();
-        Ok(ids.iter().filter_map(|id| self.jobs.get(id)).map(|j| self.info(j)).collect())
+        self.name_and_number(specs, request)
     }
 
     /// Makes the jobs' directories with their `files` and journals the jobs; from then on they exist.
@@ -197,39 +237,6 @@ impl Driver {
         sync().map_err(|e| disk_refusal("sync", &jobs, e))
     }
 
-    /// Finds mistakes now that would otherwise show only when the job's turn has come.
-    fn check_startable(&self, spec: &JobSpec, base_env: &BTreeMap<String, String>) -> Result<(), Refusal> {
-        if !self.config.runtime.contains(&spec.runtime) {
-            let message = format!(
-                "job {}: the daemon runs without the runtime {}: start it with `gainshare up --runtime process,docker`",
-                spec.label(),
-                kind_name(spec.runtime)
-            );
-            return Err(Refusal::new(ErrorCode::InvalidSpec, message));
-        }
-        let cwd = spec.cwd.clone().unwrap_or_else(|| PathBuf::from("/"));
-        if !cwd.is_dir() {
-            let message = format!(
-                "job {}: its working directory {} does not exist: make it, or set cwd",
-                spec.label(),
-                cwd.display()
-            );
-            return Err(Refusal::new(ErrorCode::InvalidSpec, message));
-        }
-        if spec.runtime != RuntimeKind::Process {
-            return Ok(());
-        }
-        let path = spec.env.get("PATH").or(base_env.get("PATH")).cloned();
-        let path = path.or_else(|| std::env::var("PATH").ok()).unwrap_or_else(|| "/usr/bin:/bin".into());
-        let program = &spec.command[0];
-        if find_program(program, &cwd, &path).is_none() {
-            let message =
-                format!("job {}: there is no program `{program}`: check its name, or give its full path", spec.label());
-            return Err(Refusal::new(ErrorCode::MissingProgram, message));
-        }
-        Ok(())
-    }
-
     /// What an attached supervisor should do now.
     pub(crate) fn admission(&mut self, id: JobId) -> Result<Admission, Refusal> {
         let now = self.now();
@@ -291,20 +298,34 @@ impl Driver {
         Ok(self.info(&self.jobs[&id]))
     }
 
-    /// A supervisor reports that the job is over.
-    pub(crate) fn exited(&mut self, id: JobId, exited: &ExitReport) -> Result<JobInfo, Refusal> {
-        let job = self.jobs.job(id)?;
-        if exited.attempt != job.record.attempt {
-            let message = format!("attempt {} of {} is not the present one", exited.attempt, job.record.name);
-            return Err(Refusal::new(ErrorCode::WrongState, message));
+    /// A supervisor reports that the job is over. Answered when the end is recorded.
+    pub(crate) fn exited(&mut self, id: JobId, exited: &ExitReport, reply: EndReply) {
+        let record = match self.jobs.job(id) {
+            Ok(job) => &job.record,
+            Err(refusal) => return drop(reply.send(Err(refusal))),
+        };
+        if exited.attempt != record.attempt {
+            let message = format!("attempt {} of {} is not the present one", exited.attempt, record.name);
+            return drop(reply.send(Err(Refusal::new(ErrorCode::WrongState, message))));
         }
-        if job.record.is_live() {
-            self.take_exit(id, exited);
-            let saved = self.save();
-            self.decide();
-            saved?;
+        self.take_exit(id, exited);
+        match self.jobs.get_mut(&id).and_then(|job| job.end.as_mut()) {
+            Some(end) => end.replies.push(reply),
+            None => self.answer_exits(id, vec![reply]),
         }
-        Ok(self.info(self.jobs.job(id)?))
+    }
+
+    /// Answers supervisors whose job's end is recorded.
+    pub(super) fn answer_exits(&mut self, id: JobId, replies: Vec<EndReply>) {
+        if replies.is_empty() {
+            return;
+        }
+        let saved = self.save();
+        self.decide();
+        let answer = saved.and_then(|()| Ok(self.info(self.jobs.job(id)?)));
+        for reply in replies {
+            let _ = reply.send(answer.clone());
+        }
     }
 
     /// Ends a job: at once if it waits, else by SIGTERM and, after the grace, SIGKILL.
@@ -381,6 +402,44 @@ impl Driver {
             }
         }
     }
+}
+
+/// Finds mistakes now that would otherwise show only when the job's turn has come. May take as long as the file
+/// systems of the job's folder and programs take.
+fn check_startable(
+    spec: &JobSpec,
+    base_env: &BTreeMap<String, String>,
+    runtimes: &[RuntimeKind],
+) -> Result<(), Refusal> {
+    if !runtimes.contains(&spec.runtime) {
+        let message = format!(
+            "job {}: the daemon runs without the runtime {}: start it with `gainshare up --runtime process,docker`",
+            spec.label(),
+            kind_name(spec.runtime)
+        );
+        return Err(Refusal::new(ErrorCode::InvalidSpec, message));
+    }
+    let cwd = spec.cwd.clone().unwrap_or_else(|| PathBuf::from("/"));
+    if !cwd.is_dir() {
+        let message = format!(
+            "job {}: its working directory {} does not exist: make it, or set cwd",
+            spec.label(),
+            cwd.display()
+        );
+        return Err(Refusal::new(ErrorCode::InvalidSpec, message));
+    }
+    if spec.runtime != RuntimeKind::Process {
+        return Ok(());
+    }
+    let path = spec.env.get("PATH").or(base_env.get("PATH")).cloned();
+    let path = path.or_else(|| std::env::var("PATH").ok()).unwrap_or_else(|| "/usr/bin:/bin".into());
+    let program = &spec.command[0];
+    if find_program(program, &cwd, &path).is_none() {
+        let message =
+            format!("job {}: there is no program `{program}`: check its name, or give its full path", spec.label());
+        return Err(Refusal::new(ErrorCode::MissingProgram, message));
+    }
+    Ok(())
 }
 
 /// What the supervisors of jobs will need; a container has no supervisor, only values of its own variables.

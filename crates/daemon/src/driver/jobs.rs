@@ -7,7 +7,7 @@ use super::reports::{Progress, Reports};
 use super::teams::TeamUse;
 use crate::error::Refusal;
 use crate::record::JobRecord;
-use crate::types::{DecisionInfo, ErrorCode, JobState};
+use crate::types::{DecisionInfo, ErrorCode, JobInfo, JobState};
 use gainshare_core::model::{JobId, OwnerId, Time};
 use gainshare_core::plan::Verdict;
 use gainshare_core::replay::RecordedDecision;
@@ -17,6 +17,20 @@ use gainshare_page::PAGE_VARIABLE;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// How a job ended, while its last files are being read. Its end is recorded after that.
+pub(super) struct PendingEnd {
+    pub(super) state: JobState,
+    pub(super) exit_code: Option<i32>,
+    pub(super) signal: Option<i32>,
+    pub(super) why: Option<String>,
+    /// Answered when the end is recorded.
+    pub(super) replies: Vec<EndReply>,
+}
+
+/// The answer to the supervisor that reported an end.
+pub(super) type EndReply = oneshot::Sender<Result<JobInfo, Refusal>>;
 
 /// One job: its record and what is known of it beyond the record.
 pub(super) struct Job {
@@ -46,6 +60,7 @@ pub(super) struct Job {
     pub(super) kill_at: Option<Time>,
     /// How often the job was killed.
     pub(super) kills: u32,
+    pub(super) end: Option<PendingEnd>,
     /// This container is being taken over on another thread.
     pub(super) is_busy: bool,
     /// This container ended, and the rest of its output is being read on another thread.
@@ -85,6 +100,7 @@ impl Job {
             decisions: VecDeque::new(),
             record_of_decision: None,
             kills: 0,
+            end: None,
             is_busy: false,
             is_ending: false,
             heard: now,

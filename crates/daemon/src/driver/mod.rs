@@ -10,25 +10,26 @@
 //! second renews the lease and checks which jobs are still alive. Samples of files are committed
 //! every few seconds. Output of many jobs is read together: after a change of their files, further
 //! changes are waited for a moment. What may block
-//! (the container engine, a kill, an endpoint) runs on other threads, whose results come back as
-//! tasks.
+//! (the container engine, a kill, an endpoint, a file in a job's own folder) runs on other threads, whose results come
+//! back as tasks.
 //!
 //! **Parts.** [`jobs`]: the table of jobs. [`store`]: the way to the journal. [`handle`]: tasks and events.
 //! [`intake`]: submit, admission, stop. [`start`]: how a job begins. [`observe`]: reports and ends of jobs.
-//! [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses. [`removals`]: folders of forgotten
+//! [`files`]: the threads that read jobs' own files. [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses. [`removals`]: folders of forgotten
 //! jobs. [`deadlines`]: predicted ends and deadlines. [`read`]: what the API shows. [`docker`]: containers, their
 //! runtime's thread ([`docker_link`]) and their output ([`pump`]). [`inside`]: the library inside jobs, their pages
 //! ([`page`]) and their teams of threads ([`teams`]). [`gpu`], [`gpu_use`]: shares of GPUs.
 //!
 //! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
-//! waits for the disk and for the file systems of jobs' folders, but not for the container engine, for processes that
-//! die or for the removal of folders; the exception is the daemon's own end.
+//! waits for the disk of the state directory, but not for the file systems of jobs' folders, for the container engine,
+//! for processes that die or for the removal of folders; the exception is the daemon's own end.
 
 mod apply;
 mod deadlines;
 mod decide;
 mod docker;
 mod docker_link;
+mod files;
 mod gpu;
 mod gpu_use;
 mod handle;
@@ -68,7 +69,6 @@ use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{Decider, Decision};
 use gainshare_core::model::{JobId, NodeId, Span, Time};
 use gainshare_core::replay::RecordedDecision;
-use gainshare_progress::FolderListings;
 use handle::Inbox;
 use jobs::{Job, JobTable};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -162,8 +162,8 @@ pub(crate) struct Driver {
     lease: Lease,
     guard: GuardKeeper,
     supervisors: Vec<(JobId, Child)>,
-    /// Of the folders in which jobs run.
-    listings: FolderListings,
+    readers: files::FileReaders,
+    submissions: intake::Submissions,
     removals: removals::Removals,
     /// When the machine's idle time was last read, and what it was in node-seconds.
     idle_seen: Option<(Time, f64)>,
@@ -234,7 +234,8 @@ impl Driver {
             lease,
             guard: GuardKeeper::new(),
             supervisors: Vec::new(),
-            listings: FolderListings::default(),
+            readers: files::FileReaders::new(handle.clone()),
+            submissions: intake::Submissions::default(),
             removals: removals::Removals::new(removed),
             idle_seen: None,
             forecasts: deadlines::Forecasts::default(),
@@ -427,6 +428,7 @@ impl Driver {
         self.write_pages();
         self.reap_supervisors();
         self.check_live_jobs();
+        self.check_folders();
         self.connect_docker();
         self.read_container_usage();
         self.retry_starts();

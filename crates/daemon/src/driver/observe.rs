@@ -1,10 +1,15 @@
 //! Reports and ends of jobs: what their files say, what they report, which processes are still alive.
 //!
+//! The files in a job's own folder are read on other threads ([`super::files`]). The end of a job that ran is recorded
+//! when the last of these files were read, or when its folder turns out not to answer.
+//!
 //! A job's end is known from `exit.json`, which its supervisor writes. Where the supervisor died,
 //! the job's process and its control group decide: a job whose process lives goes on, one whose
 //! process is gone is *lost*, and one whose supervisor died before it wrote its intent to fork
 //! never began.
 
+use super::files::FileAnswer;
+use super::jobs::PendingEnd;
 use super::page::JobPage;
 use super::reports::{ProgressReading, Reports};
 use super::store::Acknowledgement;
@@ -23,6 +28,8 @@ use gainshare_limits::{Runtime, RuntimeError, RuntimeKind};
 use gainshare_progress::prometheus::Endpoint;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::{Pid, getsid};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// A supervisor that has made no contact for this long while its job waits or starts is gone.
 const SUPERVISOR_PATIENCE: Span = Span::from_secs(60);
@@ -119,7 +126,8 @@ impl Driver {
         self.end(id, state, exited.code, exited.signal, exited.error.clone());
     }
 
-    /// Ends a job and gives back what it held. If it did not end well, the jobs that wait for it fail.
+    /// Ends a job and gives back what it held. If it did not end well, the jobs that wait for it fail. The end of a
+    /// job that ran waits for the last reading of its files.
     pub(super) fn end(
         &mut self,
         id: JobId,
@@ -128,12 +136,47 @@ impl Driver {
         signal: Option<i32>,
         why: Option<String>,
     ) {
-        if self.jobs.get(&id).is_none_or(|j| !j.record.is_live()) {
+        if self.jobs.get(&id).is_none_or(|j| !j.record.is_live() || j.end.is_some()) {
             return;
         }
         self.read_usage(id);
         self.read_report(id, true);
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.end = Some(PendingEnd { state, exit_code, signal, why, replies: Vec::new() });
+        let has_run = job.record.state == JobState::Running;
+        if !has_run || !self.read_last_files(id) {
+            self.conclude_end(id);
+        }
+    }
+
+    /// Has the files of a job that is over read for the last time; `false` if there is nothing to wait for.
+    fn read_last_files(&mut self, id: JobId) -> bool {
+        let now = self.now();
+        let Some(job) = self.jobs.get_mut(&id) else { return false };
+        let Some(reports) = &mut job.reports else { return false };
+        if reports.has_files_away() {
+            return !reports.is_stuck();
+        }
+        match reports.begin_files(now, true, || pids(&job.record)) {
+            Some(request) => self.readers.send(id, request),
+            None => return false,
+        }
+        true
+    }
+
+    /// Records the end of a job whose last files were read or cannot be read.
+    fn conclude_end(&mut self, id: JobId) {
+        let now = self.now();
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let Some(PendingEnd { state, exit_code, signal, why, replies }) = job.end.take() else { return };
+        // A job that never ran has written nothing.
+        let has_run = job.record.state == JobState::Running;
+        let unread = job.reports.as_ref().filter(|_| has_run).and_then(Reports::unread_folder);
+        let note = unread.map(|dir| format!("the last files in {} were not read: it does not answer", dir.display()));
         fail::point("ended-before-journal");
+        if let Some(note) = note {
+            self.fact(Some(id), Change::Noted { note });
+        }
         self.fact(Some(id), Change::Ended { state, exit_code, signal, why });
         self.conclude_deadline(id);
         self.store.flush(id);
@@ -146,15 +189,57 @@ impl Driver {
         self.plans.starts.retain(|s| *s != id);
         if let Some(job) = self.jobs.get_mut(&id) {
             if let Some(reports) = job.reports.take() {
-                job.progress.position = reports.position();
+                let (position, request) = reports.close(now);
+                job.progress.position = position;
+                request.into_iter().for_each(|request| self.readers.send(id, request));
             }
             job.pump = None;
             job.page = JobPage::Unknown;
             job.kill_at = None;
         }
+        self.remove_container(id);
         self.job_changed(id);
         if state != JobState::Done {
             self.fail_dependants(id);
+        }
+        self.answer_exits(id, replies);
+    }
+
+    /// The files of a job were read, as far as they can be.
+    pub(super) fn files_read(&mut self, id: JobId, ticket: &Arc<AtomicBool>, answer: FileAnswer) {
+        let now = self.now();
+        let Some(reports) = self.jobs.get_mut(&id).and_then(|j| j.reports.as_mut()) else { return };
+        let Some((reading, is_last)) = reports.end_files(now, ticket, answer) else { return };
+        self.record_reading(id, reading);
+        let is_over = self.jobs.get(&id).is_some_and(|j| j.end.is_some());
+        // A reading that began before the end is followed by the last one.
+        if is_over && (is_last || !self.read_last_files(id)) {
+            self.conclude_end(id);
+        }
+    }
+
+    /// Once a second: notices which folders do not answer. A job that is over does not wait for its folder.
+    pub(super) fn check_folders(&mut self) {
+        let stuck = self.readers.replace_stuck();
+        if self.readers.are_all_stuck() {
+            let what = "too many folders of jobs do not answer: files are not read as reports; see the jobs' notes";
+            self.problems.insert("folders", what.to_owned());
+        } else {
+            self.problems.remove("folders");
+        }
+        let mut over = Vec::new();
+        for job in self.jobs.values_mut() {
+            let Some(reports) = &mut job.reports else { continue };
+            let id = job.record.id;
+            if reports.set_stuck(stuck.contains(&id))
+                && let Some(note) = reports.folder_note()
+            {
+                tracing::warn!(job = %id, "{note}");
+            }
+            over.extend(Some(id).filter(|_| reports.is_stuck() && job.end.is_some()));
+        }
+        for id in over {
+            self.conclude_end(id);
         }
     }
 
@@ -207,21 +292,21 @@ impl Driver {
         // The watch has reported no new output.
         let is_silent = !job.dirty && !self.watch.unwatched().contains(&id);
         let reading = match (last, is_silent) {
-            (true, _) => reports.finish(now),
+            (true, _) => reports.finish_output(now),
             (false, true) => ProgressReading::default(),
             (false, false) => reports.read_output(now),
         };
         job.dirty = reading.more;
         job.last_read = now;
-        let files = (now >= job.next_read && !last).then(|| {
+        if now >= job.next_read && !last {
             job.next_read = now + FILES_PACE;
-            reports.read_files(now, || pids(&job.record), &mut self.listings)
-        });
+            // The last files of a job that is over are being read.
+            let is_over = job.end.is_some();
+            let request = if is_over { None } else { reports.begin_files(now, false, || pids(&job.record)) };
+            request.into_iter().for_each(|request| self.readers.send(id, request));
+        }
         let endpoint = reports.fetch_due(now).filter(|_| !last);
         self.record_reading(id, reading);
-        if let Some(reading) = files {
-            self.record_reading(id, reading);
-        }
         if let Some(endpoint) = endpoint {
             self.fetch(id, endpoint);
         }

@@ -1,6 +1,7 @@
 //! What the API shows: jobs, explanations, plans, samples, health.
 
 use super::decide::why;
+use super::reports::Reports;
 use super::runtimes::kind_name;
 use super::{Driver, Job};
 use crate::clock::{Moment, rfc3339};
@@ -51,6 +52,7 @@ impl Driver {
         let elapsed = r.started.map(|s| r.ended.map_or(self.now(), |e| e.time).since(s.time).as_secs_f64());
         let mut notes = r.notes.clone();
         notes.extend(job.apply_error.iter().filter(|_| live).cloned());
+        notes.extend(job.reports.as_ref().and_then(Reports::folder_note));
         JobInfo {
             id: r.id.0,
             name: r.name.clone(),
@@ -162,6 +164,7 @@ impl Driver {
         );
         notes.extend(self.inside_note(id));
         notes.extend(job.gpu.note());
+        notes.extend(job.reports.as_ref().and_then(Reports::folder_note));
         notes.sort();
         notes.dedup();
         Ok(Explanation {

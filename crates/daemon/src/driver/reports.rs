@@ -3,7 +3,11 @@
 //! The job's output comes from output.log in its directory; everything else (event files, a metrics file,
 //! an endpoint, pushes) is the collector's business. Positions are committed together with the samples read
 //! before them.
+//!
+//! The job's own folder may be on a file system that does not answer. So its files go to another thread
+//! ([`super::files`]) and come back with what was read. Meanwhile the position is the one before that reading.
 
+use super::files::{FileAnswer, FileRequest};
 use super::pump::CopyPosition;
 use crate::clock::Moment;
 use gainshare_core::model::Time;
@@ -13,12 +17,13 @@ use gainshare_limits::usage::Meter;
 use gainshare_progress::prometheus::{Endpoint, FetchError};
 use gainshare_progress::push::PushError;
 use gainshare_progress::{
-    self, Change, CollectorState, Counters, FileTail, FolderListings, GuardedCollector, MetricSpec, MetricSpecError,
-    Root, RunLength, Update,
+    self, Change, CollectorState, Counters, FileTail, GuardedCollector, MetricSpec, MetricSpecError, Root, RunLength,
+    Update,
 };
 use serde::{Deserialize, Serialize};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// Output that one reading takes in. The rest is read next time, after the output of other jobs.
@@ -29,6 +34,20 @@ pub(super) struct Reports {
     tail: Option<FileTail>,
     collector: GuardedCollector,
     began: Time,
+    /// Where the job itself writes.
+    folder: Option<PathBuf>,
+    /// The command, while its configuration file was not searched for the length of the run.
+    command: Option<Vec<String>>,
+    away: Option<AwayFiles>,
+}
+
+/// A request for the job's own files that was not answered yet.
+struct AwayFiles {
+    is_cancelled: Arc<AtomicBool>,
+    /// The job has ended, and this is its last reading.
+    is_last: bool,
+    /// The folder does not answer.
+    is_stuck: bool,
 }
 
 /// Where reading stands.
@@ -75,10 +94,12 @@ impl Reports {
     ) -> Result<Reports, MetricSpecError> {
         let started = SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(began.unix_s).unwrap_or_default();
         let mut collector = GuardedCollector::new(spec, folder, started, position.collector)?;
-        collector.set_run_length(RunLength::read(command, folder));
+        let length = RunLength::read(command, None);
+        let command = length.is_empty().then(|| command.to_vec());
+        collector.set_run_length(length);
         let root = Root::open(dir).inspect_err(|e| tracing::warn!("cannot open {}: {e}", dir.display())).ok();
         let tail = root.map(|root| FileTail::new(Arc::new(root), Path::new("output.log"), position.output, true));
-        Ok(Reports { tail, collector, began: began.time })
+        Ok(Reports { tail, collector, began: began.time, folder: folder.map(Path::to_path_buf), command, away: None })
     }
 
     /// The job's start by the wall clock as it is set now. The clock may have been set since.
@@ -133,34 +154,99 @@ impl Reports {
         self.noted(reading)
     }
 
-    /// Looks at the job's own files; `pids` reads which processes are the job's, as far as they are known.
-    pub(super) fn read_files(
+    /// Gives the job's own files away to be read, unless there is nothing to read or they are away; `pids` reads which
+    /// processes are the job's, as far as they are known. `last`: the job is over.
+    pub(super) fn begin_files(
         &mut self,
         now: Time,
+        last: bool,
         pids: impl FnOnce() -> Vec<u32>,
-        listings: &mut FolderListings,
-    ) -> ProgressReading {
+    ) -> Option<FileRequest> {
+        let folder = self.folder.clone().filter(|_| self.away.is_none())?;
         let start = self.start_today(now);
-        self.collector.begin_round(now);
-        let mut reading = ProgressReading::default();
-        reading.add(self.collector.read(|collector| {
+        self.collector.read(|collector| {
             collector.correct_start(start);
             if collector.wants_pids(now) {
                 collector.own_pids(pids());
             }
-            collector.poll_with(now, listings)
-        }));
-        self.noted(reading)
+        });
+        let task = self.collector.begin_reading(now, last);
+        let command = self.command.take();
+        if task.is_none() && command.is_none() {
+            return None;
+        }
+        let is_cancelled = Arc::new(AtomicBool::new(false));
+        self.away = Some(AwayFiles { is_cancelled: is_cancelled.clone(), is_last: last, is_stuck: false });
+        Some(FileRequest { folder, command, task, is_cancelled })
     }
 
-    /// The job is over.
-    pub(super) fn finish(&mut self, now: Time) -> ProgressReading {
+    /// Takes the answer to the request of this `ticket`: what was read, and whether it was the last reading.
+    pub(super) fn end_files(
+        &mut self,
+        now: Time,
+        ticket: &Arc<AtomicBool>,
+        answer: FileAnswer,
+    ) -> Option<(ProgressReading, bool)> {
+        let away = self.away.take_if(|away| Arc::ptr_eq(&away.is_cancelled, ticket))?;
+        if away.is_stuck
+            && let Some(folder) = &self.folder
+        {
+            tracing::info!("{} answers again", folder.display());
+        }
+        if let Some(length) = answer.run_length {
+            self.collector.set_run_length(length);
+        }
+        let mut reading = ProgressReading::default();
+        if let Some(files) = answer.reading {
+            reading.add(self.collector.end_reading(now, files));
+        }
+        Some((self.noted(reading), away.is_last))
+    }
+
+    pub(super) fn has_files_away(&self) -> bool {
+        self.away.is_some()
+    }
+
+    /// Whether the job's folder does not answer.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.away.as_ref().is_some_and(|away| away.is_stuck)
+    }
+
+    /// Sets whether the job's folder does not answer; `true` if this is new.
+    pub(super) fn set_stuck(&mut self, is_stuck: bool) -> bool {
+        let before = self.away.as_mut().map(|away| std::mem::replace(&mut away.is_stuck, is_stuck));
+        is_stuck && before == Some(false)
+    }
+
+    /// What people should know while the folder does not answer.
+    pub(super) fn folder_note(&self) -> Option<String> {
+        let folder = self.folder.as_ref().filter(|_| self.is_stuck())?;
+        Some(format!(
+            "its folder {} does not answer: files in it are not read as reports until it does, output and pushes are; \
+             check the server of its file system, or unmount it",
+            folder.display()
+        ))
+    }
+
+    /// The folder whose last files were not read.
+    pub(super) fn unread_folder(&self) -> Option<&Path> {
+        self.folder.as_deref().filter(|_| self.has_files_away())
+    }
+
+    /// Follows the job no more. Returns the position, and a request whose files are to be closed elsewhere.
+    pub(super) fn close(mut self, now: Time) -> (Position, Option<FileRequest>) {
+        let position = self.position();
+        let request = self.begin_files(now, true, Vec::new);
+        if let Some(away) = &self.away {
+            away.is_cancelled.store(true, Ordering::Release);
+        }
+        (position, request)
+    }
+
+    /// The job is over: reads the rest of its output.
+    pub(super) fn finish_output(&mut self, now: Time) -> ProgressReading {
         let mut reading = self.read_tail(now, true);
-        let start = self.start_today(now);
-        reading.add(self.collector.read(|collector| {
-            collector.correct_start(start);
-            collector.finish(now)
-        }));
+        reading.add(self.collector.read(|collector| collector.finish_output(now)));
         self.noted(reading)
     }
 

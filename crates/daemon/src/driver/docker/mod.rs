@@ -470,8 +470,13 @@ impl Driver {
             (_, Some(_)) => JobState::Failed,
             (_, None) => JobState::Lost,
         };
-        let (is_adopted, container) = (job.record.adopted, job.record.container.clone());
         self.end(id, state, exit_code.and_then(|c| i32::try_from(c).ok()), None, why);
+    }
+
+    /// Removes the container of a job whose end is recorded, if we started it.
+    pub(super) fn remove_container(&mut self, id: JobId) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let (is_adopted, container) = (job.record.adopted, job.record.container.clone());
         if let (false, Some(container), Ok(docker)) = (is_adopted, container, self.runtimes.docker()) {
             let engine = docker.engine().clone();
             // Its output is copied and its exit code known: nothing is left to keep it for.
