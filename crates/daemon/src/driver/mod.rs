@@ -256,6 +256,9 @@ impl Driver {
             inbox,
             handle: handle.clone(),
         };
+        if let Some(dropped) = driver.store.journal.dropped() {
+            tracing::warn!("the last daemon died while it wrote to the journal: {dropped}");
+        }
         if loaded.unclean {
             tracing::info!("the last daemon did not end properly: going on from its journal");
         }
