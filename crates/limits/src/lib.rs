@@ -20,6 +20,7 @@
 //! | [`usage`] | a job's counters as node-seconds |
 //! | [`machine`] | CPUs, memory and idle time of this machine |
 //! | [`backoff`] | pauses between retries, doubled each time |
+//! | `system` | system calls between fork and exec; all `unsafe` code of the crate |
 //! | [`fail`] | points at which a test of another crate ends the process |
 //!
 //! **To add a limit of the kernel:** a field in [`cgroup::limits::GroupLimits`], its files and values in
@@ -47,6 +48,7 @@ pub mod fail;
 mod lending;
 pub mod machine;
 pub mod process;
+mod system;
 pub mod usage;
 
 use gainshare_core::check::CheckedTarget;
