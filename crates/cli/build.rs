@@ -5,6 +5,8 @@
 //! the start in a form of a twentieth of its size. Another linker may not know these options, so nothing is added
 //! where one was chosen. An older C library cannot read the second form.
 
+#![allow(unsafe_code, reason = "a function of the C library")]
+
 use std::env;
 
 /// The first version of the GNU C library that reads packed addresses.

@@ -22,6 +22,7 @@ mod adam;
 mod args;
 mod checkpoint;
 mod glyphs;
+mod last_step;
 mod metrics_file;
 mod models;
 mod nn;

@@ -15,6 +15,7 @@ use nix::sys::signal::Signal;
 
 use crate::args::{Resume, TrainArgs};
 use crate::checkpoint::Store;
+use crate::last_step::LastStep;
 use crate::metrics_file::{MetricsFile, MetricsFormat};
 use crate::report::{Progress, Renderer};
 use crate::stop;
@@ -33,8 +34,9 @@ pub fn train(args: &TrainArgs) -> Result<ExitCode> {
     let total_steps = args.total_steps(&setup);
     let mut trainer = Trainer::new(setup.clone(), args.threads as usize);
     let mut store = args.checkpoint.as_deref().map(|dir| Store::claim(dir, args.attempt)).transpose()?;
-    if let Some(store) = &mut store {
-        resume(args.resume, store, &mut trainer)?;
+    let mut last_step = args.checkpoint.as_deref().map(LastStep::open);
+    if let (Some(store), Some(last_step)) = (&mut store, &last_step) {
+        resume(args.resume, store, last_step, &mut trainer)?;
     }
     let resumed_at = trainer.step();
     let mut saved_at = (resumed_at > 0).then_some(resumed_at);
@@ -54,6 +56,9 @@ pub fn train(args: &TrainArgs) -> Result<ExitCode> {
     while !finished && stop::received_signal().is_none() {
         let update = trainer.advance()?;
         let step = trainer.step();
+        if let Some(last_step) = &mut last_step {
+            last_step.record(step);
+        }
         finished = step >= total_steps;
         if step.is_multiple_of(args.report_every) || step.is_multiple_of(setup.epoch_steps()) || finished {
             let measurement = trainer.measure()?;
@@ -119,7 +124,7 @@ pub(crate) fn stopped_code(signal: Signal) -> ExitCode {
     ExitCode::from(if signal == Signal::SIGINT { 130 } else { 143 })
 }
 
-fn resume(when: Resume, store: &mut Store, trainer: &mut Trainer) -> Result<()> {
+fn resume(when: Resume, store: &mut Store, last_step: &LastStep, trainer: &mut Trainer) -> Result<()> {
     if when == Resume::Never {
         return Ok(());
     }
@@ -127,12 +132,22 @@ fn resume(when: Resume, store: &mut Store, trainer: &mut Trainer) -> Result<()> 
     match newest {
         Some((path, state)) => {
             trainer.restore(state).with_context(|| format!("cannot continue from {}", path.display()))?;
-            print_message(format_args!("continues after step {} from {}", trainer.step(), path.display()));
+            let step = trainer.step();
+            let lost = match last_step.lost_after(step) {
+                0 => String::new(),
+                lost => format!("; later steps lost: {lost}"),
+            };
+            print_message(format_args!("continues after step {step} from {}{lost}", path.display()));
         }
         None if when == Resume::Must => {
             bail!("--resume: there is no whole checkpoint in the --checkpoint directory; start without it")
         }
-        None => {}
+        None => {
+            let lost = last_step.lost_after(0);
+            if lost > 0 {
+                print_message(format_args!("starts again without a checkpoint; steps lost: {lost}"));
+            }
+        }
     }
     Ok(())
 }

@@ -5,9 +5,12 @@
 //! end before.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::ops::RangeInclusive;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -115,6 +118,116 @@ fn killed_while_saving_continues_from_the_newest_whole_checkpoint() {
     println!("fault: injected=2 violations=0");
 }
 
+/// SplitMix64: the same numbers for the same seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x ^ (x >> 31)) % end
+    }
+}
+
+fn step_of(checkpoint: &Path) -> u64 {
+    let name = checkpoint.file_stem().unwrap().to_str().unwrap();
+    name.rsplit_once('-').unwrap().1.parse().unwrap()
+}
+
+/// The step of the newest checkpoint, 0 without one.
+fn newest_step(dir: &Path) -> u64 {
+    checkpoints(dir).last().map_or(0, |path| step_of(path))
+}
+
+/// The steps that the run reported as lost when it resumed.
+fn lost_steps(messages: &str) -> u64 {
+    let number = |line: &str| line.rsplit_once("steps lost: ").map(|(_, number)| number.parse().unwrap());
+    messages.lines().find_map(number).unwrap_or(0)
+}
+
+/// Checks the messages of a run that resumes: it continues after `step` and names the lost steps.
+fn assert_resumed(messages: &str, step: u64, lost: &RangeInclusive<u64>) {
+    let resumed = messages.contains(&format!("continues after step {step} from "));
+    assert!(resumed || step == 0, "the last committed checkpoint is that of step {step}: {messages}");
+    assert!(lost.contains(&lost_steps(messages)), "{lost:?} steps are lost: {messages}");
+}
+
+/// Inode, time of change (seconds and nanoseconds) and length of a file that is being saved, if there is one.
+fn unfinished(saving: &Path) -> Option<(u64, i64, i64, u64)> {
+    let file = fs::metadata(saving).ok()?;
+    Some((file.ino(), file.mtime(), file.mtime_nsec(), file.len()))
+}
+
+/// Kills at random moments, many of them while a checkpoint is saved. Each run continues from the last checkpoint that
+/// was committed, and reports how many steps the kill has cost.
+#[test]
+fn killed_at_random_moments_continues_from_the_last_committed_checkpoint() {
+    const KILLS: usize = 24;
+    const MOST_KILLS: usize = 400;
+    const EVERY: u64 = 3;
+    let seed = std::env::var("GAINSHARE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let mut random = Random(seed);
+    let dir = tempfile::tempdir().unwrap();
+    let saving = dir.path().join(".saving");
+    let mut runs: Vec<(u64, Vec<String>)> = Vec::new();
+    let (mut committed, mut lost, mut killed_in_save, mut lost_sum) = (0, 0..=0, 0, 0);
+    // What an earlier kill has left stays until the next save.
+    let mut left = None;
+    while runs.len() < KILLS || killed_in_save == 0 {
+        assert!(runs.len() < MOST_KILLS, "seed {seed}: no kill hit a save");
+        let mut child = with_checkpoints(trainer("gru", UNBOUNDED), dir.path(), EVERY).spawn().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut text = String::new();
+        // The header and some reports.
+        for _ in 0..2 + random.below(10) {
+            stdout.read_line(&mut text).unwrap();
+        }
+        let began = Instant::now();
+        let waits_for_save = random.below(2) == 0;
+        let is_saving = || unfinished(&saving).is_some_and(|file| Some(file) != left);
+        while waits_for_save && !is_saving() && began.elapsed() < Duration::from_secs(2) {
+            std::hint::spin_loop();
+        }
+        std::thread::sleep(Duration::from_micros(random.below(5000)));
+        send(&child, Signal::SIGKILL);
+        std::io::Read::read_to_string(&mut stdout, &mut text).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), None, "seed {seed}: {}", stderr(&output));
+        assert_resumed(&stderr(&output), committed, &lost);
+        lost_sum += lost_steps(&stderr(&output));
+        killed_in_save += usize::from(is_saving());
+        left = unfinished(&saving);
+
+        let whole_lines = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
+        let lines: Vec<String> = whole_lines.lines().skip(1).map(str::to_owned).collect();
+        let last = committed + lines.len() as u64;
+        runs.push((committed, lines));
+        let newest = newest_step(dir.path());
+        // A report follows the saves of all steps before it.
+        let saved = (last.saturating_sub(1) / EVERY * EVERY).max(committed);
+        assert!((saved..=last).contains(&newest), "seed {seed}: {newest}, saved {saved}, reported {last}");
+        let kept = checkpoints(dir.path()).len() as u64;
+        assert!(kept >= (newest / EVERY).min(2), "seed {seed}: {kept} checkpoints at step {newest}");
+        // The run may have been killed between a step and its report.
+        (committed, lost) = (newest, last - newest..=last + 1 - newest);
+    }
+    let steps = committed + 10;
+    let finished = with_checkpoints(trainer("gru", steps), dir.path(), EVERY).output().unwrap();
+    assert!(finished.status.success(), "seed {seed}: {}", stderr(&finished));
+    assert_resumed(&stderr(&finished), committed, &lost);
+    lost_sum += lost_steps(&stderr(&finished));
+    runs.push((committed, reports(&finished)));
+    let longest = runs.iter().map(|(from, lines)| from + lines.len() as u64).max().unwrap();
+    let whole = reports(&trainer("gru", longest).output().unwrap());
+    for (from, lines) in &runs {
+        assert_eq!(lines, &whole[*from as usize..*from as usize + lines.len()], "seed {seed}: from step {from}");
+    }
+    let kills = runs.len() - 1;
+    println!("fault: injected={kills} violations=0 lost_steps={lost_sum} killed_in_save={killed_in_save} seed={seed}");
+}
+
 #[test]
 fn sigint_ends_with_130_and_needs_no_checkpoint_directory() {
     let output = signalled_after(trainer("mlp", UNBOUNDED), 3, Signal::SIGINT);
@@ -171,6 +284,78 @@ fn a_full_disk_costs_checkpoints_but_not_the_run() {
     let message = message.unwrap_or_else(|| panic!("no message about the failed save in: {}", stderr(&output)));
     assert!(message.contains(dir.path().to_str().unwrap()) && message.contains("free some space"), "{message}");
     assert!(checkpoints(dir.path()).pop().unwrap().ends_with("attempt-0.step-400.safetensors"));
+}
+
+/// Mounted for one test, gone afterwards.
+struct Tmpfs(tempfile::TempDir);
+
+impl Tmpfs {
+    fn new(bytes: u64) -> Tmpfs {
+        use nix::mount::{MsFlags, mount};
+        let dir = tempfile::tempdir().unwrap();
+        let options = format!("size={bytes}");
+        mount(Some("tmpfs"), dir.path(), Some("tmpfs"), MsFlags::empty(), Some(options.as_str()))
+            .expect("the tests of a full disk mount a tmpfs and need root");
+        Tmpfs(dir)
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = nix::mount::umount2(self.0.path(), nix::mount::MntFlags::MNT_DETACH);
+    }
+}
+
+/// A file system that becomes full while a run saves to it: the run goes on, the previous checkpoint is kept, and a
+/// later run continues from it and reports what was lost.
+#[test]
+#[ignore = "needs root: it mounts a tmpfs"]
+fn a_full_file_system_keeps_the_previous_checkpoint() {
+    const PAGE: u64 = 4096;
+    const EVERY: u64 = 20;
+    let probe = tempfile::tempdir().unwrap();
+    assert!(with_checkpoints(trainer("gru", 2), probe.path(), 0).status().unwrap().success());
+    let pages = fs::metadata(&checkpoints(probe.path())[0]).unwrap().len().div_ceil(PAGE);
+    let disk = Tmpfs::new((3 * pages + 8) * PAGE);
+    let (dir, filler) = (disk.0.path().join("checkpoints"), disk.0.path().join("filler"));
+    let fill = || {
+        let mut file = fs::File::options().create(true).append(true).open(&filler).unwrap();
+        while file.write_all(&[0; PAGE as usize]).is_ok() {}
+    };
+    let mut child = with_checkpoints(trainer("gru", UNBOUNDED), &dir, EVERY).spawn().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut text = String::new();
+    // The header and the reports until the second checkpoint is complete.
+    for _ in 0..2 + 2 * EVERY {
+        stdout.read_line(&mut text).unwrap();
+    }
+    // A save that was under way may still leave some room, which is taken, too.
+    for _ in 0..4 * EVERY {
+        fill();
+        stdout.read_line(&mut text).unwrap();
+    }
+    send(&child, Signal::SIGKILL);
+    std::io::Read::read_to_string(&mut stdout, &mut text).unwrap();
+    let killed = child.wait_with_output().unwrap();
+    let failures = stderr(&killed).lines().filter(|line| line.contains("no checkpoint at step")).count();
+    assert!(failures > 0 && stderr(&killed).contains("free some space"), "{}", stderr(&killed));
+    let last = text[..text.rfind('\n').unwrap()].lines().skip(1).count() as u64;
+    let kept = newest_step(&dir);
+    assert!((2 * EVERY..last).contains(&kept), "{kept} of {last} steps: {}", stderr(&killed));
+
+    fill();
+    let refused = with_checkpoints(trainer("gru", last), &dir, EVERY).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("free some space"), "{}", stderr(&refused));
+    assert_eq!(newest_step(&dir), kept);
+
+    fs::remove_file(&filler).unwrap();
+    let resumed = with_checkpoints(trainer("gru", last + 10), &dir, EVERY).output().unwrap();
+    assert!(resumed.status.success(), "{}", stderr(&resumed));
+    assert_resumed(&stderr(&resumed), kept, &(last - kept..=last + 1 - kept));
+    let whole = reports(&trainer("gru", last + 10).output().unwrap());
+    assert_eq!(reports(&resumed), whole[kept as usize..]);
+    println!("fault: injected={failures} violations=0 lost_steps={}", lost_steps(&stderr(&resumed)));
 }
 
 #[test]

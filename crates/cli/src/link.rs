@@ -5,6 +5,7 @@
 //! running. A daemon that the same user runs with another runtime directory (a login session's, a
 //! service's) is found through the state directory.
 
+use crate::system;
 use anyhow::{Context, Result, bail};
 use gainshare_core::backoff::Backoff;
 use gainshare_daemon::api::client::{Client, ClientError};
@@ -13,7 +14,6 @@ use nix::fcntl::{Flock, FlockArg};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -128,13 +128,7 @@ pub fn own_program() -> Result<Command> {
 
 /// Makes `command` independent of our terminal and directory.
 pub fn detach(command: &mut Command) -> &mut Command {
-    // SAFETY: setsid may be called between fork and exec.
-    unsafe {
-        command.pre_exec(|| {
-            nix::unistd::setsid()?;
-            Ok(())
-        })
-    }
+    system::detach(command)
 }
 
 /// Starts `up` with `arguments` in the background and waits until it answers; `false` if one was running already.

@@ -17,6 +17,7 @@ mod replay;
 mod run;
 mod simulate;
 mod supervise;
+mod system;
 mod tasks;
 mod up;
 

@@ -7,6 +7,7 @@
 
 use crate::args::TasksArgs;
 use crate::supervise::signals::Signals;
+use crate::system;
 use anyhow::{Context, Result};
 use gainshare_daemon::spec::{ROLES_VARIABLE, Role, Roles, Task};
 use gainshare_figures::terminal::printable;
@@ -146,17 +147,7 @@ impl TaskSet<'_> {
         }
         // A group of its own, so that a signal also reaches the processes that the task has started.
         command.stdin(Stdio::null()).process_group(0);
-        let parent = nix::unistd::getpid();
-        // SAFETY: both are plain system calls, allowed between fork and exec.
-        unsafe {
-            command.pre_exec(move || {
-                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
-                    return Err(std::io::Error::last_os_error());
-                }
-                // A parent that ended before the call above sends no signal any more.
-                if nix::unistd::getppid() != parent { Err(nix::errno::Errno::ESRCH.into()) } else { Ok(()) }
-            });
-        }
+        system::end_with_parent(&mut command, Signal::SIGKILL);
         let program = command.get_program().to_string_lossy().into_owned();
         let child = command.spawn().with_context(|| format!("cannot start `{}` as {task}", printable(&program)))?;
         self.running[index].child = Some(child);

@@ -1,5 +1,7 @@
 //! `run` on a terminal: the job has one too, keys and sizes reach it, and the user's is left as it was.
 
+#![allow(unsafe_code, reason = "a step between fork and exec")]
+
 mod common;
 
 use common::{Home, PATIENCE, eventually};
@@ -7,13 +9,11 @@ use nix::pty::{Winsize, openpty};
 use nix::sys::termios::{self, LocalFlags};
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
-
-nix::ioctl_write_ptr_bad!(set_window_size, libc::TIOCSWINSZ, Winsize);
 
 /// A terminal with `gainshare run` in its foreground.
 struct Screen {
@@ -35,9 +35,7 @@ impl Screen {
         unsafe {
             command.pre_exec(|| {
                 nix::unistd::setsid()?;
-                if libc::ioctl(0, libc::TIOCSCTTY as _, 0) != 0 {
-                    return Err(std::io::Error::last_os_error());
-                }
+                rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
                 Ok(())
             });
         }
@@ -92,9 +90,8 @@ fn the_job_has_a_terminal_of_the_right_size_and_follows_changes() {
     screen.shows("all three\r\n24 80\r\n");
     screen.shows("ready");
     assert!(screen.is_raw());
-    let size = Winsize { ws_row: 33, ws_col: 101, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: the pointer is to a live Winsize.
-    unsafe { set_window_size(screen.master.as_raw_fd(), &size) }.unwrap();
+    let size = rustix::termios::Winsize { ws_row: 33, ws_col: 101, ws_xpixel: 0, ws_ypixel: 0 };
+    rustix::termios::tcsetwinsize(&screen.master, size).unwrap();
     screen.shows("33 101\r\n");
     screen.ends_with(6);
 }

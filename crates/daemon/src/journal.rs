@@ -20,6 +20,7 @@
 
 mod medium;
 mod migrate;
+mod tail;
 
 use crate::clock::{Clock, Moment};
 use crate::record::{Change, JobRecord};
@@ -146,6 +147,7 @@ pub struct Journal {
     path: String,
     clock: Clock,
     epoch: u64,
+    dropped: Option<String>,
 }
 
 impl Journal {
@@ -154,6 +156,7 @@ impl Journal {
         let name = path.display().to_string();
         let fail = |e: rusqlite::Error| explain(&name, e);
         let existed = path.exists();
+        let dropped = tail::find_dropped(path);
         let db = Connection::open(path).map_err(fail)?;
         if !existed {
             use std::os::unix::fs::PermissionsExt;
@@ -161,7 +164,13 @@ impl Journal {
             std::fs::set_permissions(path, PermissionsExt::from_mode(0o600))
                 .map_err(|e| JournalError::Damaged { path: name.clone(), what: e.to_string() })?;
         }
-        Journal::begin(db, path)
+        let mut journal = Journal::begin(db, path)?;
+        if dropped.is_some() {
+            // What is left of the incomplete batch would be found again. If it cannot be removed now, that does no harm.
+            let _ = journal.db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+        }
+        journal.dropped = dropped;
+        Ok(journal)
     }
 
     /// Begins a new epoch on a database that is open.
@@ -198,7 +207,7 @@ impl Journal {
         let latest = latest.unwrap_or(0).max(latest_sample.unwrap_or(0));
         let clock = Clock::resume(kept, Time(latest as u64));
         let epoch = get_meta(&db, "epoch").map_err(fail)?.and_then(|t| t.parse::<u64>().ok()).unwrap_or(0);
-        let mut journal = Journal { db, path: name, clock, epoch };
+        let mut journal = Journal { db, path: name, clock, epoch, dropped: None };
         journal.next_epoch()?;
         Ok(journal)
     }
@@ -209,6 +218,11 @@ impl Journal {
 
     pub fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// What was dropped when the journal was opened, because it was no whole batch; in words.
+    pub fn dropped(&self) -> Option<&str> {
+        self.dropped.as_deref()
     }
 
     /// Everything decided under an older epoch is stale from now on.
@@ -380,8 +394,12 @@ pub fn limits_in(path: &Path) -> Result<Vec<LimitRow>, JournalError> {
     let name = path.display().to_string();
     // Reading a WAL needs its index, which a dead writer may have left to be rebuilt: so not read-only.
     let db = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(|e| explain(&name, e))?;
-    db.busy_timeout(std::time::Duration::from_secs(2)).map_err(|e| explain(&name, e))?;
-    read_limits(&db).map_err(|e| explain(&name, e))
+    let set_up = || {
+        // The next daemon reports how the log ends, so the log stays as it is.
+        db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+        db.busy_timeout(std::time::Duration::from_secs(2))
+    };
+    set_up().and_then(|()| read_limits(&db)).map_err(|e| explain(&name, e))
 }
 
 const SELECT_LIMITS: &str = "SELECT key, job, runtime, original FROM limits";

@@ -4,6 +4,7 @@
 //! and its state directory. The guard, a process of its own, puts all limits back when the lease
 //! has expired. Before it begins it writes a *lapse* with the epoch. A driver that finds its own
 //! epoch there was stopped and runs again; the limits that it believes to be in force are not.
+//! A driver that waits for the disk again and again in one round renews the lease between two waits.
 //!
 //! **Properties.** Both files are written aside and renamed, so a reader never sees half of one. A
 //! lapse concerns exactly one epoch: a file that an older journal left behind means nothing to the
@@ -11,6 +12,7 @@
 
 use crate::clock::boottime_ns;
 use crate::paths::Paths;
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -80,12 +82,15 @@ pub(crate) struct Lease {
     state: PathBuf,
     length: Duration,
     epoch: u64,
+    /// The boot clock at the last renewal.
+    renewed_ns: Cell<u64>,
 }
 
 impl Lease {
     /// Begins a lease for a new epoch. A lapse of an earlier daemon is of no concern any more.
     pub(crate) fn begin(paths: &Paths, epoch: u64, length: Duration) -> Lease {
-        let lease = Lease { file: paths.lease(), lapse: paths.lapsed(), state: paths.state.clone(), length, epoch };
+        let (file, lapse, state) = (paths.lease(), paths.lapsed(), paths.state.clone());
+        let lease = Lease { file, lapse, state, length, epoch, renewed_ns: Cell::new(0) };
         lease.renew();
         let _ = std::fs::remove_file(&lease.lapse);
         lease
@@ -97,9 +102,20 @@ impl Lease {
 
     pub(crate) fn renew(&self) {
         let (length_ms, state) = (self.length.as_millis(), self.state.display());
-        let text = format!("{} {} {length_ms} {state}\n", self.epoch, boottime_ns());
+        let now_ns = boottime_ns();
+        self.renewed_ns.set(now_ns);
+        let text = format!("{} {now_ns} {length_ms} {state}\n", self.epoch);
         if let Err(e) = write_aside(&self.file, &text) {
             tracing::warn!("cannot renew the lease {}: {e}", self.file.display());
+        }
+    }
+
+    /// Renews a lease that is `age` old, for the middle of work that takes long. A lapsed one is left as it is: the
+    /// driver must begin a new epoch first.
+    pub(crate) fn renew_after(&self, age: Duration) {
+        let is_due = boottime_ns().saturating_sub(self.renewed_ns.get()) >= age.as_nanos() as u64;
+        if is_due && !self.has_lapsed() {
+            self.renew();
         }
     }
 
@@ -137,6 +153,23 @@ mod tests {
         assert!(lease.has_lapsed(), "some limits may be back already");
         let content = LeaseContent::read(&paths.lease()).unwrap();
         assert_eq!((content.epoch, content.length, content.state), (1, Duration::from_secs(15), paths.state));
+    }
+
+    #[test]
+    fn a_lease_is_renewed_in_the_middle_of_long_work_unless_it_has_lapsed() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths { state: dir.path().join("state"), runtime: dir.path().to_path_buf() };
+        let lease = Lease::begin(&paths, 1, Duration::from_secs(15));
+        let renewed_ns = || LeaseContent::read(&paths.lease()).unwrap().boottime_ns;
+        let first_ns = renewed_ns();
+        lease.renew_after(Duration::from_secs(3600));
+        assert_eq!(renewed_ns(), first_ns, "it is not due");
+        lease.renew_after(Duration::ZERO);
+        let second_ns = renewed_ns();
+        assert!(second_ns > first_ns);
+        Lapse { epoch: 1, restored: false }.write(&paths.lapsed()).unwrap();
+        lease.renew_after(Duration::ZERO);
+        assert_eq!(renewed_ns(), second_ns, "the guard is at work");
     }
 
     #[test]

@@ -5,12 +5,13 @@ mod common;
 #[path = "common/engine.rs"]
 mod engine;
 
-use common::{Daemon, read, sh, wait_until};
+use common::{Daemon, is_running, read, sh, wait_until};
 use engine::Engine;
 use gainshare_daemon::api::types::JobState;
 use gainshare_daemon::fail::DOCKER_POINTS;
 use gainshare_daemon::spec::JobSpec;
 use gainshare_limits::RuntimeKind;
+use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
 
 fn settings(engine: &Engine) -> String {
@@ -101,4 +102,85 @@ fn containers_that_end_together_hold_nothing_up() {
     assert!(!d.run_dir().join("lapsed").exists(), "limits were put back: {} renewals", renewals.len());
     assert!(!d.log().contains("stood still"), "{}", d.log());
     println!("fault: injected={CONTAINERS} violations=0");
+}
+
+/// Name and labels of the only container.
+fn only_container(engine: &Engine) -> (String, Value) {
+    let containers = engine.state.containers.lock().unwrap();
+    assert_eq!(containers.len(), 1);
+    (containers[0].0.clone(), containers[0].2.clone())
+}
+
+/// The labels of a container of another owner: the same number and attempt, but another submission.
+fn labels_of_another(mut labels: Value) -> Value {
+    labels["gainshare.submitted"] = json!("1.000000");
+    labels["gainshare.owner"] = json!("another");
+    labels
+}
+
+/// While the daemon was away, its container was removed and another one got the name. The old job is gone, and neither
+/// the daemon nor the guard touches the new container.
+#[test]
+fn a_container_whose_name_was_used_again_is_not_taken() {
+    for with_labels in [true, false] {
+        let engine = Engine::start();
+        let mut d = Daemon::start(&settings(&engine));
+        d.submit(vec![in_docker(sh("job", "true"))]).unwrap();
+        d.wait_state("job", JobState::Running);
+        let guard = d.wait_for_guard();
+        d.kill9();
+        let (name, labels) = only_container(&engine);
+        let labels = if with_labels { labels_of_another(labels) } else { json!({}) };
+        let new = engine.state.replace(&name, labels);
+        wait_until("the guard ends", 60, || !is_running(guard));
+        d.up();
+        let job = d.wait_end("job");
+        assert_eq!((job.state, job.attempt), (JobState::Lost, 1), "{job:?}");
+        assert_untouched(&engine, &d, &new);
+        assert_eq!(d.call(d.client.health()).unwrap().live_jobs, 0, "the new container is no job");
+    }
+    println!("fault: injected=2 violations=0");
+}
+
+/// The same before the id of the container was recorded: the daemon knows the name only, and the labels of the new
+/// container have the same number and attempt.
+#[test]
+fn a_container_of_another_journal_is_not_taken_for_one_that_was_about_to_start() {
+    let engine = Engine::start();
+    let mut d = Daemon::start(&settings(&engine));
+    d.submit(vec![in_docker(sh("first", "true"))]).unwrap();
+    d.wait_state("first", JobState::Running);
+    let (name, mut labels) = only_container(&engine);
+    engine.state.holds_creates.store(true, Ordering::Relaxed);
+    d.submit(vec![in_docker(sh("second", "true"))]).unwrap();
+    d.wait_state("second", JobState::Starting);
+    d.kill9();
+    // The name of a container ends with the job's number and the attempt.
+    let name = format!("{}-2-1", name.strip_suffix("-1-1").unwrap());
+    labels["gainshare.job"] = json!("2");
+    let new = engine.state.replace(&name, labels_of_another(labels));
+    d.up();
+    assert_untouched(&engine, &d, &new);
+    assert_eq!(d.job("second").state, JobState::Starting, "the engine has not answered yet");
+    engine.state.holds_creates.store(false, Ordering::Relaxed);
+    let job = d.wait_end("second");
+    assert_eq!((job.state, job.attempt), (JobState::Failed, 1), "{job:?}");
+    assert_untouched(&engine, &d, &new);
+    assert_eq!(d.wait_state("first", JobState::Running).attempt, 1);
+    println!("fault: injected=1 violations=0");
+}
+
+/// No request changed the container.
+fn assert_untouched(engine: &Engine, d: &Daemon, id: &str) {
+    // What the daemon would do to the container, it does within some beats.
+    let lease = d.run_dir().join("lease");
+    let mut renewals = std::collections::BTreeSet::new();
+    wait_until("the daemon goes on", 60, || {
+        renewals.insert(read(&lease));
+        renewals.len() > 3
+    });
+    let changes = engine.state.changes.lock().unwrap().clone();
+    assert!(!changes.iter().any(|change| change.contains(id)), "{changes:?}");
+    let containers = engine.state.containers.lock().unwrap();
+    assert!(containers.iter().any(|(_, other, _)| other == id), "it was removed");
 }

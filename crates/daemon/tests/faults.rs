@@ -134,7 +134,7 @@ fn the_guard_tries_again_what_could_not_be_restored() {
 #[test]
 fn the_guard_of_a_daemon_stopped_and_then_killed_ends() {
     let mut d = Daemon::start("lease = \"3s\"");
-    let guard = wait_for_guard(&d);
+    let guard = d.wait_for_guard();
     d.signal(Signal::SIGSTOP);
     wait_until("the lease lapses", 20, || read(&d.run_dir().join("lapsed")).contains("restored"));
     assert!(is_running(guard), "the daemon may come back");
@@ -146,7 +146,7 @@ fn the_guard_of_a_daemon_stopped_and_then_killed_ends() {
 #[test]
 fn a_restarted_daemon_keeps_the_guard_it_finds() {
     let mut d = Daemon::start("lease = \"10s\"");
-    let guard = wait_for_guard(&d);
+    let guard = d.wait_for_guard();
     d.kill9();
     d.up();
     let lease = d.run_dir().join("lease");
@@ -157,11 +157,6 @@ fn a_restarted_daemon_keeps_the_guard_it_finds() {
     });
     assert_eq!((d.guard_pid(), is_running(guard)), (guard, true));
     assert_eq!(d.log().matches("started the guard").count(), 1, "one guard for two daemons; log:\n{}", d.log());
-}
-
-fn wait_for_guard(d: &Daemon) -> i32 {
-    wait_until("the guard runs", 10, || !read(&d.state().join("guard.lock")).trim().is_empty());
-    d.guard_pid()
 }
 
 /// B8: a supervisor killed after the fork leaves a job that runs: it goes on, is not started again
@@ -423,7 +418,7 @@ fn the_folder_of_a_forgotten_job_goes_in_the_background() {
     for i in 0..FILES {
         std::fs::write(folder.join(i.to_string()), "").unwrap();
     }
-    d.call(d.client.forget("fills")).unwrap();
+    d.forget("fills");
     assert!(!folder.exists());
     let left = || std::fs::read_dir(&removed).unwrap().count();
     assert_eq!(left(), 1, "the answer does not wait for {FILES} files");

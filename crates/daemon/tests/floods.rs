@@ -7,10 +7,13 @@ use common::{Daemon, read, sh, wait_until};
 use gainshare_core::seeds::Dice;
 use gainshare_daemon::api::types::JobState;
 use gainshare_progress::Pattern;
-use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::TcpStream;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Watches the lease until the daemon was watched for `seconds`; the longest time without a renewal, in seconds.
@@ -107,8 +110,8 @@ fn cpu_s(pid: i32) -> f64 {
     let stat = read(format!("/proc/{pid}/stat").as_ref());
     let fields: Vec<f64> =
         stat.rsplit_once(") ").unwrap().1.split(' ').skip(11).take(2).map(|f| f.parse().unwrap()).collect();
-    // SAFETY: sysconf has no preconditions.
-    (fields[0] + fields[1]) / unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64
+    let ticks_s = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).unwrap().unwrap();
+    (fields[0] + fields[1]) / ticks_s as f64
 }
 
 /// A job that prints 10,000 lines a second.
@@ -129,25 +132,84 @@ fn ten_thousand_lines_a_second_cost_little() {
     assert!(cfg!(debug_assertions) || used < 0.05, "the daemon used {:.1} % of a core", used * 100.0);
 }
 
-/// Hundreds of jobs in one file: each start takes a commit and a process, and the lease is renewed between them.
+/// Watches the lease from a thread of its own.
+struct LeaseWatch {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<Renewals>,
+}
+
+/// What was seen of the lease.
+#[derive(Debug, Default)]
+struct Renewals {
+    count: usize,
+    /// The longest time between two renewals that were seen, in seconds.
+    longest_s: f64,
+    /// The longest time that this machine kept the watching thread itself from running, in seconds.
+    stalled_s: f64,
+}
+
+impl LeaseWatch {
+    fn begin(d: &Daemon) -> LeaseWatch {
+        let (lease, is_over) = (d.run_dir().join("lease"), Arc::new(AtomicBool::new(false)));
+        let asked = is_over.clone();
+        let watch = move || {
+            let (mut seen, mut last) = (Renewals::default(), read(&lease));
+            let (mut since, mut looked) = (Instant::now(), Instant::now());
+            while !asked.load(Ordering::Relaxed) {
+                seen.stalled_s = seen.stalled_s.max(looked.elapsed().as_secs_f64());
+                looked = Instant::now();
+                let content = read(&lease);
+                if content != last {
+                    seen.count += 1;
+                    (last, since) = (content, Instant::now());
+                }
+                seen.longest_s = seen.longest_s.max(since.elapsed().as_secs_f64());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            seen
+        };
+        LeaseWatch { is_over, thread: std::thread::spawn(watch) }
+    }
+
+    fn end(self) -> Renewals {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+/// Hundreds of jobs in one file, all of which end at the same moment. Each start and each end takes a commit, and the
+/// lease is renewed between them.
 #[test]
-fn hundreds_of_starts_starve_no_heartbeat() {
+fn hundreds_of_starts_and_ends_starve_no_heartbeat() {
     const JOBS: usize = 120;
-    let mut d = Daemon::new("slots = 1000\nlease = \"4s\"");
-    // A slow disk makes the starts take 12 s.
+    // Long enough for a busy machine, and half as long as the ends take.
+    let mut d = Daemon::new("slots = 1000\nlease = \"6s\"");
+    // A slow disk makes the starts take 24 s and the ends 12 s.
     d.up_with(&[("GAINSHARE_SLOW_COMMIT_MS", "100")]);
     d.wait_up();
-    let jobs = (0..JOBS).map(|i| sh(&format!("job-{i}"), "sleep 60")).collect();
-    d.submit(jobs).unwrap();
-    let lease = d.run_dir().join("lease");
-    let mut renewals = BTreeSet::new();
-    wait_until("all jobs run", 60, || {
-        renewals.insert(read(&lease));
-        let list = d.call(d.client.jobs(false)).unwrap();
-        list.iter().filter(|j| j.state == JobState::Running).count() == JOBS
+    let gate = d.dir.path().join("gate");
+    nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let script = format!("read line < {}; exit 0", gate.display());
+    let lease = LeaseWatch::begin(&d);
+    d.submit((0..JOBS).map(|i| sh(&format!("job-{i}"), &script)).collect()).unwrap();
+    let count = |state: JobState| {
+        let list = d.call(d.client.jobs(true)).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        list.iter().filter(|j| j.state == state).count()
+    };
+    let began = Instant::now();
+    wait_until("all jobs run", 300, || count(JobState::Running) == JOBS);
+    let (starts_s, began) = (began.elapsed().as_secs_f64(), Instant::now());
+    wait_until("all jobs end", 300, || {
+        // A job that waits at the gate goes on when somebody opens it for writing.
+        let _ = std::fs::File::options().write(true).custom_flags(libc::O_NONBLOCK).open(&gate);
+        count(JobState::Done) == JOBS
     });
-    assert!(!d.run_dir().join("lapsed").exists(), "the lease lapsed; log:\n{}", d.log());
-    assert!(!d.log().contains("stood still"), "{}", d.log());
-    assert!(renewals.len() > 3, "the lease was renewed {} times", renewals.len());
-    println!("fault: injected={JOBS} violations=0");
+    let ends_s = began.elapsed().as_secs_f64();
+    let seen = lease.end();
+    assert!(!d.run_dir().join("lapsed").exists(), "the lease lapsed: {seen:?}; log:\n{}", d.log());
+    assert!(!d.log().contains("stood still"), "{seen:?}; log:\n{}", d.log());
+    assert!(seen.count > 3, "{seen:?}");
+    println!("{seen:?}; the starts took {starts_s:.1} s and the ends {ends_s:.1} s");
+    println!("fault: injected={} violations=0", 2 * JOBS);
 }

@@ -44,6 +44,7 @@ fn a_torn_tail_is_dropped_and_what_was_committed_is_whole() {
         let reopened = Journal::open(&cut.path().join("journal.db")).unwrap();
         longest_s = longest_s.max(began.elapsed().as_secs_f64());
         cuts += 1;
+        assert_dropped(&reopened, end, &sizes);
         let jobs: Vec<JobRecord> = reopened.load().unwrap().jobs.into_iter().map(|(r, _)| r).collect();
         let committed = sizes.iter().filter(|size| **size <= end).count();
         assert!(jobs.len() >= committed, "cut at {end}: {} of {committed} jobs", jobs.len());
@@ -54,6 +55,40 @@ fn a_torn_tail_is_dropped_and_what_was_committed_is_whole() {
         }
     }
     println!("fault: injected={cuts} violations=0 recovery_s={longest_s:.3}");
+}
+
+/// The journal names the bytes behind the last whole batch, and nothing else.
+fn assert_dropped(journal: &Journal, end: usize, sizes: &[usize]) {
+    // The batches before the first size are those of a new journal.
+    let Some(whole) = sizes.iter().rfind(|size| **size <= end) else { return };
+    let dropped = journal.dropped().unwrap_or("");
+    let named = format!("the last {} of {end} bytes", end - whole);
+    assert_eq!(
+        (dropped.contains(&named), dropped.is_empty()),
+        (end > *whole, end == *whole),
+        "cut at {end}: {dropped}"
+    );
+}
+
+/// A log that begins again has old frames behind its end. They are no batch that was dropped.
+#[test]
+fn old_frames_of_the_log_are_not_reported() {
+    let (live, killed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let path = live.path().join("journal.db");
+    let mut journal = Journal::open(&path).unwrap();
+    for id in 1..=8 {
+        journal.commit(&batch(id)).unwrap();
+    }
+    let other = rusqlite::Connection::open(&path).unwrap();
+    let busy: i64 = other.query_row("PRAGMA wal_checkpoint(RESTART)", [], |row| row.get(0)).unwrap();
+    assert_eq!(busy, 0);
+    let length = || std::fs::metadata(live.path().join("journal.db-wal")).unwrap().len();
+    let before = length();
+    journal.commit(&batch(9)).unwrap();
+    assert_eq!(length(), before, "the log begins again in the same file");
+    copy(live.path(), killed.path(), usize::MAX);
+    let reopened = Journal::open(&killed.path().join("journal.db")).unwrap();
+    assert_eq!((reopened.dropped(), reopened.load().unwrap().jobs.len()), (None, 9));
 }
 
 #[test]

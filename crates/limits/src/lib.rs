@@ -19,6 +19,7 @@
 //! | `cores`, `lending`, `cpus` | whole cores dealt out by share; cores lent while unused; lists of CPUs |
 //! | [`usage`] | a job's counters as node-seconds |
 //! | [`machine`] | CPUs, memory and idle time of this machine |
+//! | `system` | system calls between fork and exec; all `unsafe` code of the crate |
 //! | [`fail`] | points at which a test of another crate ends the process |
 //!
 //! **To add a limit of the kernel:** a field in [`cgroup::limits::GroupLimits`], its files and values in
@@ -45,6 +46,7 @@ pub mod fail;
 mod lending;
 pub mod machine;
 pub mod process;
+mod system;
 pub mod usage;
 
 use gainshare_core::check::CheckedTarget;

@@ -6,6 +6,8 @@
 //! where the kernel may schedule by session (the topmost cpu group) or into a group of its own,
 //! where it does not and only stopping and continuing is left.
 
+#![allow(unsafe_code, reason = "a step between fork and exec")]
+
 mod suite;
 
 use gainshare_core::fixtures::checked_target;

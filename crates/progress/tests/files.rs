@@ -8,6 +8,8 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 struct Fixture {
     dir: tempfile::TempDir,
@@ -148,6 +150,42 @@ fn the_end_of_a_job_reads_a_bounded_piece() {
     let steps: Vec<_> = batch.readings.iter().map(|r| r.step.unwrap()).collect();
     assert!(steps.windows(2).all(|w| w[0] + 1 == w[1]), "the newest rows, without a gap");
     assert!(file.counters().flooded_lines > 0 && file.counters().dropped_readings > 0);
+}
+
+/// A writer appends without end while the end of the job is read. The end comes all the same.
+#[test]
+fn the_end_of_a_job_comes_while_a_writer_appends() {
+    const MOST_BYTES: usize = 512 << 20;
+    let fixture = Fixture::new();
+    let block: String = (0..8000).map(|i| format!("{i},0.5\n")).collect();
+    fixture.append("m.csv", format!("step,loss\n{block}"));
+    // In this time a reader reads less than the block. Code that is not optimised reads slowly.
+    let pause = Duration::from_millis(if cfg!(debug_assertions) { 20 } else { 1 });
+    let is_over = AtomicBool::new(false);
+    let append = || {
+        let mut written = 0;
+        while !is_over.load(Ordering::Relaxed) && written < MOST_BYTES {
+            fixture.append("m.csv", &block);
+            written += block.len();
+            std::thread::sleep(pause);
+        }
+        written
+    };
+    let (written, ended) = std::thread::scope(|scope| {
+        let writer = scope.spawn(append);
+        let ended = std::panic::catch_unwind(|| {
+            let mut file = fixture.follow("m.csv", FileState::default());
+            let mut batch = Batch::default();
+            file.finish(&mut batch).unwrap();
+            batch.readings.len()
+        });
+        is_over.store(true, Ordering::Relaxed);
+        (writer.join().unwrap(), ended)
+    });
+    assert!(written < MOST_BYTES, "the end came only after the writer had ended");
+    let readings = ended.unwrap();
+    assert!((1..=4097).contains(&readings), "{readings}");
+    println!("fault: injected=1 violations=0 appended_bytes={written}");
 }
 
 #[test]

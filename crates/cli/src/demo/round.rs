@@ -3,12 +3,14 @@
 use super::outcome::{JobOutcome, Outcome};
 use super::schedule::Job;
 use super::screen::Screen;
+use crate::system;
 use anyhow::{Context, Result, bail};
 use gainshare_core::policy::Preset;
 use gainshare_daemon::api::client::Client;
 use gainshare_daemon::api::types::{JobInfo, JobState};
 use gainshare_daemon::paths::Paths;
 use gainshare_daemon::spec::JobSpec;
+use nix::sys::signal::Signal;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -144,10 +146,7 @@ impl Daemon {
         // A group of its own: Ctrl-C is for us, and we end the round in order.
         command.process_group(0).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         // If we are killed, no other process would end it.
-        // SAFETY: prctl may be called between fork and exec.
-        unsafe {
-            command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM)?));
-        }
+        system::end_with_parent(&mut command, Signal::SIGTERM);
         let child = command.spawn().context("cannot start the demo's daemon")?;
         Ok(Daemon { child, log })
     }

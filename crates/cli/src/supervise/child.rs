@@ -5,6 +5,7 @@
 //! note.
 
 use super::terminal::{Pty, Standard, UserTerminal};
+use crate::system::{self, CPUS, JobEntry};
 use nix::errno::Errno;
 use nix::sched::CpuSet;
 use nix::unistd::Pid;
@@ -12,8 +13,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -109,9 +109,6 @@ pub enum Streams<'a> {
 /// The variable with libraries that the dynamic linker loads into a program before all others.
 const PRELOAD: &str = "LD_PRELOAD";
 
-/// Marks, in the pipe from the child, trouble with the CPUs rather than with a file.
-const CPUS: u8 = u8::MAX;
-
 pub fn spawn(launch: &Launch, streams: &Streams) -> Result<ChildProcess, StartError> {
     let program = launch.command[0].to_string_lossy().into_owned();
     let other = |source: io::Error| StartError::Other { program: program.clone(), source };
@@ -147,47 +144,10 @@ pub fn spawn(launch: &Launch, streams: &Streams) -> Result<ChildProcess, StartEr
         })
     });
     let (mut troubles, report) = io::pipe().map_err(other)?;
-    let terminal = pty.as_ref().map(|(_, slave)| slave.as_raw_fd());
-    let report_fd = report.as_raw_fd();
-    let supervisor = nix::unistd::getpid();
-    // SAFETY: the closure only makes system calls on what was prepared above.
-    unsafe {
-        command.pre_exec(move || {
-            // Until exec the child dies with its supervisor: a job whose start was not recorded must not run unseen.
-            nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
-            if nix::unistd::getppid() != supervisor {
-                return Err(io::Error::from(Errno::ESRCH));
-            }
-            nix::unistd::setsid()?;
-            if let Some(slave) = terminal
-                && libc::ioctl(slave, libc::TIOCSCTTY as _, 0) != 0
-            {
-                return Err(io::Error::last_os_error());
-            }
-            let complain = |what: u8, errno: Errno| {
-                let bytes = [what, errno as i32 as u8];
-                libc::write(report_fd, bytes.as_ptr().cast(), bytes.len());
-            };
-            for (i, file) in &groups {
-                // "0" is the writer itself, whatever its number is in the file's namespace.
-                if libc::write(file.as_raw_fd(), c"0".as_ptr().cast(), 1) < 0 {
-                    complain(*i, Errno::last());
-                }
-            }
-            if let Some(cpus) = &cpus
-                && let Err(errno) = nix::sched::sched_setaffinity(Pid::from_raw(0), cpus)
-            {
-                complain(CPUS, errno);
-            }
-            // Without cgroups a job is stopped and continued. Should daemon, keeper and supervisor
-            // be killed at once, the kernel continues it.
-            let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGCONT);
-            Ok(())
-        });
-    }
+    let terminal = pty.as_ref().map(|(_, slave)| slave.try_clone()).transpose().map_err(other)?;
+    system::enter_job(&mut command, JobEntry { groups, cpus, terminal, troubles: report });
     let mut child = command.spawn().map_err(|error| explain(error, launch, &program))?;
     // Ends the pipe on our side; the child's ended with its exec.
-    drop(report);
     drop(command);
     let mut bytes = Vec::new();
     let _ = troubles.read_to_end(&mut bytes);

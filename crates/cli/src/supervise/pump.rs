@@ -167,8 +167,7 @@ impl<'a> Pump<'a> {
 
     /// Adds output of the job; `to` is one of our standard streams, or nothing if only the log wants it.
     pub fn add_pipe(&mut self, from: OwnedFd, to: Option<i32>) {
-        // SAFETY: the standard streams stay open as long as the process lives.
-        let to = to.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
+        let to = to.map(|fd| if fd == 1 { rustix::stdio::stdout() } else { rustix::stdio::stderr() });
         self.streams.push(Stream::new(from, to));
     }
 

@@ -5,14 +5,10 @@
 //! loop looks at the pipe. A signal that was ignored when the program started (`nohup`, a
 //! background job of a shell without job control) stays ignored, for us and for the job.
 
-use nix::fcntl::OFlag;
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use crate::system::{self, Reaction};
+use nix::sys::signal::Signal;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, Ordering};
-
-/// The write end of the pipe; the process has one set of handlers, so it has one pipe.
-static WRITE_END: AtomicI32 = AtomicI32::new(-1);
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// What the supervisor reacts to. USR1 and USR2 are only passed on: clusters use them to ask for a checkpoint.
 const CAUGHT: [Signal; 10] = [
@@ -28,17 +24,6 @@ const CAUGHT: [Signal; 10] = [
     Signal::SIGTSTP,
 ];
 
-extern "C" fn note(signal: libc::c_int) {
-    let byte = signal as u8;
-    // SAFETY: `write` and `__errno_location` may be called in a handler; errno is put back for the interrupted code.
-    unsafe {
-        let errno = libc::__errno_location();
-        let before = *errno;
-        libc::write(WRITE_END.load(Ordering::Relaxed), (&raw const byte).cast(), 1);
-        *errno = before;
-    }
-}
-
 /// The caught signals of this process, in order of arrival.
 pub struct Signals {
     read_end: OwnedFd,
@@ -47,12 +32,11 @@ pub struct Signals {
 impl Signals {
     /// Installs the handlers. To be called once in a process.
     pub fn install() -> io::Result<Signals> {
-        let (read_end, write_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-        WRITE_END.store(write_end.into_raw_fd(), Ordering::Relaxed);
+        let read_end = system::open_signal_pipe()?;
         for signal in CAUGHT {
-            let before = catch(signal)?;
-            if matches!(before, SigHandler::SigIgn) && signal != Signal::SIGCHLD {
-                set(signal, SigHandler::SigIgn)?;
+            let was_ignored = system::react(signal, Reaction::Catch)?;
+            if was_ignored && signal != Signal::SIGCHLD {
+                system::react(signal, Reaction::Ignore)?;
             }
         }
         Ok(Signals { read_end })
@@ -77,9 +61,9 @@ impl Signals {
     /// request and this returns at once.
     pub fn stop_own_group(&self) {
         // The handler must step aside: a caught SIGTSTP does not stop the process.
-        if set(Signal::SIGTSTP, SigHandler::SigDfl).is_ok() {
+        if system::react(Signal::SIGTSTP, Reaction::Default).is_ok() {
             let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(0), Signal::SIGTSTP);
-            let _ = catch(Signal::SIGTSTP);
+            let _ = system::react(Signal::SIGTSTP, Reaction::Catch);
         }
     }
 }
@@ -88,14 +72,4 @@ impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.read_end.as_fd()
     }
-}
-
-fn catch(signal: Signal) -> io::Result<SigHandler> {
-    set(signal, SigHandler::Handler(note))
-}
-
-fn set(signal: Signal, handler: SigHandler) -> io::Result<SigHandler> {
-    let action = SigAction::new(handler, SaFlags::empty(), SigSet::empty());
-    // SAFETY: the handler only does what is allowed in one, see `note`.
-    Ok(unsafe { sigaction(signal, &action) }?.handler())
 }

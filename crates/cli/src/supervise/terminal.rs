@@ -13,10 +13,7 @@ use nix::sys::signal::Signal;
 use nix::sys::termios::{self, LocalFlags, OutputFlags, SetArg, SpecialCharacterIndices, Termios};
 use nix::unistd::Pid;
 use std::io::{self, IsTerminal};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-
-nix::ioctl_read_bad!(get_window_size, libc::TIOCGWINSZ, Winsize);
-nix::ioctl_write_ptr_bad!(set_window_size, libc::TIOCSWINSZ, Winsize);
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Which of our standard streams are terminals.
 #[derive(Debug, Clone, Copy)]
@@ -54,16 +51,14 @@ impl UserTerminal {
     }
 
     pub fn size(&self) -> Option<Winsize> {
-        let mut size = Winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: the pointer is to a live Winsize.
-        unsafe { get_window_size(self.screen().as_raw_fd(), &raw mut size) }.ok()?;
-        Some(size)
+        let rustix::termios::Winsize { ws_row, ws_col, ws_xpixel, ws_ypixel } =
+            rustix::termios::tcgetwinsize(self.screen()).ok()?;
+        Some(Winsize { ws_row, ws_col, ws_xpixel, ws_ypixel })
     }
 
     /// The stream through which something can be shown.
     pub fn screen(&self) -> BorrowedFd<'static> {
-        // SAFETY: the standard streams stay open as long as the process lives.
-        unsafe { BorrowedFd::borrow_raw(if self.standard.output { 1 } else { 2 }) }
+        if self.standard.output { rustix::stdio::stdout() } else { rustix::stdio::stderr() }
     }
 
     /// Whether keys typed now are meant for us.
@@ -141,8 +136,9 @@ impl Pty {
     }
 
     pub fn set_size(&self, size: Winsize) {
-        // SAFETY: the pointer is to a live Winsize.
-        let _ = unsafe { set_window_size(self.master.as_raw_fd(), &raw const size) };
+        let Winsize { ws_row, ws_col, ws_xpixel, ws_ypixel } = size;
+        let size = rustix::termios::Winsize { ws_row, ws_col, ws_xpixel, ws_ypixel };
+        let _ = rustix::termios::tcsetwinsize(&self.master, size);
     }
 
     /// A job that switched its terminal's signals off (an editor, a full-screen REPL) gets every key as a plain one.

@@ -76,6 +76,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::process::Child;
 use std::sync::Arc;
+use std::time::Duration;
 use store::Store;
 
 /// How often the lease is renewed and live jobs are checked.
@@ -257,6 +258,9 @@ impl Driver {
             inbox,
             handle: handle.clone(),
         };
+        if let Some(dropped) = driver.store.journal.dropped() {
+            tracing::warn!("the last daemon died while it wrote to the journal: {dropped}");
+        }
         if loaded.unclean {
             tracing::info!("the last daemon did not end properly: going on from its journal");
         }
@@ -334,7 +338,7 @@ impl Driver {
             until = until.min(next);
             until = job.kill_at.map_or(until, |at| until.min(at));
         }
-        if self.plans.is_wanted || !self.plans.due.is_empty() || self.inbox.has_more() {
+        if self.plans.is_wanted || !self.plans.due.is_empty() || self.inbox.has_more() || self.watch.has_more() {
             until = now;
         }
         // Files that change at different moments are read in one round.
@@ -378,9 +382,12 @@ impl Driver {
         result
     }
 
-    /// Writes an intent together with everything unsaved before it.
+    /// Writes an intent together with everything unsaved before it. The disk may be slow and a round may have many
+    /// commits, so the lease is renewed here, too.
     fn save_with(&mut self, intent: Batch) -> Result<(), Refusal> {
-        self.store.save_with(&mut self.jobs, &self.control, intent)
+        let result = self.store.save_with(&mut self.jobs, &self.control, intent);
+        self.lease.renew_after(Duration::from_micros(HEARTBEAT.0));
+        result
     }
 
     /// Keeps `health` true about the disk.
@@ -426,8 +433,12 @@ impl Driver {
         self.share_gpus();
         self.measure_teams();
         self.write_pages();
-        self.reap_supervisors();
-        self.check_live_jobs();
+        self.watch.read(self.clock.now());
+        if !self.watch.has_starts_or_ends() {
+            // These two would read all of the starts and ends that wait, with a commit each.
+            self.reap_supervisors();
+            self.check_live_jobs();
+        }
         self.check_folders();
         self.connect_docker();
         self.read_container_usage();

@@ -30,9 +30,14 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::{Pid, getsid};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 /// A supervisor that has made no contact for this long while its job waits or starts is gone.
 const SUPERVISOR_PATIENCE: Span = Span::from_secs(60);
+
+/// Time for the starts and ends that are read in one round. Each takes a commit; hundreds of jobs that end together must
+/// not keep the lease from being renewed and clients from being answered.
+const WATCH_BUDGET: Duration = Duration::from_millis(300);
 
 /// How long a supervisor may take to write exit.json after its job died.
 const EXIT_PATIENCE: Span = Span::from_secs(3);
@@ -68,9 +73,11 @@ impl Driver {
         }
     }
 
-    /// Reads what supervisors wrote since the last round.
+    /// Reads what supervisors wrote since the last round; what takes too long waits for the next round.
     pub(super) fn read_watched_files(&mut self) {
-        for (id, changed) in self.watch.read(self.clock.now()) {
+        self.watch.read(self.clock.now());
+        let begun = Instant::now();
+        while let Some((id, changed)) = self.watch.take() {
             if changed.output
                 && let Some(job) = self.jobs.get_mut(&id)
             {
@@ -81,6 +88,9 @@ impl Driver {
             }
             if changed.exit {
                 self.read_exit(id);
+            }
+            if begun.elapsed() >= WATCH_BUDGET {
+                return;
             }
         }
     }

@@ -24,6 +24,8 @@ pub(super) struct Watch {
     inotify: Option<Inotify>,
     jobs: BTreeMap<WatchDescriptor, JobId>,
     unwatched: BTreeSet<JobId>,
+    /// Changes that were read and not yet taken.
+    waiting: BTreeMap<JobId, ChangedFiles>,
     /// When a change was last read.
     changed_at: Time,
 }
@@ -33,7 +35,8 @@ impl Watch {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
             .inspect_err(|e| tracing::warn!("no inotify ({e}): the jobs' output is polled"))
             .ok();
-        Watch { inotify, jobs: BTreeMap::new(), unwatched: BTreeSet::new(), changed_at: Time::ZERO }
+        let (jobs, waiting) = (BTreeMap::new(), BTreeMap::new());
+        Watch { inotify, jobs, unwatched: BTreeSet::new(), waiting, changed_at: Time::ZERO }
     }
 
     pub(super) fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
@@ -57,6 +60,7 @@ impl Watch {
 
     pub(super) fn remove(&mut self, job: JobId) {
         self.unwatched.remove(&job);
+        self.waiting.remove(&job);
         let Some((&wd, _)) = self.jobs.iter().find(|(_, j)| **j == job) else { return };
         self.jobs.remove(&wd);
         if let Some(inotify) = &self.inotify {
@@ -70,25 +74,26 @@ impl Watch {
         &self.unwatched
     }
 
-    /// When [`Watch::read`] last returned a change.
+    /// When [`Watch::read`] last found a change.
     pub(super) fn changed_at(&self) -> Time {
         self.changed_at
     }
 
-    /// Everything since the last call.
-    pub(super) fn read(&mut self, now: Time) -> BTreeMap<JobId, ChangedFiles> {
-        let mut changed: BTreeMap<JobId, ChangedFiles> = BTreeMap::new();
-        let Some(inotify) = &self.inotify else { return changed };
+    /// Reads everything since the last call; [`Watch::take`] returns it.
+    pub(super) fn read(&mut self, now: Time) {
+        let Some(inotify) = &self.inotify else { return };
         while let Ok(events) = inotify.read_events() {
             for event in events {
                 if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
                     // Events were lost: every file may have changed.
+                    self.changed_at = now;
                     let all = ChangedFiles { output: true, started: true, exit: true };
-                    changed.extend(self.jobs.values().map(|&j| (j, all)));
+                    self.waiting.extend(self.jobs.values().map(|&j| (j, all)));
                     continue;
                 }
                 let Some(&job) = self.jobs.get(&event.wd) else { continue };
-                let files = changed.entry(job).or_default();
+                self.changed_at = now;
+                let files = self.waiting.entry(job).or_default();
                 match event.name.as_deref().and_then(|n| n.to_str()) {
                     Some(jobdir::OUTPUT) => files.output = true,
                     Some(jobdir::STARTED) => files.started = true,
@@ -97,9 +102,20 @@ impl Watch {
                 }
             }
         }
-        if !changed.is_empty() {
-            self.changed_at = now;
-        }
-        changed
+    }
+
+    /// The files of the next job that has changes.
+    pub(super) fn take(&mut self) -> Option<(JobId, ChangedFiles)> {
+        self.waiting.pop_first()
+    }
+
+    /// Whether changes wait for the next round.
+    pub(super) fn has_more(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Whether starts or ends of jobs are among the changes that wait.
+    pub(super) fn has_starts_or_ends(&self) -> bool {
+        self.waiting.values().any(|files| files.started || files.exit)
     }
 }

@@ -12,6 +12,7 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 #[derive(Default)]
@@ -20,7 +21,11 @@ pub struct EngineState {
     pub containers: Mutex<Vec<(String, String, Value)>>,
     pub starts: AtomicUsize,
     pub hangs: AtomicBool,
+    /// Requests for new containers wait.
+    pub holds_creates: AtomicBool,
     pub requests: AtomicUsize,
+    /// Method and path of every request that changes a container that exists.
+    pub changes: Mutex<Vec<String>>,
     /// Those who follow the events.
     followers: Mutex<Vec<mpsc::UnboundedSender<Bytes>>>,
 }
@@ -44,6 +49,15 @@ impl EngineState {
         if let Some((_, id, labels)) = self.containers.lock().unwrap().iter().find(|(_, other, _)| other == id) {
             self.report("start", id, labels, 0);
         }
+    }
+
+    /// Makes a container that runs, in place of the one of the same name; its id.
+    pub fn replace(&self, name: &str, labels: Value) -> String {
+        let mut containers = self.containers.lock().unwrap();
+        containers.retain(|(other, _, _)| other != name);
+        let id = format!("{:064x}", 0xf00d + containers.len());
+        containers.push((name.to_owned(), id.clone(), labels));
+        id
     }
 
     /// Ends all containers at the same moment. Their output stays open, as if the engine had more to send.
@@ -89,6 +103,9 @@ async fn answer(State(state): State<Arc<EngineState>>, method: Method, uri: Uri,
     let path = uri.path().trim_start_matches('/');
     let path = if path.starts_with("v1.") { path.split_once('/').map_or("", |(_, rest)| rest) } else { path };
     let parts: Vec<&str> = path.split('/').collect();
+    if method != Method::GET && !path.ends_with("containers/create") {
+        state.changes.lock().unwrap().push(format!("{method} {path}"));
+    }
     match (method.as_str(), parts.as_slice()) {
         ("GET", ["version"]) => json(&json!({"ApiVersion": "1.43", "Version": "24.0"})),
         ("GET", ["info"]) => json(&json!({
@@ -103,7 +120,12 @@ async fn answer(State(state): State<Arc<EngineState>>, method: Method, uri: Uri,
         ("GET", ["containers", _, "logs"]) => {
             Body::from_stream(futures_util::stream::pending::<std::io::Result<Bytes>>()).into_response()
         }
-        ("POST", ["containers", "create"]) => create(&state, uri.query().unwrap_or(""), &body),
+        ("POST", ["containers", "create"]) => {
+            while state.holds_creates.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            create(&state, uri.query().unwrap_or(""), &body)
+        }
         ("POST", ["containers", id, "start"]) => {
             state.starts.fetch_add(1, Ordering::Relaxed);
             state.report_start(id);

@@ -1,15 +1,16 @@
 //! A real daemon in a directory of its own, for tests: started, killed, stopped and started again.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses another part")]
 
-use gainshare_core::invariants::Invariants;
+use gainshare_core::invariants::{Guarantee, Invariants};
 use gainshare_daemon::api::client::{Client, ClientError};
 use gainshare_daemon::api::types::{JobInfo, JobState};
 use gainshare_daemon::journal::{Entry, Journal};
-use gainshare_daemon::record::{JobRecord, replay};
+use gainshare_daemon::record::{Change, JobRecord, replay};
 use gainshare_daemon::spec::JobSpec;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -22,6 +23,8 @@ pub struct Daemon {
     config: String,
     child: Option<Child>,
     runtime: tokio::runtime::Runtime,
+    /// The jobs that were acknowledged, by their numbers.
+    acknowledged: RefCell<Invariants>,
 }
 
 /// The daemon of these tests, built beside them.
@@ -46,7 +49,7 @@ impl Daemon {
         let own = format!("state_dir = {state:?}\nruntime_dir = {runtime_dir:?}\n{settings}");
         let client = Client::new(runtime_dir.join("api.sock"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        Daemon { dir, client, config: own, child: None, runtime }
+        Daemon { dir, client, config: own, child: None, runtime, acknowledged: RefCell::default() }
     }
 
     fn command(&self) -> Command {
@@ -113,7 +116,18 @@ impl Daemon {
 
     pub fn submit(&self, jobs: Vec<JobSpec>) -> Result<Vec<JobInfo>, ClientError> {
         let path = std::env::var("PATH").unwrap();
-        self.call(self.client.submit(jobs, BTreeMap::from([("PATH".into(), path)])))
+        let accepted = self.call(self.client.submit(jobs, BTreeMap::from([("PATH".into(), path)])))?;
+        for job in &accepted {
+            self.acknowledged.borrow_mut().acknowledge(&job.id.to_string());
+        }
+        Ok(accepted)
+    }
+
+    /// Asks the daemon to forget a job.
+    pub fn forget(&self, name: &str) {
+        let id = self.job(name).id.to_string();
+        self.call(self.client.forget(name)).unwrap();
+        self.acknowledged.borrow_mut().forget(&id);
     }
 
     pub fn job(&self, name: &str) -> JobInfo {
@@ -163,19 +177,49 @@ impl Daemon {
         read(&self.state().join("guard.lock")).trim().parse().unwrap()
     }
 
+    /// The guard, as soon as it runs.
+    pub fn wait_for_guard(&self) -> i32 {
+        wait_until("the guard runs", 20, || !read(&self.state().join("guard.lock")).trim().is_empty());
+        self.guard_pid()
+    }
+
     /// What the (dead) daemon left in its journal.
     pub fn journal(&self) -> (Vec<JobRecord>, Vec<Entry>) {
         let journal = Journal::open(&self.state().join("journal.db")).unwrap();
         let jobs = journal.load().unwrap().jobs.into_iter().map(|(record, _)| record).collect();
         (jobs, journal.entries().unwrap())
     }
+
+    /// The invariants of docs/faults.md, of what the (dead) daemon left in its journal. Every test ends with this.
+    pub fn assert_invariants(&self) {
+        if !self.state().join("journal.db").exists() {
+            return;
+        }
+        let (jobs, entries) = self.journal();
+        assert_replays(&jobs, &entries);
+        assert_attempts(&entries);
+        assert_plans(&jobs, &entries);
+        let present: BTreeSet<String> = jobs.iter().map(|job| job.id.0.to_string()).collect();
+        self.acknowledged.borrow().check_present(&present).unwrap_or_else(|broken| panic!("{broken}"));
+    }
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        if self.child.is_none() {
-            return;
+        if self.child.is_some() {
+            self.end();
         }
+        if std::thread::panicking() {
+            eprintln!("--- the daemon's log\n{}", self.log());
+        } else {
+            self.assert_invariants();
+        }
+    }
+}
+
+impl Daemon {
+    /// Ends the daemon with its jobs.
+    fn end(&mut self) {
         let _ = kill(self.pid(), Signal::SIGCONT);
         let _ = self.call(self.client.shutdown(true));
         let begun = Instant::now();
@@ -185,9 +229,45 @@ impl Drop for Daemon {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        if std::thread::panicking() {
-            eprintln!("--- the daemon's log\n{}", self.log());
+    }
+}
+
+/// I1: an attempt of a job begins only when the attempt before has ended.
+pub fn assert_attempts(entries: &[Entry]) {
+    let mut invariants = Invariants::default();
+    for entry in entries {
+        let Some(job) = entry.job.map(|id| id.0.to_string()) else { continue };
+        match &entry.change {
+            Change::Admitted { order, .. } => {
+                let begun = invariants.start(&job, &order.attempt.to_string(), 0);
+                begun.unwrap_or_else(|broken| panic!("{broken}"));
+            }
+            Change::Ended { .. } => invariants.end_all(&job),
+            _ => {}
         }
+    }
+}
+
+/// I2: the shares of each plan fit on the machine, and each limit is between the least and the most of its job.
+pub fn assert_plans(jobs: &[JobRecord], entries: &[Entry]) {
+    for entry in entries {
+        let Change::Plan { plan } = &entry.change else { continue };
+        let guarantees: Vec<Guarantee> = plan
+            .verdicts
+            .iter()
+            .filter_map(|(id, verdict)| {
+                let target = verdict.target?;
+                let max = jobs.iter().find(|job| job.id == *id).map_or(1.0, |job| job.spec.max);
+                Some(Guarantee {
+                    job: id.0.to_string(),
+                    guaranteed: target.share.cpu.get(),
+                    floor: verdict.least.get(),
+                    limit: target.limit.cpu.get(),
+                    max,
+                })
+            })
+            .collect();
+        Invariants::check_node("machine", 1.0, &guarantees).unwrap_or_else(|broken| panic!("{broken}: {plan:?}"));
     }
 }
 

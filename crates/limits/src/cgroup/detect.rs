@@ -12,10 +12,10 @@
 //! an extended attribute), else below the topmost one it may write to.
 
 use super::hierarchy::{Controller, Hierarchy, Version};
+use crate::system::read_attribute;
 use crate::{RuntimeError, machine};
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 
 /// One line of `/proc/self/mountinfo` that is about cgroups.
@@ -259,12 +259,9 @@ fn make_room(mounted_at: &Path, own: &Path, parent: &Path) -> Result<(), String>
 
 /// systemd marks the groups it delegates (`Delegate=yes`, user managers) with an extended attribute.
 fn is_delegated(dir: &Path) -> bool {
-    let Ok(path) = CString::new(dir.as_os_str().as_bytes()) else { return false };
     let marked = |name: &CStr| {
         let mut value = [0u8; 8];
-        // SAFETY: both strings end in NUL and the length is that of the buffer.
-        let n = unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
-        n == 1 && value[0] == b'1'
+        read_attribute(dir, name, &mut value).is_ok_and(|length| value[..length] == *b"1")
     };
     marked(c"user.delegate") || marked(c"trusted.delegate")
 }

@@ -22,7 +22,6 @@ use std::borrow::Cow;
 use std::ffi::CString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -199,33 +198,8 @@ pub fn enter(command: &mut Command, procs_files: &[PathBuf], cpus: Option<&CpuLi
     let files: Vec<CString> =
         procs_files.iter().map(|path| CString::new(path.as_os_str().as_bytes())).collect::<Result<_, _>>()?;
     let mask = cpus.filter(|list| !list.is_empty()).map(affinity_mask).transpose()?;
-    let before_exec = move || {
-        nix::unistd::setsid()?;
-        // Writing 0 means the writer itself: between fork and exec nothing may be allocated, so no pid is formatted.
-        files.iter().try_for_each(join)?;
-        if let Some(mask) = &mask {
-            nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), mask)?;
-        }
-        nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGCONT)?;
-        Ok(())
-    };
-    // SAFETY: the closure makes only system calls; everything it needs was allocated before the fork.
-    unsafe { command.pre_exec(before_exec) };
+    crate::system::enter_before_exec(command, files, mask);
     Ok(())
-}
-
-fn join(procs_file: &CString) -> io::Result<()> {
-    // SAFETY: the path ends in NUL and the buffer has one byte; the descriptor is ours and closed again.
-    unsafe {
-        let fd = libc::open(procs_file.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let written = libc::write(fd, c"0".as_ptr().cast(), 1);
-        let error = io::Error::last_os_error();
-        libc::close(fd);
-        if written == 1 { Ok(()) } else { Err(error) }
-    }
 }
 
 fn affinity_mask(cpus: &CpuList) -> io::Result<nix::sched::CpuSet> {

@@ -4,6 +4,7 @@
 //! It needs root and Debian's `docker.io` and `busybox-static`. Containers have no network. With `systemd` in the
 //! variable [`CGROUP_DRIVER`] the engine asks systemd for its containers' groups.
 
+#![allow(unsafe_code, reason = "a step between fork and exec")]
 // Each test program uses another part of this.
 #![allow(dead_code)]
 
@@ -101,12 +102,7 @@ impl Dockerd {
             .stderr(log);
         // SAFETY: prctl is a plain system call and touches no memory of ours. It makes the engine end with
         // a test that was killed.
-        unsafe {
-            command.pre_exec(|| {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-                Ok(())
-            })
-        };
+        unsafe { command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM)?)) };
         let mut process = command.spawn().expect("dockerd can be run");
         let start = Instant::now();
         while Engine::connect(&self.socket()).is_err() {
@@ -322,8 +318,8 @@ fn remove_tree(dir: &Path) {
 }
 
 pub(crate) fn signal(pid: i32, signal: i32) {
-    // SAFETY: kill is a plain system call; the process is one that this test started.
-    unsafe { libc::kill(pid, signal) };
+    let signal = nix::sys::signal::Signal::try_from(signal).unwrap();
+    let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal);
 }
 
 /// The next event, or a panic if none comes.

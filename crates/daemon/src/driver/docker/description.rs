@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const SUBMITTED: &str = "gainshare.submitted";
 
 /// One container for each attempt of a job of a daemon: the engine refuses a second of the name.
-pub(super) fn container_name(state_dir: &Path, record: &JobRecord) -> String {
+fn container_name(state_dir: &Path, record: &JobRecord) -> String {
     let base = base_name(state_dir);
     format!("{base}-{}-{}", record.id.0, record.attempt)
 }
@@ -46,17 +46,34 @@ pub(super) fn container_spec(state_dir: &Path, record: &JobRecord, values: BTree
         env,
         workdir: spec.cwd.clone().filter(|cwd| cwd.parent().is_some()),
         binds,
-        labels: BTreeMap::from([
-            (labels::JOB.to_owned(), record.id.0.to_string()),
-            (labels::ATTEMPT.to_owned(), record.attempt.to_string()),
-            (labels::NAME.to_owned(), record.name.clone()),
-            (SUBMITTED.to_owned(), format!("{:.6}", record.submitted.unix_s)),
-        ]),
+        labels: own_labels(record),
         // The files that it writes belong to the daemon's user.
         user: (!uid.is_root()).then(|| format!("{uid}:{gid}")),
         init: true,
         ..ContainerSpec::default()
     }
+}
+
+/// The labels of the container of a job's present attempt.
+fn own_labels(record: &JobRecord) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (labels::JOB.to_owned(), record.id.0.to_string()),
+        (labels::ATTEMPT.to_owned(), record.attempt.to_string()),
+        (labels::NAME.to_owned(), record.name.clone()),
+        (SUBMITTED.to_owned(), format!("{:.6}", record.submitted.unix_s)),
+    ])
+}
+
+/// Whether a container is that of the job's present attempt. A name alone is no proof: it may have been used again.
+pub(super) fn is_container_of(info: &ContainerInfo, state_dir: &Path, record: &JobRecord) -> bool {
+    container_name(state_dir, record) == info.name && are_ours(&info.labels, &own_labels(record))
+}
+
+/// Whether the labels of a container name the job, the attempt and the submission that are wanted.
+fn are_ours(found: &BTreeMap<String, String>, wanted: &BTreeMap<String, String>) -> bool {
+    [labels::JOB, labels::ATTEMPT, SUBMITTED]
+        .into_iter()
+        .all(|label| found.contains_key(label) && found.get(label) == wanted.get(label))
 }
 
 /// What to do about a container that already has the name of the one we asked for.
@@ -71,10 +88,7 @@ pub(super) enum Recovery {
 }
 
 pub(super) fn recovery(found: &ContainerSnapshot, wanted: &ContainerSpec) -> Recovery {
-    let is_ours = [labels::JOB, labels::ATTEMPT, SUBMITTED]
-        .into_iter()
-        .all(|label| found.labels.contains_key(label) && found.labels.get(label) == wanted.labels.get(label));
-    match (is_ours, found.is_unstarted) {
+    match (are_ours(&found.labels, &wanted.labels), found.is_unstarted) {
         (false, _) => Recovery::Leave,
         (true, true) => Recovery::StartAgain,
         (true, false) => Recovery::Take,

@@ -17,7 +17,7 @@ use crate::journal::{Batch, LimitRow};
 use crate::record::Change;
 use crate::restore::ContainerOriginal;
 use crate::types::{JobState, StartOrder};
-use description::{Recovery, adopted_spec, container_name, container_spec, recovery};
+use description::{Recovery, adopted_spec, container_spec, is_container_of, recovery};
 use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::{JobId, Span};
 use gainshare_limits::docker::{
@@ -159,10 +159,10 @@ impl Driver {
             return;
         }
         if let Some(own) = info.labels.get(labels::JOB) {
-            // Numbers of another daemon mean other jobs: the container's name says whose it is.
+            // Numbers of another daemon or of another journal mean other jobs.
             let ours = own.parse().ok().map(JobId).filter(|id| {
                 self.jobs.get(id).is_some_and(|j| {
-                    j.record.state == JobState::Starting && container_name(&self.paths.state, &j.record) == info.name
+                    j.record.state == JobState::Starting && is_container_of(&info, &self.paths.state, &j.record)
                 })
             });
             if let Some(id) = ours {

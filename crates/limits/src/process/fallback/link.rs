@@ -3,10 +3,10 @@
 //! Only changed lines are written, and a heartbeat where nothing changed. Writing never blocks: a keeper that
 //! hangs must not hang the daemon.
 
+use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -27,17 +27,9 @@ impl KeeperLink {
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::NotFound)?;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null());
-        // SAFETY: system calls only. Ignored signals stay ignored after exec: Ctrl-C and a shutdown reach
-        // every process, and the keeper must exit last.
-        unsafe {
-            command.pre_exec(|| {
-                nix::unistd::setsid()?;
-                for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
-                    libc::signal(signal, libc::SIG_IGN);
-                }
-                Ok(())
-            });
-        }
+        // Ctrl-C and a shutdown reach every process, and the keeper must exit last.
+        let signals = &[Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
+        crate::system::ignore_before_exec(&mut command, signals);
         let mut child = command.spawn()?;
         let input = child.stdin.take().expect("the input is a pipe");
         let flags = nix::fcntl::OFlag::O_NONBLOCK;
