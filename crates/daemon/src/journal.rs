@@ -166,7 +166,7 @@ impl Journal {
         }
         let mut journal = Journal::begin(db, path)?;
         if dropped.is_some() {
-            // What is left of the incomplete batch would be found again. If it cannot be removed now, that does no harm.
+            // What is left of the incomplete batch would be found again. It does no harm if it cannot be removed now.
             let _ = journal.db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
         }
         journal.dropped = dropped;

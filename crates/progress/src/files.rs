@@ -1,7 +1,7 @@
 //! The files of one job, apart from the rest of its collector.
 //!
-//! **Problem.** A job's folder may be on a network or FUSE file system, where any access can take minutes. A driver that
-//! serves many jobs cannot wait for it.
+//! **Problem.** A job's folder may be on a network or FUSE file system, where any access can take minutes. A driver
+//! that serves many jobs cannot wait for it.
 //!
 //! **How.** [`JobFiles`] is all of a collector that opens files. A reading has three steps. The collector gives its
 //! files away as a [`FileTask`]. Any thread reads the task, which becomes a [`FilesReading`]. The collector takes that

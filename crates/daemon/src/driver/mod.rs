@@ -14,11 +14,12 @@
 //! back as tasks.
 //!
 //! **Parts.** [`jobs`]: the table of jobs. [`store`]: the way to the journal. [`handle`]: tasks and events.
-//! [`intake`]: submit, admission, stop. [`start`]: how a job begins. [`observe`]: reports and ends of jobs.
-//! [`files`]: the threads that read jobs' own files. [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses. [`removals`]: folders of forgotten
-//! jobs. [`deadlines`]: predicted ends and deadlines. [`read`]: what the API shows. [`docker`]: containers, their
-//! runtime's thread ([`docker_link`]) and their output ([`pump`]). [`inside`]: the library inside jobs, their pages
-//! ([`page`]) and their teams of threads ([`teams`]). [`gpu`], [`gpu_use`]: shares of GPUs.
+//! [`intake`]: submit, admission, stop. [`start`]: how a job begins. [`observe`]: reports and ends of jobs. [`files`]:
+//! the threads that read jobs' own files. [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses.
+//! [`removals`]: folders of forgotten jobs. [`deadlines`]: predicted ends and deadlines. [`read`]: what the API shows.
+//! [`docker`]: containers, their runtime's thread ([`docker_link`]) and their output ([`pump`]). [`inside`]: the
+//! library inside jobs, their pages ([`page`]) and their teams of threads ([`teams`]). [`gpu`], [`gpu_use`]: shares of
+//! GPUs.
 //!
 //! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
 //! waits for the disk of the state directory, but not for the file systems of jobs' folders, for the container engine,

@@ -35,8 +35,8 @@ use std::time::{Duration, Instant};
 /// A supervisor that has made no contact for this long while its job waits or starts is gone.
 const SUPERVISOR_PATIENCE: Span = Span::from_secs(60);
 
-/// Time for the starts and ends that are read in one round. Each takes a commit; hundreds of jobs that end together must
-/// not keep the lease from being renewed and clients from being answered.
+/// Time for the starts and ends that are read in one round. Each takes a commit; hundreds of jobs that end together
+/// must not keep the lease from being renewed and clients from being answered.
 const WATCH_BUDGET: Duration = Duration::from_millis(300);
 
 /// How long a supervisor may take to write exit.json after its job died.
