@@ -10,14 +10,17 @@
 //! two of them a job that ends leaves its share to the others by their weights, as the kernel does.
 //!
 //! *Arrivals.* Jobs that will be submitted later are not known. [`Arrivals`] remembers the jobs that
-//! came so far. The end is projected twice: without any later arrival, and with jobs like those seen,
-//! which arrive as often as before. That cannot go on for ever: arrivals that have gone on for a time
-//! `T` are believed to go on for another `x` with the chance `T / (T + x)`. The prediction lies between
-//! the two projections ([`EXPECTED`]), and the interval contains both.
+//! came so far. Jobs like those are believed to arrive as often as before. That cannot go on for ever: arrivals
+//! that have gone on for a time `T` are believed to go on for another `x` with the chance `T / (T + x)`, and
+//! less the longer none has come. The end is projected three times: without any later arrival, with
+//! arrivals for as long as they go on in the median ([`MEDIAN`]), which is the prediction, and with
+//! arrivals for as long as they go on in one case of ten ([`LONGEST`]).
 //!
 //! *The interval* is the middle 80 %. Its sides are the root of the sum of three squares: the
 //! uncertainty of the job's own steps and pace, a part of the predicted time for what the neighbours
-//! will do otherwise ([`OTHERS`]), and the distance to the projection with or without arrivals.
+//! will do otherwise ([`OTHERS`]), and the distance to the projection without arrivals or with the most of them.
+//! [`Forecaster`] compares the intervals that it stated with the ends of the jobs, and makes the next
+//! intervals wider or narrower accordingly.
 //!
 //! **Terms and units.** Times are seconds from the view's present. Work is in steps of the job, or in
 //! node-seconds for a job whose steps are not measured. *Available* is the part of a node that its jobs
@@ -29,6 +32,7 @@
 //! `later_arrivals_widen_the_interval_on_the_late_side`.
 
 mod arrivals;
+mod calibration;
 mod forecaster;
 mod project;
 
@@ -42,9 +46,11 @@ use crate::view::View;
 use project::{ProjectedEnd, project};
 use std::collections::BTreeMap;
 
-/// Where between the projection without arrivals (0) and the one with them (1) the end is expected. Chosen, not fitted;
-/// `crates/sim/examples/forecast.rs` measures the errors it leads to.
-const EXPECTED: f64 = 0.5;
+/// Arrivals go on for longer than this median length in half of all cases,
+const MEDIAN: f64 = 0.5;
+
+/// and for longer than this one in a tenth of them.
+const LONGEST: f64 = 0.1;
 
 /// The part of the predicted time by which it is wrong because neighbours go on otherwise than
 /// predicted: half the width of the middle 80 %. Chosen, not fitted.
@@ -58,22 +64,29 @@ pub fn forecast(decider: &Decider, view: &View, arrivals: &Arrivals) -> BTreeMap
         return BTreeMap::new();
     }
     let alone = project(decider, view, arrivals, &[]);
-    let later = arrivals.expected(view, alone.values().map(|e| e.ends_s).fold(0.0, f64::max));
-    let crowded = if later.is_empty() { None } else { Some(project(decider, view, arrivals, &later)) };
-    alone
-        .iter()
-        .map(|(id, ending)| {
-            let crowded_s = crowded.as_ref().and_then(|c| c.get(id)).map_or(ending.ends_s, |e| e.ends_s);
-            (*id, interval(ending, crowded_s))
-        })
-        .collect()
+    // Later jobs delay the others, so that still more arrive before these have ended.
+    let horizon_s = 1.5 * alone.values().map(|e| e.ends_s).fold(0.0, f64::max);
+    let [median, longest] = [MEDIAN, LONGEST].map(|chance| arrivals.expected(view, horizon_s, chance));
+    let crowded = if longest.is_empty() { None } else { Some(project(decider, view, arrivals, &longest)) };
+    let middle = match median.len() {
+        0 => None,
+        count if count == longest.len() => crowded.clone(),
+        _ => Some(project(decider, view, arrivals, &median)),
+    };
+    let end_s = |ends: &Option<BTreeMap<JobId, ProjectedEnd>>, id: &JobId, without: &ProjectedEnd| {
+        ends.as_ref().and_then(|ends| ends.get(id)).map_or(without.ends_s, |e| e.ends_s)
+    };
+    let interval_of = |(id, ending): (&JobId, &ProjectedEnd)| {
+        let (middle_s, crowded_s) = (end_s(&middle, id, ending), end_s(&crowded, id, ending));
+        (*id, interval(ending, middle_s, crowded_s))
+    };
+    alone.iter().map(interval_of).collect()
 }
 
-fn interval(ending: &ProjectedEnd, crowded_s: f64) -> Interval {
-    let mid = ending.ends_s + EXPECTED * (crowded_s - ending.ends_s);
+fn interval(ending: &ProjectedEnd, mid: f64, crowded_s: f64) -> Interval {
     let side = |own: f64, arrivals_s: f64| ((own * mid).powi(2) + (OTHERS * mid).powi(2) + arrivals_s.powi(2)).sqrt();
-    let (to_alone, to_crowded) = (mid - ending.ends_s, crowded_s - mid);
-    // A job that later arrivals would help, as a deadline may, has its sides swapped.
-    let (early_s, late_s) = if crowded_s >= ending.ends_s { (to_alone, to_crowded) } else { (-to_crowded, -to_alone) };
-    Interval { mid, low: (mid - side(ending.early, early_s)).max(0.0), high: mid + side(ending.late, late_s) }
+    // Later arrivals may also help a job, as a deadline may, so either projection may be the earlier one.
+    let (first_s, last_s) = (ending.ends_s.min(crowded_s).min(mid), ending.ends_s.max(crowded_s).max(mid));
+    let (low, high) = (mid - side(ending.early, mid - first_s), mid + side(ending.late, last_s - mid));
+    Interval { mid, low: low.max(0.0), high }
 }

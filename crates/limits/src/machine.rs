@@ -13,13 +13,19 @@ pub const ROOT: &str = "/";
 /// The kernel shows CPU times in hundredths of a second, whatever its own clock rate.
 const TICKS_PER_S: f64 = 100.0;
 
-/// Unused CPU time since boot, in seconds of all processors that this process may use together; `None` where
+/// Unused CPU time since boot, in seconds, as the mean over the processors that this process may use; `None` where
 /// the kernel does not show it. Jobs are confined to the same processors as this process (those of a
-/// container or a node), so idle time of other processors does not count.
+/// container or a node), so idle time of other processors does not count. Where jobs are confined to fewer, see
+/// [`idle_s_of_cpus`].
 pub fn idle_s(root: &Path) -> Option<f64> {
     let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
     let allowed = status.lines().find_map(|line| CpuList::parse(line.strip_prefix("Cpus_allowed_list:")?))?;
     idle_s_of(&std::fs::read_to_string(root.join("proc/stat")).ok()?, &allowed)
+}
+
+/// The same for these processors.
+pub fn idle_s_of_cpus(root: &Path, cpus: &CpuList) -> Option<f64> {
+    idle_s_of(&std::fs::read_to_string(root.join("proc/stat")).ok()?, cpus)
 }
 
 /// The time in `/proc/stat` in which these processors were idle or waited for a disk, as the mean over the
@@ -138,6 +144,8 @@ mod tests {
         assert_eq!(with("0", ""), None);
         assert_eq!(with("x", STAT), None);
         assert_eq!(idle_s(tree(&[("proc/stat", STAT)]).path()), None);
+        let of_cpus = |cpus: Vec<u32>| idle_s_of_cpus(tree(&[("proc/stat", STAT)]).path(), &CpuList::new(cpus));
+        assert_eq!((of_cpus(vec![0]), of_cpus(vec![1]), of_cpus(vec![7])), (Some(30.0), Some(10.0), None));
     }
 
     #[test]

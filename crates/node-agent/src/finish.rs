@@ -23,8 +23,8 @@ use gainshare_kube_api::deadline::{Deadline, DeadlineState, Forecast};
 /// With less than this part of the node idle, a job that used little may have wanted more.
 const SPARE: f64 = 0.1;
 
-/// Whether the node has no CPU to spare. `idle_before` is the machine's idle time at the last step, which is
-/// replaced by the present one.
+/// Whether the node has no CPU to spare. `idle_before` is the machine's idle time at the last step, as the mean over
+/// its CPUs, which is replaced by the present one.
 pub(super) fn is_scarce(
     idle_before: &mut Option<(Time, f64)>,
     now: Time,
@@ -34,9 +34,7 @@ pub(super) fn is_scarce(
 ) -> bool {
     let before = std::mem::replace(idle_before, idle_s.map(|idle| (now, idle)));
     let machine_is_busy = match (before, idle_s) {
-        (Some((at, before)), Some(idle)) if now > at => {
-            idle - before < SPARE * node_cores * now.since(at).as_secs_f64()
-        }
+        (Some((at, before)), Some(idle)) if now > at => idle - before < SPARE * now.since(at).as_secs_f64(),
         _ => true,
     };
     // A node may be a part of its machine: then the machine can be idle while the node is not.
@@ -75,7 +73,9 @@ impl Forecasts {
 
     pub(super) fn update(&mut self, decider: &Decider, view: &View, scarce: bool) {
         self.next = view.now + FORECAST_PACE;
-        self.forecaster.update(decider, view, scarce);
+        let consumed = view.jobs.iter().map(|job| (job.id, job.consumed.cpu));
+        self.forecaster.measure(view.now, consumed, scarce);
+        self.forecaster.update(decider, view);
     }
 }
 
@@ -117,5 +117,6 @@ mod tests {
         assert!(!is_scarce(&mut idle, s(2.0), Some(10.5), 0.2, 1.0));
         assert!(is_scarce(&mut idle, s(3.0), Some(10.55), 0.2, 1.0));
         assert!(is_scarce(&mut idle, s(4.0), Some(12.0), 0.95, 1.0), "the node is a part of its machine");
+        assert!(!is_scarce(&mut idle, s(5.0), Some(12.5), 8.0, 16.0), "half of sixteen cores was idle");
     }
 }

@@ -18,7 +18,7 @@ use crate::engine::{SimError, run_probed};
 use crate::paper::qos::Regime;
 use crate::study::quantile;
 use crate::world::{Node, Speedup, World};
-use gainshare_core::forecast::{Arrivals, forecast};
+use gainshare_core::forecast::Forecaster;
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::signal::speed::Interval;
@@ -151,15 +151,15 @@ pub fn score(world: &World, preset: Preset) -> Result<Vec<ForecastScore>, SimErr
     let last_arrival_s = world.jobs.iter().map(|j| j.arrival.as_secs_f64()).fold(0.0, f64::max);
     let length_s = last_arrival_s.max(world.jobs.iter().map(|j| j.work).sum::<f64>() / cores);
     let every = Span::from_secs_f64(length_s / PROBES);
-    let mut arrivals = Arrivals::default();
+    let mut forecaster = Forecaster::default();
     let mut probes: Vec<Probe> = vec![];
     let outcome = run_probed(world, &Policy::from(preset), every, &mut |decider, view| {
-        arrivals.observe(view);
-        let ends = forecast(decider, view, &arrivals);
-        let with_kept = ends.into_iter().map(|(id, end)| {
-            let share = decider.target(id).map_or(1.0, |t| t.share.cpu.get());
-            let kept = view.job(id).and_then(|j| j.signal.ends_in_s(view.now, share)).map_or(f64::NAN, |e| e.mid);
-            (id, (end, kept))
+        forecaster.update(decider, view);
+        let with_kept = view.jobs.iter().filter_map(|job| {
+            let end = forecaster.ends_in_s(job.id, view.now)?;
+            let share = decider.target(job.id).map_or(1.0, |t| t.share.cpu.get());
+            let kept = job.signal.ends_in_s(view.now, share).map_or(f64::NAN, |e| e.mid);
+            Some((job.id, (end, kept)))
         });
         probes.push((view.now, with_kept.collect()));
     })?;

@@ -13,7 +13,9 @@
 //!
 //! **Prediction.** A [`Sample`] is what Gainshare published about one job at one moment. [`Prediction`]
 //! compares the sample after a tenth of each run with the actual end. Jobs that arrive later and take
-//! precedence cannot be predicted, so the full stories also run the mix with [`all_at_once`] and report both.
+//! precedence cannot be predicted: after a tenth of the first runs, half of the work of the mix has not been
+//! submitted. So the stories also run the mix with [`all_at_once`]. The figures of those rounds together are the
+//! measure of the prediction; those of the other rounds are printed beside them.
 //!
 //! **Terms and units.** Seconds (`_s`). *Work* is in seconds of one core. Errors are parts of the run's length.
 
@@ -209,14 +211,17 @@ pub(super) struct Prediction {
 
 impl Prediction {
     fn of(jobs: &[JobResult]) -> Prediction {
+        Prediction::of_all(&jobs.iter().collect::<Vec<_>>())
+    }
+
+    fn of_all(jobs: &[&JobResult]) -> Prediction {
         let mut errors: Vec<f64> = jobs.iter().filter_map(|j| j.error).map(f64::abs).collect();
         errors.sort_by(f64::total_cmp);
-        let at = |part: f64| errors.get(((errors.len() as f64 * part) as usize).min(errors.len().max(1) - 1)).copied();
         let inside = jobs.iter().filter(|j| j.inside == Some(true)).count();
         Prediction {
             jobs: errors.len(),
-            median_error: at(0.5).unwrap_or_default(),
-            ninetieth_error: at(0.9).unwrap_or_default(),
+            median_error: quantile(&errors, 0.5),
+            ninetieth_error: quantile(&errors, 0.9),
             inside: inside as f64 / errors.len().max(1) as f64,
         }
     }
@@ -230,6 +235,14 @@ impl Prediction {
             100.0 * self.inside
         )
     }
+}
+
+/// The value that the part `part` of `sorted` does not exceed, between its neighbours; 0 of nothing.
+fn quantile(sorted: &[f64], part: f64) -> f64 {
+    let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
+    let at = part * last as f64;
+    let (low, high) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
+    low + at.fract() * (high - low)
 }
 
 /// The mix under one policy.
@@ -267,7 +280,7 @@ pub(super) struct DeadlineFigures {
     pub(super) machine: Machine,
     pub(super) default: Round,
     pub(super) qos: Round,
-    /// Rounds in which all jobs arrived at the start; none in the short form.
+    /// Rounds in which all jobs arrived at the start; in the short form only that under `qos`, or none.
     pub(super) all_at_once: Vec<Round>,
     pub(super) took_s: f64,
 }
@@ -296,10 +309,14 @@ impl DeadlineFigures {
                 r.restarts,
                 100.0 * r.used
             );
-            println!("  ends predicted {}", r.prediction.text());
+            println!("  ends predicted, before most jobs had come, {}", r.prediction.text());
         }
         for r in &self.all_at_once {
             println!("{}, all jobs at once: ends predicted {}", r.policy, r.prediction.text());
+        }
+        if self.all_at_once.len() > 1 {
+            let jobs: Vec<&JobResult> = self.all_at_once.iter().flat_map(|r| &r.jobs).collect();
+            println!("all jobs at once, all policies: ends predicted {}", Prediction::of_all(&jobs).text());
         }
         println!("other programs left {:.2} of a core; {:.0} s in all", self.machine.core, self.took_s);
     }
@@ -396,6 +413,13 @@ mod tests {
         assert!((all.part() - 1.0).abs() < 1e-9);
         all.add(1.0, 0.5, 2.0);
         assert!((all.part() - 0.9 / 1.4).abs() < 1e-9);
+    }
+
+    #[test]
+    fn quantiles_lie_between_the_values_and_the_ninetieth_of_ten_is_not_the_largest() {
+        let errors: Vec<f64> = (1..=10).map(f64::from).collect();
+        assert!((quantile(&errors, 0.5) - 5.5).abs() < 1e-9 && (quantile(&errors, 0.9) - 9.1).abs() < 1e-9);
+        assert_eq!((quantile(&[], 0.5), quantile(&[3.0], 0.9)), (0.0, 3.0));
     }
 
     #[test]

@@ -12,8 +12,11 @@ const KEPT: usize = 32;
 /// At most this many later jobs are part of a projection: each costs decisions.
 const MOST_EXPECTED: usize = 24;
 
-/// Jobs that come within this part of the time between the first and the last arrival came together.
+/// Jobs that come within this many seconds of the one before came together.
 const TOGETHER_S: f64 = 0.5;
+
+/// How likely arrivals go on at the moment of the last one.
+const GOES_ON: f64 = 0.9;
 
 /// Remembers arrivals. A driver shows it every view that it decides on.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -78,16 +81,19 @@ impl Arrivals {
         if works.is_empty() { None } else { Some(works.iter().sum::<f64>() / works.len() as f64) }
     }
 
-    /// The jobs that are expected to come within `horizon_s`, the first one first.
-    pub(super) fn expected(&self, view: &View, horizon_s: f64) -> Vec<FutureJob> {
+    /// The jobs that come within `horizon_s`, the first one first, if arrivals go on for as long as they do with
+    /// this chance.
+    pub(super) fn expected(&self, view: &View, horizon_s: f64, chance: f64) -> Vec<FutureJob> {
         let mut moments: Vec<Time> = self.jobs.iter().map(|a| a.at).collect();
         moments.sort_unstable();
         // Jobs that came together are one event.
         let mut events: Vec<Time> = vec![];
+        let mut newest: Option<Time> = None;
         for at in moments {
-            if events.last().is_none_or(|last| at.since(*last).as_secs_f64() > TOGETHER_S) {
+            if newest.is_none_or(|newest| at.since(newest).as_secs_f64() > TOGETHER_S) {
                 events.push(at);
             }
+            newest = Some(at);
         }
         let templates: Vec<&Arrival> = self.jobs.iter().filter(|a| a.run.is_some()).collect();
         let (Some(first), Some(last)) = (events.first(), events.last()) else { return vec![] };
@@ -96,16 +102,20 @@ impl Arrivals {
             return vec![];
         }
         // Arrivals per second so far. The first event begins the measurement and is not counted.
-        let first_batch = self.jobs.iter().filter(|a| a.at.since(*first).as_secs_f64() <= TOGETHER_S).count();
+        let first_batch = events.get(1).map_or(0, |second| self.jobs.iter().filter(|a| a.at < *second).count());
         let rate = (self.jobs.len() - first_batch) as f64 / elapsed_s;
-        // Until x, rate · T · ln(1 + x / T) jobs are expected.
-        let scale = rate * went_on_s;
+        // The longer no job has come, the less likely one will: while they go on, a silence of this length has
+        // the chance exp(-events per second · silence).
+        let silence = (-((events.len() - 1) as f64) * (elapsed_s - went_on_s) / went_on_s).exp();
+        let goes_on = GOES_ON * silence / (GOES_ON * silence + 1.0 - GOES_ON);
+        // They go on for x with the chance goes_on · T / (T + x).
+        let until_s = horizon_s.min(went_on_s * (goes_on / chance - 1.0));
         let next_id = view.jobs.last().map_or(1, |j| j.id.0 + 1);
         let owner = view.jobs.last().map(|j| j.owner).unwrap_or_default();
         let mut found = vec![];
         for k in 0..MOST_EXPECTED {
-            let in_s = went_on_s * (((k as f64 + 0.5) / scale).exp() - 1.0);
-            if !in_s.is_finite() || in_s > horizon_s {
+            let in_s = (k as f64 + 0.5) / rate;
+            if !in_s.is_finite() || in_s > until_s {
                 break;
             }
             let template = templates[k % templates.len()];

@@ -1,5 +1,10 @@
 //! The forecasts of one driver: what it remembers between two of them, and the last result.
+//!
+//! *What is available* is the part of a node that its jobs get together. It is measured from reading to reading, also
+//! while jobs come: what a new job has consumed, it has consumed since the last reading. Right after the start the
+//! first readings count for most of it.
 
+use super::calibration::{Calibration, widened};
 use super::{Arrivals, forecast};
 use crate::decider::Decider;
 use crate::model::{JobId, Time};
@@ -10,15 +15,22 @@ use std::collections::BTreeMap;
 /// What is available is a mean over this many seconds.
 const MEMORY_S: f64 = 20.0;
 
-/// A shorter interval between two views says little of what is available.
+/// Before anything was measured, all is believed to be available, as surely as if it had been measured for this many
+/// seconds.
+const PRIOR_S: f64 = 1.0;
+
+/// A shorter interval between two readings says little of what is available.
 const SHORTEST_S: f64 = 0.2;
 
 /// Keeps the forecasts of a driver's jobs between two views.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Forecaster {
     arrivals: Arrivals,
+    calibration: Calibration,
     available: f64,
-    /// The node-seconds that each running job had consumed in the last view.
+    /// The seconds that count for what is available; older ones fade.
+    measured_s: f64,
+    /// The node-seconds that each running job had consumed at the last reading.
     before: Option<(Time, BTreeMap<JobId, f64>)>,
     made_at: Time,
     ends: BTreeMap<JobId, Interval>,
@@ -28,7 +40,9 @@ impl Default for Forecaster {
     fn default() -> Self {
         Forecaster {
             arrivals: Arrivals::default(),
+            calibration: Calibration::default(),
             available: 1.0,
+            measured_s: PRIOR_S,
             before: None,
             made_at: Time::ZERO,
             ends: BTreeMap::new(),
@@ -37,13 +51,35 @@ impl Default for Forecaster {
 }
 
 impl Forecaster {
-    /// Makes the forecasts of this view. `scarce` says that the node had no CPU to spare since the last
-    /// view, so that what its jobs used is all they can get. Views have one node.
-    pub fn update(&mut self, decider: &Decider, view: &View, scarce: bool) {
+    /// Makes the forecasts of this view. Views have one node.
+    pub fn update(&mut self, decider: &Decider, view: &View) {
         self.arrivals.observe(view);
-        self.measure_available(view, scarce);
-        self.ends = forecast(decider, view, &self.arrivals);
+        let ends = forecast(decider, view, &self.arrivals);
+        self.calibration.observe(view, &ends, self.made_at);
+        let factor = self.calibration.factor();
+        self.ends = ends.into_iter().map(|(id, end)| (id, widened(end, factor))).collect();
         self.made_at = view.now;
+    }
+
+    /// Takes in the node-seconds that each running job had consumed when the counters were read. `scarce` says
+    /// that the node had no CPU to spare since the last reading, so that what its jobs used is all they can get.
+    pub fn measure(&mut self, read_at: Time, consumed: impl Iterator<Item = (JobId, f64)>, scarce: bool) {
+        let consumed: BTreeMap<JobId, f64> = consumed.collect();
+        if let Some((at, before)) = &self.before {
+            let seconds = read_at.since(*at).as_secs_f64();
+            if seconds < SHORTEST_S {
+                return;
+            }
+            // A job that ended meanwhile ran for an unknown part of the time.
+            if before.keys().all(|id| consumed.contains_key(id)) && !consumed.is_empty() {
+                let since = |id: &JobId, now: &f64| (now - before.get(id).unwrap_or(&0.0)).max(0.0);
+                let used: f64 = consumed.iter().map(|(id, now)| since(id, now)).sum::<f64>() / seconds;
+                let sample = if scarce { used.clamp(0.01, 1.0) } else { 1.0 };
+                self.measured_s = self.measured_s * (-seconds / MEMORY_S).exp() + seconds;
+                self.available += (seconds / self.measured_s).min(1.0) * (sample - self.available);
+            }
+        }
+        self.before = Some((read_at, consumed));
     }
 
     /// The part of what jobs are granted that they get, 0…1: other programs of the machine take the rest.
@@ -62,52 +98,38 @@ impl Forecaster {
         let end = self.ends.get(&job)?;
         Some(Interval { mid: left(end.mid), low: left(end.low), high: left(end.high) })
     }
-
-    fn measure_available(&mut self, view: &View, scarce: bool) {
-        let running = view.jobs.iter().filter(|j| j.node().is_some());
-        let consumed: BTreeMap<JobId, f64> = running.map(|j| (j.id, j.consumed.cpu)).collect();
-        if let Some((at, before)) = &self.before {
-            let seconds = view.now.since(*at).as_secs_f64();
-            if seconds < SHORTEST_S {
-                return;
-            }
-            // A job that started or ended meanwhile ran for an unknown part of the time.
-            if before.keys().eq(consumed.keys()) && !consumed.is_empty() {
-                let used: f64 = consumed.iter().map(|(id, now)| (now - before[id]).max(0.0)).sum::<f64>() / seconds;
-                let sample = if scarce { used.clamp(0.01, 1.0) } else { 1.0 };
-                let weight = 1.0 - (-seconds / MEMORY_S).exp();
-                self.available += weight * (sample - self.available);
-            }
-        }
-        self.before = Some((view.now, consumed));
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{node, running};
     use crate::model::Span;
 
     #[test]
     fn what_other_programs_take_is_learned_while_no_cpu_is_idle() {
         let mut forecaster = Forecaster::default();
-        let decider = Decider::new(crate::policy::Policy::equal());
-        let mut job = running(1, 0);
-        let view = |s: u64, job: &crate::view::JobView| View {
-            now: Time::ZERO + Span::from_secs(s),
-            nodes: vec![node(0)],
-            jobs: vec![job.clone()],
+        let mut measure = |s: u64, consumed_s: f64, scarce: bool| {
+            forecaster.measure(Time::ZERO + Span::from_secs(s), std::iter::once((JobId(1), consumed_s)), scarce);
+            forecaster.available()
         };
-        for s in 0..200 {
-            job.consumed.cpu = 0.6 * s as f64;
-            forecaster.update(&decider, &view(s, &job), true);
+        let found = (0..200).map(|s| measure(s, 0.6 * s as f64, true)).last();
+        assert!(found.is_some_and(|found| (found - 0.6).abs() < 0.01), "{found:?}");
+        let found = (200..400).map(|s| measure(s, 120.0, false)).last();
+        assert!(found.is_some_and(|found| found > 0.99), "idle CPU is available: {found:?}");
+    }
+
+    #[test]
+    fn what_other_programs_take_is_known_within_seconds_also_while_jobs_come() {
+        let mut forecaster = Forecaster::default();
+        // A job comes every second, and the jobs get 0.7 of the node together.
+        let mut consumed: BTreeMap<JobId, f64> = BTreeMap::new();
+        for s in 0..8u64 {
+            let count = consumed.len().max(1) as f64;
+            consumed.values_mut().for_each(|c| *c += 0.7 / count);
+            consumed.insert(JobId(s), 0.0);
+            let now = Time::ZERO + Span::from_secs(s);
+            forecaster.measure(now, consumed.iter().map(|(id, c)| (*id, *c)), true);
         }
-        assert!((forecaster.available() - 0.6).abs() < 0.01, "{forecaster:?}");
-        for s in 200..400 {
-            job.consumed.cpu = 120.0;
-            forecaster.update(&decider, &view(s, &job), false);
-        }
-        assert!(forecaster.available() > 0.99, "idle CPU is available: {forecaster:?}");
+        assert!((0.65..0.78).contains(&forecaster.available()), "{}", forecaster.available());
     }
 }

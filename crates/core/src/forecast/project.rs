@@ -22,6 +22,13 @@ const ROUNDS: usize = 3;
 /// Minimum number of measured jobs before their median is used for unmeasured ones.
 const LEAST_KNOWN: usize = 3;
 
+/// A share is surely usable up to one core, and up to this many times the mean share that the job has used.
+const SURELY_USABLE: f64 = 1.25;
+
+/// The part by which the time at larger shares may be longer, for a job that was never seen short of its share: it may
+/// be unable to use them.
+const UNSURE: f64 = 0.3;
+
 /// How one job ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct ProjectedEnd {
@@ -57,10 +64,13 @@ struct Track {
     /// The integral of its share, and the time it ran.
     share_s: f64,
     ran_s: f64,
+    /// The share that it can surely use, and the time it ran with more.
+    sure: f64,
+    unsure_s: f64,
 }
 
 impl Track {
-    fn new(job: &JobView, now: Time, core_s: f64, typical_work_s: Option<f64>) -> Track {
+    fn new(job: &JobView, now: Time, core_s: f64, one_core: f64, typical_work_s: Option<f64>) -> Track {
         let signal = job.signal;
         let position = signal.position();
         let reports = signal.reports.max(1) as f64;
@@ -99,6 +109,8 @@ impl Track {
             rate: 0.0,
             share_s: 0.0,
             ran_s: 0.0,
+            sure: if pace.usable < 1.0 { 1.0 } else { one_core.max(SURELY_USABLE * mean_share_used(job, now)) },
+            unsure_s: 0.0,
         }
     }
 
@@ -160,7 +172,9 @@ impl Track {
         let own = self.pace.time_s(steps, share);
         let mid = own.mid.max(1e-9);
         let part = |x: f64| if x.is_finite() { x.clamp(0.0, 10.0) } else { 10.0 };
-        Some(ProjectedEnd { ends_s, early: part((mid - own.low) / mid), late: part((own.high - mid) / mid) })
+        let unsure = UNSURE * self.unsure_s / self.ran_s.max(1e-9);
+        let (early, late) = (part((mid - own.low) / mid), part((own.high - mid) / mid));
+        Some(ProjectedEnd { ends_s, early, late: late.hypot(unsure) })
     }
 }
 
@@ -170,6 +184,13 @@ fn mean_share_used(job: &JobView, now: Time) -> f64 {
         Phase::Running { since, .. } => job.consumed.cpu / now.since(since).as_secs_f64().max(1e-3),
         Phase::Waiting => 0.0,
     }
+}
+
+/// What will be known of a job's speed after `seconds`: about one more window is measured in each. A rule that is
+/// cautious because little is known now will be less so.
+fn later_pace(pace: Pace, seconds: f64) -> Pace {
+    let windows = f64::from(pace.windows.max(1));
+    Pace { variance: pace.variance.map(|v| v * windows / (windows + seconds)), ..pace }
 }
 
 /// The whole state of a projection.
@@ -194,8 +215,9 @@ pub(super) fn project(
     later: &[FutureJob],
 ) -> BTreeMap<JobId, ProjectedEnd> {
     let core_s = view.nodes.first().map_or(1.0, |n| n.cores * n.speed);
+    let one_core = view.nodes.first().map_or(1.0, |n| 1.0 / n.cores.max(1.0));
     let typical = arrivals.mean_work_s().or_else(|| mean_known_work_s(view));
-    let tracks = view.jobs.iter().map(|job| Track::new(job, view.now, core_s, typical)).collect();
+    let tracks = view.jobs.iter().map(|job| Track::new(job, view.now, core_s, one_core, typical)).collect();
     let mut projection = Projection {
         decider: decider.clone(),
         view: view.clone(),
@@ -278,6 +300,9 @@ impl Projection<'_> {
         self.view.now = now;
         for (job, track) in self.view.jobs.iter_mut().zip(&self.tracks) {
             job.signal = track.projected_signal(now);
+            if let Some(pace) = &mut job.signal.pace {
+                *pace = later_pace(*pace, self.elapsed_s);
+            }
         }
         for _ in 0..ROUNDS {
             let Outcome::Decision(decision) = self.decider.decide(self.view.clone()) else { break };
@@ -344,6 +369,7 @@ impl Projection<'_> {
             track.made += made;
             track.share_s += track.used * seconds;
             track.ran_s += if track.rate > 0.0 { seconds } else { 0.0 };
+            track.unsure_s += if track.used > track.sure + 1e-9 { seconds } else { 0.0 };
             job.consumed.cpu += track.used * seconds;
             job.known_left_s = job.known_left_s.map(|left| (left - track.used * seconds).max(0.0));
         }
@@ -381,7 +407,7 @@ impl Projection<'_> {
         let (now, rest) = self.later.split_at(due);
         self.later = rest;
         for later in now {
-            let mut track = Track::new(&later.job, later.job.arrived, 1.0, None);
+            let mut track = Track::new(&later.job, later.job.arrived, 1.0, 1.0, None);
             (track.steps, track.left, track.report_every) = (None, later.steps, 1.0);
             self.view.jobs.push(later.job.clone());
             self.tracks.push(track);

@@ -17,15 +17,26 @@
 //! use, could not use more: its use is the largest *usable* share, and a larger share makes no step
 //! shorter.
 //!
+//! *Counters and reports have their own times.* A report may be newer than the counters. Its window is
+//! closed when counters that are newer than the report have been read. Counters that stand still while steps are
+//! made are old, and close no window.
+//!
 //! *A change of cost.* Two windows in a row that both take much longer, or much shorter, than
 //! fitted are no noise: the whole law is scaled to them, so that a job whose steps double in cost
-//! is predicted well again after two windows.
+//! is predicted well again after two windows. The first windows may be those of a warm-up: a much faster
+//! window replaces them.
+//!
+//! *Pauses.* One window alone that takes much longer is a pause: an evaluation, a checkpoint, the end of an
+//! epoch. The law leaves it out. Pauses that come again take their part of all time, and the law is
+//! slowed by that part. A first pause is believed to come again if it lies at the end of an epoch; otherwise half
+//! of it counts.
 //!
 //! **Terms and units.** `parallel_s` is node-seconds per step, `serial_s` seconds per step.
 //! Intervals are the middle 80 %.
 //!
 //! **Properties** (tests of that name): `amdahl_is_found`; `one_share_means_linear`;
-//! `a_doubled_cost_is_followed`; `intervals_hold_four_in_five`; `a_restart_begins_a_new_window`.
+//! `a_doubled_cost_is_followed`; `intervals_hold_four_in_five`; `a_restart_begins_a_new_window`;
+//! `old_counters_make_no_window`; `a_warm_up_is_forgotten`; `pauses_that_come_again_are_counted`.
 
 use super::Signal;
 use crate::model::Time;
@@ -60,6 +71,18 @@ const JUMP: f64 = 1.4;
 
 /// A shorter window says more about the reading of files than about the job.
 const SHORTEST_WINDOW_S: f64 = 0.25;
+
+/// Windows that may be those of a warm-up.
+const WARM_UP: u32 = 3;
+
+/// Counters that have not moved for longer than this are believed: the job's CPU cannot be measured.
+const LONGEST_STANDSTILL_S: f64 = 5.0;
+
+/// Each window takes this part of the weight of all pauses before it: about the last two hundred count.
+const PAUSE_FADING: f64 = 0.995;
+
+/// Pauses are believed to take at most this part of the time of the steps.
+const MOST_PAUSED: f64 = 1.0;
 
 /// No share is smaller: below it a job does not run.
 pub const LEAST_SHARE: f64 = 1e-3;
@@ -179,6 +202,7 @@ impl Signal {
 /// What a driver knows of a job when it reads the job's counters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Reading {
+    /// When the counters were read. Reports may be newer.
     pub now: Time,
     /// Node-seconds of CPU since the job's start.
     pub consumed_s: f64,
@@ -204,6 +228,11 @@ pub struct PaceTracker {
     usable: Option<f64>,
     /// The relative length of the last window, if it was far from the law.
     odd: Option<f64>,
+    /// A report that is newer than the counters: its time and position.
+    #[serde(default)]
+    ahead: Option<(Time, f64)>,
+    #[serde(default)]
+    pauses: Pauses,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -251,6 +280,55 @@ impl SelfLimitedTime {
     }
 }
 
+/// Time between steps that the law of the steps leaves out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+struct Pauses {
+    /// The time of the steps by the law, and what pauses took beyond it.
+    steps_s: f64,
+    paused_s: f64,
+    count: f64,
+    /// Some pause lay at the end of an epoch.
+    at_epoch: bool,
+    /// The last window, if it may be a pause: seconds by the law, seconds beyond it, whether an epoch ended.
+    pending: Option<(f64, f64, bool)>,
+}
+
+impl Pauses {
+    /// Counts a window that took `law_s` by the law and `beyond_s` more, if it is no step of the law.
+    fn add(&mut self, law_s: f64, beyond_s: Option<f64>, ends_epoch: bool) {
+        if let Some((law_s, beyond_s, ends_epoch)) = self.pending.take() {
+            self.steps_s += law_s;
+            self.paused_s += beyond_s;
+            self.count += 1.0;
+            self.at_epoch |= ends_epoch;
+        }
+        for sum in [&mut self.steps_s, &mut self.paused_s, &mut self.count] {
+            *sum *= PAUSE_FADING;
+        }
+        match beyond_s {
+            // Whether it is a pause or a change of the cost, the next window shows.
+            Some(beyond_s) => self.pending = Some((law_s, beyond_s, ends_epoch)),
+            None => self.steps_s += law_s,
+        }
+    }
+
+    /// The part of the time of the steps that pauses take, and its standard deviation.
+    fn part(&self) -> (f64, f64) {
+        let part = (self.paused_s / self.steps_s.max(1e-9)).clamp(0.0, MOST_PAUSED);
+        let deviation = 0.5 * part / self.count.max(1.0).sqrt();
+        // Of a first pause nothing says whether it comes again.
+        let comes_again = self.count > 1.5 || (self.at_epoch && self.count > 0.5);
+        (if comes_again { part } else { 0.5 * part }, deviation)
+    }
+}
+
+/// Whether an epoch of `epoch_steps` ended between two positions.
+fn ends_epoch(from: f64, to: f64, epoch_steps: Option<u64>) -> bool {
+    let Some(epoch) = epoch_steps.filter(|e| *e > 1).map(|e| e as f64) else { return false };
+    // The last report of an epoch comes before its evaluation.
+    (from / epoch).floor() != (to / epoch).floor() || from % epoch == 0.0
+}
+
 /// Sums of the fit of `1 = serial · (1/t) + parallel · (x/t)`, with `x = 1/c`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 struct Sums {
@@ -269,21 +347,23 @@ impl PaceTracker {
         let before = self.last.filter(|l| reading.consumed_s >= l.consumed_s && reading.now >= l.at);
         let now = Counters { at: reading.now, consumed_s: reading.consumed_s };
         self.last = Some(now);
-        if let Some(before) = before {
-            self.limited.add(&reading, now, before);
+        match before {
+            Some(before) => self.limited.add(&reading, now, before),
+            // A new attempt.
+            None => (self.window, self.ahead) = (None, None),
         }
-        let Some(report) = signal.last else { return };
-        let position = signal.position();
-        let same_attempt = self.window.filter(|(from, _)| before.is_some() && position >= *from);
+        let Some((at, position)) = self.covered_report(now.at, signal) else { return };
+        let same_attempt = self.window.filter(|(from, _)| position >= *from);
         let (Some(before), Some((from, start))) = (before, same_attempt) else {
             // The first report, a new attempt, or a step back to a checkpoint.
-            self.window = Some((position, before.map_or(now, |b| Counters::between(b, now, report.at))));
+            self.window = Some((position, before.map_or(now, |b| Counters::between(b, now, at))));
             self.limited = SelfLimitedTime::default();
             return;
         };
-        let end = Counters::between(before, now, report.at);
+        let end = Counters::between(before, now, at);
         let seconds = end.at.since(start.at).as_secs_f64();
-        if position <= from || seconds < SHORTEST_WINDOW_S {
+        let is_standing = end.consumed_s <= start.consumed_s && seconds < LONGEST_STANDSTILL_S;
+        if position <= from || seconds < SHORTEST_WINDOW_S || is_standing {
             return;
         }
         let used = (end.consumed_s - start.consumed_s) / seconds;
@@ -297,25 +377,52 @@ impl PaceTracker {
             None if used > MORE * usable => Some((1.25 * used).min(1.0)),
             None => self.usable,
         };
-        self.add(seconds / (position - from), used);
+        let steps = position - from;
+        let law_s = self.law().map_or(seconds, |law| steps * law.step_s(used));
+        let is_left_out = self.add(seconds / steps, used);
+        let beyond_s = Some(seconds - law_s).filter(|beyond_s| is_left_out && *beyond_s > 0.0);
+        self.pauses.add(law_s, beyond_s, ends_epoch(from, position, signal.epoch_steps));
     }
 
-    fn add(&mut self, step_s: f64, share: f64) {
+    /// The time and the position of a report that is not newer than the counters.
+    fn covered_report(&mut self, now: Time, signal: &Signal) -> Option<(Time, f64)> {
+        let report = signal.last?;
+        let newest = (report.at, signal.position());
+        if report.at <= now {
+            self.ahead = None;
+            return Some(newest);
+        }
+        let covered = self.ahead.take_if(|(at, _)| *at <= now);
+        // A step back to a checkpoint replaces the report that waits.
+        self.ahead = self.ahead.filter(|(_, position)| *position <= newest.1).or(Some(newest));
+        covered
+    }
+
+    /// Adds a window to the fit; `true` if it is left out for now, because it is far from the law.
+    fn add(&mut self, step_s: f64, share: f64) -> bool {
         let ratio = self.law().map(|p| step_s / p.step_s(share));
         let jumped = |r: f64| !(1.0 / JUMP..=JUMP).contains(&r);
         match (ratio.filter(|r| jumped(*r)), self.odd) {
             (Some(new), Some(old)) if (new > 1.0) == (old > 1.0) => {
                 self.sums.scale((new * old).sqrt());
                 self.odd = None;
+                // It was a change of the cost and no pause.
+                self.pauses.pending = None;
+            }
+            // The windows before were those of a warm-up.
+            (Some(new), _) if new < 1.0 && self.sums.windows < WARM_UP => {
+                self.sums = Sums::default();
+                self.odd = None;
             }
             // Counted only if the next window agrees: one alone may be a pause.
-            (Some(new), _) if self.sums.windows >= 3 => {
+            (Some(new), _) if self.sums.windows >= WARM_UP => {
                 self.odd = Some(new);
-                return;
+                return true;
             }
             _ => self.odd = None,
         }
         self.sums.add(step_s, 1.0 / share.max(LEAST_SHARE));
+        false
     }
 
     fn law(&self) -> Option<Pace> {
@@ -324,7 +431,16 @@ impl PaceTracker {
 
     /// The law as far as it is known: after the first window.
     pub fn pace(&self) -> Option<Pace> {
-        self.sums.fit(self.usable.unwrap_or(1.0))
+        let law = self.sums.fit(self.usable.unwrap_or(1.0))?;
+        let (part, deviation) = self.pauses.part();
+        let slower = 1.0 + part;
+        Some(Pace {
+            serial_s: law.serial_s * slower,
+            parallel_s: law.parallel_s * slower,
+            variance: law.variance.map(|v| v * slower * slower),
+            error: law.error.hypot(deviation / slower),
+            ..law
+        })
     }
 }
 

@@ -196,3 +196,85 @@ fn on_a_busy_node_a_granted_share_is_worth_less() {
     assert!((busy.usable - 0.8).abs() < 1e-12, "it needs twice the grant to use what it can");
     assert_eq!(pace.with_available(1.0), pace);
 }
+
+/// Counters are read at 0.3 s of every second, and reports go on until its end.
+#[test]
+fn old_counters_make_no_window() {
+    let (mut tracker, mut pace) = (Tracker::default(), PaceTracker::default());
+    for tick in 1..=400u64 {
+        let now_s = 0.1 * tick as f64;
+        // A step takes 0.2 s with half of the node.
+        if tick % 2 == 0 {
+            let sample = Sample { value: 1.0 / tick as f64, step: Some(tick / 2), total: Some(1000) };
+            tracker.push(Time::from_secs_f64(now_s), sample);
+        }
+        let read_s = match tick % 10 {
+            3 => now_s,
+            0 => now_s - 0.7,
+            _ => continue,
+        };
+        let now = Time::from_secs_f64(read_s);
+        let reading = Reading { now, consumed_s: 0.5 * read_s, granted: 0.5, scarce: true, has_idle: false };
+        pace.observe(reading, &tracker.signal());
+    }
+    let pace = pace.pace().expect("there are windows");
+    for (share, truth) in [(0.5, 0.2), (1.0, 0.1)] {
+        let found = pace.step_s(share);
+        assert!((found / truth - 1.0).abs() < 0.05, "{found} is not {truth} at {share}: {pace:?}");
+    }
+}
+
+/// A driver that reads counters seldom still gets windows: reports that are newer than the counters wait for them.
+#[test]
+fn reports_that_are_newer_than_all_counters_are_not_lost() {
+    let (mut tracker, mut pace) = (Tracker::default(), PaceTracker::default());
+    for tick in 1..=300u64 {
+        let at = Time::from_secs_f64(0.1 * tick as f64);
+        tracker.push(at, Sample { value: 1.0 / tick as f64, step: Some(tick), total: Some(1000) });
+        // Counters are half a second old whenever they are shown.
+        if tick % 10 == 0 {
+            let read_s = 0.1 * tick as f64 - 0.5;
+            let now = Time::from_secs_f64(read_s);
+            let reading = Reading { now, consumed_s: 0.25 * read_s, granted: 0.25, scarce: true, has_idle: false };
+            pace.observe(reading, &tracker.signal());
+        }
+    }
+    let found = pace.pace().expect("there are windows").step_s(0.25);
+    assert!((found / 0.1 - 1.0).abs() < 0.05, "{found}");
+}
+
+#[test]
+fn a_warm_up_is_forgotten() {
+    let mut tracker = PaceTracker::default();
+    for step_s in [3.0, 3.0, 1.0] {
+        tracker.add(step_s, 0.5);
+    }
+    let found = tracker.pace().expect("there are windows").step_s(0.5);
+    assert!((found - 1.0).abs() < 0.01, "{found}");
+}
+
+#[test]
+fn pauses_that_come_again_are_counted() {
+    // Eighteen steps of a second, then one that takes six: an evaluation follows it.
+    let round = |fixture: &mut Fixture| {
+        fixture.run(18, 0.5, 1.0);
+        fixture.run(6, 0.5, 6.0);
+    };
+    let mut once = Fixture::new(1000);
+    round(&mut once);
+    once.run(5, 0.5, 1.0);
+    let found = once.pace().step_s(0.5);
+    assert!((1.0..1.15).contains(&found), "a first pause may be the only one: {found}");
+    assert!(once.pace().error > 2.0 * LEAST_ERROR, "but it makes the end less certain: {:?}", once.pace());
+    let mut often = Fixture::new(1000);
+    (0..6).for_each(|_| round(&mut often));
+    often.run(5, 0.5, 1.0);
+    let (found, truth) = (often.pace().step_s(0.5), 24.0 / 19.0);
+    assert!((found / truth - 1.0).abs() < 0.08, "{found} is not {truth}");
+    let mut epochs = Fixture::new(1000);
+    epochs.tracker.set_epoch_steps(19);
+    round(&mut epochs);
+    epochs.run(5, 0.5, 1.0);
+    let found = epochs.pace().step_s(0.5);
+    assert!(found > 1.16, "a pause at the end of an epoch comes again: {found}");
+}

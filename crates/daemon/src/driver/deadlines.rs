@@ -13,6 +13,7 @@
 //! **Terms.** Deadlines are moments of the wall clock. A view has them on the decisions' clock, shifted
 //! by the present difference between the two, so that setting the wall clock moves them along.
 
+use super::runtimes::first_cpus;
 use super::{Driver, HERE, Job};
 use crate::clock::{rfc3339, unix_s};
 use crate::error::Refusal;
@@ -28,9 +29,10 @@ use gainshare_core::signal::speed::{Interval, Reading};
 use gainshare_core::view::{Deadline, JobView, Phase, View};
 use gainshare_limits::{LimitMode, machine};
 use gainshare_progress::{Progress, Unit};
+use nix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Instant;
+use std::time::Duration;
 
 /// When jobs end, in seconds from now.
 type Ends = BTreeMap<JobId, Interval>;
@@ -39,10 +41,22 @@ type Ends = BTreeMap<JobId, Interval>;
 #[derive(Default)]
 pub(super) struct Forecasts {
     forecaster: Forecaster,
-    /// No new forecasts are made before this time.
-    next: Time,
+    /// When the last forecasts were made, and how much CPU time that took.
+    made_at: Time,
+    took: Span,
+    /// The jobs that they were made for.
+    made_for: JobCount,
     /// The machine had no CPU to spare when use was last read.
     pub(super) scarce: bool,
+}
+
+/// Forecasts are out of date when this changes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct JobCount {
+    live: usize,
+    /// Live jobs whose pace is known.
+    measured: usize,
+    newest: Option<JobId>,
 }
 
 /// With less than this part of the machine idle, a job that used little may have wanted more.
@@ -57,9 +71,16 @@ const WARNING: &str = "its deadline will be missed";
 /// A job that ends later than before by less than this part is not delayed.
 const SAME: f64 = 0.05;
 
-/// After a forecast the daemon waits for this many times as long as it took: with many jobs forecasts are made less
-/// often than once a second.
-const FORECAST_LOAD: u32 = 400;
+/// After a forecast the daemon waits for this many times the CPU time that it took: with many jobs forecasts are made
+/// less often than once a second.
+const FORECAST_LOAD: u64 = 400;
+
+/// The same while the last forecasts are soon wrong: after a job came, went or was measured for the first time, and
+/// while some job is [`YOUNG`].
+const CHANGED_LOAD: u64 = 50;
+
+/// Of a job that has run for less than this, more is known every second.
+const YOUNG: Span = Span::from_secs(30);
 
 impl Driver {
     /// A job's signal with its pace on a machine as busy as this one is now.
@@ -72,7 +93,11 @@ impl Driver {
     /// Feeds the counters that were read last to the jobs' pace trackers.
     pub(super) fn measure_paces(&mut self) {
         let now = self.now();
-        let idle = machine::idle_s(Path::new(machine::ROOT));
+        // Jobs may be confined to some of the CPUs: what the others leave idle, no job can use.
+        let idle = match self.config.cores.and_then(first_cpus) {
+            Some(cpus) => machine::idle_s_of_cpus(Path::new(machine::ROOT), &cpus),
+            None => machine::idle_s(Path::new(machine::ROOT)),
+        };
         let scarce = match (self.idle_seen, idle) {
             (Some((at, before)), Some(idle)) if now > at => idle - before < SPARE * now.since(at).as_secs_f64(),
             _ => true,
@@ -84,6 +109,8 @@ impl Driver {
         for job in self.jobs.values_mut().filter(|j| j.record.state == JobState::Running) {
             let granted = job.verdict.as_ref().and_then(|v| v.target).map_or(1.0, |t| t.share.cpu.get());
             let consumed_s = job.progress.meter.consumed().cpu;
+            // Counters that were read before count for the time at which they were read.
+            let Some(now) = job.progress.meter.read_at() else { continue };
             let reading = Reading { now, consumed_s, granted, scarce, has_idle: !scarce && is_free };
             let signal = job.progress.tracker.signal();
             job.progress.pace.observe(reading, &signal);
@@ -98,20 +125,43 @@ impl Driver {
             self.read_usage(id);
         }
         self.measure_paces();
+        self.measure_available();
         self.update_forecasts();
         self.warn_of_misses();
+    }
+
+    /// Measures what other programs of the machine leave to the jobs.
+    fn measure_available(&mut self) {
+        let running = |j: &&Job| j.record.state == JobState::Running;
+        let meters = || self.jobs.values().filter(running).map(|j| (j.record.id, &j.progress.meter));
+        // The counters of all jobs are read together, at a decision or at a beat.
+        let read_at = meters().filter_map(|(_, meter)| meter.read_at()).max();
+        let Some(read_at) = read_at else { return };
+        let consumed = meters().map(|(id, meter)| (id, meter.consumed().cpu));
+        self.forecasts.forecaster.measure(read_at, consumed, self.forecasts.scarce);
     }
 
     /// Makes new forecasts, unless the last ones took so long that they must stand for a while.
     fn update_forecasts(&mut self) {
         let now = self.now();
-        if now < self.forecasts.next || self.jobs.live_count() == 0 {
+        let live = || self.jobs.values().filter(|j| j.record.is_live());
+        let made_for = JobCount {
+            live: live().count(),
+            measured: live().filter(|j| j.progress.pace.pace().is_some()).count(),
+            newest: live().map(|j| j.record.id).max(),
+        };
+        let is_young = |j: &Job| j.record.started.is_some_and(|started| now.since(started.time) < YOUNG);
+        let is_changing = made_for != self.forecasts.made_for || live().any(is_young);
+        let load = if is_changing { CHANGED_LOAD } else { FORECAST_LOAD };
+        let next = self.forecasts.made_at + Span(self.forecasts.took.0.saturating_mul(load));
+        if now < next || made_for.live == 0 {
             return;
         }
-        let begun = Instant::now();
+        let begun = cpu_time();
         let view = self.forecast_view();
-        self.forecasts.forecaster.update(&self.control, &view, self.forecasts.scarce);
-        self.forecasts.next = now + Span::from_secs_f64((begun.elapsed() * FORECAST_LOAD).as_secs_f64());
+        self.forecasts.forecaster.update(&self.control, &view);
+        self.forecasts.took = Span(cpu_time().0.saturating_sub(begun.0));
+        (self.forecasts.made_at, self.forecasts.made_for) = (now, made_for);
     }
 
     /// The view with what is known of jobs that have not reported yet: the last run of the same command.
@@ -321,6 +371,12 @@ impl Driver {
         }
         names
     }
+}
+
+/// The CPU time of this thread. On a busy machine a thread takes longer than it works.
+fn cpu_time() -> Span {
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
+    Span::from_secs_f64(time.as_secs_f64())
 }
 
 /// The plan that a copy of `control` makes of `view`, whatever is due.
