@@ -54,7 +54,7 @@ pub fn run(config: DaemonConfig, ready: impl FnOnce(&Ready)) -> Result<(), Daemo
     let (driver, handle) =
         Driver::open(config, paths.clone(), journal, metrics.clone(), pulses.clone(), listen, token.clone())?;
     let unix = bind_unix(&paths.socket())?;
-    let live_jobs = driver.live_jobs();
+    let live_jobs = driver.picture().live_jobs();
     let api = Api { driver: handle, metrics, pulses, paths: paths.clone(), token };
     let (stop, stopped) = watch::channel(());
     let (runtime, server) = start_server(api, unix, tcp, stopped)?;

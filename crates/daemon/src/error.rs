@@ -4,6 +4,8 @@ use crate::journal::JournalError;
 use crate::spec::SpecError;
 use crate::types::{ErrorBody, ErrorCode};
 use gainshare_limits::RuntimeError;
+use std::io;
+use std::path::Path;
 
 /// A refusal: one line that names the thing and the remedy, and a code for programs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -21,6 +23,14 @@ impl Refusal {
     pub fn body(self) -> ErrorBody {
         ErrorBody { error: self.message.replace('\n', "; "), code: self.code }
     }
+}
+
+/// A file or folder that cannot be written or read.
+pub(crate) fn disk_refusal(action: &str, path: &Path, e: io::Error) -> Refusal {
+    let full = matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+    let code = if full { ErrorCode::DiskFull } else { ErrorCode::Internal };
+    let remedy = if full { ": free some space" } else { "" };
+    Refusal::new(code, format!("cannot {action} {}: {e}{remedy}", path.display()))
 }
 
 impl From<JournalError> for Refusal {

@@ -29,8 +29,8 @@ pub(crate) struct Api {
 impl Api {
     /// A job reports by itself; answered when the report is on disk.
     pub(super) async fn push(&self, job: String, body: Bytes) -> Result<(), Refusal> {
-        let push = move |driver: &mut Driver, reply: oneshot::Sender<_>| match driver.find(&job) {
-            Ok(id) => driver.push(id, &body, reply),
+        let push = move |driver: &mut Driver, reply: oneshot::Sender<_>| match driver.picture().find(&job) {
+            Ok(id) => driver.follower().push(id, &body, reply),
             Err(e) => drop(reply.send(Err(e))),
         };
         self.driver.ask_later(push).await?
@@ -57,7 +57,7 @@ impl Api {
 
     /// A supervisor reports an end; answered when the end is recorded.
     pub(super) async fn exited(&self, job: String, exited: ExitReport) -> Result<JobInfo, Refusal> {
-        let report = move |driver: &mut Driver, reply: oneshot::Sender<_>| match driver.find(&job) {
+        let report = move |driver: &mut Driver, reply: oneshot::Sender<_>| match driver.picture().find(&job) {
             Ok(id) => driver.exited(id, &exited, reply),
             Err(e) => drop(reply.send(Err(e))),
         };
@@ -70,6 +70,6 @@ impl Api {
         job: String,
         question: impl FnOnce(&mut Driver, JobId) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
-        self.driver.ask(move |d| d.find(&job).and_then(|id| question(d, id))).await?
+        self.driver.ask(move |d| d.picture().find(&job).and_then(|id| question(d, id))).await?
     }
 }

@@ -188,7 +188,8 @@ async fn describe() -> Response {
 }
 
 async fn metrics(State(api): State<Api>) -> Answer {
-    api.driver.ask(|d| d.set_gauges()).await?;
+    let metrics = api.metrics.clone();
+    api.driver.ask(move |d| d.picture().set_gauges(&metrics)).await?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(axum::http::header::CONTENT_TYPE, kind)], api.metrics.text()).into_response())
 }
@@ -211,17 +212,17 @@ struct ListQuery {
 }
 
 async fn list(State(api): State<Api>, Query(query): Query<ListQuery>) -> Answer {
-    let jobs = api.driver.ask(move |d| d.list(query.all)).await?;
+    let jobs = api.driver.ask(move |d| d.fresh_picture(None).list(query.all)).await?;
     Ok(Json(JobList { jobs }).into_response())
 }
 
 async fn show(State(api): State<Api>, Path(job): Path<String>) -> Answer {
-    Ok(Json(api.about(job, |d, id| d.show(id)).await?).into_response())
+    Ok(Json(api.about(job, |d, id| d.fresh_picture(Some(id)).show(id)).await?).into_response())
 }
 
 async fn forget(State(api): State<Api>, Path(job): Path<String>) -> Answer {
     let gone = |d: &mut Driver, id| {
-        let info = d.show(id)?;
+        let info = d.fresh_picture(Some(id)).show(id)?;
         d.forget(id).map(|()| info)
     };
     Ok(Json(api.about(job, gone).await?).into_response())
@@ -257,7 +258,7 @@ async fn stop(State(api): State<Api>, Path(job): Path<String>, bytes: Bytes) -> 
 }
 
 async fn explain(State(api): State<Api>, Path(job): Path<String>) -> Answer {
-    Ok(Json(api.about(job, |d, id| d.explain(id)).await?).into_response())
+    Ok(Json(api.about(job, |d, id| d.fresh_picture(Some(id)).explain(id)).await?).into_response())
 }
 
 #[derive(Deserialize)]
@@ -279,7 +280,7 @@ struct LogsQuery {
 }
 
 async fn logs(State(api): State<Api>, Path(job): Path<String>, Query(query): Query<LogsQuery>) -> Answer {
-    let info = api.about(job, |d, id| d.show(id)).await?;
+    let info = api.about(job, |d, id| d.fresh_picture(Some(id)).show(id)).await?;
     let reader = LogReader::open(api.paths.job(info.id), query.offset);
     let follow = query.follow && !info.state.is_final();
     let stream = follow_log(api, info.id, reader, follow);
@@ -304,7 +305,7 @@ fn follow_log(
             }
             tokio::time::sleep(FOLLOW_PACE).await;
             // Asked before the last reading of the file: what was written before the end is then certainly seen.
-            let live = api.driver.ask(move |d| d.is_live(JobId(job))).await.unwrap_or(false);
+            let live = api.driver.ask(move |d| d.picture().is_live(JobId(job))).await.unwrap_or(false);
             follow = live;
         }
     })
@@ -362,12 +363,12 @@ struct ViewQuery {
 
 async fn view(State(api): State<Api>, Query(query): Query<ViewQuery>) -> Answer {
     let record = match query.job {
-        None => api.driver.ask(|d| d.recorded_decision(None)).await??,
+        None => api.driver.ask(|d| d.picture().recorded_decision(None)).await??,
         Some(job) if query.gpu => {
-            let record = api.about(job, |d, id| d.recorded_gpu_decision(id)).await?;
+            let record = api.about(job, |d, id| d.picture().recorded_gpu_decision(id)).await?;
             return Ok(Json(record).into_response());
         }
-        Some(job) => api.about(job, |d, id| d.recorded_decision(Some(id))).await?,
+        Some(job) => api.about(job, |d, id| d.picture().recorded_decision(Some(id))).await?,
     };
     Ok(Json(&*record).into_response())
 }

@@ -3,12 +3,13 @@
 //! **Properties.** Nothing is written after the lease has lapsed. A limit that cannot be written is kept
 //! as an error of its job and does not stop the others.
 
+use super::inside::Deal;
 use super::runtimes::kind_name;
 use super::{Driver, Job};
 use crate::record::Change;
 use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::JobId;
-use gainshare_limits::{AppliedLimits, JobHandle, LimitMode, Runtime, RuntimeError, RuntimeKind};
+use gainshare_limits::{AppliedLimits, JobHandle, Runtime, RuntimeError, RuntimeKind};
 use std::collections::BTreeMap;
 
 impl Driver {
@@ -23,12 +24,18 @@ impl Driver {
         self.write_pages();
     }
 
-    /// Deals whole cores out again, so that cores which a job leaves unused are lent and come back.
-    pub(super) fn lend_cores(&mut self) {
-        let is_shared = self.jobs.values().filter(|job| job.record.holds_slot()).nth(1).is_some();
-        if is_shared && self.runtimes.mode(&self.config) == LimitMode::Cores {
-            self.apply_to(RuntimeKind::Process);
+    /// Deals the teams out and writes them into the pages of all process jobs.
+    pub(super) fn write_pages(&mut self) {
+        if self.lease.has_lapsed() {
+            return;
         }
+        let by = Deal {
+            plan: self.plans.current.as_ref(),
+            cores: self.runtimes.cores(&self.config),
+            mode: self.runtimes.mode(&self.config),
+            now: self.clock.now(),
+        };
+        self.teams.write_pages(&mut self.jobs, &self.paths, &by);
     }
 
     /// Writes the targets of one runtime's jobs. The results come to [`Driver::applied`], at once

@@ -1,19 +1,18 @@
 //! Decisions: make the view, let control decide, check the plan, journal it, have it applied, publish it.
 
-use super::page::JobPage;
-use super::{Driver, HERE, Job, RECENT_PLANS};
+use super::jobs::JobTable;
+use super::{Driver, Plans, RECENT_PLANS};
 use crate::clock::{Moment, rfc3339};
 use crate::fail;
 use crate::journal::Batch;
 use crate::record::Change;
-use crate::types::{DecisionInfo, Event, JobState, ReasonInfo};
+use crate::types::{DecisionInfo, Event, JobState, PlanInfo, ReasonInfo};
 use gainshare_core::decider::{Decision, Outcome};
-use gainshare_core::model::{JobId, Share, Span};
+use gainshare_core::model::{JobId, Span};
 use gainshare_core::plan::{Plan, Standing, Verdict};
-use gainshare_core::view::{JobView, NodeView, Phase, View};
-use gainshare_limits::usage::NodeResources;
-use gainshare_limits::{Capacity, LimitMode, RuntimeKind, machine};
-use std::path::Path;
+use gainshare_core::replay::RecordedDecision;
+use gainshare_core::view::View;
+use gainshare_limits::RuntimeKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,72 +29,55 @@ const START_PAUSE: Span = Span::from_secs(2);
 /// Decisions kept for `explain`.
 const DECISIONS_KEPT: usize = 5;
 
-impl Driver {
-    pub(super) fn whole(&self) -> NodeResources {
-        let capacity = Capacity { cores: self.cores(), ..self.runtimes.capacity() };
-        NodeResources { capacity, block_bytes_s: self.config.block_bandwidth, net_bytes_s: self.config.net_bandwidth }
+impl JobTable {
+    /// Keeps what a plan says about each job.
+    fn note_verdicts(&mut self, at: Moment, plan: &Plan) {
+        for (id, verdict) in &plan.verdicts {
+            let Some(job) = self.get_mut(id) else { continue };
+            if verdict.standing != Standing::NotDue {
+                if job.decisions.len() == DECISIONS_KEPT {
+                    job.decisions.pop_front();
+                }
+                job.decisions.push_back(decision(at, plan.generation, verdict));
+            }
+            job.verdict = Some(verdict.clone());
+        }
     }
 
+    /// Keeps a decision for replay, for each job that was due.
+    fn note_record(&mut self, record: &Arc<RecordedDecision>) {
+        for job in self.values_mut() {
+            let verdict = record.plan.verdicts.get(&job.record.id);
+            if verdict.is_some_and(|v| v.standing != Standing::NotDue) {
+                job.record_of_decision = Some(record.clone());
+            } else if !job.record.is_live() {
+                job.record_of_decision = None;
+            }
+        }
+    }
+}
+
+impl Plans {
+    /// Keeps a plan for the API.
+    fn add_recent(&mut self, info: PlanInfo) {
+        if self.recent.len() == RECENT_PLANS {
+            self.recent.pop_back();
+        }
+        self.recent.push_front(info);
+    }
+}
+
+impl Driver {
     /// What the decisions see. Use is read right before.
     pub(super) fn view(&mut self) -> View {
-        for id in self.jobs.ids(|j| j.record.state == JobState::Running) {
-            self.read_usage(id);
+        let now = self.now();
+        for job in self.jobs.values_mut() {
+            self.runtimes.read_usage(&self.config, job, now);
         }
-        self.read_container_usage();
-        self.measure_paces();
-        self.view_as_read()
-    }
-
-    /// The view of what was read last.
-    pub(super) fn view_as_read(&self) -> View {
-        let capacity = self.whole().capacity;
-        let node = NodeView {
-            id: HERE,
-            cores: capacity.cores,
-            speed: 1.0,
-            memory_bytes: capacity.memory_bytes,
-            slots: self.config.slots,
-            idle: machine::idle_s(Path::new(machine::ROOT)),
-        };
-        // A container that is being taken over runs already: the plan must not start it.
-        let is_taken_over = |j: &Job| j.record.adopted && j.record.state == JobState::Queued;
-        let shown = self.jobs.values().filter(|j| j.record.is_live() && !is_taken_over(j));
-        let jobs = shown.map(|j| self.job_view(j)).collect();
-        View { now: self.now(), nodes: vec![node], jobs }
-    }
-
-    pub(super) fn job_view(&self, job: &Job) -> JobView {
-        let r = &job.record;
-        let phase = match r.state {
-            JobState::Starting | JobState::Running => {
-                Phase::Running { node: HERE, since: r.started.unwrap_or(r.submitted).time, attempt: r.attempt }
-            }
-            _ => Phase::Waiting,
-        };
-        let is_measured = self.runtimes.mode(&self.config) != LimitMode::Quota;
-        let has_team = is_measured && matches!(job.page, JobPage::Open { .. });
-        let done = |id: &JobId| self.jobs.get(id).is_none_or(|j| j.record.state == JobState::Done);
-        JobView {
-            id: r.id,
-            owner: self.jobs.owner(&r.owner),
-            arrived: r.submitted.time,
-            phase,
-            signal: self.signal(job),
-            consumed: job.progress.meter.consumed(),
-            floor: Share::clamped(r.spec.floor),
-            max: Share::clamped(r.spec.max),
-            priority: r.spec.priority,
-            waits_for: r.after.iter().copied().filter(|id| !done(id)).collect(),
-            pinned: false,
-            usable: None,
-            has_team,
-            serial: job.team_use.serial().filter(|_| has_team),
-            on_one_core: job.team_use.is_serial() || (has_team && !job.team_use.is_measured()),
-            known_left_s: None,
-            history: job.history.clone(),
-            deadline: self.deadline(&r.spec),
-            tasks: None,
-        }
+        self.runtimes.docker.iter_mut().for_each(|docker| docker.read_usage(&self.jobs));
+        let mode = self.runtimes.mode(&self.config);
+        self.forecasts.measure_paces(&mut self.jobs, &self.config, mode, now);
+        self.picture().view()
     }
 
     /// Decides if anything is due, and carries the decision out.
@@ -146,7 +128,7 @@ impl Driver {
             fail::point("plan-before-journal");
             let change = Change::Plan { plan: plan.as_plan().clone() };
             let saved = self.save_with(Batch { changes: vec![(at, None, change)], ..Batch::default() });
-            self.note_disk(&saved);
+            self.problems.note_disk(&saved);
             if saved.is_err() {
                 self.plans.held = Some(decision);
                 return;
@@ -155,14 +137,22 @@ impl Driver {
         }
         self.plans.held = None;
         self.plans.current = Some(plan.clone());
-        self.note_verdicts(at, plan);
-        self.note_record(&decision);
+        self.jobs.note_verdicts(at, plan);
+        self.note_misses();
+        if let Some(record) = decision.record().map(Arc::new) {
+            self.jobs.note_record(&record);
+            self.plans.last_record = Some(record);
+        }
         // Unchanged limits are read back now and then, to notice another program that writes them.
         if changes || at.time >= self.plans.applied_at + APPLY_PACE {
             self.apply();
         }
         fail::point("plan-after-apply");
-        self.publish_plan(at, plan);
+        let info = self.picture().plan_info(at, plan);
+        if self.inbox.has_listeners() {
+            self.inbox.emit(Event::Plan { plan: info.clone() });
+        }
+        self.plans.add_recent(info);
         // A job of an earlier plan that is not started yet still waits, so the new plan names it again.
         self.plans.due = plan.starts.iter().map(|s| s.job).collect();
         self.start_jobs();
@@ -185,66 +175,18 @@ impl Driver {
 
     fn try_start(&mut self, id: JobId) {
         let is_container = self.jobs.get(&id).is_some_and(|j| j.record.spec.runtime == RuntimeKind::Docker);
-        if is_container && self.is_connecting_docker() {
+        if is_container && self.runtimes.is_connecting_docker() {
             return self.plans.starts.push(id);
         }
         if let Err(e) = self.admit(id) {
             use crate::types::ErrorCode;
             if e.code == ErrorCode::DiskFull {
-                self.note_disk::<()>(&Err(e));
+                self.problems.note_disk::<()>(&Err(e));
                 self.plans.starts.push(id);
             } else {
                 self.end(id, JobState::Failed, None, None, Some(e.message));
             }
         }
-    }
-
-    /// Tries again what the disk refused before, or what waits for the container engine.
-    pub(super) fn retry_starts(&mut self) {
-        if let Some(decision) = self.plans.held.take() {
-            self.carry_out(decision);
-        }
-        self.plans.due.extend(std::mem::take(&mut self.plans.starts));
-        self.start_jobs();
-    }
-
-    fn note_verdicts(&mut self, at: Moment, plan: &Plan) {
-        for (id, verdict) in &plan.verdicts {
-            let Some(job) = self.jobs.get_mut(id) else { continue };
-            if verdict.standing != Standing::NotDue {
-                if job.decisions.len() == DECISIONS_KEPT {
-                    job.decisions.pop_front();
-                }
-                job.decisions.push_back(decision(at, plan.generation, verdict));
-            }
-            job.verdict = Some(verdict.clone());
-        }
-        self.warn_of_misses();
-    }
-
-    /// Keeps the decision for replay, for each job that was due.
-    fn note_record(&mut self, decision: &Decision) {
-        let Some(record) = decision.record().map(Arc::new) else { return };
-        for job in self.jobs.values_mut() {
-            let verdict = record.plan.verdicts.get(&job.record.id);
-            if verdict.is_some_and(|v| v.standing != Standing::NotDue) {
-                job.record_of_decision = Some(record.clone());
-            } else if !job.record.is_live() {
-                job.record_of_decision = None;
-            }
-        }
-        self.plans.last_record = Some(record);
-    }
-
-    fn publish_plan(&mut self, at: Moment, plan: &Plan) {
-        let info = self.plan_info(at, plan);
-        if self.plans.recent.len() == RECENT_PLANS {
-            self.plans.recent.pop_back();
-        }
-        if self.inbox.has_listeners() {
-            self.emit(Event::Plan { plan: info.clone() });
-        }
-        self.plans.recent.push_front(info);
     }
 }
 
@@ -282,6 +224,7 @@ mod tests {
     use crate::token::Token;
     use crate::types::SubmitRequest;
     use std::collections::BTreeMap;
+    use std::path::Path;
 
     /// A daemon without a runtime, and one job whose parent is not the daemon.
     fn submitted(dir: &Path, is_unsound: bool) -> Driver {

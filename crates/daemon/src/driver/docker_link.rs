@@ -56,6 +56,10 @@ impl DockerLink {
         &self.engine
     }
 
+    pub(super) fn handle(&self) -> &DriverHandle {
+        &self.handle
+    }
+
     /// Does `work` on the runtime's thread; `then` runs on the driver's thread with the result.
     pub(super) fn run<T: Send + 'static>(
         &self,

@@ -15,9 +15,11 @@
 
 use super::gpu_use::{GpuUse, Slack, orders, parts, slices};
 use super::inside::read_report;
+use super::jobs::{Job, JobTable};
 use super::page::PAGE_FILE;
-use super::{Driver, HERE, Job};
+use super::{Driver, HERE};
 use crate::error::Refusal;
+use crate::paths::Paths;
 use crate::types::{ErrorCode, JobState};
 use gainshare_core::decider::{Decider, Outcome};
 use gainshare_core::model::{JobId, PerResource, Time};
@@ -41,19 +43,16 @@ struct Gpu {
 #[derive(Default)]
 pub(super) struct Gpus(BTreeMap<u64, Gpu>);
 
-impl Driver {
-    /// Reads what jobs did on GPUs and decides their shares. Once a second.
-    pub(super) fn share_gpus(&mut self) {
-        let now = self.now();
+impl Gpus {
+    /// Reads what jobs did on GPUs: the jobs of each GPU. GPUs without a job are forgotten.
+    fn read_reports(&mut self, jobs: &mut JobTable, paths: &Paths, now: Time) -> BTreeMap<u64, Vec<JobId>> {
         let mut active: BTreeMap<u64, Vec<JobId>> = BTreeMap::new();
-        let has_page =
-            |job: &Job| job.record.state == JobState::Running && job.record.spec.runtime == RuntimeKind::Process;
-        for id in self.jobs.ids(has_page) {
-            let path = self.paths.job(id.0).join(format!("{PAGE_FILE}{REPORT_SUFFIX}"));
-            let Some(job) = self.jobs.get_mut(&id) else { continue };
-            if !job.has_inside() {
-                continue;
-            }
+        let has_page = |job: &&mut Job| {
+            job.record.state == JobState::Running && job.record.spec.runtime == RuntimeKind::Process && job.has_inside()
+        };
+        for job in jobs.values_mut().filter(has_page) {
+            let id = job.record.id;
+            let path = paths.job(id.0).join(format!("{PAGE_FILE}{REPORT_SUFFIX}"));
             let Some(report) = read_report(&path) else { continue };
             job.gpu.record(&report, now);
             (job.gpu.share, job.gpu.order) = (job.gpu.share.filter(|_| job.gpu.is_active(now)), (0, 0));
@@ -61,42 +60,41 @@ impl Driver {
                 active.entry(job.gpu.gpu).or_default().push(id);
             }
         }
-        self.gpus.0.retain(|gpu, _| active.contains_key(gpu));
-        for (gpu, ids) in active {
-            self.share_gpu(gpu, &ids, now);
-        }
+        self.0.retain(|gpu, _| active.contains_key(gpu));
+        active
     }
 
-    fn share_gpu(&mut self, gpu: u64, ids: &[JobId], now: Time) {
-        let found = ids.iter().filter_map(|id| self.jobs.get(id));
-        let mut jobs: Vec<(JobView, GpuUse)> = found.map(|job| (self.gpu_view(job), job.gpu.clone())).collect();
-        let policy = self.control.policy();
-        self.gpus.0.entry(gpu).or_insert_with(|| Gpu::new(policy.clone())).share(&mut jobs, now);
-        for (view, of_job) in jobs {
-            if let Some(job) = self.jobs.get_mut(&view.id) {
-                job.gpu = of_job;
-            }
-        }
+    /// Decides the shares of one GPU.
+    fn share(&mut self, gpu: u64, policy: &Policy, jobs: &mut [(JobView, GpuUse)], now: Time) {
+        self.0.entry(gpu).or_insert_with(|| Gpu::new(policy.clone())).share(jobs, now);
     }
 
     /// The last decision about `job` on its GPU, with all that is needed to make its plan again.
-    pub(crate) fn recorded_gpu_decision(&self, job: JobId) -> Result<RecordedDecision, Refusal> {
-        let job = self.jobs.job(job)?;
-        let record = self.gpus.0.get(&job.gpu.gpu).and_then(|gpu| gpu.record.clone());
+    pub(super) fn recorded_decision(&self, job: &Job) -> Result<RecordedDecision, Refusal> {
+        let record = self.0.get(&job.gpu.gpu).and_then(|gpu| gpu.record.clone());
         record.filter(|record| record.plan.verdicts.contains_key(&job.record.id)).ok_or_else(|| {
             let name = &job.record.name;
             let text = format!("no decision about a GPU share of `{name}` is kept: it launches no work that is shared");
             Refusal::new(ErrorCode::NotFound, text)
         })
     }
+}
 
-    /// A job as one on a machine whose only core is the GPU.
-    fn gpu_view(&self, job: &Job) -> JobView {
-        let mut view = self.job_view(job);
-        // Earlier runs and deadlines are measured in CPU time, and cores and threads are not those of the GPU.
-        (view.history, view.deadline, view.waits_for) = (Vec::new(), None, Vec::new());
-        (view.signal.pace, view.has_team, view.serial, view.on_one_core) = (None, false, None, false);
-        view
+impl Driver {
+    /// Reads what jobs did on GPUs and decides their shares. Once a second.
+    pub(super) fn share_gpus(&mut self) {
+        let now = self.now();
+        for (gpu, ids) in self.gpus.read_reports(&mut self.jobs, &self.paths, now) {
+            let picture = self.picture();
+            let found = ids.iter().filter_map(|id| self.jobs.get(id));
+            let mut jobs: Vec<(JobView, GpuUse)> = found.map(|job| (picture.gpu_view(job), job.gpu.clone())).collect();
+            self.gpus.share(gpu, self.control.policy(), &mut jobs, now);
+            for (view, of_job) in jobs {
+                if let Some(job) = self.jobs.get_mut(&view.id) {
+                    job.gpu = of_job;
+                }
+            }
+        }
     }
 }
 

@@ -62,13 +62,13 @@ impl DriverHandle {
 
     /// Does `work`, which may block, on a thread of its own; `then` runs on the driver's thread
     /// with the result. A panic in `work` ends the daemon, because the driver would wait for the
-    /// result for ever.
+    /// result for ever. A machine without threads to spare is a failure of the daemon, too.
     pub(crate) fn off_thread<T: Send + 'static>(
         &self,
         name: &'static str,
         work: impl FnOnce() -> T + Send + 'static,
         then: impl FnOnce(&mut Driver, T) + Send + 'static,
-    ) -> std::io::Result<()> {
+    ) {
         let handle = self.clone();
         let run = move || {
             let sentinel = handle.sentinel(name);
@@ -76,7 +76,10 @@ impl DriverHandle {
             handle.send(move |driver| then(driver, result));
             sentinel.disarm();
         };
-        std::thread::Builder::new().name(name.into()).stack_size(512 << 10).spawn(run).map(drop)
+        if let Err(e) = std::thread::Builder::new().name(name.into()).stack_size(512 << 10).spawn(run) {
+            tracing::error!("cannot start the thread {name}: {e}");
+            self.send(move |driver| driver.part_ended(name));
+        }
     }
 
     /// Ends the daemon with an error when it is dropped armed.

@@ -5,8 +5,7 @@
 //! over learning rates are alike, and `--epochs 5` and `--epochs 50` are not. Only runs that ended well
 //! count; the journal keeps them, so a restarted daemon knows them too.
 
-use super::Driver;
-use super::jobs::Job;
+use super::jobs::{Job, JobTable};
 use crate::types::JobState;
 use gainshare_core::model::JobId;
 use gainshare_core::view::FinishedRun;
@@ -38,11 +37,10 @@ fn blank_number(word: &str) -> String {
     }
 }
 
-impl Driver {
-    /// Looks up the earlier runs of a job that is about to be followed.
-    pub(super) fn find_earlier_runs(&mut self, id: JobId) {
-        let cores = self.whole().capacity.cores;
-        let Some(job) = self.jobs.get(&id) else { return };
+impl JobTable {
+    /// Looks up the earlier runs of a job that is about to be followed. The machine has this many `cores`.
+    pub(super) fn find_earlier_runs(&mut self, id: JobId, cores: f64) {
+        let Some(job) = self.get(&id) else { return };
         let shape = Shape::of(&job.record.spec.command);
         // A container that brings its own command is known by its image alone, which says too little.
         if shape.words.is_empty() {
@@ -55,10 +53,10 @@ impl Driver {
                 && past.record.spec.command.len() == job.record.spec.command.len()
                 && Shape::of(&past.record.spec.command) == shape
         };
-        let newest = self.jobs.values().rev().filter(alike).take(MAX_RUNS);
+        let newest = self.values().rev().filter(alike).take(MAX_RUNS);
         let mut runs: Vec<FinishedRun> = newest.filter_map(|past| finished_run(past, cores)).collect();
         runs.reverse();
-        if let Some(job) = self.jobs.get_mut(&id) {
+        if let Some(job) = self.get_mut(&id) {
             job.history = runs;
         }
     }

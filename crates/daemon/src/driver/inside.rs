@@ -12,15 +12,19 @@
 //!
 //! **Properties.** Without the library jobs get fixed pools, and `explain` has a note.
 
+use super::jobs::{Job, JobTable};
 use super::page::{JobPage, PAGE_FILE};
+use super::runtimes::Runtimes;
 use super::teams::{TURN, TeamClaim, deal_teams};
-use super::{Driver, Job};
+use crate::config::DaemonConfig;
 use crate::jobdir;
 use crate::launch::program;
+use crate::paths::Paths;
 use crate::record::JobRecord;
 use crate::spec::StartKind;
 use crate::types::{JobState, StartVar};
-use gainshare_core::model::{JobId, Span};
+use gainshare_core::check::CheckedPlan;
+use gainshare_core::model::{Span, Time};
 use gainshare_core::scaling::busy_cores;
 use gainshare_limits::process::start::{StartVariable, fitting_threads, let_teams_follow};
 use gainshare_limits::{LimitMode, RuntimeKind};
@@ -42,96 +46,80 @@ struct InsideStart {
     has_gpu: bool,
 }
 
-impl Driver {
-    /// Where the library lies; `Err`: why it cannot be used.
-    fn inside_library(&self) -> Result<PathBuf, String> {
-        let library = program(&self.config).with_file_name(LIBRARY_FILE);
-        if !library.is_file() {
-            return Err(format!("thread pools are fixed at the start: {LIBRARY_FILE} is not beside gainshare"));
-        }
-        // The dynamic linker separates the names in LD_PRELOAD by these.
-        if library.as_os_str().as_encoded_bytes().iter().any(|byte| matches!(byte, b' ' | b':' | b'\n' | b'\t')) {
-            let folder = library.display();
-            return Err(format!("thread pools are fixed at the start: {folder} contains a space or a colon"));
-        }
-        Ok(library)
-    }
+/// The teams of all jobs: when they are dealt out, and who works on one core.
+pub(super) struct Teams {
+    /// The last turn of the teams.
+    turn: usize,
+    /// Jobs work on one core while others could use their cores.
+    pub(super) has_serial_jobs: bool,
+    /// When the use of such jobs is read next, while there are any.
+    pub(super) next_check: Time,
+}
 
-    /// Makes the page of a job that is about to start and changes the variables of its start accordingly.
-    pub(super) fn start_inside(
-        &self,
-        record: &JobRecord,
-        is_set: impl Fn(&str) -> bool,
-        tuned: &mut Vec<StartVariable>,
-        expected_jobs: usize,
-    ) -> Vec<StartVar> {
-        if record.spec.runtime != RuntimeKind::Process || is_set(SWITCH_VARIABLE) {
-            return Vec::new();
-        }
-        let Ok(library) = self.inside_library() else { return Vec::new() };
-        let orders = Orders {
-            team: fitting_threads(self.cores(), expected_jobs) as u32,
-            blas_may_grow: tuned.iter().any(|variable| variable.name == "OPENBLAS_NUM_THREADS"),
-            ..Orders::default()
-        };
-        let dir = self.paths.job(record.id.0);
-        let page = encode(&orders, monotonic_ns());
-        let report = format!("{PAGE_FILE}{REPORT_SUFFIX}");
-        let written = jobdir::write_unsynced(&dir, PAGE_FILE, &page)
-            .and_then(|_| jobdir::write_unsynced(&dir, &report, &empty_report()));
-        if let Err(e) = written {
-            tracing::warn!(job = %record.id, "cannot write {}: {e}", dir.join(PAGE_FILE).display());
-            return Vec::new();
-        }
-        let_teams_follow(tuned, self.cores());
-        let has_gpu = (record.spec.gpu || self.config.gpu) && !is_set(GPU_VARIABLE);
-        InsideStart { library, page: dir.join(PAGE_FILE), has_gpu }.variables()
-    }
+/// What the teams are dealt out by.
+pub(super) struct Deal<'a> {
+    pub(super) plan: Option<&'a CheckedPlan>,
+    pub(super) cores: f64,
+    pub(super) mode: LimitMode,
+    pub(super) now: Time,
+}
 
+/// What the use of teams is read with.
+pub(super) struct TeamMeter<'a> {
+    pub(super) runtimes: &'a mut Runtimes,
+    pub(super) config: &'a DaemonConfig,
+    /// The machine has no CPU to spare.
+    pub(super) scarce: bool,
+    pub(super) now: Time,
+}
+
+impl TeamMeter<'_> {
     /// Reads what all jobs with a team use. Once a second.
-    pub(super) fn measure_teams(&mut self) {
-        for id in self.jobs.ids(|job| job.record.state == JobState::Running && job.team > 0) {
-            self.measure_team(id);
+    pub(super) fn measure_all(&mut self, jobs: &mut JobTable) {
+        for job in jobs.values_mut().filter(|job| job.record.state == JobState::Running && job.team > 0) {
+            self.measure(job);
         }
     }
 
-    /// Reads the use of jobs that work on one core. If one of them went on in parallel, it gets its cores back.
-    pub(super) fn watch_serial_jobs(&mut self) {
-        let now = self.now();
-        if now < self.timeline.next_serial_check {
-            return;
-        }
-        self.timeline.next_serial_check = now + SERIAL_PACE;
-        let mut went_on = false;
-        for id in self.jobs.ids(|job| job.record.state == JobState::Running && job.team_use.is_serial()) {
-            self.measure_team(id);
-            went_on |= self.jobs.get(&id).is_some_and(|job| !job.team_use.is_serial());
-        }
-        if went_on {
-            self.write_pages();
-        }
-    }
-
-    fn measure_team(&mut self, id: JobId) {
-        if self.runtimes.mode(&self.config) == LimitMode::Quota {
+    fn measure(&mut self, job: &mut Job) {
+        if self.runtimes.mode(self.config) == LimitMode::Quota {
             // Use shows the quota and not the job.
             return;
         }
-        self.read_usage(id);
-        let (cores, scarce) = (self.cores(), self.forecasts.scarce);
-        let Some(job) = self.jobs.get_mut(&id) else { return };
+        self.runtimes.read_usage(self.config, job, self.now);
+        let cores = self.runtimes.cores(self.config);
         let Some(at) = job.progress.meter.read_at() else { return };
-        job.team_use.record(at, job.progress.meter.consumed().cpu * cores, job.team, scarce);
+        job.team_use.record(at, job.progress.meter.consumed().cpu * cores, job.team, self.scarce);
+    }
+}
+
+impl Teams {
+    pub(super) fn new(now: Time) -> Teams {
+        Teams { turn: 0, has_serial_jobs: false, next_check: now }
+    }
+
+    /// Reads the use of jobs that work on one core. Whether one of them went on in parallel and needs its cores back.
+    pub(super) fn watch_serial_jobs(&mut self, jobs: &mut JobTable, mut meter: TeamMeter<'_>) -> bool {
+        if !self.has_serial_jobs || meter.now < self.next_check {
+            return false;
+        }
+        self.next_check = meter.now + SERIAL_PACE;
+        let mut went_on = false;
+        let is_serial = |job: &&mut Job| job.record.state == JobState::Running && job.team_use.is_serial();
+        for job in jobs.values_mut().filter(is_serial) {
+            meter.measure(job);
+            went_on |= !job.team_use.is_serial();
+        }
+        went_on
     }
 
     /// Deals the teams of all jobs out by the shares of the current plan.
-    fn deal_teams(&mut self) {
-        let cores = self.cores();
-        let turn = (self.now().0 / TURN.0) as usize;
-        let Some(plan) = self.plans.current.as_ref() else { return };
+    fn deal(&mut self, jobs: &mut JobTable, by: &Deal<'_>) {
+        let turn = (by.now.0 / TURN.0) as usize;
+        let Some(plan) = by.plan else { return };
         // Whole cores are lent by the runtime.
-        let may_lend = self.runtimes.mode(&self.config) == LimitMode::Weight;
-        let mut jobs: Vec<&mut Job> = self.jobs.values_mut().filter(|job| job.record.holds_slot()).collect();
+        let may_lend = by.mode == LimitMode::Weight;
+        let mut jobs: Vec<&mut Job> = jobs.values_mut().filter(|job| job.record.holds_slot()).collect();
         let share = |job: &Job| Some(plan.as_plan().verdicts.get(&job.record.id)?.target?.share.cpu.get());
         jobs.retain(|job| share(job).is_some());
         let claim = |job: &&mut Job| TeamClaim {
@@ -141,26 +129,23 @@ impl Driver {
             is_new: matches!(job.page, JobPage::Open { .. }) && job.team_use.serial().is_none(),
         };
         let claims: Vec<TeamClaim> = jobs.iter().map(claim).collect();
-        self.timeline.has_serial_jobs = claims.len() > 1 && claims.iter().any(|claim| claim.is_serial);
-        let is_same_turn = std::mem::replace(&mut self.timeline.team_turn, turn) == turn;
-        for (job, team) in jobs.into_iter().zip(deal_teams(cores, &claims, turn, is_same_turn)) {
+        self.has_serial_jobs = claims.len() > 1 && claims.iter().any(|claim| claim.is_serial);
+        let is_same_turn = std::mem::replace(&mut self.turn, turn) == turn;
+        for (job, team) in jobs.into_iter().zip(deal_teams(by.cores, &claims, turn, is_same_turn)) {
             // A job with cores of its own has a team for exactly these.
             job.team = job.in_force.as_ref().and_then(|limits| limits.team).unwrap_or(team);
         }
     }
 
     /// Writes the team of every process job into its page, and renews the page's heartbeat.
-    pub(super) fn write_pages(&mut self) {
-        if self.lease.has_lapsed() {
-            return;
-        }
-        self.deal_teams();
-        let generation = self.plans.current.as_ref().map_or(0, |plan| plan.generation);
+    pub(super) fn write_pages(&mut self, jobs: &mut JobTable, paths: &Paths, by: &Deal<'_>) {
+        self.deal(jobs, by);
+        let generation = by.plan.map_or(0, |plan| plan.generation);
         let has_page = |j: &&mut Job| j.record.holds_slot() && j.record.spec.runtime == RuntimeKind::Process;
-        for job in self.jobs.values_mut().filter(has_page) {
+        for job in jobs.values_mut().filter(has_page) {
             let id = job.record.id;
             if matches!(job.page, JobPage::Unknown) {
-                job.page = JobPage::open(&self.paths.job(id.0));
+                job.page = JobPage::open(&paths.job(id.0));
             }
             let JobPage::Open { file, orders } = &mut job.page else { continue };
             if job.team > 0 {
@@ -174,26 +159,72 @@ impl Driver {
             }
         }
     }
+}
 
-    /// What `explain` shows of the library inside a job.
-    pub(super) fn inside_note(&self, id: JobId) -> Option<String> {
-        let job = self.jobs.get(&id)?;
-        if job.record.spec.runtime != RuntimeKind::Process || job.record.spec.start == StartKind::Plain {
-            return None;
-        }
-        let order = job.record.order.as_ref()?;
-        if !order.env.iter().any(|variable| variable.name == PAGE_VARIABLE) {
-            let unpaced = if job.record.spec.gpu || self.config.gpu { "; GPU work is not paced" } else { "" };
-            return self.inside_library().err().map(|why| why + unpaced);
-        }
-        let report = self.paths.job(id.0).join(format!("{PAGE_FILE}{REPORT_SUFFIX}"));
-        let mut note = describe(&read_report(&report)?);
-        if job.record.state == JobState::Running && job.team > 0 {
-            let is_serial = job.team_use.is_serial();
-            note += &describe_team(job.team, is_serial, job.team_use.serial(), self.cores());
-        }
-        Some(note)
+/// Where the library lies; `Err`: why it cannot be used.
+fn inside_library(config: &DaemonConfig) -> Result<PathBuf, String> {
+    let library = program(config).with_file_name(LIBRARY_FILE);
+    if !library.is_file() {
+        return Err(format!("thread pools are fixed at the start: {LIBRARY_FILE} is not beside gainshare"));
     }
+    // The dynamic linker separates the names in LD_PRELOAD by these.
+    if library.as_os_str().as_encoded_bytes().iter().any(|byte| matches!(byte, b' ' | b':' | b'\n' | b'\t')) {
+        let folder = library.display();
+        return Err(format!("thread pools are fixed at the start: {folder} contains a space or a colon"));
+    }
+    Ok(library)
+}
+
+/// Makes the page of a job that is about to start and changes the variables of its start accordingly.
+pub(super) fn start_inside(
+    config: &DaemonConfig,
+    paths: &Paths,
+    cores: f64,
+    record: &JobRecord,
+    is_set: impl Fn(&str) -> bool,
+    tuned: &mut Vec<StartVariable>,
+    expected_jobs: usize,
+) -> Vec<StartVar> {
+    if record.spec.runtime != RuntimeKind::Process || is_set(SWITCH_VARIABLE) {
+        return Vec::new();
+    }
+    let Ok(library) = inside_library(config) else { return Vec::new() };
+    let orders = Orders {
+        team: fitting_threads(cores, expected_jobs) as u32,
+        blas_may_grow: tuned.iter().any(|variable| variable.name == "OPENBLAS_NUM_THREADS"),
+        ..Orders::default()
+    };
+    let dir = paths.job(record.id.0);
+    let page = encode(&orders, monotonic_ns());
+    let report = format!("{PAGE_FILE}{REPORT_SUFFIX}");
+    let written = jobdir::write_unsynced(&dir, PAGE_FILE, &page)
+        .and_then(|_| jobdir::write_unsynced(&dir, &report, &empty_report()));
+    if let Err(e) = written {
+        tracing::warn!(job = %record.id, "cannot write {}: {e}", dir.join(PAGE_FILE).display());
+        return Vec::new();
+    }
+    let_teams_follow(tuned, cores);
+    let has_gpu = (record.spec.gpu || config.gpu) && !is_set(GPU_VARIABLE);
+    InsideStart { library, page: dir.join(PAGE_FILE), has_gpu }.variables()
+}
+
+/// What `explain` shows of the library inside a job.
+pub(super) fn inside_note(config: &DaemonConfig, paths: &Paths, cores: f64, job: &Job) -> Option<String> {
+    if job.record.spec.runtime != RuntimeKind::Process || job.record.spec.start == StartKind::Plain {
+        return None;
+    }
+    let order = job.record.order.as_ref()?;
+    if !order.env.iter().any(|variable| variable.name == PAGE_VARIABLE) {
+        let unpaced = if job.record.spec.gpu || config.gpu { "; GPU work is not paced" } else { "" };
+        return inside_library(config).err().map(|why| why + unpaced);
+    }
+    let report = paths.job(job.record.id.0).join(format!("{PAGE_FILE}{REPORT_SUFFIX}"));
+    let mut note = describe(&read_report(&report)?);
+    if job.record.state == JobState::Running && job.team > 0 {
+        let is_serial = job.team_use.is_serial();
+        note += &describe_team(job.team, is_serial, job.team_use.serial(), cores);
+    }
+    Some(note)
 }
 
 impl InsideStart {

@@ -4,13 +4,18 @@
 //! job is acknowledged and removed when it has started; the record, and with it the journal, has
 //! only the names.
 
-use super::jobs::EndReply;
+use super::jobs::{EndReply, JobTable};
+use super::observe::state_after;
+use super::removals::Removals;
 use super::runtimes::kind_name;
+use super::start::drop_environment;
 use super::{Driver, Ending, Job};
-use crate::error::Refusal;
+use crate::clock::Moment;
+use crate::error::{Refusal, disk_refusal};
 use crate::fail;
 use crate::jobdir;
 use crate::journal::Batch;
+use crate::paths::Paths;
 use crate::record::{Change, JobRecord};
 use crate::spec::{self, JobSpec};
 use crate::types::*;
@@ -47,6 +52,69 @@ pub(super) struct Submissions {
 /// The answer to a submission.
 type SubmitReply = oneshot::Sender<Result<Vec<JobInfo>, Refusal>>;
 
+impl JobTable {
+    /// Gives every job its id, name, owner and the ids of the jobs it waits for. `first` is the first free id.
+    fn name_and_number(
+        &self,
+        specs: Vec<JobSpec>,
+        request: &SubmitRequest,
+        first: JobId,
+        at: Moment,
+    ) -> Result<Vec<JobRecord>, Refusal> {
+        let mut taken: BTreeSet<String> = self.values().map(|j| j.record.name.clone()).collect();
+        let live = |name: &str| self.values().find(|j| j.record.is_live() && j.record.name == name);
+        let mut by_name = BTreeMap::new();
+        let mut records = Vec::with_capacity(specs.len());
+        taken.extend(specs.iter().filter_map(|s| s.name.clone()));
+        for (id, mut spec) in (first.0..).map(JobId).zip(specs) {
+            let name = match &spec.name {
+                Some(name) => name.clone(),
+                None => {
+                    let base = spec.base_name();
+                    let free = (1u64..).map(|n| format!("{base}-{n}")).find(|n| !taken.contains(n));
+                    free.expect("numbers do not end")
+                }
+            };
+            if let Some(other) = live(&name) {
+                let message = format!(
+                    "a job named {name} is already {} (id {}): choose another --name, or stop it first",
+                    other.record.state.name(),
+                    other.record.id.0
+                );
+                return Err(Refusal::new(ErrorCode::DuplicateName, message));
+            }
+            taken.insert(name.clone());
+            by_name.insert(name.clone(), id);
+            spec.name = Some(name);
+            let mut record = new_record(id, spec, request.attached, at);
+            record.env_names = match (request.attached, record.spec.runtime) {
+                (true, _) => request.env_names.clone(),
+                (false, RuntimeKind::Process) => request.base_env.keys().cloned().collect(),
+                // A container has the environment of its image, not of the user who submitted it.
+                (false, RuntimeKind::Docker) => Vec::new(),
+            };
+            records.push(record);
+        }
+        for record in &mut records {
+            for name in &record.spec.after {
+                let id = match by_name.get(name) {
+                    Some(id) => *id,
+                    None => self.find(name).map_err(|_| {
+                        let message = format!(
+                            "job {} waits for {name}, which is not known: submit {name} first, or in the same file",
+                            record.name
+                        );
+                        Refusal::new(ErrorCode::InvalidSpec, message)
+                    })?,
+                };
+                record.after.push(id);
+            }
+        }
+        refuse_cycles(&records)?;
+        Ok(records)
+    }
+}
+
 impl Driver {
     /// Looks the folders and programs of the jobs up on another thread, because a file system may not answer, and then
     /// submits. A client that went away meanwhile submits nothing.
@@ -65,7 +133,7 @@ impl Driver {
         self.submissions.checks += 1;
         let (runtimes, base_env) = (self.config.runtime.clone(), request.base_env.clone());
         let check = move || records.iter().try_for_each(|record| check_startable(&record.spec, &base_env, &runtimes));
-        self.off_thread("submit-check", check, move |driver, checked| {
+        self.handle.off_thread("submit-check", check, move |driver, checked| {
             driver.submissions.checks -= 1;
             if !reply.is_closed() {
                 let _ = reply.send(checked.and_then(|()| driver.submit(request)));
@@ -83,7 +151,7 @@ impl Driver {
         fail::point("submit-before-reply");
         // Decided right away, so that the answer already says whether the job starts or what it waits for.
         self.decide();
-        Ok(ids.iter().filter_map(|id| self.jobs.get(id)).map(|j| self.info(j)).collect())
+        Ok(ids.iter().filter_map(|id| self.jobs.get(id)).map(|j| self.picture().info(j)).collect())
     }
 
     /// The records of the jobs of a request, if they may be submitted. Nothing is changed.
@@ -107,16 +175,27 @@ impl Driver {
                 format!("more than {MAX_LIVE} live jobs: wait for some to end"),
             ));
         }
-        self.name_and_number(specs, request)
+        self.jobs.name_and_number(specs, request, self.store.journal.next_id()?, self.clock.moment())
     }
 
     /// Makes the jobs' directories with their `files` and journals the jobs; from then on they exist.
     pub(super) fn enter(&mut self, records: Vec<JobRecord>, files: Vec<SuperviseFile>) -> Result<(), Refusal> {
-        let entered = self.make_dirs(&records, &files).and_then(|()| self.journal_submission(&records));
-        self.note_disk(&entered);
+        let at = self.clock.moment();
+        let submitted =
+            |record: &JobRecord| (at, Some(record.id), Change::Submitted { record: Box::new(record.clone()) });
+        let batch = Batch { changes: records.iter().map(submitted).collect(), ..Batch::default() };
+        let owners: BTreeSet<&str> = records.iter().map(|r| r.owner.as_str()).collect();
+        let (store, jobs) = (&mut self.store, &mut self.jobs);
+        let entered = make_dirs(&self.paths, &mut self.removals, &records, &files)
+            .and_then(|()| owners.iter().try_for_each(|owner| store.register_owner(jobs, owner)));
+        let entered = entered.and_then(|()| {
+            fail::point("submit-before-journal");
+            self.save_with(batch)
+        });
+        self.problems.note_disk(&entered);
         if let Err(e) = entered {
             for record in &records {
-                self.remove_folder(&self.paths.job(record.id.0));
+                self.removals.remove(&self.paths.job(record.id.0));
             }
             return Err(e);
         }
@@ -127,114 +206,6 @@ impl Driver {
             self.job_changed(id);
         }
         Ok(())
-    }
-
-    fn journal_submission(&mut self, records: &[JobRecord]) -> Result<(), Refusal> {
-        let at = self.clock.moment();
-        let submitted =
-            |record: &JobRecord| (at, Some(record.id), Change::Submitted { record: Box::new(record.clone()) });
-        let changes = records.iter().map(submitted).collect();
-        for owner in records.iter().map(|r| r.owner.clone()).collect::<BTreeSet<_>>() {
-            self.register_owner(&owner)?;
-        }
-        fail::point("submit-before-journal");
-        self.save_with(Batch { changes, ..Batch::default() })
-    }
-
-    /// Gives every job its id, name, owner and the ids of the jobs it waits for.
-    fn name_and_number(&self, specs: Vec<JobSpec>, request: &SubmitRequest) -> Result<Vec<JobRecord>, Refusal> {
-        let mut taken: BTreeSet<String> = self.jobs.values().map(|j| j.record.name.clone()).collect();
-        let live = |name: &str| self.jobs.values().find(|j| j.record.is_live() && j.record.name == name);
-        let first = self.store.journal.next_id()?.0;
-        let mut by_name = BTreeMap::new();
-        let mut records = Vec::with_capacity(specs.len());
-        taken.extend(specs.iter().filter_map(|s| s.name.clone()));
-        for (id, mut spec) in (first..).map(JobId).zip(specs) {
-            let name = match &spec.name {
-                Some(name) => name.clone(),
-                None => {
-                    let base = spec.base_name();
-                    let free = (1u64..).map(|n| format!("{base}-{n}")).find(|n| !taken.contains(n));
-                    free.expect("numbers do not end")
-                }
-            };
-            if let Some(other) = live(&name) {
-                let message = format!(
-                    "a job named {name} is already {} (id {}): choose another --name, or stop it first",
-                    other.record.state.name(),
-                    other.record.id.0
-                );
-                return Err(Refusal::new(ErrorCode::DuplicateName, message));
-            }
-            taken.insert(name.clone());
-            by_name.insert(name.clone(), id);
-            spec.name = Some(name);
-            let mut record = self.new_record(id, spec, request.attached);
-            record.env_names = match (request.attached, record.spec.runtime) {
-                (true, _) => request.env_names.clone(),
-                (false, RuntimeKind::Process) => request.base_env.keys().cloned().collect(),
-                // A container has the environment of its image, not of the user who submitted it.
-                (false, RuntimeKind::Docker) => Vec::new(),
-            };
-            records.push(record);
-        }
-        for record in &mut records {
-            for name in &record.spec.after {
-                let id = match by_name.get(name) {
-                    Some(id) => *id,
-                    None => self.jobs.find(name).map_err(|_| {
-                        let message = format!(
-                            "job {} waits for {name}, which is not known: submit {name} first, or in the same file",
-                            record.name
-                        );
-                        Refusal::new(ErrorCode::InvalidSpec, message)
-                    })?,
-                };
-                record.after.push(id);
-            }
-        }
-        refuse_cycles(&records)?;
-        Ok(records)
-    }
-
-    /// A job that waits; its spec has a name.
-    pub(super) fn new_record(&self, id: JobId, spec: JobSpec, attached: bool) -> JobRecord {
-        let owner = spec.owner.clone().unwrap_or_else(unix_user);
-        JobRecord { attached, ..JobRecord::queued(id, spec, owner, self.clock.moment()) }
-    }
-
-    fn register_owner(&mut self, name: &str) -> Result<(), Refusal> {
-        if !self.jobs.is_known_owner(name) {
-            let number = self.store.journal.add_owner(name)?;
-            self.jobs.add_owner(name, number);
-        }
-        Ok(())
-    }
-
-    /// Makes the directories and writes the files, so that they are still there after a power cut.
-    fn make_dirs(&mut self, records: &[JobRecord], files: &[SuperviseFile]) -> Result<(), Refusal> {
-        for record in records {
-            let dir = self.paths.job(record.id.0);
-            // An id is never given twice, so what is there belongs to a submission that was never acknowledged.
-            self.remove_folder(&dir);
-            std::fs::DirBuilder::new().mode(0o700).create(&dir).map_err(|e| disk_refusal("make", &dir, e))?;
-        }
-        let mut written = Vec::with_capacity(files.len());
-        for file in files {
-            let dir = self.paths.job(file.id);
-            let bytes = serde_json::to_vec(file).map_err(|e| disk_refusal("write", &dir, e.into()))?;
-            let file = jobdir::write_unsynced(&dir, jobdir::SPEC, &bytes);
-            written.push((file.map_err(|e| disk_refusal("write", &dir.join(jobdir::SPEC), e))?, dir));
-        }
-        let jobs = self.paths.jobs();
-        let sync = || -> io::Result<()> {
-            if written.len() > FEW_FILES {
-                return Ok(nix::unistd::syncfs(File::open(&jobs)?)?);
-            }
-            let files = written.iter().map(|(file, dir)| (file, dir.as_path()));
-            jobdir::sync_new(&jobs, files, File::sync_all)
-        };
-        sync().map_err(|e| disk_refusal("sync", &jobs, e))
     }
 
     /// What an attached supervisor should do now.
@@ -249,9 +220,11 @@ impl Driver {
             return Err(Refusal::new(ErrorCode::WrongState, message));
         }
         match (job.record.state, &job.record.order) {
-            (JobState::Queued, _) => Ok(Admission::Waiting { reason: self.why(job) }),
+            (JobState::Queued, _) => Ok(Admission::Waiting { reason: self.picture().why(job) }),
             (JobState::Starting, Some(order)) => Ok(Admission::Start { start: order.clone() }),
-            (state, _) if state.is_final() => Ok(Admission::Refused { state_now: state, reason: self.why(job) }),
+            (state, _) if state.is_final() => {
+                Ok(Admission::Refused { state_now: state, reason: self.picture().why(job) })
+            }
             (state, _) => {
                 let message = format!("job {} is {} already", job.record.name, state.name());
                 Err(Refusal::new(ErrorCode::WrongState, message))
@@ -270,7 +243,7 @@ impl Driver {
             return Err(Refusal::new(ErrorCode::WrongState, message));
         }
         if state == JobState::Running && job.record.leader == Some(leader) {
-            return Ok(self.info(job));
+            return Ok(self.picture().info(job));
         }
         if state != JobState::Starting {
             let message = format!("job {} is {}: it cannot start", job.record.name, state.name());
@@ -288,14 +261,14 @@ impl Driver {
         self.fact(Some(id), Change::Started { leader: Some(leader), container: None, notes });
         // The acknowledgement may not outrun the disk; a full disk does not make the process any less there.
         if self.save().is_ok() {
-            self.drop_environment(id);
+            drop_environment(&self.paths, id);
         }
         fail::point("started-before-reply");
         self.job_changed(id);
         if stopping {
-            self.signal_stop(id);
+            self.runtimes.signal_stop(&self.jobs[&id], self.clock.now());
         }
-        Ok(self.info(&self.jobs[&id]))
+        Ok(self.picture().info(&self.jobs[&id]))
     }
 
     /// A supervisor reports that the job is over. Answered when the end is recorded.
@@ -308,7 +281,8 @@ impl Driver {
             let message = format!("attempt {} of {} is not the present one", exited.attempt, record.name);
             return drop(reply.send(Err(Refusal::new(ErrorCode::WrongState, message))));
         }
-        self.take_exit(id, exited);
+        let state = state_after(record, exited);
+        self.end(id, state, exited.code, exited.signal, exited.error.clone());
         match self.jobs.get_mut(&id).and_then(|job| job.end.as_mut()) {
             Some(end) => end.replies.push(reply),
             None => self.answer_exits(id, vec![reply]),
@@ -322,7 +296,7 @@ impl Driver {
         }
         let saved = self.save();
         self.decide();
-        let answer = saved.and_then(|()| Ok(self.info(self.jobs.job(id)?)));
+        let answer = saved.and_then(|()| Ok(self.picture().info(self.jobs.job(id)?)));
         for reply in replies {
             let _ = reply.send(answer.clone());
         }
@@ -346,29 +320,12 @@ impl Driver {
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.kill_at = Some(job.kill_at.map_or(at, |earlier| earlier.min(at)));
             }
-            self.signal_stop(id);
+            self.runtimes.signal_stop(&self.jobs[&id], now);
         }
         let saved = self.save();
         self.decide();
         saved?;
-        Ok(self.info(self.jobs.job(id)?))
-    }
-
-    /// SIGTERM, or the container engine's stop.
-    pub(super) fn signal_stop(&mut self, id: JobId) {
-        let Some(job) = self.jobs.get(&id) else { return };
-        let Some(handle) = job.handle() else { return };
-        let result = match job.record.spec.runtime {
-            RuntimeKind::Process if job.record.leader.is_some() => match &mut self.runtimes.process {
-                Some(process) => process.terminate(&handle),
-                None => Ok(()),
-            },
-            RuntimeKind::Process => Ok(()),
-            RuntimeKind::Docker => self.stop_container(id),
-        };
-        if let Err(e) = result {
-            tracing::warn!(job = %id, "{e}");
-        }
+        Ok(self.picture().info(self.jobs.job(id)?))
     }
 
     /// Removes what is kept of an ended job.
@@ -388,8 +345,8 @@ impl Driver {
             ..Batch::default()
         })?;
         self.jobs.forget(id);
-        self.remove_folder(&self.paths.job(id.0));
-        self.emit(Event::Forgotten { id: id.0, name });
+        self.removals.remove(&self.paths.job(id.0));
+        self.inbox.emit(Event::Forgotten { id: id.0, name });
         Ok(())
     }
 
@@ -442,6 +399,43 @@ fn check_startable(
     Ok(())
 }
 
+/// A job that waits; its spec has a name.
+pub(super) fn new_record(id: JobId, spec: JobSpec, attached: bool, at: Moment) -> JobRecord {
+    let owner = spec.owner.clone().unwrap_or_else(unix_user);
+    JobRecord { attached, ..JobRecord::queued(id, spec, owner, at) }
+}
+
+/// Makes the directories and writes the files, so that they are still there after a power cut.
+fn make_dirs(
+    paths: &Paths,
+    removals: &mut Removals,
+    records: &[JobRecord],
+    files: &[SuperviseFile],
+) -> Result<(), Refusal> {
+    for record in records {
+        let dir = paths.job(record.id.0);
+        // An id is never given twice, so what is there belongs to a submission that was never acknowledged.
+        removals.remove(&dir);
+        std::fs::DirBuilder::new().mode(0o700).create(&dir).map_err(|e| disk_refusal("make", &dir, e))?;
+    }
+    let mut written = Vec::with_capacity(files.len());
+    for file in files {
+        let dir = paths.job(file.id);
+        let bytes = serde_json::to_vec(file).map_err(|e| disk_refusal("write", &dir, e.into()))?;
+        let file = jobdir::write_unsynced(&dir, jobdir::SPEC, &bytes);
+        written.push((file.map_err(|e| disk_refusal("write", &dir.join(jobdir::SPEC), e))?, dir));
+    }
+    let jobs = paths.jobs();
+    let sync = || -> io::Result<()> {
+        if written.len() > FEW_FILES {
+            return Ok(nix::unistd::syncfs(File::open(&jobs)?)?);
+        }
+        let files = written.iter().map(|(file, dir)| (file, dir.as_path()));
+        jobdir::sync_new(&jobs, files, File::sync_all)
+    };
+    sync().map_err(|e| disk_refusal("sync", &jobs, e))
+}
+
 /// What the supervisors of jobs will need; a container has no supervisor, only values of its own variables.
 fn spec_files(records: &[JobRecord], base_env: &BTreeMap<String, String>) -> Vec<SuperviseFile> {
     let file = |record: &JobRecord| SuperviseFile {
@@ -485,11 +479,4 @@ fn find_program(program: &str, cwd: &Path, path: &str) -> Option<PathBuf> {
         return Some(cwd.join(program)).filter(|p| runs(p));
     }
     std::env::split_paths(OsStr::new(path)).map(|dir| cwd.join(dir).join(program)).find(|p| runs(p))
-}
-
-pub(super) fn disk_refusal(action: &str, path: &Path, e: io::Error) -> Refusal {
-    let full = matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
-    let code = if full { ErrorCode::DiskFull } else { ErrorCode::Internal };
-    let remedy = if full { ": free some space" } else { "" };
-    Refusal::new(code, format!("cannot {action} {}: {e}{remedy}", path.display()))
 }

@@ -7,10 +7,11 @@ use super::reports::{Progress, Reports};
 use super::teams::TeamUse;
 use crate::error::Refusal;
 use crate::record::JobRecord;
-use crate::types::{DecisionInfo, ErrorCode, JobInfo, JobState};
-use gainshare_core::model::{JobId, OwnerId, Time};
+use crate::types::{DecisionInfo, ErrorCode, Event, JobInfo, JobState};
+use gainshare_core::model::{JobId, OwnerId, Span, Time};
 use gainshare_core::plan::Verdict;
 use gainshare_core::replay::RecordedDecision;
+use gainshare_core::signal::Sample;
 use gainshare_core::view::FinishedRun;
 use gainshare_limits::{AppliedLimits, JobHandle, RuntimeKind};
 use gainshare_page::PAGE_VARIABLE;
@@ -18,6 +19,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use tokio::sync::oneshot;
+
+/// Ended jobs that are remembered, and for how long.
+const JOBS_KEPT: usize = 1000;
+const KEPT_FOR: Span = Span::from_secs(30 * 86_400);
 
 /// How a job ended, while its last files are being read. Its end is recorded after that.
 pub(super) struct PendingEnd {
@@ -128,6 +133,19 @@ impl Job {
         }
     }
 
+    /// A sample as the event stream shows it.
+    pub(super) fn sample_event(&self, sample: &Sample, now: Time) -> Option<Event> {
+        let origin = self.record.started.map_or(self.record.submitted.time, |m| m.time);
+        Some(Event::Sample {
+            id: self.record.id.0,
+            name: self.record.name.clone(),
+            metric: self.progress.metric.clone()?,
+            time_s: now.since(origin).as_secs_f64(),
+            step: sample.step,
+            value: sample.value,
+        })
+    }
+
     /// All that a restart needs, as the journal keeps it; `None` if it cannot be written as text.
     pub(super) fn position(&self) -> Option<String> {
         let position = self.reports.as_ref().map_or_else(|| self.progress.position.clone(), Reports::position);
@@ -186,10 +204,6 @@ impl JobTable {
         self.jobs.get(&id).is_some_and(|j| j.record.is_live())
     }
 
-    pub(super) fn state(&self, id: JobId) -> Option<JobState> {
-        self.jobs.get(&id).map(|j| j.record.state)
-    }
-
     pub(super) fn job(&self, id: JobId) -> Result<&Job, Refusal> {
         self.jobs.get(&id).ok_or_else(|| Refusal::new(ErrorCode::NotFound, format!("there is no job {id}")))
     }
@@ -210,6 +224,28 @@ impl JobTable {
     /// The live job that is this container.
     pub(super) fn by_container(&self, container: &str) -> Option<&Job> {
         self.jobs.values().find(|j| j.record.is_live() && j.record.container.as_deref() == Some(container))
+    }
+
+    /// The jobs that wait for this one, which did not end well, and why they fail.
+    pub(super) fn dependants(&self, id: JobId) -> Vec<(JobId, String)> {
+        let Some(job) = self.jobs.get(&id) else { return Vec::new() };
+        let why = format!("job {}, which it waits for, ended as {}", job.record.name, job.record.state.name());
+        let is_waiting = |j: &Job| j.record.state == JobState::Queued && j.record.after.contains(&id);
+        self.ids(is_waiting).into_iter().map(|dependant| (dependant, why.clone())).collect()
+    }
+
+    /// The oldest ended jobs, which are not remembered any more.
+    pub(super) fn surplus(&self, now: Time) -> Vec<JobId> {
+        let mut ended: Vec<(Time, JobId)> = self
+            .jobs
+            .values()
+            .filter(|j| !j.record.is_live())
+            .map(|j| (j.record.ended.map_or(j.record.submitted.time, |m| m.time), j.record.id))
+            .collect();
+        ended.sort();
+        let surplus = ended.len().saturating_sub(JOBS_KEPT);
+        let old = ended.iter().take_while(|(at, _)| now.since(*at) > KEPT_FOR).count();
+        ended.into_iter().take(surplus.max(old)).map(|(_, id)| id).collect()
     }
 
     pub(super) fn is_known_owner(&self, name: &str) -> bool {

@@ -13,13 +13,18 @@
 //! (the container engine, a kill, an endpoint, a file in a job's own folder) runs on other threads, whose results come
 //! back as tasks.
 //!
-//! **Parts.** [`jobs`]: the table of jobs. [`store`]: the way to the journal. [`handle`]: tasks and events.
-//! [`intake`]: submit, admission, stop. [`start`]: how a job begins. [`observe`]: reports and ends of jobs. [`files`]:
-//! the threads that read jobs' own files. [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses.
-//! [`removals`]: folders of forgotten jobs. [`deadlines`]: predicted ends and deadlines. [`read`]: what the API shows.
-//! [`docker`]: containers, their runtime's thread ([`docker_link`]) and their output ([`pump`]). [`inside`]: the
-//! library inside jobs, their pages ([`page`]) and their teams of threads ([`teams`]). [`gpu`], [`gpu_use`]: shares of
-//! GPUs.
+//! **Parts.** A part owns its fields and what is done with them; it gets what else it needs as arguments. [`jobs`]: the
+//! table of jobs, with earlier runs ([`history`]). [`store`]: the way to the journal. [`handle`]: tasks and events.
+//! [`runtimes`]: limits, counters, stops and kills; for containers [`docker_link`] and their output [`pump`].
+//! [`files`]: the threads that read jobs' own files. [`watch`]: changes of supervisors' files. [`deadlines`]: predicted
+//! ends. [`inside`]: the pages of the library inside jobs ([`page`]) and their teams of threads ([`teams`]). [`gpu`],
+//! [`gpu_use`]: shares of GPUs. [`start`]: supervisors and the environment of a start. [`removals`]: folders of forgotten
+//! jobs. Two parts are borrowed from others: [`follow`] for reports, [`view`] for what decisions and the API see
+//! ([`read`]).
+//!
+//! **The driver itself** has the loop, the order of a round, and what concerns several parts at once: [`intake`]:
+//! submit, admission, stop. [`start`]: how a job begins. [`observe`]: starts and ends of jobs. [`decide`]: decisions.
+//! [`apply`]: limits. [`recover`]: restarts and lapses. [`docker`]: containers that come and go.
 //!
 //! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
 //! waits for the disk of the state directory, but not for the file systems of jobs' folders, for the container engine,
@@ -31,6 +36,7 @@ mod decide;
 mod docker;
 mod docker_link;
 mod files;
+mod follow;
 mod gpu;
 mod gpu_use;
 mod handle;
@@ -40,6 +46,8 @@ mod intake;
 mod jobs;
 mod observe;
 mod page;
+mod plan_ahead;
+mod problems;
 mod pump;
 mod read;
 mod recover;
@@ -49,6 +57,7 @@ mod runtimes;
 mod start;
 mod store;
 mod teams;
+mod view;
 mod watch;
 
 pub(crate) use handle::DriverHandle;
@@ -66,19 +75,22 @@ use crate::pulse::{Pulse, Pulses};
 use crate::record::Change;
 use crate::token::Token;
 use crate::types::{Event, PlanInfo};
+use follow::Follower;
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{Decider, Decision};
 use gainshare_core::model::{JobId, NodeId, Span, Time};
 use gainshare_core::replay::RecordedDecision;
+use gainshare_limits::{LimitMode, RuntimeKind};
 use handle::Inbox;
+use inside::TeamMeter;
 use jobs::{Job, JobTable};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
 use store::Store;
+use view::Picture;
 
 /// How often the lease is renewed and live jobs are checked.
 const HEARTBEAT: Span = Span::from_secs(1);
@@ -110,11 +122,6 @@ struct Ending {
 struct Timeline {
     began: Time,
     next_beat: Time,
-    /// When the use of jobs that work on one core is read next, while there are any.
-    next_serial_check: Time,
-    has_serial_jobs: bool,
-    /// The last turn of the teams of threads.
-    team_turn: usize,
     idle_since: Time,
     ending: Option<Ending>,
     /// A part of the daemon ended unexpectedly.
@@ -160,20 +167,18 @@ pub(crate) struct Driver {
     store: Store,
     runtimes: runtimes::Runtimes,
     gpus: gpu::Gpus,
+    teams: inside::Teams,
     watch: watch::Watch,
     lease: Lease,
     guard: GuardKeeper,
-    supervisors: Vec<(JobId, Child)>,
+    supervisors: start::Supervisors,
     readers: files::FileReaders,
     submissions: intake::Submissions,
     removals: removals::Removals,
-    /// When the machine's idle time was last read, and what it was in node-seconds.
-    idle_seen: Option<(Time, f64)>,
     forecasts: deadlines::Forecasts,
     push_access: PushAccess,
     timeline: Timeline,
-    /// What is wrong at the moment, for `health`.
-    problems: BTreeMap<&'static str, String>,
+    problems: problems::Problems,
     metrics: Arc<Metrics>,
     pulses: Pulses,
     pulse: Pulse,
@@ -211,7 +216,7 @@ impl Driver {
         let now = clock.now();
         // Before the first limit is written: a guard of the last daemon puts limits back until it sees a valid lease.
         let lease = Lease::begin(&paths, journal.epoch(), config.lease);
-        let removed = paths.removed();
+        let (removed, epoch) = (paths.removed(), journal.epoch());
         let mut driver = Driver {
             config,
             paths,
@@ -232,27 +237,18 @@ impl Driver {
             store: Store::new(journal, metrics.clone()),
             runtimes,
             gpus: gpu::Gpus::default(),
+            teams: inside::Teams::new(now),
             watch: watch::Watch::new(),
             lease,
             guard: GuardKeeper::new(),
-            supervisors: Vec::new(),
+            supervisors: start::Supervisors::default(),
             readers: files::FileReaders::new(handle.clone()),
             submissions: intake::Submissions::default(),
-            removals: removals::Removals::new(removed),
-            idle_seen: None,
+            removals: removals::Removals::new(removed, epoch, handle.clone()),
             forecasts: deadlines::Forecasts::default(),
             push_access: PushAccess { listen, token },
-            timeline: Timeline {
-                began: now,
-                next_beat: now,
-                next_serial_check: now,
-                has_serial_jobs: false,
-                team_turn: 0,
-                idle_since: now,
-                ending: None,
-                failure: None,
-            },
-            problems: BTreeMap::new(),
+            timeline: Timeline { began: now, next_beat: now, idle_since: now, ending: None, failure: None },
+            problems: problems::Problems::default(),
             metrics,
             pulse: pulses.register("driver"),
             pulses,
@@ -268,7 +264,7 @@ impl Driver {
         driver.fact(None, Change::Opened { epoch: driver.store.journal.epoch(), pid: std::process::id() });
         driver.connect_docker();
         driver.restore(loaded.jobs, loaded.plans);
-        driver.empty_removed();
+        driver.removals.empty();
         Ok((driver, handle))
     }
 
@@ -280,36 +276,26 @@ impl Driver {
             self.pulse.beat();
             self.run_tasks();
             self.read_watched_files();
-            self.read_reports();
+            self.follower().read_due();
             let now = self.now();
             if now >= self.timeline.next_beat {
                 self.timeline.next_beat = now + HEARTBEAT;
                 self.beat();
             }
-            if self.timeline.has_serial_jobs {
-                self.watch_serial_jobs();
+            let (runtimes, config, scarce) = (&mut self.runtimes, &self.config, self.forecasts.scarce);
+            let meter = TeamMeter { runtimes, config, scarce, now };
+            if self.teams.watch_serial_jobs(&mut self.jobs, meter) {
+                self.write_pages();
             }
             self.decide();
             self.start_jobs();
-            if self.timeline.failure.is_some() || self.is_over() {
+            if self.timeline.failure.is_some() || self.timeline.is_over(self.jobs.live_count(), now) {
                 break;
             }
         }
         let failure = self.timeline.failure.take();
         self.close();
         failure.map_or(Ok(()), Err)
-    }
-
-    pub(crate) fn live_jobs(&self) -> usize {
-        self.jobs.live_count()
-    }
-
-    pub(crate) fn is_live(&self, id: JobId) -> bool {
-        self.jobs.is_live(id)
-    }
-
-    pub(crate) fn find(&self, text: &str) -> Result<JobId, Refusal> {
-        self.jobs.find(text)
     }
 
     /// A thread or task that should live as long as the daemon ended: the daemon ends, and its
@@ -320,6 +306,43 @@ impl Driver {
         self.timeline.failure.get_or_insert(DaemonError::PartEnded { part, why });
     }
 
+    /// Follows a job's directory and reports from now on.
+    fn follow(&mut self, id: JobId) {
+        self.jobs.find_earlier_runs(id, self.runtimes.cores(&self.config));
+        let dir = self.paths.job(id.0);
+        self.follower().begin(id, &dir);
+    }
+
+    /// What reports concern.
+    pub(crate) fn follower(&mut self) -> Follower<'_> {
+        Follower {
+            jobs: &mut self.jobs,
+            store: &mut self.store,
+            watch: &mut self.watch,
+            readers: &self.readers,
+            inbox: &self.inbox,
+            clock: &self.clock,
+            handle: &self.handle,
+            reacts: self.control.policy().react_to_reports,
+            is_plan_wanted: &mut self.plans.is_wanted,
+        }
+    }
+
+    /// What views and answers are made of.
+    pub(crate) fn picture(&self) -> Picture<'_> {
+        Picture {
+            now: self.now(),
+            clock: &self.clock,
+            config: &self.config,
+            paths: &self.paths,
+            jobs: &self.jobs,
+            runtimes: &self.runtimes,
+            forecasts: &self.forecasts,
+            plans: &self.plans,
+            gpus: &self.gpus,
+        }
+    }
+
     fn now(&self) -> Time {
         self.clock.now()
     }
@@ -328,8 +351,8 @@ impl Driver {
     fn sleep(&mut self) {
         let now = self.now();
         let mut until = self.timeline.next_beat;
-        if self.timeline.has_serial_jobs {
-            until = until.min(self.timeline.next_serial_check);
+        if self.teams.has_serial_jobs {
+            until = until.min(self.teams.next_check);
         }
         if let Some(due) = self.control.due() {
             until = until.min(due);
@@ -379,7 +402,7 @@ impl Driver {
     /// Writes all that is unsaved; on failure everything stays unsaved.
     fn save(&mut self) -> Result<(), Refusal> {
         let result = self.save_with(Batch::default());
-        self.note_disk(&result);
+        self.problems.note_disk(&result);
         result
     }
 
@@ -391,26 +414,6 @@ impl Driver {
         result
     }
 
-    /// Keeps `health` true about the disk.
-    fn note_disk<T>(&mut self, result: &Result<T, Refusal>) {
-        match result {
-            Ok(_) => {
-                if self.problems.remove("journal").is_some() {
-                    tracing::info!("the journal can be written again");
-                }
-            }
-            Err(e) => {
-                if self.problems.insert("journal", e.message.clone()).is_none() {
-                    tracing::error!("{e}");
-                }
-            }
-        }
-    }
-
-    fn emit(&self, event: Event) {
-        self.inbox.emit(event);
-    }
-
     /// A job came, changed its state or went.
     fn job_changed(&mut self, id: JobId) {
         self.plans.is_wanted = true;
@@ -418,8 +421,8 @@ impl Driver {
         if self.inbox.has_listeners()
             && let Some(job) = self.jobs.get(&id)
         {
-            let job = Box::new(self.info(job));
-            self.emit(Event::Job { job });
+            let job = Box::new(self.picture().info(job));
+            self.inbox.emit(Event::Job { job });
         }
     }
 
@@ -430,9 +433,14 @@ impl Driver {
         }
         self.lease.renew();
         self.guard.ensure(&self.paths, &self.config);
-        self.lend_cores();
+        if self.jobs.holding_slots().len() > 1 && self.runtimes.mode(&self.config) == LimitMode::Cores {
+            // Cores that a job leaves unused are lent and come back.
+            self.apply_to(RuntimeKind::Process);
+        }
         self.share_gpus();
-        self.measure_teams();
+        let (runtimes, config, scarce) = (&mut self.runtimes, &self.config, self.forecasts.scarce);
+        let mut meter = TeamMeter { runtimes, config, scarce, now: self.clock.now() };
+        meter.measure_all(&mut self.jobs);
         self.write_pages();
         self.watch.read(self.clock.now());
         if !self.watch.has_starts_or_ends() {
@@ -442,8 +450,13 @@ impl Driver {
         }
         self.check_folders();
         self.connect_docker();
-        self.read_container_usage();
-        self.retry_starts();
+        self.runtimes.docker.iter_mut().for_each(|docker| docker.read_usage(&self.jobs));
+        // What the disk refused before, or what waits for the container engine, is tried again.
+        if let Some(decision) = self.plans.held.take() {
+            self.carry_out(decision);
+        }
+        self.plans.due.extend(std::mem::take(&mut self.plans.starts));
+        self.start_jobs();
         self.check_deadlines();
         self.store.flush_when_due(self.clock.now());
         if !self.store.is_clean(&self.jobs) {
@@ -451,8 +464,15 @@ impl Driver {
             let _ = self.save();
             crate::fail::point("samples-after-journal");
         }
-        self.forget_old();
-        self.end_when_idle();
+        for id in self.jobs.surplus(self.clock.now()) {
+            if self.forget(id).is_err() {
+                break;
+            }
+        }
+        if self.timeline.is_idle(self.jobs.live_count(), self.config.idle_exit, self.clock.now()) {
+            tracing::info!("no job for {} s: ending", self.config.idle_exit.map_or(0, |idle| idle.as_secs()));
+            self.shut_down(Default::default());
+        }
     }
 }
 

@@ -1,11 +1,14 @@
 //! What the API shows: jobs, explanations, plans, samples, health.
 
 use super::decide::why;
+use super::inside::inside_note;
 use super::reports::Reports;
 use super::runtimes::kind_name;
+use super::view::Picture;
 use super::{Driver, Job};
 use crate::clock::{Moment, rfc3339};
 use crate::error::Refusal;
+use crate::metrics::Metrics;
 use crate::pulse::{Pulses, STUCK_AFTER};
 use crate::types::*;
 use gainshare_core::model::{JobId, Span, Time};
@@ -20,24 +23,188 @@ use std::time::Duration;
 const FRESH: Span = Span::from_secs(1);
 
 impl Driver {
-    pub(crate) fn list(&mut self, all: bool) -> Vec<JobInfo> {
-        let ids = self.jobs.ids(|j| all || j.record.is_live());
-        for id in &ids {
-            self.freshen(*id);
+    /// The picture with counters that are not old: those of one job, or of all.
+    pub(crate) fn fresh_picture(&mut self, id: Option<JobId>) -> Picture<'_> {
+        let now = self.now();
+        let is_old = |j: &Job| j.progress.meter.read_at().is_none_or(|at| now.since(at) >= FRESH);
+        let is_wanted = |j: &&mut Job| id.is_none_or(|id| j.record.id == id) && is_old(j);
+        for job in self.jobs.values_mut().filter(is_wanted) {
+            self.runtimes.read_usage(&self.config, job, now);
         }
-        ids.iter().filter_map(|id| self.jobs.get(id)).map(|j| self.info(j)).collect()
+        self.picture()
     }
 
-    pub(crate) fn show(&mut self, id: JobId) -> Result<JobInfo, Refusal> {
-        self.freshen(id);
+    pub(crate) fn samples(&mut self, id: JobId, since_s: f64) -> Result<SampleList, Refusal> {
+        // What the disk does not have yet belongs to the history too.
+        self.store.flush(id);
+        let _ = self.save();
+        let job = self.jobs.job(id)?;
+        let origin = job.record.started.unwrap_or(job.record.submitted);
+        let after = if since_s > 0.0 { origin.time + Span::from_secs_f64(since_s) } else { Time::ZERO };
+        let stored = self.store.journal.samples(id, after)?;
+        let job = self.jobs.job(id)?;
+        Ok(SampleList {
+            metric: job.progress.metric.clone(),
+            origin_s: origin.unix_s,
+            samples: stored
+                .into_iter()
+                .map(|s| SampleInfo { time_s: s.time.since(origin.time).as_secs_f64(), step: s.step, value: s.value })
+                .collect(),
+        })
+    }
+
+    /// The last plans, newest first.
+    pub(crate) fn plans(&self, last: usize) -> Result<Vec<PlanInfo>, Refusal> {
+        if last <= self.plans.recent.len() {
+            return Ok(self.plans.recent.iter().take(last).cloned().collect());
+        }
+        let kept = self.store.journal.plans(last)?;
+        Ok(kept.iter().map(|(at, plan)| self.picture().plan_info(*at, plan)).collect())
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        let capacity = self.runtimes.capacity();
+        let note = |kind: RuntimeKind| {
+            self.runtimes.notes.iter().filter(move |(k, _)| *k == kind).map(|(_, n)| n.clone()).collect()
+        };
+        let mut problems: Vec<String> = self.problems.values().cloned().collect();
+        let loops = loop_reports(&self.pulses);
+        problems.extend(loops.iter().filter(|l| l.is_stuck).map(|l| format!("the loop {} is stuck", l.name)));
+        Health {
+            status: if problems.is_empty() { "ok" } else { "degraded" }.into(),
+            problems,
+            loops,
+            pid: std::process::id(),
+            epoch: self.store.journal.epoch(),
+            uptime_s: self.now().since(self.timeline.began).as_secs_f64(),
+            policy: preset_name(self.config.policy),
+            mode: self.runtimes.mode(&self.config).name().into(),
+            slots: self.config.slots,
+            cores: self.runtimes.cores(&self.config),
+            memory_bytes: capacity.memory_bytes,
+            live_jobs: self.jobs.live_count(),
+            state_dir: self.paths.state.display().to_string(),
+            listen: self.push_access.listen.map(|a| a.to_string()),
+            runtimes: self
+                .runtimes
+                .kinds()
+                .into_iter()
+                .map(|kind| RuntimeInfo { kind: kind_name(kind).into(), notes: note(kind) })
+                .collect(),
+        }
+    }
+}
+
+impl Picture<'_> {
+    /// The last decision that was about `job`, or the last of all: with all that is needed to make its plan again.
+    pub(crate) fn recorded_decision(&self, job: Option<JobId>) -> Result<Arc<RecordedDecision>, Refusal> {
+        let none = |what: String| Refusal::new(ErrorCode::NotFound, what);
+        match job {
+            None => self
+                .plans
+                .last_record
+                .clone()
+                .ok_or_else(|| none("nothing has been decided since the daemon started".into())),
+            Some(id) => {
+                let job = self.jobs.job(id)?;
+                job.record_of_decision.clone().ok_or_else(|| {
+                    let name = &job.record.name;
+                    none(format!(
+                        "no decision about `{name}` is kept: it has ended, or nothing was decided about it since the daemon started"
+                    ))
+                })
+            }
+        }
+    }
+
+    /// The last decision about `job` on its GPU, with all that is needed to make its plan again.
+    pub(crate) fn recorded_gpu_decision(&self, job: JobId) -> Result<RecordedDecision, Refusal> {
+        self.gpus.recorded_decision(self.jobs.job(job)?)
+    }
+
+    pub(crate) fn find(&self, text: &str) -> Result<JobId, Refusal> {
+        self.jobs.find(text)
+    }
+
+    pub(crate) fn is_live(&self, id: JobId) -> bool {
+        self.jobs.is_live(id)
+    }
+
+    pub(crate) fn live_jobs(&self) -> usize {
+        self.jobs.live_count()
+    }
+
+    pub(crate) fn list(&self, all: bool) -> Vec<JobInfo> {
+        self.jobs.values().filter(|j| all || j.record.is_live()).map(|j| self.info(j)).collect()
+    }
+
+    pub(crate) fn show(&self, id: JobId) -> Result<JobInfo, Refusal> {
         Ok(self.info(self.jobs.job(id)?))
     }
 
-    fn freshen(&mut self, id: JobId) {
-        let now = self.now();
-        let Some(job) = self.jobs.get(&id) else { return };
-        if job.progress.meter.read_at().is_none_or(|at| now.since(at) >= FRESH) {
-            self.read_usage(id);
+    pub(crate) fn explain(&self, id: JobId) -> Result<Explanation, Refusal> {
+        let job = self.jobs.job(id)?;
+        let live = job.record.is_live();
+        let verdict = job.verdict.as_ref();
+        let target = verdict.and_then(|v| v.target);
+        let neighbours = self
+            .jobs
+            .values()
+            .filter(|j| j.record.id != id && j.record.holds_slot())
+            .map(|j| {
+                let v = j.verdict.as_ref();
+                Neighbour {
+                    id: j.record.id.0,
+                    name: j.record.name.clone(),
+                    share: v.and_then(|v| v.target).map(|t| t.share.cpu.get()),
+                    category: v.map(|v| v.category.name().to_owned()),
+                    growth: v.and_then(|v| v.growth.cpu),
+                }
+            })
+            .collect();
+        let in_force = job.in_force.clone().unwrap_or(gainshare_limits::AppliedLimits {
+            settings: vec![],
+            notes: vec![],
+            team: None,
+        });
+        let mut notes = job.record.order.as_ref().map(|o| o.notes.clone()).unwrap_or_default();
+        notes.extend(job.record.notes.iter().chain(&in_force.notes).chain(&job.apply_error).cloned());
+        notes.extend(
+            self.runtimes.notes.iter().filter(|(kind, _)| *kind == job.record.spec.runtime).map(|(_, n)| n.clone()),
+        );
+        notes.extend(inside_note(self.config, self.paths, self.runtimes.cores(self.config), job));
+        notes.extend(job.gpu.note());
+        notes.extend(job.reports.as_ref().and_then(Reports::folder_note));
+        notes.sort();
+        notes.dedup();
+        Ok(Explanation {
+            job: self.info(job),
+            policy: self.config.policy.name().to_owned(),
+            share: target.filter(|_| live).map(|t| t.share.into()),
+            limit: target.filter(|_| live).map(|t| t.limit.into()),
+            in_force: in_force
+                .settings
+                .into_iter()
+                .filter(|_| live)
+                .map(|(name, value)| Setting { name, value })
+                .collect(),
+            growth: verdict.map(|v| v.growth.into()).unwrap_or_default(),
+            category: target.and(verdict).map(|v| v.category.name().to_owned()),
+            neighbours: if live { neighbours } else { Vec::new() },
+            metric: metric(job),
+            metric_notes: metric_notes(job),
+            start_env: job.record.order.as_ref().map(|o| o.env.clone()).unwrap_or_default(),
+            notes,
+            decisions: job.decisions.iter().rev().cloned().collect(),
+        })
+    }
+
+    /// Brings the gauges up to date before they are read.
+    pub(crate) fn set_gauges(&self, metrics: &Metrics) {
+        metrics.set_jobs(self.jobs.values().filter(|j| j.record.is_live()).map(|j| self.info(j)));
+        let count = |state| self.jobs.values().filter(|j| j.record.state == state).count();
+        for state in JobState::ALL {
+            metrics.set_state(state, count(state));
         }
     }
 
@@ -49,7 +216,7 @@ impl Driver {
         let target = verdict.and_then(|v| v.target);
         let seconds = |m: Option<Moment>| m.map(|m| m.unix_s);
         let text = |m: Option<Moment>| m.map(|m| rfc3339(m.unix_s));
-        let elapsed = r.started.map(|s| r.ended.map_or(self.now(), |e| e.time).since(s.time).as_secs_f64());
+        let elapsed = r.started.map(|s| r.ended.map_or(self.now, |e| e.time).since(s.time).as_secs_f64());
         let mut notes = r.notes.clone();
         notes.extend(job.apply_error.iter().filter(|_| live).cloned());
         notes.extend(job.reports.as_ref().and_then(Reports::folder_note));
@@ -83,8 +250,8 @@ impl Driver {
             growth: verdict.and_then(|v| v.growth.cpu),
             metric: metric(job),
             eta_s: if running { self.eta_s(job) } else { None },
-            done: if r.is_live() { self.forecast(job) } else { None },
-            deadline: self.deadline_info(job),
+            done: if r.is_live() { self.forecasts.forecast(job, self.now) } else { None },
+            deadline: self.forecasts.deadline_info(job, self.now),
             cpu_cores: job.progress.meter.cores().filter(|_| running),
             whole_cores: job.in_force.as_ref().and_then(|limits| limits.team).filter(|_| running),
             team: Some(job.team).filter(|&team| team > 0 && running && job.has_inside()),
@@ -98,7 +265,7 @@ impl Driver {
     /// As predicted; before there is a prediction, at the pace so far. `None` unless the job says how many
     /// steps there are.
     fn eta_s(&self, job: &Job) -> Option<f64> {
-        if let Some(done) = self.forecast(job) {
+        if let Some(done) = self.forecasts.forecast(job, self.now) {
             return Some((done.at_s - self.clock.moment().unix_s).max(0.0));
         }
         let signal = job.progress.tracker.signal();
@@ -109,7 +276,7 @@ impl Driver {
         let since = job.record.started?.time;
         let at = signal.last.map_or(job.last_read, |last| last.at);
         let pace = step as f64 / at.since(since).as_secs_f64();
-        let left = total.saturating_sub(step) as f64 / pace - self.now().since(at).as_secs_f64();
+        let left = total.saturating_sub(step) as f64 / pace - self.now.since(at).as_secs_f64();
         (pace > 0.0 && left.is_finite()).then_some(left.max(0.0))
     }
 
@@ -129,83 +296,6 @@ impl Driver {
             reason.text = format!("waits for {} to end", self.jobs[other].record.name);
         }
         Some(reason)
-    }
-
-    pub(crate) fn explain(&mut self, id: JobId) -> Result<Explanation, Refusal> {
-        self.freshen(id);
-        let job = self.jobs.job(id)?;
-        let live = job.record.is_live();
-        let verdict = job.verdict.as_ref();
-        let target = verdict.and_then(|v| v.target);
-        let neighbours = self
-            .jobs
-            .values()
-            .filter(|j| j.record.id != id && j.record.holds_slot())
-            .map(|j| {
-                let v = j.verdict.as_ref();
-                Neighbour {
-                    id: j.record.id.0,
-                    name: j.record.name.clone(),
-                    share: v.and_then(|v| v.target).map(|t| t.share.cpu.get()),
-                    category: v.map(|v| v.category.name().to_owned()),
-                    growth: v.and_then(|v| v.growth.cpu),
-                }
-            })
-            .collect();
-        let in_force = job.in_force.clone().unwrap_or(gainshare_limits::AppliedLimits {
-            settings: vec![],
-            notes: vec![],
-            team: None,
-        });
-        let mut notes = job.record.order.as_ref().map(|o| o.notes.clone()).unwrap_or_default();
-        notes.extend(job.record.notes.iter().chain(&in_force.notes).chain(&job.apply_error).cloned());
-        notes.extend(
-            self.runtimes.notes.iter().filter(|(kind, _)| *kind == job.record.spec.runtime).map(|(_, n)| n.clone()),
-        );
-        notes.extend(self.inside_note(id));
-        notes.extend(job.gpu.note());
-        notes.extend(job.reports.as_ref().and_then(Reports::folder_note));
-        notes.sort();
-        notes.dedup();
-        Ok(Explanation {
-            job: self.info(job),
-            policy: self.config.policy.name().to_owned(),
-            share: target.filter(|_| live).map(|t| t.share.into()),
-            limit: target.filter(|_| live).map(|t| t.limit.into()),
-            in_force: in_force
-                .settings
-                .into_iter()
-                .filter(|_| live)
-                .map(|(name, value)| Setting { name, value })
-                .collect(),
-            growth: verdict.map(|v| v.growth.into()).unwrap_or_default(),
-            category: target.and(verdict).map(|v| v.category.name().to_owned()),
-            neighbours: if live { neighbours } else { Vec::new() },
-            metric: metric(job),
-            metric_notes: metric_notes(job),
-            start_env: job.record.order.as_ref().map(|o| o.env.clone()).unwrap_or_default(),
-            notes,
-            decisions: job.decisions.iter().rev().cloned().collect(),
-        })
-    }
-
-    pub(crate) fn samples(&mut self, id: JobId, since_s: f64) -> Result<SampleList, Refusal> {
-        // What the disk does not have yet belongs to the history too.
-        self.store.flush(id);
-        let _ = self.save();
-        let job = self.jobs.job(id)?;
-        let origin = job.record.started.unwrap_or(job.record.submitted);
-        let after = if since_s > 0.0 { origin.time + Span::from_secs_f64(since_s) } else { Time::ZERO };
-        let stored = self.store.journal.samples(id, after)?;
-        let job = self.jobs.job(id)?;
-        Ok(SampleList {
-            metric: job.progress.metric.clone(),
-            origin_s: origin.unix_s,
-            samples: stored
-                .into_iter()
-                .map(|s| SampleInfo { time_s: s.time.since(origin.time).as_secs_f64(), step: s.step, value: s.value })
-                .collect(),
-        })
     }
 
     pub(super) fn plan_info(&self, at: Moment, plan: &Plan) -> PlanInfo {
@@ -228,77 +318,6 @@ impl Driver {
             at_s: at.unix_s,
             starts: plan.starts.iter().map(|s| s.job.0).collect(),
             jobs: jobs.collect(),
-        }
-    }
-
-    /// The last plans, newest first.
-    pub(crate) fn plans(&self, last: usize) -> Result<Vec<PlanInfo>, Refusal> {
-        if last <= self.plans.recent.len() {
-            return Ok(self.plans.recent.iter().take(last).cloned().collect());
-        }
-        let kept = self.store.journal.plans(last)?;
-        Ok(kept.iter().map(|(at, plan)| self.plan_info(*at, plan)).collect())
-    }
-
-    /// The last decision that was about `job`, or the last of all: with all that is needed to make its plan again.
-    pub(crate) fn recorded_decision(&self, job: Option<JobId>) -> Result<Arc<RecordedDecision>, Refusal> {
-        let none = |what: String| Refusal::new(ErrorCode::NotFound, what);
-        match job {
-            None => self
-                .plans
-                .last_record
-                .clone()
-                .ok_or_else(|| none("nothing has been decided since the daemon started".into())),
-            Some(id) => {
-                let job = self.jobs.job(id)?;
-                job.record_of_decision.clone().ok_or_else(|| {
-                    let name = &job.record.name;
-                    none(format!(
-                        "no decision about `{name}` is kept: it has ended, or nothing was decided about it since the daemon started"
-                    ))
-                })
-            }
-        }
-    }
-
-    pub(crate) fn health(&self) -> Health {
-        let capacity = self.runtimes.capacity();
-        let note = |kind: RuntimeKind| {
-            self.runtimes.notes.iter().filter(move |(k, _)| *k == kind).map(|(_, n)| n.clone()).collect()
-        };
-        let mut problems: Vec<String> = self.problems.values().cloned().collect();
-        let loops = loop_reports(&self.pulses);
-        problems.extend(loops.iter().filter(|l| l.is_stuck).map(|l| format!("the loop {} is stuck", l.name)));
-        Health {
-            status: if problems.is_empty() { "ok" } else { "degraded" }.into(),
-            problems,
-            loops,
-            pid: std::process::id(),
-            epoch: self.store.journal.epoch(),
-            uptime_s: self.now().since(self.timeline.began).as_secs_f64(),
-            policy: preset_name(self.config.policy),
-            mode: self.runtimes.mode(&self.config).name().into(),
-            slots: self.config.slots,
-            cores: self.cores(),
-            memory_bytes: capacity.memory_bytes,
-            live_jobs: self.jobs.live_count(),
-            state_dir: self.paths.state.display().to_string(),
-            listen: self.push_access.listen.map(|a| a.to_string()),
-            runtimes: self
-                .runtimes
-                .kinds()
-                .into_iter()
-                .map(|kind| RuntimeInfo { kind: kind_name(kind).into(), notes: note(kind) })
-                .collect(),
-        }
-    }
-
-    /// Brings the gauges up to date before they are read.
-    pub(crate) fn set_gauges(&self) {
-        self.metrics.set_jobs(self.jobs.values().filter(|j| j.record.is_live()).map(|j| self.info(j)));
-        let count = |state| self.jobs.values().filter(|j| j.record.state == state).count();
-        for state in JobState::ALL {
-            self.metrics.set_state(state, count(state));
         }
     }
 }

@@ -1,10 +1,12 @@
 //! Recovery: jobs that an earlier daemon left, a lapse of the lease, and the proper end of the daemon.
 
 use super::decide::decision;
+use super::docker::release_leftover;
+use super::observe::{is_supervised, may_have_begun};
 use super::reports::Progress;
 use super::runtimes::kind_name;
-use super::start::limit_row;
-use super::{Driver, Job};
+use super::start::{drop_environment, limit_row};
+use super::{Driver, Job, Timeline};
 use crate::clock::Moment;
 use crate::journal::Batch;
 use crate::record::{Change, JobRecord};
@@ -12,13 +14,28 @@ use crate::restore::restore;
 use crate::types::{Event, JobState, StopRequest};
 use gainshare_core::check::check_again;
 use gainshare_core::decider::Decider;
-use gainshare_core::model::{JobId, Span};
+use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::Plan;
-use gainshare_limits::{RuntimeError, RuntimeKind};
+use gainshare_limits::RuntimeKind;
+use std::time::Duration;
 
-/// Ended jobs that are remembered, and for how long.
-const JOBS_KEPT: usize = 1000;
-const KEPT_FOR: Span = Span::from_secs(30 * 86_400);
+impl Timeline {
+    /// Whether no job was there for as long as the daemon waits for one. `live` is the number of live jobs.
+    pub(super) fn is_idle(&mut self, live: usize, patience: Option<Duration>, now: Time) -> bool {
+        if live > 0 {
+            self.idle_since = now;
+        }
+        let idle_s = now.since(self.idle_since).as_secs_f64();
+        self.ending.is_none() && patience.is_some_and(|patience| idle_s >= patience.as_secs_f64())
+    }
+
+    /// Whether the loop may end: at once, or when the jobs that were asked to stop have ended.
+    pub(super) fn is_over(&self, live: usize, now: Time) -> bool {
+        let Some(ending) = self.ending else { return false };
+        let patience = Span::from_secs_f64(StopRequest::default().grace_s + 10.0);
+        !ending.stop_jobs || live == 0 || now.since(ending.since) > patience
+    }
+}
 
 impl Driver {
     /// Takes over what the journal knows: ended jobs as history, live ones by finding them again.
@@ -41,16 +58,16 @@ impl Driver {
             self.jobs.insert(job.record.id, job);
         }
         for (at, plan) in &plans {
-            let info = self.plan_info(*at, plan);
+            let info = self.picture().plan_info(*at, plan);
             self.plans.recent.push_front(info);
         }
         // A daemon may have died between the record of a start or an end and this.
         for id in self.jobs.ids(|j| !matches!(j.record.state, JobState::Queued | JobState::Starting)) {
-            self.drop_environment(id);
+            drop_environment(&self.paths, id);
         }
         let held = self.jobs.holding_slots();
         for id in &held {
-            self.begin_watching(*id);
+            self.follow(*id);
             self.find_again(*id);
         }
         self.release_leftovers();
@@ -98,7 +115,7 @@ impl Driver {
                 continue;
             }
             if row.runtime == kind_name(RuntimeKind::Docker) {
-                self.release_leftover_container(row);
+                release_leftover(&self.handle, row);
                 continue;
             }
             match restore(&row) {
@@ -124,23 +141,23 @@ impl Driver {
                 {
                     tracing::warn!(job = %id, "{e}");
                 }
-                if self.read_start(id) || self.read_exit(id) || record.attached || self.is_supervised(id) {
+                if self.read_start(id) || self.read_exit(id) || record.attached || is_supervised(&self.paths, id) {
                     return;
                 }
-                if self.may_have_begun(id) {
+                if may_have_begun(&self.paths, &record) {
                     let now = self.now();
                     return self.resolve_interrupted_start(id, now);
                 }
                 // The supervisor was never started or died before it forked. Should it only be
                 // slow, the lock in the job's directory lets one of the two go on, never both.
                 if let Some(order) = &record.order
-                    && let Err(why) = self.spawn_supervisor(id, order)
+                    && let Err(why) = self.supervisors.start(&self.config, &self.paths, &record, order)
                 {
                     self.end(id, JobState::Failed, None, None, Some(why));
                 }
             }
             JobState::Running => {
-                self.adopt_process(id);
+                self.runtimes.adopt_process(&self.jobs[&id].record);
                 // It may have ended while no daemon was there.
                 let alive = record.leader.is_some_and(|l| l.is_alive());
                 if !alive {
@@ -148,16 +165,6 @@ impl Driver {
                 }
             }
             _ => {}
-        }
-    }
-
-    fn adopt_process(&mut self, id: JobId) {
-        let record = &self.jobs[&id].record;
-        let (Some(group), Some(leader)) = (record.group.clone(), record.leader) else { return };
-        let Some(process) = &mut self.runtimes.process else { return };
-        match process.adopt(&group, leader) {
-            Ok(()) | Err(RuntimeError::Gone { .. }) => {}
-            Err(e) => tracing::warn!(job = %id, "cannot be taken over: {e}"),
         }
     }
 
@@ -181,7 +188,7 @@ impl Driver {
             let (state, kind) = (self.jobs[&id].record.state, self.jobs[&id].record.spec.runtime);
             match (kind, state) {
                 (RuntimeKind::Docker, _) => self.find_container_again(id),
-                (RuntimeKind::Process, JobState::Running) => self.adopt_process(id),
+                (RuntimeKind::Process, JobState::Running) => self.runtimes.adopt_process(&self.jobs[&id].record),
                 (RuntimeKind::Process, _) => {
                     let key = self.jobs[&id].record.group.as_ref().map(|g| g.handle.key.clone());
                     if let (Some(process), Some(key)) = (&mut self.runtimes.process, key) {
@@ -201,61 +208,21 @@ impl Driver {
         self.plans.is_wanted = true;
     }
 
-    /// Forgets the oldest ended jobs.
-    pub(super) fn forget_old(&mut self) {
-        let now = self.now();
-        let mut ended: Vec<(gainshare_core::model::Time, JobId)> = self
-            .jobs
-            .values()
-            .filter(|j| !j.record.is_live())
-            .map(|j| (j.record.ended.map_or(j.record.submitted.time, |m| m.time), j.record.id))
-            .collect();
-        ended.sort();
-        let surplus = ended.len().saturating_sub(JOBS_KEPT);
-        let old = ended.iter().take_while(|(at, _)| now.since(*at) > KEPT_FOR).count();
-        for (_, id) in ended.into_iter().take(surplus.max(old)) {
-            if self.forget(id).is_err() {
-                return;
-            }
-        }
-    }
-
-    pub(super) fn end_when_idle(&mut self) {
-        let now = self.now();
-        if self.jobs.live_count() > 0 {
-            self.timeline.idle_since = now;
-        }
-        if let Some(idle) = self.config.idle_exit
-            && now.since(self.timeline.idle_since).as_secs_f64() >= idle.as_secs_f64()
-            && self.timeline.ending.is_none()
-        {
-            tracing::info!("no job for {} s: ending", idle.as_secs());
-            self.shut_down(Default::default());
-        }
-    }
-
-    /// Whether the loop may end: at once, or when the jobs that were asked to stop have ended.
-    pub(super) fn is_over(&self) -> bool {
-        let Some(ending) = self.timeline.ending else { return false };
-        let patience = Span::from_secs_f64(StopRequest::default().grace_s + 10.0);
-        !ending.stop_jobs
-            || self.jobs.values().all(|j| !j.record.is_live())
-            || self.now().since(ending.since) > patience
-    }
-
     /// Puts every limit back and leaves the jobs to their supervisors.
     pub(super) fn close(mut self) {
         let mut containers = Vec::new();
         for id in self.jobs.holding_slots() {
-            self.read_report(id, false);
+            self.follower().read(id, false);
             let job = &self.jobs[&id];
             match job.record.spec.runtime {
                 RuntimeKind::Docker => containers.extend(job.handle()),
                 RuntimeKind::Process => self.release_limits(id),
             }
         }
-        if !containers.is_empty() {
-            self.release_all_containers(containers);
+        if let Some(docker) = self.runtimes.docker.as_ref().filter(|_| !containers.is_empty()) {
+            for (id, result, key) in docker.release_all(containers) {
+                self.limits_released(id, key, result);
+            }
         }
         if let Some(process) = &mut self.runtimes.process {
             process.close();
@@ -267,6 +234,6 @@ impl Driver {
             tracing::error!("{e}");
         }
         self.lease.end();
-        self.emit(Event::ShuttingDown);
+        self.inbox.emit(Event::ShuttingDown);
     }
 }

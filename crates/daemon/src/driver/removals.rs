@@ -6,7 +6,7 @@
 //! **How.** A folder that goes is renamed into the folder `removed` of the state directory, which takes no time. One
 //! thread empties that folder. What a daemon leaves there at its end, the next daemon removes.
 
-use super::Driver;
+use super::DriverHandle;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -18,47 +18,47 @@ pub(super) struct Removals {
     count: u64,
     /// A thread empties the folder.
     is_running: bool,
+    /// That of this daemon. No other daemon has it.
+    epoch: u64,
+    handle: DriverHandle,
 }
 
 impl Removals {
-    pub(super) fn new(dir: PathBuf) -> Removals {
-        Removals { dir, count: 0, is_running: false }
+    pub(super) fn new(dir: PathBuf, epoch: u64, handle: DriverHandle) -> Removals {
+        Removals { dir, count: 0, is_running: false, epoch, handle }
     }
 
-    /// Renames `folder` to a name that no other daemon gives: `epoch` is that of this daemon.
-    fn set_aside(&mut self, folder: &Path, epoch: u64) -> io::Result<()> {
+    /// Renames `folder` to a name that no other daemon gives.
+    fn set_aside(&mut self, folder: &Path) -> io::Result<()> {
         self.count += 1;
-        std::fs::rename(folder, self.dir.join(format!("{epoch}-{}", self.count)))
+        std::fs::rename(folder, self.dir.join(format!("{}-{}", self.epoch, self.count)))
     }
-}
 
-impl Driver {
     /// Removes a job's folder: its name is free at once, its files go on another thread.
-    pub(super) fn remove_folder(&mut self, folder: &Path) {
-        match self.removals.set_aside(folder, self.store.journal.epoch()) {
-            Ok(()) => self.empty_removed(),
+    pub(super) fn remove(&mut self, folder: &Path) {
+        match self.set_aside(folder) {
+            Ok(()) => self.empty(),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => tracing::warn!("cannot remove {}: {e}", folder.display()),
         }
     }
 
     /// Empties the folder of removed folders, unless that is under way.
-    pub(super) fn empty_removed(&mut self) {
-        if std::mem::replace(&mut self.removals.is_running, true) {
+    pub(super) fn empty(&mut self) {
+        if std::mem::replace(&mut self.is_running, true) {
             return;
         }
-        let (dir, count) = (self.removals.dir.clone(), self.removals.count);
-        self.off_thread(
-            "remove",
-            move || empty(&dir),
-            move |driver, ()| {
-                driver.removals.is_running = false;
-                // The thread may have missed what came while it worked.
-                if driver.removals.count > count {
-                    driver.empty_removed();
-                }
-            },
-        );
+        let (dir, count) = (self.dir.clone(), self.count);
+        self.handle.off_thread("remove", move || empty(&dir), move |driver, ()| driver.removals.emptied(count));
+    }
+
+    /// The thread has removed what was there when this `count` of folders had been set aside.
+    fn emptied(&mut self, count: u64) {
+        self.is_running = false;
+        // The thread may have missed what came while it worked.
+        if self.count > count {
+            self.empty();
+        }
     }
 }
 

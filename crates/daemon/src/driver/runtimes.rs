@@ -5,15 +5,33 @@
 //! own ([`DockerLink`]).
 
 use super::docker_link::DockerLink;
+use super::handle::DriverHandle;
+use super::jobs::Job;
 use crate::config::DaemonConfig;
 use crate::error::DaemonError;
 use crate::launch::program;
 use crate::paths::Paths;
-use gainshare_core::model::Time;
-use gainshare_limits::cgroup::CpuList;
+use crate::record::JobRecord;
+use crate::types::JobState;
+use gainshare_core::model::{Span, Time};
+use gainshare_limits::cgroup::{CpuList, Group};
 use gainshare_limits::process::{self, ProcessRuntime};
+use gainshare_limits::usage::NodeResources;
 use gainshare_limits::{Capacity, LimitMode, Runtime, RuntimeError, RuntimeKind};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use std::path::Path;
+use std::time::Duration;
+
+/// Time between two attempts to kill a control group whose processes survived SIGKILL (an uninterruptible wait in the
+/// kernel).
+const KILL_PACE: Span = Span::from_secs(5);
+
+/// Without control groups each attempt sends the signals once and waits for nothing, so the attempts follow sooner.
+const SIGNAL_PACE: Span = Span::from_secs(1);
+
+/// After this many attempts without control groups, processes that are still there have survived SIGKILL.
+const SIGNAL_TRIES: u32 = 3;
 
 pub(crate) struct Runtimes {
     pub(super) process: Option<ProcessRuntime>,
@@ -67,6 +85,99 @@ impl Runtimes {
         process.chain(self.docker.iter().map(|_| RuntimeKind::Docker)).collect()
     }
 
+    /// Whether a job that needs the engine should wait for it rather than fail.
+    pub(super) fn is_connecting_docker(&self) -> bool {
+        self.docker.is_none() && self.is_connecting
+    }
+
+    /// The cores that jobs may use.
+    pub(super) fn cores(&self, config: &DaemonConfig) -> f64 {
+        let all = self.capacity().cores;
+        config.cores.map_or(all, |n| all.min(n as f64))
+    }
+
+    /// All that jobs may use.
+    pub(super) fn whole(&self, config: &DaemonConfig) -> NodeResources {
+        let capacity = Capacity { cores: self.cores(config), ..self.capacity() };
+        NodeResources { capacity, block_bytes_s: config.block_bandwidth, net_bytes_s: config.net_bandwidth }
+    }
+
+    /// Reads what a process job used so far. Containers are read together by their runtime's thread.
+    pub(super) fn read_usage(&mut self, config: &DaemonConfig, job: &mut Job, now: Time) {
+        if job.record.state != JobState::Running || job.record.spec.runtime != RuntimeKind::Process {
+            return;
+        }
+        let Some(handle) = job.handle() else { return };
+        let whole = self.whole(config);
+        if let Ok(counters) = self.process().and_then(|r| r.read(&handle)) {
+            job.progress.meter.record(now, counters, &whole);
+            job.usage_read = now;
+        }
+    }
+
+    /// Asks a job to end: SIGTERM, or the container engine's stop.
+    pub(super) fn signal_stop(&mut self, job: &Job, now: Time) {
+        let Some(handle) = job.handle() else { return };
+        let result = match job.record.spec.runtime {
+            RuntimeKind::Process if job.record.leader.is_some() => match &mut self.process {
+                Some(process) => process.terminate(&handle),
+                None => Ok(()),
+            },
+            RuntimeKind::Process => Ok(()),
+            RuntimeKind::Docker => {
+                let grace_s = job.kill_at.map_or(0.0, |at| at.since(now).as_secs_f64());
+                let grace = Duration::from_secs_f64(grace_s);
+                self.docker().map(|docker| docker.stop(job.record.id, handle.key, grace))
+            }
+        };
+        if let Err(e) = result {
+            tracing::warn!(job = %job.record.id, "{e}");
+        }
+    }
+
+    /// Kills every process of a job without waiting for them to go. A control group is killed on another thread, which
+    /// waits. Without control groups the signals are sent once, and again at the next beats until the job has ended.
+    pub(super) fn kill(&mut self, job: &mut Job, handle: &DriverHandle, now: Time) {
+        let id = job.record.id;
+        job.kills += 1;
+        let (kills, leader) = (job.kills, job.record.leader);
+        let group = job.record.group.clone();
+        let has_groups = group.as_ref().is_none_or(|g| g.version.is_some());
+        let pace = if has_groups || kills > SIGNAL_TRIES { KILL_PACE } else { SIGNAL_PACE };
+        // Tried again, should it fail.
+        job.kill_at = Some(now + pace);
+        let (Some(group), RuntimeKind::Process) = (group, job.record.spec.runtime) else { return };
+        let report = move |result: Result<bool, RuntimeError>| match result {
+            Ok(true) | Err(RuntimeError::Gone { .. }) => {}
+            Ok(false) => tracing::warn!(job = %id, "some of its processes survive SIGKILL"),
+            Err(e) => tracing::warn!(job = %id, "cannot be killed: {e}"),
+        };
+        if let Some(version) = group.version {
+            let kill = move || Group::reopen(&group.handle.key, version, &group.dirs).and_then(|g| g.kill());
+            return handle.off_thread("kill", kill, move |_, result| report(result));
+        }
+        // The runtime finds descendants that left the process group, as long as their parents live. A signal to the
+        // process group also reaches processes that are forked meanwhile.
+        if let Some(process) = &mut self.process {
+            // Processes that were there at the first attempts had no time to go.
+            let result = process.kill_once(&group.handle);
+            report(result.map(|is_empty| is_empty || kills <= SIGNAL_TRIES));
+        }
+        if let Some(leader) = leader.filter(|leader| leader.pid > 1 && leader.is_alive()) {
+            let _ = killpg(Pid::from_raw(leader.pid), Signal::SIGKILL);
+        }
+    }
+
+    /// Takes charge of a job's processes again.
+    pub(super) fn adopt_process(&mut self, record: &JobRecord) {
+        let (Some(group), Some(leader)) = (record.group.clone(), record.leader) else { return };
+        let Some(process) = &mut self.process else { return };
+        match process.adopt(&group, leader) {
+            Ok(()) | Err(RuntimeError::Gone { .. }) => {}
+            Err(e) => tracing::warn!(job = %record.id, "cannot be taken over: {e}"),
+        }
+    }
+
     pub(super) fn capacity(&self) -> Capacity {
         let process = self.process.iter().map(|r| r.capacity());
         let all = process.chain(self.docker.iter().map(|r| r.capacity()));
@@ -83,6 +194,12 @@ pub(crate) fn process_config(config: &DaemonConfig, paths: &Paths) -> process::C
     process.keeper = Some(vec![program(config).into(), "keep".into()]);
     process.max_tasks = crate::fail::max_tasks().or(process.max_tasks);
     process
+}
+
+/// The cores that jobs may use, if not all.
+pub(super) fn allowed_cpus(config: &DaemonConfig) -> Option<String> {
+    let cpus = first_cpus(config.cores?)?;
+    Some(cpus.iter().map(|cpu| cpu.to_string()).collect::<Vec<_>>().join(","))
 }
 
 /// The first `count` CPUs that this process may use; `None` if those are all.

@@ -12,9 +12,10 @@
 //! part of the position, so a sample that is read again replaces itself.
 
 use super::jobs::{Job, JobTable};
+use super::reports::ProgressReading;
 use crate::clock::Moment;
 use crate::error::Refusal;
-use crate::journal::{Batch, Journal, StoredSample};
+use crate::journal::{Batch, Journal, SAMPLES_KEPT, StoredSample};
 use crate::metrics::Metrics;
 use crate::record::Change;
 use gainshare_core::decider::Decider;
@@ -114,6 +115,54 @@ impl Store {
         self.unsaved.changes.push((at, id, change));
     }
 
+    /// Gives an owner that is new a number.
+    pub(super) fn register_owner(&mut self, jobs: &mut JobTable, name: &str) -> Result<(), Refusal> {
+        if !jobs.is_known_owner(name) {
+            jobs.add_owner(name, self.journal.add_owner(name)?);
+        }
+        Ok(())
+    }
+
+    /// Feeds samples to the job's tracker and keeps them for the journal. Whether there are any.
+    pub(super) fn add_reading(&mut self, job: &mut Job, reading: &ProgressReading, now: Time) -> bool {
+        let id = job.record.id;
+        // That a collector was switched off must be known after a restart, too.
+        job.unsaved |= reading.note.is_some();
+        job.progress.course = reading.progress.or(job.progress.course);
+        if reading.samples.is_empty() {
+            return false;
+        }
+        if reading.forget {
+            job.progress.tracker = Default::default();
+            job.progress.pace = Default::default();
+            self.clear_samples(id);
+        }
+        if let Some(reports) = &job.reports {
+            job.progress.metric = reports.metric().map(str::to_owned);
+            job.progress.source = reports.source();
+        }
+        job.progress.tracker.set_target(job.record.spec.target_value());
+        for sample in &reading.samples {
+            if !job.progress.tracker.push(now, *sample) {
+                self.metrics.samples_refused.inc();
+                continue;
+            }
+            self.metrics.samples_accepted.inc();
+            let seq = job.progress.next_seq;
+            job.progress.next_seq += 1;
+            let stride = job.progress.stride();
+            if seq.is_multiple_of(stride) {
+                self.add_sample(id, StoredSample { seq, time: now, step: sample.step, value: sample.value });
+            }
+            if job.progress.next_seq / stride > SAMPLES_KEPT {
+                job.progress.double_stride();
+                self.thin_samples(id, job.progress.stride());
+            }
+        }
+        job.unsaved = true;
+        true
+    }
+
     pub(super) fn control_changed(&mut self) {
         self.control_changed = true;
     }
@@ -129,13 +178,13 @@ impl Store {
     }
 
     /// The job's earlier samples belong to another metric.
-    pub(super) fn clear_samples(&mut self, id: JobId) {
+    fn clear_samples(&mut self, id: JobId) {
         self.unsaved.samples.retain(|(owner, _)| *owner != id);
         self.held.samples.retain(|(owner, _)| *owner != id);
         self.held.cleared.push(id);
     }
 
-    pub(super) fn add_sample(&mut self, id: JobId, sample: StoredSample) {
+    fn add_sample(&mut self, id: JobId, sample: StoredSample) {
         self.held.samples.push((id, sample));
         let count = self.unsaved.samples.len() + self.held.samples.len();
         let surplus = count.saturating_sub(MAX_UNSAVED_SAMPLES);
@@ -148,7 +197,7 @@ impl Store {
     }
 
     /// From now on only every `stride`th sample is kept.
-    pub(super) fn thin_samples(&mut self, id: JobId, stride: u64) {
+    fn thin_samples(&mut self, id: JobId, stride: u64) {
         self.held.thin.push((id, stride));
     }
 

@@ -6,14 +6,17 @@
 //! change.
 
 mod description;
+mod requests;
+
+pub(super) use requests::release_leftover;
 
 use super::docker_link::DockerLink;
-use super::pump::Pump;
-use super::runtimes::kind_name;
+use super::intake::new_record;
+use super::start::{drop_environment, read_environment};
 use super::{Driver, DriverHandle};
 use crate::error::Refusal;
 use crate::fail;
-use crate::journal::{Batch, LimitRow};
+use crate::journal::Batch;
 use crate::record::Change;
 use crate::restore::ContainerOriginal;
 use crate::types::{JobState, StartOrder};
@@ -25,7 +28,7 @@ use gainshare_limits::docker::{
     default_socket, labels,
 };
 use gainshare_limits::{JobHandle, Runtime, RuntimeError, RuntimeKind};
-use std::collections::BTreeMap;
+use requests::{container_row, launch};
 use std::time::Duration;
 
 /// Time between two attempts to reach an engine that does not answer.
@@ -36,13 +39,6 @@ const START_SLACK_NS: u64 = 1_000_000_000;
 
 /// How long a container's end may wait for the rest of its output.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
-
-/// How long the engine may take to put limits back when the daemon ends.
-const RELEASE_LIMIT: Duration = Duration::from_secs(10);
-
-/// How often, and with which pauses, an engine that does not answer is asked how a container ended.
-const EXIT_CODE_TRIES: usize = 24;
-const EXIT_CODE_PACE: Duration = Duration::from_secs(5);
 
 /// Passes the engine's events on to the driver.
 fn follow(engine: &Engine, adopt: AdoptionRule, handle: DriverHandle) -> std::io::Result<()> {
@@ -94,12 +90,7 @@ impl Driver {
         let socket = self.config.docker_socket.clone().unwrap_or_else(default_socket);
         let mode = self.config.mode;
         let connect = move || DockerRuntime::connect(&socket, mode);
-        self.off_thread("docker-connect", connect, |driver, result| driver.docker_connected(result));
-    }
-
-    /// Whether a job that needs the engine should wait for it rather than fail.
-    pub(super) fn is_connecting_docker(&self) -> bool {
-        self.runtimes.docker.is_none() && self.runtimes.is_connecting
+        self.handle.off_thread("docker-connect", connect, |driver, result| driver.docker_connected(result));
     }
 
     fn docker_connected(&mut self, result: Result<DockerRuntime, RuntimeError>) {
@@ -182,8 +173,8 @@ impl Driver {
     /// Makes a job of a container that was not started by us.
     fn adopt_container(&mut self, info: &ContainerInfo) -> Result<(), Refusal> {
         let (mut spec, notes) = adopted_spec(info, self.config.docker_trust_labels);
-        spec.name = Some(self.free_name(&spec.label()));
-        let mut record = self.new_record(self.store.journal.next_id()?, spec, false);
+        spec.name = Some(self.jobs.free_name(&spec.label()));
+        let mut record = new_record(self.store.journal.next_id()?, spec, false, self.clock.moment());
         record.adopted = true;
         record.notes = notes;
         let id = record.id;
@@ -194,21 +185,6 @@ impl Driver {
         }
         self.take_container(id, &info.id);
         Ok(())
-    }
-
-    /// A name for a container's job that no live job has.
-    fn free_name(&self, wanted: &str) -> String {
-        let mut name: String = wanted
-            .chars()
-            .map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' })
-            .take(50)
-            .collect();
-        if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) || name.chars().all(|c| c.is_ascii_digit()) {
-            name = format!("c-{name}");
-        }
-        let is_taken = |n: &str| self.jobs.values().any(|j| j.record.is_live() && j.record.name == n);
-        let numbered = (2..).map(|n| format!("{name}-{n}"));
-        std::iter::once(name.clone()).chain(numbered).find(|n| !is_taken(n)).unwrap_or(name)
     }
 
     /// Takes charge of a running container: its original limits are read now and on disk before any limit is changed.
@@ -233,14 +209,14 @@ impl Driver {
         let (is_live, is_new) = (job.record.is_live(), job.record.state != JobState::Running);
         let error = match result {
             Ok(original) => {
-                let row = self.container_row(id, original);
-                self.store.add_limit(row);
+                self.store.add_limit(container_row(&self.config, id, original));
                 None
             }
             Err(e) => Some(e),
         };
         if !is_live {
-            return self.release_container(id, JobHandle { job: id, key: container.to_owned() });
+            let handle = JobHandle { job: id, key: container.to_owned() };
+            return self.runtimes.docker.iter().for_each(|docker| docker.release(id, handle.clone()));
         }
         if is_new {
             fail::point("container-before-journal");
@@ -250,43 +226,28 @@ impl Driver {
         let _ = self.save();
         if is_new {
             fail::point("container-after-journal");
-            self.drop_environment(id);
-            self.begin_watching(id);
+            drop_environment(&self.paths, id);
+            self.follow(id);
         }
-        self.begin_pumping(id, container);
+        if let (Some(docker), Some(job)) = (&self.runtimes.docker, self.jobs.get_mut(&id)) {
+            docker.begin_pumping(job, container, &self.paths.job(id.0));
+        }
         if is_new {
             self.job_changed(id);
         }
         match error {
             None => self.apply_to(RuntimeKind::Docker),
             // A short one may be over before we could examine it.
-            Some(RuntimeError::Gone { .. }) => return self.read_exit_code(id, container),
+            Some(RuntimeError::Gone { .. }) => {
+                return self.runtimes.docker.iter().for_each(|docker| docker.read_exit_code(id, container));
+            }
             Some(e) => {
                 tracing::warn!(job = %id, "{e}");
                 self.fact(Some(id), Change::Noted { note: format!("its limits cannot be changed: {e}") });
             }
         }
-        if self.jobs.get(&id).is_some_and(|j| j.record.stop_requested) {
-            self.signal_stop(id);
-        }
-    }
-
-    fn container_row(&self, job: JobId, original: OriginalLimits) -> LimitRow {
-        let key = original.id.clone();
-        let kept = ContainerOriginal { original, socket: self.config.docker_socket.clone() };
-        let original = serde_json::to_string(&kept).unwrap_or_default();
-        LimitRow { key, job, runtime: kind_name(RuntimeKind::Docker).into(), original }
-    }
-
-    fn begin_pumping(&mut self, id: JobId, container: &str) {
-        let dir = self.paths.job(id.0);
-        let (Some(docker), Some(job)) = (&self.runtimes.docker, self.jobs.get_mut(&id)) else { return };
-        if job.pump.is_some() {
-            return;
-        }
-        match Pump::start(docker.engine(), container, &dir, job.progress.copied) {
-            Ok(pump) => job.pump = Some(pump),
-            Err(e) => tracing::warn!(job = %id, "its output cannot be followed: {e}"),
+        if let Some(job) = self.jobs.get(&id).filter(|j| j.record.stop_requested) {
+            self.runtimes.signal_stop(job, self.clock.now());
         }
     }
 
@@ -315,8 +276,7 @@ impl Driver {
         };
         docker.run(apply, move |driver, (results, originals)| {
             for (id, original) in originals {
-                let row = driver.container_row(id, original);
-                driver.store.add_limit(row);
+                driver.store.add_limit(container_row(&driver.config, id, original));
             }
             driver.applied(RuntimeKind::Docker, generation, results);
             let again = driver.runtimes.docker.as_mut().is_some_and(|docker| {
@@ -329,67 +289,15 @@ impl Driver {
         });
     }
 
-    /// Reads what all containers used so far. Decisions see the counters of the last reading, which
-    /// is at most about a second old.
-    pub(super) fn read_container_usage(&mut self) {
-        let is_running = |j: &super::Job| {
-            j.record.state == JobState::Running && j.record.spec.runtime == RuntimeKind::Docker && !j.is_busy
-        };
-        let handles: Vec<JobHandle> =
-            self.jobs.values().filter(|j| is_running(j)).filter_map(super::Job::handle).collect();
-        let Some(docker) = self.runtimes.docker.as_mut().filter(|d| !d.is_reading && !handles.is_empty()) else {
-            return;
-        };
-        docker.is_reading = true;
-        let read = move |docker: &mut DockerRuntime| {
-            handles.iter().filter_map(|h| Some((h.job, docker.read(h).ok()?))).collect::<Vec<_>>()
-        };
-        docker.run(read, |driver, counters| {
-            let (now, whole) = (driver.now(), driver.whole());
-            for (id, counters) in counters {
-                if let Some(job) = driver.jobs.get_mut(&id) {
-                    job.progress.meter.record(now, counters, &whole);
-                }
-            }
-            if let Some(docker) = &mut driver.runtimes.docker {
-                docker.is_reading = false;
-            }
-        });
-    }
-
-    /// Puts a container's limits back.
-    pub(super) fn release_container(&mut self, id: JobId, handle: JobHandle) {
-        let Some(docker) = &self.runtimes.docker else { return };
-        let key = handle.key.clone();
-        docker
-            .run(move |docker| docker.release(&handle), move |driver, result| driver.limits_released(id, key, result));
-    }
-
-    /// Puts the limits of all containers back before the daemon ends.
-    pub(super) fn release_all_containers(&mut self, handles: Vec<JobHandle>) {
-        let Some(docker) = &self.runtimes.docker else { return };
-        let release = move |docker: &mut DockerRuntime| {
-            handles.into_iter().map(|h| (h.job, docker.release(&h), h.key)).collect::<Vec<_>>()
-        };
-        match docker.run_within(RELEASE_LIMIT, release) {
-            Some(results) => {
-                for (id, result, key) in results {
-                    self.limits_released(id, key, result);
-                }
-            }
-            None => tracing::error!("the Docker engine is too slow: limits of containers were not put back"),
-        }
-    }
-
-    /// Starts a container of our own. The engine may take long, so this happens on another thread.
+    /// Journals the start of a container of our own and has it started.
     pub(super) fn admit_container(&mut self, id: JobId) -> Result<(), Refusal> {
         let engine = self.runtimes.docker()?.engine().clone();
-        let values = self.read_environment(id)?.spec.env;
         let record = &self.jobs[&id].record;
+        let values = read_environment(&self.paths, record)?.spec.env;
         let order = StartOrder {
             attempt: record.attempt + 1,
             dir: self.paths.job(id.0).display().to_string(),
-            env: self.start_env(record, &values),
+            env: self.picture().start_env(&self.push_access, record, &values),
             ..StartOrder::default()
         };
         let change = Change::Admitted { order, group: None };
@@ -401,19 +309,11 @@ impl Driver {
         if let Some(job) = self.jobs.get_mut(&id) {
             job.record = record;
         }
-        self.launch_container(id, engine, values);
-        self.job_changed(id);
-        Ok(())
-    }
-
-    fn launch_container(&mut self, id: JobId, engine: Engine, values: BTreeMap<String, String>) {
         let record = &self.jobs[&id].record;
         let (spec, attempt) = (container_spec(&self.paths.state, record, values), record.attempt);
-        self.off_thread(
-            "container-start",
-            move || start_or_take(&engine, &spec),
-            move |driver, result| driver.container_launched(id, attempt, result),
-        );
+        launch(&self.handle, engine, spec, id, attempt);
+        self.job_changed(id);
+        Ok(())
     }
 
     fn container_launched(&mut self, id: JobId, attempt: u32, result: Result<String, RuntimeError>) {
@@ -428,24 +328,6 @@ impl Driver {
         }
     }
 
-    pub(super) fn stop_container(&mut self, id: JobId) -> Result<(), RuntimeError> {
-        let now = self.now();
-        let Some(job) = self.jobs.get(&id) else { return Ok(()) };
-        let Some(container) = job.record.container.clone() else { return Ok(()) };
-        let grace = Duration::from_secs_f64(job.kill_at.map_or(0.0, |at| at.since(now).as_secs_f64()));
-        let engine = self.runtimes.docker()?.engine().clone();
-        self.off_thread(
-            "container-stop",
-            move || engine.stop(&container, grace),
-            move |_, result| {
-                if let Err(e) = result {
-                    tracing::warn!(job = %id, "{e}");
-                }
-            },
-        );
-        Ok(())
-    }
-
     /// The job's end is recorded when the rest of its output was copied.
     fn container_ended(&mut self, id: JobId, exit_code: Option<i64>, oom_killed: bool) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
@@ -458,7 +340,8 @@ impl Driver {
                 pump.wait_for_end(LAST_OUTPUT);
             }
         };
-        self.off_thread("container-output", wait, move |driver, ()| driver.container_over(id, exit_code, oom_killed));
+        self.handle
+            .off_thread("container-output", wait, move |driver, ()| driver.container_over(id, exit_code, oom_killed));
     }
 
     fn container_over(&mut self, id: JobId, exit_code: Option<i64>, oom_killed: bool) {
@@ -473,43 +356,6 @@ impl Driver {
         self.end(id, state, exit_code.and_then(|c| i32::try_from(c).ok()), None, why);
     }
 
-    /// Removes the container of a job whose end is recorded, if we started it.
-    pub(super) fn remove_container(&mut self, id: JobId) {
-        let Some(job) = self.jobs.get(&id) else { return };
-        let (is_adopted, container) = (job.record.adopted, job.record.container.clone());
-        if let (false, Some(container), Ok(docker)) = (is_adopted, container, self.runtimes.docker()) {
-            let engine = docker.engine().clone();
-            // Its output is copied and its exit code known: nothing is left to keep it for.
-            self.off_thread(
-                "container-remove",
-                move || engine.remove(&container),
-                |_, result| {
-                    if let Err(e) = result {
-                        tracing::warn!("{e}");
-                    }
-                },
-            );
-        }
-    }
-
-    /// A container that no longer runs: the engine knows how it ended, unless it was removed.
-    fn read_exit_code(&mut self, id: JobId, container: &str) {
-        let Ok(engine) = self.runtimes.docker().map(|d| d.engine().clone()) else { return };
-        let container = container.to_owned();
-        let read = move || {
-            for _ in 0..EXIT_CODE_TRIES {
-                match engine.exit_code(&container) {
-                    Ok(code) => return code,
-                    Err(RuntimeError::Gone { .. }) => return None,
-                    Err(e) => tracing::warn!(job = %id, "how it ended is not known yet: {e}"),
-                }
-                std::thread::sleep(EXIT_CODE_PACE);
-            }
-            None
-        };
-        self.off_thread("container-exit", read, move |driver, code| driver.container_ended(id, code, false));
-    }
-
     /// After a restart, a lapse, or a lost engine: takes charge again, or reads how the container ended.
     pub(super) fn find_container_again(&mut self, id: JobId) {
         let record = self.jobs[&id].record.clone();
@@ -517,36 +363,14 @@ impl Driver {
         match (record.container, record.state) {
             (Some(container), _) => self.take_container(id, &container),
             // It was about to start. If the engine has it already, it is found by its name.
-            (None, JobState::Starting) => match self.read_environment(id) {
-                Ok(file) => self.launch_container(id, engine, file.spec.env),
+            (None, JobState::Starting) => match read_environment(&self.paths, &self.jobs[&id].record) {
+                Ok(file) => {
+                    let spec = container_spec(&self.paths.state, &self.jobs[&id].record, file.spec.env);
+                    launch(&self.handle, engine, spec, id, record.attempt);
+                }
                 Err(e) => self.end(id, JobState::Failed, None, None, Some(e.message)),
             },
             (None, _) => {}
-        }
-    }
-
-    /// Puts limits back of a container that is no job any more, from the journal's row.
-    pub(super) fn release_leftover_container(&mut self, row: LimitRow) {
-        let restore = move || {
-            let result = crate::restore::restore(&row);
-            (row, result)
-        };
-        self.off_thread("container-restore", restore, |driver, (row, result)| match result {
-            Ok(()) => driver.store.remove_limit(row.key),
-            Err(e) => tracing::warn!(job = %row.job, "limits could not be put back: {e}"),
-        });
-    }
-
-    /// [`DriverHandle::off_thread`]; a machine without threads to spare is a failure of the daemon.
-    pub(super) fn off_thread<T: Send + 'static>(
-        &mut self,
-        name: &'static str,
-        work: impl FnOnce() -> T + Send + 'static,
-        then: impl FnOnce(&mut Driver, T) + Send + 'static,
-    ) {
-        if let Err(e) = self.handle.off_thread(name, work, then) {
-            tracing::error!("cannot start the thread {name}: {e}");
-            self.part_ended(name);
         }
     }
 }

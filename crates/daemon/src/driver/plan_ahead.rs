@@ -1,0 +1,163 @@
+//! What would become of jobs if they were submitted now, and the view that predictions are made of.
+
+use super::HERE;
+use super::deadlines::{deadline, forecast_at};
+use super::view::Picture;
+use crate::clock::{rfc3339, unix_s};
+use crate::spec::JobSpec;
+use crate::types::{DeadlineInfo, DeadlineState, Forecast, PlanAnswer};
+use gainshare_core::decider::Decider;
+use gainshare_core::forecast::forecast;
+use gainshare_core::model::{JobId, Share, Time};
+use gainshare_core::plan::{Plan, Reason};
+use gainshare_core::signal::Signal;
+use gainshare_core::signal::speed::Interval;
+use gainshare_core::view::{JobView, Phase, View};
+use std::collections::BTreeMap;
+
+/// When jobs end, in seconds from now.
+type Ends = BTreeMap<JobId, Interval>;
+
+/// A job that ends later than before by less than this part is not delayed.
+const SAME: f64 = 0.05;
+
+impl Picture<'_> {
+    /// The view with what is known of jobs that have not reported yet: the last run of the same command.
+    pub(super) fn forecast_view(&self) -> View {
+        let mut view = self.view();
+        if view.jobs.iter().all(|j| j.signal.pace.is_some()) {
+            return view;
+        }
+        let past = self.forecasts.past_runs(self.jobs);
+        for job in view.jobs.iter_mut().filter(|j| j.signal.pace.is_none()) {
+            let Some(command) = self.jobs.get(&job.id).map(|j| &j.record.spec.command) else { continue };
+            if let Some((_, known)) = past.get(command) {
+                job.signal.total = job.signal.total.or(known.total);
+                job.signal.pace = known.pace;
+            }
+        }
+        view
+    }
+
+    /// What would become of jobs with these specs if they were submitted now.
+    pub(super) fn plan_ahead(&self, control: &Decider, specs: &[JobSpec]) -> Vec<PlanAnswer> {
+        let view = self.forecast_view();
+        // Everything is decided on copies: once as it is, once with the new jobs running.
+        let before = decide_copy(control, view.clone(), self.now);
+        let mut with = view.clone();
+        let next = self.jobs.keys().last().map_or(1, |id| id.0 + 1);
+        let past = self.forecasts.past_runs(self.jobs);
+        let likes: Vec<Option<(String, Signal)>> = specs.iter().map(|s| past.get(&s.command).cloned()).collect();
+        for (i, (spec, like)) in specs.iter().zip(&likes).enumerate() {
+            let mut job = JobView {
+                id: JobId(next + i as u64),
+                owner: self.jobs.owner(spec.owner.as_deref().unwrap_or_default()),
+                arrived: with.now,
+                phase: Phase::Running { node: HERE, since: with.now, attempt: 1 },
+                floor: Share::clamped(spec.floor),
+                max: Share::clamped(spec.max),
+                priority: spec.priority,
+                deadline: deadline(spec, self.now),
+                ..JobView::default()
+            };
+            if spec.owner.is_none() {
+                job.owner = with.jobs.first().map_or(job.owner, |j| j.owner);
+            }
+            job.signal = like.as_ref().map_or(Signal::default(), |(_, signal)| *signal);
+            with.jobs.push(job);
+        }
+        let after = decide_copy(control, with.clone(), self.now);
+        let arrivals = self.forecasts.forecaster.arrivals();
+        let ends_before = forecast(control, &view, arrivals);
+        let ends = forecast(control, &with, arrivals);
+        let delays = self.delays(&with, (before.as_ref(), &ends_before), (after.as_ref(), &ends));
+        let answers = specs.iter().zip(likes).enumerate().map(|(i, (spec, like))| {
+            let id = JobId(next + i as u64);
+            let verdict = after.as_ref().and_then(|plan| plan.verdicts.get(&id));
+            let share = verdict.and_then(|v| v.target).map(|t| t.share.cpu.get());
+            let done = ends.get(&id).map(|end| forecast_at(unix_s(), *end));
+            let deadline = spec.deadline_s().map(|at_s| {
+                let tolerance_s = spec.tolerance_s();
+                let standing = match (verdict.map(|v| v.reason), &done) {
+                    (Some(Reason::CannotMeet { .. }), _) => DeadlineState::Late,
+                    (Some(Reason::MeetsDeadline { .. } | Reason::Early { .. }), _) => DeadlineState::OnTime,
+                    (_, Some(done)) if done.at_s > at_s + tolerance_s => DeadlineState::Late,
+                    (_, Some(_)) => DeadlineState::OnTime,
+                    (_, None) => DeadlineState::Unknown,
+                };
+                DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, standing }
+            });
+            let like = like.map(|(name, _)| name);
+            let text = answer_text(&like, &done, &deadline, &delays, verdict.map(|v| v.reason));
+            PlanAnswer { name: spec.label(), like, share, done, deadline, delays: delays.clone(), text }
+        });
+        answers.collect()
+    }
+
+    /// Running jobs that would end later, or whose deadlines could no longer be promised.
+    fn delays(&self, view: &View, before: (Option<&Plan>, &Ends), after: (Option<&Plan>, &Ends)) -> Vec<String> {
+        let ((Some(before), ends_before), (Some(after), ends_after)) = (before, after) else { return Vec::new() };
+        let mut names = Vec::new();
+        for job in &view.jobs {
+            let (Some(old), Some(new)) = (before.verdicts.get(&job.id), after.verdicts.get(&job.id)) else { continue };
+            let breaks =
+                !matches!(old.reason, Reason::CannotMeet { .. }) && matches!(new.reason, Reason::CannotMeet { .. });
+            let later = job.deadline.is_none()
+                && ends_after
+                    .get(&job.id)
+                    .zip(ends_before.get(&job.id))
+                    .is_some_and(|(new, old)| new.mid > old.mid * (1.0 + SAME));
+            if breaks || later {
+                names.push(self.jobs.get(&job.id).map_or_else(|| job.id.to_string(), |j| j.record.name.clone()));
+            }
+        }
+        names
+    }
+}
+
+/// The plan that a copy of `control` makes of `view`, whatever is due.
+fn decide_copy(control: &Decider, mut view: View, now: Time) -> Option<Plan> {
+    let mut fresh = control.clone();
+    view.now = now;
+    if let Some(decision) = fresh.decide(view.clone()).decision() {
+        return Some(decision.plan.as_plan().clone());
+    }
+    // Nothing is due: a control without memory decides at once.
+    let mut fresh = Decider::new(control.policy().clone());
+    fresh.decide(view).decision().map(|d| d.plan.as_plan().clone())
+}
+
+fn answer_text(
+    like: &Option<String>,
+    done: &Option<Forecast>,
+    deadline: &Option<DeadlineInfo>,
+    delays: &[String],
+    reason: Option<Reason>,
+) -> String {
+    let Some(like) = like else {
+        return "not known: no run of this command has ended well here yet; submit it, and its end is predicted within \
+                its first steps"
+            .to_owned();
+    };
+    let when = done.as_ref().map_or_else(
+        || "at a time that cannot be predicted".to_owned(),
+        |d| {
+            let minutes = 0.5 * (d.latest_s - d.earliest_s) / 60.0;
+            format!("at {} ± {minutes:.0} min", crate::deadline::local(d.at_s))
+        },
+    );
+    let verdict = match (deadline.as_ref().map(|d| d.standing), reason) {
+        (Some(DeadlineState::OnTime), _) => format!("would make its deadline, done {when}"),
+        (Some(DeadlineState::Late), Some(Reason::CannotMeet { earliest_s: Some(s) })) => {
+            format!("would miss its deadline: done at {} at the earliest", crate::deadline::local(unix_s() + s))
+        }
+        (Some(DeadlineState::Late), _) => format!("would miss its deadline: done {when}"),
+        _ => format!("would be done {when}"),
+    };
+    let delays = if delays.is_empty() {
+        "would delay no other job".to_owned()
+    } else {
+        format!("would delay {}", delays.join(", "))
+    };
+    format!("{verdict} (as {like} ran); {delays}")
+}
