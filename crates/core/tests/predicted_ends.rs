@@ -78,7 +78,7 @@ fn normal(dice: &mut Dice) -> f64 {
 }
 
 impl Job {
-    fn new(seed: u64, place: usize, at_once: bool) -> Job {
+    fn new(seed: u64, place: usize, at_once: bool, warm_up: usize) -> Job {
         let (arrives, work, deadline) = MIX[place];
         let mut dice = Dice::new(seed.wrapping_mul(100) + place as u64, "job");
         let noise = 0.05 + 0.05 * unit(&mut dice);
@@ -87,7 +87,7 @@ impl Job {
         let work_s = work * HORIZON_S * (0.8 + 0.4 * unit(&mut dice));
         let cost = work_s / STEPS as f64;
         let costs = (0..STEPS as usize).map(|step| {
-            let warm_up = if step < 3 { 2.0 } else { 1.0 };
+            let warm_up = if step < warm_up { 2.0 } else { 1.0 };
             let evaluation = if evaluates && step % every == every - 1 { 0.15 * every as f64 } else { 0.0 };
             cost * (warm_up * (1.0 + noise * normal(&mut dice)).max(0.2) + evaluation)
         });
@@ -157,9 +157,9 @@ struct Play {
 }
 
 impl Play {
-    fn new(seed: u64, preset: Preset, at_once: bool, habits: Habits) -> Play {
+    fn new(seed: u64, preset: Preset, at_once: bool, habits: Habits, warm_up: usize) -> Play {
         Play {
-            jobs: (0..MIX.len()).map(|place| Job::new(seed, place, at_once)).collect(),
+            jobs: (0..MIX.len()).map(|place| Job::new(seed, place, at_once, warm_up)).collect(),
             decider: Decider::new(Policy::from(preset)),
             forecaster: Forecaster::default(),
             published: BTreeMap::new(),
@@ -288,17 +288,17 @@ fn figures(scores: &[(f64, bool)]) -> [f64; 3] {
     [at(0.5), at(0.9), inside as f64 / scores.len() as f64]
 }
 
-fn measure(preset: Preset, at_once: bool, habits: Habits, seeds: u64) -> Vec<(f64, bool)> {
+fn measure(preset: Preset, at_once: bool, habits: Habits, warm_up: usize, seeds: u64) -> Vec<(f64, bool)> {
     let mut all = vec![];
-    for seed in 0..seeds {
-        let mut play = Play::new(seed, preset, at_once, habits);
+    for seed in FIRST_SEED..FIRST_SEED + seeds {
+        let mut play = Play::new(seed, preset, at_once, habits, warm_up);
         play.run(seed);
         all.extend(play.scores());
     }
     let [median, ninetieth, inside] = figures(&all).map(|figure| 100.0 * figure);
     let bias = 100.0 * all.iter().map(|(error, _)| error).sum::<f64>() / all.len() as f64;
     println!(
-        "{preset:?}, {}, {habits:?}: {} runs, median error {median:.1} %, 90th percentile {ninetieth:.1} %, \
+        "{preset:?}, {}, {habits:?}, warm-up of {warm_up} steps: {} runs, median error {median:.1} %, 90th percentile {ninetieth:.1} %, \
          {inside:.0} % inside, mean error {bias:+.1} %",
         if at_once { "at once" } else { "arrivals" },
         all.len()
@@ -306,32 +306,50 @@ fn measure(preset: Preset, at_once: bool, habits: Habits, seeds: u64) -> Vec<(f6
     all
 }
 
+/// The numbers of the prediction were chosen with other seeds.
+const FIRST_SEED: u64 = 100;
 const SEEDS: u64 = 6;
+
+/// Steps that cost twice as much at the beginning of a run.
+const WARM_UP: usize = 3;
+const LONG_WARM_UP: usize = 8;
 
 #[test]
 fn ends_of_known_jobs_are_predicted_after_a_tenth_of_the_run() {
-    let mut all = measure(Preset::Na, true, RIGHT, SEEDS);
-    all.extend(measure(Preset::Qos, true, RIGHT, SEEDS));
+    let mut all = measure(Preset::Na, true, RIGHT, WARM_UP, SEEDS);
+    all.extend(measure(Preset::Qos, true, RIGHT, WARM_UP, SEEDS));
     let [median, ninetieth, inside] = figures(&all);
     println!("both: median {median:.3}, 90th percentile {ninetieth:.3}, inside {inside:.3}");
-    assert!(median <= 0.12 && ninetieth <= 0.4, "median {median}, 90th percentile {ninetieth}");
-    assert!((0.6..=0.95).contains(&inside), "{inside} inside");
+    assert!(median <= 0.1 && ninetieth <= 0.25, "median {median}, 90th percentile {ninetieth}");
+    assert!((0.7..=0.95).contains(&inside), "{inside} inside");
 }
 
 #[test]
 fn jobs_that_come_later_are_allowed_for() {
-    let mut all = measure(Preset::Na, false, RIGHT, SEEDS);
-    all.extend(measure(Preset::Qos, false, RIGHT, SEEDS));
+    let mut all = measure(Preset::Na, false, RIGHT, WARM_UP, SEEDS);
+    all.extend(measure(Preset::Qos, false, RIGHT, WARM_UP, SEEDS));
     let [median, ninetieth, inside] = figures(&all);
     println!("both: median {median:.3}, 90th percentile {ninetieth:.3}, inside {inside:.3}");
     assert!(median <= 0.3 && inside >= 0.65, "median {median}, {inside} inside");
 }
 
+/// A job whose share is small is still in a long warm-up after a tenth of its run, and nothing shows that its steps will
+/// become shorter.
+#[test]
+fn a_long_warm_up_makes_predictions_late_but_not_absurd() {
+    let mut all = measure(Preset::Na, true, RIGHT, LONG_WARM_UP, 3);
+    all.extend(measure(Preset::Qos, true, RIGHT, LONG_WARM_UP, 3));
+    let [median, ninetieth, inside] = figures(&all);
+    println!("both: median {median:.3}, 90th percentile {ninetieth:.3}, inside {inside:.3}");
+    assert!(median <= 0.2 && inside >= 0.6, "median {median}, 90th percentile {ninetieth}, {inside} inside");
+}
+
 /// What the driver's two errors cost; printed, so that a change of either shows.
 #[test]
 fn a_driver_that_mistakes_times_or_idle_cores_spoils_predictions() {
-    let right = figures(&measure(Preset::Qos, true, RIGHT, 2));
-    let late = figures(&measure(Preset::Qos, true, Habits { knows_reading_time: false, ..RIGHT }, 2));
-    let idle = figures(&measure(Preset::Qos, true, Habits { sees_foreign_idle: true, ..RIGHT }, 2));
+    let with = |habits: Habits| figures(&measure(Preset::Qos, true, habits, WARM_UP, 2));
+    let right = with(RIGHT);
+    let late = with(Habits { knows_reading_time: false, ..RIGHT });
+    let idle = with(Habits { sees_foreign_idle: true, ..RIGHT });
     assert!(right[1] <= late[1] + 0.05 && right[1] < idle[1], "{right:?} {late:?} {idle:?}");
 }

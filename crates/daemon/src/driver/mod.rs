@@ -13,14 +13,14 @@
 //! (the container engine, a kill, an endpoint, a file in a job's own folder) runs on other threads, whose results come
 //! back as tasks.
 //!
-//! **Parts.** A part owns its fields and what is done with them; it gets what else it needs as arguments. [`jobs`]: the
-//! table of jobs, with earlier runs ([`history`]). [`store`]: the way to the journal. [`handle`]: tasks and events.
-//! [`runtimes`]: limits, counters, stops and kills; for containers [`docker_link`] and their output [`pump`].
-//! [`files`]: the threads that read jobs' own files. [`watch`]: changes of supervisors' files. [`deadlines`]: predicted
-//! ends. [`inside`]: the pages of the library inside jobs ([`page`]) and their teams of threads ([`teams`]). [`gpu`],
-//! [`gpu_use`]: shares of GPUs. [`start`]: supervisors and the environment of a start. [`removals`]: folders of forgotten
-//! jobs. Two parts are borrowed from others: [`follow`] for reports, [`view`] for what decisions and the API see
-//! ([`read`]).
+//! **Parts.** A part owns its fields and what is done with them; it gets what else it needs as arguments. [`jobs`]:
+//! the table of jobs, with earlier runs ([`history`]). [`store`]: the way to the journal. [`handle`]: tasks and
+//! events. [`runtimes`]: limits, counters, stops and kills; for containers [`docker_link`] and their output [`pump`].
+//! [`files`]: the threads that read jobs' own files. [`watch`]: changes of supervisors' files. [`deadlines`]:
+//! predicted ends. [`inside`]: the pages of the library inside jobs ([`page`]) and their teams of threads ([`teams`]).
+//! [`gpu`], [`gpu_use`]: shares of GPUs. [`start`]: supervisors and the environment of a start. [`removals`]: folders
+//! of forgotten jobs. Two parts are borrowed from others: [`follow`] for reports, [`view`] for what decisions and the
+//! API see ([`read`]).
 //!
 //! **The driver itself** has the loop, the order of a round, and what concerns several parts at once: [`intake`]:
 //! submit, admission, stop. [`start`]: how a job begins. [`observe`]: starts and ends of jobs. [`decide`]: decisions.
