@@ -124,7 +124,8 @@ impl<'a> Account<'a> {
             "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview",
             "spec": {"namespace": namespace},
         });
-        let args = ["create", "-f", "-", "-o", "json", self.kubeconfig.as_str()];
+        // To validate the object, kubectl would list kinds first, which is another right.
+        let args = ["create", "--validate=false", "-f", "-", "-o", "json", self.kubeconfig.as_str()];
         let output = self.bed.output("kubectl", &args, &review.to_string());
         let answer: Value = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|error| panic!("{error}: {}{}", text(&output.stdout), text(&output.stderr)));
