@@ -333,8 +333,8 @@ fn jobs_that_come_later_are_allowed_for() {
     assert!(median <= 0.3 && inside >= 0.65, "median {median}, {inside} inside");
 }
 
-/// A job whose share is small is still in a long warm-up after a tenth of its run, and nothing shows that its steps will
-/// become shorter.
+/// A job whose share is small is still in a long warm-up after a tenth of its run, and nothing shows that its steps
+/// will become shorter.
 #[test]
 fn a_long_warm_up_makes_predictions_late_but_not_absurd() {
     let mut all = measure(Preset::Na, true, RIGHT, LONG_WARM_UP, 3);
