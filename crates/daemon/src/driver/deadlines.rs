@@ -75,7 +75,7 @@ const FORECAST_LOAD: u64 = 400;
 
 /// The same while the last forecasts are soon wrong: after a job came, went or was measured for the first time, and
 /// while some job is [`YOUNG`].
-const CHANGED_LOAD: u64 = 50;
+const CHANGED_LOAD: u64 = 200;
 
 /// Of a job that has run for less than this, more is known every second.
 const YOUNG: Span = Span::from_secs(30);
