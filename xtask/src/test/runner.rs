@@ -41,6 +41,9 @@ const CLUSTERS: [&str; 14] = [
     "xtask testbed",
 ];
 
+/// Programs of tests that wait most of the time. Without clusters they run in the lane of the clusters.
+const WAITING: [&str; 3] = ["daemon engine", "daemon faults", "daemon floods"];
+
 /// A program that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 const POLL: Duration = Duration::from_millis(50);
@@ -92,14 +95,17 @@ pub(super) fn run(selection: &Selection, environment: &[(&str, OsString)]) -> Re
     let programs = programs(&String::from_utf8_lossy(&output.stdout));
     ensure!(!programs.is_empty(), "cargo built no tests");
     let logs = tempfile::Builder::new().prefix("gainshare-tests-").tempdir()?;
-    let (clusters, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| is_cluster(&program.name));
+    let is_beside = |program: &&TestProgram| {
+        is_cluster(&program.name) || (!selection.with_ignored && WAITING.contains(&program.name.as_str()))
+    };
+    let (beside, others): (Vec<_>, Vec<_>) = programs.iter().partition(is_beside);
     let run_lane = |lane: &[&TestProgram]| -> Result<Vec<ProgramResult>> {
         lane.iter().map(|program| run_one(program, selection, environment, logs.path())).collect()
     };
     let results = std::thread::scope(|scope| {
-        let clusters = scope.spawn(|| run_lane(&clusters));
+        let beside = scope.spawn(|| run_lane(&beside));
         let others = run_lane(&others);
-        [clusters.join().expect("a lane of tests panicked"), others]
+        [beside.join().expect("a lane of tests panicked"), others]
     });
     let (mut failed, mut total) = (Vec::new(), Counts::default());
     for result in results.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten() {
