@@ -145,13 +145,13 @@ struct Habits {
 const RIGHT: Habits = Habits { knows_reading_time: true, sees_foreign_idle: false };
 
 /// The forecasts that were published for one job: when, and the ends, since the beginning.
-type Published = Vec<(f64, Interval)>;
+type EndForecasts = Vec<(f64, Interval)>;
 
 struct Play {
     jobs: Vec<Job>,
     decider: Decider,
     forecaster: Forecaster,
-    published: BTreeMap<usize, Published>,
+    published: BTreeMap<usize, EndForecasts>,
     habits: Habits,
     now_s: f64,
 }

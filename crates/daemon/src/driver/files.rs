@@ -61,12 +61,12 @@ impl FileRequest {
 
 /// The threads and their queue.
 pub(super) struct FileReaders {
-    shared: Arc<Shared>,
+    shared: Arc<SharedQueue>,
     handle: DriverHandle,
 }
 
 #[derive(Default)]
-struct Shared {
+struct SharedQueue {
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -127,7 +127,7 @@ impl Queue {
     }
 }
 
-impl Shared {
+impl SharedQueue {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -23,7 +23,7 @@ const MOST_UNANSWERED: usize = 8;
 #[error(
     "something else has changed this pod's CPU (another autoscaler?): it is left alone for {rest_s} s; keep one of the two away from it"
 )]
-pub(crate) struct Contested {
+pub(crate) struct ContestError {
     rest_s: u64,
 }
 
@@ -75,7 +75,7 @@ impl Contests {
     }
 
     /// An error if the pod is to be left alone now.
-    pub(crate) fn check(&mut self, uid: &str, now: &Resources, at: Instant) -> Result<(), Contested> {
+    pub(crate) fn check(&mut self, uid: &str, now: &Resources, at: Instant) -> Result<(), ContestError> {
         let Some(contest) = self.pods.get_mut(uid) else { return Ok(()) };
         let same_cpu = |ours: &Resources| {
             ours.requests.cpu_milli == now.requests.cpu_milli && ours.limits.cpu_milli == now.limits.cpu_milli
@@ -88,7 +88,7 @@ impl Contests {
             contest.accept(*now);
         }
         match contest.rest_until {
-            Some(until) if until > at => Err(Contested { rest_s: (until - at).as_secs().max(1) }),
+            Some(until) if until > at => Err(ContestError { rest_s: (until - at).as_secs().max(1) }),
             _ => Ok(()),
         }
     }
@@ -130,7 +130,7 @@ mod tests {
         assert!(contests.check("a", &cpu(500), start + RESTS.pause_after(1)).is_ok(), "after the rest we try again");
         contests.wrote("a", cpu(300));
         let again = contests.check("a", &cpu(500), start);
-        assert_eq!(again, Err(Contested { rest_s: 120 }), "and rest longer the next time");
+        assert_eq!(again, Err(ContestError { rest_s: 120 }), "and rest longer the next time");
         contests.keep(|_| false);
         assert!(contests.check("a", &cpu(500), start).is_ok());
     }
