@@ -15,8 +15,10 @@
 //! *Home.* Every job has a home, the node on which the fair world has it (`gain::world`). There it
 //! can always be kept from being late: its share of that node was promised to no other job. A job
 //! elsewhere is a *visitor*. It goes home where, served in order of deadline, residents would end
-//! late and less so without it, or where it would itself end late and sooner at home. Each such
-//! move brings one job home, so there is an end to them.
+//! late and less so without it, or where it would itself end late and sooner at home. What the
+//! visitor loses by the move is taken off what residents gain. A visitor with less work left than a
+//! move takes stays: it is done before it could arrive. Each such move brings one job home, so
+//! there is an end to them.
 //!
 //! **Properties** (tests): no job moves to a node with jobs except home; no job moves for less than
 //! it costs; a job alone on its node moves only to a faster one; a job that has just moved stays
@@ -117,7 +119,8 @@ fn send_home(
     for from in nodes {
         let (Some(here), crowd) = (view.node(from), &crowds[&from]) else { continue };
         let late_s = late_residents_s(crowd, from);
-        let visitors = crowd.iter().enumerate().filter(|(_, c)| c.home != from && c.settled);
+        let may_leave = |c: &Candidate| c.home != from && c.settled && c.known.left_s > cost_s;
+        let visitors = crowd.iter().enumerate().filter(|(_, c)| may_leave(c));
         let gains = visitors.filter_map(|(place, visitor)| {
             let to = view.node(visitor.home).filter(|n| has_room(n, busy))?;
             // What the residents of this node are spared, and what the visitor itself gains.
@@ -129,8 +132,9 @@ fn send_home(
             let before_s: f64 = at_home[..first].iter().map(|c| c.known.left_s).sum();
             let there_s = cost_s + before_s + seconds_on(&visitor.known, here, to);
             let here_s: f64 = crowd[..=place].iter().map(|c| c.known.left_s).sum();
-            let sooner_s = if here_s > visitor.deadline_s { here_s - there_s } else { 0.0 };
-            let gain_s = spared_s.max(sooner_s);
+            let sooner_s = here_s - there_s;
+            let own_s = if here_s > visitor.deadline_s { sooner_s } else { 0.0 };
+            let gain_s = (spared_s + sooner_s.min(0.0)).max(own_s);
             (gain_s > cost_s).then_some((place, to.id, gain_s))
         });
         let best = gains.max_by(|a, b| a.2.total_cmp(&b.2).then(b.0.cmp(&a.0)));
@@ -268,6 +272,26 @@ mod tests {
         // before it.
         assert_eq!(moves_of(&view, &[(40.0, 1, 60.0), (50.0, 0, 50.0), (60.0, 1, 99.0)]), [(0, 1)]);
         assert_eq!(moves_of(&view, &[(40.0, 1, 60.0), (50.0, 0, 50.0), (60.0, 1, 55.0)]), []);
+    }
+
+    #[test]
+    fn a_visitor_that_ends_sooner_than_it_moves_stays() {
+        // The visitor delays three residents by its 4 s each, which is more than a move costs. But
+        // it is done after 4 s, and a move takes 5.
+        let view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 0), (3, 0), (4, 1)]);
+        let residents = [(10.0, 0, 10.0), (10.0, 0, 20.0), (10.0, 0, 30.0)];
+        let with_visitor = |left_s| [&[(left_s, 1, 4.0)][..], &residents, &[(9.0, 1, 99.0)]].concat();
+        assert_eq!(moves_of(&view, &with_visitor(4.0)), []);
+        assert_eq!(moves_of(&view, &with_visitor(6.0)), [(0, 1)]);
+    }
+
+    #[test]
+    fn what_a_visitor_loses_counts_against_its_move() {
+        // The visitor makes one resident 12 s late. At home two jobs are due before it: it would end
+        // 5 + 60 s later than here.
+        let view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 1), (3, 1)]);
+        assert_eq!(moves_of(&view, &[(12.0, 1, 40.0), (50.0, 0, 50.0), (30.0, 1, 10.0), (30.0, 1, 20.0)]), []);
+        assert_eq!(moves_of(&view, &[(12.0, 1, 40.0), (50.0, 0, 50.0), (0.5, 1, 10.0), (0.5, 1, 20.0)]), [(0, 1)]);
     }
 
     #[test]
