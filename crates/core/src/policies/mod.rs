@@ -194,6 +194,8 @@ impl Opinion {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct JobOutlook {
     pub(crate) prediction: Prediction,
+    /// What it has left if it ends as early as the promise to it assumes, in the same unit. Its deadline goes with this.
+    pub(crate) promised_left_s: f64,
     /// Where the job would live if all shared equally.
     pub(crate) home: NodeId,
     /// When it would end there, in seconds from now; in the past for a job that is late.

@@ -314,8 +314,9 @@ impl Memory {
         let deadline_s =
             self.fair.ends(id).map_or(f64::INFINITY, |(ends, _)| ends.as_secs_f64() - self.at.as_secs_f64());
         let home = self.fair.home(id).unwrap_or(job.node);
-        let prediction = Prediction { left_s: job.rest()?.mean_s, usable: job.usable };
-        Some(JobOutlook { prediction, home, deadline_s })
+        let left = job.rest()?;
+        let prediction = Prediction { left_s: left.mean_s, usable: job.usable };
+        Some(JobOutlook { prediction, promised_left_s: left.guard_s, home, deadline_s })
     }
 
     /// The largest part of its node that a job can use, once it has been measured.

@@ -10,19 +10,20 @@
 //! until job `k` of `m` would end there, `l` its own part of it, and `t` the time it would take on
 //! the empty node, the cost of moving included. Moving it ends it `S − t` sooner and each of the `m
 //! − k` jobs behind it `l` sooner: the gain is the sum. The best move of all is made if it gains
-//! several times what it costs and the job itself ends sooner.
+//! several times what it costs and the job itself ends sooner. Each further move of the same job must
+//! gain as much again as the first one.
 //!
 //! *Home.* Every job has a home, the node on which the fair world has it (`gain::world`). There it
 //! can always be kept from being late: its share of that node was promised to no other job. A job
 //! elsewhere is a *visitor*. It goes home where, served in order of deadline, residents would end
-//! late and less so without it, or where it would itself end late and sooner at home. What the
-//! visitor loses by the move is taken off what residents gain. A visitor with less work left than a
-//! move takes stays: it is done before it could arrive. Each such move brings one job home, so
-//! there is an end to them.
+//! late and less so without it, or where it would itself end late and sooner at home. Whether a job
+//! would be late is judged by the same work left from which its deadline was computed: that of a job
+//! that ends early. What the visitor loses by the move is taken off what residents gain. A visitor
+//! with less work left than a move takes stays: it is done before it could arrive.
 //!
 //! **Properties** (tests): no job moves to a node with jobs except home; no job moves for less than
-//! it costs; a job alone on its node moves only to a faster one; a job that has just moved stays
-//! for a while.
+//! it costs, and a job that has moved only for more; a job alone on its node moves only to a faster
+//! one; a job that has just moved stays for a while.
 
 use super::super::{JobOutlook, Prediction, Relocate, Share};
 use super::numbers::GainMove;
@@ -52,10 +53,13 @@ impl Relocate for MoveRule<'_> {
 struct Candidate {
     id: JobId,
     known: Prediction,
+    promised_left_s: f64,
     home: NodeId,
     deadline_s: f64,
     /// Whether it has been where it is for long enough to move again.
     settled: bool,
+    /// What a move of this job must gain, in seconds.
+    worth_s: f64,
 }
 
 /// The job of each node, by its place in the crowd, whose move would gain most, and how many
@@ -69,16 +73,23 @@ fn run(rule: &GainMove, view: &View, outlook: impl Fn(JobId) -> Option<JobOutloo
     for job in &view.jobs {
         let Phase::Running { node, since, attempt } = job.phase else { continue };
         *busy.entry(node).or_default() += 1;
-        if let Some(JobOutlook { prediction: known, home, deadline_s }) = outlook(job.id) {
+        if let Some(JobOutlook { prediction: known, promised_left_s, home, deadline_s }) = outlook(job.id) {
             // A job that has just moved is being restored, and its move must first have been worth
             // its cost.
+            let first_worth_s = rule.worth * rule.cost.as_secs_f64();
             let stayed_s = view.now.since(since).as_secs_f64();
-            let settled = !job.pinned && (attempt <= 1 || stayed_s >= rule.worth * rule.cost.as_secs_f64());
-            crowds.entry(node).or_default().push(Candidate { id: job.id, known, home, deadline_s, settled });
+            let settled = !job.pinned && (attempt <= 1 || stayed_s >= first_worth_s);
+            // Each further move must gain as much again, so that a job does not go back and forth.
+            let worth_s = first_worth_s * f64::from(attempt.max(1));
+            // The share rule serves jobs that are late already in order of the work left.
+            let deadline_s = deadline_s.max(0.0);
+            let candidate = Candidate { id: job.id, known, promised_left_s, home, deadline_s, settled, worth_s };
+            crowds.entry(node).or_default().push(candidate);
         }
     }
     for crowd in crowds.values_mut() {
-        crowd.sort_by(|a, b| a.deadline_s.total_cmp(&b.deadline_s).then(a.id.cmp(&b.id)));
+        let left = |a: &Candidate, b: &Candidate| a.promised_left_s.total_cmp(&b.promised_left_s);
+        crowd.sort_by(|a, b| a.deadline_s.total_cmp(&b.deadline_s).then(left(a, b)).then(a.id.cmp(&b.id)));
     }
     let mut moves = send_home(rule, view, &mut crowds, &mut busy);
     for crowd in crowds.values_mut() {
@@ -129,13 +140,14 @@ fn send_home(
             let spared_s = late_s - late_residents_s(&rest, from);
             let at_home = crowds.get(&to.id).map_or(&[][..], |c| c.as_slice());
             let first = at_home.partition_point(|c| c.deadline_s <= visitor.deadline_s);
-            let before_s: f64 = at_home[..first].iter().map(|c| c.known.left_s).sum();
-            let there_s = cost_s + before_s + seconds_on(&visitor.known, here, to);
-            let here_s: f64 = crowd[..=place].iter().map(|c| c.known.left_s).sum();
+            let before_s: f64 = at_home[..first].iter().map(|c| c.promised_left_s).sum();
+            let promised = Prediction { left_s: visitor.promised_left_s, ..visitor.known };
+            let there_s = cost_s + before_s + seconds_on(&promised, here, to);
+            let here_s: f64 = crowd[..=place].iter().map(|c| c.promised_left_s).sum();
             let sooner_s = here_s - there_s;
             let own_s = if here_s > visitor.deadline_s { sooner_s } else { 0.0 };
             let gain_s = (spared_s + sooner_s.min(0.0)).max(own_s);
-            (gain_s > cost_s).then_some((place, to.id, gain_s))
+            (gain_s > visitor.worth_s).then_some((place, to.id, gain_s))
         });
         let best = gains.max_by(|a, b| a.2.total_cmp(&b.2).then(b.0.cmp(&a.0)));
         let Some((place, to, _)) = best else { continue };
@@ -152,8 +164,8 @@ fn send_home(
 fn late_residents_s(crowd: &[Candidate], node: NodeId) -> f64 {
     let mut ends_s = 0.0;
     let late = crowd.iter().map(|c| {
-        ends_s += c.known.left_s;
-        if c.home == node { (ends_s - c.deadline_s.max(0.0)).max(0.0) } else { 0.0 }
+        ends_s += c.promised_left_s;
+        if c.home == node { (ends_s - c.deadline_s).max(0.0) } else { 0.0 }
     });
     late.sum()
 }
@@ -174,7 +186,7 @@ fn best_of(rule: &GainMove, from: &NodeView, to: &NodeView, crowd: &[Candidate])
         let behind = (crowd.len() - 1 - k) as f64;
         (c.settled && there_s < alone_s).then_some((k, behind * c.known.left_s + alone_s - there_s))
     });
-    gains.filter(|g| g.1 > rule.worth * cost_s).max_by(|a, b| a.1.total_cmp(&b.1))
+    gains.filter(|g| g.1 > crowd[g.0].worth_s).max_by(|a, b| a.1.total_cmp(&b.1))
 }
 
 /// How long the rest of a job takes alone on `to`.
@@ -222,10 +234,18 @@ mod tests {
     fn moves_of(view: &View, outlooks: &[(f64, u32, f64)]) -> Vec<(u64, u32)> {
         let rule = GainMove { cost: Span::from_secs(5), worth: 3.0 };
         let outlook = |id: JobId| {
-            let (left, home, deadline_s) = outlooks[id.0 as usize];
-            Some(JobOutlook { prediction: Prediction { left_s: left, usable: 1.0 }, home: NodeId(home), deadline_s })
+            let (left_s, home, deadline_s) = outlooks[id.0 as usize];
+            let prediction = Prediction { left_s, usable: 1.0 };
+            Some(JobOutlook { prediction, promised_left_s: left_s, home: NodeId(home), deadline_s })
         };
         run(&rule, view, outlook).iter().map(|m| (m.job.0, m.to.0)).collect()
+    }
+
+    /// Starts a job of `view` for the third time, long ago: it has moved twice.
+    fn moved_twice(view: &mut View, job: usize) {
+        view.now = Time::from_secs_f64(1000.0);
+        let node = view.jobs[job].node().unwrap();
+        view.jobs[job].phase = Phase::Running { node, since: Time::ZERO, attempt: 3 };
     }
 
     #[test]
@@ -287,11 +307,11 @@ mod tests {
 
     #[test]
     fn what_a_visitor_loses_counts_against_its_move() {
-        // The visitor makes one resident 12 s late. At home two jobs are due before it: it would end
+        // The visitor makes one resident 24 s late. At home two jobs are due before it: it would end
         // 5 + 60 s later than here.
         let view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 1), (3, 1)]);
-        assert_eq!(moves_of(&view, &[(12.0, 1, 40.0), (50.0, 0, 50.0), (30.0, 1, 10.0), (30.0, 1, 20.0)]), []);
-        assert_eq!(moves_of(&view, &[(12.0, 1, 40.0), (50.0, 0, 50.0), (0.5, 1, 10.0), (0.5, 1, 20.0)]), [(0, 1)]);
+        assert_eq!(moves_of(&view, &[(24.0, 1, 40.0), (50.0, 0, 50.0), (30.0, 1, 10.0), (30.0, 1, 20.0)]), []);
+        assert_eq!(moves_of(&view, &[(24.0, 1, 40.0), (50.0, 0, 50.0), (0.5, 1, 10.0), (0.5, 1, 20.0)]), [(0, 1)]);
     }
 
     #[test]
@@ -306,6 +326,38 @@ mod tests {
         assert_eq!(moves_of(&view, &outlooks), []);
         moved_at(&mut view, 5.0);
         assert_eq!(moves_of(&view, &outlooks), [(0, 1)]);
+    }
+
+    #[test]
+    fn each_further_move_of_a_job_must_gain_more() {
+        // To an empty node: the third move must gain 45 s. It would gain 40 s, and then 60 s.
+        let mut view = world(&[1.0, 1.0], &[(0, 0), (1, 0)]);
+        moved_twice(&mut view, 1);
+        assert_eq!(moves(&view, &[45.0, 60.0]), []);
+        assert_eq!(moves(&view, &[65.0, 70.0]), [(1, 1)]);
+        // Home: the resident is spared 40 s, of which the visitor loses 5.
+        let mut view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 1)]);
+        moved_twice(&mut view, 0);
+        assert_eq!(moves_of(&view, &[(40.0, 1, 45.0), (50.0, 0, 50.0), (9.0, 1, 99.0)]), []);
+        assert_eq!(moves_of(&view, &[(60.0, 1, 45.0), (50.0, 0, 50.0), (9.0, 1, 99.0)]), [(0, 1)]);
+    }
+
+    #[test]
+    fn a_job_is_late_only_if_it_would_be_late_when_it_ends_early() {
+        // The resident has 80 s left in the mean, but the promise to it is for a job that ends after 20 s. Behind the
+        // visitor's 40 s it ends after 60 s.
+        let view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 1)]);
+        let outlooks = |deadline_s| {
+            let of = |left_s, promised_left_s, home, deadline_s| {
+                let prediction = Prediction { left_s, usable: 1.0 };
+                JobOutlook { prediction, promised_left_s, home: NodeId(home), deadline_s }
+            };
+            [of(40.0, 40.0, 1, 10.0), of(80.0, 20.0, 0, deadline_s), of(9.0, 9.0, 1, 99.0)]
+        };
+        let rule = GainMove { cost: Span::from_secs(5), worth: 3.0 };
+        let moves = |deadline_s| run(&rule, &view, |id| Some(outlooks(deadline_s)[id.0 as usize])).len();
+        assert_eq!(moves(60.0), 0);
+        assert_eq!(moves(30.0), 1, "30 s late, of which the visitor would lose 5");
     }
 
     #[test]

@@ -45,10 +45,16 @@ impl<'a> Placer<'a> {
     /// Takes a slot for `job`, if any node has one.
     pub(crate) fn place(&mut self, job: JobId) -> Option<NodeId> {
         let Some((equal, homes)) = &mut self.equal else { return self.room.choose(job) };
-        let home = equal.choose(job);
-        let node = home.and_then(|home| self.room.welcome(home)).or_else(|| self.room.choose(job))?;
-        homes.settle(job, home.unwrap_or(node));
-        Some(node)
+        let Some(home) = equal.preferred(job) else {
+            let node = self.room.choose(job)?;
+            homes.settle(job, node);
+            return Some(node);
+        };
+        let start = self.room.welcome(home).or_else(|| self.room.preferred(job))?;
+        // Where the rule prefers neither of two nodes, the job lives where it starts.
+        let home = if equal.has_slot(start) && equal.key(start) == equal.key(home) { start } else { home };
+        homes.settle(job, equal.take(home));
+        Some(self.room.take(start))
     }
 
     pub(crate) fn reason(&self) -> StartReason {
@@ -144,28 +150,32 @@ impl<'a> Room<'a> {
 
     /// Takes a slot for `job` on the node the rule prefers, if any has one.
     fn choose(&mut self, job: JobId) -> Option<NodeId> {
-        let first = *self.ranking.first()?;
-        let tie = |place: usize| self.rule.tie(job, self.view.nodes[place].id);
-        let place = match tie(first.1) {
-            None => first.1,
-            Some(_) => {
-                let ties = self.ranking.iter().take_while(|(key, _)| *key == first.0).map(|(_, place)| *place);
-                ties.max_by_key(|&place| tie(place))?
-            }
-        };
+        let place = self.preferred(job)?;
         Some(self.take(place))
     }
 
-    /// Takes a slot for a job that belongs on `home`: there, or on an empty node that has more to
-    /// offer; nowhere if none has a slot.
-    fn welcome(&mut self, home: NodeId) -> Option<NodeId> {
-        let home = place_of(self.view, home).filter(|&place| self.has_slot(place));
+    /// The node with a slot that the rule prefers for `job`.
+    fn preferred(&self, job: JobId) -> Option<usize> {
+        let first = *self.ranking.first()?;
+        let tie = |place: usize| self.rule.tie(job, self.view.nodes[place].id);
+        match tie(first.1) {
+            None => Some(first.1),
+            Some(_) => {
+                let ties = self.ranking.iter().take_while(|(key, _)| *key == first.0).map(|(_, place)| *place);
+                ties.max_by_key(|&place| tie(place))
+            }
+        }
+    }
+
+    /// The node for a job that belongs on `home`: this one, or an empty node that has more to offer;
+    /// none if none has a slot.
+    fn welcome(&self, home: usize) -> Option<usize> {
+        let home = Some(home).filter(|&place| self.has_slot(place));
         let empty = self.empty.first().map(|(_, place)| *place);
-        let place = match (home, empty) {
-            (Some(home), Some(empty)) if self.offer(empty) > self.offer(home) => empty,
-            (home, empty) => home.or(empty)?,
-        };
-        Some(self.take(place))
+        match (home, empty) {
+            (Some(home), Some(empty)) if self.offer(empty) > self.offer(home) => Some(empty),
+            (home, empty) => home.or(empty),
+        }
     }
 }
 
@@ -222,16 +232,46 @@ mod tests {
     #[test]
     fn a_newcomer_goes_home_or_to_an_empty_node_that_offers_more() {
         let v = view(vec![node(0, 16.0, 1.0), node(1, 16.0, 1.0), node(2, 4.0, 1.0)], &[(1, 0)]);
-        let welcome = |jobs: &[(u64, u32)], home: u32| {
+        let welcome = |jobs: &[(u64, u32)], home: usize| {
             let v = view(v.nodes.clone(), jobs);
-            Room::new(&v, &Spread, |_| (Category::Growing, None)).welcome(NodeId(home))
+            Room::new(&v, &Spread, |_| (Category::Growing, None)).welcome(home)
         };
-        assert_eq!(welcome(&[], 1), Some(NodeId(1)));
-        assert_eq!(welcome(&[(1, 0)], 0), Some(NodeId(1)));
+        assert_eq!(welcome(&[], 1), Some(1));
+        assert_eq!(welcome(&[(1, 0)], 0), Some(1));
         // Half of a large node is more than a small one, a seventh of it is not.
-        assert_eq!(welcome(&[(1, 0), (2, 1)], 0), Some(NodeId(0)));
-        assert_eq!(welcome(&[(1, 0), (2, 0), (3, 0), (4, 0), (5, 1)], 0), Some(NodeId(2)));
+        assert_eq!(welcome(&[(1, 0), (2, 1)], 0), Some(0));
+        assert_eq!(welcome(&[(1, 0), (2, 0), (3, 0), (4, 0), (5, 1)], 0), Some(2));
         // A busy node that is not its home is no choice.
-        assert_eq!(welcome(&[(1, 0), (2, 0), (3, 1), (4, 2)], 0), Some(NodeId(0)));
+        assert_eq!(welcome(&[(1, 0), (2, 0), (3, 1), (4, 2)], 0), Some(0));
+    }
+
+    /// Homes of jobs, as a share rule keeps them.
+    #[derive(Default)]
+    struct TestHomes(BTreeMap<JobId, NodeId>);
+
+    impl Homes for TestHomes {
+        fn counts(&self) -> BTreeMap<NodeId, usize> {
+            let mut counts = BTreeMap::new();
+            self.0.values().for_each(|home| *counts.entry(*home).or_default() += 1);
+            counts
+        }
+
+        fn settle(&mut self, job: JobId, node: NodeId) {
+            self.0.insert(job, node);
+        }
+    }
+
+    #[test]
+    fn a_job_lives_where_it_starts_unless_the_rule_prefers_another_node() {
+        // All nodes are empty in both worlds: the job starts on the largest, and lives there.
+        let v = view(vec![node(0, 4.0, 1.0), node(1, 5.0, 1.0)], &[]);
+        let mut homes = TestHomes::default();
+        let known = |_| (Category::Growing, None);
+        assert_eq!(Placer::new(&v, &Spread, known, Some(&mut homes)).place(JobId(7)), Some(NodeId(1)));
+        assert_eq!(homes.0, BTreeMap::from([(JobId(7), NodeId(1))]));
+        // With equal shares a job would still run on node 1, so that the next one would go to node 0. It starts on
+        // node 1, which is empty and has more to offer.
+        assert_eq!(Placer::new(&v, &Spread, known, Some(&mut homes)).place(JobId(8)), Some(NodeId(1)));
+        assert_eq!(homes.0[&JobId(8)], NodeId(0));
     }
 }
