@@ -75,6 +75,9 @@ pub struct JobView {
     /// It must stay on its node, because it cannot be saved and restored.
     #[serde(default)]
     pub pinned: bool,
+    /// What a move rule has done with this job and may do only once, as the driver has stored it.
+    #[serde(default, skip_serializing_if = "Marks::is_empty")]
+    pub marks: Marks,
     /// Jobs that must have ended well before this one may start; those still to wait for.
     #[serde(default)]
     pub waits_for: Vec<JobId>,
@@ -107,6 +110,29 @@ pub struct JobView {
     /// its tasks; its phase names the first of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tasks: Option<TaskGroup>,
+}
+
+/// What SpeCon does with a job at most once in the job's life. A driver that must keep this over its own restart reads
+/// it from [`crate::decider::Decider::marks`] and puts it into the views that follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Marks {
+    /// When Algorithm 4 moved the job, or found that it stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settled: Option<Time>,
+    /// Algorithm 5 has moved the job.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rebalanced: bool,
+}
+
+impl Marks {
+    pub fn is_empty(&self) -> bool {
+        *self == Marks::default()
+    }
+
+    /// Both together; of two times the one that was known first.
+    pub fn with(self, other: Marks) -> Marks {
+        Marks { settled: self.settled.or(other.settled), rebalanced: self.rebalanced || other.rebalanced }
+    }
 }
 
 /// When a job must have ended.
@@ -154,6 +180,7 @@ impl Default for JobView {
             max: no_maximum(),
             priority: 0,
             pinned: false,
+            marks: Marks::default(),
             waits_for: vec![],
             usable: None,
             has_team: false,

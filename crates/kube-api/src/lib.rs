@@ -41,6 +41,7 @@ pub mod resources;
 pub mod run_policy;
 pub mod select;
 pub mod share_policy;
+pub mod specon_marks;
 pub mod task_objects;
 pub mod tasks;
 pub mod tfjob;

@@ -18,10 +18,12 @@ use crate::names::CONTROLLER;
 use crate::placement_reason::PlacementReason;
 pub use crate::run_policy::{Checkpoint, CleanPodPolicy, JobPolicy, RunPolicy, State};
 use crate::share_policy::{CollectorSpec, Objective};
+pub use crate::specon_marks::SpeconMarks;
 use crate::tasks::{
     ReplicaStatus, RestartPolicy, RoleInput, SpecProblem, SuccessPolicy, TaskJobOptions, TaskJobSpec, TaskJournal,
     TaskRunPolicy, check_name,
 };
+use gainshare_core::view::Marks;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -265,6 +267,9 @@ pub struct TrainingJobStatus {
     /// Why the job is not moved any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unmovable: Option<String>,
+    /// Under policy `specon`: what was done with the job and is not done again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub specon: Option<SpeconMarks>,
     /// `growing`, `watching` or `converged`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub category: Option<String>,
@@ -394,6 +399,12 @@ pub struct Move {
     pub save_s: f64,
     /// From then until it ran again.
     pub restore_s: f64,
+}
+
+/// What SpeCon has done with a job that has these marks stored and made these moves.
+pub fn specon_marks(stored: Option<&SpeconMarks>, moves: &[Move], migration: Option<&Migration>) -> Marks {
+    let made = moves.iter().map(|made| (made.reason, &made.at));
+    SpeconMarks::read(stored, made.chain(migration.map(|under_way| (under_way.reason, &under_way.since))))
 }
 
 #[cfg(test)]
