@@ -37,7 +37,10 @@ impl SpeconMarks {
             rebalanced: stored.rebalanced,
         });
         moves.fold(of_stored.unwrap_or_default(), |marks, (reason, at)| match reason {
-            Some(PlacementReason::SlowGrowth) => marks.with(Marks { settled: Some(time(at.0)), rebalanced: false }),
+            // The first versions recorded no reason; under SpeCon it was this one, unless a person asked for the move.
+            None | Some(PlacementReason::SlowGrowth) => {
+                marks.with(Marks { settled: Some(time(at.0)), rebalanced: false })
+            }
             Some(PlacementReason::Rebalance) => marks.with(Marks { settled: None, rebalanced: true }),
             _ => marks,
         })
@@ -95,6 +98,8 @@ mod tests {
         }
         let moves = [(PlacementReason::SlowGrowth, at(5)), (PlacementReason::Rebalance, at(9))];
         assert_eq!(read(None, &moves), Marks { settled: Some(Time(5_000_000)), rebalanced: true });
+        let oldest = SpeconMarks::read(None, [(None, &at(5))].into_iter());
+        assert_eq!(oldest.settled, Some(Time(5_000_000)), "versions that recorded no reason");
         let stored = SpeconMarks { settled: Some(at(3)), rebalanced: false };
         assert_eq!(read(Some(&stored), &moves), Marks { settled: Some(Time(3_000_000)), rebalanced: true });
     }
