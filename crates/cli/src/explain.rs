@@ -46,8 +46,9 @@ fn render(e: &Explanation, out: &Printer) -> String {
     };
     let heading = |title: &str| out.paint(title, Colour::Bold);
     let reason = job.reason.as_ref().map_or_else(String::new, |why| format!(": {}", printable(&why.text)));
+    let aim = e.aim.as_ref().map_or_else(String::new, |aim| format!(", aim {aim}"));
     say(format!(
-        "{} (job {}) is {}, share {} under {}{reason}",
+        "{} (job {}) is {}, share {} under {}{aim}{reason}",
         out.paint(&job.name, Colour::Bold),
         job.id,
         out.paint(job.state.name(), state_colour(job.state)),

@@ -40,6 +40,18 @@ fn yaml_lists_dependencies_and_all_or_nothing() {
 }
 
 #[test]
+fn explain_names_the_aim() {
+    let home = Home::new();
+    home.ok(&["up", "--detach", "--aim", "quality"]);
+    std::fs::write(home.path().join("job.toml"), "name = 'curve'\ncommand = ['sleep', '60']\n").unwrap();
+    home.ok(&["submit", "job.toml"]);
+    home.wait_for_state("curve", "running");
+    assert_eq!(home.json(&["explain", "curve"])["aim"], "quality");
+    let text = home.ok(&["explain", "curve"]);
+    assert!(text.contains("under gainshare, aim quality"), "{text}");
+}
+
+#[test]
 fn json_has_the_wires_names_and_hides_the_environment() {
     let home = Home::new();
     let file = "name = 'secretive'\ncommand = ['sleep', '60']\nenv = { TOKEN = 'canary-3141' }\n";

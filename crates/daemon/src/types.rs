@@ -369,6 +369,9 @@ pub struct ShutdownRequest {
 pub struct Explanation {
     pub job: JobInfo,
     pub policy: String,
+    /// What the policy makes as early as possible, `finish` or `quality`, where that can be chosen.
+    #[serde(default)]
+    pub aim: Option<String>,
     /// Parts of the node that the last decision gave it.
     pub share: Option<Resources<f64>>,
     pub limit: Option<Resources<f64>>,

@@ -22,6 +22,7 @@
 //! operator's `hostile_tests` feed arbitrary ones through it.
 
 pub mod adopted;
+pub mod aim;
 pub mod attempt;
 pub mod bounds;
 pub mod deadline;

@@ -78,6 +78,7 @@ impl Driver {
             epoch: self.store.journal.epoch(),
             uptime_s: self.now().since(self.timeline.began).as_secs_f64(),
             policy: preset_name(self.config.policy),
+            aim: self.config.aim_name(),
             mode: self.runtimes.mode(&self.config).name().into(),
             slots: self.config.slots,
             cores: self.runtimes.cores(&self.config),
@@ -180,6 +181,7 @@ impl Picture<'_> {
         Ok(Explanation {
             job: self.info(job),
             policy: self.config.policy.name().to_owned(),
+            aim: self.config.aim_name(),
             share: target.filter(|_| live).map(|t| t.share.into()),
             limit: target.filter(|_| live).map(|t| t.limit.into()),
             in_force: in_force
