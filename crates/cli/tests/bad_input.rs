@@ -173,7 +173,7 @@ fn words_that_mean_nothing() {
         (&["ps", "--nonsense"][..], "--nonsense"),
         (&["stop", "--grace", "soon", "x"], "soon"),
         (&["up", "--policy", "magic"], "magic"),
-        (&["up", "--aim", "fast"], "quality"),
+        (&["up", "--aim", "fast"], "fast"),
         (&["up", "--listen", "0.0.0.0:80"], "refusing to listen"),
         (&["run", "--runtime", "docker", "--", "true"], "--image"),
     ] {

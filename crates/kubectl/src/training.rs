@@ -354,15 +354,15 @@ mod tests {
     #[test]
     fn the_aim_is_explained_where_there_is_one() {
         let mut job = moved();
-        let mut said = |policy: Preset, aim: Option<AimKind>| {
-            (job.spec.policy, job.spec.aim) = (gainshare_kube_api::fixtures::job_policy(policy), aim);
+        let mut said = |policy: &str, aim: Option<AimKind>| {
+            (job.spec.policy, job.spec.aim) = (JobPolicy::try_from(policy.to_owned()).unwrap(), aim);
             sentences(&report_of(&job), &Printer::new(gainshare_figures::terminal::Format::Table))
         };
-        let text = said(Preset::Gainshare, None);
+        let text = said("gainshare", None);
         assert!(text.contains("finish: jobs end as early as possible"), "{text}");
-        let text = said(Preset::Gainshare, Some(AimKind::Quality));
+        let text = said("gainshare", Some(AimKind::Quality));
         assert!(text.contains("quality: jobs make nine tenths of their improvement"), "{text}");
-        let text = said(Preset::Specon, None);
+        let text = said("specon", None);
         assert!(!text.contains("  aim "), "{text}");
     }
 
