@@ -6,8 +6,8 @@
 //! plan that was made of them.
 
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Time};
-pub use crate::signal::FinishedRun;
 use crate::signal::Signal;
+pub use crate::signal::{ClaimRecord, FinishedRun};
 use crate::tasks::TaskGroup;
 use serde::{Deserialize, Serialize};
 
@@ -103,6 +103,10 @@ pub struct JobView {
     /// Finished runs of the same program, the newest last, where the driver remembers them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<FinishedRun>,
+    /// How claims from the same source as this job's total fared in other programs of its owner, where the driver
+    /// remembers them.
+    #[serde(default, skip_serializing_if = "ClaimRecord::is_empty")]
+    pub claims: ClaimRecord,
     /// When the job must have ended, if its owner said.
     #[serde(default)]
     pub deadline: Option<Deadline>,
@@ -188,6 +192,7 @@ impl Default for JobView {
             on_one_core: false,
             known_left_s: None,
             history: vec![],
+            claims: ClaimRecord::default(),
             deadline: None,
             tasks: None,
         }

@@ -15,6 +15,7 @@ use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::Plan;
 use gainshare_core::policy::Preset;
 use gainshare_core::replay::RecordedDecision;
+use gainshare_core::signal::length;
 use gainshare_limits::RuntimeKind;
 use std::sync::Arc;
 use std::time::Duration;
@@ -345,6 +346,8 @@ fn metric(job: &Job) -> Option<MetricInfo> {
         value: signal.last?.value,
         step: signal.step.or(job.progress.course.map(|c| c.step)),
         total: signal.total.or(job.progress.course.and_then(|c| c.total)),
+        total_from: signal.claimed_by.map(|source| source.name().to_owned()),
+        total_trust: signal.total.map(|_| length::trust(&signal, &job.history, job.claim_record())),
         source: job.progress.source.clone().unwrap_or_default(),
     })
 }
