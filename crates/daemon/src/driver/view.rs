@@ -79,7 +79,7 @@ impl Picture<'_> {
             history: job.history.clone(),
             claims: job.claim_record(),
             deadline: deadline(&r.spec, self.now),
-            tasks: None,
+            ..JobView::default()
         }
     }
 
