@@ -313,6 +313,7 @@ fn the_source_of_a_total_is_known() {
         parser.set_run_length(claim);
         let mut batch = Batch::default();
         parser.feed(text.as_bytes(), &mut batch);
+        parser.finish(&mut batch);
         (batch.readings.last().and_then(|reading| reading.total), parser.claim_source())
     };
     let none = RunLength::default();
@@ -320,7 +321,7 @@ fn the_source_of_a_total_is_known() {
     let in_config = RunLength { in_config: true, ..epochs };
     assert_eq!(source(none, "Epoch 1/20 loss: 0.5\n"), (Some(20), Some(ClaimSource::Output)));
     assert_eq!(source(none, "step 3/50 loss: 0.5\n"), (Some(50), Some(ClaimSource::Output)));
-    let bar = " 10%|#         | 5/50 [00:01<00:09, 5.00it/s, loss=0.5]\n";
+    let bar = " 10%|█         | 5/50 [00:01<00:09, 5.00it/s, loss=0.5]\n";
     assert_eq!(source(none, bar), (Some(50), Some(ClaimSource::Bar)));
     let torch = "Train Epoch: 1 [640/60000 (1%)]\tLoss: 0.5\n";
     assert_eq!(source(epochs, torch), (Some(240_000), Some(ClaimSource::Command)));
