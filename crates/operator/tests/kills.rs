@@ -88,7 +88,7 @@ fn a_mark_survives_absence_and_a_restart(bed: &TestBed) {
     let counts = |and: &str| COUNTS.replace("sleep 0.1", and);
     let training_job = |name: &str, script: &str, node: Option<&str>| {
         let mut job: Value = serde_json::from_str(&job(name, &counts(script), json!({"policy": "specon"}))).unwrap();
-        job["metadata"]["annotations"] = json!({"gainshare.dev/node": node});
+        job["metadata"]["annotations"] = node.map_or(json!({}), |node| json!({"gainshare.dev/node": node}));
         job
     };
     // They are not to follow the others when the node is open again.
