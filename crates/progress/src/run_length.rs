@@ -150,7 +150,7 @@ impl StatedLengths {
     }
 
     fn length(&self) -> RunLength {
-        RunLength { epochs: self.epochs.value(), steps: self.steps.value() }
+        RunLength { epochs: self.epochs.value(), steps: self.steps.value(), in_config: false }
     }
 }
 
