@@ -4,7 +4,7 @@
 use anyhow::{Context, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use gainshare_core::policy::Preset;
+use gainshare_core::policy::{Aim, Preset};
 use gainshare_daemon::config::Listen;
 use gainshare_daemon::duration::parse_duration;
 use gainshare_daemon::spec::{ROLES_VARIABLE, Role, RoleSpec, Roles};
@@ -469,6 +469,12 @@ pub fn policy() -> impl TypedValueParser<Value = Preset> {
     PossibleValuesParser::new(Preset::ALL.map(value)).try_map(|name| name.parse::<Preset>())
 }
 
+/// What policies that share by gain make as early as possible.
+pub fn aim() -> impl TypedValueParser<Value = Aim> {
+    let value = |aim: Aim| PossibleValue::new(aim.name()).help(aim.summary());
+    PossibleValuesParser::new(Aim::ALL.map(value)).try_map(|name| name.parse::<Aim>())
+}
+
 #[derive(Debug, Args)]
 pub struct UpArgs {
     /// Settings file [default: ~/.config/gainshare/config.toml]
@@ -477,6 +483,9 @@ pub struct UpArgs {
     /// Which job gets how much [default: gainshare]
     #[arg(long, value_parser = policy_for_real_jobs())]
     pub policy: Option<Preset>,
+    /// gainshare and qos: what comes as early as possible, in the mean over jobs [default: finish]
+    #[arg(long, value_parser = aim())]
+    pub aim: Option<Aim>,
     /// FlowCon: growth efficiency below this counts as "no longer growing" [default: 0.05]
     #[arg(long)]
     pub alpha: Option<f64>,

@@ -46,8 +46,9 @@ fn render(e: &Explanation, out: &Printer) -> String {
     };
     let heading = |title: &str| out.paint(title, Colour::Bold);
     let reason = job.reason.as_ref().map_or_else(String::new, |why| format!(": {}", printable(&why.text)));
+    let aim = e.aim.as_ref().map_or_else(String::new, |aim| format!(", aim {aim}"));
     say(format!(
-        "{} (job {}) is {}, share {} under {}{reason}",
+        "{} (job {}) is {}, share {} under {}{aim}{reason}",
         out.paint(&job.name, Colour::Bold),
         job.id,
         out.paint(job.state.name(), state_colour(job.state)),
@@ -60,7 +61,10 @@ fn render(e: &Explanation, out: &Printer) -> String {
     match &e.metric {
         Some(m) => {
             let step = optional(m.step, |s| s.to_string());
-            let total = m.total.map_or_else(String::new, |t| format!(" of {t}"));
+            let believed = m.total_trust.filter(|trust| *trust < 1.0);
+            let believed = believed.map_or_else(String::new, |trust| format!(", believed to {}", percent(trust)));
+            let from = m.total_from.as_ref().map_or_else(String::new, |from| format!(" (by {from}{believed})"));
+            let total = m.total.map_or_else(String::new, |t| format!(" of {t}{from}"));
             say(format!(
                 "metric    {} = {} at step {step}{total}, from {}",
                 printable(&m.name),

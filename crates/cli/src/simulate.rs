@@ -85,8 +85,8 @@ pub struct PaperArgs {
     curves: String,
 
     /// What the gain policy minimises: the time to the end of a job, or to nine tenths of its improvement
-    #[arg(long, value_parser = ["finish", "quality"], value_name = "AIM")]
-    aim: Option<String>,
+    #[arg(long, value_parser = crate::args::aim(), value_name = "AIM")]
+    aim: Option<Aim>,
 
     /// Rough jobs: start-up work, unequal steps, evaluations, early ends, wrong and changed totals
     #[arg(long)]
@@ -126,10 +126,7 @@ impl PaperArgs {
             curves: if self.curves == "recorded" { paper::Curves::Recorded } else { paper::Curves::Analytic },
             dice: if self.own_dice { paper::Dice::Own } else { paper::Dice::Shared },
             rough: self.rough,
-            gain: self
-                .aim
-                .as_deref()
-                .map(|aim| Gain { aim: if aim == "quality" { Aim::Quality } else { Aim::Finish }, ..Gain::default() }),
+            gain: self.aim.map(|aim| Gain { aim, ..Gain::default() }),
             only: self.policy.iter().map(|p| p.name().to_owned()).collect(),
         }
     }

@@ -142,6 +142,7 @@ fn overlay(config: &mut DaemonConfig, args: &UpArgs) {
         NormaliseChoice::Raw => Normalisation::Raw,
     });
     config.normalise = normalise.or(config.normalise);
+    config.aim = args.aim.or(config.aim);
     config.alpha = args.alpha.or(config.alpha);
     config.beta = args.beta.or(config.beta);
     config.interval = args.interval.or(config.interval);

@@ -88,6 +88,7 @@ fn a_daemon_that_is_already_running() {
 fn a_daemon_that_cannot_start_says_why() {
     let home = Home::new();
     home.run(&["up", "--detach", "--slots", "0"]).fails_with(1, &["slots"]);
+    home.run(&["up", "--detach", "--policy", "na", "--aim", "quality"]).fails_with(1, &["--aim", "gainshare", "na"]);
     std::fs::create_dir_all(home.path().join("config/gainshare")).unwrap();
     std::fs::write(home.path().join("config/gainshare/config.toml"), "slotz = 3\n").unwrap();
     home.run(&["up", "--detach"]).fails_with(1, &["config.toml", "slotz"]);
@@ -172,6 +173,7 @@ fn words_that_mean_nothing() {
         (&["ps", "--nonsense"][..], "--nonsense"),
         (&["stop", "--grace", "soon", "x"], "soon"),
         (&["up", "--policy", "magic"], "magic"),
+        (&["up", "--aim", "fast"], "fast"),
         (&["up", "--listen", "0.0.0.0:80"], "refusing to listen"),
         (&["run", "--runtime", "docker", "--", "true"], "--image"),
     ] {

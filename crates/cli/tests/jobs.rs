@@ -40,6 +40,40 @@ fn yaml_lists_dependencies_and_all_or_nothing() {
 }
 
 #[test]
+fn a_total_is_believed_by_how_earlier_ones_of_its_kind_fared() {
+    let home = Home::new();
+    // It announces a hundred steps and ends after one.
+    let busy = "end=$(($(date +%s) + 3)); while [ $(date +%s) -lt $end ]; do :; done";
+    let early = format!("name = 'early'\ncommand = ['sh', '-c', 'echo step 1/100 loss=0.5; {busy}']\n");
+    std::fs::write(home.path().join("early.toml"), early).unwrap();
+    home.ok(&["submit", "early.toml"]);
+    home.wait_for_state("early", "done");
+    let other = "name = 'other'\ncommand = ['sh', '-c', 'echo step 1/50 loss=0.5; sleep 60', 'other']\n";
+    std::fs::write(home.path().join("other.toml"), other).unwrap();
+    home.ok(&["submit", "other.toml"]);
+    home.wait_for_state("other", "running");
+    let metric = || home.json(&["explain", "other"])["metric"].clone();
+    assert!(eventually(|| metric().is_object()), "its line is not read");
+    let metric = metric();
+    assert_eq!((&metric["total"], &metric["total_from"]), (&50.into(), &"its output".into()), "{metric}");
+    assert_eq!(metric["total_trust"], 0.5, "one claim of one was broken: {metric}");
+    let text = home.ok(&["explain", "other"]);
+    assert!(text.contains("of 50 (by its output, believed to 50"), "{text}");
+}
+
+#[test]
+fn explain_names_the_aim() {
+    let home = Home::new();
+    home.ok(&["up", "--detach", "--aim", "quality"]);
+    std::fs::write(home.path().join("job.toml"), "name = 'curve'\ncommand = ['sleep', '60']\n").unwrap();
+    home.ok(&["submit", "job.toml"]);
+    home.wait_for_state("curve", "running");
+    assert_eq!(home.json(&["explain", "curve"])["aim"], "quality");
+    let text = home.ok(&["explain", "curve"]);
+    assert!(text.contains("under gainshare, aim quality"), "{text}");
+}
+
+#[test]
 fn json_has_the_wires_names_and_hides_the_environment() {
     let home = Home::new();
     let file = "name = 'secretive'\ncommand = ['sleep', '60']\nenv = { TOKEN = 'canary-3141' }\n";

@@ -12,7 +12,7 @@ use crate::plan::{Plan, Reason, Standing, Start, Target, Verdict};
 use crate::policies::{self, Claim, Opinion, Placer, Reservations, RuleMemory, Rules, Shares};
 use crate::policy::Policy;
 use crate::signal::Category;
-use crate::view::{JobView, Phase, View};
+use crate::view::{JobView, Marks, Phase, View};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -90,6 +90,10 @@ impl Control {
 
     pub(crate) fn usable(&self, job: JobId) -> Option<f64> {
         self.memory.rules.usable(job)
+    }
+
+    pub(crate) fn marks(&self, job: JobId) -> Marks {
+        self.memory.rules.marks(job)
     }
 
     pub(crate) fn target(&self, job: JobId) -> Option<Target> {

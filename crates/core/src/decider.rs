@@ -21,7 +21,7 @@ use crate::model::{JobId, Span, Time};
 use crate::plan::{Plan, Target};
 use crate::policy::Policy;
 use crate::replay::{FORMAT, RecordedDecision};
-use crate::view::View;
+use crate::view::{Marks, View};
 use serde::{Deserialize, Serialize};
 
 /// A policy and its memory. It serialises, so that a restarted driver goes on where it stopped.
@@ -98,6 +98,11 @@ impl Decider {
     /// What a running job may use by the last decision about it.
     pub fn target(&self, job: JobId) -> Option<Target> {
         self.control.target(job)
+    }
+
+    /// What the move rule has done with a job and does not do again.
+    pub fn marks(&self, job: JobId) -> Marks {
+        self.control.marks(job)
     }
 
     /// When to decide again, if nothing happens before.

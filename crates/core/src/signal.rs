@@ -80,6 +80,9 @@ pub struct Signal {
     pub longest_gap: Span,
     pub step: Option<u64>,
     pub total: Option<u64>,
+    /// Where the total was read, if the driver knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claimed_by: Option<ClaimSource>,
     /// How many steps make an epoch, if the job says: `[640/60000]` within an epoch.
     #[serde(default)]
     pub epoch_steps: Option<u64>,
@@ -121,6 +124,64 @@ pub struct Outlook {
     pub scale_spread: f64,
 }
 
+/// Where a job's total number of steps was read. Each source errs in its own way: a bar may count one epoch, a
+/// configuration file may be overridden, a job may stop before the end that its command names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClaimSource {
+    /// In words that the job printed, such as `Epoch 3/20`.
+    Output,
+    /// The length of a bar that the job drew.
+    Bar,
+    /// An option of its command, such as `--epochs 20`.
+    Command,
+    /// The configuration file that its command names.
+    Config,
+    /// A file that the job writes.
+    File,
+    /// What the job pushed.
+    Push,
+}
+
+impl ClaimSource {
+    /// For people, after "the total is from".
+    pub fn name(self) -> &'static str {
+        match self {
+            ClaimSource::Output => "its output",
+            ClaimSource::Bar => "a bar",
+            ClaimSource::Command => "its command",
+            ClaimSource::Config => "its configuration file",
+            ClaimSource::File => "a file of the job",
+            ClaimSource::Push => "a push",
+        }
+    }
+}
+
+/// How claims fared: runs that ended where they claimed, and runs that ended elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ClaimRecord {
+    pub kept: u32,
+    pub broken: u32,
+}
+
+impl ClaimRecord {
+    pub fn is_empty(&self) -> bool {
+        *self == ClaimRecord::default()
+    }
+
+    /// Counts a run that made a claim.
+    pub fn add(&mut self, run: &FinishedRun) {
+        match run.kept_its_claim() {
+            Some(true) => self.kept = self.kept.saturating_add(1),
+            Some(false) => self.broken = self.broken.saturating_add(1),
+            None => {}
+        }
+    }
+}
+
+/// A claim counts as kept if a run ended within this part of it.
+const CLAIM_ERROR: f64 = 0.1;
+
 /// How long an earlier run of a program was.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct FinishedRun {
@@ -129,8 +190,19 @@ pub struct FinishedRun {
     /// The total it named, if it named one: a program that ended elsewhere before is believed less.
     #[serde(default)]
     pub claimed: Option<u64>,
+    /// Where that total was read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claimed_by: Option<ClaimSource>,
     /// CPU it consumed, in core-seconds of a core of speed 1.
     pub core_s: f64,
+}
+
+impl FinishedRun {
+    /// Whether it ended where it had claimed; `None` without a claim or steps.
+    pub fn kept_its_claim(&self) -> Option<bool> {
+        let (steps, claimed) = (self.steps? as f64, self.claimed? as f64);
+        Some((steps / claimed - 1.0).abs() <= CLAIM_ERROR)
+    }
 }
 
 /// A reported value of the metric, and when it was reported.
@@ -207,6 +279,11 @@ impl Tracker {
     /// Notes how many steps make an epoch of this job.
     pub fn set_epoch_steps(&mut self, steps: u64) {
         self.signal.epoch_steps = Some(steps).filter(|s| *s > 0);
+    }
+
+    /// Notes where the newest total was read.
+    pub fn set_claim_source(&mut self, source: Option<ClaimSource>) {
+        self.signal.claimed_by = source.filter(|_| self.signal.total.is_some()).or(self.signal.claimed_by);
     }
 
     /// The job stops when its value reaches `target`.

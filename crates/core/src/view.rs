@@ -6,8 +6,8 @@
 //! plan that was made of them.
 
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Time};
-pub use crate::signal::FinishedRun;
 use crate::signal::Signal;
+pub use crate::signal::{ClaimRecord, FinishedRun};
 use crate::tasks::TaskGroup;
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +75,9 @@ pub struct JobView {
     /// It must stay on its node, because it cannot be saved and restored.
     #[serde(default)]
     pub pinned: bool,
+    /// What a move rule has done with this job and may do only once, as the driver has stored it.
+    #[serde(default, skip_serializing_if = "Marks::is_empty")]
+    pub marks: Marks,
     /// Jobs that must have ended well before this one may start; those still to wait for.
     #[serde(default)]
     pub waits_for: Vec<JobId>,
@@ -100,6 +103,10 @@ pub struct JobView {
     /// Finished runs of the same program, the newest last, where the driver remembers them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<FinishedRun>,
+    /// How claims from the same source as this job's total fared in other programs of its owner, where the driver
+    /// remembers them.
+    #[serde(default, skip_serializing_if = "ClaimRecord::is_empty")]
+    pub claims: ClaimRecord,
     /// When the job must have ended, if its owner said.
     #[serde(default)]
     pub deadline: Option<Deadline>,
@@ -107,6 +114,29 @@ pub struct JobView {
     /// its tasks; its phase names the first of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tasks: Option<TaskGroup>,
+}
+
+/// What SpeCon does with a job at most once in the job's life. A driver that must keep this over its own restart reads
+/// it from [`crate::decider::Decider::marks`] and puts it into the views that follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Marks {
+    /// When Algorithm 4 moved the job, or found that it stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settled: Option<Time>,
+    /// Algorithm 5 has moved the job.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rebalanced: bool,
+}
+
+impl Marks {
+    pub fn is_empty(&self) -> bool {
+        *self == Marks::default()
+    }
+
+    /// Both together; of two times the one that was known first.
+    pub fn with(self, other: Marks) -> Marks {
+        Marks { settled: self.settled.or(other.settled), rebalanced: self.rebalanced || other.rebalanced }
+    }
 }
 
 /// When a job must have ended.
@@ -154,6 +184,7 @@ impl Default for JobView {
             max: no_maximum(),
             priority: 0,
             pinned: false,
+            marks: Marks::default(),
             waits_for: vec![],
             usable: None,
             has_team: false,
@@ -161,6 +192,7 @@ impl Default for JobView {
             on_one_core: false,
             known_left_s: None,
             history: vec![],
+            claims: ClaimRecord::default(),
             deadline: None,
             tasks: None,
         }

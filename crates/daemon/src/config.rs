@@ -3,7 +3,7 @@
 use crate::duration;
 use crate::paths::Paths;
 use gainshare_core::model::Span;
-use gainshare_core::policy::{Flowcon, Policy, PolicyError, Preset, ShareRule};
+use gainshare_core::policy::{Aim, Flowcon, Policy, PolicyError, Preset, ShareRule};
 use gainshare_core::signal::Normalisation;
 use gainshare_limits::usage::NodeResources;
 use gainshare_limits::{LimitMode, RuntimeKind};
@@ -17,6 +17,8 @@ use std::time::Duration;
 #[serde(default, deny_unknown_fields)]
 pub struct DaemonConfig {
     pub policy: Preset,
+    /// What policies that share by gain make as early as possible; missing: the end of the jobs.
+    pub aim: Option<Aim>,
     /// FlowCon's α; the preset's if missing. So are the next three.
     pub alpha: Option<f64>,
     #[serde(with = "duration::optional_text")]
@@ -63,6 +65,7 @@ impl Default for DaemonConfig {
     fn default() -> Self {
         DaemonConfig {
             policy: Preset::default(),
+            aim: None,
             alpha: None,
             interval: None,
             beta: None,
@@ -171,10 +174,8 @@ pub enum ConfigError {
     Policy(#[from] PolicyError),
     #[error("{0}")]
     NotForRealJobs(String),
-    #[error(
-        "--{flag} belongs to the policy flowcon and means nothing to {policy}: add --policy flowcon or leave it out"
-    )]
-    NotForPolicy { flag: &'static str, policy: &'static str },
+    #[error("--{flag} belongs to the policy {of} and means nothing to {policy}: add --policy {of} or leave it out")]
+    NotForPolicy { flag: &'static str, of: &'static str, policy: &'static str },
     #[error("--{flag} must be at least {least}, not {value}")]
     TooSmall { flag: &'static str, least: String, value: String },
     #[error("--runtime is empty: name process, docker or both")]
@@ -216,12 +217,25 @@ impl DaemonConfig {
                     ("normalise", self.normalise.is_some()),
                 ];
                 if let Some((flag, _)) = given.into_iter().find(|(_, set)| *set) {
-                    return Err(ConfigError::NotForPolicy { flag, policy: self.policy.name() });
+                    return Err(ConfigError::NotForPolicy { flag, of: "flowcon", policy: self.policy.name() });
                 }
             }
         }
+        if let Some(aim) = self.aim {
+            policy.set_aim(aim).map_err(|_| ConfigError::NotForPolicy {
+                flag: "aim",
+                of: Preset::Gainshare.name(),
+                policy: self.policy.name(),
+            })?;
+        }
         policy.validate()?;
         Ok(policy)
+    }
+
+    /// The name of the aim that is in force, of policies that have one.
+    pub(crate) fn aim_name(&self) -> Option<String> {
+        let aim = self.policy().ok()?.aim()?;
+        Some(aim.name().to_owned())
     }
 
     fn fill(&self, flowcon: &mut Flowcon) {
@@ -286,6 +300,21 @@ mod tests {
             "--alpha belongs to the policy flowcon and means nothing to na: add --policy flowcon or leave it out"
         );
         assert!(toml::from_str::<DaemonConfig>("slot = 3").unwrap_err().message().contains("slot"));
+    }
+
+    #[test]
+    fn the_aim_reaches_the_policy_or_is_refused() {
+        let read = |text: &str| toml::from_str::<DaemonConfig>(text).unwrap();
+        assert_eq!(read("").policy().unwrap().aim(), Some(Aim::Finish));
+        for policy in ["gainshare", "qos"] {
+            let config = read(&format!("policy = \"{policy}\"\naim = \"quality\""));
+            assert_eq!(config.policy().unwrap().aim(), Some(Aim::Quality), "{policy}");
+        }
+        assert_eq!(
+            read("policy = \"flowcon\"\naim = \"quality\"").validate().unwrap_err().to_string(),
+            "--aim belongs to the policy gainshare and means nothing to flowcon: add --policy gainshare or leave it out"
+        );
+        assert!(toml::from_str::<DaemonConfig>("aim = \"fast\"").unwrap_err().message().contains("finish"));
     }
 
     #[test]

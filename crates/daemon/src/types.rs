@@ -92,6 +92,11 @@ pub struct MetricInfo {
     pub value: f64,
     pub step: Option<u64>,
     pub total: Option<u64>,
+    /// Where the total was read, such as `a bar` or `its command`, and how far it is believed, 0 to 1.
+    #[serde(default)]
+    pub total_from: Option<String>,
+    #[serde(default)]
+    pub total_trust: Option<f64>,
     /// Where it was found: `output`, `tensorboard`, `file`, `prometheus`, `push`.
     pub source: String,
 }
@@ -369,6 +374,9 @@ pub struct ShutdownRequest {
 pub struct Explanation {
     pub job: JobInfo,
     pub policy: String,
+    /// What the policy makes as early as possible, `finish` or `quality`, where that can be chosen.
+    #[serde(default)]
+    pub aim: Option<String>,
     /// Parts of the node that the last decision gave it.
     pub share: Option<Resources<f64>>,
     pub limit: Option<Resources<f64>>,

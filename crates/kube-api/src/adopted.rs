@@ -8,7 +8,8 @@
 use crate::immovable::ImmovableReason;
 use crate::names::{self, ADOPTED_ANNOTATION, POLICY_ANNOTATION, QUEUE_LABEL};
 use crate::quantity;
-use crate::training_job::{JobPolicy, MOVES_KEPT, Migration, Move};
+use crate::training_job::{JobPolicy, MOVES_KEPT, Migration, Move, SpeconMarks, specon_marks};
+use gainshare_core::view::Marks;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::PodSpec;
@@ -55,6 +56,9 @@ pub struct Journal {
     /// The last value of the annotation gainshare.dev/node that was followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_node: Option<String>,
+    /// Under policy `specon`: what was done with the Job and is not done again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub specon: Option<SpeconMarks>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +79,16 @@ impl Journal {
             migration.epoch = migration.epoch.min(MOST_MOVES + 1);
         }
         Ok(journal)
+    }
+
+    /// What SpeCon has done with the Job.
+    pub fn marks(&self) -> Marks {
+        specon_marks(self.specon.as_ref(), &self.last_moves, self.migration.as_ref())
+    }
+
+    /// The journal in which these marks are stored, too.
+    pub fn with_marks(self, marks: Marks) -> Journal {
+        Journal { specon: SpeconMarks::add(self.specon, marks), ..self }
     }
 
     /// What in the annotation the operator cannot have written, if anything.

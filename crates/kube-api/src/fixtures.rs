@@ -71,6 +71,7 @@ pub fn pod_on_node(name: &str, resources: Resources) -> PodOnNode {
         started_ms: None,
         settings: Settings {
             policy: share_policy(Preset::Flowcon),
+            aim: None,
             alpha: None,
             beta: None,
             interval_ms: None,

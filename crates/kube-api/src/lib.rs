@@ -22,6 +22,7 @@
 //! operator's `hostile_tests` feed arbitrary ones through it.
 
 pub mod adopted;
+pub mod aim;
 pub mod attempt;
 pub mod bounds;
 pub mod deadline;
@@ -41,6 +42,7 @@ pub mod resources;
 pub mod run_policy;
 pub mod select;
 pub mod share_policy;
+pub mod specon_marks;
 pub mod task_objects;
 pub mod tasks;
 pub mod tfjob;

@@ -77,6 +77,8 @@ pub const TRAINING_MODE_ANNOTATION: &str = "gainshare.dev/training-mode";
 pub const KUBEFLOW_PREFIX: &str = "training.kubeflow.org/";
 /// On a pod: the policy of its job, by which its node shares.
 pub const POLICY_ANNOTATION: &str = "gainshare.dev/policy";
+/// On pods of TrainingJobs and adopted Jobs: what the policy makes as early as possible.
+pub const AIM_ANNOTATION: &str = "gainshare.dev/aim";
 /// Keeps a pod's object until its end has been read and written down.
 pub const ATTEMPT_FINALIZER: &str = "gainshare.dev/attempt";
 /// Keeps a TrainingJob until its last pod has ended.

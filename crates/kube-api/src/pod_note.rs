@@ -4,6 +4,7 @@
 //! It is written when the category, the share, the policy or an obstacle changes, never for
 //! progress alone. The sentence of the reason and the growth are refreshed at those moments only.
 
+use crate::aim::AimKind;
 use crate::deadline::{DeadlineState, Forecast, moment_text};
 use crate::facts::PodFacts;
 use crate::names;
@@ -20,6 +21,9 @@ pub struct PodNote {
     /// The SharePolicy; empty: the namespace's label.
     #[serde(default)]
     pub policy: String,
+    /// What the policy makes as early as possible, where its author chose that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aim: Option<AimKind>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub category: Option<ReportedCategory>,
     /// As last measured when one of the others changed.
@@ -64,6 +68,7 @@ impl PodNote {
         };
         PodNote {
             policy: pod.policy.clone(),
+            aim: pod.settings.aim,
             category: job.map(|job| job.category),
             growth: job.and_then(|job| job.growth).map(|growth| (growth * 1e4).round() / 1e4),
             share_percent: job.and_then(|job| job.share).map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32),

@@ -138,6 +138,11 @@ impl JobPolicy {
         matches!(self.policy().moves, MoveRule::Specon(_))
     }
 
+    /// Whether what the policy makes as early as possible can be chosen.
+    pub fn has_aim(self) -> bool {
+        self.policy().aim().is_some()
+    }
+
     /// The policy by which node agents share a node among pods of such jobs; `None`: the policy has no answer to how a
     /// node is shared. Among policies with the same share rule, one that keeps deadlines is for jobs with a deadline.
     /// Without deadlines on its node, such a policy shares as the others do.

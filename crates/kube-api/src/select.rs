@@ -8,8 +8,9 @@
 //! If several policies select a pod, the oldest one applies. A namespace's label applies after all
 //! policies.
 
+use crate::aim::AimKind;
 use crate::facts::PodFacts;
-use crate::names::{self, JOB_LABEL, POLICY_ANNOTATION};
+use crate::names::{self, AIM_ANNOTATION, JOB_LABEL, POLICY_ANNOTATION};
 use crate::share_policy::{Direction, SharePolicy, SharePolicySpec, SharePolicyStatus, TargetRef};
 use crate::training_job::JobPolicy;
 use crate::wire::{CollectorKind, PolicyKind, SCALED_POLICY, Settings};
@@ -119,8 +120,12 @@ pub fn by_job(pod: &PodFacts) -> Option<JobShare> {
     let policy = wanted.unwrap_or_default();
     let has_deadline = pod.notes.contains_key(names::DEADLINE_ANNOTATION);
     let kind = policy.share_kind(has_deadline);
-    let spec = SharePolicySpec { policy: kind.unwrap_or_else(PolicyKind::equal), ..SharePolicySpec::default() };
-    Some(JobShare { name: format!("TrainingJob/{}", policy.name()), spec, watch_only: kind.is_none() })
+    let aim = pod.notes.get(AIM_ANNOTATION).and_then(|word| from_word::<AimKind>(word));
+    let aim = aim.filter(|aim| policy.has_aim() && *aim != AimKind::default());
+    let spec = SharePolicySpec { policy: kind.unwrap_or_else(PolicyKind::equal), aim, ..SharePolicySpec::default() };
+    // A node agent has one order for the pods of one name: pods of different aims share apart.
+    let suffix = aim.map_or_else(String::new, |aim| format!("/{}", aim.name()));
+    Some(JobShare { name: format!("TrainingJob/{}{suffix}", policy.name()), spec, watch_only: kind.is_none() })
 }
 
 /// Pods of a TFJob are measured and keep their resources, unless a policy or the namespace's label selects them: the

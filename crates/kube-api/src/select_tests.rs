@@ -67,6 +67,24 @@ fn pods_of_our_tfjobs_are_measured_and_keep_their_resources() {
 }
 
 #[test]
+fn jobs_of_different_aims_share_apart() {
+    let share = |policy: &str, aim: Option<&str>| {
+        let mut pod = owned("gainshare.dev/v1alpha1", "TrainingJob", "mnist", json!({}));
+        pod.notes.insert(POLICY_ANNOTATION.to_owned(), policy.to_owned());
+        pod.notes.extend(aim.map(|aim| (AIM_ANNOTATION.to_owned(), aim.to_owned())));
+        let share = by_job(&pod).unwrap();
+        (share.name, settings(&share.spec, &pod).aim)
+    };
+    let plain = ("TrainingJob/gainshare".to_owned(), None);
+    for aim in [None, Some("finish"), Some("fast")] {
+        assert_eq!(share("gainshare", aim), plain, "{aim:?}");
+    }
+    let quality = ("TrainingJob/gainshare/quality".to_owned(), Some(AimKind::Quality));
+    assert_eq!(share("gainshare", Some("quality")), quality);
+    assert_eq!(share("flowcon2", Some("quality")), ("TrainingJob/flowcon2".to_owned(), None), "it has no aim");
+}
+
+#[test]
 fn owners_of_any_kind() {
     let job = owned("batch/v1", "Job", "train", json!({}));
     assert!(target("Job", "train").selects(&job) && !target("Job", "other").selects(&job));

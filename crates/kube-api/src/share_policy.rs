@@ -7,6 +7,7 @@
 #![allow(clippy::duplicated_attributes, reason = "every printed column has a type, and many have the same")]
 #![allow(unreachable_pub, reason = "the schema macro makes private copies of public types")]
 
+use crate::aim::AimKind;
 use crate::wire::{CollectorKind, Mode, PolicyKind, Settings};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use kube::{CustomResource, KubeSchema};
@@ -51,7 +52,9 @@ use serde::{Deserialize, Serialize};
 #[x_kube(
     cel,
     validation = Rule::new("has(self.selector) != has(self.targetRef)")
-        .message("give exactly one of selector (pods by label) and targetRef (pods by what made them)")
+        .message("give exactly one of selector (pods by label) and targetRef (pods by what made them)"),
+    validation = Rule::new("!has(self.aim) || !has(self.policy) || self.policy in ['gainshare', 'qos']")
+        .message("aim belongs to the policies gainshare and qos: leave it out, or choose one of them")
 )]
 pub struct SharePolicySpec {
     /// Pods of this namespace by their labels; an empty selector means all of them.
@@ -65,6 +68,10 @@ pub struct SharePolicySpec {
     /// gain.
     #[serde(default)]
     pub policy: PolicyKind,
+    /// What comes as early as possible, in the mean over pods: their end (`finish`), or nine tenths of their
+    /// improvement (`quality`) (gainshare and qos; `finish` if left out).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aim: Option<AimKind>,
     /// Growth below this part counts as "no longer growing" (flowcon; 0.05 if left out).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self > 0.0 && self < 1.0").message("alpha lies between 0 and 1, both excluded: 0.05 is a good start"))]
@@ -244,6 +251,7 @@ impl SharePolicySpec {
         let collector = self.collector.clone().unwrap_or_default();
         Settings {
             policy: self.policy,
+            aim: self.aim,
             alpha: self.alpha,
             beta: self.beta,
             interval_ms: self.interval.as_deref().and_then(parse_interval_ms),
@@ -277,10 +285,22 @@ mod tests {
         for spec in [
             json!({"selector": {}}),
             json!({"selector": {"matchLabels": {"app": "train"}}, "policy": "gainshare", "alpha": 0.01, "interval": "1m30s"}),
+            json!({"selector": {}, "policy": "qos", "aim": "quality"}),
             json!({"targetRef": {"kind": "PyTorchJob", "name": "bert"}, "floorPercent": 5, "resources": ["cpu", "memory"]}),
         ] {
             assert_eq!(messages(spec.clone()), "", "{spec}");
             serde_json::from_value::<SharePolicySpec>(spec).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_aim_is_for_the_policies_that_share_by_gain() {
+        for kind in PolicyKind::all() {
+            let has_aim = gainshare_core::policy::Policy::from(kind.preset()).aim().is_some();
+            let spec = json!({"selector": {}, "policy": kind.name(), "aim": "quality"});
+            assert_eq!(messages(spec.clone()).is_empty(), has_aim, "{spec}");
+            let settings = serde_json::from_value::<SharePolicySpec>(spec).unwrap().settings();
+            assert_eq!(settings.aim, Some(AimKind::Quality));
         }
     }
 
@@ -305,6 +325,10 @@ mod tests {
             (json!({}), "exactly one of selector"),
             (both, "exactly one of selector"),
             (json!({"selector": {}, "alpha": 5.0}), "alpha lies between 0 and 1"),
+            (
+                json!({"selector": {}, "policy": "flowcon", "aim": "finish"}),
+                "aim belongs to the policies gainshare and qos",
+            ),
             (json!({"selector": {}, "interval": "20"}), "such as 20s"),
             (json!({"selector": {}, "interval": "10ms"}), "such as 20s"),
             (json!({"selector": {}, "floorPercent": 80}), "between 0 and 50"),

@@ -13,15 +13,18 @@
 #![allow(clippy::duplicated_attributes, reason = "every printed column has a type, and many have the same")]
 #![allow(unreachable_pub, reason = "the schema macro makes private copies of public types")]
 
+use crate::aim::AimKind;
 use crate::deadline::FinishStatus;
 use crate::names::CONTROLLER;
 use crate::placement_reason::PlacementReason;
 pub use crate::run_policy::{Checkpoint, CleanPodPolicy, JobPolicy, RunPolicy, State};
 use crate::share_policy::{CollectorSpec, Objective};
+pub use crate::specon_marks::SpeconMarks;
 use crate::tasks::{
     ReplicaStatus, RestartPolicy, RoleInput, SpecProblem, SuccessPolicy, TaskJobOptions, TaskJobSpec, TaskJournal,
     TaskRunPolicy, check_name,
 };
+use gainshare_core::view::Marks;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -93,6 +96,8 @@ pub const MOVES_KEPT: usize = 10;
         .message("template cannot change while attempts may run from it: create a new TrainingJob"),
     validation = Rule::new("!(has(self.deadline) && has(self.deadlineSeconds))")
         .message("give deadline (a moment) or deadlineSeconds (counted from the creation), not both"),
+    validation = Rule::new("!has(self.aim) || !has(self.policy) || self.policy == 'gainshare'")
+        .message("aim belongs to the policy gainshare: leave it out, or choose that policy"),
     validation = Rule::new("!has(self.deadlineTolerance) || has(self.deadline) || has(self.deadlineSeconds)")
         .message("deadlineTolerance needs a deadline or deadlineSeconds")
 )]
@@ -124,6 +129,11 @@ pub struct TrainingJobSpec {
     /// cluster's own scheduler).
     #[serde(default)]
     pub policy: JobPolicy,
+    /// What comes as early as possible, in the mean over jobs: their end (`finish`), or nine tenths of their
+    /// improvement (`quality`). Jobs of both aims on one node do not share with each other (gainshare; `finish` if
+    /// left out).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aim: Option<AimKind>,
     /// Saves and stops the job until this is false again.
     #[serde(default)]
     pub suspend: bool,
@@ -265,6 +275,9 @@ pub struct TrainingJobStatus {
     /// Why the job is not moved any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unmovable: Option<String>,
+    /// Under policy `specon`: what was done with the job and is not done again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub specon: Option<SpeconMarks>,
     /// `growing`, `watching` or `converged`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub category: Option<String>,
@@ -396,6 +409,12 @@ pub struct Move {
     pub restore_s: f64,
 }
 
+/// What SpeCon has done with a job that has these marks stored and made these moves.
+pub fn specon_marks(stored: Option<&SpeconMarks>, moves: &[Move], migration: Option<&Migration>) -> Marks {
+    let made = moves.iter().map(|made| (made.reason, &made.at));
+    SpeconMarks::read(stored, made.chain(migration.map(|under_way| (under_way.reason, &under_way.since))))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -433,6 +452,7 @@ mod tests {
             (json!({"checkpoint": {"claimName": "c", "path": "keep"}}), "such as /checkpoints"),
             (json!({"checkpoint": {"claimName": "", "path": "/keep"}}), "names a PersistentVolumeClaim"),
             (json!({"checkpoint": {"claimName": "c", "path": "/k", "subPath": "../../etc"}}), "relative and without"),
+            (json!({"policy": "flowcon2", "aim": "quality"}), "aim belongs to the policy gainshare"),
             (json!({"runPolicy": {"backoffLimit": -1}}), "between 0 (never try again) and 1000"),
             (json!({"runPolicy": {"terminationGracePeriodSeconds": 0}}), "enough to write a checkpoint"),
         ] {

@@ -18,6 +18,7 @@
 //! operators of neighbouring versions understand each other. A change that breaks this gets a new
 //! path.
 
+use crate::aim::AimKind;
 use crate::deadline::{Deadline, DeadlineState, Forecast};
 pub use crate::policy_names::PolicyKind;
 use crate::resources::{Bounds, Resources};
@@ -384,6 +385,9 @@ impl ResizeObstacle {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     pub policy: PolicyKind,
+    /// Absent: the core's default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aim: Option<AimKind>,
     /// Absent numbers are the core's defaults.
     #[serde(default)]
     pub alpha: Option<f64>,

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use dump::Decider;
 use gainshare_figures::terminal::{self, Colour, Format, Printer, Side, Table};
+use gainshare_kube_api::aim::AimKind;
 use gainshare_kube_api::decision_record::SYSTEM_NAMESPACE;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names;
@@ -124,6 +125,9 @@ pub struct Row {
     owner: String,
     /// Empty if the namespace's label stands for a policy.
     policy: String,
+    /// What the policy makes as early as possible, where its author chose that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    aim: Option<AimKind>,
     container: String,
     category: Option<ReportedCategory>,
     /// Improvement per second and part of the node's CPU, when the category or the share last
@@ -322,6 +326,7 @@ fn rows(
                 node: pod.node.clone(),
                 owner: select::owner_name(pod),
                 policy,
+                aim: note.aim,
                 blocked: pod.blocked(&container),
                 container,
                 category: note.category,
@@ -396,6 +401,9 @@ fn explain(row: &Row, out: &Printer) -> Result<()> {
     line("container", &row.container);
     line("node", row.node.as_deref().unwrap_or("-"));
     line("policy", policy_name(row));
+    if let Some(aim) = row.aim {
+        line("aim", &aim.text());
+    }
     match &row.blocked {
         Some(blocked) => line("left alone", &format!("{}: {}", blocked.reason, blocked.message)),
         None => {

@@ -9,6 +9,7 @@ use gainshare_figures::file::{self, Drawing};
 use gainshare_figures::terminal::{Colour, Printer, Side, Table};
 use gainshare_figures::{Bar, Gantt, Row};
 use gainshare_kube_api::adopted::AdoptedJob;
+use gainshare_kube_api::aim::AimKind;
 use gainshare_kube_api::deadline::FinishStatus;
 use gainshare_kube_api::training_job::{JobPolicy, Move, TrainingJob};
 use jiff::Timestamp;
@@ -40,6 +41,9 @@ struct JobReport {
     namespace: String,
     job: String,
     policy: JobPolicy,
+    /// What the policy makes as early as possible, where that can be chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    aim: Option<AimKind>,
     state: String,
     message: String,
     node: Option<String>,
@@ -102,6 +106,7 @@ fn report_of(job: &TrainingJob) -> JobReport {
         namespace: job.metadata.namespace.clone().unwrap_or_default(),
         job: job.metadata.name.clone().unwrap_or_default(),
         policy: job.spec.policy,
+        aim: job.spec.policy.has_aim().then(|| job.spec.aim.unwrap_or_default()),
         state: format!("{:?}", status.state),
         message: status.message,
         node: status.attempt.as_ref().and_then(|attempt| attempt.node.clone()),
@@ -126,6 +131,8 @@ fn report_of_adopted(job: AdoptedJob) -> JobReport {
         namespace: job.namespace,
         job: job.name,
         policy: job.policy,
+        // It is on the pods of the Job.
+        aim: None,
         state: job.state.to_owned(),
         message: job.message,
         node: job.node,
@@ -151,6 +158,9 @@ fn sentences(report: &JobReport, out: &Printer) -> String {
     let and = if report.message.is_empty() { String::new() } else { format!(": {}", report.message) };
     line("state", &format!("{}{and}", report.state));
     line("policy", report.policy.name());
+    if let Some(aim) = report.aim {
+        line("aim", &aim.text());
+    }
     line("node", &format!("{} (attempt {})", report.node.as_deref().unwrap_or("-"), report.attempt));
     if let Some(category) = &report.category {
         let share =
@@ -339,6 +349,21 @@ mod tests {
         assert_eq!(bars, [("a", 0, Some(41), ""), ("b", 43, Some(100), "-M")]);
         let svg = picture(&stays, Timestamp::now()).svg();
         assert!(svg.contains("vae-M") && svg.contains(">a<") && svg.contains(">b<"), "{svg}");
+    }
+
+    #[test]
+    fn the_aim_is_explained_where_there_is_one() {
+        let mut job = moved();
+        let mut said = |policy: &str, aim: Option<AimKind>| {
+            (job.spec.policy, job.spec.aim) = (JobPolicy::try_from(policy.to_owned()).unwrap(), aim);
+            sentences(&report_of(&job), &Printer::new(gainshare_figures::terminal::Format::Table))
+        };
+        let text = said("gainshare", None);
+        assert!(text.contains("finish: jobs end as early as possible"), "{text}");
+        let text = said("gainshare", Some(AimKind::Quality));
+        assert!(text.contains("quality: jobs make nine tenths of their improvement"), "{text}");
+        let text = said("specon", None);
+        assert!(!text.contains("  aim "), "{text}");
     }
 
     #[test]

@@ -578,6 +578,10 @@ fn policy_of(settings: &Settings) -> Policy {
         rule.interval = settings.interval_ms.map_or(rule.interval, Span::from_millis);
         rule.longest_interval = rule.longest_interval.max(rule.interval);
     }
+    if let Some(aim) = settings.aim {
+        // The API server refuses an aim of policies that have none; should one arrive all the same, it is ignored.
+        let _ = policy.set_aim(aim.into());
+    }
     match policy.validate() {
         Ok(()) => policy,
         Err(error) => {

@@ -2,7 +2,8 @@
 //! test moves.
 
 use super::*;
-use gainshare_core::policy::Preset;
+use gainshare_core::policy::{Aim, Preset};
+use gainshare_kube_api::aim::AimKind;
 use gainshare_kube_api::fixtures::{pod_on_node, share_policy};
 use gainshare_kube_api::resize::Amounts;
 use gainshare_kube_api::wire::{CollectorKind, ResizeObstacle};
@@ -620,4 +621,16 @@ fn a_deadline_that_cannot_be_met_is_reported_at_once_and_harms_no_other_pod() {
     let due = w.state("due");
     assert_eq!(due.standing, Some(gainshare_kube_api::deadline::DeadlineState::AtRisk), "{due:?}");
     assert!(due.forecast.is_some() && due.share.is_some_and(|share| share < 0.5), "{due:?}");
+}
+
+#[test]
+fn the_aim_of_the_settings_is_the_aim_of_the_policy() {
+    let mut settings = pod_on_node("a", Resources::default()).settings;
+    settings.policy = share_policy(Preset::Gainshare);
+    let aim = |settings: &Settings| policy_of(settings).aim();
+    assert_eq!(aim(&settings), Some(Aim::Finish));
+    settings.aim = Some(AimKind::Quality);
+    assert_eq!(aim(&settings), Some(Aim::Quality));
+    settings.policy = share_policy(Preset::Flowcon);
+    assert_eq!(aim(&settings), None, "it has none");
 }

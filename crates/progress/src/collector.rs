@@ -39,6 +39,7 @@ use crate::spec::{MetricSpec, MetricSpecError, Source};
 use crate::stored_path::StoredPath;
 use crate::tail::Position;
 use gainshare_core::model::{Span, Time};
+use gainshare_core::signal::ClaimSource;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -227,6 +228,16 @@ impl Collector {
     /// The source of the readings, once there is one.
     pub fn source(&self) -> Option<Source> {
         self.source
+    }
+
+    /// Where the newest total number of steps was read.
+    pub fn claim_source(&self) -> Option<ClaimSource> {
+        match self.source? {
+            Source::Output => self.output.claim_source(),
+            Source::Push => Some(ClaimSource::Push),
+            Source::Tensorboard | Source::Prometheus | Source::File => Some(ClaimSource::File),
+            Source::Auto => None,
+        }
     }
 
     /// The metric that is the job's evaluation function, once it is known, as the job writes it.

@@ -17,6 +17,7 @@ use crate::reading::Counters;
 use crate::run_length::RunLength;
 use crate::spec::{MetricSpec, MetricSpecError, Source};
 use gainshare_core::model::Time;
+use gainshare_core::signal::ClaimSource;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::SystemTime;
@@ -138,6 +139,11 @@ impl GuardedCollector {
     /// The source of the readings, once there is one.
     pub fn source(&self) -> Option<Source> {
         self.collector.as_ref().map_or(self.last.source, Collector::source)
+    }
+
+    /// As [`Collector::claim_source`]. `None` once the collectors are off.
+    pub fn claim_source(&self) -> Option<ClaimSource> {
+        self.collector.as_ref().and_then(Collector::claim_source)
     }
 
     /// The metric that is the job's evaluation function, as the job writes it. `None` once the

@@ -13,6 +13,7 @@ use crate::run_length::RunLength;
 use crate::steps::RunSteps;
 use crate::terminal::Terminal;
 use gainshare_core::model::Time;
+use gainshare_core::signal::ClaimSource;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -52,6 +53,11 @@ impl OutputParser {
     /// line.
     pub fn set_run_length(&mut self, claim: RunLength) {
         self.state.steps.set_claim(claim);
+    }
+
+    /// Where the newest total was read.
+    pub fn claim_source(&self) -> Option<ClaimSource> {
+        self.state.steps.claim_source()
     }
 
     pub fn state(&self) -> &OutputState {

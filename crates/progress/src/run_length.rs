@@ -12,6 +12,7 @@
 
 use crate::root::Root;
 use crate::words::{LengthWord, is_config_option, length_word};
+use gainshare_core::signal::ClaimSource;
 use serde::{Deserialize, Serialize};
 use std::io::Read;
 use std::path::Path;
@@ -29,6 +30,9 @@ pub struct RunLength {
     pub epochs: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
+    /// Only the configuration file that the command names has it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_config: bool,
 }
 
 impl RunLength {
@@ -45,7 +49,9 @@ impl RunLength {
         }
         let config = options.iter().find(|(name, _)| is_config_option(name));
         let text = config.zip(folder).and_then(|((_, path), folder)| read_config(folder, Path::new(path)));
-        text.map_or(length, |text| RunLength::from_config(&text))
+        let mut length = text.map_or(length, |text| RunLength::from_config(&text));
+        length.in_config = !length.is_empty();
+        length
     }
 
     /// Reads lines such as `max_steps: 1000`, `epochs = 3` and `"num_train_epochs": 3,`.
@@ -64,6 +70,11 @@ impl RunLength {
 
     pub fn is_empty(&self) -> bool {
         *self == RunLength::default()
+    }
+
+    /// Where it was read.
+    pub(crate) fn source(&self) -> ClaimSource {
+        if self.in_config { ClaimSource::Config } else { ClaimSource::Command }
     }
 }
 
@@ -139,7 +150,7 @@ impl StatedLengths {
     }
 
     fn length(&self) -> RunLength {
-        RunLength { epochs: self.epochs.value(), steps: self.steps.value() }
+        RunLength { epochs: self.epochs.value(), steps: self.steps.value(), in_config: false }
     }
 }
 

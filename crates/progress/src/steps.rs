@@ -12,6 +12,7 @@
 use crate::facts::{Count, Epoch, Facts};
 use crate::reading::{Progress, Unit};
 use crate::run_length::RunLength;
+use gainshare_core::signal::ClaimSource;
 use serde::{Deserialize, Serialize};
 
 /// Bars of different lengths that are remembered. A job has one for training, perhaps two for
@@ -35,6 +36,9 @@ pub(crate) struct RunSteps {
     /// The number of the job's first epoch, 0 or 1, where the claim is needed to place epochs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     first_epoch: Option<u64>,
+    /// Where the newest total was read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    claim_source: Option<ClaimSource>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -48,6 +52,9 @@ struct RunningEpoch {
     before: Option<(u64, u64)>,
     /// The count goes on from epoch to epoch: it is of the whole run already.
     global: bool,
+    /// The number of epochs is from the command.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    by_command: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -73,10 +80,16 @@ impl RunSteps {
         self.claim = claim;
     }
 
+    /// Where the newest total was read.
+    pub(crate) fn claim_source(&self) -> Option<ClaimSource> {
+        self.claim_source
+    }
+
     pub(crate) fn take_line(&mut self, facts: &Facts) -> LineStep {
         self.fractional |= facts.fractional_epoch;
         let on_line = facts.epoch.map(|e| self.complete_epoch(e));
-        let epoch = on_line.and_then(|e| self.take_epoch(e));
+        let by_command = facts.epoch.is_some_and(|e| e.total.is_none());
+        let epoch = on_line.and_then(|e| self.take_epoch(e, by_command));
         let own = match facts.step {
             Some(count) => match count.total {
                 // A step that stands alone counts the whole run.
@@ -88,6 +101,9 @@ impl RunSteps {
         self.last_step = own.or(self.last_step);
         // Steps say more than epochs. A bar that is not the one of the training has no step.
         let place = if facts.step.is_some() { own } else { self.last_step.or(epoch) };
+        if facts.step.is_none() && self.last_step.is_none() && epoch.is_some_and(|e| e.total.is_some()) {
+            self.claim_source = Some(self.source_of_epochs(by_command));
+        }
         let progress = own.map(|own| self.furthest(own)).or(epoch.filter(|_| self.last_step.is_none()));
         LineStep { step: place.map(|p| p.step), total: place.and_then(|p| p.total), progress }
     }
@@ -95,7 +111,15 @@ impl RunSteps {
     /// The number of steps by the command, dropped for good once the job is beyond it.
     fn claimed_steps(&mut self, at: u64) -> Option<u64> {
         self.claim.steps = self.claim.steps.filter(|&steps| at <= steps);
+        if self.claim.steps.is_some() {
+            self.claim_source = Some(self.claim.source());
+        }
         self.claim.steps
+    }
+
+    /// Where a number of epochs was read.
+    fn source_of_epochs(&self, by_command: bool) -> ClaimSource {
+        if by_command { self.claim.source() } else { ClaimSource::Output }
     }
 
     /// Adds the number of epochs by the command to an epoch that is written without one.
@@ -118,7 +142,7 @@ impl RunSteps {
         }
     }
 
-    fn take_epoch(&mut self, epoch: Epoch) -> Option<Progress> {
+    fn take_epoch(&mut self, epoch: Epoch, by_command: bool) -> Option<Progress> {
         match epoch.total {
             Some(total) => {
                 let same = self.epoch.as_ref().is_some_and(|e| e.over == epoch.over && e.total == total);
@@ -126,7 +150,8 @@ impl RunSteps {
                     let before = self.epoch.take();
                     let global = before.as_ref().is_some_and(|e| e.global);
                     let before = before.and_then(|e| Some((e.length?, e.at)));
-                    self.epoch = Some(RunningEpoch { over: epoch.over, total, length: None, at: 0, before, global });
+                    let (over, length, at) = (epoch.over, None, 0);
+                    self.epoch = Some(RunningEpoch { over, total, length, at, before, global, by_command });
                 }
             }
             None if self.fractional => return None,
@@ -150,6 +175,8 @@ impl RunSteps {
         on_line: Option<Epoch>,
     ) -> Option<Progress> {
         let step_of = |over: u64| over.saturating_mul(length).saturating_add(at);
+        let shown_by = if drawn { ClaimSource::Bar } else { ClaimSource::Output };
+        let by_command = self.claim.source();
         // Lightning's `Epoch 3: 37/100` does not say how many epochs there will be.
         if let Some(Epoch { over, total: None, .. }) = on_line {
             let here = Progress { step: step_of(over), total: None, unit: Unit::Step };
@@ -165,6 +192,7 @@ impl RunSteps {
             }
             epoch.at = epoch.at.max(at);
             if epoch.global {
+                self.claim_source = Some(shown_by);
                 return Some(Progress { step: at, total: Some(length), unit: Unit::Step });
             }
             let step = step_of(epoch.over);
@@ -172,6 +200,7 @@ impl RunSteps {
             if let Some(last) = self.last_step.filter(|last| at == 0 && last.step > step) {
                 return Some(last);
             }
+            self.claim_source = Some(if epoch.by_command { by_command } else { ClaimSource::Output });
             let total = epoch.total.saturating_mul(length).max(step);
             return Some(Progress { step, total: Some(total), unit: Unit::Step });
         }
@@ -199,6 +228,9 @@ impl RunSteps {
             0 => Some(length),
             passes => self.claim.epochs.filter(|&n| passes < n).map(|n| n.saturating_mul(length)),
         };
+        if longest && total.is_some() {
+            self.claim_source = Some(if bar.passes == 0 { shown_by } else { by_command });
+        }
         longest.then_some(Progress { step, total, unit: Unit::Step })
     }
 }

@@ -3,6 +3,7 @@
 //! The texts have the form in which the frameworks print them, shortened; `real_frameworks.rs` runs
 //! the frameworks themselves.
 
+use gainshare_core::signal::ClaimSource;
 use gainshare_progress::{Batch, OutputParser, Pattern, Progress, Reading, RunLength, Unit};
 use proptest::prelude::*;
 
@@ -273,7 +274,7 @@ fn parse_with_claim(claim: RunLength, text: &str) -> (Vec<String>, Option<Progre
 
 #[test]
 fn the_command_gives_the_total_that_the_output_lacks() {
-    let epochs = |n| RunLength { epochs: Some(n), steps: None };
+    let epochs = |n| RunLength { epochs: Some(n), ..RunLength::default() };
     // PyTorch's own example counts from 1.
     let torch = "Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.5\nTrain Epoch: 2 [0/60000 (0%)]\tLoss: 0.5\n";
     let (readings, progress) = parse_with_claim(epochs(14), torch);
@@ -286,13 +287,13 @@ fn the_command_gives_the_total_that_the_output_lacks() {
     assert_eq!(parse_with_claim(epochs(3), lightning).0, ["2@99/300", "1@150/300"]);
     // Lines that have only an epoch.
     assert_eq!(parse_with_claim(epochs(5), "epoch=3 loss=0.25\n").0, ["0.25@3/5"]);
-    let steps = RunLength { epochs: None, steps: Some(1000) };
+    let steps = RunLength { steps: Some(1000), ..RunLength::default() };
     assert_eq!(parse_with_claim(steps, "epoch=1 step=5 loss=4\n").0, ["4@5/1000"]);
 }
 
 #[test]
 fn a_claim_of_the_command_never_beats_the_output() {
-    let claim = RunLength { epochs: Some(2), steps: Some(10) };
+    let claim = RunLength { epochs: Some(2), steps: Some(10), ..RunLength::default() };
     assert_eq!(parse_with_claim(claim, "Epoch 3/10\nloss: 1\n").1.unwrap().total, Some(10));
     assert_eq!(parse_with_claim(claim, "step 30/60 loss: 3\n").0, ["3@30/60"]);
     // A job that goes beyond the claim is one without a total, and its places stay as they were.
@@ -303,4 +304,29 @@ fn a_claim_of_the_command_never_beats_the_output() {
     let bar = "10%|█ | 1/10 [00:01<00:05, 9it/s, loss=2]\r90%|█ | 9/10 [00:01<00:05, 9it/s, loss=1.5]\r\
                10%|█ | 1/10 [00:01<00:05, 9it/s, loss=1]\r";
     assert_eq!(parse_with_claim(claim, bar).0, ["2@1/10", "1.5@9/10", "1@11/20"]);
+}
+
+#[test]
+fn the_source_of_a_total_is_known() {
+    let source = |claim: RunLength, text: &str| {
+        let mut parser = OutputParser::new(None);
+        parser.set_run_length(claim);
+        let mut batch = Batch::default();
+        parser.feed(text.as_bytes(), &mut batch);
+        parser.finish(&mut batch);
+        (batch.readings.last().and_then(|reading| reading.total), parser.claim_source())
+    };
+    let none = RunLength::default();
+    let epochs = RunLength { epochs: Some(4), ..none };
+    let in_config = RunLength { in_config: true, ..epochs };
+    assert_eq!(source(none, "Epoch 1/20 loss: 0.5\n"), (Some(20), Some(ClaimSource::Output)));
+    assert_eq!(source(none, "step 3/50 loss: 0.5\n"), (Some(50), Some(ClaimSource::Output)));
+    let bar = " 10%|█         | 5/50 [00:01<00:09, 5.00it/s, loss=0.5]\n";
+    assert_eq!(source(none, bar), (Some(50), Some(ClaimSource::Bar)));
+    let torch = "Train Epoch: 1 [640/60000 (1%)]\tLoss: 0.5\n";
+    assert_eq!(source(epochs, torch), (Some(240_000), Some(ClaimSource::Command)));
+    assert_eq!(source(in_config, torch), (Some(240_000), Some(ClaimSource::Config)));
+    let steps = RunLength { steps: Some(1000), ..none };
+    assert_eq!(source(steps, "step=10 loss=0.5\n"), (Some(1000), Some(ClaimSource::Command)));
+    assert_eq!(source(none, "loss=0.5\n"), (None, None));
 }

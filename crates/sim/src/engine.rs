@@ -440,7 +440,7 @@ impl<'a> Run<'a> {
                 known_left_s: self.clairvoyant.then_some(left),
                 history: job.history.clone(),
                 deadline: job.deadline,
-                tasks: None,
+                ..JobView::default()
             }
         });
         View { now: self.now, nodes: nodes.collect(), jobs: jobs.collect() }

@@ -69,6 +69,11 @@ struct Track {
     unsure_s: f64,
 }
 
+/// Whether the steps left that a job announces are what it will probably make.
+fn is_believed(job: &JobView) -> bool {
+    job.signal.total.is_none() || length::trust(&job.signal, &job.history, job.claims) >= 0.5
+}
+
 impl Track {
     fn new(job: &JobView, now: Time, core_s: f64, one_core: f64, typical_work_s: Option<f64>) -> Track {
         let signal = job.signal;
@@ -78,9 +83,9 @@ impl Track {
         let node_seconds = Pace::from_law(0.0, 1.0, job.usable.unwrap_or(1.0));
         let consumed = job.consumed.cpu;
         let (left, pace, steps) = match (signal.pace, signal.steps_left()) {
-            (Some(pace), Some(steps)) => (steps.mid, pace, Some(steps)),
-            (Some(pace), None) => {
-                let residual = length::residual(&signal, &job.history, position);
+            (Some(pace), Some(steps)) if is_believed(job) => (steps.mid, pace, Some(steps)),
+            (Some(pace), _) => {
+                let residual = length::residual(&signal, &job.history, job.claims, position);
                 // Where nothing says how long a job is, it lasts as long again as it has lasted.
                 (residual.map_or(position.max(1.0), |r| r.quantile(0.5)), pace, None)
             }

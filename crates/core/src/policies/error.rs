@@ -11,6 +11,8 @@ pub enum PolicyError {
     Interval,
     #[error("{name} of the gain rule must lie between 0 and {largest}, not {value}")]
     Gain { name: &'static str, value: f64, largest: f64 },
+    #[error("the share rule {0} has no aim: leave the aim out, or choose a policy that shares by gain")]
+    Aim(&'static str),
     #[error("the time between two decisions of the gain rule must be above zero, and the shortest at most the longest")]
     Looks,
     #[error(

@@ -10,7 +10,7 @@ use super::elastic::Elastic;
 use super::error::PolicyError;
 use super::fair::FAIR;
 use super::flowcon::Flowcon;
-use super::gain::{Gain, GainMove};
+use super::gain::{Aim, Gain, GainMove};
 use super::order::FIFO;
 use super::place::SPREAD;
 use super::plain::{OrderRule, PlainMove, PlainPlace, PlainScale, PlainShare};
@@ -211,6 +211,25 @@ impl Policy {
         }
     }
 
+    /// What the share rule makes as early as possible, where that can be chosen.
+    pub fn aim(&self) -> Option<Aim> {
+        match &self.share {
+            ShareRule::Gain(numbers) => Some(numbers.aim),
+            _ => None,
+        }
+    }
+
+    /// Chooses what the share rule makes as early as possible. Rules without a choice refuse it.
+    pub fn set_aim(&mut self, aim: Aim) -> Result<(), PolicyError> {
+        match &mut self.share {
+            ShareRule::Gain(numbers) => {
+                numbers.aim = aim;
+                Ok(())
+            }
+            other => Err(PolicyError::Aim(other.name())),
+        }
+    }
+
     /// When a job's silence makes its last report worthless.
     pub(crate) fn silence(&self) -> Silence {
         Silence { patience: self.patience, factor: self.silence_factor }
@@ -237,5 +256,33 @@ impl Policy {
             // The others have no numbers that could be wrong.
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policies::table::Preset;
+
+    #[test]
+    fn only_policies_that_share_by_gain_have_an_aim() {
+        for preset in Preset::ALL {
+            let mut policy = Policy::from(preset);
+            let by_gain = matches!(policy.share, ShareRule::Gain(_));
+            assert_eq!(policy.aim(), by_gain.then_some(Aim::Finish), "{}", preset.name());
+            assert_eq!(policy.set_aim(Aim::Quality).is_ok(), by_gain, "{}", preset.name());
+            assert_eq!(policy.aim(), by_gain.then_some(Aim::Quality), "{}", preset.name());
+        }
+        let refused = Policy::equal().set_aim(Aim::Quality).unwrap_err().to_string();
+        assert!(refused.contains("fair") && refused.contains("leave the aim out"), "{refused}");
+    }
+
+    #[test]
+    fn aims_are_written_as_they_are_read() {
+        for aim in Aim::ALL {
+            assert_eq!(aim.name().parse(), Ok(aim));
+            assert_eq!(serde_json::to_value(aim).unwrap(), aim.name());
+        }
+        assert!("fast".parse::<Aim>().unwrap_err().contains("finish and quality"));
     }
 }

@@ -13,6 +13,7 @@ use super::{
     FIXED, Order, Place, Relocate, Scale, Share, deadline, elastic, flowcon, gain, place, rank, specon, weigh,
 };
 use crate::model::JobId;
+use crate::view::Marks;
 use serde::{Deserialize, Serialize};
 
 /// What the rules of a policy remember.
@@ -102,5 +103,10 @@ impl RuleMemory {
     /// it.
     pub(crate) fn usable(&self, job: JobId) -> Option<f64> {
         self.gain.usable(job)
+    }
+
+    /// What the move rule has done with a job and does not do again.
+    pub(crate) fn marks(&self, job: JobId) -> Marks {
+        self.specon.marks(job)
     }
 }

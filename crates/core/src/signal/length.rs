@@ -5,8 +5,8 @@
 //!
 //! **Approach.** Everything that is known of a job's length makes atoms (a total number of steps,
 //! with a weight); those that the job has passed are struck out, and the rest is scaled to one.
-//! - *A claim* ("Epoch 3/20") is one atom. A program whose earlier runs ended elsewhere than they
-//!   claimed is believed in proportion.
+//! - *A claim* ("Epoch 3/20") is one atom. It is believed as far as claims from the same source (a bar, the
+//!   command, …) came true in earlier runs of the program and in other programs of the owner ([`trust`]).
 //! - *History*: earlier runs of the same program, each spread a little.
 //! - *Epochs*: a job that says where in an epoch it is makes a whole number of them. [`EPOCHS`]
 //!   has the numbers that public training scripts use.
@@ -23,7 +23,7 @@
 //! known it is the work left.
 
 use super::predict::TYPICAL_SCALE;
-use super::{FinishedRun, Signal};
+use super::{ClaimRecord, FinishedRun, Signal};
 
 /// Numbers of epochs, and how many of 95 public training scripts have each as their default. The
 /// scripts were the first ten hits each of ten spellings of the option (`--epochs`,
@@ -76,9 +76,6 @@ const RUN_SPREAD: [(f64, f64); 5] = [(0.9, 0.1), (0.97, 0.2), (1.0, 0.4), (1.03,
 /// Total lengths, as multiples of the job's age; equally likely. Then their weight together.
 const AGES: [f64; 6] = [1.1, 1.25, 1.5, 2.0, 3.0, 5.0];
 const AGE_WEIGHT: f64 = 0.02;
-
-/// A claim counts as true if a run ended within this part of it.
-const CLAIM_ERROR: f64 = 0.1;
 
 /// How much is left: pairs of (steps or work, probability), ascending; the probabilities sum to 1.
 #[derive(Debug, Clone, PartialEq)]
@@ -138,14 +135,15 @@ impl Residual {
     }
 }
 
-/// The steps left of a job at position `at`; `None` where nothing is known that tells its length.
-pub fn residual(signal: &Signal, history: &[FinishedRun], at: f64) -> Option<Residual> {
+/// The steps left of a job at position `at`; `None` where nothing is known that tells its length. `others` is how claims
+/// like its own fared in other programs.
+pub fn residual(signal: &Signal, history: &[FinishedRun], others: ClaimRecord, at: f64) -> Option<Residual> {
     if at.is_nan() || at < 0.0 {
         return None;
     }
     let mut atoms: Vec<(f64, f64)> = vec![];
     let claim = signal.total.map(|t| t as f64).filter(|t| *t > at);
-    let trust = if claim.is_some() { trust(history) } else { 0.0 };
+    let trust = if claim.is_some() { trust(signal, history, others) } else { 0.0 };
     if let Some(total) = claim {
         if trust >= 1.0 {
             return Some(Residual::known(total - at));
@@ -183,17 +181,22 @@ pub fn residual_work(history: &[FinishedRun], core_s: f64, done: f64) -> Option<
     Residual::of(atoms)
 }
 
-/// The part of the program's earlier claims that came true; all of it before there were any.
-pub fn trust(history: &[FinishedRun]) -> f64 {
-    let pairs = history.iter().filter_map(|r| Some((r.steps? as f64, r.claimed? as f64)));
-    let (mut all, mut broken) = (1.0, 0.0);
-    for (steps, claimed) in pairs {
-        all += 1.0;
-        if (steps / claimed - 1.0).abs() > CLAIM_ERROR {
-            broken += 1.0;
-        }
-    }
-    1.0 - broken / all
+/// How far the job's claim is believed, 0 to 1: by how claims from the same source fared, in earlier runs of the same
+/// program (`history`) and in other programs of the same owner (`others`). What other programs did counts as much as
+/// one run of this one, and a claim is believed before there is anything to go by.
+pub fn trust(signal: &Signal, history: &[FinishedRun], others: ClaimRecord) -> f64 {
+    let is_alike = |run: &&FinishedRun| match (run.claimed_by, signal.claimed_by) {
+        (Some(then), Some(now)) => then == now,
+        // Runs of which the source was not recorded count for every source.
+        _ => true,
+    };
+    let mut own = ClaimRecord::default();
+    history.iter().filter(is_alike).for_each(|run| own.add(run));
+    let believed = |record: ClaimRecord, before: f64| {
+        let all = f64::from(record.kept) + f64::from(record.broken);
+        (before + f64::from(record.kept)) / (1.0 + all)
+    };
+    believed(own, believed(others, 1.0))
 }
 
 /// Adds the atoms of epochs and curve, together of `weight`.
@@ -238,7 +241,7 @@ fn grid(center: f64) -> impl Iterator<Item = (f64, f64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Outlook;
+    use super::super::{ClaimSource, Outlook};
     use super::*;
 
     /// A curve whose run would be `whole` steps if it were typical.
@@ -248,28 +251,55 @@ mod tests {
         Signal { reports: 5, step: Some(5), total, epoch_steps, outlook: Some(outlook), ..Signal::default() }
     }
 
+    const NONE: ClaimRecord = ClaimRecord { kept: 0, broken: 0 };
+
     #[test]
     fn a_claim_is_believed_until_it_is_passed() {
         let announced = signal(40.0, None, Some(50));
-        assert_eq!(residual(&announced, &[], 30.0), Some(Residual::known(20.0)));
-        let past = residual(&announced, &[], 55.0).expect("it is still running");
+        assert_eq!(residual(&announced, &[], NONE, 30.0), Some(Residual::known(20.0)));
+        let past = residual(&announced, &[], NONE, 55.0).expect("it is still running");
         assert!(past.mean() > 1.0, "{past:?}");
     }
 
     #[test]
     fn a_program_that_claimed_wrongly_is_believed_less() {
-        let run = |steps| FinishedRun { steps: Some(steps), claimed: Some(50), core_s: 1.0 };
+        let run = |steps| FinishedRun { steps: Some(steps), claimed: Some(50), claimed_by: None, core_s: 1.0 };
         let announced = signal(40.0, None, Some(50));
-        let honest = residual(&announced, &[run(50), run(49)], 10.0).expect("known").mean();
-        let liar = residual(&announced, &[run(200), run(200)], 10.0).expect("known").mean();
+        let honest = residual(&announced, &[run(50), run(49)], NONE, 10.0).expect("known").mean();
+        let liar = residual(&announced, &[run(200), run(200)], NONE, 10.0).expect("known").mean();
         assert!((honest - 40.0).abs() < 1e-9 && liar > 100.0, "{honest} and {liar}");
     }
 
     #[test]
+    fn a_source_is_believed_by_how_its_claims_fared() {
+        use ClaimSource::{Bar, Command};
+        let run = |steps, by| FinishedRun { steps: Some(steps), claimed: Some(50), claimed_by: Some(by), core_s: 1.0 };
+        let claim = |by| Signal { claimed_by: Some(by), ..signal(40.0, None, Some(50)) };
+        // The bars of this program counted one of four epochs, what its command says came true.
+        let history = [run(200, Bar), run(50, Command), run(200, Bar)];
+        assert_eq!(trust(&claim(Command), &history, NONE), 1.0);
+        assert_eq!(trust(&claim(Bar), &history, NONE), 1.0 / 3.0);
+        assert_eq!(residual(&claim(Command), &history, NONE, 10.0), Some(Residual::known(40.0)));
+        // A program that never ran is judged by the other programs of its owner, until it has a record of its own.
+        let others = ClaimRecord { kept: 1, broken: 8 };
+        let new = trust(&claim(Bar), &[], others);
+        assert_eq!(new, 0.2);
+        let kept = [run(50, Bar), run(50, Bar), run(51, Bar)];
+        assert!(trust(&claim(Bar), &kept, others) > 0.79 && trust(&claim(Bar), &kept[..1], others) > new);
+        let doubted = residual(&claim(Bar), &[], others, 10.0).expect("its curve tells something");
+        assert!(doubted.quantile(0.1) < 40.0, "{doubted:?}");
+        // Where the source is not known, all runs count.
+        let unknown = Signal { claimed_by: None, ..claim(Bar) };
+        assert_eq!(trust(&unknown, &history, NONE), 0.5);
+    }
+
+    #[test]
     fn history_tells_more_than_the_curve() {
-        let run = FinishedRun { steps: Some(200), claimed: None, core_s: 1.0 };
-        let (without, with) =
-            (residual(&signal(40.0, None, None), &[], 10.0), residual(&signal(40.0, None, None), &[run], 10.0));
+        let run = FinishedRun { steps: Some(200), claimed: None, claimed_by: None, core_s: 1.0 };
+        let (without, with) = (
+            residual(&signal(40.0, None, None), &[], NONE, 10.0),
+            residual(&signal(40.0, None, None), &[run], NONE, 10.0),
+        );
         let (without, with) = (without.expect("known"), with.expect("known"));
         assert!(without.quantile(0.5) < 80.0 && (with.quantile(0.5) - 190.0).abs() < 10.0, "{without:?} {with:?}");
     }
@@ -277,10 +307,10 @@ mod tests {
     #[test]
     fn a_job_ends_after_a_whole_number_of_epochs() {
         // A curve as of ten epochs of 100 steps each.
-        let found = residual(&signal(1000.0, Some(100), None), &[], 300.0).expect("known");
+        let found = residual(&signal(1000.0, Some(100), None), &[], NONE, 300.0).expect("known");
         assert_eq!(found.quantile(0.5), 700.0);
         // Past ten, fifteen come next.
-        let later = residual(&signal(1000.0, Some(100), None), &[], 1001.0).expect("known");
+        let later = residual(&signal(1000.0, Some(100), None), &[], NONE, 1001.0).expect("known");
         assert!(later.quantile(0.5) >= 400.0, "{later:?}");
     }
 

@@ -4,15 +4,23 @@
 //! numbers apart, and the same length of the run where the command names one. So the runs of a sweep
 //! over learning rates are alike, and `--epochs 5` and `--epochs 50` are not. Only runs that ended well
 //! count; the journal keeps them, so a restarted daemon knows them too.
+//!
+//! A program that never ran is judged by the other programs of its owner, as far as the reliability of its claims is
+//! concerned: some people stop every run early, and some scripts draw bars of one epoch.
 
 use super::jobs::{Job, JobTable};
 use crate::types::JobState;
 use gainshare_core::model::JobId;
-use gainshare_core::view::FinishedRun;
+use gainshare_core::signal::ClaimSource;
+use gainshare_core::view::{ClaimRecord, FinishedRun};
 use gainshare_progress::RunLength;
+use std::collections::BTreeMap;
 
 /// Number of the newest runs that are handed to the rules.
 const MAX_RUNS: usize = 8;
+
+/// Number of the newest runs of other programs by which claims are judged.
+const MAX_OTHERS: usize = 50;
 
 /// What two commands of one shape have in common.
 #[derive(PartialEq, Eq)]
@@ -46,27 +54,41 @@ impl JobTable {
         if shape.words.is_empty() {
             return;
         }
-        let alike = |past: &&Job| {
-            past.record.state == JobState::Done
-                && past.record.owner == job.record.owner
-                && past.record.spec.runtime == job.record.spec.runtime
+        let is_of_owner = |past: &&Job| past.record.state == JobState::Done && past.record.owner == job.record.owner;
+        let is_alike = |past: &Job| {
+            past.record.spec.runtime == job.record.spec.runtime
                 && past.record.spec.command.len() == job.record.spec.command.len()
                 && Shape::of(&past.record.spec.command) == shape
         };
-        let newest = self.values().rev().filter(alike).take(MAX_RUNS);
+        let of_owner = || self.values().rev().filter(is_of_owner);
+        let newest = of_owner().filter(|past| is_alike(past)).take(MAX_RUNS);
         let mut runs: Vec<FinishedRun> = newest.filter_map(|past| finished_run(past, cores)).collect();
         runs.reverse();
+        let has_claim = |past: &&Job| past.progress.tracker.signal().claimed_by.is_some();
+        let others = of_owner().filter(has_claim).filter(|past| !is_alike(past)).take(MAX_OTHERS);
+        let claims = judge(others.filter_map(|past| finished_run(past, cores)));
         if let Some(job) = self.get_mut(&id) {
-            job.history = runs;
+            (job.history, job.claims) = (runs, claims);
         }
     }
+}
+
+/// How the claims of these runs fared, by source.
+fn judge(runs: impl Iterator<Item = FinishedRun>) -> BTreeMap<ClaimSource, ClaimRecord> {
+    let mut claims: BTreeMap<ClaimSource, ClaimRecord> = BTreeMap::new();
+    for run in runs {
+        if let Some(source) = run.claimed_by {
+            claims.entry(source).or_default().add(&run);
+        }
+    }
+    claims
 }
 
 fn finished_run(job: &Job, cores: f64) -> Option<FinishedRun> {
     let signal = job.progress.tracker.signal();
     let steps = (signal.reports > 0).then(|| signal.position() as u64).filter(|steps| *steps > 0);
     let core_s = job.progress.meter.consumed().cpu * cores;
-    (core_s > 0.0).then_some(FinishedRun { steps, claimed: signal.total, core_s })
+    (core_s > 0.0).then_some(FinishedRun { steps, claimed: signal.total, claimed_by: signal.claimed_by, core_s })
 }
 
 #[cfg(test)]
@@ -85,5 +107,22 @@ mod tests {
         assert!(!alike("python t.py --lr 0.1 --epochs 5", "python t.py --lr 0.1 --epochs 50"));
         assert!(!alike("python t.py --model small", "python t.py --model large"));
         assert!(!alike("python t.py", "python other.py"));
+    }
+
+    #[test]
+    fn claims_are_judged_by_source() {
+        let run = |steps, claimed, claimed_by| FinishedRun { steps, claimed, claimed_by, core_s: 1.0 };
+        let runs = [
+            run(Some(100), Some(100), Some(ClaimSource::Command)),
+            run(Some(40), Some(100), Some(ClaimSource::Command)),
+            run(Some(95), Some(100), Some(ClaimSource::Bar)),
+            run(None, Some(100), Some(ClaimSource::Bar)),
+            run(Some(50), Some(100), None),
+        ];
+        let claims = judge(runs.into_iter());
+        let of = |source| claims.get(&source).copied();
+        assert_eq!(of(ClaimSource::Command), Some(ClaimRecord { kept: 1, broken: 1 }));
+        assert_eq!(of(ClaimSource::Bar), Some(ClaimRecord { kept: 1, broken: 0 }));
+        assert_eq!(claims.len(), 2);
     }
 }

@@ -11,8 +11,8 @@ use crate::types::{DecisionInfo, ErrorCode, Event, JobInfo, JobState};
 use gainshare_core::model::{JobId, OwnerId, Span, Time};
 use gainshare_core::plan::Verdict;
 use gainshare_core::replay::RecordedDecision;
-use gainshare_core::signal::Sample;
-use gainshare_core::view::FinishedRun;
+use gainshare_core::signal::{ClaimSource, Sample};
+use gainshare_core::view::{ClaimRecord, FinishedRun};
 use gainshare_limits::{AppliedLimits, JobHandle, RuntimeKind};
 use gainshare_page::PAGE_VARIABLE;
 use std::collections::{BTreeMap, VecDeque};
@@ -47,6 +47,8 @@ pub(super) struct Job {
     pub(super) pump: Option<Pump>,
     /// Earlier runs of the same program, the newest last.
     pub(super) history: Vec<FinishedRun>,
+    /// How claims of each source fared in other programs of the same owner.
+    pub(super) claims: BTreeMap<ClaimSource, ClaimRecord>,
     pub(super) verdict: Option<Verdict>,
     pub(super) in_force: Option<AppliedLimits>,
     pub(super) apply_error: Option<String>,
@@ -87,6 +89,12 @@ pub(super) struct Job {
 }
 
 impl Job {
+    /// How claims from the source of this job's total fared in other programs of its owner.
+    pub(super) fn claim_record(&self) -> ClaimRecord {
+        let source = self.progress.tracker.signal().claimed_by;
+        source.and_then(|source| self.claims.get(&source)).copied().unwrap_or_default()
+    }
+
     pub(super) fn new(record: JobRecord, now: Time) -> Job {
         Job {
             kill_at: record.kill_at,
@@ -95,6 +103,7 @@ impl Job {
             reports: None,
             pump: None,
             history: Vec::new(),
+            claims: BTreeMap::new(),
             verdict: None,
             in_force: None,
             apply_error: None,

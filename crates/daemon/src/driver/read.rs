@@ -15,6 +15,7 @@ use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::Plan;
 use gainshare_core::policy::Preset;
 use gainshare_core::replay::RecordedDecision;
+use gainshare_core::signal::length;
 use gainshare_limits::RuntimeKind;
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,6 +79,7 @@ impl Driver {
             epoch: self.store.journal.epoch(),
             uptime_s: self.now().since(self.timeline.began).as_secs_f64(),
             policy: preset_name(self.config.policy),
+            aim: self.config.aim_name(),
             mode: self.runtimes.mode(&self.config).name().into(),
             slots: self.config.slots,
             cores: self.runtimes.cores(&self.config),
@@ -180,6 +182,7 @@ impl Picture<'_> {
         Ok(Explanation {
             job: self.info(job),
             policy: self.config.policy.name().to_owned(),
+            aim: self.config.aim_name(),
             share: target.filter(|_| live).map(|t| t.share.into()),
             limit: target.filter(|_| live).map(|t| t.limit.into()),
             in_force: in_force
@@ -343,6 +346,8 @@ fn metric(job: &Job) -> Option<MetricInfo> {
         value: signal.last?.value,
         step: signal.step.or(job.progress.course.map(|c| c.step)),
         total: signal.total.or(job.progress.course.and_then(|c| c.total)),
+        total_from: signal.claimed_by.map(|source| source.name().to_owned()),
+        total_trust: signal.total.map(|_| length::trust(&signal, &job.history, job.claim_record())),
         source: job.progress.source.clone().unwrap_or_default(),
     })
 }

@@ -12,7 +12,7 @@ use super::pump::CopyPosition;
 use crate::clock::Moment;
 use gainshare_core::model::Time;
 use gainshare_core::signal::speed::PaceTracker;
-use gainshare_core::signal::{Sample, Tracker};
+use gainshare_core::signal::{ClaimSource, Sample, Tracker};
 use gainshare_limits::usage::Meter;
 use gainshare_progress::prometheus::{Endpoint, FetchError};
 use gainshare_progress::push::PushError;
@@ -119,6 +119,10 @@ impl Reports {
 
     pub(super) fn source(&self) -> Option<String> {
         self.collector.source().map(|s| s.to_string())
+    }
+
+    pub(super) fn claim_source(&self) -> Option<ClaimSource> {
+        self.collector.claim_source()
     }
 
     pub(super) fn counters(&self) -> Counters {

@@ -12,7 +12,7 @@
 //! part of the position, so a sample that is read again replaces itself.
 
 use super::jobs::{Job, JobTable};
-use super::reports::ProgressReading;
+use super::reports::{ProgressReading, Reports};
 use crate::clock::Moment;
 use crate::error::Refusal;
 use crate::journal::{Batch, Journal, SAMPLES_KEPT, StoredSample};
@@ -159,6 +159,8 @@ impl Store {
                 self.thin_samples(id, job.progress.stride());
             }
         }
+        let source = job.reports.as_ref().and_then(Reports::claim_source);
+        job.progress.tracker.set_claim_source(source);
         job.unsaved = true;
         true
     }

@@ -77,8 +77,9 @@ impl Picture<'_> {
             on_one_core: job.team_use.is_serial() || (has_team && !job.team_use.is_measured()),
             known_left_s: None,
             history: job.history.clone(),
+            claims: job.claim_record(),
             deadline: deadline(&r.spec, self.now),
-            tasks: None,
+            ..JobView::default()
         }
     }
 

@@ -16,6 +16,9 @@ pub struct Health {
     pub epoch: u64,
     pub uptime_s: f64,
     pub policy: String,
+    /// What the policy makes as early as possible, `finish` or `quality`, where that can be chosen.
+    #[serde(default)]
+    pub aim: Option<String>,
     pub mode: String,
     pub slots: Option<usize>,
     pub cores: f64,

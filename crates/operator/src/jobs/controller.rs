@@ -163,12 +163,12 @@ impl Controller {
         ordered.into_iter().for_each(|(change, key)| queue.put(key, change));
     }
 
-    /// Queues the TrainingJobs and TFJobs whose published progress may be old. Jobs have no place for it.
+    /// Queues the workloads whose published progress or judgement may be old. Jobs have no place for progress.
     fn queue_progress(&self) {
-        let progressed = self.leader.take_progressed().into_iter().chain(self.orders.take_category_changes());
-        let progressed = progressed.filter(|key| key.kind != WorkloadKind::Job);
+        let progressed = self.leader.take_progressed().into_iter().filter(|key| key.kind != WorkloadKind::Job);
+        let judged = self.orders.take_judged();
         let mut queue = self.queue.lock();
-        progressed.for_each(|key| queue.put_last(key));
+        progressed.chain(judged).for_each(|key| queue.put_last(key));
     }
 
     async fn settle_any(&self, key: &WorkloadKey, is_off: bool) {

@@ -89,23 +89,32 @@ impl TaskProgress {
     }
 }
 
-/// Whether the definition of a kind has a field for progress. One that is older than the operator has none: the API
-/// server drops what is written, and it would be written again and again.
-#[derive(Debug, Default)]
-pub(super) struct ProgressField {
+/// Whether the definition of a kind has a field of the status. One that is older than the operator may not have it: the
+/// API server drops what is written, and it would be written again and again.
+#[derive(Debug)]
+pub(super) struct StatusField {
+    name: &'static str,
     is_missing: AtomicBool,
 }
 
-impl ProgressField {
+impl StatusField {
+    pub(super) fn new(name: &'static str) -> StatusField {
+        StatusField { name, is_missing: AtomicBool::new(false) }
+    }
+
     pub(super) fn exists(&self) -> bool {
         !self.is_missing.load(Ordering::Relaxed)
     }
 
     /// Compares what was written with what the API server has answered.
-    pub(super) fn check(&self, kind: WorkloadKind, written: Option<&str>, answered: Option<&str>) {
-        if written.is_some() && answered.is_none() && !self.is_missing.swap(true, Ordering::Relaxed) {
-            let kind = kind.name();
-            tracing::warn!(kind, "no progress is shown: the definition of the kind is older than this operator");
+    pub(super) fn check(&self, kind: WorkloadKind, is_written: bool, is_answered: bool) {
+        if is_written && !is_answered && !self.is_missing.swap(true, Ordering::Relaxed) {
+            let (kind, field) = (kind.name(), self.name);
+            tracing::warn!(
+                kind,
+                field,
+                "a field of the status is not kept: the definition of the kind is older than this operator, apply the new one"
+            );
         }
     }
 }
@@ -248,11 +257,11 @@ mod tests {
 
     #[test]
     fn a_definition_without_the_field_is_noticed() {
-        let field = ProgressField::default();
-        field.check(WorkloadKind::TfJob, Some("40%"), Some("40%"));
-        field.check(WorkloadKind::TfJob, None, None);
+        let field = StatusField::new("progress");
+        field.check(WorkloadKind::TfJob, true, true);
+        field.check(WorkloadKind::TfJob, false, false);
         assert!(field.exists());
-        field.check(WorkloadKind::TfJob, Some("40%"), None);
+        field.check(WorkloadKind::TfJob, true, false);
         assert!(!field.exists());
     }
 

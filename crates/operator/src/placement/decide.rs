@@ -5,14 +5,13 @@
 use super::RECORDED_JOBS;
 use super::memory::{JobMemory, Nodes};
 use super::snapshot::ClusterSnapshot;
-use crate::state::orders::{JobFacts, JobState, Order, OrderKind};
+use crate::state::orders::{JobFacts, JobState, Judgement, Order, OrderKind};
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{Decider, Decision as RecordedPlan, Outcome};
 use gainshare_core::model::{JobId, NodeId, OwnerId, Span};
 use gainshare_core::policy::{MoveRule, Policy, Specon};
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::JobPolicy;
-use gainshare_kube_api::wire;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -40,8 +39,8 @@ pub(crate) struct Placements {
     move_costs: BTreeMap<JobPolicy, BTreeMap<String, Vec<f64>>>,
     /// How many plans failed their check.
     pub(super) rejected: u64,
-    /// Jobs whose SpeCon category changed since the last `take_category_changes()`.
-    category_changes: Vec<(String, wire::ReportedCategory)>,
+    /// SpeCon's judgements that changed since the last `take_judgements()`, by the uid of the job.
+    judgements: Vec<(String, Judgement)>,
 }
 
 impl Placements {
@@ -142,10 +141,13 @@ impl Placements {
         if policy.moves_converged_jobs() {
             for memory in self.jobs.values_mut().filter(|memory| memory.facts.policy == policy) {
                 let category = plan.verdicts.get(&memory.id).map(|verdict| verdict.category).or(memory.category);
-                if let Some(now) = category.filter(|_| category != memory.category) {
-                    self.category_changes.push((memory.facts.uid.clone(), now.into()));
+                let marks = memory.marks.with(decider.marks(memory.id));
+                let is_news = (category, marks) != (memory.category, memory.marks);
+                if let Some(category) = category.filter(|_| is_news) {
+                    let judgement = Judgement { category: category.into(), marks };
+                    self.judgements.push((memory.facts.uid.clone(), judgement));
                 }
-                memory.category = category;
+                (memory.category, memory.marks) = (category, marks);
             }
         }
         let orders = self.orders(policy, plan);
@@ -184,9 +186,9 @@ impl Placements {
             .collect()
     }
 
-    /// The jobs whose category the decision has changed since the last call, by uid.
-    pub(super) fn take_category_changes(&mut self) -> Vec<(String, wire::ReportedCategory)> {
-        std::mem::take(&mut self.category_changes)
+    /// The judgements that the decision has changed since the last call, by the uid of the job.
+    pub(super) fn take_judgements(&mut self) -> Vec<(String, Judgement)> {
+        std::mem::take(&mut self.judgements)
     }
 }
 

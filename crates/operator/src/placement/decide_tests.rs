@@ -7,9 +7,10 @@ use crate::state::workload::WorkloadKind;
 use gainshare_core::model::Time;
 use gainshare_core::policy::Preset;
 use gainshare_core::signal::{Outlook, Signal, TimedValue};
-use gainshare_core::view::Phase;
+use gainshare_core::view::{Marks, Phase};
 use gainshare_kube_api::fixtures::job_policy;
 use gainshare_kube_api::immovable::ImmovableReason;
+use gainshare_kube_api::wire;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -60,6 +61,7 @@ impl Lab {
             memory_request_bytes: 1 << 30,
             tried: vec![],
             move_cost_s: None,
+            marks: Marks::default(),
         };
         self.snapshot.jobs.push((Arc::new(facts), None));
         self.job(name).0
@@ -208,7 +210,7 @@ fn a_converged_job_leaves_those_that_grow_and_only_once() {
     assert_eq!(orders.len(), 1, "{orders:?}");
     assert_eq!((orders[0].1.as_str(), orders[0].2.as_str(), orders[0].3), ("three", "b", OrderKind::Move));
     let categories: BTreeMap<String, wire::ReportedCategory> =
-        lab.decision.take_category_changes().into_iter().collect();
+        lab.decision.take_judgements().into_iter().map(|(uid, judgement)| (uid, judgement.category)).collect();
     assert_eq!(
         (categories["one"], categories["three"]),
         (wire::ReportedCategory::Growing, wire::ReportedCategory::Converged)
@@ -226,10 +228,82 @@ fn jobs_that_cannot_move_or_whose_agent_is_silent_are_left_alone() {
     let mut lab = crowded();
     lab.snapshot.nodes.get_mut("a").unwrap().heard = false;
     assert_eq!(specon_story(&mut lab, 8), []);
-    // An operator that has just begun knows from the job itself that it has moved before.
+}
+
+impl Lab {
+    /// What the controller stores: the marks of this job, as the decision has published them.
+    fn store_marks(&mut self) {
+        for (uid, judgement) in self.decision.take_judgements() {
+            self.job(&uid).0.marks = judgement.marks;
+        }
+    }
+
+    /// The operator is another one: it knows only what is on the jobs.
+    fn restart(&mut self) {
+        self.decision = Placements::default();
+    }
+}
+
+#[test]
+fn a_moved_job_is_not_moved_again_after_its_absence_and_a_restart_of_the_operator() {
     let mut lab = crowded();
-    lab.job("three").0.move_cost_s = Some(2.0);
-    assert_eq!(specon_story(&mut lab, 8), []);
+    assert_eq!(specon_story(&mut lab, 8).len(), 1);
+    lab.store_marks();
+    let marks = lab.job("three").0.marks;
+    assert!(marks.settled.is_some() && !marks.rebalanced && lab.job("one").0.marks.is_empty());
+    // The move takes 90 s, so that the job is out of the view, and another operator begins meanwhile.
+    lab.job("three").0.state = JobState::Moving;
+    for _ in 0..3 {
+        assert_eq!(lab.pass(15.0, &[]), []);
+    }
+    lab.restart();
+    for _ in 0..3 {
+        assert_eq!(lab.pass(15.0, &[]), []);
+    }
+    // It ends up where it was, beside the same jobs: without the mark it would ask again.
+    lab.carry_out("three", "a");
+    assert_eq!(specon_story(&mut lab, 12), []);
+    lab.store_marks();
+    assert_eq!(lab.job("three").0.marks, marks, "the time of the first decision stays");
+    lab.job("three").0.marks = Marks::default();
+    lab.restart();
+    assert_eq!(specon_story(&mut lab, 12).len(), 1, "the mark was what held it");
+}
+
+#[test]
+fn a_mark_outlasts_the_silence_of_a_node_agent() {
+    let mut lab = crowded();
+    // With this one the rule goes on.
+    lab.run("four", job_policy(Preset::Specon), "b");
+    assert_eq!(specon_story(&mut lab, 8).len(), 1);
+    lab.snapshot.nodes.get_mut("a").unwrap().heard = false;
+    // Longer than the rule itself keeps anything about a job that is out of view.
+    for _ in 0..50 {
+        assert_eq!(lab.pass(3600.0, &[]), []);
+    }
+    lab.snapshot.nodes.get_mut("a").unwrap().heard = true;
+    assert_eq!(specon_story(&mut lab, 12), []);
+}
+
+#[test]
+fn a_settled_job_is_still_rebalanced_by_the_next_operator_and_only_once() {
+    let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
+    let settled = Marks { settled: Some(Time::from_secs_f64(9e5)), rebalanced: false };
+    for name in ["one", "two"] {
+        let facts = lab.run(name, job_policy(Preset::Specon), "a");
+        facts.marks = settled;
+        // It was moved before, for whatever reason.
+        facts.move_cost_s = Some(2.0);
+    }
+    let orders = lab.pass(30.0, &[]);
+    assert_eq!(orders, [order("one", "b", OrderKind::Move)]);
+    lab.store_marks();
+    assert_eq!(lab.job("one").0.marks, Marks { rebalanced: true, ..settled });
+    lab.restart();
+    lab.carry_out("two", "b");
+    lab.carry_out("one", "b");
+    // `a` is empty now: the other one may go there, the one that was moved may not.
+    assert_eq!(lab.pass(30.0, &[]), [order("two", "a", OrderKind::Move)]);
 }
 
 /// Steps take a node-second each; `one` and `two` share node `a`, and `b` is empty.
@@ -332,5 +406,5 @@ fn an_unsound_plan_places_and_moves_no_job_and_is_counted() {
     lab.decision.deciders.insert(job_policy(Preset::Specon), decider);
     assert_eq!(specon_story(&mut lab, 8), []);
     assert!(lab.decision.rejected >= 8, "{} plans were rejected", lab.decision.rejected);
-    assert!(lab.decision.recorded.is_empty() && lab.decision.take_category_changes().is_empty());
+    assert!(lab.decision.recorded.is_empty() && lab.decision.take_judgements().is_empty());
 }

@@ -12,7 +12,9 @@ use crate::placement::snapshot::read;
 use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
 use crate::state::workload::WorkloadKind;
+use gainshare_core::model::Time;
 use gainshare_core::policy::Preset;
+use gainshare_core::view::Marks;
 use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::fixtures::job_policy;
@@ -166,6 +168,10 @@ impl Dice {
             memory_request_bytes: self.pick(&[0, 1 << 30, u64::MAX]),
             tried: vec![],
             move_cost_s: self.pick(&[None, Some(0.0), Some(1e308), Some(-5.0)]),
+            marks: Marks {
+                settled: self.pick(&[None, Some(Time::ZERO), Some(Time(u64::MAX))]),
+                rebalanced: self.pick(&[false, true]),
+            },
         }
     }
 }

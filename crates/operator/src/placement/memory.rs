@@ -7,6 +7,7 @@ use super::snapshot::{JobReport, NodeSnapshot};
 use crate::state::orders::{JobFacts, JobState, Order};
 use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Span, Time};
 use gainshare_core::signal::{Category, Signal};
+use gainshare_core::view::Marks;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -78,8 +79,8 @@ pub(super) struct JobMemory {
     pub(super) is_left_out: bool,
     /// Since when it has been between two nodes.
     pub(super) moving_since: Option<Time>,
-    /// It had moved before this operator first read it: SpeCon moves a job once.
-    pub(super) has_moved: bool,
+    /// What SpeCon has done with it: known from the job itself, and from this operator's decisions.
+    pub(super) marks: Marks,
     /// SpeCon's category; the node agent, which only measures such jobs, has none.
     pub(super) category: Option<Category>,
 }
@@ -98,7 +99,7 @@ impl JobMemory {
             order: None,
             is_left_out: false,
             moving_since: None,
-            has_moved: facts.move_cost_s.is_some(),
+            marks: facts.marks,
             category: None,
         }
     }
@@ -112,6 +113,7 @@ impl JobMemory {
             _ => None,
         };
         self.facts = facts.clone();
+        self.marks = self.marks.with(facts.marks);
         match &facts.state {
             JobState::Moving => self.moving_since = self.moving_since.or(Some(now)),
             _ => self.moving_since = None,

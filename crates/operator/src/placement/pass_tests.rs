@@ -7,6 +7,7 @@ use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
 use crate::state::workload::WorkloadKind;
 use gainshare_core::policy::Preset;
+use gainshare_core::view::Marks;
 use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::facts::{ContainerFacts, PodFacts};
 use gainshare_kube_api::fixtures::job_policy;
@@ -46,6 +47,7 @@ fn facts(index: usize, state: JobState) -> JobFacts {
         memory_request_bytes: 256 << 20,
         tried: vec![],
         move_cost_s: None,
+        marks: Marks::default(),
     }
 }
 

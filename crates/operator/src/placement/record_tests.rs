@@ -13,6 +13,7 @@ use crate::state::workload::WorkloadKind;
 use gainshare_core::model::Time;
 use gainshare_core::policy::{Preset, Specon};
 use gainshare_core::replay::RecordedDecision;
+use gainshare_core::view::Marks;
 use gainshare_kube_api::decision_record::{JOB_HEADER, RECORD_PATH};
 use gainshare_kube_api::fixtures::job_policy;
 use std::net::SocketAddr;
@@ -36,6 +37,7 @@ fn facts(name: &str, policy: JobPolicy) -> JobFacts {
         memory_request_bytes: 1,
         tried: vec![],
         move_cost_s: None,
+        marks: Marks::default(),
     }
 }
 

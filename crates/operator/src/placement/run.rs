@@ -41,7 +41,7 @@ pub(crate) async fn run(leader: Arc<Leader>, specon: Specon, records: Arc<Record
             let read_in = began.elapsed();
             let orders = decision.decide(&snapshot);
             records.answer(&mut decision);
-            reader.orders.set_categories(decision.take_category_changes());
+            reader.orders.set_judgements(decision.take_judgements());
             reader.metrics.plans_rejected.inc_by(std::mem::take(&mut decision.rejected));
             let (jobs, nodes, took) = (snapshot.jobs.len(), snapshot.nodes.len(), began.elapsed());
             // On a busy machine a pass takes longer than it costs.

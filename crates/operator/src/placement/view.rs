@@ -65,8 +65,7 @@ impl Placements {
             return None;
         }
         let facts = &memory.facts;
-        let once = memory.has_moved && facts.policy.moves_converged_jobs();
-        let mut pinned = facts.movable.is_err() || once;
+        let mut pinned = facts.movable.is_err();
         let going = memory.order.as_ref().filter(|(_, at)| now.since(*at) <= ORDER_STANDS).map(|(order, _)| order);
         let on = |node: NodeId, since: Time, attempt: u32| {
             self.nodes.there(node)?.heard.then_some(Phase::Running { node, since, attempt })
@@ -104,6 +103,7 @@ impl Placements {
             consumed: all.consumed,
             usable: all.usable,
             pinned,
+            marks: memory.marks,
             ..JobView::default()
         })
     }

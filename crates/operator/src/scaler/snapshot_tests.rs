@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::state::workload::WorkloadKind;
+use gainshare_core::view::Marks;
 use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::names::{DEADLINE_ANNOTATION, EPOCH_LABEL, JOB_LABEL, POLICY_ANNOTATION};
@@ -62,6 +63,7 @@ fn facts(state: JobState) -> JobFacts {
         memory_request_bytes: 1 << 30,
         tried: vec![],
         move_cost_s: Some(100.0),
+        marks: Marks::default(),
     }
 }
 

@@ -8,6 +8,7 @@
 //! no caller holds it for long.
 
 use super::workload::{WorkloadKey, WorkloadKind};
+use gainshare_core::view::Marks;
 use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::names::NamespacedName;
 use gainshare_kube_api::placement_reason::PlacementReason;
@@ -69,6 +70,16 @@ pub(crate) struct JobFacts {
     pub(crate) tried: Vec<String>,
     /// Measured at its last move: seconds from the request to end until it ran again.
     pub(crate) move_cost_s: Option<f64>,
+    /// What SpeCon has done with it, as the job itself has it stored.
+    pub(crate) marks: Marks,
+}
+
+/// What SpeCon has found out about a job: the controller publishes it on the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Judgement {
+    /// The node agents, which only measure such jobs, have none.
+    pub(crate) category: ReportedCategory,
+    pub(crate) marks: Marks,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,10 +113,9 @@ struct OrdersState {
     fresh: Vec<String>,
     /// Shared with readers: a pointer that is still the same means facts that did not change.
     facts: BTreeMap<String, Arc<JobFacts>>,
-    /// The decision's own category of a job, where the node agents have none.
-    categories: BTreeMap<String, ReportedCategory>,
-    /// Jobs whose category changed since [`Orders::take_category_changes`].
-    changed_categories: BTreeSet<String>,
+    judgements: BTreeMap<String, Judgement>,
+    /// Jobs about which a judgement is to be published, since [`Orders::take_judged`].
+    judged: BTreeSet<String>,
 }
 
 impl OrdersState {
@@ -127,22 +137,32 @@ impl Orders {
         self.ordered.notify_one();
     }
 
-    /// Sets the decision's category of these jobs.
-    pub(crate) fn set_categories(&self, changed: Vec<(String, ReportedCategory)>) {
+    /// Sets the decision's judgements of these jobs. Orders that follow from them are put afterwards, so that a move
+    /// and its mark are written together.
+    pub(crate) fn set_judgements(&self, changed: Vec<(String, Judgement)>) {
         let mut state = self.state.lock();
-        state.changed_categories.extend(changed.iter().map(|(uid, _)| uid.clone()));
-        state.categories.extend(changed);
+        for (uid, judgement) in changed {
+            // A Job has no place for its category.
+            let is_published = state
+                .facts
+                .get(&uid)
+                .is_some_and(|facts| facts.kind == WorkloadKind::Job && facts.marks == judgement.marks);
+            if !is_published {
+                state.judged.insert(uid.clone());
+            }
+            state.judgements.insert(uid, judgement);
+        }
     }
 
-    /// Jobs whose category the decision has changed since the last call.
-    pub(crate) fn take_category_changes(&self) -> Vec<WorkloadKey> {
+    /// Jobs about which a changed judgement is to be published, since the last call.
+    pub(crate) fn take_judged(&self) -> Vec<WorkloadKey> {
         let mut state = self.state.lock();
-        let uids = std::mem::take(&mut state.changed_categories);
+        let uids = std::mem::take(&mut state.judged);
         state.keys(uids)
     }
 
-    pub(crate) fn category(&self, uid: &str) -> Option<ReportedCategory> {
-        self.state.lock().categories.get(uid).copied()
+    pub(crate) fn judgement(&self, uid: &str) -> Option<Judgement> {
+        self.state.lock().judgements.get(uid).copied()
     }
 
     /// All jobs that the operator runs.
@@ -203,7 +223,7 @@ impl Orders {
     pub(crate) fn forget(&self, uid: &str) {
         let mut state = self.state.lock();
         state.orders.remove(uid);
-        state.categories.remove(uid);
+        state.judgements.remove(uid);
         if state.facts.remove(uid).is_some() {
             self.changed.notify_one();
         }

@@ -42,7 +42,7 @@ fn earlier(job: &Job, draw: &mut Stream, skip: u32) -> FinishedRun {
     }
     let core_s = job.work * (1.0 + 0.014 * draw.normal());
     let claimed = if job.claim == AnnouncedTotal::Total { Some(job.planned()) } else { None };
-    FinishedRun { steps: Some(job.planned()), claimed, core_s }
+    FinishedRun { steps: Some(job.planned()), claimed, claimed_by: None, core_s }
 }
 
 /// A tenth of the work before the first step, steps that cost unlike by a third, an evaluation of two

@@ -261,7 +261,7 @@ impl Job {
         };
         let since = self.consumed - self.reported_with;
         let residual = match view.signal.total {
-            Some(total) if length::trust(&view.history) >= 1.0 => {
+            Some(total) if length::trust(&view.signal, &view.history, view.claims) >= 1.0 => {
                 let least = self.least_total.map_or(total, |l| l.min(total));
                 self.least_total = Some(least);
                 let until = |total: u64| per_step * (total as f64 - self.step) - since;
@@ -271,7 +271,7 @@ impl Job {
             }
             _ => {
                 let at = self.step + since / per_step;
-                length::residual(&view.signal, &view.history, at)?.scaled(per_step, 0.0)
+                length::residual(&view.signal, &view.history, view.claims, at)?.scaled(per_step, 0.0)
             }
         };
         WorkLeft::of(rule, &residual)

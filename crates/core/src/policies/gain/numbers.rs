@@ -46,6 +46,34 @@ pub enum Aim {
     Quality,
 }
 
+impl Aim {
+    pub const ALL: [Aim; 2] = [Aim::Finish, Aim::Quality];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Aim::Finish => "finish",
+            Aim::Quality => "quality",
+        }
+    }
+
+    /// What it is for, in one line.
+    pub fn summary(self) -> &'static str {
+        match self {
+            Aim::Finish => "jobs end as early as possible, in the mean",
+            Aim::Quality => "jobs make nine tenths of their improvement as early as possible, in the mean",
+        }
+    }
+}
+
+impl std::str::FromStr for Aim {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Aim, String> {
+        let found = Aim::ALL.into_iter().find(|aim| aim.name() == name);
+        found.ok_or_else(|| format!("unknown aim `{name}`: known are finish and quality"))
+    }
+}
+
 impl Default for Gain {
     fn default() -> Self {
         Gain {

@@ -19,7 +19,8 @@
 //! **Where the paper is silent.** A first `G` counts as falling. A job that has not reported since
 //! the last run keeps its category. Rebalancing takes jobs only from nodes that hold more than `bf`
 //! and each job once: as printed, it could empty one node to fill another and back again. A node
-//! whose slots are taken is no candidate. Marks outlast a job's absence from the view. A job that has
+//! whose slots are taken is no candidate. What was done with a job (its [`Marks`]) outlasts its
+//! absence from the view; a driver that stores marks gives them back in the view. A job that has
 //! been silent for ten runs does not block rebalancing. The listing can also be read as a request on
 //! *entering* CC; here the request follows a further fall in CC.
 //!
@@ -35,7 +36,7 @@ use crate::model::{JobId, NodeId, OwnerId, Span, Time};
 use crate::plan::{Move, MoveReason, Plan};
 use crate::signal::{Category, Normalisation};
 use crate::sort::Key;
-use crate::view::View;
+use crate::view::{Marks, View};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -99,6 +100,13 @@ impl Relocate for Rule<'_> {
     }
 }
 
+impl Memory {
+    /// What was done with a job and is not done again.
+    pub(crate) fn marks(&self, job: JobId) -> Marks {
+        self.jobs.get(&job).map(Job::marks).unwrap_or_default()
+    }
+}
+
 /// What the algorithms remember between two runs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Memory {
@@ -130,7 +138,21 @@ struct Job {
     used: f64,
 }
 
-/// The marks of a job that is out of view are kept for this long: longer than any move or outage.
+impl Job {
+    fn marks(&self) -> Marks {
+        Marks { settled: self.since.filter(|_| self.settled), rebalanced: self.rebalanced }
+    }
+
+    /// Takes in what the driver has stored. A job that was settled had converged.
+    fn learn(&mut self, marks: Marks, now: Time) {
+        if let Some(at) = marks.settled.filter(|_| !self.settled) {
+            (self.settled, self.since, self.category) = (true, Some(at.min(now)), Category::Converged);
+        }
+        self.rebalanced |= marks.rebalanced;
+    }
+}
+
+/// The marks of a job that is out of view are kept here for this long: longer than any move or outage.
 const ABSENCE: Span = Span::from_secs(24 * 3600);
 
 /// A job that was silent for this many runs does not hold Algorithm 5 up any more.
@@ -160,6 +182,7 @@ fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> {
         known.used = if interval == Span::ZERO { 0.0 } else { spent / interval.as_secs_f64() };
         known.consumed = job.consumed.cpu;
         known.pinned = job.pinned;
+        known.learn(job.marks, view.now);
         known.quiet_runs = if job.signal.reports == known.reports { known.quiet_runs.saturating_add(1) } else { 0 };
         let Some(last) = job.signal.last else { continue };
         if known.settled || job.signal.reports == known.reports {
@@ -393,6 +416,7 @@ impl<'a> Scores<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::view::JobView;
     use Category::{Converged, Growing, Watching};
 
     /// A cluster whose workers hold jobs of these categories; ids are counted through.
@@ -434,6 +458,38 @@ mod tests {
         let mut memory = Memory::default();
         let moved: Vec<usize> = (1..=10).map(|n| run(&rule, &view(30 * n, &[1, 2, 3, 4]), &mut memory).len()).collect();
         assert_eq!((moved[..9].iter().sum::<usize>(), moved.iter().sum::<usize>()), (0, 2), "{moved:?}");
+    }
+
+    #[test]
+    fn marks_of_the_view_are_not_made_again() {
+        let view = |marks: &[(u64, Marks)]| View {
+            now: Time::ZERO + Span::from_secs(30),
+            nodes: vec![crate::fixtures::node(0), crate::fixtures::node(1)],
+            jobs: (1..=4)
+                .map(|id| {
+                    let marks = marks.iter().find(|(marked, _)| *marked == id).map(|(_, marks)| *marks);
+                    JobView { marks: marks.unwrap_or_default(), ..crate::fixtures::running(id, 0) }
+                })
+                .collect(),
+        };
+        let settled = |s: u64| Marks { settled: Some(Time::ZERO + Span::from_secs(s)), rebalanced: false };
+        let all = [(1, settled(9)), (2, settled(12)), (3, settled(11)), (4, settled(10))];
+        let rule = Specon::default();
+        let mut memory = Memory::default();
+        let moves = run(&rule, &view(&all), &mut memory);
+        // All are settled, so that the empty node takes its part, those that settled last first.
+        assert_eq!(moves.iter().map(|m| m.job.0).collect::<Vec<_>>(), [2, 3]);
+        assert!(all.iter().all(|(id, marks)| memory.marks(JobId(*id)).settled == marks.settled));
+        assert!(memory.jobs.values().all(|job| job.category == Converged));
+        assert!(memory.marks(JobId(2)).rebalanced && !memory.marks(JobId(1)).rebalanced);
+        // The rule forgets everything; the driver does not.
+        let rebalanced = all.map(|(id, marks)| (id, Marks { rebalanced: true, ..marks }));
+        assert_eq!(run(&rule, &view(&rebalanced), &mut Memory::default()), []);
+        // A mark from the future is one of now.
+        let mut memory = Memory::default();
+        run(&rule, &view(&[(1, settled(10_000))]), &mut memory);
+        assert_eq!(memory.marks(JobId(1)).settled, Some(Time::ZERO + Span::from_secs(30)));
+        assert!(memory.marks(JobId(2)).is_empty());
     }
 
     #[test]

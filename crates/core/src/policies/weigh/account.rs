@@ -13,7 +13,7 @@ pub(crate) fn work_left(view: &JobView) -> Option<f64> {
     if !(at > 0.0 && view.consumed.cpu > 0.0) {
         return None;
     }
-    let left = length::residual(signal, &view.history, at)?.mean() * view.consumed.cpu / at;
+    let left = length::residual(signal, &view.history, view.claims, at)?.mean() * view.consumed.cpu / at;
     // What is exactly zero could not be compared.
     left.is_finite().then(|| left.max(1e-3 * view.consumed.cpu))
 }

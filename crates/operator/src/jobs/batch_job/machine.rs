@@ -12,6 +12,7 @@ use crate::jobs::workload::JournalStep;
 use crate::state::orders::{JobFacts, JobState, Order, OrderKind};
 use crate::state::snapshot::{Nodes, PodSnapshot, Stop};
 use crate::state::workload::WorkloadKind;
+use gainshare_core::view::Marks;
 use gainshare_kube_api::adopted::{BatchJobSnapshot, Journal, StoppedPod};
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::{Migration, Phase};
@@ -32,6 +33,8 @@ pub(super) struct Snapshot<'a> {
     pub(super) closed: Option<&'a str>,
     /// Sharing is switched off: everything is to be given back.
     pub(super) off: bool,
+    /// What SpeCon has done with the Job.
+    pub(super) marks: Marks,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -155,7 +158,7 @@ fn followed(snapshot: &Snapshot<'_>) -> Step {
     let node = pod.node.clone().unwrap_or_default();
     let order = snapshot.order.filter(|order| order.kind == OrderKind::Move && order.node != node);
     if let Some(order) = order.filter(|_| job.movable().is_ok()) {
-        let mut journal = job.journal.clone();
+        let mut journal = job.journal.clone().with_marks(snapshot.marks);
         journal.pod = Some(id(pod));
         journal.message = format!("is to be saved and resumed on {}: {}", order.node, order.sentence());
         journal.migration = Some(begin_move(order, node, job.journal.moves.saturating_add(1), snapshot.now));
@@ -164,7 +167,7 @@ fn followed(snapshot: &Snapshot<'_>) -> Step {
         return Step { actions, wake: None };
     }
     let stays = job.movable().err().map(|why| format!("; it is not moved: {why}")).unwrap_or_default();
-    let mut journal = job.journal.clone();
+    let mut journal = job.journal.clone().with_marks(snapshot.marks);
     let waits = closed_sentence(snapshot.closed);
     journal.message = format!("runs on {node} as {}{stays}{waits}", pod.name);
     journal.node = Some(node);
@@ -297,6 +300,7 @@ pub(super) fn facts(snapshot: &Snapshot<'_>) -> Option<JobFacts> {
         memory_request_bytes: job.requests.1,
         tried: Vec::new(),
         move_cost_s: job.journal.last_moves.last().map(|made| made.save_s + made.restore_s),
+        marks: job.journal.marks(),
     })
 }
 
@@ -310,7 +314,8 @@ pub(in crate::jobs) fn test_step(job: &BatchJobSnapshot, pods: &[PodSnapshot], n
         reason: PlacementReason::Gain,
     });
     for off in [false, true] {
-        let snapshot = Snapshot { now, job, pods, nodes, order: Some(&order), closed: None, off };
+        let snapshot =
+            Snapshot { now, job, pods, nodes, order: Some(&order), closed: None, off, marks: Marks::default() };
         let _ = (step(&snapshot), facts(&snapshot));
     }
 }

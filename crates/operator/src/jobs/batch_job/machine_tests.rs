@@ -131,6 +131,7 @@ impl World {
                 order: order.as_ref(),
                 closed: None,
                 off: false,
+                marks: Marks::default(),
             });
             *operator = Operator(next.actions, self.job.resource_version.clone());
         }
@@ -321,6 +322,7 @@ fn a_job_that_is_let_go_keeps_nothing_of_ours_that_can_be_taken_off() {
             order: None,
             closed: None,
             off: false,
+            marks: Marks::default(),
         })
         .actions
     };

@@ -150,6 +150,7 @@ impl Workload for BatchJobs {
             order: order.as_ref(),
             closed: closed.as_deref(),
             off: is_off,
+            marks: self.leader.orders.judgement(&job.uid).map(|judgement| judgement.marks).unwrap_or_default(),
         };
         let (facts, mut step) = (facts(&snapshot), step(&snapshot));
         step.wake = step.wake.into_iter().chain(request_wake(closed.as_deref(), now)).min();

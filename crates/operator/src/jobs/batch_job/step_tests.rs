@@ -60,7 +60,7 @@ fn moving(phase: Phase, suspended: bool) -> BatchJobSnapshot {
 
 fn take(job: &BatchJobSnapshot, pods: &[PodSnapshot], order: Option<&Order>) -> Step {
     let nodes = ["a", "b"].map(|node| (node.to_owned(), NodeState::Ready)).into();
-    step(&Snapshot { now: now(), job, pods, nodes: &nodes, order, closed: None, off: false })
+    step(&Snapshot { now: now(), job, pods, nodes: &nodes, order, closed: None, off: false, marks: Marks::default() })
 }
 
 fn actions(job: &BatchJobSnapshot, pods: &[PodSnapshot]) -> Vec<Action> {
@@ -223,7 +223,16 @@ fn an_arrival_is_recorded_where_it_is() {
 fn the_decision_reads_what_the_job_does() {
     let read = |job: &BatchJobSnapshot, off: bool| {
         let nodes = Nodes::new();
-        facts(&Snapshot { now: now(), job, pods: &[pod("p")], nodes: &nodes, order: None, closed: None, off })
+        facts(&Snapshot {
+            now: now(),
+            job,
+            pods: &[pod("p")],
+            nodes: &nodes,
+            order: None,
+            closed: None,
+            off,
+            marks: Marks::default(),
+        })
     };
     let state = |job: &BatchJobSnapshot| read(job, false).map(|facts| facts.state);
     assert!(matches!(state(&job()), Some(JobState::Running { node, epoch: 4, .. }) if node == "a"));
@@ -242,4 +251,38 @@ fn the_decision_reads_what_the_job_does() {
     );
     (moved.journal.last_moves[0].save_s, moved.journal.last_moves[0].restore_s) = (3.0, 4.0);
     assert_eq!(read(&moved, false).and_then(|facts| facts.move_cost_s), Some(7.0));
+}
+
+#[test]
+fn marks_are_stored_with_the_move_and_when_the_job_stays() {
+    let nodes = ["a", "b"].map(|node| (node.to_owned(), NodeState::Ready)).into();
+    let marks = Marks { settled: Some(gainshare_core::model::Time(7_000_000)), rebalanced: false };
+    let take = |job: &BatchJobSnapshot, order: Option<&Order>| {
+        let pods = [pod("p")];
+        let step =
+            step(&Snapshot { now: now(), job, pods: &pods, nodes: &nodes, order, closed: None, off: false, marks });
+        step.actions.into_iter().find_map(|action| match action {
+            Action::Write(step, journal) => Some((step, journal)),
+            _ => None,
+        })
+    };
+    let (kind, journal) = take(&job(), Some(&order(OrderKind::Move, "b"))).expect("a move begins");
+    assert_eq!((kind, journal.migration.is_some(), journal.marks()), (JournalStep::Stopping, true, marks));
+    let (kind, journal) = take(&job(), None).expect("a mark is new");
+    assert_eq!((kind, journal.marks()), (JournalStep::Noted, marks));
+    let stored = BatchJobSnapshot { journal: *journal, ..job() };
+    assert!(take(&stored, None).is_none(), "it is written once");
+    let facts = |job: &BatchJobSnapshot| {
+        facts(&Snapshot {
+            now: now(),
+            job,
+            pods: &[pod("p")],
+            nodes: &nodes,
+            order: None,
+            closed: None,
+            off: false,
+            marks: Marks::default(),
+        })
+    };
+    assert_eq!(facts(&stored).expect("it is followed").marks, marks, "the next operator reads it");
 }

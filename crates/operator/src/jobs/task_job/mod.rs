@@ -20,7 +20,7 @@ mod status;
 mod turns;
 
 use super::pods::{PodEffect, PodFault, PodRequests, classify, only, params};
-use super::progress::{ProgressField, TaskProgress};
+use super::progress::{StatusField, TaskProgress};
 use super::training_job::pod::open;
 use super::workload::{self, ActionError, EventText, JournalStep, Turn, Workload};
 use crate::fail_point::FailPoint;
@@ -99,7 +99,7 @@ pub(super) struct TaskJobs<K> {
     line: Arc<GangQueue>,
     /// Pods that the API server refused, and until when there is no point in trying again.
     faults: Mutex<BTreeMap<NamespacedName, (PodFault, Timestamp)>>,
-    progress_field: ProgressField,
+    progress_field: StatusField,
     /// The training operator's variable for clusters with a domain of their own.
     cluster_domain: Option<String>,
     /// For the writes of an action that has several. The controller has the points around each action.
@@ -116,7 +116,7 @@ impl<K: TaskKind> TaskJobs<K> {
         fail_at: FailPoint,
     ) -> TaskJobs<K> {
         let cluster_domain = std::env::var("CUSTOM_CLUSTER_DOMAIN").ok();
-        let (faults, progress_field) = (Mutex::default(), ProgressField::default());
+        let (faults, progress_field) = (Mutex::default(), StatusField::new("progress"));
         TaskJobs { client, leader, pods, line, faults, progress_field, cluster_domain, fail_at, kind: PhantomData }
     }
 
@@ -166,7 +166,7 @@ impl<K: TaskKind> TaskJobs<K> {
         let written =
             self.jobs(&name.namespace).patch_status(&name.name, &params(), &Patch::<Value>::Json(patch)).await;
         if let Some(answered) = written.as_ref().ok().and_then(K::snapshot) {
-            self.progress_field.check(K::KIND, status.progress.as_deref(), answered.status.progress.as_deref());
+            self.progress_field.check(K::KIND, status.progress.is_some(), answered.status.progress.is_some());
         }
         self.record(job, written)
     }

@@ -4,6 +4,7 @@ use crate::jobs::pods::PodFault;
 use crate::jobs::workload::JournalStep;
 use crate::state::orders::Order;
 use crate::state::snapshot::{JobSnapshot, Nodes, PodSnapshot};
+use gainshare_core::view::Marks;
 use gainshare_kube_api::deadline::{DeadlineState, Forecast, NodesNeeded};
 use gainshare_kube_api::training_job::{Attempt, TrainingJobStatus};
 use jiff::Timestamp;
@@ -29,6 +30,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) finish: Option<PodFinish>,
     /// The new nodes with which the job could keep its deadline.
     pub(crate) nodes_needed: Option<&'a NodesNeeded>,
+    /// What SpeCon has done with the job.
+    pub(crate) marks: Marks,
 }
 
 impl<'a> Snapshot<'a> {
@@ -47,6 +50,7 @@ impl<'a> Snapshot<'a> {
             progress: None,
             finish: None,
             nodes_needed: None,
+            marks: Marks::default(),
         }
     }
 

@@ -5,13 +5,16 @@ use super::model::World;
 use super::{running, work};
 use crate::jobs::moves::{begin_move, exit_text, own_share_until, verdict};
 use crate::jobs::training_job::action::{Action, Snapshot, Step};
+use crate::jobs::workload::JournalStep;
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{Exit, JobSnapshot, NodeState, Nodes, Phase, PodSnapshot, Stop};
+use gainshare_core::model::Time;
 use gainshare_core::policy::Preset;
+use gainshare_core::view::Marks;
 use gainshare_kube_api::fixtures::job_policy;
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::run_policy::CleanPodPolicy;
-use gainshare_kube_api::training_job::{State, StopReason};
+use gainshare_kube_api::training_job::{State, StopReason, TrainingJobStatus, specon_marks};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
@@ -240,4 +243,31 @@ fn the_own_share_is_waited_for_two_seconds() {
     let after = |ms: i64| own_share_until(&reshaped, since, since + SignedDuration::from_millis(ms));
     assert!(after(0).is_some() && after(1999).is_some() && after(2000).is_none());
     assert!(own_share_until(&PodSnapshot::default(), since, since).is_none(), "it has its own share");
+}
+
+#[test]
+fn marks_are_stored_with_the_move_and_when_the_job_stays() {
+    let (job, pods) = snapshot_of(&running(143));
+    let nodes = ready();
+    let marks = Marks { settled: Some(Time(7_000_000)), rebalanced: false };
+    let take = |job: &JobSnapshot, order: Option<&Order>| {
+        let next = step(&Snapshot { order, marks, ..Snapshot::plain(now(), job, &pods, &nodes) });
+        next.actions.into_iter().find_map(|action| match action {
+            Action::Write(step, status) => Some((step, status)),
+            _ => None,
+        })
+    };
+    let reason = PlacementReason::SlowGrowth;
+    let order = Order { uid: job.uid.clone(), node: "b".into(), kind: OrderKind::Move, reason };
+    let (kind, status) = take(&job, Some(&order)).expect("a move begins");
+    assert_eq!((kind, status.migration.is_some()), (JournalStep::Stopping, true));
+    let read = |status: &TrainingJobStatus| specon_marks(status.specon.as_ref(), &[], None);
+    assert_eq!(read(&status), marks, "an operator that dies now leaves both or neither");
+    let (kind, status) = take(&job, None).expect("a mark is new");
+    assert_eq!((kind, read(&status)), (JournalStep::Noted, marks));
+    let mut stored = job.clone();
+    stored.status = *status;
+    assert!(take(&stored, None).is_none(), "it is written once");
+    let later = crate::jobs::training_job::facts(&stored, &pods, (0, 0)).expect("it is ours");
+    assert_eq!(later.marks, marks, "the next operator reads it");
 }

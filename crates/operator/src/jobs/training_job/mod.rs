@@ -15,7 +15,7 @@ mod status;
 
 use super::moves::{CurrentOrder, current_order, request_wake};
 use super::pods::{PodFault, PodRequests};
-use super::progress::ProgressField;
+use super::progress::StatusField;
 use super::waiting::check_not_kept;
 use super::workload::{ActionError, EventText, JournalStep, Turn, Workload};
 use crate::isolate::skip_on_panic;
@@ -25,10 +25,11 @@ use crate::state::snapshot::{JobSnapshot, Nodes, PodSnapshot};
 use crate::state::workload::{WorkloadKey, WorkloadKind};
 use action::{Action, PodFinish, Snapshot};
 use apply::{Effect, Executor};
+use gainshare_core::view::Marks;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{API_VERSION, NamespacedName, is_our_job};
 use gainshare_kube_api::quantity::template_requests;
-use gainshare_kube_api::training_job::State;
+use gainshare_kube_api::training_job::{State, specon_marks};
 use jiff::Timestamp;
 use kube::Client;
 use machine::{REFUSAL_PAUSE, movable, requested_order, step};
@@ -43,7 +44,8 @@ pub(super) struct TrainingJobs {
     executor: Executor,
     /// Pods that the API server refused, and until when there is no point in trying again.
     faults: Mutex<BTreeMap<NamespacedName, (PodFault, Timestamp)>>,
-    progress_field: ProgressField,
+    progress_field: StatusField,
+    marks_field: StatusField,
 }
 
 fn key_of(name: &NamespacedName) -> WorkloadKey {
@@ -53,7 +55,8 @@ fn key_of(name: &NamespacedName) -> WorkloadKey {
 impl TrainingJobs {
     pub(super) fn new(client: Client, leader: Arc<Leader>, pods: PodRequests) -> TrainingJobs {
         let executor = Executor::new(client, pods.clone());
-        TrainingJobs { leader, pods, executor, faults: Mutex::default(), progress_field: ProgressField::default() }
+        let [progress_field, marks_field] = ["progress", "specon"].map(StatusField::new);
+        TrainingJobs { leader, pods, executor, faults: Mutex::default(), progress_field, marks_field }
     }
 
     fn job(&self, name: &NamespacedName) -> Option<Arc<JobSnapshot>> {
@@ -139,15 +142,21 @@ impl TrainingJobs {
 
     /// The category and the share in percent that the node agent reported last for this pod.
     fn progress(&self, job: &JobSnapshot, pod_uid: &str) -> Option<(&'static str, Option<u32>)> {
-        let judged = self.leader.orders.category(&job.uid);
+        let judgement = self.leader.orders.judgement(&job.uid);
         let agents = self.leader.agents.lock();
         let report = agents.job(pod_uid)?;
-        let category = judged.unwrap_or(report.category).name();
+        let category = judgement.map_or(report.category, |judgement| judgement.category).name();
         Some((category, report.share.map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32)))
     }
 }
 
 impl TrainingJobs {
+    /// What the decision has done with this job, as far as the job can store it.
+    fn marks(&self, job: &JobSnapshot) -> Marks {
+        let judgement = self.leader.orders.judgement(&job.uid).filter(|_| self.marks_field.exists());
+        judgement.map(|judgement| judgement.marks).unwrap_or_default()
+    }
+
     /// The prediction that the node agent reported last for this pod.
     fn finish(&self, pod_uid: &str) -> Option<PodFinish> {
         let agents = self.leader.agents.lock();
@@ -192,6 +201,7 @@ impl Workload for TrainingJobs {
             progress: pod_uid.as_ref().and_then(|uid| self.progress(&job, uid)),
             finish: pod_uid.as_ref().and_then(|uid| self.finish(uid)),
             nodes_needed: nodes_needed.as_ref(),
+            marks: self.marks(&job),
         });
         next.wake = next.wake.into_iter().chain(node_wake).chain(request_wake(closed.as_deref(), now)).min();
         if is_off {
@@ -206,8 +216,9 @@ impl Workload for TrainingJobs {
         match self.executor.send(job, action).await? {
             Effect::Job(written) => {
                 if let Action::Write(_, status) = action {
-                    let (sent, answered) = (status.progress.as_deref(), written.status.progress.as_deref());
-                    self.progress_field.check(WorkloadKind::TrainingJob, sent, answered);
+                    let answered = &written.status;
+                    self.progress_field.check(Self::KIND, status.progress.is_some(), answered.progress.is_some());
+                    self.marks_field.check(Self::KIND, status.specon.is_some(), answered.specon.is_some());
                 }
                 self.put(*written);
             }
@@ -345,5 +356,6 @@ fn facts(
         memory_request_bytes,
         tried: attempt.map(|attempt| attempt.tried.clone()).unwrap_or_default(),
         move_cost_s: status.last_moves.last().map(|made| made.save_s + made.restore_s),
+        marks: specon_marks(status.specon.as_ref(), &status.last_moves, status.migration.as_ref()),
     })
 }

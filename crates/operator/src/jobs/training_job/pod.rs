@@ -13,8 +13,8 @@
 use super::finish;
 use crate::state::snapshot::JobSnapshot;
 use gainshare_kube_api::names::{
-    self, ATTEMPT_FINALIZER, CHECKPOINT_VOLUME as VOLUME, EPOCH_LABEL, INDEX_LABEL, JOB_LABEL, PLACE_GATE,
-    POLICY_ANNOTATION, ROLE_LABEL,
+    self, AIM_ANNOTATION, ATTEMPT_FINALIZER, CHECKPOINT_VOLUME as VOLUME, EPOCH_LABEL, INDEX_LABEL, JOB_LABEL,
+    PLACE_GATE, POLICY_ANNOTATION, ROLE_LABEL,
 };
 use gainshare_kube_api::share_policy::{CollectorSpec, Objective};
 use gainshare_kube_api::training_job::{Checkpoint, JobPolicy, TrainingJob};
@@ -177,6 +177,8 @@ pub(crate) fn build(job: &JobSnapshot, epoch: u32) -> Value {
     metadata.insert("labels".to_owned(), labels(job, &template, epoch));
     let (objective, collector) = (job.spec.objective.as_ref(), job.spec.metrics_collector.as_ref());
     let mut notes = annotations(&template, objective, collector, Some(job.spec.policy));
+    let aim = job.spec.aim.map(|aim| aim.name().to_owned());
+    add_missing(&mut notes, [(AIM_ANNOTATION, aim)]);
     let deadline = [
         (names::DEADLINE_ANNOTATION, finish::for_pod(job)),
         (names::DEADLINE_TOLERANCE_ANNOTATION, job.spec.deadline_tolerance.clone()),
@@ -363,6 +365,10 @@ mod tests {
         assert_eq!(pod["metadata"]["annotations"]["gainshare.dev/metric"], "accuracy");
         assert_eq!(pod["metadata"]["annotations"]["gainshare.dev/objective"], "minimize");
         assert_eq!(pod["metadata"]["annotations"]["gainshare.dev/policy"], "gainshare");
+        assert!(pod["metadata"]["annotations"]["gainshare.dev/aim"].is_null());
+        let mut aimed = job.clone();
+        aimed.spec.aim = Some(gainshare_kube_api::aim::AimKind::Quality);
+        assert_eq!(build(&aimed, 7)["metadata"]["annotations"]["gainshare.dev/aim"], "quality");
         let spec = &pod["spec"];
         assert_eq!((&spec["restartPolicy"], &spec["terminationGracePeriodSeconds"]), (&json!("Never"), &json!(5)));
         assert_eq!(spec["futureField"]["kept"], true, "fields we do not know reach the API server");

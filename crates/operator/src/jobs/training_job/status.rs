@@ -2,7 +2,7 @@
 
 use super::action::Snapshot;
 use super::finish;
-use gainshare_kube_api::training_job::{State, TrainingJobStatus};
+use gainshare_kube_api::training_job::{SpeconMarks, State, TrainingJobStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 /// The condition of a job whose reconcile panicked. [`set_status`] removes it.
@@ -59,6 +59,8 @@ pub(super) fn set_status(
         .collect();
     status.conditions.extend(before.into_iter().filter(|known| known.type_ == finish::AT_RISK));
     finish::update(&mut status, text.state, snapshot);
+    // With the status of a move that begins: no operator that comes later may order it again.
+    status.specon = SpeconMarks::add(status.specon.take(), snapshot.marks);
     status.observed_generation = Some(snapshot.job.generation);
     status.state = text.state;
     status.message = text.message;
