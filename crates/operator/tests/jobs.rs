@@ -337,9 +337,9 @@ fn survives_from_creation_to_deletion(bed: &TestBed, tally: &mut FaultTally) {
     drop(operator);
 
     let policy = json!({"runPolicy": {"ttlSecondsAfterFinished": 1}});
-    let brief = || bed.apply(job("brief", "sleep 1", policy.clone()));
-    let (_operator, began) = dies_around(bed, &["stopped", "delete-job"], tally, brief);
-    until_gone("brief", began, tally);
+    let create = || bed.apply(job("expires", "sleep 1", policy.clone()));
+    let (_operator, began) = dies_around(bed, &["stopped", "delete-job"], tally, create);
+    until_gone("expires", began, tally);
 }
 
 /// A deleted job takes its pods along, and lets them save themselves.
