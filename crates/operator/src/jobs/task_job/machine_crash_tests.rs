@@ -1,6 +1,6 @@
 //! An operator that dies before or after any write about a job of tasks, and another one that goes on.
 //!
-//! Each story is told once without a fault, for a TrainingJob and for a TFJob. Then it is told again for every write
+//! Each story is played once without a fault, for a TrainingJob and for a TFJob. Then it is played again for every write
 //! and for both sides of the write: the operator dies there, and the next one has only what the API server has. A
 //! write is one request: the Service and the pod of a task are two. After every write one checker
 //! ([`gainshare_core::invariants`]) checks that no task lives twice (I1) and that the job is not lost (I3). At the end
@@ -22,9 +22,9 @@ struct Death {
 }
 
 /// A cluster with an operator that dies at most once.
-struct Told {
+struct Scene {
     cluster: TestCluster,
-    /// What the stories call Services: they outlive their pods.
+    /// The Services, which outlive their pods.
     services: BTreeSet<String>,
     death: Option<Death>,
     /// The name of each write.
@@ -33,8 +33,8 @@ struct Told {
     invariants: Invariants,
 }
 
-impl Told {
-    fn new(kind: WorkloadKind, more: Value, death: Option<Death>) -> Told {
+impl Scene {
+    fn new(kind: WorkloadKind, more: Value, death: Option<Death>) -> Scene {
         let roles = json!({
             "PS": {"template": template()}, "Worker": {"replicas": 2, "restartPolicy": "ExitCode", "template": template()},
         });
@@ -46,11 +46,11 @@ impl Told {
         let (services, writes) = (BTreeSet::new(), Vec::new());
         let mut invariants = Invariants::default();
         invariants.acknowledge("dist");
-        Told { cluster, services, death, writes, has_died: false, invariants }
+        Scene { cluster, services, death, writes, has_died: false, invariants }
     }
 
     /// One request. Answers whether the operator lives on.
-    fn request(&mut self, name: &'static str, take_effect: impl FnOnce(&mut Told)) -> bool {
+    fn request(&mut self, name: &'static str, take_effect: impl FnOnce(&mut Scene)) -> bool {
         let number = self.writes.len();
         let dies = |before: bool| self.death == Some(Death { write: number, before }) && !self.has_died;
         if dies(true) {
@@ -73,15 +73,15 @@ impl Told {
                 let service = task.object_name("dist");
                 let is_made = self.services.contains(&service);
                 let lives = is_made
-                    || self.request("service", |told| {
-                        told.services.insert(service);
+                    || self.request("service", |scene| {
+                        scene.services.insert(service);
                     });
-                lives && self.request(name, |told| told.cluster.act(action))
+                lives && self.request(name, |scene| scene.cluster.act(action))
             }
             Action::DeleteServices => {
                 for service in self.services.clone() {
-                    if !self.request("delete-service", |told| {
-                        told.services.remove(&service);
+                    if !self.request("delete-service", |scene| {
+                        scene.services.remove(&service);
                     }) {
                         return false;
                     }
@@ -89,7 +89,7 @@ impl Told {
                 self.cluster.act(action);
                 true
             }
-            _ => self.request(name, |told| told.cluster.act(action)),
+            _ => self.request(name, |scene| scene.cluster.act(action)),
         }
     }
 
@@ -151,75 +151,75 @@ impl Told {
     }
 }
 
-type Story = (&'static str, Value, fn(&mut Told));
+type Story = (&'static str, Value, fn(&mut Scene));
 
 fn stories() -> Vec<Story> {
-    let completes: fn(&mut Told) = |told| {
-        told.start();
-        told.end(&["worker-0", "worker-1"], 0);
-        assert_eq!(told.cluster.state(), State::Succeeded);
+    let completes: fn(&mut Scene) = |scene| {
+        scene.start();
+        scene.end(&["worker-0", "worker-1"], 0);
+        assert_eq!(scene.cluster.state(), State::Succeeded);
     };
-    let restarts: fn(&mut Told) = |told| {
-        told.start();
-        told.end(&["ps-0"], 137);
-        told.run();
-        assert_eq!((told.cluster.state(), told.cluster.journal().epoch), (State::Running, 2));
+    let restarts: fn(&mut Scene) = |scene| {
+        scene.start();
+        scene.end(&["ps-0"], 137);
+        scene.run();
+        assert_eq!((scene.cluster.state(), scene.cluster.journal().epoch), (State::Running, 2));
     };
-    let replaces: fn(&mut Told) = |told| {
-        told.start();
-        told.end(&["worker-1"], 137);
-        told.run();
-        assert_eq!((told.cluster.state(), told.cluster.journal().epoch), (State::Running, 1));
+    let replaces: fn(&mut Scene) = |scene| {
+        scene.start();
+        scene.end(&["worker-1"], 137);
+        scene.run();
+        assert_eq!((scene.cluster.state(), scene.cluster.journal().epoch), (State::Running, 1));
     };
-    let fails: fn(&mut Told) = |told| {
-        told.start();
-        told.end(&["worker-1"], 1);
-        assert_eq!(told.cluster.state(), State::Failed);
+    let fails: fn(&mut Scene) = |scene| {
+        scene.start();
+        scene.end(&["worker-1"], 1);
+        assert_eq!(scene.cluster.state(), State::Failed);
     };
-    let suspends: fn(&mut Told) = |told| {
-        told.start();
-        told.cluster.job.spec.as_mut().unwrap().options.suspend = true;
-        told.settle();
-        assert_eq!((told.cluster.state(), told.cluster.names().len()), (State::Suspended, 0));
-        told.cluster.job.spec.as_mut().unwrap().options.suspend = false;
-        told.start();
+    let suspends: fn(&mut Scene) = |scene| {
+        scene.start();
+        scene.cluster.job.spec.as_mut().unwrap().options.suspend = true;
+        scene.settle();
+        assert_eq!((scene.cluster.state(), scene.cluster.names().len()), (State::Suspended, 0));
+        scene.cluster.job.spec.as_mut().unwrap().options.suspend = false;
+        scene.start();
     };
-    let is_deleted: fn(&mut Told) = |told| {
-        told.start();
-        told.cluster.job.deleting = true;
-        told.invariants.forget("dist");
-        told.settle();
-        assert!(told.cluster.gone);
+    let is_deleted: fn(&mut Scene) = |scene| {
+        scene.start();
+        scene.cluster.job.deleting = true;
+        scene.invariants.forget("dist");
+        scene.settle();
+        assert!(scene.cluster.gone);
     };
-    let expires: fn(&mut Told) = |told| {
-        told.start();
-        told.end(&["worker-0", "worker-1"], 0);
-        told.invariants.forget("dist");
-        told.cluster.wait(10);
-        told.settle();
-        assert!(told.cluster.gone);
+    let expires: fn(&mut Scene) = |scene| {
+        scene.start();
+        scene.end(&["worker-0", "worker-1"], 0);
+        scene.invariants.forget("dist");
+        scene.cluster.wait(10);
+        scene.settle();
+        assert!(scene.cluster.gone);
     };
-    let shrinks: fn(&mut Told) = |told| {
-        told.start();
+    let shrinks: fn(&mut Scene) = |scene| {
+        scene.start();
         let mut other = json!({"replicas": 1, "restartPolicy": "ExitCode", "template": template()});
         for workers in [1, 2] {
             other["replicas"] = json!(workers);
             let roles = json!({"PS": {"template": template()}, "Worker": other});
-            told.cluster.job.spec = match told.cluster.job.key.kind {
+            scene.cluster.job.spec = match scene.cluster.job.key.kind {
                 WorkloadKind::TfJob => tfjob(json!({"tfReplicaSpecs": roles, "enableDynamicWorker": true})).job.spec,
                 _ => training(json!({"replicaSpecs": roles})).job.spec,
             };
-            told.settle();
-            told.run();
-            assert_eq!((told.cluster.state(), told.cluster.names().len()), (State::Running, 1 + workers));
+            scene.settle();
+            scene.run();
+            assert_eq!((scene.cluster.state(), scene.cluster.names().len()), (State::Running, 1 + workers));
         }
     };
-    let is_deleted_while_off: fn(&mut Told) = |told| {
-        told.start();
-        (told.cluster.is_off, told.cluster.job.deleting) = (true, true);
-        told.invariants.forget("dist");
-        told.settle();
-        assert!(told.cluster.gone);
+    let is_deleted_while_off: fn(&mut Scene) = |scene| {
+        scene.start();
+        (scene.cluster.is_off, scene.cluster.job.deleting) = (true, true);
+        scene.invariants.forget("dist");
+        scene.settle();
+        assert!(scene.cluster.gone);
     };
     vec![
         ("completes", json!({}), completes),
@@ -239,19 +239,19 @@ fn an_operator_that_dies_around_any_write_about_tasks_changes_nothing() {
     let (mut names, mut deaths) = (BTreeSet::new(), 0);
     for kind in [WorkloadKind::TaskJob, WorkloadKind::TfJob] {
         for (title, run_policy, story) in stories() {
-            let tell = |death: Option<Death>| {
-                let mut told = Told::new(kind, run_policy.clone(), death);
-                story(&mut told);
-                told
+            let play = |death: Option<Death>| {
+                let mut scene = Scene::new(kind, run_policy.clone(), death);
+                story(&mut scene);
+                scene
             };
-            let undisturbed = tell(None);
+            let undisturbed = play(None);
             names.extend(undisturbed.writes.iter().copied());
             for write in 0..undisturbed.writes.len() {
                 for before in [true, false] {
-                    let told = tell(Some(Death { write, before }));
+                    let scene = play(Some(Death { write, before }));
                     let place = format!("{kind:?} {title}, write {write} ({}), {before}", undisturbed.writes[write]);
-                    assert!(told.has_died, "{place}: nobody died");
-                    assert_eq!(told.state(), undisturbed.state(), "{place}");
+                    assert!(scene.has_died, "{place}: no operator died");
+                    assert_eq!(scene.state(), undisturbed.state(), "{place}");
                     deaths += 1;
                 }
             }
