@@ -1,7 +1,7 @@
 //! An operator that dies before or after any write about a job of tasks, and another one that goes on.
 //!
-//! Each story is played once without a fault, for a TrainingJob and for a TFJob. Then it is played again for every write
-//! and for both sides of the write: the operator dies there, and the next one has only what the API server has. A
+//! Each story is played once without a fault, for a TrainingJob and for a TFJob. Then it is played again for every
+//! write and for both sides of the write: the operator dies there, and the next one has only what the API server has. A
 //! write is one request: the Service and the pod of a task are two. After every write one checker
 //! ([`gainshare_core::invariants`]) checks that no task lives twice (I1) and that the job is not lost (I3). At the end
 //! everything is as without the fault.
